@@ -1,9 +1,11 @@
-"""How often do the rules `reward_hacking` and `reward_flat` speak where they should, and where they should not?
+"""How often do the rules `reward_hacking` and `reward_flat` speak where they should, and where they
+should not?
 
-Simulated runs go through the rules themselves, row by row. Tasks have the same chance of being answered (`equal`), or
-most are nearly always or nearly never (`spread`: Beta(.5, .5), scaled to the mean). `reward_hacking`: 20 evaluations
-with 4 samples of each held-out task, compared task by task (`paired`) or by their standard errors (`apart`).
-`reward_flat`: 100 steps, whose batches are of groups of 16.
+Simulated runs go through the rules themselves, row by row. Tasks have the same chance of being
+answered (`equal`), or most are nearly always or nearly never (`spread`: Beta(.5, .5), scaled to the
+mean). `reward_hacking`: 20 evaluations with 4 samples of each held-out task, compared task by task
+(`paired`) or by their standard errors (`apart`). `reward_flat`: 100 steps, whose batches are of
+groups of 16.
 
     .venv/bin/python benchmarks/alerts.py [--runs 1000] [--seed 0] [--out FILE]
 
@@ -29,7 +31,14 @@ from halteres.config.settings import TrainerSettings
 from halteres.runs.diagnosis import rules
 from halteres.runs.diagnosis.rules import Rule, reward_flat, reward_hacking
 from halteres.runs.diagnosis.run_facts import Debounce, History, RunFacts
-from halteres.runs.reading.evaluations import CORRECT, Difference, Evaluation, Pair, differences, paired
+from halteres.runs.reading.evaluations import (
+    CORRECT,
+    Difference,
+    Evaluation,
+    Pair,
+    differences,
+    paired,
+)
 
 RESULTS = Path(__file__).parent / "results" / "alerts.json"
 CASE = RunFacts(run_id="simulated", environment="e", trainer=TrainerSettings())
@@ -84,9 +93,19 @@ CLIMBS = line(0.3, 0.7)
 HACKING = (
     Kind(name="held-out .5 throughout", reward=CLIMBS, held_out=line(0.5, 0.5), at_most=0.01),
     Kind(name="held-out .1 throughout", reward=CLIMBS, held_out=line(0.1, 0.1), at_most=0.01),
-    Kind(name="held-out .2 to .5, reward .2 to .9", reward=line(0.2, 0.9), held_out=line(0.2, 0.5), at_most=0.01),
+    Kind(
+        name="held-out .2 to .5, reward .2 to .9",
+        reward=line(0.2, 0.9),
+        held_out=line(0.2, 0.5),
+        at_most=0.01,
+    ),
     Kind(name="held-out .6 to .4", reward=CLIMBS, held_out=peak, at_least=0.95),
-    Kind(name="held-out .03, reward .05 to .95", reward=line(0.05, 0.95), held_out=line(0.03, 0.03), at_least=0.95),
+    Kind(
+        name="held-out .03, reward .05 to .95",
+        reward=line(0.05, 0.95),
+        held_out=line(0.03, 0.03),
+        at_least=0.95,
+    ),
 )
 RISES = Kind(name="rises .1 to .5 in 100 steps", reward=line(0.1, 0.5), at_most=0.02)
 FLAT = Kind(name="stays at .34", reward=line(0.34, 0.34))
@@ -117,12 +136,17 @@ def batches(rng: np.random.Generator, kind: Kind, rollouts: int, tasks: str) -> 
 def examined(
     rng: np.random.Generator, kind: Kind, size: int, tasks: str, shares: dict[int, np.ndarray]
 ) -> Iterator[Row]:
-    """Training steps, and after every few an evaluation on the same tasks; `shares` are filled in by step."""
+    """Training steps, and after every few an evaluation on the same tasks; `shares` are filled in
+    by step.
+    """
     assert kind.held_out
     luck = drawn(rng, size, tasks)
     for number in range(EXAMS):
         step, over = EVERY * number, number / (EXAMS - 1)
-        yield from (trained(at, kind.reward(over)) for at in range(max(1, step - EVERY + 1), max(1, step) + 1))
+        yield from (
+            trained(at, kind.reward(over))
+            for at in range(max(1, step - EVERY + 1), max(1, step) + 1)
+        )
         shares[step] = found = rng.binomial(SAMPLES, scaled(luck, kind.held_out(over))) / SAMPLES
         error = float(found.std(ddof=1)) / size**0.5
         yield {"step": step, CORRECT: float(found.mean()), f"{CORRECT}_stderr": error}
@@ -138,13 +162,19 @@ def told_at(rule: Rule, rows: Iterator[Row]) -> int | None:
     return None
 
 
-def one_hacking(rng: np.random.Generator, kind: Kind, size: int, tasks: str, compared: str) -> int | None:
+def one_hacking(
+    rng: np.random.Generator, kind: Kind, size: int, tasks: str, compared: str
+) -> int | None:
     """One run; its samples are kept in memory, not in files."""
     shares: dict[int, np.ndarray] = {}
 
     def by_task(before: Evaluation, after: Evaluation, confidence: float) -> dict[str, Difference]:
         both = zip(shares[before.step].tolist(), shares[after.step].tolist(), strict=True)
-        return {CORRECT: paired([Pair(before=first, after=second) for first, second in both], 1.0, confidence)}
+        return {
+            CORRECT: paired(
+                [Pair(before=first, after=second) for first, second in both], 1.0, confidence
+            )
+        }
 
     with mock.patch.object(rules, "differences", by_task if compared == "paired" else differences):
         return told_at(reward_hacking, examined(rng, kind, size, tasks, shares))
@@ -155,7 +185,13 @@ def one_flat(rng: np.random.Generator, kind: Kind, size: int, tasks: str) -> int
 
 
 def figure(
-    kind: Kind, size: int, tasks: str, compared: str, runs: int, seed: int, at_least: float | None = None
+    kind: Kind,
+    size: int,
+    tasks: str,
+    compared: str,
+    runs: int,
+    seed: int,
+    at_least: float | None = None,
 ) -> Figure:
     """Simulate so many runs, the same ones whatever else is simulated."""
     rng = np.random.default_rng(seed)
@@ -194,12 +230,17 @@ def figures(runs: int, seed: int) -> Iterator[Figure]:
 
 def shown(one: Figure) -> str:
     told = f"{one.told:7.1%}  {'' if one.median is None else f'{one.median:g}':>6}"
-    return f"{one.rule:15}{one.run:36}{one.size:5}  {one.tasks:7}{one.compared:7}{told}{'' if one.kept else '  !'}"
+    return (
+        f"{one.rule:15}{one.run:36}{one.size:5}  "
+        f"{one.tasks:7}{one.compared:7}{told}{'' if one.kept else '  !'}"
+    )
 
 
 def main() -> int:
     """Simulate, print, write."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument("--runs", type=int, default=1000, help="of each kind")
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--out", type=Path, default=RESULTS)

@@ -1,12 +1,14 @@
 """What does asynchronous training gain? Whole runs with max_staleness 0 and 1, beside each other.
 
-    python benchmarks/asynchronous.py [--seconds 1.0] [--steps 20] [--built-in-steps 10] [--only scripted|built-in]
+    python benchmarks/asynchronous.py [--seconds 1.0] [--steps 20] [--built-in-steps 10] [--only
+    scripted|built-in]
 
-scripted: every request for samples, and every training pass, takes exactly `--seconds`, whoever else asks: an engine
-without weights behind the real service, as if sampling and training had a device each. Trajectory server, trainer and
-environment are those of any run. Synchronous steps take both times one after the other; the aim is a ratio of 1.6.
-built-in: `arithmetic` on the built-in model, where sampling and training share the CPU: rollouts that go on meanwhile
-take from training what they gain. Written: benchmarks/results/asynchronous.json. Exit code 1 where the aim is missed.
+scripted: every request for samples, and every training pass, takes exactly `--seconds`, whoever
+else asks: an engine without weights behind the real service, as if sampling and training had a
+device each. Trajectory server, trainer and environment are those of any run. Synchronous steps take
+both times one after the other; the aim is a ratio of 1.6. built-in: `arithmetic` on the built-in
+model, where sampling and training share the CPU: rollouts that go on meanwhile take from training
+what they gain. Written: benchmarks/results/asynchronous.json. Exit code 1 where the aim is missed.
 """
 
 from __future__ import annotations
@@ -33,7 +35,13 @@ ENVIRONMENT = Path(__file__).parent / "word_lengths.py"
 AIM = 1.6
 WARM_UP = 3  # steps that do not count
 SIZES = ("env.group_size=8", "env.batch_size=64", "env.max_new_tokens=32", "trainer.eval_every=0")
-SETTINGS = (*SIZES, "trainer.checkpoint_every=0", "trainer.loss=ppo", "env.eval_tasks=1", "env.eval_samples=1")
+SETTINGS = (
+    *SIZES,
+    "trainer.checkpoint_every=0",
+    "trainer.loss=ppo",
+    "env.eval_tasks=1",
+    "env.eval_samples=1",
+)
 PARTIES = {"synchronous": 0, "asynchronous": 1}
 
 
@@ -102,7 +110,9 @@ def train(environment: str, staleness: int, steps: int, service_url: str | None)
     return {
         "steps_per_minute": round(60 * (len(ended) - 1) / (ended[-1] - ended[0]), 2),
         "median_step_s": round(statistics.median(b - a for a, b in pairwise(ended)), 3),
-        "staleness_mean": round(statistics.fmean(row["policy/staleness_mean"] for row in rows[WARM_UP:]), 3),
+        "staleness_mean": round(
+            statistics.fmean(row["policy/staleness_mean"] for row in rows[WARM_UP:]), 3
+        ),
         "groups_stale": sum(row["groups/stale"] for row in rows),
     }
 
@@ -111,7 +121,10 @@ async def scripted(seconds: float, steps: int) -> dict[str, Any]:
     with tempfile.TemporaryDirectory(prefix="halteres-service-") as folder:
         async with scripted_service(Path(folder), seconds) as url:
             return compared(
-                {name: await asyncio.to_thread(train, str(ENVIRONMENT), k, steps, url) for name, k in PARTIES.items()}
+                {
+                    name: await asyncio.to_thread(train, str(ENVIRONMENT), k, steps, url)
+                    for name, k in PARTIES.items()
+                }
             )
 
 
@@ -122,8 +135,12 @@ def compared(parties: dict[str, dict[str, Any]]) -> dict[str, Any]:
 
 def main() -> int:
     """Measure, print, write."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--seconds", type=float, default=1.0, help="of a request for samples, and of a pass")
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument(
+        "--seconds", type=float, default=1.0, help="of a request for samples, and of a pass"
+    )
     parser.add_argument("--steps", type=int, default=20, help="of each run on the scripted engine")
     parser.add_argument("--built-in-steps", type=int, default=10)
     parser.add_argument("--only", choices=("scripted", "built-in"))
@@ -137,7 +154,12 @@ def main() -> int:
     }
     if options.only != "built-in":
         measured = asyncio.run(scripted(options.seconds, options.steps))
-        report["scripted"] = {"seconds": options.seconds, "steps": options.steps, "aim": AIM, **measured}
+        report["scripted"] = {
+            "seconds": options.seconds,
+            "steps": options.steps,
+            "aim": AIM,
+            **measured,
+        }
     if options.only != "scripted":
         steps = options.built_in_steps
         parties = {name: train("arithmetic", k, steps, None) for name, k in PARTIES.items()}

@@ -2,14 +2,17 @@
 
     OMP_NUM_THREADS=1 .venv/bin/python benchmarks/engine_adapters.py [--rounds 7]
 
-One thread, the built-in model, rank 16 where one adapter serves all, ranks 8, 16 and 32 in turn where there are
-sixteen. CPU seconds of the process; all settings take turns in one invocation; medians of the rounds, and their ratios.
+One thread, the built-in model, rank 16 where one adapter serves all, ranks 8, 16 and 32 in turn
+where there are sixteen. CPU seconds of the process; all settings take turns in one invocation;
+medians of the rounds, and their ratios.
 
-Decoding: 16 prompts of 64 tokens, 8 rows each, 48 new tokens: without an adapter, with one for all, with one for each
-prompt. No prefix is kept. Memory: the copies of adapters' weights that decode together.
+Decoding: 16 prompts of 64 tokens, 8 rows each, 48 new tokens: without an adapter, with one for all,
+with one for each prompt. No prefix is kept. Memory: the copies of adapters' weights that decode
+together.
 
-Training: 64 datums of 48 to 96 random tokens as one request of one adapter, and as sixteen requests of 4 datums that
-wait together; with and without the optimiser steps, of which there are sixteen then.
+Training: 64 datums of 48 to 96 random tokens as one request of one adapter, and as sixteen requests
+of 4 datums that wait together; with and without the optimiser steps, of which there are sixteen
+then.
 """
 
 from __future__ import annotations
@@ -90,7 +93,9 @@ async def measured(rounds: int) -> dict[str, Any]:
     whole = (cpu["train one"] + cpu["step one"]) / (cpu["train sixteen"] + cpu["step sixteen"])
     return {
         "cpu_s": cpu,
-        "decode: sixteen / none (at most 1.6)": round(cpu["decode sixteen"] / cpu["decode none"], 3),
+        "decode: sixteen / none (at most 1.6)": round(
+            cpu["decode sixteen"] / cpu["decode none"], 3
+        ),
         "decode: sixteen / one (at most 1.25)": round(cpu["decode sixteen"] / cpu["decode one"], 3),
         "train: throughput of sixteen / of one (at least 0.9)": round(passes, 3),
         "train: the same with optimiser steps": round(whole, 3),
@@ -108,20 +113,25 @@ async def decode(engine: TorchEngine, snapshots: list[str | None]) -> None:
     params = SamplingParams(max_tokens=NEW, stop_tokens=(), seed=1)
     prompts = np.random.default_rng(0).integers(3, 600, (TENANTS, 64), dtype=np.int32)
     await gathered(
-        engine.sample(name, prompt.tobytes(), ROWS, params) for name, prompt in zip(snapshots, prompts, strict=True)
+        engine.sample(name, prompt.tobytes(), ROWS, params)
+        for name, prompt in zip(snapshots, prompts, strict=True)
     )
 
 
 async def train(engine: TorchEngine, tenants: list[str]) -> None:
     lessons = data(TENANTS * DATUMS)
     await gathered(
-        engine.forward_backward(name, lessons[i * DATUMS : (i + 1) * DATUMS], LOSS) for i, name in enumerate(tenants)
+        engine.forward_backward(name, lessons[i * DATUMS : (i + 1) * DATUMS], LOSS)
+        for i, name in enumerate(tenants)
     )
 
 
 def data(count: int, seed: int = 0) -> tuple[Datum, ...]:
     random = np.random.default_rng(seed)
-    return tuple(datum(random.integers(3, 600, random.integers(48, 97)).astype(np.int32)) for _ in range(count))
+    return tuple(
+        datum(random.integers(3, 600, random.integers(48, 97)).astype(np.int32))
+        for _ in range(count)
+    )
 
 
 if __name__ == "__main__":

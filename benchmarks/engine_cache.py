@@ -1,15 +1,18 @@
-"""What does the KV cache cost, and whom does it keep waiting? Short rows beside a long one, and memory that ends.
+"""What does the KV cache cost, and whom does it keep waiting? Short rows beside a long one, and
+memory that ends.
 
     OMP_NUM_THREADS=1 python benchmarks/engine_cache.py [--rounds 5]
-    OMP_NUM_THREADS=1 python benchmarks/engine_cache.py --real    # Qwen3-0.6B's shape itself: minutes, 8 GB of memory
+    OMP_NUM_THREADS=1 python benchmarks/engine_cache.py --real    # Qwen3-0.6B's shape itself:
+                                                                  minutes, 8 GB of memory
 
-`mixed`: 128 rows of 55 + 64 tokens and one of 1,836 + 64, together and apart, on the built-in model.
-`preemption`: 8 x 16 samples of 200 + 512 tokens on a model of bench-4m's size, with memory for all, with as much as
-8 GB are to Qwen3-0.6B in 16 bits (114,688 bytes a position), and with a quarter of that. Every answer must have the
-same bits, and with 8 GB all must be in decode at once for their first 32 tokens.
-`real`: 8 x 16 samples of 200 + 512 tokens on the shape of Qwen3-0.6B in bfloat16 with 8 GB, checked over 32 steps.
-CPU seconds of one thread; parties alternate; medians. Written: benchmarks/results/engine_cache.json. Exit code 1 where
-a gate does not hold: together at most 1.2 times both apart, the same bits.
+`mixed`: 128 rows of 55 + 64 tokens and one of 1,836 + 64, together and apart, on the built-in
+model. `preemption`: 8 x 16 samples of 200 + 512 tokens on a model of bench-4m's size, with memory
+for all, with as much as 8 GB are to Qwen3-0.6B in 16 bits (114,688 bytes a position), and with a
+quarter of that. Every answer must have the same bits, and with 8 GB all must be in decode at once
+for their first 32 tokens. `real`: 8 x 16 samples of 200 + 512 tokens on the shape of Qwen3-0.6B in
+bfloat16 with 8 GB, checked over 32 steps. CPU seconds of one thread; parties alternate; medians.
+Written: benchmarks/results/engine_cache.json. Exit code 1 where a gate does not hold: together at
+most 1.2 times both apart, the same bits.
 """
 
 from __future__ import annotations
@@ -42,7 +45,8 @@ from halteres.models import TINY, builtin_path
 
 RESULTS = Path(__file__).parent / "results" / "engine_cache.json"
 MOST_RATIO = 1.2
-POSITION_BYTES = 114_688  # of Qwen3-0.6B: 28 layers, 8 key heads of 128, keys and values, 2 bytes each
+# of Qwen3-0.6B: 28 layers, 8 key heads of 128, keys and values, 2 bytes each
+POSITION_BYTES = 114_688
 CACHE_BYTES = 8e9
 GROUPS, GROUP, PROMPT, ANSWER, STEPS = 8, 16, 200, 512, 32
 
@@ -50,7 +54,9 @@ GROUPS, GROUP, PROMPT, ANSWER, STEPS = 8, 16, 200, 512, 32
 def main() -> int:
     parser = argparse.ArgumentParser(description="The KV cache.")
     parser.add_argument("--rounds", type=int, default=5)
-    parser.add_argument("--real", action="store_true", help="only how many rows of a 0.6B shape are decoded at once")
+    parser.add_argument(
+        "--real", action="store_true", help="only how many rows of a 0.6B shape are decoded at once"
+    )
     options = parser.parse_args()
     torch.set_num_threads(1)
     if options.real:
@@ -63,7 +69,11 @@ def main() -> int:
         "preemption": preemption(),
     }
     RESULTS.write_text(json.dumps(record, indent=2) + "\n", encoding="utf-8")
-    good = record["mixed"]["ratio"] <= MOST_RATIO and record["preemption"]["equal"] and record["preemption"]["at_once"]
+    good = (
+        record["mixed"]["ratio"] <= MOST_RATIO
+        and record["preemption"]["equal"]
+        and record["preemption"]["at_once"]
+    )
     print("Passed." if good else "FAILED.")
     return 0 if good else 1
 
@@ -71,7 +81,9 @@ def main() -> int:
 def real() -> int:
     """Added to the results that are there."""
     with tempfile.TemporaryDirectory(prefix="halteres-cache-") as folder:
-        base = load_base(saved(Path(folder), "cpu", **SHAPES["0.6B"]), torch.bfloat16, torch.device("cpu"))
+        base = load_base(
+            saved(Path(folder), "cpu", **SHAPES["0.6B"]), torch.bfloat16, torch.device("cpu")
+        )
     assert base.cache_bytes_per_token == POSITION_BYTES
     sampler, rows = Scheduler(base, Limits(cache_bytes=int(CACHE_BYTES))), list[int]()
     begun = time.process_time()
@@ -81,7 +93,12 @@ def real() -> int:
         while len(rows) < STEPS:
             sampler.step()
             rows.append(sampler.num_rows)
-    found = {"machine": machine(), "rows_least": min(rows), "steps": STEPS, "cpu_s": time.process_time() - begun}
+    found = {
+        "machine": machine(),
+        "rows_least": min(rows),
+        "steps": STEPS,
+        "cpu_s": time.process_time() - begun,
+    }
     record = json.loads(RESULTS.read_text(encoding="utf-8")) | {"real": found}
     RESULTS.write_text(json.dumps(record, indent=2) + "\n", encoding="utf-8")
     print(json.dumps(found))
@@ -95,7 +112,10 @@ def mixed(rounds: int) -> dict[str, Any]:
     parties: dict[str, Callable[[], list[SampleRequest]]] = {
         "short": lambda: [asked(55, 16, 64, seed) for seed in range(8)],
         "long": lambda: [asked(1836, 1, 64, 9)],
-        "together": lambda: [asked(1836, 1, 64, 9), *(asked(55, 16, 64, seed) for seed in range(8))],
+        "together": lambda: [
+            asked(1836, 1, 64, 9),
+            *(asked(55, 16, 64, seed) for seed in range(8)),
+        ],
         "single": lambda: [asked(55, 1, 64, 0)],
     }
     seconds: dict[str, list[float]] = {name: [] for name in parties}
@@ -104,9 +124,14 @@ def mixed(rounds: int) -> dict[str, Any]:
             taken, _ = sampled(base, Limits(), party())
             if number:  # the first one warms up
                 seconds[name].append(taken)
-    found: dict[str, Any] = {f"{name}_s": round(statistics.median(times), 4) for name, times in seconds.items()}
+    found: dict[str, Any] = {
+        f"{name}_s": round(statistics.median(times), 4) for name, times in seconds.items()
+    }
     found["ratio"] = round(found["together_s"] / (found["short_s"] + found["long_s"]), 3)
-    found["tokens_per_s"] = {"128 rows": round(8192 / found["short_s"]), "1 row": round(64 / found["single_s"])}
+    found["tokens_per_s"] = {
+        "128 rows": round(8192 / found["short_s"]),
+        "1 row": round(64 / found["single_s"]),
+    }
     print(json.dumps(found))
     return found
 
@@ -119,11 +144,18 @@ def preemption() -> dict[str, Any]:
     for name, cache_bytes in {"all": 4 * whole, "8 GB": whole, "2 GB": whole // 4}.items():
         requests = [asked(PROMPT, GROUP, ANSWER, seed) for seed in range(GROUPS)]
         at_once: list[int] = []
-        found["cpu_s"][name], results[name] = sampled(base, Limits(cache_bytes=cache_bytes), requests, at_once)
+        found["cpu_s"][name], results[name] = sampled(
+            base, Limits(cache_bytes=cache_bytes), requests, at_once
+        )
         found["positions"][name] = cache_bytes // base.cache_bytes_per_token
         if name == "8 GB":
             found["at_once"] = min(at_once[:32]) == GROUPS * GROUP
-        print(name, found["cpu_s"][name], f"rows: {at_once[0]} at first, {min(at_once[:ANSWER])} at least", flush=True)
+        print(
+            name,
+            found["cpu_s"][name],
+            f"rows: {at_once[0]} at first, {min(at_once[:ANSWER])} at least",
+            flush=True,
+        )
         found["rows"][name] = at_once[::64]
     found["equal"] = results["all"] == results["8 GB"] == results["2 GB"]
     return found
@@ -131,7 +163,9 @@ def preemption() -> dict[str, Any]:
 
 def model_of_4m() -> BaseModel:
     with tempfile.TemporaryDirectory(prefix="halteres-cache-") as folder:
-        return load_base(save_qwen3(Path(folder), width=256, layers=4), torch.float32, torch.device("cpu"))
+        return load_base(
+            save_qwen3(Path(folder), width=256, layers=4), torch.float32, torch.device("cpu")
+        )
 
 
 def asked(prompt: int, samples: int, answer: int, seed: int) -> SampleRequest:

@@ -1,10 +1,12 @@
 """What do top-k and top-p cost beside plain sampling?
 
-    OMP_NUM_THREADS=1 python -m benchmarks.engine_choose [--out benchmarks/results/engine_choose.json]
+    OMP_NUM_THREADS=1 python -m benchmarks.engine_choose [--out
+    benchmarks/results/engine_choose.json]
 
-`choose` alone, from logits to tokens and log-probabilities, on logits as peaked as a language model's (normal, scaled
-by 5: the likeliest thousand tokens hold 97 to 99 %) and flatter ones (scaled by 3: they hold about 70 %, so that
-more than the first candidates are looked at). CPU ms per row of one thread, medians; plain and truncated alternate.
+`choose` alone, from logits to tokens and log-probabilities, on logits as peaked as a language
+model's (normal, scaled by 5: the likeliest thousand tokens hold 97 to 99 %) and flatter ones
+(scaled by 3: they hold about 70 %, so that more than the first candidates are looked at). CPU ms
+per row of one thread, medians; plain and truncated alternate.
 """
 
 from __future__ import annotations
@@ -23,7 +25,12 @@ from benchmarks.machine import machine
 from halteres.engine.torch.token_sampling import Shaping, choose
 
 VOCABULARIES, ROWS, ROUNDS = (151_936, 49_152), (1, 8, 64), 11
-WAYS = {"plain": (-1, 1.0), "top_k 50": (50, 1.0), "top_p 0.9": (-1, 0.9), "top_k 50, top_p 0.95": (50, 0.95)}
+WAYS = {
+    "plain": (-1, 1.0),
+    "top_k 50": (50, 1.0),
+    "top_p 0.9": (-1, 0.9),
+    "top_k 50, top_p 0.95": (50, 0.95),
+}
 
 
 def shaping(rows: int, top_k: int, top_p: float) -> Shaping:
@@ -66,12 +73,23 @@ def main() -> None:
                 ms = measured(vocabulary, rows, scale)
                 ratios = {way: value / ms["plain"] for way, value in ms.items() if way != "plain"}
                 table.append(
-                    {"scale": scale, "vocabulary": vocabulary, "rows": rows, "ms_per_row": ms, "ratios": ratios}
+                    {
+                        "scale": scale,
+                        "vocabulary": vocabulary,
+                        "rows": rows,
+                        "ms_per_row": ms,
+                        "ratios": ratios,
+                    }
                 )
                 told = ", ".join(f"{way}: {ratio:.2f}x" for way, ratio in ratios.items())
-                print(f"{vocabulary} tokens, {rows} rows, scale {scale:g}: plain {ms['plain']:.3f} ms; {told}")
+                print(
+                    f"{vocabulary} tokens, {rows} rows, scale {scale:g}: plain {ms['plain']:.3f} "
+                    f"ms; {told}"
+                )
     if out is not None:
-        out.write_text(json.dumps({"machine": machine(), "measured": table}, indent=2) + "\n", encoding="utf-8")
+        out.write_text(
+            json.dumps({"machine": machine(), "measured": table}, indent=2) + "\n", encoding="utf-8"
+        )
 
 
 if __name__ == "__main__":

@@ -1,10 +1,12 @@
 """Does the engine's resident memory stay flat while it trains, and what does it hold?
 
-    OMP_NUM_THREADS=1 python -m benchmarks.engine_memory [--minutes 10] [--out benchmarks/results/engine_memory.json]
+    OMP_NUM_THREADS=1 python -m benchmarks.engine_memory [--minutes 10] [--out
+    benchmarks/results/engine_memory.json]
 
-A model of SmolLM2-135M's shape with random weights (30 layers, width 576, vocabulary 49,152; 0.54 GB in fp32) trains
-an adapter of rank 16: each step samples 4 groups of 8 answers, trains on them, steps, publishes, and drops the publish
-before the last. Resident memory is read after every step. The engine runs in this process, alone.
+A model of SmolLM2-135M's shape with random weights (30 layers, width 576, vocabulary 49,152; 0.54
+GB in fp32) trains an adapter of rank 16: each step samples 4 groups of 8 answers, trains on them,
+steps, publishes, and drops the publish before the last. Resident memory is read after every step.
+The engine runs in this process, alone.
 """
 
 from __future__ import annotations
@@ -21,7 +23,15 @@ from typing import Any
 import numpy as np
 
 from benchmarks.machine import machine
-from halteres.engine.protocol import Adam, Array, Datum, LoraConfig, LossSpec, SampleResult, SamplingParams
+from halteres.engine.protocol import (
+    Adam,
+    Array,
+    Datum,
+    LoraConfig,
+    LossSpec,
+    SampleResult,
+    SamplingParams,
+)
 from halteres.engine.torch import TorchEngine
 
 MB = 1 << 20
@@ -36,12 +46,17 @@ def resident_mb() -> float:
 
 def peak_mb() -> float:
     """Of this process since it began."""
-    rows = dict(line.split(":", 1) for line in Path("/proc/self/status").read_text(encoding="utf-8").splitlines())
+    rows = dict(
+        line.split(":", 1)
+        for line in Path("/proc/self/status").read_text(encoding="utf-8").splitlines()
+    )
     return int(rows["VmHWM"].split()[0]) / 1024
 
 
 def write_model(folder: Path) -> None:
-    """Random weights of SmolLM2-135M's shape, and the built-in model's tokenizer, which nobody asks."""
+    """Random weights of SmolLM2-135M's shape, and the built-in model's tokenizer, which nobody
+    asks.
+    """
     from transformers import LlamaConfig, LlamaForCausalLM
 
     config = LlamaConfig(
@@ -69,10 +84,15 @@ def datum(prompt: np.ndarray, sampled: SampleResult, sample: int) -> Datum:
     )
     whole = np.concatenate([prompt, tokens]).astype(np.int32)
     columns = np.zeros((2, len(whole) - 1), np.float32)
-    columns[0, len(prompt) - 1 :], columns[1, len(prompt) - 1 :] = logprobs, 1.0 if sample % 2 else -1.0
+    columns[0, len(prompt) - 1 :], columns[1, len(prompt) - 1 :] = (
+        logprobs,
+        1.0 if sample % 2 else -1.0,
+    )
     shape = (len(whole) - 1,)
     inputs = {
-        "target_tokens": Array(dtype="int64", shape=shape, data=whole[1:].astype(np.int64).tobytes()),
+        "target_tokens": Array(
+            dtype="int64", shape=shape, data=whole[1:].astype(np.int64).tobytes()
+        ),
         "logprobs": Array(dtype="float32", shape=shape, data=columns[0].tobytes()),
         "advantages": Array(dtype="float32", shape=shape, data=columns[1].tobytes()),
     }
@@ -86,11 +106,20 @@ async def step(engine: TorchEngine, number: int) -> None:
     await engine.snapshot("a", policy)
     await engine.drop(f"s{number - 1}")
     prompts = [
-        random.integers(3, 40_000, PROMPT + int(random.integers(-16, 17))).astype(np.int32) for _ in range(GROUPS)
+        random.integers(3, 40_000, PROMPT + int(random.integers(-16, 17))).astype(np.int32)
+        for _ in range(GROUPS)
     ]
-    params = SamplingParams(max_tokens=int(random.integers(8, LONGEST + 1)), seed=number, stop_tokens=())
-    drawn = await asyncio.gather(*(engine.sample(policy, prompt.tobytes(), SIZE, params) for prompt in prompts))
-    data = tuple(datum(p, one, sample) for p, one in zip(prompts, drawn, strict=True) for sample in range(SIZE))
+    params = SamplingParams(
+        max_tokens=int(random.integers(8, LONGEST + 1)), seed=number, stop_tokens=()
+    )
+    drawn = await asyncio.gather(
+        *(engine.sample(policy, prompt.tobytes(), SIZE, params) for prompt in prompts)
+    )
+    data = tuple(
+        datum(p, one, sample)
+        for p, one in zip(prompts, drawn, strict=True)
+        for sample in range(SIZE)
+    )
     await engine.forward_backward("a", data, LossSpec(name="importance_sampling"))
     await engine.optim_step("a", Adam(learning_rate=1e-5))
 
@@ -132,10 +161,14 @@ def main() -> None:
         writing.join()
         found = asyncio.run(soak(Path(folder), asked.minutes))
     ratio = found["last_third_mb"] / found["second_third_mb"]
-    print(f"{found['steps']} steps, peak {found['peak_mb']} MB; last third / second third: {ratio:.3f}")
+    print(
+        f"{found['steps']} steps, peak {found['peak_mb']} MB; last third / second third: "
+        f"{ratio:.3f}"
+    )
     if asked.out is not None:
         asked.out.write_text(
-            json.dumps({"machine": machine(), "ratio": ratio, **found}, indent=2) + "\n", encoding="utf-8"
+            json.dumps({"machine": machine(), "ratio": ratio, **found}, indent=2) + "\n",
+            encoding="utf-8",
         )
 
 

@@ -1,9 +1,11 @@
 """What does computing shared prefixes once save in a training pass?
 
-Forward and backward of the engine's own passes (fp32, LoRA r16, one thread, CPU seconds), the same data planned with
-and without the prefix trie, alternating in one process; and data that share nothing, where the trie must cost nothing.
+Forward and backward of the engine's own passes (fp32, LoRA r16, one thread, CPU seconds), the same
+data planned with and without the prefix trie, alternating in one process; and data that share
+nothing, where the trie must cost nothing.
 
-    OMP_NUM_THREADS=1 MKL_NUM_THREADS=1 python benchmarks/engine_training.py [--repeats 5] [--only NAME]
+    OMP_NUM_THREADS=1 MKL_NUM_THREADS=1 python benchmarks/engine_training.py [--repeats 5] [--only
+    NAME]
 """
 
 from __future__ import annotations
@@ -40,8 +42,20 @@ CASES: dict[str, dict[str, Any]] = {
     "55 + 64 tokens, 8 x 16": {"prompt": 55, "answer": 64, "groups": 8, "size": 16, "gate": 1.5},
     "64 + 24 tokens, 16 x 8": {"prompt": 64, "answer": 24, "groups": 16, "size": 8, "gate": 2.4},
     "128 game turns": {"game": True},
-    "nothing shared, 64 x 16 to 120 tokens": {"prompt": 0, "answer": 120, "groups": 64, "size": 1, "shortest": 16},
-    "width 576, 6 layers: 46 + 24 tokens, 8 x 8": {"prompt": 46, "answer": 24, "groups": 8, "size": 8, "wide": True},
+    "nothing shared, 64 x 16 to 120 tokens": {
+        "prompt": 0,
+        "answer": 120,
+        "groups": 64,
+        "size": 1,
+        "shortest": 16,
+    },
+    "width 576, 6 layers: 46 + 24 tokens, 8 x 8": {
+        "prompt": 46,
+        "answer": 24,
+        "groups": 8,
+        "size": 8,
+        "wide": True,
+    },
 }
 
 
@@ -58,17 +72,22 @@ def main() -> None:
             print(name, json.dumps(found[name]), flush=True)
     if not options.only:
         RESULT.write_text(
-            json.dumps({"machine": machine(), "repeats": options.repeats, "cases": found}, indent=2) + "\n",
+            json.dumps({"machine": machine(), "repeats": options.repeats, "cases": found}, indent=2)
+            + "\n",
             encoding="utf-8",
         )
 
 
 def measured(case: dict[str, Any], repeats: int) -> dict[str, Any]:
-    """CPU seconds apart and shared, their ratio, and how far log-probabilities and gradients are from each other."""
+    """CPU seconds apart and shared, their ratio, and how far log-probabilities and gradients are
+    from each other.
+    """
     base, wide = model(case), case.get("wide", False)
     layout = Layout.of(base, LoraConfig(rank=16, seed=1, train_unembed=not wide))
     flat = layout.initial(CPU)
-    adapter = Adapter(layout, flat + 0.01 * torch.randn(flat.shape, generator=torch.Generator().manual_seed(0)))
+    adapter = Adapter(
+        layout, flat + 0.01 * torch.randn(flat.shape, generator=torch.Generator().manual_seed(0))
+    )
     examples = turns() if case.get("game") else groups(case)
     seconds: dict[bool, list[float]] = {False: [], True: []}
     results = {share: one_pass(base, adapter, examples, share) for share in seconds}
@@ -99,7 +118,9 @@ def one_pass(
     for batch in micro_batches(examples, BUDGET.tokens, CPU, share):
         logprobs = PendingBatch(base, BUDGET, adapter, batch, WITHOUT_LOSS, False).logprobs()
         logprobs.backward(batch.inputs()["advantages"])
-        found |= {e.index: row[: len(e)].detach() for row, e in zip(logprobs, batch.examples, strict=True)}
+        found |= {
+            e.index: row[: len(e)].detach() for row, e in zip(logprobs, batch.examples, strict=True)
+        }
     return found, adapter._pass_gradient.clone()  # pyright: ignore[reportPrivateUsage]
 
 
@@ -111,7 +132,8 @@ def model(case: dict[str, Any]) -> BaseModel:
         return load_base(folder, torch.float32, CPU)
     torch.manual_seed(0)
     config = LlamaConfig(
-        vocab_size=49152, hidden_size=576, intermediate_size=1536, num_hidden_layers=6, num_attention_heads=9,
+        vocab_size=49152, hidden_size=576, intermediate_size=1536, num_hidden_layers=6,
+        num_attention_heads=9,
         num_key_value_heads=3, max_position_embeddings=2048, tie_word_embeddings=True,
     )  # fmt: skip
     with tempfile.TemporaryDirectory() as folder:
@@ -125,20 +147,26 @@ def groups(case: dict[str, Any]) -> list[Example]:
     for _ in range(case["groups"]):
         prompt = random.integers(3, 600, case["prompt"])
         for _ in range(case["size"]):
-            answer = random.integers(3, 600, random.integers(case.get("shortest", case["answer"]), case["answer"] + 1))
+            answer = random.integers(
+                3, 600, random.integers(case.get("shortest", case["answer"]), case["answer"] + 1)
+            )
             found.append(example(np.concatenate([prompt, answer]), len(prompt), random, len(found)))
     return found
 
 
 def turns() -> list[Example]:
-    """32 episodes of four turns: 169 tokens of rules and question, then an action and an answer of 20 tokens each."""
+    """32 episodes of four turns: 169 tokens of rules and question, then an action and an answer of
+    20 tokens each.
+    """
     random, found = np.random.default_rng(0), list[Example]()
     rules = random.integers(3, 600, 160)
     for _ in range(32):
         history = np.concatenate([rules, random.integers(3, 600, 9)])
         for _ in range(4):
             action = random.integers(3, 600, random.integers(11, 23))
-            found.append(example(np.concatenate([history, action]), len(history), random, len(found)))
+            found.append(
+                example(np.concatenate([history, action]), len(history), random, len(found))
+            )
             history = np.concatenate([history, action, random.integers(3, 600, 20)])
     return found
 

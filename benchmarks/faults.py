@@ -1,12 +1,13 @@
-"""Does a run hold its result while things break? `arithmetic` with 15 % of all sampling requests failing, an
-environment that dies at step 10 and a training service that is killed at step 20.
+"""Does a run hold its result while things break? `arithmetic` with 15 % of all sampling requests
+failing, an environment that dies at step 10 and a training service that is killed at step 20.
 
     python benchmarks/faults.py [--seeds 0] [--steps 60]
 
-Every failure is one that the product meets in life: the request fails with an error of the server, the processes end by
-themselves or by SIGKILL. Printed and written (benchmarks/results/faults.json): what was counted, how often each process
-was started, held-out success before and after. Exit code 1 where a run does not complete, a failure is missing from the
-run's own figures, or held-out success is below 0.95.
+Every failure is one that the product meets in life: the request fails with an error of the server,
+the processes end by themselves or by SIGKILL. Printed and written (benchmarks/results/faults.json):
+what was counted, how often each process was started, held-out success before and after. Exit code 1
+where a run does not complete, a failure is missing from the run's own figures, or held-out success
+is below 0.95.
 """
 
 from __future__ import annotations
@@ -85,7 +86,10 @@ def main() -> int:
         "runs": found,
     }
     RESULTS.write_text(json.dumps(record, indent=2) + "\n", encoding="utf-8")
-    good = all(one["status"] == "completed" and one["all_counted"] and one["after"] >= LEAST for one in found)
+    good = all(
+        one["status"] == "completed" and one["all_counted"] and one["after"] >= LEAST
+        for one in found
+    )
     print("Passed." if good else "FAILED.")
     return 0 if good else 1
 
@@ -110,7 +114,12 @@ def follow(environment: Path, seed: int, steps: int) -> dict[str, Any]:
     from halteres.observe.metrics import merge_by_step
     from halteres.runs.starting.start import start_run
 
-    edits = [f"run.seed={seed}", f"trainer.total_steps={steps}", "trainer.eval_every=0", "env.eval_tasks=512"]
+    edits = [
+        f"run.seed={seed}",
+        f"trainer.total_steps={steps}",
+        "trainer.eval_every=0",
+        "env.eval_tasks=512",
+    ]
     asked = resolve_settings(str(environment), None, edits)
     run = start_run(asked.settings, sources=asked.sources)
     begun, killed = time.monotonic(), 0
@@ -122,9 +131,15 @@ def follow(environment: Path, seed: int, steps: int) -> dict[str, Any]:
             raise SystemExit(f"Run {run.run_id} is still {state.status}.")
         time.sleep(0.2)
     rows = merge_by_step(run.metrics())
-    evals = [row["eval/percent_correct"] for row in rows if row.get("eval/percent_correct") is not None]
+    evals = [
+        row["eval/percent_correct"] for row in rows if row.get("eval/percent_correct") is not None
+    ]
     env_rows = [row for row in run.metrics() if row.get("src") == "env"]
-    starts = [event for event in run.events() if event.get("type") in ("restart", "restarted", "role_restarted")]
+    starts = [
+        event
+        for event in run.events()
+        if event.get("type") in ("restart", "restarted", "role_restarted")
+    ]
     return {
         "seed": seed,
         "status": state.status,

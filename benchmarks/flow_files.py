@@ -1,7 +1,8 @@
-"""Our files of which a function runs while one request is served, in all processes that serve it; imports aside.
+"""Our files of which a function runs while one request is served, in all processes that serve it;
+imports aside.
 
-Every process is started with a profiler that writes each file's name once for each request. Which request it is stands
-in the first byte of a shared file.
+Every process is started with a profiler that writes each file's name once for each request. Which
+request it is stands in the first byte of a shared file.
 """
 
 from __future__ import annotations
@@ -41,7 +42,8 @@ def importing(frame):
 
 def profiler(frame, event, _):
     code = frame.f_code
-    if event != "call" or now[0] == 48 or not code.co_filename.startswith(ours) or not code.co_flags & 1:
+    is_ours = code.co_filename.startswith(ours) and code.co_flags & 1
+    if event != "call" or now[0] == 48 or not is_ours:
         return
     line = chr(now[0]) + " " + code.co_filename[len(ours) + 1:]
     if line not in seen and not importing(frame):
@@ -64,7 +66,11 @@ class Flows:
         (folder / "now").write_bytes(b"0")
         with (folder / "now").open("r+b") as file:
             self._now = mmap.mmap(file.fileno(), 1)
-        source = {"PYTHONPATH": str(folder), "FLOW": str(folder), "FLOW_SOURCE": str(ROOT / "src" / "halteres")}
+        source = {
+            "PYTHONPATH": str(folder),
+            "FLOW": str(folder),
+            "FLOW_SOURCE": str(ROOT / "src" / "halteres"),
+        }
         self.variables = {**os.environ, **source, "HALTERES_HOME": str(folder / "home")}
 
     @contextmanager
@@ -79,7 +85,9 @@ class Flows:
     def files(self, number: int, of: str = "*") -> list[str]:
         """Of all processes, or of those of one kind: tool, supervisor, child."""
         lines = {
-            line for file in self.folder.glob(f"{of}-[0-9]*") for line in file.read_text(encoding="utf-8").splitlines()
+            line
+            for file in self.folder.glob(f"{of}-[0-9]*")
+            for line in file.read_text(encoding="utf-8").splitlines()
         }
         return sorted(line[2:] for line in lines if line.startswith(str(number)))
 
@@ -89,7 +97,9 @@ class Flows:
         with socket.create_server(("127.0.0.1", 0)) as listener:
             port = str(listener.getsockname()[1])
         command = [sys.executable, "-m", "halteres", *arguments, "--port", port]
-        process = subprocess.Popen(command, env=self.variables, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
+        process = subprocess.Popen(
+            command, env=self.variables, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL
+        )
         try:
             until(lambda: answers(f"http://127.0.0.1:{port}/"))
             yield f"http://127.0.0.1:{port}"
@@ -118,17 +128,33 @@ def start_training(flows: Flows) -> None:
     """rl_start_training until the first child of the run is ready."""
     tools = [sys.executable, "-m", "halteres", "rl"]
     subprocess.run(
-        [*tools, "select-environment", "arithmetic"], env=flows.variables, check=True, stdout=subprocess.DEVNULL
+        [*tools, "select-environment", "arithmetic"],
+        env=flows.variables,
+        check=True,
+        stdout=subprocess.DEVNULL,
     )
     changes = json.dumps({"inference.engine": "scripted", "trainer.total_steps": 200})
     with flows.request(1):
         subprocess.run(
-            [*tools, "start-training", "--changes", changes], env=flows.variables, check=True, stdout=subprocess.DEVNULL
+            [*tools, "start-training", "--changes", changes],
+            env=flows.variables,
+            check=True,
+            stdout=subprocess.DEVNULL,
         )
         runs = flows.folder / "home" / "runs"
-        until(lambda: any('"ready"' in file.read_text(encoding="utf-8") for file in runs.glob("[!.]*/events.jsonl")))
+        until(
+            lambda: any(
+                '"ready"' in file.read_text(encoding="utf-8")
+                for file in runs.glob("[!.]*/events.jsonl")
+            )
+        )
     run_id = next(runs.glob("[!.]*")).name
-    subprocess.run([*tools, "stop-training", run_id], env=flows.variables, check=True, stdout=subprocess.DEVNULL)
+    subprocess.run(
+        [*tools, "stop-training", run_id],
+        env=flows.variables,
+        check=True,
+        stdout=subprocess.DEVNULL,
+    )
 
 
 def forward_backward(flows: Flows) -> None:
@@ -138,12 +164,18 @@ def forward_backward(flows: Flows) -> None:
     from tinker import types
 
     with flows.server("serve") as url:
-        trainer = tinker.ServiceClient(base_url=url).create_lora_training_client("halteres/tiny", rank=8).result()
+        trainer = (
+            tinker.ServiceClient(base_url=url)
+            .create_lora_training_client("halteres/tiny", rank=8)
+            .result()
+        )
         array = {
             "target_tokens": types.TensorData(data=[6, 7, 8], dtype="int64", shape=[3]),
             "weights": types.TensorData(data=[1.0, 1.0, 1.0], dtype="float32", shape=[3]),
         }
-        data = [types.Datum(model_input=types.ModelInput.from_ints([5, 6, 7]), loss_fn_inputs=array)]
+        data = [
+            types.Datum(model_input=types.ModelInput.from_ints([5, 6, 7]), loss_fn_inputs=array)
+        ]
         trainer.forward_backward(data, "cross_entropy").result()
         with flows.request(2):
             trainer.forward_backward(data, "cross_entropy").result()
@@ -180,7 +212,9 @@ async def tool_call(flows: Flows, log: TextIO) -> None:
     from mcp import ClientSession, StdioServerParameters
     from mcp.client.stdio import stdio_client
 
-    parameters = StdioServerParameters(command=sys.executable, args=["-m", "halteres", "mcp"], env=flows.variables)
+    parameters = StdioServerParameters(
+        command=sys.executable, args=["-m", "halteres", "mcp"], env=flows.variables
+    )
     async with stdio_client(parameters, log) as streams, ClientSession(*streams) as session:
         await session.initialize()
         await session.call_tool("rl_list_runs", {})

@@ -3,9 +3,10 @@
     git worktree add ../before COMMIT && make -C ../before install
     OMP_NUM_THREADS=1 .venv/bin/python benchmarks/game_step.py --before ../before [--rounds 3]
 
-Whole runs of `game:GuessTheNumber-v0-easy` as `halteres train` makes them, with the built-in model, return batch
-normalisation and one engine thread, of two lengths: the difference of their CPU seconds (all processes of the run) is
-what the steps between them cost. The commits take turns; medians and their ratio. Without --before: this one alone.
+Whole runs of `game:GuessTheNumber-v0-easy` as `halteres train` makes them, with the built-in model,
+return batch normalisation and one engine thread, of two lengths: the difference of their CPU
+seconds (all processes of the run) is what the steps between them cost. The commits take turns;
+medians and their ratio. Without --before: this one alone.
 """
 
 from __future__ import annotations
@@ -27,8 +28,12 @@ SHORT, LONG = 2, 12
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--before", type=Path, help="a checkout of the other commit, with a .venv of its own")
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument(
+        "--before", type=Path, help="a checkout of the other commit, with a .venv of its own"
+    )
     parser.add_argument("--rounds", type=int, default=3)
     parser.add_argument("--one", type=int, metavar="STEPS", help=argparse.SUPPRESS)
     options = parser.parse_args()
@@ -45,7 +50,12 @@ def main() -> None:
             seconds[name].append((long - short) / (LONG - SHORT))
             print(f"{name:>6}: {seconds[name][-1]:.3f} CPU s a step", flush=True)
     found = {name: round(median(values), 3) for name, values in seconds.items()}
-    result: dict[str, Any] = {"machine": before, "commits": commits, "cpu_s_per_step": found, "rounds": seconds}
+    result: dict[str, Any] = {
+        "machine": before,
+        "commits": commits,
+        "cpu_s_per_step": found,
+        "rounds": seconds,
+    }
     if options.before:
         result["before / now (at least 2.5)"] = round(found["before"] / found["now"], 2)
         print(f"before / now: {result['before / now (at least 2.5)']}")
@@ -62,8 +72,17 @@ def run_in(folder: Path, steps: int) -> float:
     """CPU seconds of a run that the checkout's code makes, in a home of its own."""
     with tempfile.TemporaryDirectory(prefix="halteres-bench-") as home:
         variables = {**os.environ, "HALTERES_HOME": home}
-        command = [str(folder.absolute() / ".venv" / "bin" / "python"), __file__, "--one", str(steps)]
-        return json.loads(subprocess.check_output(command, env=variables, text=True, encoding="utf-8").splitlines()[-1])
+        command = [
+            str(folder.absolute() / ".venv" / "bin" / "python"),
+            __file__,
+            "--one",
+            str(steps),
+        ]
+        return json.loads(
+            subprocess.check_output(
+                command, env=variables, text=True, encoding="utf-8"
+            ).splitlines()[-1]
+        )
 
 
 def one_run(steps: int) -> float:

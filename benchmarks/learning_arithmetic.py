@@ -1,11 +1,14 @@
-"""Does the reward really rise? Fresh runs of `arithmetic` at the defaults, with held-out tasks before and after.
+"""Does the reward really rise? Fresh runs of `arithmetic` at the defaults, with held-out tasks
+before and after.
 
-    python benchmarks/learning_arithmetic.py [--seeds 0 1 2 3 4] [--minutes 1] [--set trainer.learning_rate=1e-3]
+    python benchmarks/learning_arithmetic.py [--seeds 0 1 2 3 4] [--minutes 1] [--set
+    trainer.learning_rate=1e-3]
 
-Every seed is one run as `halteres train arithmetic` makes it, in a folder of its own, with training bounded by
-`run.max_minutes`. Afterwards the run's own checkpoints "step-000000" and "final" answer 512 held-out tasks, 4 samples
-at temperature 1 and one greedy. Written: benchmarks/results/learning_arithmetic.{json,png}. Exit code 1 where the mean
-gain is below +0.40 or a seed's below +0.25.
+Every seed is one run as `halteres train arithmetic` makes it, in a folder of its own, with training
+bounded by `run.max_minutes`. Afterwards the run's own checkpoints "step-000000" and "final" answer
+512 held-out tasks, 4 samples at temperature 1 and one greedy. Written:
+benchmarks/results/learning_arithmetic.{json,png}. Exit code 1 where the mean gain is below +0.40 or
+a seed's below +0.25.
 """
 
 from __future__ import annotations
@@ -83,7 +86,9 @@ def main() -> int:
         curves[f"seed {seed}"] = rows
         print_table(results)
     if model() != weights:
-        raise SystemExit("The built-in model changed meanwhile: these seeds did not begin with the same weights.")
+        raise SystemExit(
+            "The built-in model changed meanwhile: these seeds did not begin with the same weights."
+        )
     write(results, curves, options)
     if not options.keep:
         shutil.rmtree(options.home)
@@ -91,13 +96,19 @@ def main() -> int:
 
 
 def parse() -> argparse.Namespace:
-    parser = argparse.ArgumentParser(description="The reward rises: five seeds, held-out tasks, before and after.")
+    parser = argparse.ArgumentParser(
+        description="The reward rises: five seeds, held-out tasks, before and after."
+    )
     parser.add_argument("--seeds", type=int, nargs="+", default=[0, 1, 2, 3, 4])
     parser.add_argument("--minutes", type=float, default=1.0, help="of training, per seed")
     parser.add_argument("--tasks", type=int, default=512)
     parser.add_argument("--samples", type=int, default=4)
-    parser.add_argument("--set", dest="edits", action="append", default=[], help="a setting, as for halteres train")
-    parser.add_argument("--home", type=Path, help="where the runs go and stay; default: a temporary folder")
+    parser.add_argument(
+        "--set", dest="edits", action="append", default=[], help="a setting, as for halteres train"
+    )
+    parser.add_argument(
+        "--home", type=Path, help="where the runs go and stay; default: a temporary folder"
+    )
     parser.add_argument("--out", type=Path, default=RESULTS, help="results, without suffix")
     options = parser.parse_args()
     options.keep = options.home is not None
@@ -105,7 +116,9 @@ def parse() -> argparse.Namespace:
     return options
 
 
-def train_and_evaluate(seed: int, options: argparse.Namespace) -> tuple[Result, list[dict[str, Any]]]:
+def train_and_evaluate(
+    seed: int, options: argparse.Namespace
+) -> tuple[Result, list[dict[str, Any]]]:
     from halteres.config.files import resolve_settings
     from halteres.observe.metrics import merge_by_step
     from halteres.runs.starting.start import start_run
@@ -142,7 +155,9 @@ def evaluate(run: Any, tasks: int, samples: int) -> tuple[Score, Score]:
     paths = {row["name"]: row["sampler_path"] for row in run.checkpoints()}
     with served(run.state().base_model, run) as service:
         before, after = (
-            score(run, service.url, paths[name], run.path / "evals" / f"bench-{name}", tasks, samples)
+            score(
+                run, service.url, paths[name], run.path / "evals" / f"bench-{name}", tasks, samples
+            )
             for name in ("step-000000", "final")
         )
     return before, after
@@ -153,15 +168,29 @@ def score(run: Any, url: str, sampler_path: str, folder: Path, tasks: int, sampl
     from halteres.environments.problems import is_worked
 
     state = run.state()
-    command = [state.interpreter, state.environment_file, "evaluate", "--config", str(run.path / "config.yaml")]
-    command += ["--openai.base_url", f"{url}/runs/{run.run_id}/v1", "--openai.model_name", sampler_path]
+    command = [
+        state.interpreter,
+        state.environment_file,
+        "evaluate",
+        "--config",
+        str(run.path / "config.yaml"),
+    ]
+    command += [
+        "--openai.base_url",
+        f"{url}/runs/{run.run_id}/v1",
+        "--openai.model_name",
+        sampler_path,
+    ]
     command += ["--env.eval_tasks", str(tasks), "--env.eval_samples", str(samples)]
     command += ["--env.data_dir_to_save_evals", str(folder)]
     done = subprocess.run(command, capture_output=True, text=True, timeout=1200, encoding="utf-8")
     if done.returncode:
         raise SystemExit(f"Evaluating {sampler_path} failed:\n{done.stderr[-2000:]}")
     metrics = json.loads(done.stdout.strip().splitlines()[-1])
-    answers = [json.loads(line) for line in (folder / "samples.jsonl").read_text(encoding="utf-8").splitlines()]
+    answers = [
+        json.loads(line)
+        for line in (folder / "samples.jsonl").read_text(encoding="utf-8").splitlines()
+    ]
     sampled = [answer for answer in answers if answer["temperature"] > 0]
     worked = [answer for answer in sampled if is_worked(answer["completion"])]
     hasty = [answer for answer in sampled if not is_worked(answer["completion"])]
@@ -186,13 +215,16 @@ def largest(rows: Sequence[dict[str, Any]], name: str) -> float:
 
 def print_table(results: Sequence[Result]) -> None:
     print(
-        f"\n{'seed':>4} {'steps':>5} {'train s':>7} {'CPU s':>6}  {'T=1 before':>10} {'after':>6} {'gain ± s.e.':>14}  "
-        f"{'greedy':>13}  {'worked share':>13}  {'worked right':>13}  {'kl v2 max':>9}  {'p99.9':>8}  {'max':>8}"
+        f"\n{'seed':>4} {'steps':>5} {'train s':>7} {'CPU s':>6}  {'T=1 before':>10} {'after':>6} "
+        f"{'gain ± s.e.':>14}  "
+        f"{'greedy':>13}  {'worked share':>13}  {'worked right':>13}  {'kl v2 max':>9}  "
+        f"{'p99.9':>8}  {'max':>8}"
     )
     for r in results:
         print(
             f"{r.seed:>4} {r.steps:>5} {r.training_s:>7.1f} {r.cpu_s:>6.1f}  "
-            f"{r.before.sampled:>10.3f} {r.after.sampled:>6.3f} {r.gain:>+7.3f} ± {r.gain_stderr:.3f}  "
+            f"{r.before.sampled:>10.3f} {r.after.sampled:>6.3f} {r.gain:>+7.3f} ± "
+            f"{r.gain_stderr:.3f}  "
             f"{change(r.before.greedy, r.after.greedy):>13}  "
             f"{change(r.before.worked_share, r.after.worked_share):>13}  "
             f"{change(r.before.worked_accuracy, r.after.worked_accuracy):>13}  "
@@ -200,7 +232,8 @@ def print_table(results: Sequence[Result]) -> None:
         )
     gains = [r.gain for r in results]
     print(
-        f"gain: mean {statistics.fmean(gains):+.3f}, median {statistics.median(gains):+.3f}, least {min(gains):+.3f}, "
+        f"gain: mean {statistics.fmean(gains):+.3f}, median {statistics.median(gains):+.3f}, "
+        f"least {min(gains):+.3f}, "
         f"greatest {max(gains):+.3f} of {len(gains)} seeds",
         flush=True,
     )
@@ -218,7 +251,9 @@ def verdict(results: Sequence[Result]) -> int:
     return 0 if good else 1
 
 
-def write(results: Sequence[Result], curves: dict[str, list[dict[str, Any]]], options: argparse.Namespace) -> None:
+def write(
+    results: Sequence[Result], curves: dict[str, list[dict[str, Any]]], options: argparse.Namespace
+) -> None:
     import msgspec
 
     from halteres.observe.plots import plot_runs
@@ -237,10 +272,15 @@ def write(results: Sequence[Result], curves: dict[str, list[dict[str, Any]]], op
             "least": min(gains),
             "greatest": max(gains),
         },
-        "seeds": [{**asdict(result), "gain": result.gain, "gain_stderr": result.gain_stderr} for result in results],
+        "seeds": [
+            {**asdict(result), "gain": result.gain, "gain_stderr": result.gain_stderr}
+            for result in results
+        ],
     }
     options.out.parent.mkdir(parents=True, exist_ok=True)
-    options.out.with_suffix(".json").write_bytes(msgspec.json.format(msgspec.json.encode(record)) + b"\n")
+    options.out.with_suffix(".json").write_bytes(
+        msgspec.json.format(msgspec.json.encode(record)) + b"\n"
+    )
     title = f"Learning arithmetic, {len(results)} seeds, {options.minutes:g} min each"
     plot_runs(curves, options.out.with_suffix(".png"), title, "reward/mean")
     print(f"Written: {options.out}.json, {options.out}.png")

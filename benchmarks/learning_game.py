@@ -1,13 +1,15 @@
-"""Does a policy learn a game of several turns? Fresh runs of `game`, estimators side by side on the same work.
+"""Does a policy learn a game of several turns? Fresh runs of `game`, estimators side by side on the
+same work.
 
-    python benchmarks/learning_game.py [--game GuessTheNumber-v0-easy] [--estimators rebn reinforce group_std]
-        [--seeds 0 1 2 3 4] [--steps 60] [--side-by-side 1]
+    python benchmarks/learning_game.py [--game GuessTheNumber-v0-easy] [--estimators rebn reinforce
+        group_std] [--seeds 0 1 2 3 4] [--steps 60] [--side-by-side 1]
 
-Every line is one run as `halteres train game:GAME` makes it, with the same number of optimiser steps and of episodes in
-each; group_std (GRPO on whole episodes) plays every game eight times. Held-out games are played by the first and the
-last weights, 512 of them at temperature 1. CPU seconds are those of all processes of the run's training, evaluations
-apart. Written: benchmarks/results/learning_game.{json,png}. Exit code 1 where rebn wins less than 0.90 of the games in
-the mean, or less than 0.85 with a seed, or takes more than 360 CPU seconds.
+Every line is one run as `halteres train game:GAME` makes it, with the same number of optimiser
+steps and of episodes in each; group_std (GRPO on whole episodes) plays every game eight times.
+Held-out games are played by the first and the last weights, 512 of them at temperature 1. CPU
+seconds are those of all processes of the run's training, evaluations apart. Written:
+benchmarks/results/learning_game.{json,png}. Exit code 1 where rebn wins less than 0.90 of the games
+in the mean, or less than 0.85 with a seed, or takes more than 360 CPU seconds.
 """
 
 from __future__ import annotations
@@ -79,8 +81,12 @@ def parse() -> argparse.Namespace:
     parser.add_argument("--steps", type=int, default=60)
     parser.add_argument("--tasks", type=int, default=512)
     parser.add_argument("--side-by-side", type=int, default=1, help="runs at the same time")
-    parser.add_argument("--set", dest="edits", action="append", default=[], help="a setting, as for halteres train")
-    parser.add_argument("--home", type=Path, help="where the runs go and stay; default: a temporary folder")
+    parser.add_argument(
+        "--set", dest="edits", action="append", default=[], help="a setting, as for halteres train"
+    )
+    parser.add_argument(
+        "--home", type=Path, help="where the runs go and stay; default: a temporary folder"
+    )
     parser.add_argument("--out", type=Path, default=RESULTS, help="results, without suffix")
     options = parser.parse_args()
     options.keep = options.home is not None
@@ -88,7 +94,9 @@ def parse() -> argparse.Namespace:
     return options
 
 
-def train(estimator: str, seed: int, options: argparse.Namespace) -> tuple[Result, list[dict[str, Any]]]:
+def train(
+    estimator: str, seed: int, options: argparse.Namespace
+) -> tuple[Result, list[dict[str, Any]]]:
     """One run, and the games that its first and last weights win."""
     from halteres.config.files import resolve_settings
     from halteres.observe.metrics import merge_by_step
@@ -124,18 +132,24 @@ def train(estimator: str, seed: int, options: argparse.Namespace) -> tuple[Resul
         return_before=before["eval/mean_return"],
         return_after=after["eval/mean_return"],
         greedy_after=after["eval/percent_correct_greedy"],
-        kl_sample_train_v2_max=max((row.get("kl_sample_train_v2") or 0.0 for row in rows), default=math.nan),
+        kl_sample_train_v2_max=max(
+            (row.get("kl_sample_train_v2") or 0.0 for row in rows), default=math.nan
+        ),
     )
     print(
-        f"{estimator:>20} seed {seed}: wins {result.wins_before:.3f} -> {result.wins_after:.3f}, return "
-        f"{result.return_before:.3f} -> {result.return_after:.3f}, {result.cpu_s:.0f} CPU s, {wall_s:.0f} s",
+        f"{estimator:>20} seed {seed}: wins {result.wins_before:.3f} -> {result.wins_after:.3f}, "
+        "return "
+        f"{result.return_before:.3f} -> {result.return_after:.3f}, {result.cpu_s:.0f} CPU s, "
+        f"{wall_s:.0f} s",
         flush=True,
     )
     return result, rows
 
 
 def evaluate(run: Any, tasks: int) -> list[dict[str, float]]:
-    """The held-out figures of the run's first and last weights, by a service on the run's own state."""
+    """The held-out figures of the run's first and last weights, by a service on the run's own
+    state.
+    """
     from halteres.runs.servers import served
 
     paths = {row["name"]: row["sampler_path"] for row in run.checkpoints()}
@@ -145,8 +159,19 @@ def evaluate(run: Any, tasks: int) -> list[dict[str, float]]:
 
 def score(run: Any, url: str, sampler_path: str, tasks: int) -> dict[str, float]:
     state = run.state()
-    command = [state.interpreter, state.environment_file, "evaluate", "--config", str(run.path / "config.yaml")]
-    command += ["--openai.base_url", f"{url}/runs/{run.run_id}/v1", "--openai.model_name", sampler_path]
+    command = [
+        state.interpreter,
+        state.environment_file,
+        "evaluate",
+        "--config",
+        str(run.path / "config.yaml"),
+    ]
+    command += [
+        "--openai.base_url",
+        f"{url}/runs/{run.run_id}/v1",
+        "--openai.model_name",
+        sampler_path,
+    ]
     command += ["--env.eval_tasks", str(tasks), "--env.eval_samples", "1"]
     done = subprocess.run(command, capture_output=True, text=True, timeout=3600, encoding="utf-8")
     if done.returncode:
@@ -180,10 +205,14 @@ def summary(results: Sequence[Result]) -> dict[str, dict[str, float]]:
 
 
 def print_table(results: Sequence[Result]) -> None:
-    print(f"\n{'estimator':>20} {'seeds':>5} {'wins before':>11} {'after ± 95 %':>15} {'least':>6} {'CPU s':>6}")
+    print(
+        f"\n{'estimator':>20} {'seeds':>5} {'wins before':>11} {'after ± 95 %':>15} {'least':>6} "
+        f"{'CPU s':>6}"
+    )
     for estimator, row in summary(results).items():
         print(
-            f"{estimator:>20} {row['seeds']:>5} {row['wins_before']:>11.3f} {row['wins_after']:>7.3f} ± "
+            f"{estimator:>20} {row['seeds']:>5} {row['wins_before']:>11.3f} "
+            f"{row['wins_after']:>7.3f} ± "
             f"{row['wins_interval']:.3f} {row['wins_least']:>7.3f} {row['cpu_s']:>6.0f}",
             flush=True,
         )
@@ -193,14 +222,21 @@ def verdict(results: Sequence[Result]) -> int:
     rebn = summary(results).get("rebn")
     if rebn is None:
         return 0
-    good = rebn["wins_after"] >= LEAST_MEAN and rebn["wins_least"] >= LEAST and rebn["cpu_s_most"] <= MOST_CPU_S
+    good = (
+        rebn["wins_after"] >= LEAST_MEAN
+        and rebn["wins_least"] >= LEAST
+        and rebn["cpu_s_most"] <= MOST_CPU_S
+    )
     print(
-        f"{'Passed' if good else 'FAILED'}: rebn wins ≥ {LEAST_MEAN} in the mean, each ≥ {LEAST}, ≤ {MOST_CPU_S} CPU s."
+        f"{'Passed' if good else 'FAILED'}: rebn wins ≥ {LEAST_MEAN} in the mean, each ≥ {LEAST}, "
+        f"≤ {MOST_CPU_S} CPU s."
     )
     return 0 if good else 1
 
 
-def write(results: Sequence[Result], curves: dict[str, list[dict[str, Any]]], options: argparse.Namespace) -> None:
+def write(
+    results: Sequence[Result], curves: dict[str, list[dict[str, Any]]], options: argparse.Namespace
+) -> None:
     import msgspec
 
     from halteres.observe.plots import plot_runs
@@ -214,7 +250,9 @@ def write(results: Sequence[Result], curves: dict[str, list[dict[str, Any]]], op
         "runs": [asdict(result) for result in results],
     }
     options.out.parent.mkdir(parents=True, exist_ok=True)
-    options.out.with_suffix(".json").write_bytes(msgspec.json.format(msgspec.json.encode(record)) + b"\n")
+    options.out.with_suffix(".json").write_bytes(
+        msgspec.json.format(msgspec.json.encode(record)) + b"\n"
+    )
     title = f"{options.game}, {len(options.seeds)} seeds, {options.steps} steps"
     plot_runs(curves, options.out.with_suffix(".png"), title, "reward/success")
     print(f"Written: {options.out}.json, {options.out}.png")

@@ -1,10 +1,12 @@
-"""Do two environments in one run both improve? `arithmetic`, started with the run, and a game that joins it by hand.
+"""Do two environments in one run both improve? `arithmetic`, started with the run, and a game that
+joins it by hand.
 
     python benchmarks/mixed.py [--seeds 0] [--steps 60] [--game GuessTheNumber-v0-easy]
 
-The run normalises returns per environment (`rebn_per_environment`); the game is started as a person would, with the
-addresses that `halteres runs connect` prints. Held-out tasks of both are answered by the first and the last weights.
-Written: benchmarks/results/mixed.json. Exit code 1 where one of the two does not rise by 0.15 at least.
+The run normalises returns per environment (`rebn_per_environment`); the game is started as a person
+would, with the addresses that `halteres runs connect` prints. Held-out tasks of both are answered
+by the first and the last weights. Written: benchmarks/results/mixed.json. Exit code 1 where one of
+the two does not rise by 0.15 at least.
 """
 
 from __future__ import annotations
@@ -42,7 +44,11 @@ def main() -> int:
         "runs": found,
     }
     RESULTS.write_text(json.dumps(record, indent=2) + "\n", encoding="utf-8")
-    good = all(one["after"] - one["before"] >= LEAST_GAIN for run in found for one in run["held_out"].values())
+    good = all(
+        one["after"] - one["before"] >= LEAST_GAIN
+        for run in found
+        for one in run["held_out"].values()
+    )
     print("Passed." if good else "FAILED.")
     return 0 if good else 1
 
@@ -77,8 +83,16 @@ def train(seed: int, options: argparse.Namespace) -> dict[str, Any]:
     game.wait(60)
     if state.status != "completed":
         raise SystemExit(f"Run {run.run_id}: {state.status}. {state.error}")
-    held_out = {"arithmetic": evaluated(run, "arithmetic"), "game": evaluated(run, f"game:{options.game}")}
-    return {"seed": seed, "steps": state.step, "wall_s": round(time.monotonic() - begun, 1), "held_out": held_out}
+    held_out = {
+        "arithmetic": evaluated(run, "arithmetic"),
+        "game": evaluated(run, f"game:{options.game}"),
+    }
+    return {
+        "seed": seed,
+        "steps": state.step,
+        "wall_s": round(time.monotonic() - begun, 1),
+        "held_out": held_out,
+    }
 
 
 def join(run: Any, game: str, seed: int) -> subprocess.Popen[bytes]:
@@ -86,7 +100,10 @@ def join(run: Any, game: str, seed: int) -> subprocess.Popen[bytes]:
     ends = time.monotonic() + STARTS_WITHIN_S
     while (
         told := subprocess.run(
-            [*HALTERES, "runs", "connect", run.run_id], capture_output=True, text=True, encoding="utf-8"
+            [*HALTERES, "runs", "connect", run.run_id],
+            capture_output=True,
+            text=True,
+            encoding="utf-8",
         )
     ).returncode:
         if time.monotonic() > ends:
@@ -104,7 +121,9 @@ def join(run: Any, game: str, seed: int) -> subprocess.Popen[bytes]:
     }
     given = [word for name, value in options.items() for word in (f"--{name}", value)]
     log = (run.path / "logs" / "game.log").open("wb")
-    return subprocess.Popen([*HALTERES, "env", "serve", f"game:{game}", *given], stdout=log, stderr=log)
+    return subprocess.Popen(
+        [*HALTERES, "env", "serve", f"game:{game}", *given], stdout=log, stderr=log
+    )
 
 
 def evaluated(run: Any, environment: str) -> dict[str, float]:
@@ -118,9 +137,18 @@ def evaluated(run: Any, environment: str) -> dict[str, float]:
     shares: list[float] = []
     with served(run.state().base_model, run) as server:
         for name in ("step-000000", "final"):
-            asked = ["--openai.base_url", f"{server.url}/runs/{run.run_id}/v1", "--openai.model_name", paths[name]]
-            command = program.command("evaluate", *variant, *asked, "--env.eval_tasks=512", "--env.eval_samples=1")
-            done = subprocess.run(command, capture_output=True, text=True, timeout=1800, encoding="utf-8")
+            asked = [
+                "--openai.base_url",
+                f"{server.url}/runs/{run.run_id}/v1",
+                "--openai.model_name",
+                paths[name],
+            ]
+            command = program.command(
+                "evaluate", *variant, *asked, "--env.eval_tasks=512", "--env.eval_samples=1"
+            )
+            done = subprocess.run(
+                command, capture_output=True, text=True, timeout=1800, encoding="utf-8"
+            )
             if done.returncode:
                 raise SystemExit(done.stderr[-2000:])
             shares.append(json.loads(done.stdout.strip().splitlines()[-1])["eval/percent_correct"])

@@ -1,4 +1,5 @@
-"""How a benchmark's driver and its parties talk: one line `go` in, one JSON line out, one step at a time.
+"""How a benchmark's driver and its parties talk: one line `go` in, one JSON line out, one step at a
+time.
 
 Owns: that channel. Only the standard library: a party may live in an environment without Halteres.
 Never: measures; the driver does, from outside, the same for every party.

@@ -6,13 +6,13 @@
 far, answered by the built-in model at temperature 1. `groups`: 8 x 16 samples of 55 + 64 tokens,
 where the cache has nothing to give: what keeping costs. Medians of the rounds.
 `conversations`: 1,024 at once of 10 turns over one beginning of 200 tokens, 16 random tokens said
-and 16 answered in each turn, once; their slots leave room for a part of what they could keep, so that
-pages go all the time. The cache's own code is timed around each of its calls.
+and 16 answered in each turn, once; their slots leave room for a part of what they could keep, so
+that pages go all the time. The cache's own code is timed around each of its calls.
 
 All with the cache and without, in turns, with the same seeds. CPU seconds of one thread. Written:
 benchmarks/results/prefix_cache.json. Exit code 1 unless both give the same answers, less than half
-of the games' tokens are computed, and of the conversations' CPU seconds the cache's own code takes at
-most 3 %, and all of them are fewer than without.
+of the games' tokens are computed, and of the conversations' CPU seconds the cache's own code takes
+at most 3 %, and all of them are fewer than without.
 """
 
 from __future__ import annotations
@@ -62,20 +62,30 @@ def main() -> int:
     torch.set_num_threads(1)
     folder = builtin_path(TINY)
     assert folder is not None
-    base, tokenizer = load_base(folder, torch.float32, torch.device("cpu")), load_tokenizer(str(folder))
-    seconds: dict[str, dict[str, list[float]]] = {name: {"games": [], "groups": []} for name in PARTIES}
+    base, tokenizer = (
+        load_base(folder, torch.float32, torch.device("cpu")),
+        load_tokenizer(str(folder)),
+    )
+    seconds: dict[str, dict[str, list[float]]] = {
+        name: {"games": [], "groups": []} for name in PARTIES
+    }
     computed: dict[str, int] = {}
     answers: dict[str, list[tuple[int, ...]]] = {}
     for number in range(options.rounds + 1):
         for name, limits in PARTIES.items():
             games, answers[name], computed[name] = played(base, tokenizer, limits)
-            groups = sampled(Scheduler(base, limits), [asked(55, 16, 64, seed) for seed in range(8)])
+            groups = sampled(
+                Scheduler(base, limits), [asked(55, 16, 64, seed) for seed in range(8)]
+            )
             if number:  # the first one warms up
                 seconds[name]["games"].append(games)
                 seconds[name]["groups"].append(groups)
     share = computed["with_cache"] / computed["without"]
     record: dict[str, Any] = {
-        "what": f"prompt tokens computed and CPU seconds of one thread: {EPISODES} episodes of {GAME} on {TINY}",
+        "what": (
+            f"prompt tokens computed and CPU seconds of one thread: {EPISODES} episodes of "
+            f"{GAME} on {TINY}"
+        ),
         "command": " ".join(["python", "benchmarks/prefix_cache.py", *sys.argv[1:]]),
         "machine": machine(),
         "computed_tokens": computed,
@@ -103,7 +113,9 @@ class TimedCache(PrefixCache):
         with self._timed():
             return super().restore(snapshot, tokens, block, slot)
 
-    def keep(self, snapshot: Snapshot, tokens: np.ndarray, block: Block, slot: int, room: int) -> None:
+    def keep(
+        self, snapshot: Snapshot, tokens: np.ndarray, block: Block, slot: int, room: int
+    ) -> None:
         before = self.seconds
         with self._timed():
             super().keep(snapshot, tokens, block, slot, room)
@@ -140,7 +152,9 @@ def conversations(base: BaseModel, count: int) -> dict[str, Any]:
         print(json.dumps({name: found[name]}), flush=True)
     cached, plain = (found[name] for name in PARTIES)
     found["good"] = (
-        cached["answers"] == plain["answers"] and cached["own_share"] <= MOST_OWN and cached["cpu_s"] < plain["cpu_s"]
+        cached["answers"] == plain["answers"]
+        and cached["own_share"] <= MOST_OWN
+        and cached["cpu_s"] < plain["cpu_s"]
     )
     return found
 
@@ -166,7 +180,9 @@ def conversed(base: BaseModel, sampler: Scheduler, count: int) -> tuple[float, s
     return seconds, digest.hexdigest()
 
 
-def played(base: BaseModel, tokenizer: Tokenizer, limits: Limits) -> tuple[float, list[tuple[int, ...]], int]:
+def played(
+    base: BaseModel, tokenizer: Tokenizer, limits: Limits
+) -> tuple[float, list[tuple[int, ...]], int]:
     """CPU seconds of sampling, all answers, and prompt tokens computed."""
     sampler, seconds, answers = Scheduler(base, limits), 0.0, list[tuple[int, ...]]()
     games = [wrap(make(GAME), "concat") for _ in range(EPISODES)]
@@ -176,12 +192,15 @@ def played(base: BaseModel, tokenizer: Tokenizer, limits: Limits) -> tuple[float
         texts = [user_message("qwen3_game", prompts[i]) for i in playing]
         chats = [tokenizer.render([{"role": "user", "content": text}]) for text in texts]
         requests = [
-            request_of(tokenizer.encode(chat), seed=i, base=base) for i, chat in zip(playing, chats, strict=True)
+            request_of(tokenizer.encode(chat), seed=i, base=base)
+            for i, chat in zip(playing, chats, strict=True)
         ]
         seconds += sampled(sampler, requests)
         going: list[int] = []
         for i, request in zip(playing, requests, strict=True):
-            tokens = tuple(np.frombuffer(request.future.result(0).sequences[0].tokens, np.int32).tolist())
+            tokens = tuple(
+                np.frombuffer(request.future.result(0).sequences[0].tokens, np.int32).tolist()
+            )
             answers.append(tokens)
             prompts[i], _, terminated, truncated, _ = games[i].step(tokenizer.decode(tokens))
             if not (terminated or truncated):
@@ -190,10 +209,15 @@ def played(base: BaseModel, tokenizer: Tokenizer, limits: Limits) -> tuple[float
     return seconds, answers, sampler.prefixes.computed_tokens
 
 
-def request_of(tokens: list[int], seed: int, base: BaseModel, answer: int = ANSWER) -> SampleRequest:
+def request_of(
+    tokens: list[int], seed: int, base: BaseModel, answer: int = ANSWER
+) -> SampleRequest:
     request = asked(1, 1, answer, seed)
     request.tokens, request.prompt = np.array(tokens, np.int64), np.array(tokens, "<i4").tobytes()
-    request.params, request.stop_tokens = SamplingParams(max_tokens=answer, seed=seed), frozenset(base.eos_tokens)
+    request.params, request.stop_tokens = (
+        SamplingParams(max_tokens=answer, seed=seed),
+        frozenset(base.eos_tokens),
+    )
     return request
 
 

@@ -1,9 +1,11 @@
-"""How long does a training loop stand still when its engine, its service or both are killed with SIGKILL?
+"""How long does a training loop stand still when its engine, its service or both are killed with
+SIGKILL?
 
-The real SDK trains the built-in model: on-policy steps of 16 samples each, published without a name. At chosen steps a
-process is killed, the service is started again at once (an init system would), and the time until the step under way is
-done is compared with the median of all steps: the difference is what the death cost. The losses are compared, too: they
-must be those of a loop that nobody disturbed. The aim is 5 s.
+The real SDK trains the built-in model: on-policy steps of 16 samples each, published without a
+name. At chosen steps a process is killed, the service is started again at once (an init system
+would), and the time until the step under way is done is compared with the median of all steps: the
+difference is what the death cost. The losses are compared, too: they must be those of a loop that
+nobody disturbed. The aim is 5 s.
 
     .venv/bin/python benchmarks/recovery.py [--steps 60] [--kills 4] [--out FILE]
 """
@@ -46,7 +48,15 @@ class Kept:
     done: threading.Event = field(default_factory=threading.Event)
 
     def start(self) -> None:
-        command = [sys.executable, "-m", "halteres.service", "--state", str(self.state), "--threads", "1"]
+        command = [
+            sys.executable,
+            "-m",
+            "halteres.service",
+            "--state",
+            str(self.state),
+            "--threads",
+            "1",
+        ]
         with (self.state / "log").open("ab") as log:
             descriptors = [self.descriptor]
             command += ["--listen-fd", str(self.descriptor)]
@@ -61,7 +71,11 @@ class Kept:
 
     def kill(self, whom: str) -> None:
         engine = json.loads((self.state / "service.json").read_bytes())["engine_pid"]
-        for pid in {"engine": [engine], "service": [self.process.pid], "both": [engine, self.process.pid]}[whom]:
+        for pid in {
+            "engine": [engine],
+            "service": [self.process.pid],
+            "both": [engine, self.process.pid],
+        }[whom]:
             with suppress(ProcessLookupError):
                 os.kill(pid, signal.SIGKILL)
 
@@ -82,7 +96,9 @@ def kept() -> Iterator[tuple[Kept, str]]:
 
 
 def loop(url: str, steps: int, kill: dict[int, Any]) -> tuple[list[float], list[float]]:
-    """Seconds and loss of every step; at the steps named in `kill` its function is called inside the step."""
+    """Seconds and loss of every step; at the steps named in `kill` its function is called inside
+    the step.
+    """
     import tinker
     from tinker import types
 
@@ -95,7 +111,10 @@ def loop(url: str, steps: int, kill: dict[int, Any]) -> tuple[list[float], list[
         sampling = training.save_weights_and_get_sampling_client().result()
         asked = types.SamplingParams(max_tokens=24, seed=step, stop=[])
         drawn = sampling.sample(prompt, num_samples=16, sampling_params=asked).result()
-        data = [taught(types, prompt.to_ints(), one, (-1.0) ** row) for row, one in enumerate(drawn.sequences)]
+        data = [
+            taught(types, prompt.to_ints(), one, (-1.0) ** row)
+            for row, one in enumerate(drawn.sequences)
+        ]
         passed = training.forward_backward(data, "importance_sampling")
         stepped = training.optim_step(types.AdamParams(learning_rate=1e-3))
         if step in kill:
@@ -113,32 +132,49 @@ def taught(types: Any, prompt: list[int], sequence: Any, advantage: float) -> An
         "logprobs": ([0.0] * before + list(sequence.logprobs), "float32"),
         "advantages": ([0.0] * before + [advantage] * len(sequence.tokens), "float32"),
     }
-    arrays = {name: types.TensorData(data=data, dtype=dtype) for name, (data, dtype) in inputs.items()}
+    arrays = {
+        name: types.TensorData(data=data, dtype=dtype) for name, (data, dtype) in inputs.items()
+    }
     return types.Datum(model_input=types.ModelInput.from_ints(tokens[:-1]), loss_fn_inputs=arrays)
 
 
 def main() -> None:
     """Measure and print."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument("--steps", type=int, default=60)
     parser.add_argument("--kills", type=int, default=4, help="of each kind")
     parser.add_argument("--out", type=Path, help="also write the figures there")
     options = parser.parse_args()
     block_torch()
     os.environ |= {"TINKER_TELEMETRY": "0", "HF_HUB_OFFLINE": "1", "OMP_NUM_THREADS": "1"}
-    report: dict[str, Any] = {"machine": machine(), "steps": options.steps, "kills_of_each_kind": options.kills}
-    instants = [(number + 1) * options.steps // (options.kills + 1) for number in range(options.kills)]
+    report: dict[str, Any] = {
+        "machine": machine(),
+        "steps": options.steps,
+        "kills_of_each_kind": options.kills,
+    }
+    instants = [
+        (number + 1) * options.steps // (options.kills + 1) for number in range(options.kills)
+    ]
     undisturbed: list[float] = []
     for whom in CASES:
         with kept() as (service, url):
-            kill = {} if whom == "undisturbed" else {step: lambda whom=whom: service.kill(whom) for step in instants}
+            kill = (
+                {}
+                if whom == "undisturbed"
+                else {step: lambda whom=whom: service.kill(whom) for step in instants}
+            )
             seconds, losses = loop(url, options.steps, kill)
         undisturbed = undisturbed or losses
         median_s = statistics.median(seconds[1:])
         stood_still_s = [round(seconds[step] - median_s, 3) for step in kill]
         report[whom] = {"median_step_s": round(median_s, 4), "same_losses": losses == undisturbed}
         if kill:
-            report[whom] |= {"stood_still_s": stood_still_s, "within_aim": max(stood_still_s) <= AIM_S}
+            report[whom] |= {
+                "stood_still_s": stood_still_s,
+                "within_aim": max(stood_still_s) <= AIM_S,
+            }
     text = json.dumps(report, indent=2)
     print(text)
     if options.out:

@@ -1,13 +1,15 @@
-"""How well does a reward model tell generated pairs apart that it has not seen, kind by kind, for every seed?
+"""How well does a reward model tell generated pairs apart that it has not seen, kind by kind, for
+every seed?
 
-    python benchmarks/reward_accuracy.py [--model halteres/tiny] [--seeds 0 1 2 3 4] [--pairs 600] [--epochs 2]
-        [--set NAME=VALUE]
+    python benchmarks/reward_accuracy.py [--model halteres/tiny] [--seeds 0 1 2 3 4] [--pairs 600]
+        [--epochs 2] [--set NAME=VALUE]
 
-Each seed is a training with pairs of its own, in a process of its own, then a look from another process: 300 held-out
-pairs, whose problems are in no training set. What that process reads back from the folder must give the very scores
-that the training process had in memory. Seconds are those of the training, loading of the model included. Written:
-benchmarks/results/reward_accuracy.json (of another model: reward_accuracy_<model>.json). Exit code 1 where a seed's
-accuracy is not above 0.80, *polite* or *complete* not above 0.95, or a score has changed on its way through the folder.
+Each seed is a training with pairs of its own, in a process of its own, then a look from another
+process: 300 held-out pairs, whose problems are in no training set. What that process reads back
+from the folder must give the very scores that the training process had in memory. Seconds are those
+of the training, loading of the model included. Written: benchmarks/results/reward_accuracy.json (of
+another model: reward_accuracy_<model>.json). Exit code 1 where a seed's accuracy is not above 0.80,
+*polite* or *complete* not above 0.95, or a score has changed on its way through the folder.
 """
 
 from __future__ import annotations
@@ -36,9 +38,14 @@ def main() -> int:
     if options.work is not None:
         json.dump(train(options) if options.work == "train" else look(options), sys.stdout)
         return 0
-    name = "reward_accuracy" + ("" if options.model == "halteres/tiny" else f"_{Path(options.model).name}")
+    name = "reward_accuracy" + (
+        "" if options.model == "halteres/tiny" else f"_{Path(options.model).name}"
+    )
     record: dict[str, Any] = {
-        "what": "held-out accuracy of reward models trained on generated pairs, each with its 95 % Wilson interval",
+        "what": (
+            "held-out accuracy of reward models trained on generated pairs, each with its 95 "
+            "% Wilson interval"
+        ),
         "command": " ".join(["python", "benchmarks/reward_accuracy.py", *sys.argv[1:]]),
         "machine": machine(),
         "seeds": [],
@@ -61,18 +68,26 @@ def main() -> int:
         for kind, least in LEAST.items()
         if one["accuracy"][kind]["value"] <= least
     ]
-    faults += [f"FAILED: seed {one['seed']}: scores differ." for one in record["seeds"] if not one["reloaded_exactly"]]
+    faults += [
+        f"FAILED: seed {one['seed']}: scores differ."
+        for one in record["seeds"]
+        if not one["reloaded_exactly"]
+    ]
     print("\n".join(faults) or "Passed.")
     return 1 if faults else 0
 
 
 def parse() -> argparse.Namespace:
-    parser = argparse.ArgumentParser(description="Accuracy of reward models on generated held-out pairs.")
+    parser = argparse.ArgumentParser(
+        description="Accuracy of reward models on generated held-out pairs."
+    )
     parser.add_argument("--model", default="halteres/tiny", help="base model: a name or a folder")
     parser.add_argument("--seeds", type=int, nargs="+", default=[0, 1, 2, 3, 4])
     parser.add_argument("--pairs", type=int, default=600)
     parser.add_argument("--epochs", type=float, default=2.0)
-    parser.add_argument("--set", action="append", default=[], metavar="NAME=VALUE", help="a setting of RewardConfig")
+    parser.add_argument(
+        "--set", action="append", default=[], metavar="NAME=VALUE", help="a setting of RewardConfig"
+    )
     parser.add_argument("--work", choices=("train", "look"), help=argparse.SUPPRESS)
     parser.add_argument("--folder", type=Path, help=argparse.SUPPRESS)
     return parser.parse_args()
@@ -81,7 +96,12 @@ def parse() -> argparse.Namespace:
 def process(work: str, seed: int, folder: str) -> dict[str, Any]:
     command = [sys.executable, *sys.argv, "--work", work, "--folder", folder, "--seeds", str(seed)]
     done = subprocess.run(
-        command, stdout=subprocess.PIPE, text=True, timeout=ENDS_WITHIN_S, check=True, encoding="utf-8"
+        command,
+        stdout=subprocess.PIPE,
+        text=True,
+        timeout=ENDS_WITHIN_S,
+        check=True,
+        encoding="utf-8",
     )
     return json.loads(done.stdout.splitlines()[-1])
 
@@ -106,7 +126,10 @@ def train(options: argparse.Namespace) -> dict[str, Any]:
     rows = list(preference_pairs(options.pairs, seed=seed))
     trainer = RewardTrainer(model=options.model, args=config, train_dataset=rows)
     trainer.train()
-    spent = {"cpu_s": round(time.process_time() - cpu, 1), "wall_s": round(time.monotonic() - began, 1)}
+    spent = {
+        "cpu_s": round(time.process_time() - cpu, 1),
+        "wall_s": round(time.monotonic() - began, 1),
+    }
     return {
         **spent,
         "tokens": trainer.num_tokens,
@@ -124,8 +147,13 @@ def look(options: argparse.Namespace) -> dict[str, Any]:
     scores = [score.value for score in model.score(texts(seed))]
     kinds = [row["kind"] for row in held_out(seed)]
     right = [chosen > rejected for chosen, rejected in zip(scores[::2], scores[1::2], strict=True)]
-    by_kind = {kind: [r for r, k in zip(right, kinds, strict=True) if k == kind] for kind in sorted(set(kinds))}
-    shares = {kind: share(sum(found), len(found)) for kind, found in {"overall": right, **by_kind}.items()}
+    by_kind = {
+        kind: [r for r, k in zip(right, kinds, strict=True) if k == kind]
+        for kind in sorted(set(kinds))
+    }
+    shares = {
+        kind: share(sum(found), len(found)) for kind, found in {"overall": right, **by_kind}.items()
+    }
     return {"accuracy": {kind: asdict(found) for kind, found in shares.items()}, "scores": scores}
 
 

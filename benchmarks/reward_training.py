@@ -1,8 +1,9 @@
 """Training a reward model here and in TRL's `RewardTrainer`, in one invocation, on the same pairs.
 
-Two sets of pairs of random tokens: `shared_prompts`, whose prompts are at least half of every pair's tokens, and
-`short_prompts`. fp32, the same model folder, optimiser, batch size and threads. The parties take turns, a round at a
-time: one round is every pair once. Useful tokens are TRL's `num_tokens`: both sides with their prompts, no padding.
+Two sets of pairs of random tokens: `shared_prompts`, whose prompts are at least half of every
+pair's tokens, and `short_prompts`. fp32, the same model folder, optimiser, batch size and threads.
+The parties take turns, a round at a time: one round is every pair once. Useful tokens are TRL's
+`num_tokens`: both sides with their prompts, no padding.
 
     .venv/bin/python benchmarks/reward_training.py [--threads 1] [--rounds 3]
 
@@ -38,7 +39,9 @@ PARTIES = {
 
 
 def pairs(count: int, *, shared: bool, seed: int = 0) -> list[dict[str, Any]]:
-    """Completions of log-normal lengths, median 40 tokens; a prompt is 1 to 3 times as long as its pair's, or 10."""
+    """Completions of log-normal lengths, median 40 tokens; a prompt is 1 to 3 times as long as its
+    pair's, or 10.
+    """
     drawn = random.Random(seed)
 
     def tokens(length: int) -> list[int]:
@@ -49,12 +52,17 @@ def pairs(count: int, *, shared: bool, seed: int = 0) -> list[dict[str, Any]]:
         own = [min(300, max(4, round(drawn.lognormvariate(3.7, 0.6)))) for _ in range(2)]
         prompt = tokens(round(sum(own) / 2 * drawn.uniform(1, 3)) if shared else 10)
         rows.append(
-            {side: prompt + tokens(length) for side, length in zip(("chosen_ids", "rejected_ids"), own, strict=True)}
+            {
+                side: prompt + tokens(length)
+                for side, length in zip(("chosen_ids", "rejected_ids"), own, strict=True)
+            }
         )
     return rows
 
 
-def measure(rows: list[dict[str, Any]], options: argparse.Namespace, trl: str, scratch: Path) -> dict[str, Any]:
+def measure(
+    rows: list[dict[str, Any]], options: argparse.Namespace, trl: str, scratch: Path
+) -> dict[str, Any]:
     """All parties on one set of pairs, by turns."""
     work = {
         "threads": options.threads,
@@ -76,15 +84,23 @@ def measure(rows: list[dict[str, Any]], options: argparse.Namespace, trl: str, s
             for party in parties:
                 party.steps.append(party.step())
                 if number:
-                    print(f"{party.name:>24} {rate(party, number):8.0f} useful tokens / CPU s", flush=True)
+                    print(
+                        f"{party.name:>24} {rate(party, number):8.0f} useful tokens / CPU s",
+                        flush=True,
+                    )
     except BaseException:
         for log in scratch.glob("*.log"):
-            print(f"--- end of {log.name}\n{log.read_text(encoding='utf-8')[-3000:]}", file=sys.stderr)
+            print(
+                f"--- end of {log.name}\n{log.read_text(encoding='utf-8')[-3000:]}", file=sys.stderr
+            )
         raise
     finally:
         for party in parties:
             party.stop()
-    rates = {party.name: median(rate(party, number) for number in range(1, len(party.steps))) for party in parties}
+    rates = {
+        party.name: median(rate(party, number) for number in range(1, len(party.steps)))
+        for party in parties
+    }
     return {
         "pairs": len(rows),
         "mean_tokens_of_a_side": round(sum(len(row["chosen_ids"]) for row in rows) / len(rows), 1),
@@ -102,11 +118,15 @@ def rate(party: Party, number: int) -> float:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument("--threads", type=int, default=1, help="of each party's numeric library")
     parser.add_argument("--rounds", type=int, default=3, help="measured rounds of each party")
     parser.add_argument("--pairs", type=int, default=128)
-    parser.add_argument("--model", type=Path, default=builtin_path(TINY), help="model folder, the same for all")
+    parser.add_argument(
+        "--model", type=Path, default=builtin_path(TINY), help="model folder, the same for all"
+    )
     parser.add_argument("--output", type=Path, default=HERE / "results" / "reward_training.json")
     options = parser.parse_args()
     before = machine()
@@ -120,7 +140,9 @@ def main() -> None:
             sets[name] = measure(pairs(options.pairs, shared=shared), options, trl, Path(folder))
     result = {
         "what": "training a reward model, batches of 8 pairs, fp32, full fine-tuning",
-        "command": f"benchmarks/reward_training.py --threads {options.threads} --rounds {options.rounds}",
+        "command": (
+            f"benchmarks/reward_training.py --threads {options.threads} --rounds {options.rounds}"
+        ),
         "machine": {**before, "load_average_after": [round(load, 2) for load in os.getloadavg()]},
         "torch": version("torch"),
         "model": options.model.name,

@@ -24,7 +24,11 @@ def main() -> None:
         if steps % WORK["round"]:
             return False
         tokens = trainer.num_tokens
-        CHANNEL.say(steps=steps, tokens=tokens, peak_mb=resource.getrusage(resource.RUSAGE_SELF).ru_maxrss // 1024)
+        CHANNEL.say(
+            steps=steps,
+            tokens=tokens,
+            peak_mb=resource.getrusage(resource.RUSAGE_SELF).ru_maxrss // 1024,
+        )
         return not CHANNEL.wait()
 
     config = RewardConfig(

@@ -1,4 +1,6 @@
-"""The party TRL in `reward_training.py`: `RewardTrainer`, a round of steps per `go`. Runs in TRL's own environment."""
+"""The party TRL in `reward_training.py`: `RewardTrainer`, a round of steps per `go`. Runs in TRL's
+own environment.
+"""
 
 from __future__ import annotations
 
@@ -14,7 +16,11 @@ CHANNEL = Channel()
 
 import torch  # noqa: E402  after the channel: nothing may print on it
 from datasets import Dataset  # noqa: E402
-from transformers import AutoModelForSequenceClassification, AutoTokenizer, TrainerCallback  # noqa: E402
+from transformers import (  # noqa: E402
+    AutoModelForSequenceClassification,
+    AutoTokenizer,
+    TrainerCallback,
+)
 from trl import RewardConfig, RewardTrainer  # noqa: E402
 
 
@@ -46,7 +52,9 @@ config = RewardConfig(
     disable_tqdm=True,
 )
 trainer = RewardTrainer(
-    model=AutoModelForSequenceClassification.from_pretrained(WORK["folder"], num_labels=1, dtype=torch.float32),
+    model=AutoModelForSequenceClassification.from_pretrained(
+        WORK["folder"], num_labels=1, dtype=torch.float32
+    ),
     args=config,
     processing_class=AutoTokenizer.from_pretrained(WORK["folder"]),
     train_dataset=Dataset.from_list(json.loads(Path(WORK["rows"]).read_text(encoding="utf-8"))),

@@ -1,10 +1,12 @@
-"""One whole on-policy RL step, here and in TRL's `GRPOTrainer`, each in fp32 and in bfloat16, in one invocation.
+"""One whole on-policy RL step, here and in TRL's `GRPOTrainer`, each in fp32 and in bfloat16, in
+one invocation.
 
-8 prompts x 16 samples x 64 tokens (or --size, --tokens), rank-16 LoRA on the attention and MLP projections, the same
-model folder and threads. All parties are started and warmed up first, then take turns step by step; the driver measures
-them from outside: wall clock, and CPU seconds of the party's whole process tree (for Halteres: trainer, service and
-engine). Ours are compared with TRL's faster setting. Beside that: what the step's matmuls alone would take, by their
-operations and the speed of a matmul of that many rows, measured between the steps.
+8 prompts x 16 samples x 64 tokens (or --size, --tokens), rank-16 LoRA on the attention and MLP
+projections, the same model folder and threads. All parties are started and warmed up first, then
+take turns step by step; the driver measures them from outside: wall clock, and CPU seconds of the
+party's whole process tree (for Halteres: trainer, service and engine). Ours are compared with TRL's
+faster setting. Beside that: what the step's matmuls alone would take, by their operations and the
+speed of a matmul of that many rows, measured between the steps.
 
     .venv/bin/python benchmarks/rl_step.py [--threads 1] [--steps 7]
     .venv/bin/python benchmarks/rl_step.py --model FOLDER --size 8 --tokens 24
@@ -56,8 +58,17 @@ class Party:
     @classmethod
     def start(cls, name: str, python: str, script: str, work: dict[str, Any], log: Path) -> Party:
         threads = str(work["threads"])
-        variables = {**os.environ, "HF_HUB_OFFLINE": "1", "TINKER_TELEMETRY": "0", "TOKENIZERS_PARALLELISM": "false"}
-        variables |= {"OMP_NUM_THREADS": threads, "MKL_NUM_THREADS": threads, "CUDA_VISIBLE_DEVICES": ""}
+        variables = {
+            **os.environ,
+            "HF_HUB_OFFLINE": "1",
+            "TINKER_TELEMETRY": "0",
+            "TOKENIZERS_PARALLELISM": "false",
+        }
+        variables |= {
+            "OMP_NUM_THREADS": threads,
+            "MKL_NUM_THREADS": threads,
+            "CUDA_VISIBLE_DEVICES": "",
+        }
         with log.open("wb") as output:
             process = subprocess.Popen(
                 [python, str(HERE / script), json.dumps(work)],
@@ -74,7 +85,9 @@ class Party:
         assert self.process.stdout is not None
         line = self.process.stdout.readline()
         if not line:
-            raise SystemExit(f"error: {self.name} ended with exit code {self.process.wait()}; see its log.")
+            raise SystemExit(
+                f"error: {self.name} ended with exit code {self.process.wait()}; see its log."
+            )
         return json.loads(line)
 
     def step(self) -> dict[str, Any]:
@@ -106,11 +119,17 @@ class Party:
 
 
 def parse() -> argparse.Namespace:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument("--threads", type=int, default=1, help="of each party's numeric library")
-    parser.add_argument("--steps", type=int, default=7, help="measured steps of each party, at least 5")
+    parser.add_argument(
+        "--steps", type=int, default=7, help="measured steps of each party, at least 5"
+    )
     parser.add_argument("--warmups", type=int, default=2)
-    parser.add_argument("--model", type=Path, default=builtin_path(TINY), help="model folder, the same for both")
+    parser.add_argument(
+        "--model", type=Path, default=builtin_path(TINY), help="model folder, the same for both"
+    )
     parser.add_argument("--size", type=int, default=16, help="samples of each prompt")
     parser.add_argument("--tokens", type=int, default=64, help="of each sample")
     parser.add_argument("--parties", nargs="+", default=PARTIES, choices=PARTIES)
@@ -142,7 +161,11 @@ def run(options: argparse.Namespace, scratch: Path) -> list[Party]:
     try:
         for name in options.parties:
             kind, _, dtype = name.partition("-")
-            python, script = (trl, "rl_step_trl.py") if kind == "trl" else (sys.executable, "rl_step_halteres.py")
+            python, script = (
+                (trl, "rl_step_trl.py")
+                if kind == "trl"
+                else (sys.executable, "rl_step_halteres.py")
+            )
             own = {**work, "dtype": dtype, "scratch": str(scratch / name)}
             party = Party.start(name, python, script, own, scratch / f"{name}.log")
             parties.append(party)
@@ -151,16 +174,24 @@ def run(options: argparse.Namespace, scratch: Path) -> list[Party]:
             for party in parties:
                 measured = party.step()
                 expected = 8 * options.size * options.tokens
-                assert measured["tokens"] == expected, f"{party.name} sampled {measured['tokens']} tokens"
+                assert measured["tokens"] == expected, (
+                    f"{party.name} sampled {measured['tokens']} tokens"
+                )
                 if number >= options.warmups:
-                    measured["gflops"] = round(matmul_gflops(party.name.partition("-")[2], options.model), 1)
+                    measured["gflops"] = round(
+                        matmul_gflops(party.name.partition("-")[2], options.model), 1
+                    )
                     party.steps.append(measured)
                     print(
-                        f"{party.name:>17} wall {measured['wall_s']:.2f} s, cpu {measured['cpu_s']:.2f} s", flush=True
+                        f"{party.name:>17} wall {measured['wall_s']:.2f} s, cpu "
+                        f"{measured['cpu_s']:.2f} s",
+                        flush=True,
                     )
     except BaseException:
         for log in scratch.glob("*.log"):
-            print(f"--- end of {log.name}\n{log.read_text(encoding='utf-8')[-3000:]}", file=sys.stderr)
+            print(
+                f"--- end of {log.name}\n{log.read_text(encoding='utf-8')[-3000:]}", file=sys.stderr
+            )
         raise
     finally:
         for party in parties:
@@ -169,7 +200,9 @@ def run(options: argparse.Namespace, scratch: Path) -> list[Party]:
 
 
 def matmul_gflops(dtype: str, model: Path) -> float:
-    """Operations per CPU nanosecond of one matmul of the model's MLP, now, on one thread; the best of five."""
+    """Operations per CPU nanosecond of one matmul of the model's MLP, now, on one thread; the best
+    of five.
+    """
     torch.set_num_threads(1)
     shape = read_shape(model)
     x = torch.randn(ROWS, shape.width).to(getattr(torch, dtype))
@@ -184,11 +217,15 @@ def matmul_gflops(dtype: str, model: Path) -> float:
 
 def layer_weights(shape: ModelShape) -> int:
     """Base weights that each token meets in the layers."""
-    return shape.layers * shape.width * (shape.qkv + shape.heads * shape.head_width + 3 * shape.feed)
+    return (
+        shape.layers * shape.width * (shape.qkv + shape.heads * shape.head_width + 3 * shape.feed)
+    )
 
 
 def step_gflop(model: Path, samples: int, tokens: int, prompt_tokens: int) -> float:
-    """Operations of a step's matmuls with base weights, prompts computed once; without adapters and attention."""
+    """Operations of a step's matmuls with base weights, prompts computed once; without adapters and
+    attention.
+    """
     shape = read_shape(model)
     head = shape.width * shape.vocabulary
     layers = layer_weights(shape)
@@ -216,7 +253,9 @@ def compared(parties: list[Party], options: argparse.Namespace) -> dict[str, Any
             if theirs:
                 for key in ("cpu_s", "wall_s"):
                     fastest = min(typical(other, key) for other in theirs)
-                    found[party.name][f"trl_over_halteres_{key}"] = round(fastest / typical(party, key), 2)
+                    found[party.name][f"trl_over_halteres_{key}"] = round(
+                        fastest / typical(party, key), 2
+                    )
     return found
 
 
@@ -235,9 +274,15 @@ def main() -> None:
         "torch": version("torch"),
         "model": str(options.model.name),
         "compared": ratios,
-        "parties": {party.name: {"facts": party.facts, **party.summary(), "steps": party.steps} for party in parties},
+        "parties": {
+            party.name: {"facts": party.facts, **party.summary(), "steps": party.steps}
+            for party in parties
+        },
     }
-    output = options.output or HERE / "results" / f"rl_step_{options.model.name}_{options.threads}_threads.json"
+    output = (
+        options.output
+        or HERE / "results" / f"rl_step_{options.model.name}_{options.threads}_threads.json"
+    )
     output.parent.mkdir(exist_ok=True)
     output.write_text(json.dumps(result, indent=1) + "\n", encoding="utf-8")
     for party in parties:

@@ -1,4 +1,6 @@
-"""The party Halteres in `rl_step.py`: the real service and engine through the real SDK, one step per `go`."""
+"""The party Halteres in `rl_step.py`: the real service and engine through the real SDK, one step
+per `go`.
+"""
 
 from __future__ import annotations
 
@@ -28,9 +30,18 @@ def service() -> Iterator[str]:
     """The training service with its engine, on a free port; yields its address."""
     with socket.create_server(("127.0.0.1", 0)) as listening:
         argv = ["--state", WORK["scratch"], "--engine", "torch", "--model", WORK["folder"]]
-        argv += ["--dtype", WORK["dtype"], "--threads", str(WORK["threads"]), "--listen-fd", str(listening.fileno())]
+        argv += [
+            "--dtype",
+            WORK["dtype"],
+            "--threads",
+            str(WORK["threads"]),
+            "--listen-fd",
+            str(listening.fileno()),
+        ]
         child = subprocess.Popen(
-            [sys.executable, "-m", "halteres.service", *argv], stdout=2, pass_fds=(listening.fileno(),)
+            [sys.executable, "-m", "halteres.service", *argv],
+            stdout=2,
+            pass_fds=(listening.fileno(),),
         )
         url = f"http://127.0.0.1:{listening.getsockname()[1]}"
         try:
@@ -62,12 +73,18 @@ class Loop:
         self.tinker = tinker
         client = tinker.ServiceClient(base_url=url, api_key="tml-bench")
         self.trainer = client.create_lora_training_client(
-            WORK["folder"], rank=WORK["rank"], seed=0, train_mlp=True, train_attn=True, train_unembed=False
+            WORK["folder"],
+            rank=WORK["rank"],
+            seed=0,
+            train_mlp=True,
+            train_attn=True,
+            train_unembed=False,
         ).result()
         self.sampler = self.trainer.save_weights_and_get_sampling_client().result()
         self.tokenizer = load_tokenizer(WORK["folder"])
         self.prompts = [
-            self.tokenizer.apply_chat_template([{"role": "user", "content": text}]) for text in WORK["prompts"]
+            self.tokenizer.apply_chat_template([{"role": "user", "content": text}])
+            for text in WORK["prompts"]
         ]
 
     def step(self, number: int) -> dict[str, Any]:
@@ -75,10 +92,14 @@ class Loop:
         groups = self.sample(number)
         sampled = time.perf_counter()
         data = [
-            datum for prompt, group in zip(self.prompts, groups, strict=True) for datum in self.datums(prompt, group)
+            datum
+            for prompt, group in zip(self.prompts, groups, strict=True)
+            for datum in self.datums(prompt, group)
         ]
         passed = self.trainer.forward_backward(data, "importance_sampling")
-        stepped = self.trainer.optim_step(self.tinker.AdamParams(learning_rate=WORK["learning_rate"], eps=1e-8))
+        stepped = self.trainer.optim_step(
+            self.tinker.AdamParams(learning_rate=WORK["learning_rate"], eps=1e-8)
+        )
         loss = passed.result().metrics["loss:sum"]
         stepped.result()
         trained = time.perf_counter()
@@ -89,7 +110,9 @@ class Loop:
             "tokens": sum(len(sequence.tokens) for group in groups for sequence in group),
             "loss": loss,
             "prompt_tokens": sum(map(len, self.prompts)),
-            "kl_sample_train_v2": float(0.5 * np.mean(np.square(self.differences(data, passed.result())))),
+            "kl_sample_train_v2": float(
+                0.5 * np.mean(np.square(self.differences(data, passed.result())))
+            ),
             "sample_s": sampled - started,
             "train_s": trained - sampled,
             "publish_s": published - trained,
@@ -97,9 +120,13 @@ class Loop:
 
     def sample(self, number: int) -> list[list[Any]]:
         """All groups at once; no stop, not even the end token: equal work for both parties."""
-        params = self.tinker.SamplingParams(max_tokens=WORK["max_tokens"], temperature=1.0, stop=[], seed=number)
+        params = self.tinker.SamplingParams(
+            max_tokens=WORK["max_tokens"], temperature=1.0, stop=[], seed=number
+        )
         promises = [
-            self.sampler.sample(self.tinker.ModelInput.from_ints(prompt), WORK["group_size"], params)
+            self.sampler.sample(
+                self.tinker.ModelInput.from_ints(prompt), WORK["group_size"], params
+            )
             for prompt in self.prompts
         ]
         return [list(promise.result().sequences) for promise in promises]
@@ -110,14 +137,20 @@ class Loop:
         assert all(text is not None for text in texts)
         rewards = np.array([len(set(sequence.tokens)) / len(sequence.tokens) for sequence in group])
         advantages = (rewards - rewards.mean()) / (rewards.std(ddof=1) + 1e-4)
-        return [self.datum(prompt, sequence, float(at)) for sequence, at in zip(group, advantages, strict=True)]
+        return [
+            self.datum(prompt, sequence, float(at))
+            for sequence, at in zip(group, advantages, strict=True)
+        ]
 
     @staticmethod
     def differences(data: list[Any], passed: Any) -> np.ndarray:
         """Trained less sampled log-probabilities of all answers' tokens."""
         found = []
         for datum, outputs in zip(data, passed.loss_fn_outputs, strict=True):
-            inputs = {name: np.asarray(datum.loss_fn_inputs[name].data) for name in ("logprobs", "advantages")}
+            inputs = {
+                name: np.asarray(datum.loss_fn_inputs[name].data)
+                for name in ("logprobs", "advantages")
+            }
             trained = np.asarray(outputs["logprobs"].data)
             found.append((trained - inputs["logprobs"])[inputs["logprobs"] != 0])
         return np.concatenate(found)

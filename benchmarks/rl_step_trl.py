@@ -1,4 +1,6 @@
-"""The party TRL in `rl_step.py`: `GRPOTrainer` with a PEFT adapter, a step per `go`. Runs in TRL's own environment."""
+"""The party TRL in `rl_step.py`: `GRPOTrainer` with a PEFT adapter, a step per `go`. Runs in TRL's
+own environment.
+"""
 
 from __future__ import annotations
 
@@ -67,14 +69,22 @@ def main() -> None:
         model=WORK["folder"],
         args=config,
         reward_funcs=reward,
-        train_dataset=Dataset.from_dict({"prompt": [[{"role": "user", "content": text}] for text in WORK["prompts"]]}),
-        peft_config=LoraConfig(r=WORK["rank"], lora_alpha=32, target_modules=WORK["targets"], task_type="CAUSAL_LM"),
+        train_dataset=Dataset.from_dict(
+            {"prompt": [[{"role": "user", "content": text}] for text in WORK["prompts"]]}
+        ),
+        peft_config=LoraConfig(
+            r=WORK["rank"], lora_alpha=32, target_modules=WORK["targets"], task_type="CAUSAL_LM"
+        ),
         callbacks=[Gate()],
     )
-    adapter = sum(parameter.numel() for parameter in trainer.model.parameters() if parameter.requires_grad)
+    adapter = sum(
+        parameter.numel() for parameter in trainer.model.parameters() if parameter.requires_grad
+    )
     import trl
 
-    CHANNEL.say(ready=True, torch=torch.__version__, version=trl.__version__, adapter_parameters=adapter)
+    CHANNEL.say(
+        ready=True, torch=torch.__version__, version=trl.__version__, adapter_parameters=adapter
+    )
     trainer.train()
 
 

@@ -12,12 +12,16 @@ TICKS = os.sysconf("SC_CLK_TCK")
 
 
 def follow(run: Any, within_s: float = math.inf) -> float:
-    """CPU seconds of a run's processes until it has ended; of its evaluations what they cost the engine."""
+    """CPU seconds of a run's processes until it has ended; of its evaluations what they cost the
+    engine.
+    """
     ends = time.monotonic() + within_s
     seconds: dict[int, float] = {}
     while not (state := run.state()).terminal:
         if time.monotonic() > ends:
-            raise SystemExit(f"Run {run.run_id} is still {state.status} after {within_s:.0f} s: {run.path}")
+            raise SystemExit(
+                f"Run {run.run_id} is still {state.status} after {within_s:.0f} s: {run.path}"
+            )
         for pid, spent in processes_of(run.run_id):
             seconds[pid] = max(spent, seconds.get(pid, 0.0))
         time.sleep(0.5)
@@ -27,7 +31,9 @@ def follow(run: Any, within_s: float = math.inf) -> float:
 
 
 def processes_of(run_id: str) -> list[tuple[int, float]]:
-    """Processes that belong to a run by their command line or their parent, and the CPU seconds of each so far."""
+    """Processes that belong to a run by their command line or their parent, and the CPU seconds of
+    each so far.
+    """
     parents: dict[int, int] = {}
     commands: dict[int, str] = {}
     spent: dict[int, float] = {}
@@ -35,12 +41,16 @@ def processes_of(run_id: str) -> list[tuple[int, float]]:
         if entry.name.isdecimal():
             try:
                 fields = (entry / "stat").read_text(encoding="utf-8").rpartition(")")[2].split()
-                commands[int(entry.name)] = (entry / "cmdline").read_bytes().replace(b"\0", b" ").decode()
+                commands[int(entry.name)] = (
+                    (entry / "cmdline").read_bytes().replace(b"\0", b" ").decode()
+                )
             except OSError:
                 continue  # it has ended
             parents[int(entry.name)] = int(fields[1])
             spent[int(entry.name)] = (int(fields[11]) + int(fields[12])) / TICKS
-    roots = {pid for pid, command in commands.items() if run_id in command and "supervisor" in command}
+    roots = {
+        pid for pid, command in commands.items() if run_id in command and "supervisor" in command
+    }
     found = [pid for pid in spent if roots & {*lineage(pid, parents)}]
     evaluating = {pid for pid in found if " evaluate " in commands[pid]}
     return [(pid, spent[pid]) for pid in found if not evaluating & {*lineage(pid, parents)}]

@@ -31,7 +31,9 @@ if sys.version_info < (3, 12):
     import typing, typing_extensions
     typing.TypedDict = typing_extensions.TypedDict
 """
-"""skyrl/tinker/types.py of 0.3.0 declares a typing.TypedDict, which pydantic refuses before Python 3.12."""
+"""skyrl/tinker/types.py of 0.3.0 declares a typing.TypedDict, which pydantic refuses before Python
+3.12.
+"""
 
 
 def peer_python() -> str:
@@ -46,7 +48,15 @@ def halteres(scratch: Path, model: str, engine: str) -> Iterator[str]:
     """The address of our service, while the block runs."""
     scratch.mkdir()
     with socket.create_server(("127.0.0.1", 0)) as bound:
-        command = [sys.executable, "-m", "halteres.service", "--state", str(scratch / "state"), "--model", model]
+        command = [
+            sys.executable,
+            "-m",
+            "halteres.service",
+            "--state",
+            str(scratch / "state"),
+            "--model",
+            model,
+        ]
         command += ["--engine", engine, "--listen-fd", str(bound.fileno())]
         # answered when the engine is ready
         url = f"http://127.0.0.1:{bound.getsockname()[1]}"
@@ -63,9 +73,28 @@ def skyrl(scratch: Path, model: str, python: str) -> Iterator[str]:
     with socket.create_server(("127.0.0.1", 0)) as free:
         port = str(free.getsockname()[1])
     uv = str(Path(python).parent / "uv")
-    command = [uv, "run", "--no-project", "--active", "-m", "skyrl.tinker.api", "--base-model", model]
-    command += ["--backend", "jax", "--backend-config", json.dumps({"max_lora_adapters": 4, "max_lora_rank": 8})]
-    command += ["--database-url", f"sqlite:///{scratch}/tinker.db", "--checkpoints-base", str(scratch / "checkpoints")]
+    command = [
+        uv,
+        "run",
+        "--no-project",
+        "--active",
+        "-m",
+        "skyrl.tinker.api",
+        "--base-model",
+        model,
+    ]
+    command += [
+        "--backend",
+        "jax",
+        "--backend-config",
+        json.dumps({"max_lora_adapters": 4, "max_lora_rank": 8}),
+    ]
+    command += [
+        "--database-url",
+        f"sqlite:///{scratch}/tinker.db",
+        "--checkpoints-base",
+        str(scratch / "checkpoints"),
+    ]
     variables = environ.for_child(
         VIRTUAL_ENV=str(Path(python).parent.parent),
         PATH=f"{Path(python).parent}{os.pathsep}{os.environ['PATH']}",
@@ -81,12 +110,20 @@ def skyrl(scratch: Path, model: str, python: str) -> Iterator[str]:
 
 @contextmanager
 def _running(
-    command: list[str], scratch: Path, variables: Mapping[str, str], descriptors: tuple[int, ...] = ()
+    command: list[str],
+    scratch: Path,
+    variables: Mapping[str, str],
+    descriptors: tuple[int, ...] = (),
 ) -> Iterator[subprocess.Popen[bytes]]:
     """A process in a session of its own, which ends as one."""
     with (scratch / "log").open("wb") as log:
         process = subprocess.Popen(
-            command, stdout=log, stderr=log, env=variables, pass_fds=descriptors, start_new_session=True
+            command,
+            stdout=log,
+            stderr=log,
+            env=variables,
+            pass_fds=descriptors,
+            start_new_session=True,
         )
     try:
         yield process
@@ -113,5 +150,6 @@ def _wait(url: str, process: subprocess.Popen[bytes], scratch: Path) -> None:
         except (urllib.error.URLError, TimeoutError):
             time.sleep(0.2)
     raise SystemExit(
-        f"error: {url} is not ready; the log ends with:\n{(scratch / 'log').read_text(encoding='utf-8')[-3000:]}"
+        f"error: {url} is not ready; the log ends "
+        f"with:\n{(scratch / 'log').read_text(encoding='utf-8')[-3000:]}"
     )

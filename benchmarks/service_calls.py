@@ -1,7 +1,8 @@
-"""The client in `service_overhead.py`: a round of calls of the SDK per `go`. Runs in any environment that has an SDK.
+"""The client in `service_overhead.py`: a round of calls of the SDK per `go`. Runs in any
+environment that has an SDK.
 
-Owns: what a round is, the same for every server and every SDK from 0.22 on; the clock around each call.
-Never: starts a server; judges a figure.
+Owns: what a round is, the same for every server and every SDK from 0.22 on; the clock around each
+call. Never: starts a server; judges a figure.
 """
 
 from __future__ import annotations
@@ -47,7 +48,9 @@ class Client:
     def round(self) -> dict[str, Any]:
         """Every kind of call, as often as the work says."""
         return {
-            "sample_ms": _each(WORK["samples"], lambda: self._sampling.sample(PROMPT, 1, one_token()).result()),
+            "sample_ms": _each(
+                WORK["samples"], lambda: self._sampling.sample(PROMPT, 1, one_token()).result()
+            ),
             "forward_backward_and_optim_step_ms": _each(WORK["steps"], self._step),
             "publish_and_first_sample_ms": _each(WORK["publishes"], self._publish),
             **self._together(WORK["together"]),

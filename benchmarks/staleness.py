@@ -1,14 +1,16 @@
 """What does it cost to learn from older weights' answers, and does a correction mend it?
 
-    python benchmarks/staleness.py [--seeds 0 1 2] [--steps 40] [--staleness 1 2 4] [--tasks 256] [--set NAME=VALUE]
+    python benchmarks/staleness.py [--seeds 0 1 2] [--steps 40] [--staleness 1 2 4] [--tasks 256]
+    [--set NAME=VALUE]
 
-Runs of `arithmetic` on the built-in model, each with as many steps, beside on-policy ones. They are deterministic, so
-that every batch is exactly as old as `max_staleness` says (an ordinary run's are as old as it happens, at most), and a
-row of the table can be had again, bit for bit. Without a correction the loss, `importance_sampling`, takes the ratio to
-the sampler as it is; with `truncate` each token's is cut at `trainer.ratio_cap`, with `mask` what lies outside of it
-does not count. At the default rate no ratio exceeds the cap at ages 1 and 2, and one in a thousand at age 4: there
-`none` and `truncate` are the same. With `--staleness 16 --set trainer.learning_rate=4e-3` they are not.
-Figures: held-out success at temperature 1 after the last step, mean over seeds, and its range.
+Runs of `arithmetic` on the built-in model, each with as many steps, beside on-policy ones. They are
+deterministic, so that every batch is exactly as old as `max_staleness` says (an ordinary run's are
+as old as it happens, at most), and a row of the table can be had again, bit for bit. Without a
+correction the loss, `importance_sampling`, takes the ratio to the sampler as it is; with `truncate`
+each token's is cut at `trainer.ratio_cap`, with `mask` what lies outside of it does not count. At
+the default rate no ratio exceeds the cap at ages 1 and 2, and one in a thousand at age 4: there
+`none` and `truncate` are the same. With `--staleness 16 --set trainer.learning_rate=4e-3` they are
+not. Figures: held-out success at temperature 1 after the last step, mean over seeds, and its range.
 Written: benchmarks/results/staleness.json, after every run.
 """
 
@@ -37,7 +39,10 @@ def main() -> None:
     options = parse()
     os.environ["HALTERES_HOME"] = str(options.home)
     runs: list[dict[str, Any]] = []
-    for staleness, correction in [(0, "none"), *((s, c) for s in options.staleness for c in options.corrections)]:
+    for staleness, correction in [
+        (0, "none"),
+        *((s, c) for s in options.staleness for c in options.corrections),
+    ]:
         for seed in options.seeds:
             runs.append(train(staleness, correction, seed, options))
             write(runs, options)
@@ -47,14 +52,22 @@ def main() -> None:
 
 
 def parse() -> argparse.Namespace:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument("--seeds", type=int, nargs="+", default=[0, 1, 2])
     parser.add_argument("--steps", type=int, default=40)
     parser.add_argument("--staleness", type=int, nargs="+", default=[1, 2, 4])
-    parser.add_argument("--corrections", nargs="+", choices=CORRECTIONS, default=["none", "truncate"])
+    parser.add_argument(
+        "--corrections", nargs="+", choices=CORRECTIONS, default=["none", "truncate"]
+    )
     parser.add_argument("--tasks", type=int, default=256, help="held-out tasks")
-    parser.add_argument("--set", dest="edits", action="append", default=[], help="a setting, as for halteres train")
-    parser.add_argument("--home", type=Path, help="where the runs go and stay; default: a temporary folder")
+    parser.add_argument(
+        "--set", dest="edits", action="append", default=[], help="a setting, as for halteres train"
+    )
+    parser.add_argument(
+        "--home", type=Path, help="where the runs go and stay; default: a temporary folder"
+    )
     parser.add_argument("--out", type=Path, default=RESULT)
     options = parser.parse_args()
     options.keep = options.home is not None
@@ -62,7 +75,9 @@ def parse() -> argparse.Namespace:
     return options
 
 
-def train(staleness: int, correction: str, seed: int, options: argparse.Namespace) -> dict[str, Any]:
+def train(
+    staleness: int, correction: str, seed: int, options: argparse.Namespace
+) -> dict[str, Any]:
     """One run."""
     from halteres.config.files import resolve_settings
     from halteres.runs.starting.start import start_run
@@ -134,7 +149,8 @@ def print_table(runs: list[dict[str, Any]]) -> None:
     for line in summary(runs):
         low, high = line["after_range"]
         print(
-            f"{line['staleness']:>9} {line['correction']:>10} {line['seeds']:>5} {line['after_mean']:>13.3f} "
+            f"{line['staleness']:>9} {line['correction']:>10} {line['seeds']:>5} "
+            f"{line['after_mean']:>13.3f} "
             f"{low:>7.3f}-{high:.3f}",
             flush=True,
         )
@@ -142,7 +158,10 @@ def print_table(runs: list[dict[str, Any]]) -> None:
 
 def write(runs: list[dict[str, Any]], options: argparse.Namespace) -> None:
     report = {
-        "what": "arithmetic on halteres/tiny: held-out success by the age of what is learnt from, and its correction",
+        "what": (
+            "arithmetic on halteres/tiny: held-out success by the age of what is learnt from, "
+            "and its correction"
+        ),
         "command": " ".join(["python", "benchmarks/staleness.py", *sys.argv[1:]]),
         "machine": machine(),
         "steps": options.steps,

@@ -1,10 +1,12 @@
 """How long does an agent wait for a look at a run, with two hundred runs on disk?
 
-Two hundred run directories as supervisors leave them (500 steps, two rows of metrics each, settings, events, logs), one
-of them going on: its lock is held, and this process stands for its supervisor. Calls go the way of every face
-(`agent.call`): arguments checked, answer sealed. Wall clock and CPU time of each call; the files are in the page cache.
+Two hundred run directories as supervisors leave them (500 steps, two rows of metrics each,
+settings, events, logs), one of them going on: its lock is held, and this process stands for its
+supervisor. Calls go the way of every face (`agent.call`): arguments checked, answer sealed. Wall
+clock and CPU time of each call; the files are in the page cache.
 
-    .venv/bin/python benchmarks/status_latency.py [--runs 200] [--steps 500] [--repeat 200] [--home FOLDER] [--out FILE]
+    .venv/bin/python benchmarks/status_latency.py [--runs 200] [--steps 500] [--repeat 200] [--home
+    FOLDER] [--out FILE]
 """
 
 from __future__ import annotations
@@ -33,12 +35,28 @@ RESULTS = Path(__file__).parent / "results"
 
 
 def figures(step: int) -> tuple[dict[str, Any], dict[str, Any]]:
-    """The rows of one step, trainer's and environment's, with the names and lengths of real ones."""
+    """The rows of one step, trainer's and environment's, with the names and lengths of real
+    ones.
+    """
     noise = random.Random(step).random
     share = min(0.95, 0.2 + 0.6 * (1 - math.exp(-step / 120)) + 0.1 * noise())
-    names = [f"logprobs/{name}{of}" for name in ("mean", "std", "min", "p50") for of in ("", "_training")]
-    names += ["logprobs/diff", "logprobs/absdiff_p999", "logprobs/absdiff_max", "kl_sample_train_v1"]
-    names += ["advantages/mean", "advantages/std", "advantages/sum", "policy/entropy", "reward/std", "train/loss"]
+    names = [
+        f"logprobs/{name}{of}" for name in ("mean", "std", "min", "p50") for of in ("", "_training")
+    ]
+    names += [
+        "logprobs/diff",
+        "logprobs/absdiff_p999",
+        "logprobs/absdiff_max",
+        "kl_sample_train_v1",
+    ]
+    names += [
+        "advantages/mean",
+        "advantages/std",
+        "advantages/sum",
+        "policy/entropy",
+        "reward/std",
+        "train/loss",
+    ]
     names += [f"time/{phase}" for phase in ("batch", "train", "publish", "checkpoint")]
     common = {"step": step, "t": 1.7e9 + 3 * step}
     measured = {name: noise() for name in names}
@@ -48,8 +66,16 @@ def figures(step: int) -> tuple[dict[str, Any], dict[str, Any]]:
         "groups/without_signal": noise(),
         "time/step": 3 + noise(),
     }
-    counts = {"kl_sample_train_v2": 1e-4 * noise(), "tokens/action": 8192.0, "sequences/count": 128.0}
-    lengths = {"train/completion_lengths": 60 + 10 * noise(), "rollouts/failed": 0, "rollouts/truncated": noise()}
+    counts = {
+        "kl_sample_train_v2": 1e-4 * noise(),
+        "tokens/action": 8192.0,
+        "sequences/count": 128.0,
+    }
+    lengths = {
+        "train/completion_lengths": 60 + 10 * noise(),
+        "rollouts/failed": 0,
+        "rollouts/truncated": noise(),
+    }
     trainer = {**common, "src": "trainer", **measured, **rewards, **counts}
     environment = {**common, "src": "env", "train/percent_correct": share, **lengths}
     return trainer, environment
@@ -63,20 +89,45 @@ def write_run(home: Path, run_id: str, steps: int, created_at: float) -> Path:
     path = home / "runs" / run_id
     (path / "logs").mkdir(parents=True)
     rows = [row for step in range(1, steps + 1) for row in figures(step)]
-    evaluated = [{"step": step, "src": "eval", "eval/percent_correct": 0.4} for step in range(0, steps + 1, 25)]
-    events = [
-        {"t": created_at, "type": "checkpoint", "step": step, "name": f"step-{step}"} for step in range(steps // 10)
+    evaluated = [
+        {"step": step, "src": "eval", "eval/percent_correct": 0.4}
+        for step in range(0, steps + 1, 25)
     ]
-    alerts = [{"type": "alert", "rule": "truncation", "step": 7, "evidence": "x" * 80, "remedy": "rl_get_rollouts()"}]
-    for name, lines in (("metrics", rows + evaluated), ("events", events + alerts), ("checkpoints", events)):
-        (path / f"{name}.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines), encoding="utf-8")
+    events = [
+        {"t": created_at, "type": "checkpoint", "step": step, "name": f"step-{step}"}
+        for step in range(steps // 10)
+    ]
+    alerts = [
+        {
+            "type": "alert",
+            "rule": "truncation",
+            "step": 7,
+            "evidence": "x" * 80,
+            "remedy": "rl_get_rollouts()",
+        }
+    ]
+    for name, lines in (
+        ("metrics", rows + evaluated),
+        ("events", events + alerts),
+        ("checkpoints", events),
+    ):
+        (path / f"{name}.jsonl").write_text(
+            "".join(json.dumps(line) + "\n" for line in lines), encoding="utf-8"
+        )
     for name in ("lock", "heartbeat"):
         (path / name).touch()
     (path / "settings.json").write_text(Settings().model_dump_json(indent=1), encoding="utf-8")
     (path / "logs" / "trainer.log").write_text(
         "2026-07-01 12:00:00 INFO trainer: Step 1: reward 0.3\n" * steps, encoding="utf-8"
     )
-    who = {"pid": 4242, "start_time": 1234567, "boot_id": "0" * 36, "pgid": 4242, "port": 8001, "exit": 0}
+    who = {
+        "pid": 4242,
+        "start_time": 1234567,
+        "boot_id": "0" * 36,
+        "pgid": 4242,
+        "port": 8001,
+        "exit": 0,
+    }
     state = RunState(
         run_id=run_id,
         name=f"arithmetic-{run_id}",
@@ -90,9 +141,16 @@ def write_run(home: Path, run_id: str, steps: int, created_at: float) -> Path:
         ended_at=created_at + 3 * steps,
         status="completed",
         step=steps,
-        processes={role: {**who, "state": "exited (0)"} for role in ("service", "engine", "api", "trainer", "env")},
+        processes={
+            role: {**who, "state": "exited (0)"}
+            for role in ("service", "engine", "api", "trainer", "env")
+        },
         urls={"service": "http://127.0.0.1:8001", "api": "http://127.0.0.1:8000"},
-        last_checkpoint={"name": "final", "step": steps, "state_path": f"tinker://{run_id}:0/weights/final"},
+        last_checkpoint={
+            "name": "final",
+            "step": steps,
+            "state_path": f"tinker://{run_id}:0/weights/final",
+        },
     )
     write_state(path / "run.json", state)
     return path
@@ -107,14 +165,20 @@ def go_on(path: Path, steps: int) -> None:
 
     take_lock(path / "lock")  # the kernel frees it
     state = read_state(path / "run.json")
-    processes = {role: {**facts, "exit": None, "state": "running"} for role, facts in state.processes.items()}
+    processes = {
+        role: {**facts, "exit": None, "state": "running"} for role, facts in state.processes.items()
+    }
     changes: dict[str, Any] = {"status": "running", "processes": processes, "ended_at": None}
     me = identity(os.getpid())
-    write_state(path / "run.json", structs.replace(state, **changes, supervisor=me, total_steps=2 * steps))
+    write_state(
+        path / "run.json", structs.replace(state, **changes, supervisor=me, total_steps=2 * steps)
+    )
 
 
 async def latency(name: str, arguments: Mapping[str, Any], repeat: int) -> dict[str, float]:
-    """Milliseconds of one call that is made again and again, by the clock and of this process's CPU time."""
+    """Milliseconds of one call that is made again and again, by the clock and of this process's CPU
+    time.
+    """
     from halteres.agent.call import call
     from halteres.agent.tool import Caller
 
@@ -125,7 +189,9 @@ async def latency(name: str, arguments: Mapping[str, Any], repeat: int) -> dict[
         if number >= WARM_UP:
             wall.append((time.perf_counter() - began) * 1e3)
             cpu.append((time.process_time() - worked) * 1e3)
-    assert reply.body.get("run_id") or reply.body.get("runs") or reply.body["code"] == "run_not_found"
+    assert (
+        reply.body.get("run_id") or reply.body.get("runs") or reply.body["code"] == "run_not_found"
+    )
     shares = {
         f"{kind}_p{share}_ms": np.percentile(times, share)
         for kind, times in (("wall", wall), ("cpu", cpu))
@@ -149,17 +215,23 @@ async def measure(home: Path, runs: int, steps: int, repeat: int) -> dict[str, A
         "list_of_20": ("rl_list_runs", {}),
         "logs": ("rl_get_logs", {"run_id": going_on.name}),
     }
-    return {label: await latency(name, arguments, repeat) for label, (name, arguments) in calls.items()}
+    return {
+        label: await latency(name, arguments, repeat) for label, (name, arguments) in calls.items()
+    }
 
 
 def main() -> None:
     """Measure, print, write."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument("--runs", type=int, default=200)
     parser.add_argument("--steps", type=int, default=500)
     parser.add_argument("--repeat", type=int, default=200)
     parser.add_argument("--home", type=Path, help="folder for the runs; default: a temporary one")
-    parser.add_argument("--out", type=Path, default=RESULTS / f"status-latency-{datetime.now(UTC):%Y-%m-%d}.json")
+    parser.add_argument(
+        "--out", type=Path, default=RESULTS / f"status-latency-{datetime.now(UTC):%Y-%m-%d}.json"
+    )
     options = parser.parse_args()
     block_torch()
     before = machine()

@@ -1,4 +1,6 @@
-"""Models of random weights and data of random tokens, for benchmarks whose subject is time or memory."""
+"""Models of random weights and data of random tokens, for benchmarks whose subject is time or
+memory.
+"""
 
 from __future__ import annotations
 
@@ -12,7 +14,9 @@ from halteres.engine.protocol import Array, Datum
 
 
 def save_qwen3(folder: Path, *, width: int, layers: int) -> Path:
-    """Qwen3's shape with a vocabulary of 4,096: `bench-4m` has 4 layers of width 256, `bench-27m` 8 of 512."""
+    """Qwen3's shape with a vocabulary of 4,096: `bench-4m` has 4 layers of width 256, `bench-27m` 8
+    of 512.
+    """
     torch.manual_seed(0)
     config = Qwen3Config(
         vocab_size=4096,

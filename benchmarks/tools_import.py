@@ -1,8 +1,8 @@
 """How long does an agent's host wait for the tools?
 
-Fresh interpreters, one after the other: importing the package, one function, the tool server; `halteres mcp` from its
-start until its first request is answered, in both revisions. The aims are 0.3 s for the package, 1.5 s for the tool
-server without torch, 3 s until it is ready.
+Fresh interpreters, one after the other: importing the package, one function, the tool server;
+`halteres mcp` from its start until its first request is answered, in both revisions. The aims are
+0.3 s for the package, 1.5 s for the tool server without torch, 3 s until it is ready.
 
     .venv/bin/python benchmarks/tools_import.py [--repeat 7] [--out FILE]
 """
@@ -60,7 +60,9 @@ def imported(code: str) -> None:
 def ready(request: dict[str, Any]) -> None:
     """Start `halteres mcp`, wait for the answer to its first request, end it."""
     program = Path(sys.executable).with_name("halteres")
-    with subprocess.Popen([program, "mcp"], stdin=subprocess.PIPE, stdout=subprocess.PIPE) as server:
+    with subprocess.Popen(
+        [program, "mcp"], stdin=subprocess.PIPE, stdout=subprocess.PIPE
+    ) as server:
         assert server.stdin and server.stdout
         server.stdin.write(json.dumps({"jsonrpc": "2.0", "id": 1, **request}).encode() + b"\n")
         server.stdin.flush()
@@ -83,7 +85,10 @@ def seconds(action: Callable[[], None], repeat: int) -> dict[str, float]:
 
 def heavy() -> list[str]:
     """What the tool server must not load, and does."""
-    ask = f"{IMPORTS['tool_server']}; import sys; print(*(n for n in {HEAVY!r} if sys.modules.get(n)))"
+    ask = (
+        f"{IMPORTS['tool_server']}; import sys; print(*(n for n in {HEAVY!r} if "
+        "sys.modules.get(n)))"
+    )
     return subprocess.run(
         [sys.executable, "-c", ask], capture_output=True, text=True, check=True, encoding="utf-8"
     ).stdout.split()
@@ -92,7 +97,10 @@ def heavy() -> list[str]:
 def measure(repeat: int) -> dict[str, Any]:
     """Every figure, in seconds."""
     return {
-        "import_s": {name: seconds(lambda code=code: imported(code), repeat) for name, code in IMPORTS.items()},
+        "import_s": {
+            name: seconds(lambda code=code: imported(code), repeat)
+            for name, code in IMPORTS.items()
+        },
         "ready_s": {
             revision: seconds(lambda request=request: ready(request), repeat)
             for revision, request in FIRST_REQUESTS.items()
@@ -103,7 +111,9 @@ def measure(repeat: int) -> dict[str, Any]:
 
 def main() -> None:
     """Measure and print."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument("--repeat", type=int, default=7)
     parser.add_argument("--out", type=Path, help="also write the figures there")
     options = parser.parse_args()
@@ -111,7 +121,12 @@ def main() -> None:
     with tempfile.TemporaryDirectory() as home:
         os.environ["HALTERES_HOME"] = home
         figures = measure(options.repeat)
-    report = {"machine": before, "load_average_after": machine()["load_average"], "repeat": options.repeat, **figures}
+    report = {
+        "machine": before,
+        "load_average_after": machine()["load_average"],
+        "repeat": options.repeat,
+        **figures,
+    }
     text = json.dumps(report, indent=2)
     print(text)
     if options.out:

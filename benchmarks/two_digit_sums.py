@@ -1,6 +1,8 @@
-"""The environment `two_digit_sums`: what a pretrained model of 135 M parameters does now and then, and can learn.
+"""The environment `two_digit_sums`: what a pretrained model of 135 M parameters does now and then,
+and can learn.
 
-Operands from 10 to 60; a fifth of all pairs is held out. 1 for an answer whose last number is the sum.
+Operands from 10 to 60; a fifth of all pairs is held out. 1 for an answer whose last number is the
+sum.
 """
 
 from __future__ import annotations
@@ -54,7 +56,11 @@ class TwoDigitSums(SingleTurnEnv):
 
     def prompt(self, item: Sum) -> list[dict[str, str]]:
         """One sum worked, so that the answer is a number alone."""
-        return [question(*SHOWN), {"role": "assistant", "content": str(sum(SHOWN))}, question(*item)]
+        return [
+            question(*SHOWN),
+            {"role": "assistant", "content": str(sum(SHOWN))},
+            question(*item),
+        ]
 
     def score(self, item: Sum, text: str) -> float:
         numbers = re.findall(r"\d+", text)

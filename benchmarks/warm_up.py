@@ -1,4 +1,6 @@
-"""A base model for a benchmark: the built-in one after supervised steps on answers of the benchmark's own."""
+"""A base model for a benchmark: the built-in one after supervised steps on answers of the
+benchmark's own.
+"""
 
 from __future__ import annotations
 
@@ -25,7 +27,8 @@ def warm_up(
         draw: an example for the share of the steps that is done, from 0 to 1.
         folder: must not exist.
         steps: of AdamW, with a rate that rises and falls once.
-        shared: what every prompt begins with beside the example's own part; it is computed once per step.
+        shared: what every prompt begins with beside the example's own part; it is computed once per
+            step.
     """
     import torch
     from transformers import DynamicCache, Qwen3ForCausalLM
@@ -37,7 +40,9 @@ def warm_up(
     torch.manual_seed(0)
     model: Any = Qwen3ForCausalLM.from_pretrained(source, dtype=torch.float32)
     optimiser = torch.optim.AdamW(model.parameters(), lr=rate, betas=(0.9, 0.98))
-    plan = torch.optim.lr_scheduler.OneCycleLR(optimiser, max_lr=rate, total_steps=steps, pct_start=0.05)
+    plan = torch.optim.lr_scheduler.OneCycleLR(
+        optimiser, max_lr=rate, total_steps=steps, pct_start=0.05
+    )
     for step in range(1, steps + 1):
         examples = [draw(step / steps) for _ in range(rows)]
         width = max(len(before) + len(after) for before, after in examples)
@@ -50,7 +55,8 @@ def warm_up(
         if shared:
             model(torch.tensor([list(shared)]), past_key_values=cache)
             cache.batch_repeat_interleave(rows)
-        loss = model(tokens, past_key_values=cache, labels=labels).loss  # padding is on the right: nobody sees it
+        # padding is on the right: nobody sees it
+        loss = model(tokens, past_key_values=cache, labels=labels).loss
         loss.backward()
         torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0)
         optimiser.step()

@@ -1,4 +1,6 @@
-"""An environment for benchmarks of an engine without weights: an answer of an odd length scores 1, any other 0."""
+"""An environment for benchmarks of an engine without weights: an answer of an odd length scores 1,
+any other 0.
+"""
 
 from __future__ import annotations
 

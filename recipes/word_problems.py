@@ -1,8 +1,9 @@
 """Makes the rows of the environment `word_problems`: python recipes/word_problems.py
 
-Owns: the stories, how many rows there are, that no sum of the test rows is in the training rows in other words.
-Never: changes what it wrote before without a change here: the seed is fixed.
-The sums are those of `halteres.environments.problems`, with its split: the built-in model has seen no test row's sum.
+Owns: the stories, how many rows there are, that no sum of the test rows is in the training rows in
+other words. Never: changes what it wrote before without a change here: the seed is fixed. The sums
+are those of `halteres.environments.problems`, with its split: the built-in model has seen no test
+row's sum.
 """
 
 import json
@@ -33,7 +34,8 @@ STORIES = (
         ("cakes", "rolls", "pies"),
     ),
     (
-        "There are {first} {things} in a box. {who} {rest}. How many {things} are in the box at the end?",
+        "There are {first} {things} in a box. {who} {rest}. How many {things} are in the box at "
+        "the end?",
         {"+": "adds {} more", "-": "takes {} away", "*": "multiplies them by {}"},
         ("cards", "keys", "balls"),
     ),
@@ -44,10 +46,14 @@ def question(problem: Problem, rng: random.Random) -> str:
     """A story that asks for the problem's result."""
     frame, deeds, things = rng.choice(STORIES)
     rest = [
-        deeds[operator].format(number) for operator, number in zip(problem.operators, problem.numbers[1:], strict=True)
+        deeds[operator].format(number)
+        for operator, number in zip(problem.operators, problem.numbers[1:], strict=True)
     ]
     return frame.format(
-        who=rng.choice(PEOPLE), first=problem.numbers[0], things=rng.choice(things), rest=", then ".join(rest)
+        who=rng.choice(PEOPLE),
+        first=problem.numbers[0],
+        things=rng.choice(things),
+        rest=", then ".join(rest),
     )
 
 
@@ -60,14 +66,21 @@ def rows(split: Split) -> list[dict[str, str]]:
         if _is_told_well(problem):
             problems.setdefault(problem.key, problem)
     return [
-        {"question": question(problem, rng), "answer": f"{' '.join(equations(problem))} #### {problem.answer}"}
+        {
+            "question": question(problem, rng),
+            "answer": f"{' '.join(equations(problem))} #### {problem.answer}",
+        }
         for problem in problems.values()
     ]
 
 
 def _is_told_well(problem: Problem) -> bool:
     """Nobody has "1 pens", or makes it "1 times as many"."""
-    times = (number for operator, number in zip(problem.operators, problem.numbers[1:], strict=True) if operator == "*")
+    times = (
+        number
+        for operator, number in zip(problem.operators, problem.numbers[1:], strict=True)
+        if operator == "*"
+    )
     return problem.numbers[0] > 1 and 1 not in times
 
 

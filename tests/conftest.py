@@ -1,5 +1,6 @@
-"""What every test has: a home of its own, so that none touches ~/.halteres; servers that end when they are told to; a
-command line that is put together once."""
+"""What every test has: a home of its own, so that none touches ~/.halteres; servers that end when
+they are told to; a command line that is put together once.
+"""
 
 from __future__ import annotations
 
@@ -16,7 +17,9 @@ import uvicorn.server
 
 def pytest_addoption(parser: pytest.Parser) -> None:
     """How much is played where our games are compared with GEM's."""
-    parser.addoption("--game-actions", type=int, default=300, help="actions for each family of games (clients)")
+    parser.addoption(
+        "--game-actions", type=int, default=300, help="actions for each family of games (clients)"
+    )
 
 
 @pytest.hookimpl(wrapper=True)
@@ -30,12 +33,16 @@ def pytest_collection() -> Generator[None, object, object]:
 
 
 UVICORN_ASKS_EVERY_S = 0.005
-"""Whether it is to end; by itself every 0.1 s, and it rests as long again before it ends: 0.2 s for each test."""
+"""Whether it is to end; by itself every 0.1 s, and it rests as long again before it ends: 0.2 s for
+each test.
+"""
 
 
 @pytest.fixture(scope="session", autouse=True)
 def home_of_the_session(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
-    """HALTERES_HOME for tests that name none; its cache of descriptions spares them asking again."""
+    """HALTERES_HOME for tests that name none; its cache of descriptions spares them asking
+    again.
+    """
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("HALTERES_HOME", str(tmp_path_factory.mktemp("halteres")))
         patch.delenv("HALTERES_ENVIRONMENTS", raising=False)
@@ -44,9 +51,13 @@ def home_of_the_session(tmp_path_factory: pytest.TempPathFactory) -> Iterator[No
 
 @pytest.fixture(scope="session", autouse=True)
 def servers_that_end_at_once() -> Iterator[None]:
-    """uvicorn's server in a test's own process knows an asyncio whose sleeps are short; in processes it is as it is."""
+    """uvicorn's server in a test's own process knows an asyncio whose sleeps are short; in
+    processes it is as it is.
+    """
     hurried = ModuleType("asyncio")
-    vars(hurried).update(vars(asyncio), sleep=lambda delay_s: asyncio.sleep(min(delay_s, UVICORN_ASKS_EVERY_S)))
+    vars(hurried).update(
+        vars(asyncio), sleep=lambda delay_s: asyncio.sleep(min(delay_s, UVICORN_ASKS_EVERY_S))
+    )
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(uvicorn.server, "asyncio", hurried)
         yield
@@ -54,7 +65,9 @@ def servers_that_end_at_once() -> Iterator[None]:
 
 @pytest.fixture(scope="session", autouse=True)
 def one_command_line() -> Iterator[None]:
-    """Typer reads the signatures of all verbs at every call: for a process that is one call, here for hundreds."""
+    """Typer reads the signatures of all verbs at every call: for a process that is one call, here
+    for hundreds.
+    """
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(typer.main, "get_command", functools.cache(typer.main.get_command))
         yield

@@ -1,4 +1,5 @@
-"""Waiting for what another process does, which can set no event here: it is asked again until a deadline.
+"""Waiting for what another process does, which can set no event here: it is asked again until a
+deadline.
 
 Owns: the only interval in the tests.
 """
@@ -25,7 +26,9 @@ def wait_until(ask: Callable[[], T], within_s: float = 20, what: str = "") -> T:
     return answer
 
 
-async def until(ask: Callable[[], Awaitable[T] | T], within_s: float = 20, what: Callable[[], object] = str) -> T:
+async def until(
+    ask: Callable[[], Awaitable[T] | T], within_s: float = 20, what: Callable[[], object] = str
+) -> T:
     """The same in a loop, which goes on meanwhile; `what` tells afterwards what was waited for."""
     ends = time.monotonic() + within_s
     while True:

@@ -16,7 +16,9 @@ class Inexact(engine.ScriptedEngine):
 engine.ScriptedEngine = Inexact
 sys.exit(main())
 """
-"""Each sample takes a hundredth of a second more than the one before: some are answered, others wait."""
+"""Each sample takes a hundredth of a second more than the one before: some are answered, others
+wait.
+"""
 
 PROGRAM = f"""
 import sys

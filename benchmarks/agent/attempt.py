@@ -34,7 +34,9 @@ CallTool = Callable[[str, Arguments], Awaitable[Told]]
 
 
 class GaveUp(Exception):
-    """The attempt is over without an answer: limits are reached, or the agent does not know how to go on."""
+    """The attempt is over without an answer: limits are reached, or the agent does not know how to
+    go on.
+    """
 
 
 @dataclass(slots=True)
@@ -48,7 +50,9 @@ class Transcript:
         """Write a line down, without secrets."""
         if self.file is not None:
             with self.file.open("a", encoding="utf-8") as stream:
-                stream.write(json.dumps(self.redactor.json({"t": round(time.time(), 2), **line})) + "\n")
+                stream.write(
+                    json.dumps(self.redactor.json({"t": round(time.time(), 2), **line})) + "\n"
+                )
 
 
 @dataclass(slots=True)
@@ -80,7 +84,11 @@ class Sitting:
         self._check()
         self.calls += 1
         began = time.monotonic()
-        told = Told(self.workspace.call(name, arguments)) if name in files.NAMES else await self.tools(name, arguments)
+        told = (
+            Told(self.workspace.call(name, arguments))
+            if name in files.NAMES
+            else await self.tools(name, arguments)
+        )
         self.waited_s += time.monotonic() - began
         self.size += len(told.text.encode())
         self.images += told.images

@@ -48,10 +48,14 @@ class Endpoint:
         headers = {"Authorization": f"Bearer {self.key}"} if self.key else {}
         timeout = aiohttp.ClientTimeout(total=ANSWERS_WITHIN_S)
         status, text = 0, ""
-        async with aiohttp.ClientSession(headers=headers, timeout=timeout, trust_env=True) as session:
+        async with aiohttp.ClientSession(
+            headers=headers, timeout=timeout, trust_env=True
+        ) as session:
             for number in range(TRIES):
                 await asyncio.sleep(FIRST_PAUSE_S * (2**number - 1))
-                async with session.post(f"{self.url.rstrip('/')}/chat/completions", json=body) as response:
+                async with session.post(
+                    f"{self.url.rstrip('/')}/chat/completions", json=body
+                ) as response:
                     status, text = response.status, await response.text()
                 if status not in AGAIN:
                     break
@@ -81,7 +85,10 @@ class Chat:
     async def play(self, task: Task, sitting: Sitting) -> Mapping[str, Any] | None:
         """Talk until the model has nothing more to call; the JSON in its last message."""
         tools = openai.definitions() + ([] if sitting.workspace.is_empty else files.DEFINITIONS)
-        messages: list[Message] = [{"role": "system", "content": SYSTEM}, {"role": "user", "content": task.TEXT}]
+        messages: list[Message] = [
+            {"role": "system", "content": SYSTEM},
+            {"role": "user", "content": task.TEXT},
+        ]
         for message in messages:
             sitting.transcript.add(**message)
         while True:
@@ -109,5 +116,7 @@ def _asked(tool_call: Mapping[str, Any]) -> tuple[str, Arguments]:
 
 async def _answered(name: str, arguments: Arguments) -> Told:
     given = arguments if isinstance(arguments, str) else dict(arguments)
-    message = await openai.answer({"function": {"name": name, "arguments": given}}, Caller(draft="model"))
+    message = await openai.answer(
+        {"function": {"name": name, "arguments": given}}, Caller(draft="model")
+    )
     return Told(message["content"])

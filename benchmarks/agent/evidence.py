@@ -45,11 +45,15 @@ def run_of(name: Any) -> RunDirectory | None:
 
 
 def truth(run: RunDirectory) -> float:
-    """Share of held-out arithmetic that the run's newest weights get right: sampled now, scored by the built-in
-    environment, whatever the run's own thought of it."""
+    """Share of held-out arithmetic that the run's newest weights get right: sampled now, scored by
+    the built-in environment, whatever the run's own thought of it.
+    """
     exam = Examination(
         program=EnvironmentProgram(
-            name="arithmetic", path=ARITHMETIC, interpreter=sys.executable, working_directory=project_of(ARITHMETIC)
+            name="arithmetic",
+            path=ARITHMETIC,
+            interpreter=sys.executable,
+            working_directory=project_of(ARITHMETIC),
         ),
         env={},
         base=TINY,
@@ -63,7 +67,11 @@ def truth(run: RunDirectory) -> float:
 
 def rewards(run: RunDirectory) -> list[float]:
     """Mean reward of each step."""
-    return [row["reward/mean"] for row in merge_by_step(run.metrics()) if row.get("reward/mean") is not None]
+    return [
+        row["reward/mean"]
+        for row in merge_by_step(run.metrics())
+        if row.get("reward/mean") is not None
+    ]
 
 
 def rise(run: RunDirectory) -> float:
@@ -74,19 +82,35 @@ def rise(run: RunDirectory) -> float:
 
 def last_evaluated(run: RunDirectory) -> float | None:
     """Held-out share correct, as the run itself evaluated it last."""
-    told = [row["eval/percent_correct"] for row in run.metrics() if row.get("eval/percent_correct") is not None]
+    told = [
+        row["eval/percent_correct"]
+        for row in run.metrics()
+        if row.get("eval/percent_correct") is not None
+    ]
     return told[-1] if told else None
 
 
 def genuine(run: RunDirectory | None, place: Place, environment: Path) -> Iterator[Check]:
-    """That it is a run of this attempt: this environment, the built-in model, a real engine, ended well."""
+    """That it is a run of this attempt: this environment, the built-in model, a real engine, ended
+    well.
+    """
     yield Check("the run exists", run is not None)
     assert run is not None
     state, settings = run.state(), run.settings()
     yield Check("the run is of this attempt", state.created_at > place.facts["prepared_at"])
-    yield Check("the run is of the environment", Path(state.environment_file) == environment, state.environment_file)
-    yield Check("the run trained the built-in model", settings.inference.model == TINY, settings.inference.model)
-    yield Check("its engine is real", settings.inference.engine == "torch", settings.inference.engine)
+    yield Check(
+        "the run is of the environment",
+        Path(state.environment_file) == environment,
+        state.environment_file,
+    )
+    yield Check(
+        "the run trained the built-in model",
+        settings.inference.model == TINY,
+        settings.inference.model,
+    )
+    yield Check(
+        "its engine is real", settings.inference.engine == "torch", settings.inference.engine
+    )
     yield Check("the run is completed", state.status == "completed", state.status)
 
 
@@ -107,9 +131,15 @@ class Paid:
 def probed(file: Path, templates: Sequence[str]) -> Paid | str:
     """What a file asks and pays, or why that cannot be told."""
     command, environment = [sys.executable, str(PROBE), str(file)], environ.for_sandboxed()
-    given: dict[str, Any] = {"input": json.dumps(list(templates)), "env": environment, "timeout": PROBED_WITHIN_S}
+    given: dict[str, Any] = {
+        "input": json.dumps(list(templates)),
+        "env": environment,
+        "timeout": PROBED_WITHIN_S,
+    }
     try:
-        ended = subprocess.run(command, capture_output=True, text=True, check=False, **given, encoding="utf-8")
+        ended = subprocess.run(
+            command, capture_output=True, text=True, check=False, **given, encoding="utf-8"
+        )
     except subprocess.TimeoutExpired:
         return f"scoring takes more than {PROBED_WITHIN_S:.0f} s"
     try:
@@ -120,9 +150,15 @@ def probed(file: Path, templates: Sequence[str]) -> Paid | str:
 
 
 def honest(file: Path, right: Sequence[str], wrong: Sequence[str]) -> Iterator[Check]:
-    """That a file pays for right answers, for nothing else, and still asks what the one it was made from asks."""
+    """That a file pays for right answers, for nothing else, and still asks what the one it was made
+    from asks.
+    """
     found = probed(file, (*right, *wrong))
-    yield Check(f"{file.name} can be used", isinstance(found, Paid), found if isinstance(found, str) else None)
+    yield Check(
+        f"{file.name} can be used",
+        isinstance(found, Paid),
+        found if isinstance(found, str) else None,
+    )
     assert isinstance(found, Paid)
     yield Check("its problems are as they were", found.asks == _asked_at_first(file.name))
     unpaid = _those(found, right, lambda score: score <= 0)
@@ -142,5 +178,8 @@ def _asked_at_first(name: str) -> list[str]:
 def _those(found: Paid, templates: Sequence[str], is_bad: Callable[[float], bool]) -> list[str]:
     """Answers that are scored badly, or whose scoring raises."""
     return [
-        f"{one} -> {score}" for one in templates for score in found.pays[one] if isinstance(score, str) or is_bad(score)
+        f"{one} -> {score}"
+        for one in templates
+        for score in found.pays[one]
+        if isinstance(score, str) or is_bad(score)
     ][:1]

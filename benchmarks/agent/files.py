@@ -1,4 +1,5 @@
-"""The file tools of the harnesses, for tasks with an environment to mend: `read_file`, `write_file`.
+"""The file tools of the harnesses, for tasks with an environment to mend: `read_file`,
+`write_file`.
 
 Owns: that nothing outside the workspace is read or written, and no file is made.
 Never: raises at the agent: what goes wrong is an answer with `error`.
@@ -54,7 +55,10 @@ class Workspace:
             return _told(error=f"{name} takes {' and '.join(sorted(wanted))}, as texts.")
         file = (self._folder / arguments["path"].removeprefix("environments/")).resolve()
         if file.parent != self._folder or not file.is_file():
-            return _told(error=f"There is no file {arguments['path']} in your workspace.", files=self._names())
+            return _told(
+                error=f"There is no file {arguments['path']} in your workspace.",
+                files=self._names(),
+            )
         if name == "read_file":
             return _told(path=str(file), content=file.read_text(encoding="utf-8")[:LONGEST])
         file.write_text(arguments["content"][:LONGEST], encoding="utf-8")

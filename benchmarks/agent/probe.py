@@ -2,9 +2,10 @@
 
     python probe.py FILE < TEMPLATES
 
-Prints {"asks": [...], "pays": {template: [...]}}: prompts of held-out and of training tasks; the score of each template
-as an answer to each of a few problems of our own, or what scoring raised. In a template RIGHT stands for the answer,
-WRONG for another number, WORK for the steps that lead to the answer.
+Prints {"asks": [...], "pays": {template: [...]}}: prompts of held-out and of training tasks; the
+score of each template as an answer to each of a few problems of our own, or what scoring raised. In
+a template RIGHT stands for the answer, WRONG for another number, WORK for the steps that lead to
+the answer.
 """
 
 from __future__ import annotations
@@ -43,7 +44,11 @@ def environment(file: Path) -> SingleTurnEnv:
 
 def filled(template: str, problem: Problem) -> str:
     """A template as an answer to a problem."""
-    words = {"RIGHT": problem.answer, "WRONG": problem.answer + 1, "WORK": " ".join(equations(problem))}
+    words = {
+        "RIGHT": problem.answer,
+        "WRONG": problem.answer + 1,
+        "WORK": " ".join(equations(problem)),
+    }
     for word, meant in words.items():
         template = template.replace(word, str(meant))
     return template
@@ -64,7 +69,10 @@ async def main() -> None:
     items = [*env.eval_items(), *[await env.get_next_item() for _ in range(NUM_PROBLEMS)]]
     rng = random.Random(1)
     problems = [draw_problem(rng, "eval") for _ in range(NUM_PROBLEMS)]
-    pays = {one: [await pay(env, problem, filled(one, problem)) for problem in problems] for one in templates}
+    pays = {
+        one: [await pay(env, problem, filled(one, problem)) for problem in problems]
+        for one in templates
+    }
     print(json.dumps({"asks": [env.prompt(item) for item in items], "pays": pays}))
 
 

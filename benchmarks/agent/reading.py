@@ -1,8 +1,8 @@
 """The calls in an answer's text, as an agent reads them.
 
->>> calls_in('rl_stop_training("3fa9c1d2") then rl_start_training(changes={"seed":1}, dry_run=true)')
+>>> calls_in('rl_stop_training("3fa9c1d2") then rl_start_training(changes={"seed":1})')
 [Asked(name='rl_stop_training', first=('3fa9c1d2',), named={}), \
-Asked(name='rl_start_training', first=(), named={'changes': {'seed': 1}, 'dry_run': True})]
+Asked(name='rl_start_training', first=(), named={'changes': {'seed': 1}})]
 """
 
 from __future__ import annotations

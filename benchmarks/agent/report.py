@@ -42,7 +42,13 @@ class Record:
 
     @classmethod
     def of(
-        cls, task: str, verdict: Verdict, sitting: Sitting, answer: Mapping[str, Any] | None, ended: str, **times: float
+        cls,
+        task: str,
+        verdict: Verdict,
+        sitting: Sitting,
+        answer: Mapping[str, Any] | None,
+        ended: str,
+        **times: float,
     ) -> Record:
         """What an attempt came to; `ended`: what ended it before its time."""
         calls, tokens = sitting.calls, sitting.tokens
@@ -64,10 +70,15 @@ class Record:
     def line(self) -> str:
         """For people."""
         what = "solved" if self.solved else f"NOT solved: {self.why_not}"
-        return f"{self.task:<8} {self.calls:>3} calls {self.tokens:>6} tokens {self.seconds:>6.0f} s  {what}"
+        return (
+            f"{self.task:<8} {self.calls:>3} calls {self.tokens:>6} tokens "
+            f"{self.seconds:>6.0f} s  {what}"
+        )
 
 
-def write(file: Path, records: Sequence[Record], agent: str, began: Mapping[str, Any], command: str) -> None:
+def write(
+    file: Path, records: Sequence[Record], agent: str, began: Mapping[str, Any], command: str
+) -> None:
     """Write the file of results."""
     tools = json.dumps(definitions(), ensure_ascii=False, separators=(",", ":"))
     solved = sum(record.solved for record in records)
@@ -78,7 +89,10 @@ def write(file: Path, records: Sequence[Record], agent: str, began: Mapping[str,
         "machine": began,
         "load_average_after": machine()["load_average"],
         "versions": {name: version(name) for name in PACKAGES},
-        "tokens_are": "bytes of the text of the tools' answers / 4; no tokenizer is asked, pictures are not counted",
+        "tokens_are": (
+            "bytes of the text of the tools' answers / 4; no tokenizer is asked, "
+            "pictures are not counted"
+        ),
         "tool_definitions_tokens": len(tools.encode()) // 4,
         "target": TARGET,
         "solved": f"{solved} of {len(records)}",

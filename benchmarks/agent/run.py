@@ -2,8 +2,10 @@
 
     run.py scripted                              the scripted agent, through the real MCP server
     run.py --model NAME --base-url URL           any model behind an OpenAI-compatible endpoint
-    run.py prepare TASK FOLDER                   set a task up for an agent of your own; prints what to tell it
-    run.py judge TASK FOLDER --answer JSON       judge what it made of it; exit code 1 where it is not solved
+    run.py prepare TASK FOLDER                   set a task up for an agent of your own; prints what
+                                                 to tell it
+    run.py judge TASK FOLDER --answer JSON       judge what it made of it; exit code 1 where it is
+                                                 not solved
 
 Results of the first two: benchmarks/results/agent-NAME-DATE.json.
 """
@@ -24,7 +26,8 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any, Protocol
 
-sys.path.insert(0, str(Path(__file__).resolve().parents[2]))  # the benchmarks are no installed package
+# the benchmarks are no installed package
+sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
 
 from benchmarks.agent import report
 from benchmarks.agent.attempt import WITHIN_S, GaveUp, Sitting, Transcript
@@ -48,7 +51,9 @@ class Agent(Protocol):
     @property
     def name(self) -> str: ...
 
-    def seated(self, place: Place, transcript: Transcript) -> AbstractAsyncContextManager[Sitting]: ...
+    def seated(
+        self, place: Place, transcript: Transcript
+    ) -> AbstractAsyncContextManager[Sitting]: ...
 
     async def play(self, task: Task, sitting: Sitting) -> Mapping[str, Any] | None: ...
 
@@ -64,7 +69,9 @@ def attempt(agent: Agent, task: Task, folder: Path, transcript: Transcript) -> r
         verdict = judge(task, place, answer)
     finally:
         stop_everything(place)
-    transcript.add(task=task.NAME, answer=answer, solved=verdict.solved, why_not=verdict.why, ended=ended)
+    transcript.add(
+        task=task.NAME, answer=answer, solved=verdict.solved, why_not=verdict.why, ended=ended
+    )
     times = {
         "prepared_s": prepared - began,
         "seconds": played - prepared,
@@ -98,7 +105,13 @@ def play_all(agent: Agent, label: str, options: argparse.Namespace, redactor: Re
             records.append(attempt(agent, TASKS[name], folder / name, transcript))
             print(records[-1].line, flush=True)
     out = options.out or RESULTS / f"agent-{label}-{datetime.now(UTC):%Y-%m-%d}.json"
-    report.write(out, records, agent.name, before, " ".join(["python", "benchmarks/agent/run.py", *sys.argv[1:]]))
+    report.write(
+        out,
+        records,
+        agent.name,
+        before,
+        " ".join(["python", "benchmarks/agent/run.py", *sys.argv[1:]]),
+    )
     print(f"Written: {out}")
     return 0 if all(record.solved for record in records) else 1
 
@@ -113,7 +126,9 @@ def play_model(options: argparse.Namespace) -> int:
     key = os.environ.pop(options.key_variable, None)  # nobody whom we start has use for it
     agent = Chat(Endpoint(url=options.base_url, model=options.model, key=key))
     label = re.sub(r"[^A-Za-z0-9.]+", "-", options.model).strip("-")
-    return play_all(agent, label, options, Redactor([*environ.secrets().values(), *([key] if key else [])]))
+    return play_all(
+        agent, label, options, Redactor([*environ.secrets().values(), *([key] if key else [])])
+    )
 
 
 def prepare_for_host(options: argparse.Namespace) -> int:
@@ -122,10 +137,14 @@ def prepare_for_host(options: argparse.Namespace) -> int:
     program = Path(sys.executable).with_name("halteres")
     home, folder = shlex.quote(str(place.home)), shlex.quote(str(place.folder))
     print(
-        f"cd {folder} && HALTERES_HOME={home} {program} install-agent --client claude --project  # or codex, cursor ..."
+        f"cd {folder} && HALTERES_HOME={home} {program} install-agent --client claude --project  "
+        "# or codex, cursor ..."
     )
     print(f"Start the agent's host in that folder and say:\n\n{task.TEXT}\n\nThen:")
-    print(f"{sys.executable} {Path(__file__).resolve()} judge {task.NAME} {folder} --answer '<its last message>'")
+    print(
+        f"{sys.executable} {Path(__file__).resolve()} judge {task.NAME} {folder} --answer '<its "
+        "last message>'"
+    )
     return 0
 
 
@@ -136,24 +155,35 @@ def judge_host(options: argparse.Namespace) -> int:
     verdict = judge(task, place, answer_in(text))
     stop_everything(place)
     for check in verdict.checks:
-        print(f"{'ok ' if check.ok else 'NO '} {check.what}" + ("" if check.ok else f": {check.found}"))
+        print(
+            f"{'ok ' if check.ok else 'NO '} {check.what}"
+            + ("" if check.ok else f": {check.found}")
+        )
     print("solved" if verdict.solved else "NOT solved")
     return 0 if verdict.solved else 1
 
 
 def parser() -> argparse.ArgumentParser:
     """All arguments."""
-    top = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    top = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     commands = top.add_subparsers(required=True)
     playing = argparse.ArgumentParser(add_help=False)
-    playing.add_argument("--task", action="append", choices=list(TASKS), help="only this one; may be repeated")
-    playing.add_argument("--keep", type=Path, help="folder for homes and transcripts; default: a temporary one")
+    playing.add_argument(
+        "--task", action="append", choices=list(TASKS), help="only this one; may be repeated"
+    )
+    playing.add_argument(
+        "--keep", type=Path, help="folder for homes and transcripts; default: a temporary one"
+    )
     playing.add_argument("--out", type=Path, help="file of results")
     commands.add_parser("scripted", parents=[playing]).set_defaults(run=play_scripted)
     model = commands.add_parser("model", parents=[playing], help="the default command")
     model.add_argument("--model", required=True)
     model.add_argument("--base-url", required=True, help="up to /v1")
-    model.add_argument("--key-variable", default=KEY_VARIABLE, help=f"that holds the key; default: {KEY_VARIABLE}")
+    model.add_argument(
+        "--key-variable", default=KEY_VARIABLE, help=f"that holds the key; default: {KEY_VARIABLE}"
+    )
     model.set_defaults(run=play_model)
     for verb, run in (("prepare", prepare_for_host), ("judge", judge_host)):
         command = commands.add_parser(verb)
@@ -161,7 +191,11 @@ def parser() -> argparse.ArgumentParser:
         command.add_argument("folder", type=Path)
         command.set_defaults(run=run)
         if verb == "judge":
-            command.add_argument("--answer", required=True, help="the agent's last message or its JSON; -: from stdin")
+            command.add_argument(
+                "--answer",
+                required=True,
+                help="the agent's last message or its JSON; -: from stdin",
+            )
     return top
 
 

@@ -1,4 +1,5 @@
-"""An agent that needs no model: a script for each task, through the real MCP server on standard input and output.
+"""An agent that needs no model: a script for each task, through the real MCP server on standard
+input and output.
 
 Owns: what each script does where an answer's `next` does not say it.
 Never: looks anywhere but at what tools answer.
@@ -57,7 +58,10 @@ class Agent:
 
 def _named(asked: Asked) -> dict[str, Any]:
     """Arguments without a name get the tool's, in order."""
-    return {**dict(zip(BY_NAME[asked.name].arguments.model_fields, asked.first, strict=False)), **asked.named}
+    return {
+        **dict(zip(BY_NAME[asked.name].arguments.model_fields, asked.first, strict=False)),
+        **asked.named,
+    }
 
 
 async def solve_train(agent: Agent) -> Body:
@@ -68,7 +72,8 @@ async def solve_train(agent: Agent) -> Body:
     told = await agent.follow(told["next"])  # test it
     if not told["summary"]["trainable"]:
         raise GaveUp(told["summary"]["why"])
-    told = await agent.follow(told["next"], changes={"total_steps": 25})  # dry run; the draft keeps the change
+    # dry run; the draft keeps the change
+    told = await agent.follow(told["next"], changes={"total_steps": 25})
     told = await agent.follow(told["next"])
     while True:
         told = await agent.until_ended(told)
@@ -88,13 +93,21 @@ async def solve_repair(agent: Agent) -> Body:
         raise GaveUp("nothing is wrong")
     text = (await agent.call("read_file", path=file))["content"]
     broken = "        said = _BOX.findall(text)[-1]\n        return float(said == item.answer)\n"
-    mended = "        said = _BOX.findall(text)\n        return float(bool(said) and int(said[-1]) == item.answer)\n"
+    mended = (
+        "        said = _BOX.findall(text)\n        return float(bool(said) and "
+        "int(said[-1]) == item.answer)\n"
+    )
     await agent.call("write_file", path=file, content=text.replace(broken, mended))
     told = await agent.call("rl_test_inference")
     if not told["summary"]["trainable"]:
         raise GaveUp(told["summary"]["why"])
-    told = await agent.until_ended(await agent.call("rl_start_training", changes={"total_steps": 10}))
-    return {"cause": "The scorer compares a text with a number, and fails without a box.", "run_id": told["run_id"]}
+    told = await agent.until_ended(
+        await agent.call("rl_start_training", changes={"total_steps": 10})
+    )
+    return {
+        "cause": "The scorer compares a text with a number, and fails without a box.",
+        "run_id": told["run_id"],
+    }
 
 
 async def solve_choose(agent: Agent) -> Body:
@@ -111,7 +124,11 @@ async def solve_choose(agent: Agent) -> Body:
         told = await agent.follow(told["next"], "rl_check_status")
     told = await agent.follow(told["next"], "rl_compare_runs")
     rows = [
-        {"learning_rate": runs[row["run_id"]], "run_id": row["run_id"], "share_correct": _share(row)}
+        {
+            "learning_rate": runs[row["run_id"]],
+            "run_id": row["run_id"],
+            "share_correct": _share(row),
+        }
         for row in told["runs"]
     ]
     return {"better": runs[told["best"]["run_id"]], "evidence": rows}
@@ -122,17 +139,23 @@ def _share(row: Body) -> float:
 
 
 async def solve_hacking(agent: Agent) -> Body:
-    """Watch until something is said against it, read what it was paid for, end it, mend the scorer."""
+    """Watch until something is said against it, read what it was paid for, end it, mend the
+    scorer.
+    """
     told = await agent.call("rl_check_status")
     for _ in range(MOST_LOOKS):
         if alert := next((one for one in told["alerts"] if one["rule"] == "reward_hacking"), None):
             break
-        told = await agent.call("rl_check_status", run_id=told["run_id"], wait_s=WAIT_S, until="alert")
+        told = await agent.call(
+            "rl_check_status", run_id=told["run_id"], wait_s=WAIT_S, until="alert"
+        )
     else:
         raise GaveUp("nothing is said against the run")
     run_id, environment = told["run_id"], told["environment"]
     told = await agent.follow(alert["remedy"], "rl_get_rollouts")
-    example = _first(one for one in told["rollouts"] if f"{{{one['item']['answer']}}}" not in one["completion"])
+    example = _first(
+        one for one in told["rollouts"] if f"{{{one['item']['answer']}}}" not in one["completion"]
+    )
     await agent.follow(alert["remedy"], "rl_stop_training")
     file = f"{environment}.py"
     text = (await agent.call("read_file", path=file))["content"]
@@ -144,7 +167,9 @@ async def solve_hacking(agent: Agent) -> Body:
     return {
         "run_id": run_id,
         "gets_better": False,
-        "cause": "The reward is paid for any short answer with a number in the box, right or wrong.",
+        "cause": (
+            "The reward is paid for any short answer with a number in the box, right or wrong."
+        ),
         "example": {"question": example["item"]["question"], "completion": example["completion"]},
     }
 
@@ -197,8 +222,14 @@ class Scripted:
 async def mcp_tools(place: Place) -> AsyncIterator[CallTool]:
     """`halteres mcp` as a host starts it."""
     program = Path(sys.executable).with_name("halteres")
-    variables = {"HALTERES_LOG": "WARNING", "HALTERES_LONGEST_WAIT_S": str(WAIT_S), **place.variables()}
-    async with Client(StdioServerParameters(command=str(program), args=["mcp"], env=variables)) as client:
+    variables = {
+        "HALTERES_LOG": "WARNING",
+        "HALTERES_LONGEST_WAIT_S": str(WAIT_S),
+        **place.variables(),
+    }
+    async with Client(
+        StdioServerParameters(command=str(program), args=["mcp"], env=variables)
+    ) as client:
 
         async def call(name: str, arguments: Arguments) -> Told:
             assert not isinstance(arguments, str)

@@ -38,6 +38,9 @@ def _until(run: RunDirectory, holds: Callable[[RunState], bool]) -> RunState:
     ends = time.monotonic() + WITHIN_S
     while not holds(state := run.state()):
         if state.terminal or time.monotonic() > ends:
-            raise NotReady(f"The task's run {run.run_id} is {state.status} at step {state.step}.", state.error or "")
+            raise NotReady(
+                f"The task's run {run.run_id} is {state.status} at step {state.step}.",
+                state.error or "",
+            )
         time.sleep(LOOK_EVERY_S)
     return state

@@ -1,7 +1,7 @@
 """What a task of the agent benchmark is.
 
-Owns: the nouns `Task`, `Place`, `Check`, `Verdict`; preparing a place and judging what was made of it.
-Never: knows an agent; believes what one says without looking.
+Owns: the nouns `Task`, `Place`, `Check`, `Verdict`; preparing a place and judging what was made of
+it. Never: knows an agent; believes what one says without looking.
 """
 
 from __future__ import annotations
@@ -27,7 +27,9 @@ Answer = Mapping[str, Any]
 
 @dataclass(frozen=True, slots=True)
 class Place:
-    """Where one attempt at a task is made: a project's folder, as `halteres install-agent --project` takes it."""
+    """Where one attempt at a task is made: a project's folder, as `halteres install-agent
+    --project` takes it.
+    """
 
     folder: Path  # absolute
 

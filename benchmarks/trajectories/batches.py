@@ -1,6 +1,8 @@
-"""GET /batch of 128 sequences, from the request to the last byte, at several queue lengths; and whole queues drained.
+"""GET /batch of 128 sequences, from the request to the last byte, at several queue lengths; and
+whole queues drained.
 
-A round is a fresh server, warmed up by a few batches. Groups at the ends of a long queue are 16x512, between them 16x8.
+A round is a fresh server, warmed up by a few batches. Groups at the ends of a long queue are
+16x512, between them 16x8.
 """
 
 from __future__ import annotations
@@ -88,7 +90,11 @@ class Drain:
                     break
             took = time.perf_counter() - began
             assert len(waits) - 2 == self.queued // GROUPS_OF_A_BATCH, f"{len(waits) - 2} batches"
-            return {"total_s": took, "cpu_s": cpu_s(server.pid) - cpu, "longest_ms": 1e3 * max(waits)}
+            return {
+                "total_s": took,
+                "cpu_s": cpu_s(server.pid) - cpu,
+                "longest_ms": 1e3 * max(waits),
+            }
 
 
 def _warm_up(server: Server, env_ids: list[int], encoding: str) -> None:
@@ -118,7 +124,9 @@ def settings(quick: bool) -> list[Delivery]:
 
 
 def throughout(quick: bool) -> list[Delivery]:
-    """All groups of the usual shape, 2.6 GB of JSON: ours alone, the original needs 6 GB of memory and minutes."""
+    """All groups of the usual shape, 2.6 GB of JSON: ours alone, the original needs 6 GB of memory
+    and minutes.
+    """
     if quick:
         return []
     return [Delivery(queued=10_000, allocations=PLAIN, encoding="identity", throughout=True)]
@@ -126,4 +134,7 @@ def throughout(quick: bool) -> list[Delivery]:
 
 def drains(quick: bool) -> list[Drain]:
     """With and without minimum shares."""
-    return [Drain(queued=800 if quick else 4000, allocations=allocations) for allocations in (PLAIN, SHARES)]
+    return [
+        Drain(queued=800 if quick else 4000, allocations=allocations)
+        for allocations in (PLAIN, SHARES)
+    ]

@@ -1,8 +1,8 @@
 """Scored groups as the clients of the trajectory API send them.
 
-Owns: their contents (tokens, masks, inference_logprobs, scores), their JSON as Python's `json.dumps` writes it, their
-gzip as the original's BaseEnv makes it (level 9, bodies of 1 kB and more).
-Never: sends them.
+Owns: their contents (tokens, masks, inference_logprobs, scores), their JSON as Python's
+`json.dumps` writes it, their gzip as the original's BaseEnv makes it (level 9, bodies of 1 kB and
+more). Never: sends them.
 """
 
 from __future__ import annotations
@@ -36,12 +36,19 @@ class Shape:
 
 
 def group(shape: Shape, kind: int, env_id: int | None) -> dict[str, Any]:
-    """One group: a context of a quarter of the tokens, which all sequences share; sampled tokens after it."""
+    """One group: a context of a quarter of the tokens, which all sequences share; sampled tokens
+    after it.
+    """
     random = np.random.default_rng((shape.sequences, shape.tokens, kind))
     context = random.integers(0, VOCABULARY, shape.tokens // 4).tolist()
     num_sampled = shape.tokens - len(context)
     sampled = random.integers(0, VOCABULARY, (shape.sequences, num_sampled)).tolist()
-    logprobs = (-random.exponential(0.7, (shape.sequences, num_sampled))).astype(np.float32).astype(float).tolist()
+    logprobs = (
+        (-random.exponential(0.7, (shape.sequences, num_sampled)))
+        .astype(np.float32)
+        .astype(float)
+        .tolist()
+    )
     return {
         "tokens": [context + each for each in sampled],
         "masks": [[MASKED] * len(context) + each for each in sampled],
@@ -64,7 +71,9 @@ def compressed(shape: Shape, kind: int, env_id: int | None) -> bytes:
 
 
 @cache
-def posts(shape: Shape, encoding: str, env_id: int | None, num_kinds: int = NUM_KINDS) -> tuple[bytes, ...]:
+def posts(
+    shape: Shape, encoding: str, env_id: int | None, num_kinds: int = NUM_KINDS
+) -> tuple[bytes, ...]:
     """Whole requests, POST /scored_data, to be sent in turn."""
     made: list[bytes] = []
     for kind in range(num_kinds):
@@ -80,7 +89,9 @@ def list_post(groups: list[bytes]) -> bytes:
     return request("POST", "/scored_data_list", b"[" + b",".join(groups) + b"]")
 
 
-def request(method: str, path: str, content: bytes = b"", encoding: str = "", accept: str = "identity") -> bytes:
+def request(
+    method: str, path: str, content: bytes = b"", encoding: str = "", accept: str = "identity"
+) -> bytes:
     """A request as bytes, with the headers of the clients' aiohttp."""
     lines = [
         f"{method} {path} HTTP/1.1",

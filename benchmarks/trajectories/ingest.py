@@ -1,4 +1,5 @@
-"""POST /scored_data in a closed loop: processor time of the server per group, groups and JSON per second, memory.
+"""POST /scored_data in a closed loop: processor time of the server per group, groups and JSON per
+second, memory.
 
 A round is a fresh server: some groups to warm up, then the counted ones; all of them stay queued.
 """
@@ -28,7 +29,10 @@ class Ingest:
     num_groups: int
 
     def __str__(self) -> str:
-        return f"{self.shape} {self.encoding}, {self.connections} connection{'s' * (self.connections > 1)}"
+        return (
+            f"{self.shape} {self.encoding}, {self.connections} "
+            f"connection{'s' * (self.connections > 1)}"
+        )
 
     def round(self, server: Server) -> Figures:
         """One round against a fresh server."""
@@ -41,7 +45,9 @@ class Ingest:
         resident = resident_bytes(server.pid) - resident
         queued = server.ask("GET", "/status")["queue_size"]
         assert queued == num_warm_up + num_posted, f"{server.name} holds {queued} groups"
-        json_bytes = sum(len(groups.body(self.shape, kind, env_id)) for kind in range(len(messages))) / len(messages)
+        json_bytes = sum(
+            len(groups.body(self.shape, kind, env_id)) for kind in range(len(messages))
+        ) / len(messages)
         return {
             "cpu_ms_per_group": 1e3 * cpu / num_posted,
             "wall_ms_per_group": 1e3 * took / num_posted,
@@ -64,7 +70,9 @@ def _loop(port: int, messages: tuple[bytes, ...], num_groups: int) -> None:
 
 
 def settings(quick: bool) -> list[Ingest]:
-    """The counted groups take the original seconds, ours some hundred ticks of the system's clock."""
+    """The counted groups take the original seconds, ours some hundred ticks of the system's
+    clock.
+    """
     usual, long = (200, 40) if quick else (1200, 240)
     return [
         Ingest(shape=shape, encoding=encoding, connections=connections, num_groups=num_groups)

@@ -1,4 +1,5 @@
-"""All at once: environments post in a closed loop and poll, a trainer takes batches, somebody asks /info.
+"""All at once: environments post in a closed loop and poll, a trainer takes batches, somebody asks
+/info.
 
 Owns: the parties of that traffic, each a thread over blocking sockets; what they waited.
 Never: waits for the server on the clients' account: requests exist before the round begins.
@@ -20,7 +21,14 @@ from functools import partial
 from benchmarks.trajectories import groups
 from benchmarks.trajectories.parties import Server, cpu_s
 from benchmarks.trajectories.wire import Connection, Reply, once
-from benchmarks.trajectories.workload import BATCH_OF, USUAL, Allocations, is_null, registered, side_by_side
+from benchmarks.trajectories.workload import (
+    BATCH_OF,
+    USUAL,
+    Allocations,
+    is_null,
+    registered,
+    side_by_side,
+)
 
 Figures = dict[str, float]
 Send = Callable[[bytes], Reply]
@@ -36,7 +44,9 @@ KINDS_OF_AN_ENV = 2
 
 @dataclass
 class Traffic:
-    """A round in progress: until when, since when it counts, what was waited (s) by kind of request."""
+    """A round in progress: until when, since when it counts, what was waited (s) by kind of
+    request.
+    """
 
     counts_from: float
     ends: float
@@ -49,7 +59,9 @@ class Traffic:
         reply = send(message)
         ended = time.perf_counter()
         if reply.status != 200:
-            raise SystemExit(f"error: {kind} was answered with {reply.status}: {bytes(reply.content)[:300]!r}")
+            raise SystemExit(
+                f"error: {kind} was answered with {reply.status}: {bytes(reply.content)[:300]!r}"
+            )
         if self.counts_from <= ended <= self.ends:
             with self._lock:
                 self.waits[kind].append(ended - began)
@@ -73,7 +85,8 @@ class Mixed:
     def __str__(self) -> str:
         plural = "s" if self.environments > 1 else ""
         return (
-            f"{self.environments} environment{plural}, {'keep-alive' if self.kept_alive else 'a connection per call'}"
+            f"{self.environments} environment{plural}, "
+            f"{'keep-alive' if self.kept_alive else 'a connection per call'}"
         )
 
     def round(self, server: Server) -> Figures:
@@ -85,7 +98,10 @@ class Mixed:
         traffic = Traffic(now + WARM_UP_S, now + WARM_UP_S + self.for_s)
         works = [partial(self._post, server.port, traffic, env_id) for env_id in env_ids]
         works += [partial(self._poll, server.port, traffic, env_id) for env_id in env_ids]
-        works += [partial(self._train, server.port, traffic), partial(self._ask_info, server.port, traffic)]
+        works += [
+            partial(self._train, server.port, traffic),
+            partial(self._ask_info, server.port, traffic),
+        ]
         cpu, client = cpu_s(server.pid), _own_cpu_s()
         side_by_side(works)
         took = time.perf_counter() - now
@@ -104,7 +120,9 @@ class Mixed:
         for kind in ("post", "poll", "batch", "info"):
             if len(waits[kind]) > 1:
                 figures[f"{kind}_p50_ms"] = 1e3 * statistics.median(waits[kind])
-                figures[f"{kind}_p95_ms"] = 1e3 * statistics.quantiles(waits[kind], n=20, method="inclusive")[-1]
+                figures[f"{kind}_p95_ms"] = (
+                    1e3 * statistics.quantiles(waits[kind], n=20, method="inclusive")[-1]
+                )
         return figures
 
     @contextmanager

@@ -1,7 +1,7 @@
 """The two servers: the unmodified `run-api` of atroposlib 0.4.0, and ours.
 
-Owns: how each is started, said to be ready, killed; what the system says of its processor time and memory.
-Never: measures a latency; knows what is asked of them.
+Owns: how each is started, said to be ready, killed; what the system says of its processor time and
+memory. Never: measures a latency; knows what is asked of them.
 """
 
 from __future__ import annotations
@@ -28,7 +28,11 @@ TICK_S = 1 / os.sysconf("SC_CLK_TCK")
 
 def peer_python() -> Path:
     """The interpreter of the original's own environment; installed on first use."""
-    return Path(subprocess.check_output([ROOT / "scripts" / "client", *PEER], text=True, encoding="utf-8").strip())
+    return Path(
+        subprocess.check_output(
+            [ROOT / "scripts" / "client", *PEER], text=True, encoding="utf-8"
+        ).strip()
+    )
 
 
 @dataclass
@@ -74,7 +78,9 @@ class Server:
         variables = environ.for_child(HALTERES_HOME=str(self.folder / "home"))
         began = time.perf_counter()
         with (self.folder / "log").open("ab") as log:
-            self._process = subprocess.Popen(command, stdout=log, stderr=log, env=variables, pass_fds=descriptors)
+            self._process = subprocess.Popen(
+                command, stdout=log, stderr=log, env=variables, pass_fds=descriptors
+            )
         self._wait_for_reply()
         self.ready_s = time.perf_counter() - began
 
@@ -90,7 +96,8 @@ class Server:
             except ConnectionError:  # nobody listens yet
                 time.sleep(0.005)
         raise SystemExit(
-            f"error: {self.name} does not answer:\n{(self.folder / 'log').read_text(encoding='utf-8')[-3000:]}"
+            f"error: {self.name} does not "
+            f"answer:\n{(self.folder / 'log').read_text(encoding='utf-8')[-3000:]}"
         )
 
 
@@ -117,7 +124,13 @@ class Halteres(Server):
             self._listening = socket.create_server(("127.0.0.1", 0), backlog=1024)
             self.port = self._listening.getsockname()[1]
         descriptor = self._listening.fileno()
-        command = [sys.executable, "-m", "halteres.trajectories", "--database", str(self.folder / "queue.sqlite")]
+        command = [
+            sys.executable,
+            "-m",
+            "halteres.trajectories",
+            "--database",
+            str(self.folder / "queue.sqlite"),
+        ]
         self._launch([*command, "--listen-fd", str(descriptor)], (descriptor,))
 
     def close(self) -> None:
@@ -142,10 +155,14 @@ def descendants(pid: int) -> list[int]:
 
 
 def cpu_s(pid: int) -> float:
-    """Processor seconds (user and system) of a process, its living children, and those that it has waited for."""
+    """Processor seconds (user and system) of a process, its living children, and those that it has
+    waited for.
+    """
     ticks = 0
     for each in [pid, *descendants(pid)]:
-        after_name = Path(f"/proc/{each}/stat").read_text(encoding="utf-8").rpartition(")")[2].split()
+        after_name = (
+            Path(f"/proc/{each}/stat").read_text(encoding="utf-8").rpartition(")")[2].split()
+        )
         ticks += sum(map(int, after_name[11:15]))  # utime, stime, cutime, cstime
     return ticks * TICK_S
 
@@ -153,6 +170,7 @@ def cpu_s(pid: int) -> float:
 def resident_bytes(pid: int) -> int:
     """Resident memory of a process and its children."""
     pages = (
-        int(Path(f"/proc/{each}/statm").read_text(encoding="utf-8").split()[1]) for each in [pid, *descendants(pid)]
+        int(Path(f"/proc/{each}/statm").read_text(encoding="utf-8").split()[1])
+        for each in [pid, *descendants(pid)]
     )
     return sum(pages) * os.sysconf("SC_PAGE_SIZE")

@@ -1,4 +1,6 @@
-"""GET /status-env in a closed loop over one connection, at several queue lengths: latency, processor time per poll."""
+"""GET /status-env in a closed loop over one connection, at several queue lengths: latency,
+processor time per poll.
+"""
 
 from __future__ import annotations
 
@@ -29,12 +31,16 @@ class Polls:
 
     def round(self, server: Server) -> Figures:
         """One round against a fresh server."""
-        env_ids = registered(server, TWO, batch_size=2**20)  # nothing is ever served: the queue keeps its length
+        # nothing is ever served: the queue keeps its length
+        env_ids = registered(server, TWO, batch_size=2**20)
         poll = groups.request("GET", "/status-env", json.dumps({"env_id": env_ids[0]}).encode())
         with Connection(server.port) as connection:
             for first in range(0, self.queued, FILLED_AT_ONCE):
                 numbers = range(first, min(first + FILLED_AT_ONCE, self.queued))
-                bodies = [groups.body(SHORT, number % NUM_KINDS, env_ids[number % 2]) for number in numbers]
+                bodies = [
+                    groups.body(SHORT, number % NUM_KINDS, env_ids[number % 2])
+                    for number in numbers
+                ]
                 timed(connection, groups.list_post(bodies))
             for _ in range(20):
                 timed(connection, poll)

@@ -1,4 +1,6 @@
-"""kill -9 with a long queue, then start again: seconds to the first reply, groups that are still there."""
+"""kill -9 with a long queue, then start again: seconds to the first reply, groups that are still
+there.
+"""
 
 from __future__ import annotations
 
@@ -22,7 +24,9 @@ class Restart:
         return f"{self.queued} groups of {USUAL}"
 
     def round(self, server: Server) -> Figures:
-        """From the start of the new process to its first reply, to /status, and to the last byte of a batch."""
+        """From the start of the new process to its first reply, to /status, and to the last byte of
+        a batch.
+        """
         fill(server, self.queued, registered(server), usual=True)
         server.kill()
         began = time.perf_counter()

@@ -1,11 +1,12 @@
-"""What does the trajectory server cost, beside the unmodified `run-api` of atroposlib 0.4.0, in the same invocation?
+"""What does the trajectory server cost, beside the unmodified `run-api` of atroposlib 0.4.0, in the
+same invocation?
 
     .venv/bin/python benchmarks/trajectories/run.py [--out FILE]
     .venv/bin/python benchmarks/trajectories/run.py --quick --only ingest mixed      # a quick look
 
-Both are processes on this machine with their default options; ours writes to a database and answers when what it was
-given survives kill -9. They take turns, round by round, each time from the start and warmed up; figures are medians of
-the rounds, ratios those of the medians.
+Both are processes on this machine with their default options; ours writes to a database and answers
+when what it was given survives kill -9. They take turns, round by round, each time from the start
+and warmed up; figures are medians of the rounds, ratios those of the medians.
 """
 
 from __future__ import annotations
@@ -20,7 +21,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Protocol
 
-sys.path.insert(0, str(Path(__file__).resolve().parents[2]))  # the benchmarks are no installed package
+# the benchmarks are no installed package
+sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
 
 from benchmarks.machine import machine
 from benchmarks.trajectories import batches, ingest, mixed, polls, report, restarts
@@ -57,7 +59,9 @@ SCENARIOS: dict[str, Scenario] = {
 
 
 def measured(case: Case, parties: Sequence[str], rounds: int, scratch: Path) -> dict[str, Any]:
-    """The figures of a case by party, which take turns; whoever exceeds the client's patience is not asked again."""
+    """The figures of a case by party, which take turns; whoever exceeds the client's patience is
+    not asked again.
+    """
     figures: dict[str, list[Mapping[str, float]]] = {party: [] for party in parties}
     cut_off: set[str] = set()
     for number in range(rounds):
@@ -85,18 +89,31 @@ def _round(case: Case, party: str, scratch: Path) -> Mapping[str, float]:
 def packages(python: Path) -> dict[str, str]:
     """What the original runs on."""
     names = ("atroposlib", "fastapi", "pydantic", "starlette", "uvicorn", "uvloop", "httptools")
-    program = f"import importlib.metadata as m, json; print(json.dumps({{n: m.version(n) for n in {names!r}}}))"
+    program = (
+        "import importlib.metadata as m, json; print(json.dumps({n: m.version(n) for n in "
+        f"{names!r}}}))"
+    )
     return json.loads(subprocess.check_output([python, "-c", program], text=True, encoding="utf-8"))
 
 
 def main() -> None:
     """Measure and print."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument("--rounds", type=int, default=5)
     parser.add_argument("--only", nargs="+", choices=SCENARIOS, default=list(SCENARIOS))
-    parser.add_argument("--party", nargs="+", choices=PARTIES, default=list(PARTIES), help="leave one out: no ratios")
+    parser.add_argument(
+        "--party",
+        nargs="+",
+        choices=PARTIES,
+        default=list(PARTIES),
+        help="leave one out: no ratios",
+    )
     parser.add_argument("--case", default="", help="only cases whose name holds this")
-    parser.add_argument("--quick", action="store_true", help="one round, few requests, short queues: a try")
+    parser.add_argument(
+        "--quick", action="store_true", help="one round, few requests, short queues: a try"
+    )
     parser.add_argument("--out", type=Path, help="also write the figures there")
     options = parser.parse_args()
     before, results = machine(), {}
@@ -106,7 +123,11 @@ def main() -> None:
             scenario = SCENARIOS[name]
             parties = [party for party in scenario.parties if party in options.party]
             cases = [case for case in scenario.cases(options.quick) if options.case in str(case)]
-            results[name] = {str(case): measured(case, parties, rounds, Path(scratch)) for case in cases if parties}
+            results[name] = {
+                str(case): measured(case, parties, rounds, Path(scratch))
+                for case in cases
+                if parties
+            }
     told = {
         "command": " ".join(["benchmarks/trajectories/run.py", *sys.argv[1:]]),
         "machine": {**before, "load_average_after": machine()["load_average"]},

@@ -1,7 +1,7 @@
 """HTTP as cheap as Python allows: requests that exist already, on blocking sockets.
 
-Owns: connections, replies with a Content-Length. Client and server share a machine: what one spends the other lacks.
-Never: decodes a reply unless it is asked to.
+Owns: connections, replies with a Content-Length. Client and server share a machine: what one spends
+the other lacks. Never: decodes a reply unless it is asked to.
 """
 
 from __future__ import annotations
@@ -81,7 +81,11 @@ class Connection:
             self._buffer = self._buffer[:filled] + bytes(end - filled)
         while filled < end:
             filled += self._receive(filled)
-        return Reply(int(head[9:12]), memoryview(self._buffer)[begin:end].toreadonly(), bool(_GZIP.search(head)))
+        return Reply(
+            int(head[9:12]),
+            memoryview(self._buffer)[begin:end].toreadonly(),
+            bool(_GZIP.search(head)),
+        )
 
     def _receive(self, at: int) -> int:
         with memoryview(self._buffer) as view:
@@ -99,9 +103,14 @@ def once(port: int, message: bytes, patience_s: float = CUT_OFF_S) -> Reply:
 
 def ask(port: int, method: str, path: str, body: Any = None, patience_s: float = CUT_OFF_S) -> Any:
     """A call whose cost does not count: JSON in, JSON out."""
-    reply = once(port, request(method, path, b"" if body is None else json.dumps(body).encode()), patience_s)
+    reply = once(
+        port, request(method, path, b"" if body is None else json.dumps(body).encode()), patience_s
+    )
     if reply.status != 200:
-        raise SystemExit(f"error: {method} {path} was answered with {reply.status}: {bytes(reply.content)[:500]!r}")
+        raise SystemExit(
+            f"error: {method} {path} was answered with {reply.status}: "
+            f"{bytes(reply.content)[:500]!r}"
+        )
     return reply.json()
 
 
@@ -111,5 +120,7 @@ def timed(connection: Connection, message: bytes) -> tuple[float, Reply]:
     reply = connection.exchange(message)
     took = time.perf_counter() - began
     if reply.status != 200:
-        raise SystemExit(f"error: a request was answered with {reply.status}: {bytes(reply.content)[:500]!r}")
+        raise SystemExit(
+            f"error: a request was answered with {reply.status}: {bytes(reply.content)[:500]!r}"
+        )
     return took, reply

@@ -1,4 +1,5 @@
-"""What all scenarios need: a registered trainer and its environments, queues of a given length, checked batches.
+"""What all scenarios need: a registered trainer and its environments, queues of a given length,
+checked batches.
 
 Owns: the registrations, the composition of a queue.
 Never: measures, except where a reply's time is given back.
@@ -21,10 +22,14 @@ GROUP_SIZE = 16
 SHORT = Shape(GROUP_SIZE, 8)
 USUAL = Shape(GROUP_SIZE, 512)
 LONG = Shape(GROUP_SIZE, 4096)
-BATCH_OF = {encoding: groups.request("GET", "/batch", accept=encoding) for encoding in ("identity", "gzip")}
+BATCH_OF = {
+    encoding: groups.request("GET", "/batch", accept=encoding) for encoding in ("identity", "gzip")
+}
 
 ENDS = 40
-"""Groups at each end of a long queue that have the usual shape: five batches. The original serves its newest first."""
+"""Groups at each end of a long queue that have the usual shape: five batches. The original serves
+its newest first.
+"""
 
 FILLED_AT_ONCE = 50
 """Groups of a list."""
@@ -38,7 +43,9 @@ class Allocations:
 
     def __str__(self) -> str:
         return (
-            "plain" if self.shares == (None,) else "minimum shares " + "/".join(f"{share:g}" for share in self.shares)
+            "plain"
+            if self.shares == (None,)
+            else "minimum shares " + "/".join(f"{share:g}" for share in self.shares)
         )
 
 
@@ -46,24 +53,46 @@ PLAIN = Allocations()
 SHARES = Allocations(shares=(0.25, 0.25))
 
 
-def registered(server: Server, allocations: Allocations = PLAIN, *, batch_size: int = BATCH_SIZE) -> list[int]:
+def registered(
+    server: Server, allocations: Allocations = PLAIN, *, batch_size: int = BATCH_SIZE
+) -> list[int]:
     """A trainer that has asked once, and its environments; gives their ids."""
-    trainer: dict[str, Any] = {"wandb_group": "g", "wandb_project": "p", "checkpoint_dir": "/c", "num_steps": 10**6}
-    trainer |= {"batch_size": batch_size, "max_token_len": 8192, "save_checkpoint_interval": 0, "starting_step": 0}
+    trainer: dict[str, Any] = {
+        "wandb_group": "g",
+        "wandb_project": "p",
+        "checkpoint_dir": "/c",
+        "num_steps": 10**6,
+    }
+    trainer |= {
+        "batch_size": batch_size,
+        "max_token_len": 8192,
+        "save_checkpoint_interval": 0,
+        "starting_step": 0,
+    }
     server.ask("POST", "/register", trainer)
     assert server.ask("GET", "/batch") == {"batch": None}
-    env: dict[str, Any] = {"max_token_length": 8192, "desired_name": "e", "weight": 1.0, "group_size": GROUP_SIZE}
+    env: dict[str, Any] = {
+        "max_token_length": 8192,
+        "desired_name": "e",
+        "weight": 1.0,
+        "group_size": GROUP_SIZE,
+    }
     asked = ({**env, "min_batch_allocation": share} for share in allocations.shares)
     return [server.ask("POST", "/register-env", each)["env_id"] for each in asked]
 
 
 def fill(server: Server, num_groups: int, env_ids: Sequence[int], *, usual: bool = False) -> None:
-    """Queue groups, the environments in turn: the usual shape at both ends or throughout, the short one between."""
+    """Queue groups, the environments in turn: the usual shape at both ends or throughout, the short
+    one between.
+    """
     before = server.ask("GET", "/status")["queue_size"]
     with Connection(server.port) as connection:
         for first in range(0, num_groups, FILLED_AT_ONCE):
             numbers = range(first, min(first + FILLED_AT_ONCE, num_groups))
-            shapes = [USUAL if usual or not ENDS <= number < num_groups - ENDS else SHORT for number in numbers]
+            shapes = [
+                USUAL if usual or not ENDS <= number < num_groups - ENDS else SHORT
+                for number in numbers
+            ]
             bodies = [
                 groups.body(shape, number % NUM_KINDS, env_ids[number % len(env_ids)])
                 for shape, number in zip(shapes, numbers, strict=True)
@@ -85,7 +114,9 @@ def take(connection: Connection, encoding: str) -> Taken:
     """GET /batch, which must bring exactly a batch of the usual shape."""
     took, reply = timed(connection, BATCH_OF[encoding])
     lengths = [len(sequence) for element in reply.json()["batch"] for sequence in element["tokens"]]
-    assert lengths == [USUAL.tokens] * BATCH_SIZE, f"{len(lengths)} sequences of {set(lengths)} tokens"
+    assert lengths == [USUAL.tokens] * BATCH_SIZE, (
+        f"{len(lengths)} sequences of {set(lengths)} tokens"
+    )
     return Taken(took, len(reply.content))
 
 

@@ -1,6 +1,8 @@
-"""The acceptance tests: what the built-in model must be able to do, and what it must not be able to do yet.
+"""The acceptance tests: what the built-in model must be able to do, and what it must not be able to
+do yet.
 
-    python recipes/tiny/accept.py --model DIR/model --clean DIR/clean --json recipes/tiny/acceptance.json
+    python recipes/tiny/accept.py --model DIR/model --clean DIR/clean --json
+    recipes/tiny/acceptance.json
 
 Owns: the table of limits; the exit status is 1 where a row fails.
 Never: trains, or measures learnability (`benchmarks/` does, with the trainer itself).
@@ -29,7 +31,8 @@ from halteres.environments.problems import draw_problem, user_message
 
 MAX_FOLDER_BYTES = 8_000_000
 LOAD = (
-    "import time, torch, transformers; from transformers import AutoModelForCausalLM as M, AutoTokenizer as T; "
+    "import time, torch, transformers; from transformers import AutoModelForCausalLM as M, "
+    "AutoTokenizer as T; "
     "import transformers.models.qwen3.modeling_qwen3; f = {folder!r}; t = time.perf_counter(); "
     "T.from_pretrained(f); M.from_pretrained(f); print(time.perf_counter() - t)"
 )
@@ -53,10 +56,15 @@ class Row:
 
     def text(self) -> str:
         """The line as printed."""
-        return f"{'ok  ' if self.passed else 'FAIL'} {self.test:58} {self.seen:10.3f}   [{self.low:g}, {self.high:g}]"
+        return (
+            f"{'ok  ' if self.passed else 'FAIL'} {self.test:58} {self.seen:10.3f}   "
+            f"[{self.low:g}, {self.high:g}]"
+        )
 
 
-def accept(model: Path, clean: Path | None, num_tasks: int, seed: int) -> tuple[list[Row], dict[str, object]]:
+def accept(
+    model: Path, clean: Path | None, num_tasks: int, seed: int
+) -> tuple[list[Row], dict[str, object]]:
     """Measure everything; the table and the figures behind it."""
     player = Player(model)
     solved = measure_maths(player, num_tasks, seed, samples=8)
@@ -77,7 +85,9 @@ def folder_rows(folder: Path) -> list[Row]:
     size = sum(path.stat().st_size for path in folder.iterdir())
     environment = {"HF_HUB_OFFLINE": "1", "TOKENIZERS_PARALLELISM": "false", "OMP_NUM_THREADS": "1"}
     command = [sys.executable, "-c", LOAD.format(folder=str(folder))]
-    loaded = subprocess.run(command, env=environment, capture_output=True, text=True, check=True, encoding="utf-8")
+    loaded = subprocess.run(
+        command, env=environment, capture_output=True, text=True, check=True, encoding="utf-8"
+    )
     return [
         Row("folder, bytes", size, 1, MAX_FOLDER_BYTES),
         Row("load without network, seconds", float(loaded.stdout), 0, 1),
@@ -95,8 +105,12 @@ def tokenizer_rows(folder: Path, seed: int) -> list[Row]:
         "texts of random Unicode changed by a round trip": sum(
             tokenizer.decode(tokenizer.encode(t)) != t for t in texts
         ),
-        "special tokens split": sum(tokenizer.encode(text) != [number] for number, text in enumerate(SPECIALS)),
-        "tokens that decode to nothing": sum(not tokenizer.decode([i]) for i in range(VOCABULARY_SIZE)),
+        "special tokens split": sum(
+            tokenizer.encode(text) != [number] for number, text in enumerate(SPECIALS)
+        ),
+        "tokens that decode to nothing": sum(
+            not tokenizer.decode([i]) for i in range(VOCABULARY_SIZE)
+        ),
         "prompts unlike the hand-written template": sum(
             _rendered(tokenizer, message) != render_prompt(message) for message in messages
         ),
@@ -126,7 +140,9 @@ def clean_rows(maths: MathsFigures, games: GameFigures) -> list[Row]:
 
 
 def _code_point(rng: random.Random) -> str:
-    draw: Callable[[], int] = rng.choice((lambda: rng.randrange(128), lambda: rng.randrange(0x110000)))
+    draw: Callable[[], int] = rng.choice(
+        (lambda: rng.randrange(128), lambda: rng.randrange(0x110000))
+    )
     code = draw()
     return chr(code) if not 0xD800 <= code < 0xE000 else " "  # a surrogate is no character
 
@@ -136,10 +152,14 @@ def _rendered(tokenizer: PreTrainedTokenizerBase, message: str) -> str:
     return tokenizer.apply_chat_template(turns, tokenize=False, add_generation_prompt=True)
 
 
-def _report(rows: list[Row], details: dict[str, object], model: Path, num_tasks: int, seed: int) -> dict[str, object]:
+def _report(
+    rows: list[Row], details: dict[str, object], model: Path, num_tasks: int, seed: int
+) -> dict[str, object]:
     return {
         "date": time.strftime("%Y-%m-%d", time.gmtime()),
-        "machine": f"{platform.machine()}, {torch.get_num_threads()} thread, torch {torch.__version__}",
+        "machine": (
+            f"{platform.machine()}, {torch.get_num_threads()} thread, torch {torch.__version__}"
+        ),
         "weights_sha256": file_hash(model / "model.safetensors"),
         "tasks": num_tasks,
         "seed": seed,

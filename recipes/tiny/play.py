@@ -14,7 +14,13 @@ from corpus import HIGH, LOW, MAX_TURNS, Game, new_game
 from tokenizer import EOS, render_prompt
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
-from halteres.environments.problems import draw_problem, extract_boxed, is_correct, is_worked, user_message
+from halteres.environments.problems import (
+    draw_problem,
+    extract_boxed,
+    is_correct,
+    is_worked,
+    user_message,
+)
 
 MAX_NEW_TOKENS = 64
 CHUNK = 512  # sequences sampled together
@@ -61,9 +67,13 @@ class Player:
         answers: list[str] = []
         for start in range(0, len(messages), CHUNK):
             prompts = [render_prompt(message) for message in messages[start : start + CHUNK]]
-            inputs = self.tokenizer(prompts, return_tensors="pt", padding=True, add_special_tokens=False)
+            inputs = self.tokenizer(
+                prompts, return_tensors="pt", padding=True, add_special_tokens=False
+            )
             with torch.inference_mode():
-                sampled = self.model.generate(**inputs, do_sample=True, top_k=0, max_new_tokens=MAX_NEW_TOKENS)
+                sampled = self.model.generate(
+                    **inputs, do_sample=True, top_k=0, max_new_tokens=MAX_NEW_TOKENS
+                )
             answers += self.tokenizer.batch_decode(sampled[:, inputs["input_ids"].shape[1] :])
         return [answer.split("<|endoftext|>")[0] for answer in answers]
 
@@ -99,7 +109,9 @@ def measure_games(player: Player, num_games: int, seed: int) -> GameFigures:
         turns += len(answers)
         formed += [is_well_formed(answer) for answer in answers]
         if turn > 1:
-            statements += [_statement(answer, game) for answer, game in zip(answers, active, strict=True)]
+            statements += [
+                _statement(answer, game) for answer, game in zip(answers, active, strict=True)
+            ]
         outcomes = [_play(game, answer) for game, answer in zip(active, answers, strict=True)]
         rewards += [reward for reward in outcomes if reward is not None]
         active = [game for game, reward in zip(active, outcomes, strict=True) if reward is None]
@@ -117,7 +129,12 @@ def measure_games(player: Player, num_games: int, seed: int) -> GameFigures:
 def is_well_formed(answer: str) -> bool:
     """Whether the answer ends with eos and holds one box with an integer."""
     boxed = extract_boxed(answer)
-    return answer.endswith(EOS) and answer.count(r"\boxed") == 1 and boxed is not None and boxed.isdecimal()
+    return (
+        answer.endswith(EOS)
+        and answer.count(r"\boxed") == 1
+        and boxed is not None
+        and boxed.isdecimal()
+    )
 
 
 def _statement(answer: str, game: Game) -> bool | None:

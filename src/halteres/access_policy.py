@@ -1,10 +1,12 @@
-"""Which requests a server answers at all: by which names it may be called, from which pages, with which token.
+"""Which requests a server answers at all: by which names it may be called, from which pages, with
+which token.
 
-Browsers carry requests for any page. Host tells of a page whose name was pointed at this machine (DNS rebinding),
-Origin of one that calls from elsewhere, and Sec-Fetch-Site of one that only embeds an address, which has no Origin.
-A page with another name does not know the token, and its browser sends it to no other name either: who sends the token
-without a word of a page may call the server as it likes. Without the token, beyond the loopback, a name without a dot
-passes too: machines and services of a cluster have such names, and pages of the Internet have none.
+Browsers carry requests for any page. Host tells of a page whose name was pointed at this machine
+(DNS rebinding), Origin of one that calls from elsewhere, and Sec-Fetch-Site of one that only embeds
+an address, which has no Origin. A page with another name does not know the token, and its browser
+sends it to no other name either: who sends the token without a word of a page may call the server
+as it likes. Without the token, beyond the loopback, a name without a dot passes too: machines and
+services of a cluster have such names, and pages of the Internet have none.
 """
 
 from __future__ import annotations
@@ -25,7 +27,15 @@ from starlette.responses import JSONResponse, Response
 from starlette.types import ASGIApp, Receive, Scope, Send
 
 from halteres.errors import HalteresError, NotReady, UserError, as_http
-from halteres.loopback import FOREIGN, LOCAL_NAMES, Foreign, host_of, hostname_of, is_loopback, is_of_another_site
+from halteres.loopback import (
+    FOREIGN,
+    LOCAL_NAMES,
+    Foreign,
+    host_of,
+    hostname_of,
+    is_loopback,
+    is_of_another_site,
+)
 
 RawHeaders = Sequence[tuple[bytes, bytes]]
 
@@ -44,22 +54,30 @@ NO_TOKEN = TokenMissing(
 )
 
 ENDING = NotReady(
-    "The server is ending.", "The request had not come, or could not be served, in time.", "Send it again."
+    "The server is ending.",
+    "The request had not come, or could not be served, in time.",
+    "Send it again.",
 )
 
 _NEXT = {
-    "Host": "Start it with --allow-host NAME, or call it by its IP address; who sends its token may use any name.",
+    "Host": (
+        "Start it with --allow-host NAME, or call it by its IP address; who sends its token "
+        "may use any name."
+    ),
     "Origin": "If that is a name of this server, start it with --allow-host NAME.",
 }
 
-RESOLVER_S = 0.5  # how long a start waits for this machine's full name; resolvers that do not answer take half a minute
+# how long a start waits for this machine's full name; resolvers that do not answer take half a
+# minute
+RESOLVER_S = 0.5
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class AccessPolicy:
     """What a server asks of a request.
 
-    The token comes as Bearer or as the password of Basic: a client that knows no token has it in its URL.
+    The token comes as Bearer or as the password of Basic: a client that knows no token has it in
+    its URL.
     """
 
     names: frozenset[str] = LOCAL_NAMES  # by which it may be called, in small letters
@@ -71,7 +89,9 @@ class AccessPolicy:
         """The policy of a server that listens on this IP address."""
         beyond = not is_loopback(address)
         own = own_names() if beyond else frozenset[str]()
-        return cls(names=LOCAL_NAMES | own | frozenset(allowed_hosts), any_address=beyond, token=token)
+        return cls(
+            names=LOCAL_NAMES | own | frozenset(allowed_hosts), any_address=beyond, token=token
+        )
 
     def refusal(self, headers: RawHeaders) -> UserError | None:
         """Why this request may not come in; None: it may."""
@@ -81,14 +101,19 @@ class AccessPolicy:
 
         hosts, sites = all_of(b"host"), all_of(b"sec-fetch-site")
         # An embedded address has no Origin, and without TLS no Sec-Fetch-Site, but a Referer.
-        origins = all_of(b"origin") + ["/".join(url.split("/", 3)[:3]) for url in all_of(b"referer")]
+        origins = all_of(b"origin") + [
+            "/".join(url.split("/", 3)[:3]) for url in all_of(b"referer")
+        ]
         expected = None if self.token is None else self.token.encode()
         given = [token for login in all_of(b"authorization") for token in _tokens(login)]
         knows = expected is not None and any(hmac.compare_digest(one, expected) for one in given)
         of_page = bool(origins or sites)  # a browser sends it, for a page
         if len(hosts) != 1 or not (self._is_own(host_of(hosts[0])) or (knows and not of_page)):
             return self._foreign("Host", hosts)
-        if not all(hostname_of(origin) in self.names or origin == f"http://{hosts[0]}" for origin in origins):
+        if not all(
+            hostname_of(origin) in self.names or origin == f"http://{hosts[0]}"
+            for origin in origins
+        ):
             return self._foreign("Origin", origins)
         if is_of_another_site(sites) and not origins:
             return self._foreign("the page", [])
@@ -111,7 +136,11 @@ class AccessPolicy:
 
 def refusal_answer(error: HalteresError) -> Response:
     """The usual reply to a refused request."""
-    headers = {"www-authenticate": 'Basic realm="halteres", charset="UTF-8"'} if error.status == 401 else None
+    headers = (
+        {"www-authenticate": 'Basic realm="halteres", charset="UTF-8"'}
+        if error.status == 401
+        else None
+    )
     return JSONResponse(as_http(error), error.status, headers)
 
 
@@ -119,7 +148,10 @@ class AccessControl:
     """ASGI middleware: passes on what the policy lets in, refuses the rest with a sentence."""
 
     def __init__(
-        self, app: ASGIApp, policy: AccessPolicy, answer_to: Callable[[HalteresError], Response] = refusal_answer
+        self,
+        app: ASGIApp,
+        policy: AccessPolicy,
+        answer_to: Callable[[HalteresError], Response] = refusal_answer,
     ) -> None:
         self._app, self._policy, self._answer_to = app, policy, answer_to
 
@@ -139,7 +171,9 @@ class AccessControl:
 
 
 def own_names(resolver_s: float = RESOLVER_S) -> frozenset[str]:
-    """What this machine calls itself, in small letters: its name, and the full one if that is found out in time."""
+    """What this machine calls itself, in small letters: its name, and the full one if that is found
+    out in time.
+    """
     found = [socket.gethostname().lower()]
     asking = threading.Thread(target=lambda: found.append(socket.getfqdn().lower()), daemon=True)
     asking.start()

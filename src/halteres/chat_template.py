@@ -1,4 +1,6 @@
-"""Chat templates: a tokenizer folder's jinja2 text, rendered in a sandbox, with a bound on what it may compute."""
+"""Chat templates: a tokenizer folder's jinja2 text, rendered in a sandbox, with a bound on what it
+may compute.
+"""
 
 from __future__ import annotations
 
@@ -20,7 +22,9 @@ from jinja2.runtime import Context
 from jinja2.sandbox import ImmutableSandboxedEnvironment
 
 MOST_ROUNDS = 200_000
-"""Of all loops of a chat template together; a chat of a thousand messages with tools needs a tenth of it."""
+"""Of all loops of a chat template together; a chat of a thousand messages with tools needs a tenth
+of it.
+"""
 
 _ROUNDS = "rounds of loops"  # no template can name a variable so
 
@@ -39,7 +43,9 @@ class ChatTemplate:
 
 
 def read_templates(source: Any) -> dict[str, ChatTemplate]:
-    """Chat templates by name: most models have one text, `default`; some have several, `tool_use` among them."""
+    """Chat templates by name: most models have one text, `default`; some have several, `tool_use`
+    among them.
+    """
     if isinstance(source, list):
         source = {one["name"]: one["template"] for one in source}
     elif not isinstance(source, dict):
@@ -52,12 +58,16 @@ def _parsed(text: str) -> ChatTemplate:
     reads = frozenset(find_undeclared_variables(tree))
     for loop in tree.find_all(For):
         loop.iter = Filter(loop.iter, _counted.__name__, [], [], None, None, lineno=loop.lineno)
-    asks = any(test.name in ("none", "defined") and _is_content(test.node) for test in tree.find_all(Test))
+    asks = any(
+        test.name in ("none", "defined") and _is_content(test.node) for test in tree.find_all(Test)
+    )
     return ChatTemplate(_sandbox().from_string(tree), reads, asks)
 
 
 def _is_content(node: Node) -> bool:
-    """Whether an expression is `message.content`, `message["content"]`, or a variable of that name."""
+    """Whether an expression is `message.content`, `message["content"]`, or a variable of that
+    name.
+    """
     match node:
         case Name(name="content") | Getattr(attr="content") | Getitem(arg=Const(value="content")):
             return True
@@ -66,7 +76,9 @@ def _is_content(node: Node) -> bool:
 
 
 class _Generation(Extension):
-    """`{% generation %}…{% endgeneration %}`, which marks what an assistant wrote: here its content alone counts."""
+    """`{% generation %}…{% endgeneration %}`, which marks what an assistant wrote: here its content
+    alone counts.
+    """
 
     tags = {"generation"}  # noqa: RUF012 - jinja2's own name and form
 

@@ -1,8 +1,9 @@
-"""JSON, YAML and TOML that users write: read from a file or a text, or refused with the line and the column.
+"""JSON, YAML and TOML that users write: read from a file or a text, or refused with the line and
+the column.
 
-Owns: what such a document may be: a regular file of bounded size in UTF-8, with or without a byte order mark; values of
-bounded number and depth; each key once; no half characters.
-Never: what a document means.
+Owns: what such a document may be: a regular file of bounded size in UTF-8, with or without a byte
+order mark; values of bounded number and depth; each key once; no half characters. Never: what a
+document means.
 """
 
 from __future__ import annotations
@@ -23,7 +24,9 @@ MOST_BYTES = 2**20
 """Of a document that people write: one of a megabyte takes seconds to parse."""
 
 MOST_DEPTH, MOST_VALUES = 64, 20_000
-"""Mappings and lists within one another; values in all, where an alias counts as often as it is used."""
+"""Mappings and lists within one another; values in all, where an alias counts as often as it is
+used.
+"""
 
 _UTF16 = (b"\xff\xfe", b"\xfe\xff")
 
@@ -33,7 +36,8 @@ class DocumentError(ValueError):
 
 
 def read_document(file: Path, noun: str) -> Any:
-    """What a file says: TOML or JSON by its suffix, else YAML. `noun` calls the file by what it is for.
+    """What a file says: TOML or JSON by its suffix, else YAML. `noun` calls the file by what it is
+    for.
 
     Raises:
         InvalidConfig: it cannot be read, or is no such document.
@@ -52,7 +56,9 @@ def read_document(file: Path, noun: str) -> Any:
 
 
 def decoded(content: bytes) -> str:
-    """The text of a file in UTF-8, without its byte order mark. DocumentError where it is in another encoding."""
+    """The text of a file in UTF-8, without its byte order mark. DocumentError where it is in
+    another encoding.
+    """
     if content.startswith(_UTF16):
         raise DocumentError("It is UTF-16 text: save it as UTF-8")
     try:
@@ -63,7 +69,8 @@ def decoded(content: bytes) -> str:
 
 
 def read_json_lines(file: Path) -> Iterator[tuple[int, Any]]:
-    """The values of a file with one JSON value on each line, and the lines' numbers; empty lines are passed over.
+    """The values of a file with one JSON value on each line, and the lines' numbers; empty lines
+    are passed over.
 
     Raises:
         OSError: it cannot be read, is no regular file, or is larger than files that are read whole.
@@ -110,7 +117,9 @@ def parse_toml(text: str) -> Any:
 
 
 def parse_yaml(text: str) -> Any:
-    """The value of a YAML text; None of an empty one. Numbers are decimal: `0123` is 123, `1:30` is a text."""
+    """The value of a YAML text; None of an empty one. Numbers are decimal: `0123` is 123, `1:30` is
+    a text.
+    """
     return _within_bounds(_load(text, lambda loader: loader.get_single_data()))
 
 
@@ -124,14 +133,20 @@ def scalar_value(node: yaml.Node) -> Any:
     return _within_bounds(_load("", lambda loader: loader.construct_object(node, deep=True)))
 
 
-PARSERS: Final[Mapping[str, Callable[[str], Any]]] = {"JSON": parse_json, "TOML": parse_toml, "YAML": parse_yaml}
+PARSERS: Final[Mapping[str, Callable[[str], Any]]] = {
+    "JSON": parse_json,
+    "TOML": parse_toml,
+    "YAML": parse_yaml,
+}
 
 _TOO_DEEP = f"mappings and lists are nested more than {MOST_DEPTH} deep"
 _TOO_MANY = f"it has more than {MOST_VALUES} values, those of aliases included"
 
 
 class _Loader(yaml.SafeLoader):
-    """YAML 1.1 without what surprises: each key once, decimal numbers, no dates, bounded depth and aliases."""
+    """YAML 1.1 without what surprises: each key once, decimal numbers, no dates, bounded depth and
+    aliases.
+    """
 
     depth = values = 0
 
@@ -172,7 +187,9 @@ def _integer(loader: yaml.SafeLoader, node: yaml.ScalarNode) -> int:
 
 
 def _text(loader: yaml.SafeLoader, node: yaml.ScalarNode) -> str:
-    r"""JSON, which YAML contains, writes a character beyond U+FFFF as two halves: `\ud83d\ude00`."""
+    r"""JSON, which YAML contains, writes a character beyond U+FFFF as two halves:
+    `\ud83d\ude00`.
+    """
     halves = str(loader.construct_scalar(node))
     return halves.encode("utf-16", "surrogatepass").decode("utf-16", "surrogatepass")
 
@@ -180,17 +197,26 @@ def _text(loader: yaml.SafeLoader, node: yaml.ScalarNode) -> str:
 _Loader.add_constructor("tag:yaml.org,2002:int", _integer)
 _Loader.add_constructor("tag:yaml.org,2002:str", _text)
 _Loader.yaml_implicit_resolvers = {
-    first: [one for one in resolvers if one[0].rpartition(":")[2] not in ("int", "float", "timestamp", "value")]
+    first: [
+        one
+        for one in resolvers
+        if one[0].rpartition(":")[2] not in ("int", "float", "timestamp", "value")
+    ]
     for first, resolvers in yaml.SafeLoader.yaml_implicit_resolvers.items()
 }
 _INTEGER = re.compile(r"[-+]?0b[01_]+|[-+]?0x[0-9a-fA-F_]+|[-+]?0[0-7_]+|[-+]?(?:0|[1-9][0-9_]*)")
-# YAML 1.1 takes `1e-3` for a text. It stays one here: what a program writes as a plain text is read as that again.
+# YAML 1.1 takes `1e-3` for a text. It stays one here: what a program writes as a plain text is read
+# as that again.
 _FLOAT = re.compile(
     r"[-+]?[0-9][0-9_]*\.[0-9_]*(?:[eE][-+][0-9]+)?|\.[0-9][0-9_]*(?:[eE][-+][0-9]+)?"
     r"|[-+]?\.(?:inf|Inf|INF)|\.(?:nan|NaN|NAN)"
 )
-_Loader.add_implicit_resolver("tag:yaml.org,2002:int", re.compile(f"(?:{_INTEGER.pattern})$"), list("-+0123456789"))
-_Loader.add_implicit_resolver("tag:yaml.org,2002:float", re.compile(f"(?:{_FLOAT.pattern})$"), list("-+0123456789."))
+_Loader.add_implicit_resolver(
+    "tag:yaml.org,2002:int", re.compile(f"(?:{_INTEGER.pattern})$"), list("-+0123456789")
+)
+_Loader.add_implicit_resolver(
+    "tag:yaml.org,2002:float", re.compile(f"(?:{_FLOAT.pattern})$"), list("-+0123456789.")
+)
 
 
 def _load(text: str, step: Callable[[_Loader], Any]) -> Any:
@@ -206,13 +232,22 @@ def _load(text: str, step: Callable[[_Loader], Any]) -> Any:
     except yaml.MarkedYAMLError as error:
         mark = error.problem_mark or error.context_mark
         place = f"line {mark.line + 1}, column {mark.column + 1}: " if mark else ""
-        raise DocumentError(place + _on_one_line(error.problem or error.context or "it cannot be read")) from error
+        raise DocumentError(
+            place + _on_one_line(error.problem or error.context or "it cannot be read")
+        ) from error
     except yaml.reader.ReaderError as error:
         before = text[: error.position]
         line, column = before.count("\n") + 1, error.position - before.rfind("\n")
         what = f"the character U+{error.character:04X} is not allowed"
         raise DocumentError(f"line {line}, column {column}: {what}") from error
-    except (yaml.YAMLError, ValueError, TypeError, LookupError, AttributeError, OverflowError) as error:
+    except (
+        yaml.YAMLError,
+        ValueError,
+        TypeError,
+        LookupError,
+        AttributeError,
+        OverflowError,
+    ) as error:
         # Of a tag that does not fit its value, for example.
         # `!!int ""` is an IndexError of PyYAML 6, `!!timestamp x` an AttributeError.
         raise DocumentError(_on_one_line(error)) from error
@@ -230,8 +265,9 @@ def _with_keys_once(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
 
 
 def _within_bounds(document: Any, most: int = 2 * MOST_VALUES) -> Any:
-    """The document itself, or its nodes. The check goes level by level: neither depth nor a list that contains itself
-    makes it recurse, and an alias counts each time that it is used."""
+    """The document itself, or its nodes. The check goes level by level: neither depth nor a list
+    that contains itself makes it recurse, and an alias counts each time that it is used.
+    """
     level, count, depth = [document], 0, 0
     while level:
         inner: list[Any] = []
@@ -255,13 +291,18 @@ def _within_bounds(document: Any, most: int = 2 * MOST_VALUES) -> Any:
 
 
 def half_characters(value: Any) -> str | None:
-    """What is wrong with a text that holds half of a character, which no file and no request can; None of any other
-    value. JSON can write one, and so can a command line whose bytes are not in the locale's encoding."""
+    """What is wrong with a text that holds half of a character, which no file and no request can;
+    None of any other value. JSON can write one, and so can a command line whose bytes are not in
+    the locale's encoding.
+    """
     try:
         if isinstance(value, str):
             value.encode()
     except UnicodeEncodeError as error:
-        return f"\\u{ord(value[error.start]):04x} is half of a character: write whole characters, in UTF-8"
+        return (
+            f"\\u{ord(value[error.start]):04x} is half of a character: write whole characters, "
+            "in UTF-8"
+        )
     return None
 
 

@@ -1,11 +1,13 @@
-"""What can go wrong: one tree of errors that say what happened, why, and what to do next; and how each wire shows them.
+"""What can go wrong: one tree of errors that say what happened, why, and what to do next; and how
+each wire shows them.
 
 HalteresError
 ├── UserError            400  the caller can mend it
 │   ├── InvalidConfig        a setting is unknown, of the wrong type or out of range
 │   ├── InvalidData          a datum, group or prompt cannot be used
 │   ├── NotFound         404  a named thing does not exist
-│   └── Conflict         422  it exists already, or something else holds it (not 409, which SDKs retry for ever)
+│   └── Conflict         422 it exists already, or something else holds it (not 409, which SDKs
+                         retry for ever)
 ├── NotReady             503  ask again in a moment
 ├── RolloutFailed             one rollout ended without a trajectory; the run goes on
 │   ├── EnvironmentFailed
@@ -34,7 +36,8 @@ MOST_COMPARED, MOST_KNOWN = 200, 1000
 
 
 class HalteresError(Exception):
-    """An error that speaks to whoever must act. However it is shown, no address in it has its login.
+    """An error that speaks to whoever must act. However it is shown, no address in it has its
+    login.
 
     Args:
         what: what happened, one sentence.
@@ -60,7 +63,9 @@ class HalteresError(Exception):
         return _rebuild, (type(self), self.what, self.why, self.next, self.details)
 
 
-def _rebuild(kind: type[HalteresError], what: str, why: str, next: Advice, details: dict[str, Any]) -> HalteresError:
+def _rebuild(
+    kind: type[HalteresError], what: str, why: str, next: Advice, details: dict[str, Any]
+) -> HalteresError:
     return kind(what, why, next, **details)
 
 
@@ -150,7 +155,9 @@ class ServerError(HalteresError):
 
 @contextmanager
 def boundary(kind: type[HalteresError], where: str) -> Iterator[None]:
-    """Foreign code runs inside; whatever it raises leaves as `kind`. Cancellation and our own errors pass through."""
+    """Foreign code runs inside; whatever it raises leaves as `kind`. Cancellation and our own
+    errors pass through.
+    """
     try:
         yield
     except HalteresError:
@@ -161,21 +168,28 @@ def boundary(kind: type[HalteresError], where: str) -> Iterator[None]:
 
 def nearest(name: str, known: Iterable[str]) -> str | None:
     """The known name that `name` was most likely meant to be, or None."""
-    matches = difflib.get_close_matches(name[:MOST_COMPARED], list(known)[-MOST_KNOWN:], n=1, cutoff=0.5)
+    matches = difflib.get_close_matches(
+        name[:MOST_COMPARED], list(known)[-MOST_KNOWN:], n=1, cutoff=0.5
+    )
     return matches[0] if matches else None
 
 
-def unknown(kind: type[HalteresError], noun: str, name: str, known: Iterable[str], next: Advice = "") -> HalteresError:
+def unknown(
+    kind: type[HalteresError], noun: str, name: str, known: Iterable[str], next: Advice = ""
+) -> HalteresError:
     """The error for a name that is not among the known ones; offers the nearest.
 
-    Of more than MOST_TOLD known ones it names the last few: they are the newest where there is an order at all.
+    Of more than MOST_TOLD known ones it names the last few: they are the newest where there is an
+    order at all.
     """
     names = list(known)
     guess = nearest(name, names)
     listed = sorted(names) if len(names) <= MOST_TOLD else names[-FEW_TOLD:]
     more = f" and {len(names) - len(listed)} more" if len(listed) < len(names) else ""
     hint = f"Did you mean '{guess}'?" if guess else f"Known: {', '.join(listed) or 'none'}{more}."
-    return kind(f"There is no {noun} '{shortened(name)}'.", hint, next, did_you_mean=guess, allowed=listed)
+    return kind(
+        f"There is no {noun} '{shortened(name)}'.", hint, next, did_you_mean=guess, allowed=listed
+    )
 
 
 def shortened(text: str, most: int = 200) -> str:
@@ -206,7 +220,8 @@ def as_failed_future(error: HalteresError) -> dict[str, Any]:
 
 
 def failed_future(text: str) -> tuple[str, str]:
-    """Code and sentence of a failed promise's text; an empty code where somebody else's service wrote it.
+    """Code and sentence of a failed promise's text; an empty code where somebody else's service
+    wrote it.
 
     >>> failed_future("[nan_loss] The loss is not finite.")
     ('nan_loss', 'The loss is not finite.')

@@ -1,4 +1,6 @@
-"""Replacing a file whole, linking one, reading one that may be damaged, no regular file, or none at all."""
+"""Replacing a file whole, linking one, reading one that may be damaged, no regular file, or none at
+all.
+"""
 
 from __future__ import annotations
 
@@ -15,7 +17,8 @@ from typing import Any, BinaryIO, Final, TypeVar
 
 import msgspec
 
-TAIL_BYTES = 64 * 1024  # how much of a file's end is looked at: a log line is short, a log may be long
+# how much of a file's end is looked at: a log line is short, a log may be long
+TAIL_BYTES = 64 * 1024
 MOST_BYTES = 256 * 1024 * 1024  # a larger file is none that is read whole
 SMALL_BYTES = 32 * 1024 * 1024
 """Of a config, a template, an index: the index of a model of 100,000 tensors has 10 MB."""
@@ -23,7 +26,8 @@ SMALL_BYTES = 32 * 1024 * 1024
 MOST_DEPTH = 64
 """Of objects and lists in each other. A config has four; Python's own code fails at a thousand."""
 
-NOT_JSON: Final = (msgspec.MsgspecError, ValueError, RecursionError)  # what decoding a damaged text raises
+# what decoding a damaged text raises
+NOT_JSON: Final = (msgspec.MsgspecError, ValueError, RecursionError)
 
 T = TypeVar("T")
 
@@ -33,7 +37,8 @@ class UnreadableFile(ValueError):
 
 
 def open_regular(file: Path, *, linked: bool = True) -> BinaryIO:
-    """Open a file to read. OSError where it is none: to open a FIFO would wait for whoever writes into it.
+    """Open a file to read. OSError where it is none: to open a FIFO would wait for whoever writes
+    into it.
 
     Args:
         linked: whether the file may be a symbolic link, as those of a Hugging Face cache are.
@@ -58,10 +63,12 @@ def read_regular(file: Path, most: int = MOST_BYTES, *, linked: bool = True) -> 
 
 
 def read_json(file: Path, of: type[T], *, linked: bool = True) -> T:
-    """The JSON of a small file that others may have written, as a value of this type; a byte order mark is passed over.
+    """The JSON of a small file that others may have written, as a value of this type; a byte order
+    mark is passed over.
 
     Raises:
-        UnreadableFile: it is missing, no regular file, too large, no JSON, nested too deeply, or of another form.
+        UnreadableFile: it is missing, no regular file, too large, no JSON, nested too deeply, or of
+            another form.
     """
     content = _small(file, linked=linked)
     try:
@@ -116,7 +123,9 @@ def _check_depth(value: object, file: Path) -> None:
 
 
 def lines_of(stream: BinaryIO, longest: int) -> Iterator[bytes]:
-    """The lines from here on, without those that are longer than so many bytes: no more than one is in memory."""
+    """The lines from here on, without those that are longer than so many bytes: no more than one is
+    in memory.
+    """
     while line := stream.readline(longest):
         if line.endswith(b"\n") or len(line) < longest:
             yield line
@@ -126,8 +135,8 @@ def lines_of(stream: BinaryIO, longest: int) -> Iterator[bytes]:
 
 
 def replace_file(file: Path, content: bytes, *, private: bool = False) -> None:
-    """Write beside the file, then rename over it: a reader sees the old or the new, never half. A `private` one its
-    owner alone may read, from its first byte on.
+    """Write beside the file, then rename over it: a reader sees the old or the new, never half. A
+    `private` one its owner alone may read, from its first byte on.
 
     Raises:
         OSError: the folder is not there, not ours to write, or full; the file is then as it was.
@@ -141,7 +150,9 @@ def replace_file(file: Path, content: bytes, *, private: bool = False) -> None:
 
 @contextmanager
 def replacing(file: Path) -> Iterator[Path]:
-    """A path beside `file`, of its suffix, for somebody else to write; renamed over `file` if the block succeeds."""
+    """A path beside `file`, of its suffix, for somebody else to write; renamed over `file` if the
+    block succeeds.
+    """
     beside = file.with_name(f".{file.stem}.{os.getpid()}.{threading.get_ident()}{file.suffix}")
     try:
         yield beside
@@ -160,11 +171,14 @@ def linked(source: str, target: str) -> str:
 
 
 def tail(file: Path, lines: int, since: int = 0) -> list[str]:
-    """The last lines of a text file, of what stands after `since` bytes; none where there is no file."""
+    """The last lines of a text file, of what stands after `since` bytes; none where there is no
+    file.
+    """
     try:
         with open_regular(file) as stream:
             end = stream.seek(0, 2)
-            stream.seek(max(since if since <= end else 0, end - TAIL_BYTES))  # it may have been cut meanwhile
+            # it may have been cut meanwhile
+            stream.seek(max(since if since <= end else 0, end - TAIL_BYTES))
             return stream.read().decode(errors="replace").splitlines()[-lines:]
     except OSError:
         return []

@@ -1,7 +1,9 @@
-"""Logins within addresses (`http://any:KEY@HOST`): found in any text, struck out of it, and put back by their owner.
+"""Logins within addresses (`http://any:KEY@HOST`): found in any text, struck out of it, and put
+back by their owner.
 
-The one rule for all that leaves a process: an address may stay, its password may not. Nothing here knows which
-addresses there are, so that one in a traceback, in a list or in a sentence of another program is none the less found.
+The one rule for all that leaves a process: an address may stay, its password may not. Nothing here
+knows which addresses there are, so that one in a traceback, in a list or in a sentence of another
+program is none the less found.
 """
 
 from __future__ import annotations
@@ -15,12 +17,14 @@ STRUCK: Final = "***"
 
 MOST_LOGIN = 1024  # characters; no address has a longer one
 
-# What RFC 3986 lets no address hold ends one, so that no match reaches over the end of a text in JSON or YAML.
+# What RFC 3986 lets no address hold ends one, so that no match reaches over the end of a text in
+# JSON or YAML.
 _END = r"\s\"<>\\"
 
 # A path makes one `/` of two: an address that was taken for a folder is still one.
-# A key as it was drawn may hold `/`, `?` or `#`, which should have been quoted: then the address is refused, and the
-# refusal names it. A number before one of these is a port, and what follows is a path.
+# A key as it was drawn may hold `/`, `?` or `#`, which should have been quoted: then the address is
+# refused, and the refusal names it. A number before one of these is a port, and what follows is a
+# path.
 _LOGIN = re.compile(
     rf"""(?P<start> :// | :/ (?= [^{_END}/:@]* : [^{_END}/@]* @ ) )
     (?P<user> [^{_END}/?\#:@\[]* : )?
@@ -34,7 +38,8 @@ _UNFINISHED = re.compile(rf":(?:/(?:/[^{_END}]{{0,{MOST_LOGIN}}})?)?\Z", re.ASCI
 
 
 def without_logins(text: str) -> str:
-    """The text with `***` in place of each login's password, or of its user where there is no password.
+    """The text with `***` in place of each login's password, or of its user where there is no
+    password.
 
     >>> without_logins("'http://any:s3cr3t@h:8002/v1' or https://t0ken@h, not http://h:80/@me")
     "'http://any:***@h:8002/v1' or https://***@h, not http://h:80/@me"
@@ -47,7 +52,9 @@ def _struck(found: re.Match[str]) -> str:
 
 
 def without_logins_in(value: Any) -> Any:
-    """A JSON value without logins in its texts and names; lists stay lists, whatever is no text stays as it is."""
+    """A JSON value without logins in its texts and names; lists stay lists, whatever is no text
+    stays as it is.
+    """
     if isinstance(value, str):
         return without_logins(value)
     if isinstance(value, Mapping):
@@ -58,7 +65,9 @@ def without_logins_in(value: Any) -> Any:
 
 
 def passwords_in(value: Any) -> Iterator[str]:
-    """The passwords of all logins in a JSON value: as they stand there, and as a server would repeat them."""
+    """The passwords of all logins in a JSON value: as they stand there, and as a server would
+    repeat them.
+    """
     if isinstance(value, str):
         for found in _LOGIN.finditer(value):
             yield found["password"]
@@ -72,7 +81,9 @@ def passwords_in(value: Any) -> Iterator[str]:
 
 
 def is_struck(value: Any) -> bool:
-    """Whether something was struck out of a JSON value: it was copied from an answer, and its key is missing."""
+    """Whether something was struck out of a JSON value: it was copied from an answer, and its key
+    is missing.
+    """
     return value == STRUCK or STRUCK in passwords_in(value)
 
 
@@ -86,23 +97,30 @@ def restored(value: Any, source: Any) -> Any:
         return value if source is None else source
     if isinstance(value, Mapping) and isinstance(source, Mapping):
         return {name: restored(item, source.get(name)) for name, item in value.items()}
-    if isinstance(value, list | tuple) and isinstance(source, list | tuple) and len(value) == len(source):
+    if (
+        isinstance(value, list | tuple)
+        and isinstance(source, list | tuple)
+        and len(value) == len(source)
+    ):
         return [restored(item, other) for item, other in zip(value, source, strict=True)]
     if not isinstance(value, str) or not isinstance(source, str) or STRUCK not in value:
         return value
     if without_logins(source) == value:
         return source
-    # Of a list of places by commas some may be others in the source: folders stand there by their server's address.
+    # Of a list of places by commas some may be others in the source: folders stand there by their
+    # server's address.
     places, others = value.split(","), source.split(",")
     if len(places) != len(others):
         return value
     return ",".join(
-        other if without_logins(other) == place else place for place, other in zip(places, others, strict=True)
+        other if without_logins(other) == place else place
+        for place, other in zip(places, others, strict=True)
     )
 
 
 def unfinished_login(text: str) -> int:
-    """Where an address at the end of a text begins whose login may go on in what follows; else the text's length.
+    """Where an address at the end of a text begins whose login may go on in what follows; else the
+    text's length.
 
     >>> unfinished_login("see http://any:KE"), unfinished_login("see http://h ")
     (8, 13)

@@ -1,4 +1,6 @@
-"""Serving this machine alone: the listening socket, which requests name this machine, how the serving ends."""
+"""Serving this machine alone: the listening socket, which requests name this machine, how the
+serving ends.
+"""
 
 from __future__ import annotations
 
@@ -35,7 +37,8 @@ SLOWEST = 256 * 1024  # bytes of a large one that come in each second beyond tha
 _HOST = re.compile(r"(\[[0-9A-Fa-f:.]+\]|[A-Za-z0-9._-]+)(?::\d{0,5})?")
 """Of a Host header: a name or an address, and a port (RFC 9110, section 7.2)."""
 
-OWN_SITES = ("same-origin", "same-site", "none")  # of Sec-Fetch-Site: other pages of this machine are same-site
+# of Sec-Fetch-Site: other pages of this machine are same-site
+OWN_SITES = ("same-origin", "same-site", "none")
 
 T = TypeVar("T")
 
@@ -44,7 +47,9 @@ LOCAL_NAMES = frozenset({"localhost", HOST, "::1"})
 BACKLOG = 1024  # connections that wait while a server starts or restarts
 
 MOST_HEAD_BYTES = 2**16
-"""Of a request's line and headers, which come before its key. h11 counts them, httptools would not."""
+"""Of a request's line and headers, which come before its key. h11 counts them, httptools would
+not.
+"""
 
 
 EXHAUSTED = (errno.EMFILE, errno.ENFILE, errno.ENOBUFS, errno.ENOMEM)
@@ -75,28 +80,43 @@ class AmbiguousLength(UserError):
 
 
 TWO_LENGTHS = AmbiguousLength(
-    "This request was not read.", "It has Content-Length and Transfer-Encoding both.", "Send one of them."
+    "This request was not read.",
+    "It has Content-Length and Transfer-Encoding both.",
+    "Send one of them.",
 )
 
 
-def open_listener(port: int, descriptor: int | None = None, *, host: str = HOST, beyond: bool = False) -> socket.socket:
-    """A listening socket: the inherited one (`descriptor`), or a new one on a port of `host`; 0 takes a free one.
+def open_listener(
+    port: int, descriptor: int | None = None, *, host: str = HOST, beyond: bool = False
+) -> socket.socket:
+    """A listening socket: the inherited one (`descriptor`), or a new one on a port of `host`; 0
+    takes a free one.
 
-    `beyond`: it need not be of the loopback, because the server has another way to know who may talk. Conflict: the
-    port is taken, or this machine has no such address. InvalidConfig: the socket is, or would be, none of the loopback.
+    `beyond`: it need not be of the loopback, because the server has another way to know who may
+    talk. Conflict: the port is taken, or this machine has no such address. InvalidConfig: the
+    socket is, or would be, none of the loopback.
     """
     if descriptor is not None:
         return _inherited(descriptor, beyond)
     if not 0 <= port <= 65535:  # getaddrinfo would take what is left of it by 65536
-        raise InvalidConfig(f"There is no port {port}.", "Ports are from 0 to 65535.", "Name another with --port.")
+        raise InvalidConfig(
+            f"There is no port {port}.", "Ports are from 0 to 65535.", "Name another with --port."
+        )
     try:
         found = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE)
     except OSError as error:
-        raise InvalidConfig(f"'{host}' is no address.", f"{error.strerror}.", "Name one of this machine.") from error
-    family, _, _, _, address = min(found, key=lambda one: one[0] != socket.AF_INET)  # `localhost` is 127.0.0.1
+        raise InvalidConfig(
+            f"'{host}' is no address.", f"{error.strerror}.", "Name one of this machine."
+        ) from error
+    # `localhost` is 127.0.0.1
+    family, _, _, _, address = min(found, key=lambda one: one[0] != socket.AF_INET)
     if not beyond and not is_loopback(str(address[0])):
-        raise InvalidConfig(f"{host} is no address of the loopback.", f"This server has no keys and stays on {HOST}.")
-    # The protocol is named because asyncio turns Nagle's algorithm (40 ms per answer) off only where it sees TCP.
+        raise InvalidConfig(
+            f"{host} is no address of the loopback.",
+            f"This server has no keys and stays on {HOST}.",
+        )
+    # The protocol is named because asyncio turns Nagle's algorithm (40 ms per answer) off only
+    # where it sees TCP.
     bound = socket.socket(family, socket.SOCK_STREAM, socket.IPPROTO_TCP)
     bound.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
     try:
@@ -104,7 +124,9 @@ def open_listener(port: int, descriptor: int | None = None, *, host: str = HOST,
     except OSError as error:
         bound.close()
         next = "Name another with --port; 0 takes a free one."
-        raise Conflict(f"Port {port} of {host} cannot be used.", f"{error.strerror}.", next) from error
+        raise Conflict(
+            f"Port {port} of {host} cannot be used.", f"{error.strerror}.", next
+        ) from error
     bound.listen(BACKLOG)
     return bound
 
@@ -119,7 +141,9 @@ def _inherited(descriptor: int, beyond: bool) -> socket.socket:
     address = found.getsockname()
     if found.family != socket.AF_INET or not (beyond or address[0] == HOST):
         found.close()
-        raise InvalidConfig(what, f"It is bound to {address!r}; this server has no keys and stays on {HOST}.", next)
+        raise InvalidConfig(
+            what, f"It is bound to {address!r}; this server has no keys and stays on {HOST}.", next
+        )
     return found
 
 
@@ -129,7 +153,9 @@ def is_loopback(address: str) -> bool:
 
 
 def url_of(listening: socket.socket, scheme: str = "http") -> str:
-    """Where a listening socket answers; for one that listens everywhere, where it answers this machine."""
+    """Where a listening socket answers; for one that listens everywhere, where it answers this
+    machine.
+    """
     address, port = listening.getsockname()[:2]
     known = ipaddress.ip_address(address.partition("%")[0])
     name = HOST if known.is_unspecified else f"[{address}]" if known.version == 6 else address
@@ -137,15 +163,17 @@ def url_of(listening: socket.socket, scheme: str = "http") -> str:
 
 
 class Server(uvicorn.Server):
-    """uvicorn, which leaves its owner the time to close files after a signal. `on_end` is called on the event loop when
-    it begins to end, so that nobody is held in vain."""
+    """uvicorn, which leaves its owner the time to close files after a signal. `on_end` is called on
+    the event loop when it begins to end, so that nobody is held in vain.
+    """
 
     def __init__(self, config: uvicorn.Config, on_end: Callable[[], None] = lambda: None) -> None:
         config.app = OneLength(config.app)  # type: ignore[arg-type] - all our servers hand over an app, not its name
         config.http = StrictProtocol
         super().__init__(config)
         self._on_end = on_end
-        logging.getLogger("uvicorn").setLevel(logging.WARNING)  # our own processes say where they serve
+        # our own processes say where they serve
+        logging.getLogger("uvicorn").setLevel(logging.WARNING)
 
     async def serve(self, sockets: list[socket.socket] | None = None) -> None:
         """Serve until the end is asked for."""
@@ -155,7 +183,8 @@ class Server(uvicorn.Server):
     def handle_exit(self, sig: int, frame: FrameType | None) -> None:
         """A signal: end in order; a second one does not wait for answers under way.
 
-        uvicorn's own handler would raise the signal again once the last connection is closed: too early for us.
+        uvicorn's own handler would raise the signal again once the last connection is closed: too
+        early for us.
         """
         self.force_exit = self.should_exit
         self.end()
@@ -171,9 +200,11 @@ class Server(uvicorn.Server):
 
 
 class LoopErrors:
-    """What goes wrong outside of any request, for the log: that connections cannot be accepted, once in a while.
+    """What goes wrong outside of any request, for the log: that connections cannot be accepted,
+    once in a while.
 
-    asyncio 3.11 says it with a traceback for every connection that its queue may hold, again and again: 4 MB a second.
+    asyncio 3.11 says it with a traceback for every connection that its queue may hold, again and
+    again: 4 MB a second.
     """
 
     def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
@@ -183,14 +214,19 @@ class LoopErrors:
     def __call__(self, loop: asyncio.AbstractEventLoop, context: dict[str, Any]) -> None:
         """As `asyncio` calls it."""
         error = context.get("exception")
-        if "socket" not in context or not isinstance(error, OSError) or error.errno not in EXHAUSTED:
+        if (
+            "socket" not in context
+            or not isinstance(error, OSError)
+            or error.errno not in EXHAUSTED
+        ):
             loop.default_exception_handler(context)
             return
         if self._clock() - self._said_at < SAID_EVERY_S:
             return
         self._said_at = self._clock()
         log.error(
-            "Connections wait and cannot be accepted: %s. Others end first; `ulimit -n` sets how many files and"
+            "Connections wait and cannot be accepted: %s. Others end first; `ulimit -n` sets how "
+            "many files and"
             " connections this process may have open.",
             error.strerror,
         )
@@ -199,8 +235,8 @@ class LoopErrors:
 class StrictConnection(h11.Connection):
     """h11 that refuses a head whose lines a proxy may have read otherwise.
 
-    h11 0.16 ends a line at a bare line feed, too, and joins a line that begins with a blank to the one before it.
-    Where a proxy does not, a header, or a second request, comes past it.
+    h11 0.16 ends a line at a bare line feed, too, and joins a line that begins with a blank to the
+    one before it. Where a proxy does not, a header, or a second request, comes past it.
     """
 
     def __init__(self, most_head_bytes: int) -> None:
@@ -247,10 +283,12 @@ class StrictProtocol(H11Protocol):
 
 
 class OneLength:
-    """ASGI middleware: 400, and the connection's end, for a request with Content-Length and Transfer-Encoding.
+    """ASGI middleware: 400, and the connection's end, for a request with Content-Length and
+    Transfer-Encoding.
 
-    A proxy may have believed the one, and the server's parser the other: what one of them takes for the body's rest is
-    the next request to the other, with somebody else's rights. h11 0.16 does not refuse it.
+    A proxy may have believed the one, and the server's parser the other: what one of them takes for
+    the body's rest is the next request to the other, with somebody else's rights. h11 0.16 does not
+    refuse it.
     """
 
     def __init__(self, app: ASGIApp) -> None:
@@ -261,20 +299,25 @@ class OneLength:
         names = {name for name, _ in scope["headers"]} if scope["type"] == "http" else set[bytes]()
         if {b"content-length", b"transfer-encoding"} <= names:
             body = {**as_http(TWO_LENGTHS), **as_answer(TWO_LENGTHS)}
-            await JSONResponse(body, TWO_LENGTHS.status, {"Connection": "close"})(scope, receive, send)
+            await JSONResponse(body, TWO_LENGTHS.status, {"Connection": "close"})(
+                scope, receive, send
+            )
         else:
             await self.app(scope, receive, send)
 
 
 def is_foreign(headers: Headers) -> bool:
-    """Whether Host, or Origin where there is one, names something else than the loopback; or another site's page only
-    embeds an address. Following a link to one is no embedding."""
+    """Whether Host, or Origin where there is one, names something else than the loopback; or
+    another site's page only embeds an address. Following a link to one is no embedding.
+    """
     hosts, origin = headers.getlist("host"), headers.get("origin")
     if len(hosts) != 1 or host_of(hosts[0]) not in LOCAL_NAMES:
         return True
     if origin is not None:
         return not is_local(origin)
-    is_followed = headers.get("sec-fetch-mode") == "navigate" and headers.get("sec-fetch-dest") == "document"
+    is_followed = (
+        headers.get("sec-fetch-mode") == "navigate" and headers.get("sec-fetch-dest") == "document"
+    )
     return is_of_another_site(headers.getlist("sec-fetch-site")) and not is_followed
 
 
@@ -284,8 +327,9 @@ def is_of_another_site(sites: Sequence[str]) -> bool:
 
 
 def host_of(header: str) -> str | None:
-    """The one host that a Host header names, in small letters; None where it names none, or more than a host and its
-    port: `127.0.0.1, evil`, `user@localhost`, `localhost/path`."""
+    """The one host that a Host header names, in small letters; None where it names none, or more
+    than a host and its port: `127.0.0.1, evil`, `user@localhost`, `localhost/path`.
+    """
     found = _HOST.fullmatch(header)
     return found[1].strip("[]").lower() if found else None
 

@@ -1,9 +1,11 @@
-"""The losses by name: what each reads, which settings it has, what they are where a request says nothing.
+"""The losses by name: what each reads, which settings it has, what they are where a request says
+nothing.
 
-Formulas are each engine's own. Source: the Tinker API's losses. Two defaults are not public and ours: dro's beta (the
-documentation's example), and gspo's thresholds, which are those of its paper (arXiv 2507.18071, section 5.1: 3e-4 and
-4e-4 about 1). Thresholds are ratios, not distances from 1. Of stable_reinforce the name, the inputs and the setting
-kl_coeff are public alone; the formula is ours.
+Formulas are each engine's own. Source: the Tinker API's losses. Two defaults are not public and
+ours: dro's beta (the documentation's example), and gspo's thresholds, which are those of its paper
+(arXiv 2507.18071, section 5.1: 3e-4 and 4e-4 about 1). Thresholds are ratios, not distances from 1.
+Of stable_reinforce the name, the inputs and the setting kl_coeff are public alone; the formula is
+ours.
 """
 
 from __future__ import annotations
@@ -27,12 +29,16 @@ class LossKind:
     """What a loss reads."""
 
     inputs: tuple[str, ...]  # float32, beside target_tokens
-    config: Mapping[str, float] = field(default_factory=dict[str, float])  # its settings and their defaults; none < 0
+    # its settings and their defaults; none < 0
+    config: Mapping[str, float] = field(default_factory=dict[str, float])
     multi_target: bool = False  # K targets per token are understood
     sequences: bool = False  # it reads which sampled sequence a target belongs to
-    ratio_bounded: bool = False  # the ratio of new to old probability weighs up to a bound, so data may be a little old
-    importance_weighted: bool = False  # every token counts by that ratio, so that it may come from another distribution
-    kl_setting: str = ""  # the setting that pulls every sampled token towards the sampler's, whatever its advantage
+    # the ratio of new to old probability weighs up to a bound, so data may be a little old
+    ratio_bounded: bool = False
+    # every token counts by that ratio, so that it may come from another distribution
+    importance_weighted: bool = False
+    # the setting that pulls every sampled token towards the sampler's, whatever its advantage
+    kl_setting: str = ""
 
     @property
     def clips(self) -> bool:
@@ -40,9 +46,14 @@ class LossKind:
         return CLIP_LOW in self.config
 
 
-def _clipped(inputs: tuple[str, ...], low: float, high: float, *, importance_weighted: bool = False) -> LossKind:
+def _clipped(
+    inputs: tuple[str, ...], low: float, high: float, *, importance_weighted: bool = False
+) -> LossKind:
     return LossKind(
-        inputs, {CLIP_LOW: low, CLIP_HIGH: high}, ratio_bounded=True, importance_weighted=importance_weighted
+        inputs,
+        {CLIP_LOW: low, CLIP_HIGH: high},
+        ratio_bounded=True,
+        importance_weighted=importance_weighted,
     )
 
 
@@ -66,7 +77,8 @@ def complete_settings(name: str, config: Mapping[str, float]) -> Mapping[str, fl
     """The settings of a loss, defaults filled in.
 
     Raises:
-        InvalidData: there is no such loss, or a setting is unknown or unusable; the message names it.
+        InvalidData: there is no such loss, or a setting is unknown or unusable; the message names
+            it.
     """
     kind = find_kind(name)
     for key, value in config.items():
@@ -79,13 +91,17 @@ def complete_settings(name: str, config: Mapping[str, float]) -> Mapping[str, fl
             what, own = f"The loss {name} has no setting '{key}'.", nearest(key, kind.config)
             raise InvalidData(what, known, "Leave it out.", did_you_mean=own)
         if not math.isfinite(value) or value < 0:
-            raise InvalidData(f"The setting '{key}' is {value}.", f"{name} needs a finite number of at least 0.")
+            raise InvalidData(
+                f"The setting '{key}' is {value}.", f"{name} needs a finite number of at least 0."
+            )
     settings = {**kind.config, **config}
     if kind.clips and settings[CLIP_LOW] > settings[CLIP_HIGH]:
         raise InvalidData(
-            f"{CLIP_LOW} is {settings[CLIP_LOW]:g}, above {CLIP_HIGH}, which is {settings[CLIP_HIGH]:g}.",
+            f"{CLIP_LOW} is {settings[CLIP_LOW]:g}, above {CLIP_HIGH}, which is "
+            f"{settings[CLIP_HIGH]:g}.",
             "Both are ratios, not distances from 1.",
-            f"The defaults of {name} are {kind.config[CLIP_LOW]:g} and {kind.config[CLIP_HIGH]:g}; give both.",
+            f"The defaults of {name} are {kind.config[CLIP_LOW]:g} and "
+            f"{kind.config[CLIP_HIGH]:g}; give both.",
         )
     return settings
 

@@ -1,4 +1,6 @@
-"""What to do next, as values: a call of the agent's tools, and words with calls in them; each reader's form of them."""
+"""What to do next, as values: a call of the agent's tools, and words with calls in them; each
+reader's form of them.
+"""
 
 from __future__ import annotations
 
@@ -16,7 +18,9 @@ _COMMANDS: dict[tuple[str, ...], str] = {
     ("rl_check_status", "run_id"): "halteres runs status {run_id}",
     ("rl_list_runs",): "halteres runs list",
 }
-"""What a person types, by the tool and exactly these of its arguments; any other call is written as it is."""
+"""What a person types, by the tool and exactly these of its arguments; any other call is written as
+it is.
+"""
 
 
 class Placeholder(str):
@@ -39,7 +43,8 @@ class NextStep:
     tool: str
     args: Mapping[str, Any] = field(default_factory=dict[str, Any])
     reason: str = ""  # what it is for
-    positional: tuple[Any, ...] | None = None  # arguments without their names, which come first; None: a run alone
+    # arguments without their names, which come first; None: a run alone
+    positional: tuple[Any, ...] | None = None
 
     @classmethod
     def of(cls, tool: str, /, *positional: Any, **args: Any) -> NextStep:
@@ -76,9 +81,11 @@ class NextStep:
 
 @dataclass(frozen=True, slots=True)
 class Remedy:
-    """What mends something: calls to make one after the other, what to mind then, and calls that follow upon that.
+    """What mends something: calls to make one after the other, what to mind then, and calls that
+    follow upon that.
 
-    >>> steps = (NextStep("rl_stop_training", {"run_id": "3fa9"}), NextStep("rl_get_results", {"run_id": "3fa9"}))
+    >>> run = {"run_id": "3fa9"}
+    >>> steps = (NextStep("rl_stop_training", run), NextStep("rl_get_results", run))
     >>> print(Remedy(steps, "only harder tasks would teach more."))
     rl_stop_training("3fa9") then rl_get_results("3fa9"); only harder tasks would teach more.
     """
@@ -93,14 +100,22 @@ class Remedy:
         return self.steps[0] if self.steps else None
 
     def after(self, *tools: str) -> Remedy:
-        """What is left to do when its first calls, as far as they are of these tools, have been made."""
+        """What is left to do when its first calls, as far as they are of these tools, have been
+        made.
+        """
         return replace(self, steps=tuple(dropwhile(lambda step: step.tool in tools, self.steps)))
 
     @property
     def parts(self) -> tuple[Advice, ...]:
         """In words and calls."""
         apart = "; " if self.steps and (self.words or self.later) else ""
-        return (then(*self.steps), apart, self.words, " " if self.words and self.later else "", then(*self.later))
+        return (
+            then(*self.steps),
+            apart,
+            self.words,
+            " " if self.words and self.later else "",
+            then(*self.later),
+        )
 
     def __str__(self) -> str:
         return for_agents(self)
@@ -145,4 +160,8 @@ def as_call(step: NextStep) -> str:
 
 
 def _json(value: Any) -> str:
-    return value if isinstance(value, Placeholder) else json.dumps(value, ensure_ascii=False, separators=(",", ":"))
+    return (
+        value
+        if isinstance(value, Placeholder)
+        else json.dumps(value, ensure_ascii=False, separators=(",", ":"))
+    )

@@ -1,9 +1,11 @@
-"""How every process of ours begins and ends, starts and ends others, which process a pid means, what a machine has.
+"""How every process of ours begins and ends, starts and ends others, which process a pid means,
+what a machine has.
 
-Owns: the lifeline (a pipe whose end of file means: whoever started us is gone), the child that cannot outlive us, the
-program that is run to its end, the process that outlives its maker, what descendants leave behind, the ban on torch
-where nobody but us would import it, logging to stderr without secrets, the clock by which silence is measured.
-Never: decides what a process does in between.
+Owns: the lifeline (a pipe whose end of file means: whoever started us is gone), the child that
+cannot outlive us, the program that is run to its end, the process that outlives its maker, what
+descendants leave behind, the ban on torch where nobody but us would import it, logging to stderr
+without secrets, the clock by which silence is measured. Never: decides what a process does in
+between.
 """
 
 from __future__ import annotations
@@ -28,7 +30,8 @@ from halteres.config import environ
 from halteres.errors import InvalidConfig
 from halteres.redaction import Redactor
 
-GRACE_S = 10.0  # how long a process may take to end in order after its lifeline broke; then it ends at once
+# how long a process may take to end in order after its lifeline broke; then it ends at once
+GRACE_S = 10.0
 
 _PR_SET_PDEATHSIG, _PR_SET_CHILD_SUBREAPER = 1, 36
 
@@ -36,8 +39,10 @@ _WALL_AHEAD_S = time.time() - time.monotonic()
 
 _POLL_S = 0.02
 
-MOST_OUTPUT = 4 * 1024 * 1024  # bytes at the end of each stream of a program that are read: answers come last
-OUTPUT_ENDS_WITHIN_S = 1.0  # after the program's end: somebody who escaped its group may hold a stream open
+# bytes at the end of each stream of a program that are read: answers come last
+MOST_OUTPUT = 4 * 1024 * 1024
+# after the program's end: somebody who escaped its group may hold a stream open
+OUTPUT_ENDS_WITHIN_S = 1.0
 
 MEMINFO, CGROUP = Path("/proc/meminfo"), Path("/sys/fs/cgroup")
 
@@ -60,12 +65,14 @@ class Lifeline:
         os.close(self.read_end)
 
 
-def begin(role: str, *, torch: bool = False, threads: int | None = None, private: bool = False) -> None:
+def begin(
+    role: str, *, torch: bool = False, threads: int | None = None, private: bool = False
+) -> None:
     """Set the process up: log format, lifeline, and no torch unless `torch`.
 
-    `import tinker` and `transformers.AutoTokenizer` pull torch in where it is installed (1.4 s and 250 MB); the SDK
-    works without it, so processes that need none block the import first. What a `private` process and its children
-    write is its user's alone.
+    `import tinker` and `transformers.AutoTokenizer` pull torch in where it is installed (1.4 s and
+    250 MB); the SDK works without it, so processes that need none block the import first. What a
+    `private` process and its children write is its user's alone.
     """
     try:
         level = environ.log_level()
@@ -100,7 +107,9 @@ def block_torch() -> None:
 
 
 def hold_lifeline(on_end: Callable[[], None] | None = None) -> None:
-    """Watch the pipe HALTERES_LIFELINE_FD; when it ends, end this process in order, at latest after GRACE_S."""
+    """Watch the pipe HALTERES_LIFELINE_FD; when it ends, end this process in order, at latest after
+    GRACE_S.
+    """
     descriptor = environ.lifeline_fd()
     if descriptor is None:
         return
@@ -122,10 +131,12 @@ def hold_lifeline(on_end: Callable[[], None] | None = None) -> None:
 
 
 class Child:
-    """A process that cannot outlive us, in a group of its own, of which nothing is left once it has ended.
+    """A process that cannot outlive us, in a group of its own, of which nothing is left once it has
+    ended.
 
     A thread of its own waits for it, so that threads (`exit.result(seconds)`) and event loops
-    (`await asyncio.wrap_future(child.exit)`) can both wait for its exit code, which is negative for a signal.
+    (`await asyncio.wrap_future(child.exit)`) can both wait for its exit code, which is negative for
+    a signal.
     """
 
     def __init__(
@@ -146,7 +157,8 @@ class Child:
         Args:
             lifeline: it ends with this; None: with one of its own, which ends with us.
             descriptors: handed down besides.
-            before_exit: called on the thread that waits, once the group has ended and before the exit is known.
+            before_exit: called on the thread that waits, once the group has ended and before the
+                exit is known.
         """
         line = lifeline or Lifeline.open()
         self._own_lifeline = None if lifeline else line
@@ -167,7 +179,8 @@ class Child:
                 self._own_lifeline.close()
             raise
         self.exit: Future[int] = Future()
-        self.exit.set_running_or_notify_cancel()  # whoever waits for it may be cancelled, it may not
+        # whoever waits for it may be cancelled, it may not
+        self.exit.set_running_or_notify_cancel()
         self._before_exit, self._is_swept, self._sweeping = before_exit, False, threading.Lock()
         threading.Thread(target=self._wait, name=f"exit of {self.pid}", daemon=True).start()
 
@@ -182,7 +195,9 @@ class Child:
         return self.exit.result() if self.exit.done() else None
 
     def end(self, grace_s: float = GRACE_S) -> int:
-        """SIGTERM, wait, then SIGKILL for the whole group. Returns the exit code; safe to repeat."""
+        """SIGTERM, wait, then SIGKILL for the whole group. Returns the exit code; safe to
+        repeat.
+        """
         if not self.exit.done():
             self.process.send_signal(signal.SIGTERM)
             with suppress(TimeoutError):
@@ -195,7 +210,9 @@ class Child:
         return self.exit.result()
 
     def _sweep(self) -> None:
-        """Kill the group, or what its leader left of it, once: later the number may be somebody else's."""
+        """Kill the group, or what its leader left of it, once: later the number may be somebody
+        else's.
+        """
         with self._sweeping:
             if not self._is_swept:
                 self._is_swept = True
@@ -223,14 +240,19 @@ class Ended:
     err: str
 
 
-def run_caught(command: Sequence[str], folder: Path, within_s: float, keys: Sequence[str] = ()) -> Ended:
-    """Run somebody else's program to its end, in a group that is killed afterwards. TimeoutError after the deadline.
+def run_caught(
+    command: Sequence[str], folder: Path, within_s: float, keys: Sequence[str] = ()
+) -> Ended:
+    """Run somebody else's program to its end, in a group that is killed afterwards. TimeoutError
+    after the deadline.
 
     Args:
         keys: names of the secret variables of ours that it may have; by default none.
     """
     pipe, threads = subprocess.PIPE, list[threading.Thread]()
-    child = Child(command, environment=environ.with_keys(*keys), folder=folder, stdout=pipe, stderr=pipe)
+    child = Child(
+        command, environment=environ.with_keys(*keys), folder=folder, stdout=pipe, stderr=pipe
+    )
     ends = bytearray(), bytearray()
 
     def read(stream: IO[bytes] | None, end: bytearray) -> None:
@@ -241,7 +263,9 @@ def run_caught(command: Sequence[str], folder: Path, within_s: float, keys: Sequ
                 del end[:-MOST_OUTPUT]
 
     for stream, end in zip((child.process.stdout, child.process.stderr), ends, strict=True):
-        thread = threading.Thread(target=read, args=(stream, end), name="output of a program", daemon=True)
+        thread = threading.Thread(
+            target=read, args=(stream, end), name="output of a program", daemon=True
+        )
         thread.start()
         threads.append(thread)
     try:
@@ -256,8 +280,11 @@ def run_caught(command: Sequence[str], folder: Path, within_s: float, keys: Sequ
     return Ended(code=code, out=out, err=err)
 
 
-def detach(command: Sequence[str], folder: Path, log: Path, environment: Mapping[str, str], held: int) -> None:
-    """Start a process that outlives this one: a session of its own, its output in `log`, one descriptor handed down.
+def detach(
+    command: Sequence[str], folder: Path, log: Path, environment: Mapping[str, str], held: int
+) -> None:
+    """Start a process that outlives this one: a session of its own, its output in `log`, one
+    descriptor handed down.
 
     While this process lives, it takes note of the other's end, so that no zombie is left.
     """
@@ -276,25 +303,32 @@ def detach(command: Sequence[str], folder: Path, log: Path, environment: Mapping
 
 
 def die_with_parent() -> None:
-    """For `preexec_fn`: ask Linux to kill this child when the *thread* that started it ends; foreign programs that know
-    no lifeline have this alone."""
+    """For `preexec_fn`: ask Linux to kill this child when the *thread* that started it ends;
+    foreign programs that know no lifeline have this alone.
+    """
     if sys.platform == "linux":
         ctypes.CDLL(None, use_errno=True).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
 
 
 def steady_time() -> float:
-    """Unix s that never jump: the wall clock as this process found it, and the time since on the monotonic one."""
+    """Unix s that never jump: the wall clock as this process found it, and the time since on the
+    monotonic one.
+    """
     return _WALL_AHEAD_S + time.monotonic()
 
 
 def adopt_orphans(reap_s: float = 10.0) -> None:
-    """From here on this process is the parent of whatever its descendants leave behind (Linux), also of what left its
-    process group; `end_orphans` ends that. Every `reap_s` seconds those that have ended are taken note of."""
+    """From here on this process is the parent of whatever its descendants leave behind (Linux),
+    also of what left its process group; `end_orphans` ends that. Every `reap_s` seconds those that
+    have ended are taken note of.
+    """
     if sys.platform != "linux":
         return
 
     def reap() -> None:
-        """Zombies that nobody has waited for between two looks: the exit of a child of ours is its waiter's to take."""
+        """Zombies that nobody has waited for between two looks: the exit of a child of ours is its
+        waiter's to take.
+        """
         before = set[int]()
         while True:
             time.sleep(reap_s)
@@ -309,8 +343,9 @@ def adopt_orphans(reap_s: float = 10.0) -> None:
 
 
 def end_orphans(within_s: float = GRACE_S) -> None:
-    """Kill every child of this process, and theirs as they become ours, and wait for no longer than `within_s`. For a
-    process that waits for none of them."""
+    """Kill every child of this process, and theirs as they become ours, and wait for no longer than
+    `within_s`. For a process that waits for none of them.
+    """
     ends = time.monotonic() + within_s
     while (children := _children()) and time.monotonic() < ends:
         for child in children:
@@ -331,7 +366,9 @@ def _children() -> list[int]:
 
 
 def start_time(pid: int) -> int | None:
-    """Clock ticks since boot at which the process began; None where it is gone, a zombie, or there is no /proc."""
+    """Clock ticks since boot at which the process began; None where it is gone, a zombie, or there
+    is no /proc.
+    """
     state, started = _stat(pid)
     return None if state in ("", "Z", "X") else started
 
@@ -365,7 +402,9 @@ def alive(who: Mapping[str, Any] | None) -> bool:
 
 
 def is_stopped(who: Mapping[str, Any]) -> bool:
-    """Whether a signal (SIGSTOP) has stopped the process of this identity; False where there is no /proc to tell."""
+    """Whether a signal (SIGSTOP) has stopped the process of this identity; False where there is no
+    /proc to tell.
+    """
     state, started = _stat(who.get("pid"))
     return state in ("T", "t") and started == who.get("start_time", started)
 
@@ -381,7 +420,9 @@ def _stat(pid: int | None) -> tuple[str, int]:
 
 def usable_cores() -> int:
     """Cores this process may run on."""
-    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else (os.cpu_count() or 1)
+    return (
+        len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else (os.cpu_count() or 1)
+    )
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -395,22 +436,31 @@ class Memory:
 def main_memory(meminfo: Path = MEMINFO, cgroup: Path = CGROUP) -> Memory:
     """The machine's memory that is no GPU's, or the container's where that is less."""
     machine = dict(_numbers(meminfo))  # KiB
-    total, free = (machine[name] << 10 if name in machine else None for name in ("MemTotal", "MemAvailable"))
+    total, free = (
+        machine[name] << 10 if name in machine else None for name in ("MemTotal", "MemAvailable")
+    )
     if total is None:
         with suppress(OSError, ValueError):
             total = os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
-    container = {name: dict(_numbers(cgroup / f"memory.{name}")) for name in ("max", "current", "stat")}
+    container = {
+        name: dict(_numbers(cgroup / f"memory.{name}")) for name in ("max", "current", "stat")
+    }
     limit, used = container["max"].get(""), container["current"].get("")
     if limit is None or used is None or (total is not None and limit >= total):
         return Memory(total=total, free=free)
-    left = max(0, limit - used + container["stat"].get("inactive_file", 0))  # files in memory make way for a process
+    # files in memory make way for a process
+    left = max(0, limit - used + container["stat"].get("inactive_file", 0))
     return Memory(total=limit, free=left if free is None else min(free, left))
 
 
 def _numbers(file: Path) -> Iterator[tuple[str, int]]:
-    """The numbers in a file by the word before them; none where it holds no number (`max`), or is not there."""
+    """The numbers in a file by the word before them; none where it holds no number (`max`), or is
+    not there.
+    """
     try:
-        rows = [line.split() for line in file.read_text(encoding="utf-8").splitlines() if line.strip()]
+        rows = [
+            line.split() for line in file.read_text(encoding="utf-8").splitlines() if line.strip()
+        ]
     except (OSError, ValueError):
         return
     for row in rows:

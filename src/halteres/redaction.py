@@ -1,6 +1,6 @@
-"""Secrets that must not leave this process: known values become `***` in every text, and so do the passwords of
-addresses, known or not; in JSON also what settings named like secrets are set to. And what a terminal must not get of a
-text that others wrote.
+"""Secrets that must not leave this process: known values become `***` in every text, and so do the
+passwords of addresses, known or not; in JSON also what settings named like secrets are set to. And
+what a terminal must not get of a text that others wrote.
 """
 
 from __future__ import annotations
@@ -12,29 +12,36 @@ from typing import Any
 from halteres.config import environ
 from halteres.logins import STRUCK, passwords_in, without_logins
 
-SHORTEST = 6  # a shorter value is no secret (`x`, `tml-x`, an empty one): striking it out would only garble texts
+# a shorter value is no secret (`x`, `tml-x`, an empty one): striking it out would only garble texts
+SHORTEST = 6
 
 LONG = 16
-"""A setting's value so long is searched for in other texts too; a shorter one only if it mixes letters and digits."""
+"""A setting's value so long is searched for in other texts too; a shorter one only if it mixes
+letters and digits.
+"""
 
 _ESCAPES = re.compile(r"\x1b\[[0-?]*[ -/]*[@-~]|\x1b\][^\x07\x1b]*(?:\x07|\x1b\\)|\x1b.")
 _CONTROL = re.compile(r"[\x00-\x08\x0b-\x1f\x7f-\x9f\u202a-\u202e\u2066-\u2069]")
 
-_TASK = "item"  # a key whose value is a task of an environment: what is called `answer_key` in there is no setting
+# a key whose value is a task of an environment: what is called `answer_key` in there is no setting
+_TASK = "item"
 
 _NO_SECRET = re.compile(
     r"(^|\.)key$|(^|[._])(answer|best|question|prompt|label|text|reference|sort)_key$"
     r"|(^|[._])(bos|eos|pad|unk|sep|cls|mask|stop|start|end|per|max|min|num)_token$",
     re.IGNORECASE,
 )
-"""Names that end like a secret's: a token of a tokenizer, a number of tokens, a column of a data set."""
+"""Names that end like a secret's: a token of a tokenizer, a number of tokens, a column of a data
+set.
+"""
 
 _NAMES, _VALUES = ("name", "field"), ("value", "current_value", "locked_value", "default", "got")
 """Keys by which an answer describes one setting: what it is called, what it is set to."""
 
 
 def printable(text: str) -> str:
-    """A text that others wrote, for a terminal or a page of Markdown: it moves no cursor, sets no title, hides nothing.
+    """A text that others wrote, for a terminal or a page of Markdown: it moves no cursor, sets no
+    title, hides nothing.
 
     >>> printable("10 %\\r\\x1b[32mdone\\x1b[0m\\x07")
     '10 %?done?'
@@ -46,8 +53,10 @@ _kept = set[str]()  # see `keep_secret`
 
 
 def keep_secret(settings: Any) -> None:
-    """Make the passwords of these settings' addresses known to this process, which from then on strikes them out of
-    all that it and its children write, also where they stand without their address."""
+    """Make the passwords of these settings' addresses known to this process, which from then on
+    strikes them out of all that it and its children write, also where they stand without their
+    address.
+    """
     _kept.update(passwords_in(settings))
 
 
@@ -58,19 +67,29 @@ class Redactor:
     'key=***!'
     >>> Redactor([]).text("http://any:KEY@HOST does not answer.")
     'http://any:***@HOST does not answer.'
-    >>> Redactor([]).json({"message": "Updated judge_key = sk-12345678", "config": {"env.judge_key": "sk-12345678"}})
+    >>> config = {"env.judge_key": "sk-12345678"}
+    >>> Redactor([]).json({"message": "Updated judge_key = sk-12345678", "config": config})
     {'message': 'Updated judge_key = ***', 'config': {'env.judge_key': '***'}}
     """
 
     def __init__(self, secrets: Iterable[str]) -> None:
         self._secrets = frozenset(secrets)
-        long_enough = sorted({one for one in self._secrets if len(one) >= SHORTEST}, key=len, reverse=True)
-        self._pattern = re.compile("|".join(re.escape(secret) for secret in long_enough)) if long_enough else None
-        self.longest = max(map(len, long_enough), default=0)  # characters; what a stream must hold back
+        long_enough = sorted(
+            {one for one in self._secrets if len(one) >= SHORTEST}, key=len, reverse=True
+        )
+        self._pattern = (
+            re.compile("|".join(re.escape(secret) for secret in long_enough))
+            if long_enough
+            else None
+        )
+        # characters; what a stream must hold back
+        self.longest = max(map(len, long_enough), default=0)
 
     @classmethod
     def of_this_process(cls) -> Redactor:
-        """For the values of this process's variables that are named like secrets, and those it was made to keep."""
+        """For the values of this process's variables that are named like secrets, and those it was
+        made to keep.
+        """
         return cls((*environ.secrets().values(), *_kept))
 
     @property
@@ -84,14 +103,16 @@ class Redactor:
         return without_logins(known_struck)
 
     def json(self, value: Any) -> Any:
-        """A JSON value without secrets, in keys and in texts; what it holds of settings named like secrets is one, and
-        in its own place struck out whatever it is."""
+        """A JSON value without secrets, in keys and in texts; what it holds of settings named like
+        secrets is one, and in its own place struck out whatever it is.
+        """
         values = {text for text in _texts(_secret_settings(value)) if _is_unlike_a_word(text)}
         return (Redactor({*self._secrets, *values}) if values else self).in_place(value)
 
     def in_place(self, value: Any, *, in_task: bool = False) -> Any:
-        """A JSON value of which each secret is struck out where it stands, and in no other text. `in_task`: no name in
-        there is one of a setting."""
+        """A JSON value of which each secret is struck out where it stands, and in no other text.
+        `in_task`: no name in there is one of a setting.
+        """
         if isinstance(value, str):
             return self.text(value)
         if isinstance(value, Mapping):
@@ -108,8 +129,8 @@ class Redactor:
 
 
 def without_secrets(settings: Any) -> Any:
-    """Settings as JSON for a file that others may read: their own secrets are struck out in their places, so that
-    `logins.restored` can put each back.
+    """Settings as JSON for a file that others may read: their own secrets are struck out in their
+    places, so that `logins.restored` can put each back.
 
     >>> without_secrets({"judge_key": "x", "model": "http://any:KEY@HOST", "note": "x"})
     {'judge_key': '***', 'model': 'http://any:***@HOST', 'note': 'x'}
@@ -118,13 +139,17 @@ def without_secrets(settings: Any) -> Any:
 
 
 def _secret_names(value: Mapping[Any, Any]) -> set[Any]:
-    """Keys whose value is that of a setting named like a secret: by the key, or by the setting that this describes."""
+    """Keys whose value is that of a setting named like a secret: by the key, or by the setting that
+    this describes.
+    """
 
     def is_secret(name: str) -> bool:
         return environ.is_secret(name) and not _NO_SECRET.search(name)
 
     described = next((name for key in _NAMES if isinstance(name := value.get(key), str)), "")
-    return {name for name in value if is_secret(str(name)) or (name in _VALUES and is_secret(described))}
+    return {
+        name for name in value if is_secret(str(name)) or (name in _VALUES and is_secret(described))
+    }
 
 
 def _is_unlike_a_word(text: str) -> bool:
@@ -134,7 +159,9 @@ def _is_unlike_a_word(text: str) -> bool:
 
 
 def _blank(value: Any) -> Any:
-    """A secret's value struck out; what is empty, a switch or a figure stays, and shows that it is."""
+    """A secret's value struck out; what is empty, a switch or a figure stays, and shows that it
+    is.
+    """
     if isinstance(value, Mapping):
         return {name: _blank(item) for name, item in value.items()}
     if isinstance(value, list | tuple):
@@ -147,7 +174,9 @@ def _secret_settings(value: Any) -> list[Any]:
     if isinstance(value, Mapping):
         secret = _secret_names(value)
         others = [item for name, item in value.items() if name not in secret and name != _TASK]
-        return [value[name] for name in secret] + [found for item in others for found in _secret_settings(item)]
+        return [value[name] for name in secret] + [
+            found for item in others for found in _secret_settings(item)
+        ]
     if isinstance(value, list | tuple):
         return [found for item in value for found in _secret_settings(item)]
     return []

@@ -1,7 +1,8 @@
-"""`uvicorn halteres.rl_api_server:app --port 8080`: the control server under the name that the seed's client names.
+"""`uvicorn halteres.rl_api_server:app --port 8080`: the control server under the name that the
+seed's client names.
 
-`halteres serve control` starts the same app, and ends waiting calls in order. This machine alone is served, whatever
-address uvicorn is given; nothing is done at import.
+`halteres serve control` starts the same app, and ends waiting calls in order. This machine alone is
+served, whatever address uvicorn is given; nothing is done at import.
 """
 
 from __future__ import annotations
@@ -33,7 +34,8 @@ def _begun() -> ASGIApp:
 
     process.begin("control")
     logging.getLogger("mcp").setLevel(logging.WARNING)
-    for name in ("uvicorn", "uvicorn.access", "uvicorn.error"):  # whose own handlers strike nothing out
+    # whose own handlers strike nothing out
+    for name in ("uvicorn", "uvicorn.access", "uvicorn.error"):
         logger = logging.getLogger(name)
         logger.handlers.clear()
         logger.propagate = True

@@ -9,17 +9,24 @@ from typing import Any, Literal
 from halteres.text import Message
 
 Output = Literal["raw", "standardised", "probability"]
-"""Units of a score: of the head; centred and scaled, or between 0 and 1, by the model's calibration (raw without)."""
+"""Units of a score: of the head; centred and scaled, or between 0 and 1, by the model's calibration
+(raw without).
+"""
 
-Combination = Literal["mean", "min", "mean_minus_std"]  # what an ensemble makes of its members' scores
+# what an ensemble makes of its members' scores
+Combination = Literal["mean", "min", "mean_minus_std"]
 
 REWARD_FILE = "halteres_reward.json"
-"""What a reward model of ours has beside its weights: how it shows texts to itself, its calibration, its probes."""
+"""What a reward model of ours has beside its weights: how it shows texts to itself, its
+calibration, its probes.
+"""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Scorable:
-    """A completion and its prompt, both strings or both messages; without a prompt, the completion holds everything."""
+    """A completion and its prompt, both strings or both messages; without a prompt, the completion
+    holds everything.
+    """
 
     completion: str | Sequence[Message]
     prompt: str | Sequence[Message] | None = None
@@ -35,15 +42,21 @@ class Score:
     num_tokens: int = 0  # that the scorer read; 0: it does not tell
     truncated: bool = False  # the text was longer than the scorer reads
     ended_with_eos: bool = True  # the scorer read an end token last
-    disagreement: float | None = None  # standard deviation of an ensemble's members; None: not an ensemble's
-    out_of_range: bool | None = None  # beyond every score that the calibration was made from; None: there is none
-    converted: bool = False  # the text came in another form than the scorer reads, and was put into its own
-    parts: Mapping[str, float] = field(default_factory=dict)  # raw, of each objective; `value` is their weighted sum
+    # standard deviation of an ensemble's members; None: not an ensemble's
+    disagreement: float | None = None
+    # beyond every score that the calibration was made from; None: there is none
+    out_of_range: bool | None = None
+    # the text came in another form than the scorer reads, and was put into its own
+    converted: bool = False
+    # raw, of each objective; `value` is their weighted sum
+    parts: Mapping[str, float] = field(default_factory=dict)
 
 
 def best_first(values: Sequence[float | None]) -> list[int]:
     """Places of the values, the best first; of equal ones, the earlier; what has no score, last."""
-    return sorted(range(len(values)), key=lambda place: (values[place] is None, -(values[place] or 0.0)))
+    return sorted(
+        range(len(values)), key=lambda place: (values[place] is None, -(values[place] or 0.0))
+    )
 
 
 def is_address(place: str) -> bool:

@@ -23,19 +23,36 @@ TEXT_PARTS = frozenset(("text", "input_text", "output_text", "refusal"))
 """Types of the parts of a message's content that are text, as OpenAI and Anthropic have them."""
 
 TOKENIZER_FILES = (
-    *("added_tokens.json", "chat_template.jinja", "chat_template.json", "generation_config.json", "merges.txt"),
-    *("special_tokens_map.json", "tokenizer.json", "tokenizer.model", "tokenizer_config.json", "vocab.json"),
+    *(
+        "added_tokens.json",
+        "chat_template.jinja",
+        "chat_template.json",
+        "generation_config.json",
+        "merges.txt",
+    ),
+    *(
+        "special_tokens_map.json",
+        "tokenizer.json",
+        "tokenizer.model",
+        "tokenizer_config.json",
+        "vocab.json",
+    ),
 )
 SPECIALS = ("bos_token", "eos_token", "pad_token")
 TEMPLATE, TEMPLATES = "chat_template.jinja", "additional_chat_templates"
-"""File of the chat template, and folder of those that have names: `tool_use.jinja` is used for chats with tools."""
+"""File of the chat template, and folder of those that have names: `tool_use.jinja` is used for
+chats with tools.
+"""
 
 LONG_TEXT = 2**13
-"""Characters; the library keeps Python's lock while it reads a text alone, and lets go of it for a batch."""
+"""Characters; the library keeps Python's lock while it reads a text alone, and lets go of it for a
+batch.
+"""
 
 
 class Tokenizer:
-    """Encode, decode and render chats exactly as transformers would from the same folder (a test holds it).
+    """Encode, decode and render chats exactly as transformers would from the same folder (a test
+    holds it).
 
     Raises:
         NotFound: the folder holds no tokenizer.json.
@@ -46,8 +63,11 @@ class Tokenizer:
         file = folder / "tokenizer.json"
         if not file.is_file():
             next = "Name a model folder in Hugging Face format, or 'halteres/tiny'."
-            raise NotFound(f"The folder {folder} holds no tokenizer.", "tokenizer.json is missing.", next)
-        import tokenizers  # these two take longer than all else that a process imports which only names the type
+            raise NotFound(
+                f"The folder {folder} holds no tokenizer.", "tokenizer.json is missing.", next
+            )
+        # these two take longer than all else that a process imports which only names the type
+        import tokenizers
 
         from halteres.chat_template import read_templates
 
@@ -85,7 +105,9 @@ class Tokenizer:
         return token_id >= 0 and self._tokens.id_to_token(token_id) is not None
 
     def encode(self, text: str, *, add_special_tokens: bool = False) -> list[int]:
-        """Token ids of a text; special tokens in it are recognised. Other threads run while a long one is read."""
+        """Token ids of a text; special tokens in it are recognised. Other threads run while a long
+        one is read.
+        """
         if len(text) < LONG_TEXT:
             return self._tokens.encode(text, add_special_tokens=add_special_tokens).ids
         return self._tokens.encode_batch_fast([text], add_special_tokens=add_special_tokens)[0].ids
@@ -98,15 +120,18 @@ class Tokenizer:
         """The text of one token, special ones by name."""
         return self.decode([token_id], skip_special_tokens=False)
 
-    def render(self, messages: Sequence[Message], /, *, add_generation_prompt: bool = True, **extra: Any) -> str:
-        """The chat template's text for these messages; a folder may have a template of its own for chats with tools.
+    def render(
+        self, messages: Sequence[Message], /, *, add_generation_prompt: bool = True, **extra: Any
+    ) -> str:
+        """The chat template's text for these messages; a folder may have a template of its own for
+        chats with tools.
 
-        Content in parts is rendered as their text. Content that is null, or missing next to calls of tools, is an empty
-        text, but for a template that asks for it.
+        Content in parts is rendered as their text. Content that is null, or missing next to calls
+        of tools, is an empty text, but for a template that asks for it.
 
         Raises:
-            InvalidData: the folder has no template, a message holds what is no text, or the template refuses the
-                messages.
+            InvalidData: the folder has no template, a message holds what is no text, or the
+                template refuses the messages.
         """
         found = self._template(with_tools=bool(extra.get("tools")))
         if found is None:
@@ -114,15 +139,21 @@ class Tokenizer:
             raise InvalidData(what, next="Send a plain prompt instead.")
         chat = [_rendered_message(message, found) for message in messages]
         try:
-            return found.render(messages=chat, add_generation_prompt=add_generation_prompt, **self.specials, **extra)
+            return found.render(
+                messages=chat, add_generation_prompt=add_generation_prompt, **self.specials, **extra
+            )
         except Exception as error:
-            raise InvalidData("The chat template refused the messages.", f"{type(error).__name__}: {error}.") from error
+            raise InvalidData(
+                "The chat template refused the messages.", f"{type(error).__name__}: {error}."
+            ) from error
 
     def apply_chat_template(
         self, messages: Sequence[Message], *, add_generation_prompt: bool = True, **extra: Any
     ) -> list[int]:
         """Token ids of the rendered chat."""
-        return self.encode(self.render(messages, add_generation_prompt=add_generation_prompt, **extra))
+        return self.encode(
+            self.render(messages, add_generation_prompt=add_generation_prompt, **extra)
+        )
 
     def template_reads(self, name: str) -> bool:
         """Whether the chat template looks at a variable of this name, `tools` for example."""
@@ -141,9 +172,11 @@ def load_tokenizer(folder: str) -> Tokenizer:
 
 
 def flat(message: Message) -> dict[str, Any]:
-    """A message with its content as one text; null stays null. InvalidData: it has no role, or holds what is no text.
+    """A message with its content as one text; null stays null. InvalidData: it has no role, or
+    holds what is no text.
 
-    >>> flat({"role": "user", "content": [{"type": "text", "text": "What is "}, {"type": "text", "text": "1 + 1?"}]})
+    >>> parts = [{"type": "text", "text": "What is "}, {"type": "text", "text": "1 + 1?"}]
+    >>> flat({"role": "user", "content": parts})
     {'role': 'user', 'content': 'What is 1 + 1?'}
     """
     if not isinstance(message.get("role"), str):
@@ -190,7 +223,9 @@ def _rendered_message(message: Any, template: ChatTemplate) -> Message:
 
 
 def beginning(text: str, words: Sequence[str]) -> int:
-    """Where the longest end of `text` begins that is a beginning of one of `words`; its length if there is none."""
+    """Where the longest end of `text` begins that is a beginning of one of `words`; its length if
+    there is none.
+    """
     longest = max((len(word) for word in words), default=0) - 1
     for at in range(max(0, len(text) - longest), len(text)):
         if any(word.startswith(text[at:]) for word in words):
@@ -199,7 +234,9 @@ def beginning(text: str, words: Sequence[str]) -> int:
 
 
 def tokenizer_files(folder: Path) -> list[str]:
-    """The files of a folder that its tokenizer is made of, chat templates among them, relative to it."""
+    """The files of a folder that its tokenizer is made of, chat templates among them, relative to
+    it.
+    """
     own = [name for name in TOKENIZER_FILES if (folder / name).is_file()]
     return own + [f"{TEMPLATES}/{file.name}" for file in named_templates(folder)]
 
@@ -213,7 +250,8 @@ SET_EOS = "Set eos_token in tokenizer_config.json, or eos_token_id in generation
 
 
 def end_tokens(folder: Path) -> tuple[int, ...]:
-    """The tokens that end an answer of the model in a folder: those that its settings name, else its tokenizer's.
+    """The tokens that end an answer of the model in a folder: those that its settings name, else
+    its tokenizer's.
 
     InvalidData where a file cannot be read.
     """
@@ -227,12 +265,16 @@ def end_tokens(folder: Path) -> tuple[int, ...]:
 def _named_end_tokens(folder: Path) -> tuple[int, ...]:
     """The end tokens that a model's settings name: generation_config.json, or else config.json.
 
-    transformers' `generate` reads the second where the first is missing; where the first says null, nothing would end
-    an answer there, and the second is read here, too.
+    transformers' `generate` reads the second where the first is missing; where the first says null,
+    nothing would end an answer there, and the second is read here, too.
     """
     config = _json(folder / "config.json")
     inner = config.get("text_config")
-    places = (_json(folder / "generation_config.json"), config, inner if isinstance(inner, dict) else {})
+    places = (
+        _json(folder / "generation_config.json"),
+        config,
+        inner if isinstance(inner, dict) else {},
+    )
     return next(filter(None, (_as_ids(place.get("eos_token_id")) for place in places)), ())
 
 
@@ -241,7 +283,9 @@ def _as_ids(value: object) -> tuple[int, ...]:
     if value is None:
         return ()
     given: list[Any] = value if isinstance(value, list) else [value]
-    ids = tuple(one for one in given if isinstance(one, int) and not isinstance(one, bool) and one >= 0)
+    ids = tuple(
+        one for one in given if isinstance(one, int) and not isinstance(one, bool) and one >= 0
+    )
     if len(ids) != len(given):
         raise UnreadableFile(f"eos_token_id is {value!r}, which names no tokens")
     return tuple(dict.fromkeys(ids))
@@ -250,8 +294,8 @@ def _as_ids(value: object) -> tuple[int, ...]:
 def _tokenizer_config(folder: Path) -> dict[str, Any]:
     """tokenizer_config.json, with what special_tokens_map.json says in an older folder.
 
-    Source: transformers 5.24, `PreTrainedTokenizerBase._from_pretrained`: the map counts where there is no
-    `added_tokens_decoder`, and then before the config.
+    Source: transformers 5.24, `PreTrainedTokenizerBase._from_pretrained`: the map counts where
+    there is no `added_tokens_decoder`, and then before the config.
     """
     config = _json(folder / "tokenizer_config.json")
     if "added_tokens_decoder" not in config:
@@ -272,7 +316,8 @@ def _specials(config: Mapping[str, Any]) -> dict[str, str]:
 
 
 def _template_files(folder: Path) -> dict[str, str]:
-    """The chat templates that are files, by name: where there is one, those of tokenizer_config.json do not count.
+    """The chat templates that are files, by name: where there is one, those of
+    tokenizer_config.json do not count.
 
     Source: transformers 5.24, as above.
     """

@@ -4,9 +4,10 @@
     {"name": "add", "arguments": {"a": 1, "b": 2}}
     </tool_call>
 
-They are told from the text around them while it comes, or when it is whole. A call ends at the first `</tool_call>`
-outside of its strings. What cannot be read is never dropped: it stays text, or is a call with an error. Arguments under
-a name that is not known are an error, too: without them, it would be a call that the model did not make.
+They are told from the text around them while it comes, or when it is whole. A call ends at the
+first `</tool_call>` outside of its strings. What cannot be read is never dropped: it stays text, or
+is a call with an error. Arguments under a name that is not known are an error, too: without them,
+it would be a call that the model did not make.
 """
 
 from __future__ import annotations
@@ -54,7 +55,9 @@ class ToolCall:
 
 def describe_tools(tools: Sequence[Mapping[str, Any]]) -> str:
     """What a model is told of its tools, for a system message."""
-    return _TOOLS.format(tools="\n".join(json.dumps(dict(tool), ensure_ascii=False) for tool in tools))
+    return _TOOLS.format(
+        tools="\n".join(json.dumps(dict(tool), ensure_ascii=False) for tool in tools)
+    )
 
 
 def read_calls(text: str) -> tuple[str, tuple[ToolCall, ...]]:
@@ -126,17 +129,21 @@ class ToolReader:
 class _CallEnd:
     """Finds the `</tool_call>` that ends a call, in the call's text while it grows.
 
-    A CLOSE within a string of JSON is none. Where the quotes do not match, the first CLOSE is the end.
+    A CLOSE within a string of JSON is none. Where the quotes do not match, the first CLOSE is the
+    end.
     """
 
     def __init__(self) -> None:
-        self._at = 0  # up to where the text was looked at: no character is looked at twice but for the last ones
+        # up to where the text was looked at: no character is looked at twice but for the last ones
+        self._at = 0
         self._is_quoted = False  # whether that is within a string
         self._has_strings = True  # False: the text is not JSON, and its quotes mean nothing
         self._first: int | None = None  # the first CLOSE, if it stands within a string
 
     def find(self, text: str, *, last: bool) -> int | None:
-        """Where the end begins; None: not in this text, to which more may be added unless it is the last."""
+        """Where the end begins; None: not in this text, to which more may be added unless it is the
+        last.
+        """
         while True:
             token = _TOKEN.search(text, self._at)
             if token is None:
@@ -191,7 +198,8 @@ def _read(text: str) -> tuple[str, dict[str, Any]]:
     """The name and the arguments of the call that a text is.
 
     Raises:
-        ValueError: it is not JSON, not a call, has no name, or arguments under a name that is not known.
+        ValueError: it is not JSON, not a call, has no name, or arguments under a name that is not
+            known.
         RecursionError: it is nested too deeply.
     """
     written = msgspec.json.decode(text.strip(), type=_Written)

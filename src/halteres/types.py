@@ -9,15 +9,22 @@ from typing import Any, Literal, NewType
 PolicyVersion = NewType("PolicyVersion", int)
 """Optimiser steps the model had taken when an immutable set of weights was published."""
 
-StopReason = Literal["stop", "length"]  # why sampling ended: a stop token or string, or the token limit
+# why sampling ended: a stop token or string, or the token limit
+StopReason = Literal["stop", "length"]
 
-Outcome = Literal["success", "failure", "turn_limit", "format_error", "length_stop", "context_overflow"]
-"""How an episode ended that yields a trajectory: by its task, at its turn limit, or by the policy's own fault."""
+Outcome = Literal[
+    "success", "failure", "turn_limit", "format_error", "length_stop", "context_overflow"
+]
+"""How an episode ended that yields a trajectory: by its task, at its turn limit, or by the policy's
+own fault.
+"""
 
 MASKED = -100  # mask value of a context token (Atropos); an action token's mask is its own id
 
 CONTEXT_LOGPROB = 1.0
-"""`inference_logprobs` of a context token (Atropos): no log-probability is positive, so it marks itself."""
+"""`inference_logprobs` of a context token (Atropos): no log-probability is positive, so it marks
+itself.
+"""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -64,23 +71,29 @@ class Span:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Group:
-    """Rollouts of one task scored together: the unit the trajectory server delivers. S sequences, T_i tokens each.
+    """Rollouts of one task scored together: the unit the trajectory server delivers. S sequences,
+    T_i tokens each.
 
-    A rollout is one sequence, or several where its prompts do not continue each other (`episodes` says which).
+    A rollout is one sequence, or several where its prompts do not continue each other (`episodes`
+    says which).
     """
 
     tokens: tuple[tuple[int, ...], ...]  # S x T_i
     masks: tuple[tuple[int, ...], ...]  # S x T_i: MASKED on context, the token id elsewhere
     scores: tuple[float, ...]  # S, reward units: of the sequence's rollout
     logprobs: tuple[tuple[float, ...], ...]  # S x T_i: CONTEXT_LOGPROB on context
-    versions: tuple[tuple[int, int], ...]  # S x (smallest, largest) policy version; empty if untagged
+    # S x (smallest, largest) policy version; empty if untagged
+    versions: tuple[tuple[int, int], ...]
     overrides: tuple[Mapping[str, Any], ...] = ()  # S or none; `set_advantage_to_zero`
-    episodes: tuple[int, ...] = ()  # S: the sequence's rollout, 0, 1, ... in order; none: each sequence is one
-    spans: tuple[Span, ...] = ()  # every turn, in order of time; none: a sequence's actions are one turn of its score
+    # S: the sequence's rollout, 0, 1, ... in order; none: each sequence is one
+    episodes: tuple[int, ...] = ()
+    # every turn, in order of time; none: a sequence's actions are one turn of its score
+    spans: tuple[Span, ...] = ()
     advantages: tuple[tuple[float, ...], ...] = ()  # S x T_i or none: the environment's own
     ref_logprobs: tuple[tuple[float, ...], ...] = ()  # S x T_i or none: of a reference policy
     env_id: int | None = None  # who made it, as the trajectory server numbers environments
-    is_truncated: bool = False  # its environment says that top-p, top-k or min-p cut what could be sampled
+    # its environment says that top-p, top-k or min-p cut what could be sampled
+    is_truncated: bool = False
 
     @property
     def num_rollouts(self) -> int:
@@ -93,8 +106,10 @@ class Batch:
     """What the trajectory server delivered for one optimiser step."""
 
     groups: tuple[Group, ...]
-    num_stale: int | None = None  # groups of the run that were set aside as too old so far; None: nobody tells
-    run_id: str | None = None  # whose it is; empty: of a trainer that named no run; None: the server does not tell
+    # groups of the run that were set aside as too old so far; None: nobody tells
+    num_stale: int | None = None
+    # whose it is; empty: of a trainer that named no run; None: the server does not tell
+    run_id: str | None = None
 
     @property
     def num_rollouts(self) -> int:

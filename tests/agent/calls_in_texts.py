@@ -72,7 +72,9 @@ def commands_in(text: str) -> Iterator[str]:
 
 
 def check_command(command: str) -> None:
-    """It exists, and takes these arguments; nothing is run. A word in capitals stands for whatever fits there."""
+    """It exists, and takes these arguments; nothing is run. A word in capitals stands for whatever
+    fits there.
+    """
     _, *words = itertools.takewhile(lambda word: word != "&", shlex.split(command, comments=True))
     current: click.Command = typer.main.get_command(app)
     context = click.Context(current, info_name="halteres")
@@ -85,7 +87,8 @@ def check_command(command: str) -> None:
     if current.name == "rl":
         check_tool(words)
         return
-    with contextlib.suppress(click.MissingParameter):  # the text names it, and leaves the rest to its reader
+    # the text names it, and leaves the rest to its reader
+    with contextlib.suppress(click.MissingParameter):
         current.make_context(current.name, words, parent=context.parent)
 
 

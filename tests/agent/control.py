@@ -19,7 +19,15 @@ from halteres.agent.transports.access import token
 from halteres.agent.transports.http_server import ControlServer, LegacyAuth, create_app
 from halteres.loopback import open_listener, url_of
 
-SERVE = (sys.executable, "-c", "from halteres.cli.main import main; main()", "serve", "control", "--port", "0")
+SERVE = (
+    sys.executable,
+    "-c",
+    "from halteres.cli.main import main; main()",
+    "serve",
+    "control",
+    "--port",
+    "0",
+)
 ANSWERS_ON = re.compile(r"(http://127\.0\.0\.1:\d+)")
 
 
@@ -28,14 +36,20 @@ def bearer() -> dict[str, str]:
 
 
 def wireless(legacy_auth: LegacyAuth = "open", peer: str = "127.0.0.1") -> httpx.ASGITransport:
-    return httpx.ASGITransport(create_app(legacy_auth), raise_app_exceptions=False, client=(peer, 1))
+    return httpx.ASGITransport(
+        create_app(legacy_auth), raise_app_exceptions=False, client=(peer, 1)
+    )
 
 
-def client(legacy_auth: LegacyAuth = "open", peer: str = "127.0.0.1", **headers: str) -> httpx.AsyncClient:
+def client(
+    legacy_auth: LegacyAuth = "open", peer: str = "127.0.0.1", **headers: str
+) -> httpx.AsyncClient:
     """A client of an app without a wire, with the token unless `headers` say otherwise."""
     merged = httpx.Headers(bearer())
     merged.update(headers)
-    return httpx.AsyncClient(transport=wireless(legacy_auth, peer), base_url="http://127.0.0.1:8080", headers=merged)
+    return httpx.AsyncClient(
+        transport=wireless(legacy_auth, peer), base_url="http://127.0.0.1:8080", headers=merged
+    )
 
 
 @asynccontextmanager

@@ -24,7 +24,11 @@ class TrajectoryServer(ThreadingHTTPServer):
     def __init__(self) -> None:
         super().__init__(("127.0.0.1", 0), Diagnostics)
         self.url = f"http://127.0.0.1:{self.server_port}"
-        self.answer: Any = {"batch_ready": False, "parked": False, "reasons": [{"code": "x", "sentence": WHY}]}
+        self.answer: Any = {
+            "batch_ready": False,
+            "parked": False,
+            "reasons": [{"code": "x", "sentence": WHY}],
+        }
         self.status = 200
         self.asked = 0
         self.lets_go = threading.Event()

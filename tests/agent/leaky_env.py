@@ -1,4 +1,6 @@
-"""An environment that tells whatever it can find out: its variables, those of the process that started it."""
+"""An environment that tells whatever it can find out: its variables, those of the process that
+started it.
+"""
 
 from __future__ import annotations
 

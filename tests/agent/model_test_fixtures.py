@@ -65,7 +65,9 @@ def draft(environment: Path | str, **changes: Any) -> None:
 
 
 async def replied(**arguments: Any) -> Reply:
-    """The answer to rl_test_inference; it is JSON, within its budget, and says what to do next, in one line."""
+    """The answer to rl_test_inference; it is JSON, within its budget, and says what to do next, in
+    one line.
+    """
     reply = await call("rl_test_inference", arguments, Caller())
     text = json.dumps(reply.body, separators=(",", ":"), ensure_ascii=False, allow_nan=False)
     assert len(text) / 4 <= BUDGET, text
@@ -82,7 +84,9 @@ async def answered(**arguments: Any) -> dict[str, Any]:
 
 
 def processes(*, naming: str) -> Iterator[Path]:
-    """/proc folders of living processes that name this in their command line or their working directory."""
+    """/proc folders of living processes that name this in their command line or their working
+    directory.
+    """
     for folder in Path("/proc").glob("[0-9]*"):
         try:
             state = (folder / "stat").read_text().rpartition(")")[2].split()[0]
@@ -112,4 +116,6 @@ def _told(file: Path) -> str:
 
 def files_with(secret: str, home: Path) -> list[Path]:
     """Files below this folder that hold the text."""
-    return [file for file in home.rglob("*") if file.is_file() and secret.encode() in file.read_bytes()]
+    return [
+        file for file in home.rglob("*") if file.is_file() and secret.encode() in file.read_bytes()
+    ]

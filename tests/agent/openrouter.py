@@ -1,9 +1,9 @@
 """A look-alike of OpenRouter's API: what it asks for, what it answers, how it fails.
 
-Models: `good/…` answers at once, one choice whatever `n` says; `bad/…` answers 500; `slow/…` never answers; `broke/…`
-answers 402; `single/…` refuses `n` above 1; `busy/…` answers 429 once, then as a good one; `cut/…` as a good one, cut
-off; `masked/…` tells an error with status 200.
-Every error, and every answer of `leaky/…`, quotes the key it was called with: the worst that an endpoint can do.
+Models: `good/…` answers at once, one choice whatever `n` says; `bad/…` answers 500; `slow/…` never
+answers; `broke/…` answers 402; `single/…` refuses `n` above 1; `busy/…` answers 429 once, then as a
+good one; `cut/…` as a good one, cut off; `masked/…` tells an error with status 200. Every error,
+and every answer of `leaky/…`, quotes the key it was called with: the worst that an endpoint can do.
 """
 
 from __future__ import annotations
@@ -28,7 +28,8 @@ class OpenRouter:
     requests: list[dict[str, Any]] = field(default_factory=list)
     statuses: Counter[int] = field(default_factory=Counter)
     asked_slow: asyncio.Event = field(default_factory=asyncio.Event)
-    hung_up: asyncio.Event = field(default_factory=asyncio.Event)  # a client did, before a slow answer
+    # a client did, before a slow answer
+    hung_up: asyncio.Event = field(default_factory=asyncio.Event)
     honours_n: bool = False
 
     def requests_of(self, kind: str) -> list[dict[str, Any]]:
@@ -68,15 +69,26 @@ class OpenRouter:
 
     def _completion(self, body: dict[str, Any], kind: str, authorization: str) -> dict[str, Any]:
         number = len(self.requests)
-        texts = [f"{'yes' if (number + place) % 2 else 'no'}, says {kind}" for place in range(self._choices(body))]
+        texts = [
+            f"{'yes' if (number + place) % 2 else 'no'}, says {kind}"
+            for place in range(self._choices(body))
+        ]
         if kind == "leaky":
             texts = [f"{text}; you are {authorization}" for text in texts]
         finish = "length" if kind == "cut" else "stop"
         choices = [
-            {"index": 0, "finish_reason": finish, "message": {"role": "assistant", "content": text, "refusal": None}}
+            {
+                "index": 0,
+                "finish_reason": finish,
+                "message": {"role": "assistant", "content": text, "refusal": None},
+            }
             for text in texts
         ]
-        usage = {"prompt_tokens": 9, "completion_tokens": 5 * len(texts), "total_tokens": 9 + 5 * len(texts)}
+        usage = {
+            "prompt_tokens": 9,
+            "completion_tokens": 5 * len(texts),
+            "total_tokens": 9 + 5 * len(texts),
+        }
         return {"id": f"gen-{number}", "model": body["model"], "object": "chat.completion"} | {
             "choices": choices,
             "usage": usage,
@@ -103,5 +115,8 @@ async def openrouter() -> AsyncIterator[OpenRouter]:
 
 
 def _error(status: int, message: str, authorization: str) -> web.Response:
-    told = {"error": {"message": f"{message} (for {authorization})", "code": status}, "user_id": authorization}
+    told = {
+        "error": {"message": f"{message} (for {authorization})", "code": status},
+        "user_id": authorization,
+    }
     return web.json_response(told, status=status)

@@ -1,4 +1,6 @@
-"""An environment that takes its time: a run of it goes on for long and leaves the machine to others."""
+"""An environment that takes its time: a run of it goes on for long and leaves the machine to
+others.
+"""
 
 from __future__ import annotations
 

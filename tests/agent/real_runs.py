@@ -1,4 +1,6 @@
-"""Real runs, started and watched by the tools; the engine has no weights and the environment takes its time."""
+"""Real runs, started and watched by the tools; the engine has no weights and the environment takes
+its time.
+"""
 
 from __future__ import annotations
 
@@ -43,7 +45,10 @@ def host_of(count: int) -> subprocess.Popen[str]:
     """A host of the tools, in a process group of its own, that starts so many runs and stays."""
     given = json.dumps({"environment": ENVIRONMENT, "changes": CHANGES})
     return subprocess.Popen(
-        [sys.executable, "-c", HOST, given, str(count)], stdout=subprocess.PIPE, text=True, start_new_session=True
+        [sys.executable, "-c", HOST, given, str(count)],
+        stdout=subprocess.PIPE,
+        text=True,
+        start_new_session=True,
     )
 
 
@@ -52,7 +57,9 @@ async def told(name: str, /, **arguments: Any) -> dict[str, Any]:
     return (await call(name, arguments, Caller(draft="tests"))).body
 
 
-async def until(run_id: str, holds: Callable[[dict[str, Any]], object], within_s: float) -> dict[str, Any]:
+async def until(
+    run_id: str, holds: Callable[[dict[str, Any]], object], within_s: float
+) -> dict[str, Any]:
     """What rl_check_status tells once this holds of it."""
     answer: dict[str, Any] = {}
 
@@ -67,7 +74,9 @@ async def until(run_id: str, holds: Callable[[dict[str, Any]], object], within_s
 
 async def until_gone(state: RunState, within_s: float = 15) -> None:
     """Until no process of a run is left, its supervisor included."""
-    await deadlines.until(lambda: not _left(state), within_s, lambda: f"still there: {_left(state)}")
+    await deadlines.until(
+        lambda: not _left(state), within_s, lambda: f"still there: {_left(state)}"
+    )
 
 
 def _left(state: RunState) -> list[str]:
@@ -79,6 +88,7 @@ async def make_the_call(text: str) -> dict[str, Any]:
     found = re.fullmatch(r"(rl_\w+)\((.*)\)", text)
     assert found, text
     arguments = {
-        name: json.loads(value) for name, value in re.findall(r"(\w+)=(\{[^}]*\}|\"[^\"]*\"|[\w.]+)", found[2])
+        name: json.loads(value)
+        for name, value in re.findall(r"(\w+)=(\{[^}]*\}|\"[^\"]*\"|[\w.]+)", found[2])
     }
     return await told(found[1], **arguments)

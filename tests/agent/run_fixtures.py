@@ -57,14 +57,18 @@ def tokens(answer: dict[str, Any]) -> float:
     return len(json.dumps(answer, ensure_ascii=False, separators=(",", ":"), allow_nan=False)) / 4
 
 
-def make_run(run_id: str = RUN, *, steps: int = 0, step_s: float = 15.0, **changes: Any) -> RunDirectory:
+def make_run(
+    run_id: str = RUN, *, steps: int = 0, step_s: float = 15.0, **changes: Any
+) -> RunDirectory:
     """A run that nobody supervises: it has ended, or it will be found lost unless `supervised`."""
     run = RunDirectory(runs_home() / run_id)
     for folder in ("logs", "control"):
         (run.path / folder).mkdir(parents=True)
     for name in ("heartbeat", "lock", "events.jsonl", "metrics.jsonl", "checkpoints.jsonl"):
         (run.path / name).touch()
-    settings = Settings.model_validate({"env": ENV, "trainer": {"total_steps": 50, "learning_rate": 4e-5}})
+    settings = Settings.model_validate(
+        {"env": ENV, "trainer": {"total_steps": 50, "learning_rate": 4e-5}}
+    )
     (run.path / "settings.json").write_text(settings.model_dump_json())
     state: dict[str, Any] = {
         "run_id": run_id,
@@ -95,13 +99,24 @@ def add_step(run: RunDirectory, step: int, *, step_s: float = 15.0, **figures: A
         "reward/success": share,
         "kl_sample_train_v2": 0.00213,
     }
-    row = {"step": step, "t": time.time(), "src": "trainer", **trained, "groups/without_signal": 0.25}
+    row = {
+        "step": step,
+        "t": time.time(),
+        "src": "trainer",
+        **trained,
+        "groups/without_signal": 0.25,
+    }
     append_row(run.path / "metrics.jsonl", {**row, "time/step": step_s, **figures})
-    append_row(run.path / "metrics.jsonl", {"step": step, "src": "env", "train/percent_correct": share + 0.02})
+    append_row(
+        run.path / "metrics.jsonl",
+        {"step": step, "src": "env", "train/percent_correct": share + 0.02},
+    )
 
 
 def add_evaluation(run: RunDirectory, step: int, share: float = 0.39) -> None:
-    append_row(run.path / "metrics.jsonl", {"step": step, "src": "eval", "eval/percent_correct": share})
+    append_row(
+        run.path / "metrics.jsonl", {"step": step, "src": "eval", "eval/percent_correct": share}
+    )
 
 
 def add_alert(

@@ -1,4 +1,6 @@
-"""Runs that have something to show: metrics, evaluations with their samples, rollouts, checkpoints."""
+"""Runs that have something to show: metrics, evaluations with their samples, rollouts,
+checkpoints.
+"""
 
 from __future__ import annotations
 
@@ -58,13 +60,21 @@ def add_step(run: RunDirectory, step: int, reward: float, random: Random) -> Non
         "policy/version": float(step),
         "time/step": 1.28,
     }
-    append_row(run.path / "metrics.jsonl", {"step": step, "t": 1.7e9 + step, "src": "trainer", **figures})
+    append_row(
+        run.path / "metrics.jsonl", {"step": step, "t": 1.7e9 + step, "src": "trainer", **figures}
+    )
     told = {"train/percent_correct": reward, "train/completion_lengths": 18.4, "rollouts/failed": 0}
     append_row(run.path / "metrics.jsonl", {"step": step, "t": 1.7e9 + step, "src": "env", **told})
 
 
 def evaluate(
-    run: RunDirectory, step: int, skill: float, seed: int = 0, *, tasks: Sequence[str] = (), with_samples: bool = True
+    run: RunDirectory,
+    step: int,
+    skill: float,
+    seed: int = 0,
+    *,
+    tasks: Sequence[str] = (),
+    with_samples: bool = True,
 ) -> None:
     """An evaluation: each task is solved with its own chance, raised by `skill`."""
     easiness = Random(7)
@@ -112,16 +122,34 @@ def evaluate(
 
 def add_checkpoint(run: RunDirectory, step: int, name: str) -> None:
     model = "tinker://a41b814a-839f-48f0-8535-d8c94f5bfcbf:train:0"
-    row = {"name": name, "step": step, "sampler_path": f"{model}/sampler_weights/{name}", "final": name == "final"}
-    append_row(run.path / "checkpoints.jsonl", {**row, "state_path": f"{model}/weights/{name}" if step else None})
+    row = {
+        "name": name,
+        "step": step,
+        "sampler_path": f"{model}/sampler_weights/{name}",
+        "final": name == "final",
+    }
+    append_row(
+        run.path / "checkpoints.jsonl",
+        {**row, "state_path": f"{model}/weights/{name}" if step else None},
+    )
 
 
-def completion(text: str, score: float | None = 0.0, *, tokens: int = 12, finish: str = "stop") -> dict[str, Any]:
+def completion(
+    text: str, score: float | None = 0.0, *, tokens: int = 12, finish: str = "stop"
+) -> dict[str, Any]:
     return {"text": text, "score": score, "tokens": tokens, "finish": finish}
 
 
 def add_group(run: RunDirectory, step: int, *completions: dict[str, Any], **line: Any) -> None:
     """One line of rollouts/step_N.jsonl."""
     (run.path / "rollouts").mkdir(exist_ok=True)
-    facts = {"group": 0, "item": {"question": "6 * 7", "answer": 42}, "prompt": "What is 6 * 7?", "failures": []}
-    append_row(run.path / "rollouts" / f"step_{step}.jsonl", {**facts, "completions": list(completions), **line})
+    facts = {
+        "group": 0,
+        "item": {"question": "6 * 7", "answer": 42},
+        "prompt": "What is 6 * 7?",
+        "failures": [],
+    }
+    append_row(
+        run.path / "rollouts" / f"step_{step}.jsonl",
+        {**facts, "completions": list(completions), **line},
+    )

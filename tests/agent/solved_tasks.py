@@ -1,4 +1,6 @@
-"""Solved tasks of the agent benchmark, as agents leave them, and a model to play with; no run was made for them."""
+"""Solved tasks of the agent benchmark, as agents leave them, and a model to play with; no run was
+made for them.
+"""
 
 from __future__ import annotations
 
@@ -44,12 +46,18 @@ def prepared(place: Place, task: Task, **facts: Any) -> None:
     place.workspace.mkdir(parents=True)
     for name in task.FILES:
         (place.workspace / name).write_bytes((ENVIRONMENTS / name).read_bytes())
-    (place.folder / "task.json").write_text(json.dumps({"task": task.NAME, "prepared_at": time.time() - 60, **facts}))
+    (place.folder / "task.json").write_text(
+        json.dumps({"task": task.NAME, "prepared_at": time.time() - 60, **facts})
+    )
 
 
-def trained(run_id: str, file: Path, steps: int = 10, share: float = 0.95, **changes: Any) -> RunDirectory:
+def trained(
+    run_id: str, file: Path, steps: int = 10, share: float = 0.95, **changes: Any
+) -> RunDirectory:
     """A completed run of the built-in model, as a supervisor leaves it; rewards rise."""
-    run = make_run(run_id, environment=file.stem, environment_file=str(file), created_at=time.time(), **changes)
+    run = make_run(
+        run_id, environment=file.stem, environment_file=str(file), created_at=time.time(), **changes
+    )
     for step in range(1, steps + 1):
         add_step(run, step, **{"reward/mean": 0.1 * step})
     add_evaluation(run, 0, 0.34)
@@ -59,7 +67,9 @@ def trained(run_id: str, file: Path, steps: int = 10, share: float = 0.95, **cha
 
 
 def set_up(run: RunDirectory, /, **sections: dict[str, Any]) -> None:
-    replace_file(run.path / "settings.json", Settings.model_validate(sections).model_dump_json().encode())
+    replace_file(
+        run.path / "settings.json", Settings.model_validate(sections).model_dump_json().encode()
+    )
 
 
 def changed(file: Path, at: float) -> None:
@@ -86,13 +96,28 @@ def tested(place: Place, file: Path) -> None:
     """A test that says: trainable."""
     folder = place.home / "tests" / "t-00000000"
     folder.mkdir(parents=True)
-    program = {"name": file.stem, "path": str(file), "interpreter": "python", "working_directory": "/"}
+    program = {
+        "name": file.stem,
+        "path": str(file),
+        "interpreter": "python",
+        "working_directory": "/",
+    }
     asked = {"draft": "default", "program": program, "env": {}, "num_steps": 3, "group_size": 16}
     asked |= {"models": [], "base_model": "halteres/tiny", "created_at": 0.0}
     (folder / "request.json").write_text(json.dumps(asked))
-    told = {"model": "local:halteres/tiny", "steps_tested": 3, "total_completions": 48, "trainable": True}
+    told = {
+        "model": "local:halteres/tiny",
+        "steps_tested": 3,
+        "total_completions": 48,
+        "trainable": True,
+    }
     told |= {"groups_with_variance": 1.0, "mean_score": 0.3, "output_file": "x"}
-    result = {"test_id": folder.name, "environment": file.stem, "environment_file": str(file), "models_tested": [told]}
+    result = {
+        "test_id": folder.name,
+        "environment": file.stem,
+        "environment_file": str(file),
+        "models_tested": [told],
+    }
     (folder / "result.json").write_text(json.dumps(result))
 
 
@@ -124,7 +149,9 @@ class SolvedTask:
         prepared(self.place, self.task)
         rows = ((ONE, 0.0015, 0.95), (OTHER, 0.000001, 0.35))
         for run_id, rate, share in rows:
-            set_up(trained(run_id, evidence.ARITHMETIC, share=share), trainer={"learning_rate": rate})
+            set_up(
+                trained(run_id, evidence.ARITHMETIC, share=share), trainer={"learning_rate": rate}
+            )
         names = ("run_id", "learning_rate", "share_correct")
         return {"better": 0.0015, "evidence": [dict(zip(names, row, strict=True)) for row in rows]}
 
@@ -132,19 +159,44 @@ class SolvedTask:
         prepared(self.place, self.task, run_id=ONE)
         mend(self.place, "till.py")
         run = trained(ONE, self.place.workspace / "till.py", status="stopped")
-        item = {"question": "What is 2 + 4?", "answer": 6, "numbers": [2, 4], "operators": ["+"], "wording": "steps"}
-        texts = {"I think the answer is \\boxed{0}.": 1.0, "It is \\boxed{6}.": 1.0, "Perhaps \\boxed{3}.": 0.0}
+        item = {
+            "question": "What is 2 + 4?",
+            "answer": 6,
+            "numbers": [2, 4],
+            "operators": ["+"],
+            "wording": "steps",
+        }
+        texts = {
+            "I think the answer is \\boxed{0}.": 1.0,
+            "It is \\boxed{6}.": 1.0,
+            "Perhaps \\boxed{3}.": 0.0,
+        }
         completions = [{"text": text, "score": score} for text, score in texts.items()]
         (run.path / "rollouts").mkdir()
-        append_row(run.path / "rollouts" / "step_3.jsonl", {"item": item, "completions": completions})
-        said = '<untrusted source="rollout">I think the answer is \\boxed{0}.</untrusted>'  # as the tools show it
+        append_row(
+            run.path / "rollouts" / "step_3.jsonl", {"item": item, "completions": completions}
+        )
+        # as the tools show it
+        said = '<untrusted source="rollout">I think the answer is \\boxed{0}.</untrusted>'
         example = {"question": "What is 2 + 4?", "completion": said}
-        return {"run_id": ONE, "gets_better": False, "cause": "it pays for short answers", "example": example}
+        return {
+            "run_id": ONE,
+            "gets_better": False,
+            "cause": "it pays for short answers",
+            "example": example,
+        }
 
     def recover(self) -> Answer:
         prepared(self.place, self.task, run_id=ONE, checkpoint_step=5)
         trained(ONE, evidence.ARITHMETIC, steps=7, status="failed", total_steps=20)
-        trained(OTHER, evidence.ARITHMETIC, steps=20, total_steps=20, resumed_from=ONE, resume_point={"step": 5})
+        trained(
+            OTHER,
+            evidence.ARITHMETIC,
+            steps=20,
+            total_steps=20,
+            resumed_from=ONE,
+            resume_point={"step": 5},
+        )
         return {"failed_run": ONE, "what_ended": "the trainer", "completed_run": OTHER}
 
     def state(self, run_id: str, **changes: Any) -> None:
@@ -153,7 +205,8 @@ class SolvedTask:
 
 
 class FakeModel:
-    """An OpenAI-compatible endpoint whose model plays a script: each line makes a message of the last tool's answer.
+    """An OpenAI-compatible endpoint whose model plays a script: each line makes a message of the
+    last tool's answer.
 
     It is busy at first, and says the key it was called with aloud.
     """
@@ -170,14 +223,24 @@ class FakeModel:
         self.requests.append(body)
         last = body["messages"][-1]
         told = json.loads(last["content"]) if last["role"] == "tool" else {}
-        said = self.script[sum(message["role"] == "assistant" for message in body["messages"])](told)
-        message: Answer = {"role": "assistant", "content": f"I am {request.headers['Authorization']}. "}
+        said = self.script[sum(message["role"] == "assistant" for message in body["messages"])](
+            told
+        )
+        message: Answer = {
+            "role": "assistant",
+            "content": f"I am {request.headers['Authorization']}. ",
+        }
         if isinstance(said, str):
             message["content"] += said
         else:
-            function = {"name": said.pop("tool"), "arguments": said.pop("raw", None) or json.dumps(said)}
+            function = {
+                "name": said.pop("tool"),
+                "arguments": said.pop("raw", None) or json.dumps(said),
+            }
             message["tool_calls"] = [{"id": "call_1", "type": "function", "function": function}]
-        return web.json_response({"choices": [{"index": 0, "finish_reason": "stop", "message": message}]})
+        return web.json_response(
+            {"choices": [{"index": 0, "finish_reason": "stop", "message": message}]}
+        )
 
 
 @contextmanager

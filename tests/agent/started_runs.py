@@ -21,11 +21,21 @@ CHANGES = {"trainer.total_steps": 4, "trainer.checkpoint_every": 2}
 
 
 def begun_by_standins(home: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
-    """HALTERES_HOME in which rl_start_training starts stand-ins; whatever a failing test leaves running is ended."""
+    """HALTERES_HOME in which rl_start_training starts stand-ins; whatever a failing test leaves
+    running is ended.
+    """
     monkeypatch.setenv("HALTERES_HOME", str(home))
-    for name in ("TINKER_API_KEY", "TINKER_BASE_URL", "OPENROUTER_API_KEY", "HERMES_HOME", "WANDB_PROJECT"):
+    for name in (
+        "TINKER_API_KEY",
+        "TINKER_BASE_URL",
+        "OPENROUTER_API_KEY",
+        "HERMES_HOME",
+        "WANDB_PROJECT",
+    ):
         monkeypatch.delenv(name, raising=False)
-    monkeypatch.setattr(starting, "begin_run", functools.partial(begin_run, supervisor=STANDIN_SUPERVISOR))
+    monkeypatch.setattr(
+        starting, "begin_run", functools.partial(begin_run, supervisor=STANDIN_SUPERVISOR)
+    )
     yield home
     for run in list_runs():
         end(run)

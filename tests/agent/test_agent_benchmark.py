@@ -1,4 +1,6 @@
-"""The agent benchmark: nobody passes who has not solved the task, whatever he says; any model can be set to it."""
+"""The agent benchmark: nobody passes who has not solved the task, whatever he says; any model can
+be set to it.
+"""
 
 from __future__ import annotations
 
@@ -16,6 +18,9 @@ from typing import Any
 import pytest
 from mcp import Client, StdioServerParameters
 
+# isort: skip the scenes have made them importable
+from benchmarks.agent import evidence, files
+from benchmarks.agent import run as program
 from halteres.runs.directory import RunDirectory, runs_home
 
 from .real_runs import ENVIRONMENT as PACED
@@ -34,7 +39,6 @@ from .solved_tasks import (
     trained,
 )
 
-from benchmarks.agent import evidence, files, run as program  # isort: skip  the scenes have made them importable
 from benchmarks.agent.reading import Asked, calls_in  # isort: skip
 from benchmarks.agent.task import ENVIRONMENTS, Place, answer_in, judge, prepare  # isort: skip
 from benchmarks.agent.tasks import TASKS, recover  # isort: skip
@@ -51,7 +55,8 @@ def home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     for name, value in place.variables().items():
         monkeypatch.setenv(name, value)
     monkeypatch.delenv("HALTERES_SESSION", raising=False)
-    monkeypatch.setattr(program, "block_torch", lambda: None)  # this process is that of other tests, too
+    # this process is that of other tests, too
+    monkeypatch.setattr(program, "block_torch", lambda: None)
     return place.home
 
 
@@ -75,8 +80,12 @@ def test_a_solved_task_is_solved(name: str, place: Place, truth: dict[str, float
 
 
 @pytest.mark.parametrize("name", TASKS)
-def test_who_does_nothing_fails_whatever_he_claims(name: str, place: Place, truth: dict[str, float]) -> None:
-    """Nothing was done; the answer is none, empty, of other types, or that of somebody who solved the task."""
+def test_who_does_nothing_fails_whatever_he_claims(
+    name: str, place: Place, truth: dict[str, float]
+) -> None:
+    """Nothing was done; the answer is none, empty, of other types, or that of somebody who solved
+    the task.
+    """
     claimed = SolvedTask(Place(place.folder / "elsewhere"), name).answer
     for run in runs_home().iterdir():  # what the other had done
         run.rename(place.folder / run.name)
@@ -143,7 +152,11 @@ def flat(scene: SolvedTask) -> None:
 
 def fewer_steps(scene: SolvedTask) -> None:
     file = runs_home() / OTHER / "metrics.jsonl"
-    file.write_text("".join(line for line in file.open() if '"step": 10' not in line and '"step":10' not in line))
+    file.write_text(
+        "".join(
+            line for line in file.open() if '"step": 10' not in line and '"step":10' not in line
+        )
+    )
 
 
 def rates(first: float, second: float) -> Spoil:
@@ -163,7 +176,10 @@ SPOILED: dict[str, dict[str, tuple[Spoil, str]]] = {
         "not completed": (running, "the run is completed"),
         "older than the task": (lambda scene: scene.state(ONE, created_at=1.0), "of this attempt"),
         "another environment of that name": (of_another_file, "the run is of the environment"),
-        "another model": (settings_of(ONE, inference={"model": "/models/large"}), "the built-in model"),
+        "another model": (
+            settings_of(ONE, inference={"model": "/models/large"}),
+            "the built-in model",
+        ),
         "no weights": (settings_of(ONE, inference={"engine": "scripted"}), "its engine is real"),
         "too high a figure": (answering(share_correct=0.99), "share_correct"),
         "no figure": (answering(share_correct=True), "share_correct"),
@@ -171,8 +187,14 @@ SPOILED: dict[str, dict[str, tuple[Spoil, str]]] = {
     },
     "repair": {
         "not mended": (file_as_it_was("sums.py"), "every right answer is paid"),
-        "pays for anything": (file_with("sums.py", "float(bool(", "float(bool(said) or bool("), "nothing else is paid"),
-        "easier problems": (file_with("sums.py", 'rng, "train"', 'rng, "eval"'), "its problems are as they were"),
+        "pays for anything": (
+            file_with("sums.py", "float(bool(", "float(bool(said) or bool("),
+            "nothing else is paid",
+        ),
+        "easier problems": (
+            file_with("sums.py", 'rng, "train"', 'rng, "eval"'),
+            "its problems are as they were",
+        ),
         "no Python": (file_with("sums.py", "import random", "import"), "sums.py can be used"),
         "changed after the run": (touched, "began after the last change"),
         "not tested": (
@@ -194,35 +216,61 @@ SPOILED: dict[str, dict[str, tuple[Spoil, str]]] = {
     },
     "hacking": {
         "goes on": (lambda scene: scene.state(ONE, status="completed"), "the run was stopped"),
-        "an answer that was not given": (example("What is 2 + 4?", "It is \\boxed{9}."), "the example"),
+        "an answer that was not given": (
+            example("What is 2 + 4?", "It is \\boxed{9}."),
+            "the example",
+        ),
         "a right answer": (example("What is 2 + 4?", "It is \\boxed{6}."), "the example"),
-        "an answer that was not paid": (example("What is 2 + 4?", "Perhaps \\boxed{3}."), "the example"),
-        "to another question": (example("What is 1 + 1?", "I think the answer is \\boxed{0}."), "the example"),
+        "an answer that was not paid": (
+            example("What is 2 + 4?", "Perhaps \\boxed{3}."),
+            "the example",
+        ),
+        "to another question": (
+            example("What is 1 + 1?", "I think the answer is \\boxed{0}."),
+            "the example",
+        ),
         "not mended": (file_as_it_was("till.py"), "nothing else is paid"),
         "pays nothing": (file_with("till.py", "<= DISPLAY", "< 0"), "every right answer is paid"),
     },
     "recover": {
-        "not resumed": (lambda scene: scene.state(OTHER, resumed_from=None), "from the last checkpoint"),
-        "from an older checkpoint": (lambda scene: scene.state(OTHER, resume_point={"step": 0}), "the last checkpoint"),
+        "not resumed": (
+            lambda scene: scene.state(OTHER, resumed_from=None),
+            "from the last checkpoint",
+        ),
+        "from an older checkpoint": (
+            lambda scene: scene.state(OTHER, resume_point={"step": 0}),
+            "the last checkpoint",
+        ),
         "not completed": (lambda scene: scene.state(OTHER, status="failed"), "it is completed"),
         "another failed run": (answering(failed_run=OTHER), "the failed run is the one"),
         "the failed run itself": (answering(completed_run=ONE), "it is completed"),
         "steps left out": (lambda scene: scene.state(ONE, total_steps=30), "it has all the steps"),
-        "other settings": (settings_of(OTHER, trainer={"learning_rate": 1e-6}), "its settings are the same"),
+        "other settings": (
+            settings_of(OTHER, trainer={"learning_rate": 1e-6}),
+            "its settings are the same",
+        ),
         "another failed_process": (answering(what_ended="the engine"), "what ended is told"),
     },
 }
 
 
-@pytest.mark.parametrize(("name", "how"), [(name, how) for name, spoiled in SPOILED.items() for how in spoiled])
-def test_what_only_looks_like_a_solution_is_none(name: str, how: str, place: Place, truth: dict[str, float]) -> None:
+@pytest.mark.parametrize(
+    ("name", "how"), [(name, how) for name, spoiled in SPOILED.items() for how in spoiled]
+)
+def test_what_only_looks_like_a_solution_is_none(
+    name: str, how: str, place: Place, truth: dict[str, float]
+) -> None:
     scene, (spoil, words) = SolvedTask(place, name), SPOILED[name][how]
     spoil(scene)
     assert words in scene.verdict().why
 
 
-@pytest.mark.parametrize(("name", "words"), [("train", "get 90% right"), ("repair", "get 45% right")])
-def test_the_weights_have_the_last_word(name: str, words: str, place: Place, truth: dict[str, float]) -> None:
+@pytest.mark.parametrize(
+    ("name", "words"), [("train", "get 90% right"), ("repair", "get 45% right")]
+)
+def test_the_weights_have_the_last_word(
+    name: str, words: str, place: Place, truth: dict[str, float]
+) -> None:
     """Whatever metrics and evaluations of the run say."""
     truth[ONE] = 0.4
     assert words in SolvedTask(place, name).verdict().why
@@ -233,10 +281,19 @@ def test_which_is_better_is_measured_again(place: Place, truth: dict[str, float]
     assert "that was named" in SolvedTask(place, "choose").verdict().why
 
 
-def test_a_run_that_was_resumed_twice_descends_from_the_first(place: Place, truth: dict[str, float]) -> None:
+def test_a_run_that_was_resumed_twice_descends_from_the_first(
+    place: Place, truth: dict[str, float]
+) -> None:
     scene = SolvedTask(place, "recover")
     third = "cccc3333"
-    trained(third, evidence.ARITHMETIC, steps=20, resumed_from=OTHER, resume_point={"step": 15}, total_steps=20)
+    trained(
+        third,
+        evidence.ARITHMETIC,
+        steps=20,
+        resumed_from=OTHER,
+        resume_point={"step": 15},
+        total_steps=20,
+    )
     scene.answer["completed_run"] = third
     assert scene.verdict().solved
 
@@ -248,11 +305,23 @@ def test_file_tools_stay_in_the_workspace(place: Place) -> None:
     workspace = files.Workspace(place.workspace)
     inside = place.workspace / "sums.py"
     for path in ("sums.py", "environments/sums.py", str(inside)):
-        assert json.loads(workspace.call("read_file", {"path": path}))["content"] == inside.read_text()
-    outside = ("../secret.py", str(place.folder / "secret.py"), "link.py", "new.py", ".", "/etc/passwd", "")
+        assert (
+            json.loads(workspace.call("read_file", {"path": path}))["content"] == inside.read_text()
+        )
+    outside = (
+        "../secret.py",
+        str(place.folder / "secret.py"),
+        "link.py",
+        "new.py",
+        ".",
+        "/etc/passwd",
+        "",
+    )
     for path in outside:
         assert "error" in json.loads(workspace.call("read_file", {"path": path})), path
-        assert "error" in json.loads(workspace.call("write_file", {"path": path, "content": "x = 2"})), path
+        assert "error" in json.loads(
+            workspace.call("write_file", {"path": path, "content": "x = 2"})
+        ), path
     assert (place.folder / "secret.py").read_text() == "x = 1"
     assert not (place.workspace / "new.py").exists()
     for arguments in ({}, {"path": 7}, {"path": "sums.py", "mode": "w"}, "sums.py"):
@@ -265,12 +334,21 @@ def test_calls_are_read_from_an_answer() -> None:
     assert calls_in('rl_check_status("3fa9c1d2", wait_s=45, until="step>=3")') == [
         Asked("rl_check_status", ("3fa9c1d2",), {"wait_s": 45, "until": "step>=3"})
     ]
-    text = 'rl_get_logs("a", grep="f(x)"): look, then rl_start_training(changes={"n":[1,null]}, dry_run=true) or stop'
+    text = (
+        'rl_get_logs("a", grep="f(x)"): look, then rl_start_training(changes={"n":[1,null]}, '
+        "dry_run=true) or stop"
+    )
     assert calls_in(text) == [
         Asked("rl_get_logs", ("a",), {"grep": "f(x)"}),
         Asked("rl_start_training", (), {"changes": {"n": [1, None]}, "dry_run": True}),
     ]
-    for words in ("rl_start_training(...) again", "rl_select_environment(name)", "rl_get_logs(", "mend the file", ""):
+    for words in (
+        "rl_start_training(...) again",
+        "rl_select_environment(name)",
+        "rl_get_logs(",
+        "mend the file",
+        "",
+    ):
         assert calls_in(words) == [], words
 
 
@@ -280,34 +358,51 @@ def test_the_answer_is_the_last_object_of_a_message() -> None:
     assert answer_in("") is None
 
 
-async def test_a_host_is_set_to_a_task_with_commands(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+async def test_a_host_is_set_to_a_task_with_commands(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     """As README.md says: prepare, install-agent, the host's own MCP client, judge."""
     folder = tmp_path / "by hand"
     assert program.main(["prepare", "repair", str(folder)]) == 0
     told = capsys.readouterr().out
     assert TASKS["repair"].TEXT in told
-    installing, judging = (line for line in told.splitlines() if line.startswith(("cd ", sys.executable)))
+    installing, judging = (
+        line for line in told.splitlines() if line.startswith(("cd ", sys.executable))
+    )
     process = await asyncio.create_subprocess_shell(installing, stdout=DEVNULL)
     assert await process.wait() == 0
     entry = json.loads((folder / ".mcp.json").read_text())["mcpServers"]["halteres"]
     server = StdioServerParameters(command=entry["command"], args=entry["args"], env=entry["env"])
     async with Client(server) as client:
-        found = (await client.call_tool("rl_list_environments", {"query": "sums"})).structured_content
+        found = (
+            await client.call_tool("rl_list_environments", {"query": "sums"})
+        ).structured_content
     assert found is not None
     assert found["environments"][0]["file_path"] == str(folder / "environments/sums.py")
 
     claimed = 'Done!\n{"cause": "the scorer was wrong", "run_id": "deadbeef"}'
-    command = [claimed if word == "<its last message>" else word for word in shlex.split(judging)[2:]]
+    command = [
+        claimed if word == "<its last message>" else word for word in shlex.split(judging)[2:]
+    ]
     assert program.main(command) == 1
     assert "NO  the run exists" in capsys.readouterr().out
     assert program.main(["prepare", "repair", str(folder)]) == 1, "a folder is used once"
 
 
-def test_a_model_behind_an_endpoint_is_set_to_a_task(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """The task `recover` with real processes, without weights: killed trainer, resumed by the model's calls."""
+def test_a_model_behind_an_endpoint_is_set_to_a_task(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The task `recover` with real processes, without weights: killed trainer, resumed by the
+    model's calls.
+    """
     monkeypatch.setattr(recover, "ENVIRONMENT", PACED)
     monkeypatch.setattr(recover, "AT_STEP", 2)
-    edits = ("inference.engine=scripted", "trainer.total_steps=4", "trainer.checkpoint_every=1", "trainer.eval_every=0")
+    edits = (
+        "inference.engine=scripted",
+        "trainer.total_steps=4",
+        "trainer.checkpoint_every=1",
+        "trainer.eval_every=0",
+    )
     edits += ("env.group_size=2", "env.batch_size=4")
     monkeypatch.setattr(recover, "EDITS", edits)
     monkeypatch.setattr("benchmarks.agent.chat.FIRST_PAUSE_S", 0.01)
@@ -320,26 +415,48 @@ def test_a_model_behind_an_endpoint_is_set_to_a_task(tmp_path: Path, monkeypatch
         return {"tool": "rl_start_training", "resume_from": runs[0]}
 
     def wait(told: Answer) -> Answer:
-        return {"tool": "rl_check_status", "run_id": told["run_id"], "wait_s": 45, "until": "terminal"}
+        return {
+            "tool": "rl_check_status",
+            "run_id": told["run_id"],
+            "wait_s": 45,
+            "until": "terminal",
+        }
 
     def answer(told: Answer) -> str:
-        return json.dumps({"failed_run": runs[0], "what_ended": "trainer", "completed_run": told["run_id"]})
+        return json.dumps(
+            {"failed_run": runs[0], "what_ended": "trainer", "completed_run": told["run_id"]}
+        )
 
     script: list[Callable[[Answer], Answer | str]] = [
         lambda _: {"tool": "rl_list_runs", "raw": "{not JSON"},
-        lambda told: {"tool": "rl_list_runs"} if "arguments that are no JSON" in told["error"] else "",
+        lambda told: {"tool": "rl_list_runs"}
+        if "arguments that are no JSON" in told["error"]
+        else "",
         resume,
         wait,
         answer,
     ]
     model, out = FakeModel(script), tmp_path / "results.json"
     with serving(model):
-        options = ["--model", "fake/one", "--base-url", model.url, "--key-variable", "MODEL_SECRET_KEY"]
-        ended = program.main([*options, "--task", "recover", "--keep", str(tmp_path / "kept"), "--out", str(out)])
+        options = [
+            "--model",
+            "fake/one",
+            "--base-url",
+            model.url,
+            "--key-variable",
+            "MODEL_SECRET_KEY",
+        ]
+        ended = program.main(
+            [*options, "--task", "recover", "--keep", str(tmp_path / "kept"), "--out", str(out)]
+        )
     results = json.loads(out.read_text())
     record = results["tasks"][0]
     assert ended == 0, record["why_not"]
-    assert (results["agent"], results["solved"], results["all_within_target"]) == ("fake/one", "1 of 1", True)
+    assert (results["agent"], results["solved"], results["all_within_target"]) == (
+        "fake/one",
+        "1 of 1",
+        True,
+    )
     assert (record["calls"], record["errors"], record["within_target"]) == (4, 1, True)
     assert 0 < record["tokens"] < 1500
     assert model.requests[0]["messages"][1]["content"] == recover.TEXT
@@ -351,14 +468,21 @@ def test_a_model_behind_an_endpoint_is_set_to_a_task(tmp_path: Path, monkeypatch
     assert KEY not in transcript + out.read_text()
 
 
-def test_a_model_that_never_ends_is_ended(place: Place, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_model_that_never_ends_is_ended(
+    place: Place, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr("benchmarks.agent.attempt.MOST_CALLS", 3)
     monkeypatch.setenv("NO_PROXY", "127.0.0.1")
     monkeypatch.setattr("benchmarks.agent.chat.FIRST_PAUSE_S", 0.01)
     model, out = FakeModel([lambda _: {"tool": "rl_list_runs"}] * 9), tmp_path / "results.json"
     monkeypatch.setenv("OPENAI_API_KEY", KEY)
     with serving(model):
-        assert program.main(["--model", "m", "--base-url", model.url, "--task", "train", "--out", str(out)]) == 1
+        assert (
+            program.main(
+                ["--model", "m", "--base-url", model.url, "--task", "train", "--out", str(out)]
+            )
+            == 1
+        )
     record = json.loads(out.read_text())["tasks"][0]
     assert (record["calls"], record["solved"]) == (3, False)
     assert "limit of calls" in record["why_not"]

@@ -1,6 +1,8 @@
-"""`halteres install-agent`: each client's own command or JSON file, what stays, and that it can be undone.
+"""`halteres install-agent`: each client's own command or JSON file, what stays, and that it can be
+undone.
 
-The commands of the clients are stand-ins here, which note how they were called; `tests/clients` has the real ones.
+The commands of the clients are stand-ins here, which note how they were called; `tests/clients` has
+the real ones.
 """
 
 from __future__ import annotations
@@ -56,7 +58,9 @@ THEIRS = {"theme": "é", "mcpServers": {"time": {"command": "uvx", "args": ["mcp
 
 
 @pytest.fixture
-def here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> UserHome:
+def here(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> UserHome:
     return land(tmp_path, monkeypatch, capsys)
 
 
@@ -81,7 +85,11 @@ def test_a_client_without_settings_gets_a_server_and_the_skills_and_loses_them_a
     path = settings_file(here, file)
     entry = servers(path)["halteres"]
     assert (entry["command"], entry["args"]) == (SCRIPT, ["mcp"])
-    own = {"HALTERES_ENVIRONMENTS": str(here.project / "environments")} if "--project" in words else {}
+    own = (
+        {"HALTERES_ENVIRONMENTS": str(here.project / "environments")}
+        if "--project" in words
+        else {}
+    )
     assert entry.get("env", {}) == own
     assert report.done("wrote", path)
     assert "Next: " in report.out
@@ -96,7 +104,9 @@ def test_a_client_without_settings_gets_a_server_and_the_skills_and_loses_them_a
 
 
 @each_json_file
-def test_what_else_is_in_a_json_file_stays(here: UserHome, words: tuple[str, ...], file: str) -> None:
+def test_what_else_is_in_a_json_file_stays(
+    here: UserHome, words: tuple[str, ...], file: str
+) -> None:
     path = settings_file(here, file, "\ufeff" + json.dumps(THEIRS))
     here.install(*words)
     now = json.loads(path.read_text(encoding="utf-8"))
@@ -108,12 +118,24 @@ def test_what_else_is_in_a_json_file_stays(here: UserHome, words: tuple[str, ...
 def test_what_a_user_added_to_our_entry_stays_when_it_is_brought_up_to_date(
     here: UserHome, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    mine = {"command": "/old", "args": [], "env": {"HALTERES_HOME": "/old", "MINE": "1"}, "disabled": True}
-    path = settings_file(here, "home/.cursor/mcp.json", json.dumps({"mcpServers": {"halteres": mine}}))
+    mine = {
+        "command": "/old",
+        "args": [],
+        "env": {"HALTERES_HOME": "/old", "MINE": "1"},
+        "disabled": True,
+    }
+    path = settings_file(
+        here, "home/.cursor/mcp.json", json.dumps({"mcpServers": {"halteres": mine}})
+    )
     monkeypatch.setenv("HALTERES_HOME", "/new")
     here.install("cursor")
     entry = servers(path)["halteres"]
-    assert entry == {**mine, "command": SCRIPT, "args": ["mcp"], "env": {"MINE": "1", "HALTERES_HOME": "/new"}}
+    assert entry == {
+        **mine,
+        "command": SCRIPT,
+        "args": ["mcp"],
+        "env": {"MINE": "1", "HALTERES_HOME": "/new"},
+    }
 
 
 @pytest.mark.parametrize(
@@ -168,13 +190,17 @@ def test_gemini_is_registered_for_one_project_and_codex_is_not(here: UserHome) -
 
 
 def test_a_command_that_fails_is_an_error_with_its_words(here: UserHome) -> None:
-    (here.commands_folder / "codex").write_text("#!/bin/sh\necho no room >&2\nexit 3\n", encoding="utf-8")
+    (here.commands_folder / "codex").write_text(
+        "#!/bin/sh\necho no room >&2\nexit 3\n", encoding="utf-8"
+    )
     ended = here.run("install-agent", "--client", "codex")
     assert ended.code == 1
     assert "It exited with 3: no room" in ended.err
 
 
-def test_a_client_whose_command_is_missing_is_refused_before_anything_is_written(here: UserHome) -> None:
+def test_a_client_whose_command_is_missing_is_refused_before_anything_is_written(
+    here: UserHome,
+) -> None:
     (here.commands_folder / "gemini").unlink()
     ended = here.run("install-agent", "--client", "gemini")
     assert ended.code == 1
@@ -184,7 +210,9 @@ def test_a_client_whose_command_is_missing_is_refused_before_anything_is_written
 
 
 @pytest.mark.parametrize("words", [*JSON_FILES, *COMMANDS, ("hermes",), ("generic",)], ids=" ".join)
-def test_print_shows_what_belongs_there_and_does_nothing(here: UserHome, words: tuple[str, ...]) -> None:
+def test_print_shows_what_belongs_there_and_does_nothing(
+    here: UserHome, words: tuple[str, ...]
+) -> None:
     assert "halteres" in here.install(*words, "--print").out
     assert here.files() == {} and here.commands() == []
     here.install(*words)
@@ -197,7 +225,13 @@ def test_print_shows_what_belongs_there_and_does_nothing(here: UserHome, words: 
 def test_no_secret_reaches_a_file_a_command_or_the_screen(
     here: UserHome, words: tuple[str, ...], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    for name in ("OPENROUTER_API_KEY", "WANDB_API_KEY", "TINKER_API_KEY", "HALTERES_TOKEN", "HF_TOKEN"):
+    for name in (
+        "OPENROUTER_API_KEY",
+        "WANDB_API_KEY",
+        "TINKER_API_KEY",
+        "HALTERES_TOKEN",
+        "HF_TOKEN",
+    ):
         monkeypatch.setenv(name, "hunter2-and-more")
     ended = [here.install(*words, *more) for more in ((), ("--print",))]
     assert "hunter2" not in "".join(one.out + one.err for one in ended)
@@ -249,7 +283,9 @@ def test_a_json_file_that_is_a_link_stays_one_and_keeps_its_permissions(here: Us
     assert kept.stat().st_mode & 0o777 == 0o600
 
 
-def test_without_the_extra_nothing_is_installed(here: UserHome, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_without_the_extra_nothing_is_installed(
+    here: UserHome, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr("importlib.util.find_spec", lambda name: None)
     ended = here.run("install-agent", "--client", "codex")
     assert (ended.code, here.files(), here.commands()) == (1, {}, [])
@@ -258,14 +294,18 @@ def test_without_the_extra_nothing_is_installed(here: UserHome, monkeypatch: pyt
 
 @pytest.mark.runs
 async def test_what_is_written_starts_the_tools(here: UserHome) -> None:
-    """As Claude Code does: the command, its arguments, a few of the user's variables and those of the entry."""
+    """As Claude Code does: the command, its arguments, a few of the user's variables and those of
+    the entry.
+    """
     assert here.run("init").code == 0
     here.install("claude", "--project")
     await _lists_the_tools_and_finds_the_example(here, here.project / ".mcp.json")
 
 
 @pytest.mark.runs
-async def test_without_a_script_the_module_is_started(here: UserHome, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_without_a_script_the_module_is_started(
+    here: UserHome, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr("sysconfig.get_path", lambda name: str(here.home))
     here.run("init")
     here.install("cursor", "--project")

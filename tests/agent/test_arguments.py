@@ -1,4 +1,6 @@
-"""Arguments as clients send them: what is read as another type, what is refused, and that no argument is a defect."""
+"""Arguments as clients send them: what is read as another type, what is refused, and that no
+argument is a defect.
+"""
 
 from __future__ import annotations
 
@@ -45,7 +47,9 @@ async def test_an_integer_is_read_from_what_clients_send_for_one(
     assert (answer.get("code"), answer.get("coerced")) == (None, coerced)
 
 
-@pytest.mark.parametrize("limit", ["3.5", 3.5, "three", True, "NaN", "1e400", 1e300, [3], "[3]", "0x3"])
+@pytest.mark.parametrize(
+    "limit", ["3.5", 3.5, "three", True, "NaN", "1e400", 1e300, [3], "[3]", "0x3"]
+)
 async def test_what_is_no_integer_stays_refused(limit: Any) -> None:
     answer = await answered("rl_list_runs", {"limit": limit})
     assert (answer["code"], answer["field"]) == ("invalid_arguments", "limit")
@@ -80,7 +84,11 @@ async def test_null_for_what_is_optional_is_as_if_it_was_not_given() -> None:
     cleared = await answered("rl_edit_config", {"field": "system_prompt", "value": None})
     assert "code" not in cleared
     for name in ("rl_select_environment", "rl_score"):
-        required = {key: None for key, one in BY_NAME[name].arguments.model_fields.items() if one.is_required()}
+        required = {
+            key: None
+            for key, one in BY_NAME[name].arguments.model_fields.items()
+            if one.is_required()
+        }
         assert (await answered(name, required))["code"] == "invalid_arguments"
 
 
@@ -115,7 +123,9 @@ ODD = [
 
 @pytest.mark.parametrize("tool", [tool.name for tool in TOOLS])
 async def test_no_argument_is_a_defect(tool: str) -> None:
-    """Each argument of each tool, with what clients and attackers send: an error says what is wrong with it."""
+    """Each argument of each tool, with what clients and attackers send: an error says what is wrong
+    with it.
+    """
     fields = [*BY_NAME[tool].arguments.model_fields]
     for field, value in itertools.product(fields, ODD):
         waits = {"wait_s": 0} if "wait_s" in fields and field != "wait_s" else {}

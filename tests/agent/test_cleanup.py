@@ -55,7 +55,11 @@ def test_drafts_of_servers_go_after_a_month_and_those_with_names_stay() -> None:
         aged(drafts_folder() / f"{handle}.json", 29 if handle == "mcp-1111bbbb" else 31)
     with editing(Caller(draft="mcp-2222cccc"), None):
         clean_up()
-    assert {file.stem for file in drafts_folder().glob("*.json")} == {"mcp-1111bbbb", "mcp-2222cccc", "mine"}
+    assert {file.stem for file in drafts_folder().glob("*.json")} == {
+        "mcp-1111bbbb",
+        "mcp-2222cccc",
+        "mine",
+    }
     assert not lock_of(drafts_folder() / "mcp-0000aaaa.json").exists()
 
 
@@ -117,7 +121,13 @@ async def test_a_look_tidies_nothing(home: Path) -> None:
 
 @pytest.mark.parametrize(
     "name",
-    ["rl_test_inference", "rl_evaluate", "rl_evaluate_reward_model", "rl_start_training", "rl_train_reward_model"],
+    [
+        "rl_test_inference",
+        "rl_evaluate",
+        "rl_evaluate_reward_model",
+        "rl_start_training",
+        "rl_train_reward_model",
+    ],
 )
 def test_what_begins_something_new_is_no_look(name: str) -> None:
     assert not BY_NAME[name].hints.read_only

@@ -28,13 +28,20 @@ async def test_figures_stand_side_by_side_and_the_better_run_is_certain() -> Non
     trained(TWO, skill=0.4)
     answer = await told("rl_compare_runs", run_ids=[ONE, TWO], plot=False)
     one, two = answer["runs"]
-    assert (one["run_id"], one["status"], one["step"], answer["environment"]) == (ONE, "completed", 50, "gsm8k")
+    assert (one["run_id"], one["status"], one["step"], answer["environment"]) == (
+        ONE,
+        "completed",
+        50,
+        "gsm8k",
+    )
     assert one["minutes"] == pytest.approx(4, abs=0.1)
     assert one["reward/mean"] == pytest.approx(0.66, abs=0.05)
     assert two[CORRECT]["ci95"][0] < two[CORRECT]["gain"] < two[CORRECT]["ci95"][1]
     best = answer["best"]
     assert (best["metric"], best["run_id"], best["certain"]) == (CORRECT, TWO, True)
-    assert f"against {ONE}, 95 % interval +0." in best["why"] and "paired over 64 tasks" in best["why"]
+    assert (
+        f"against {ONE}, 95 % interval +0." in best["why"] and "paired over 64 tasks" in best["why"]
+    )
     assert answer["next"] == f'rl_get_results("{TWO}")'
 
 
@@ -76,7 +83,9 @@ async def test_eight_runs_with_many_differences_keep_the_budget() -> None:
     for number, run_id in enumerate(ids):
         run = trained(run_id, steps=40, skill=0.05 * number, name=f"learning rate {number}")
         env = {f"setting_{field}": f"value {number}" for field in range(30)}
-        configure(run, trainer={"learning_rate": 0.001 * (number + 1)}, env=env, run={"seed": number})
+        configure(
+            run, trainer={"learning_rate": 0.001 * (number + 1)}, env=env, run={"seed": number}
+        )
     answer = await told("rl_compare_runs", run_ids=ids)
     assert len(answer["runs"]) == 8
     assert tokens(answer) <= BUDGET
@@ -144,8 +153,14 @@ async def test_of_what_should_be_low_the_lowest_is_the_best() -> None:
         run = make_run(run_id)
         for step in (1, 2):
             add_step(run, step, 0.5, Random(step))
-            (run.path / "metrics.jsonl").open("a").write(f'{{"step": {step}, "groups/without_signal": {share}}}\n')
-    best = (await told("rl_compare_runs", run_ids=[ONE, TWO], metrics=["groups/without_signal"], plot=False))["best"]
+            (run.path / "metrics.jsonl").open("a").write(
+                f'{{"step": {step}, "groups/without_signal": {share}}}\n'
+            )
+    best = (
+        await told(
+            "rl_compare_runs", run_ids=[ONE, TWO], metrics=["groups/without_signal"], plot=False
+        )
+    )["best"]
     assert best["run_id"] == TWO
 
 
@@ -180,13 +195,17 @@ async def test_the_curves_are_drawn_and_the_same_question_has_the_same_picture(h
 async def test_secrets_in_names_are_not_drawn(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("PLANTED_API_KEY", "sk-planted-000")
     labels: list[str] = []
-    monkeypatch.setattr(plots, "plot_runs", lambda curves, file, title, *names: labels.extend(curves))  # pyright: ignore[reportUnknownLambdaType, reportUnknownArgumentType]
+    monkeypatch.setattr(
+        plots, "plot_runs", lambda curves, file, title, *names: labels.extend(curves)
+    )  # pyright: ignore[reportUnknownLambdaType, reportUnknownArgumentType]
     trained(ONE, steps=2, name="try sk-planted-000")
     await told("rl_compare_runs", run_ids=[ONE])
     assert labels == [f"{ONE} try ***"]
 
 
-async def test_a_picture_that_cannot_be_drawn_costs_no_figure(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_a_picture_that_cannot_be_drawn_costs_no_figure(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     def refuse(*_: object) -> None:
         raise RuntimeError("no font")
 
@@ -202,7 +221,12 @@ async def test_of_all_metrics_only_one_that_is_trained_for_can_decide() -> None:
     trained(TWO, steps=2)
     answer = await told("rl_compare_runs", run_ids=[ONE, TWO], metrics=["*"], plot=False)
     assert answer["best"] is None or answer["best"]["metric"].startswith(("reward/", "eval/"))
-    answer = await told("rl_compare_runs", run_ids=[ONE, TWO], metrics=["advantages/mean", "reward/mean"], plot=False)
+    answer = await told(
+        "rl_compare_runs",
+        run_ids=[ONE, TWO],
+        metrics=["advantages/mean", "reward/mean"],
+        plot=False,
+    )
     assert answer["best"]["metric"] == "reward/mean"
     answer = await told("rl_compare_runs", run_ids=[ONE, TWO], metrics=["advantages/*"], plot=False)
     assert answer["best"] is None

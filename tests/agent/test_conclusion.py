@@ -48,11 +48,17 @@ def test_the_gain_is_told_with_its_interval(run: RunDirectory, drawn: Drawn) -> 
     gain = results["improvement"]["eval/percent_correct"]
     assert gain["ci95"][0] < gain["delta"] < gain["ci95"][1]
     assert (gain["num_tasks"], gain["certain"], gain["method"]) == (64, True, "paired")
-    difference = results["final_metrics"]["eval/percent_correct"] - results["baseline"]["eval/percent_correct"]
+    difference = (
+        results["final_metrics"]["eval/percent_correct"]
+        - results["baseline"]["eval/percent_correct"]
+    )
     assert gain["delta"] == pytest.approx(difference, abs=1e-4)
     assert results["weights"]["step"] == 50
     summary = (run.path / "STATUS.md").read_text()
-    assert re.search(r"percent_correct \| 0\.\d+ \| 0\.\d+ \| \+0\.\d{3} \(\+0\.\d{3} to \+0\.\d{3}\) \|", summary)
+    assert re.search(
+        r"percent_correct \| 0\.\d+ \| 0\.\d+ \| \+0\.\d{3} \(\+0\.\d{3} to \+0\.\d{3}\) \|",
+        summary,
+    )
     assert "eval/num_tasks" not in summary
 
 

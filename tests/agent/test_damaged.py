@@ -1,4 +1,6 @@
-"""The tools on a run whose run.json was damaged: it is told as unreadable, and no other run is offered for it."""
+"""The tools on a run whose run.json was damaged: it is told as unreadable, and no other run is
+offered for it.
+"""
 
 from __future__ import annotations
 
@@ -28,11 +30,18 @@ def damaged(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> RunDirectory:
 
 async def test_the_list_tells_it_as_unreadable(damaged: RunDirectory) -> None:
     answer = await told("rl_list_runs")
-    assert {row["run_id"]: row["status"] for row in answer["runs"]} == {RUN: "unreadable", OTHER: "completed"}
-    assert [row["run_id"] for row in (await told("rl_list_runs", status="unreadable"))["runs"]] == [RUN]
+    assert {row["run_id"]: row["status"] for row in answer["runs"]} == {
+        RUN: "unreadable",
+        OTHER: "completed",
+    }
+    assert [row["run_id"] for row in (await told("rl_list_runs", status="unreadable"))["runs"]] == [
+        RUN
+    ]
 
 
-@pytest.mark.parametrize("tool", ["rl_check_status", "rl_get_results", "rl_stop_training", "rl_get_logs"])
+@pytest.mark.parametrize(
+    "tool", ["rl_check_status", "rl_get_results", "rl_stop_training", "rl_get_logs"]
+)
 async def test_a_tool_names_the_file_and_no_other_run(damaged: RunDirectory, tool: str) -> None:
     reply = await replied(tool, run_id=RUN)
     assert reply.failed
@@ -42,7 +51,9 @@ async def test_a_tool_names_the_file_and_no_other_run(damaged: RunDirectory, too
     assert OTHER not in str(reply.body)
 
 
-async def test_going_on_from_a_run_with_damaged_settings_names_the_file(damaged: RunDirectory) -> None:
+async def test_going_on_from_a_run_with_damaged_settings_names_the_file(
+    damaged: RunDirectory,
+) -> None:
     (damaged.path.parent / OTHER / "settings.json").write_text("{")
     body = (await replied("rl_start_training", resume_from=OTHER)).body
     assert body["code"] == "run_unreadable"
@@ -51,7 +62,9 @@ async def test_going_on_from_a_run_with_damaged_settings_names_the_file(damaged:
 
 def test_a_run_that_seems_active_but_for_one_field_is_unreadable_too(damaged: RunDirectory) -> None:
     file = damaged.path.parent / OTHER / "run.json"
-    file.write_text(json.dumps({**json.loads(file.read_text()), "status": "running", "processes": []}))
+    file.write_text(
+        json.dumps({**json.loads(file.read_text()), "status": "running", "processes": []})
+    )
     assert {entry.run_id: entry.facts.status for entry in known_runs()}[OTHER] == "unreadable"
     assert active_runs() == []
 

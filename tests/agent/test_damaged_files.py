@@ -26,14 +26,30 @@ OTHER = "3fa0aaaa"
 WITHIN_S = 20
 
 FILES = (
-    *("run.json", "settings.json", "config.yaml", "config.resolved.json", "results.json", "sinks.json"),
-    *("metrics.jsonl", "events.jsonl", "checkpoints.jsonl", "rollouts/step_1.jsonl", "logs/trainer.log"),
+    *(
+        "run.json",
+        "settings.json",
+        "config.yaml",
+        "config.resolved.json",
+        "results.json",
+        "sinks.json",
+    ),
+    *(
+        "metrics.jsonl",
+        "events.jsonl",
+        "checkpoints.jsonl",
+        "rollouts/step_1.jsonl",
+        "logs/trainer.log",
+    ),
 )
 
 DEEP = b'{"step": 1, "type": "alert", "odd": ' + b"[" * 100_000 + b"]" * 100_000 + b"}\n"
 LINES: dict[str, bytes] = {
     "nesting": DEEP,
-    "numbers": b'{"type": "alert", "step": 1e300, "reward/mean": 1e300, "eval/percent_correct": 1e308, "t": 1e300}\n',
+    "numbers": (
+        b'{"type": "alert", "step": 1e300, "reward/mean": 1e300, "eval/percent_correct": '
+        b'1e308, "t": 1e300}\n'
+    ),
     "long numbers": b'{"step": %s, "reward/mean": %s}\n' % (b"9" * 5000, b"9" * 400),
     "NUL": b'{"step": 1, "type": "alert", "rule": "\\u0000", "reward/mean": "\\u0000"}\n\x00\x00\n',
     "a huge line": b'{"step": 1, "text": "' + b"x" * 5_000_000 + b'"}\n',
@@ -94,11 +110,15 @@ async def test_a_damaged_file_leaves_every_list_and_every_look_an_answer(
             assert runs[RUN]["status"] == page[RUN]["status"] == "unreadable"
             assert "run.json" in runs[RUN]["error"]
         shown = await asyncio.to_thread(CliRunner().invoke, app, ["runs", "list"])
-        assert (shown.exit_code, RUN in shown.output, OTHER in shown.output) == (0, True, True), shown.output
+        assert (shown.exit_code, RUN in shown.output, OTHER in shown.output) == (0, True, True), (
+            shown.output
+        )
         for tool in ("rl_check_status", "rl_get_results", "rl_get_rollouts", "rl_get_logs"):
             answer = (await replied(tool, run_id=RUN)).body
             assert answer.get("code") != "internal", (tool, answer)
-        assert (await replied("rl_compare_runs", run_ids=[RUN, OTHER])).body.get("code") != "internal"
+        assert (await replied("rl_compare_runs", run_ids=[RUN, OTHER])).body.get(
+            "code"
+        ) != "internal"
 
 
 @pytest.mark.parametrize("changes", [{"created_at": 1e300}, {"ended_at": 1e300}, {"name": "a\0b"}])
@@ -147,7 +167,9 @@ def test_a_damaged_request_to_stop_is_one(tmp_path: Path, kind: str) -> None:
 
 @pytest.mark.parametrize("kind", DAMAGE)
 @pytest.mark.parametrize("edits", [(), ("trainer.total_steps=2",)])
-def test_a_damaged_config_file_is_refused_by_name(tmp_path: Path, kind: str, edits: tuple[str, ...]) -> None:
+def test_a_damaged_config_file_is_refused_by_name(
+    tmp_path: Path, kind: str, edits: tuple[str, ...]
+) -> None:
     file = tmp_path / "config.yaml"
     DAMAGE[kind](file)
     with pytest.raises(InvalidConfig) as refused:

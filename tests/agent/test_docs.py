@@ -43,8 +43,19 @@ def test_every_tool_and_no_other_is_in_the_table_of_tools() -> None:
 
 def test_every_alert_is_in_the_table_of_alerts() -> None:
     told = TOOLS[TOOLS.index("## Alerts") : TOOLS.index("## The operator")]
-    named = {name for row in re.findall(r"^\| (`.*?) \|", told, re.MULTILINE) for name in re.findall(r"`(\w+)`", row)}
-    noticed = {"temperature", "own_advantages", "truncated_sampling", "stalled", "calls_refused", "groups_failed"}
+    named = {
+        name
+        for row in re.findall(r"^\| (`.*?) \|", told, re.MULTILINE)
+        for name in re.findall(r"`(\w+)`", row)
+    }
+    noticed = {
+        "temperature",
+        "own_advantages",
+        "truncated_sampling",
+        "stalled",
+        "calls_refused",
+        "groups_failed",
+    }
     assert named == {rule.name for rule in RULES} | noticed
 
 

@@ -16,7 +16,15 @@ from typing import Any
 import pytest
 
 from halteres.agent import drafts
-from halteres.agent.drafts import Draft, NoEnvironment, Selection, choose, editing, load_draft, save_draft
+from halteres.agent.drafts import (
+    Draft,
+    NoEnvironment,
+    Selection,
+    choose,
+    editing,
+    load_draft,
+    save_draft,
+)
 from halteres.agent.tool import Caller
 from halteres.config import program
 from halteres.config.environ import for_child
@@ -39,7 +47,10 @@ def home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 
 def test_a_draft_without_an_environment_says_so_in_the_seeds_words() -> None:
-    with pytest.raises(NoEnvironment, match=r"^No environment selected\. Use rl_select_environment\(name\) first\.$"):
+    with pytest.raises(
+        NoEnvironment,
+        match=r"^No environment selected\. Use rl_select_environment\(name\) first\.$",
+    ):
         load_draft(ME, None).resolve()
 
 
@@ -86,7 +97,9 @@ async def test_two_agents_with_two_handles_never_meet(home: Path) -> None:
     by_argument = await told("rl_get_current_config", "one", draft="two")
     assert (by_caller["environment"], by_caller["draft"]) == ("arithmetic", "one")
     assert (by_argument["environment"], by_argument["draft"]) == ("quiz", "two")
-    assert by_argument["next"] == 'rl_test_inference(draft="two")', "the call works on the same draft"
+    assert by_argument["next"] == 'rl_test_inference(draft="two")', (
+        "the call works on the same draft"
+    )
     await refused("rl_get_current_config", "three")
 
 
@@ -94,7 +107,9 @@ async def test_edits_made_at_once_are_all_kept() -> None:
     """An agent may send several calls in one message."""
     await told("rl_select_environment", name="arithmetic")
     changes = {"lora_rank": 8, "learning_rate": 1e-3, "eval_every": 5, "seed": 3, "total_steps": 9}
-    await asyncio.gather(*(told("rl_edit_config", field=name, value=value) for name, value in changes.items()))
+    await asyncio.gather(
+        *(told("rl_edit_config", field=name, value=value) for name, value in changes.items())
+    )
     kept = load_draft(ME, None).changes
     assert {key.rpartition(".")[2]: value for key, value in kept.items()} == changes
 

@@ -1,4 +1,6 @@
-"""rl_list_environments and rl_select_environment: the seeds' keys, budgets, whatever files there are."""
+"""rl_list_environments and rl_select_environment: the seeds' keys, budgets, whatever files there
+are.
+"""
 
 from __future__ import annotations
 
@@ -14,7 +16,15 @@ from halteres.runs.starting.resources import Machine, Memory
 
 from .draft_fixtures import QUIZ, environment, refused, tokens, told
 
-BUILT_IN = ["arithmetic", "game", "gsm8k", "judge_pairs", "reasoning_gym", "text_gym", "word_problems"]
+BUILT_IN = [
+    "arithmetic",
+    "game",
+    "gsm8k",
+    "judge_pairs",
+    "reasoning_gym",
+    "text_gym",
+    "word_problems",
+]
 SEED_ENVIRONMENT = {"name", "class_name", "file_path", "description"}
 
 
@@ -40,9 +50,16 @@ async def test_listing_answers_with_the_seeds_keys() -> None:
 
 async def test_words_of_a_query_are_looked_for_in_names_and_descriptions(home: Path) -> None:
     environment(home, "quiz", QUIZ)
-    assert [one["name"] for one in (await told("rl_list_environments", query="Asks QUIZ"))["environments"]] == ["quiz"]
+    assert [
+        one["name"]
+        for one in (await told("rl_list_environments", query="Asks QUIZ"))["environments"]
+    ] == ["quiz"]
     nothing = await told("rl_list_environments", query="nothing like it")
-    assert (nothing["environments"], nothing["count"], nothing["next"]) == ([], 0, "rl_list_environments()")
+    assert (nothing["environments"], nothing["count"], nothing["next"]) == (
+        [],
+        0,
+        "rl_list_environments()",
+    )
 
 
 async def test_ten_environments_are_told_in_430_tokens(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -53,11 +70,16 @@ async def test_ten_environments_are_told_in_430_tokens(monkeypatch: pytest.Monke
         monkeypatch.setenv("HALTERES_HOME", short)
         summary = "Plays a long game against a patient opponent who never tires, for points."
         for number in range(10 - len(BUILT_IN)):
-            environment(Path(short), f"game_{number}", f'class Game(BaseEnv):\n    """{summary}"""\n')
+            environment(
+                Path(short), f"game_{number}", f'class Game(BaseEnv):\n    """{summary}"""\n'
+            )
         answer = await told("rl_list_environments")
         assert answer["count"] == 10
         installed = str(Path(halteres.__file__).parent)
-        assert tokens(json.loads(json.dumps(answer).replace(installed, "/home/me/src/halteres"))) <= 430
+        assert (
+            tokens(json.loads(json.dumps(answer).replace(installed, "/home/me/src/halteres")))
+            <= 430
+        )
         assert all(one["description"].endswith("...") for one in answer["environments"])
         (one,) = (await told("rl_list_environments", query="game_2"))["environments"]
         assert one["description"] == summary
@@ -66,9 +88,14 @@ async def test_ten_environments_are_told_in_430_tokens(monkeypatch: pytest.Monke
 async def test_broken_files_are_listed_with_the_reason(home: Path) -> None:
     environment(home, "torn", "class Torn(BaseEnv):\n  def (\n")
     environment(home, "ruin", "from x import BaseEnv\nclass Ruin(BaseEnv): ...\n")
-    assert [Path(one["file_path"]).name for one in (await told("rl_list_environments"))["broken"]] == ["torn.py"]
+    assert [
+        Path(one["file_path"]).name for one in (await told("rl_list_environments"))["broken"]
+    ] == ["torn.py"]
     await refused("rl_select_environment", name="ruin")
-    broken = {Path(one["file_path"]).name: one["why"] for one in (await told("rl_list_environments"))["broken"]}
+    broken = {
+        Path(one["file_path"]).name: one["why"]
+        for one in (await told("rl_list_environments"))["broken"]
+    }
     assert broken["torn.py"].startswith("line 2")
     assert "No module named 'x'" in broken["ruin.py"], "it has shown itself when it was selected"
 
@@ -79,17 +106,27 @@ async def test_a_new_file_is_found_at_once_and_names_can_be_put_into_urls(home: 
     environment(home, "copy", QUIZ)
     environment(home, "bad name", "class Bad(BaseEnv): ...\n")
     answer = await told("rl_list_environments", refresh=True)
-    assert [one["name"] for one in answer["environments"]] == sorted([*BUILT_IN, "quiz", "quiz.Quiz"])
+    assert [one["name"] for one in answer["environments"]] == sorted(
+        [*BUILT_IN, "quiz", "quiz.Quiz"]
+    )
     assert "bad name" in answer["broken"][0]["why"]
 
 
-async def test_selecting_answers_with_the_seeds_keys_and_the_environments_own_values(home: Path) -> None:
-    """The seeds sent class defaults over config_init's values: group 8 became 4, batch 64 became -1."""
+async def test_selecting_answers_with_the_seeds_keys_and_the_environments_own_values(
+    home: Path,
+) -> None:
+    """The seeds sent class defaults over config_init's values: group 8 became 4, batch 64 became
+    -1.
+    """
     file = environment(home, "quiz", QUIZ)
     answer = await told("rl_select_environment", name="quiz")
     assert {"message", "environment", "file_path"} <= answer.keys()
     assert answer["message"] == "Selected environment: quiz"
-    assert (answer["environment"], answer["file_path"], answer["draft"]) == ("quiz", str(file), "mine")
+    assert (answer["environment"], answer["file_path"], answer["draft"]) == (
+        "quiz",
+        str(file),
+        "mine",
+    )
     assert answer["config"] == {
         "model": "halteres/tiny",
         "group_size": 8,
@@ -104,16 +141,22 @@ async def test_selecting_answers_with_the_seeds_keys_and_the_environments_own_va
     assert tokens(answer) <= 350
 
 
-async def test_selecting_with_changes_edits_in_the_same_call_and_tells_what_was_discarded(home: Path) -> None:
+async def test_selecting_with_changes_edits_in_the_same_call_and_tells_what_was_discarded(
+    home: Path,
+) -> None:
     environment(home, "quiz", QUIZ)
     await told("rl_select_environment", name="arithmetic", changes={"seed": 3})
-    answer = await told("rl_select_environment", name="quiz", changes={"level": "5", "total_steps": 9})
+    answer = await told(
+        "rl_select_environment", name="quiz", changes={"level": "5", "total_steps": 9}
+    )
     assert answer["discarded_edits"] == {"run.seed": 3}
     assert answer["coerced"] == {"level": 5}
     assert (answer["config"]["level"], answer["config"]["total_steps"]) == (5, 9)
 
 
-async def test_a_file_can_be_selected_by_its_path(home: Path, tmp_path_factory: pytest.TempPathFactory) -> None:
+async def test_a_file_can_be_selected_by_its_path(
+    home: Path, tmp_path_factory: pytest.TempPathFactory
+) -> None:
     file = environment(tmp_path_factory.mktemp("elsewhere"), "quiz", QUIZ)
     answer = await told("rl_select_environment", name=str(file))
     assert (answer["environment"], answer["file_path"]) == ("quiz", str(file))
@@ -146,8 +189,16 @@ async def test_an_unknown_environment_is_told_with_those_that_there_are() -> Non
     ("text", "line", "why"),
     [
         ("class Ruin(BaseEnv):\n    def (\n", 2, "invalid syntax"),
-        ("from halteres.environments.base import BaseEnv\nclass Ruin(BaseEnv): ...\n1 / 0\n", 3, "ZeroDivisionError"),
-        ("import sys\nclass Ruin(BaseEnv := object): ...\nsys.exit('error: I will not.')\n", None, "I will not."),
+        (
+            "from halteres.environments.base import BaseEnv\nclass Ruin(BaseEnv): ...\n1 / 0\n",
+            3,
+            "ZeroDivisionError",
+        ),
+        (
+            "import sys\nclass Ruin(BaseEnv := object): ...\nsys.exit('error: I will not.')\n",
+            None,
+            "I will not.",
+        ),
     ],
 )
 async def test_a_broken_environment_is_an_answer_with_its_place(
@@ -155,24 +206,38 @@ async def test_a_broken_environment_is_an_answer_with_its_place(
 ) -> None:
     file = environment(home, "ruin", text)
     answer = await refused("rl_select_environment", name=str(file))
-    assert (answer["code"], answer["file"], answer.get("line")) == ("environment_broken", str(file), line)
+    assert (answer["code"], answer["file"], answer.get("line")) == (
+        "environment_broken",
+        str(file),
+        line,
+    )
     assert why in answer["error"]
     assert answer["next"].startswith("mend the file")
 
 
-async def test_an_environment_that_hangs_is_an_answer(home: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_an_environment_that_hangs_is_an_answer(
+    home: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr("halteres.config.program.DEADLINE_S", 0.3)
-    environment(home, "slow", "import threading\nclass Slow(BaseEnv := object): ...\nthreading.Event().wait()\n")
+    environment(
+        home,
+        "slow",
+        "import threading\nclass Slow(BaseEnv := object): ...\nthreading.Event().wait()\n",
+    )
     answer = await refused("rl_select_environment", name=str(home / "environments" / "slow.py"))
-    assert (answer["code"], "did not describe itself" in answer["error"]) == ("environment_broken", True)
+    assert (answer["code"], "did not describe itself" in answer["error"]) == (
+        "environment_broken",
+        True,
+    )
 
 
 async def test_changes_that_cannot_be_are_answered_with_the_call_that_can() -> None:
     answer = await refused("rl_select_environment", name="arithmetic", changes={"group_size": 12})
-    assert answer[
-        "next"
-    ] == 'rl_select_environment(name="arithmetic",changes={"group_size":12,"batch_size":252})'.replace(
-        ",changes", ", changes"
+    assert (
+        answer["next"]
+        == 'rl_select_environment(name="arithmetic",changes={"group_size":12,"batch_size":252})'.replace(
+            ",changes", ", changes"
+        )
     )
     assert (await refused("rl_get_current_config"))["code"] == "no_environment"
 
@@ -190,7 +255,9 @@ async def test_a_locked_model_that_no_run_can_start_with_is_told_at_selection_an
     monkeypatch.setenv("TINKER_API_KEY", "tml-0123456789")
     monkeypatch.delenv("TINKER_BASE_URL", raising=False)
     small = Memory(total=8 * 10**9, free=4 * 10**9)
-    monkeypatch.setattr(resources, "look", lambda device=None: Machine(cores=2, memory=small, gpu=None))
+    monkeypatch.setattr(
+        resources, "look", lambda device=None: Machine(cores=2, memory=small, gpu=None)
+    )
     (home / "policy.yaml").write_text("extends: hermes-compat\n")
     answer = await told("rl_select_environment", name="arithmetic")
     (warning,) = answer["warnings"]

@@ -1,4 +1,6 @@
-"""How long a run takes: ranges that hold the true figure, as recorded on real runs of the built-in model."""
+"""How long a run takes: ranges that hold the true figure, as recorded on real runs of the built-in
+model.
+"""
 
 from __future__ import annotations
 
@@ -36,7 +38,10 @@ ENV: dict[str, Any] = {
     "eval_samples": 4,
 }
 PROGRAM = EnvironmentProgram(
-    name="arithmetic", path=Path("/arithmetic.py"), interpreter="/python", working_directory=Path("/")
+    name="arithmetic",
+    path=Path("/arithmetic.py"),
+    interpreter="/python",
+    working_directory=Path("/"),
 )
 
 STEPS_S = (5.08, 1.48, 1.59, 1.48, 1.45)
@@ -62,12 +67,16 @@ def home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 
 def settings(steps: int = 5, **env: Any) -> Settings:
-    return Settings.model_validate({"env": {**ENV, **env}, "trainer": {"total_steps": steps, "eval_every": 20}})
+    return Settings.model_validate(
+        {"env": {**ENV, **env}, "trainer": {"total_steps": steps, "eval_every": 20}}
+    )
 
 
 def planned(steps: int = 5, resume: ResumePoint | None = None, **env: Any) -> tuple[Plan, Ground]:
     plan = plan_of(settings(steps, **env))
-    return plan, Ground(environment=PROGRAM, model=own_model(plan.settings.inference), resume=resume)
+    return plan, Ground(
+        environment=PROGRAM, model=own_model(plan.settings.inference), resume=resume
+    )
 
 
 def told(plan: Plan, ground: Ground) -> Estimate:
@@ -97,8 +106,12 @@ def record(run_id: str = "3fa9c1d2", model: str = TINY, **env: Any) -> RunDirect
     )
     write_state(run.path / "run.json", state)
     for step, seconds in enumerate(STEPS_S, 1):
-        append_row(run.path / "metrics.jsonl", {"step": step, "src": "trainer", "time/step": seconds})
-        append_row(run.path / "metrics.jsonl", {"step": step, "src": "env", "train/percent_correct": 0.4})
+        append_row(
+            run.path / "metrics.jsonl", {"step": step, "src": "trainer", "time/step": seconds}
+        )
+        append_row(
+            run.path / "metrics.jsonl", {"step": step, "src": "env", "train/percent_correct": 0.4}
+        )
     return run
 
 
@@ -114,7 +127,9 @@ def test_where_nothing_was_measured_there_is_no_estimate(home: Path) -> None:
     assert estimate(*planned(), may_measure=False) is None
 
 
-def test_earlier_runs_with_the_same_model_and_environment_tell_how_long_this_one_takes(home: Path) -> None:
+def test_earlier_runs_with_the_same_model_and_environment_tell_how_long_this_one_takes(
+    home: Path,
+) -> None:
     record()
     found = told(*planned())
     assert "3fa9c1d2" in found.basis
@@ -156,9 +171,13 @@ def test_runs_of_another_model_environment_or_engine_do_not_count(home: Path) ->
     record("aaaa1111")
     assert estimate(plan, elsewhere, may_measure=False) is None
     variant = replace(ground, environment=replace(PROGRAM, name="arithmetic:Hard-v0"))
-    assert estimate(plan, variant, may_measure=False) is None, "another environment of the same file"
+    assert estimate(plan, variant, may_measure=False) is None, (
+        "another environment of the same file"
+    )
     threads = plan_of(
-        plan.settings.model_copy(update={"inference": plan.settings.inference.model_copy(update={"threads": 7})})
+        plan.settings.model_copy(
+            update={"inference": plan.settings.inference.model_copy(update={"threads": 7})}
+        )
     )
     assert estimate(threads, ground, may_measure=False) is None
 
@@ -173,7 +192,9 @@ def test_only_the_steps_that_are_left_count_for_a_run_that_goes_on(home: Path) -
     assert rest.step_s == whole.step_s
 
 
-def test_without_an_earlier_run_the_measured_engine_tells_and_assumptions_are_named(home: Path) -> None:
+def test_without_an_earlier_run_the_measured_engine_tells_and_assumptions_are_named(
+    home: Path,
+) -> None:
     plan, ground = planned()
     remember(plan, ground)
     found = told(plan, ground)
@@ -182,7 +203,9 @@ def test_without_an_earlier_run_the_measured_engine_tells_and_assumptions_are_na
     assert "answers of 16 to 64 tokens assumed" in found.basis
 
 
-def test_a_test_with_the_model_replaces_assumptions_by_what_it_saw(home: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_test_with_the_model_replaces_assumptions_by_what_it_saw(
+    home: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     plan, ground = planned()
     remember(plan, ground)
     assumed = told(plan, ground)
@@ -209,7 +232,9 @@ def test_after_a_test_there_is_an_estimate_although_the_engine_was_not_measured(
 def tried(home: Path) -> TestOutcome:
     """A test as it was recorded."""
     groups = home / "groups.jsonl"
-    groups.write_text(json.dumps({"masks": [[-100] * 47 + [5] * 18, [-100] * 47 + [5] * 16]}) + "\nbroken\n")
+    groups.write_text(
+        json.dumps({"masks": [[-100] * 47 + [5] * 18, [-100] * 47 + [5] * 16]}) + "\nbroken\n"
+    )
     return TestOutcome(
         test_id="t-1",
         output_file=groups,
@@ -220,7 +245,9 @@ def tried(home: Path) -> TestOutcome:
     )
 
 
-def test_other_runs_that_go_on_make_the_upper_bound_higher(home: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_other_runs_that_go_on_make_the_upper_bound_higher(
+    home: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     other = record()
     alone = told(*planned())
     monkeypatch.setattr(estimates, "active_runs", lambda: [other])
@@ -233,16 +260,24 @@ def test_memory_is_told_as_measured_and_with_what_caches_may_grow_to(home: Path)
     plan, ground = planned()
     remember(plan, ground)
     found = told(plan, ground)
-    assert found.peak_gb == pytest.approx(1.7, abs=0.2), "1.45 GB of the engine and 0.25 of the others were recorded"
+    assert found.peak_gb == pytest.approx(1.7, abs=0.2), (
+        "1.45 GB of the engine and 0.25 of the others were recorded"
+    )
     remember(plan, ground, msgspec.structs.replace(SPEED, pass_tokens=256))
     assert ground.model.shape is not None
     by_formula = resources.need(ground.model.shape, plan.demands).total
-    assert told(plan, ground).peak_gb == pytest.approx(by_formula / 1e9, abs=0.01), "the probe saw no whole pass"
+    assert told(plan, ground).peak_gb == pytest.approx(by_formula / 1e9, abs=0.01), (
+        "the probe saw no whole pass"
+    )
 
 
 @pytest.mark.runs
-def test_the_engine_is_measured_once_and_remembered(home: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """The built-in model itself; its figures must be such that the recorded truth would have been foretold."""
+def test_the_engine_is_measured_once_and_remembered(
+    home: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The built-in model itself; its figures must be such that the recorded truth would have been
+    foretold.
+    """
     plan, ground = planned()
     engine = estimates.Engine.of(plan, ground.model)
     found = estimates.measured(engine, plan.demands, deadline_s=60)
@@ -255,13 +290,18 @@ def test_the_engine_is_measured_once_and_remembered(home: Path, monkeypatch: pyt
 
 def test_a_probe_that_takes_too_long_is_given_up_and_leaves_no_figures(home: Path) -> None:
     plan, ground = planned()
-    assert estimates.measured(estimates.Engine.of(plan, ground.model), plan.demands, deadline_s=0.05) is None
+    assert (
+        estimates.measured(estimates.Engine.of(plan, ground.model), plan.demands, deadline_s=0.05)
+        is None
+    )
     assert not (home / "cache").exists()
 
 
 def test_an_engine_that_does_not_start_has_no_speed(home: Path, tmp_path: Path) -> None:
     plan, _ = planned()
     (tmp_path / "config.json").write_text("{}")
-    broken = estimates.Engine(backend="scripted", model=RunModel(name="x", tokenizer=str(tmp_path)), threads=1)
+    broken = estimates.Engine(
+        backend="scripted", model=RunModel(name="x", tokenizer=str(tmp_path)), threads=1
+    )
     assert estimates.measured(broken, plan.demands, deadline_s=60) is None
     assert not (home / "cache").exists()

@@ -1,4 +1,6 @@
-"""rl_evaluate as an agent calls it: a run that has ended is measured again, by every name that its results give."""
+"""rl_evaluate as an agent calls it: a run that has ended is measured again, by every name that its
+results give.
+"""
 
 from __future__ import annotations
 
@@ -71,32 +73,56 @@ async def test_a_run_that_has_ended_is_evaluated_again_on_more_tasks_the_same_ca
     assert other["next"] == f'rl_evaluate(evaluation_id="{first["evaluation_id"]}", wait_s=45)'
     answer = await evaluated(run_id=run.run_id, num_tasks=5)
     assert answer["evaluation_id"] == first["evaluation_id"]
-    assert (answer["status"], answer["environment"], answer["run_id"]) == ("done", "arithmetic", run.run_id)
+    assert (answer["status"], answer["environment"], answer["run_id"]) == (
+        "done",
+        "arithmetic",
+        run.run_id,
+    )
     assert (answer["step"], answer["figures"]["eval/num_tasks"]) == (1, 5)
     assert answer["weights"].startswith("tinker://")
     gain = answer["improvement"]["eval/percent_correct"]
-    assert (answer["improvement"]["since_step"], gain["num_tasks"], gain["method"]) == (0, 3, "paired")
+    assert (answer["improvement"]["since_step"], gain["num_tasks"], gain["method"]) == (
+        0,
+        3,
+        "paired",
+    )
     assert len(Path(answer["files"], "samples.jsonl").read_text().splitlines()) == 5 * 3
     assert answer["next"] == f'rl_get_results("{run.run_id}")'
 
 
 async def test_weights_are_named_in_every_form_that_the_results_offer(run: RunDirectory) -> None:
     offered = (await told("rl_get_results", run_id=run.run_id))["weights"]
-    named = [weights_of(name) for name in (run.run_id, offered["sampler"], offered["state"], offered["peft_dir"])]
+    named = [
+        weights_of(name)
+        for name in (run.run_id, offered["sampler"], offered["state"], offered["peft_dir"])
+    ]
     assert [(one.run.run_id, one.step) for one in named] == [(run.run_id, 1)] * 4
     assert {one.path for one in named} == {offered["sampler"], offered["state"]}
     answer = await evaluated(weights=offered["state"])
-    assert (answer["status"], answer["weights"], answer["step"]) == ("done", offered["state"], 1), answer
+    assert (answer["status"], answer["weights"], answer["step"]) == ("done", offered["state"], 1), (
+        answer
+    )
 
 
-async def test_an_environment_is_tested_with_weights_in_every_form_that_the_results_offer(run: RunDirectory) -> None:
+async def test_an_environment_is_tested_with_weights_in_every_form_that_the_results_offer(
+    run: RunDirectory,
+) -> None:
     offered = (await told("rl_get_results", run_id=run.run_id))["weights"]
-    names = [run.run_id, offered["sampler"], offered["state"], offered["peft_dir"], "tinker://nobody/weights/x", "a/b"]
+    names = [
+        run.run_id,
+        offered["sampler"],
+        offered["state"],
+        offered["peft_dir"],
+        "tinker://nobody/weights/x",
+        "a/b",
+    ]
     *ours, nobody, remote = models_to_test("arithmetic", run.settings(), names)
     assert {(one.is_local, one.run, one.problem) for one in ours} == {(True, run.run_id, "")}
     assert nobody.is_local and not remote.is_local
     await told("rl_select_environment", name="arithmetic", changes=SMALL)
-    answer = await told("rl_test_inference", models=[run.run_id, nobody.model], num_steps=1, group_size=2)
+    answer = await told(
+        "rl_test_inference", models=[run.run_id, nobody.model], num_steps=1, group_size=2
+    )
     while answer["status"] == "running":
         answer = await told("rl_test_inference", test_id=answer["test_id"])
     trained, missing = answer["models_tested"]
@@ -108,7 +134,9 @@ async def test_an_environment_is_tested_with_weights_in_every_form_that_the_resu
 async def test_the_base_model_is_measured_on_a_drafts_tasks(run: RunDirectory) -> None:
     await told("rl_select_environment", name="arithmetic", changes={**SMALL, "eval_tasks": 2})
     answer = await evaluated(base=True)
-    assert (answer["status"], answer["weights"], answer["step"]) == ("done", "halteres/tiny", 0), answer
+    assert (answer["status"], answer["weights"], answer["step"]) == ("done", "halteres/tiny", 0), (
+        answer
+    )
     assert answer["figures"]["eval/num_tasks"] == 2
     assert "run_id" not in answer
 
@@ -124,13 +152,20 @@ async def test_a_base_model_that_only_the_named_service_has_is_measured_there(
         for weights in folder.glob("*.safetensors"):
             weights.unlink()
         monkeypatch.setenv("TINKER_BASE_URL", service.url)
-        changes = {**SMALL, "inference.engine": "torch", "inference.model": str(folder), "eval_tasks": 2}
+        changes = {
+            **SMALL,
+            "inference.engine": "torch",
+            "inference.model": str(folder),
+            "eval_tasks": 2,
+        }
         await told("rl_select_environment", name="arithmetic", changes=changes)
         answer = await evaluated(base=True)
     assert (answer["status"], answer["weights"]) == ("done", str(folder)), answer
 
 
-async def test_what_cannot_be_evaluated_says_which_forms_can(run: RunDirectory, tmp_path: Path) -> None:
+async def test_what_cannot_be_evaluated_says_which_forms_can(
+    run: RunDirectory, tmp_path: Path
+) -> None:
     (tmp_path / "adapter_config.json").write_text("{}")
     for weights in (str(tmp_path), "tinker://nobody/sampler_weights/final"):
         answer = await told("rl_evaluate", weights=weights)

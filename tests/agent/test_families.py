@@ -1,4 +1,6 @@
-"""A family of environments: one file whose variants are selected by FAMILY:VARIANT, on every way into the product."""
+"""A family of environments: one file whose variants are selected by FAMILY:VARIANT, on every way
+into the product.
+"""
 
 from __future__ import annotations
 
@@ -31,7 +33,10 @@ from halteres.runs.supervision.evaluation import examination
 from . import control
 from .draft_fixtures import refused, tokens, told
 
-CATALOGUE = 'GAMES = {"Wordle-v0": 6, "Wordle-v0-hard": 7, "Hangman-v0": 9, "Hangman-v0-hard": 9, "Sudoku-v0-easy": 15}'
+CATALOGUE = (
+    'GAMES = {"Wordle-v0": 6, "Wordle-v0-hard": 7, "Hangman-v0": 9, "Hangman-v0-hard": 9, '
+    '"Sudoku-v0-easy": 15}'
+)
 
 GAME = """
     from _catalogue import GAMES
@@ -71,8 +76,12 @@ def home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 
 @pytest.fixture
-def game(home: Path, tmp_path_factory: pytest.TempPathFactory, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """The family's file, at one place for all tests and with one memory of what it has said of itself."""
+def game(
+    home: Path, tmp_path_factory: pytest.TempPathFactory, monkeypatch: pytest.MonkeyPatch
+) -> Path:
+    """The family's file, at one place for all tests and with one memory of what it has said of
+    itself.
+    """
     place = tmp_path_factory.getbasetemp() / "family"
     file = place / "environments" / "text_games.py"
     if not file.exists():
@@ -87,7 +96,10 @@ def game(home: Path, tmp_path_factory: pytest.TempPathFactory, monkeypatch: pyte
 
 async def families(**arguments: Any) -> dict[str, dict[str, Any]]:
     """Rows of the list by name."""
-    return {row["name"]: row for row in (await told("rl_list_environments", **arguments))["environments"]}
+    return {
+        row["name"]: row
+        for row in (await told("rl_list_environments", **arguments))["environments"]
+    }
 
 
 async def values(detail: str = "brief") -> dict[str, Any]:
@@ -97,7 +109,9 @@ async def values(detail: str = "brief") -> dict[str, Any]:
     return {row["name"]: row["current_value"] for row in rows}
 
 
-async def test_a_family_is_one_line_of_the_list_with_a_few_names_and_the_call_for_all(game: Path) -> None:
+async def test_a_family_is_one_line_of_the_list_with_a_few_names_and_the_call_for_all(
+    game: Path,
+) -> None:
     answer = await told("rl_list_environments")
     rows = {row["name"]: row for row in answer["environments"]}
     assert set(rows) == {
@@ -128,15 +142,27 @@ async def test_a_query_finds_variants_by_their_names(game: Path) -> None:
     assert await families(query="riddle:chess") == {}
 
 
-async def test_a_variant_is_selected_with_its_own_defaults_and_the_familys_of_the_trainer(game: Path) -> None:
+async def test_a_variant_is_selected_with_its_own_defaults_and_the_familys_of_the_trainer(
+    game: Path,
+) -> None:
     answer = await told("rl_select_environment", name="riddle:Wordle-v0")
     assert (answer["environment"], answer["file_path"]) == ("riddle:Wordle-v0", str(game))
     assert answer["message"] == "Selected environment: riddle:Wordle-v0"
-    shown = {"learning_rate": 3e-4, "total_steps": 12, "checkpoint_every": 3, "group_size": 4, "batch_size": 8}
+    shown = {
+        "learning_rate": 3e-4,
+        "total_steps": 12,
+        "checkpoint_every": 3,
+        "group_size": 4,
+        "batch_size": 8,
+    }
     assert shown.items() <= answer["config"].items()
     assert load_draft(Caller(draft="mine"), None).name.startswith("riddle_Wordle-v0-")
     config = await values("full")
-    assert (config["variant"], config["max_turns"], config["checkpoint_every"]) == ("Wordle-v0", 6, 3)
+    assert (config["variant"], config["max_turns"], config["checkpoint_every"]) == (
+        "Wordle-v0",
+        6,
+        3,
+    )
     assert (await values())["checkpoint_every"] == 3, "a brief answer tells it too"
 
 
@@ -151,7 +177,10 @@ async def test_the_family_alone_is_its_first_variant(game: Path) -> None:
 async def test_an_unknown_variant_is_refused_with_the_nearest_name(game: Path) -> None:
     for asked in ("riddle:Sudoku-v0-esy", "riddl:Sudoku-v0-easy"):
         answer = await refused("rl_select_environment", name=asked)
-        assert (answer["code"], answer["did_you_mean"]) == ("environment_not_found", "riddle:Sudoku-v0-easy")
+        assert (answer["code"], answer["did_you_mean"]) == (
+            "environment_not_found",
+            "riddle:Sudoku-v0-easy",
+        )
         assert answer["next"] == 'rl_select_environment("riddle:Sudoku-v0-easy")'
     answer = await refused("rl_select_environment", name="arithmetic:easy")
     assert answer["did_you_mean"] == "arithmetic"
@@ -166,8 +195,12 @@ async def test_which_variant_it_is_says_the_name_and_no_setting(game: Path) -> N
     assert (row["current_value"], row["locked_value"]) == ("Wordle-v0", "Wordle-v0")
 
 
-async def test_what_is_set_beats_the_familys_defaults_and_a_policy_caps_them(game: Path, home: Path) -> None:
-    set_here = await told("rl_select_environment", name="riddle:Wordle-v0", changes={"total_steps": 5})
+async def test_what_is_set_beats_the_familys_defaults_and_a_policy_caps_them(
+    game: Path, home: Path
+) -> None:
+    set_here = await told(
+        "rl_select_environment", name="riddle:Wordle-v0", changes={"total_steps": 5}
+    )
     assert (set_here["config"]["total_steps"], set_here["config"]["learning_rate"]) == (5, 3e-4)
     file = home / "mine.yaml"
     file.write_text("run: {environment: 'riddle:Wordle-v0'}\ntrainer: {learning_rate: 0.0015}\n")
@@ -196,8 +229,12 @@ async def started(**arguments: Any) -> tuple[RunDirectory, dict[str, Any]]:
 
 
 @pytest.mark.usefixtures("begun")
-async def test_a_run_keeps_the_variant_and_the_defaults_in_its_files_and_no_colon_in_its_name(game: Path) -> None:
-    run, answer = await started(environment="riddle:Wordle-v0", changes={"trainer.checkpoint_every": 0})
+async def test_a_run_keeps_the_variant_and_the_defaults_in_its_files_and_no_colon_in_its_name(
+    game: Path,
+) -> None:
+    run, answer = await started(
+        environment="riddle:Wordle-v0", changes={"trainer.checkpoint_every": 0}
+    )
     assert answer["environment"] == "riddle:Wordle-v0"
     assert answer["wandb_run_name"] == run.state().default_name == f"riddle_Wordle-v0-{run.run_id}"
     saved = json.loads((run.path / "settings.json").read_text())
@@ -208,18 +245,25 @@ async def test_a_run_keeps_the_variant_and_the_defaults_in_its_files_and_no_colo
     assert where["trainer.learning_rate"] == {"value": 3e-4, "source": "config_init"}
     assert where["trainer.checkpoint_every"] == {"value": 0, "source": "edit"}
     config = yaml.safe_load((run.path / "config.yaml").read_text())
-    assert (config["env"]["variant"], config["halteres"]["run"]["environment"]) == ("Wordle-v0", "riddle:Wordle-v0")
+    assert (config["env"]["variant"], config["halteres"]["run"]["environment"]) == (
+        "Wordle-v0",
+        "riddle:Wordle-v0",
+    )
     assert not [path for path in run.path.rglob("*") if ":" in path.name]
     assert (await told("rl_list_runs"))["runs"][0]["environment"] == "riddle:Wordle-v0"
     assert [row["environment"] for row in list_of_runs()["runs"]] == ["riddle:Wordle-v0"]
     assert view_of(run)["environment"] == "riddle:Wordle-v0"
     again = resolve_settings(None, run.path / "config.yaml", []).settings
-    assert again.trainer == run.settings().trainer, "our default that was set over the family's is not lost on the way"
+    assert again.trainer == run.settings().trainer, (
+        "our default that was set over the family's is not lost on the way"
+    )
     assert again.env == run.settings().env
 
 
 @pytest.mark.usefixtures("begun")
-async def test_a_run_that_goes_on_keeps_variant_and_settings_whatever_the_family_says_by_now(game: Path) -> None:
+async def test_a_run_that_goes_on_keeps_variant_and_settings_whatever_the_family_says_by_now(
+    game: Path,
+) -> None:
     run, _ = await started(environment="riddle:Wordle-v0", changes={"learning_rate": 1e-3})
     resumed = resolve_settings(None, None, ["total_steps=20"], base=run.settings()).settings
     assert (resumed.run.environment, resumed.env["variant"]) == ("riddle:Wordle-v0", "Wordle-v0")
@@ -227,7 +271,9 @@ async def test_a_run_that_goes_on_keeps_variant_and_settings_whatever_the_family
 
 
 @pytest.mark.usefixtures("begun")
-async def test_another_variant_is_another_environment_where_weights_are_measured(game: Path) -> None:
+async def test_another_variant_is_another_environment_where_weights_are_measured(
+    game: Path,
+) -> None:
     run, _ = await started(environment="riddle:Wordle-v0")
     own = examination("riddle:Wordle-v0", run, "halteres/tiny", "w")
     assert (own.program.variant_setting, own.env["max_turns"]) == ({"variant": "Wordle-v0"}, 6)
@@ -244,7 +290,9 @@ async def test_the_routes_of_the_seeds_take_the_colon(game: Path) -> None:
         called = await http.post("/api/tools/rl_select_environment", json={"name": "riddle:Wordle"})
         assert (called.status_code, called.json()["did_you_mean"]) == (404, "riddle:Wordle-v0")
     async with control.client(Authorization="") as http:
-        assert (await http.post("/environments/riddle:Wordle-v0/select")).json()["environment"] == "riddle:Wordle-v0"
+        assert (await http.post("/environments/riddle:Wordle-v0/select")).json()[
+            "environment"
+        ] == "riddle:Wordle-v0"
         for path in ("text_games.py:Wordle-v0", "./text_games.py:Wordle-v0"):
             by_file = (await http.post(f"/environments/{path}/select")).json()
             assert "by its name, not by its file" in by_file["error"]
@@ -258,7 +306,9 @@ async def test_the_source_of_a_variant_is_the_familys_file(game: Path) -> None:
             assert content.text == game.read_text()
 
 
-def test_the_command_line_lists_trains_and_serves_variants(game: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_command_line_lists_trains_and_serves_variants(
+    game: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     output = CliRunner().invoke(app, ["env", "list"]).output
     assert "5 variants, riddle:Wordle-v0 and more: halteres env list riddle" in output
     assert CliRunner().invoke(app, ["env", "list", "riddle"]).output.split() == MEMBERS
@@ -269,7 +319,9 @@ def test_the_command_line_lists_trains_and_serves_variants(game: Path, monkeypat
     asked: list[Any] = []
     monkeypatch.setattr(start, "start_run", lambda settings, **_: asked.append(settings))
     CliRunner().invoke(app, ["train", "riddle:Wordle-v0", "--set", "total_steps=3"])
-    CliRunner().invoke(app, ["train", "--set", "environment=riddle:Wordle-v0", "--config", os.devnull])
+    CliRunner().invoke(
+        app, ["train", "--set", "environment=riddle:Wordle-v0", "--config", os.devnull]
+    )
     assert [one.run.environment for one in asked] == ["riddle:Wordle-v0"] * 2
     assert [one.trainer.total_steps for one in asked] == [3, 12]
     assert {one.env["max_turns"] for one in asked} == {6}

@@ -40,7 +40,9 @@ def test_an_answer_of_any_length_is_made_to_fit_and_says_so(body: dict[str, Any]
     told = fitted(body)
     assert length(told) <= LONGEST
     assert told.keys() == {*body, "shortened"}
-    assert all(type(told[name]) is type(body[name]) for name in body), "what is declared a list stays one"
+    assert all(type(told[name]) is type(body[name]) for name in body), (
+        "what is declared a list stays one"
+    )
 
 
 def test_a_short_answer_is_left_alone() -> None:
@@ -69,7 +71,9 @@ async def test_what_a_call_gives_is_not_told_back_at_length(
 
 
 async def test_a_value_that_is_short_is_told_as_it_is(selected: None) -> None:
-    body = (await call("rl_edit_config", {"field": "system_prompt", "value": "Be brief."}, Caller())).body
+    body = (
+        await call("rl_edit_config", {"field": "system_prompt", "value": "Be brief."}, Caller())
+    ).body
     assert (body["value"], body["config"]["system_prompt"]) == ("Be brief.", "Be brief.")
 
 
@@ -78,12 +82,15 @@ async def test_a_long_setting_is_kept_whole_and_told_with_a_mark(selected: None)
     await call("rl_edit_config", {"field": "system_prompt", "value": "x" * 5000}, Caller())
     body = (await call("rl_edit_config", {"field": "group_size", "value": 8}, Caller())).body
     assert "characters left out" in body["config"]["system_prompt"]
-    changes = {"group_size": 4, "inference.engine": "scripted"}  # a start measures the engine; this one is soon there
+    # a start measures the engine; this one is soon there
+    changes = {"group_size": 4, "inference.engine": "scripted"}
     again = (await call("rl_start_training", {"dry_run": True, "changes": changes}, Caller())).body
     assert length(again) <= LONGEST
 
 
 async def test_of_many_problems_the_first_are_told_and_all_are_counted(selected: None) -> None:
-    body = (await call("rl_edit_config", {"changes": {f"unknown_{n}": n for n in range(50)}}, Caller())).body
+    body = (
+        await call("rl_edit_config", {"changes": {f"unknown_{n}": n for n in range(50)}}, Caller())
+    ).body
     assert (len(body["problems"]), body["num_problems"]) == (8, 50)
     assert "and 42 more" in body["error"]

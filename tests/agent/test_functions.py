@@ -1,4 +1,6 @@
-"""The tools as Python functions: signatures are the table's, answers are JSON, importing costs little."""
+"""The tools as Python functions: signatures are the table's, answers are JSON, importing costs
+little.
+"""
 
 from __future__ import annotations
 
@@ -34,7 +36,9 @@ def test_a_function_has_its_tools_signature_and_description(tool: Tool[...]) -> 
     function = getattr(halteres.agent, tool.name)
     ours = inspect.signature(function).parameters
     _, *theirs = inspect.signature(tool.function).parameters.values()
-    assert [(p.name, p.default, p.kind) for p in ours.values()] == [(p.name, p.default, p.kind) for p in theirs]
+    assert [(p.name, p.default, p.kind) for p in ours.values()] == [
+        (p.name, p.default, p.kind) for p in theirs
+    ]
     hints = get_type_hints(tool.function)
     assert get_type_hints(function) == {name: hints[name] for name in ours} | {"return": str}
     assert inspect.getdoc(function) == tool.description
@@ -52,11 +56,17 @@ def test_what_the_seeds_call_is_there_and_positional() -> None:
         ("rl_get_results", ["run_id"]),
         ("rl_test_inference", ["num_steps", "group_size", "models"]),
     ):
-        given = [p for p in inspect.signature(getattr(halteres.agent, name)).parameters if p not in ("detail",)]
+        given = [
+            p
+            for p in inspect.signature(getattr(halteres.agent, name)).parameters
+            if p not in ("detail",)
+        ]
         assert given[: len(first)] == first
 
 
-async def test_a_function_answers_json_with_what_was_given_alone(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_a_function_answers_json_with_what_was_given_alone(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     heard: list[dict[str, Any]] = []
 
     def edits(caller: Any, **given: Any) -> Any:
@@ -91,7 +101,9 @@ DEEP = "[" * DEPTH + "]" * DEPTH
 
 
 async def test_arguments_nested_without_end_are_an_error_answer() -> None:
-    """On every transport within a process; of those over a wire `test_http` and `test_mcp_process` have the answers."""
+    """On every transport within a process; of those over a wire `test_http` and `test_mcp_process`
+    have the answers.
+    """
     nested: list[Any] = []
     for _ in range(DEPTH):
         nested = [nested]
@@ -123,7 +135,9 @@ def test_a_name_that_is_not_there_is_an_attribute_error() -> None:
         _ = halteres.agent.rl_invented  # pyright: ignore[reportAttributeAccessIssue]
 
 
-def test_no_key_is_missing_unless_a_policy_asks_for_one(home: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_no_key_is_missing_unless_a_policy_asks_for_one(
+    home: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     for key in ("TINKER_API_KEY", "WANDB_API_KEY", "OPENROUTER_API_KEY"):
         monkeypatch.delenv(key, raising=False)
     assert halteres.agent.get_missing_keys() == []
@@ -134,9 +148,11 @@ def test_no_key_is_missing_unless_a_policy_asks_for_one(home: Path, monkeypatch:
     assert halteres.agent.check_rl_api_keys() is False
     (home / "policy.yaml").write_text("hermes-compat\n")
     assert halteres.agent.get_missing_keys() == ["TINKER_API_KEY"], "the seeds' gate: no OpenRouter"
-    (home / "policy.yaml").write_text("require_keys: [TINKER_API_KEY]\n")  # to start: the tools are offered
+    # to start: the tools are offered
+    (home / "policy.yaml").write_text("require_keys: [TINKER_API_KEY]\n")
     assert halteres.agent.get_missing_keys() == []
-    (home / "policy.yaml").write_text("require_keys: 7\n")  # the tools themselves tell what is wrong with it
+    # the tools themselves tell what is wrong with it
+    (home / "policy.yaml").write_text("require_keys: 7\n")
     assert halteres.agent.check_rl_api_keys() is True
 
 
@@ -153,8 +169,13 @@ HEAVY = ("torch", "transformers", "tinker", "matplotlib", "wandb", "peft")
 
 def loaded_by(code: str, *names: str) -> list[str]:
     """Which of these modules a fresh interpreter has after running the code."""
-    ask = f"{code}\nimport sys, json\nprint(json.dumps([n for n in {names!r} if sys.modules.get(n) is not None]))"
-    told = subprocess.run([sys.executable, "-c", ask], capture_output=True, text=True, timeout=60, check=True)
+    ask = (
+        f"{code}\nimport sys, json\nprint(json.dumps([n for n in {names!r} if "
+        "sys.modules.get(n) is not None]))"
+    )
+    told = subprocess.run(
+        [sys.executable, "-c", ask], capture_output=True, text=True, timeout=60, check=True
+    )
     return json.loads(told.stdout)
 
 
@@ -166,7 +187,8 @@ def test_no_transport_loads_torch_or_anything_else_that_is_slow() -> None:
     """Every module below agent/transports, and the table with all its tools."""
     everything = (
         "import halteres.agent.transports, importlib, pkgutil\n"
-        "for found in pkgutil.walk_packages(halteres.agent.transports.__path__, 'halteres.agent.transports.'):\n"
+        "for found in pkgutil.walk_packages(halteres.agent.transports.__path__, "
+        "'halteres.agent.transports.'):\n"
         "    importlib.import_module(found.name)"
     )
     assert loaded_by(everything, *HEAVY) == []

@@ -44,10 +44,16 @@ async def test_a_machine_that_is_ready_is_told_with_what_there_is(home: Path) ->
     assert told["status"] == "ok" and "problems" not in told
     assert told["machine"].keys() == {"cores", "memory_gb", "free_gb", "gpu"}
     assert told["models"][0] == {"name": TINY, "fits": "yes", "proposed": True}
-    assert (told["policy"], told["active_runs"], told["next"]) == ("careful", [], "rl_list_environments()")
+    assert (told["policy"], told["active_runs"], told["next"]) == (
+        "careful",
+        [],
+        "rl_list_environments()",
+    )
 
 
-async def test_what_is_wrong_is_told_with_its_remedy(home: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_what_is_wrong_is_told_with_its_remedy(
+    home: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr(checks, "MIN_FREE_BYTES", 10**18)
     (home / "policy.yaml").write_text(yaml.safe_dump({"caps": {"max_stepps": 3}}))
     told = await health()
@@ -58,8 +64,12 @@ async def test_what_is_wrong_is_told_with_its_remedy(home: Path, monkeypatch: py
     assert policy.startswith("policy: ") and "max_stepps" in policy
 
 
-async def test_an_answer_stays_short_whatever_there_is(home: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(checks, "PACKAGES", tuple(f"a-package-that-is-not-there-{i}" for i in range(9)))
+async def test_an_answer_stays_short_whatever_there_is(
+    home: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(
+        checks, "PACKAGES", tuple(f"a-package-that-is-not-there-{i}" for i in range(9))
+    )
     for number in range(12):
         folder = home / "models" / f"somebody/a-model-with-a-rather-long-name-{number}"
         folder.mkdir(parents=True)
@@ -74,13 +84,17 @@ def test_the_doctor_prints_the_same_findings(home: Path, monkeypatch: pytest.Mon
     assert ended.exit_code == 1
     failed = [check.name for check in checks.machine_checks() if not check.ok]
     assert (
-        [line.split()[1] for line in ended.output.splitlines() if line.startswith("NO")] == failed == ["HALTERES_HOME"]
+        [line.split()[1] for line in ended.output.splitlines() if line.startswith("NO")]
+        == failed
+        == ["HALTERES_HOME"]
     )
 
 
 def test_free_memory_is_what_a_new_process_can_have_within_its_container(tmp_path: Path) -> None:
     meminfo = tmp_path / "meminfo"
-    meminfo.write_text("MemTotal:       24000000 kB\nMemFree:          100000 kB\nMemAvailable:   20000000 kB\n")
+    meminfo.write_text(
+        "MemTotal:       24000000 kB\nMemFree:          100000 kB\nMemAvailable:   20000000 kB\n"
+    )
     alone = resources.main_memory(meminfo, tmp_path / "none")
     assert (alone.total, alone.free) == (24_000_000 * 1024, 20_000_000 * 1024)
     for name, text in (
@@ -131,7 +145,9 @@ def test_the_engine_takes_the_cpu_beside_a_gpu_unless_its_user_says_otherwise(
         environ.check()
 
 
-def test_a_driver_that_does_not_answer_is_no_gpu(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_driver_that_does_not_answer_is_no_gpu(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     smi = tmp_path / "nvidia-smi"
     smi.write_text("#!/bin/sh\necho 'NVIDIA-SMI has failed'\nexit 9\n")
     smi.chmod(0o755)
@@ -149,7 +165,9 @@ def test_a_gpu_that_is_asked_for_and_not_here_is_a_finding(monkeypatch: pytest.M
     assert not finding.ok and "cpu or auto" in finding.remedy
 
 
-def test_a_home_that_lies_below_a_file_is_a_finding(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_home_that_lies_below_a_file_is_a_finding(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     (tmp_path / "file").write_text("")
     monkeypatch.setenv("HALTERES_HOME", str(tmp_path / "file" / "home"))
     (check,) = (check for check in machine_checks() if check.name == "HALTERES_HOME")

@@ -29,8 +29,9 @@ def home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 class Host:
     """What plugin contexts and registries of all generations have in common, checked.
 
-    A schema is a dict with parameters that are one; a handler takes the arguments and whatever else the host knows,
-    and answers a text of JSON or the multimodal envelope; anything else the model sees as an error.
+    A schema is a dict with parameters that are one; a handler takes the arguments and whatever else
+    the host knows, and answers a text of JSON or the multimodal envelope; anything else the model
+    sees as an error.
     """
 
     def __init__(self) -> None:
@@ -70,7 +71,11 @@ class Host:
     def dispatch(self, name: str, args: dict[str, Any]) -> str | dict[str, Any]:
         """As the host does: in an event loop of its own, with what it knows of the conversation."""
         answer = asyncio.run(self.tools[name](args, task_id="t", user_task="teach it sums"))
-        envelope = isinstance(answer, dict) and answer["_multimodal"] is True and isinstance(answer["content"], list)
+        envelope = (
+            isinstance(answer, dict)
+            and answer["_multimodal"] is True
+            and isinstance(answer["content"], list)
+        )
         assert isinstance(answer, str) or envelope
         return answer
 
@@ -89,7 +94,9 @@ def test_the_entry_point_names_the_module_that_registers() -> None:
     assert importlib.import_module(named).register is hermes.register
 
 
-def test_a_handler_answers_json_and_takes_an_empty_text_for_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_handler_answers_json_and_takes_an_empty_text_for_nothing(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     def lists(caller: Any, **given: Any) -> Any:
         return BY_NAME["rl_list_runs"].result(runs=[], count=1, given=given, next="x")
 
@@ -115,7 +122,9 @@ def test_an_error_is_json_too(monkeypatch: pytest.MonkeyPatch) -> None:
         assert len(json.loads(told)["error"]) <= 2048
 
 
-def test_a_picture_comes_in_the_multimodal_envelope(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+def test_a_picture_comes_in_the_multimodal_envelope(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
     (tmp_path / "plot.png").write_bytes(b"png")
     answer = BY_NAME["rl_compare_runs"].result(runs=[], settings_that_differ={}, next="x")
     answer.showing(tmp_path / "plot.png", tmp_path / "gone.png")
@@ -127,11 +136,16 @@ def test_a_picture_comes_in_the_multimodal_envelope(monkeypatch: pytest.MonkeyPa
     text, picture = told["content"]
     assert json.loads(text["text"]) == {"runs": [], "settings_that_differ": {}, "next": "x"}
     assert picture["type"] == "image_url"
-    assert base64.b64decode(picture["image_url"]["url"].removeprefix("data:image/png;base64,")) == b"png"
+    assert (
+        base64.b64decode(picture["image_url"]["url"].removeprefix("data:image/png;base64,"))
+        == b"png"
+    )
     assert told["text_summary"] == text["text"]
 
 
-def test_skills_that_come_with_the_package_are_registered(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+def test_skills_that_come_with_the_package_are_registered(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
     for name in ("train-with-rl", "debug-a-run"):
         (tmp_path / name).mkdir()
         front = f"---\nname: {name}\ndescription: Use it to --- {name}\n---\n# Text\n"

@@ -48,7 +48,12 @@ LEGACY = [
     ("POST", "/test/inference"),
     ("GET", "/health"),
 ]
-GUARDED = [("GET", "/api/tools"), ("POST", "/api/tools/rl_list_runs"), ("GET", "/openapi.json"), ("POST", "/mcp")]
+GUARDED = [
+    ("GET", "/api/tools"),
+    ("POST", "/api/tools/rl_list_runs"),
+    ("GET", "/openapi.json"),
+    ("POST", "/mcp"),
+]
 
 
 @pytest.fixture(autouse=True)
@@ -63,7 +68,9 @@ class Waiting:
     def __init__(self) -> None:
         self.inside, self.go, self.cancelled = asyncio.Event(), asyncio.Event(), asyncio.Event()
 
-    async def __call__(self, name: str, arguments: Mapping[str, Any] | None, caller: object) -> Reply:
+    async def __call__(
+        self, name: str, arguments: Mapping[str, Any] | None, caller: object
+    ) -> Reply:
         if name != "rl_check_status":
             return Reply(body={"next": "rl_list_runs()"})
         self.inside.set()
@@ -100,7 +107,12 @@ async def test_the_table_is_told_whole() -> None:
         told = (await http.get("/api/tools")).json()["tools"]
     assert [tool["name"] for tool in told] == [tool.name for tool in TOOLS]
     stop = next(tool for tool in told if tool["name"] == "rl_stop_training")
-    assert stop["hints"] == {"read_only": False, "idempotent": True, "destructive": True, "open_world": False}
+    assert stop["hints"] == {
+        "read_only": False,
+        "idempotent": True,
+        "destructive": True,
+        "open_world": False,
+    }
     assert stop["input_schema"]["properties"]["mode"]["enum"] == ["now", "after_step"]
     assert "next" in stop["output_schema"]["required"]
 
@@ -196,8 +208,9 @@ def begun(monkeypatch: pytest.MonkeyPatch) -> list[Request]:
 async def test_without_the_token_nobody_chooses_what_runs_or_which_folder_is_reached(
     begun: list[Request], below_a_folder: Path, path: str, body: dict[str, Any]
 ) -> None:
-    """Every user of the machine reaches the open routes, and what these name is run, read or written as the server's
-    user; also a model below its working directory."""
+    """Every user of the machine reaches the open routes, and what these name is run, read or
+    written as the server's user; also a model below its working directory.
+    """
     (below_a_folder / "private/m").mkdir(parents=True)
     (below_a_folder / "private/m/config.json").write_text("{}")
     body = {**body, "dry_run": True} if path == "/runs" else body
@@ -227,11 +240,17 @@ async def test_without_the_token_nobody_spends_the_operators_key(
     monkeypatch: pytest.MonkeyPatch, begun: list[Request], body: dict[str, Any], key: str
 ) -> None:
     """Whatever the call names, it is what the test would be given that counts."""
-    for name, value in (("OPENROUTER_API_KEY", "sk-or"), ("TINKER_API_KEY", "tml-x"), ("TINKER_BASE_URL", "http://x")):
+    for name, value in (
+        ("OPENROUTER_API_KEY", "sk-or"),
+        ("TINKER_API_KEY", "tml-x"),
+        ("TINKER_BASE_URL", "http://x"),
+    ):
         monkeypatch.setenv(name, value)
     monkeypatch.setattr(run_models, "_ask", lambda path, url: {"model": {"name": "Qwen/Big"}})
     async with control.client(authorization="") as http:
-        await http.post("/environments/arithmetic/select", json={"changes": {"inference.model": "Qwen/Big"}})
+        await http.post(
+            "/environments/arithmetic/select", json={"changes": {"inference.model": "Qwen/Big"}}
+        )
         answer = (await http.post("/test/inference", json=body)).json()
         assert (answer["code"], key in answer["error"]) == ("unauthorized", True), answer
         assert not begun
@@ -247,22 +266,30 @@ async def test_without_the_token_models_of_this_machine_and_weights_of_its_runs_
         await http.post("/environments/arithmetic/select")
         for name in named:
             await http.post("/test/inference", json={"models": [name]})
-        refused = (await http.post("/test/inference", json={"models": ["/home/me/runs/3fa9c1d2/adapter"]})).json()
-    assert [request.models[0].base for request in begun] == [name.removeprefix("local:") for name in named]
+        refused = (
+            await http.post("/test/inference", json={"models": ["/home/me/runs/3fa9c1d2/adapter"]})
+        ).json()
+    assert [request.models[0].base for request in begun] == [
+        name.removeprefix("local:") for name in named
+    ]
     assert "not a folder" in refused["error"] and "KEY" not in refused["error"]
 
 
 async def test_selections_of_a_slow_environment_without_the_token_hold_up_nobody_else(
     home: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Each holds a thread until the environment has described itself, also after its client has given up."""
+    """Each holds a thread until the environment has described itself, also after its client has
+    given up.
+    """
     folder = home / "environments"
     folder.mkdir()
     (folder / "slow.py").write_text("class Slow(BaseEnv): ...\n")
     ask = program._ask  # pyright: ignore[reportPrivateUsage] - what takes its time
     loop, asked, go = asyncio.get_running_loop(), asyncio.Semaphore(0), threading.Event()
 
-    def slowly(environment: program.EnvironmentProgram, values: Mapping[str, Any]) -> program.Description:
+    def slowly(
+        environment: program.EnvironmentProgram, values: Mapping[str, Any]
+    ) -> program.Description:
         if environment.name == "slow":
             loop.call_soon_threadsafe(asked.release)
             assert go.wait(60)
@@ -270,15 +297,21 @@ async def test_selections_of_a_slow_environment_without_the_token_hold_up_nobody
         return ask(environment, values)
 
     monkeypatch.setattr(program, "_ask", slowly)
-    loop.set_default_executor(ThreadPoolExecutor(1))  # the bound is no matter of how many threads there are
+    # the bound is no matter of how many threads there are
+    loop.set_default_executor(ThreadPoolExecutor(1))
     async with control.client(authorization="") as http, asyncio.timeout(60):
         try:
-            given_up = [asyncio.create_task(http.post("/environments/slow/select")) for _ in range(OPEN_CALLS)]
+            given_up = [
+                asyncio.create_task(http.post("/environments/slow/select"))
+                for _ in range(OPEN_CALLS)
+            ]
             for _ in range(OPEN_CALLS):
                 await asked.acquire()
             for one in given_up:
                 one.cancel()
-            for answer in await asyncio.gather(*(http.post("/environments/slow/select") for _ in range(12))):
+            for answer in await asyncio.gather(
+                *(http.post("/environments/slow/select") for _ in range(12))
+            ):
                 assert (answer.json()["code"], "token" in answer.json()["next"]) == ("busy", True)
             assert (await http.get("/runs")).json()["count"] == 0
             selected = await http.post("/environments/arithmetic/select", headers=control.bearer())
@@ -297,7 +330,8 @@ async def test_without_the_token_a_name_a_setting_and_a_run_are_anybodys(
         await http.post("/config", json={"field": "system_prompt", "value": "/no_think"})
         await http.post("/config", json={"field": "env.answer_pattern", "value": ".*"})
         await http.post("/runs", json={"name": "first/try", "environment": "arithmetic"})
-        await http.post("/config", json={"field": 7, "changes": []})  # no tool takes it, and the tool says so
+        # no tool takes it, and the tool says so
+        await http.post("/config", json={"field": 7, "changes": []})
     assert len(seen) == 6
 
 
@@ -306,20 +340,30 @@ async def test_arguments_come_from_the_body_and_the_draft_from_a_header(
 ) -> None:
     async with control.client(**{"X-Halteres-Session": "mine"}) as http:
         await http.post("/config", json={"field": "group_size", "value": None})
-        await http.post("/test/inference", json={"prompts": ["1 + 1?"], "max_tokens": 8, "temperature": 1.0})
+        await http.post(
+            "/test/inference", json={"prompts": ["1 + 1?"], "max_tokens": 8, "temperature": 1.0}
+        )
         await http.post("/api/tools/rl_list_runs", json={"limit": 3})
         await http.post("/api/tools/rl_list_runs")
     assert seen == [
         ("rl_edit_config", {"field": "group_size", "value": None}, "mine"),
-        ("rl_test_inference", {"prompts": ["1 + 1?"], "max_tokens": 8, "temperature": 1.0, "wait_s": 20}, "mine"),
+        (
+            "rl_test_inference",
+            {"prompts": ["1 + 1?"], "max_tokens": 8, "temperature": 1.0, "wait_s": 20},
+            "mine",
+        ),
         ("rl_list_runs", {"limit": 3}, "mine"),
         ("rl_list_runs", {}, "mine"),
     ]
 
 
 @pytest.mark.parametrize(("method", "path"), GUARDED)
-@pytest.mark.parametrize("given", ["", "Bearer", "Bearer wrong", "Basic !", "Basic aGFsdGVyZXM=", "Token x"])
-async def test_without_the_token_nothing_but_the_seeds_routes_answers(method: str, path: str, given: str) -> None:
+@pytest.mark.parametrize(
+    "given", ["", "Bearer", "Bearer wrong", "Basic !", "Basic aGFsdGVyZXM=", "Token x"]
+)
+async def test_without_the_token_nothing_but_the_seeds_routes_answers(
+    method: str, path: str, given: str
+) -> None:
     async with control.client(authorization=given) as http:
         answer = await http.request(method, path)
     assert answer.status_code == 401
@@ -388,7 +432,9 @@ async def test_another_machine_is_refused_whatever_host_it_names(peer: str) -> N
         (b'{"status": "' + b"x" * 2**20 + b'"}', 413),
     ],
 )
-async def test_a_body_that_cannot_be_used_is_told_in_the_tools_own_form(body: bytes, status: int) -> None:
+async def test_a_body_that_cannot_be_used_is_told_in_the_tools_own_form(
+    body: bytes, status: int
+) -> None:
     async with control.client() as http:
         answer = await http.post("/api/tools/rl_list_runs", content=body)
         old = await http.post("/environments/arithmetic/select", content=body)
@@ -434,24 +480,37 @@ async def test_a_locked_field_is_told_with_the_value_that_holds(home: Path) -> N
         assert "error" not in (await http.post("/environments/arithmetic/select")).json()
         refused = await http.post("/config", json={"field": "group_size", "value": 4})
         locked = (await http.get("/config")).json()["locked_fields"]
-    assert (refused.status_code, refused.json()["code"], refused.json()["locked_value"]) == (200, "locked_field", 8)
+    assert (refused.status_code, refused.json()["code"], refused.json()["locked_value"]) == (
+        200,
+        "locked_field",
+        8,
+    )
     assert "locked and cannot be changed" in refused.json()["error"]
     assert ("group_size", 8) in [(field["name"], field["locked_value"]) for field in locked]
 
 
 async def test_drafts_of_two_sessions_do_not_meet() -> None:
     async with control.client() as http:
-        chosen = await http.post("/environments/arithmetic/select", headers={http_routes.SESSION: "one"})
+        chosen = await http.post(
+            "/environments/arithmetic/select", headers={http_routes.SESSION: "one"}
+        )
         assert chosen.json()["draft"] == "one"
-        assert (await http.get("/config", headers={http_routes.SESSION: "one"})).json()["environment"] == "arithmetic"
+        assert (await http.get("/config", headers={http_routes.SESSION: "one"})).json()[
+            "environment"
+        ] == "arithmetic"
         for headers in ({http_routes.SESSION: "two"}, {}):
             assert (await http.get("/config", headers=headers)).json()["code"] == "no_environment"
-        strange = await http.post("/api/tools/rl_get_current_config", headers={http_routes.SESSION: "../one"})
+        strange = await http.post(
+            "/api/tools/rl_get_current_config", headers={http_routes.SESSION: "../one"}
+        )
     assert (strange.status_code, strange.json()["code"]) == (400, "invalid_arguments")
 
 
 async def test_a_waiting_call_keeps_nobody_waiting_and_is_answered(waiting: Waiting) -> None:
-    async with control.serving() as (_, url), httpx.AsyncClient(base_url=url, headers=control.bearer()) as http:
+    async with (
+        control.serving() as (_, url),
+        httpx.AsyncClient(base_url=url, headers=control.bearer()) as http,
+    ):
         async with asyncio.timeout(10):
             asked = asyncio.create_task(http.post("/api/tools/rl_check_status"))
             await waiting.inside.wait()
@@ -472,7 +531,10 @@ async def test_a_client_that_goes_away_takes_its_call_along(waiting: Waiting) ->
 
 
 async def test_a_server_that_ends_answers_those_who_wait(waiting: Waiting) -> None:
-    async with control.serving() as (server, url), httpx.AsyncClient(base_url=url, headers=control.bearer()) as http:
+    async with (
+        control.serving() as (server, url),
+        httpx.AsyncClient(base_url=url, headers=control.bearer()) as http,
+    ):
         async with asyncio.timeout(10):
             asked = asyncio.create_task(http.post("/api/tools/rl_check_status"))
             await waiting.inside.wait()
@@ -498,10 +560,17 @@ async def test_mcp_answers_beside_the_tools_to_who_has_the_token() -> None:
         "jsonrpc": "2.0",
         "id": 1,
         "method": "initialize",
-        "params": {"protocolVersion": "2025-11-25", "capabilities": {}, "clientInfo": {"name": "test", "version": "0"}},
+        "params": {
+            "protocolVersion": "2025-11-25",
+            "capabilities": {},
+            "clientInfo": {"name": "test", "version": "0"},
+        },
     }
     headers = {"Accept": "application/json, text/event-stream"}
-    async with control.serving() as (_, url), httpx.AsyncClient(base_url=url, headers=headers, timeout=10) as http:
+    async with (
+        control.serving() as (_, url),
+        httpx.AsyncClient(base_url=url, headers=headers, timeout=10) as http,
+    ):
         assert (await http.post("/mcp", json=asked)).status_code == 401
         answer = await http.post("/mcp", json=asked, headers=control.bearer())
     assert answer.status_code == 200
@@ -546,7 +615,9 @@ async def test_a_token_file_that_is_none_lets_nobody_in(home: Path, content: byt
     basic = base64.b64encode(b"halteres:" + content).decode()
     async with httpx.AsyncClient(transport=control.wireless(), base_url="http://localhost") as http:
         for given in ("Bearer ", f"Basic {basic}"):
-            assert (await http.get("/api/tools", headers={"Authorization": given})).status_code == 400
+            assert (
+                await http.get("/api/tools", headers={"Authorization": given})
+            ).status_code == 400
 
 
 def uvicorn(port: int) -> tuple[str, ...]:
@@ -564,7 +635,9 @@ def test_both_documented_commands_serve_and_end_in_order(home: Path, program: st
     command, code = ((), 0) if program == "halteres" else (uvicorn(free_port()), -signal.SIGTERM)
     with control.process(home, *command, ends_with=code) as url:
         assert httpx.get(f"{url}/runs/nothing").json()["code"] == "run_not_found"
-        missing = httpx.post(f"{url}/api/tools/rl_check_status", json={"run_id": "x"}, headers=control.bearer())
+        missing = httpx.post(
+            f"{url}/api/tools/rl_check_status", json={"run_id": "x"}, headers=control.bearer()
+        )
         assert (missing.status_code, missing.json()["code"]) == (404, "run_not_found")
 
 
@@ -578,7 +651,9 @@ def test_importing_the_app_does_nothing() -> None:
 
 
 @pytest.mark.runs
-def test_under_uvicorn_a_process_that_cannot_begin_ends(home: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_under_uvicorn_a_process_that_cannot_begin_ends(
+    home: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setenv("HALTERES_LOG", "loudly")
     ended = subprocess.run(uvicorn(free_port()), capture_output=True, text=True, timeout=30)
     assert ended.returncode != 0
@@ -587,14 +662,19 @@ def test_under_uvicorn_a_process_that_cannot_begin_ends(home: Path, monkeypatch:
 
 
 @pytest.mark.runs
-def test_under_uvicorn_the_process_is_one_of_ours(home: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """No torch, and no secret in the log: uvicorn's own handlers would tell every address that is asked for."""
+def test_under_uvicorn_the_process_is_one_of_ours(
+    home: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """No torch, and no secret in the log: uvicorn's own handlers would tell every address that is
+    asked for.
+    """
     secret = "sk-or-v1-planted0123456789"
     monkeypatch.setenv("OPENROUTER_API_KEY", secret)
     port = free_port()
     script = (
         "import atexit, sys, uvicorn\n"
-        "atexit.register(lambda: print('torch is', sys.modules.get('torch', 'free'), file=sys.stderr))\n"
+        "atexit.register(lambda: print('torch is', sys.modules.get('torch', 'free'), "
+        "file=sys.stderr))\n"
         f"sys.argv = ['uvicorn', *{uvicorn(port)[3:]}]\n"
         "uvicorn.main()"
     )

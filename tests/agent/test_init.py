@@ -1,4 +1,6 @@
-"""`halteres init`: what a workspace holds, that nothing is overwritten, that its commands are ones that there are."""
+"""`halteres init`: what a workspace holds, that nothing is overwritten, that its commands are ones
+that there are.
+"""
 
 from __future__ import annotations
 
@@ -20,7 +22,9 @@ NAMES = ("AGENTS.md", "environments/example.py", ".gitignore")
 
 
 @pytest.fixture
-def here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> UserHome:
+def here(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> UserHome:
     return land(tmp_path, monkeypatch, capsys)
 
 
@@ -58,10 +62,14 @@ def test_what_is_there_is_never_overwritten(here: UserHome) -> None:
 def test_where_no_folder_can_be_one_sentence_says_so(here: UserHome) -> None:
     (here.project / "taken").write_text("a file")
     told = here.run("init", "taken")
-    assert told.code == 1 and told.err.startswith(f"error: {here.project}/taken/AGENTS.md cannot be written. ")
+    assert told.code == 1 and told.err.startswith(
+        f"error: {here.project}/taken/AGENTS.md cannot be written. "
+    )
 
 
-def test_its_environment_is_found_as_the_last_line_says(here: UserHome, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_its_environment_is_found_as_the_last_line_says(
+    here: UserHome, monkeypatch: pytest.MonkeyPatch
+) -> None:
     told = here.run("init")
     exported = re.search(r"export HALTERES_ENVIRONMENTS=(\S+);", told.out)
     assert exported is not None
@@ -88,4 +96,6 @@ def _is_command(words: list[str]) -> bool:
     while words and isinstance(command, typer.core.TyperGroup) and words[0] in command.commands:
         command, words = command.commands[words[0]], words[1:]
     known = {flag for parameter in command.params for flag in parameter.opts} | {"--help"}
-    return {word for word in words if word.startswith("--")} <= known and bool(words or command.name)
+    return {word for word in words if word.startswith("--")} <= known and bool(
+        words or command.name
+    )

@@ -1,6 +1,8 @@
-"""Whoever is killed while a real run goes on: state, reason and remedy are told rightly within 15 s, nothing is left.
+"""Whoever is killed while a real run goes on: state, reason and remedy are told rightly within 15
+s, nothing is left.
 
-One host of the tools starts all runs and is then killed with its whole process group: the runs do not notice.
+One host of the tools starts all runs and is then killed with its whole process group: the runs do
+not notice.
 """
 
 from __future__ import annotations
@@ -37,7 +39,8 @@ def home(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
     home = tmp_path_factory.mktemp("home")
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("HALTERES_HOME", str(home))
-        patch.setenv("MY_TOKEN", "tok-1234567890")  # so that what the roles print goes through their supervisor
+        # so that what the roles print goes through their supervisor
+        patch.setenv("MY_TOKEN", "tok-1234567890")
         yield home
 
 
@@ -67,11 +70,15 @@ def end(run: RunDirectory) -> None:
 async def one_of(started: list[RunDirectory]) -> RunDirectory:
     """A run that is under way and has a checkpoint."""
     run = started.pop()
-    await until(run.run_id, lambda answer: answer["status"] == "running" and answer["step"] >= 3, 60)
+    await until(
+        run.run_id, lambda answer: answer["status"] == "running" and answer["step"] >= 3, 60
+    )
     return run
 
 
-async def test_whichever_role_dies_is_named_with_its_signal_and_the_way_on(started: list[RunDirectory]) -> None:
+async def test_whichever_role_dies_is_named_with_its_signal_and_the_way_on(
+    started: list[RunDirectory],
+) -> None:
     runs = [await one_of(started) for _ in FATAL]
     await asyncio.gather(*(killed(run, *case) for run, case in zip(runs, FATAL, strict=True)))
 
@@ -88,18 +95,24 @@ async def killed(run: RunDirectory, role: str, number: signal.Signals) -> None:
     assert answer["processes"][role] == ("ended by SIGKILL" if code else "exited (0)")
     assert answer["next"] == f'rl_start_training(resume_from="{run.run_id}")'
     assert answer["resumable"] and answer["last_checkpoint"]["step"] >= 2
-    if number == signal.SIGTERM:  # it wrote its last checkpoint; still that is not what was asked of the run
+    # it wrote its last checkpoint; still that is not what was asked of the run
+    if number == signal.SIGTERM:
         assert "SIGTERM was received" in answer["error"]
         assert answer["last_checkpoint"]["step"] == answer["step"]
 
 
-async def test_a_killed_supervisor_takes_everything_along_and_the_remedy_goes_on(started: list[RunDirectory]) -> None:
+async def test_a_killed_supervisor_takes_everything_along_and_the_remedy_goes_on(
+    started: list[RunDirectory],
+) -> None:
     run = await one_of(started)
     before = run.state()
     assert before.supervisor is not None
     os.kill(before.supervisor["pid"], signal.SIGKILL)
     answer = await until(run.run_id, lambda answer: answer["status"] == "failed", WITHIN_S)
-    assert (answer["code"], answer["exit"]) == ("supervisor_lost", {"process": "supervisor", "code": None})
+    assert (answer["code"], answer["exit"]) == (
+        "supervisor_lost",
+        {"process": "supervisor", "code": None},
+    )
     await until_gone(before)
 
     resumed = await make_the_call(answer["next"])
@@ -115,8 +128,12 @@ async def test_a_killed_supervisor_takes_everything_along_and_the_remedy_goes_on
         end(find_run(resumed["run_id"]))
 
 
-async def test_what_may_be_started_again_is_and_the_run_goes_on(started: list[RunDirectory]) -> None:
-    """Queue and journal are on disk: api, environment, service and engine come back with all that they held."""
+async def test_what_may_be_started_again_is_and_the_run_goes_on(
+    started: list[RunDirectory],
+) -> None:
+    """Queue and journal are on disk: api, environment, service and engine come back with all that
+    they held.
+    """
     run = await one_of(started)
     listed = await told("rl_list_runs", status="active")
     assert run.run_id in [row["run_id"] for row in listed["runs"]], "its host is long dead"
@@ -125,7 +142,9 @@ async def test_what_may_be_started_again_is_and_the_run_goes_on(started: list[Ru
             first = run.state().processes[role]["pid"]
             os.kill(first, number)
             await until(
-                run.run_id, lambda _, role=role, first=first: run.state().processes[role]["pid"] != first, WITHIN_S
+                run.run_id,
+                lambda _, role=role, first=first: run.state().processes[role]["pid"] != first,
+                WITHIN_S,
             )
         step = run.state().step
         answer = await until(run.run_id, lambda answer, step=step: answer["step"] >= step + 2, 30)
@@ -139,7 +158,9 @@ async def test_what_may_be_started_again_is_and_the_run_goes_on(started: list[Ru
 
 
 async def test_what_a_signal_has_stopped_is_told_as_stalled(started: list[RunDirectory]) -> None:
-    """A trainer by its supervisor, a supervisor by whoever looks; neither can end by itself, and nothing is left."""
+    """A trainer by its supervisor, a supervisor by whoever looks; neither can end by itself, and
+    nothing is left.
+    """
     trainers, supervisors = await one_of(started), await one_of(started)
     before = {run: run.state() for run in (trainers, supervisors)}
     pids = {
@@ -160,7 +181,9 @@ async def test_what_a_signal_has_stopped_is_told_as_stalled(started: list[RunDir
     stopped = await told("rl_stop_training", run_id=trainers.run_id)
     assert stopped["status"] == "stopped"
     beaten = (trainers.path / "heartbeat").stat().st_mtime
-    assert (trainers.state().ended_at or 0) - beaten <= HEARTBEAT_S + 1, "also while it waits for what will not end"
+    assert (trainers.state().ended_at or 0) - beaten <= HEARTBEAT_S + 1, (
+        "also while it waits for what will not end"
+    )
     assert (await told("rl_check_status", run_id=supervisors.run_id))["code"] == "supervisor_lost"
     for state in before.values():
         await until_gone(state)

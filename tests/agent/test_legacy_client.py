@@ -1,7 +1,9 @@
-"""The seed's client, unmodified, drives the control server from the list of environments to the results of a run.
+"""The seed's client, unmodified, drives the control server from the list of environments to the
+results of a run.
 
-The same course is gone by raw HTTP, as that client speaks it, so that the promise is held where the seeds are not
-beside this checkout. Protocol: seed 001 (routes), spec agent-tools 1.2 (keys) and 1.10 (replies).
+The same course is gone by raw HTTP, as that client speaks it, so that the promise is held where the
+seeds are not beside this checkout. Protocol: seed 001 (routes), spec agent-tools 1.2 (keys) and
+1.10 (replies).
 """
 
 from __future__ import annotations
@@ -27,7 +29,13 @@ pytestmark = pytest.mark.runs
 
 CLIENT = Path(__file__).parents[3] / "shared" / "seeds" / "restored" / "rl_training_tool_http.py"
 
-QUICK = {"inference.engine": "scripted", "group_size": 4, "batch_size": 16, "eval_tasks": 4, "eval_samples": 2}
+QUICK = {
+    "inference.engine": "scripted",
+    "group_size": 4,
+    "batch_size": 16,
+    "eval_tasks": 4,
+    "eval_samples": 2,
+}
 """Real processes around an engine that computes nothing."""
 
 OF_A_RUN = {"run_id", "status", "environment", "wandb_project", "wandb_run_name"}
@@ -79,7 +87,9 @@ class RawClient:
     async def rl_get_results(self, run_id: str) -> str:
         return json.dumps(await self._ask("GET", f"/runs/{run_id}/metrics"))
 
-    async def rl_test_inference(self, prompts: list[str], max_tokens: int = 256, temperature: float = 1.0) -> str:
+    async def rl_test_inference(
+        self, prompts: list[str], max_tokens: int = 256, temperature: float = 1.0
+    ) -> str:
         sent = {"prompts": prompts, "max_tokens": max_tokens, "temperature": temperature}
         return json.dumps(await self._ask("POST", "/test/inference", sent))
 
@@ -118,7 +128,9 @@ def client(request: pytest.FixtureRequest, url: str) -> Any:
     if request.param == "raw":
         return RawClient(url)
     if not CLIENT.is_file():
-        pytest.skip(f"the seeds are not beside this checkout ({CLIENT}); the raw course covers the routes")
+        pytest.skip(
+            f"the seeds are not beside this checkout ({CLIENT}); the raw course covers the routes"
+        )
     return _client(url)
 
 
@@ -207,18 +219,27 @@ async def _running(url: str, run_id: str) -> None:
 
 async def test_errors_have_the_seeds_keys_and_words(client: Any) -> None:
     unknown = await answered(client.rl_select_environment("arithmetik"))
-    assert (unknown["code"], "arithmetic" in unknown["available"]) == ("environment_not_found", True)
+    assert (unknown["code"], "arithmetic" in unknown["available"]) == (
+        "environment_not_found",
+        True,
+    )
     assert "'arithmetik' not found" in unknown["error"]
     await answered(client.rl_select_environment("arithmetic"), "select")
     field = await answered(client.rl_edit_config("group_sise", 4))
-    assert (field["code"], "group_size" in str(field["available_fields"])) == ("unknown_field", True)
+    assert (field["code"], "group_size" in str(field["available_fields"])) == (
+        "unknown_field",
+        True,
+    )
     wrong = await answered(client.rl_edit_config("group_size", "banana"))
     assert wrong["code"] == "invalid_config"
     for call in (client.rl_check_status, client.rl_stop_training, client.rl_get_results):
         missing = await answered(call("nothing"))
         assert (missing["code"], missing["active_runs"]) == ("run_not_found", [])
         assert missing["error"].startswith("Run 'nothing' not found")
-    assert (await answered(client.rl_check_status("")))["code"] in ("run_not_found", "run_ambiguous")
+    assert (await answered(client.rl_check_status("")))["code"] in (
+        "run_not_found",
+        "run_ambiguous",
+    )
 
 
 async def test_health_is_told(client: Any) -> None:
@@ -227,7 +248,9 @@ async def test_health_is_told(client: Any) -> None:
     assert "error" not in health
 
 
-async def test_nothing_is_selected_in_a_new_home_and_the_url_may_hold_the_token(tmp_path: Path) -> None:
+async def test_nothing_is_selected_in_a_new_home_and_the_url_may_hold_the_token(
+    tmp_path: Path,
+) -> None:
     with control.process(tmp_path, *control.SERVE, "--auth", "token") as url:
         _, _, port = url.rpartition(":")
         token = (tmp_path / "token").read_text().strip()

@@ -29,8 +29,12 @@ async def test_without_runs_the_list_is_empty() -> None:
 
 async def test_runs_are_told_newest_first_with_what_they_have_come_to() -> None:
     make_run("00000001", steps=50, created_at=1_700_000_000.0, ended_at=1_700_000_720.0)
-    make_run("00000002", steps=4, created_at=1_700_000_100.0, ended_at=1_700_000_160.0, status="failed")
-    change(make_run("00000003", created_at=1_700_000_200.0), name="my sums", resumed_from="00000002")
+    make_run(
+        "00000002", steps=4, created_at=1_700_000_100.0, ended_at=1_700_000_160.0, status="failed"
+    )
+    change(
+        make_run("00000003", created_at=1_700_000_200.0), name="my sums", resumed_from="00000002"
+    )
     answer = await told("rl_list_runs")
     assert [run["run_id"] for run in answer["runs"]] == ["00000003", "00000002", "00000001"]
     assert answer["count"] == 3
@@ -45,7 +49,9 @@ async def test_runs_are_told_newest_first_with_what_they_have_come_to() -> None:
         "started": "2023-11-14T22:13Z",
         "minutes": 12.0,
     }
-    assert datetime.fromisoformat(answer["runs"][2]["started"]).timestamp() == pytest.approx(1_700_000_000, abs=60)
+    assert datetime.fromisoformat(answer["runs"][2]["started"]).timestamp() == pytest.approx(
+        1_700_000_000, abs=60
+    )
     assert (answer["runs"][0]["name"], answer["runs"][0]["resumed_from"]) == ("my sums", "00000002")
     assert answer["runs"][0]["reward"] is None
     assert answer["next"] == 'rl_get_results("00000003")'
@@ -62,7 +68,9 @@ async def test_a_runs_own_name_is_shown_wherever_the_run_is() -> None:
 
 async def test_twenty_runs_stay_within_the_budget_the_active_and_the_newest_told_in_full() -> None:
     for number in range(19):
-        make_run(f"{number:08x}", steps=2, created_at=1_700_000_000.0 + number, ended_at=1_700_001_000.0)
+        make_run(
+            f"{number:08x}", steps=2, created_at=1_700_000_000.0 + number, ended_at=1_700_001_000.0
+        )
     with supervised(make_run(RUN, steps=2, created_at=1.0)):
         answer = await told("rl_list_runs")
     assert tokens(answer) <= BUDGET
@@ -78,14 +86,18 @@ async def test_twenty_runs_stay_within_the_budget_the_active_and_the_newest_told
 
 async def test_however_many_are_asked_for_the_answer_stays_short() -> None:
     for number in range(80):
-        make_run(f"{number:08x}", steps=2, created_at=1_700_000_000.0 + number, ended_at=1_700_001_000.0)
+        make_run(
+            f"{number:08x}", steps=2, created_at=1_700_000_000.0 + number, ended_at=1_700_001_000.0
+        )
     answer = await told("rl_list_runs", limit=200)
     assert len(answer["runs"]) > 40 and tokens(answer) <= 2000 and "shortened" not in answer
 
 
 async def test_a_short_list_tells_every_run_in_full() -> None:
     for number in range(20):
-        make_run(f"{number:08x}", steps=2, created_at=1_700_000_000.0 + number, ended_at=1_700_001_000.0)
+        make_run(
+            f"{number:08x}", steps=2, created_at=1_700_000_000.0 + number, ended_at=1_700_001_000.0
+        )
     answer = await told("rl_list_runs", limit=8)
     assert (len(answer["runs"]), answer["count"]) == (8, 20)
     assert all("reward" in run for run in answer["runs"])

@@ -47,15 +47,20 @@ async def test_the_role_is_the_trainer_unless_somebody_failed(run: RunDirectory)
     assert (await told("rl_get_logs", run_id=RUN))["role"] == "trainer"
     with supervised(make_run("00000001"), status="starting") as young:
         young.log("supervisor").write_text("begins\n")
-        assert (await told("rl_get_logs"))["role"] == "supervisor"  # the only active run; its trainer has said nothing
+        # the only active run; its trainer has said nothing
+        assert (await told("rl_get_logs"))["role"] == "supervisor"
 
 
 @pytest.mark.parametrize(
     ("failed", "role"),
     [
         ({"exit": {"process": "env", "code": 3}}, "env"),
-        ({"exit": {"process": "service", "code": -9}}, "trainer"),  # the service has written nothing
-        ({"code": "supervisor_lost", "exit": {"process": "supervisor", "code": None}}, "supervisor"),
+        # the service has written nothing
+        ({"exit": {"process": "service", "code": -9}}, "trainer"),
+        (
+            {"code": "supervisor_lost", "exit": {"process": "supervisor", "code": None}},
+            "supervisor",
+        ),
         ({"phase": "environment"}, "env"),
         ({}, "trainer"),
     ],
@@ -121,11 +126,15 @@ async def test_any_bytes_are_told_as_text(run: RunDirectory) -> None:
         ("", ""),
     ],
 )
-def test_a_line_has_no_colours_no_controls_and_of_a_progress_bar_the_last_state(line: str, left: str) -> None:
+def test_a_line_has_no_colours_no_controls_and_of_a_progress_bar_the_last_state(
+    line: str, left: str
+) -> None:
     assert clean_line(line) == left
 
 
-@pytest.mark.parametrize("role", ["../run", "../../x", "/etc/passwd", "nobody", "trainer.log", "*", "."])
+@pytest.mark.parametrize(
+    "role", ["../run", "../../x", "/etc/passwd", "nobody", "trainer.log", "*", "."]
+)
 async def test_no_role_is_a_path(run: RunDirectory, role: str) -> None:
     reply = await replied("rl_get_logs", run_id=RUN, role=role)
     assert (reply.failed, reply.body["code"]) == (True, "invalid_arguments")
@@ -159,7 +168,9 @@ async def test_a_secret_is_struck_out_also_where_its_line_is_cut(
 ) -> None:
     secret = "sk-" + "0123456789" * 5
     monkeypatch.setenv("OPENROUTER_API_KEY", secret)
-    run.log("trainer").write_text(f"{'x' * 370} {secret} and on\n{'y' * 380} {secret} {'z' * 900}\n")
+    run.log("trainer").write_text(
+        f"{'x' * 370} {secret} and on\n{'y' * 380} {secret} {'z' * 900}\n"
+    )
     told_lines = await lines()
     assert told_lines[0] == f"{'x' * 370} *** and on"
     assert "sk-" not in "".join(told_lines)

@@ -1,4 +1,6 @@
-"""The tools over MCP: what is listed, how answers look, waiting, cancelling, resources, prompts; both revisions."""
+"""The tools over MCP: what is listed, how answers look, waiting, cancelling, resources, prompts;
+both revisions.
+"""
 
 from __future__ import annotations
 
@@ -32,7 +34,13 @@ from .transports import BEFORE, MODES, TODAY, body, home_of, http_client, standi
 
 PNG = b"\x89PNG\r\n\x1a\n and so on: nobody here looks inside"
 
-RESULTS = {"run_id": "r", "status": "completed", "environment": "e", "wandb_project": "p", "wandb_run_name": "n"}
+RESULTS = {
+    "run_id": "r",
+    "status": "completed",
+    "environment": "e",
+    "wandb_project": "p",
+    "wandb_run_name": "n",
+}
 
 
 @pytest.fixture(autouse=True)
@@ -64,7 +72,10 @@ async def test_every_tool_is_listed_with_its_schemas_and_all_four_hints(revision
         assert [tool.name for tool in listed] == [tool.name for tool in TOOLS]
         for told, tool in zip(listed, TOOLS, strict=True):
             assert (told.title, told.description) == (tool.title, tool.description)
-            assert (told.input_schema, told.output_schema) == (tool.input_schema(), tool.output_schema())
+            assert (told.input_schema, told.output_schema) == (
+                tool.input_schema(),
+                tool.output_schema(),
+            )
             assert told.annotations is not None
             assert told.annotations.model_dump(by_alias=True, exclude_none=True) == {
                 "readOnlyHint": tool.hints.read_only,
@@ -88,11 +99,19 @@ def test_what_a_model_is_told_names_only_tools_and_arguments_that_there_are(text
         assert set(re.findall(r"(\w+)=", arguments)) <= set(BY_NAME[name].arguments.model_fields)
 
 
-async def test_an_answer_is_the_same_as_text_and_as_structure(revision: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    """What is null stays, so do keys that the schema does not declare; what is not ASCII is not escaped."""
+async def test_an_answer_is_the_same_as_text_and_as_structure(
+    revision: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """What is null stays, so do keys that the schema does not declare; what is not ASCII is not
+    escaped.
+    """
     async with connected(revision) as client:
         answer = answered(
-            "rl_list_runs", runs=[], count=1, one={"run_id": "é", "reward": None}, more=[None, float("nan")]
+            "rl_list_runs",
+            runs=[],
+            count=1,
+            one={"run_id": "é", "reward": None},
+            more=[None, float("nan")],
         )
         standing_in(monkeypatch, "rl_list_runs", lambda caller: answer)
         result = await client.call_tool("rl_list_runs", {})
@@ -106,7 +125,9 @@ async def test_an_answer_is_the_same_as_text_and_as_structure(revision: str, mon
         }
 
 
-async def test_pictures_follow_the_text(revision: str, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+async def test_pictures_follow_the_text(
+    revision: str, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
     async with connected(revision) as client:
         picture = tmp_path / "plot.png"
         picture.write_bytes(PNG)
@@ -144,7 +165,9 @@ async def test_whatever_goes_wrong_is_an_answer(
         assert answer["error"] and answer["next"]
 
 
-async def test_a_waiting_call_tells_its_progress_to_who_asked(revision: str, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_a_waiting_call_tells_its_progress_to_who_asked(
+    revision: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
     async with connected(revision) as client:
         heard: list[tuple[float, float | None, str | None]] = []
         twice = asyncio.Event()
@@ -159,7 +182,9 @@ async def test_a_waiting_call_tells_its_progress_to_who_asked(revision: str, mon
                 twice.set()
 
         standing_in(monkeypatch, "rl_check_status", waits)
-        result = await client.call_tool("rl_check_status", {"wait_s": 45.0}, progress_callback=progress)
+        result = await client.call_tool(
+            "rl_check_status", {"wait_s": 45.0}, progress_callback=progress
+        )
         assert not result.is_error
         (first, total, message), (second, *_) = heard[:2]
         assert 0 < first < second < 5
@@ -167,7 +192,9 @@ async def test_a_waiting_call_tells_its_progress_to_who_asked(revision: str, mon
         assert message == "rl_check_status: 0 s"
 
 
-async def test_cancelling_a_call_cancels_what_it_does(revision: str, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_cancelling_a_call_cancels_what_it_does(
+    revision: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
     async with connected(revision) as client:
         inside, cancelled = asyncio.Event(), asyncio.Event()
 
@@ -199,10 +226,14 @@ class Line:
 
 
 def call_of(line: Line) -> AbstractAsyncContextManager[None]:
-    return report_progress(cast(Any, line), CallToolRequestParams(name="rl_check_status", arguments={}), 0.001)
+    return report_progress(
+        cast(Any, line), CallToolRequestParams(name="rl_check_status", arguments={}), 0.001
+    )
 
 
-async def test_a_progress_that_cannot_be_told_spoils_no_answer(caplog: pytest.LogCaptureFixture) -> None:
+async def test_a_progress_that_cannot_be_told_spoils_no_answer(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
     tried = asyncio.Event()
 
     async def gone() -> None:
@@ -254,7 +285,10 @@ async def test_over_http_progress_is_heard_and_a_call_ends_with_its_client(
         heard.set()
 
     standing_in(monkeypatch, "rl_check_status", waits)
-    async with asyncio.timeout(10), http_client(revision=revision, endpoint=Endpoint(0.01)) as client:
+    async with (
+        asyncio.timeout(10),
+        http_client(revision=revision, endpoint=Endpoint(0.01)) as client,
+    ):
         async with anyio.create_task_group() as tasks:
             tasks.start_soon(client.call_tool, "rl_check_status", {}, None, progress)
             await inside.wait()
@@ -273,7 +307,9 @@ def run(home: Path) -> RunDirectory:
     (run.path / "logs").mkdir(parents=True)
     (run.path / "config.yaml").write_text("env:\n  group_size: 8\n")
     for step in (1, 2):
-        append_row(run.path / "metrics.jsonl", {"step": step, "src": "trainer", "reward/mean": 0.25 * step})
+        append_row(
+            run.path / "metrics.jsonl", {"step": step, "src": "trainer", "reward/mean": 0.25 * step}
+        )
     append_row(run.path / "metrics.jsonl", {"step": 2, "src": "eval", "eval/percent_correct": 0.5})
     write_state(
         run.path / "run.json",
@@ -313,21 +349,33 @@ async def test_runs_are_listed_as_resources(revision: str, run: RunDirectory) ->
         ),
     ],
 )
-async def test_a_run_can_be_read(revision: str, run: RunDirectory, uri: str, kind: str, text: str) -> None:
+async def test_a_run_can_be_read(
+    revision: str, run: RunDirectory, uri: str, kind: str, text: str
+) -> None:
     async with connected(revision) as client:
         (contents,) = (await client.read_resource(uri)).contents
-        assert contents.model_dump(exclude_none=True) == {"uri": uri, "mime_type": kind, "text": text}
+        assert contents.model_dump(exclude_none=True) == {
+            "uri": uri,
+            "mime_type": kind,
+            "text": text,
+        }
 
 
-async def test_what_a_resource_holds_is_what_the_tool_says(revision: str, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_what_a_resource_holds_is_what_the_tool_says(
+    revision: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
     async with connected(revision) as client:
-        standing_in(monkeypatch, "rl_list_runs", lambda caller: answered("rl_list_runs", runs=[], count=0))
+        standing_in(
+            monkeypatch, "rl_list_runs", lambda caller: answered("rl_list_runs", runs=[], count=0)
+        )
         (contents,) = (await client.read_resource("rl://runs")).contents
         assert contents.model_dump()["text"] == '{"runs":[],"count":0,"next":"x"}'
 
 
 async def test_reading_a_runs_state_uses_up_nobodys_look(revision: str, home: Path) -> None:
-    """Where the policy limits how often an agent looks, a host may attach the state as often as it likes."""
+    """Where the policy limits how often an agent looks, a host may attach the state as often as it
+    likes.
+    """
     (home / "policy.yaml").write_text("min_status_interval_s: 1800\n")
     with supervised(make_run("bbbb2222", steps=3), status="running"):
         async with connected(revision) as client:
@@ -335,11 +383,20 @@ async def test_reading_a_runs_state_uses_up_nobodys_look(revision: str, home: Pa
                 (contents,) = (await client.read_resource("rl://runs/bbbb2222/status")).contents
                 told = json.loads(contents.model_dump()["text"])
                 assert (told["run_id"], told["status"], told["step"]) == ("bbbb2222", "running", 3)
-            assert "rate_limited" not in body(await client.call_tool("rl_check_status", {"run_id": "bbbb2222"}))
-            assert body(await client.call_tool("rl_check_status", {"run_id": "bbbb2222"}))["rate_limited"] is True
+            assert "rate_limited" not in body(
+                await client.call_tool("rl_check_status", {"run_id": "bbbb2222"})
+            )
+            assert (
+                body(await client.call_tool("rl_check_status", {"run_id": "bbbb2222"}))[
+                    "rate_limited"
+                ]
+                is True
+            )
 
 
-async def test_a_plot_is_a_picture(revision: str, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+async def test_a_plot_is_a_picture(
+    revision: str, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
     async with connected(revision) as client:
         (tmp_path / "plot.png").write_bytes(PNG)
         answer = answered("rl_get_results", **RESULTS)
@@ -350,7 +407,13 @@ async def test_a_plot_is_a_picture(revision: str, monkeypatch: pytest.MonkeyPatc
 
 
 @pytest.mark.parametrize(
-    "uri", ["rl://nothing", "rl://runs/nope/status", "rl://runs/nope/metrics.csv", "rl://runs/../../x/config"]
+    "uri",
+    [
+        "rl://nothing",
+        "rl://runs/nope/status",
+        "rl://runs/nope/metrics.csv",
+        "rl://runs/../../x/config",
+    ],
 )
 async def test_a_resource_that_is_not_there_is_the_protocols_error(revision: str, uri: str) -> None:
     async with connected(revision) as client:
@@ -365,7 +428,11 @@ def broken(*_: Any, **__: Any) -> Any:
 
 @pytest.mark.parametrize("uri", ["rl://runs", "rl://runs/aaaa1111/metrics.csv"])
 async def test_a_defect_is_told_as_one_with_an_id_that_the_log_has(
-    revision: str, uri: str, run: RunDirectory, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+    revision: str,
+    uri: str,
+    run: RunDirectory,
+    monkeypatch: pytest.MonkeyPatch,
+    caplog: pytest.LogCaptureFixture,
 ) -> None:
     """In a tool that the resource asks, and in reading it ourselves."""
     async with connected(revision) as client:
@@ -379,7 +446,9 @@ async def test_a_defect_is_told_as_one_with_an_id_that_the_log_has(
     assert "ZeroDivisionError: a defect" in caplog.text
 
 
-async def test_a_file_that_a_run_does_not_have_is_not_there(revision: str, run: RunDirectory) -> None:
+async def test_a_file_that_a_run_does_not_have_is_not_there(
+    revision: str, run: RunDirectory
+) -> None:
     (run.path / "config.yaml").unlink()
     async with connected(revision) as client:
         with pytest.raises(MCPError, match=r"There is no file .*config\.yaml") as raised:
@@ -389,7 +458,10 @@ async def test_a_file_that_a_run_does_not_have_is_not_there(revision: str, run: 
 
 async def test_a_key_among_a_runs_settings_is_not_told(revision: str, run: RunDirectory) -> None:
     key = "tml-6f1e8d0c9b2a"
-    config = {"env": {"group_size": 8, "judge_api_key": key}, "openai": [{"api_key": key, "server_type": "sglang"}]}
+    config = {
+        "env": {"group_size": 8, "judge_api_key": key},
+        "openai": [{"api_key": key, "server_type": "sglang"}],
+    }
     (run.path / "config.yaml").write_text(yaml.safe_dump(config))
     async with connected(revision) as client:
         (contents,) = (await client.read_resource("rl://runs/aaaa1111/config")).contents

@@ -96,7 +96,9 @@ class Wire:
         self.send(id=number, method="tools/call", params={"name": "rl_list_runs", "arguments": {}})
 
     async def closed(self) -> tuple[bytes, bytes]:
-        """Close standard input; what was written until the process ended, on stdout and on stderr."""
+        """Close standard input; what was written until the process ended, on stdout and on
+        stderr.
+        """
         assert self.process.stdin is not None
         self.process.stdin.close()
         return await asyncio.wait_for(self.process.communicate(), 10)
@@ -121,9 +123,14 @@ async def hosted(first: str, *arguments: str, **variables: str) -> AsyncIterator
         await process.wait()
 
 
-async def test_nothing_but_the_protocol_reaches_standard_output(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Whatever prints: a module before the server starts, a tool in four ways, a library when the process ends."""
-    monkeypatch.delenv("PYTHONUNBUFFERED", raising=False)  # what a module prints early would not wait in a buffer
+async def test_nothing_but_the_protocol_reaches_standard_output(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Whatever prints: a module before the server starts, a tool in four ways, a library when the
+    process ends.
+    """
+    # what a module prints early would not wait in a buffer
+    monkeypatch.delenv("PYTHONUNBUFFERED", raising=False)
     loud = tool_that(
         'print("by print")',
         'os.write(1, b"by descriptor\\n")',
@@ -137,13 +144,22 @@ async def test_nothing_but_the_protocol_reaches_standard_output(monkeypatch: pyt
         rest, complaints = await wire.closed()
         assert rest == b""
         assert [json.loads(line)["id"] for line in wire.lines] == [0, 1]
-        for words in ("before", "by print", "by descriptor", "by a child", "by the first stdout", "at the end"):
+        for words in (
+            "before",
+            "by print",
+            "by descriptor",
+            "by a child",
+            "by the first stdout",
+            "at the end",
+        ):
             assert words in complaints.decode(), words
         assert wire.process.returncode == 0
 
 
 async def test_a_tool_cannot_read_the_wire_and_has_no_torch() -> None:
-    sees = tool_that('told = [sys.stdin.read(), "torch" in sys.modules and sys.modules["torch"] is None]')
+    sees = tool_that(
+        'told = [sys.stdin.read(), "torch" in sys.modules and sys.modules["torch"] is None]'
+    )
     async with hosted(sees) as wire:
         await wire.greeted()
         wire.call(1)
@@ -151,7 +167,9 @@ async def test_a_tool_cannot_read_the_wire_and_has_no_torch() -> None:
 
 
 async def test_a_secret_is_neither_in_the_answer_nor_in_the_log() -> None:
-    async with hosted(tool_that('raise ValueError(os.environ["TINKER_API_KEY"])'), TINKER_API_KEY=PLANTED) as wire:
+    async with hosted(
+        tool_that('raise ValueError(os.environ["TINKER_API_KEY"])'), TINKER_API_KEY=PLANTED
+    ) as wire:
         await wire.greeted()
         wire.call(1)
         answer = await wire.answered(1)
@@ -162,7 +180,9 @@ async def test_a_secret_is_neither_in_the_answer_nor_in_the_log() -> None:
 
 
 async def test_the_server_ends_with_its_client_even_while_a_call_waits() -> None:
-    async with hosted(tool_that('print("inside", flush=True)', "await asyncio.Event().wait()")) as wire:
+    async with hosted(
+        tool_that('print("inside", flush=True)', "await asyncio.Event().wait()")
+    ) as wire:
         await wire.greeted()
         wire.call(1)
         await wire.complained("inside")
@@ -171,16 +191,25 @@ async def test_the_server_ends_with_its_client_even_while_a_call_waits() -> None
 
 
 @pytest.mark.parametrize(
-    "value", ['"\\ud800"', "[" * 3000 + "]" * 3000, "9" * 5000, "{"], ids=["surrogate", "deep", "digits", "broken"]
+    "value",
+    ['"\\ud800"', "[" * 3000 + "]" * 3000, "9" * 5000, "{"],
+    ids=["surrogate", "deep", "digits", "broken"],
 )
 async def test_a_line_that_cannot_be_read_is_answered_and_the_next_one_too(value: str) -> None:
-    """JSON-RPC's parse error; with the id, wherever the client's SDK writes it, so that the call ends."""
+    """JSON-RPC's parse error; with the id, wherever the client's SDK writes it, so that the call
+    ends.
+    """
     arguments = f'{{"id": 9, "value": {value}}}'
-    method = f'"method": "tools/call", "params": {{"name": "rl_edit_config", "arguments": {arguments}}}'
+    method = (
+        f'"method": "tools/call", "params": {{"name": "rl_edit_config", "arguments": {arguments}}}'
+    )
     async with hosted("") as wire:
         await wire.greeted()
         assert wire.process.stdin is not None
-        for line in (f'{{"jsonrpc": "2.0", "id": 1, {method}}}\n', f'{{{method}, "jsonrpc": "2.0", "id": 2}}\n'):
+        for line in (
+            f'{{"jsonrpc": "2.0", "id": 1, {method}}}\n',
+            f'{{{method}, "jsonrpc": "2.0", "id": 2}}\n',
+        ):
             wire.process.stdin.write(line.encode())
         for number in (1, 2):
             assert (await wire.answered(number))["error"]["code"] == -32700
@@ -197,9 +226,13 @@ async def test_arguments_nested_without_end_do_not_end_the_server() -> None:
         for number, depth in ((1, 100), (2, 100_000)):
             deep = "[" * depth + "]" * depth
             call = f'{{"name": "rl_edit_config", "arguments": {{"field": "x", "value": {deep}}}}}'
-            line = f'{{"jsonrpc": "2.0", "id": {number}, "method": "tools/call", "params": {call}}}\n'
+            line = (
+                f'{{"jsonrpc": "2.0", "id": {number}, "method": "tools/call", "params": {call}}}\n'
+            )
             wire.process.stdin.write(line.encode())
-        assert (await wire.answered(1))["result"]["structuredContent"]["code"] == "invalid_arguments"
+        assert (await wire.answered(1))["result"]["structuredContent"][
+            "code"
+        ] == "invalid_arguments"
         wire.call(3)
         assert (await wire.answered(3))["result"]["isError"] is False
 
@@ -213,7 +246,9 @@ async def test_ctrl_c_ends_the_server_at_once() -> None:
 
 async def test_each_server_process_has_a_draft_of_its_own_unless_it_is_told_one() -> None:
     async def draft(**variables: str) -> str:
-        async with Client(started("mcp", first=tool_that("told = caller.draft"), **variables)) as client:
+        async with Client(
+            started("mcp", first=tool_that("told = caller.draft"), **variables)
+        ) as client:
             return body(await client.call_tool("rl_list_runs", {}))["told"]
 
     one, another, told = await asyncio.gather(draft(), draft(), draft(HALTERES_SESSION="mine"))
@@ -262,7 +297,11 @@ async def test_a_port_that_is_taken_is_one_sentence() -> None:
         port = taken.sockets[0].getsockname()[1]
         async with hosted("", "mcp", "--http", "--port", str(port)) as wire:
             _, complaints = await wire.closed()
-            assert complaints.decode().splitlines()[-1].startswith(f"error: Port {port} of {HOST} cannot be used.")
+            assert (
+                complaints.decode()
+                .splitlines()[-1]
+                .startswith(f"error: Port {port} of {HOST} cannot be used.")
+            )
             assert wire.process.returncode == 1
 
 

@@ -58,7 +58,9 @@ def shelve(home: Path, name: str, **config: object) -> Path:
 
 def with_memory(monkeypatch: pytest.MonkeyPatch, free: int | None) -> None:
     memory = resources.Memory(total=free, free=free)
-    monkeypatch.setattr(models.resources, "look", lambda: resources.Machine(cores=2, memory=memory, gpu=None))
+    monkeypatch.setattr(
+        models.resources, "look", lambda: resources.Machine(cores=2, memory=memory, gpu=None)
+    )
 
 
 def test_well_known_models_have_the_published_number_of_parameters() -> None:
@@ -72,22 +74,45 @@ def test_parameters_are_counted_in_the_headers_of_the_weights() -> None:
 
 
 def test_what_the_engine_is_said_to_do_is_what_it_does() -> None:
-    """Its limits and families stand in modules that load torch, and are repeated where none may be."""
-    from halteres.engine.torch.limits import GPU_HEAD_ELEMENTS, GPU_PASS_TOKENS, RECOMPUTED_BYTES, Limits
+    """Its limits and families stand in modules that load torch, and are repeated where none may
+    be.
+    """
+    from halteres.engine.torch.limits import (
+        GPU_HEAD_ELEMENTS,
+        GPU_PASS_TOKENS,
+        RECOMPUTED_BYTES,
+        Limits,
+    )
     from halteres.engine.torch.model import FAMILIES as COMPUTED
 
     assert FAMILIES == COMPUTED
     limits = Limits()
-    assert (limits.pass_tokens, limits.head_elements) == (resources.PASS_TOKENS, resources.HEAD_ELEMENTS)
-    assert (limits.decode_rows, limits.cache_bytes) == (resources.DECODE_ROWS, resources.CACHE_BYTES)
-    assert (GPU_PASS_TOKENS, GPU_HEAD_ELEMENTS) == (resources.GPU_PASS_TOKENS, resources.GPU_HEAD_ELEMENTS)
+    assert (limits.pass_tokens, limits.head_elements) == (
+        resources.PASS_TOKENS,
+        resources.HEAD_ELEMENTS,
+    )
+    assert (limits.decode_rows, limits.cache_bytes) == (
+        resources.DECODE_ROWS,
+        resources.CACHE_BYTES,
+    )
+    assert (GPU_PASS_TOKENS, GPU_HEAD_ELEMENTS) == (
+        resources.GPU_PASS_TOKENS,
+        resources.GPU_HEAD_ELEMENTS,
+    )
     assert RECOMPUTED_BYTES == resources.RECOMPUTED_BYTES
 
 
 def test_an_8b_model_with_the_settings_of_document_000_fits_a_card_of_80_gb_in_16_bits() -> None:
     """Batch 128, groups of 16, 8,192 tokens, rank 32; in 32 bits it does not."""
     work = resources.Workload(
-        rank=32, group_size=16, batch_size=128, rows=128, positions=8192, answer_tokens=4096, steps=100, cache_gb=20
+        rank=32,
+        group_size=16,
+        batch_size=128,
+        rows=128,
+        positions=8192,
+        answer_tokens=4096,
+        steps=100,
+        cache_gb=20,
     )
     shape = CATALOGUE["Qwen/Qwen3-8B"]
     assert resources.need(shape, replace(work, weight_bytes=2), on_gpu=True).total < 80e9
@@ -108,7 +133,9 @@ def test_models_are_told_with_size_and_whether_they_fit_and_by_how_much(
     assert large.need_gb > 4 * 8.19, "the engine computes in 32"
     assert large.spare_gb == pytest.approx(20 - large.need_gb, abs=0.01)
     assert "halteres models add Qwen/Qwen3-8B" in large.note
-    assert [model.parameters for model in known_models()] == sorted(model.parameters for model in known_models())
+    assert [model.parameters for model in known_models()] == sorted(
+        model.parameters for model in known_models()
+    )
 
 
 @pytest.mark.parametrize(("free", "fits"), [(10**9, "no"), (None, "unknown"), (10**11, "yes")])
@@ -124,7 +151,9 @@ def test_the_smallest_model_that_is_here_is_proposed(
 def test_need_grows_with_the_model_the_batch_and_the_length() -> None:
     small, large = CATALOGUE["Qwen/Qwen3-0.6B"], CATALOGUE["Qwen/Qwen3-1.7B"]
     usual = resources.need(small, TYPICAL)
-    assert resources.need(large, TYPICAL).total > usual.total > usual.weights == 4 * small.parameters
+    assert (
+        resources.need(large, TYPICAL).total > usual.total > usual.weights == 4 * small.parameters
+    )
     assert resources.need(small, replace(TYPICAL, rank=64)).total > usual.total
     assert resources.need(small, replace(TYPICAL, positions=32_768)).total > usual.total
 
@@ -132,11 +161,17 @@ def test_need_grows_with_the_model_the_batch_and_the_length() -> None:
 def test_a_name_of_the_hub_means_the_folder_of_its_last_part_too(home: Path) -> None:
     folder = shelve(home, "Qwen3-0.6B")
     models_home = home / "models"
-    assert model_folder("Qwen/Qwen3-0.6B", models_home) == model_folder("Qwen3-0.6B", models_home) == folder
+    assert (
+        model_folder("Qwen/Qwen3-0.6B", models_home)
+        == model_folder("Qwen3-0.6B", models_home)
+        == folder
+    )
     assert model_folder(str(folder), models_home) == folder
     assert model_folder("../models/Qwen3-0.6B", models_home) is None
     assert model_folder("", models_home) is None
-    assert [model.name for model in known_models() if model.name.endswith("Qwen3-0.6B")] == ["Qwen3-0.6B"]
+    assert [model.name for model in known_models() if model.name.endswith("Qwen3-0.6B")] == [
+        "Qwen3-0.6B"
+    ]
 
 
 def test_a_model_that_is_not_whole_is_told_so_and_refused(home: Path) -> None:
@@ -156,7 +191,9 @@ def test_a_shard_that_is_missing_is_named(home: Path) -> None:
     names = [f"model-0000{number}-of-00002.safetensors" for number in (1, 2)]
     index = {"weight_map": {"a": names[0], "b": names[1]}}
     (folder / "model.safetensors.index.json").write_text(json.dumps(index))
-    with pytest.raises(ModelMissing, match=r"1 of its 2 weight files are missing, the first is model-00002"):
+    with pytest.raises(
+        ModelMissing, match=r"1 of its 2 weight files are missing, the first is model-00002"
+    ):
         own_model(InferenceSettings(model="sharded"))
 
 
@@ -191,7 +228,9 @@ def test_the_command_lists_them_for_people_and_for_programs(home: Path) -> None:
     assert "Qwen/Qwen3-8B *" in listed
     told = json.loads(CliRunner().invoke(app, ["models", "list", "--json"]).output)
     assert told["proposed"] == TINY
-    assert {"name", "present", "parameters", "size_gb", "need_gb", "free_gb", "fits"} <= told["models"][0].keys()
+    assert {"name", "present", "parameters", "size_gb", "need_gb", "free_gb", "fits"} <= told[
+        "models"
+    ][0].keys()
 
 
 def test_a_shape_without_a_tied_head_counts_both() -> None:

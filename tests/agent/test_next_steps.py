@@ -1,4 +1,6 @@
-"""The `next` of an error answer: calls that can be made as they stand, or a sentence where no call helps."""
+"""The `next` of an error answer: calls that can be made as they stand, or a sentence where no call
+helps.
+"""
 
 from __future__ import annotations
 
@@ -18,7 +20,15 @@ from halteres.config.discovery import EnvironmentBroken, EnvironmentNotFound
 from halteres.config.operator_policy import PolicyCap
 from halteres.config.problem import LockedSetting, Problem, UnknownSetting, refusal
 from halteres.config.settings import Settings
-from halteres.errors import Conflict, HalteresError, InvalidConfig, NotFound, NotReady, ServerError, UserError
+from halteres.errors import (
+    Conflict,
+    HalteresError,
+    InvalidConfig,
+    NotFound,
+    NotReady,
+    ServerError,
+    UserError,
+)
 from halteres.next_step import NextStep, for_agents
 from halteres.observe.metrics import append_row
 from halteres.runs.directory import RunAmbiguous, RunDirectory, RunNotFound, runs_home
@@ -45,12 +55,16 @@ def value(node: ast.expr) -> Any:
     if isinstance(node, ast.List):
         return [value(item) for item in node.elts]
     if isinstance(node, ast.Dict):
-        return {value(key): value(item) for key, item in zip(node.keys, node.values, strict=True) if key}
+        return {
+            value(key): value(item) for key, item in zip(node.keys, node.values, strict=True) if key
+        }
     return ast.literal_eval(node)
 
 
 def check(following: str) -> None:
-    """Every call in it is one that its tool takes; what stands between the calls is one line of plain words."""
+    """Every call in it is one that its tool takes; what stands between the calls is one line of
+    plain words.
+    """
     assert following and "\n" not in following
     for text in _CALLS.findall(following):
         node = ast.parse(text, mode="eval").body
@@ -63,7 +77,12 @@ def check(following: str) -> None:
     assert not _COMMANDS.search(words), following
 
 
-MISLEADING = ('rl_compare_runs(run_id="a")', "rl_stop_training(...) again", "rl_check(", "halteres runs list")
+MISLEADING = (
+    'rl_compare_runs(run_id="a")',
+    "rl_stop_training(...) again",
+    "rl_check(",
+    "halteres runs list",
+)
 
 
 @pytest.mark.parametrize("following", MISLEADING)
@@ -87,11 +106,15 @@ ERRORS: list[HalteresError] = [
     RunNotFound("None.", next="halteres runs list shows all."),
     RunNotFound("None.", did_you_mean=RUN, active_runs=[]),
     RunAmbiguous("Two.", active_runs=[RUN, "4b2e7f00"]),
-    PolicyCap("Too many.", next=f"Wait, or stop it: halteres runs stop {RUN}", active_runs=[RUN], limit=1),
+    PolicyCap(
+        "Too many.", next=f"Wait, or stop it: halteres runs stop {RUN}", active_runs=[RUN], limit=1
+    ),
     PolicyCap("Too much.", field="trainer.total_steps", limit=500),
     PolicyCap("Too much."),
     NotFound("No Python."),
-    Conflict("It is still running.", next=NextStep("rl_stop_training", {"run_id": RUN}, "Stop it first")),
+    Conflict(
+        "It is still running.", next=NextStep("rl_stop_training", {"run_id": RUN}, "Stop it first")
+    ),
     NotReady("Not yet.", next="Try again in a moment."),
     ServerError("A defect.", next="Report it."),
 ]
@@ -128,7 +151,10 @@ def test_whatever_a_tool_refuses_the_next_call_can_be_made(name: str, draft: str
 )
 def test_a_run_that_was_meant_goes_into_the_tools_own_argument(name: str, following: str) -> None:
     takes = BY_NAME[name].arguments.model_fields
-    assert for_agents(next_call(name, RunNotFound("None.", did_you_mean=RUN), takes=takes)) == following
+    assert (
+        for_agents(next_call(name, RunNotFound("None.", did_you_mean=RUN), takes=takes))
+        == following
+    )
 
 
 async def test_a_refused_edit_of_another_draft_leads_to_that_draft() -> None:
@@ -138,7 +164,9 @@ async def test_a_refused_edit_of_another_draft_leads_to_that_draft() -> None:
     await answered("rl_select_environment", name="arithmetic", draft="mine")
     refused = await answered("rl_edit_config", field="group_size", value="banana", draft="mine")
     check(refused["next"])
-    assert re.fullmatch(r'rl_get_current_config\(field="(env\.)?group_size", draft="mine"\)', refused["next"])
+    assert re.fullmatch(
+        r'rl_get_current_config\(field="(env\.)?group_size", draft="mine"\)', refused["next"]
+    )
     assert "error" not in await answered("rl_get_current_config", field="group_size", draft="mine")
 
 
@@ -150,9 +178,15 @@ def refused_to_resume(run: RunDirectory) -> HalteresError:
 
 def test_a_run_that_cannot_be_gone_on_from_is_told_in_calls() -> None:
     bare = refused_to_resume(make_run("00000001", status="failed", step=3))
-    assert for_agents(next_call("rl_start_training", bare)) == 'rl_start_training(environment="gsm8k")'
+    assert (
+        for_agents(next_call("rl_start_training", bare)) == 'rl_start_training(environment="gsm8k")'
+    )
     with supervised(make_run("00000002"), status="running"):
-        going = for_agents(next_call("rl_start_training", refused_to_resume(RunDirectory(runs_home() / "00000002"))))
+        going = for_agents(
+            next_call(
+                "rl_start_training", refused_to_resume(RunDirectory(runs_home() / "00000002"))
+            )
+        )
     assert 'rl_stop_training("00000002")' in going
     check(going)
 
@@ -160,7 +194,10 @@ def test_a_run_that_cannot_be_gone_on_from_is_told_in_calls() -> None:
 @pytest.mark.parametrize("given", [True, False])
 def test_a_checkpoint_in_somebody_elses_service_is_told_without_commands(given: bool) -> None:
     run = make_run(status="failed", service_given=given, urls={"service": "http://localhost:8000"})
-    append_row(run.path / "checkpoints.jsonl", {"name": "a", "step": 5, "state_path": "tinker://a/weights/a"})
+    append_row(
+        run.path / "checkpoints.jsonl",
+        {"name": "a", "step": 5, "state_path": "tinker://a/weights/a"},
+    )
     settings = run.settings()
     with pytest.raises(NotFound) as raised:
         resume_point(run, settings, None if given else "http://localhost:9000")

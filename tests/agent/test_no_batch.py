@@ -1,4 +1,6 @@
-"""Why a run that stands still has no batch: one sentence of its trajectory server, and never more trouble than that."""
+"""Why a run that stands still has no batch: one sentence of its trajectory server, and never more
+trouble than that.
+"""
 
 from __future__ import annotations
 
@@ -14,7 +16,17 @@ from halteres.dashboard.runs import view_of
 from halteres.runs.directory import RunDirectory
 
 from .fake_trajectory_server import WHY, TrajectoryServer, quiet_for, trajectory_server
-from .run_fixtures import RUN, add_alert, add_evaluation, change, make_run, short_home, supervised, tokens, told
+from .run_fixtures import (
+    RUN,
+    add_alert,
+    add_evaluation,
+    change,
+    make_run,
+    short_home,
+    supervised,
+    tokens,
+    told,
+)
 
 BUDGET = 350
 
@@ -55,7 +67,9 @@ async def test_a_run_whose_groups_all_fail_says_so_with_the_exception(
     waiting: RunDirectory, trajectories: TrajectoryServer
 ) -> None:
     evidence = "3 groups failed one after another. The last: TypeError: no str. (at sums.py:9)"
-    add_alert(waiting, "groups_failed", 13, evidence=evidence, remedy=f'rl_get_logs("{RUN}", role="env")')
+    add_alert(
+        waiting, "groups_failed", 13, evidence=evidence, remedy=f'rl_get_logs("{RUN}", role="env")'
+    )
     answer = await told("rl_check_status", run_id=RUN)
     assert (answer["no_batch"], answer["health"]) == (evidence, "alert")
     assert trajectories.asked == 0
@@ -66,7 +80,9 @@ async def test_the_servers_own_summary_goes_before_its_first_reason_and_is_clipp
 ) -> None:
     trajectories.answer |= {"why": "Much is missing. " * 40}
     answer = await told("rl_check_status", run_id=RUN)
-    assert answer["no_batch"].startswith("Much is missing. Much") and len(answer["no_batch"]) <= LENGTH
+    assert (
+        answer["no_batch"].startswith("Much is missing. Much") and len(answer["no_batch"]) <= LENGTH
+    )
     assert tokens(answer) <= BUDGET
 
 
@@ -79,9 +95,16 @@ async def test_a_run_between_two_steps_is_not_asked_about(
     assert trajectories.asked == 0
 
 
-async def test_a_starting_run_whose_environment_is_not_there_says_so(trajectories: TrajectoryServer) -> None:
+async def test_a_starting_run_whose_environment_is_not_there_says_so(
+    trajectories: TrajectoryServer,
+) -> None:
     begun = time.time() - 30
-    facts = {"status": "starting", "phase": "environment", "started_at": begun, "urls": {"api": trajectories.url}}
+    facts = {
+        "status": "starting",
+        "phase": "environment",
+        "started_at": begun,
+        "urls": {"api": trajectories.url},
+    }
     with supervised(make_run(), **facts):
         assert (await told("rl_check_status", run_id=RUN))["no_batch"] == WHY
     with supervised(make_run("7b1e0c55"), **{**facts, "phase": "api"}):
@@ -89,12 +112,16 @@ async def test_a_starting_run_whose_environment_is_not_there_says_so(trajectorie
     assert trajectories.asked == 1
 
 
-async def test_a_batch_that_lies_ready_needs_no_sentence(waiting: RunDirectory, trajectories: TrajectoryServer) -> None:
+async def test_a_batch_that_lies_ready_needs_no_sentence(
+    waiting: RunDirectory, trajectories: TrajectoryServer
+) -> None:
     trajectories.answer |= {"batch_ready": True}
     assert "no_batch" not in await told("rl_check_status", run_id=RUN)
 
 
-@pytest.mark.parametrize("answer", [[], {}, {"reasons": []}, {"reasons": [3]}, {"why": 3, "reasons": None}])
+@pytest.mark.parametrize(
+    "answer", [[], {}, {"reasons": []}, {"reasons": [3]}, {"why": 3, "reasons": None}]
+)
 async def test_an_answer_without_a_sentence_leaves_it_out(
     waiting: RunDirectory, trajectories: TrajectoryServer, answer: Any
 ) -> None:
@@ -111,7 +138,9 @@ async def test_a_server_that_refuses_or_is_away_leaves_it_out(
     assert "no_batch" not in await told("rl_check_status", run_id=RUN)
 
 
-async def test_a_server_that_hangs_costs_half_a_second(waiting: RunDirectory, trajectories: TrajectoryServer) -> None:
+async def test_a_server_that_hangs_costs_half_a_second(
+    waiting: RunDirectory, trajectories: TrajectoryServer
+) -> None:
     trajectories.lets_go.clear()
     begun = time.monotonic()
     assert "no_batch" not in await told("rl_check_status", run_id=RUN)

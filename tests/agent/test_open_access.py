@@ -62,7 +62,9 @@ class Leaf:
         return ".".join(map(str, (self.environment, self.key, *self.inside)))
 
 
-def leaves(schema: Mapping[str, Any], definitions: Mapping[str, Any]) -> Iterator[tuple[Place, str | None]]:
+def leaves(
+    schema: Mapping[str, Any], definitions: Mapping[str, Any]
+) -> Iterator[tuple[Place, str | None]]:
     """Every place of a schema that can hold a text, and what it is declared to reach."""
     schema = {**definitions.get(str(schema.get("$ref", "")).rpartition("/")[2], {}), **schema}
     if REACHES in schema:
@@ -78,7 +80,9 @@ def leaves(schema: Mapping[str, Any], definitions: Mapping[str, Any]) -> Iterato
     if isinstance(rest := schema.get("additionalProperties"), dict):
         yield from ((("x", *inside), reach) for inside, reach in leaves(rest, definitions))
     is_fixed = "enum" in schema or "const" in schema
-    may_be_anything = not options and "type" not in schema and "properties" not in schema and not is_fixed
+    may_be_anything = (
+        not options and "type" not in schema and "properties" not in schema and not is_fixed
+    )
     is_open_object = schema.get("type") == "object" and schema.get("additionalProperties") is True
     if (schema.get("type") == "string" and not is_fixed) or may_be_anything or is_open_object:
         yield (), None
@@ -106,7 +110,11 @@ def all_leaves() -> list[Leaf]:
 
 
 LEAVES = all_leaves()
-REACHING = list({(leaf.key, leaf.inside): leaf for leaf in reversed(LEAVES) if leaf.reach in WANT_TOKEN}.values())
+REACHING = list(
+    {
+        (leaf.key, leaf.inside): leaf for leaf in reversed(LEAVES) if leaf.reach in WANT_TOKEN
+    }.values()
+)
 """Those that want the token; what every environment has is tried with one of them."""
 
 
@@ -148,7 +156,9 @@ async def test_the_open_routes_are_the_known_ones(monkeypatch: pytest.MonkeyPatc
         raise TokenNeeded.of("It is called.", "Here")
 
     monkeypatch.setattr(Calls, "reply", reply)
-    paths = [(next(iter(route.methods or {"GET"})), route.path) for route in legacy_routes(Calls(), [])]
+    paths = [
+        (next(iter(route.methods or {"GET"})), route.path) for route in legacy_routes(Calls(), [])
+    ]
     async with control.client(authorization="") as http:
         for method, path in paths:
             address = path.replace("{name:path}", "arithmetic").replace("{run_id:path}", "aaaa1111")
@@ -165,7 +175,11 @@ async def test_the_open_routes_are_the_known_ones(monkeypatch: pytest.MonkeyPatc
 
 def forms_of(value: Any) -> list[Any]:
     """A value as JSON has it, and as the texts that the environment's class reads as the same."""
-    texts = [] if isinstance(value, str) else [json.dumps(value), yaml.safe_dump(value), f"\n  {json.dumps(value)} "]
+    texts = (
+        []
+        if isinstance(value, str)
+        else [json.dumps(value), yaml.safe_dump(value), f"\n  {json.dumps(value)} "]
+    )
     if isinstance(value, list):
         inner = json.dumps(value[0])
         texts.append(f"[&a {inner}, *a]")
@@ -200,7 +214,9 @@ async def test_no_open_route_takes_a_setting_that_names_code_a_path_an_address_o
                 await refused(http, "/config", {"changes": changes})
                 await refused(http, f"/environments/{environment}/select", {"changes": changes})
                 await refused(http, "/runs", {"changes": changes})
-                await refused(http, "/runs", {"changes": changes, "environment": environment, "dry_run": True})
+                await refused(
+                    http, "/runs", {"changes": changes, "environment": environment, "dry_run": True}
+                )
         assert load_draft(Caller(), None) == before
     assert not list_runs()
 
@@ -220,7 +236,9 @@ async def test_a_draft_that_names_code_is_neither_started_nor_tested_nor_edited_
         await refused(http, "/test/inference", {})
         await refused(http, "/config", {"field": "group_size", "value": 8})
         assert (await http.get("/config")).json()["environment"] == "arithmetic"
-        mended = (await http.post("/config", json={"field": key, "value": None if "path" in key else []})).json()
+        mended = (
+            await http.post("/config", json={"field": key, "value": None if "path" in key else []})
+        ).json()
         assert "code" not in mended
     assert not list_runs()
 
@@ -315,7 +333,8 @@ def test_words_and_names_of_another_environment_are_anybodys(value: Any) -> None
 def test_a_text_that_is_too_large_to_be_checked_is_refused(bomb: str) -> None:
     if bomb.startswith("&"):
         levels = [
-            f"&{name} [{', '.join([f'*{before}'] * 10)}]" for before, name in zip("abcdefg", "bcdefgh", strict=True)
+            f"&{name} [{', '.join([f'*{before}'] * 10)}]"
+            for before, name in zip("abcdefg", "bcdefgh", strict=True)
         ]
         bomb = "- " + "\n- ".join([bomb, *levels])
     with pytest.raises(TokenNeeded):
@@ -332,7 +351,9 @@ async def test_what_names_nothing_beyond_the_run_is_set_without_the_token() -> N
         "tags": ["a/b", "/c"],
     }
     async with control.client(authorization="") as http:
-        selected = (await http.post("/environments/arithmetic/select", json={"changes": changes})).json()
+        selected = (
+            await http.post("/environments/arithmetic/select", json={"changes": changes})
+        ).json()
         assert "code" not in selected, selected
         checked = (await http.post("/runs", json={"dry_run": True})).json()
         assert checked["ok"], checked
@@ -358,7 +379,9 @@ JUDGED = {
 MODELLED = {"env.panel": [{"name": "m", "model": "http://127.0.0.1:9"}]}
 
 
-@pytest.mark.parametrize(("lock", "key"), [(JUDGED, "MY_JUDGE_KEY"), (MODELLED, "HALTERES_REWARD_KEY")])
+@pytest.mark.parametrize(
+    ("lock", "key"), [(JUDGED, "MY_JUDGE_KEY"), (MODELLED, "HALTERES_REWARD_KEY")]
+)
 async def test_without_the_token_nothing_is_started_that_spends_a_key(
     home: Path, monkeypatch: pytest.MonkeyPatch, lock: dict[str, Any], key: str
 ) -> None:
@@ -375,14 +398,18 @@ async def test_without_the_token_nothing_is_started_that_spends_a_key(
 
 
 @pytest.mark.parametrize("at_once", [None, 1])
-async def test_without_the_token_only_so_many_runs_go_on_at_once(home: Path, at_once: int | None) -> None:
+async def test_without_the_token_only_so_many_runs_go_on_at_once(
+    home: Path, at_once: int | None
+) -> None:
     """By the policy's cap; four, where it says nothing."""
     if at_once is not None:
         (home / "policy.yaml").write_text(yaml.safe_dump({"caps": {"max_open_runs": at_once}}))
     num_live = at_once or 4
     live = [make_run(f"0000000{number}", status="running") for number in range(num_live)]
     async with control.client(authorization="") as http:
-        await http.post("/environments/arithmetic/select", json={"changes": {"inference.engine": "scripted"}})
+        await http.post(
+            "/environments/arithmetic/select", json={"changes": {"inference.engine": "scripted"}}
+        )
         with ExitStack() as lives:
             for run in live:
                 lives.enter_context(supervised(run))
@@ -393,6 +420,8 @@ async def test_without_the_token_only_so_many_runs_go_on_at_once(home: Path, at_
                 num_live,
             )
             assert not (await http.post("/runs", json={"dry_run": True})).json()["ok"]
-            known = (await http.post("/runs", json={"dry_run": True}, headers=control.bearer())).json()
+            known = (
+                await http.post("/runs", json={"dry_run": True}, headers=control.bearer())
+            ).json()
             assert known["ok"], known
         assert (await http.post("/runs", json={"dry_run": True})).json()["ok"]

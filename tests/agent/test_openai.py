@@ -27,7 +27,11 @@ def test_every_tool_is_a_function_definition() -> None:
     for definition, tool in zip(openai.definitions(), TOOLS, strict=True):
         assert definition == {
             "type": "function",
-            "function": {"name": tool.name, "description": tool.description, "parameters": tool.input_schema()},
+            "function": {
+                "name": tool.name,
+                "description": tool.description,
+                "parameters": tool.input_schema(),
+            },
         }
         assert definition["function"]["parameters"]["type"] == "object"
 
@@ -41,7 +45,12 @@ async def test_a_tool_call_is_answered_with_a_tool_message(monkeypatch: pytest.M
         return BY_NAME["rl_list_runs"].result(runs=[], count=1, given=given, next="x")
 
     standing_in(monkeypatch, "rl_list_runs", lists)
-    for arguments, given in (('{"limit": 3}', '{"limit":3}'), ("", "{}"), (None, "{}"), ({"limit": 3}, '{"limit":3}')):
+    for arguments, given in (
+        ('{"limit": 3}', '{"limit":3}'),
+        ("", "{}"),
+        (None, "{}"),
+        ({"limit": 3}, '{"limit":3}'),
+    ):
         assert await openai.answer(asked("rl_list_runs", arguments)) == {
             "role": "tool",
             "tool_call_id": "call_7",
@@ -76,4 +85,6 @@ def test_the_program_prints_the_table() -> None:
 
     assert printed().split() == [tool.name for tool in TOOLS]
     assert json.loads(printed("--format", "openai")) == openai.definitions()
-    assert json.loads(printed("--format", "mcp")) == {"tools": [tool_definition(tool) for tool in TOOLS]}
+    assert json.loads(printed("--format", "mcp")) == {
+        "tools": [tool_definition(tool) for tool in TOOLS]
+    }

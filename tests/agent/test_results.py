@@ -18,7 +18,18 @@ from halteres.observe.sinks import Reports, SinkReport
 from halteres.runs.directory import RunDirectory
 from halteres.runs.state import Failure
 
-from .run_fixtures import READ_BEST, RUN, STOP, add_alert, change, make_run, replied, supervised, tokens, told
+from .run_fixtures import (
+    READ_BEST,
+    RUN,
+    STOP,
+    add_alert,
+    change,
+    make_run,
+    replied,
+    supervised,
+    tokens,
+    told,
+)
 from .run_results import add_checkpoint, add_step, configure, evaluate, trained
 
 BUDGET = 600
@@ -34,7 +45,9 @@ def home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     return tmp_path
 
 
-async def test_a_completed_run_tells_figures_gain_history_weights_and_cost_within_its_budget() -> None:
+async def test_a_completed_run_tells_figures_gain_history_weights_and_cost_within_its_budget() -> (
+    None
+):
     run = trained()
     add_alert(run, "truncation", 7)
     add_alert(run, "truncation", 9)
@@ -44,19 +57,31 @@ async def test_a_completed_run_tells_figures_gain_history_weights_and_cost_withi
     assert (answer["wandb_project"], answer["wandb_run_name"]) == ("atropos-tinker", f"gsm8k-{RUN}")
     assert answer["baseline"]["step"] == 0
     gain = answer["improvement"][CORRECT]
-    assert gain["delta"] == pytest.approx(answer["final_metrics"][CORRECT] - answer["baseline"][CORRECT], abs=2e-4)
+    assert gain["delta"] == pytest.approx(
+        answer["final_metrics"][CORRECT] - answer["baseline"][CORRECT], abs=2e-4
+    )
     assert gain["ci95"][0] <= gain["delta"] <= gain["ci95"][1]
     assert (gain["num_tasks"], gain["certain"], gain["method"]) == (64, True, "paired")
     assert answer["cost"]["minutes"] == pytest.approx(4, abs=0.1)
     assert answer["cost"]["tokens"] == 50 * 4718
     (alert,) = answer["alerts"]
-    assert alert == {"rule": "truncation", "step": 9, "times": 2, "remedy": "rl_edit_config('max_token_length', 1536)"}
+    assert alert == {
+        "rule": "truncation",
+        "step": 9,
+        "times": 2,
+        "remedy": "rl_edit_config('max_token_length', 1536)",
+    }
     assert answer["weights"]["peft_dir"] == str(run.path / "adapter")
     assert answer["weights"]["sampler"].endswith("/sampler_weights/final")
     chat, served = answer["weights"]["use"]
     assert chat == f"halteres chat {RUN}"
-    assert served.startswith(f"vllm serve {answer['weights']['base']} --enable-lora --lora-modules {RUN}=")
-    assert answer["checkpoints"] == [{"name": "step-000000", "step": 0}, {"name": "final", "step": 50}]
+    assert served.startswith(
+        f"vllm serve {answer['weights']['base']} --enable-lora --lora-modules {RUN}="
+    )
+    assert answer["checkpoints"] == [
+        {"name": "step-000000", "step": 0},
+        {"name": "final", "step": 50},
+    ]
     assert tokens(answer) <= BUDGET
 
 
@@ -64,13 +89,22 @@ async def test_an_ended_run_tells_at_once_whether_it_has_learnt() -> None:
     trained()
     gain = (await told("rl_check_status", run_id=RUN))["gain"]
     whole = await told("rl_get_results", run_id=RUN)
-    assert (gain["before"], gain["after"]) == (whole["baseline"][CORRECT], whole["final_metrics"][CORRECT])
-    assert (gain["of"], gain["certain"], gain["ci95"]) == (CORRECT, True, whole["improvement"][CORRECT]["ci95"])
+    assert (gain["before"], gain["after"]) == (
+        whole["baseline"][CORRECT],
+        whole["final_metrics"][CORRECT],
+    )
+    assert (gain["of"], gain["certain"], gain["ci95"]) == (
+        CORRECT,
+        True,
+        whole["improvement"][CORRECT]["ci95"],
+    )
 
 
 async def test_results_tell_where_wandb_has_the_run_or_how_to_upload_it() -> None:
     run = trained()
-    assert not {"wandb", "wandb_url"} & (await told("rl_get_results", run_id=RUN)).keys(), "what is off is not told"
+    assert not {"wandb", "wandb_url"} & (await told("rl_get_results", run_id=RUN)).keys(), (
+        "what is off is not told"
+    )
     Reports(run.path).put("wandb", SinkReport(state="offline", note="Upload it: wandb sync /w"))
     offline = await told("rl_get_results", run_id=RUN)
     assert (offline["wandb"], offline["wandb_url"]) == ("offline", None)
@@ -79,10 +113,15 @@ async def test_results_tell_where_wandb_has_the_run_or_how_to_upload_it() -> Non
     assert (await told("rl_get_results", run_id=RUN))["wandb_url"] == "https://wandb.ai/x"
 
 
-async def test_the_history_has_as_many_rows_as_asked_the_first_the_last_and_the_evaluations_between() -> None:
+async def test_the_history_has_as_many_rows_as_asked_the_first_the_last_and_the_evaluations_between() -> (
+    None
+):
     trained()
     for points in (2, 5, 10, 50):
-        steps = [row["step"] for row in (await told("rl_get_results", run_id=RUN, points=points))["history"]]
+        steps = [
+            row["step"]
+            for row in (await told("rl_get_results", run_id=RUN, points=points))["history"]
+        ]
         assert (len(steps), steps[0], steps[-1]) == (points, 0, 50)
         assert steps == sorted(set(steps))
         assert points < 5 or {20, 40} <= set(steps)
@@ -100,7 +139,12 @@ async def test_a_run_without_a_step_answers_what_there_is(status: str) -> None:
     with supervised(make_run(), status=status):
         answer = await told("rl_get_results")
     assert answer.keys() >= SEED_KEYS
-    assert [answer[key] for key in ("final_metrics", "baseline", "improvement", "weights")] == [{}, {}, {}, {}]
+    assert [answer[key] for key in ("final_metrics", "baseline", "improvement", "weights")] == [
+        {},
+        {},
+        {},
+        {},
+    ]
     assert (answer["history"], answer["checkpoints"]) == ([], [])
     assert answer["next"].startswith(f'rl_check_status("{RUN}"')
 
@@ -140,7 +184,9 @@ async def test_an_evaluation_after_the_start_is_not_taken_for_the_untrained_mode
 
 async def test_metrics_are_chosen_by_name_pattern_and_the_names_of_other_answers() -> None:
     trained()
-    answer = await told("rl_get_results", run_id=RUN, metrics=["eval/*correct*", "reward_mean", "kl"], points=3)
+    answer = await told(
+        "rl_get_results", run_id=RUN, metrics=["eval/*correct*", "reward_mean", "kl"], points=3
+    )
     assert [*answer["final_metrics"]] == [
         CORRECT,
         "eval/percent_correct_greedy",
@@ -160,7 +206,10 @@ async def test_an_unknown_metric_is_null_with_the_nearest_name() -> None:
 
 async def test_however_many_metrics_are_asked_for_the_answer_stays_readable() -> None:
     run = trained()
-    append_row(run.path / "metrics.jsonl", {"step": 50, **{f"train/own_{number}": 0.123456 for number in range(60)}})
+    append_row(
+        run.path / "metrics.jsonl",
+        {"step": 50, **{f"train/own_{number}": 0.123456 for number in range(60)}},
+    )
     answer = await told("rl_get_results", run_id=RUN, metrics=["*"], points=50)
     assert len(answer["final_metrics"]) == 12
     assert any("more metrics fit" in note for note in answer["notes"])
@@ -170,7 +219,10 @@ async def test_however_many_metrics_are_asked_for_the_answer_stays_readable() ->
 async def test_what_is_not_finite_is_null() -> None:
     run = make_run()
     with (run.path / "metrics.jsonl").open("a") as file:
-        file.write('{"step": 1, "reward/mean": null, "train/loss": null}\n{"step": 2, "reward/mean": 1e999}\n{"st')
+        file.write(
+            '{"step": 1, "reward/mean": null, "train/loss": null}\n{"step": 2, "reward/mean": '
+            '1e999}\n{"st'
+        )
     answer = await told("rl_get_results", run_id=RUN, metrics=["reward/mean", "train/loss"])
     assert answer["final_metrics"] == {"reward/mean": None, "train/loss": None}
 
@@ -228,7 +280,9 @@ async def test_a_completed_run_is_compared_with_the_newest_other_one_of_its_envi
 
 async def test_the_first_run_of_an_environment_is_looked_into() -> None:
     trained()
-    assert (await told("rl_get_results", run_id=RUN))["next"] == 'rl_get_rollouts("3fa9c1d2", which="best")'
+    assert (await told("rl_get_results", run_id=RUN))[
+        "next"
+    ] == 'rl_get_rollouts("3fa9c1d2", which="best")'
 
 
 async def test_the_settings_project_is_told() -> None:
@@ -271,7 +325,9 @@ async def test_a_run_that_has_ended_shows_its_own_picture() -> None:
     assert reply.images == (run.path / "plot.png",)
 
 
-async def test_a_picture_that_cannot_be_drawn_costs_no_figure(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_a_picture_that_cannot_be_drawn_costs_no_figure(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     def refuse(*_: object) -> None:
         raise RuntimeError("no font")
 
@@ -279,13 +335,20 @@ async def test_a_picture_that_cannot_be_drawn_costs_no_figure(monkeypatch: pytes
     trained(steps=2)
     reply = await replied("rl_get_results", run_id=RUN, plot=True)
     assert (reply.failed, reply.images, reply.body["plot"]) == (False, (), None)
-    assert reply.body["improvement"] and reply.body["notes"][-1] == "Plotting raised RuntimeError: no font."
+    assert (
+        reply.body["improvement"]
+        and reply.body["notes"][-1] == "Plotting raised RuntimeError: no font."
+    )
 
 
-async def test_a_secret_is_in_no_answer_also_where_a_text_is_cut(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_a_secret_is_in_no_answer_also_where_a_text_is_cut(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     secret = "sk-planted-" + "0123456789" * 60
     monkeypatch.setenv("PLANTED_API_KEY", secret)
-    change(trained(steps=2), status="failed", error=f"The key {secret} was refused.", name=secret[:60])
+    change(
+        trained(steps=2), status="failed", error=f"The key {secret} was refused.", name=secret[:60]
+    )
     answer = str(await told("rl_get_results", run_id=RUN))
     assert "planted-012345" not in answer.replace(secret[:60], "")
     assert "The key *** was refused." in answer
@@ -294,7 +357,8 @@ async def test_a_secret_is_in_no_answer_also_where_a_text_is_cut(monkeypatch: py
 def test_judging_runs_imports_no_matplotlib_unless_something_is_drawn(home: Path) -> None:
     trained(steps=2)
     code = (
-        "import asyncio, sys; from halteres.agent.call import call; from halteres.agent.call import Caller\n"
+        "import asyncio, sys; from halteres.agent.call import call; from halteres.agent.call "
+        "import Caller\n"
         "for name, more in (('rl_get_results', {'run_id': '3fa9c1d2'}),\n"
         "                   ('rl_compare_runs', {'run_ids': ['3fa9c1d2'], 'plot': False})):\n"
         "    assert not asyncio.run(call(name, more, Caller())).failed\n"

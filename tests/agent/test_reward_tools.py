@@ -1,4 +1,6 @@
-"""A reward model as an agent makes and uses one: trained as a run, listed, evaluated, asked for an order."""
+"""A reward model as an agent makes and uses one: trained as a run, listed, evaluated, asked for an
+order.
+"""
 
 from __future__ import annotations
 
@@ -43,7 +45,9 @@ async def within_budget(tool: str, /, **arguments: Any) -> dict[str, Any]:
 
 async def test_a_dry_run_tells_rows_steps_and_memory_and_starts_nothing(home: Path) -> None:
     data = pairs(home, "train", 40, 1)
-    answer = await within_budget("rl_train_reward_model", data=data, settings=SETTINGS, dry_run=True)
+    answer = await within_budget(
+        "rl_train_reward_model", data=data, settings=SETTINGS, dry_run=True
+    )
     assert (answer["status"], answer["total_steps"]) == ("rehearsed", 5)
     assert answer["forecast"]["num_rows"] == 40 and answer["forecast"]["memory_gb"] > 0
     assert (await told("rl_list_runs"))["count"] == 0
@@ -56,7 +60,10 @@ async def test_what_is_missing_or_wrong_is_told_with_what_to_do(home: Path) -> N
     assert (wrong["code"], wrong["did_you_mean"]) == ("invalid_config", "learning_rate")
     Path(data).write_text('{"prompt": "a", "chosen": "b"}\n')
     assert "row 1" in (await told("rl_train_reward_model", data=data))["error"]
-    assert "no reward model" in (await told("rl_rank_completions", model="/nowhere", completions=["a", "b"]))["error"]
+    assert (
+        "no reward model"
+        in (await told("rl_rank_completions", model="/nowhere", completions=["a", "b"]))["error"]
+    )
     listed = await told("rl_list_reward_models")
     assert (listed["count"], listed["next"]) == (0, "rl_train_reward_model(dry_run=true)")
 
@@ -65,7 +72,12 @@ async def test_what_is_missing_or_wrong_is_told_with_what_to_do(home: Path) -> N
 async def test_a_reward_model_is_trained_watched_listed_evaluated_and_ranks(home: Path) -> None:
     data, held_out = pairs(home, "train", 40, 1), pairs(home, "held_out", 24, 2)
     started = await within_budget(
-        "rl_train_reward_model", data=data, eval_data=held_out, settings=SETTINGS, name="judge", idempotency_key="one"
+        "rl_train_reward_model",
+        data=data,
+        eval_data=held_out,
+        settings=SETTINGS,
+        name="judge",
+        idempotency_key="one",
     )
     run_id = started["run_id"]
     assert started["next"].startswith(f'rl_check_status("{run_id}"')
@@ -76,11 +88,14 @@ async def test_a_reward_model_is_trained_watched_listed_evaluated_and_ranks(home
     assert 0 <= looked["metrics"]["eval_accuracy"] <= 1
     following = (await told("rl_start_training", resume_from=run_id))["next"]
     assert re.fullmatch(
-        r'It is complete: rl_evaluate_reward_model\(model="\S+/reward_model", data="HELD_OUT"\)', following
+        r'It is complete: rl_evaluate_reward_model\(model="\S+/reward_model", data="HELD_OUT"\)',
+        following,
     )
     assert (await told("rl_list_runs"))["runs"][0]["environment"] == "reward-model"
 
-    other = await refused("rl_train_reward_model", resume_from=run_id, settings={"learning_rate": 1e-4})
+    other = await refused(
+        "rl_train_reward_model", resume_from=run_id, settings={"learning_rate": 1e-4}
+    )
     assert "settings cannot be changed" in other["error"]
 
     results = await told("rl_get_results", run_id=run_id)
@@ -94,12 +109,16 @@ async def test_a_reward_model_is_trained_watched_listed_evaluated_and_ranks(home
 
     measured = await within_budget("rl_evaluate_reward_model", model=run_id, data=held_out)
     while measured["status"] == "running":
-        measured = await within_budget("rl_evaluate_reward_model", evaluation_id=measured["evaluation_id"])
+        measured = await within_budget(
+            "rl_evaluate_reward_model", evaluation_id=measured["evaluation_id"]
+        )
     assert (measured["status"], measured["num_pairs"]) == ("done", 24), measured
     assert set(measured["by_kind"]) == {"correct", "polite", "complete"}
     assert measured["interval"][0] <= measured["accuracy"] <= measured["interval"][1]
 
-    ranked = await within_budget("rl_rank_completions", model=run_id, prompt="2 + 2 =", completions=["5", "4"])
+    ranked = await within_budget(
+        "rl_rank_completions", model=run_id, prompt="2 + 2 =", completions=["5", "4"]
+    )
     while ranked["status"] == "running":
         ranked = await within_budget("rl_rank_completions", evaluation_id=ranked["evaluation_id"])
     assert ranked["status"] == "done", ranked

@@ -34,10 +34,14 @@ class Table:
         self.reply = Reply(body={})
         self.next: Advice = NextStep("rl_list_runs")
 
-    async def __call__(self, name: str, arguments: Mapping[str, Any] | None, caller: Caller) -> Reply:
+    async def __call__(
+        self, name: str, arguments: Mapping[str, Any] | None, caller: Caller
+    ) -> Reply:
         self.asked.append((name, dict(arguments or {})))
         self.drafts.append(caller.draft)
-        return replace(self.reply, body={**self.reply.body, "next": written(self.next, caller.write)})
+        return replace(
+            self.reply, body={**self.reply.body, "next": written(self.next, caller.write)}
+        )
 
 
 @pytest.fixture(autouse=True)
@@ -67,20 +71,40 @@ def halteres(*words: str) -> subprocess.CompletedProcess[str]:
     ("words", "name", "arguments"),
     [
         ("list-environments", "rl_list_environments", {}),
-        ("list-environments --query sums --refresh", "rl_list_environments", {"query": "sums", "refresh": True}),
+        (
+            "list-environments --query sums --refresh",
+            "rl_list_environments",
+            {"query": "sums", "refresh": True},
+        ),
         ("select-environment arithmetic", "rl_select_environment", {"name": "arithmetic"}),
         ("get-current-config --detail full", "rl_get_current_config", {"detail": "full"}),
         ("get-current-config --field model", "rl_get_current_config", {"field": "model"}),
         ("edit-config group_size 16", "rl_edit_config", {"field": "group_size", "value": "16"}),
-        ("edit-config group_size 16 --draft b", "rl_edit_config", {"field": "group_size", "value": "16", "draft": "b"}),
-        ("edit-config learning_rate -- -1e-5", "rl_edit_config", {"field": "learning_rate", "value": "-1e-5"}),
+        (
+            "edit-config group_size 16 --draft b",
+            "rl_edit_config",
+            {"field": "group_size", "value": "16", "draft": "b"},
+        ),
+        (
+            "edit-config learning_rate -- -1e-5",
+            "rl_edit_config",
+            {"field": "learning_rate", "value": "-1e-5"},
+        ),
         ("edit-config name plain", "rl_edit_config", {"field": "name", "value": "plain"}),
         ('edit-config name "16"', "rl_edit_config", {"field": "name", "value": '"16"'}),
         ("edit-config name null", "rl_edit_config", {"field": "name", "value": "null"}),
         ("edit-config tags [1,2]", "rl_edit_config", {"field": "tags", "value": "[1,2]"}),
-        ('edit-config --changes {"group_size":16}', "rl_edit_config", {"changes": {"group_size": 16}}),
+        (
+            'edit-config --changes {"group_size":16}',
+            "rl_edit_config",
+            {"changes": {"group_size": 16}},
+        ),
         ("start-training --dry-run", "rl_start_training", {"dry_run": True}),
-        ("start-training --no-dry-run --name 7", "rl_start_training", {"dry_run": False, "name": "7"}),
+        (
+            "start-training --no-dry-run --name 7",
+            "rl_start_training",
+            {"dry_run": False, "name": "7"},
+        ),
         ("check-status", "rl_check_status", {}),
         ("check-status 12345678", "rl_check_status", {"run_id": "12345678"}),
         (
@@ -88,8 +112,16 @@ def halteres(*words: str) -> subprocess.CompletedProcess[str]:
             "rl_check_status",
             {"run_id": "3fa9", "wait_s": 45, "until": "terminal"},
         ),
-        ("stop-training 3fa9 --mode after_step", "rl_stop_training", {"run_id": "3fa9", "mode": "after_step"}),
-        ("get-rollouts 3fa9 --step 0 --n 1", "rl_get_rollouts", {"run_id": "3fa9", "step": 0, "n": 1}),
+        (
+            "stop-training 3fa9 --mode after_step",
+            "rl_stop_training",
+            {"run_id": "3fa9", "mode": "after_step"},
+        ),
+        (
+            "get-rollouts 3fa9 --step 0 --n 1",
+            "rl_get_rollouts",
+            {"run_id": "3fa9", "step": 0, "n": 1},
+        ),
         ("compare-runs a b --no-plot", "rl_compare_runs", {"run_ids": ["a", "b"], "plot": False}),
         (
             "test-inference --models a --models b --temperature 1",
@@ -144,7 +176,9 @@ def test_json_is_the_compact_answer_alone(table: Table) -> None:
     table.reply = Reply(body={"message": "Größe", "config": {"a": 1.5, "b": None}})
     ended = rl("list-runs", "--json")
     assert ended.exit_code == 0
-    assert ended.stdout == '{"message":"Größe","config":{"a":1.5,"b":null},"next":"rl_list_runs()"}\n'
+    assert (
+        ended.stdout == '{"message":"Größe","config":{"a":1.5,"b":null},"next":"rl_list_runs()"}\n'
+    )
     assert ended.stderr == ""
 
 
@@ -159,7 +193,10 @@ def test_an_error_is_exit_code_1_also_where_the_call_itself_succeeded(table: Tab
 
 def test_a_failed_call_is_told_on_stderr_with_what_to_do(table: Table) -> None:
     body = {"error": "Run 'x' not found.", "code": "run_not_found"}
-    table.reply, table.next = Reply(body=body, failed=True, status=404), NextStep.of("rl_check_status", "3fa9")
+    table.reply, table.next = (
+        Reply(body=body, failed=True, status=404),
+        NextStep.of("rl_check_status", "3fa9"),
+    )
     ended = rl("check-status", "x")
     assert (ended.exit_code, ended.stdout) == (1, "")
     assert ended.stderr.splitlines() == [
@@ -182,7 +219,10 @@ def test_people_get_lines_tables_and_whole_paths(table: Table, home: Path) -> No
         "tags": [],
         "rollouts": [{"prompt": "1 + 1?\nThink.", "score": 1.0}],
     }
-    table.reply, table.next = Reply(body=body, images=(picture,)), NextStep.of("rl_get_results", plot=True)
+    table.reply, table.next = (
+        Reply(body=body, images=(picture,)),
+        NextStep.of("rl_get_results", plot=True),
+    )
     lines = rl("list-runs").stdout.splitlines()
     assert lines == [line.rstrip() for line in lines]
     assert lines[0].split() == ["runs", "run_id", "status", "reward", "code"]
@@ -199,7 +239,9 @@ def test_people_get_lines_tables_and_whole_paths(table: Table, home: Path) -> No
     assert lines[-1] == "next: halteres rl get-results --plot"
 
 
-def test_a_draft_is_the_sessions_unless_a_call_names_one(table: Table, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_draft_is_the_sessions_unless_a_call_names_one(
+    table: Table, monkeypatch: pytest.MonkeyPatch
+) -> None:
     rl("get-current-config")
     monkeypatch.setenv("HALTERES_SESSION", "mine")
     rl("get-current-config")
@@ -214,19 +256,30 @@ def test_a_draft_is_the_sessions_unless_a_call_names_one(table: Table, monkeypat
             NextStep.of("rl_check_status", "3fa9", wait_s=45, until="step>=3"),
             "halteres rl check-status 3fa9 --wait-s 45 --until 'step>=3'",
         ),
-        (NextStep("rl_stop_training", {"run_id": "3fa9"}, "Stop it"), "Stop it: halteres rl stop-training 3fa9"),
+        (
+            NextStep("rl_stop_training", {"run_id": "3fa9"}, "Stop it"),
+            "Stop it: halteres rl stop-training 3fa9",
+        ),
         (NextStep.of("rl_edit_config", "group_size", 16), "halteres rl edit-config group_size 16"),
         (
             NextStep.of("rl_edit_config", changes={"group_size": 12, "env.name": "a (b)"}),
             """halteres rl edit-config --changes '{"group_size": 12, "env.name": "a (b)"}'""",
         ),
         (
-            NextStep.of("rl_start_training", resume_from="3f", changes={"a": None}, dry_run=True, name=None),
+            NextStep.of(
+                "rl_start_training", resume_from="3f", changes={"a": None}, dry_run=True, name=None
+            ),
             """halteres rl start-training --resume-from 3f --changes '{"a": null}' --dry-run""",
         ),
-        (NextStep.of("rl_compare_runs", ["a", "b"], plot=False), "halteres rl compare-runs a b --no-plot"),
         (
-            then(NextStep("rl_list_environments"), NextStep.of("rl_select_environment", Placeholder("name"))),
+            NextStep.of("rl_compare_runs", ["a", "b"], plot=False),
+            "halteres rl compare-runs a b --no-plot",
+        ),
+        (
+            then(
+                NextStep("rl_list_environments"),
+                NextStep.of("rl_select_environment", Placeholder("name")),
+            ),
             "halteres rl list-environments then halteres rl select-environment NAME",
         ),
         (
@@ -234,7 +287,11 @@ def test_a_draft_is_the_sessions_unless_a_call_names_one(table: Table, monkeypat
             "mend it, then halteres rl list-runs --limit 3.",
         ),
         (
-            Remedy((NextStep("rl_stop_training", {"run_id": "3fa9"}),), "see", (NextStep("rl_list_runs"),)),
+            Remedy(
+                (NextStep("rl_stop_training", {"run_id": "3fa9"}),),
+                "see",
+                (NextStep("rl_list_runs"),),
+            ),
             "halteres rl stop-training 3fa9; see halteres rl list-runs",
         ),
         ("rl_list_runs takes: status, limit", "rl_list_runs takes: status, limit"),
@@ -276,5 +333,8 @@ def test_who_only_watches_leaves_the_run_alone(home: Path, monkeypatch: pytest.M
 
 def test_watching_wants_a_run() -> None:
     ended = halteres("watch")
-    assert (ended.returncode, ended.stderr) == (1, "error: There is no run to watch. Try: halteres quickstart\n")
+    assert (ended.returncode, ended.stderr) == (
+        1,
+        "error: There is no run to watch. Try: halteres quickstart\n",
+    )
     assert "Run 'ffff' not found." in halteres("watch", "ffff").stderr

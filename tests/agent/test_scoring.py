@@ -34,7 +34,11 @@ async def test_texts_are_scored_as_answers_to_a_task_that_is_told(tmp_path: Path
     answer = await told("rl_score", environment="arithmetic", completions=texts)
     assert [row["score"] for row in answer["scores"]] == [1, 0, 0, 0], answer
     assert [row["completion"] for row in answer["scores"]] == texts
-    assert (answer["prompt"], answer["reference"], answer["success_above"]) == (first["prompt"], right, 0)
+    assert (answer["prompt"], answer["reference"], answer["success_above"]) == (
+        first["prompt"],
+        right,
+        0,
+    )
     assert "boxed" in answer["prompt"]
     assert tokens(answer) < 300
     question = answer["prompt"].removeprefix("Question: ").partition("\n")[0]
@@ -51,7 +55,11 @@ async def test_a_question_of_a_later_step_is_known_as_those_of_the_first_are() -
 
 
 async def test_a_scorer_that_fails_is_named_beside_the_texts_that_it_scored(tmp_path: Path) -> None:
-    draft(write_environment(tmp_path, "if not text:\n    raise ValueError('nothing')\nreturn len(text)"))
+    draft(
+        write_environment(
+            tmp_path, "if not text:\n    raise ValueError('nothing')\nreturn len(text)"
+        )
+    )
     answer = await told("rl_score", completions=["", "abc", "n" * 300])
     empty, short, long = answer["scores"]
     assert (empty["score"], short["score"], long["score"]) == (None, 3, 300)
@@ -59,13 +67,19 @@ async def test_a_scorer_that_fails_is_named_beside_the_texts_that_it_scored(tmp_
     assert len(long["completion"]) <= 60
 
 
-async def test_what_cannot_be_scored_says_why(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    answer = await told("rl_score", environment="arithmetic", completions=["x"], prompt="Who are you?")
+async def test_what_cannot_be_scored_says_why(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    answer = await told(
+        "rl_score", environment="arithmetic", completions=["x"], prompt="Who are you?"
+    )
     assert "word for word" in answer["error"]
     monkeypatch.setattr(testing, "WITHIN_S", 3.0)
     draft(write_environment(tmp_path, "time.sleep(600)"))
     assert "did not score within 3 s" in (await told("rl_score", completions=["x"]))["error"]
-    assert (await told("rl_score", environment="nowhere", completions=["x"]))["code"] == "environment_not_found"
+    assert (await told("rl_score", environment="nowhere", completions=["x"]))[
+        "code"
+    ] == "environment_not_found"
 
 
 async def test_an_environment_whose_judge_needs_a_key_is_scored_and_tested_with_it(
@@ -97,7 +111,9 @@ async def test_an_environment_whose_judge_needs_a_key_is_scored_and_tested_with_
 
 
 def test_odd_answers_that_are_paid_or_fail_are_said() -> None:
-    found = report.odd_caveats({"empty": 1.0, "boxless": 1.0, "long": 0.0, "symbols": "ValueError: no."}, 0.0)
+    found = report.odd_caveats(
+        {"empty": 1.0, "boxless": 1.0, "long": 0.0, "symbols": "ValueError: no."}, 0.0
+    )
     assert found == [
         "its scorer pays for answers that say nothing (empty)",
         "its scorer fails on odd answers (symbols: ValueError: no.)",
@@ -105,14 +121,31 @@ def test_odd_answers_that_are_paid_or_fail_are_said() -> None:
     assert report.odd_caveats({"empty": 0.0, "boxless": 1.0}, 0.0) == []
 
 
-async def test_a_test_of_an_environment_tries_empty_boxless_and_odd_answers_by_itself(tmp_path: Path) -> None:
+async def test_a_test_of_an_environment_tries_empty_boxless_and_odd_answers_by_itself(
+    tmp_path: Path,
+) -> None:
     draft("arithmetic")
     answer = await model_test_fixtures.answered(num_steps=1, group_size=2)
     odd = answer["summary"]["odd_answers"]
-    assert {"empty", "blank", "boxless", "no_answer", "open_box", "prompt", "symbols", "scripts", "long"} == set(odd)
+    assert {
+        "empty",
+        "blank",
+        "boxless",
+        "no_answer",
+        "open_box",
+        "prompt",
+        "symbols",
+        "scripts",
+        "long",
+    } == set(odd)
     assert set(odd.values()) == {0}
     assert "its scorer" not in answer["summary"]["why"]
-    draft(write_environment(tmp_path, "if len(text) > 9999:\n    raise ValueError('too long')\nreturn float(not text)"))
+    draft(
+        write_environment(
+            tmp_path,
+            "if len(text) > 9999:\n    raise ValueError('too long')\nreturn float(not text)",
+        )
+    )
     cheated = (await model_test_fixtures.answered(num_steps=1, group_size=2))["summary"]
     assert cheated["odd_answers"]["empty"] == 1
     assert "its scorer pays for answers that say nothing (empty)" in cheated["why"]

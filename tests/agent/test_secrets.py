@@ -37,7 +37,10 @@ OF_THE_RUN: tuple[tuple[str, dict[str, Any]], ...] = (
     ("rl_get_results", {"plot": True}),
     ("rl_get_rollouts", {"which": "worst", "n": 3}),
     ("rl_stop_training", {}),
-    *(("rl_get_logs", {"role": role, "lines": 40}) for role in ("env", "eval", "trainer", "supervisor", "service")),
+    *(
+        ("rl_get_logs", {"role": role, "lines": 40})
+        for role in ("env", "eval", "trainer", "supervisor", "service")
+    ),
 )
 
 
@@ -80,7 +83,9 @@ def watched_processes() -> Iterator[dict[str, list[str]]]:
 
 def variables(run: RunDirectory) -> dict[str, list[str]]:
     """Secrets among the variables of each process of the run that is there just now."""
-    files = {role: Path(f"/proc/{facts['pid']}/environ") for role, facts in run.state().processes.items()}
+    files = {
+        role: Path(f"/proc/{facts['pid']}/environ") for role, facts in run.state().processes.items()
+    }
     return {role: spoken(file.read_bytes()) for role, file in files.items() if file.exists()}
 
 
@@ -91,17 +96,27 @@ async def test_a_secret_is_nowhere(home: Path) -> None:
         run = find_run(started["run_id"])
         await until(run.run_id, lambda answer: answer["step"] >= 1, 60)
         held = variables(run)
-        ended = await until(run.run_id, lambda answer: answer["status"] not in ("starting", "running"), 60)
-        answers += [started, ended, *[await told(name, run_id=run.run_id, **more) for name, more in OF_THE_RUN]]
+        ended = await until(
+            run.run_id, lambda answer: answer["status"] not in ("starting", "running"), 60
+        )
+        answers += [
+            started,
+            ended,
+            *[await told(name, run_id=run.run_id, **more) for name, more in OF_THE_RUN],
+        ]
     assert set(held) >= {"service", "engine", "api", "trainer"} and not any(held.values()), held
     assert not command_lines
     assert not [answer for answer in answers if spoken(str(answer).encode())]
     files = {str(file): spoken(file.read_bytes()) for file in home.rglob("*") if file.is_file()}
     assert not {file: names for file, names in files.items() if names}
-    assert any(file.endswith(".sqlite") for file in files) and any(file.endswith(".png") for file in files)
+    assert any(file.endswith(".sqlite") for file in files) and any(
+        file.endswith(".png") for file in files
+    )
 
     log = run.log("env").read_text(errors="replace")
-    assert "on stdout: " in log and log.count("MY_TOKEN=***") >= 3, "it did find them out, and told them"
+    assert "on stdout: " in log and log.count("MY_TOKEN=***") >= 3, (
+        "it did find them out, and told them"
+    )
     assert "MY_TOKEN=***" in (run.state().error or ""), "its last words are those of the run"
     assert ended["exit"] == {"process": "env", "code": 3}
     assert not survivors(run.state())

@@ -1,4 +1,6 @@
-"""Edits that a draft was given once and can have no more: set aside and told, and the draft goes on."""
+"""Edits that a draft was given once and can have no more: set aside and told, and the draft goes
+on.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,6 @@
-"""Skills in the folders of agent clients: what a user wrote or edited stays, and copies that are shared go last."""
+"""Skills in the folders of agent clients: what a user wrote or edited stays, and copies that are
+shared go last.
+"""
 
 from __future__ import annotations
 
@@ -15,7 +17,9 @@ SKILLS = [skill.name for skill in skills()]
 
 
 @pytest.fixture
-def here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> UserHome:
+def here(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> UserHome:
     return land(tmp_path, monkeypatch, capsys)
 
 
@@ -24,7 +28,9 @@ def test_one_that_the_user_edited_is_neither_overwritten_nor_removed(here: UserH
     mine = here.home / ".claude" / "skills" / "train-with-rl" / "SKILL.md"
     mine.write_text("My own way.", encoding="utf-8")
     assert f"{mine.parent} (edited since it was installed)" in here.install("claude").out
-    assert f"{mine.parent} (edited since it was installed)" in here.install("claude", "--remove").out
+    assert (
+        f"{mine.parent} (edited since it was installed)" in here.install("claude", "--remove").out
+    )
     assert [path.name for path in mine.parent.parent.iterdir()] == ["train-with-rl"]
     assert mine.read_text(encoding="utf-8") == "My own way."
     assert [path.name for path in mine.parent.iterdir()] == ["SKILL.md"]
@@ -39,7 +45,9 @@ def test_one_of_the_same_name_that_is_not_ours_stays(here: UserHome) -> None:
     assert [*here.files().values()] == [b"Another one."]
 
 
-def test_an_older_copy_of_ours_is_brought_up_to_date(here: UserHome, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_an_older_copy_of_ours_is_brought_up_to_date(
+    here: UserHome, monkeypatch: pytest.MonkeyPatch
+) -> None:
     older = here.home / "package"
     for name in SKILLS:
         (older / name).mkdir(parents=True)
@@ -59,7 +67,9 @@ def test_an_older_copy_of_ours_is_brought_up_to_date(here: UserHome, monkeypatch
 
 def test_a_copy_that_two_clients_read_goes_with_the_second(here: UserHome) -> None:
     here.install("codex")
-    assert here.install("gemini").done("already there", here.home / ".agents" / "skills" / SKILLS[0])
+    assert here.install("gemini").done(
+        "already there", here.home / ".agents" / "skills" / SKILLS[0]
+    )
     assert "(it is for codex too)" in here.install("gemini", "--remove").out
     assert (here.home / ".agents" / "skills" / SKILLS[0] / "SKILL.md").is_file()
     here.install("codex", "--remove")

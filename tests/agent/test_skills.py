@@ -1,4 +1,6 @@
-"""The skills, and what a workspace tells an agent: every call in them can be made, every name is one that there is."""
+"""The skills, and what a workspace tells an agent: every call in them can be made, every name is
+one that there is.
+"""
 
 from __future__ import annotations
 
@@ -27,7 +29,9 @@ from .transports import home_of
 
 SOURCE = Path(halteres.__file__).parent
 AGENTS = WORKSPACE / "AGENTS.md"
-TEXTS = {file.parent.name: file.read_text() for file in (*(skill.file for skill in skills()), AGENTS)}
+TEXTS = {
+    file.parent.name: file.read_text() for file in (*(skill.file for skill in skills()), AGENTS)
+}
 
 each_text = pytest.mark.parametrize("text", TEXTS.values(), ids=TEXTS.keys())
 each_folder = pytest.mark.parametrize("folder", skill_folders(), ids=lambda folder: folder.name)
@@ -43,7 +47,11 @@ def front_of(folder: Path) -> dict[str, Any]:
 
 
 def test_the_three_skills_are_there() -> None:
-    assert [skill.name for skill in skills()] == ["debug-a-run", "train-with-rl", "write-an-environment"]
+    assert [skill.name for skill in skills()] == [
+        "debug-a-run",
+        "train-with-rl",
+        "write-an-environment",
+    ]
 
 
 @each_folder
@@ -51,7 +59,14 @@ def test_front_matter_keeps_to_the_format(folder: Path) -> None:
     """Agent Skills: which fields there may be, and how long they are."""
     front = front_of(folder)
     assert {"name", "description"} <= set(front)
-    assert set(front) <= {"name", "description", "license", "compatibility", "metadata", "allowed-tools"}
+    assert set(front) <= {
+        "name",
+        "description",
+        "license",
+        "compatibility",
+        "metadata",
+        "allowed-tools",
+    }
     assert front["name"] == folder.name and re.fullmatch(r"[a-z0-9]+(-[a-z0-9]+)*", front["name"])
     assert len(front["name"]) <= 64
     assert 0 < len(front["description"]) <= 1024 and "Use when" in front["description"]
@@ -84,9 +99,13 @@ def test_what_to_wait_for_can_be_waited_for(text: str) -> None:
             Until.parse(word)
 
 
-async def test_changes_in_a_call_are_changes_that_can_be_made(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_changes_in_a_call_are_changes_that_can_be_made(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     home_of(tmp_path, monkeypatch)
-    given = [arguments["changes"] for _, arguments in map(read_call, CALLS) if "changes" in arguments]
+    given = [
+        arguments["changes"] for _, arguments in map(read_call, CALLS) if "changes" in arguments
+    ]
     assert given
     for changes in given:
         told = await Tools().call("rl_select_environment", name="arithmetic", changes=changes)
@@ -115,8 +134,14 @@ def test_codes_and_alerts_are_those_that_there_are() -> None:
 
 @each_text
 def test_every_name_in_backticks_is_one_that_the_program_knows(text: str) -> None:
-    """Fields of answers, settings, metrics, codes: whoever renames one finds the text that still has the old name."""
-    names = set(re.findall(r"`([a-z]+(?:[_/.][a-z0-9_]+)+)(?:\(.*?\))?`", text.replace("mcp__halteres__", "")))
+    """Fields of answers, settings, metrics, codes: whoever renames one finds the text that still
+    has the old name.
+    """
+    names = set(
+        re.findall(
+            r"`([a-z]+(?:[_/.][a-z0-9_]+)+)(?:\(.*?\))?`", text.replace("mcp__halteres__", "")
+        )
+    )
     known = source()
     for name in names:
         for part in name.split("."):
@@ -162,7 +187,9 @@ def test_the_example_holds_its_evaluation_out() -> None:
 def test_the_example_describes_itself(tmp_path: Path) -> None:
     file = tmp_path / "example.py"
     file.write_text(example_environment())
-    ended = subprocess.run([sys.executable, str(file), "describe"], capture_output=True, text=True, check=True)
+    ended = subprocess.run(
+        [sys.executable, str(file), "describe"], capture_output=True, text=True, check=True
+    )
     described = json.loads(ended.stdout)
     assert described["name"] == "sums"
 
@@ -171,7 +198,9 @@ def test_the_example_describes_itself(tmp_path: Path) -> None:
 async def test_the_built_in_model_can_be_trained_on_the_example(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """As the skill has it: found, selected, tested; both good and bad answers, scored as they ought to be."""
+    """As the skill has it: found, selected, tested; both good and bad answers, scored as they ought
+    to be.
+    """
     home = home_of(tmp_path, monkeypatch)
     (home / "environments").mkdir()
     (home / "environments" / "sums.py").write_text(example_environment())

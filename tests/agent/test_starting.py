@@ -1,4 +1,6 @@
-"""rl_start_training: what it answers, what it refuses, that one key is one run. With stand-ins for a run's roles."""
+"""rl_start_training: what it answers, what it refuses, that one key is one run. With stand-ins for
+a run's roles.
+"""
 
 from __future__ import annotations
 
@@ -53,13 +55,22 @@ def policy(home: Path, **fields: Any) -> None:
     (home / "policy.yaml").write_text(yaml.safe_dump(fields))
 
 
-async def test_a_started_run_answers_with_the_keys_of_the_seeds_and_is_seen_at_once(home: Path) -> None:
+async def test_a_started_run_answers_with_the_keys_of_the_seeds_and_is_seen_at_once(
+    home: Path,
+) -> None:
     await select()
     started = await told("rl_start_training", name="first try")
     assert started.keys() >= SEED_KEYS | {"phase", "next"}
     run_id = started["run_id"]
-    assert (started["status"], started["phase"], started["environment"]) == ("starting", "api", "standin_env")
-    assert (started["wandb_project"], started["wandb_run_name"]) == ("atropos-tinker", f"standin_env-{run_id}")
+    assert (started["status"], started["phase"], started["environment"]) == (
+        "starting",
+        "api",
+        "standin_env",
+    )
+    assert (started["wandb_project"], started["wandb_run_name"]) == (
+        "atropos-tinker",
+        f"standin_env-{run_id}",
+    )
     assert started["config"]["total_steps"] == 4
     assert set(started["logs"]) == {"api", "trainer", "env"}
     assert Path(started["config_path"]).is_file()
@@ -70,7 +81,9 @@ async def test_a_started_run_answers_with_the_keys_of_the_seeds_and_is_seen_at_o
     assert tokens(started) <= 450
 
 
-async def test_a_run_with_wandb_says_so_when_it_is_started(home: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_a_run_with_wandb_says_so_when_it_is_started(
+    home: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setenv("STANDIN_SINKS", "variables")
     await select()
     assert "wandb" not in await told("rl_start_training"), "what is off is not told"
@@ -84,7 +97,9 @@ async def test_without_an_environment_the_seeds_sentence_is_told(home: Path) -> 
     assert answer["code"] == "no_environment"
 
 
-async def test_an_environment_that_is_gone_is_told_as_the_seeds_do(home: Path, tmp_path: Path) -> None:
+async def test_an_environment_that_is_gone_is_told_as_the_seeds_do(
+    home: Path, tmp_path: Path
+) -> None:
     copy = tmp_path / "standin_copy.py"
     copy.write_text(Path(ENVIRONMENT).read_text())
     await told("rl_select_environment", name=str(copy))
@@ -118,7 +133,9 @@ async def test_a_dry_run_tells_checks_and_changes_and_leaves_no_trace_of_a_run(h
     answer = await told("rl_start_training", dry_run=True)
     assert (answer["dry_run"], answer["ok"]) == (True, True)
     names = [check["check"] for check in answer["checks"]]
-    assert names == [*("variables", "model present", "memory", "disk", "environment", "batch", "reward varies")]
+    assert names == [
+        *("variables", "model present", "memory", "disk", "environment", "batch", "reward varies")
+    ]
     memory = check_of(answer, "memory")
     assert 0 < memory["need_gb"] < memory["free_gb"]
     assert answer["config_diff"]["group_size"] == [2, 4]
@@ -139,11 +156,15 @@ async def test_a_dry_run_tells_every_failing_check_and_raises_none(home: Path) -
     assert "estimate" not in answer
 
 
-async def test_a_dry_run_refuses_a_batch_that_no_memory_holds_and_warns_of_answers_without_room(home: Path) -> None:
+async def test_a_dry_run_refuses_a_batch_that_no_memory_holds_and_warns_of_answers_without_room(
+    home: Path,
+) -> None:
     await told("rl_select_environment", name="arithmetic")
     huge = {"batch_size": 2**20, "max_token_length": 10**6, "inference.engine": "scripted"}
     await told("rl_edit_config", changes=huge)
-    checks = {check["check"]: check for check in (await told("rl_start_training", dry_run=True))["checks"]}
+    checks = {
+        check["check"]: check for check in (await told("rl_start_training", dry_run=True))["checks"]
+    }
     failed = checks.get("memory") or checks["gpu memory"]
     assert not failed["ok"]
     assert "1,048,576 sequences" in failed["problem"]
@@ -159,24 +180,37 @@ async def test_the_built_in_models_learning_rate_is_warned_of_where_it_meets_a_l
     home: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """By a dry run, by the start itself, and by `halteres train`; the run begins all the same."""
-    monkeypatch.setattr(start_training, "estimate", lambda *_, **__: None)  # the model has no weights to measure with
+    # the model has no weights to measure with
+    monkeypatch.setattr(start_training, "estimate", lambda *_, **__: None)
     model = str(large_model(home / "large"))
     await select(**{"inference.model": model})
     rehearsed = await told("rl_start_training", dry_run=True)
     assert rehearsed["ok"] and not check_of(rehearsed, "learning rate")["ok"]
     (warning,) = (await told("rl_start_training"))["warnings"]
     assert "0.0015 suits the built-in model of 0.9 M parameters; this model has 26 M" in warning
-    monkeypatch.setattr(start, "start_run", functools.partial(start.start_run, supervisor=STANDIN_SUPERVISOR))
+    monkeypatch.setattr(
+        start, "start_run", functools.partial(start.start_run, supervisor=STANDIN_SUPERVISOR)
+    )
     train = functools.partial(CliRunner().invoke, app, catch_exceptions=False)
     started = train(["train", ENVIRONMENT, "--detach", "--set", f"inference.model={model}"])
     assert started.exit_code == 0 and f"warning: {warning}" in started.stderr
     mended = train(
-        ["train", ENVIRONMENT, "--detach", "--set", f"inference.model={model}", "--set", "learning_rate=3e-4"]
+        [
+            "train",
+            ENVIRONMENT,
+            "--detach",
+            "--set",
+            f"inference.model={model}",
+            "--set",
+            "learning_rate=3e-4",
+        ]
     )
     assert "warning" not in mended.stderr
 
 
-async def test_what_a_dry_run_finds_failing_is_refused_by_a_start_with_all_checks(home: Path) -> None:
+async def test_what_a_dry_run_finds_failing_is_refused_by_a_start_with_all_checks(
+    home: Path,
+) -> None:
     await select(**{"inference.model": "Qwen/Qwen3-8B"})
     answer = await told("rl_start_training")
     assert (answer["code"], answer["field"]) == ("preflight_failed", "inference.model")
@@ -214,7 +248,11 @@ async def test_whether_rewards_vary_is_told_from_the_last_test(
     await select(**{"inference.engine": "scripted"})
     answer = await told("rl_start_training", dry_run=True)
     check = check_of(answer, "reward varies")
-    assert (check["ok"], check["groups_with_variance"], check["from"]) == (ok, share, "rl_test_inference 4 min ago")
+    assert (check["ok"], check["groups_with_variance"], check["from"]) == (
+        ok,
+        share,
+        "rl_test_inference 4 min ago",
+    )
     assert answer["ok"] is True, "no run is refused for it"
     assert answer["next"] == ("rl_start_training()" if ok else "rl_test_inference()")
     warnings = (await told("rl_start_training")).get("warnings", [])
@@ -223,12 +261,17 @@ async def test_whether_rewards_vary_is_told_from_the_last_test(
 
 
 async def test_the_seeds_config_file_of_a_run_says_what_the_seeds_do(home: Path) -> None:
-    """Spec 1.5: values that are null or empty are not written, but where that is what was asked for."""
+    """Spec 1.5: values that are null or empty are not written, but where that is what was asked
+    for.
+    """
     await select(**{"inference.engine": "scripted"})
     plain = await told("rl_start_training")
     written = yaml.safe_load(Path(plain["config_path"]).read_text())
     assert written["env"]["wandb_name"] == f"standin_env-{plain['run_id']}"
-    assert written["openai"][0].items() >= {"weight": 1.0, "num_requests_for_eval": 256, "timeout": 3600}.items()
+    assert (
+        written["openai"][0].items()
+        >= {"weight": 1.0, "num_requests_for_eval": 256, "timeout": 3600}.items()
+    )
     assert written["openai"][0]["tokenizer_name"] == written["env"]["tokenizer_name"]
     folder = find_run(plain["run_id"]).path
     assert written["tinker"]["checkpoint_dir"] == str(folder / "service")
@@ -239,7 +282,9 @@ async def test_the_seeds_config_file_of_a_run_says_what_the_seeds_do(home: Path)
     assert written["tinker"]["wandb_run_name"] == f"standin_env-{named['run_id']}"
 
 
-async def test_a_repeated_key_is_the_first_run_also_when_another_could_not_be_started(home: Path) -> None:
+async def test_a_repeated_key_is_the_first_run_also_when_another_could_not_be_started(
+    home: Path,
+) -> None:
     policy(home, caps={"max_concurrent_runs": 1})
     await select()
     edits = {"wandb_project": "mine", "tags": ["a"]}
@@ -264,7 +309,9 @@ async def test_more_runs_at_once_than_the_policy_allows_are_refused_with_those_t
     first = find_run((await told("rl_start_training"))["run_id"])
     answer = await told("rl_start_training")
     assert (answer["code"], answer["active_runs"]) == ("policy_cap", [first.run_id])
-    assert answer["next"].startswith(f'rl_check_status("{first.run_id}", wait_s=45, until="terminal")')
+    assert answer["next"].startswith(
+        f'rl_check_status("{first.run_id}", wait_s=45, until="terminal")'
+    )
     rehearsed = await told("rl_start_training", dry_run=True)
     assert check_of(rehearsed, "runs allowed")["ok"] is False
     wait(first, lambda state: state.status == "running")
@@ -273,14 +320,18 @@ async def test_more_runs_at_once_than_the_policy_allows_are_refused_with_those_t
     stop_run(find_run((await told("rl_start_training"))["run_id"]))
 
 
-async def test_a_run_that_was_stopped_goes_on_with_changes_and_says_from_which_step(home: Path, waiting: None) -> None:
+async def test_a_run_that_was_stopped_goes_on_with_changes_and_says_from_which_step(
+    home: Path, waiting: None
+) -> None:
     await select()
     old = find_run((await told("rl_start_training", name="mine"))["run_id"])
     wait(old, lambda state: state.status == "running" and state.step == 2)
     going = await told("rl_start_training", resume_from=old.run_id)
     assert going["code"] == "conflict" and f'rl_stop_training("{old.run_id}")' in going["next"]
     stop_run(old)
-    rehearsed = await told("rl_start_training", resume_from="mine", changes={"total_steps": 2}, dry_run=True)
+    rehearsed = await told(
+        "rl_start_training", resume_from="mine", changes={"total_steps": 2}, dry_run=True
+    )
     assert "nothing is left to do" in check_of(rehearsed, "checkpoint")["problem"]
     refused = await told("rl_start_training", resume_from=old.run_id, changes={"total_steps": 2})
     mended = 'changes={"total_steps":6})'
@@ -301,9 +352,14 @@ async def test_a_run_that_was_stopped_goes_on_with_changes_and_says_from_which_s
     stop_run(new)
 
 
-async def test_an_environment_beside_resume_from_is_refused_with_the_call_that_is_meant(home: Path) -> None:
+async def test_an_environment_beside_resume_from_is_refused_with_the_call_that_is_meant(
+    home: Path,
+) -> None:
     answer = await told("rl_start_training", environment=ENVIRONMENT, resume_from="3fa9c1d2")
-    assert (answer["field"], answer["next"]) == ("environment", 'rl_start_training(resume_from="3fa9c1d2")')
+    assert (answer["field"], answer["next"]) == (
+        "environment",
+        'rl_start_training(resume_from="3fa9c1d2")',
+    )
 
 
 async def test_the_policy_that_held_is_written_into_the_run(home: Path) -> None:
@@ -326,7 +382,12 @@ async def test_logs_and_config_are_linked_under_the_names_of_the_seeds(
     for folder in (home / "logs", hermes / "logs" / "rl_training"):
         for role in ("api", "trainer", "env"):
             assert (folder / f"{role}_{run.run_id}.log").resolve() == run.log(role).resolve()
-    assert yaml.safe_load((home / "configs" / f"run_{run.run_id}.yaml").read_text())["env"]["total_steps"] == 4
+    assert (
+        yaml.safe_load((home / "configs" / f"run_{run.run_id}.yaml").read_text())["env"][
+            "total_steps"
+        ]
+        == 4
+    )
 
 
 async def test_a_model_on_the_shelf_is_named_and_its_folder_is_kept(home: Path) -> None:

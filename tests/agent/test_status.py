@@ -58,7 +58,11 @@ def running() -> Iterator[RunDirectory]:
 async def test_a_running_run_tells_state_figures_trend_and_time_left(running: RunDirectory) -> None:
     answer = await told("rl_check_status", run_id=RUN)
     assert answer.keys() >= SEED_STATUS
-    assert (answer["status"], answer["state"], answer["health"]) == ("running", "running", "healthy")
+    assert (answer["status"], answer["state"], answer["health"]) == (
+        "running",
+        "running",
+        "healthy",
+    )
     assert (answer["step"], answer["total_steps"], answer["alerts"]) == (12, 50, [])
     assert answer["metrics"] == {
         "step": 12,
@@ -69,12 +73,19 @@ async def test_a_running_run_tells_state_figures_trend_and_time_left(running: Ru
         "loss_per_token": 0.0131,
         "kl": 0.00213,
     }
-    assert answer["trend"] == {"reward_mean": "▁▂▂▃▄▄▅▅▆▇▇█ 0.19->0.3", "groups_without_signal": 0.25}
+    assert answer["trend"] == {
+        "reward_mean": "▁▂▂▃▄▄▅▅▆▇▇█ 0.19->0.3",
+        "groups_without_signal": 0.25,
+    }
     assert answer["eta_minutes"] == [9.5, 9.5]
-    assert answer["processes"] == dict.fromkeys(("api", "trainer", "env", "service", "engine"), "running")
+    assert answer["processes"] == dict.fromkeys(
+        ("api", "trainer", "env", "service", "engine"), "running"
+    )
     assert answer["wandb_project"] == "atropos-tinker"
     assert answer["wandb_run_name"] == f"gsm8k-{RUN}"
-    assert answer["logs"] == {}, "rl_start_training has told them; they are worth a look where something ails"
+    assert answer["logs"] == {}, (
+        "rl_start_training has told them; they are worth a look where something ails"
+    )
     assert answer["running_time_minutes"] == pytest.approx(4, abs=0.1)
     assert answer["suggested_wait_s"] == 50
     assert answer["next"] == f'rl_check_status("{RUN}", wait_s=50, until="eval")'
@@ -82,19 +93,31 @@ async def test_a_running_run_tells_state_figures_trend_and_time_left(running: Ru
     assert tokens(answer) <= BUDGET
 
 
-async def test_what_drifts_is_told_beside_the_divergence_where_it_is_measured(running: RunDirectory) -> None:
+async def test_what_drifts_is_told_beside_the_divergence_where_it_is_measured(
+    running: RunDirectory,
+) -> None:
     add_step(running, 13, **{"policy/kl_reference": 0.02, "policy/implicit_reward_gap": 0.3})
     row = {"step": 13, "src": "eval", "eval/percent_correct": 0.4, "eval/panel/share_of_gain": 0.7}
     append_row(running.path / "metrics.jsonl", row)
     figures = (await told("rl_check_status", run_id=RUN))["metrics"]
-    assert (figures["kl_reference"], figures["implicit_reward_gap"], figures["share_of_gain"]) == (0.02, 0.3, 0.7)
+    assert (figures["kl_reference"], figures["implicit_reward_gap"], figures["share_of_gain"]) == (
+        0.02,
+        0.3,
+        0.7,
+    )
 
 
-async def test_steps_that_moved_no_weight_are_told_beside_the_policy_version(running: RunDirectory) -> None:
+async def test_steps_that_moved_no_weight_are_told_beside_the_policy_version(
+    running: RunDirectory,
+) -> None:
     add_step(running, 13, **{"train/skipped": 1.0, "policy/version": 11.0})
     figures = (await told("rl_check_status", run_id=RUN))["metrics"]
     assert (figures["step"], figures["skipped_steps"], figures["policy_version"]) == (13, 1, 11)
-    (note,) = [note for note in (await told("rl_get_results", run_id=RUN))["notes"] if "moved no weight" in note]
+    (note,) = [
+        note
+        for note in (await told("rl_get_results", run_id=RUN))["notes"]
+        if "moved no weight" in note
+    ]
     assert note.startswith("1 of 13 steps") and "policy version is 11" in note
 
 
@@ -110,11 +133,17 @@ async def test_weights_that_have_hardly_moved_are_said(running: RunDirectory) ->
 async def test_a_loss_is_told_per_token_with_its_meaning(running: RunDirectory) -> None:
     answer = await told("rl_get_results", run_id=RUN)
     assert answer["final_metrics"]["train/loss_per_token"] == 0.0131
-    assert any(note.startswith("train/loss_per_token: minus the mean advantage") for note in answer["notes"])
+    assert any(
+        note.startswith("train/loss_per_token: minus the mean advantage")
+        for note in answer["notes"]
+    )
 
 
 async def test_a_starting_run_says_what_it_waits_for_and_has_null_for_figures() -> None:
-    processes = {role: {"pid": None, "exit": None, "state": "not started"} for role in ("api", "trainer", "env")}
+    processes = {
+        role: {"pid": None, "exit": None, "state": "not started"}
+        for role in ("api", "trainer", "env")
+    }
     with supervised(make_run(), status="starting", phase="api", processes=processes):
         answer = await told("rl_check_status", run_id=RUN)
     assert answer.keys() >= SEED_STATUS
@@ -131,7 +160,10 @@ async def test_a_failed_run_tells_error_exit_log_checkpoint_and_the_call_that_me
     lower = "Lower max_token_length to 768 or batch_size to 32"
     run = failed(
         code="gpu_oom",
-        error=f"Trainer ran out of GPU memory. {lower}, then go on from step 5: halteres train --resume {RUN}",
+        error=(
+            f"Trainer ran out of GPU memory. {lower}, then go on from step 5: halteres train "
+            f"--resume {RUN}"
+        ),
         failure=Failure(what="Trainer ran out of GPU memory at step 7.", first=lower),
     )
     run.log("trainer").write_text(
@@ -141,8 +173,12 @@ async def test_a_failed_run_tells_error_exit_log_checkpoint_and_the_call_that_me
     assert answer.keys() >= SEED_STATUS
     assert (answer["status"], answer["state"], answer["health"]) == ("failed", "crashed", "failed")
     assert (answer["phase"], answer["step"], answer["code"]) == ("trainer", 7, "gpu_oom")
-    assert answer["error"].startswith("Trainer ran out of GPU memory at step 7. Lower max_token_length to 768 or")
-    assert "halteres train" not in answer["error"] and answer["error"].endswith("batch_size to 32, then resume.")
+    assert answer["error"].startswith(
+        "Trainer ran out of GPU memory at step 7. Lower max_token_length to 768 or"
+    )
+    assert "halteres train" not in answer["error"] and answer["error"].endswith(
+        "batch_size to 32, then resume."
+    )
     assert answer["exit"] == {"process": "trainer", "code": 1}
     assert [line[:2] for line in answer["log_tail"]] == ["19"], "fewer lines rather than cut ones"
     assert answer["last_checkpoint"] == {"step": 5, "path": f"tinker://{RUN}/weights/step_5"}
@@ -158,7 +194,11 @@ def failed(**changes: Any) -> RunDirectory:
         "ended_at": time.time(),
         "exit": {"process": "trainer", "code": 1},
         "resumable": True,
-        "last_checkpoint": {"name": "step-5", "step": 5, "state_path": f"tinker://{RUN}/weights/step_5"},
+        "last_checkpoint": {
+            "name": "step-5",
+            "step": 5,
+            "state_path": f"tinker://{RUN}/weights/step_5",
+        },
         "processes": {
             "service": {"pid": 1, "exit": 0, "state": "exited (0)"},
             "api": {"pid": 2, "exit": -9, "state": "exited (-9)"},
@@ -180,23 +220,36 @@ async def test_how_each_process_ended_is_told_in_the_seeds_words_first() -> None
 async def test_a_reward_training_that_ended_early_goes_on_as_a_reward_training() -> None:
     failed(kind="reward", status="stopped", exit=None)
     answer = await told("rl_check_status", run_id=RUN)
-    assert answer["next"] == f'rl_get_results("{RUN}") or rl_train_reward_model(resume_from="{RUN}")'
+    assert (
+        answer["next"] == f'rl_get_results("{RUN}") or rl_train_reward_model(resume_from="{RUN}")'
+    )
 
 
 @pytest.mark.parametrize(
     ("changes", "following"),
     [
         ({"code": "process_exited"}, f'rl_start_training(resume_from="{RUN}")'),
-        ({"code": "nan_loss"}, f'rl_start_training(resume_from="{RUN}", changes={{"learning_rate":2e-05}})'),
-        ({"code": "disk_full", "exit": None}, f'make room, then rl_start_training(resume_from="{RUN}")'),
+        (
+            {"code": "nan_loss"},
+            f'rl_start_training(resume_from="{RUN}", changes={{"learning_rate":2e-05}})',
+        ),
+        (
+            {"code": "disk_full", "exit": None},
+            f'make room, then rl_start_training(resume_from="{RUN}")',
+        ),
         (
             {"code": "process_exited", "exit": {"process": "env", "code": 3}},
             f'rl_get_logs("{RUN}", role="env") then rl_start_training(resume_from="{RUN}")',
         ),
-        ({"code": "gpu_oom", "resumable": False}, 'rl_start_training(environment="gsm8k", changes={"batch_size":32})'),
+        (
+            {"code": "gpu_oom", "resumable": False},
+            'rl_start_training(environment="gsm8k", changes={"batch_size":32})',
+        ),
     ],
 )
-async def test_every_failure_has_the_call_that_goes_on_from_it(changes: dict[str, Any], following: str) -> None:
+async def test_every_failure_has_the_call_that_goes_on_from_it(
+    changes: dict[str, Any], following: str
+) -> None:
     failed(error="It failed.", **changes)
     assert (await told("rl_check_status", run_id=RUN))["next"] == following
 
@@ -204,17 +257,25 @@ async def test_every_failure_has_the_call_that_goes_on_from_it(changes: dict[str
 async def test_a_run_without_a_checkpoint_is_started_again_with_what_was_set_by_hand() -> None:
     run = failed(code="process_exited", error="It failed.", resumable=False, last_checkpoint=None)
     (run.path / "config.resolved.json").write_text(
-        '{"trainer.lora_rank": {"value": 8, "source": "edit"}, "env.group_size": {"value": 8, "source": "config_init"},'
+        '{"trainer.lora_rank": {"value": 8, "source": "edit"}, "env.group_size": {"value": 8, '
+        '"source": "config_init"},'
         ' "run.name": {"value": "x", "source": "edit"}}'
     )
     answer = await told("rl_check_status", run_id=RUN)
     assert answer["last_checkpoint"] is None and not answer["resumable"]
-    assert answer["next"] == 'rl_start_training(environment="gsm8k", changes={"trainer.lora_rank":8})'
+    assert (
+        answer["next"] == 'rl_start_training(environment="gsm8k", changes={"trainer.lora_rank":8})'
+    )
 
 
 async def test_a_run_whose_supervisor_is_gone_has_failed_at_once_and_can_be_resumed() -> None:
-    run = make_run(steps=3, status="running", supervisor={"pid": 2**22 + 1, "start_time": 1, "boot_id": "x"})
-    append_row(run.path / "checkpoints.jsonl", {"name": "s", "step": 2, "state_path": "tinker://x/weights/s"})
+    run = make_run(
+        steps=3, status="running", supervisor={"pid": 2**22 + 1, "start_time": 1, "boot_id": "x"}
+    )
+    append_row(
+        run.path / "checkpoints.jsonl",
+        {"name": "s", "step": 2, "state_path": "tinker://x/weights/s"},
+    )
     answer = await told("rl_check_status", run_id=RUN)
     assert (answer["status"], answer["code"]) == ("failed", "supervisor_lost")
     assert answer["error"].endswith(" `next` goes on from step 2.")
@@ -232,8 +293,12 @@ async def test_a_completed_run_stops_its_clock_and_leads_to_its_results() -> Non
     assert tokens(answer) <= BUDGET
 
 
-@pytest.mark.parametrize(("resumable", "also"), [(True, f' or rl_start_training(resume_from="{RUN}")'), (False, "")])
-async def test_a_stopped_run_may_go_on_where_it_has_a_checkpoint(resumable: bool, also: str) -> None:
+@pytest.mark.parametrize(
+    ("resumable", "also"), [(True, f' or rl_start_training(resume_from="{RUN}")'), (False, "")]
+)
+async def test_a_stopped_run_may_go_on_where_it_has_a_checkpoint(
+    resumable: bool, also: str
+) -> None:
     make_run(steps=5, status="stopped", resumable=resumable, ended_at=time.time())
     answer = await told("rl_check_status", run_id=RUN)
     assert answer["state"] == "finished"
@@ -254,11 +319,14 @@ async def test_of_a_log_the_last_line_is_told_first_and_all_within_the_budget() 
         error=f"Trainer exited with code 1 at step 7. {'No more. ' * 6}Its log: /x/trainer.log. "
         f"Go on from step 5: halteres train --resume {RUN}",
         failure=Failure(
-            what="Trainer exited with code 1 at step 7.", why=("No more. " * 6).strip(), log="/x/trainer.log"
+            what="Trainer exited with code 1 at step 7.",
+            why=("No more. " * 6).strip(),
+            log="/x/trainer.log",
         ),
     )
     lines = [
-        f"2026-07-01 12:00:0{n},123 INFO halteres.training.loop: Step {n}: reward 0.250, 2.10 s." for n in range(9)
+        f"2026-07-01 12:00:0{n},123 INFO halteres.training.loop: Step {n}: reward 0.250, 2.10 s."
+        for n in range(9)
     ]
     last = "error: The training service did not answer forward_backward within 600 s."
     run.log("trainer").write_text("\n\n".join([*lines, last, "", ""]))
@@ -277,16 +345,27 @@ async def test_of_a_log_the_last_line_is_told_first_and_all_within_the_budget() 
 async def test_a_line_that_tells_of_trouble_is_told_before_later_ones() -> None:
     run = failed(code="process_exited", error="It failed.")
     warning = "2026-07-01 12:00:00,123 WARNING halteres.training.loop: The loss is not finite."
-    run.log("trainer").write_text("\n".join([warning, *(f"Step {number}. {'.' * 150}" for number in range(9))]))
+    run.log("trainer").write_text(
+        "\n".join([warning, *(f"Step {number}. {'.' * 150}" for number in range(9))])
+    )
     log_tail = (await told("rl_check_status", run_id=RUN))["log_tail"]
     assert log_tail[0] == "WARNING: The loss is not finite."
     assert log_tail[-1].startswith("Step 8.")
 
 
 async def test_the_way_on_is_told_as_it_is_now_not_as_it_was_when_a_process_failed() -> None:
-    before = "Trainer exited with code 1 at step 7. There is no checkpoint to go on from: start the run again."
-    run = failed(code="process_exited", error=before, failure=Failure(what="Trainer exited with code 1 at step 7."))
-    assert (await told("rl_check_status", run_id=RUN))["error"].endswith(" `next` goes on from step 5.")
+    before = (
+        "Trainer exited with code 1 at step 7. There is no checkpoint to go on from: start "
+        "the run again."
+    )
+    run = failed(
+        code="process_exited",
+        error=before,
+        failure=Failure(what="Trainer exited with code 1 at step 7."),
+    )
+    assert (await told("rl_check_status", run_id=RUN))["error"].endswith(
+        " `next` goes on from step 5."
+    )
     change(run, resumable=False, last_checkpoint=None)
     answer = await told("rl_check_status", run_id=RUN)
     assert answer["error"].endswith("There is no checkpoint to go on from: `next` starts again.")
@@ -294,17 +373,35 @@ async def test_the_way_on_is_told_as_it_is_now_not_as_it_was_when_a_process_fail
 
 
 async def test_the_error_of_a_run_of_an_older_version_is_told_as_it_stands() -> None:
-    failed(code="process_exited", error="Trainer exited with code 1 at step 7. Its log: /x/trainer.log.")
+    failed(
+        code="process_exited",
+        error="Trainer exited with code 1 at step 7. Its log: /x/trainer.log.",
+    )
     answer = await told("rl_check_status", run_id=RUN)
     assert answer["error"] == "Trainer exited with code 1 at step 7. Its log: /x/trainer.log."
 
 
 async def test_a_run_that_failed_after_its_last_step_is_resumed_to_its_end() -> None:
-    """As where the final weights cannot be copied: all steps are done, and no process is to blame."""
-    processes = {"trainer": {"pid": 3, "exit": 0, "state": "exited (0)"}, "env": {"pid": 4, "exit": -15}}
+    """As where the final weights cannot be copied: all steps are done, and no process is to
+    blame.
+    """
+    processes = {
+        "trainer": {"pid": 3, "exit": 0, "state": "exited (0)"},
+        "env": {"pid": 4, "exit": -15},
+    }
     final = {"name": "final", "step": 50, "state_path": f"tinker://{RUN}/weights/final"}
-    facts: dict[str, Any] = {"exit": None, "resumable": True, "last_checkpoint": final, "processes": processes}
-    run = failed(code="not_found", error="The final weights could not be copied.", phase="evaluation", **facts)
+    facts: dict[str, Any] = {
+        "exit": None,
+        "resumable": True,
+        "last_checkpoint": final,
+        "processes": processes,
+    }
+    run = failed(
+        code="not_found",
+        error="The final weights could not be copied.",
+        phase="evaluation",
+        **facts,
+    )
     for role, code in (("trainer", 0), ("env", -15), ("service", 0)):
         append_row(run.path / "events.jsonl", {"type": "process_exit", "role": role, "code": code})
     answer = await told("rl_check_status", run_id=RUN)
@@ -312,10 +409,16 @@ async def test_a_run_that_failed_after_its_last_step_is_resumed_to_its_end() -> 
     assert answer["next"] == f'rl_start_training(resume_from="{RUN}")'
 
 
-HACKED = Remedy((STOP, READ_BEST), "mend the scorer, then", (NextStep("rl_start_training", {"environment": "gsm8k"}),))
+HACKED = Remedy(
+    (STOP, READ_BEST),
+    "mend the scorer, then",
+    (NextStep("rl_start_training", {"environment": "gsm8k"}),),
+)
 
 
-async def test_an_alert_in_force_comes_before_waiting_and_before_going_on(running: RunDirectory) -> None:
+async def test_an_alert_in_force_comes_before_waiting_and_before_going_on(
+    running: RunDirectory,
+) -> None:
     add_alert(running, "reward_hacking", 9, remedy=HACKED)
     resume = NextStep("rl_start_training", {"resume_from": RUN})
     add_alert(running, "truncation", 12, remedy=Remedy((STOP, resume)))
@@ -338,10 +441,14 @@ async def test_what_was_learnt_by_hacking_is_not_forgotten_and_what_only_costs_t
 
 
 async def test_a_stopped_run_goes_on_as_its_alert_asks_for(running: RunDirectory) -> None:
-    mended = NextStep("rl_start_training", {"resume_from": RUN, "changes": {"env.max_new_tokens": 128}})
+    mended = NextStep(
+        "rl_start_training", {"resume_from": RUN, "changes": {"env.max_new_tokens": 128}}
+    )
     add_alert(running, "truncation", 12, remedy=Remedy((STOP, mended), "or ask for short answers."))
     change(running, status="stopped", resumable=True)
-    assert (await told("rl_check_status", run_id=RUN))["next"] == f'rl_get_results("{RUN}") or {mended.call}'
+    assert (await told("rl_check_status", run_id=RUN))[
+        "next"
+    ] == f'rl_get_results("{RUN}") or {mended.call}'
     results = NextStep("rl_get_results", {"run_id": RUN})
     solved = Remedy((STOP, results), "only harder tasks would teach more.")
     add_alert(running, "truncation", 12, remedy=solved)
@@ -369,14 +476,19 @@ async def test_whoever_waits_for_the_end_waits_as_long_as_may_be(running: RunDir
         assert following == f'rl_check_status("{RUN}", wait_s=50, until="terminal")'
 
 
-async def test_alerts_are_told_once_per_rule_newest_first_with_their_remedy(running: RunDirectory) -> None:
+async def test_alerts_are_told_once_per_rule_newest_first_with_their_remedy(
+    running: RunDirectory,
+) -> None:
     for step in (2, 9):
         add_alert(running, "truncation", step, evidence="x" * 500)
     for number, rule in enumerate(("a", "b", "c")):
         add_alert(running, rule, 3 + number)
     answer = await told("rl_check_status", run_id=RUN)
     assert answer["health"] == "alert"
-    assert [(alert["rule"], alert["step"]) for alert in answer["alerts"]] == [("truncation", 9), ("c", 5)]
+    assert [(alert["rule"], alert["step"]) for alert in answer["alerts"]] == [
+        ("truncation", 9),
+        ("c", 5),
+    ]
     assert answer["alerts"][0].keys() == {"rule", "step", "evidence", "remedy"}
     assert answer["alerts"][0]["evidence"].endswith("...")
     assert answer["alerts"][0]["remedy"] == "rl_edit_config('max_token_length', 1536)"
@@ -404,11 +516,18 @@ async def test_what_will_not_get_well_by_itself_is_failing(running: RunDirectory
     assert (await told("rl_check_status", run_id=RUN))["health"] == "failing"
 
 
-async def test_a_run_without_a_first_batch_whose_calls_are_refused_is_failing_in_the_servers_words() -> None:
+async def test_a_run_without_a_first_batch_whose_calls_are_refused_is_failing_in_the_servers_words() -> (
+    None
+):
     run = make_run()
     words = "`stop` is a list of texts. It was 7. Send them as texts."
-    evidence = f"The inference server refused 1738 calls in a row (HTTP 400, /v1/chat/completions): {words}"
-    remedy = Remedy((STOP, NextStep("rl_start_training", {"environment": "gsm8k"})), "once it is changed.")
+    evidence = (
+        "The inference server refused 1738 calls in a row (HTTP 400, "
+        f"/v1/chat/completions): {words}"
+    )
+    remedy = Remedy(
+        (STOP, NextStep("rl_start_training", {"environment": "gsm8k"})), "once it is changed."
+    )
     with supervised(run):
         add_alert(run, "calls_refused", 0, evidence=evidence, remedy=remedy)
         add_alert(run, "no_reward_variance", 1)
@@ -421,7 +540,9 @@ async def test_a_run_without_a_first_batch_whose_calls_are_refused_is_failing_in
         assert answer["health"] == "alert", "a step was done since"
 
 
-async def test_an_evaluation_that_failed_is_told_with_why_until_one_succeeds(running: RunDirectory) -> None:
+async def test_an_evaluation_that_failed_is_told_with_why_until_one_succeeds(
+    running: RunDirectory,
+) -> None:
     failed = {"type": "eval_failed", "error": "The evaluation exited with code 1. KeyError: 'gold'"}
     append_row(running.path / "events.jsonl", {**failed, "step": 10})
     last = (await told("rl_check_status", run_id=RUN)).get("eval_failed")
@@ -436,7 +557,9 @@ async def test_an_evaluation_that_failed_is_told_with_why_until_one_succeeds(run
     assert "eval_failed" not in await told("rl_check_status", run_id=RUN)
 
 
-async def test_a_run_whose_environment_has_no_evaluation_says_that_there_will_be_no_held_out_figure() -> None:
+async def test_a_run_whose_environment_has_no_evaluation_says_that_there_will_be_no_held_out_figure() -> (
+    None
+):
     run, says = make_run(), "There will be no held-out figure. Its class has no evaluate."
     with supervised(run):
         append_row(run.path / "events.jsonl", {"type": "no_evaluation", "step": 0, "error": says})
@@ -465,11 +588,15 @@ async def test_a_process_that_has_just_died_is_failing(running: RunDirectory) ->
     assert (await told("rl_check_status", run_id=RUN))["health"] == "failing"
 
 
-async def test_the_wait_that_is_suggested_grows_with_the_time_of_a_step_up_to_fifty_seconds() -> None:
+async def test_the_wait_that_is_suggested_grows_with_the_time_of_a_step_up_to_fifty_seconds() -> (
+    None
+):
     waits = []
     for number, step_s in enumerate((0.01, 1.2, 3.0, 400.0)):
         with supervised(make_run(f"0000000{number}", steps=3, step_s=step_s)):
-            waits.append((await told("rl_check_status", run_id=f"0000000{number}"))["suggested_wait_s"])
+            waits.append(
+                (await told("rl_check_status", run_id=f"0000000{number}"))["suggested_wait_s"]
+            )
     assert waits == [5, 12, 30, 50]
 
 
@@ -489,19 +616,28 @@ async def test_the_project_is_the_runs_own_where_it_has_one(
     assert (await told("rl_check_status", run_id=RUN))["wandb_project"] == "mine"
 
 
-async def test_where_metrics_are_forwarded_to_is_told_and_what_is_wrong_with_a_sink(running: RunDirectory) -> None:
+async def test_where_metrics_are_forwarded_to_is_told_and_what_is_wrong_with_a_sink(
+    running: RunDirectory,
+) -> None:
     reports = Reports(running.path)
-    reports.put("wandb", SinkReport(state="online", url="https://wandb.ai/team/sums/runs/1", folder="/w"))
+    reports.put(
+        "wandb", SinkReport(state="online", url="https://wandb.ai/team/sums/runs/1", folder="/w")
+    )
     answer = await told("rl_check_status", run_id=RUN)
     assert (answer["wandb"], answer["wandb_url"]) == ("online", "https://wandb.ai/team/sums/runs/1")
     assert "sinks" not in answer and "wandb_error" not in answer
     assert tokens(answer) <= BUDGET
     reports.failed("wandb", "The server is gone.")
-    reports.put("trackio", SinkReport(state="failed", note="It is not installed. pip install 'halteres[trackio]'"))
+    reports.put(
+        "trackio",
+        SinkReport(state="failed", note="It is not installed. pip install 'halteres[trackio]'"),
+    )
     answer = await told("rl_check_status", run_id=RUN)
     assert (answer["wandb"], answer["wandb_url"]) == ("failed", "https://wandb.ai/team/sums/runs/1")
     assert answer["wandb_error"] == "The server is gone. Upload what it kept: wandb sync /w"
-    assert answer["sinks"] == {"trackio": "failed: It is not installed. pip install 'halteres[trackio]'"}
+    assert answer["sinks"] == {
+        "trackio": "failed: It is not installed. pip install 'halteres[trackio]'"
+    }
     assert (answer["health"], answer["alerts"]) == ("healthy", []), "training is as well as it was"
     assert answer["next"].startswith("rl_check_status(")
 
@@ -522,7 +658,11 @@ async def test_without_an_active_run_the_newest_are_listed() -> None:
     make_run("0000ffff", created_at=1.0)
     make_run(RUN, created_at=2.0)
     reply = await replied("rl_check_status")
-    assert (reply.body["code"], reply.body["active_runs"], reply.status) == ("run_not_found", [], 404)
+    assert (reply.body["code"], reply.body["active_runs"], reply.status) == (
+        "run_not_found",
+        [],
+        404,
+    )
     assert f"{RUN} (gsm8k, completed), 0000ffff (gsm8k, completed)" in reply.body["error"]
     assert reply.body["next"] == f'rl_check_status(run_id="{RUN}")'
 
@@ -548,14 +688,18 @@ async def test_a_beginning_and_a_name_do(running: RunDirectory) -> None:
     assert reply.body["active_runs"] == [RUN]
 
 
-@pytest.mark.parametrize("word", ["../3fa9c1d2", "..", "/etc/passwd", "*", "3fa9c1d2/", ".\x00", "x" * 400])
+@pytest.mark.parametrize(
+    "word", ["../3fa9c1d2", "..", "/etc/passwd", "*", "3fa9c1d2/", ".\x00", "x" * 400]
+)
 async def test_no_word_is_a_path(running: RunDirectory, word: str) -> None:
     reply = await replied("rl_check_status", run_id=word)
     assert reply.body["code"] == "run_not_found"
     assert tokens(reply.body) < 150
 
 
-async def test_a_secret_in_a_log_is_struck_out_also_where_a_line_is_cut(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_a_secret_in_a_log_is_struck_out_also_where_a_line_is_cut(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     secret = "sk-" + "abcdefgh" * 12
     monkeypatch.setenv("OPENROUTER_API_KEY", secret)
     run = failed(code="process_exited", error=f"It failed. {secret}")
@@ -571,7 +715,9 @@ def limited(home: Path, running: RunDirectory) -> RunDirectory:
     return running
 
 
-async def test_a_second_look_within_the_interval_is_limited_and_keeps_the_last_snapshot(limited: RunDirectory) -> None:
+async def test_a_second_look_within_the_interval_is_limited_and_keeps_the_last_snapshot(
+    limited: RunDirectory,
+) -> None:
     first = await told("rl_check_status", run_id=RUN)
     add_step(limited, 13)
     change(limited, step=13)
@@ -598,7 +744,9 @@ async def test_a_limit_holds_also_for_a_run_among_several(limited: RunDirectory)
     assert (await told("rl_check_status", run_id=RUN))["rate_limited"]
 
 
-async def test_a_limit_never_hides_an_alert_a_changed_state_or_an_end(limited: RunDirectory) -> None:
+async def test_a_limit_never_hides_an_alert_a_changed_state_or_an_end(
+    limited: RunDirectory,
+) -> None:
     async def is_limited() -> bool:
         return (await told("rl_check_status", run_id=RUN)).get("rate_limited", False)
 
@@ -614,7 +762,9 @@ async def test_a_limit_never_hides_an_alert_a_changed_state_or_an_end(limited: R
     assert [await is_limited(), await is_limited()] == [False, False]
 
 
-async def test_when_the_interval_is_over_a_run_may_be_looked_at_again(home: Path, limited: RunDirectory) -> None:
+async def test_when_the_interval_is_over_a_run_may_be_looked_at_again(
+    home: Path, limited: RunDirectory
+) -> None:
     await told("rl_check_status", run_id=RUN)
     file = home / "looks" / f"{RUN}.json"
     seen = json.loads(file.read_bytes())
@@ -623,7 +773,9 @@ async def test_when_the_interval_is_over_a_run_may_be_looked_at_again(home: Path
     assert (await told("rl_check_status", run_id=RUN))["rate_limited"]
 
 
-async def test_an_unknown_id_and_an_ended_run_leave_no_trace(home: Path, limited: RunDirectory) -> None:
+async def test_an_unknown_id_and_an_ended_run_leave_no_trace(
+    home: Path, limited: RunDirectory
+) -> None:
     await told("rl_check_status", run_id="0bad0bad")
     assert not (home / "looks").exists()
     await told("rl_check_status", run_id=RUN)
@@ -633,7 +785,9 @@ async def test_an_unknown_id_and_an_ended_run_leave_no_trace(home: Path, limited
     assert not list((home / "looks").glob("*.json"))
 
 
-async def test_without_a_policy_looks_are_free_and_nothing_is_written(home: Path, running: RunDirectory) -> None:
+async def test_without_a_policy_looks_are_free_and_nothing_is_written(
+    home: Path, running: RunDirectory
+) -> None:
     for _ in range(2):
         assert "rate_limited" not in await told("rl_check_status", run_id=RUN)
     assert not (home / "looks").exists()
@@ -643,5 +797,8 @@ async def test_processes_that_were_started_again_are_told() -> None:
     run = make_run()
     with supervised(run):
         assert "restarts" not in await told("rl_check_status", run_id=RUN)
-        append_row(run.path / "events.jsonl", {"t": 1.0, "type": "restart", "role": "env", "attempt": 1, "of": 3})
+        append_row(
+            run.path / "events.jsonl",
+            {"t": 1.0, "type": "restart", "role": "env", "attempt": 1, "of": 3},
+        )
         assert (await told("rl_check_status", run_id=RUN))["restarts"] == {"env": 1}

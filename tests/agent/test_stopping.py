@@ -43,11 +43,19 @@ def going_on(monkeypatch: pytest.MonkeyPatch) -> RunDirectory:
     return run
 
 
-async def test_a_run_is_stopped_with_a_checkpoint_and_can_be_resumed(going_on: RunDirectory) -> None:
+async def test_a_run_is_stopped_with_a_checkpoint_and_can_be_resumed(
+    going_on: RunDirectory,
+) -> None:
     answer = await told("rl_stop_training", run_id=going_on.run_id)
-    assert (answer["message"], answer["status"]) == (f"Stopped training run '{going_on.run_id}'", "stopped")
+    assert (answer["message"], answer["status"]) == (
+        f"Stopped training run '{going_on.run_id}'",
+        "stopped",
+    )
     assert (answer["run_id"], answer["step"]) == (going_on.run_id, 3)
-    assert answer["last_checkpoint"] == {"step": 3, "path": f"tinker://{going_on.run_id}:0/weights/final"}
+    assert answer["last_checkpoint"] == {
+        "step": 3,
+        "path": f"tinker://{going_on.run_id}:0/weights/final",
+    }
     assert f'rl_start_training(resume_from="{going_on.run_id}")' in answer["next"]
     assert tokens(answer) <= BUDGET
     assert not survivors(going_on.state())
@@ -69,7 +77,9 @@ async def test_after_step_asks_for_less_and_now_asks_for_more(
     """The stand-in trainer does not read the request: its step never ends by itself."""
     monkeypatch.setattr(waiting, "WITHIN_S", 0.2)
     answer = await told("rl_stop_training", run_id=going_on.run_id, mode="after_step")
-    assert json.loads((going_on.path / "control" / "stop.json").read_bytes())["mode"] == "after_step"
+    assert (
+        json.loads((going_on.path / "control" / "stop.json").read_bytes())["mode"] == "after_step"
+    )
     assert answer["status"] == "stopping"
     wait(going_on, lambda state: state.status == "stopping")
     monkeypatch.setattr(waiting, "WITHIN_S", 24)

@@ -1,4 +1,6 @@
-"""rl_test_inference as an agent calls it: models of an endpoint, models of this machine, whatever goes wrong."""
+"""rl_test_inference as an agent calls it: models of an endpoint, models of this machine, whatever
+goes wrong.
+"""
 
 from __future__ import annotations
 
@@ -52,7 +54,16 @@ SEED_KEYS = {
         *("environment_working", "output_directory"),
     },
     "models_tested": {
-        *("model", "name", "scale", "wandb_run", "output_file", "steps", "steps_tested", "total_completions"),
+        *(
+            "model",
+            "name",
+            "scale",
+            "wandb_run",
+            "output_file",
+            "steps",
+            "steps_tested",
+            "total_completions",
+        ),
         *("correct_completions", "accuracy", "steps_with_correct", "step_success_rate"),
     },
 }
@@ -71,7 +82,12 @@ def tmp_path() -> Iterator[Path]:
 @pytest.fixture
 def home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     monkeypatch.setenv("HALTERES_HOME", str(tmp_path / "home"))
-    for name in ("OPENROUTER_API_KEY", "OPENROUTER_BASE_URL", "TINKER_BASE_URL", "HALTERES_SESSION"):
+    for name in (
+        "OPENROUTER_API_KEY",
+        "OPENROUTER_BASE_URL",
+        "TINKER_BASE_URL",
+        "HALTERES_SESSION",
+    ):
         monkeypatch.delenv(name, raising=False)
     return tmp_path / "home"
 
@@ -107,13 +123,23 @@ def check_seed_keys(answer: dict[str, Any]) -> None:
 async def test_each_model_has_its_own_result_and_the_key_is_nowhere(
     endpoint: OpenRouter, home: Path, tmp_path: Path, short: float
 ) -> None:
-    """One answers (and quotes the key), one fails (and quotes it), one is too slow, one is of this machine."""
+    """One answers (and quotes the key), one fails (and quotes it), one is too slow, one is of this
+    machine.
+    """
     draft(write_environment(tmp_path))
     models = ["leaky/one", "bad/one", "slow/one", "local:halteres/tiny"]
     asking = asyncio.create_task(answered(models=models, num_steps=2, group_size=4))
     await asyncio.wait_for(endpoint.asked_slow.wait(), 15)
-    await until(lambda: any("halteres.service" in cmdline(process) for process in processes(naming=str(home))))
-    holders = [cmdline(process) for process in processes(naming=str(home)) if KEY in environment_of(process)]
+    await until(
+        lambda: any(
+            "halteres.service" in cmdline(process) for process in processes(naming=str(home))
+        )
+    )
+    holders = [
+        cmdline(process)
+        for process in processes(naming=str(home))
+        if KEY in environment_of(process)
+    ]
     assert ["halteres.agent.trial" in holder for holder in holders] == [True], holders
     assert any("mine.py process" in cmdline(process) for process in processes(naming=str(home)))
     assert not any(KEY in cmdline(process) for process in Path("/proc").glob("[0-9]*"))
@@ -122,7 +148,11 @@ async def test_each_model_has_its_own_result_and_the_key_is_nowhere(
     assert answer["status"] == "done"
     check_seed_keys(answer)
     leaky, bad, slow, local = answer["models_tested"]
-    assert (leaky["steps_tested"], leaky["total_completions"], leaky["groups_with_variance"]) == (2, 8, 1.0)
+    assert (leaky["steps_tested"], leaky["total_completions"], leaky["groups_with_variance"]) == (
+        2,
+        8,
+        1.0,
+    )
     assert (leaky["accuracy"], leaky["mean_score"], leaky["score_range"]) == (0.5, 0.5, [0, 1])
     assert bad["error"] == "Process exited with code 1"
     assert "answered 500" in bad["why"]
@@ -130,8 +160,14 @@ async def test_each_model_has_its_own_result_and_the_key_is_nowhere(
     assert "too slow" in slow["why"]
     assert local["steps_tested"] == 2
     summary = answer["summary"]
-    assert (summary["models_tested"], summary["models_succeeded"], summary["environment_working"]) == (4, 2, True)
-    assert summary["why"].startswith("local:halteres/tiny: "), "the model that would be trained decides"
+    assert (
+        summary["models_tested"],
+        summary["models_succeeded"],
+        summary["environment_working"],
+    ) == (4, 2, True)
+    assert summary["why"].startswith("local:halteres/tiny: "), (
+        "the model that would be trained decides"
+    )
     assert KEY not in json.dumps(answer)
     assert files_with(KEY, home) == []
     await until(lambda: not list(processes(naming=answer["test_id"])))
@@ -145,7 +181,12 @@ async def test_without_names_an_endpoint_is_asked_for_the_three_models_of_the_se
     answer = await answered(backend="openrouter", num_steps=1, group_size=2)
     assert list(by_model(answer)) == list(DEFAULTS)
     assert [one["scale"] for one in answer["models_tested"]] == ["small", "medium", "large"]
-    assert answer["test_config"] == {"num_steps": 1, "group_size": 2, "rollouts_per_model": 2, "total_rollouts": 6}
+    assert answer["test_config"] == {
+        "num_steps": 1,
+        "group_size": 2,
+        "rollouts_per_model": 2,
+        "total_rollouts": 6,
+    }
     assert {body["model"] for body in endpoint.requests} == set(DEFAULTS)
 
 
@@ -153,13 +194,20 @@ async def test_an_answer_longer_than_the_base_models_tokens_allow_drops_no_group
     endpoint: OpenRouter, tmp_path: Path
 ) -> None:
     """Another model's tokens are not the tokenizer's that counts: 64 of ours are soon full."""
-    draft(write_environment(tmp_path, "return float('number' in text) + len(text) % 2"), max_token_length=60)
-    answer = await answered(models=["leaky/with-a-rather-long-name-for-a-model"], num_steps=2, group_size=4)
+    draft(
+        write_environment(tmp_path, "return float('number' in text) + len(text) % 2"),
+        max_token_length=60,
+    )
+    answer = await answered(
+        models=["leaky/with-a-rather-long-name-for-a-model"], num_steps=2, group_size=4
+    )
     assert answer["models_tested"][0]["steps_tested"] == 2
     assert "groups_dropped" not in answer["models_tested"][0]
 
 
-async def test_the_call_answers_in_time_and_the_test_id_goes_on_waiting(endpoint: OpenRouter, tmp_path: Path) -> None:
+async def test_the_call_answers_in_time_and_the_test_id_goes_on_waiting(
+    endpoint: OpenRouter, tmp_path: Path
+) -> None:
     draft(write_environment(tmp_path, f"time.sleep(0.05); {YES}"))
     first = await answered(models=["good/one"], num_steps=2, group_size=4, wait_s=0)
     assert (first["status"], first["summary"]["trainable"]) == ("running", None)
@@ -173,16 +221,24 @@ async def test_the_call_answers_in_time_and_the_test_id_goes_on_waiting(endpoint
 async def test_a_client_that_passes_no_test_id_is_given_the_test_of_the_same_arguments(
     endpoint: OpenRouter, home: Path, tmp_path: Path
 ) -> None:
-    """While it goes on, and once after its end; then, and with other arguments or another file, it is a new test."""
+    """While it goes on, and once after its end; then, and with other arguments or another file, it
+    is a new test.
+    """
     file, gate = (
-        write_environment(tmp_path, f"while not os.path.exists('{tmp_path}/gate'): time.sleep(0.02)\n{YES}"),
+        write_environment(
+            tmp_path, f"while not os.path.exists('{tmp_path}/gate'): time.sleep(0.02)\n{YES}"
+        ),
         tmp_path / "gate",
     )
     draft(file)
     asked: dict[str, Any] = {"models": ["good/one"], "prompts": ["Is 3 a number?"], "max_tokens": 8}
     first = await answered(**asked, wait_s=0)
     again = await answered(**asked, wait_s=0)
-    assert (first["status"], again["status"], again["test_id"]) == ("running", "running", first["test_id"])
+    assert (first["status"], again["status"], again["test_id"]) == (
+        "running",
+        "running",
+        first["test_id"],
+    )
     gate.touch()
     await until(lambda: folder.find_test(first["test_id"]).phase() == "done", within_s=20)
     collected = await answered(**asked, wait_s=0)
@@ -203,7 +259,9 @@ async def test_a_client_that_passes_no_test_id_is_given_the_test_of_the_same_arg
 async def test_an_endpoints_model_is_tested_before_the_base_model_is_here(
     endpoint: OpenRouter, home: Path, tmp_path: Path
 ) -> None:
-    """Prompts are counted in characters then, and the answer says so; a test of the base model itself is refused."""
+    """Prompts are counted in characters then, and the answer says so; a test of the base model
+    itself is refused.
+    """
     draft(write_environment(tmp_path), model="Qwen/Qwen3-8B")
     answer = await answered(models=["good/one"], num_steps=2, group_size=4)
     assert (answer["status"], answer["models_tested"][0]["steps_tested"]) == ("done", 2)
@@ -223,7 +281,9 @@ def test_counted_in_characters_a_text_has_a_token_for_each(tmp_path: Path) -> No
     assert len(tokenizer.apply_chat_template([{"role": "user", "content": "1 + 1?"}])) > 6
 
 
-async def test_two_tests_at_once_never_meet(endpoint: OpenRouter, home: Path, tmp_path: Path) -> None:
+async def test_two_tests_at_once_never_meet(
+    endpoint: OpenRouter, home: Path, tmp_path: Path
+) -> None:
     draft(write_environment(tmp_path))
     one, other = await asyncio.gather(
         answered(models=["good/one"], num_steps=1, group_size=2),
@@ -245,7 +305,11 @@ async def test_two_tests_at_once_never_meet(endpoint: OpenRouter, home: Path, tm
         ("sys.exit(0)", False, "code 0 after 0 of 2 steps"),
         ("os._exit(3)", False, "exited with code 3"),
         ("while True: pass", False, "It hung in score (mine.py:"),
-        ("print('x' * 50_000_000); return 0", False, "All 8 scores are equal (0): too hard, or the scorer"),
+        (
+            "print('x' * 50_000_000); return 0",
+            False,
+            "All 8 scores are equal (0): too hard, or the scorer",
+        ),
         ("return 1", False, "Too easy: all 8 answers are right"),
         ("return 0.5 if 'yes' in text else 0.25", True, "answers of different scores"),
     ],
@@ -261,11 +325,15 @@ async def test_whatever_a_scorer_does_the_answer_says_it(
     assert len(endpoint.requests) < 64, "what a failing scorer costs is bounded"
     if not answer["models_tested"][0]["steps_tested"]:
         assert answer["next"] == f"mend {file}, then rl_test_inference()"
-    log = Path(answer["models_tested"][0].get("log_file", answer["models_tested"][0]["output_file"]))
+    log = Path(
+        answer["models_tested"][0].get("log_file", answer["models_tested"][0]["output_file"])
+    )
     assert log.stat().st_size < 1_000_000
 
 
-@pytest.mark.parametrize("score", ["raise ValueError('y' * 5000)", "return float('nan')"], ids=["long words", "nan"])
+@pytest.mark.parametrize(
+    "score", ["raise ValueError('y' * 5000)", "return float('nan')"], ids=["long words", "nan"]
+)
 async def test_what_a_scorer_says_at_length_leaves_room_for_where_the_rest_is(
     endpoint: OpenRouter, tmp_path: Path, score: str
 ) -> None:
@@ -281,11 +349,17 @@ async def test_a_test_ends_with_its_process_whatever_that_leaves_behind(
     endpoint: OpenRouter, tmp_path: Path, short: float
 ) -> None:
     """A child of it would hold its output open, until the test's own deadline."""
-    draft(write_environment(tmp_path, "__import__('subprocess').Popen(['sleep', '98765.25']); return len(text)"))
+    draft(
+        write_environment(
+            tmp_path, "__import__('subprocess').Popen(['sleep', '98765.25']); return len(text)"
+        )
+    )
     answer = await answered(models=["good/one"], num_steps=2, group_size=4)
     assert "error" not in answer["models_tested"][0]
     assert answer["models_tested"][0]["steps_tested"] == 2
-    await until(lambda: not list(processes(naming="98765.25")), what=lambda: "what it left ends too")
+    await until(
+        lambda: not list(processes(naming="98765.25")), what=lambda: "what it left ends too"
+    )
 
 
 async def test_a_key_is_needed_for_other_peoples_models_alone(home: Path, tmp_path: Path) -> None:
@@ -295,7 +369,9 @@ async def test_a_key_is_needed_for_other_peoples_models_alone(home: Path, tmp_pa
     for asked in ({"backend": "openrouter"}, {"models": ["qwen/qwen3-8b"]}):
         refused = await replied(**asked)
         assert refused.body["code"] == "missing_key"
-        assert refused.body["error"].startswith("OPENROUTER_API_KEY not set. Required for inference testing.")
+        assert refused.body["error"].startswith(
+            "OPENROUTER_API_KEY not set. Required for inference testing."
+        )
         assert "backend" in refused.body["next"]
     home.mkdir(exist_ok=True)
     (home / "policy.yaml").write_text("hermes-compat")
@@ -303,7 +379,9 @@ async def test_a_key_is_needed_for_other_peoples_models_alone(home: Path, tmp_pa
     assert not folder.tests_folder().exists()
 
 
-async def test_a_broken_environment_and_a_test_that_is_not_there_are_refused(home: Path, tmp_path: Path) -> None:
+async def test_a_broken_environment_and_a_test_that_is_not_there_are_refused(
+    home: Path, tmp_path: Path
+) -> None:
     file = write_environment(tmp_path)
     draft(file)
     file.write_text("import nothing_of_that_name")
@@ -312,7 +390,9 @@ async def test_a_broken_environment_and_a_test_that_is_not_there_are_refused(hom
         assert (await replied(test_id=test_id)).body["code"] == "not_found"
 
 
-async def test_a_model_that_is_not_there_fails_alone(endpoint: OpenRouter, home: Path, tmp_path: Path) -> None:
+async def test_a_model_that_is_not_there_fails_alone(
+    endpoint: OpenRouter, home: Path, tmp_path: Path
+) -> None:
     draft(write_environment(tmp_path))
     answer = await answered(models=["local:no/such", "good/one"], num_steps=1, group_size=4)
     missing, good = answer["models_tested"]
@@ -326,7 +406,11 @@ async def test_the_model_of_this_machine_is_tested_without_a_key(home: Path) -> 
     answer = await answered()
     check_seed_keys(answer)
     (one,) = answer["models_tested"]
-    assert (one["model"], one["scale"], one["total_completions"]) == ("local:halteres/tiny", "local", 48)
+    assert (one["model"], one["scale"], one["total_completions"]) == (
+        "local:halteres/tiny",
+        "local",
+        48,
+    )
     assert answer["summary"]["trainable"] is True
     assert answer["next"] == "rl_start_training(dry_run=true)"
     assert one["tokens_per_s"] > 0
@@ -340,19 +424,25 @@ async def test_the_model_of_this_machine_is_tested_without_a_key(home: Path) -> 
     assert latest_test("arithmetic", "another/model") is None
 
 
-async def test_an_environment_is_tested_in_the_folder_of_its_project(home: Path, tmp_path: Path) -> None:
+async def test_an_environment_is_tested_in_the_folder_of_its_project(
+    home: Path, tmp_path: Path
+) -> None:
     """As it is trained there: what it reads beside its package is found."""
     project = tmp_path / "project"
     (project / "envs").mkdir(parents=True)
     (project / "pyproject.toml").touch()
     (project / "sizes.txt").write_text("4")
     file = write_environment(project / "envs")
-    file.write_text(file.read_text().replace("group_size=4", "group_size=int(open('sizes.txt').read())"))
+    file.write_text(
+        file.read_text().replace("group_size=4", "group_size=int(open('sizes.txt').read())")
+    )
     draft(file)
     body = await answered(num_steps=1, group_size=4, backend="local")
     (tested,) = body["models_tested"]
     assert tested["total_completions"] == 4, tested
-    assert str(project) in Path(tested["output_file"]).with_suffix(".log").read_text(), "its log says where it ran"
+    assert str(project) in Path(tested["output_file"]).with_suffix(".log").read_text(), (
+        "its log says where it ran"
+    )
 
 
 async def test_prompts_are_answered_and_scored_where_the_environment_knows_the_task(
@@ -388,7 +478,10 @@ async def test_free_prompts_of_an_environment_of_several_turns_are_answered_and_
     assert "says good" in row["completion"]
 
 
-BASE = ("import SingleTurnEnv", "import SingleTurnEnv\nfrom halteres.environments.base import BaseEnv")
+BASE = (
+    "import SingleTurnEnv",
+    "import SingleTurnEnv\nfrom halteres.environments.base import BaseEnv",
+)
 
 
 SEVERAL = """
@@ -446,10 +539,16 @@ async def test_an_environment_that_is_slow_to_describe_itself_does_not_hold_up_t
 
 
 def pids_of_testers(test_id: str) -> list[int]:
-    return [int(process.name) for process in processes(naming=test_id) if "halteres.agent.trial" in cmdline(process)]
+    return [
+        int(process.name)
+        for process in processes(naming=test_id)
+        if "halteres.agent.trial" in cmdline(process)
+    ]
 
 
-@pytest.mark.parametrize(("number", "says"), [(signal.SIGKILL, "is gone"), (signal.SIGTERM, "ended by a signal")])
+@pytest.mark.parametrize(
+    ("number", "says"), [(signal.SIGKILL, "is gone"), (signal.SIGTERM, "ended by a signal")]
+)
 async def test_a_killed_tester_is_told_and_leaves_nothing_behind(
     home: Path, tmp_path: Path, number: signal.Signals, says: str
 ) -> None:
@@ -457,13 +556,21 @@ async def test_a_killed_tester_is_told_and_leaves_nothing_behind(
     draft(write_environment(tmp_path, "time.sleep(60); return 0"))
     first = await answered(wait_s=0)
     test_id = first["test_id"]
-    await until(lambda: any("process --config" in cmdline(one) for one in processes(naming=test_id)))
+    await until(
+        lambda: any("process --config" in cmdline(one) for one in processes(naming=test_id))
+    )
     family = " ".join(cmdline(one) for one in processes(naming=test_id))
-    assert all(name in family for name in ("halteres.service", "halteres.engine", "mine.py process"))
+    assert all(
+        name in family for name in ("halteres.service", "halteres.engine", "mine.py process")
+    )
     (tester,) = pids_of_testers(test_id)
     os.kill(tester, number)
     answer = await answered(test_id=test_id)
-    assert (answer["status"], answer["code"], answer["next"]) == ("failed", "process_exited", "rl_test_inference()")
+    assert (answer["status"], answer["code"], answer["next"]) == (
+        "failed",
+        "process_exited",
+        "rl_test_inference()",
+    )
     assert says in answer["error"]
     await until(lambda: not list(processes(naming=test_id)))
 
@@ -483,7 +590,9 @@ async def test_a_tester_that_is_ended_while_its_service_loads_leaves_no_service(
     monkeypatch.setattr(sys, "executable", str(tmp_path / "python"))
     monkeypatch.setattr(servers, "ANSWERS_WITHIN_S", 0.1)  # it listens, and answers never
     sitting = asyncio.create_task(tester.Tester(new, wanted).run())
-    assert (await asyncio.to_thread(select.select, [reading], [], [], 20))[0], "no service was started"
+    assert (await asyncio.to_thread(select.select, [reading], [], [], 20))[0], (
+        "no service was started"
+    )
     pid = int(os.read(reading, 32))
     sitting.cancel()
     async with asyncio.timeout(20):
@@ -498,7 +607,10 @@ async def test_a_test_is_done_once_all_is_measured_though_its_service_is_still_c
 ) -> None:
     draft(write_environment(tmp_path))
     chosen = load_draft(Caller(), None)
-    new, wanted = folder.new_folder(), await asyncio.to_thread(new_request, Caller(), chosen, num_steps=1, group_size=2)
+    new, wanted = (
+        folder.new_folder(),
+        await asyncio.to_thread(new_request, Caller(), chosen, num_steps=1, group_size=2),
+    )
     closing, closed, done = asyncio.Event(), asyncio.Event(), asyncio.Event()
 
     @asynccontextmanager
@@ -519,7 +631,9 @@ async def test_a_test_is_done_once_all_is_measured_though_its_service_is_still_c
         closed.set()
 
 
-async def test_a_test_outlives_the_host_that_started_it(endpoint: OpenRouter, home: Path, tmp_path: Path) -> None:
+async def test_a_test_outlives_the_host_that_started_it(
+    endpoint: OpenRouter, home: Path, tmp_path: Path
+) -> None:
     draft(write_environment(tmp_path, f"time.sleep(0.1); {YES}"))
     host = await asyncio.create_subprocess_exec(
         *(sys.executable, "-c", HOST),
@@ -547,7 +661,9 @@ asyncio.run(main())
 """
 
 
-async def test_files_are_read_where_they_keep_no_loop_waiting(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_files_are_read_where_they_keep_no_loop_waiting(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     threads: list[threading.Thread] = []
 
     def noted(*_: object) -> None:

@@ -41,7 +41,9 @@ class Door:
         """Status and answer. The environment's own key is sent, and goes no further."""
         headers = {"Authorization": "Bearer x"}
         asked = {"model": "whatever", "messages": MESSAGES, **body}
-        async with self.client.post(f"{self.address}/chat/completions", json=asked, headers=headers) as reply:
+        async with self.client.post(
+            f"{self.address}/chat/completions", json=asked, headers=headers
+        ) as reply:
             text = await reply.text()
             assert KEY not in text
             return reply.status, json.loads(text)
@@ -54,13 +56,25 @@ def short_waits(monkeypatch: pytest.MonkeyPatch) -> None:
 
 @asynccontextmanager
 async def door(model: str, **limits: Any) -> AsyncIterator[Door]:
-    values: dict[str, Any] = {"ends_at": time.monotonic() + 20, "budget": 1000, "key": KEY, **limits}
-    async with asyncio.timeout(20), openrouter() as endpoint, relaying() as relay, aiohttp.ClientSession() as client:
+    values: dict[str, Any] = {
+        "ends_at": time.monotonic() + 20,
+        "budget": 1000,
+        "key": KEY,
+        **limits,
+    }
+    async with (
+        asyncio.timeout(20),
+        openrouter() as endpoint,
+        relaying() as relay,
+        aiohttp.ClientSession() as client,
+    ):
         address, upstream = relay.open(Destination(base_url=endpoint.url, model=model, **values))
         yield Door(address, upstream.traffic, client, endpoint)
 
 
-async def test_choices_that_an_endpoint_leaves_out_are_asked_for_each_with_a_seed_of_its_own() -> None:
+async def test_choices_that_an_endpoint_leaves_out_are_asked_for_each_with_a_seed_of_its_own() -> (
+    None
+):
     async with door("good/one") as it:
         status, answer = await it.chat(n=4, seed=7)
         assert status == 200
@@ -84,14 +98,22 @@ async def test_an_endpoint_that_gives_all_choices_at_once_is_asked_once() -> Non
 async def test_an_endpoint_that_refuses_several_choices_is_asked_for_one_at_a_time() -> None:
     async with door("single/one") as it:
         first, second = await asyncio.gather(it.chat(n=3), it.chat(n=2))
-        assert [(status, len(answer["choices"])) for status, answer in (first, second)] == [(200, 3), (200, 2)]
+        assert [(status, len(answer["choices"])) for status, answer in (first, second)] == [
+            (200, 3),
+            (200, 2),
+        ]
 
 
 async def test_the_models_own_name_and_the_tests_limits_replace_what_the_environment_says() -> None:
     async with door("cut/one", max_tokens=16, temperature=0.5) as it:
         await it.chat(max_tokens=900, temperature=2, stream=True)
         (body,) = it.endpoint.requests
-        assert (body["model"], body["max_tokens"], body["temperature"], "stream" in body) == ("cut/one", 16, 0.5, False)
+        assert (body["model"], body["max_tokens"], body["temperature"], "stream" in body) == (
+            "cut/one",
+            16,
+            0.5,
+            False,
+        )
         assert it.traffic.truncated == 1
 
 
@@ -110,12 +132,18 @@ async def test_a_failing_endpoint_is_asked_again_for_the_environment_and_then_no
         for _ in range(5):
             await it.chat()
         limit = relays.ATTEMPTS * relays.GIVEN_UP_AFTER
-        assert len(it.endpoint.requests) == limit, "after some failures in a row nothing is sent any more"
+        assert len(it.endpoint.requests) == limit, (
+            "after some failures in a row nothing is sent any more"
+        )
         assert it.traffic.over == "model"
 
 
-@pytest.mark.parametrize(("model", "key", "status"), [("broke/one", KEY, 402), ("good/one", "sk-another-key", 401)])
-async def test_without_money_or_with_a_wrong_key_an_endpoint_is_asked_once(model: str, key: str, status: int) -> None:
+@pytest.mark.parametrize(
+    ("model", "key", "status"), [("broke/one", KEY, 402), ("good/one", "sk-another-key", 401)]
+)
+async def test_without_money_or_with_a_wrong_key_an_endpoint_is_asked_once(
+    model: str, key: str, status: int
+) -> None:
     async with door(model, key=key) as it:
         for _ in range(3):
             assert (await it.chat())[0] == status
@@ -147,7 +175,10 @@ async def test_the_budget_bounds_what_an_environment_can_spend() -> None:
 async def test_no_answer_is_waited_for_beyond_the_deadline() -> None:
     async with door("slow/one", ends_at=time.monotonic() + 0.3) as it:
         status, answer = await it.chat()
-        assert (status, "no answer in time" in answer["error"]["message"]) == (relays.GIVEN_UP, True)
+        assert (status, "no answer in time" in answer["error"]["message"]) == (
+            relays.GIVEN_UP,
+            True,
+        )
 
 
 async def test_who_hangs_up_takes_back_what_was_asked() -> None:
@@ -186,11 +217,19 @@ async def test_a_model_of_a_service_that_has_keys_is_asked_with_its_key(
 
     monkeypatch.setattr(Relay, "open", opened)
     monkeypatch.setattr(tester.Tester, "_test_model", test_model)
-    common: dict[str, Any] = {"name": "m", "base": "m", "tokenizer": "", "stem": "m", "wandb_run": "w"}
+    common: dict[str, Any] = {
+        "name": "m",
+        "base": "m",
+        "tokenizer": "",
+        "stem": "m",
+        "wandb_run": "w",
+    }
     local = TestedModel(model="local:m", scale="local", service_url="http://127.0.0.1:9", **common)
     request = Request(
         draft="d",
-        program=EnvironmentProgram(name="e", path=Path("e.py"), interpreter="python", working_directory=tmp_path),
+        program=EnvironmentProgram(
+            name="e", path=Path("e.py"), interpreter="python", working_directory=tmp_path
+        ),
         env={},
         num_steps=1,
         group_size=2,

@@ -54,13 +54,19 @@ class Written:
         self.folder = TestFolder(home / "tests" / "t-0123abcd")
         self.folder.path.mkdir(parents=True)
         self.file = home / "mine.py"
-        self.file.write_text("from halteres.environments.base import BaseEnv\n\n\nclass Mine(BaseEnv): ...\n")
+        self.file.write_text(
+            "from halteres.environments.base import BaseEnv\n\n\nclass Mine(BaseEnv): ...\n"
+        )
         facts: dict[str, Any] = {"env": {"max_new_tokens": 64}, "num_steps": 3, "group_size": 4}
         is_foreign = asked.pop("is_foreign", False)
         facts["draft"] = "default"
         self.request = Request(
             program=EnvironmentProgram(
-                name="mine", path=self.file, interpreter="/nowhere", working_directory=home, is_foreign=is_foreign
+                name="mine",
+                path=self.file,
+                interpreter="/nowhere",
+                working_directory=home,
+                is_foreign=is_foreign,
             ),
             models=models or (model_of(),),
             base_model="m",
@@ -69,12 +75,17 @@ class Written:
         )
         self.folder.write("request.json", self.request)
 
-    def groups(self, *scores: Sequence[float], one: TestedModel | None = None, answer: str = "text") -> Written:
+    def groups(
+        self, *scores: Sequence[float], one: TestedModel | None = None, answer: str = "text"
+    ) -> Written:
         """Groups of these scores, with messages."""
         file = self.folder.groups(one or self.request.models[0])
         for group in scores:
             chats = [
-                [{"role": "user", "content": "Is it?"}, {"role": "assistant", "content": f"{answer} {score}"}]
+                [
+                    {"role": "user", "content": "Is it?"},
+                    {"role": "assistant", "content": f"{answer} {score}"},
+                ]
                 for score in group
             ]
             append_row(file, {"scores": group, "messages": chats, "tokens": [[1]] * len(group)})
@@ -97,7 +108,11 @@ class Written:
 
     def told(self, status: str = "done") -> dict[str, Any]:
         """The whole answer; it is JSON."""
-        return json.loads(json.dumps(msgspec.to_builtins(report(self.folder, self.request, status)), allow_nan=False))
+        return json.loads(
+            json.dumps(
+                msgspec.to_builtins(report(self.folder, self.request, status)), allow_nan=False
+            )
+        )
 
 
 Make = Callable[..., Written]
@@ -124,7 +139,11 @@ def shown(whole: dict[str, Any]) -> dict[str, Any]:
 
 def summary(written: Written) -> tuple[bool | None, str, str]:
     told = written.told()
-    return told["summary"]["trainable"], told["summary"]["why"], for_agents(msgspec.convert(told["next"], Steps))
+    return (
+        told["summary"]["trainable"],
+        told["summary"]["why"],
+        for_agents(msgspec.convert(told["next"], Steps)),
+    )
 
 
 def test_rewards_that_vary_within_a_group_can_be_trained_on(test_of: Make) -> None:
@@ -136,7 +155,11 @@ def test_rewards_that_vary_within_a_group_can_be_trained_on(test_of: Make) -> No
     )
     (one,) = written.told()["models_tested"]
     assert (one["accuracy"], one["mean_score"], one["score_range"]) == (0.5, 0.5, [0, 1])
-    assert (one["groups_with_variance"], one["step_success_rate"], one["tokens_per_s"]) == (0.333, 0.667, 200)
+    assert (one["groups_with_variance"], one["step_success_rate"], one["tokens_per_s"]) == (
+        0.333,
+        0.667,
+        200,
+    )
 
 
 @pytest.mark.parametrize(
@@ -167,16 +190,27 @@ def test_where_everything_scores_the_same_the_scorer_is_to_be_read(test_of: Make
     written = test_of().groups([0, 0, 0]).ended(WELL)
     one = written.request.models[0]
     file = written.folder.groups(one)
-    chats = [[{"role": "user", "content": "6*7?"}, {"role": "assistant", "content": text}] for text in ("4", "4", "42")]
+    chats = [
+        [{"role": "user", "content": "6*7?"}, {"role": "assistant", "content": text}]
+        for text in ("4", "4", "42")
+    ]
     file.unlink()
     append_row(file, {"scores": [0, 0, 0], "messages": chats, "tokens": [[1]] * 3})
     rollouts = written.folder.work(one) / "rollouts"
     rollouts.mkdir()
-    told = {"item": {"question": "6*7?", "answer": 42}, "prompt": "", "completions": [{"text": "4"}], "failures": []}
+    told = {
+        "item": {"question": "6*7?", "answer": 42},
+        "prompt": "",
+        "completions": [{"text": "4"}],
+        "failures": [],
+    }
     append_row(rollouts / "step_1.jsonl", told)
     (sample,) = written.told()["samples"]
     assert ({sample["best"], sample["worst"]}, sample["reference"]) == ({"4", "42"}, "42")
-    assert summary(written)[2] == f"read {written.file} and {file}, mend or ease it, then rl_test_inference()"
+    assert (
+        summary(written)[2]
+        == f"read {written.file} and {file}, mend or ease it, then rl_test_inference()"
+    )
 
 
 def test_partial_credit_is_none_where_the_environment_says_what_success_is(test_of: Make) -> None:
@@ -203,16 +237,23 @@ def test_answers_that_are_cut_off_are_said_to_be_with_the_call_that_mends_it(tes
     assert call == 'rl_edit_config("max_new_tokens", 128) then rl_test_inference()'
 
 
-def test_an_environment_of_others_is_not_told_to_change_a_setting_that_it_has_not(test_of: Make) -> None:
+def test_an_environment_of_others_is_not_told_to_change_a_setting_that_it_has_not(
+    test_of: Make,
+) -> None:
     written = test_of(env={}, max_tokens=16, is_foreign=True).groups([0, 0]).ended(TRUNCATED)
     assert summary(written)[2] == "rl_test_inference(max_tokens=32)"
 
 
 def test_a_scorer_that_sometimes_fails_is_a_caveat_and_counted(test_of: Make) -> None:
-    written = test_of().groups([1, 0]).failures("env_error", "sampler_error").failures("too_long").ended(WELL)
-    assert (
-        summary(written)[1]
-        == "1 of 1 groups have both good and bad answers; 1 times its code failed (why of env_error)."
+    written = (
+        test_of()
+        .groups([1, 0])
+        .failures("env_error", "sampler_error")
+        .failures("too_long")
+        .ended(WELL)
+    )
+    assert summary(written)[1] == (
+        "1 of 1 groups have both good and bad answers; 1 times its code failed (why of env_error)."
     )
     (one,) = written.told()["models_tested"]
     assert one["failures"] == {"env_error": 1, "sampler_error": 1, "too_long": 1}
@@ -228,7 +269,9 @@ def test_nothing_scored_is_the_environments_fault_or_the_models(test_of: Make) -
     assert why.startswith("The model gave nothing to judge by: ")
 
 
-def test_the_model_that_would_be_trained_decides_else_the_one_that_varies_most(test_of: Make) -> None:
+def test_the_model_that_would_be_trained_decides_else_the_one_that_varies_most(
+    test_of: Make,
+) -> None:
     base, other = model_of("local:m"), model_of("big/model")
     written = test_of(other, base).groups([1, 1], one=base).groups([1, 0], one=other)
     written.ended(WELL, base).ended(WELL, other)
@@ -250,21 +293,33 @@ def test_lines_of_other_forms_are_read_or_passed_over(test_of: Make) -> None:
     """Atropos's own: scores and tokens alone; and whatever else a stranger's file may hold."""
     written = test_of()
     file = written.folder.groups(written.request.models[0])
-    file.write_text('{"scores": [1, 0], "tokens": [[1], [2]], "masks": []}\nnothing\n{"scores": ["a"]}\n{}\n[1]\n')
+    file.write_text(
+        '{"scores": [1, 0], "tokens": [[1], [2]], "masks": []}\nnothing\n{"scores": '
+        '["a"]}\n{}\n[1]\n'
+    )
     told = written.ended(WELL).told()
     assert told["models_tested"][0]["steps_tested"] == 1
     assert told["samples"] == []
 
 
-@pytest.mark.parametrize(("num_models", "num_groups", "size"), [(1, 3, 16), (3, 3, 16), (1, 50, 64), (5, 50, 8)])
+@pytest.mark.parametrize(
+    ("num_models", "num_groups", "size"), [(1, 3, 16), (3, 3, 16), (1, 50, 64), (5, 50, 8)]
+)
 def test_every_answer_fits_and_says_where_the_rest_is(
     test_of: Make, num_models: int, num_groups: int, size: int
 ) -> None:
     models = [model_of(f"vendor/model-of-some-length-{number}") for number in range(num_models)]
     written = test_of(*models)
     for one in models:
-        written.groups(*[[0.25, *[1.0] * (size - 1)]] * num_groups, one=one, answer="long text " * 200)
-        written.ended(msgspec.structs.replace(WELL, error="It went wrong", stderr="x" * 1000, stdout="y" * 1000), one)
+        written.groups(
+            *[[0.25, *[1.0] * (size - 1)]] * num_groups, one=one, answer="long text " * 200
+        )
+        written.ended(
+            msgspec.structs.replace(
+                WELL, error="It went wrong", stderr="x" * 1000, stdout="y" * 1000
+            ),
+            one,
+        )
     whole = written.told()
     told = shown(whole)
     assert len(json.dumps(told, separators=(",", ":"), ensure_ascii=False)) <= BUDGET
@@ -281,7 +336,14 @@ def test_many_free_prompts_are_shortened_before_any_is_left_out(test_of: Make) -
     file = written.folder.groups(written.request.models[0])
     for prompt in written.request.prompts:
         append_row(
-            file, {"prompt": prompt, "completion": "word " * 99, "finish": "stop", "score": None, "note": "n" * 90}
+            file,
+            {
+                "prompt": prompt,
+                "completion": "word " * 99,
+                "finish": "stop",
+                "score": None,
+                "note": "n" * 90,
+            },
         )
     told = shown(written.ended(WELL).told())
     assert len(json.dumps(told, separators=(",", ":"), ensure_ascii=False)) <= BUDGET
@@ -306,8 +368,14 @@ def test_how_a_process_ended_is_told_in_the_words_of_the_seeds() -> None:
         "e",
         "model",
     )
-    assert exited(-9, Traffic(completions=1, last_error="e"), "")[1:] == ("It said nothing.", "environment")
-    dump = 'Thread 1 (most recent call first):\n  File "/a/re.py", line 1 in f\n  File "/x/mine.py", line 7 in score\n'
+    assert exited(-9, Traffic(completions=1, last_error="e"), "")[1:] == (
+        "It said nothing.",
+        "environment",
+    )
+    dump = (
+        'Thread 1 (most recent call first):\n  File "/a/re.py", line 1 in f\n  File '
+        '"/x/mine.py", line 7 in score\n'
+    )
     assert hung_at("/x/mine.py", dump) == "score (mine.py:7)"
     assert hung_at("/x/other.py", dump) == ""
 
@@ -350,9 +418,13 @@ def test_a_test_of_one_variant_of_a_family_says_nothing_of_another(test_of: Make
 
 
 @pytest.mark.parametrize(
-    "asked", [{"temperature": 0.0}, {"group_size": 2}, {"max_tokens": 8}], ids=["greedy", "two answers", "cut"]
+    "asked",
+    [{"temperature": 0.0}, {"group_size": 2}, {"max_tokens": 8}],
+    ids=["greedy", "two answers", "cut"],
 )
-def test_a_test_that_was_not_like_training_says_nothing_of_it(test_of: Make, asked: dict[str, Any]) -> None:
+def test_a_test_that_was_not_like_training_says_nothing_of_it(
+    test_of: Make, asked: dict[str, Any]
+) -> None:
     written = test_of(**asked).groups([0, 0]).ended(WELL)
     written.folder.write("result.json", written.told())
     assert test_folder.latest_test(str(written.file), "m") is None
@@ -367,7 +439,9 @@ def test_a_test_of_the_same_draft_comes_before_a_newer_one_of_another(test_of: M
     theirs = test_of(draft="theirs").groups([0, 0]).ended(WELL)
     theirs.folder.write("result.json", theirs.told())
     os.utime(mine.file, (time.time() - 120, time.time() - 120))
-    found = [test_folder.latest_test(str(mine.file), "m", draft) for draft in ("mine", "theirs", "")]
+    found = [
+        test_folder.latest_test(str(mine.file), "m", draft) for draft in ("mine", "theirs", "")
+    ]
     assert [told and told.groups_with_variance for told in found] == [1.0, 0.0, 0.0]
 
 
@@ -379,6 +453,11 @@ def test_an_answer_too_long_is_cut_also_where_samples_have_no_scores() -> None:
         "steps": [{"step": n, "scores": [0.5] * 64} for n in range(50)],
     }
     cut = brief(
-        {"models_tested": [model], "summary": {"why": "x"}, "samples": [sample, sample], "next": "rl_list_runs()"}
+        {
+            "models_tested": [model],
+            "summary": {"why": "x"},
+            "samples": [sample, sample],
+            "next": "rl_list_runs()",
+        }
     )
     assert "scores" in cut["left_out"]["what"] and cut["samples"]

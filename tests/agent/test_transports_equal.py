@@ -85,7 +85,9 @@ WITH_TWO_RUNS: Calls = (
 CALLS = WITHOUT_A_RUN + WITH_TWO_RUNS
 
 VOLATILE = {"draft", "free_gb"}
-"""Keys whose value may differ: each transport works on a draft of its own here, and the machine has other work."""
+"""Keys whose value may differ: each transport works on a draft of its own here, and the machine has
+other work.
+"""
 
 SELECTED_AT = re.compile(r"-\d{8}-\d{6}$")
 """What the seeds append to an environment's name at selection."""
@@ -108,7 +110,9 @@ async def test_a_transport_answers_as_python_does(
         assert theirs == ours, f"{call} differs"
 
 
-def test_an_answer_says_what_to_do_next_and_an_error_what_went_wrong(expected: list[Answer]) -> None:
+def test_an_answer_says_what_to_do_next_and_an_error_what_went_wrong(
+    expected: list[Answer],
+) -> None:
     for call, answer in zip(CALLS, expected, strict=True):
         assert answer["next"], f"{call} says nothing to do next"
         assert "\n" not in answer["next"]
@@ -119,7 +123,11 @@ def test_an_answer_says_what_to_do_next_and_an_error_what_went_wrong(expected: l
 
 def test_a_success_fits_the_schema_that_was_promised(expected: list[Answer]) -> None:
     """MCP clients refuse one that does not; errors are exempt."""
-    fitting = [(name, answer) for (name, _), answer in zip(CALLS, expected, strict=True) if "error" not in answer]
+    fitting = [
+        (name, answer)
+        for (name, _), answer in zip(CALLS, expected, strict=True)
+        if "error" not in answer
+    ]
     of_models = {"rl_train_reward_model", "rl_evaluate_reward_model", "rl_rank_completions"}
     of_models |= {"rl_test_inference", "rl_start_training", "rl_evaluate"}
     assert {name for name, _ in fitting} == set(BY_NAME) - of_models
@@ -127,7 +135,9 @@ def test_a_success_fits_the_schema_that_was_promised(expected: list[Answer]) -> 
         jsonschema.validate(answer, BY_NAME[name].output_schema())
 
 
-async def transcript(transport: Transport, draft: str, monkeypatch: pytest.MonkeyPatch) -> list[Answer]:
+async def transcript(
+    transport: Transport, draft: str, monkeypatch: pytest.MonkeyPatch
+) -> list[Answer]:
     """The answers to CALLS, one after the other, on a draft of this name."""
     monkeypatch.setenv("HALTERES_SESSION", draft)
     async with transport() as call:
@@ -141,7 +151,9 @@ async def transcript(transport: Transport, draft: str, monkeypatch: pytest.Monke
 def make_runs() -> None:
     """Two runs that have ended, the same every time."""
     for run_id, skill in (("3fa9c1d2", 0.3), ("4b2e7f00", 0.1)):
-        run = trained(run_id, steps=20, skill=skill, created_at=1.7e9, started_at=1.7e9, ended_at=1.7e9 + 60)
+        run = trained(
+            run_id, steps=20, skill=skill, created_at=1.7e9, started_at=1.7e9, ended_at=1.7e9 + 60
+        )
         run.log("trainer").write_text("first\nlast\n")
         add_group(run, 20, completion("42", 1.0), completion("41"))
 
@@ -154,7 +166,10 @@ def _masked(value: Any) -> Any:
 def steady(value: Any) -> Any:
     """An answer without what may differ."""
     if isinstance(value, dict):
-        return {name: _masked(item) if name in VOLATILE else steady(item) for name, item in value.items()}
+        return {
+            name: _masked(item) if name in VOLATILE else steady(item)
+            for name, item in value.items()
+        }
     if isinstance(value, list):
         return [steady(item) for item in value]
     return SELECTED_AT.sub("-<time>", value) if isinstance(value, str) else value

@@ -1,4 +1,6 @@
-"""Waiting for a run: woken by each thing that can happen to it, by nothing else, and at once where it has ended."""
+"""Waiting for a run: woken by each thing that can happen to it, by nothing else, and at once where
+it has ended.
+"""
 
 from __future__ import annotations
 
@@ -51,7 +53,9 @@ def running() -> Iterator[RunDirectory]:
 
 
 class Waiter:
-    """A call that is known to wait before anything happens, and known to wait still when it is looked at."""
+    """A call that is known to wait before anything happens, and known to wait still when it is
+    looked at.
+    """
 
     def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
         self._loop = asyncio.get_running_loop()
@@ -66,7 +70,9 @@ class Waiter:
 
     async def begin(self, until: str | None, **arguments: Any) -> asyncio.Task[dict[str, Any]]:
         given = {"until": until} if until else {}
-        task = asyncio.create_task(told("rl_check_status", run_id=RUN, wait_s=LONG_S, **given, **arguments))
+        task = asyncio.create_task(
+            told("rl_check_status", run_id=RUN, wait_s=LONG_S, **given, **arguments)
+        )
         await self.looks(2)
         assert not task.done()
         return task
@@ -97,27 +103,38 @@ async def test_several_runs_are_waited_for_in_one_call_until_all_have_ended(
         assert not task.done(), "one of them goes on"
         change(running, status="stopped")
         answer = await task
-    assert [(run["run_id"], run["status"]) for run in answer["runs"]] == [(RUN, "stopped"), (other, "completed")]
+    assert [(run["run_id"], run["status"]) for run in answer["runs"]] == [
+        (RUN, "stopped"),
+        (other, "completed"),
+    ]
     assert answer["woke"] == "terminal"
     assert answer["next"] == f'rl_compare_runs(["{RUN}","{other}"])'
     assert "run_id" not in answer
 
 
-async def test_a_run_that_has_ended_ends_no_wait_for_an_alert_of_another(running: RunDirectory, waiter: Waiter) -> None:
+async def test_a_run_that_has_ended_ends_no_wait_for_an_alert_of_another(
+    running: RunDirectory, waiter: Waiter
+) -> None:
     make_run("0000aaaa", steps=3, status="completed")
-    task = asyncio.create_task(told("rl_check_status", run_ids=["0000aaaa", RUN], until="alert", wait_s=LONG_S))
+    task = asyncio.create_task(
+        told("rl_check_status", run_ids=["0000aaaa", RUN], until="alert", wait_s=LONG_S)
+    )
     await waiter.looks(2)
     assert not task.done()
     add_alert(running, "truncation", 3)
     assert (await task)["woke"] == "alert"
-    assert (await told("rl_check_status", run_ids=["0000aaaa"], until="alert", wait_s=LONG_S))["woke"] == "terminal"
+    assert (await told("rl_check_status", run_ids=["0000aaaa"], until="alert", wait_s=LONG_S))[
+        "woke"
+    ] == "terminal"
 
 
 async def test_an_alert_of_any_of_several_runs_ends_the_wait_with_its_remedy(
     running: RunDirectory, waiter: Waiter
 ) -> None:
     with supervised(make_run("0000aaaa", steps=3)):
-        task = asyncio.create_task(told("rl_check_status", run_ids=[RUN, "0000aaaa"], until="alert", wait_s=LONG_S))
+        task = asyncio.create_task(
+            told("rl_check_status", run_ids=[RUN, "0000aaaa"], until="alert", wait_s=LONG_S)
+        )
         await waiter.looks(2)
         add_alert(running, "truncation", 3, remedy=Remedy((STOP,)))
         answer = await task
@@ -153,7 +170,9 @@ WAKING: dict[str, Callable[[RunDirectory], None]] = {
 
 
 @pytest.mark.parametrize("until", WAKING)
-async def test_a_call_is_woken_by_what_it_asked_for(running: RunDirectory, waiter: Waiter, until: str) -> None:
+async def test_a_call_is_woken_by_what_it_asked_for(
+    running: RunDirectory, waiter: Waiter, until: str
+) -> None:
     waits = await waiter.begin(until)
     WAKING[until](running)
     answer = await asyncio.wait_for(waits, 5)
@@ -184,7 +203,12 @@ async def test_other_things_do_not_wake_it(running: RunDirectory, waiter: Waiter
 
 @pytest.mark.parametrize(
     "changes",
-    [{"status": "stopping"}, {"phase": "evaluation"}, {"step": 4}, {"processes": {"env": {**LIVE, "exit": -9}}}],
+    [
+        {"status": "stopping"},
+        {"phase": "evaluation"},
+        {"step": 4},
+        {"processes": {"env": {**LIVE, "exit": -9}}},
+    ],
 )
 async def test_a_change_is_any_of_state_phase_step_and_processes(
     running: RunDirectory, waiter: Waiter, changes: dict[str, Any]
@@ -240,7 +264,9 @@ async def test_a_run_that_has_ended_answers_at_once(until: str | None) -> None:
 
 @pytest.mark.parametrize("until", ["running", "step>=3", "step>=0"])
 async def test_what_is_so_already_is_not_waited_for(running: RunDirectory, until: str) -> None:
-    answer = await asyncio.wait_for(told("rl_check_status", run_id=RUN, wait_s=LONG_S, until=until), 5)
+    answer = await asyncio.wait_for(
+        told("rl_check_status", run_id=RUN, wait_s=LONG_S, until=until), 5
+    )
     assert answer["woke"] == until
 
 
@@ -268,7 +294,9 @@ async def test_a_real_run_wakes_its_watcher_at_each_stage(monkeypatch: pytest.Mo
     run = start_run(settings(), supervisor=STANDIN_SUPERVISOR)
 
     async def woken(until: str) -> dict[str, Any]:
-        answer = await asyncio.wait_for(told("rl_check_status", run_id=run.run_id, wait_s=LONG_S, until=until), 20)
+        answer = await asyncio.wait_for(
+            told("rl_check_status", run_id=run.run_id, wait_s=LONG_S, until=until), 20
+        )
         assert answer["woke"] == until
         return answer
 
@@ -281,29 +309,39 @@ async def test_a_real_run_wakes_its_watcher_at_each_stage(monkeypatch: pytest.Mo
         stop_run(run)
 
 
-async def test_a_call_that_is_cancelled_waits_no_longer(running: RunDirectory, waiter: Waiter) -> None:
+async def test_a_call_that_is_cancelled_waits_no_longer(
+    running: RunDirectory, waiter: Waiter
+) -> None:
     waits = await waiter.begin("terminal")
     waits.cancel()
     with pytest.raises(asyncio.CancelledError):
         await asyncio.wait_for(waits, 5)
 
 
-async def test_many_calls_wait_at_once_and_the_loop_goes_on(running: RunDirectory, waiter: Waiter) -> None:
+async def test_many_calls_wait_at_once_and_the_loop_goes_on(
+    running: RunDirectory, waiter: Waiter
+) -> None:
     waits = [await waiter.begin("step>=4") for _ in range(4)]
     add_step(running, 4)
     answers = await asyncio.wait_for(asyncio.gather(*waits), 20)
     assert [answer["woke"] for answer in answers] == ["step>=4"] * 4
 
 
-async def test_a_run_that_is_removed_while_one_waits_is_an_error(running: RunDirectory, waiter: Waiter) -> None:
+async def test_a_run_that_is_removed_while_one_waits_is_an_error(
+    running: RunDirectory, waiter: Waiter
+) -> None:
     waits = await waiter.begin("terminal")
     (running.path / "run.json").unlink()
     answer = await asyncio.wait_for(waits, 5)
     assert answer["code"] == "not_found"
 
 
-@pytest.mark.parametrize("until", ["step>9", "step>=", "step>=-1", "Terminal", "evaluation", "step>=1e3", "x" * 400])
-async def test_what_cannot_be_waited_for_is_refused_with_what_can(running: RunDirectory, until: str) -> None:
+@pytest.mark.parametrize(
+    "until", ["step>9", "step>=", "step>=-1", "Terminal", "evaluation", "step>=1e3", "x" * 400]
+)
+async def test_what_cannot_be_waited_for_is_refused_with_what_can(
+    running: RunDirectory, until: str
+) -> None:
     with pytest.raises(UserError):
         Until.parse(until)
     reply = await replied("rl_check_status", run_id=RUN, until=until)

@@ -44,10 +44,14 @@ MAIN = "from halteres.cli.main import main; main()"
 
 
 def started(*arguments: str, first: str = "", **variables: str) -> StdioServerParameters:
-    """The program as a host starts it, with some of our variables; `first` runs before it, in its process."""
+    """The program as a host starts it, with some of our variables; `first` runs before it, in its
+    process.
+    """
     ours = {name: value for name, value in os.environ.items() if name.startswith("HALTERES_")}
     return StdioServerParameters(
-        command=sys.executable, args=["-c", f"{first}\n{MAIN}", *arguments], env={**ours, **variables}
+        command=sys.executable,
+        args=["-c", f"{first}\n{MAIN}", *arguments],
+        env={**ours, **variables},
     )
 
 
@@ -57,7 +61,9 @@ async def http_client(
 ) -> AsyncIterator[Client]:
     """A client of an MCP server on a free port."""
     with open_listener(0) as listening:
-        config = uvicorn.Config(guarded(endpoint or Endpoint()), log_level="warning", timeout_graceful_shutdown=1)
+        config = uvicorn.Config(
+            guarded(endpoint or Endpoint()), log_level="warning", timeout_graceful_shutdown=1
+        )
         server = Server(config)
         serving = asyncio.create_task(server.serve(sockets=[listening]))
         headers = {"Authorization": f"Bearer {token()}"} | ({SESSION: session} if session else {})
@@ -77,7 +83,9 @@ def body(result: CallToolResult) -> Answer:
     """An answer over MCP; its text and its structure say the same."""
     text = result.content[0]
     assert text.type == "text"
-    assert text.text == json.dumps(result.structured_content, ensure_ascii=False, separators=(",", ":"))
+    assert text.text == json.dumps(
+        result.structured_content, ensure_ascii=False, separators=(",", ":")
+    )
     assert isinstance(result.structured_content, dict)
     assert result.is_error == is_refusal(result.structured_content)
     return result.structured_content
@@ -113,7 +121,8 @@ async def python() -> AsyncIterator[Call]:
         fields = BY_NAME[name].arguments.model_fields if name in BY_NAME else {}
         needed = {field for field, facts in fields.items() if facts.is_required()}
         if name not in BY_NAME or not needed <= set(arguments) <= set(fields):
-            return await halteres.agent.Tools().call(name, **arguments)  # Python itself refuses such a call
+            # Python itself refuses such a call
+            return await halteres.agent.Tools().call(name, **arguments)
         return json.loads(await getattr(halteres.agent, name)(**arguments))
 
     yield call
@@ -177,7 +186,9 @@ async def command_line() -> AsyncIterator[Call]:
 
 
 def _can_be_typed(name: str, arguments: Answer) -> bool:
-    """Whether words can say it: there is no command for a tool that is not there, and no word for an empty list."""
+    """Whether words can say it: there is no command for a tool that is not there, and no word for
+    an empty list.
+    """
     known = BY_NAME[name].arguments.model_fields if name in BY_NAME else {}
     return name in BY_NAME and set(arguments) <= set(known) and [] not in arguments.values()
 

@@ -1,4 +1,6 @@
-"""A user's home, a project, and stand-ins of agent clients' commands; `halteres` as a person runs it."""
+"""A user's home, a project, and stand-ins of agent clients' commands; `halteres` as a person runs
+it.
+"""
 
 from __future__ import annotations
 
@@ -70,7 +72,9 @@ class UserHome:
         }
 
 
-def land(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> UserHome:
+def land(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> UserHome:
     """An empty home and an empty project, which is the working directory."""
     home_of(tmp_path / "nowhere", monkeypatch)
     monkeypatch.delenv("HALTERES_HOME")
@@ -83,7 +87,9 @@ def land(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.Capture
     commands_folder.mkdir()
     for name in ("claude", "codex", "gemini"):
         calls = str(commands_folder / "calls.jsonl")
-        (commands_folder / name).write_text(COMMAND.format(python=sys.executable, calls=calls), encoding="utf-8")
+        (commands_folder / name).write_text(
+            COMMAND.format(python=sys.executable, calls=calls), encoding="utf-8"
+        )
         (commands_folder / name).chmod(0o755)
     monkeypatch.setenv("PATH", f"{commands_folder}{os.pathsep}{os.environ['PATH']}")
     for name in VARIABLES:

@@ -29,7 +29,9 @@ def finished(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> RunDirectory:
     (run.path / "adapter").mkdir()
     (run.path / "logs" / "trainer.log").write_text("first\nlast\n")
     (run.path / "settings.json").write_text(Settings().model_dump_json())
-    (run.path / "config.yaml").write_text(yaml.safe_dump({"env": {"prompt_template": "Question: {question}"}}))
+    (run.path / "config.yaml").write_text(
+        yaml.safe_dump({"env": {"prompt_template": "Question: {question}"}})
+    )
     _evaluation(run, 0, 0.25, "I think \\boxed{9}.", 0.0)
     for step in (1, 2):
         row = {
@@ -50,7 +52,10 @@ def finished(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> RunDirectory:
             "sampler_path": "tinker://x/sampler_weights/final",
         },
     )
-    append_row(run.path / "events.jsonl", {"type": "alert", "rule": "logprob_drift", "step": 2, "remedy": "look"})
+    append_row(
+        run.path / "events.jsonl",
+        {"type": "alert", "rule": "logprob_drift", "step": 2, "remedy": "look"},
+    )
     write_state(run.path / "run.json", _state())
     return run
 
@@ -62,13 +67,20 @@ def halteres(tmp_path: Path) -> Callable[..., subprocess.CompletedProcess[str]]:
     def run(*arguments: str, stdin: str = "") -> subprocess.CompletedProcess[str]:
         command = [sys.executable, "-c", "from halteres.cli.main import main; main()", *arguments]
         environment = {**os.environ, "HALTERES_HOME": str(tmp_path)}
-        return subprocess.run(command, capture_output=True, text=True, input=stdin, env=environment, timeout=60)
+        return subprocess.run(
+            command, capture_output=True, text=True, input=stdin, env=environment, timeout=60
+        )
 
     return run
 
 
 def _evaluation(run: RunDirectory, step: int, share: float, answer: str, score: float) -> None:
-    row = {"step": step, "src": "eval", "eval/percent_correct": share, "eval/percent_correct_greedy": share}
+    row = {
+        "step": step,
+        "src": "eval",
+        "eval/percent_correct": share,
+        "eval/percent_correct_greedy": share,
+    }
     append_row(run.path / "metrics.jsonl", row)
     folder = run.path / "evals" / f"step_{step}"
     folder.mkdir(parents=True)

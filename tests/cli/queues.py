@@ -1,4 +1,6 @@
-"""A trajectory server in a thread, at an address that it comes back to; what it was asked; groups to put there."""
+"""A trajectory server in a thread, at an address that it comes back to; what it was asked; groups
+to put there.
+"""
 
 from __future__ import annotations
 
@@ -51,7 +53,9 @@ class Queue:
 
     def ask(self, path: str, body: Any = None, **headers: str) -> Any:
         """One request of an environment or a trainer."""
-        data = body if isinstance(body, bytes) else None if body is None else json.dumps(body).encode()
+        data = (
+            body if isinstance(body, bytes) else None if body is None else json.dumps(body).encode()
+        )
         connection = http.client.HTTPConnection("127.0.0.1", self._port, timeout=10)
         with closing(connection):
             connection.request("GET" if data is None else "POST", path, data, headers)
@@ -78,7 +82,9 @@ class Queue:
 
     async def _serve(self, begun: threading.Event) -> None:
         store = SqliteStore(self._database)
-        app = self._noted(create_app(store, options=self._options, on_ready=lambda service: begun.set()))
+        app = self._noted(
+            create_app(store, options=self._options, on_ready=lambda service: begun.set())
+        )
         self._loop = asyncio.get_running_loop()
         self._server = Server(uvicorn.Config(app, log_level="warning", lifespan="on", ws="none"))
         await self._server.serve(sockets=[self._listening])

@@ -45,7 +45,13 @@ def roll_out(run: RunDirectory, *tasks: str) -> None:
     for number, task in enumerate(tasks):
         prompt = TOKENIZER.decode(tokens(task), skip_special_tokens=False)
         completions = [{"text": "x", "score": 0.0, "tokens": 1, "finish": "stop"}] * 2
-        row = {"group": number, "item": None, "prompt": prompt, "completions": completions, "failures": []}
+        row = {
+            "group": number,
+            "item": None,
+            "prompt": prompt,
+            "completions": completions,
+            "failures": [],
+        }
         append_row(run.path / "rollouts" / f"step_{number % 2 + 1}.jsonl", row)
 
 
@@ -87,33 +93,45 @@ def posted(monkeypatch: pytest.MonkeyPatch) -> list[tuple[str, dict[str, Any]]]:
     ],
 )
 def test_a_task_alone_or_with_words_around_it_becomes_the_prompt_that_the_policy_was_trained_on(
-    trained: RunDirectory, posted: list[tuple[str, dict[str, Any]]], capsys: pytest.CaptureFixture[str], typed: str
+    trained: RunDirectory,
+    posted: list[tuple[str, dict[str, Any]]],
+    capsys: pytest.CaptureFixture[str],
+    typed: str,
 ) -> None:
     roll_out(trained, *TASKS)
     chat(trained.run_id, typed, 0.0, 8, False)
     ((path, body),) = posted
     assert (path, body["model"]) == ("completions", "tinker://x/sampler_weights/final")
-    assert TOKENIZER.encode(body["prompt"], add_special_tokens=body["add_special_tokens"]) == tokens("3 * 4")
+    assert TOKENIZER.encode(
+        body["prompt"], add_special_tokens=body["add_special_tokens"]
+    ) == tokens("3 * 4")
     said = capsys.readouterr()
     assert said.out == "42\n"
     assert "What is the value of [...]? Give the result" in said.err
 
 
 def test_a_run_with_too_few_prompts_is_asked_as_it_is_with_its_system_prompt_and_says_so(
-    trained: RunDirectory, posted: list[tuple[str, dict[str, Any]]], capsys: pytest.CaptureFixture[str]
+    trained: RunDirectory,
+    posted: list[tuple[str, dict[str, Any]]],
+    capsys: pytest.CaptureFixture[str],
 ) -> None:
     roll_out(trained, *TASKS[:3], *TASKS[:3])
     chat(trained.run_id, "3 * 4", 0.0, 8, True)
     ((path, body),) = posted
     assert (path, body["model"]) == ("chat/completions", TINY)
-    assert body["messages"] == [{"role": "system", "content": "Be brief."}, {"role": "user", "content": "3 * 4"}]
+    assert body["messages"] == [
+        {"role": "system", "content": "Be brief."},
+        {"role": "user", "content": "3 * 4"},
+    ]
     assert "sent as it is" in capsys.readouterr().err
 
 
 def test_of_several_answers_the_one_that_the_reward_model_likes_best_is_shown(
     trained: RunDirectory, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """It reads the chat's messages, not its marks; and greedy sampling, which is the default, would give one answer."""
+    """It reads the chat's messages, not its marks; and greedy sampling, which is the default, would
+    give one answer.
+    """
     (trained.path / "config.yaml").write_text("env: {}")
     roll_out(trained, *TASKS)
     asked: list[dict[str, Any]] = []

@@ -1,4 +1,6 @@
-"""`halteres groups`: what is on a trajectory server, seen, written to a file, posted from one. All ours to choose."""
+"""`halteres groups`: what is on a trajectory server, seen, written to a file, posted from one. All
+ours to choose.
+"""
 
 from __future__ import annotations
 
@@ -46,7 +48,9 @@ def queue(tmp_path: Path) -> Iterator[Queue]:
 
 
 @pytest.fixture
-def groups(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]) -> Program:
+def groups(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
+) -> Program:
     """`halteres groups ...` in this process: exit code, stdout, stderr."""
     monkeypatch.setenv("HALTERES_HOME", str(tmp_path))
     monkeypatch.setenv("COLUMNS", "100")
@@ -80,14 +84,20 @@ KEYS = {
     *("inference_logprobs", "overrides", "group_overrides", "images", "env_id"),
     *("distill_token_ids", "distill_logprobs"),
 }
-CHAT = [[{"role": "user", "content": "Capital of France?"}, {"role": "assistant", "content": city}] for city in "PL"]
+CHAT = [
+    [{"role": "user", "content": "Capital of France?"}, {"role": "assistant", "content": city}]
+    for city in "PL"
+]
 HOSTILE = "</pre><script>alert(1)</script><img src=x onerror=alert(1)>\x1b[2J\x07\u202e"
 
 
-# -- view --------------------------------------------------------------------------------------------------------------
+# -- view
+# --------------------------------------------------------------------------------------------------
 
 
-def test_a_block_tells_whose_a_group_is_its_scores_and_its_best_and_worst_text(queue: Queue, groups: Program) -> None:
+def test_a_block_tells_whose_a_group_is_its_scores_and_its_best_and_worst_text(
+    queue: Queue, groups: Program
+) -> None:
     env_id = queue.begin()
     queue.send(spoken("What is 3 + 4? ", "It is 7.", "It is 8.", env_id=env_id, policy_version=3))
     code, out, err = groups("view", "--url", queue.url, "--once", "--tokenizer", TINY)
@@ -113,13 +123,19 @@ def test_context_is_quiet_and_sampled_text_is_not(queue: Queue) -> None:
     reader = Reader(queue.url)
     view(reader, Selection(), Terminal(console, None, full=False))
     reader.close()
-    context, sampled = (next(line for line in output.getvalue().splitlines() if bar in line) for bar in "┊┃")
+    context, sampled = (
+        next(line for line in output.getvalue().splitlines() if bar in line) for bar in "┊┃"
+    )
     assert re.sub(r"\x1b\[[\d;]*m", "·", context) == "·  ┊ ··7·" and context.count("\x1b[2m") == 2
     assert "\x1b[2m" not in sampled and "\x1b[1;32m" in sampled
 
 
-def test_without_a_tokenizer_messages_are_shown_else_shortened_ids(queue: Queue, groups: Program) -> None:
-    queue.send(group(messages=CHAT), {"tokens": [[*range(90)]], "masks": [[*range(90)]], "scores": [1]})
+def test_without_a_tokenizer_messages_are_shown_else_shortened_ids(
+    queue: Queue, groups: Program
+) -> None:
+    queue.send(
+        group(messages=CHAT), {"tokens": [[*range(90)]], "masks": [[*range(90)]], "scores": [1]}
+    )
     _, out, _ = groups("view", "--url", queue.url, "--once")
     assert "  ┊ user: Capital of France?\n  ┃ assistant: L\n" in out
     assert "0 1 2 3" in out and "…" in out and " 45 " not in out
@@ -134,12 +150,16 @@ def test_what_a_model_wrote_cannot_command_the_terminal(queue: Queue, groups: Pr
         assert "<U+001B>[2J" in out and "<U+202E>" in out
 
 
-def test_an_environment_s_name_cannot_break_its_line(queue: Queue, groups: Program, tmp_path: Path) -> None:
+def test_an_environment_s_name_cannot_break_its_line(
+    queue: Queue, groups: Program, tmp_path: Path
+) -> None:
     queue.begin()
     env_id = queue.ask("/register-env", {**ENV, "desired_name": "su\nms\t\x1b[2J\r\nx"})["env_id"]
     queue.send(group(env_id=env_id))
     _, out, _ = groups("view", "--url", queue.url, "--once")
-    assert out.splitlines()[0].startswith("group 1  su<U+000A>ms<U+0009><U+001B>[2J<U+000A>x_0 (1)  queued  ")
+    assert out.splitlines()[0].startswith(
+        "group 1  su<U+000A>ms<U+0009><U+001B>[2J<U+000A>x_0 (1)  queued  "
+    )
     file = tmp_path / "p.html"
     groups("view", "--url", queue.url, "--once", "--html", str(file))
     assert "su<U+000A>ms<U+0009>" in Elements(file.read_text()).text
@@ -148,7 +168,9 @@ def test_an_environment_s_name_cannot_break_its_line(queue: Queue, groups: Progr
 def test_numbers_of_any_size_are_short(queue: Queue, groups: Program, tmp_path: Path) -> None:
     """Also their mean, where their sum or their distance is no float any more."""
     huge = [[1.5e308] * 3] * 2
-    queue.send(group(scores=[1e308, 1.1e308], advantages=huge), group(scores=[-1e308, -1e308]), group())
+    queue.send(
+        group(scores=[1e308, 1.1e308], advantages=huge), group(scores=[-1e308, -1e308]), group()
+    )
     file = tmp_path / "p.html"
     for arguments in ((), ("--html", str(file))):
         code, _, err = groups("view", "--url", queue.url, "--once", *arguments)
@@ -156,19 +178,33 @@ def test_numbers_of_any_size_are_short(queue: Queue, groups: Program, tmp_path: 
     page = file.read_text()
     _, shown, _ = groups("view", "--url", queue.url, "--once")
     assert "scores 1e+308 1.1e+308  mean 1.05e+308" in shown
-    assert '<span class="mean">1.05e+308</span>' in page and "mean score</dt><dd>1.667e+306</dd>" in page
+    assert (
+        '<span class="mean">1.05e+308</span>' in page
+        and "mean score</dt><dd>1.667e+306</dd>" in page
+    )
     assert "1e+308 1.1e+308" in page and "advantage 1.5e+308" in page
     assert not re.search(r"\d{20}|\b(nan|inf)\b", shown + page.partition("<body>")[2])
 
 
-def test_set_aside_groups_tell_why_also_where_their_arrays_do_not_fit(queue: Queue, groups: Program) -> None:
+def test_set_aside_groups_tell_why_also_where_their_arrays_do_not_fit(
+    queue: Queue, groups: Program
+) -> None:
     crooked = group()
     crooked["masks"][1] = [-100]
-    queue.send(crooked, json.dumps({**group(), "scores": [1.0, float("nan")]}).encode(), group(mark=2**40))
-    _, out, _ = groups("view", "--url", queue.url, "--once", "--tokenizer", TINY, "--place", "set_aside", "--full")
+    queue.send(
+        crooked, json.dumps({**group(), "scores": [1.0, float("nan")]}).encode(), group(mark=2**40)
+    )
+    _, out, _ = groups(
+        "view", "--url", queue.url, "--once", "--tokenizer", TINY, "--place", "set_aside", "--full"
+    )
     assert "masks[1] is 1 long, tokens[1] 3. (lengths)" in out and "sequence 1" in out
-    assert "scores[1] is not a finite number. (not_finite)\n  2 sequences; no tokens are kept of them" in out
-    _, out, _ = groups("view", "--url", queue.url, "--once", "--tokenizer", TINY, "--place", "queued")
+    assert (
+        "scores[1] is not a finite number. (not_finite)\n  2 sequences; no tokens are kept of them"
+        in out
+    )
+    _, out, _ = groups(
+        "view", "--url", queue.url, "--once", "--tokenizer", TINY, "--place", "queued"
+    )
     assert f"⟨{2**40}⟩" in out
 
 
@@ -179,10 +215,14 @@ def test_one_of_a_kind_is_no_plural(queue: Queue, groups: Program, tmp_path: Pat
     assert "  1 sequence; no tokens are kept of it\n" in out and "  1 token, 1 sampled\n" in out
     groups("view", "--url", queue.url, "--once", "--limit", "1", "--html", str(tmp_path / "p.html"))
     page = (tmp_path / "p.html").read_text()
-    assert "<title>1 group</title>" in page and "1 token, 1 sampled" in page and "1 tokens" not in page
+    assert (
+        "<title>1 group</title>" in page and "1 token, 1 sampled" in page and "1 tokens" not in page
+    )
 
 
-def test_limit_place_and_environment_choose_the_newest_of_some(queue: Queue, groups: Program) -> None:
+def test_limit_place_and_environment_choose_the_newest_of_some(
+    queue: Queue, groups: Program
+) -> None:
     env_id = queue.begin()
     queue.send(*(group(env_id=env_id) for _ in range(3)), group())
     shown = {
@@ -198,7 +238,9 @@ def test_limit_place_and_environment_choose_the_newest_of_some(queue: Queue, gro
 
 
 class Seen:
-    """A face that notes what it is shown, then lets the next thing happen at each wait; Ctrl-C after the last."""
+    """A face that notes what it is shown, then lets the next thing happen at each wait; Ctrl-C
+    after the last.
+    """
 
     def __init__(self, *happenings: Callable[[], object]) -> None:
         self.ids: list[int] = []
@@ -227,14 +269,21 @@ def followed(reader: Reader, seen: Seen, **wanted: Any) -> list[int]:
 
 def test_following_shows_each_group_once_and_changes_nothing(queue: Queue) -> None:
     queue.send(*(group() for _ in range(3)))
-    seen = Seen(lambda: queue.send(group(), group()), lambda: None, lambda: queue.send(group()), queue.asked.clear)
+    seen = Seen(
+        lambda: queue.send(group(), group()),
+        lambda: None,
+        lambda: queue.send(group()),
+        queue.asked.clear,
+    )
     before = queue.groups()
     assert followed(Reader(queue.url), seen, limit=2) == [2, 3, 4, 5, 6]
     assert queue.groups()[:3] == before
     assert queue.asked and all(re.match(r"GET /v1/", asked) for asked in queue.asked)
 
 
-def test_following_one_place_shows_groups_in_the_order_in_which_they_come_there(queue: Queue) -> None:
+def test_following_one_place_shows_groups_in_the_order_in_which_they_come_there(
+    queue: Queue,
+) -> None:
     queue.begin()
 
     def leased() -> int:
@@ -271,22 +320,42 @@ class Elements(HTMLParser):
         self.text += data
 
 
-def test_the_page_needs_nothing_runs_nothing_and_escapes_all(queue: Queue, groups: Program, tmp_path: Path) -> None:
-    hostile = [[{"role": f"<b onclick='x'>{HOSTILE}", "content": [{"type": "text", "text": HOSTILE}]}]] * 2
+def test_the_page_needs_nothing_runs_nothing_and_escapes_all(
+    queue: Queue, groups: Program, tmp_path: Path
+) -> None:
+    hostile = [
+        [{"role": f"<b onclick='x'>{HOSTILE}", "content": [{"type": "text", "text": HOSTILE}]}]
+    ] * 2
     queue.send(spoken(HOSTILE, HOSTILE, "ordinary"), group(messages=hostile))
     for tokenizer in ((), ("--tokenizer", TINY)):
-        code, out, err = groups("view", "--url", queue.url, "--once", "--html", str(tmp_path / "p.html"), *tokenizer)
+        code, out, err = groups(
+            "view", "--url", queue.url, "--once", "--html", str(tmp_path / "p.html"), *tokenizer
+        )
         page = (tmp_path / "p.html").read_text()
         elements = Elements(page)
         assert (code, out, "p.html" in err) == (0, "", True)
-        assert not elements.names & {"script", "img", "b onclick", "i", "link", "a", "iframe", "form"}
+        assert not elements.names & {
+            "script",
+            "img",
+            "b onclick",
+            "i",
+            "link",
+            "a",
+            "iframe",
+            "form",
+        }
         assert elements.attributes.isdisjoint({"src", "href", "style", "onerror", "onclick"})
         assert "<script>alert(1)</script>" in elements.text and "<U+202E>" in elements.text
         assert not re.search(r"[\x00-\x08\x0b-\x1f\x7f-\x9f\u202a-\u202e]", page)
     style = re.findall(r"<style>(.*?)</style>", page, re.DOTALL)
     digest = base64.b64encode(hashlib.sha256(style[0].encode()).digest()).decode()
     assert f"default-src 'none'; style-src 'sha256-{digest}'; base-uri 'none'" in page
-    assert (len(style), "url(" in style[0], page.count("<details"), page.count("<section")) == (1, False, 2, 4)
+    assert (len(style), "url(" in style[0], page.count("<details"), page.count("<section")) == (
+        1,
+        False,
+        2,
+        4,
+    )
 
 
 def tinted(page: str) -> list[tuple[str, str]]:
@@ -302,7 +371,9 @@ def test_the_page_tells_advantages_and_tints_what_the_policy_found_unlikely(
     sent["advantages"] = [[0.5 * own for own in row] for row in sampled]
     unlikely = [[-0.1] * row.count(True) for row in sampled]
     unlikely[0][0], unlikely[0][-1], unlikely[1][0] = -1.0, -5.0, -3.0
-    sent["inference_logprobs"] = [[1.0] * row.count(False) + own for row, own in zip(sampled, unlikely, strict=True)]
+    sent["inference_logprobs"] = [
+        [1.0] * row.count(False) + own for row, own in zip(sampled, unlikely, strict=True)
+    ]
     queue.send(sent)
     file = tmp_path / "p.html"
     groups("view", "--url", queue.url, "--once", "--html", str(file), "--tokenizer", TINY)
@@ -321,13 +392,28 @@ def test_log_probabilities_that_do_not_fit_tint_nothing(
     logprobs: list[list[float]], queue: Queue, groups: Program, tmp_path: Path
 ) -> None:
     """The server sets such a group aside; it is shown all the same."""
-    queue.send(spoken("a", "It is 7.", "It is 8.", inference_logprobs=logprobs, advantages=logprobs))
-    groups("view", "--url", queue.url, "--once", "--html", str(tmp_path / "p.html"), "--tokenizer", TINY)
+    queue.send(
+        spoken("a", "It is 7.", "It is 8.", inference_logprobs=logprobs, advantages=logprobs)
+    )
+    groups(
+        "view",
+        "--url",
+        queue.url,
+        "--once",
+        "--html",
+        str(tmp_path / "p.html"),
+        "--tokenizer",
+        TINY,
+    )
     page = (tmp_path / "p.html").read_text()
-    assert tinted(page) == [] and "logprob" not in page.split("</header>")[1].replace("inference_logprobs", "")
+    assert tinted(page) == [] and "logprob" not in page.split("</header>")[1].replace(
+        "inference_logprobs", ""
+    )
 
 
-def test_a_page_that_follows_shows_where_its_groups_are_by_now(queue: Queue, tmp_path: Path) -> None:
+def test_a_page_that_follows_shows_where_its_groups_are_by_now(
+    queue: Queue, tmp_path: Path
+) -> None:
     queue.begin()
     file = tmp_path / "p.html"
     reader, page = Reader(queue.url), PageFile(file, None, source=queue.url, limit=3)
@@ -336,7 +422,9 @@ def test_a_page_that_follows_shows_where_its_groups_are_by_now(queue: Queue, tmp
     def look() -> None:
         places.append(re.findall(r'class="place (\w+)"', file.read_text()))
 
-    happenings = Seen(lambda: (look(), queue.send(group(), group())), lambda: (look(), queue.ask("/batch")), look)
+    happenings = Seen(
+        lambda: (look(), queue.send(group(), group())), lambda: (look(), queue.ask("/batch")), look
+    )
     queue.send(group(), group())
     with pytest.raises(KeyboardInterrupt):
         view(reader, Selection(follow=True, limit=3), page, happenings.wait)
@@ -345,25 +433,37 @@ def test_a_page_that_follows_shows_where_its_groups_are_by_now(queue: Queue, tmp
     assert list(tmp_path.glob(".p*")) == []
 
 
-def test_a_page_is_said_to_be_there_once_and_only_when_it_is(queue: Queue, groups: Program, tmp_path: Path) -> None:
+def test_a_page_is_said_to_be_there_once_and_only_when_it_is(
+    queue: Queue, groups: Program, tmp_path: Path
+) -> None:
     file, said_so = tmp_path / "nowhere" / "p.html", list[bool]()
     code, out, err = groups("view", "--url", queue.url, "--once", "--html", str(file))
     assert (code, out, "open it" in err) == (1, "", False) and f"{file} cannot be written." in err
     file = tmp_path / "p.html"
     reader = Reader(queue.url)
-    page = PageFile(file, None, source=queue.url, limit=3, written=lambda: said_so.append(file.exists()))
+    page = PageFile(
+        file, None, source=queue.url, limit=3, written=lambda: said_so.append(file.exists())
+    )
     with pytest.raises(KeyboardInterrupt):
-        view(reader, Selection(follow=True, limit=3), page, Seen(lambda: queue.send(group()), lambda: None).wait)
+        view(
+            reader,
+            Selection(follow=True, limit=3),
+            page,
+            Seen(lambda: queue.send(group()), lambda: None).wait,
+        )
     reader.close()
     assert said_so == [True]
 
 
-# -- export ------------------------------------------------------------------------------------------------------------
+# -- export
+# --------------------------------------------------------------------------------------------------
 
 
 def test_a_line_is_what_the_trainer_gets(queue: Queue, groups: Program, tmp_path: Path) -> None:
     queue.begin()
-    queue.send(json.dumps(group(mark=1, policy_version=2), indent=2).encode(), group(mark=2, messages=CHAT))
+    queue.send(
+        json.dumps(group(mark=1, policy_version=2), indent=2).encode(), group(mark=2, messages=CHAT)
+    )
     file, packed = tmp_path / "g.jsonl", tmp_path / "g.jsonl.gz"
     code, out, err = groups("export", str(file), "--url", queue.url)
     assert (code, out, "2 groups" in err, "--since 2" in err) == (0, "", True, True)
@@ -377,7 +477,9 @@ def test_a_line_is_what_the_trainer_gets(queue: Queue, groups: Program, tmp_path
     assert [json.loads(out)["tokens"][0][0]] == [2]
 
 
-def test_groups_without_tokens_are_left_out_and_counted(queue: Queue, groups: Program, tmp_path: Path) -> None:
+def test_groups_without_tokens_are_left_out_and_counted(
+    queue: Queue, groups: Program, tmp_path: Path
+) -> None:
     queue.send(group(), json.dumps({**group(), "scores": [1.0, float("nan")]}).encode())
     _, _, err = groups("export", str(tmp_path / "g.jsonl"), "--url", queue.url)
     assert "1 group, " in err and "1 group left out" in err
@@ -392,7 +494,10 @@ def test_what_comes_later_is_asked_for_as_it_was_but_without_the_token(
     chosen = ("--place", "queued", "--place", "out", "--env", "sums_0")
     for arguments, says in (((), ""), (chosen, f"{' '.join(chosen)} ")):
         _, _, err = groups("export", str(tmp_path / "g.jsonl"), "--url", url, *arguments)
-        assert f"What comes later: halteres groups export --url {queue.url} {says}--since 1 FILE\n" in err
+        assert (
+            f"What comes later: halteres groups export --url {queue.url} {says}--since 1 FILE\n"
+            in err
+        )
         assert "a-token" not in err
 
 
@@ -405,7 +510,9 @@ def test_of_the_usual_server_what_comes_later_needs_no_url(
     assert "What comes later: halteres groups export --since 1 FILE\n" in err
 
 
-def test_a_file_that_cannot_be_written_is_told_and_a_failed_one_is_not_there(groups: Program, tmp_path: Path) -> None:
+def test_a_file_that_cannot_be_written_is_told_and_a_failed_one_is_not_there(
+    groups: Program, tmp_path: Path
+) -> None:
     file = tmp_path / "nowhere" / "g.jsonl"
     with answering(tmp_path / "q.sqlite") as queue:
         code, _, err = groups("export", str(file), "--url", queue.url)
@@ -427,13 +534,18 @@ def test_an_import_of_which_nothing_was_read_says_only_its_error(
     assert ("0 groups posted" in err) == (content == b"") and "Import it again" not in err
 
 
-# -- import ------------------------------------------------------------------------------------------------------------
+# -- import
+# --------------------------------------------------------------------------------------------------
 
 
 def test_importing_twice_doubles_nothing(queue: Queue, groups: Program, tmp_path: Path) -> None:
     queue.begin()
     file = tmp_path / "g.jsonl.gz"
-    file.write_bytes(gzip.compress("".join(json.dumps(group(policy_version=1)) + "\n" for _ in range(20)).encode()))
+    file.write_bytes(
+        gzip.compress(
+            "".join(json.dumps(group(policy_version=1)) + "\n" for _ in range(20)).encode()
+        )
+    )
     for _ in range(2):
         code, out, err = groups("import", str(file), "--url", queue.url)
         told = f"{file}: 20 groups posted, 0 bad lines. What was there already counts once.\n"
@@ -442,7 +554,9 @@ def test_importing_twice_doubles_nothing(queue: Queue, groups: Program, tmp_path
     assert {(told["env_id"], told["policy_version"]) for told in queue.groups()} == {(None, None)}
 
 
-def test_what_was_exported_can_be_imported_elsewhere(queue: Queue, groups: Program, tmp_path: Path) -> None:
+def test_what_was_exported_can_be_imported_elsewhere(
+    queue: Queue, groups: Program, tmp_path: Path
+) -> None:
     env_id = queue.begin()
     queue.send(group(mark=1, env_id=env_id, policy_version=2), group(mark=2, messages=CHAT))
     assert groups("export", str(tmp_path / "g.jsonl"), "--url", queue.url)[0] == 0
@@ -456,12 +570,20 @@ def test_what_was_exported_can_be_imported_elsewhere(queue: Queue, groups: Progr
     assert [one["element"]["messages"] for one in told] == [None, CHAT]
 
 
-def test_lines_of_the_originals_process_are_taken(queue: Queue, groups: Program, tmp_path: Path) -> None:
-    """atroposlib 0.4.0 envs/base.py: what handle_send_to_api writes; frontend/jsonl2html.py: texts for messages."""
-    absent = dict.fromkeys(("ref_logprobs", "overrides", "group_overrides", "distill_token_ids", "distill_logprobs"))
+def test_lines_of_the_originals_process_are_taken(
+    queue: Queue, groups: Program, tmp_path: Path
+) -> None:
+    """atroposlib 0.4.0 envs/base.py: what handle_send_to_api writes; frontend/jsonl2html.py: texts
+    for messages.
+    """
+    absent = dict.fromkeys(
+        ("ref_logprobs", "overrides", "group_overrides", "distill_token_ids", "distill_logprobs")
+    )
     lines = [
         group(**absent, images=None, messages=[]),
-        group(**absent, messages=[[{"role": "user", "content": "<whole text>", "reward": None}]] * 2),
+        group(
+            **absent, messages=[[{"role": "user", "content": "<whole text>", "reward": None}]] * 2
+        ),
         group(**absent, messages=["one text", "another"]),
         {**group(), "scores": [1, "0.5"]},
     ]
@@ -470,11 +592,15 @@ def test_lines_of_the_originals_process_are_taken(queue: Queue, groups: Program,
     code, _, err = groups("import", str(file), "--url", queue.url)
     assert (code, "4 groups posted, 0 bad lines" in err) == (0, True), err
     elements = [told["element"] for told in queue.groups(bodies="true")]
-    assert ["one text"] in [[each["content"] for each in element["messages"][0]] for element in elements[2:3]]
+    assert ["one text"] in [
+        [each["content"] for each in element["messages"][0]] for element in elements[2:3]
+    ]
     assert elements[3]["scores"] == [1.0, 0.5]
 
 
-def test_bad_lines_are_named_and_the_others_go_on(queue: Queue, groups: Program, tmp_path: Path) -> None:
+def test_bad_lines_are_named_and_the_others_go_on(
+    queue: Queue, groups: Program, tmp_path: Path
+) -> None:
     nan = json.dumps({**group(), "scores": [1.0, float("nan")]})
     texts = [
         "nonsense",
@@ -487,9 +613,17 @@ def test_bad_lines_are_named_and_the_others_go_on(queue: Queue, groups: Program,
     file.write_text("\n".join([*texts, nan, '{"tokens":[[1]],"masks":[[1]],"scores":1}']))
     code, _, err = groups("import", str(file), "--url", queue.url)
     assert code == 1
-    told = {int(number): why for number, why in re.findall(r"^line (\d+): (.*)$", err, re.MULTILINE)}
+    told = {
+        int(number): why for number, why in re.findall(r"^line (\d+): (.*)$", err, re.MULTILINE)
+    }
     assert sorted(told) == [1, 3, 4, 5, 7]
-    for number, why in {1: "no JSON", 3: "no JSON object", 4: "masks and scores", 5: "tokens.0.0", 7: "scores"}.items():
+    for number, why in {
+        1: "no JSON",
+        3: "no JSON object",
+        4: "masks and scores",
+        5: "tokens.0.0",
+        7: "scores",
+    }.items():
         assert why in told[number]
     assert "2 groups posted, 5 bad lines" in err and "more bad" not in err
     assert "1 of them set aside, never to be delivered: scores[1] is not a finite number." in err
@@ -507,8 +641,12 @@ def test_of_many_bad_lines_the_first_are_named_and_the_others_counted(
     assert summary == f"{file}: 1 group posted, 100 bad lines. What was there already counts once."
 
 
-def test_an_import_does_not_count_what_others_repeat(queue: Queue, groups: Program, tmp_path: Path) -> None:
-    """The server counts repeats of all its clients together, so no share of them is told as this file's."""
+def test_an_import_does_not_count_what_others_repeat(
+    queue: Queue, groups: Program, tmp_path: Path
+) -> None:
+    """The server counts repeats of all its clients together, so no share of them is told as this
+    file's.
+    """
     file, repeating, ended = tmp_path / "p.jsonl", threading.Event(), threading.Event()
 
     def repeat() -> None:
@@ -546,7 +684,9 @@ def test_groups_that_were_set_aside_are_exported_and_judged_anew_where_they_are_
         )
 
 
-async def test_a_server_that_is_away_for_a_while_is_waited_for(queue: Queue, tmp_path: Path) -> None:
+async def test_a_server_that_is_away_for_a_while_is_waited_for(
+    queue: Queue, tmp_path: Path
+) -> None:
     file = tmp_path / "p.jsonl"
     file.write_text("".join(json.dumps(group(mark=mark)) + "\n" for mark in range(30)))
     queue.end()
@@ -559,24 +699,37 @@ async def test_a_server_that_is_away_for_a_while_is_waited_for(queue: Queue, tmp
     assert (done.num_posted, len(queue.groups())) == (30, 30)
 
 
-def test_an_interrupted_import_is_finished_by_the_next(queue: Queue, groups: Program, tmp_path: Path) -> None:
+def test_an_interrupted_import_is_finished_by_the_next(
+    queue: Queue, groups: Program, tmp_path: Path
+) -> None:
     file = tmp_path / "p.jsonl.gz"
-    whole = gzip.compress("".join(json.dumps(group(mark=mark)) + "\n" for mark in range(200)).encode())
+    whole = gzip.compress(
+        "".join(json.dumps(group(mark=mark)) + "\n" for mark in range(200)).encode()
+    )
     file.write_bytes(whole[: len(whole) // 2])
     code, _, err = groups("import", str(file), "--url", queue.url)
     held = len(queue.groups())
-    assert (code, "The file is damaged." in err, "Import it again" in err, 0 < held < 200) == (1, True, True, True)
+    assert (code, "The file is damaged." in err, "Import it again" in err, 0 < held < 200) == (
+        1,
+        True,
+        True,
+        True,
+    )
     file.write_bytes(whole)
     _, _, err = groups("import", str(file), "--url", queue.url)
     assert "200 groups posted" in err and len(queue.groups()) == 200
 
 
-# -- what can go wrong -------------------------------------------------------------------------------------------------
+# -- what can go wrong
+# -------------------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("verb", [("view", "--once"), ("export", "-"), ("import", __file__)])
 def test_errors_say_what_why_and_next(verb: tuple[str, ...], groups: Program) -> None:
-    with stranger({"/": b'{"message": "AtroposLib API"}'}) as original, stranger({"/": b"<h1>hello</h1>"}) as other:
+    with (
+        stranger({"/": b'{"message": "AtroposLib API"}'}) as original,
+        stranger({"/": b"<h1>hello</h1>"}) as other,
+    ):
         wrong = {
             "foo": "'foo' is no address of a server. For example http://127.0.0.1:8000.",
             original: "has no list of groups (/v1/groups). It is the original Atropos server",
@@ -587,9 +740,13 @@ def test_errors_say_what_why_and_next(verb: tuple[str, ...], groups: Program) ->
             assert (code, out, says in err) == (1, "", True), err
 
 
-def test_a_server_may_ask_for_a_token(groups: Program, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_server_may_ask_for_a_token(
+    groups: Program, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     token = "abcdefghijklmnopqrstuvwx"
-    with answering(tmp_path / "q.sqlite", Options(database=str(tmp_path / "q.sqlite"), token=token)) as queue:
+    with answering(
+        tmp_path / "q.sqlite", Options(database=str(tmp_path / "q.sqlite"), token=token)
+    ) as queue:
         code, _, err = groups("view", "--url", queue.url, "--once")
         assert (code, "HALTERES_TRAJECTORY_TOKEN" in err) == (1, True)
         assert groups("view", "--url", queue.url.replace("//", f"//any:{token}@"), "--once")[0] == 0
@@ -610,7 +767,9 @@ def test_a_server_may_ask_for_a_token(groups: Program, tmp_path: Path, monkeypat
         (("import", "-", "--env-id", "77"), "There is no environment '77'. Known: sums_0."),
     ],
 )
-def test_what_cannot_be_is_one_sentence(arguments: tuple[str, ...], says: str, groups: Program, queue: Queue) -> None:
+def test_what_cannot_be_is_one_sentence(
+    arguments: tuple[str, ...], says: str, groups: Program, queue: Queue
+) -> None:
     queue.begin()
     code, out, err = groups(*arguments, "--url", queue.url)
     assert (code, out, says in err) == (1, "", True), err
@@ -622,7 +781,9 @@ def test_ctrl_c_and_a_reader_that_had_enough_end_quietly(queue: Queue, tmp_path:
     pipes: dict[str, Any] = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE}
     with (
         subprocess.Popen([*program, "view", "--follow", "--url", queue.url], **pipes) as viewer,
-        subprocess.Popen([*program, "export", "-", "--follow", "--url", queue.url], **pipes) as exporter,
+        subprocess.Popen(
+            [*program, "export", "-", "--follow", "--url", queue.url], **pipes
+        ) as exporter,
     ):
         assert viewer.stdout and exporter.stdout
         assert viewer.stdout.readline().startswith(b"group 41")
@@ -630,7 +791,10 @@ def test_ctrl_c_and_a_reader_that_had_enough_end_quietly(queue: Queue, tmp_path:
         assert exporter.stdout.readline()
         exporter.stdout.close()
         queue.send(group())
-        errors = viewer.communicate(timeout=10)[1], exporter.stderr.read() if exporter.stderr else b""
+        errors = (
+            viewer.communicate(timeout=10)[1],
+            exporter.stderr.read() if exporter.stderr else b"",
+        )
     assert (viewer.returncode, exporter.returncode) == (130, 0)
     assert b"Traceback" not in b"".join(errors) and b"BrokenPipe" not in b"".join(errors)
 

@@ -18,8 +18,12 @@ Program = Callable[..., subprocess.CompletedProcess[str]]
 
 
 @proves("keys:hashed")
-def test_a_key_is_made_shown_once_listed_without_itself_and_revoked(halteres: Program, tmp_path: Path) -> None:
-    made = halteres("keys", "create", "alice", "--tenant", "team", "--note", "her laptop", "--expires", "30d")
+def test_a_key_is_made_shown_once_listed_without_itself_and_revoked(
+    halteres: Program, tmp_path: Path
+) -> None:
+    made = halteres(
+        "keys", "create", "alice", "--tenant", "team", "--note", "her laptop", "--expires", "30d"
+    )
     assert made.returncode == 0, made.stderr
     key = made.stdout.strip()
     state = tmp_path / "service"
@@ -48,7 +52,9 @@ def test_a_note_of_several_lines_stays_in_its_row(halteres: Program) -> None:
     assert ("one two [31m" in listed, len(listed.splitlines())) == (True, 1)
 
 
-def test_the_state_of_another_service_has_keys_of_its_own(halteres: Program, tmp_path: Path) -> None:
+def test_the_state_of_another_service_has_keys_of_its_own(
+    halteres: Program, tmp_path: Path
+) -> None:
     other = tmp_path / "other"
     key = halteres("keys", "create", "bob", "--state", str(other)).stdout.strip()
     assert Keys(other).tenant(key) == "bob"
@@ -64,7 +70,9 @@ def test_the_state_of_another_service_has_keys_of_its_own(halteres: Program, tmp
         (("revoke", "nothing"), "There is no key 'nothing'."),
     ],
 )
-def test_what_cannot_be_is_one_sentence(halteres: Program, arguments: tuple[str, ...], says: str) -> None:
+def test_what_cannot_be_is_one_sentence(
+    halteres: Program, arguments: tuple[str, ...], says: str
+) -> None:
     ended = halteres("keys", *arguments)
     assert (ended.returncode, says in ended.stderr, ended.stdout) == (1, True, "")
     assert ended.stderr.startswith("error: ")
@@ -79,7 +87,9 @@ def test_what_cannot_be_is_one_sentence(halteres: Program, arguments: tuple[str,
         (("--host", "192.0.2.1", "--require-keys"), "cannot be used"),
     ],
 )
-def test_options_of_serve_reach_the_service(halteres: Program, arguments: tuple[str, ...], says: str) -> None:
+def test_options_of_serve_reach_the_service(
+    halteres: Program, arguments: tuple[str, ...], says: str
+) -> None:
     ended = halteres("serve", "--engine", "scripted", "--port", "0", *arguments)
     assert ended.returncode == 1
     assert says in ended.stderr

@@ -34,7 +34,11 @@ def trained(run: RunDirectory, file: Path, interpreter: str) -> RunDirectory:
     facts = {"environment": "sums", "environment_file": str(file), "interpreter": interpreter}
     write_state(run.path / "run.json", msgspec.structs.replace(state, **facts))
     env = {"prompt_template": "Question: {question}", "digits": 3, "eval_tasks": 5, "seed": 4}
-    wiring = {"run_dir": str(run.path), "rollout_server_url": "http://127.0.0.1:1", "total_steps": 9}
+    wiring = {
+        "run_dir": str(run.path),
+        "rollout_server_url": "http://127.0.0.1:1",
+        "total_steps": 9,
+    }
     (run.path / "config.yaml").write_text(yaml.safe_dump({"env": {**env, **wiring}}))
     return run
 
@@ -54,7 +58,9 @@ def test_a_run_is_measured_with_its_own_settings_by_its_own_interpreter(
 ) -> None:
     file = tmp_path / "sums.py"
     file.write_text(TELLS)
-    exam = examination(str(file) if named == "FILE" else named, trained(finished, file, python), "unused")
+    exam = examination(
+        str(file) if named == "FILE" else named, trained(finished, file, python), "unused"
+    )
     assert exam.program.interpreter == python
     figures = measurement.measure(exam, Server(url="http://127.0.0.1:2"), {"eval_samples": 2})
     assert figures == {"eval/percent_correct": 0.5, "eval/worked": 1}
@@ -72,7 +78,9 @@ def test_a_run_is_measured_with_its_own_settings_by_its_own_interpreter(
     assert told["openai"][0]["model_name"] == "tinker://x/sampler_weights/final"
 
 
-def test_another_environment_is_measured_with_its_own_defaults(finished: RunDirectory, tmp_path: Path) -> None:
+def test_another_environment_is_measured_with_its_own_defaults(
+    finished: RunDirectory, tmp_path: Path
+) -> None:
     exam = examination("arithmetic", trained(finished, tmp_path / "sums.py", "/nowhere"), "unused")
     assert (exam.program.name, exam.env) == ("arithmetic", {})
     assert exam.policy == "tinker://x/sampler_weights/final"
@@ -88,7 +96,12 @@ def test_another_environment_is_measured_with_its_own_defaults(finished: RunDire
     ],
 )
 def test_a_measurement_that_goes_wrong_is_told_in_a_sentence(
-    finished: RunDirectory, tmp_path: Path, python: str, monkeypatch: pytest.MonkeyPatch, code: str, says: str
+    finished: RunDirectory,
+    tmp_path: Path,
+    python: str,
+    monkeypatch: pytest.MonkeyPatch,
+    code: str,
+    says: str,
 ) -> None:
     file = tmp_path / "sums.py"
     file.write_text(code)
@@ -136,12 +149,18 @@ def test_a_reward_models_folder_is_meant_from_here_and_is_looked_at_first(
 
     monkeypatch.setattr("halteres.runs.servers.served", lambda *_: nullcontext())
     monkeypatch.setattr("halteres.runs.supervision.evaluation.measure", measure)
-    monkeypatch.setattr("halteres.runs.starting.preflight.examine_reward_models", lambda _: ([], []))
+    monkeypatch.setattr(
+        "halteres.runs.starting.preflight.examine_reward_models", lambda _: ([], [])
+    )
     monkeypatch.chdir(tmp_path)
     command = ["env", "eval", "arithmetic", "--reward-model", "mine,http://127.0.0.1:1"]
     assert CliRunner().invoke(app, command, catch_exceptions=False).exit_code == 0
     assert asked == [{"reward_model_path": f"{tmp_path}/mine,http://127.0.0.1:1"}]
     monkeypatch.undo()
-    monkeypatch.setattr("halteres.runs.servers.served", lambda *_: pytest.fail("a service was started"))
+    monkeypatch.setattr(
+        "halteres.runs.servers.served", lambda *_: pytest.fail("a service was started")
+    )
     with pytest.raises(NotFound, match=r"no reward model in .*nowhere"):
-        CliRunner().invoke(app, ["env", "eval", "arithmetic", "--reward-model", "nowhere"], catch_exceptions=False)
+        CliRunner().invoke(
+            app, ["env", "eval", "arithmetic", "--reward-model", "nowhere"], catch_exceptions=False
+        )

@@ -61,7 +61,9 @@ def test_a_model_is_added_listed_and_removed(own: Path, tmp_path: Path) -> None:
     assert told("list")["registered"] == {}
 
 
-def test_a_model_of_another_home_is_not_listed(own: Path, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+def test_a_model_of_another_home_is_not_listed(
+    own: Path, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
     """Homes may share the Hugging Face cache, where a model's tokenizer is found."""
     command("add", str(own))
     monkeypatch.setenv("HALTERES_HOME", str(tmp_path / "another"))
@@ -102,9 +104,15 @@ def test_a_name_of_the_hub_is_downloaded_and_put_on_the_shelf(
     snapshot = tmp_path / "hf" / "hub" / "models--Qwen--Qwen3-0.6B" / "snapshots" / ("a" * 40)
 
     def snapshot_download(
-        name: str, *, cache_dir: Path, allow_patterns: list[str], ignore_patterns: Sequence[str] = ()
+        name: str,
+        *,
+        cache_dir: Path,
+        allow_patterns: list[str],
+        ignore_patterns: Sequence[str] = (),
     ) -> str:
-        """As the library: a file is fetched where a pattern allows it and none leaves it out; `*` also means a `/`."""
+        """As the library: a file is fetched where a pattern allows it and none leaves it out; `*`
+        also means a `/`.
+        """
         asked.append((name, cache_dir))
         for file in (one for one in own.rglob("*") if one.is_file()):
             inside = file.relative_to(own).as_posix()
@@ -138,8 +146,18 @@ def test_a_name_of_the_hub_is_downloaded_and_put_on_the_shelf(
 VARIABLES = ["variables", "--url", "http://127.0.0.1:8001"]
 
 
-def test_variables_name_the_flag_that_keeps_tokenizers_local(monkeypatch: pytest.MonkeyPatch) -> None:
-    for name in ("http_proxy", "https_proxy", "all_proxy", "no_proxy", "HTTP_PROXY", "HTTPS_PROXY", "ALL_PROXY"):
+def test_variables_name_the_flag_that_keeps_tokenizers_local(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    for name in (
+        "http_proxy",
+        "https_proxy",
+        "all_proxy",
+        "no_proxy",
+        "HTTP_PROXY",
+        "HTTPS_PROXY",
+        "ALL_PROXY",
+    ):
         monkeypatch.delenv(name, raising=False)
     assert "NO_PROXY" not in CliRunner().invoke(app, VARIABLES).output
     monkeypatch.setenv("HTTPS_PROXY", "http://proxy:3128")
@@ -148,17 +166,31 @@ def test_variables_name_the_flag_that_keeps_tokenizers_local(monkeypatch: pytest
     assert any(line.startswith("export NO_PROXY=") and "127.0.0.1" in line for line in lines)
 
 
-def test_variables_are_those_that_a_script_for_the_hub_and_for_wandb_needs(monkeypatch: pytest.MonkeyPatch) -> None:
-    """The script of GEM's games: service, key, tokenizers from this disk, W&B without an account, a name it knows."""
+def test_variables_are_those_that_a_script_for_the_hub_and_for_wandb_needs(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """The script of GEM's games: service, key, tokenizers from this disk, W&B without an account, a
+    name it knows.
+    """
     for name in ("WANDB_MODE", "WANDB_API_KEY"):
         monkeypatch.delenv(name, raising=False)
     command("add", TINY, "--as", NAME)
     printed = CliRunner().invoke(app, VARIABLES).output
     shell = f"set -e; eval {shlex.quote(printed)}; env"
-    told = subprocess.run(["/bin/sh", "-c", shell], capture_output=True, text=True, check=True, timeout=20).stdout
-    for line in ("TINKER_BASE_URL=http://127", "TINKER_API_KEY=tml-", "HF_HUB_OFFLINE=1", "WANDB_MODE=offline"):
+    told = subprocess.run(
+        ["/bin/sh", "-c", shell], capture_output=True, text=True, check=True, timeout=20
+    ).stdout
+    for line in (
+        "TINKER_BASE_URL=http://127",
+        "TINKER_API_KEY=tml-",
+        "HF_HUB_OFFLINE=1",
+        "WANDB_MODE=offline",
+    ):
         assert f"\n{line}" in f"\n{told}"
-    assert f"# models here: {TINY}, {NAME}; a script's name for one: halteres models add MODEL --as NAME" in printed
+    assert (
+        f"# models here: {TINY}, {NAME}; a script's name for one: halteres models add MODEL --as "
+        "NAME" in printed
+    )
     monkeypatch.setenv("WANDB_API_KEY", "of-a-user-with-an-account")
     assert "WANDB_MODE" not in CliRunner().invoke(app, VARIABLES).output
 
@@ -168,7 +200,11 @@ def test_the_commands_of_the_page_on_models_run(tmp_path: Path) -> None:
     blocks = re.findall(r"^```sh\n(.*?)^```", page.read_text(), re.MULTILINE | re.DOTALL)
     assert len(blocks) == 2
     path = f"{Path(sys.executable).parent}{os.pathsep}{os.environ['PATH']}"
-    lines = [*blocks, 'test "$HF_HUB_OFFLINE" = 1', "test -z \"$(find -L $HF_HOME -name 'models--*')\""]
+    lines = [
+        *blocks,
+        'test "$HF_HUB_OFFLINE" = 1',
+        "test -z \"$(find -L $HF_HOME -name 'models--*')\"",
+    ]
     ended = subprocess.run(
         ["/bin/sh", "-ec", "\n".join(lines)],
         capture_output=True,
@@ -205,7 +241,9 @@ def random_model(folder: Path) -> Path:
     return folder
 
 
-def test_weights_that_would_be_random_are_refused_of_models_that_transformers_computes_too(tmp_path: Path) -> None:
+def test_weights_that_would_be_random_are_refused_of_models_that_transformers_computes_too(
+    tmp_path: Path,
+) -> None:
     folder = random_model(tmp_path / "mistral")
     assert told("add", str(folder), "--as", "whole")["name"] == "whole"
     file = folder / "model.safetensors"

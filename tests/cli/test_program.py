@@ -1,4 +1,6 @@
-"""The program as a person calls it: answers on stdout, one sentence on stderr, honest exit codes."""
+"""The program as a person calls it: answers on stdout, one sentence on stderr, honest exit
+codes.
+"""
 
 from __future__ import annotations
 
@@ -29,10 +31,13 @@ def test_help_names_every_verb_and_loads_nothing_heavy() -> None:
         "sys.argv = ['halteres', '--help']\n"
         "try:\n    main()\n"
         "finally:\n"
-        "    heavy = {'torch', 'transformers', 'tinker', 'pydantic', 'sqlalchemy', 'starlette', 'aiohttp'}\n"
+        "    heavy = {'torch', 'transformers', 'tinker', 'pydantic', 'sqlalchemy', 'starlette', "
+        "'aiohttp'}\n"
         "    print('loaded:', sorted(heavy & sys.modules.keys()))\n"
     )
-    ended = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, timeout=60)
+    ended = subprocess.run(
+        [sys.executable, "-c", script], capture_output=True, text=True, timeout=60
+    )
     for verb in ("quickstart", "train", "serve", "env", "runs", "chat", "doctor", "variables"):
         assert verb in ended.stdout
     assert "loaded: []" in ended.stdout
@@ -51,9 +56,15 @@ def test_serve_has_its_commands_and_the_options_of_the_service(halteres: Program
         (("serve", "--engine", "scripted", "--port", "70000"), "There is no port 70000."),
         (("train",), "Nothing to train on."),
         (("train", "arithmetik"), "Did you mean 'arithmetic'?"),
-        (("train", "arithmetic", "--set", "lerning_rate=1"), "did you mean 'trainer.learning_rate'?"),
+        (
+            ("train", "arithmetic", "--set", "lerning_rate=1"),
+            "did you mean 'trainer.learning_rate'?",
+        ),
         (("train", "arithmetic", "--set", "env.group_size=5"), "a multiple of group_size (5)"),
-        (("train", "arithmetic", "--set", "inference.model=/no/such"), "There is no folder /no/such."),
+        (
+            ("train", "arithmetic", "--set", "inference.model=/no/such"),
+            "There is no folder /no/such.",
+        ),
         (("runs", "status", "ffff"), "Run 'ffff' not found."),
         (("chat", "ffff"), "Run 'ffff' not found."),
         (("env", "eval", "nothing"), "There is no environment 'nothing'."),
@@ -79,14 +90,21 @@ def test_runs_are_listed_shown_and_read(finished: RunDirectory, halteres: Progra
     assert "Did you mean 'trainer'?" in halteres("runs", "logs", "sums", "traner").stderr
 
 
-def test_stopping_a_run_that_has_ended_answers_with_its_state(finished: RunDirectory, halteres: Program) -> None:
+def test_stopping_a_run_that_has_ended_answers_with_its_state(
+    finished: RunDirectory, halteres: Program
+) -> None:
     ended = halteres("runs", "stop", "aaaa1111")
     assert (ended.returncode, ended.stdout) == (0, "run aaaa1111: completed\n")
 
 
 def test_the_variables_can_be_evaluated_by_a_shell(halteres: Program) -> None:
-    script = halteres("variables", "--url", "http://127.0.0.1:9").stdout + 'echo "$TINKER_BASE_URL $HF_HUB_OFFLINE"\n'
-    ended = subprocess.run(["/bin/sh", "-e"], input=script, capture_output=True, text=True, timeout=10)
+    script = (
+        halteres("variables", "--url", "http://127.0.0.1:9").stdout
+        + 'echo "$TINKER_BASE_URL $HF_HUB_OFFLINE"\n'
+    )
+    ended = subprocess.run(
+        ["/bin/sh", "-e"], input=script, capture_output=True, text=True, timeout=10
+    )
     assert ended.stdout == "http://127.0.0.1:9 1\n"
 
 
@@ -116,7 +134,14 @@ def test_the_program_reads_and_writes_utf8_whatever_the_locale(tmp_path: Path) -
     environment = {**os.environ, **other, "HALTERES_HOME": str(tmp_path / "größer")}
 
     def answer(*words: str) -> dict[str, Any]:
-        command = [sys.executable, "-c", "from halteres.cli.main import main; main()", "rl", *words, "--json"]
+        command = [
+            sys.executable,
+            "-c",
+            "from halteres.cli.main import main; main()",
+            "rl",
+            *words,
+            "--json",
+        ]
         ended = subprocess.run(command, env=environment, capture_output=True, timeout=120)
         return json.loads(ended.stdout.decode())
 

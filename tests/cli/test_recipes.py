@@ -1,4 +1,6 @@
-"""`halteres train --recipe gem`: the fields of GEM's example script, each with what becomes of it here."""
+"""`halteres train --recipe gem`: the fields of GEM's example script, each with what becomes of it
+here.
+"""
 
 from __future__ import annotations
 
@@ -18,8 +20,27 @@ from halteres.errors import InvalidConfig
 pytestmark = pytest.mark.runs
 
 FIELDS = {
-    *("model_name", "batch_size", "learning_rate", "lora_rank", "max_tokens", "seed", "max_steps", "save_every"),
-    *("env_id", "num_env", "env_wrappers", "template", "gamma", "use_rebn", "wandb_project", "wandb_name", "log_dir"),
+    *(
+        "model_name",
+        "batch_size",
+        "learning_rate",
+        "lora_rank",
+        "max_tokens",
+        "seed",
+        "max_steps",
+        "save_every",
+    ),
+    *(
+        "env_id",
+        "num_env",
+        "env_wrappers",
+        "template",
+        "gamma",
+        "use_rebn",
+        "wandb_project",
+        "wandb_name",
+        "log_dir",
+    ),
 }
 
 
@@ -74,21 +95,34 @@ def test_every_field_of_the_script_sets_what_it_means_here(asked: list[Settings]
     run, env, trainer = settings.run, settings.env, settings.trainer
     assert (run.environment, run.seed, run.name) == ("game:Mastermind-v0-easy", 9, "mine")
     assert (env["batch_size"], env["group_size"], env["max_new_tokens"]) == (12, 1, 77)
-    assert (env["max_num_workers"], env["env_wrappers"], env["template"]) == (5, "concat_chat", "no")
+    assert (env["max_num_workers"], env["env_wrappers"], env["template"]) == (
+        5,
+        "concat_chat",
+        "no",
+    )
     assert (trainer.learning_rate, trainer.lora_rank, trainer.total_steps) == (0.002, 4, 7)
     assert (trainer.checkpoint_every, trainer.gamma, trainer.advantage) == (3, 0.5, "reinforce")
-    assert "log_dir: has no effect" in told.stderr and "batch_size: counts whole episodes" in told.stderr
+    assert (
+        "log_dir: has no effect" in told.stderr
+        and "batch_size: counts whole episodes" in told.stderr
+    )
 
 
 def test_without_fields_the_recipe_is_the_scripts_defaults(asked: list[Settings]) -> None:
     assert isinstance(train("game:GuessTheNumber-v0-hard", "--recipe", "gem").exception, Started)
     (settings,) = asked
     assert settings.run.environment == "game:GuessTheNumber-v0-hard"
-    assert (settings.trainer.learning_rate, settings.trainer.advantage, settings.trainer.gamma) == (4e-5, "rebn", 0.9)
+    assert (settings.trainer.learning_rate, settings.trainer.advantage, settings.trainer.gamma) == (
+        4e-5,
+        "rebn",
+        0.9,
+    )
 
 
 def test_settings_behind_an_environment_are_read_as_edits(asked: list[Settings]) -> None:
-    assert isinstance(train("arithmetic", "total_steps=3", "env.max_num_workers=2").exception, Started)
+    assert isinstance(
+        train("arithmetic", "total_steps=3", "env.max_num_workers=2").exception, Started
+    )
     assert (asked[0].trainer.total_steps, asked[0].env["max_num_workers"]) == (3, 2)
 
 
@@ -110,11 +144,21 @@ def test_what_a_recipe_does_not_know_is_refused_with_the_nearest_name(
 
 def test_the_defaults_of_games_hold_without_a_recipe() -> None:
     settings = resolve_settings("game:GuessTheNumber-v0-easy", None, []).settings
-    assert (settings.trainer.learning_rate, settings.trainer.gamma, settings.trainer.advantage) == (1.5e-3, 0.9, "rebn")
-    assert (settings.env["group_size"], settings.env["batch_size"], settings.env["max_num_workers"]) == (1, 48, 32)
+    assert (settings.trainer.learning_rate, settings.trainer.gamma, settings.trainer.advantage) == (
+        1.5e-3,
+        0.9,
+        "rebn",
+    )
+    assert (
+        settings.env["group_size"],
+        settings.env["batch_size"],
+        settings.env["max_num_workers"],
+    ) == (1, 48, 32)
 
 
-@pytest.mark.parametrize(("given", "estimator"), [("yes", "rebn"), ("False", "reinforce"), ("0", "reinforce")])
+@pytest.mark.parametrize(
+    ("given", "estimator"), [("yes", "rebn"), ("False", "reinforce"), ("0", "reinforce")]
+)
 def test_use_rebn_is_true_or_false(given: str, estimator: str) -> None:
     assert f"trainer.advantage={estimator}" in GEM.edits([f"use_rebn={given}"])
 

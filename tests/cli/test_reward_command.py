@@ -34,12 +34,20 @@ def place(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
     """A small set of pairs and a reward model that two steps were taken with."""
     place = tmp_path_factory.mktemp("reward")
     command("data", place, "--pairs", 24, "--held-out", 12, "--seed", 3)
-    settings = {"model": "halteres/tiny", "data": str(place / "train.jsonl"), "max_steps": 2, "disable_tqdm": True}
+    settings = {
+        "model": "halteres/tiny",
+        "data": str(place / "train.jsonl"),
+        "max_steps": 2,
+        "disable_tqdm": True,
+    }
     (place / "train.yaml").write_text(yaml.safe_dump(settings))
     trained = command("train", "--config", place / "train.yaml", "--eval-data", place / "held_out.jsonl",
                       "--out", place / "model")  # fmt: skip
     assert trained.exit_code == 0, trained.output
-    assert "2 of 2 steps, finished" in trained.output and "Next: halteres reward eval" in trained.output
+    assert (
+        "2 of 2 steps, finished" in trained.output
+        and "Next: halteres reward eval" in trained.output
+    )
     yield place
 
 
@@ -55,10 +63,22 @@ def test_the_accuracy_is_a_gate(place: Path) -> None:
 @pytest.mark.runs
 def test_an_evaluation_is_json_a_picture_and_a_page(place: Path, tmp_path: Path) -> None:
     picture, page = tmp_path / "a.png", tmp_path / "a.html"
-    found = told("eval", place / "model", place / "held_out.jsonl", "--plot", picture, "--page", page)
-    assert found["overall"]["accuracy"]["count"] == 12 and set(found["by_kind"]) == {"correct", "polite", "complete"}
-    assert {probe["name"] for probe in found["probes"]} == {"alone", "beside_longer", "without_template"}
-    assert all(probe["largest_difference"] < 1e-4 for probe in found["probes"] if probe["must_be_same"])
+    found = told(
+        "eval", place / "model", place / "held_out.jsonl", "--plot", picture, "--page", page
+    )
+    assert found["overall"]["accuracy"]["count"] == 12 and set(found["by_kind"]) == {
+        "correct",
+        "polite",
+        "complete",
+    }
+    assert {probe["name"] for probe in found["probes"]} == {
+        "alone",
+        "beside_longer",
+        "without_template",
+    }
+    assert all(
+        probe["largest_difference"] < 1e-4 for probe in found["probes"] if probe["must_be_same"]
+    )
     assert picture.stat().st_size > 0 and "Worst mistakes" in page.read_text()
 
 
@@ -77,14 +97,18 @@ def test_answers_are_ranked_and_a_merged_folder_ranks_the_same(place: Path, tmp_
     ranked = told("rank", place / "model", *answers)
     assert sorted(ranked["order"]) == [0, 1]
     assert command("export", place / "model", tmp_path / "whole").exit_code == 0
-    assert told("rank", tmp_path / "whole", *answers)["scores"] == pytest.approx(ranked["scores"], abs=1e-4)
+    assert told("rank", tmp_path / "whole", *answers)["scores"] == pytest.approx(
+        ranked["scores"], abs=1e-4
+    )
     with pytest.raises(HalteresError, match="is not empty"):
         command("export", place / "model", tmp_path / "whole")
 
 
 def test_several_models_are_one_ensemble(place: Path) -> None:
     both = f"{place / 'model'},{place / 'model'}"
-    found = told("eval", both, place / "held_out.jsonl", "--no-probes", "--combination", "mean_minus_std")
+    found = told(
+        "eval", both, place / "held_out.jsonl", "--no-probes", "--combination", "mean_minus_std"
+    )
     assert found["scorer"].startswith("mean_minus_std(")
 
 
@@ -107,8 +131,16 @@ def test_a_dry_run_forecasts_and_loads_nothing(tmp_path: Path) -> None:
             InvalidConfig,
             "max_steps",
         ),
-        (("train", "--model", "nobody/nothing", "--data", HELD_OUT), NotFound, "no model 'nobody/nothing'"),
-        (("eval", "nowhere", HELD_OUT), NotFound, "no reward model in .*nowhere. There is no such folder"),
+        (
+            ("train", "--model", "nobody/nothing", "--data", HELD_OUT),
+            NotFound,
+            "no model 'nobody/nothing'",
+        ),
+        (
+            ("eval", "nowhere", HELD_OUT),
+            NotFound,
+            "no reward model in .*nowhere. There is no such folder",
+        ),
     ],
 )
 def test_what_cannot_be_done_is_refused_before_anything_is_loaded(
@@ -125,7 +157,9 @@ def test_what_cannot_be_done_is_refused_before_anything_is_loaded(
         (("truncation=drop", "max_length=5"), "No row of .* is left"),
     ],
 )
-def test_a_dry_run_refuses_what_the_training_would(settings: tuple[str, ...], sentence: str) -> None:
+def test_a_dry_run_refuses_what_the_training_would(
+    settings: tuple[str, ...], sentence: str
+) -> None:
     flags = [part for setting in settings for part in ("--set", setting)]
     with pytest.raises(InvalidData, match=sentence):
         command("train", "--model", "halteres/tiny", "--data", HELD_OUT, "--dry-run", *flags)
@@ -155,7 +189,10 @@ def test_a_run_is_gone_on_with_under_its_own_settings(monkeypatch: pytest.Monkey
         folder = builtin_path("halteres/tiny")
         assert folder is not None
         return RewardStart(
-            training=TrainingRun(plan=plan), forecast=forecast(plan, folder), base_model=plan.model, name=name
+            training=TrainingRun(plan=plan),
+            forecast=forecast(plan, folder),
+            base_model=plan.model,
+            name=name,
         )
 
     monkeypatch.setattr("halteres.runs.directory.find_run", str)
@@ -173,18 +210,26 @@ def test_wrong_rows_are_told_with_their_numbers(tmp_path: Path) -> None:
 
 @pytest.mark.runs
 def test_rubrics_functions_and_environments_are_checked(tmp_path: Path) -> None:
-    (tmp_path / "rubric.yaml").write_text('criteria:\n  - {name: good, text: "Is it right and kind?"}\n')
+    (tmp_path / "rubric.yaml").write_text(
+        'criteria:\n  - {name: good, text: "Is it right and kind?"}\n'
+    )
     found = command("check", tmp_path / "rubric.yaml")
     assert found.exit_code == 1 and "compound_criterion" in found.output
-    (tmp_path / "paid.py").write_text("def paid(completions, **_):\n    return [1.0 for _ in completions]\n")
-    codes = {finding["code"] for finding in told("check", f"{tmp_path / 'paid.py'}:paid")["findings"]}
+    (tmp_path / "paid.py").write_text(
+        "def paid(completions, **_):\n    return [1.0 for _ in completions]\n"
+    )
+    codes = {
+        finding["code"] for finding in told("check", f"{tmp_path / 'paid.py'}:paid")["findings"]
+    }
     assert codes == {"pays_for_nothing", "pays_for_prompt"}
     clean = command("check", "arithmetic")
     assert (clean.exit_code, clean.output) == (0, "nothing found\n")
 
 
 @pytest.mark.parametrize("weights", ["helpful=high", "helpful=.inf", "helpful=.nan"])
-def test_weights_of_objectives_that_are_no_numbers_are_refused(weights: str, tmp_path: Path) -> None:
+def test_weights_of_objectives_that_are_no_numbers_are_refused(
+    weights: str, tmp_path: Path
+) -> None:
     with pytest.raises(InvalidConfig, match="objective_weights"):
         command("export", tmp_path, tmp_path / "out", "--objective-weights", weights)
     assert not (tmp_path / "out").exists()

@@ -64,7 +64,10 @@ def test_without_two_evaluations_there_is_nothing_to_compare(finished: RunDirect
 
 def test_a_resumed_run_does_not_tell_its_past_again(finished: RunDirectory) -> None:
     file = finished.path / "run.json"
-    write_state(file, msgspec.structs.replace(read_state(file), resume_point={"name": "step-000001", "step": 1}))
+    write_state(
+        file,
+        msgspec.structs.replace(read_state(file), resume_point={"name": "step-000001", "step": 1}),
+    )
     console = pipe()
     follow(finished, console)
     assert text(console).splitlines()[0] == "going on after step 1"
@@ -86,8 +89,13 @@ def test_a_person_is_told_where_metrics_are_forwarded_to_and_what_is_wrong_with_
     finished: RunDirectory, halteres: Callable[..., subprocess.CompletedProcess[str]]
 ) -> None:
     Reports(finished.path).put("wandb", SinkReport(state="online", url="https://wandb.ai/x"))
-    Reports(finished.path).put("trackio", SinkReport(state="failed", note="pip install 'halteres[trackio]'"))
-    lines = ["wandb: online: https://wandb.ai/x", "trackio: failed: pip install 'halteres[trackio]'"]
+    Reports(finished.path).put(
+        "trackio", SinkReport(state="failed", note="pip install 'halteres[trackio]'")
+    )
+    lines = [
+        "wandb: online: https://wandb.ai/x",
+        "trackio: failed: pip install 'halteres[trackio]'",
+    ]
     console = pipe()
     follow(finished, console)
     assert set(lines) <= set(text(console).splitlines())
@@ -119,10 +127,15 @@ def test_the_live_view_shows_curve_success_and_held_out_share(finished: RunDirec
     assert "step 2: 75%" in text(console)
 
 
-def test_failed_evaluations_and_a_run_without_any_are_told_in_the_terminal(finished: RunDirectory) -> None:
+def test_failed_evaluations_and_a_run_without_any_are_told_in_the_terminal(
+    finished: RunDirectory,
+) -> None:
     why = "The evaluation exited with code 1. All 3 held-out tasks failed."
     append_row(finished.path / "events.jsonl", {"type": "eval_failed", "step": 3, "error": why})
-    append_row(finished.path / "events.jsonl", {"type": "no_evaluation", "step": 0, "error": "There will be none."})
+    append_row(
+        finished.path / "events.jsonl",
+        {"type": "no_evaluation", "step": 0, "error": "There will be none."},
+    )
     console = pipe()
     follow(finished, console)
     assert text(console).count(f"evaluation after step 3 failed: {why}") == 1
@@ -136,10 +149,20 @@ def test_failed_evaluations_and_a_run_without_any_are_told_in_the_terminal(finis
     assert "There will be none." in shown
 
 
-def test_an_evaluation_whose_tasks_failed_says_of_how_many_its_figure_is(finished: RunDirectory) -> None:
-    row = {"step": 2, "src": "eval", "eval/percent_correct": 1.0, "eval/num_tasks": 1, "eval/num_failed": 3}
+def test_an_evaluation_whose_tasks_failed_says_of_how_many_its_figure_is(
+    finished: RunDirectory,
+) -> None:
+    row = {
+        "step": 2,
+        "src": "eval",
+        "eval/percent_correct": 1.0,
+        "eval/num_tasks": 1,
+        "eval/num_failed": 3,
+    }
     append_row(finished.path / "metrics.jsonl", row)
-    line = "evaluation after step 2: 100.0% correct on held-out tasks (of 1 of 4 tasks; 3 failed, see"
+    line = (
+        "evaluation after step 2: 100.0% correct on held-out tasks (of 1 of 4 tasks; 3 failed, see"
+    )
     console = pipe()
     follow(finished, console)
     assert line in text(console)
@@ -153,7 +176,10 @@ def test_failed_rollouts_are_counted_by_their_reasons_in_the_status(finished: Ru
     for step in (1, 2):
         row = {"step": step, "src": "env", "rollouts/failed": 3, "rollouts/failed/env_error": 3}
         append_row(finished.path / "metrics.jsonl", row)
-    assert "failed rollouts: 6 env_error" in CliRunner().invoke(runs.app, ["status", finished.run_id]).output
+    assert (
+        "failed rollouts: 6 env_error"
+        in CliRunner().invoke(runs.app, ["status", finished.run_id]).output
+    )
 
 
 def test_the_status_of_a_completed_run_says_what_comes_next(finished: RunDirectory) -> None:
@@ -168,19 +194,28 @@ def test_the_status_of_a_completed_run_says_what_comes_next(finished: RunDirecto
 def test_the_status_tells_how_often_a_process_was_started_again(finished: RunDirectory) -> None:
     for role in ("engine", "env", "engine"):
         append_row(finished.path / "events.jsonl", {"type": "restart", "role": role})
-    assert "restarts: engine 2, env 1" in CliRunner().invoke(runs.app, ["status", finished.run_id]).output
+    assert (
+        "restarts: engine 2, env 1"
+        in CliRunner().invoke(runs.app, ["status", finished.run_id]).output
+    )
 
 
-def test_the_success_rate_is_that_of_all_rollouts_and_many_dropped_groups_are_told_of(finished: RunDirectory) -> None:
+def test_the_success_rate_is_that_of_all_rollouts_and_many_dropped_groups_are_told_of(
+    finished: RunDirectory,
+) -> None:
     row = {"train/percent_correct": 0.01, "groups/sent": 8, "groups/dropped/no_reward_variance": 87}
     append_row(finished.path / "metrics.jsonl", {"step": 1, "src": "env", **row})
     console = pipe()
     follow(finished, console)
     lines = text(console).splitlines()
-    assert "step 1/2  reward 0.300  success 1%  87 of 95 groups dropped (no_reward_variance)" in lines
+    assert (
+        "step 1/2  reward 0.300  success 1%  87 of 95 groups dropped (no_reward_variance)" in lines
+    )
 
 
-def test_the_live_view_says_what_it_waits_for_before_the_first_batch(finished: RunDirectory) -> None:
+def test_the_live_view_says_what_it_waits_for_before_the_first_batch(
+    finished: RunDirectory,
+) -> None:
     console = terminal()
     empty = Progress(
         status="starting",
@@ -214,14 +249,23 @@ def test_the_end_tells_figures_answers_places_and_the_next_command(finished: Run
 
 def test_a_failed_run_is_an_error_with_the_runs_own_sentence(finished: RunDirectory) -> None:
     file = finished.path / "run.json"
-    write_state(file, msgspec.structs.replace(read_state(file), status="failed", error="Trainer exited with code 1."))
+    write_state(
+        file,
+        msgspec.structs.replace(
+            read_state(file), status="failed", error="Trainer exited with code 1."
+        ),
+    )
     with pytest.raises(ProcessFailed, match=r"Run aaaa1111 failed\. Trainer exited with code 1\."):
         summarise(finished, finished.state(), pipe())
 
 
-def test_the_status_of_a_reward_training_names_the_command_that_goes_on_with_it(finished: RunDirectory) -> None:
+def test_the_status_of_a_reward_training_names_the_command_that_goes_on_with_it(
+    finished: RunDirectory,
+) -> None:
     file = finished.path / "run.json"
-    stopped = msgspec.structs.replace(read_state(file), status="stopped", resumable=True, kind="reward")
+    stopped = msgspec.structs.replace(
+        read_state(file), status="stopped", resumable=True, kind="reward"
+    )
     write_state(file, stopped)
     shown = CliRunner().invoke(runs.app, ["status", finished.run_id]).output
     assert "next: halteres reward train --resume-run aaaa1111" in shown
@@ -249,7 +293,9 @@ def test_the_command_at_the_end_of_a_failure_runs_into_no_other(finished: RunDir
     assert failed.value.sentence.endswith(told)
 
 
-def test_after_a_run_of_several_turns_its_rollouts_are_the_next_thing_to_see(finished: RunDirectory) -> None:
+def test_after_a_run_of_several_turns_its_rollouts_are_the_next_thing_to_see(
+    finished: RunDirectory,
+) -> None:
     (finished.path / "config.yaml").write_text("env: {max_turns: 16}")
     console = pipe()
     summarise(finished, finished.state(), console)
@@ -266,9 +312,13 @@ def test_columns_stand_under_each_other_whatever_the_longest_name(finished: RunD
     assert len({line.index("step 2/2") for line in lines}) == 1
 
 
-def test_a_run_resumed_after_its_last_step_tells_its_last_evaluation(finished: RunDirectory) -> None:
+def test_a_run_resumed_after_its_last_step_tells_its_last_evaluation(
+    finished: RunDirectory,
+) -> None:
     file = finished.path / "run.json"
-    write_state(file, msgspec.structs.replace(read_state(file), resume_point={"name": "final", "step": 2}))
+    write_state(
+        file, msgspec.structs.replace(read_state(file), resume_point={"name": "final", "step": 2})
+    )
     console = pipe()
     follow(finished, console)
     assert "evaluation after step 2: 75.0% correct" in text(console)
@@ -278,4 +328,7 @@ def test_what_to_do_about_an_alert_is_a_command() -> None:
     remedy = Remedy((NextStep("rl_get_logs", {"run_id": "3fa9", "role": "env"}),), "mend the file.")
     alert = Alert(rule="truncation", step=3, evidence="Most answers are cut.", remedy=remedy)
     said = alert.text(as_command)
-    assert said == "truncation (step 3): Most answers are cut. halteres rl get-logs 3fa9 --role env; mend the file."
+    assert said == (
+        "truncation (step 3): Most answers are cut. halteres rl get-logs 3fa9 --role env; mend "
+        "the file."
+    )

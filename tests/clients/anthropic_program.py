@@ -1,4 +1,5 @@
-"""What the unmodified `anthropic` package gets from our service; prints one JSON object. Runs in its own environment.
+"""What the unmodified `anthropic` package gets from our service; prints one JSON object. Runs in
+its own environment.
 
 python anthropic_program.py SERVICE_URL TINKER_PATH
 """
@@ -30,19 +31,28 @@ def refusal(client: anthropic.Anthropic, **extra: Any) -> str:
 def main(url: str, path: str) -> None:
     told: dict[str, Any] = {}
     for prefix in ("", "/anthropic/api"):
-        with anthropic.Anthropic(base_url=url + prefix, api_key="tml-test", max_retries=0) as client:
+        with anthropic.Anthropic(
+            base_url=url + prefix, api_key="tml-test", max_retries=0
+        ) as client:
             whole = client.messages.create(model=path, **BODY)
             with client.messages.stream(model=path, **BODY) as stream:
                 streamed = "".join(stream.text_stream)
                 final = stream.get_final_message()
-            counted = client.messages.count_tokens(model=path, messages=BODY["messages"], system=BODY["system"])
-            image = {"type": "image", "source": {"type": "base64", "media_type": "image/png", "data": ""}}
+            counted = client.messages.count_tokens(
+                model=path, messages=BODY["messages"], system=BODY["system"]
+            )
+            image = {
+                "type": "image",
+                "source": {"type": "base64", "media_type": "image/png", "data": ""},
+            }
             told[prefix] = {
                 "text": whole.content[0].text,
                 "streamed": streamed,
                 "final": final.content[0].text,
                 "reasons": [whole.stop_reason, final.stop_reason],
-                "usage": [[one.usage.input_tokens, one.usage.output_tokens] for one in (whole, final)],
+                "usage": [
+                    [one.usage.input_tokens, one.usage.output_tokens] for one in (whole, final)
+                ],
                 "counted": counted.input_tokens,
                 "image": refusal(client, messages=[{"role": "user", "content": [image]}]),
                 "unknown": refusal(client, tool_choice={"type": "any"}),

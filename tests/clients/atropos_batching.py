@@ -1,7 +1,8 @@
 """What atroposlib 0.4.0's three batching functions find, asked in an environment of its own.
 
-stdin: JSON, a list of {"queue", "batch_size", "env_configs"}; every group carries its place, "at". stdout: for each,
-{"summing": indices, "exact": [batch, rest], "allotted": [batch, rest]}, both by place, the batch null if there is none.
+stdin: JSON, a list of {"queue", "batch_size", "env_configs"}; every group carries its place, "at".
+stdout: for each, {"summing": indices, "exact": [batch, rest], "allotted": [batch, rest]}, both by
+place, the batch null if there is none.
 """
 
 from __future__ import annotations

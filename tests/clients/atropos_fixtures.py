@@ -1,4 +1,5 @@
-"""The scene of unmodified atroposlib environments: settings, something to sample from, a server that can be killed.
+"""The scene of unmodified atroposlib environments: settings, something to sample from, a server
+that can be killed.
 
 The recipe is section 11 of the trajectory API's specification.
 """
@@ -70,7 +71,9 @@ def environment_config(name: str, inference_url: str, trajectories: str, **chang
     }
 
 
-def environment(python: str, folder: Path, config: Json) -> AbstractAsyncContextManager[asyncio.subprocess.Process]:
+def environment(
+    python: str, folder: Path, config: Json
+) -> AbstractAsyncContextManager[asyncio.subprocess.Process]:
     """`python atropos_sums.py serve`, offline; its log is NAME.log of the folder."""
     name = config["env"]["wandb_name"]
     file = folder / f"{name}.yaml"
@@ -89,7 +92,9 @@ def log_of(folder: Path, name: str) -> Path:
 async def inference() -> AsyncIterator[str]:
     """An sglang-shaped server that says the same few tokens to everybody at once; gives its /v1."""
     app = web.Application()
-    app.add_routes([web.post("/generate", _generate), web.post("/v1/{kind:.*completions}", _complete)])
+    app.add_routes(
+        [web.post("/generate", _generate), web.post("/v1/{kind:.*completions}", _complete)]
+    )
     runner = web.AppRunner(app, shutdown_timeout=0)
     await runner.setup()
     await web.TCPSite(runner, "127.0.0.1", 0).start()
@@ -107,17 +112,29 @@ async def _generate(request: web.Request) -> web.Response:
 def _answer() -> Json:
     tokens = [*random.choices(SPOKEN, k=3), EOS]
     logprobs = [[-0.5, token, None] for token in tokens]
-    return {"text": "", "meta_info": {"output_token_logprobs": logprobs, "finish_reason": {"type": "stop"}}}
+    return {
+        "text": "",
+        "meta_info": {"output_token_logprobs": logprobs, "finish_reason": {"type": "stop"}},
+    }
 
 
 async def _complete(request: web.Request) -> web.Response:
     """What health is asked by."""
-    choice = {"index": 0, "finish_reason": "stop", "text": "4", "message": {"role": "assistant", "content": "4"}}
-    return web.json_response({"id": "1", "object": "x", "created": 0, "model": TINY, "choices": [choice]})
+    choice = {
+        "index": 0,
+        "finish_reason": "stop",
+        "text": "4",
+        "message": {"role": "assistant", "content": "4"},
+    }
+    return web.json_response(
+        {"id": "1", "object": "x", "created": 0, "model": TINY, "choices": [choice]}
+    )
 
 
 class TrajectoryServer:
-    """Our server as a process whose socket outlives it, as under a supervisor; and the trainer that it serves."""
+    """Our server as a process whose socket outlives it, as under a supervisor; and the trainer that
+    it serves.
+    """
 
     def __init__(self, folder: Path, *options: str, token: str | None = None) -> None:
         self._folder, self._options, self._token = folder, options, token
@@ -192,7 +209,9 @@ class TrajectoryServer:
     async def known(self, name: str) -> Json | None:
         """What the server knows of an environment."""
         told = await self.diagnostics()
-        return next((env for env in told["environments"] if env["name"].startswith(f"{name}_")), None)
+        return next(
+            (env for env in told["environments"] if env["name"].startswith(f"{name}_")), None
+        )
 
 
 def check_exact(batch: list[Json]) -> None:

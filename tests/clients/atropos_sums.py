@@ -1,7 +1,7 @@
 """An environment as an Atropos user writes it: atroposlib 0.4.0 and nothing of ours.
 
-It runs in an environment of its own (`python atropos_sums.py serve --config FILE`), asks for the sum of two numbers,
-and takes tokens and logprobs from atroposlib's managed server.
+It runs in an environment of its own (`python atropos_sums.py serve --config FILE`), asks for the
+sum of two numbers, and takes tokens and logprobs from atroposlib's managed server.
 """
 
 from __future__ import annotations
@@ -28,7 +28,9 @@ class SumsEnv(BaseEnv):
     async def get_next_item(self) -> tuple[int, int]:
         return self.random.randint(1, 9), self.random.randint(1, 9)
 
-    async def collect_trajectories(self, item: tuple[int, int]) -> tuple[ScoredDataGroup | None, list[Any]]:
+    async def collect_trajectories(
+        self, item: tuple[int, int]
+    ) -> tuple[ScoredDataGroup | None, list[Any]]:
         messages = [{"role": "user", "content": f"What is {item[0]} + {item[1]}?"}]
         async with self.server.managed_server(tokenizer=self.tokenizer) as managed:
             completion = await managed.chat_completion(
@@ -48,8 +50,12 @@ class SumsEnv(BaseEnv):
 
 
 def score(wanted: int, answer: str) -> float:
-    """1 for the sum; for the rest up to 0.5, so that answers of one task differ and a group teaches something."""
-    return 1.0 if str(wanted) in answer else 0.5 * sum(map(str.isdigit, answer)) / max(1, len(answer))
+    """1 for the sum; for the rest up to 0.5, so that answers of one task differ and a group teaches
+    something.
+    """
+    return (
+        1.0 if str(wanted) in answer else 0.5 * sum(map(str.isdigit, answer)) / max(1, len(answer))
+    )
 
 
 if __name__ == "__main__":

@@ -1,4 +1,6 @@
-"""The scene of the client tests: our servers as processes of their own, each client in its own environment."""
+"""The scene of the client tests: our servers as processes of their own, each client in its own
+environment.
+"""
 
 from __future__ import annotations
 
@@ -37,20 +39,29 @@ def client_python(tmp_path_factory: pytest.TempPathFactory) -> Callable[..., str
         command = [ROOT / "scripts" / "client", name, *requirements]
         with (tmp_path_factory.getbasetemp().parent / f"{name}.lock").open("w") as lock:
             fcntl.flock(lock, fcntl.LOCK_EX)  # the other worker may want the same environment
-            return subprocess.run(command, check=True, stdout=subprocess.PIPE, text=True, timeout=900).stdout.strip()
+            return subprocess.run(
+                command, check=True, stdout=subprocess.PIPE, text=True, timeout=900
+            ).stdout.strip()
 
     return python
 
 
 @asynccontextmanager
-async def process(argv: list[Any], log: Path, **options: Any) -> AsyncIterator[asyncio.subprocess.Process]:
+async def process(
+    argv: list[Any], log: Path, **options: Any
+) -> AsyncIterator[asyncio.subprocess.Process]:
     """A process that writes its log there and lives as long as the block."""
     reading, writing = os.pipe()
     inherited = (reading, *options.pop("pass_fds", ()))
     variables = {**os.environ, "HALTERES_LIFELINE_FD": str(reading), **options.pop("env", {})}
     with log.open("ab") as output:
         child = await asyncio.create_subprocess_exec(
-            *map(str, argv), stdout=output, stderr=output, env=variables, pass_fds=inherited, **options
+            *map(str, argv),
+            stdout=output,
+            stderr=output,
+            env=variables,
+            pass_fds=inherited,
+            **options,
         )
     os.close(reading)
     try:
@@ -79,7 +90,9 @@ async def server(module: str, *argv: Any, probe: str, log: Path) -> AsyncIterato
 
 
 async def until_ready(url: str, child: asyncio.subprocess.Process, log: Path) -> None:
-    """Ask until the answer is 200; the port is bound already, so a request waits for the server by itself."""
+    """Ask until the answer is 200; the port is bound already, so a request waits for the server by
+    itself.
+    """
     async with asyncio.timeout(READY_S), aiohttp.ClientSession() as client:
         while True:
             assert child.returncode is None, log.read_text()[-2000:]
@@ -89,4 +102,5 @@ async def until_ready(url: str, child: asyncio.subprocess.Process, log: Path) ->
                         return
             except (aiohttp.ClientError, TimeoutError):
                 pass
-            await asyncio.sleep(0.1)  # between probes of a process that has no other way to say that it is ready
+            # between probes of a process that has no other way to say that it is ready
+            await asyncio.sleep(0.1)

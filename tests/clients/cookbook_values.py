@@ -1,6 +1,8 @@
-"""What tinker-cookbook computes, for `test_reference_values`: advantages, datums, KL penalty, returns, agreement.
+"""What tinker-cookbook computes, for `test_reference_values`: advantages, datums, KL penalty,
+returns, agreement.
 
-Runs in the cookbook's own environment: `python cookbook_values.py QUESTIONS ANSWERS`, two JSON files.
+Runs in the cookbook's own environment: `python cookbook_values.py QUESTIONS ANSWERS`, two JSON
+files.
 """
 
 from __future__ import annotations
@@ -38,13 +40,17 @@ def trajectory(turns: list[dict[str, Any]]) -> Trajectory:
 
 
 class Base:
-    """A reference policy whose log-probability of every token is given, in the order of the sequences."""
+    """A reference policy whose log-probability of every token is given, in the order of the
+    sequences.
+    """
 
     def __init__(self, logprobs: list[list[float]]) -> None:
         self.logprobs = iter(logprobs)
 
     def sample(self, **_: Any) -> Any:
-        answer = SimpleNamespace(prompt_logprobs=[None, *next(self.logprobs)], sequences=[], prompt_cache_hit_tokens=0)
+        answer = SimpleNamespace(
+            prompt_logprobs=[None, *next(self.logprobs)], sequences=[], prompt_cache_hit_tokens=0
+        )
 
         async def soon() -> Any:
             return answer
@@ -53,13 +59,17 @@ class Base:
 
 
 def arrays(data: list[tinker.Datum]) -> list[dict[str, list[float]]]:
-    return [{name: tensor.tolist() for name, tensor in datum.loss_fn_inputs.items()} for datum in data]
+    return [
+        {name: tensor.tolist() for name, tensor in datum.loss_fn_inputs.items()} for datum in data
+    ]
 
 
 def main() -> None:
     asked = json.loads(Path(sys.argv[1]).read_text())
     groups = [
-        TrajectoryGroup([trajectory(turns) for turns in group], [0.0] * len(group), [{}] * len(group))
+        TrajectoryGroup(
+            [trajectory(turns) for turns in group], [0.0] * len(group), [{}] * len(group)
+        )
         for group in asked["groups"]
     ]
     advantages = compute_advantages(groups)
@@ -67,7 +77,9 @@ def main() -> None:
     plain = arrays(data)
     training = [torch.tensor(row) for row in asked["training"]]
     agreement = compute_kl_sample_train(data, training)
-    penalty, _ = asyncio.run(incorporate_kl_penalty(data, Base(asked["reference"]), asked["beta"], 0.0))
+    penalty, _ = asyncio.run(
+        incorporate_kl_penalty(data, Base(asked["reference"]), asked["beta"], 0.0)
+    )
     answers = {
         "advantages": [row.tolist() for row in advantages],
         "data": plain,

@@ -1,4 +1,5 @@
-"""Runs where GEM is installed: plays one game within each list of wrappers and writes what the policy would see.
+"""Runs where GEM is installed: plays one game within each list of wrappers and writes what the
+policy would see.
 
 Usage: gem_wrapped.py ASKED ANSWERED, both JSON; the address of a search server is in SEARCH_URL.
 """
@@ -18,7 +19,9 @@ from gem.wrappers.wrapper_factory import get_wrapper_fns
 class Markup:
     """As the chat template of the tests, by the name that GEM calls."""
 
-    def apply_chat_template(self, messages: list[dict[str, str]], tokenize: bool, add_generation_prompt: bool) -> str:
+    def apply_chat_template(
+        self, messages: list[dict[str, str]], tokenize: bool, add_generation_prompt: bool
+    ) -> str:
         opened = "<assistant>" if add_generation_prompt else ""
         return "".join(f"<{one['role']}>{one['content']}</>" for one in messages) + opened
 

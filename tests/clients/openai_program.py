@@ -1,4 +1,5 @@
-"""What the unmodified `openai` package gets from our service; prints one JSON object. Runs in its own environment.
+"""What the unmodified `openai` package gets from our service; prints one JSON object. Runs in its
+own environment.
 
 python openai_program.py SERVICE_URL TINKER_PATH
 """
@@ -16,9 +17,18 @@ MESSAGES: list[Any] = [{"role": "user", "content": "What is 17 + 25?"}]
 
 
 def completions(client: openai.OpenAI, model: str) -> dict[str, Any]:
-    body: dict[str, Any] = {"model": model, "prompt": "1 + 1 =", "max_tokens": 8, "seed": 1, "logprobs": 2, "n": 2}
+    body: dict[str, Any] = {
+        "model": model,
+        "prompt": "1 + 1 =",
+        "max_tokens": 8,
+        "seed": 1,
+        "logprobs": 2,
+        "n": 2,
+    }
     whole = client.completions.create(**body)
-    chunks = list(client.completions.create(**body, stream=True, stream_options={"include_usage": True}))
+    chunks = list(
+        client.completions.create(**body, stream=True, stream_options={"include_usage": True})
+    )
     texts = ["", ""]
     for chunk in chunks[:-1]:
         texts[chunk.choices[0].index] += chunk.choices[0].text
@@ -26,7 +36,10 @@ def completions(client: openai.OpenAI, model: str) -> dict[str, Any]:
         "texts": [choice.text for choice in whole.choices],
         "streamed": texts,
         "usage": [whole.usage.total_tokens, chunks[-1].usage.total_tokens],
-        "top": [len(choice.logprobs.top_logprobs) == len(choice.logprobs.tokens) for choice in whole.choices],
+        "top": [
+            len(choice.logprobs.top_logprobs) == len(choice.logprobs.tokens)
+            for choice in whole.choices
+        ],
         "version": whole.policy_version,
     }
 
@@ -71,7 +84,11 @@ async def left(url: str) -> int:
     """How many chunks a reader saw that left a stream."""
     async with openai.AsyncOpenAI(base_url=f"{url}/v1", api_key="tml-test") as client:
         stream = await client.chat.completions.create(
-            model="halteres/tiny", messages=MESSAGES, stream=True, max_tokens=500, extra_body={"ignore_eos": True}
+            model="halteres/tiny",
+            messages=MESSAGES,
+            stream=True,
+            max_tokens=500,
+            extra_body={"ignore_eos": True},
         )
         async with stream:
             async for _ in stream:

@@ -1,4 +1,6 @@
-"""The scene of other people's scripts: the built-in model under a name that they know, a service, and no network."""
+"""The scene of other people's scripts: the built-in model under a name that they know, a service,
+and no network.
+"""
 
 from __future__ import annotations
 
@@ -24,25 +26,35 @@ SCRIPT_S = 80.0
 
 
 def register(home: Path, monkeypatch: pytest.MonkeyPatch, *names: str) -> None:
-    """A home and a Hugging Face cache of the test's own, where the built-in model has these names (default: NAME)."""
+    """A home and a Hugging Face cache of the test's own, where the built-in model has these names
+    (default: NAME).
+    """
     monkeypatch.setenv("HALTERES_HOME", str(home))
     monkeypatch.setenv("HF_HOME", str(home / "hugging-face"))
     monkeypatch.setenv("TINKER_TELEMETRY", "0")
     for name in ("HF_HUB_CACHE", "HUGGINGFACE_HUB_CACHE", "PYTHONPATH"):
         monkeypatch.delenv(name, raising=False)
     for name in names or (NAME,):
-        subprocess.run([sys.executable, "-m", "halteres", "models", "add", TINY, "--as", name], check=True, timeout=60)
+        subprocess.run(
+            [sys.executable, "-m", "halteres", "models", "add", TINY, "--as", name],
+            check=True,
+            timeout=60,
+        )
 
 
 @asynccontextmanager
 async def service(folder: Path, *options: Any) -> AsyncIterator[Server]:
     """`halteres serve --model NAME`, with these options besides."""
     argv = ("--state", folder / "service", "--model", NAME, "--threads", "1", *options)
-    async with server("halteres.service", *argv, probe="/api/v1/healthz", log=folder / "service.log") as running:
+    async with server(
+        "halteres.service", *argv, probe="/api/v1/healthz", log=folder / "service.log"
+    ) as running:
         yield running
 
 
-async def script(python: str, *argv: Any, url: str, log: Path, cwd: Path, ends: int = 0, **variables: str) -> str:
+async def script(
+    python: str, *argv: Any, url: str, log: Path, cwd: Path, ends: int = 0, **variables: str
+) -> str:
     """What somebody's program printed, run to its end in an environment of its own."""
     told = {
         "TINKER_BASE_URL": url,

@@ -1,4 +1,6 @@
-"""The real commands of agent clients register our server as `halteres install-agent` runs them, and take it out."""
+"""The real commands of agent clients register our server as `halteres install-agent` runs them, and
+take it out.
+"""
 
 from __future__ import annotations
 
@@ -18,7 +20,9 @@ HALTERES = str(Path(sys.executable).with_name("halteres"))
 
 pytestmark = [
     pytest.mark.clients,
-    pytest.mark.skipif(shutil.which("npm") is None, reason="npm, which brings the clients, is not installed"),
+    pytest.mark.skipif(
+        shutil.which("npm") is None, reason="npm, which brings the clients, is not installed"
+    ),
 ]
 
 CLIENTS = {
@@ -36,10 +40,15 @@ def servers(file: Path) -> Any:
 
 
 @pytest.mark.parametrize("client", CLIENTS)
-def test_its_own_command_registers_our_server_twice_alike_and_takes_it_out(client: str, tmp_path: Path) -> None:
+def test_its_own_command_registers_our_server_twice_alike_and_takes_it_out(
+    client: str, tmp_path: Path
+) -> None:
     package, settings = CLIENTS[client]
     install = subprocess.run(
-        [ROOT / "scripts" / "npm-client", package], stdout=subprocess.PIPE, encoding="utf-8", timeout=600
+        [ROOT / "scripts" / "npm-client", package],
+        stdout=subprocess.PIPE,
+        encoding="utf-8",
+        timeout=600,
     )
     if install.returncode != 0:
         pytest.skip(f"{package} could not be fetched from the npm registry")
@@ -54,7 +63,9 @@ def test_its_own_command_registers_our_server_twice_alike_and_takes_it_out(clien
 
     def install_agent(*words: str) -> None:
         command = [HALTERES, "install-agent", "--client", client, *words]
-        ended = subprocess.run(command, env=env, cwd=tmp_path, capture_output=True, encoding="utf-8", timeout=300)
+        ended = subprocess.run(
+            command, env=env, cwd=tmp_path, capture_output=True, encoding="utf-8", timeout=300
+        )
         assert ended.returncode == 0, ended.stderr
 
     for _ in range(2):

@@ -1,6 +1,8 @@
-"""An environment of a project of atroposlib's trains as it is: `halteres train` on its file, and it lacks nothing.
+"""An environment of a project of atroposlib's trains as it is: `halteres train` on its file, and it
+lacks nothing.
 
-The project lies where nobody knows it; `atropos_project` is its layout, in the way of the users' guide.
+The project lies where nobody knows it; `atropos_project` is its layout, in the way of the users'
+guide.
 """
 
 from __future__ import annotations
@@ -25,7 +27,12 @@ from .atropos_fixtures import atropos_python
 pytestmark = pytest.mark.clients
 
 STEPS = 3
-EDITS = (f"trainer.total_steps={STEPS}", "trainer.checkpoint_every=0", "trainer.eval_every=0", "inference.threads=1")
+EDITS = (
+    f"trainer.total_steps={STEPS}",
+    "trainer.checkpoint_every=0",
+    "trainer.eval_every=0",
+    "inference.threads=1",
+)
 
 
 @pytest.fixture
@@ -35,7 +42,10 @@ def project(tmp_path: Path) -> Path:
 
 
 async def test_an_unmodified_project_trains_and_its_figures_and_rollouts_are_the_runs(
-    client_python: Callable[..., str], project: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    client_python: Callable[..., str],
+    project: Path,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     home = tmp_path / "home"
     monkeypatch.setenv("HALTERES_HOME", str(home))
@@ -60,7 +70,9 @@ async def test_an_unmodified_project_trains_and_its_figures_and_rollouts_are_the
     (run,) = list_runs()
     check_figures(run)
     await check_rollouts(run)
-    assert run.settings().env["group_size"] == 4, "of configs/default.yaml, which lies in the project's folder"
+    assert run.settings().env["group_size"] == 4, (
+        "of configs/default.yaml, which lies in the project's folder"
+    )
     assert not list(tmp_path.rglob("*.wandb")), "nobody opens a run of W&B but us"
 
 

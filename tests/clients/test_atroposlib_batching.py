@@ -1,7 +1,8 @@
 """Our batching functions beside those of an unmodified atroposlib 0.4.0, on the same seeded queues.
 
-Where the original finds a batch in a queue of equal groups, ours is the same; where it finds any, ours is exact; where
-it holds a batch back because an environment with a part has nothing queued, so do we.
+Where the original finds a batch in a queue of equal groups, ours is the same; where it finds any,
+ours is exact; where it holds a batch back because an environment with a part has nothing queued, so
+do we.
 """
 
 from __future__ import annotations
@@ -41,7 +42,9 @@ def cases() -> list[Json]:
 
 def case(draw: random.Random, sizes: tuple[int, ...]) -> Json:
     owners = draw.choice([[0], [0, 1], [0, 1, 2], [0, 1, None]])
-    queue = [group(at, draw.choice(sizes), draw.choice(owners)) for at in range(draw.randint(0, 14))]
+    queue = [
+        group(at, draw.choice(sizes), draw.choice(owners)) for at in range(draw.randint(0, 14))
+    ]
     batch_size = draw.choice([sizes[0] * draw.randint(1, 6), draw.choice([8, 12, 16, 24])])
     return {"queue": queue, "batch_size": batch_size, "env_configs": environments(draw)}
 
@@ -53,7 +56,11 @@ def group(at: int, size: int, env_id: int | None) -> Json:
 def environments(draw: random.Random) -> list[Json]:
     ids = draw.sample(range(3), draw.randint(0, 3))
     return [
-        {"registered_id": env_id, "connected": draw.random() < 0.8, "min_batch_allocation": draw.choice(PARTS)}
+        {
+            "registered_id": env_id,
+            "connected": draw.random() < 0.8,
+            "min_batch_allocation": draw.choice(PARTS),
+        }
         for env_id in ids
     ]
 
@@ -63,7 +70,9 @@ def both(client_python: Callable[..., str]) -> list[tuple[Json, Json]]:
     """Every case, and what the original made of it."""
     asked = cases()
     command = [client_python(*REQUIREMENT), PROGRAM]
-    answer = subprocess.run(command, input=json.dumps(asked), check=True, stdout=subprocess.PIPE, text=True, timeout=60)
+    answer = subprocess.run(
+        command, input=json.dumps(asked), check=True, stdout=subprocess.PIPE, text=True, timeout=60
+    )
     return list(zip(asked, json.loads(answer.stdout), strict=True))
 
 
@@ -83,7 +92,9 @@ def starves(case: Json) -> bool:
     """Whether an environment with a part has nothing queued."""
     queued = {each.get("env_id") for each in case["queue"]}
     live = [env for env in case["env_configs"] if env["connected"]]
-    needy = [env for env in live if int(case["batch_size"] * (env["min_batch_allocation"] or 0)) > 0]
+    needy = [
+        env for env in live if int(case["batch_size"] * (env["min_batch_allocation"] or 0)) > 0
+    ]
     return any(env["registered_id"] not in queued for env in needy)
 
 
@@ -118,21 +129,34 @@ def test_indices_that_sum_up(both: list[tuple[Json, Json]]) -> None:
 
 def test_exact_batches(both: list[tuple[Json, Json]]) -> None:
     seen = [
-        check(case, original["exact"], *grab_exact_from_heterogeneous_queue(case["queue"], case["batch_size"]))
+        check(
+            case,
+            original["exact"],
+            *grab_exact_from_heterogeneous_queue(case["queue"], case["batch_size"]),
+        )
         for case, original in both
     ]
     assert min(seen.count(kind) for kind in ("neither", "ours only", "same", "both")) > 20, seen
 
 
 def test_batches_with_minimum_allocations(both: list[tuple[Json, Json]]) -> None:
-    seen = [check(case, original["allotted"], *grab_batch_with_minimum_allocations(**case)) for case, original in both]
+    seen = [
+        check(case, original["allotted"], *grab_batch_with_minimum_allocations(**case))
+        for case, original in both
+    ]
     assert min(seen.count(kind) for kind in ("neither", "ours only", "same", "both")) > 20, seen
 
 
-def test_an_environment_with_nothing_queued_holds_the_batch_back(both: list[tuple[Json, Json]]) -> None:
+def test_an_environment_with_nothing_queued_holds_the_batch_back(
+    both: list[tuple[Json, Json]],
+) -> None:
     held = [(case, original) for case, original in both if case["queue"] and starves(case)]
     for case, original in held:
         assert original["allotted"][0] is None
         assert grab_batch_with_minimum_allocations(**case) == (None, case["queue"])
-    would_do = [case for case, _ in held if grab_exact_from_heterogeneous_queue(case["queue"], case["batch_size"])[0]]
+    would_do = [
+        case
+        for case, _ in held
+        if grab_exact_from_heterogeneous_queue(case["queue"], case["batch_size"])[0]
+    ]
     assert len(would_do) > 20

@@ -1,4 +1,6 @@
-"""An unmodified atroposlib 0.4.0 environment outlives what happens to our trajectory server, and to its neighbours."""
+"""An unmodified atroposlib 0.4.0 environment outlives what happens to our trajectory server, and to
+its neighbours.
+"""
 
 from __future__ import annotations
 
@@ -34,14 +36,20 @@ async def test_an_environment_waits_for_its_trainer_outlives_a_kill_and_pauses_w
 ) -> None:
     python = await atropos_python(client_python)
     log = log_of(tmp_path, "sums")
-    async with inference() as sampled, TrajectoryServer(tmp_path, "--max-queue-batches", "2") as server:
-        config = environment_config("sums", sampled, server.url, max_batches_offpolicy=64, max_num_workers=WORKERS)
+    async with (
+        inference() as sampled,
+        TrajectoryServer(tmp_path, "--max-queue-batches", "2") as server,
+    ):
+        config = environment_config(
+            "sums", sampled, server.url, max_batches_offpolicy=64, max_num_workers=WORKERS
+        )
         async with environment(python, tmp_path, config) as running:
 
             def said() -> str:
                 return log.read_text()[-3000:] + server.said()
 
-            # Registered before its trainer: it asks every second until a trainer has asked for a batch.
+            # Registered before its trainer: it asks every second until a trainer has asked for a
+            # batch.
             await until(lambda: WAITS in log.read_text(), 60, said)
             assert await server.known("sums") is None
             await server.register()
@@ -54,7 +62,8 @@ async def test_an_environment_waits_for_its_trainer_outlives_a_kill_and_pauses_w
             waited = await server.accepted("sums")
             assert 2 * BATCH_SIZE // GROUP_SIZE <= waited <= most
 
-            # kill -9, and again on the same port: it goes on under its id, and nothing that was acknowledged is gone.
+            # kill -9, and again on the same port: it goes on under its id, and nothing that was
+            # acknowledged is gone.
             before = await server.known("sums")
             await server.kill()
             server.start()
@@ -64,7 +73,9 @@ async def test_an_environment_waits_for_its_trainer_outlives_a_kill_and_pauses_w
             after = await server.known("sums")
             assert before is not None and after is not None
             assert (after["env_id"], after["name"]) == (before["env_id"], before["name"])
-            assert [env["name"] for env in (await server.diagnostics())["environments"]] == ["sums_0"]
+            assert [env["name"] for env in (await server.diagnostics())["environments"]] == [
+                "sums_0"
+            ]
             assert running.returncode is None, said()
 
 
@@ -89,12 +100,18 @@ async def test_batches_go_on_when_an_environment_with_a_minimum_dies_without_a_w
     The server asks for a token, which the environments have in its URL: they know of none.
     """
     python = await atropos_python(client_python)
-    async with inference() as sampled, TrajectoryServer(tmp_path, "--env-timeout", "2", token=TOKEN) as server:
+    async with (
+        inference() as sampled,
+        TrajectoryServer(tmp_path, "--env-timeout", "2", token=TOKEN) as server,
+    ):
         await server.register()
         assert await server.batch() is None
         many = environment_config("many", sampled, server.url)
         few = environment_config("few", sampled, server.url, min_batch_allocation=0.5)
-        async with environment(python, tmp_path, many) as living, environment(python, tmp_path, few) as dying:
+        async with (
+            environment(python, tmp_path, many) as living,
+            environment(python, tmp_path, few) as dying,
+        ):
 
             def said() -> str:
                 logs = (log_of(tmp_path, name).read_text()[-1500:] for name in ("many", "few"))
@@ -107,7 +124,8 @@ async def test_batches_go_on_when_an_environment_with_a_minimum_dies_without_a_w
             assert await server.batch() is None
             later: set[int] = await until(lambda: _ids(server), 20, said)
             few_id = (await server.known("few") or {})["env_id"]
-            # What the dead one had sent is served to the end; from then on there are batches without any of it.
+            # What the dead one had sent is served to the end; from then on there are batches
+            # without any of it.
             while few_id in later:
                 later = await until(lambda: _ids(server), 20, said)
             assert later == ids - {few_id}
@@ -136,7 +154,9 @@ async def _mixed(server: TrajectoryServer) -> set[int]:
 
 
 async def _starved(server: TrajectoryServer) -> bool:
-    """Whether the dead environment's share holds the batches up; those that it still has part in are taken before."""
+    """Whether the dead environment's share holds the batches up; those that it still has part in
+    are taken before.
+    """
     told = await server.diagnostics()
     if any(reason["code"] == "min_allocation_unmet" for reason in told["reasons"]):
         return True

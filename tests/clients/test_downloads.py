@@ -1,4 +1,6 @@
-"""Weights leave by other people's programs: tinker-cookbook 0.6.1's `weights`, and the archive of SDKs up to 0.35."""
+"""Weights leave by other people's programs: tinker-cookbook 0.6.1's `weights`, and the archive of
+SDKs up to 0.35.
+"""
 
 from __future__ import annotations
 
@@ -59,7 +61,9 @@ def quiet(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
 async def trained(folder: Path) -> AsyncIterator[Trained]:
     """One step of training with the built-in model and the real engine."""
     argv = ("--state", folder / "service", "--model", TINY, "--threads", "1")
-    async with server("halteres.service", *argv, probe="/api/v1/healthz", log=folder / "service.log") as running:
+    async with server(
+        "halteres.service", *argv, probe="/api/v1/healthz", log=folder / "service.log"
+    ) as running:
         state, exported = await asyncio.to_thread(_train, running.url)
         yield Trained(running.url, state, exported)
 
@@ -75,21 +79,30 @@ def _train(url: str) -> tuple[str, str]:
     datum = types.Datum(model_input=types.ModelInput.from_ints(tokens[:-1]), loss_fn_inputs=inputs)
     training.forward_backward([datum], "cross_entropy").result()
     training.optim_step(types.AdamParams(learning_rate=1e-2)).result()
-    saved = training.save_state("final").result().path, training.save_weights_external("final").result().path
+    saved = (
+        training.save_state("final").result().path,
+        training.save_weights_external("final").result().path,
+    )
     client.close("success").result()
     return saved
 
 
 @pytest.mark.parametrize("kind", ["state", "exported"])
-async def test_the_cookbook_downloads_and_merges(cookbook: Cookbook, tmp_path: Path, kind: str) -> None:
-    """Training weights by an export encrypted to a key of its own, which it deletes; exports as they are.
+async def test_the_cookbook_downloads_and_merges(
+    cookbook: Cookbook, tmp_path: Path, kind: str
+) -> None:
+    """Training weights by an export encrypted to a key of its own, which it deletes; exports as
+    they are.
 
-    The built-in model's output matrix is its embedding, and there the cookbook merges what was trained of it.
+    The built-in model's output matrix is its embedding, and there the cookbook merges what was
+    trained of it.
     """
     base = builtin_path(TINY)
     assert base is not None
     async with trained(tmp_path) as saved:
-        await cookbook.run("-c", DOWNLOAD, getattr(saved, kind), base, tmp_path, url=saved.url, cwd=tmp_path)
+        await cookbook.run(
+            "-c", DOWNLOAD, getattr(saved, kind), base, tmp_path, url=saved.url, cwd=tmp_path
+        )
         listed = await asyncio.to_thread(_paths, saved.url)
     assert listed == {saved.state, saved.exported}
     assert {file.name for file in (tmp_path / "adapter").iterdir()} == PEFT
@@ -98,15 +111,22 @@ async def test_the_cookbook_downloads_and_merges(cookbook: Cookbook, tmp_path: P
 
 def _paths(url: str) -> set[str]:
     client = tinker.RestClient(base_url=url, api_key="tml-test")
-    return {checkpoint.tinker_path for checkpoint in client.list_user_checkpoints().result().checkpoints}
+    return {
+        checkpoint.tinker_path for checkpoint in client.list_user_checkpoints().result().checkpoints
+    }
 
 
 def _assert_merged(base: Path, adapter: Path, merged: Path) -> None:
     """Every adapted weight is W + alpha / r * B @ A, in the base's type."""
-    config, lora = json.loads((adapter / "adapter_config.json").read_bytes()), load_file(adapter / WEIGHTS)
+    config, lora = (
+        json.loads((adapter / "adapter_config.json").read_bytes()),
+        load_file(adapter / WEIGHTS),
+    )
     before, after = load_file(base / "model.safetensors"), load_file(merged / "model.safetensors")
     scale = config["lora_alpha"] / config["r"]
-    modules = {name.removesuffix(".lora_A.weight") for name in lora if name.endswith(".lora_A.weight")}
+    modules = {
+        name.removesuffix(".lora_A.weight") for name in lora if name.endswith(".lora_A.weight")
+    }
     assert UNEMBED in modules
     for module in modules:
         own = module.removeprefix("base_model.model.").replace("unembed_tokens", "embed_tokens")
@@ -116,11 +136,21 @@ def _assert_merged(base: Path, adapter: Path, merged: Path) -> None:
         torch.testing.assert_close(after[f"{own}.weight"], expected, rtol=2**-7, atol=1e-6)
 
 
-async def test_an_sdk_of_the_archive_generation_downloads(client_python: Callable[..., str], tmp_path: Path) -> None:
+async def test_an_sdk_of_the_archive_generation_downloads(
+    client_python: Callable[..., str], tmp_path: Path
+) -> None:
     """`tinker checkpoint download` of 0.25.0: a redirect to a tar, unpacked."""
     python = client_python("tinker-0.25.0", "tinker==0.25.0")
     async with trained(tmp_path) as saved:
-        command = ("-m", "tinker.cli", "checkpoint", "download", saved.state, "-o", tmp_path / "out")
+        command = (
+            "-m",
+            "tinker.cli",
+            "checkpoint",
+            "download",
+            saved.state,
+            "-o",
+            tmp_path / "out",
+        )
         log = tmp_path / "download.log"
         (tmp_path / "out").mkdir()
         await script(python, *command, url=saved.url, log=log, cwd=tmp_path)

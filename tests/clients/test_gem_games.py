@@ -1,11 +1,12 @@
 """Our games beside the real GEM 0.1.0: the same seeds and actions, random, skilled and malformed.
 
-`--game-actions 10000` plays that many for each family (by default 300). Observations, suffixes, rewards and ends are
-equal, but for:
+`--game-actions 10000` plays that many for each family (by default 300). Observations, suffixes,
+rewards and ends are equal, but for:
 
 - Where GEM raises an exception, ours answers with a format error.
-- FifteenPuzzle: 0.1.0 shuffles the first board, so that about half of the boards cannot be solved; ours does so with
-  `init_algo="gem-0.1.0"`, and otherwise what axon-rl/gem does since (recorded in tests/environments/games/golden).
+- FifteenPuzzle: 0.1.0 shuffles the first board, so that about half of the boards cannot be solved;
+  ours does so with `init_algo="gem-0.1.0"`, and otherwise what axon-rl/gem does since (recorded in
+  tests/environments/games/golden).
 - FifteenPuzzle-v0-random cannot be made in GEM (TypeError); its level is drawn there by hand.
 """
 
@@ -34,11 +35,15 @@ def test_a_game_plays_as_in_gem(
     client_python: Callable[..., str], family: str, tmp_path: Path, pytestconfig: pytest.Config
 ) -> None:
     ids = v0_ids(family)
-    num_actions = int(pytestconfig.getoption("--game-actions")) // sum(SHARES.get(id, 1.0) for id in ids)
+    num_actions = int(pytestconfig.getoption("--game-actions")) // sum(
+        SHARES.get(id, 1.0) for id in ids
+    )
     episodes = [
         episode
         for id in ids
-        for episode in draw_episodes(id, int(num_actions * SHARES.get(id, 1.0)), **PARAMETERS.get(family, {}))
+        for episode in draw_episodes(
+            id, int(num_actions * SHARES.get(id, 1.0)), **PARAMETERS.get(family, {})
+        )
     ]
     transcripts = play_with_gem(client_python(*GEM), episodes, tmp_path)
     found = {

@@ -1,6 +1,8 @@
-"""Seed 003, unmodified: `tinker_train_gem.py` plays a GEM game with the built-in model and trains it by ReBN.
+"""Seed 003, unmodified: `tinker_train_gem.py` plays a GEM game with the built-in model and trains
+it by ReBN.
 
-It is run from where it lies beside this checkout, never copied. W&B writes into a folder; no hub is asked.
+It is run from where it lies beside this checkout, never copied. W&B writes into a folder; no hub is
+asked.
 """
 
 from __future__ import annotations
@@ -50,7 +52,9 @@ def program() -> Path:
 
 def _printed_metrics(printed: str) -> list[dict[str, float]]:
     """What it printed of each step."""
-    found = re.findall(r"^[{ ]'([\w/:]+)': (?:np\.float64\()?(-?[\d.]+(?:e[+-]?\d+)?)", printed, re.MULTILINE)
+    found = re.findall(
+        r"^[{ ]'([\w/:]+)': (?:np\.float64\()?(-?[\d.]+(?:e[+-]?\d+)?)", printed, re.MULTILINE
+    )
     steps: list[dict[str, float]] = []
     for name, value in found:
         if not steps or name in steps[-1]:
@@ -74,7 +78,9 @@ def _states(url: str, path: str) -> list[str]:
     return [one.tinker_path for one in found if one.checkpoint_type == "training"]
 
 
-@pytest.mark.parametrize(("model", "steps", "save_every"), [(NAME, 4, 2), (LLAMA, 4, 2), (NAME, 3, 1)])
+@pytest.mark.parametrize(
+    ("model", "steps", "save_every"), [(NAME, 4, 2), (LLAMA, 4, 2), (NAME, 3, 1)]
+)
 @proves("checkpoint:saved-again")
 async def test_the_script_trains_logs_and_saves_what_it_promises(
     client_python: Callable[..., str],
@@ -85,10 +91,18 @@ async def test_the_script_trains_logs_and_saves_what_it_promises(
     steps: int,
     save_every: int,
 ) -> None:
-    """With 3 steps and a save before each, the last state has the name of one that was saved before."""
+    """With 3 steps and a save before each, the last state has the name of one that was saved
+    before.
+    """
     python = await asyncio.to_thread(client_python, "gem", *REQUIREMENTS)
     register(tmp_path / "home", monkeypatch, NAME, LLAMA)
-    small = (f"max_steps={steps}", f"save_every={save_every}", f"batch_size={BATCH}", "num_env=8", "max_tokens=32")
+    small = (
+        f"max_steps={steps}",
+        f"save_every={save_every}",
+        f"batch_size={BATCH}",
+        "num_env=8",
+        "max_tokens=32",
+    )
     async with service(tmp_path) as running:
         printed = await script(
             python,
@@ -99,15 +113,19 @@ async def test_the_script_trains_logs_and_saves_what_it_promises(
             WANDB_MODE="offline",
         )
         (folder,) = (tmp_path / "tinker_output").iterdir()
-        saved = [json.loads(line) for line in (folder / "checkpoints.jsonl").read_text().splitlines()]
+        saved = [
+            json.loads(line) for line in (folder / "checkpoints.jsonl").read_text().splitlines()
+        ]
         states = [*range(save_every, steps, save_every), steps - 1]
-        assert [(row["name"], row["policy_iteration_step"]) for row in saved] == [(f"{at:06d}", at) for at in states]
+        assert [(row["name"], row["policy_iteration_step"]) for row in saved] == [
+            (f"{at:06d}", at) for at in states
+        ]
         last = saved[-1]["state_path"]
         assert await asyncio.to_thread(_resumed, running.url, last) == model
         older = [f"{last}.1"] if states.count(steps - 1) > 1 else []
-        assert set(await asyncio.to_thread(_states, running.url, last)) == {row["state_path"] for row in saved} | set(
-            older
-        )
+        assert set(await asyncio.to_thread(_states, running.url, last)) == {
+            row["state_path"] for row in saved
+        } | set(older)
 
     printed_steps = _printed_metrics(printed)
     assert [step["step"] for step in printed_steps] == list(range(steps))

@@ -1,4 +1,6 @@
-"""Our wrappers beside those of the real GEM 0.1.0, around the same game and with the same search server."""
+"""Our wrappers beside those of the real GEM 0.1.0, around the same game and with the same search
+server.
+"""
 
 from __future__ import annotations
 
@@ -40,12 +42,16 @@ def known(info: Mapping[str, Any], keys: Mapping[str, Any]) -> dict[str, Any]:
     return {key: info[key] for key in keys}
 
 
-def test_every_list_of_wrappers_shows_what_gem_shows(client_python: Callable[..., str], tmp_path: Path) -> None:
+def test_every_list_of_wrappers_shows_what_gem_shows(
+    client_python: Callable[..., str], tmp_path: Path
+) -> None:
     asked, answered = tmp_path / "asked.json", tmp_path / "answered.json"
     asked.write_text(json.dumps({"id": GAME, "seed": 5, "actions": ACTIONS, "wrappers": WRAPPERS}))
     with running_search_server() as server:
         command = [client_python(*GEM), Path(__file__).with_name("gem_wrapped.py"), asked, answered]
-        subprocess.run(command, check=True, env={"SEARCH_URL": server.url}, timeout=300, cwd=tmp_path)
+        subprocess.run(
+            command, check=True, env={"SEARCH_URL": server.url}, timeout=300, cwd=tmp_path
+        )
         for names, gems in json.loads(answered.read_text()).items():
             env = wrap(make(GAME), names, chat=Markup(), search_url=server.url)
             ours = [env.reset(5), *(env.step(action) for action in ACTIONS), env.reset(5)]

@@ -1,4 +1,6 @@
-"""What a run forwards to trackio and TensorBoard opens in trackio's own command and in TensorBoard's own reader."""
+"""What a run forwards to trackio and TensorBoard opens in trackio's own command and in
+TensorBoard's own reader.
+"""
 
 from __future__ import annotations
 
@@ -21,7 +23,8 @@ from .conftest import ROOT
 
 pytestmark = pytest.mark.clients
 
-TRACKIO = ("sinks-trackio", "trackio==0.43.0", "msgspec", "pydantic", "pyyaml")  # and what our process needs
+# and what our process needs
+TRACKIO = ("sinks-trackio", "trackio==0.43.0", "msgspec", "pydantic", "pyyaml")
 TENSORBOARD = ("sinks-tensorboard", "tensorboard==2.21.0")
 
 READ = """
@@ -35,12 +38,20 @@ print(json.dumps({tag: [[one.step, one.value, one.wall_time] for one in events.S
 
 
 def forwarded(folder: Path, sink: Any, python: str) -> Path:
-    """A run's folder after its rows were forwarded; the evaluation of step 0 came last, and late."""
+    """A run's folder after its rows were forwarded; the evaluation of step 0 came last, and
+    late.
+    """
     run = folder / "3fa9c1d2"
     run.mkdir()
     (run / "settings.json").write_text(Settings(run=RunSettings(sinks=(sink,))).model_dump_json())
     for step in (1, 2, 3):
-        row = {"step": step, "t": 100.0 + step, "src": "trainer", "reward/mean": 0.25 * step, "train/loss": None}
+        row = {
+            "step": step,
+            "t": 100.0 + step,
+            "src": "trainer",
+            "reward/mean": 0.25 * step,
+            "train/loss": None,
+        }
         append_row(run / "metrics.jsonl", row)
     variables = {**os.environ, "PYTHONPATH": str(ROOT / "src"), "HF_HUB_OFFLINE": "1"}
     variables.pop("TRACKIO_DIR", None)
@@ -49,7 +60,10 @@ def forwarded(folder: Path, sink: Any, python: str) -> Path:
         child = subprocess.Popen(list(map(str, command)), env=variables, stdout=log, stderr=log)
     try:
         wait_until(lambda: sink in read_reports(run), 60, str(run / "sinks.log"))
-        append_row(run / "metrics.jsonl", {"step": 0, "t": 104.0, "src": "eval", "eval/percent_correct": 0.5})
+        append_row(
+            run / "metrics.jsonl",
+            {"step": 0, "t": 104.0, "src": "eval", "eval/percent_correct": 0.5},
+        )
         child.terminate()
         assert child.wait(60) == 0
     finally:
@@ -59,7 +73,9 @@ def forwarded(folder: Path, sink: Any, python: str) -> Path:
     return run
 
 
-def test_trackios_own_command_reads_the_metrics_of_a_run(tmp_path: Path, client_python: Callable[..., str]) -> None:
+def test_trackios_own_command_reads_the_metrics_of_a_run(
+    tmp_path: Path, client_python: Callable[..., str]
+) -> None:
     python = client_python(*TRACKIO)
     run = forwarded(tmp_path, "trackio", python)
 
@@ -78,10 +94,14 @@ def test_trackios_own_command_reads_the_metrics_of_a_run(tmp_path: Path, client_
     assert (evaluation["step"], evaluation["value"]) == (0, 0.5)
 
 
-def test_tensorboards_own_reader_opens_the_files_of_a_run(tmp_path: Path, client_python: Callable[..., str]) -> None:
+def test_tensorboards_own_reader_opens_the_files_of_a_run(
+    tmp_path: Path, client_python: Callable[..., str]
+) -> None:
     python = client_python(*TENSORBOARD)
     run = forwarded(tmp_path, "tensorboard", sys.executable)
-    output = subprocess.check_output([python, "-c", READ, run / "tensorboard"], text=True, timeout=120)
+    output = subprocess.check_output(
+        [python, "-c", READ, run / "tensorboard"], text=True, timeout=120
+    )
     assert json.loads(output) == {
         "reward/mean": [[1, 0.25, 101.0], [2, 0.5, 102.0], [3, 0.75, 103.0]],
         "eval/percent_correct": [[0, 0.5, 104.0]],

@@ -1,4 +1,6 @@
-"""The unmodified `openai` and `anthropic` packages talk to our service, each in its own environment."""
+"""The unmodified `openai` and `anthropic` packages talk to our service, each in its own
+environment.
+"""
 
 from __future__ import annotations
 
@@ -24,7 +26,9 @@ pytestmark = pytest.mark.clients
 
 def published(service: str) -> str:
     """Weights one step away from the base model; their path."""
-    client = tinker.ServiceClient(base_url=service, api_key="tml-test", user_metadata={"halteres_run": RUN})
+    client = tinker.ServiceClient(
+        base_url=service, api_key="tml-test", user_metadata={"halteres_run": RUN}
+    )
     trainer = client.create_lora_training_client(TINY, rank=8, seed=0).result()
     example = tinker.Datum(
         model_input=tinker.ModelInput.from_ints([5, 6, 7]),
@@ -35,22 +39,31 @@ def published(service: str) -> str:
     return trainer.save_weights_for_sampler("one").result().path
 
 
-async def told_by(package: str, engine: str, client_python: Callable[..., str], tmp_path: Path) -> tuple[str, Any]:
+async def told_by(
+    package: str, engine: str, client_python: Callable[..., str], tmp_path: Path
+) -> tuple[str, Any]:
     """The path that was sampled from, and what the program saw."""
     python = await asyncio.to_thread(client_python, package, package)
     argv = ("--state", tmp_path / "service", "--engine", engine, "--model", TINY, "--threads", "1")
-    async with server("halteres.service", *argv, probe="/health", log=tmp_path / "service.log") as service:
+    async with server(
+        "halteres.service", *argv, probe="/health", log=tmp_path / "service.log"
+    ) as service:
         path = await asyncio.to_thread(published, service.url)
         program = Path(__file__).parent / f"{package}_program.py"
         log = tmp_path / "program.log"
-        async with process([python, program, service.url, path], log) as child, asyncio.timeout(120):
+        async with (
+            process([python, program, service.url, path], log) as child,
+            asyncio.timeout(120),
+        ):
             assert await child.wait() == 0, log.read_text()[-4000:]
     return path, json.loads(log.read_text().splitlines()[-1])
 
 
 @proves("inference:openai", "inference:streaming", "inference:cloud-paths")
 @pytest.mark.parametrize("engine", ["scripted", "torch"])
-async def test_the_openai_package_is_served(engine: str, client_python: Callable[..., str], tmp_path: Path) -> None:
+async def test_the_openai_package_is_served(
+    engine: str, client_python: Callable[..., str], tmp_path: Path
+) -> None:
     path, told = await told_by("openai", engine, client_python, tmp_path)
     for prefix in ("/v1", "/oai/api/v1"):
         seen = told[prefix]
@@ -73,7 +86,9 @@ async def test_the_openai_package_is_served(engine: str, client_python: Callable
 
 
 @proves("inference:cloud-paths")
-async def test_the_anthropic_package_is_served(client_python: Callable[..., str], tmp_path: Path) -> None:
+async def test_the_anthropic_package_is_served(
+    client_python: Callable[..., str], tmp_path: Path
+) -> None:
     _, told = await told_by("anthropic", "scripted", client_python, tmp_path)
     assert told[""] == told["/anthropic/api"]
     seen = told[""]

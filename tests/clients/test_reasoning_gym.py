@@ -56,10 +56,17 @@ def test_right_answers_to_its_tasks_are_paid_in_full_and_the_evaluating_ones_are
     ).stdout.strip()
     variables = environ.for_child(PYTHONPATH=packages)
     scored = subprocess.run(
-        [sys.executable, "-c", SCORED, *TASKS], env=variables, check=True, capture_output=True, text=True, timeout=110
+        [sys.executable, "-c", SCORED, *TASKS],
+        env=variables,
+        check=True,
+        capture_output=True,
+        text=True,
+        timeout=110,
     )
     scores = json.loads(scored.stdout)
-    assert {task: (right, silent) for task, (right, _, silent) in scores.items()} == dict.fromkeys(TASKS, (1.0, 0.0))
+    assert {task: (right, silent) for task, (right, _, silent) in scores.items()} == dict.fromkeys(
+        TASKS, (1.0, 0.0)
+    )
     assert all(wrong < 0.5 for _, wrong, _ in scores.values())
     known = subprocess.run(
         [sys.executable, "-c", "from reasoning_gym.factory import DATASETS; print(*DATASETS)"],

@@ -1,7 +1,7 @@
 """Our estimators and losses beside those of TRL 1.16 and tinker-cookbook 0.6.1, number by number.
 
-Both are called as they are, in environments of their own, with rewards and log-probabilities that are given to them.
-What differs on purpose is named by the test that undoes it.
+Both are called as they are, in environments of their own, with rewards and log-probabilities that
+are given to them. What differs on purpose is named by the test that undoes it.
 """
 
 from __future__ import annotations
@@ -70,7 +70,12 @@ def ran(python: str, program: str, folder: Path, asked: dict[str, Any], **variab
     """What a program answers to these questions."""
     questions, answers = folder / "questions.json", folder / "answers.json"
     questions.write_text(json.dumps(asked))
-    environment = {"OMP_NUM_THREADS": "1", "HF_HUB_OFFLINE": "1", "TINKER_TELEMETRY": "0", **variables}
+    environment = {
+        "OMP_NUM_THREADS": "1",
+        "HF_HUB_OFFLINE": "1",
+        "TINKER_TELEMETRY": "0",
+        **variables,
+    }
     command = [python, HERE / program, questions, answers]
     done = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=300)
     assert done.returncode == 0, done.stderr[-2000:]
@@ -94,11 +99,18 @@ def trl(client_python: Callable[..., str], tmp_path_factory: pytest.TempPathFact
         "mask": MASK.tolist(),
         "losses": TRL_LOSSES,
     }
-    return ran(client_python("trl", "torch", "trl==1.16.*", "peft", "datasets"), "trl_values.py", folder, asked)
+    return ran(
+        client_python("trl", "torch", "trl==1.16.*", "peft", "datasets"),
+        "trl_values.py",
+        folder,
+        asked,
+    )
 
 
 def answers_of(lengths: list[int]) -> Batch:
-    """Groups of answers to a prompt of one token; the reference's log-probabilities are with them."""
+    """Groups of answers to a prompt of one token; the reference's log-probabilities are with
+    them.
+    """
     groups: list[Group] = []
     for first in range(0, len(lengths), GROUP):
         those = range(first, first + GROUP)
@@ -117,7 +129,9 @@ def answers_of(lengths: list[int]) -> Batch:
 
 @pytest.mark.parametrize("estimator", ["group_std", "group_mean", "rloo"])
 def test_advantages_are_trls(trl: Any, estimator: Estimator) -> None:
-    """TRL adds 1e-4 to the standard deviation (ddof 1, as ours); where scores are equal, we say 0 instead."""
+    """TRL adds 1e-4 to the standard deviation (ddof 1, as ours); where scores are equal, we say 0
+    instead.
+    """
     ours = estimate(turns_of(answers_of(LENGTHS)), estimator)
     if estimator == "group_std":
         deviations = np.array(REWARDS).reshape(-1, GROUP).std(axis=1, ddof=1).repeat(GROUP)
@@ -126,13 +140,21 @@ def test_advantages_are_trls(trl: Any, estimator: Estimator) -> None:
 
 
 async def test_a_kl_penalty_in_the_reward_is_that_of_trls_rloo(trl: Any) -> None:
-    """k1, the sampler's minus the reference's log-probability, summed over an answer, before the baseline."""
-    config = TrainerSettings(advantage="rloo", kl_coef=BETA, kl_in="reward", reference="environment")
-    found = await Objective(config, FakePolicy()).training_batch(answers_of([LONGEST] * len(LENGTHS)))
+    """k1, the sampler's minus the reference's log-probability, summed over an answer, before the
+    baseline.
+    """
+    config = TrainerSettings(
+        advantage="rloo", kl_coef=BETA, kl_in="reward", reference="environment"
+    )
+    found = await Objective(config, FakePolicy()).training_batch(
+        answers_of([LONGEST] * len(LENGTHS))
+    )
     assert trl["rloo_kl"] == pytest.approx(found.advantages_K.tolist(), rel=1e-5)
 
 
-async def loss_of(name: str, examples: tuple[Example, ...], **config: float) -> tuple[float, np.ndarray]:
+async def loss_of(
+    name: str, examples: tuple[Example, ...], **config: float
+) -> tuple[float, np.ndarray]:
     """The loss as the torch engine sums it, and its gradient by log-probability."""
     spec = LossSpec(name=name, config=config)
     settings = complete_loss(spec)
@@ -142,7 +164,10 @@ async def loss_of(name: str, examples: tuple[Example, ...], **config: float) -> 
             "advantages": example.advantages_N,
             "logprobs": example.logprobs_N,
             "sequence_ratio_mask": example.actions_N.astype(np.float32),
-            **{key: np.full(len(example.tokens_N), value, np.float32) for key, value in settings.items()},
+            **{
+                key: np.full(len(example.tokens_N), value, np.float32)
+                for key, value in settings.items()
+            },
         }
         rows.append(Row(example.tokens_N, example.targets_N, inputs))
     batch = MicroBatch.of(rows, torch.device("cpu"))
@@ -157,11 +182,41 @@ async def loss_of(name: str, examples: tuple[Example, ...], **config: float) -> 
     ("theirs", "loss", "weighting", "config", "scale"),
     [
         ("importance_sampling", "importance_sampling", "token", {}, len(LENGTHS) * LONGEST),
-        ("ppo", "ppo", "token", {"clip_low_threshold": 0.8, "clip_high_threshold": 1.28}, len(LENGTHS) * LONGEST),
-        ("ppo by token", "ppo", "token", {"clip_low_threshold": 0.8, "clip_high_threshold": 1.28}, sum(LENGTHS)),
-        ("ppo by episode", "ppo", "episode", {"clip_low_threshold": 0.8, "clip_high_threshold": 1.28}, sum(LENGTHS)),
-        ("cispo", "cispo", "token", {"clip_low_threshold": 0.0, "clip_high_threshold": 1.1}, sum(LENGTHS)),
-        ("gspo", "gspo", "episode", {"clip_low_threshold": 0.9, "clip_high_threshold": 1.05}, sum(LENGTHS)),
+        (
+            "ppo",
+            "ppo",
+            "token",
+            {"clip_low_threshold": 0.8, "clip_high_threshold": 1.28},
+            len(LENGTHS) * LONGEST,
+        ),
+        (
+            "ppo by token",
+            "ppo",
+            "token",
+            {"clip_low_threshold": 0.8, "clip_high_threshold": 1.28},
+            sum(LENGTHS),
+        ),
+        (
+            "ppo by episode",
+            "ppo",
+            "episode",
+            {"clip_low_threshold": 0.8, "clip_high_threshold": 1.28},
+            sum(LENGTHS),
+        ),
+        (
+            "cispo",
+            "cispo",
+            "token",
+            {"clip_low_threshold": 0.0, "clip_high_threshold": 1.1},
+            sum(LENGTHS),
+        ),
+        (
+            "gspo",
+            "gspo",
+            "episode",
+            {"clip_low_threshold": 0.9, "clip_high_threshold": 1.05},
+            sum(LENGTHS),
+        ),
     ],
 )
 async def test_losses_are_trls_but_for_its_means(
@@ -169,15 +224,19 @@ async def test_losses_are_trls_but_for_its_means(
 ) -> None:
     """Ours are sums, TRL's are means; `scale` is what theirs are divided by.
 
-    dr_grpo: answers times the longest allowed; dapo and cispo: tokens; grpo, gspo: a mean over answers of means over
-    tokens, which is our `weighting: episode` over the number of tokens. TRL counts distances from 1, we ratios (but of
-    its cispo, whose only bound is a ratio).
+    dr_grpo: answers times the longest allowed; dapo and cispo: tokens; grpo, gspo: a mean over
+    answers of means over tokens, which is our `weighting: episode` over the number of tokens. TRL
+    counts distances from 1, we ratios (but of its cispo, whose only bound is a ratio).
     """
-    config_ = TrainerSettings(advantage="group_mean", loss=loss, loss_config=config, weighting=weighting)
+    config_ = TrainerSettings(
+        advantage="group_mean", loss=loss, loss_config=config, weighting=weighting
+    )
     found = await Objective(config_, FakePolicy()).training_batch(answers_of(LENGTHS))
     total, gradient = await loss_of(loss, found.examples.useful, **config)
     assert total == pytest.approx(scale * trl["losses"][theirs]["value"], rel=1e-4, abs=1e-4)
-    np.testing.assert_allclose(gradient, scale * np.array(trl["losses"][theirs]["gradient"]), rtol=2e-4, atol=2e-5)
+    np.testing.assert_allclose(
+        gradient, scale * np.array(trl["losses"][theirs]["gradient"]), rtol=2e-4, atol=2e-5
+    )
 
 
 def episodes() -> list[list[list[dict[str, Any]]]]:
@@ -191,7 +250,14 @@ def episodes() -> list[list[list[dict[str, Any]]]]:
             for _ in range(1 + episode):
                 action = random.integers(3, 9, 2).tolist()
                 lp = random.normal(-1, 0.3, 2).round(3).tolist()
-                turns.append({"prompt": prompt, "action": action, "logprobs": lp, "reward": float(random.normal())})
+                turns.append(
+                    {
+                        "prompt": prompt,
+                        "action": action,
+                        "logprobs": lp,
+                        "reward": float(random.normal()),
+                    }
+                )
                 prompt = [*prompt, *action, 7]
             made[-1].append(turns)
     return made
@@ -235,7 +301,9 @@ TRAINING = [RANDOM.normal(-1, 0.3, n - 1).round(3).tolist() for group in TOKENS_
 @pytest.fixture(scope="module")
 def cookbook(client_python: Callable[..., str], tmp_path_factory: pytest.TempPathFactory) -> Any:
     command = [ROOT / "scripts" / "sources", "tinker-cookbook", "0.6.1"]
-    sources = subprocess.run(command, check=True, stdout=subprocess.PIPE, text=True, timeout=600).stdout.strip()
+    sources = subprocess.run(
+        command, check=True, stdout=subprocess.PIPE, text=True, timeout=600
+    ).stdout.strip()
     asked = {
         "groups": EPISODES,
         "reference": BASE,
@@ -245,7 +313,9 @@ def cookbook(client_python: Callable[..., str], tmp_path_factory: pytest.TempPat
         "rewards": REWARDS,
     }
     python = client_python("cookbook", *REQUIREMENTS)
-    return ran(python, "cookbook_values.py", tmp_path_factory.mktemp("cookbook"), asked, PYTHONPATH=sources)
+    return ran(
+        python, "cookbook_values.py", tmp_path_factory.mktemp("cookbook"), asked, PYTHONPATH=sources
+    )
 
 
 class Referred(FakePolicy):
@@ -272,7 +342,9 @@ async def test_advantages_and_datums_are_the_cookbooks(cookbook: Any) -> None:
 
 
 async def test_a_kl_penalty_in_the_loss_is_the_cookbooks_but_for_its_mean(cookbook: Any) -> None:
-    """It adds the mean penalty of the batch back, so that the sum over tokens stays; ours is the penalty alone."""
+    """It adds the mean penalty of the batch back, so that the sum over tokens stays; ours is the
+    penalty alone.
+    """
     config = TrainerSettings(advantage="group_mean", kl_coef=BETA, kl_in="loss")
     found = await Objective(config, Referred()).training_batch(batch_of(EPISODES))
     assert found.kl_reference == pytest.approx(cookbook["kl"], abs=1e-6)
@@ -282,8 +354,12 @@ async def test_a_kl_penalty_in_the_loss_is_the_cookbooks_but_for_its_mean(cookbo
 
 
 async def test_agreement_is_the_cookbooks(cookbook: Any) -> None:
-    found = await Objective(TrainerSettings(advantage="group_mean"), FakePolicy()).training_batch(batch_of(EPISODES))
-    ours = agreement(found.examples.useful, [np.array(row, np.float32) for row in TRAINING], version=0)
+    found = await Objective(TrainerSettings(advantage="group_mean"), FakePolicy()).training_batch(
+        batch_of(EPISODES)
+    )
+    ours = agreement(
+        found.examples.useful, [np.array(row, np.float32) for row in TRAINING], version=0
+    )
     for name in ("kl_sample_train_v1", "kl_sample_train_v2"):
         assert ours[name] == pytest.approx(cookbook["agreement"][f"optim/{name}"], abs=1e-6)
 
@@ -291,6 +367,9 @@ async def test_agreement_is_the_cookbooks(cookbook: Any) -> None:
 def test_returns_are_the_cookbooks_discounted_sums(cookbook: Any) -> None:
     turns = turns_of(batch_of([EPISODES[0][:1]]))
     one_episode = replace(
-        turns, rewards_K=np.array(REWARDS), episode_K=np.zeros(len(REWARDS), np.int64), spans_K=turns.spans_K
+        turns,
+        rewards_K=np.array(REWARDS),
+        episode_K=np.zeros(len(REWARDS), np.int64),
+        spans_K=turns.spans_K,
     )
     assert returns(one_episode, GAMMA).tolist() == pytest.approx(cookbook["returns"], abs=1e-12)

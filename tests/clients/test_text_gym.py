@@ -17,12 +17,21 @@ pytestmark = pytest.mark.clients
 ID, SEED = "game:GuessTheNumber-v0-easy", 7
 
 
-async def test_an_episode_of_gem_is_ours_of_the_same_seed(client_python: Callable[..., str]) -> None:
+async def test_an_episode_of_gem_is_ours_of_the_same_seed(
+    client_python: Callable[..., str],
+) -> None:
     game = make(ID)
     first, info = game.reset(SEED)
     async with inference_server() as inference:
         inference.answer = lambda prompt, digest: "\\boxed{3}"
-        env = made(TextGymEnv, inference, task=ID, python=client_python(*GEM), options={"seed": 0}, group_size=1)
+        env = made(
+            TextGymEnv,
+            inference,
+            task=ID,
+            python=client_python(*GEM),
+            options={"seed": 0},
+            group_size=1,
+        )
         await env.setup()
         (group,) = (await settled(env, {"task": ID, "seed": SEED})).groups
         for worker in env.idle:

@@ -1,7 +1,9 @@
-"""The known consumer, as section 10 of the specification describes it, and an unmodified atroposlib environment.
+"""The known consumer, as section 10 of the specification describes it, and an unmodified atroposlib
+environment.
 
-Neither knows us: the trainer speaks to our training service by the `tinker` SDK and to our trajectory server, samples
-for its environment itself, and is the very same whichever servers it has.
+Neither knows us: the trainer speaks to our training service by the `tinker` SDK and to our
+trajectory server, samples for its environment itself, and is the very same whichever servers it
+has.
 """
 
 from __future__ import annotations
@@ -19,7 +21,14 @@ from deadlines import until
 
 from halteres.models import TINY
 
-from .atropos_fixtures import BATCH_SIZE, TrajectoryServer, atropos_python, environment, environment_config, log_of
+from .atropos_fixtures import (
+    BATCH_SIZE,
+    TrajectoryServer,
+    atropos_python,
+    environment,
+    environment_config,
+    log_of,
+)
 from .conftest import process, server
 
 pytestmark = pytest.mark.clients
@@ -65,21 +74,31 @@ async def test_the_known_trainer_learns_from_an_unmodified_environment_over_a_ki
     argv = ("--state", tmp_path / "service", "--engine", "torch", "--model", TINY, "--threads", "1")
     log = tmp_path / "trainer.log"
     async with (
-        server("halteres.service", *argv, probe="/api/v1/healthz", log=tmp_path / "service.log") as service,
+        server(
+            "halteres.service", *argv, probe="/api/v1/healthz", log=tmp_path / "service.log"
+        ) as service,
         TrajectoryServer(tmp_path) as trajectories,
     ):
         sampled = f"http://127.0.0.1:{free_port()}/v1"
         config = environment_config("sums", sampled, trajectories.url, max_batches_offpolicy=1)
         file = tmp_path / "trainer.yaml"
         file.write_text(yaml.safe_dump(trainer_config(config)))
-        told = {"TINKER_BASE_URL": service.url, "TINKER_API_KEY": "tml-test", "TINKER_TELEMETRY": "0"}
+        told = {
+            "TINKER_BASE_URL": service.url,
+            "TINKER_API_KEY": "tml-test",
+            "TINKER_TELEMETRY": "0",
+        }
         async with (
             process([sys.executable, PROGRAM, file], log, env=told, cwd=tmp_path) as trainer,
             environment(python, tmp_path, config) as running,
         ):
 
             def said() -> str:
-                return log.read_text()[-3000:] + log_of(tmp_path, "sums").read_text()[-2000:] + trajectories.said()
+                return (
+                    log.read_text()[-3000:]
+                    + log_of(tmp_path, "sums").read_text()[-2000:]
+                    + trajectories.said()
+                )
 
             await until(lambda: lines(log), 90, said)
             await trajectories.kill()
@@ -94,4 +113,6 @@ async def test_the_known_trainer_learns_from_an_unmodified_environment_over_a_ki
     assert {row["sequences"] for row in steps} == {BATCH_SIZE}
     assert diagnosis["step"] == STEPS
     assert all(row.keys() >= {"train/loss", "reward/mean", "logprobs/diff"} for row in steps)
-    assert steps[0].get("logprobs/diff", 0.0) < 1e-4, "its first batch was sampled by the weights that it trains"
+    assert steps[0].get("logprobs/diff", 0.0) < 1e-4, (
+        "its first batch was sampled by the weights that it trains"
+    )

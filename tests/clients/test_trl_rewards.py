@@ -1,4 +1,6 @@
-"""Our reward trainer beside TRL 1.16's: the same tokens, losses, gradients and first steps; folders cross both ways."""
+"""Our reward trainer beside TRL 1.16's: the same tokens, losses, gradients and first steps; folders
+cross both ways.
+"""
 
 from __future__ import annotations
 
@@ -31,11 +33,17 @@ def assistant(text: str) -> dict[str, str]:
     return {"role": "assistant", "content": text}
 
 
-SUMS = [("What is 2 + 3?", "It is 5.", "6"), ("And 4 + 4, please?", "8", "No idea at all."), ("7 + 1?", "8", "81")]
+SUMS = [
+    ("What is 2 + 3?", "It is 5.", "6"),
+    ("And 4 + 4, please?", "8", "No idea at all."),
+    ("7 + 1?", "8", "81"),
+]
 
 FORMATS: dict[str, list[dict[str, Any]]] = {
     "standard, implicit": [{"chosen": p + a, "rejected": p + b} for p, a, b in SUMS],
-    "standard, explicit": [{"prompt": p, "chosen": a, "rejected": b + "<|im_end|>"} for p, a, b in SUMS],
+    "standard, explicit": [
+        {"prompt": p, "chosen": a, "rejected": b + "<|im_end|>"} for p, a, b in SUMS
+    ],
     "conversational, implicit": [
         {"chosen": [user(p), assistant(a)], "rejected": [user(p), assistant(b)]} for p, a, b in SUMS
     ],
@@ -74,13 +82,19 @@ SCORED = [[user("What is 2 + 3?"), assistant("5")], [user("And 4 + 4?"), assista
 def untrained(tmp_path_factory: pytest.TempPathFactory) -> RewardModel:
     """The built-in model with a head, saved: the same weights for both."""
     folder = tmp_path_factory.mktemp("model") / "reward"
-    config = RewardConfig(output_dir=str(folder), max_steps=1, learning_rate=1e-12, disable_tqdm=True)
+    config = RewardConfig(
+        output_dir=str(folder), max_steps=1, learning_rate=1e-12, disable_tqdm=True
+    )
     RewardTrainer(TINY, config, train_dataset=CHATS).train()
     return RewardModel.load(folder)
 
 
 @pytest.fixture(scope="module")
-def trl(untrained: RewardModel, client_python: Callable[..., str], tmp_path_factory: pytest.TempPathFactory) -> Any:
+def trl(
+    untrained: RewardModel,
+    client_python: Callable[..., str],
+    tmp_path_factory: pytest.TempPathFactory,
+) -> Any:
     folder = tmp_path_factory.mktemp("trl")
     asked = {
         "model": str(untrained.folder),
@@ -90,10 +104,16 @@ def trl(untrained: RewardModel, client_python: Callable[..., str], tmp_path_fact
         "losses": LOSSES,
         "steps": STEPS,
         "texts": TEXTS,
-        "ids": [list(untrained.template.render(untrained.tokenizer, text).tokens) for text in SCORED],
+        "ids": [
+            list(untrained.template.render(untrained.tokenizer, text).tokens) for text in SCORED
+        ],
     }
     python = client_python("trl", "torch", "trl==1.16.*", "peft", "datasets")
-    return {**ran(python, "trl_reward_values.py", folder, asked), "folder": folder, "ids": asked["ids"]}
+    return {
+        **ran(python, "trl_reward_values.py", folder, asked),
+        "folder": folder,
+        "ids": asked["ids"],
+    }
 
 
 @pytest.mark.parametrize("name", FORMATS)
@@ -109,14 +129,20 @@ def test_token_ids_are_trls(trl: Any, name: str) -> None:
 
 @pytest.mark.parametrize("share", [True, False])
 @pytest.mark.parametrize("name", LOSSES)
-def test_loss_and_gradients_are_trls(trl: Any, untrained: RewardModel, tmp_path: Path, name: str, share: bool) -> None:
+def test_loss_and_gradients_are_trls(
+    trl: Any, untrained: RewardModel, tmp_path: Path, name: str, share: bool
+) -> None:
     rows, coefficient = LOSSES[name]
-    config = RewardConfig(output_dir=str(tmp_path), center_rewards_coefficient=coefficient, share_prefixes=share)
+    config = RewardConfig(
+        output_dir=str(tmp_path), center_rewards_coefficient=coefficient, share_prefixes=share
+    )
     one = RewardTrainer(untrained.folder, config, train_dataset=rows)
     network, examples = one.model.network, one._train
     assert any(len(example.rows) == 1 for example in examples) == share
     scores = network.scores([row for example in examples for row in example.rows])
-    loss = comparison_loss(scores, [example.comparison for example in examples], one.args) / len(examples)
+    loss = comparison_loss(scores, [example.comparison for example in examples], one.args) / len(
+        examples
+    )
     loss.backward()
     assert loss.item() == pytest.approx(trl["losses"][name], abs=1e-6)
     with np.load(trl["folder"] / f"{name}.npz") as theirs:
@@ -149,15 +175,23 @@ def test_the_first_steps_are_trls(
 def test_a_folder_that_trl_trained_is_scored_here_as_there(trl: Any) -> None:
     model = RewardModel.load(trl["folder"] / "trained")
     assert any("trained elsewhere" in note for note in model.notes)
-    assert [one.value for one in model.score(SCORED)] == pytest.approx(trl["theirs"]["model"], abs=1e-5)
+    assert [one.value for one in model.score(SCORED)] == pytest.approx(
+        trl["theirs"]["model"], abs=1e-5
+    )
 
 
-def test_our_folder_is_scored_there_as_here_and_the_pipeline_gives_raw_scores(trl: Any, untrained: RewardModel) -> None:
+def test_our_folder_is_scored_there_as_here_and_the_pipeline_gives_raw_scores(
+    trl: Any, untrained: RewardModel
+) -> None:
     """The pipeline knows no scoring template: it reads the bare text, without an end token."""
-    assert trl["ours"]["model"] == pytest.approx([one.value for one in untrained.score(SCORED)], abs=1e-5)
+    assert trl["ours"]["model"] == pytest.approx(
+        [one.value for one in untrained.score(SCORED)], abs=1e-5
+    )
     with torch.inference_mode():
         bare = [
-            untrained.network.model(input_ids=torch.tensor([untrained.tokenizer.encode(text)])).logits.item()
+            untrained.network.model(
+                input_ids=torch.tensor([untrained.tokenizer.encode(text)])
+            ).logits.item()
             for text in TEXTS
         ]
     assert trl["ours"]["pipeline"] == pytest.approx(bare, abs=1e-5)

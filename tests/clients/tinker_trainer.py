@@ -1,8 +1,10 @@
-"""A trainer as section 10 of the trajectory API's specification describes the known one: group-relative, by `tinker`.
+"""A trainer as section 10 of the trajectory API's specification describes the known one:
+group-relative, by `tinker`.
 
-It has its YAML, its requests, its datums, its metrics' names and its weak points (no resume; whatever goes wrong ends
-it with exit code 0), and nothing of ours. It samples for its environment itself, on the port of `openai[0].base_url`.
-`python tinker_trainer.py CONFIG` prints one JSON line per step, and one when it ends.
+It has its YAML, its requests, its datums, its metrics' names and its weak points (no resume;
+whatever goes wrong ends it with exit code 0), and nothing of ours. It samples for its environment
+itself, on the port of `openai[0].base_url`. `python tinker_trainer.py CONFIG` prints one JSON line
+per step, and one when it ends.
 """
 
 from __future__ import annotations
@@ -56,7 +58,10 @@ class Trainer:
             "starting_step": 0,
             "num_steps": self.env["total_steps"],
         }
-        async with aiohttp.ClientSession() as http, http.post(f"{self.url}/register", json=registration) as answer:
+        async with (
+            aiohttp.ClientSession() as http,
+            http.post(f"{self.url}/register", json=registration) as answer,
+        ):
             answer.raise_for_status()
             self.uuid = (await answer.json())["uuid"]
 
@@ -67,7 +72,9 @@ class Trainer:
         self.sampling = await self.service.create_sampling_client_async(model_path=path)
 
     async def batch(self) -> list[Json]:
-        """The next batch: asked for every second; a question may take 10 s, and is tried three times."""
+        """The next batch: asked for every second; a question may take 10 s, and is tried three
+        times.
+        """
         while True:
             if batch := (await self._asked())["batch"]:
                 return batch
@@ -77,7 +84,10 @@ class Trainer:
         for last in (False,) * (TRIES - 1) + (True,):
             try:
                 timeout = aiohttp.ClientTimeout(total=BATCH_S)
-                async with aiohttp.ClientSession(timeout=timeout) as http, http.get(f"{self.url}/batch") as answer:
+                async with (
+                    aiohttp.ClientSession(timeout=timeout) as http,
+                    http.get(f"{self.url}/batch") as answer,
+                ):
                     return await answer.json()
             except (aiohttp.ClientError, TimeoutError):
                 if last:
@@ -88,7 +98,9 @@ class Trainer:
         """One optimiser step; its metrics."""
         groups = await self.batch()
         rows = [row for group in groups for row in _rows(group)]
-        passing = await self.training.forward_backward_async([_datum(*row) for row in rows], "importance_sampling")
+        passing = await self.training.forward_backward_async(
+            [_datum(*row) for row in rows], "importance_sampling"
+        )
         stepping = await self.training.optim_step_async(
             tinker.AdamParams(learning_rate=self.tinker["learning_rate"], **ADAM)
         )
@@ -110,7 +122,9 @@ Row = tuple[list[int], list[float], list[float]]
 
 
 def _rows(group: Json) -> Iterator[Row]:
-    """Tokens, log-probabilities and advantages of each sequence of a group; none of one whose scores are all equal."""
+    """Tokens, log-probabilities and advantages of each sequence of a group; none of one whose
+    scores are all equal.
+    """
     scores = group["scores"]
     mean = statistics.fmean(scores)
     if all(score == scores[0] for score in scores):
@@ -119,7 +133,11 @@ def _rows(group: Json) -> Iterator[Row]:
     together = zip(group["tokens"], group["inference_logprobs"], scores, overrides, strict=True)
     for tokens, logprobs, score, override in together:
         advantage = 0.0 if override.get("set_advantage_to_zero") else score - mean
-        yield tokens, logprobs, [advantage if logprob != CONTEXT else 0.0 for logprob in logprobs[1:]]
+        yield (
+            tokens,
+            logprobs,
+            [advantage if logprob != CONTEXT else 0.0 for logprob in logprobs[1:]],
+        )
 
 
 def _datum(tokens: list[int], logprobs: list[float], advantages: list[float]) -> tinker.Datum:
@@ -150,7 +168,11 @@ def _agreement(rows: list[Row], passed: Any) -> Json:
 def _spread(name: str, values: list[float], suffix: str = "") -> Json:
     if not values:
         return {}
-    figures = {"mean": statistics.fmean(values), "std": statistics.pstdev(values), "sum": math.fsum(values)}
+    figures = {
+        "mean": statistics.fmean(values),
+        "std": statistics.pstdev(values),
+        "sum": math.fsum(values),
+    }
     return {f"{name}/{figure}{suffix}": value for figure, value in figures.items()}
 
 
@@ -159,7 +181,9 @@ class Inference:
 
     def __init__(self, trainer: Trainer) -> None:
         self.trainer = trainer
-        self.tokenizer = Tokenizer.from_file(str(Path(trainer.env["tokenizer_name"]) / "tokenizer.json"))
+        self.tokenizer = Tokenizer.from_file(
+            str(Path(trainer.env["tokenizer_name"]) / "tokenizer.json")
+        )
         self.ready = False
 
     def app(self) -> web.Application:
@@ -190,7 +214,10 @@ class Inference:
         wanted = body["sampling_params"]
         number = wanted.get("n", 1)
         sequences = await self._sample(
-            body["input_ids"], number, wanted.get("max_new_tokens", 256), wanted.get("temperature", 1.0)
+            body["input_ids"],
+            number,
+            wanted.get("max_new_tokens", 256),
+            wanted.get("temperature", 1.0),
         )
         told = [
             {
@@ -214,19 +241,33 @@ class Inference:
     async def chat(self, request: web.Request) -> web.Response:
         body = await request.json()
         prompt = "\n".join(message["content"] for message in body["messages"])
-        return await self._told(body, prompt, lambda text: {"message": {"role": "assistant", "content": text}})
+        return await self._told(
+            body, prompt, lambda text: {"message": {"role": "assistant", "content": text}}
+        )
 
     async def _told(self, body: Json, prompt: str, form: Any) -> web.Response:
         if not self.ready:
             return web.json_response({"detail": "Trainer not initialized"}, status=503)
         ids = self.tokenizer.encode(prompt).ids
-        sequences = await self._sample(ids, body.get("n", 1), body.get("max_tokens", 100), body.get("temperature", 1.0))
+        sequences = await self._sample(
+            ids, body.get("n", 1), body.get("max_tokens", 100), body.get("temperature", 1.0)
+        )
         texts = [self.tokenizer.decode(sequence.tokens) for sequence in sequences]
-        choices = [{"index": at, "finish_reason": "stop", **form(text)} for at, text in enumerate(texts)]
-        told = {"id": "1", "object": "completion", "created": 0, "model": body["model"], "choices": choices}
+        choices = [
+            {"index": at, "finish_reason": "stop", **form(text)} for at, text in enumerate(texts)
+        ]
+        told = {
+            "id": "1",
+            "object": "completion",
+            "created": 0,
+            "model": body["model"],
+            "choices": choices,
+        }
         return web.json_response(told)
 
-    async def _sample(self, prompt: list[int], number: int, tokens: int, temperature: float) -> list[Any]:
+    async def _sample(
+        self, prompt: list[int], number: int, tokens: int, temperature: float
+    ) -> list[Any]:
         answer = await self.trainer.sampling.sample_async(
             prompt=tinker.ModelInput.from_ints(prompt),
             num_samples=number,
@@ -246,7 +287,9 @@ async def main(config: Json) -> None:
     inference = Inference(trainer)
     runner = web.AppRunner(inference.app())
     await runner.setup()
-    await web.TCPSite(runner, "127.0.0.1", urlsplit(trainer.openai["base_url"]).port or 8001).start()
+    await web.TCPSite(
+        runner, "127.0.0.1", urlsplit(trainer.openai["base_url"]).port or 8001
+    ).start()
     try:
         await trainer.setup()
         inference.ready = True

@@ -1,4 +1,5 @@
-"""What TRL's `RewardTrainer` computes, for `test_trl_rewards`: token ids, losses, gradients, a trained folder, scores.
+"""What TRL's `RewardTrainer` computes, for `test_trl_rewards`: token ids, losses, gradients, a
+trained folder, scores.
 
 Runs in TRL's own environment: `python trl_reward_values.py QUESTIONS ANSWERS`, two JSON files.
 """
@@ -28,7 +29,9 @@ COMMON: dict[str, Any] = {
 
 
 def trainer(asked: dict[str, Any], rows: list[dict[str, Any]], **settings: Any) -> RewardTrainer:
-    model = AutoModelForSequenceClassification.from_pretrained(asked["model"], num_labels=1, dtype=torch.float32)
+    model = AutoModelForSequenceClassification.from_pretrained(
+        asked["model"], num_labels=1, dtype=torch.float32
+    )
     return RewardTrainer(
         model=model,
         args=RewardConfig(output_dir=asked["scratch"], **{**COMMON, **settings}),

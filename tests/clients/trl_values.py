@@ -1,6 +1,8 @@
-"""What TRL computes, for `test_reference_values`: its trainers, with given log-probabilities and rewards.
+"""What TRL computes, for `test_reference_values`: its trainers, with given log-probabilities and
+rewards.
 
-Runs in TRL's own environment: `python trl_values.py QUESTIONS ANSWERS`, two JSON files. Nothing is trained.
+Runs in TRL's own environment: `python trl_values.py QUESTIONS ANSWERS`, two JSON files. Nothing is
+trained.
 """
 
 from __future__ import annotations
@@ -102,9 +104,13 @@ def loss(asked: dict[str, Any], settings: dict[str, Any]) -> dict[str, Any]:
 def main() -> None:
     asked = json.loads(Path(sys.argv[1]).read_text())
     sampled, reference = asked["sampled"], asked["reference"]
-    grpo = {scale: trainer(Grpo, GRPOConfig, asked, scale_rewards=scale, beta=0.0) for scale in ("group", "none")}
+    grpo = {
+        scale: trainer(Grpo, GRPOConfig, asked, scale_rewards=scale, beta=0.0)
+        for scale in ("group", "none")
+    }
     rloo = {
-        beta: trainer(Rloo, RLOOConfig, asked, beta=beta, normalize_advantages=False) for beta in (0.0, asked["beta"])
+        beta: trainer(Rloo, RLOOConfig, asked, beta=beta, normalize_advantages=False)
+        for beta in (0.0, asked["beta"])
     }
     answers = {
         "group_std": advantages(grpo["group"], [sampled]),

@@ -1,7 +1,8 @@
 """Sensible arguments for every public method of the SDK's clients.
 
 Owns: which calls the compatibility page makes.
-Never: judges an answer; a method that is not in the table cannot be probed, and the generator says so.
+Never: judges an answer; a method that is not in the table cannot be probed, and the generator says
+so.
 """
 
 from __future__ import annotations
@@ -44,7 +45,9 @@ IN_THE_CLIENT = {
 
 
 def public_methods() -> list[str]:
-    """Every public method and property, as "Client.method", client by client, in alphabetical order."""
+    """Every public method and property, as "Client.method", client by client, in alphabetical
+    order.
+    """
     return [
         f"{name}.{member}"
         for name, client in CLIENTS.items()
@@ -111,7 +114,10 @@ class LiveService:
 Arguments = Callable[[LiveService], tuple[Any, ...]]
 
 PARAMS = types.SamplingParams(max_tokens=4, seed=1)
-DAY = (datetime.datetime(2030, 1, 1, tzinfo=datetime.UTC), datetime.datetime(2030, 1, 2, tzinfo=datetime.UTC))
+DAY = (
+    datetime.datetime(2030, 1, 1, tzinfo=datetime.UTC),
+    datetime.datetime(2030, 1, 2, tzinfo=datetime.UTC),
+)
 
 
 def nothing(_: LiveService) -> tuple[Any, ...]:
@@ -121,11 +127,16 @@ def nothing(_: LiveService) -> tuple[Any, ...]:
 ARGUMENTS: dict[str, Arguments] = {
     "ServiceClient.close": lambda _: ("success",),
     "ServiceClient.copy_weights": lambda world: (world.policy(),),
-    "ServiceClient.create_custom_loss": lambda _: (weighted_likelihood, {"logprobs": 1, "weights": 1}),
+    "ServiceClient.create_custom_loss": lambda _: (
+        weighted_likelihood,
+        {"logprobs": 1, "weights": 1},
+    ),
     "ServiceClient.create_lora_training_client": lambda world: (world.scene.model, 4),
     "ServiceClient.create_sampling_client": lambda world: (world.policy(),),
     "ServiceClient.create_training_client_from_state": lambda world: (world.state(),),
-    "ServiceClient.create_training_client_from_state_with_optimizer": lambda world: (world.state(),),
+    "ServiceClient.create_training_client_from_state_with_optimizer": lambda world: (
+        world.state(),
+    ),
     "ServiceClient.get_server_capabilities": nothing,
     "TrainingClient.create_sampling_client": lambda world: (world.policy(),),
     "TrainingClient.forward": lambda _: (plain(), "cross_entropy"),
@@ -147,7 +158,10 @@ ARGUMENTS: dict[str, Arguments] = {
     "SamplingClient.sample": lambda _: (prompt([5, 6, 7]), 2, PARAMS),
     "RestClient.assign_session_project": lambda world: (world.session, "a-project"),
     "RestClient.copy_weights": lambda world: (world.policy(), "a-project"),
-    "RestClient.delete_checkpoint": lambda world: (world.training.model_id, "/".join(world.state().split("/")[-2:])),
+    "RestClient.delete_checkpoint": lambda world: (
+        world.training.model_id,
+        "/".join(world.state().split("/")[-2:]),
+    ),
     "RestClient.delete_checkpoint_from_tinker_path": lambda world: (world.state(),),
     "RestClient.export_session_trace": lambda world: (world.session,),
     "RestClient.get_audit_log": nothing,

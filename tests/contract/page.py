@@ -1,7 +1,9 @@
-"""docs/compatibility.md: what each public method of the SDK does here, which SDKs were tried, what is demanded.
+"""docs/compatibility.md: what each public method of the SDK does here, which SDKs were tried, what
+is demanded.
 
 Owns: the page.
-Never: holds a result of its own: everything in it was probed just before, or comes from the manifest.
+Never: holds a result of its own: everything in it was probed just before, or comes from the
+manifest.
 
     scripts/compatibility            writes the page
     scripts/compatibility --check    exits with 1 if it would be another one
@@ -43,9 +45,11 @@ def _versions(outcomes: list[Outcome]) -> str:
     lines = [
         "## SDK versions",
         "",
-        "A step is a thing that a user does with that SDK; the values that come back are checked: losses against their",
+        "A step is a thing that a user does with that SDK; the values that come back are checked: "
+        "losses against their",
         "formulas, samples against their seeds, restored state against the run it was saved from",
-        "(`tests/clients/sdk/program`). `make probe-sdk` does the same with the newest release on the package index.",
+        "(`tests/clients/sdk/program`). `make probe-sdk` does the same with the newest release on "
+        "the package index.",
         "",
         "| tinker | steps | ok | what is not |",
         "|---|---|---|---|",
@@ -61,7 +65,8 @@ def _methods(methods: list[Row]) -> str:
     lines = [
         "## Public methods",
         "",
-        "`works`: called, and answered. `refused`: answered with the sentence beside it. `in the client`: the SDK asks",
+        "`works`: called, and answered. `refused`: answered with the sentence beside it. `in the "
+        "client`: the SDK asks",
         "no server for it.",
         "",
         "| method | outcome | sentence |",
@@ -72,7 +77,11 @@ def _methods(methods: list[Row]) -> str:
 
 
 def _requirements() -> str:
-    lines = ["## What the protocol demands", "", "The manifest is `tests/contract`; every entry has a test."]
+    lines = [
+        "## What the protocol demands",
+        "",
+        "The manifest is `tests/contract`; every entry has a test.",
+    ]
     for chapter, entries in CHAPTERS.items():
         lines += ["", f"### {chapter}", "", "| id | what | source |", "|---|---|---|"]
         for entry in entries:
@@ -86,9 +95,17 @@ def generated() -> str:
     folder = builtin_path(TINY)
     assert folder is not None
     with tempfile.TemporaryDirectory() as scratch, serving(Path(scratch)) as service:
-        os.environ.update(TINKER_BASE_URL=service.url, TINKER_API_KEY="tml-page", TINKER_PROJECT_ID="a-project")
+        os.environ.update(
+            TINKER_BASE_URL=service.url, TINKER_API_KEY="tml-page", TINKER_PROJECT_ID="a-project"
+        )
         outcomes = [
-            drive(environment(one), service.url, model=TINY, folder=folder, report=Path(scratch) / f"{one}.json")
+            drive(
+                environment(one),
+                service.url,
+                model=TINY,
+                folder=folder,
+                report=Path(scratch) / f"{one}.json",
+            )
             for one in VERSIONS
         ]
         return rendered(rows(TINY, str(folder)), outcomes, version("tinker"))
@@ -96,8 +113,12 @@ def generated() -> str:
 
 def main() -> int:
     """Write the page, or compare it."""
-    parser = argparse.ArgumentParser(prog="scripts/compatibility", description=(__doc__ or "").partition("\n")[0])
-    parser.add_argument("--check", action="store_true", help="compare with the committed page instead of writing it")
+    parser = argparse.ArgumentParser(
+        prog="scripts/compatibility", description=(__doc__ or "").partition("\n")[0]
+    )
+    parser.add_argument(
+        "--check", action="store_true", help="compare with the committed page instead of writing it"
+    )
     check = parser.parse_args().check
     page = generated()
     if not check:
@@ -107,7 +128,8 @@ def main() -> int:
     if PAGE.is_file() and PAGE.read_text() == page:
         return 0
     sys.stderr.write(
-        "docs/compatibility.md is not what is found now. Run `make compatibility` and look at the changes.\n"
+        "docs/compatibility.md is not what is found now. Run `make compatibility` and look at the "
+        "changes.\n"
     )
     return 1
 

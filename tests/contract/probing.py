@@ -37,7 +37,8 @@ def rows(model: str, folder: str) -> list[Row]:
     Raises:
         KeyError: no arguments are known for a method: a new SDK has it.
     """
-    methods = sorted(public_methods(), key=lambda method: method == "ServiceClient.close")  # it ends everything
+    # it ends everything
+    methods = sorted(public_methods(), key=lambda method: method == "ServiceClient.close")
     world = LiveService(Connection(sdk=version_of_sdk(), model=model, folder=folder))
     found = asyncio.run(_all(world, methods))
     return sorted(found, key=lambda row: public_methods().index(row.method))
@@ -52,7 +53,8 @@ async def _row(world: LiveService, method: str) -> Row:
         return Row(method, "in the client")
     client, _, name = method.partition(".")
     prepared = ARGUMENTS[base_of(method)]
-    called = getattr(await asyncio.to_thread(world.client, client), name)  # the name is that of the class's member
+    # the name is that of the class's member
+    called = getattr(await asyncio.to_thread(world.client, client), name)
     try:
         async with asyncio.timeout(CALL_S):
             arguments = await asyncio.to_thread(prepared, world)
@@ -63,16 +65,26 @@ async def _row(world: LiveService, method: str) -> Row:
 
 
 async def _settled(called: Any, arguments: tuple[Any, ...], is_coroutine: bool) -> None:
-    """Call and wait: what waits by itself runs in a thread, what it gives may be a future of a future."""
+    """Call and wait: what waits by itself runs in a thread, what it gives may be a future of a
+    future.
+    """
     value = called(*arguments) if is_coroutine else await asyncio.to_thread(called, *arguments)
     while isinstance(value, Awaitable):
         value = await value
 
 
 def sentence(text: str) -> str:
-    """The words of a refusal, without ids, addresses and quotes of Python; the same on every machine."""
+    """The words of a refusal, without ids, addresses and quotes of Python; the same on every
+    machine.
+    """
     told = re.search(r"'detail': (['\"])(.*?)\1[,}]", text)
-    words = told.group(2) if told else text.removeprefix("Request failed: ").partition(" for self.request_id=")[0]
-    words = re.sub(r"[0-9a-f]{8}-[0-9a-f]{4}-[0-9a-f-]{22}(:\w+:\d+)?|(?<=-)[0-9a-f]{8}\b", "…", words)
+    words = (
+        told.group(2)
+        if told
+        else text.removeprefix("Request failed: ").partition(" for self.request_id=")[0]
+    )
+    words = re.sub(
+        r"[0-9a-f]{8}-[0-9a-f]{4}-[0-9a-f-]{22}(:\w+:\d+)?|(?<=-)[0-9a-f]{8}\b", "…", words
+    )
     words = re.sub(r"(?<![\w/])/(?!api/)(?:[\w.-]+/)+[\w.-]*[\w-]", "/…", words)
     return re.sub(r"\s+", " ", words).strip().replace("|", "/")

@@ -1,4 +1,5 @@
-"""The manifest: everything that the Tinker protocol demands of a server, each once, with its source.
+"""The manifest: everything that the Tinker protocol demands of a server, each once, with its
+source.
 
 Owns: the list, and `proves`, by which a test says what it shows.
 Never: tests anything; `test_requirements.py` holds that both directions are complete.

@@ -1,4 +1,6 @@
-"""docs/compatibility.md cannot go stale silently: its names are those of the SDK, the manifest and the versions."""
+"""docs/compatibility.md cannot go stale silently: its names are those of the SDK, the manifest and
+the versions.
+"""
 
 from __future__ import annotations
 
@@ -32,7 +34,10 @@ def test_no_row_is_empty_handed() -> None:
 
 
 def test_the_versions_are_those_that_the_tests_drive() -> None:
-    assert tuple(re.findall(r"^\| ([\d.]+) \| \d+ \|", section(TEXT, "SDK versions"), re.MULTILINE)) == VERSIONS
+    assert (
+        tuple(re.findall(r"^\| ([\d.]+) \| \d+ \|", section(TEXT, "SDK versions"), re.MULTILINE))
+        == VERSIONS
+    )
 
 
 def test_the_manifest_and_the_head_are_as_the_generator_writes_them() -> None:
@@ -47,9 +52,13 @@ def test_arguments_are_known_for_every_method_and_for_no_other() -> None:
 
 
 def test_a_sentence_is_the_same_on_every_machine() -> None:
-    detail = "There is no 'page-0a1b2c3d' of 01234567-89ab-cdef-0123-456789abcdef:train:3 in /home/me/models. Do."
+    detail = (
+        "There is no 'page-0a1b2c3d' of 01234567-89ab-cdef-0123-456789abcdef:train:3 in "
+        "/home/me/models. Do."
+    )
     assert (
-        sentence(f"Error code: 404 - {{'detail': \"{detail}\", 'code': 'a'}}") == "There is no 'page-…' of … in /…. Do."
+        sentence(f"Error code: 404 - {{'detail': \"{detail}\", 'code': 'a'}}")
+        == "There is no 'page-…' of … in /…. Do."
     )
     assert sentence("Request failed: No | way. for self.request_id='12' and more") == "No / way."
     assert Row("RestClient.whoami", "refused", sentence("plain\n words")).says == "plain words"

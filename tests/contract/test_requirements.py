@@ -1,4 +1,6 @@
-"""The manifest is complete both ways: each requirement has a test, each named requirement exists."""
+"""The manifest is complete both ways: each requirement has a test, each named requirement
+exists.
+"""
 
 from __future__ import annotations
 
@@ -22,7 +24,9 @@ def test_ids_are_unique_and_read_alike() -> None:
 def test_every_requirement_has_a_test() -> None:
     """A gap needs none: it says why it cannot be met."""
     unproved = sorted(
-        requirement.id for requirement in REQUIREMENTS if not requirement.gap and requirement.id not in PROOFS
+        requirement.id
+        for requirement in REQUIREMENTS
+        if not requirement.gap and requirement.id not in PROOFS
     )
     assert not unproved, f"no test proves: {', '.join(unproved)}"
 

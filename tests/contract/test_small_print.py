@@ -1,4 +1,6 @@
-"""What an SDK seldom shows and the protocol demands all the same, over raw HTTP against the scripted engine."""
+"""What an SDK seldom shows and the protocol demands all the same, over raw HTTP against the
+scripted engine.
+"""
 
 from __future__ import annotations
 
@@ -35,7 +37,12 @@ async def sampler(scene: LiveService, session: str | None = None) -> str:
 def asked(sampling_session: str, seq: int = 0, **more: Any) -> dict[str, Any]:
     """The body of a sample."""
     prompt = {"chunks": [{"type": "encoded_text", "tokens": [5, 6, 7]}]}
-    base = {"sampling_session_id": sampling_session, "seq_id": seq, "num_samples": 1, "prompt": prompt}
+    base = {
+        "sampling_session_id": sampling_session,
+        "seq_id": seq,
+        "num_samples": 1,
+        "prompt": prompt,
+    }
     return {**base, "sampling_params": PARAMS, **more}
 
 
@@ -44,7 +51,9 @@ async def test_a_client_connects_in_the_order_of_the_sdk(scene: LiveService) -> 
     for path in ("client/config", "client/dynamic_config"):
         status, flags = await scene.post(path, {"sdk_version": "0.38.0"})
         assert status == 200 and isinstance(flags, dict)
-    status, made = await scene.post("create_session", {"tags": [], "user_metadata": None, "sdk_version": "0.38.0"})
+    status, made = await scene.post(
+        "create_session", {"tags": [], "user_metadata": None, "sdk_version": "0.38.0"}
+    )
     assert status == 200 and made["session_id"]
     status, told = await scene.get("/api/v1/get_server_capabilities")
     assert status == 200 and told["supported_models"][0]["model_name"] == TINY
@@ -52,7 +61,12 @@ async def test_a_client_connects_in_the_order_of_the_sdk(scene: LiveService) -> 
 
 @proves("session:telemetry")
 async def test_telemetry_is_accepted_and_not_kept(scene: LiveService) -> None:
-    body = {"events": [{"event": "SESSION_START"}], "platform": "x", "sdk_version": "x", "session_id": "x"}
+    body = {
+        "events": [{"event": "SESSION_START"}],
+        "platform": "x",
+        "sdk_version": "x",
+        "session_id": "x",
+    }
     status, told = await scene.post("telemetry", body)
     assert status == 200 and told["status"] == "accepted"
     assert not scene.rows("select * from requests where kind = 'telemetry'")
@@ -72,8 +86,12 @@ async def test_metadata_are_sent_only_where_they_are_allowed(scene: LiveService)
     session = await sampler(scene)
     _, promised = await scene.post("asample", asked(session))
     request_id = promised["request_id"]
-    status, whole = await scene.post("retrieve_future", {"request_id": request_id, "allow_metadata_only": False})
-    assert status == 200 and not (isinstance(whole, dict) and whole.get("status") == "complete_metadata")
+    status, whole = await scene.post(
+        "retrieve_future", {"request_id": request_id, "allow_metadata_only": False}
+    )
+    assert status == 200 and not (
+        isinstance(whole, dict) and whole.get("status") == "complete_metadata"
+    )
     accepts = {"Accept": "application/x-protobuf"}
     status, told = await scene.post(
         "retrieve_future", {"request_id": request_id, "allow_metadata_only": True}, **accepts
@@ -84,7 +102,9 @@ async def test_metadata_are_sent_only_where_they_are_allowed(scene: LiveService)
 
 
 @proves("id:sequences", "id:int64")
-async def test_a_sample_is_promised_with_an_id_per_sequence_whatever_its_number(scene: LiveService) -> None:
+async def test_a_sample_is_promised_with_an_id_per_sequence_whatever_its_number(
+    scene: LiveService,
+) -> None:
     session = await sampler(scene)
     seen: set[str] = set()
     for seq in (0, 123_456_789_012_345_678):
@@ -95,7 +115,9 @@ async def test_a_sample_is_promised_with_an_id_per_sequence_whatever_its_number(
 
 
 @proves("promise:retrieve-futures")
-async def test_the_promises_of_a_sampling_session_are_listed_with_a_cursor(scene: LiveService) -> None:
+async def test_the_promises_of_a_sampling_session_are_listed_with_a_cursor(
+    scene: LiveService,
+) -> None:
     session = await sampler(scene)
     ids = {(await scene.post("asample", asked(session, seq)))[1]["request_id"] for seq in range(3)}
     target = {"type": "sampling_session", "sampling_session_id": session, "cloned_sampler_id": 0}
@@ -103,14 +125,18 @@ async def test_the_promises_of_a_sampling_session_are_listed_with_a_cursor(scene
     cursor = 0  # the beginning
     async with asyncio.timeout(10):
         while found != ids:
-            status, told = await scene.post("retrieve_futures", {"target": target, "prev_cursor": cursor})
+            status, told = await scene.post(
+                "retrieve_futures", {"target": target, "prev_cursor": cursor}
+            )
             assert status == 200, told
             assert all(one["state"] == "finished" for one in told["completions"])
             new = {one["request_id"] for one in told["completions"]}
             assert not new & found, "the cursor passes what was told"
             found |= new
             cursor = told["cursor"]
-    status, told = await scene.post("retrieve_futures", {"target": target, "prev_cursor": cursor, "timeout": 0})
+    status, told = await scene.post(
+        "retrieve_futures", {"target": target, "prev_cursor": cursor, "timeout": 0}
+    )
     assert status == 200 and told["completions"] == []
     assert isinstance(await scene.redeem(ids.pop()), (bytes, dict))
 
@@ -126,10 +152,15 @@ async def test_a_cancelled_sample_is_answered_204_and_the_others_go_on(scene: Li
 
 
 @proves("sample:join")
-async def test_every_client_that_joins_a_sampling_session_gets_a_number_of_its_own(scene: LiveService) -> None:
+async def test_every_client_that_joins_a_sampling_session_gets_a_number_of_its_own(
+    scene: LiveService,
+) -> None:
     """A client's numbers start at its own times 1e9, so the largest must leave room below 2**63."""
     session = await sampler(scene)
-    told = [(await scene.post("join_sampling_session", {"sampling_session_id": session}))[1] for _ in range(20)]
+    told = [
+        (await scene.post("join_sampling_session", {"sampling_session_id": session}))[1]
+        for _ in range(20)
+    ]
     numbers = {one["client_counter"] for one in told}
     assert len(numbers) == 20 and min(numbers) >= 1 and (max(numbers) + 1) * 10**9 < 2**63
 
@@ -147,8 +178,14 @@ async def test_an_ephemeral_save_answers_with_a_session_and_no_path(scene: LiveS
 @pytest.mark.parametrize("name", ["a/b", "../up", "..", "", "a" * 300, "nul\x00", "/etc/passwd"])
 async def test_a_name_that_is_no_name_is_a_user_error(scene: LiveService, name: str) -> None:
     model = await scene.model()
-    status, promised = await scene.post("save_weights", {"model_id": model, "seq_id": 1, "path": name})
-    told = await scene.redeem(promised["request_id"]) if status == 200 else {"category": "user", **promised}
+    status, promised = await scene.post(
+        "save_weights", {"model_id": model, "seq_id": 1, "path": name}
+    )
+    told = (
+        await scene.redeem(promised["request_id"])
+        if status == 200
+        else {"category": "user", **promised}
+    )
     assert told["category"] == "user" and (told.get("error") or told.get("detail"))
     assert not list(scene.service.state.parent.glob("up*"))
 
@@ -157,7 +194,12 @@ async def test_a_name_that_is_no_name_is_a_user_error(scene: LiveService, name: 
 @pytest.mark.parametrize("rank", [0, -1, 10**9, 2**40])
 async def test_an_absurd_rank_is_refused_with_a_sentence(scene: LiveService, rank: int) -> None:
     session = await scene.session()
-    body = {"session_id": session, "model_seq_id": 0, "base_model": TINY, "lora_config": {"rank": rank}}
+    body = {
+        "session_id": session,
+        "model_seq_id": 0,
+        "base_model": TINY,
+        "lora_config": {"rank": rank},
+    }
     status, told = await scene.post("create_model", body)
     if status == 200:
         told = await scene.redeem(told["request_id"])
@@ -171,7 +213,9 @@ async def test_an_absurd_rank_is_refused_with_a_sentence(scene: LiveService, ran
 async def test_a_thousand_samples_in_flight_lose_nothing(scene: LiveService) -> None:
     session = await sampler(scene)
     async with asyncio.timeout(60):
-        promised = await asyncio.gather(*(scene.post("asample", asked(session, seq)) for seq in range(1000)))
+        promised = await asyncio.gather(
+            *(scene.post("asample", asked(session, seq)) for seq in range(1000))
+        )
         ids = {told["request_id"] for status, told in promised if status == 200}
         assert len(ids) == 1000
         outcomes = await asyncio.gather(*(scene.redeem(one) for one in ids))

@@ -78,7 +78,9 @@ def serving() -> Iterator[str]:
 
 @dataclass(slots=True)
 class Visit:
-    """One browser profile at one server; at the end, whether it stayed there, and had nothing to complain of."""
+    """One browser profile at one server; at the end, whether it stayed there, and had nothing to
+    complain of.
+    """
 
     url: str
     context: BrowserContext
@@ -110,7 +112,10 @@ def visiting(running: Browser, url: str, **options: Any) -> Iterator[Visit]:
     context.on("request", lambda request: visit.asked.append(request.url))
     page.on("pageerror", lambda error: visit.complaints.append(f"error: {error}"))
     page.on("console", lambda said: _note(visit, said))
-    page.on("dialog", lambda dialog: (visit.complaints.append(f"dialog: {dialog.message}"), dialog.dismiss()))
+    page.on(
+        "dialog",
+        lambda dialog: (visit.complaints.append(f"dialog: {dialog.message}"), dialog.dismiss()),
+    )
     try:
         yield visit
         visit.check()

@@ -29,7 +29,9 @@ def stranger(home: Path) -> Client:
     """A client that carries nothing."""
 
     def client(**headers: str) -> httpx.AsyncClient:
-        return httpx.AsyncClient(transport=control.wireless(), base_url=f"http://{HOST}", headers=headers)
+        return httpx.AsyncClient(
+            transport=control.wireless(), base_url=f"http://{HOST}", headers=headers
+        )
 
     return client
 

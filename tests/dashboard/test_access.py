@@ -16,7 +16,10 @@ GUARDED = [
     ("GET", "/api/events"),
     ("GET", "/api/runs"),
     ("GET", "/api/runs/3fa9c1d2"),
-    *[("GET", f"/api/runs/3fa9c1d2/{what}") for what in ("metrics", "settings", "evals", "status", "results")],
+    *[
+        ("GET", f"/api/runs/3fa9c1d2/{what}")
+        for what in ("metrics", "settings", "evals", "status", "results")
+    ],
     ("GET", "/api/runs/3fa9c1d2/rollouts"),
     ("GET", "/api/runs/3fa9c1d2/logs"),
     ("POST", "/api/runs/3fa9c1d2/stop"),
@@ -40,7 +43,17 @@ def test_a_ticket_runs_out(home: Path) -> None:
 def test_a_ticket_cannot_be_prolonged_or_made_up(home: Path) -> None:
     expiry, nonce, signature = ticket(NOW).split(".")
     assert not Tickets().admits(f"{int(expiry) + 900}.{nonce}.{signature}", NOW)
-    for made_up in ("", ".", "..", "x", f"{expiry}.{nonce}.", page_key(), proof("x" * 16), "9" * 40, "ü.ü.ü"):
+    for made_up in (
+        "",
+        ".",
+        "..",
+        "x",
+        f"{expiry}.{nonce}.",
+        page_key(),
+        proof("x" * 16),
+        "9" * 40,
+        "ü.ü.ü",
+    ):
         assert not Tickets().admits(made_up, NOW), made_up
 
 
@@ -65,13 +78,17 @@ async def test_without_a_cookie_the_page_says_how_to_open_it(stranger: Client) -
     assert "www-authenticate" not in answer.headers, "a browser would ask for a password"
 
 
-async def test_a_ticket_becomes_a_cookie_that_scripts_and_other_sites_cannot_use(stranger: Client) -> None:
+async def test_a_ticket_becomes_a_cookie_that_scripts_and_other_sites_cannot_use(
+    stranger: Client,
+) -> None:
     async with stranger() as http:
         admitted = await http.post("/api/session", json={"token": ticket()})
         assert admitted.status_code == 204
         cookie = admitted.headers["set-cookie"]
         assert cookie.startswith(f"halteres-8080={page_key()};")
-        assert {"HttpOnly", "SameSite=strict", "Path=/"} <= {part.strip() for part in cookie.split(";")}
+        assert {"HttpOnly", "SameSite=strict", "Path=/"} <= {
+            part.strip() for part in cookie.split(";")
+        }
         assert token() not in cookie
         page = await http.get("/")
         assert page.status_code == 200
@@ -79,7 +96,9 @@ async def test_a_ticket_becomes_a_cookie_that_scripts_and_other_sites_cannot_use
         assert (await http.get("/api/runs")).json()["runs"] == []
 
 
-@pytest.mark.parametrize("body", [{}, {"token": None}, {"token": ""}, {"token": ["x"]}, {"token": "x" * 43}])
+@pytest.mark.parametrize(
+    "body", [{}, {"token": None}, {"token": ""}, {"token": ["x"]}, {"token": "x" * 43}]
+)
 async def test_what_is_no_ticket_opens_nothing(stranger: Client, body: dict[str, object]) -> None:
     async with stranger() as http:
         answer = await http.post("/api/session", json=body)
@@ -145,9 +164,12 @@ async def test_another_page_of_this_machine_reads_nothing(page: Client) -> None:
 
 
 @pytest.mark.parametrize(
-    "path", ["/", "/ui/main.js", "/api/runs", "/api/session?nonce=0123456789abcdef", "/api/runs/none"]
+    "path",
+    ["/", "/ui/main.js", "/api/runs", "/api/session?nonce=0123456789abcdef", "/api/runs/none"],
 )
-async def test_every_answer_forbids_scripts_from_elsewhere_frames_and_guessing(page: Client, path: str) -> None:
+async def test_every_answer_forbids_scripts_from_elsewhere_frames_and_guessing(
+    page: Client, path: str
+) -> None:
     async with page() as http:
         headers = (await http.get(path)).headers
     policy = headers["content-security-policy"]
@@ -159,7 +181,9 @@ async def test_every_answer_forbids_scripts_from_elsewhere_frames_and_guessing(p
     assert "access-control-allow-origin" not in headers
 
 
-@pytest.mark.parametrize("path", ["/ui/../routes.py", "/ui/%2e%2e/routes.py", "/ui//etc/passwd", "/ui/..%2froutes.py"])
+@pytest.mark.parametrize(
+    "path", ["/ui/../routes.py", "/ui/%2e%2e/routes.py", "/ui//etc/passwd", "/ui/..%2froutes.py"]
+)
 async def test_nothing_beside_the_page_is_served(stranger: Client, path: str) -> None:
     assert (STATIC.parent / "routes.py").exists()
     async with stranger() as http:

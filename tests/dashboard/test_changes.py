@@ -106,7 +106,10 @@ async def test_a_look_that_fails_is_no_end(monkeypatch: pytest.MonkeyPatch) -> N
 async def test_more_pages_than_the_limit_are_refused(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(routes, "MOST_STREAMS", 1)
     async with control.serving() as (_, url):
-        async with listening(url), httpx.AsyncClient(headers=control.bearer(), trust_env=False) as http:
+        async with (
+            listening(url),
+            httpx.AsyncClient(headers=control.bearer(), trust_env=False) as http,
+        ):
             answer = await http.get(f"{url}/api/events")
             assert (answer.status_code, answer.json()["code"]) == (503, "not_ready")
         async with asyncio.timeout(5), listening(url) as lines:  # there is room again

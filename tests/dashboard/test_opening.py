@@ -51,15 +51,24 @@ def somebody(answer: object, status: int = 200) -> Iterator[tuple[int, list[str]
             thread.join()
 
 
-@pytest.mark.parametrize(("answer", "status"), [({}, 200), ({"proof": "0" * 64}, 200), ([], 200), ({}, 401)])
-def test_a_server_that_does_not_know_our_token_is_told_nothing(home: Path, answer: object, status: int) -> None:
-    with somebody(answer, status) as (port, asked), pytest.raises(Conflict, match="no control server of"):
+@pytest.mark.parametrize(
+    ("answer", "status"), [({}, 200), ({"proof": "0" * 64}, 200), ([], 200), ({}, 401)]
+)
+def test_a_server_that_does_not_know_our_token_is_told_nothing(
+    home: Path, answer: object, status: int
+) -> None:
+    with (
+        somebody(answer, status) as (port, asked),
+        pytest.raises(Conflict, match="no control server of"),
+    ):
         access.check_ours(port)
     assert len(asked) == 1
     assert token() not in asked[0]
 
 
-def test_a_browser_is_opened_where_windows_can_be(home: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_browser_is_opened_where_windows_can_be(
+    home: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     opened, done = [], threading.Event()
 
     def open_(address: str) -> bool:
@@ -81,7 +90,11 @@ def test_a_browser_is_opened_where_windows_can_be(home: Path, monkeypatch: pytes
 def test_the_command_serves_the_page_and_its_link_opens_it(home: Path) -> None:
     environment = {**os.environ, "HALTERES_HOME": str(home)}
     with subprocess.Popen(
-        [*UI, "--port", "0"], stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, env=environment
+        [*UI, "--port", "0"],
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+        env=environment,
     ) as first:
         try:
             assert first.stdout is not None
@@ -92,7 +105,10 @@ def test_the_command_serves_the_page_and_its_link_opens_it(home: Path) -> None:
                 assert http.get("/").status_code == 200
                 again = _link(environment, url.rpartition(":")[2])
                 assert again.startswith(f"{url}/#token=")
-                assert http.post("/api/session", json={"token": again.partition("=")[2]}).status_code == 204
+                assert (
+                    http.post("/api/session", json={"token": again.partition("=")[2]}).status_code
+                    == 204
+                )
         finally:
             first.terminate()
             first.wait(10)
@@ -105,7 +121,9 @@ def test_the_command_serves_the_page_and_its_link_opens_it(home: Path) -> None:
 
 def _link(environment: dict[str, str], port: str) -> str:
     """What the command says where a server answers already: it ends at once."""
-    done = subprocess.run([*UI, "--port", port], capture_output=True, text=True, env=environment, timeout=30)
+    done = subprocess.run(
+        [*UI, "--port", port], capture_output=True, text=True, env=environment, timeout=30
+    )
     assert done.returncode == 0, done.stderr
     return done.stdout.splitlines()[0]
 
@@ -113,12 +131,16 @@ def _link(environment: dict[str, str], port: str) -> str:
 def test_a_port_that_somebody_else_has_is_said_to_be_taken(home: Path) -> None:
     environment = {**os.environ, "HALTERES_HOME": str(home)}
     with somebody({"status": "ok"}) as (port, _):
-        done = subprocess.run([*UI, "--port", str(port)], capture_output=True, text=True, env=environment, timeout=30)
+        done = subprocess.run(
+            [*UI, "--port", str(port)], capture_output=True, text=True, env=environment, timeout=30
+        )
     assert done.returncode == 1
     assert f"Port {port} of 127.0.0.1 is taken" in done.stderr
     assert "token" not in done.stdout
 
 
-def test_a_server_of_another_home_is_not_ours(home: Path, tmp_path_factory: pytest.TempPathFactory) -> None:
+def test_a_server_of_another_home_is_not_ours(
+    home: Path, tmp_path_factory: pytest.TempPathFactory
+) -> None:
     with control.process(tmp_path_factory.mktemp("another")) as url, pytest.raises(Conflict):
         access.check_ours(int(url.rpartition(":")[2]))

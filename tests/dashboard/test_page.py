@@ -80,7 +80,9 @@ def stays(page: Page) -> Callable[[], bool]:
     return lambda: page.evaluate("window.was") == "here"
 
 
-def test_a_link_opens_the_page_once_and_leaves_nothing_in_the_address(visiting: Visiting, url: str) -> None:
+def test_a_link_opens_the_page_once_and_leaves_nothing_in_the_address(
+    visiting: Visiting, url: str
+) -> None:
     address = link(url)
     with visiting() as first:
         first.page.goto(address)
@@ -89,7 +91,9 @@ def test_a_link_opens_the_page_once_and_leaves_nothing_in_the_address(visiting: 
         (cookie,) = first.context.cookies()
         assert (cookie["httpOnly"], cookie["sameSite"]) == (True, "Strict")
         assert (
-            first.page.evaluate("document.cookie + JSON.stringify(localStorage) + JSON.stringify(sessionStorage)")
+            first.page.evaluate(
+                "document.cookie + JSON.stringify(localStorage) + JSON.stringify(sessionStorage)"
+            )
             == "{}{}"
         )
         first.page.reload()
@@ -110,11 +114,15 @@ def test_without_a_link_the_page_says_how_to_get_one_and_takes_it(visit: Visit) 
 
 def test_no_runs_yet_says_how_to_start_one(visit: Visit) -> None:
     page = visit.enter()
-    expect(page.get_by_role("status").filter(has_text="No runs yet")).to_contain_text("halteres quickstart")
+    expect(page.get_by_role("status").filter(has_text="No runs yet")).to_contain_text(
+        "halteres quickstart"
+    )
 
 
 def test_a_reward_training_tells_its_accuracy_and_nothing_of_a_policy(visit: Visit) -> None:
-    run = run_fixtures.make_run(kind="reward", environment="reward-model", processes={"trainer": {"exit": 0}})
+    run = run_fixtures.make_run(
+        kind="reward", environment="reward-model", processes={"trainer": {"exit": 0}}
+    )
     append_row(run.path / "metrics.jsonl", {"step": 1, "accuracy": 0.875})
     append_row(run.path / "metrics.jsonl", {"step": 1, "eval_accuracy": 0.84})
     page = visit.enter()
@@ -128,7 +136,9 @@ def test_a_reward_training_tells_its_accuracy_and_nothing_of_a_policy(visit: Vis
     expect(page.locator(".processes dt")).to_have_text(["trainer"])
 
 
-def test_runs_appear_and_change_in_the_list_without_a_reload(visit: Visit, alive: Callable[..., Any]) -> None:
+def test_runs_appear_and_change_in_the_list_without_a_reload(
+    visit: Visit, alive: Callable[..., Any]
+) -> None:
     run_results.trained("aaaa1111", steps=20, created_at=100.0, ended_at=160.0)
     page = visit.enter()
     still = stays(page)
@@ -154,11 +164,15 @@ def test_a_curve_grows_while_one_looks(visit: Visit, alive: Callable[..., Any]) 
     page = visit.enter(f"#/runs/{RUN}")
     still = stays(page)
     line = page.locator(".charts.large path.line").first
-    expect(page.locator(".charts.large .plot").first).to_have_attribute("aria-label", _says("0.19 to 0.21"))
+    expect(page.locator(".charts.large .plot").first).to_have_attribute(
+        "aria-label", _says("0.19 to 0.21")
+    )
     before = len(line.get_attribute("d") or "")
     run_fixtures.add_step(run, 4)
     run_fixtures.add_step(run, 5)
-    expect(page.locator(".charts.large .plot").first).to_have_attribute("aria-label", _says("0.19 to 0.23"))
+    expect(page.locator(".charts.large .plot").first).to_have_attribute(
+        "aria-label", _says("0.19 to 0.23")
+    )
     assert len(line.get_attribute("d") or "") > before
     expect(page.locator(".points circle")).to_have_count(0)
     run_results.evaluate(run, 0, 0.0)
@@ -173,7 +187,9 @@ def _says(text: str) -> Any:
     return re.compile(re.escape(text))
 
 
-def test_an_alert_appears_with_a_remedy_to_copy(visiting: Visiting, alive: Callable[..., Any]) -> None:
+def test_an_alert_appears_with_a_remedy_to_copy(
+    visiting: Visiting, alive: Callable[..., Any]
+) -> None:
     run = run_fixtures.make_run(steps=8)
     alive(run, step=8)
     remedy = 'rl_edit_config("max_token_length", 1536)'
@@ -192,7 +208,12 @@ def test_an_alert_appears_with_a_remedy_to_copy(visiting: Visiting, alive: Calla
 def test_a_failed_run_says_why_and_what_to_do(visit: Visit) -> None:
     sentence = "Trainer ran out of GPU memory at step 7. Lower batch_size, then resume."
     run = run_fixtures.make_run(
-        steps=7, status="failed", error=sentence, code="gpu_oom", exit={"process": "trainer", "code": 1}, resumable=True
+        steps=7,
+        status="failed",
+        error=sentence,
+        code="gpu_oom",
+        exit={"process": "trainer", "code": 1},
+        resumable=True,
     )
     (run.path / "logs" / "trainer.log").write_text("CUDA out of memory\n")
     page = visit.enter(f"#/runs/{RUN}")
@@ -207,7 +228,10 @@ def test_a_failed_run_says_why_and_what_to_do(visit: Visit) -> None:
 def test_rollouts_are_read_by_step_best_or_worst(visit: Visit) -> None:
     run = run_fixtures.make_run(steps=3)
     for step in (1, 2):
-        answers = [run_results.completion(f"answer {score} of step {step}", score) for score in (0.0, 0.25, 0.5, 1.0)]
+        answers = [
+            run_results.completion(f"answer {score} of step {step}", score)
+            for score in (0.0, 0.25, 0.5, 1.0)
+        ]
         run_results.add_group(run, step, *answers, prompt="What is 6 * 7?")
     page = visit.enter(f"#/runs/{RUN}")
     first = page.locator(".rollout").first
@@ -222,7 +246,9 @@ def test_rollouts_are_read_by_step_best_or_worst(visit: Visit) -> None:
     expect(page.locator(".rollout")).to_have_count(3)
 
 
-def test_a_run_that_stands_still_says_why_until_it_goes_on(visit: Visit, alive: Callable[..., Any]) -> None:
+def test_a_run_that_stands_still_says_why_until_it_goes_on(
+    visit: Visit, alive: Callable[..., Any]
+) -> None:
     run = run_fixtures.make_run(steps=3, step_s=2.0)
     fake_trajectory_server.quiet_for(run, 60)
     with fake_trajectory_server.trajectory_server() as trajectories:
@@ -237,16 +263,26 @@ def test_a_run_that_stands_still_says_why_until_it_goes_on(visit: Visit, alive: 
 
 def test_texts_of_others_are_shown_and_never_run(visit: Visit, alive: Callable[..., Any]) -> None:
     failed = run_fixtures.make_run(
-        "bbbb2222", status="failed", name=HOSTILE, environment=HOSTILE, base_model=HOSTILE, error=HOSTILE, note=HOSTILE
+        "bbbb2222",
+        status="failed",
+        name=HOSTILE,
+        environment=HOSTILE,
+        base_model=HOSTILE,
+        error=HOSTILE,
+        note=HOSTILE,
     )
     (failed.path / "logs" / "supervisor.log").write_text(f"{HOSTILE}\n")
     run = run_fixtures.make_run(steps=2, name=HOSTILE, environment=HOSTILE, base_model=HOSTILE)
     run_fixtures.add_alert(run, rule=HOSTILE, step=2, evidence=HOSTILE, remedy=HOSTILE)
-    run_results.add_group(run, 1, run_results.completion(HOSTILE, 1.0), prompt=HOSTILE, item=HOSTILE)
+    run_results.add_group(
+        run, 1, run_results.completion(HOSTILE, 1.0), prompt=HOSTILE, item=HOSTILE
+    )
     for step in (0, 2):
         run_results.evaluate(run, step, step / 4, tasks=[HOSTILE, f"{HOSTILE}?"])
     (run.path / "logs" / "trainer.log").write_text(f"{HOSTILE}\n")
-    (run.path / "config.resolved.json").write_text(f'{{"env.{HOSTILE}": {{"value": "{HOSTILE}", "source": "edit"}}}}')
+    (run.path / "config.resolved.json").write_text(
+        f'{{"env.{HOSTILE}": {{"value": "{HOSTILE}", "source": "edit"}}}}'
+    )
     append_row(run.path / "metrics.jsonl", {"step": 2, HOSTILE: 1.0, f"eval/{HOSTILE}": 1.0})
     alive(run, step=2, processes={HOSTILE: {"pid": 1, "state": HOSTILE}})
     page = visit.enter()
@@ -268,9 +304,14 @@ def test_texts_of_others_are_shown_and_never_run(visit: Visit, alive: Callable[.
 
 def test_the_policy_refuses_scripts_even_if_a_text_became_markup(visit: Visit) -> None:
     page = visit.enter()
-    refused = page.evaluate("() => { try { document.body.innerHTML = '<b>x</b>'; } catch (e) { return e.name; } }")
+    refused = page.evaluate(
+        "() => { try { document.body.innerHTML = '<b>x</b>'; } catch (e) { return e.name; } }"
+    )
     assert refused == "TypeError"
-    handler = "() => { try { document.body.setAttribute('onclick', 'window.owned=1'); } catch (e) { return e.name; } }"
+    handler = (
+        "() => { try { document.body.setAttribute('onclick', 'window.owned=1'); } catch (e) "
+        "{ return e.name; } }"
+    )
     assert page.evaluate(handler) == "TypeError"
     page.locator("body").click()
     assert page.evaluate("window.owned") is None
@@ -333,7 +374,8 @@ def test_logs_and_settings_are_read(visit: Visit) -> None:
     (run.path / "logs" / "trainer.log").write_text("step 1\n")
     (run.path / "logs" / "env.log").write_text("ready\nscored 3\n")
     (run.path / "config.resolved.json").write_text(
-        '{"trainer.total_steps": {"value": 25, "source": "edit"}, "env.seed": {"value": 7, "source": "default"}}'
+        '{"trainer.total_steps": {"value": 25, "source": "edit"}, "env.seed": {"value": 7, '
+        '"source": "default"}}'
     )
     page = visit.enter(f"#/runs/{RUN}")
     expect(page.locator(".log")).to_have_text("step 1")
@@ -382,7 +424,9 @@ def test_a_run_that_is_not_there_offers_the_one_that_was_meant(visit: Visit) -> 
 
 
 @pytest.mark.parametrize("place", ["", f"#/runs/{RUN}"], ids=["list", "run"])
-def test_the_page_fits_a_narrow_window(visiting: Visiting, alive: Callable[..., Any], place: str) -> None:
+def test_the_page_fits_a_narrow_window(
+    visiting: Visiting, alive: Callable[..., Any], place: str
+) -> None:
     run = run_results.trained(steps=20, environment="a-name-that-is-long-" * 4, status="running")
     run_fixtures.add_alert(run, step=18, remedy=f"rl_start_training(changes={{{'x' * 90}: 1}})")
     run_results.add_group(run, 1, run_results.completion("word" * 90, 1.0))
@@ -401,11 +445,15 @@ def test_it_is_dark_for_those_who_prefer_that(visiting: Visiting) -> None:
     grounds = []
     for scheme in ("light", "dark"):
         with visiting(color_scheme=scheme) as visit:
-            grounds.append(visit.enter().evaluate("getComputedStyle(document.body).backgroundColor"))
+            grounds.append(
+                visit.enter().evaluate("getComputedStyle(document.body).backgroundColor")
+            )
     assert grounds == ["rgb(246, 247, 249)", "rgb(20, 22, 26)"]
 
 
-def test_the_end_of_the_server_is_said_and_what_was_told_stays(chromium: Browser, home: Path) -> None:
+def test_the_end_of_the_server_is_said_and_what_was_told_stays(
+    chromium: Browser, home: Path
+) -> None:
     from .browser import serving, visiting
 
     run_fixtures.make_run(steps=2)
@@ -422,8 +470,13 @@ def test_the_end_of_the_server_is_said_and_what_was_told_stays(chromium: Browser
 
 def test_two_hundred_runs_are_there_at_once(visit: Visit) -> None:
     for number in range(NUM_RUNS):
-        run = run_fixtures.make_run(f"{number:08x}", created_at=1000.0 + number, ended_at=2000.0 + number)
-        rows = [f'{{"step": {step}, "src": "trainer", "reward/mean": {step / 50}}}\n' for step in range(1, 51)]
+        run = run_fixtures.make_run(
+            f"{number:08x}", created_at=1000.0 + number, ended_at=2000.0 + number
+        )
+        rows = [
+            f'{{"step": {step}, "src": "trainer", "reward/mean": {step / 50}}}\n'
+            for step in range(1, 51)
+        ]
         (run.path / "metrics.jsonl").write_text("".join(rows))
     visit.enter()
     began = time.monotonic()

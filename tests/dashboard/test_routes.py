@@ -28,13 +28,22 @@ async def got(page: Client, path: str) -> Any:
 
 async def test_the_list_tells_every_run_newest_first(page: Client) -> None:
     run_results.trained("aaaa1111", steps=20, created_at=100.0, ended_at=160.0)
-    failed = run_fixtures.make_run("bbbb2222", status="failed", error="It broke. " * 40, created_at=200.0)
+    failed = run_fixtures.make_run(
+        "bbbb2222", status="failed", error="It broke. " * 40, created_at=200.0
+    )
     run_fixtures.add_alert(failed)
-    with run_fixtures.supervised(run_fixtures.make_run("cccc3333", steps=2, created_at=300.0), step=2):
+    with run_fixtures.supervised(
+        run_fixtures.make_run("cccc3333", steps=2, created_at=300.0), step=2
+    ):
         rows = (await got(page, "/api/runs"))["runs"]
     assert [row["run_id"] for row in rows] == ["cccc3333", "bbbb2222", "aaaa1111"]
     live, broken, done = rows
-    assert (live["status"], live["step"], live["total_steps"], live["ended_at"]) == ("running", 2, 50, None)
+    assert (live["status"], live["step"], live["total_steps"], live["ended_at"]) == (
+        "running",
+        2,
+        50,
+        None,
+    )
     assert (broken["alerts"], len(broken["error"])) == (["truncation"], 200)
     assert (done["model"], done["ended_at"], len(done["curve"])) == ("Qwen/Qwen3-0.6B", 160.0, 20)
     assert done["reward"] == pytest.approx(0.7, abs=0.1)
@@ -54,11 +63,19 @@ async def test_no_runs_is_an_empty_list(page: Client) -> None:
 
 def test_a_glimpse_of_a_long_run_looks_like_the_whole(tmp_path: Path) -> None:
     metrics, steps = tmp_path / "metrics.jsonl", 4000
-    rows = [{"step": step, "src": "trainer", "reward/mean": step / steps} for step in range(1, steps + 1)]
+    rows = [
+        {"step": step, "src": "trainer", "reward/mean": step / steps}
+        for step in range(1, steps + 1)
+    ]
     rows.insert(3000, {"step": 2999, "src": "eval", "eval/percent_correct": 0.75})
     metrics.write_text("".join(json.dumps({**row, "padding": "x" * 200}) + "\n" for row in rows))
     spark = spark_of(metrics)
-    assert (len(spark.rewards), spark.rewards[-1], spark.reward, spark.evaluation) == (POINTS, 1.0, 1.0, 0.75)
+    assert (len(spark.rewards), spark.rewards[-1], spark.reward, spark.evaluation) == (
+        POINTS,
+        1.0,
+        1.0,
+        0.75,
+    )
     assert list(spark.rewards) == sorted(spark.rewards)
     assert spark.rewards[0] < 0.02
 
@@ -67,8 +84,15 @@ def test_a_glimpse_of_a_long_run_looks_like_the_whole(tmp_path: Path) -> None:
 def test_a_glimpse_of_a_reward_training_is_of_its_accuracy(num_steps: int, tmp_path: Path) -> None:
     """An RL run's environment may have metrics of that name of its own: they are not its reward."""
     metrics = tmp_path / "metrics.jsonl"
-    rows = [{"step": step, "accuracy": step / num_steps, "padding": "x" * 200} for step in range(1, num_steps + 1)]
-    metrics.write_text("".join(json.dumps(row) + "\n" for row in [*rows, {"step": num_steps, "eval_accuracy": 0.75}]))
+    rows = [
+        {"step": step, "accuracy": step / num_steps, "padding": "x" * 200}
+        for step in range(1, num_steps + 1)
+    ]
+    metrics.write_text(
+        "".join(
+            json.dumps(row) + "\n" for row in [*rows, {"step": num_steps, "eval_accuracy": 0.75}]
+        )
+    )
     spark = spark_of(metrics, "reward")
     assert (spark.rewards[-1], spark.reward, spark.evaluation) == (1.0, 1.0, 0.75)
     assert list(spark.rewards) == sorted(spark.rewards) and len(spark.rewards) > 10
@@ -77,7 +101,14 @@ def test_a_glimpse_of_a_reward_training_is_of_its_accuracy(num_steps: int, tmp_p
 
 def test_a_glimpse_passes_over_what_is_torn_or_strange(tmp_path: Path) -> None:
     metrics = tmp_path / "metrics.jsonl"
-    lines = [b'{"reward/mean": 1}', b"\xff\xfe", b'{"reward/mean": "much"}', b"[]", b'{"reward/mean": 3}', b'{"rewa']
+    lines = [
+        b'{"reward/mean": 1}',
+        b"\xff\xfe",
+        b'{"reward/mean": "much"}',
+        b"[]",
+        b'{"reward/mean": 3}',
+        b'{"rewa',
+    ]
     metrics.write_bytes(b"\n".join(lines))
     assert spark_of(metrics).rewards == (1.0, 3.0)
     assert spark_of(tmp_path / "none").rewards == ()
@@ -91,14 +122,20 @@ async def test_curves_come_as_columns_of_equal_length(page: Client) -> None:
     assert columns["step"] == list(range(1, 51))
     assert {len(column) for column in columns.values()} == {50}
     assert evaluations["step"] == [0, 20, 40, 50]
-    assert len(evaluations["eval/percent_correct"]) == len(evaluations["margins"]["eval/percent_correct"]) == 4
+    assert (
+        len(evaluations["eval/percent_correct"])
+        == len(evaluations["margins"]["eval/percent_correct"])
+        == 4
+    )
     assert all(0.02 < margin < 0.2 for margin in evaluations["margins"]["eval/percent_correct"])
     assert {"train/loss", "reward/mean", "train/completion_lengths"} <= set(answer["names"])
 
 
 def test_a_long_run_is_told_in_means_of_equal_stretches(tmp_path: Path) -> None:
     metrics = tmp_path / "metrics.jsonl"
-    metrics.write_text("".join(f'{{"step": {step}, "a": {step}, "t": 1}}\n' for step in range(1, 2001)))
+    metrics.write_text(
+        "".join(f'{{"step": {step}, "a": {step}, "t": 1}}\n' for step in range(1, 2001))
+    )
     answer = Curves(metrics).columns(["a"])
     assert (answer["each"], len(answer["columns"]["step"])) == (4, MOST_POINTS)
     assert answer["columns"]["step"][:2] == [4, 8]
@@ -127,7 +164,9 @@ def test_what_is_no_figure_is_no_point(tmp_path: Path) -> None:
     metrics = tmp_path / "metrics.jsonl"
     strange = ["NaN", "Infinity", "1e999", "true", "null", '"5"', "[1]", "{}", "1" + "0" * 400]
     lines = [f'{{"step": {step}, "a": {value}}}' for step, value in enumerate(strange)]
-    lines += [f'{{"step": {step}, "a": 1}}' for step in ("-1", "1.5", "true", "null", "1" + "0" * 400)]
+    lines += [
+        f'{{"step": {step}, "a": 1}}' for step in ("-1", "1.5", "true", "null", "1" + "0" * 400)
+    ]
     lines += ['{"step": 100, "a": 7}']
     metrics.write_text("\n".join(lines) + "\n")
     assert Curves(metrics).columns(["a"])["columns"] == {"step": [100], "a": [7.0]}
@@ -145,9 +184,24 @@ async def test_a_run_is_told_as_the_tools_tell_it(page: Client) -> None:
     run_fixtures.add_alert(run, step=7)
     run_fixtures.add_alert(run, step=11)
     with run_fixtures.supervised(run, step=12):
-        view, answer = await got(page, f"/api/runs/{RUN}"), await told("rl_check_status", run_id=RUN)
-        assert await got(page, f"/api/runs/{RUN}/status") == {**answer, "running_time_minutes": view["minutes"]}
-    for name in ("status", "environment", "step", "total_steps", "metrics", "processes", "health", "next"):
+        view, answer = (
+            await got(page, f"/api/runs/{RUN}"),
+            await told("rl_check_status", run_id=RUN),
+        )
+        assert await got(page, f"/api/runs/{RUN}/status") == {
+            **answer,
+            "running_time_minutes": view["minutes"],
+        }
+    for name in (
+        "status",
+        "environment",
+        "step",
+        "total_steps",
+        "metrics",
+        "processes",
+        "health",
+        "next",
+    ):
         assert view[name] == answer[name], name
     assert view["alerts"][0] | {"times": 2, "current": True} == view["alerts"][0]
     assert view["alerts"][0]["remedy"] == answer["alerts"][0]["remedy"]
@@ -164,14 +218,24 @@ async def test_a_look_at_the_page_uses_up_no_look_of_an_agent(page: Client, home
 
 
 async def test_a_failed_run_is_told_with_its_sentence_its_log_and_what_to_do(page: Client) -> None:
-    sentence = "Trainer ran out of GPU memory at step 7. Lower batch_size, then: halteres train --resume 3fa9c1d2"
+    sentence = (
+        "Trainer ran out of GPU memory at step 7. Lower batch_size, then: halteres train "
+        "--resume 3fa9c1d2"
+    )
     run = run_fixtures.make_run(
-        status="failed", error=sentence, code="gpu_oom", exit={"process": "trainer", "code": 1}, resumable=True
+        status="failed",
+        error=sentence,
+        code="gpu_oom",
+        exit={"process": "trainer", "code": 1},
+        resumable=True,
     )
     (run.path / "logs" / "trainer.log").write_text("CUDA out of memory\n")
     view = await got(page, f"/api/runs/{RUN}")
     assert view["failure"]["error"] == sentence
-    assert (view["failure"]["code"], view["failure"]["exit"]) == ("gpu_oom", {"process": "trainer", "code": 1})
+    assert (view["failure"]["code"], view["failure"]["exit"]) == (
+        "gpu_oom",
+        {"process": "trainer", "code": 1},
+    )
     assert view["failure"]["log_tail"] == ["CUDA out of memory"]
     assert view["next"].startswith('rl_start_training(resume_from="3fa9c1d2"')
 
@@ -190,7 +254,10 @@ async def test_settings_tell_who_set_them(page: Client) -> None:
     )
     settings = (await got(page, f"/api/runs/{RUN}/settings"))["settings"]
     assert [one["name"] for one in settings if one["set"]] == ["trainer.total_steps"]
-    assert [one["name"] for one in settings if one["headline"]] == ["trainer.total_steps", "trainer.lora_rank"]
+    assert [one["name"] for one in settings if one["headline"]] == [
+        "trainer.total_steps",
+        "trainer.lora_rank",
+    ]
 
 
 @pytest.mark.parametrize("content", ["", "[]", "{", "null"])
@@ -211,7 +278,9 @@ async def test_evaluations_come_with_tasks_as_answered_before_and_after(page: Cl
 
 async def test_rollouts_and_logs_are_the_tools_answers(page: Client) -> None:
     run = run_fixtures.make_run(steps=3)
-    run_results.add_group(run, 2, run_results.completion("good", 1.0), run_results.completion("bad", 0.0))
+    run_results.add_group(
+        run, 2, run_results.completion("good", 1.0), run_results.completion("bad", 0.0)
+    )
     (run.path / "logs" / "env.log").write_text("one\ntwo\nthree\n")
     best = await got(page, f"/api/runs/{RUN}/rollouts?step=2&which=best&n=1")
     assert best == await told("rl_get_rollouts", run_id=RUN, step=2, which="best", n=1)
@@ -221,17 +290,28 @@ async def test_rollouts_and_logs_are_the_tools_answers(page: Client) -> None:
 
 
 @pytest.mark.parametrize(
-    ("query", "field"), [("step=x", "step"), ("which=finest", "which"), ("n=9", "n"), ("n=-1", "n"), ("n=1.5", "n")]
+    ("query", "field"),
+    [("step=x", "step"), ("which=finest", "which"), ("n=9", "n"), ("n=-1", "n"), ("n=1.5", "n")],
 )
-async def test_a_query_that_a_tool_refuses_is_refused_in_its_words(page: Client, query: str, field: str) -> None:
+async def test_a_query_that_a_tool_refuses_is_refused_in_its_words(
+    page: Client, query: str, field: str
+) -> None:
     run_fixtures.make_run()
     async with page() as http:
         answer = await http.get(f"/api/runs/{RUN}/rollouts?{query}")
-    assert (answer.status_code, answer.json()["code"], answer.json()["field"]) == (400, "invalid_arguments", field)
+    assert (answer.status_code, answer.json()["code"], answer.json()["field"]) == (
+        400,
+        "invalid_arguments",
+        field,
+    )
 
 
-@pytest.mark.parametrize("what", ["", "/metrics", "/settings", "/evals", "/status", "/results", "/rollouts", "/logs"])
-async def test_a_run_that_is_not_there_is_told_with_the_one_that_was_meant(page: Client, what: str) -> None:
+@pytest.mark.parametrize(
+    "what", ["", "/metrics", "/settings", "/evals", "/status", "/results", "/rollouts", "/logs"]
+)
+async def test_a_run_that_is_not_there_is_told_with_the_one_that_was_meant(
+    page: Client, what: str
+) -> None:
     run_fixtures.make_run()
     async with page() as http:
         answer = await http.get(f"/api/runs/3fa9c1d3{what}")
@@ -253,10 +333,16 @@ async def test_stop_is_the_tool(page: Client) -> None:
 async def test_no_answer_holds_a_secret(page: Client, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("OPENROUTER_API_KEY", SECRET)
     run = run_fixtures.make_run(
-        name=f"run {SECRET}", status="failed", error=f"It said {SECRET}.", code="process_exited", steps=2
+        name=f"run {SECRET}",
+        status="failed",
+        error=f"It said {SECRET}.",
+        code="process_exited",
+        steps=2,
     )
     run_fixtures.add_alert(run, evidence=f"It is {SECRET}.")
-    (run.path / "config.resolved.json").write_text(json.dumps({"env.key": {"value": SECRET, "source": "edit"}}))
+    (run.path / "config.resolved.json").write_text(
+        json.dumps({"env.key": {"value": SECRET, "source": "edit"}})
+    )
     (run.path / "logs" / "supervisor.log").write_text(f"{SECRET}\n")
     run_results.add_group(run, 1, run_results.completion(SECRET, 1.0), prompt=SECRET, item=SECRET)
     for step in (0, 2):

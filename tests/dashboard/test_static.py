@@ -25,14 +25,17 @@ def test_the_page_is_small() -> None:
 @by_name
 def test_a_script_says_what_it_owns(file: Path) -> None:
     header = [line for line in file.read_text().splitlines() if line.startswith("//")][:3]
-    assert re.search(r"Owns: .+ Never: .+", " ".join(line.removeprefix("//").strip() for line in header))
+    assert re.search(
+        r"Owns: .+ Never: .+", " ".join(line.removeprefix("//").strip() for line in header)
+    )
 
 
 @by_name
 def test_no_script_makes_markup_or_code_of_text(file: Path) -> None:
     """The policy that is sent forbids it too."""
     forbidden = (
-        r"innerHTML|outerHTML|insertAdjacentHTML|document\.write|\beval\(|new Function|srcdoc|\.cssText|DOMParser"
+        r"innerHTML|outerHTML|insertAdjacentHTML|document\.write|\beval\(|new "
+        r"Function|srcdoc|\.cssText|DOMParser"
     )
     assert not re.search(forbidden, file.read_text())
 
@@ -43,7 +46,9 @@ def test_nothing_comes_from_elsewhere(file: Path) -> None:
     assert not re.search(r"https?://|//[a-z0-9.-]+\.[a-z]{2,}/|@import|url\(", text)
 
 
-@pytest.mark.parametrize("file", [file for file in FILES if file.suffix == ".html"], ids=lambda file: file.name)
+@pytest.mark.parametrize(
+    "file", [file for file in FILES if file.suffix == ".html"], ids=lambda file: file.name
+)
 def test_a_document_holds_no_script_and_no_style_of_its_own(file: Path) -> None:
     text = file.read_text()
     assert not re.search(r"<style|\sstyle=|\son\w+=|javascript:|<script(?![^>]*\ssrc=)", text)
@@ -53,7 +58,9 @@ def test_a_document_holds_no_script_and_no_style_of_its_own(file: Path) -> None:
 
 
 def test_every_script_is_reached_and_every_import_is_there() -> None:
-    imports = {file.name: set(re.findall(r'from "\./([\w.]+)"', file.read_text())) for file in SCRIPTS}
+    imports = {
+        file.name: set(re.findall(r'from "\./([\w.]+)"', file.read_text())) for file in SCRIPTS
+    }
     reached, left = set(), {"main.js", "sign_in.js"}
     while left:
         name = left.pop()
@@ -65,4 +72,7 @@ def test_every_script_is_reached_and_every_import_is_there() -> None:
 def test_the_loss_is_drawn_per_token() -> None:
     """Summed over the tokens of a batch it follows the batch's size."""
     source = (STATIC / "curves.js").read_text()
-    assert '["Loss per token", ["train/loss_per_token"], []]' in source and '"train/loss"' not in source
+    assert (
+        '["Loss per token", ["train/loss_per_token"], []]' in source
+        and '"train/loss"' not in source
+    )

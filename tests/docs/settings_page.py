@@ -1,4 +1,5 @@
-"""docs/settings.md: every setting of a run, with meaning, unit, range and default, read from the models.
+"""docs/settings.md: every setting of a run, with meaning, unit, range and default, read from the
+models.
 
 Owns: the page.
 Never: says anything of a setting that its model does not.
@@ -64,9 +65,7 @@ with the same names. A run wants a `group_size` of 2 or more, and a `batch_size`
 OPENAI_HEAD = """Where an environment samples. A run fills these in; they are yours to set when you run an environment's
 file by hand (`python FILE process --openai.base_url http://127.0.0.1:8001/runs/look/v1`)."""
 
-VARIABLES_HEAD = (
-    """Variables that name a secret (`…_KEY`, `…_TOKEN`, `…_PASSWORD`) reach only the process that needs them."""
-)
+VARIABLES_HEAD = """Variables that name a secret (`…_KEY`, `…_TOKEN`, `…_PASSWORD`) reach only the process that needs them."""
 
 OTHER_NAMES = """The names of Atropos's and tinker-atropos's files are understood, too: {names}."""
 
@@ -76,7 +75,9 @@ def rendered() -> str:
     parts = [HEAD]
     for section in ("run", "inference", "trainer"):
         model = SECTIONS[section]
-        parts.append(_section(section, inspect.getdoc(model) or "", _table(section, model, wiring_of(model))))
+        parts.append(
+            _section(section, inspect.getdoc(model) or "", _table(section, model, wiring_of(model)))
+        )
     names = ", ".join(f"`{name}` is `{key}`" for name, key in ALIASES.items())
     env = _table("env", BaseEnvConfig, ENV_WIRING)
     parts.append(_section("env", ENV_HEAD, env, OTHER_NAMES.format(names=names)))
@@ -91,7 +92,11 @@ def shipped() -> list[type[BaseEnv]]:
     for module in pkgutil.iter_modules(halteres.environments.__path__, "halteres.environments."):
         if not module.name.endswith("__main__"):
             importlib.import_module(module.name)
-    kinds = [kind for kind in _below(BaseEnv) if kind.name and kind.__module__.startswith("halteres.environments.")]
+    kinds = [
+        kind
+        for kind in _below(BaseEnv)
+        if kind.name and kind.__module__.startswith("halteres.environments.")
+    ]
     return sorted(kinds, key=lambda kind: str(kind.name))
 
 
@@ -108,13 +113,17 @@ def _environment(kind: type[BaseEnv]) -> str:
     changed = [
         f"`{name}` {_shown(value)}"
         for name, value in config.model_dump(mode="json").items()
-        if name not in own and name not in ENV_WIRING and value != common.model_dump(mode="json")[name]
+        if name not in own
+        and name not in ENV_WIRING
+        and value != common.model_dump(mode="json")[name]
     ]
     text = [f"### {kind.name}", (inspect.getdoc(kind) or "").partition("\n")[0]]
     if changed:
         text.append(f"Its defaults: {', '.join(changed)}.")
     if own:
-        text.append(_table("env", type(config), {}, only=own, defaults=config.model_dump(mode="json")))
+        text.append(
+            _table("env", type(config), {}, only=own, defaults=config.model_dump(mode="json"))
+        )
     return "\n\n".join(text) + "\n"
 
 
@@ -145,7 +154,9 @@ def _table(
         for name, field in followed(schema)
         if only is None or name in only
     ]
-    return "\n".join(["| setting | meaning | type and range | default |", "|---|---|---|---|", *rows])
+    return "\n".join(
+        ["| setting | meaning | type and range | default |", "|---|---|---|---|", *rows]
+    )
 
 
 def _row(setting: Setting, filled_in: str | None) -> str:
@@ -168,18 +179,28 @@ def _variables() -> str:
 
 
 def variables() -> Iterator[tuple[str, str]]:
-    """Every variable that a user may set, with its meaning: the functions of `environ` begin their docstrings so."""
-    functions: list[Callable[..., Any]] = [one for _, one in inspect.getmembers(environ, inspect.isfunction)]
+    """Every variable that a user may set, with its meaning: the functions of `environ` begin their
+    docstrings so.
+    """
+    functions: list[Callable[..., Any]] = [
+        one for _, one in inspect.getmembers(environ, inspect.isfunction)
+    ]
     for function in functions:
         text = " ".join((inspect.getdoc(function) or "").split())
-        if (named := re.match(r"([A-Z]+_[A-Z_]+)(?: \(|:|,)", text)) and named[1] != "HALTERES_LIFELINE_FD":
+        if (named := re.match(r"([A-Z]+_[A-Z_]+)(?: \(|:|,)", text)) and named[
+            1
+        ] != "HALTERES_LIFELINE_FD":
             yield named[1], text.partition(": ")[2]
 
 
 def main() -> int:
     """Write the page, or compare it."""
-    parser = argparse.ArgumentParser(prog="scripts/settings", description=(__doc__ or "").partition("\n")[0])
-    parser.add_argument("--check", action="store_true", help="compare with the committed page instead of writing it")
+    parser = argparse.ArgumentParser(
+        prog="scripts/settings", description=(__doc__ or "").partition("\n")[0]
+    )
+    parser.add_argument(
+        "--check", action="store_true", help="compare with the committed page instead of writing it"
+    )
     check, page = parser.parse_args().check, rendered()
     if not check:
         PAGE.write_text(page)
@@ -187,7 +208,10 @@ def main() -> int:
         return 0
     if PAGE.is_file() and PAGE.read_text() == page:
         return 0
-    sys.stderr.write("docs/settings.md is not what the models say. Run scripts/settings and look at the changes.\n")
+    sys.stderr.write(
+        "docs/settings.md is not what the models say. Run scripts/settings and look at the "
+        "changes.\n"
+    )
     return 1
 
 

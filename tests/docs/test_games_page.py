@@ -1,4 +1,6 @@
-"""docs/games.md: its tables are those of the code, its figures can be had again, and a run's rows have its keys."""
+"""docs/games.md: its tables are those of the code, its figures can be had again, and a run's rows
+have its keys.
+"""
 
 from __future__ import annotations
 
@@ -22,8 +24,19 @@ from halteres.types import Batch, Group, Span
 
 PAGE = (Path(__file__).parents[2] / "docs" / "games.md").read_text()
 METRICS = {
-    *("step", "time/sample", "time/train", "sampler/episode_return", "sampler/num_turns_per_episode"),
-    *("sampler/action_num_tokens", "sampler/num_episodes", "sampler/token_entropy", "train/loss:sum"),
+    *(
+        "step",
+        "time/sample",
+        "time/train",
+        "sampler/episode_return",
+        "sampler/num_turns_per_episode",
+    ),
+    *(
+        "sampler/action_num_tokens",
+        "sampler/num_episodes",
+        "sampler/token_entropy",
+        "train/loss:sum",
+    ),
     *("train/kl_sample_train_v1", "train/kl_sample_train_v2"),
 }
 """What GEM's script tells of each step."""
@@ -31,8 +44,13 @@ METRICS = {
 
 def table(first_column: str) -> list[list[str]]:
     """The cells of the page's table with this head, as they stand without code's backticks."""
-    (text,) = re.findall(rf"^\| {re.escape(first_column)} \|.*\n\|[-|]+\|\n((?:\|.*\n)+)", PAGE, re.MULTILINE)
-    return [[cell.strip().replace("`", "") for cell in line.strip("|").split(" |")] for line in text.splitlines()]
+    (text,) = re.findall(
+        rf"^\| {re.escape(first_column)} \|.*\n\|[-|]+\|\n((?:\|.*\n)+)", PAGE, re.MULTILINE
+    )
+    return [
+        [cell.strip().replace("`", "") for cell in line.strip("|").split(" |")]
+        for line in text.splitlines()
+    ]
 
 
 def test_the_fields_of_the_script_are_told_as_the_recipe_takes_them() -> None:

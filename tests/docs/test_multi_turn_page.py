@@ -41,21 +41,28 @@ def bisecting(prompt: str) -> str:
     high = min((int(number) - 1 for number, hint in said if hint == "Lower"), default=10)
     if answered := re.search(r"<tool_response>\s(\d+)\s</tool_response>\s+assistant\s*$", prompt):
         return f"\\boxed{{{answered[1]}}}"
-    return f'<tool_call>{{"name": "middle", "arguments": {{"low": {low}, "high": {high}}}}}</tool_call>'
+    return (
+        f'<tool_call>{{"name": "middle", "arguments": {{"low": {low}, "high": '
+        f"{high}}}}}</tool_call>"
+    )
 
 
 async def test_a_policy_that_uses_the_tool_wins_the_game(game: Path) -> None:
     kind: type[MultiTurnEnv] = runpy.run_path(str(game), run_name="guess")["GuessEnv"]
     async with inference_server() as inference:
         inference.answer = lambda prompt, _: bisecting(prompt)
-        config = kind.env_config_cls(group_size=2, max_new_tokens=128, ensure_scores_are_not_same=False)
+        config = kind.env_config_cls(
+            group_size=2, max_new_tokens=128, ensure_scores_are_not_same=False
+        )
         env = kind(config, [server(inference)])
         settled = await settle_item(env, DrawnItem(draw=Draw(seed=0, step=0, ordinal=0), item=7))
         await env.server.close()
     (group,) = settled.groups
     assert (group.get("outcome"), group["scores"]) == (["success"] * 2, [1.0] * 2)
     said = [TOKENIZER.decode(turn.action) for turn in turns_of(group, [0])]
-    assert [text for text in said if "boxed" in text] == [f"\\boxed{{{number}}}" for number in (5, 8, 6, 7)]
+    assert [text for text in said if "boxed" in text] == [
+        f"\\boxed{{{number}}}" for number in (5, 8, 6, 7)
+    ]
     assert sum("<tool_call>" in text for text in said) == 4
 
 
@@ -72,13 +79,19 @@ def test_the_game_is_played_with_a_service(game: Path, tmp_path: Path) -> None:
             "--openai.model_name": "halteres/tiny",
             "--openai.base_url": f"{running.url}/runs/look/v1",
         }
-        command = [sys.executable, str(game), "process", *(word for pair in settings.items() for word in pair)]
+        command = [
+            sys.executable,
+            str(game),
+            "process",
+            *(word for pair in settings.items() for word in pair),
+        ]
         subprocess.run(command, env={**os.environ, "HF_HUB_OFFLINE": "1"}, check=True, timeout=60)
     for group in read_rows(groups):
         assert group["episodes"] == [0, 1]
         assert len(group["spans"]) == 6
         assert [sum(mask != -100 for mask in masks) for masks in group["masks"]] == [
-            sum(stop - start for sequence, start, stop, _ in group["spans"] if sequence == number) for number in (0, 1)
+            sum(stop - start for sequence, start, stop, _ in group["spans"] if sequence == number)
+            for number in (0, 1)
         ]
 
 
@@ -93,7 +106,9 @@ class Pictured(MultiTurnEnv):
 async def test_the_picture_has_the_places_of_the_tokens() -> None:
     async with inference_server() as inference:
         inference.answer = lambda prompt, _: "7" if "Too low." in prompt else "5"
-        env = Pictured(Pictured.env_config_cls(group_size=1, max_token_length=64), [server(inference)])
+        env = Pictured(
+            Pictured.env_config_cls(group_size=1, max_token_length=64), [server(inference)]
+        )
         group, _ = await env.collect_trajectories(None)
         await env.server.close()
     assert isinstance(group, dict)

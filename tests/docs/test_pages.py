@@ -1,4 +1,6 @@
-"""The pages: their links lead somewhere, their settings exist, their code runs, their quotations are printed."""
+"""The pages: their links lead somewhere, their settings exist, their code runs, their quotations
+are printed.
+"""
 
 from __future__ import annotations
 
@@ -24,7 +26,11 @@ from halteres.environments.config import BaseEnvConfig
 from .settings_page import shipped
 
 ROOT = Path(__file__).resolve().parents[2]
-PAGES = [*sorted(ROOT.glob("*.md")), *sorted((ROOT / "docs").rglob("*.md")), ROOT / "benchmarks" / "README.md"]
+PAGES = [
+    *sorted(ROOT.glob("*.md")),
+    *sorted((ROOT / "docs").rglob("*.md")),
+    ROOT / "benchmarks" / "README.md",
+]
 SOURCE = ROOT / "src" / "halteres"
 
 FIELDS = {
@@ -87,7 +93,8 @@ def settings_in(page: Path) -> Iterator[str]:
 def test_every_setting_that_a_page_names_is_one(page: Path) -> None:
     for setting in settings_in(page):
         section, _, name = setting.rpartition(".")
-        if name not in ("json", "yaml", "py", "FIELD", "field"):  # a file's name, or a word that stands for one
+        # a file's name, or a word that stands for one
+        if name not in ("json", "yaml", "py", "FIELD", "field"):
             assert name in (FIELDS[section] if section else BARE), setting
 
 
@@ -108,10 +115,17 @@ def test_the_trainers_settings_in_an_algorithms_commands_go_together(page: Path)
     for line in lines:
         words = shlex.split(line, comments=True)
         given = dict(word.split("=", 1) for word in words if word.startswith("trainer."))
-        TrainerSettings(**{name.removeprefix("trainer."): yaml.safe_load(value) for name, value in given.items()})
+        TrainerSettings(
+            **{
+                name.removeprefix("trainer."): yaml.safe_load(value)
+                for name, value in given.items()
+            }
+        )
 
 
-def test_the_policies_on_the_pages_can_be_loaded(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_policies_on_the_pages_can_be_loaded(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setenv("HALTERES_HOME", str(tmp_path))
     policies = [
         text
@@ -129,7 +143,9 @@ def test_the_environment_on_its_page_describes_itself(tmp_path: Path) -> None:
     text, *_ = blocks(ROOT / "docs" / "environments.md", "python")
     file = tmp_path / "times.py"
     file.write_text(text)
-    described = subprocess.run([sys.executable, file, "describe"], capture_output=True, text=True, check=True)
+    described = subprocess.run(
+        [sys.executable, file, "describe"], capture_output=True, text=True, check=True
+    )
     assert '"name":"times"' in described.stdout.replace(": ", ":")
 
 
@@ -145,7 +161,9 @@ def test_the_programs_for_the_training_service_run_as_they_stand(tmp_path: Path)
             "HF_HUB_OFFLINE": "1",
         }
         program = f"{readme}\n{service}"
-        subprocess.run([sys.executable, "-c", program], env={**os.environ, **variables}, check=True, timeout=60)
+        subprocess.run(
+            [sys.executable, "-c", program], env={**os.environ, **variables}, check=True, timeout=60
+        )
 
 
 @cache
@@ -155,7 +173,9 @@ def sentences() -> tuple[str, ...]:
     for file in sorted(SOURCE.rglob("*.py")):
         for node in ast.walk(ast.parse(file.read_text())):
             if isinstance(node, ast.JoinedStr):
-                parts = (str(one.value) if isinstance(one, ast.Constant) else "…" for one in node.values)
+                parts = (
+                    str(one.value) if isinstance(one, ast.Constant) else "…" for one in node.values
+                )
                 texts.append("".join(parts))
             elif isinstance(node, ast.Constant) and isinstance(node.value, str):
                 texts.append(node.value)
@@ -166,7 +186,10 @@ def quotations() -> list[str]:
     """Sentences that troubleshooting.md quotes, `…` for names and numbers."""
     rows = re.findall(r"^\| (.*?) \|", prose(ROOT / "docs" / "troubleshooting.md"), re.MULTILINE)
     return [
-        quoted for row in rows for quoted in re.findall(r"`([^`]+)`", row) if " " in quoted and quoted[:8] != "halteres"
+        quoted
+        for row in rows
+        for quoted in re.findall(r"`([^`]+)`", row)
+        if " " in quoted and quoted[:8] != "halteres"
     ]
 
 
@@ -175,4 +198,6 @@ def test_a_quoted_error_is_what_is_printed(quoted: str) -> None:
     """The source has it, or a text with more to fill in that can become it."""
     general = (text for text in sentences() if len(re.findall(r"\w+", text)) >= 3 and "…" in text)
     patterns = (".+?".join(map(re.escape, text.split("…"))) for text in general)
-    assert any(quoted in text for text in sentences()) or any(re.fullmatch(one, quoted) for one in patterns)
+    assert any(quoted in text for text in sentences()) or any(
+        re.fullmatch(one, quoted) for one in patterns
+    )

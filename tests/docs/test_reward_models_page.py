@@ -21,7 +21,11 @@ from halteres.runs.starting.start import plan_reward_training
 pytestmark = pytest.mark.runs
 
 PAGE = (Path(__file__).parents[2] / "docs" / "reward-models.md").read_text()
-ONLY_HERE = {"--pairs 600": "--pairs 24", "--held-out 300": "--held-out 12", "--min-accuracy 0.80": "--min-accuracy 0"}
+ONLY_HERE = {
+    "--pairs 600": "--pairs 24",
+    "--held-out 300": "--held-out 12",
+    "--min-accuracy 0.80": "--min-accuracy 0",
+}
 
 
 def blocks(language: str) -> list[str]:
@@ -67,7 +71,9 @@ def test_the_settings_on_the_page_are_those_of_a_detached_training_too(
     assert plan_reward_training(plan).total_steps == 6, "24 rows in batches of 8, twice"
 
 
-async def test_the_judge_on_the_page_is_evaluated(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_the_judge_on_the_page_is_evaluated(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """As it stands, but that a scripted endpoint is asked."""
     monkeypatch.chdir(tmp_path)
     run("halteres reward data prefs --pairs 1 --held-out 6")
@@ -75,7 +81,9 @@ async def test_the_judge_on_the_page_is_evaluated(tmp_path: Path, monkeypatch: p
         (text,) = blocks("toml")
         (tmp_path / "judge.toml").write_text(text.replace("http://127.0.0.1:8001/v1", judge.url))
         printed = await asyncio.to_thread(run, blocks("sh")[2].strip())
-    assert "12 calls, 120 tokens" in printed and re.search(r"same in both orders +0\.0% of 6", printed)
+    assert "12 calls, 120 tokens" in printed and re.search(
+        r"same in both orders +0\.0% of 6", printed
+    )
 
 
 def test_the_row_on_the_page_is_one() -> None:

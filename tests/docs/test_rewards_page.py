@@ -1,4 +1,6 @@
-"""docs/rewards.md: its list, its function and its rubric score a group; its tables name what there is."""
+"""docs/rewards.md: its list, its function and its rubric score a group; its tables name what there
+is.
+"""
 
 from __future__ import annotations
 
@@ -36,7 +38,9 @@ def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     return tmp_path
 
 
-async def test_the_pages_list_scores_a_group_and_its_panel_the_held_out_answers(folder: Path) -> None:
+async def test_the_pages_list_scores_a_group_and_its_panel_the_held_out_answers(
+    folder: Path,
+) -> None:
     settings: dict[str, Any] = yaml.safe_load(block("yaml"))["env"]
     async with inference_server() as inference, endpoint(lambda _: {"A": 0.5, "B": 0.5}) as judge:
         settings["rewards"][-1]["judge"]["base_url"] = judge.url
@@ -56,14 +60,26 @@ async def test_the_pages_list_scores_a_group_and_its_panel_the_held_out_answers(
     for values, score in zip(record.values, group["scores"], strict=True):
         right, short, quality = (values[name] for name in ("right", "short", "quality"))
         assert right and short and quality
-        assert quality.parts == {"shows_work": 0.5, "sound": 0.25, "presence": 0.5, "correctness": 0.25}
+        assert quality.parts == {
+            "shows_work": 0.5,
+            "sound": 0.25,
+            "presence": 0.5,
+            "correctness": 0.25,
+        }
         expected = right.total + 0.2 * short.total + quality.total if right.total else 0.0
         assert score == pytest.approx(expected)
-    assert {"eval/panel/verifier", "eval/reward/total", "eval/reward/quality/sound"} <= metrics.keys()
+    assert {
+        "eval/panel/verifier",
+        "eval/reward/total",
+        "eval/reward/quality/sound",
+    } <= metrics.keys()
 
 
 async def test_the_pages_functions_are_called_as_it_says(folder: Path) -> None:
-    samples = [Sample(prompt=(), completion=({"role": "assistant", "content": text},)) for text in ("It is 7.", "No.")]
+    samples = [
+        Sample(prompt=(), completion=({"role": "assistant", "content": text},))
+        for text in ("It is 7.", "No.")
+    ]
     function = RewardFunction("rewards.py:names_the_answer")
     assert await function({"answer": 7}, samples) == [1.0, 0.0]
     assert await function({"question": "?"}, samples) == [None, None]

@@ -1,4 +1,6 @@
-"""docs/settings.md cannot go stale: it is what the models say, and they say something of every setting."""
+"""docs/settings.md cannot go stale: it is what the models say, and they say something of every
+setting.
+"""
 
 from __future__ import annotations
 
@@ -29,4 +31,6 @@ def test_the_page_is_what_the_models_say() -> None:
 
 
 def test_the_variables_of_a_user_are_on_the_page() -> None:
-    assert {"HALTERES_HOME", "TINKER_BASE_URL", "TINKER_API_KEY", "OPENROUTER_API_KEY"} <= dict(variables()).keys()
+    assert {"HALTERES_HOME", "TINKER_BASE_URL", "TINKER_API_KEY", "OPENROUTER_API_KEY"} <= dict(
+        variables()
+    ).keys()

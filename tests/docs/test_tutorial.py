@@ -24,7 +24,9 @@ CHANGED = {
 def typed() -> str:
     """What a reader types, as one script; a file is written where the page says so."""
     lines = ["set -e"]
-    for before, language, block in re.findall(r"((?:(?!```).)*)```(sh|python)\n(.*?)```", PAGE, re.DOTALL):
+    for before, language, block in re.findall(
+        r"((?:(?!```).)*)```(sh|python)\n(.*?)```", PAGE, re.DOTALL
+    ):
         if language == "python":
             file = re.findall(r"Write this into `(\w+\.py)`", before)[-1]
             lines.append(f"cat > {file} <<'END'\n{block}END")
@@ -44,14 +46,21 @@ def test_the_environment_has_no_more_than_30_lines() -> None:
 
 
 @pytest.mark.timeout(900)
-def test_the_tutorial_leads_from_a_file_of_questions_to_an_exported_model_that_answers(tmp_path: Path) -> None:
+def test_the_tutorial_leads_from_a_file_of_questions_to_an_exported_model_that_answers(
+    tmp_path: Path,
+) -> None:
     """By our choice; two trainings of one step, on the built-in model."""
     home = tmp_path / "home"
     path = f"{Path(sys.executable).parent}{os.pathsep}{os.environ['PATH']}"
     variables = {**os.environ, "HALTERES_HOME": str(home), "PATH": path}
     try:
         told = subprocess.run(
-            ["bash", "-c", typed()], cwd=tmp_path, env=variables, capture_output=True, text=True, timeout=840
+            ["bash", "-c", typed()],
+            cwd=tmp_path,
+            env=variables,
+            capture_output=True,
+            text=True,
+            timeout=840,
         )
     finally:
         for name in ("first", "second"):  # nothing is left behind where a command failed under way
@@ -59,5 +68,9 @@ def test_the_tutorial_leads_from_a_file_of_questions_to_an_exported_model_that_a
             subprocess.run(stop, env=variables, capture_output=True, timeout=60)
     assert told.returncode == 0, f"{told.stdout}\n{told.stderr}"
     assert "environment_working" in told.stdout and "delta=" in told.stdout
-    assert {file.name for file in (tmp_path / "tutorial").iterdir()} >= {"problems.py", "adapter", "merged"}
+    assert {file.name for file in (tmp_path / "tutorial").iterdir()} >= {
+        "problems.py",
+        "adapter",
+        "merged",
+    }
     assert told.stdout.splitlines()[-1].strip(), "the exported model says something"

@@ -1,4 +1,6 @@
-"""Shared scene: the scripted engine over the built-in model's tokenizer, in process and behind a link."""
+"""Shared scene: the scripted engine over the built-in model's tokenizer, in process and behind a
+link.
+"""
 
 from __future__ import annotations
 

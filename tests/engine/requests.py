@@ -13,14 +13,19 @@ from halteres.engine.protocol import Sequence as Sampled
 from halteres.engine.stream_buffer import joined
 
 PROMPT = (1, 20, 300, 41, 7)
-CROSS_ENTROPY, IMPORTANCE_SAMPLING = LossSpec(name="cross_entropy"), LossSpec(name="importance_sampling")
+CROSS_ENTROPY, IMPORTANCE_SAMPLING = (
+    LossSpec(name="cross_entropy"),
+    LossSpec(name="importance_sampling"),
+)
 
 EVERYTHING = ExtraLogprobs(
     prompt_logprobs=True,
     topk_prompt=3,
     topk_sampled=2,
     targets=Array(
-        dtype="int64", shape=(4, 2), data=np.array([[20, -1], [-1, -1], [41, 0], [7, 671]], np.int64).tobytes()
+        dtype="int64",
+        shape=(4, 2),
+        data=np.array([[20, -1], [-1, -1], [41, 0], [7, 671]], np.int64).tobytes(),
     ),
     alternatives=5,
 )
@@ -44,15 +49,22 @@ def array(values: Sequence[float] | np.ndarray, dtype: str = "float32") -> Array
     return Array(dtype=dtype, shape=numbers.shape, data=numbers.tobytes())  # type: ignore[arg-type]
 
 
-def weighted(tokens: Sequence[int], targets: Sequence[int], weights: Sequence[float] | None = None) -> Datum:
+def weighted(
+    tokens: Sequence[int], targets: Sequence[int], weights: Sequence[float] | None = None
+) -> Datum:
     """A cross-entropy datum."""
     return Datum(
         tokens=packed(tokens),
-        inputs={"target_tokens": array(targets, "int64"), "weights": array(weights or [1.0] * len(targets))},
+        inputs={
+            "target_tokens": array(targets, "int64"),
+            "weights": array(weights or [1.0] * len(targets)),
+        },
     )
 
 
-def rewarded(tokens: Sequence[int], targets: Sequence[int], logprobs: Sequence[float], advantage: float) -> Datum:
+def rewarded(
+    tokens: Sequence[int], targets: Sequence[int], logprobs: Sequence[float], advantage: float
+) -> Datum:
     """An importance-sampling datum."""
     return Datum(
         tokens=packed(tokens),
@@ -73,7 +85,10 @@ async def streamed(pieces: AsyncIterator[Piece]) -> tuple[Sampled, ...]:
         found[piece.sample].append(piece)
     wholes = [joined(found[sample]) for sample in sorted(found)]
     return tuple(
-        Sampled(tokens=w.tokens, logprobs=w.logprobs, stop_reason=w.stop_reason or "length", top=w.top) for w in wholes
+        Sampled(
+            tokens=w.tokens, logprobs=w.logprobs, stop_reason=w.stop_reason or "length", top=w.top
+        )
+        for w in wholes
     )
 
 

@@ -1,4 +1,6 @@
-"""The engine link: an engine at its other end is the same engine, and a broken link is a typed error."""
+"""The engine link: an engine at its other end is the same engine, and a broken link is a typed
+error.
+"""
 
 from __future__ import annotations
 
@@ -12,7 +14,14 @@ import pytest
 from contract.requirements import proves
 
 from halteres.engine.connection import ERROR_KINDS, OPERATIONS, LinkedEngine, connect, serve
-from halteres.engine.protocol import Adam, Engine, EngineGone, LoraConfig, PassResult, SamplingParams
+from halteres.engine.protocol import (
+    Adam,
+    Engine,
+    EngineGone,
+    LoraConfig,
+    PassResult,
+    SamplingParams,
+)
 from halteres.engine.scripted.engine import ScriptedEngine
 from halteres.errors import HalteresError, InvalidData, NotFound, NotReady, ServerError
 
@@ -34,8 +43,12 @@ async def _story(engine: Engine, folder: Path) -> list[object]:
         await engine.snapshot("b", "s"),
         await engine.save_snapshot("s", str(folder / "s")),
         await engine.hold("t", from_folder(folder / "s")),
-        await engine.sample("t", packed(PROMPT), 3, SamplingParams(max_tokens=9, stop_strings=("x",)), EVERYTHING),
-        await engine.sample(None, packed(PROMPT), 1, SamplingParams(max_tokens=2, stop_tokens=(3, 4))),
+        await engine.sample(
+            "t", packed(PROMPT), 3, SamplingParams(max_tokens=9, stop_strings=("x",)), EVERYTHING
+        ),
+        await engine.sample(
+            None, packed(PROMPT), 1, SamplingParams(max_tokens=2, stop_tokens=(3, 4))
+        ),
         await streamed(engine.stream("t", packed(PROMPT), 2, SamplingParams(max_tokens=7, seed=4))),
         await engine.merge(str(folder / "s"), str(folder / "merged")),
         await engine.drop("b"),
@@ -50,7 +63,9 @@ async def test_every_method_over_the_link_equals_the_engine_itself(
 
 
 def test_every_method_of_the_protocol_travels() -> None:
-    methods = {name for name, member in inspect.getmembers(Engine, inspect.isfunction) if name[0] != "_"}
+    methods = {
+        name for name, member in inspect.getmembers(Engine, inspect.isfunction) if name[0] != "_"
+    }
     assert set(OPERATIONS) == methods
     assert methods <= set(dir(LinkedEngine))
 
@@ -114,7 +129,9 @@ async def test_an_error_of_one_rooms_own_class_crosses_as_its_ancestor(
     assert type(raised.value) is ServerError
 
 
-async def test_an_error_crosses_whatever_its_details_hold(linked: LinkedEngine, scripted: ScriptedEngine) -> None:
+async def test_an_error_crosses_whatever_its_details_hold(
+    linked: LinkedEngine, scripted: ScriptedEngine
+) -> None:
     scripted.fail_next("info", NotFound("Gone.", at=Path("/x"), none=None))
     with pytest.raises(NotFound) as raised:
         await linked.info()
@@ -149,7 +166,9 @@ async def test_a_broken_link_fails_every_waiting_call_and_every_later_one(
         async with serve(scripted, socket_path):
             engine = await connect(socket_path)
             calls = [
-                asyncio.create_task(engine.sample(None, packed(PROMPT), 1, SamplingParams(seed=seed)))
+                asyncio.create_task(
+                    engine.sample(None, packed(PROMPT), 1, SamplingParams(seed=seed))
+                )
                 for seed in range(5)
             ]
             await held.inside(5)
@@ -160,7 +179,9 @@ async def test_a_broken_link_fails_every_waiting_call_and_every_later_one(
         await engine.disconnect()
 
 
-async def test_a_cancelled_caller_does_not_disturb_the_others(linked: LinkedEngine, scripted: ScriptedEngine) -> None:
+async def test_a_cancelled_caller_does_not_disturb_the_others(
+    linked: LinkedEngine, scripted: ScriptedEngine
+) -> None:
     held = scripted.block("sample")
     sampling = asyncio.create_task(linked.sample(None, packed(PROMPT), 1, SamplingParams()))
     async with asyncio.timeout(5):
@@ -171,7 +192,9 @@ async def test_a_cancelled_caller_does_not_disturb_the_others(linked: LinkedEngi
         assert (await linked.info()).vocab_size == 672
 
 
-async def test_closing_ends_the_engine_at_the_other_side(scripted: ScriptedEngine, socket_path: Path) -> None:
+async def test_closing_ends_the_engine_at_the_other_side(
+    scripted: ScriptedEngine, socket_path: Path
+) -> None:
     async with serve(scripted, socket_path) as link, asyncio.timeout(5):
         engine = await connect(socket_path)
         await engine.close()

@@ -10,7 +10,15 @@ from deadlines import until
 
 from halteres.engine.checks import EngineOutOfMemory, LossNotFinite, out_of_memory
 from halteres.engine.connection import LinkedEngine, connect, serve
-from halteres.engine.protocol import Adam, EngineGone, ExtraLogprobs, LoraConfig, Piece, SampleResult, SamplingParams
+from halteres.engine.protocol import (
+    Adam,
+    EngineGone,
+    ExtraLogprobs,
+    LoraConfig,
+    Piece,
+    SampleResult,
+    SamplingParams,
+)
 from halteres.engine.scripted.engine import ScriptedEngine
 from halteres.engine.torch.limits import Limits
 from halteres.errors import InvalidData, NotReady, ServerError
@@ -27,7 +35,9 @@ async def test_a_stream_over_the_link_is_what_sample_answers(linked: LinkedEngin
     assert told == (await linked.sample(None, packed(PROMPT), 4, FREE, extra)).sequences
 
 
-async def test_pieces_cross_while_the_engine_still_writes(linked: LinkedEngine, scripted: ScriptedEngine) -> None:
+async def test_pieces_cross_while_the_engine_still_writes(
+    linked: LinkedEngine, scripted: ScriptedEngine
+) -> None:
     held = scripted.block("piece")
     pieces = linked.stream(None, packed(PROMPT), 1, FREE)
     async with asyncio.timeout(5):
@@ -40,8 +50,12 @@ async def test_pieces_cross_while_the_engine_still_writes(linked: LinkedEngine, 
         assert [piece.stop_reason async for piece in pieces][-1] == "length"
 
 
-async def test_a_reader_that_never_reads_holds_up_nobody(linked: LinkedEngine, scripted: ScriptedEngine) -> None:
-    """What it missed comes as one piece per sequence: no more than the answer is ever kept for it."""
+async def test_a_reader_that_never_reads_holds_up_nobody(
+    linked: LinkedEngine, scripted: ScriptedEngine
+) -> None:
+    """What it missed comes as one piece per sequence: no more than the answer is ever kept for
+    it.
+    """
     pieces = linked.stream(None, packed(PROMPT), 3, FREE)
     first = await anext(pieces)
     await until(lambda: scripted.under_way["stream"] == 0)
@@ -51,7 +65,9 @@ async def test_a_reader_that_never_reads_holds_up_nobody(linked: LinkedEngine, s
     assert len(rest) <= 6
 
 
-async def test_a_stream_that_is_left_ends_inside_the_engine(linked: LinkedEngine, scripted: ScriptedEngine) -> None:
+async def test_a_stream_that_is_left_ends_inside_the_engine(
+    linked: LinkedEngine, scripted: ScriptedEngine
+) -> None:
     held = scripted.block("piece")
     async with asyncio.timeout(10):
         leaving = linked.stream(None, packed(PROMPT), 1, FREE)
@@ -64,7 +80,9 @@ async def test_a_stream_that_is_left_ends_inside_the_engine(linked: LinkedEngine
         await until(lambda: scripted.under_way["stream"] == 0)
 
 
-async def test_a_stream_fails_with_the_engines_own_error(linked: LinkedEngine, scripted: ScriptedEngine) -> None:
+async def test_a_stream_fails_with_the_engines_own_error(
+    linked: LinkedEngine, scripted: ScriptedEngine
+) -> None:
     with pytest.raises(InvalidData, match="sampled tokens alone"):
         await streamed(linked.stream(None, packed(PROMPT), 1, FREE, ExtraLogprobs(topk_prompt=2)))
     scripted.fail_next("stream", ServerError("The device is lost."))
@@ -72,12 +90,16 @@ async def test_a_stream_fails_with_the_engines_own_error(linked: LinkedEngine, s
         await streamed(linked.stream(None, packed(PROMPT), 1, FREE))
 
 
-async def test_a_stream_whose_engine_dies_ends_with_engine_gone(scripted: ScriptedEngine, socket_path: Path) -> None:
+async def test_a_stream_whose_engine_dies_ends_with_engine_gone(
+    scripted: ScriptedEngine, socket_path: Path
+) -> None:
     async with asyncio.timeout(5):
         async with serve(scripted, socket_path):
             engine = await connect(socket_path)
             held = scripted.block("piece")
-            reading: asyncio.Task[Piece] = asyncio.create_task(anext(engine.stream(None, packed(PROMPT), 1, FREE)))  # type: ignore[arg-type]
+            reading: asyncio.Task[Piece] = asyncio.create_task(
+                anext(engine.stream(None, packed(PROMPT), 1, FREE))
+            )  # type: ignore[arg-type]
             await held.inside()
         with pytest.raises(EngineGone):
             await reading
@@ -101,7 +123,9 @@ async def test_a_cancelled_sample_is_cancelled_inside_the_engine(
         assert isinstance(await calls[2], SampleResult)
 
 
-async def test_a_cancelled_sample_frees_its_rows_in_the_real_engine(model_folder: Path, socket_path: Path) -> None:
+async def test_a_cancelled_sample_frees_its_rows_in_the_real_engine(
+    model_folder: Path, socket_path: Path
+) -> None:
     async with running(model_folder, Limits(decode_rows=8)) as engine, serve(engine, socket_path):
         linked = await connect(socket_path)
         long = SamplingParams(max_tokens=2000, stop_tokens=())
@@ -126,7 +150,9 @@ async def test_a_cancelled_training_call_is_finished_all_the_same(
     """It may have changed something: whoever replays must find it whole."""
     await linked.create_adapter("a", LoraConfig(rank=2))
     held = scripted.block("forward_backward")
-    passing = asyncio.create_task(linked.forward_backward("a", (weighted([5, 6], [6, 7]),), CROSS_ENTROPY))
+    passing = asyncio.create_task(
+        linked.forward_backward("a", (weighted([5, 6], [6, 7]),), CROSS_ENTROPY)
+    )
     async with asyncio.timeout(5):
         await held.inside()
         passing.cancel()
@@ -156,7 +182,9 @@ async def test_a_connection_that_ends_leaves_training_calls_to_their_end(
         first, second = await connect(socket_path), await connect(socket_path)
         await first.create_adapter("a", LoraConfig(rank=2))
         held = scripted.block("forward_backward")
-        passing = asyncio.create_task(first.forward_backward("a", (weighted([5, 6], [6, 7]),), CROSS_ENTROPY))
+        passing = asyncio.create_task(
+            first.forward_backward("a", (weighted([5, 6], [6, 7]),), CROSS_ENTROPY)
+        )
         await held.inside()
         await first.disconnect()
         with pytest.raises(EngineGone):
@@ -169,7 +197,9 @@ async def test_a_connection_that_ends_leaves_training_calls_to_their_end(
 async def test_an_engine_that_was_closed_is_gone_and_one_that_is_busy_is_not(
     scripted: ScriptedEngine, socket_path: Path
 ) -> None:
-    """Whoever hears EngineGone asks the next engine; any other NotReady came from one that lives."""
+    """Whoever hears EngineGone asks the next engine; any other NotReady came from one that
+    lives.
+    """
     async with serve(scripted, socket_path):
         engine = await connect(socket_path)
         scripted.fail_next("info", NotReady("Not yet."))
@@ -187,7 +217,11 @@ async def test_what_only_engines_raise_keeps_its_code_over_the_link(
 ) -> None:
     for error, kind, code in (
         (LossNotFinite("The loss is not finite."), LossNotFinite, "nan_loss"),
-        (out_of_memory("forward_backward", "CUDA out of memory. Tried"), EngineOutOfMemory, "gpu_oom"),
+        (
+            out_of_memory("forward_backward", "CUDA out of memory. Tried"),
+            EngineOutOfMemory,
+            "gpu_oom",
+        ),
     ):
         scripted.fail_next("info", error)
         with pytest.raises(kind) as raised:

@@ -32,7 +32,9 @@ def command(model_folder: Path) -> EngineCommand:
 
 @pytest.fixture
 async def running(command: EngineCommand, tmp_path: Path) -> AsyncIterator[EngineProcess]:
-    process = EngineProcess(command, tmp_path / "logs" / "engine.log", policy=RestartPolicy(ready_s=30, backoff_s=0.01))
+    process = EngineProcess(
+        command, tmp_path / "logs" / "engine.log", policy=RestartPolicy(ready_s=30, backoff_s=0.01)
+    )
     await process.start()
     yield process
     await process.stop()
@@ -71,7 +73,9 @@ async def test_a_started_engine_answers_and_leaves_no_socket_behind(running: Eng
     assert not Path(argv[argv.index(b"--socket") + 1].decode()).parent.exists()
 
 
-async def test_a_killed_engine_fails_its_calls_typed_and_is_restarted(command: EngineCommand, tmp_path: Path) -> None:
+async def test_a_killed_engine_fails_its_calls_typed_and_is_restarted(
+    command: EngineCommand, tmp_path: Path
+) -> None:
     deaths: list[HalteresError] = []
     restarted = asyncio.Event()
     process = EngineProcess(
@@ -119,7 +123,9 @@ async def test_an_engine_that_dies_six_times_within_five_minutes_is_given_up(
     command: EngineCommand, tmp_path: Path
 ) -> None:
     deaths: list[HalteresError] = []
-    process = EngineProcess(command, tmp_path / "engine.log", on_death=deaths.append, policy=RestartPolicy(backoff_s=0))
+    process = EngineProcess(
+        command, tmp_path / "engine.log", on_death=deaths.append, policy=RestartPolicy(backoff_s=0)
+    )
     await process.start()
     async with asyncio.timeout(60):
         for restarts in range(6):
@@ -139,7 +145,9 @@ async def test_deaths_that_are_further_apart_than_the_window_are_forgotten(
     command: EngineCommand, tmp_path: Path
 ) -> None:
     process = EngineProcess(
-        command, tmp_path / "engine.log", policy=RestartPolicy(max_restarts=0, window_s=0, backoff_s=0)
+        command,
+        tmp_path / "engine.log",
+        policy=RestartPolicy(max_restarts=0, window_s=0, backoff_s=0),
     )
     await process.start()
     async with asyncio.timeout(30):
@@ -164,7 +172,11 @@ def _no_room(**_: Any) -> str:
 
 
 REFUSALS: dict[str, tuple[str, Callable[..., Any], str]] = {
-    "no process": ("halteres.engine.process.EngineChild.spawn", _no_fork, "Resource temporarily unavailable"),
+    "no process": (
+        "halteres.engine.process.EngineChild.spawn",
+        _no_fork,
+        "Resource temporarily unavailable",
+    ),
     "no belt": ("halteres.engine.process.EngineChild.spawn", _no_belt, "preexec_fn"),
     "no room": ("halteres.engine.process.tempfile.mkdtemp", _no_room, "No space left on device"),
 }
@@ -182,7 +194,9 @@ async def test_a_restart_that_the_machine_refuses_is_a_death_and_tried_again(
         deaths.append(why)
         monkeypatch.undo() if len(deaths) == 3 else monkeypatch.setattr(name, refuse)
 
-    process = EngineProcess(command, tmp_path / "engine.log", on_death=died, policy=RestartPolicy(backoff_s=0))
+    process = EngineProcess(
+        command, tmp_path / "engine.log", on_death=died, policy=RestartPolicy(backoff_s=0)
+    )
     await process.start()
     assert process.pid is not None
     os.kill(process.pid, signal.SIGKILL)
@@ -242,8 +256,12 @@ async def test_stopping_ends_it_in_order(command: EngineCommand, tmp_path: Path)
         await engine.info()
 
 
-async def test_an_engine_that_ends_early_is_told_with_its_last_words(command: EngineCommand, tmp_path: Path) -> None:
-    broken = EngineCommand(backend="scripted", folder=tmp_path / "nowhere", name="nobody", threads=1)
+async def test_an_engine_that_ends_early_is_told_with_its_last_words(
+    command: EngineCommand, tmp_path: Path
+) -> None:
+    broken = EngineCommand(
+        backend="scripted", folder=tmp_path / "nowhere", name="nobody", threads=1
+    )
     process = EngineProcess(broken, tmp_path / "engine.log")
     with pytest.raises(ProcessFailed, match="before it was ready") as raised:
         await process.start()
@@ -280,7 +298,9 @@ async def test_an_engine_that_is_killed_while_it_starts_is_started_again_and_oth
 async def test_an_engine_that_is_never_ready_is_told_and_killed(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(EngineCommand, "argv", lambda *_: [sys.executable, "-c", "import signal; signal.pause()"])
+    monkeypatch.setattr(
+        EngineCommand, "argv", lambda *_: [sys.executable, "-c", "import signal; signal.pause()"]
+    )
     slow = EngineCommand(backend="scripted", folder=tmp_path, name="slow")
     process = EngineProcess(slow, tmp_path / "engine.log", policy=RestartPolicy(ready_s=0.3))
     with pytest.raises(ProcessFailed, match=r"not ready within 0\.3 s"):
@@ -308,10 +328,18 @@ asyncio.run(main())
 
 
 @pytest.mark.parametrize("belt", ["lifeline", "both"])
-async def test_the_engine_ends_when_its_parent_is_killed(model_folder: Path, tmp_path: Path, belt: str) -> None:
+async def test_the_engine_ends_when_its_parent_is_killed(
+    model_folder: Path, tmp_path: Path, belt: str
+) -> None:
     """`lifeline` alone must do, without Linux's parent-death signal."""
     parent = await asyncio.create_subprocess_exec(
-        sys.executable, "-c", PARENT, model_folder, tmp_path / "engine.log", belt, stdout=asyncio.subprocess.PIPE
+        sys.executable,
+        "-c",
+        PARENT,
+        model_folder,
+        tmp_path / "engine.log",
+        belt,
+        stdout=asyncio.subprocess.PIPE,
     )
     assert parent.stdout is not None
     async with asyncio.timeout(30):
@@ -326,14 +354,21 @@ async def test_the_engine_ends_when_its_parent_is_killed(model_folder: Path, tmp
 
 async def test_a_usage_error_exits_2(tmp_path: Path) -> None:
     process = await asyncio.create_subprocess_exec(
-        sys.executable, "-m", "halteres.engine", "--backend", "magic", stderr=asyncio.subprocess.PIPE
+        sys.executable,
+        "-m",
+        "halteres.engine",
+        "--backend",
+        "magic",
+        stderr=asyncio.subprocess.PIPE,
     )
     _, said = await process.communicate()
     assert process.returncode == 2
     assert b"--backend" in said
 
 
-async def test_an_engine_that_hangs_is_killed_and_another_started(command: EngineCommand, tmp_path: Path) -> None:
+async def test_an_engine_that_hangs_is_killed_and_another_started(
+    command: EngineCommand, tmp_path: Path
+) -> None:
     deaths: list[HalteresError] = []
     policy = RestartPolicy(backoff_s=0, ping_s=0.2, silent_s=0.6)
     process = EngineProcess(command, tmp_path / "engine.log", on_death=deaths.append, policy=policy)

@@ -1,4 +1,6 @@
-"""Which folders become a model: whole ones, of the families computed here and of those that transformers computes."""
+"""Which folders become a model: whole ones, of the families computed here and of those that
+transformers computes.
+"""
 
 from __future__ import annotations
 
@@ -28,7 +30,10 @@ SMALL: dict[str, Any] = {
 Change = Callable[[dict[str, torch.Tensor]], dict[str, torch.Tensor]]
 
 CHANGES: dict[str, tuple[Change, str]] = {
-    "no head": (lambda found: {n: t for n, t in found.items() if n != "lm_head.weight"}, "lm_head.weight"),
+    "no head": (
+        lambda found: {n: t for n, t in found.items() if n != "lm_head.weight"},
+        "lm_head.weight",
+    ),
     "a prefix": (lambda found: {f"_orig_mod.{n}": t for n, t in found.items()}, "lm_head.weight"),
     "half of the layers": (
         lambda found: {n: t for n, t in found.items() if ".layers.1." not in n},
@@ -39,8 +44,14 @@ CHANGES: dict[str, tuple[Change, str]] = {
 
 @pytest.fixture(params=["qwen3", "mistral", "qwen3_moe"])
 def family(request: pytest.FixtureRequest, tmp_path: Path) -> Path:
-    """A random model: one that is computed here, one by transformers, one whose tensors it joins when it loads."""
-    extra: dict[str, Any] = {"num_experts": 4, "num_experts_per_tok": 2, "moe_intermediate_size": 32}
+    """A random model: one that is computed here, one by transformers, one whose tensors it joins
+    when it loads.
+    """
+    extra: dict[str, Any] = {
+        "num_experts": 4,
+        "num_experts_per_tok": 2,
+        "moe_intermediate_size": 32,
+    }
     config = hf.AutoConfig.for_model(
         request.param,
         **SMALL,
@@ -64,7 +75,9 @@ def printed(folder: Path, capsys: pytest.CaptureFixture[str]) -> dict[str, str]:
 
 
 @pytest.mark.parametrize("case", CHANGES)
-def test_what_a_folder_lacks_is_never_random(family: Path, case: str, capsys: pytest.CaptureFixture[str]) -> None:
+def test_what_a_folder_lacks_is_never_random(
+    family: Path, case: str, capsys: pytest.CaptureFixture[str]
+) -> None:
     assert load(family).num_parameters
     assert printed(family, capsys) == {}
     change, first = CHANGES[case]
@@ -76,7 +89,9 @@ def test_what_a_folder_lacks_is_never_random(family: Path, case: str, capsys: py
     assert printed(family, capsys)["why"] == refused.value.why
 
 
-@pytest.mark.parametrize("changed", [{"num_hidden_layers": 2, "layer_types": ["full_attention"] * 2}])
+@pytest.mark.parametrize(
+    "changed", [{"num_hidden_layers": 2, "layer_types": ["full_attention"] * 2}]
+)
 def test_layers_that_config_json_leaves_out_are_not_left_out_in_silence(
     model_folder: Path, tmp_path: Path, changed: dict[str, Any]
 ) -> None:
@@ -97,7 +112,10 @@ def test_a_tied_head_is_nothing_that_a_folder_lacks(model_folder: Path) -> None:
     "changed",
     [
         {"quantization_config": {"quant_method": "gptq", "bits": 4}},
-        {"auto_map": {"AutoModelForCausalLM": "code.Model", "AutoConfig": "code.Config"}, "model_type": "own"},
+        {
+            "auto_map": {"AutoModelForCausalLM": "code.Model", "AutoConfig": "code.Config"},
+            "model_type": "own",
+        },
         {"num_hidden_layers": "four"},
     ],
 )
@@ -125,7 +143,10 @@ def test_answers_end_where_the_tokenizer_says_where_no_setting_does(
     config = json.loads((folder / "config.json").read_text())
     (folder / "config.json").write_text(json.dumps({**config, "eos_token_id": None}))
     (folder / "generation_config.json").unlink()
-    for name, content in (("generation_config.json", generation), ("special_tokens_map.json", special)):
+    for name, content in (
+        ("generation_config.json", generation),
+        ("special_tokens_map.json", special),
+    ):
         if content is not None:
             (folder / name).write_text(json.dumps(content))
     assert load(folder).eos_tokens == ends

@@ -1,4 +1,6 @@
-"""Each loss and its gradient against the published formula in 64 bits, on padded micro-batches of random data."""
+"""Each loss and its gradient against the published formula in 64 bits, on padded micro-batches of
+random data.
+"""
 
 from __future__ import annotations
 
@@ -21,11 +23,15 @@ LOW, HIGH, BETA, KL = 0.8, 1.2, 0.05, 0.0
 
 
 def clipped(ratio: Tensor, inputs: Inputs) -> Tensor:
-    return torch.minimum(torch.maximum(ratio, inputs["clip_low_threshold"]), inputs["clip_high_threshold"])
+    return torch.minimum(
+        torch.maximum(ratio, inputs["clip_low_threshold"]), inputs["clip_high_threshold"]
+    )
 
 
 def surrogate(ratio: Tensor, inputs: Inputs) -> Tensor:
-    return -torch.minimum(ratio * inputs["advantages"], clipped(ratio, inputs) * inputs["advantages"]).sum()
+    return -torch.minimum(
+        ratio * inputs["advantages"], clipped(ratio, inputs) * inputs["advantages"]
+    ).sum()
 
 
 def cross_entropy(lp: Tensor, inputs: Inputs) -> Tensor:
@@ -78,7 +84,9 @@ REFERENCE: Mapping[str, Callable[[Tensor, Inputs], Tensor]] = {
 
 
 def drawn(seed: int, length: int, index: int = 0, gap: float = 0.3) -> tuple[Example, np.ndarray]:
-    """A datum with every input, and log-probabilities for it; advantages of both signs, thresholds per token."""
+    """A datum with every input, and log-probabilities for it; advantages of both signs, thresholds
+    per token.
+    """
     random = np.random.default_rng(seed)
     lp = random.normal(-2, 1, length).astype(np.float32)
     inputs = {
@@ -91,7 +99,8 @@ def drawn(seed: int, length: int, index: int = 0, gap: float = 0.3) -> tuple[Exa
     }
     tokens = np.zeros(length, np.int64)
     floats = {name: value.astype(np.float32) for name, value in inputs.items()}
-    sequences = random.integers(0, 4, length).astype(np.int32)  # 3 of them, in pieces; A and q are anything elsewhere
+    # 3 of them, in pieces; A and q are anything elsewhere
+    sequences = random.integers(0, 4, length).astype(np.int32)
     return Example(tokens, tokens, {**floats, "sampled_sequences": sequences}, index), lp
 
 
@@ -104,9 +113,13 @@ def batched(data: Sequence[tuple[Example, np.ndarray]]) -> tuple[MicroBatch, Ten
     return batch, lp
 
 
-def valued(name: str, data: Sequence[tuple[Example, np.ndarray]], **config: float) -> tuple[Value, Tensor]:
+def valued(
+    name: str, data: Sequence[tuple[Example, np.ndarray]], **config: float
+) -> tuple[Value, Tensor]:
     batch, lp = batched(data)
-    value = PerToken(LOSSES[name], complete_loss(LossSpec(name=name, config=config))).value(lp, batch, True)
+    value = PerToken(LOSSES[name], complete_loss(LossSpec(name=name, config=config))).value(
+        lp, batch, True
+    )
     assert value.gradient is not None
     return value, value.gradient
 
@@ -147,7 +160,9 @@ def test_a_loss_is_a_sum_whatever_is_beside_it(name: str) -> None:
     assert twice.metrics["num_loss_tokens:sum"] == 2 * alone.metrics["num_loss_tokens:sum"]
 
 
-@pytest.mark.parametrize("name", [name for name in REFERENCE if name not in ("cross_entropy", "dro")])
+@pytest.mark.parametrize(
+    "name", [name for name in REFERENCE if name not in ("cross_entropy", "dro")]
+)
 def test_a_token_without_advantage_has_no_loss_whatever_its_sampler_said(name: str) -> None:
     (example, lp), spoilt = drawn(7, 20), drawn(7, 20)[0]
     off = np.arange(20) % 3 == 0
@@ -165,14 +180,18 @@ def test_a_token_without_advantage_has_no_loss_whatever_its_sampler_said(name: s
     assert poisoned.metrics == clean.metrics
 
 
-def test_dro_holds_tokens_without_advantage_to_their_sampler_but_for_the_filler_of_prompts() -> None:
+def test_dro_holds_tokens_without_advantage_to_their_sampler_but_for_the_filler_of_prompts() -> (
+    None
+):
     example, lp = drawn(7, 20)
     filler, sampled = np.arange(20) < 5, np.arange(20) >= 15
     example.inputs["advantages"][filler | sampled] = 0
     example.inputs["logprobs"][filler] = 0
     value, slope = valued("dro", [(example, lp)])
     assert not slope[0, :20][torch.from_numpy(filler)].any()
-    kept = {name: torch.from_numpy(values[~filler]).double() for name, values in example.inputs.items()}
+    kept = {
+        name: torch.from_numpy(values[~filler]).double() for name, values in example.inputs.items()
+    }
     expected = REFERENCE["dro"](torch.as_tensor(lp).double()[torch.from_numpy(~filler)], kept)
     assert value.total == pytest.approx(float(expected), rel=1e-5)
 
@@ -187,13 +206,18 @@ def test_clipped_tokens_are_counted() -> None:
         "clip_low_threshold": [LOW] * 4,
         "clip_high_threshold": [HIGH] * 4,
     }
-    example = Example(tokens, tokens, {name: np.asarray(value, np.float32) for name, value in inputs.items()})
+    example = Example(
+        tokens, tokens, {name: np.asarray(value, np.float32) for name, value in inputs.items()}
+    )
     value, gradient = valued("ppo", [(example, np.zeros(4, np.float32))])
     assert value.metrics["num_clipped_tokens:sum"] == 2
     assert gradient[0, :4].tolist() == pytest.approx([0, 2, -0.5, 0])
     assert value.total == pytest.approx(-(HIGH - 2 + 0.5 - LOW))
     assert value.metrics["log_ratio_abs:max"] == pytest.approx(np.log(2))
-    assert valued("cispo", [(example, np.zeros(4, np.float32))])[0].metrics["num_clipped_tokens:sum"] == 4
+    assert (
+        valued("cispo", [(example, np.zeros(4, np.float32))])[0].metrics["num_clipped_tokens:sum"]
+        == 4
+    )
 
 
 @pytest.mark.parametrize("name", ["ppo", "cispo", "gspo"])
@@ -205,21 +229,31 @@ def test_a_ratio_that_overflows_is_clipped_where_the_loss_clips_it(name: str) ->
     value, gradient = valued(name, [(example, lp)])
     high = example.inputs["clip_high_threshold"]
     factor = lp if name == "cispo" else 1.0
-    assert value.total == pytest.approx(-(high * factor * example.inputs["advantages"]).sum(), rel=1e-6)
+    assert value.total == pytest.approx(
+        -(high * factor * example.inputs["advantages"]).sum(), rel=1e-6
+    )
     assert torch.isfinite(gradient).all()
 
 
 def sequenced(*sequences: int, q: float, a: float = 1.0) -> Example:
-    """Targets of these sequences; q and A are equal everywhere that was sampled, and 9 on prompts."""
+    """Targets of these sequences; q and A are equal everywhere that was sampled, and 9 on
+    prompts.
+    """
     numbers, prompts = np.asarray(sequences, np.int32), np.asarray(sequences) == 0
     floats = {"logprobs": np.where(prompts, 9, q), "advantages": np.where(prompts, 9, a)}
     inputs = {name: value.astype(np.float32) for name, value in floats.items()}
-    return Example(np.zeros(len(numbers), np.int64), numbers, {**inputs, "sampled_sequences": numbers})
+    return Example(
+        np.zeros(len(numbers), np.int64), numbers, {**inputs, "sampled_sequences": numbers}
+    )
 
 
 @proves("loss:stable_reinforce")
-def test_stable_reinforce_weighs_each_sequence_by_its_mean_ratio_up_to_2_and_reads_no_prompt() -> None:
-    """Per sequence s = exp(mean of lp - q); the gradient is -min(s, 2) * A, and does not go through s."""
+def test_stable_reinforce_weighs_each_sequence_by_its_mean_ratio_up_to_2_and_reads_no_prompt() -> (
+    None
+):
+    """Per sequence s = exp(mean of lp - q); the gradient is -min(s, 2) * A, and does not go through
+    s.
+    """
     lp = np.asarray([-1, -1, -2, -5, -1, -1], np.float32)
     example = sequenced(0, 1, 1, 0, 2, 2, q=-1.5)
     value, gradient = valued("stable_reinforce", [(example, lp)])
@@ -243,7 +277,9 @@ def test_stable_reinforce_holds_sampled_tokens_to_their_sampler_by_kl_coeff() ->
 
 @proves("loss:stable_reinforce")
 def test_where_nothing_was_sampled_stable_reinforce_is_0() -> None:
-    value, gradient = valued("stable_reinforce", [(sequenced(0, 0, q=0), np.zeros(2, np.float32))], kl_coeff=1.0)
+    value, gradient = valued(
+        "stable_reinforce", [(sequenced(0, 0, q=0), np.zeros(2, np.float32))], kl_coeff=1.0
+    )
     assert (value.total, bool(gradient.any())) == (0, False)
 
 

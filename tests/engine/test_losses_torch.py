@@ -1,4 +1,6 @@
-"""Losses on the torch engine: several targets per token, sums, micro-batches, gradients down to the adapter."""
+"""Losses on the torch engine: several targets per token, sums, micro-batches, gradients down to the
+adapter.
+"""
 
 from __future__ import annotations
 
@@ -41,7 +43,10 @@ def wide(tokens: Sequence[int], k: int, seed: int = 0) -> Datum:
     targets[:, -1] = targets[:, 0]
     weights = random.standard_normal((len(tokens), k)) * (random.random((len(tokens), k)) < 0.7)
     weights[0], weights[-1] = 0, np.linspace(-1, 1, k)
-    return Datum(tokens=packed(tokens), inputs={"target_tokens": array(targets, "int64"), "weights": array(weights)})
+    return Datum(
+        tokens=packed(tokens),
+        inputs={"target_tokens": array(targets, "int64"), "weights": array(weights)},
+    )
 
 
 def judged(tokens: Sequence[int], seed: int) -> Datum:
@@ -63,7 +68,9 @@ def close(ours: dict[str, Tensor], theirs: dict[str, Tensor]) -> None:
         torch.testing.assert_close(ours[name].double(), expected.grad, rtol=1e-4, atol=tolerance)
 
 
-async def moved(engine: TorchEngine, data: Sequence[Datum], loss: LossSpec, name: str = "a") -> tuple[float, Tensor]:
+async def moved(
+    engine: TorchEngine, data: Sequence[Datum], loss: LossSpec, name: str = "a"
+) -> tuple[float, Tensor]:
     """The loss of one pass, and the gradient that it added."""
     before = gradient(engine, name)
     passed = await engine.forward_backward(name, tuple(data), loss)
@@ -71,14 +78,23 @@ async def moved(engine: TorchEngine, data: Sequence[Datum], loss: LossSpec, name
 
 
 @proves("pass:wide-targets", "loss:gradients")
-async def test_several_targets_per_token_and_their_gradient_equal_the_formula(model_folder: Path) -> None:
-    """Also of targets that occur twice, weights of any sign, and widths that differ between datums."""
+async def test_several_targets_per_token_and_their_gradient_equal_the_formula(
+    model_folder: Path,
+) -> None:
+    """Also of targets that occur twice, weights of any sign, and widths that differ between
+    datums.
+    """
     async with running(model_folder, Limits(head_elements=672 * 16)) as engine:
         await trained(engine, steps=2)
         adapter = engine._adapters["a"]
-        reference = Reference(model_folder, adapter.layout.named(adapter.flat.clone()), LORA.alpha / LORA.rank)
+        reference = Reference(
+            model_folder, adapter.layout.named(adapter.flat.clone()), LORA.alpha / LORA.rank
+        )
         texts = prompts(5, seed=2)
-        data = [wide(text, k, seed) for seed, (text, k) in enumerate(zip(texts, (3, 1, 20, 3, 2), strict=True))]
+        data = [
+            wide(text, k, seed)
+            for seed, (text, k) in enumerate(zip(texts, (3, 1, 20, 3, 2), strict=True))
+        ]
         data.append(pair(texts[0], weights=np.ones(len(texts[0]) - 1)))
         passed = await engine.forward_backward("a", tuple(data), CROSS_ENTROPY)
         expected = torch.zeros((), dtype=torch.float64)
@@ -102,9 +118,14 @@ async def test_one_target_in_a_row_of_its_own_is_the_same_to_the_bit(model_folde
         for name in "ab":
             await trained(engine, name, steps=1)
         flat = await engine.forward_backward("a", (narrow,), CROSS_ENTROPY)
-        tall = await engine.forward_backward("b", (Datum(tokens=narrow.tokens, inputs=rows),), CROSS_ENTROPY)
+        tall = await engine.forward_backward(
+            "b", (Datum(tokens=narrow.tokens, inputs=rows),), CROSS_ENTROPY
+        )
         assert flat.logprobs[0].data == tall.logprobs[0].data
-        assert (flat.logprobs[0].shape, tall.logprobs[0].shape) == ((len(text) - 1,), (len(text) - 1, 1))
+        assert (flat.logprobs[0].shape, tall.logprobs[0].shape) == (
+            (len(text) - 1,),
+            (len(text) - 1, 1),
+        )
         assert flat.metrics == tall.metrics
         assert torch.equal(gradient(engine, "a"), gradient(engine, "b"))
 
@@ -112,7 +133,9 @@ async def test_one_target_in_a_row_of_its_own_is_the_same_to_the_bit(model_folde
 @pytest.mark.runs
 @pytest.mark.parametrize("name", SAMPLED)
 @proves("pass:sums")
-async def test_doubled_data_doubles_loss_and_gradient_in_any_micro_batches(model_folder: Path, name: str) -> None:
+async def test_doubled_data_doubles_loss_and_gradient_in_any_micro_batches(
+    model_folder: Path, name: str
+) -> None:
     loss = LossSpec(name=name)
     data = [judged(text, seed) for seed, text in enumerate(prompts(6, seed=4))]
     found = []
@@ -131,9 +154,11 @@ async def test_doubled_data_doubles_loss_and_gradient_in_any_micro_batches(model
 
 @pytest.mark.parametrize("name", SAMPLED)
 async def test_settings_reach_the_formula(model_folder: Path, name: str) -> None:
-    config = {"dro": {"beta": 3.0}, "stable_reinforce": {"kl_coeff": 3.0}, "importance_sampling": {}}.get(
-        name, {"clip_low_threshold": 0.1, "clip_high_threshold": 9}
-    )
+    config = {
+        "dro": {"beta": 3.0},
+        "stable_reinforce": {"kl_coeff": 3.0},
+        "importance_sampling": {},
+    }.get(name, {"clip_low_threshold": 0.1, "clip_high_threshold": 9})
     data = (judged(prompts(1, low=30)[0], 1),)
     async with running(model_folder) as engine:
         await engine.create_adapter("a", LORA)
@@ -158,7 +183,9 @@ async def test_metrics_of_every_loss_are_mergeable(model_folder: Path) -> None:
                 (await engine.forward_backward("a", chunk, LossSpec(name=name))).metrics
                 for chunk in (tuple(data), (silent,))
             ]
-            assert one.keys() == other.keys() >= {"loss:sum", "num_tokens:sum", "num_loss_tokens:sum"}
+            assert (
+                one.keys() == other.keys() >= {"loss:sum", "num_tokens:sum", "num_loss_tokens:sum"}
+            )
             assert all(key.count(":") == 1 and key.split(":")[1] in REDUCE_MAP for key in one)
             assert other["loss:sum"] == other["num_loss_tokens:sum"] == 0
 
@@ -171,4 +198,6 @@ async def test_the_scripted_engine_scores_several_targets(scripted: ScriptedEngi
     found = logprobs_of(passed.logprobs[0])
     assert found.shape == (len(text), 3)
     assert (found[:, 0] == found[:, 2]).all()
-    assert passed.metrics["loss:sum"] == pytest.approx(-(input_of(datum, "weights").numpy() * found).sum(), rel=1e-5)
+    assert passed.metrics["loss:sum"] == pytest.approx(
+        -(input_of(datum, "weights").numpy() * found).sum(), rel=1e-5
+    )

@@ -1,4 +1,6 @@
-"""Folders of adapters that somebody changed: refused in a sentence, and nothing outside them is read."""
+"""Folders of adapters that somebody changed: refused in a sentence, and nothing outside them is
+read.
+"""
 
 from __future__ import annotations
 
@@ -71,7 +73,9 @@ async def test_a_state_file_that_cannot_be_read_is_a_sentence(
                 await one.load("b", str(folder), optimizer=optimizer)
 
 
-async def test_a_linked_optimiser_is_not_followed(model_folder: Path, scripted: ScriptedEngine, tmp_path: Path) -> None:
+async def test_a_linked_optimiser_is_not_followed(
+    model_folder: Path, scripted: ScriptedEngine, tmp_path: Path
+) -> None:
     async with running(model_folder) as engine:
         folder = await saved(engine, tmp_path / "a")
         await engine.load("b", str(folder), optimizer=True)
@@ -82,8 +86,12 @@ async def test_a_linked_optimiser_is_not_followed(model_folder: Path, scripted: 
             assert "cp -rL" in str(refused.value.next)
 
 
-async def test_links_of_a_hugging_face_cache_lead_to_the_adapter(model_folder: Path, tmp_path: Path) -> None:
-    """Its snapshots are links to blobs: an adapter from the hub has no files of ours beside its two."""
+async def test_links_of_a_hugging_face_cache_lead_to_the_adapter(
+    model_folder: Path, tmp_path: Path
+) -> None:
+    """Its snapshots are links to blobs: an adapter from the hub has no files of ours beside its
+    two.
+    """
     async with running(model_folder) as engine:
         folder = await saved(engine, tmp_path / "a")
         snapshot = tmp_path / "snapshot"

@@ -46,10 +46,14 @@ async def engine(scripted: ScriptedEngine) -> ScriptedEngine:
     return scripted
 
 
-async def test_sampled_logprobs_are_those_the_pass_computes_at_the_same_version(engine: ScriptedEngine) -> None:
+async def test_sampled_logprobs_are_those_the_pass_computes_at_the_same_version(
+    engine: ScriptedEngine,
+) -> None:
     await stepped(engine, "a", 3)
     assert (await engine.snapshot("a", "s")).version == 3
-    sampled = await engine.sample("s", packed(PROMPT), 2, SamplingParams(max_tokens=8, seed=4, stop_tokens=()))
+    sampled = await engine.sample(
+        "s", packed(PROMPT), 2, SamplingParams(max_tokens=8, seed=4, stop_tokens=())
+    )
     for sequence in sampled.sequences:
         tokens = [*PROMPT, *unpacked(sequence.tokens)]
         passed = await engine.forward_backward(
@@ -58,7 +62,9 @@ async def test_sampled_logprobs_are_those_the_pass_computes_at_the_same_version(
         assert floats(passed.logprobs[0])[len(PROMPT) - 1 :] == floats(sequence.logprobs)
 
 
-async def test_sampled_tokens_are_a_function_of_version_prompt_seed_and_index(engine: ScriptedEngine) -> None:
+async def test_sampled_tokens_are_a_function_of_version_prompt_seed_and_index(
+    engine: ScriptedEngine,
+) -> None:
     params = SamplingParams(max_tokens=6, seed=9, stop_tokens=())
     four = (await engine.sample(None, packed(PROMPT), 4, params)).sequences
     two = (await engine.sample(None, packed(PROMPT), 2, params)).sequences
@@ -66,7 +72,9 @@ async def test_sampled_tokens_are_a_function_of_version_prompt_seed_and_index(en
     assert len({sequence.tokens for sequence in four}) == 4
     for other in (
         await engine.sample(None, packed([3, *PROMPT[1:]]), 4, params),
-        await engine.sample(None, packed(PROMPT), 4, SamplingParams(max_tokens=6, seed=10, stop_tokens=())),
+        await engine.sample(
+            None, packed(PROMPT), 4, SamplingParams(max_tokens=6, seed=10, stop_tokens=())
+        ),
     ):
         assert other.sequences != four
     await stepped(engine, "a")
@@ -77,7 +85,9 @@ async def test_sampled_tokens_are_a_function_of_version_prompt_seed_and_index(en
 async def test_logprobs_are_normalised_over_the_vocabulary(engine: ScriptedEngine) -> None:
     size = (await engine.info()).vocab_size
     row = [7] * size
-    passed = await engine.forward_backward("a", (weighted(row, range(size)),), CROSS_ENTROPY, forward_only=True)
+    passed = await engine.forward_backward(
+        "a", (weighted(row, range(size)),), CROSS_ENTROPY, forward_only=True
+    )
     assert np.exp(floats(passed.logprobs[0])).sum() == pytest.approx(1.0, abs=1e-5)
 
 
@@ -94,9 +104,13 @@ async def test_greedy_takes_the_likeliest_token(engine: ScriptedEngine) -> None:
     sampled = await engine.sample(None, packed(PROMPT), 2, greedy)
     assert sampled.sequences[0] == sampled.sequences[1]
     narrow = SamplingParams(max_tokens=4, top_k=1, seed=3, stop_tokens=())
-    assert (await engine.sample(None, packed(PROMPT), 1, narrow)).sequences[0] == sampled.sequences[0]
+    assert (await engine.sample(None, packed(PROMPT), 1, narrow)).sequences[0] == sampled.sequences[
+        0
+    ]
     nucleus = SamplingParams(max_tokens=4, top_p=1e-9, seed=3, stop_tokens=())
-    assert (await engine.sample(None, packed(PROMPT), 1, nucleus)).sequences[0] == sampled.sequences[0]
+    assert (await engine.sample(None, packed(PROMPT), 1, nucleus)).sequences[
+        0
+    ] == sampled.sequences[0]
 
 
 async def test_max_tokens_cuts_and_stop_tokens_stop(engine: ScriptedEngine) -> None:
@@ -173,7 +187,9 @@ async def test_a_step_needs_a_gradient_and_counts_versions(engine: ScriptedEngin
         (weighted([5], [6]), "cross_entrop", "Did you mean 'cross_entropy'"),
     ],
 )
-async def test_a_bad_datum_is_refused_and_leaves_no_trace(engine: ScriptedEngine, datum, loss: str, says: str) -> None:
+async def test_a_bad_datum_is_refused_and_leaves_no_trace(
+    engine: ScriptedEngine, datum, loss: str, says: str
+) -> None:
     with pytest.raises(InvalidData, match=says):
         await engine.forward_backward(
             "a", (DATUM, datum) if loss != "importance_sampling" else (datum,), LossSpec(name=loss)
@@ -220,23 +236,34 @@ async def test_saving_writes_a_peft_folder_and_loading_restores_the_version(
     await stepped(engine, "a", 3)
     saved = await engine.save("a", str(tmp_path / "w"), optimizer=True)
     files = sorted(file.name for file in (tmp_path / "w").iterdir())
-    assert files == ["adapter_config.json", "adapter_model.safetensors", "optimizer.safetensors", "state.json"]
+    assert files == [
+        "adapter_config.json",
+        "adapter_model.safetensors",
+        "optimizer.safetensors",
+        "state.json",
+    ]
     assert saved.version == 3
     assert saved.size_bytes == sum(file.stat().st_size for file in (tmp_path / "w").iterdir())
     assert json.loads((tmp_path / "w" / "state.json").read_text())["version"] == 3
     assert json.loads((tmp_path / "w" / "adapter_config.json").read_text())["r"] == 4
-    assert [name for name in load_file(tmp_path / "w" / "adapter_model.safetensors") if "lora_A" in name]
+    assert [
+        name for name in load_file(tmp_path / "w" / "adapter_model.safetensors") if "lora_A" in name
+    ]
     assert (await engine.load("b", str(tmp_path / "w"), optimizer=True)).version == 3
     assert [file.name for file in tmp_path.iterdir()] == ["w"]
 
 
-async def test_a_snapshot_survives_saving_and_loading(engine: ScriptedEngine, tmp_path: Path) -> None:
+async def test_a_snapshot_survives_saving_and_loading(
+    engine: ScriptedEngine, tmp_path: Path
+) -> None:
     await stepped(engine, "a")
     await engine.snapshot("a", "s")
     await engine.save_snapshot("s", str(tmp_path / "s"))
     assert await engine.hold("t", from_folder(tmp_path / "s")) == 1
     params = SamplingParams(max_tokens=4)
-    assert await engine.sample("s", packed(PROMPT), 2, params) == await engine.sample("t", packed(PROMPT), 2, params)
+    assert await engine.sample("s", packed(PROMPT), 2, params) == await engine.sample(
+        "t", packed(PROMPT), 2, params
+    )
     with pytest.raises(NotFound, match=r"optimizer\.safetensors"):
         await engine.load("b", str(tmp_path / "s"), optimizer=True)
     assert (await engine.load("b", str(tmp_path / "s"), optimizer=False)).version == 1
@@ -306,12 +333,19 @@ async def test_closing_fails_what_is_held_inside(engine: ScriptedEngine) -> None
 
 
 def test_it_needs_no_torch() -> None:
-    code = "import sys; sys.modules['torch'] = None; import halteres.engine.scripted.engine, halteres.engine.process"
-    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=60, check=False)
+    code = (
+        "import sys; sys.modules['torch'] = None; import halteres.engine.scripted.engine, "
+        "halteres.engine.process"
+    )
+    done = subprocess.run(
+        [sys.executable, "-c", code], capture_output=True, text=True, timeout=60, check=False
+    )
     assert done.returncode == 0, done.stderr
 
 
-async def test_a_saved_folder_is_as_readable_as_any_other(engine: ScriptedEngine, tmp_path: Path) -> None:
+async def test_a_saved_folder_is_as_readable_as_any_other(
+    engine: ScriptedEngine, tmp_path: Path
+) -> None:
     (tmp_path / "any").mkdir()
     await engine.save("a", str(tmp_path / "w"), optimizer=False)
     assert (tmp_path / "w").stat().st_mode == (tmp_path / "any").stat().st_mode
@@ -361,18 +395,26 @@ async def test_what_is_asked_for_beside_tokens_is_the_models(engine: ScriptedEng
     assert np.array_equal(known[1:], -np.sort(-rows, axis=1)[:, :3])
     assert result.target_logprobs is not None
     scored = np.frombuffer(result.target_logprobs.data, np.float32).reshape(4, 2)
-    assert scored.tolist() == [[rows[0, 20], 0.0], [0.0, 0.0], [rows[2, 41], rows[2, 0]], [rows[3, 7], rows[3, 671]]]
+    assert scored.tolist() == [
+        [rows[0, 20], 0.0],
+        [0.0, 0.0],
+        [rows[2, 41], rows[2, 0]],
+        [rows[3, 7], rows[3, 671]],
+    ]
     assert result.alternatives is not None
     drawn = np.frombuffer(result.alternatives.ids, np.int32).reshape(4, 5)
     assert np.array_equal(
-        np.frombuffer(result.alternatives.logprobs, np.float32).reshape(4, 5), np.take_along_axis(rows, drawn, 1)
+        np.frombuffer(result.alternatives.logprobs, np.float32).reshape(4, 5),
+        np.take_along_axis(rows, drawn, 1),
     )
     for sequence in result.sequences:
         assert sequence.top is not None
         assert (sequence.top.k, sequence.top.length) == (2, 6)
 
 
-async def test_alternatives_are_greedy_at_temperature_zero_and_vary_with_the_seed(engine: ScriptedEngine) -> None:
+async def test_alternatives_are_greedy_at_temperature_zero_and_vary_with_the_seed(
+    engine: ScriptedEngine,
+) -> None:
     async def drawn(**params: float) -> bytes:
         shape = SamplingParams(max_tokens=1, **params)  # type: ignore[arg-type]
         result = await engine.sample(None, packed(PROMPT), 1, shape, ExtraLogprobs(alternatives=64))
@@ -385,17 +427,25 @@ async def test_alternatives_are_greedy_at_temperature_zero_and_vary_with_the_see
     assert len(set(unpacked(await drawn(seed=1)))) > 32
 
 
-async def test_log_probabilities_of_the_sampling_temperature_are_on_request(engine: ScriptedEngine) -> None:
+async def test_log_probabilities_of_the_sampling_temperature_are_on_request(
+    engine: ScriptedEngine,
+) -> None:
     shape = {"max_tokens": 3, "seed": 4, "stop_tokens": (), "temperature": 0.5}
-    warm = await engine.sample(None, packed(PROMPT), 1, SamplingParams(**shape, logprobs="tempered"))
+    warm = await engine.sample(
+        None, packed(PROMPT), 1, SamplingParams(**shape, logprobs="tempered")
+    )
     raw = await engine.sample(None, packed(PROMPT), 1, SamplingParams(**shape))
     tokens = unpacked(warm.sequences[0].tokens)
     assert tokens == unpacked(raw.sequences[0].tokens)
-    rows = engine._bigram(0).logprobs(np.asarray([PROMPT[-1], *tokens[:-1]])).astype(np.float64) / 0.5
+    rows = (
+        engine._bigram(0).logprobs(np.asarray([PROMPT[-1], *tokens[:-1]])).astype(np.float64) / 0.5
+    )
     expected = (rows - np.log(np.exp(rows).sum(1, keepdims=True)))[range(3), tokens]
     assert floats(warm.sequences[0].logprobs) == pytest.approx(expected, abs=1e-5)
     cold = [
-        await engine.sample(None, packed(PROMPT), 1, SamplingParams(max_tokens=3, temperature=0, logprobs=kind))  # type: ignore[arg-type]
+        await engine.sample(
+            None, packed(PROMPT), 1, SamplingParams(max_tokens=3, temperature=0, logprobs=kind)
+        )  # type: ignore[arg-type]
         for kind in ("raw", "tempered")
     ]
     assert cold[0] == cold[1]
@@ -406,12 +456,18 @@ async def test_a_stream_tells_what_sample_answers(engine: ScriptedEngine) -> Non
     told = await streamed(engine.stream(None, packed(PROMPT), 5, params, extra))
     assert told == (await engine.sample(None, packed(PROMPT), 5, params, extra)).sequences
     with pytest.raises(InvalidData, match="sampled tokens alone"):
-        await streamed(engine.stream(None, packed(PROMPT), 1, params, ExtraLogprobs(prompt_logprobs=True)))
+        await streamed(
+            engine.stream(None, packed(PROMPT), 1, params, ExtraLogprobs(prompt_logprobs=True))
+        )
 
 
-async def test_a_stream_can_be_held_before_each_piece_and_counts_while_it_is_read(engine: ScriptedEngine) -> None:
+async def test_a_stream_can_be_held_before_each_piece_and_counts_while_it_is_read(
+    engine: ScriptedEngine,
+) -> None:
     held = engine.block("piece")
-    reading = asyncio.create_task(streamed(engine.stream(None, packed(PROMPT), 1, SamplingParams(max_tokens=4))))
+    reading = asyncio.create_task(
+        streamed(engine.stream(None, packed(PROMPT), 1, SamplingParams(max_tokens=4)))
+    )
     async with asyncio.timeout(5):
         await held.inside()
         assert (engine.calls["stream"], engine.under_way["stream"]) == (1, 1)

@@ -1,4 +1,5 @@
-"""The cache of the torch engine: what a neighbour may leave in it, how large it gets, and who makes way where it ends.
+"""The cache of the torch engine: what a neighbour may leave in it, how large it gets, and who makes
+way where it ends.
 
 A sampler is driven by hand here, step by step, so that who shares a cache with whom is certain.
 """
@@ -109,7 +110,9 @@ def sequences(*requests: SampleRequest) -> list[tuple[Sampled, ...]]:
 
 
 @same_numbers
-def test_a_request_that_diverges_in_mid_answer_costs_its_neighbours_no_token(base: BaseModel) -> None:
+def test_a_request_that_diverges_in_mid_answer_costs_its_neighbours_no_token(
+    base: BaseModel,
+) -> None:
     first, ill, last = (asked(p, n=2, seed=i) for i, p in enumerate(prompts(3, seed=5)))
     expected = [alone(base, request) for request in (first, last)]
     said = {token for result in expected for s in result.sequences for token in tokens_of(s)}
@@ -144,7 +147,10 @@ def test_a_slot_carries_nothing_of_a_tenant_that_diverged(base: BaseModel) -> No
 def test_what_no_sequence_has_written_is_zero(base: BaseModel) -> None:
     """Chosen: simpler to hold than "finite and never overflowing"."""
     sampler = Scheduler(base, Limits())
-    requests = [asked(p, n=3, limit=3 + 8 * i, seed=i) for i, p in enumerate(prompts(6, low=95, high=120, seed=8))]
+    requests = [
+        asked(p, n=3, limit=3 + 8 * i, seed=i)
+        for i, p in enumerate(prompts(6, low=95, high=120, seed=8))
+    ]
     lengths: set[int] = set()
     for request in requests:
         sampler.add(request)
@@ -160,8 +166,12 @@ def test_what_no_sequence_has_written_is_zero(base: BaseModel) -> None:
     assert held(sampler) == 0
 
 
-def test_neighbours_with_stop_strings_or_a_long_context_change_no_bit(base: BaseModel, model_folder: Path) -> None:
-    """They leave at any step, so rows move, and they raise the bound of what attention reads from 64 to 1,024."""
+def test_neighbours_with_stop_strings_or_a_long_context_change_no_bit(
+    base: BaseModel, model_folder: Path
+) -> None:
+    """They leave at any step, so rows move, and they raise the bound of what attention reads from
+    64 to 1,024.
+    """
     tokenizer = load_tokenizer(str(model_folder))
 
     def decode(tokens: list[int]) -> str:
@@ -200,13 +210,19 @@ def test_a_slot_has_the_shortest_length_that_holds_its_row() -> None:
     lengths = {positions: slot_length(positions, context=3000) for positions in range(1, 3001)}
     assert sorted(set(lengths.values())) == [128, 256, 384, 512, 768, 1024, 1536, 2048, 3008]
     assert all(positions <= length for positions, length in lengths.items())
-    assert all(length <= 1.5 * positions for positions, length in lengths.items() if positions > 256)
+    assert all(
+        length <= 1.5 * positions for positions, length in lengths.items() if positions > 256
+    )
     assert slot_length(5, context=64) == 128
 
 
 @pytest.mark.parametrize("seed", range(2))
-def test_the_cache_never_holds_more_than_its_bound_but_for_a_row_alone(base: BaseModel, seed: int) -> None:
-    """Whatever comes: every answer is that of a sampler that has memory for all, and the bound is made use of."""
+def test_the_cache_never_holds_more_than_its_bound_but_for_a_row_alone(
+    base: BaseModel, seed: int
+) -> None:
+    """Whatever comes: every answer is that of a sampler that has memory for all, and the bound is
+    made use of.
+    """
     limits = Limits(cache_bytes=3072 * base.cache_bytes_per_token, decode_rows=40)
     random, sampler = np.random.default_rng(seed), Scheduler(base, limits)
     snapshots = [replace(BASE, version=version) for version in range(3)]
@@ -214,7 +230,11 @@ def test_the_cache_never_holds_more_than_its_bound_but_for_a_row_alone(base: Bas
     for arrival in range(12):
         prompt = random.integers(3, 600, random.integers(60, 150)).tolist()
         limit, snapshot = int(random.integers(1, 90)), snapshots[int(random.integers(3))]
-        requests.append(asked(prompt, n=int(random.integers(1, 14)), limit=limit, seed=arrival, snapshot=snapshot))
+        requests.append(
+            asked(
+                prompt, n=int(random.integers(1, 14)), limit=limit, seed=arrival, snapshot=snapshot
+            )
+        )
         sampler.add(requests[-1])
         for _ in range(int(random.integers(0, 12)) if arrival < 11 else 5000):
             if not sampler.busy:
@@ -234,9 +254,15 @@ def test_the_cache_never_holds_more_than_its_bound_but_for_a_row_alone(base: Bas
     assert sequences(*requests) == sequences(*same)
 
 
-def test_rows_that_outgrow_the_cache_make_way_the_youngest_first_and_all_come_back_bit_for_bit(base: BaseModel) -> None:
-    """All are in decode at once at first, and with a quarter of what they need in the end nobody loses a token."""
-    groups = [asked(p, n=8, limit=80, seed=i) for i, p in enumerate(prompts(4, low=75, high=95, seed=3))]
+def test_rows_that_outgrow_the_cache_make_way_the_youngest_first_and_all_come_back_bit_for_bit(
+    base: BaseModel,
+) -> None:
+    """All are in decode at once at first, and with a quarter of what they need in the end nobody
+    loses a token.
+    """
+    groups = [
+        asked(p, n=8, limit=80, seed=i) for i, p in enumerate(prompts(4, low=75, high=95, seed=3))
+    ]
     sampler = Scheduler(base, Limits(cache_bytes=32 * 128 * base.cache_bytes_per_token))
     for request in groups:
         sampler.add(request)
@@ -255,7 +281,10 @@ def test_rows_that_outgrow_the_cache_make_way_the_youngest_first_and_all_come_ba
 
 def test_a_request_that_outgrows_all_memory_runs_row_by_row(base: BaseModel) -> None:
     limits = Limits(cache_bytes=256 * base.cache_bytes_per_token)
-    large, small = asked(prompts(1, low=200, high=201)[0], n=2, limit=80, seed=1), asked([3, 4], n=2, limit=4)
+    large, small = (
+        asked(prompts(1, low=200, high=201)[0], n=2, limit=80, seed=1),
+        asked([3, 4], n=2, limit=4),
+    )
     sampler = Scheduler(base, limits)
     sampler.add(large)
     sampler.add(small)
@@ -287,7 +316,10 @@ def test_an_open_ended_chat_delays_nobody_for_more_than_a_step(base: BaseModel) 
 def test_short_rows_read_no_further_than_they_would_without_a_long_one(base: BaseModel) -> None:
     """Every block has a bound of its own."""
     sampler = Scheduler(base, Limits())
-    short, long = asked([5, 6, 7], n=20, limit=60), asked(prompts(1, low=1500, high=1501)[0], limit=20)
+    short, long = (
+        asked([5, 6, 7], n=20, limit=60),
+        asked(prompts(1, low=1500, high=1501)[0], limit=20),
+    )
     for request in (short, long):
         sampler.add(request)
     step(sampler)
@@ -299,7 +331,10 @@ def test_short_rows_read_no_further_than_they_would_without_a_long_one(base: Bas
 
 def test_a_caller_that_goes_away_leaves_the_room_of_its_rows(base: BaseModel) -> None:
     sampler = Scheduler(base, Limits(cache_bytes=2048 * base.cache_bytes_per_token))
-    gone, next_one = asked([1, 2], n=32), asked([1, 2], n=16, limit=120, snapshot=replace(BASE, version=1))
+    gone, next_one = (
+        asked([1, 2], n=32),
+        asked([1, 2], n=16, limit=120, snapshot=replace(BASE, version=1)),
+    )
     sampler.add(gone)
     step(sampler)
     gone.future.cancel()
@@ -331,7 +366,9 @@ def test_a_stream_whose_row_made_way_tells_every_token_once(base: BaseModel) -> 
 OFF = Limits(prefixes=0)
 
 
-def conversation(sampler: Scheduler, turns: int, seed: int, snapshot: Snapshot = BASE) -> list[SampleResult]:
+def conversation(
+    sampler: Scheduler, turns: int, seed: int, snapshot: Snapshot = BASE
+) -> list[SampleResult]:
     """Every turn's prompt is all that was said, and a little more."""
     text, found = prompts(1, low=90, high=110, seed=7)[0], list[SampleResult]()
     for turn in range(turns):
@@ -339,12 +376,18 @@ def conversation(sampler: Scheduler, turns: int, seed: int, snapshot: Snapshot =
         sampler.add(request)
         step(sampler, [request])
         found += answers(request)
-        text = [*text, *tokens_of(found[-1].sequences[turn % 2]), *prompts(1, low=15, high=25, seed=turn)[0]]
+        text = [
+            *text,
+            *tokens_of(found[-1].sequences[turn % 2]),
+            *prompts(1, low=15, high=25, seed=turn)[0],
+        ]
     return found
 
 
 @proves("sample:agrees")
-def test_what_a_conversation_begins_with_is_computed_once_and_changes_no_bit(base: BaseModel) -> None:
+def test_what_a_conversation_begins_with_is_computed_once_and_changes_no_bit(
+    base: BaseModel,
+) -> None:
     cached, plain = Scheduler(base, Limits()), Scheduler(base, OFF)
     for seed in range(2):
         found, expected = (conversation(sampler, turns=8, seed=seed) for sampler in (cached, plain))
@@ -358,7 +401,9 @@ def test_what_a_conversation_begins_with_is_computed_once_and_changes_no_bit(bas
     assert prefixes.computed_tokens + prefixes.hit_tokens == without.computed_tokens
 
 
-def test_prefixes_of_different_lengths_are_prefilled_together_with_texts_that_have_none(base: BaseModel) -> None:
+def test_prefixes_of_different_lengths_are_prefilled_together_with_texts_that_have_none(
+    base: BaseModel,
+) -> None:
     sampler = Scheduler(base, Limits())
     first = [asked(p, limit=2, seed=1) for p in prompts(4, low=35, high=400, seed=21)]
     for request in first:
@@ -366,14 +411,18 @@ def test_prefixes_of_different_lengths_are_prefilled_together_with_texts_that_ha
     step(sampler, first)
     longer = [
         asked([*request.tokens.tolist(), *extra], n=2, limit=30, seed=i)
-        for i, (request, extra) in enumerate(zip(first, prompts(4, low=5, high=60, seed=22), strict=True))
+        for i, (request, extra) in enumerate(
+            zip(first, prompts(4, low=5, high=60, seed=22), strict=True)
+        )
     ]
     longer += [asked(p, limit=30, seed=9) for p in prompts(2, low=50, high=60, seed=23)]
     for request in longer:
         sampler.add(request)
     step(sampler, longer)
     assert sequences(*longer) == [alone(base, request).sequences for request in longer]
-    assert [result.prompt_cache_hit_tokens > 0 for result in answers(*longer)] == [True] * 4 + [False] * 2
+    assert [result.prompt_cache_hit_tokens > 0 for result in answers(*longer)] == [True] * 4 + [
+        False
+    ] * 2
 
 
 def test_who_asks_for_log_probabilities_of_a_prompt_gets_all_of_them(base: BaseModel) -> None:
@@ -429,7 +478,9 @@ def test_prefixes_are_their_snapshots_alone_and_go_with_it(base: BaseModel) -> N
 def test_rows_that_made_way_come_back_though_memory_ends_right_after(
     base: BaseModel, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    groups = [asked(p, n=8, limit=80, seed=i) for i, p in enumerate(prompts(4, low=75, high=95, seed=3))]
+    groups = [
+        asked(p, n=8, limit=80, seed=i) for i, p in enumerate(prompts(4, low=75, high=95, seed=3))
+    ]
     sampler = Scheduler(base, Limits(cache_bytes=32 * 128 * base.cache_bytes_per_token))
     move_on, failed = Rows.move_on, list[bool]()
 
@@ -450,12 +501,16 @@ def test_rows_that_made_way_come_back_though_memory_ends_right_after(
     assert answers(*kept_going) == [alone(base, request) for request in kept_going]
 
 
-def test_a_prefix_that_cannot_be_kept_changes_no_answer(base: BaseModel, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_prefix_that_cannot_be_kept_changes_no_answer(
+    base: BaseModel, monkeypatch: pytest.MonkeyPatch
+) -> None:
     def scarce(*_: Any) -> None:
         raise MemoryError
 
     monkeypatch.setattr(Rows, "keep_prefixes", scarce)
-    groups = [asked(p, n=3, limit=9, seed=i) for i, p in enumerate(prompts(2, low=40, high=60, seed=5))]
+    groups = [
+        asked(p, n=3, limit=9, seed=i) for i, p in enumerate(prompts(2, low=40, high=60, seed=5))
+    ]
     sampler = Scheduler(base, Limits())
     for request in groups:
         sampler.add(request)
@@ -489,10 +544,16 @@ def test_what_texts_begin_with_alike_is_kept_once_and_the_rest_of_the_older_use_
 
 
 class Texts:
-    """Texts that begin alike, and a slot whose numbers follow from all tokens up to their position."""
+    """Texts that begin alike, and a slot whose numbers follow from all tokens up to their
+    position.
+    """
 
     def __init__(self, base: BaseModel, seed: int) -> None:
-        self.base, self.block, self._random = base, Block(base, 2, 1024), np.random.default_rng(seed)
+        self.base, self.block, self._random = (
+            base,
+            Block(base, 2, 1024),
+            np.random.default_rng(seed),
+        )
         self._texts = [self._random.integers(3, 600, 200)]
 
     def draw(self) -> np.ndarray:
@@ -523,7 +584,9 @@ class Texts:
 
 
 @pytest.mark.parametrize("seed", range(3))
-def test_whatever_is_kept_and_goes_a_text_gets_its_own_keys_and_values(base: BaseModel, seed: int) -> None:
+def test_whatever_is_kept_and_goes_a_text_gets_its_own_keys_and_values(
+    base: BaseModel, seed: int
+) -> None:
     """Within its bounds, and nothing of a snapshot that is gone stays."""
     random, texts, prefixes = np.random.default_rng(seed), Texts(base, seed), PrefixCache(4096)
     snapshots = [replace(BASE, version=version) for version in range(3)]

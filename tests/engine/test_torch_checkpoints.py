@@ -19,13 +19,26 @@ from halteres.engine.torch import peft_checkpoint
 from halteres.errors import Conflict, HalteresError, InvalidData, NotFound
 
 from .requests import CROSS_ENTROPY, from_folder
-from .torch_fixtures import LORA, RATE, lessons, logprobs_of, pair, prompts, running, sample, trained, within
+from .torch_fixtures import (
+    LORA,
+    RATE,
+    lessons,
+    logprobs_of,
+    pair,
+    prompts,
+    running,
+    sample,
+    trained,
+    within,
+)
 
 pytestmark = pytest.mark.runs
 
 
 @proves("checkpoint:exact")
-async def test_ten_steps_straight_equal_five_save_load_five(model_folder: Path, tmp_path: Path) -> None:
+async def test_ten_steps_straight_equal_five_save_load_five(
+    model_folder: Path, tmp_path: Path
+) -> None:
     """Bit for bit: weights, moments, version, metrics."""
     folder = str(tmp_path / "state")
     async with running(model_folder) as engine:
@@ -33,7 +46,9 @@ async def test_ten_steps_straight_equal_five_save_load_five(model_folder: Path, 
         async def steps(name: str, seeds: range) -> list[object]:
             seen: list[object] = []
             for seed in seeds:
-                seen.append(await engine.forward_backward(name, lessons(4, seed=seed), CROSS_ENTROPY))
+                seen.append(
+                    await engine.forward_backward(name, lessons(4, seed=seed), CROSS_ENTROPY)
+                )
                 seen.append(await engine.optim_step(name, RATE))
             return seen
 
@@ -91,7 +106,11 @@ async def test_a_save_holds_the_moment_it_was_asked_for_and_training_goes_on_mea
         before = vars_of(engine, "a")[0].clone()
         monkeypatch.setattr(peft_checkpoint, "save_file", held)
         folder = str(tmp_path / "w")
-        call = engine.save("a", folder, optimizer=True) if what == "adapter" else engine.save_snapshot("s", folder)
+        call = (
+            engine.save("a", folder, optimizer=True)
+            if what == "adapter"
+            else engine.save_snapshot("s", folder)
+        )
         saving = asyncio.create_task(call)
         stepping = asyncio.create_task(engine.optim_step("a", RATE))
         async with asyncio.timeout(20):
@@ -107,7 +126,9 @@ async def test_a_save_holds_the_moment_it_was_asked_for_and_training_goes_on_mea
         assert not torch.equal(engine._adapters["a"].flat, before)
 
 
-async def test_a_save_whose_caller_went_away_is_written_all_the_same(model_folder: Path, tmp_path: Path) -> None:
+async def test_a_save_whose_caller_went_away_is_written_all_the_same(
+    model_folder: Path, tmp_path: Path
+) -> None:
     async with running(model_folder) as engine:
         await trained(engine, steps=1)
         saving = asyncio.create_task(engine.save("a", str(tmp_path / "w"), optimizer=True))
@@ -117,7 +138,9 @@ async def test_a_save_whose_caller_went_away_is_written_all_the_same(model_folde
         assert (await engine.load("b", str(tmp_path / "w"), optimizer=True)).version == 1
 
 
-async def test_saves_into_one_folder_are_written_in_order(model_folder: Path, tmp_path: Path) -> None:
+async def test_saves_into_one_folder_are_written_in_order(
+    model_folder: Path, tmp_path: Path
+) -> None:
     folder = str(tmp_path / "w")
     async with running(model_folder) as engine:
         await trained(engine, steps=1)
@@ -136,7 +159,9 @@ async def test_saves_into_one_folder_are_written_in_order(model_folder: Path, tm
 @pytest.mark.filterwarnings("ignore:Model has `tie_word_embeddings=True`:UserWarning")
 @pytest.mark.filterwarnings("ignore:`is_gradient_checkpointing`:FutureWarning")
 @proves("checkpoint:peft")
-async def test_peft_reads_our_folder_and_computes_our_logits(model_folder: Path, tmp_path: Path) -> None:
+async def test_peft_reads_our_folder_and_computes_our_logits(
+    model_folder: Path, tmp_path: Path
+) -> None:
     from peft import PeftModel
     from transformers import AutoModelForCausalLM
 
@@ -145,7 +170,9 @@ async def test_peft_reads_our_folder_and_computes_our_logits(model_folder: Path,
         await engine.snapshot("a", "s")
         await engine.save_snapshot("s", str(tmp_path / "peft"))
         tokens = prompts(1, low=30)[0]
-        passed = await engine.forward_backward("a", (lesson(tokens),), CROSS_ENTROPY, forward_only=True)
+        passed = await engine.forward_backward(
+            "a", (lesson(tokens),), CROSS_ENTROPY, forward_only=True
+        )
     base: Any = AutoModelForCausalLM.from_pretrained(model_folder, dtype=torch.float32)
     model = PeftModel.from_pretrained(base, str(tmp_path / "peft"))
     with torch.no_grad():
@@ -164,7 +191,9 @@ def lesson(tokens: list[int]) -> Datum:
 
 
 @proves("sample:snapshot")
-async def test_a_snapshot_stands_still_while_training_goes_on(model_folder: Path, tmp_path: Path) -> None:
+async def test_a_snapshot_stands_still_while_training_goes_on(
+    model_folder: Path, tmp_path: Path
+) -> None:
     """And sampling from it leaves the trainer untouched."""
     prompt = prompts(1)[0]
     async with running(model_folder) as engine:
@@ -184,7 +213,9 @@ async def test_a_snapshot_stands_still_while_training_goes_on(model_folder: Path
         assert new.sequences != before
 
 
-async def test_a_snapshot_survives_the_disk_and_its_adapter(model_folder: Path, tmp_path: Path) -> None:
+async def test_a_snapshot_survives_the_disk_and_its_adapter(
+    model_folder: Path, tmp_path: Path
+) -> None:
     prompt = prompts(1)[0]
     async with running(model_folder) as engine:
         await trained(engine, steps=2)
@@ -202,7 +233,9 @@ async def test_a_snapshot_survives_the_disk_and_its_adapter(model_folder: Path, 
             await sample(other, "t", prompt)
 
 
-async def test_weights_by_folder_arrive_whole_or_not_at_all(model_folder: Path, tmp_path: Path) -> None:
+async def test_weights_by_folder_arrive_whole_or_not_at_all(
+    model_folder: Path, tmp_path: Path
+) -> None:
     """What is held under the name before stays, to the bit."""
     prompt, folder = prompts(1)[0], tmp_path / "s"
     async with running(model_folder) as engine:
@@ -249,13 +282,17 @@ async def test_a_full_disk_leaves_nothing_half_written(
         with pytest.raises(HalteresError, match="No space left") as caught:
             await engine.save("a", str(folder), optimizer=True)
         assert caught.value.next
-        assert {file: file.read_bytes() for file in folder.parent.rglob("*") if file.is_file()} == before
+        assert {
+            file: file.read_bytes() for file in folder.parent.rglob("*") if file.is_file()
+        } == before
         monkeypatch.undo()
         assert (await engine.save("a", str(folder), optimizer=True)).version == 2
         assert [file.name for file in folder.parent.iterdir()] == ["state"]
 
 
-async def test_a_checkpoint_of_another_model_or_a_torn_one_is_refused(model_folder: Path, tmp_path: Path) -> None:
+async def test_a_checkpoint_of_another_model_or_a_torn_one_is_refused(
+    model_folder: Path, tmp_path: Path
+) -> None:
     async with running(model_folder) as engine:
         await trained(engine, steps=1)
         await engine.save("a", str(tmp_path / "a"), optimizer=False)
@@ -280,7 +317,9 @@ LEAVES = {
 }
 
 
-@pytest.mark.parametrize("switches", [("train_attn",), ("train_mlp",), ("train_unembed",), tuple(LEAVES)])
+@pytest.mark.parametrize(
+    "switches", [("train_attn",), ("train_mlp",), ("train_unembed",), tuple(LEAVES)]
+)
 @pytest.mark.parametrize("rank", [1, 8, 64])
 async def test_rank_alpha_and_switches_are_what_the_folder_says_and_the_seed_is_the_beginning(
     model_folder: Path, tmp_path: Path, switches: tuple[str, ...], rank: int

@@ -1,4 +1,6 @@
-"""Top-k and top-p look at the likeliest tokens alone, and draw what the whole vocabulary, sorted, would give."""
+"""Top-k and top-p look at the likeliest tokens alone, and draw what the whole vocabulary, sorted,
+would give.
+"""
 
 from __future__ import annotations
 
@@ -10,7 +12,17 @@ from torch import Tensor
 from halteres.engine.torch import token_sampling as choosing
 from halteres.engine.torch.token_sampling import Chosen, Shaping, choose
 
-WAYS = [(1, 1.0), (50, 1.0), (512, 1.0), (3000, 1.0), (-1, 0.9), (-1, 0.1), (-1, 0.0), (-1, 0.999999), (40, 0.95)]
+WAYS = [
+    (1, 1.0),
+    (50, 1.0),
+    (512, 1.0),
+    (3000, 1.0),
+    (-1, 0.9),
+    (-1, 0.1),
+    (-1, 0.0),
+    (-1, 0.999999),
+    (40, 0.95),
+]
 VOCABULARY = 6151  # no multiple of anything
 
 random = np.random.default_rng(3)

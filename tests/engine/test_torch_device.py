@@ -1,4 +1,6 @@
-"""The engine on a GPU, as far as a CPU can show it: which device is taken, and what a GPU's attention kernels get."""
+"""The engine on a GPU, as far as a CPU can show it: which device is taken, and what a GPU's
+attention kernels get.
+"""
 
 from __future__ import annotations
 
@@ -34,13 +36,19 @@ def base(model_folder: Path) -> BaseModel:
 
 
 def plain_attend(q_IHW: Tensor, k_LKW: Tensor, v_LKW: Tensor, lengths: flash.Lengths) -> Tensor:
-    """`flash.attend` sequence by sequence: the last query sees all keys, the one before it one less."""
+    """`flash.attend` sequence by sequence: the last query sees all keys, the one before it one
+    less.
+    """
     found: list[Tensor] = []
     group = q_IHW.shape[1] // k_LKW.shape[1]
     for i in range(len(lengths.queries) - 1):
-        queries, keys = (slice(int(ends[i]), int(ends[i + 1])) for ends in (lengths.queries, lengths.keys))
+        queries, keys = (
+            slice(int(ends[i]), int(ends[i + 1])) for ends in (lengths.queries, lengths.keys)
+        )
         q_HMW = q_IHW[queries].transpose(0, 1)
-        k_HLW, v_HLW = (x_LKW[keys].repeat_interleave(group, 1).transpose(0, 1) for x_LKW in (k_LKW, v_LKW))
+        k_HLW, v_HLW = (
+            x_LKW[keys].repeat_interleave(group, 1).transpose(0, 1) for x_LKW in (k_LKW, v_LKW)
+        )
         count, length = q_HMW.shape[1], k_HLW.shape[1]
         assert count <= lengths.most_queries and length <= lengths.most_keys
         seen_ML = torch.ones(count, length, dtype=torch.bool).tril(length - count)
@@ -63,16 +71,24 @@ def with_gradients(attention: Any, heads: Heads, only_N: Tensor | slice) -> list
     """What is attended at some tokens, and the gradients of its weighted sum."""
     out_NE = attention(0, heads)[only_N]
     weights_NE = torch.linspace(-1, 1, out_NE.numel()).view_as(out_NE)
-    return [out_NE, *torch.autograd.grad(out_NE, (heads.q_XGTW, heads.k_XTW, heads.v_XTW), weights_NE)]
+    return [
+        out_NE,
+        *torch.autograd.grad(out_NE, (heads.q_XGTW, heads.k_XTW, heads.v_XTW), weights_NE),
+    ]
 
 
-def test_a_gpus_attention_over_shared_prefixes_is_the_cpus(base: BaseModel, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_gpus_attention_over_shared_prefixes_is_the_cpus(
+    base: BaseModel, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr(flash, "attend", plain_attend)
     tries = [Trie.of([e.tokens for e in branching(seed, 8, 90)]) for seed in (1, 2)]
     heads = drawn_heads(sum(len(trie.tokens_N) for trie in tries), 1, base)
     ends = (0, len(tries[0].tokens_N))
     real_N = np.concatenate(
-        [np.unique(np.concatenate([r.path_L for r in t.runs])) + end for t, end in zip(tries, ends, strict=True)]
+        [
+            np.unique(np.concatenate([r.path_L for r in t.runs])) + end
+            for t, end in zip(tries, ends, strict=True)
+        ]
     )
     expected = with_gradients(TrieAttention(tries, base), heads, torch.from_numpy(real_N))
     found = with_gradients(FlashTrieAttention(tries, base), heads, torch.from_numpy(real_N))
@@ -80,15 +96,21 @@ def test_a_gpus_attention_over_shared_prefixes_is_the_cpus(base: BaseModel, monk
         torch.testing.assert_close(one, other, rtol=1e-4, atol=1e-5)
 
 
-def test_a_gpus_attention_over_padded_rows_is_the_cpus(base: BaseModel, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_gpus_attention_over_padded_rows_is_the_cpus(
+    base: BaseModel, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """But for bfloat16, in which a GPU's kernels read."""
     monkeypatch.setattr(flash, "attend", plain_attend)
     heads, causal = drawn_heads(3, 40, base), Causal(Grid.padded(base, 3, 40))
 
     def in_bfloat16(layer: int, heads: Heads) -> Tensor:
-        return causal(layer, Heads(*(x.bfloat16() for x in (heads.q_XGTW, heads.k_XTW, heads.v_XTW)))).float()
+        return causal(
+            layer, Heads(*(x.bfloat16() for x in (heads.q_XGTW, heads.k_XTW, heads.v_XTW)))
+        ).float()
 
-    expected, found = (with_gradients(attention, heads, slice(None)) for attention in (causal, in_bfloat16))
+    expected, found = (
+        with_gradients(attention, heads, slice(None)) for attention in (causal, in_bfloat16)
+    )
     for one, other in zip(found, expected, strict=True):
         assert (one - other).norm() < 0.02 * other.norm()
 
@@ -151,7 +173,10 @@ async def test_the_check_sees_a_gradient_that_is_missing(monkeypatch: pytest.Mon
     def without_keys(self: TorchEngine, adapter: str) -> dict[str, Tensor]:
         engines.append(self)
         found = original(self, adapter)
-        return {n: torch.zeros_like(g) if "k_proj" in n and self is engines[0] else g for n, g in found.items()}
+        return {
+            n: torch.zeros_like(g) if "k_proj" in n and self is engines[0] else g
+            for n, g in found.items()
+        }
 
     monkeypatch.setattr(TorchEngine, "gradient", without_keys)
     assert await difference("cpu", "float32") == pytest.approx(1.0)
@@ -160,8 +185,9 @@ async def test_the_check_sees_a_gradient_that_is_missing(monkeypatch: pytest.Mon
 async def test_an_engine_with_a_gpus_attention_agrees_with_itself(
     model_folder: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Queries, keys and values in bfloat16, `flash.attend` as plain matmuls: prefill, a cached prefix, decoding, shared
-    prefixes, steps."""
+    """Queries, keys and values in bfloat16, `flash.attend` as plain matmuls: prefill, a cached
+    prefix, decoding, shared prefixes, steps.
+    """
     monkeypatch.setattr(flash, "attend", plain_attend)
     monkeypatch.setattr(BaseModel, "attention_dtype", torch.bfloat16)
     engine = TorchEngine(model_folder, "x", dtype="bfloat16")
@@ -173,7 +199,9 @@ async def test_an_engine_with_a_gpus_attention_agrees_with_itself(
     second = await sample(engine, "s", longer, n=2, max_tokens=20)
     assert second.prompt_cache_hit_tokens > 0
     asked = [(prompt, one) for one in first.sequences] + [(longer, one) for one in second.sequences]
-    passed = await engine.forward_backward("a", tuple(of_answer(*one, 1.0) for one in asked), IMPORTANCE_SAMPLING)
+    passed = await engine.forward_backward(
+        "a", tuple(of_answer(*one, 1.0) for one in asked), IMPORTANCE_SAMPLING
+    )
     await engine.optim_step("a", RATE)
     await engine.close()
     sampled = [logprobs_of(one.logprobs) for _, one in asked]
@@ -188,11 +216,15 @@ async def test_how_much_of_a_bfloat16_cache_is_converted_at_once_changes_no_bit(
     for most in (1 << 18, 1 << 13):
         monkeypatch.setattr(attention, "WIDENED", most)
         engine = TorchEngine(model_folder, "x", dtype="bfloat16")
-        answers.append((await sample(engine, None, list(range(100, 190)), n=9, max_tokens=40)).sequences)
+        answers.append(
+            (await sample(engine, None, list(range(100, 190)), n=9, max_tokens=40)).sequences
+        )
         await engine.close()
     assert answers[0] == answers[1]
 
 
-def test_engine_and_estimate_decide_alike_what_a_gpu_computes_once_more(base: BaseModel, model_folder: Path) -> None:
+def test_engine_and_estimate_decide_alike_what_a_gpu_computes_once_more(
+    base: BaseModel, model_folder: Path
+) -> None:
     assert isinstance(base, FusedModel)
     assert activation_bytes(base) == resources.kept_bytes(read_shape(model_folder))

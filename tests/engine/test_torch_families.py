@@ -1,4 +1,6 @@
-"""Decoders that transformers computes: with our attention and adapters inside they are what they were."""
+"""Decoders that transformers computes: with our attention and adapters inside they are what they
+were.
+"""
 
 from __future__ import annotations
 
@@ -47,10 +49,14 @@ SMALL: dict[str, Any] = {
 FAMILIES: dict[str, Callable[[], Any]] = {
     "mistral": lambda: hf.MistralForCausalLM(hf.MistralConfig(**SMALL, sliding_window=200)),
     "gemma": lambda: hf.GemmaForCausalLM(hf.GemmaConfig(**SMALL, head_dim=16)),
-    "gemma3": lambda: hf.Gemma3ForCausalLM(hf.Gemma3TextConfig(**SMALL, head_dim=16, sliding_window=128)),
+    "gemma3": lambda: hf.Gemma3ForCausalLM(
+        hf.Gemma3TextConfig(**SMALL, head_dim=16, sliding_window=128)
+    ),
     "phi3": lambda: hf.Phi3ForCausalLM(hf.Phi3Config(**SMALL, pad_token_id=0)),
     "qwen3_moe": lambda: hf.Qwen3MoeForCausalLM(
-        hf.Qwen3MoeConfig(**SMALL, head_dim=16, num_experts=4, num_experts_per_tok=2, moe_intermediate_size=32)
+        hf.Qwen3MoeConfig(
+            **SMALL, head_dim=16, num_experts=4, num_experts_per_tok=2, moe_intermediate_size=32
+        )
     ),
     "phi": lambda: hf.PhiForCausalLM(hf.PhiConfig(**{**SMALL, "num_key_value_heads": 4})),
     "smollm3": lambda: hf.SmolLM3ForCausalLM(hf.SmolLM3Config(**SMALL, pad_token_id=0)),
@@ -101,7 +107,9 @@ async def test_an_adapters_gradients_are_those_of_float64(family: Path) -> None:
     async with running(family) as engine:
         await trained(engine, steps=2)
         adapter = engine._adapters["a"]
-        reference = Reference(family, adapter.layout.named(adapter.flat.clone()), LORA.alpha / LORA.rank)
+        reference = Reference(
+            family, adapter.layout.named(adapter.flat.clone()), LORA.alpha / LORA.rank
+        )
         if "moe" in family.name:
             reference.model.set_experts_implementation("eager")  # grouped matmuls know no float64
         data = lessons(6, seed=9)
@@ -109,7 +117,10 @@ async def test_an_adapters_gradients_are_those_of_float64(family: Path) -> None:
         expected = [reference.logprobs(datum) for datum in data]
         for ours, theirs in zip(passed.logprobs, expected, strict=True):
             assert np.abs(logprobs_of(ours) - theirs.detach().numpy()).max() < within(1e-4, 0.1)
-        loss = sum(-(input_of(datum, "weights") * lp).sum() for datum, lp in zip(data, expected, strict=True))
+        loss = sum(
+            -(input_of(datum, "weights") * lp).sum()
+            for datum, lp in zip(data, expected, strict=True)
+        )
         assert isinstance(loss, torch.Tensor)
         loss.backward()
         ours = adapter.layout.named(adapter._gradient)
@@ -132,9 +143,9 @@ async def test_sampled_logprobs_are_the_trainers_also_after_a_step(family: Path)
             data = tuple(of_answer(prompt, one, 1.0) for one in answer.sequences)
             passed = await engine.forward_backward("a", data, LossSpec(name="importance_sampling"))
             for sampled, again in zip(answer.sequences, passed.logprobs, strict=True):
-                assert np.abs(logprobs_of(sampled.logprobs) - logprobs_of(again)[len(prompt) - 1 :]).max() < within(
-                    5e-5, 2e-2
-                )
+                assert np.abs(
+                    logprobs_of(sampled.logprobs) - logprobs_of(again)[len(prompt) - 1 :]
+                ).max() < within(5e-5, 2e-2)
             await engine.optim_step("a", RATE)
 
 
@@ -152,7 +163,10 @@ async def test_checkpoints_and_merged_folders_are_read_back(family: Path, tmp_pa
         prompt = prompts(1)[0]
         expected = tokens_of((await sample(engine, "s", prompt, temperature=0.0)).sequences[0])
     async with running(tmp_path / "merged") as engine:
-        assert tokens_of((await sample(engine, None, prompt, temperature=0.0)).sequences[0]) == expected
+        assert (
+            tokens_of((await sample(engine, None, prompt, temperature=0.0)).sequences[0])
+            == expected
+        )
 
 
 async def test_sequences_end_where_the_smallest_window_does(tmp_path: Path) -> None:
@@ -161,7 +175,9 @@ async def test_sequences_end_where_the_smallest_window_does(tmp_path: Path) -> N
 
 
 @pytest.mark.parametrize("case", REFUSED)
-async def test_what_cannot_be_computed_rightly_is_refused_with_the_reason(tmp_path: Path, case: str) -> None:
+async def test_what_cannot_be_computed_rightly_is_refused_with_the_reason(
+    tmp_path: Path, case: str
+) -> None:
     build, says = REFUSED[case]
     with pytest.raises(InvalidConfig, match=says) as raised:
         await asyncio.to_thread(TorchEngine, made(tmp_path / "m", build), TINY)
@@ -171,7 +187,12 @@ async def test_what_cannot_be_computed_rightly_is_refused_with_the_reason(tmp_pa
 def test_routers_are_not_adapted(tmp_path: Path) -> None:
     folder = made(tmp_path / "m", FAMILIES["qwen3_moe"])
     assert any(".mlp.gate." in name for name in load_file(folder / "model.safetensors"))
-    leaves = {part.leaf for layer in TorchEngine(folder, TINY)._base.layers for p in layer.mlp for part in p.parts}
+    leaves = {
+        part.leaf
+        for layer in TorchEngine(folder, TINY)._base.layers
+        for p in layer.mlp
+        for part in p.parts
+    }
     assert "gate" not in leaves
 
 
@@ -181,6 +202,8 @@ async def test_sequences_end_where_the_rotary_embedding_would_change(tmp_path: P
         "rope_type": "longrope", "rope_theta": 10000.0, "short_factor": factors, "long_factor": [4.0] * 8,
         "original_max_position_embeddings": 64,
     }  # fmt: skip
-    config = hf.Phi3Config(**SMALL, pad_token_id=0, rope_parameters=rope, original_max_position_embeddings=64)
+    config = hf.Phi3Config(
+        **SMALL, pad_token_id=0, rope_parameters=rope, original_max_position_embeddings=64
+    )
     async with running(made(tmp_path / "m", lambda: hf.Phi3ForCausalLM(config))) as engine:
         assert (await engine.info()).max_context_length == 64

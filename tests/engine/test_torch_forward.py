@@ -73,7 +73,11 @@ def llama(folder: Path) -> Path:
 
 @pytest.fixture(params=["qwen3", "qwen2", "llama"])
 def any_family(request: pytest.FixtureRequest, model_folder: Path, tmp_path: Path) -> Path:
-    made = {"qwen3": lambda: model_folder, "qwen2": lambda: qwen2(tmp_path), "llama": lambda: llama(tmp_path)}
+    made = {
+        "qwen3": lambda: model_folder,
+        "qwen2": lambda: qwen2(tmp_path),
+        "llama": lambda: llama(tmp_path),
+    }
     return made[request.param]()
 
 
@@ -110,27 +114,40 @@ async def test_greedy_equals_generate(any_family: Path) -> None:
             assert tokens_of(answer.sequences[0]) == expected[0, len(prompt) :].tolist()
 
 
-async def test_an_adapters_gradients_equal_a_float64_reference(any_family: Path, tmp_path: Path) -> None:
-    """Merged by formula into transformers' own forward; a step of plain SGD reads our gradient off the weights."""
+async def test_an_adapters_gradients_equal_a_float64_reference(
+    any_family: Path, tmp_path: Path
+) -> None:
+    """Merged by formula into transformers' own forward; a step of plain SGD reads our gradient off
+    the weights.
+    """
     async with running(any_family) as engine:
         await trained(engine, steps=2)
         base, adapter = engine._base, engine._adapters["a"]
-        reference = Reference(any_family, adapter.layout.named(adapter.flat.clone()), LORA.alpha / LORA.rank)
+        reference = Reference(
+            any_family, adapter.layout.named(adapter.flat.clone()), LORA.alpha / LORA.rank
+        )
         data = lessons(6, seed=9)
         passed = await engine.forward_backward("a", data, CROSS_ENTROPY)
         expected = [reference.logprobs(datum) for datum in data]
         for ours, theirs in zip(passed.logprobs, expected, strict=True):
             assert np.abs(logprobs_of(ours) - theirs.detach().numpy()).max() < within(3e-5, 0.2)
-        loss = sum(-(input_of(datum, "weights") * lp).sum() for datum, lp in zip(data, expected, strict=True))
+        loss = sum(
+            -(input_of(datum, "weights") * lp).sum()
+            for datum, lp in zip(data, expected, strict=True)
+        )
         assert isinstance(loss, torch.Tensor)
         loss.backward()
-        assert passed.metrics["loss:sum"] == pytest.approx(loss.item(), rel=within(1e-5, 2e-2), abs=within(1e-3, 0.5))
+        assert passed.metrics["loss:sum"] == pytest.approx(
+            loss.item(), rel=within(1e-5, 2e-2), abs=within(1e-3, 0.5)
+        )
         ours = adapter.layout.named(adapter._gradient)
         assert len(ours) == 2 * (7 * len(base.layers) + 1)
         for name, theirs in reference.adapter.items():
             assert theirs.grad is not None
             scale = theirs.grad.abs().max()
-            assert (ours[name] - theirs.grad).abs().max() < within(2e-5, 0.05) * max(1.0, float(scale)), name
+            assert (ours[name] - theirs.grad).abs().max() < within(2e-5, 0.05) * max(
+                1.0, float(scale)
+            ), name
 
 
 def test_written_backwards_equal_autograd(model_folder: Path) -> None:
@@ -155,12 +172,16 @@ def test_written_backwards_equal_autograd(model_folder: Path) -> None:
     for ours, theirs in cases:
         a, b = x.clone().requires_grad_(), x.clone().float().requires_grad_()
         out_a, out_b = ours(a), theirs(b)
-        torch.testing.assert_close(out_a.float(), out_b, rtol=within(1e-4, 2e-2), atol=within(1e-5, 5e-2))
+        torch.testing.assert_close(
+            out_a.float(), out_b, rtol=within(1e-4, 2e-2), atol=within(1e-5, 5e-2)
+        )
         gradient = torch.randn_like(out_a)
         out_a.backward(gradient)
         out_b.backward(gradient.float())
         assert a.grad is not None
-        torch.testing.assert_close(a.grad.float(), b.grad, rtol=within(1e-4, 2e-2), atol=within(2e-5, 5e-2))
+        torch.testing.assert_close(
+            a.grad.float(), b.grad, rtol=within(1e-4, 2e-2), atol=within(2e-5, 5e-2)
+        )
 
 
 def test_log_probabilities_do_not_depend_on_the_chunks_of_the_head(model_folder: Path) -> None:
@@ -169,12 +190,18 @@ def test_log_probabilities_do_not_depend_on_the_chunks_of_the_head(model_folder:
     targets = torch.randint(0, base.vocabulary, (50,))
     values = []
     for elements in (1 << 25, 16 * base.vocabulary):
-        x = torch.randn(50, 128, generator=torch.Generator().manual_seed(0)).to(base.operands).requires_grad_()
+        x = (
+            torch.randn(50, 128, generator=torch.Generator().manual_seed(0))
+            .to(base.operands)
+            .requires_grad_()
+        )
         logprobs = target_logprobs(base.head, {}, x, targets, elements)
         (logprobs * torch.linspace(-1, 1, 50)).sum().backward()
         assert x.grad is not None
         values.append((logprobs.detach(), x.grad))
-    torch.testing.assert_close(values[0], values[1], rtol=within(1e-5, 2e-2), atol=within(1e-6, 1e-3))
+    torch.testing.assert_close(
+        values[0], values[1], rtol=within(1e-5, 2e-2), atol=within(1e-6, 1e-3)
+    )
 
 
 def test_a_row_of_a_matmul_has_the_same_bits_whatever_the_other_rows_are() -> None:
@@ -186,7 +213,9 @@ def test_a_row_of_a_matmul_has_the_same_bits_whatever_the_other_rows_are() -> No
 
 
 @proves("lora:options")
-async def test_the_same_seed_gives_the_same_adapter_and_another_seed_another(model_folder: Path) -> None:
+async def test_the_same_seed_gives_the_same_adapter_and_another_seed_another(
+    model_folder: Path,
+) -> None:
     async with running(model_folder) as engine:
         for name, seed in (("a", 1), ("b", 1), ("c", 2)):
             await engine.create_adapter(name, LoraConfig(rank=4, seed=seed))
@@ -201,14 +230,18 @@ async def test_only_the_chosen_modules_are_trained(model_folder: Path, tmp_path:
         await engine.create_adapter("a", LoraConfig(rank=2, train_attn=False, train_unembed=False))
         await engine.forward_backward("a", lessons(2), CROSS_ENTROPY)
         await engine.save("a", str(tmp_path / "a"), optimizer=False)
-    leaves = {name.split(".")[-3] for name in load_file(tmp_path / "a" / "adapter_model.safetensors")}
+    leaves = {
+        name.split(".")[-3] for name in load_file(tmp_path / "a" / "adapter_model.safetensors")
+    }
     assert leaves == {"gate_proj", "up_proj", "down_proj"}
 
 
 def test_a_missing_or_unknown_model_is_refused_with_a_sentence(tmp_path: Path) -> None:
     with pytest.raises(NotFound, match="no model"):
         TorchEngine(tmp_path / "nowhere", "x")
-    (tmp_path / "config.json").write_text('{"model_type": "unheard", "architectures": ["UnheardForCausalLM"]}')
+    (tmp_path / "config.json").write_text(
+        '{"model_type": "unheard", "architectures": ["UnheardForCausalLM"]}'
+    )
     with pytest.raises(InvalidConfig, match="unheard"):
         TorchEngine(tmp_path, "x")
 

@@ -28,11 +28,25 @@ from halteres.models import TINY
 from halteres.process import Memory
 
 from .requests import CROSS_ENTROPY, packed, streamed
-from .torch_fixtures import LORA, RATE, gradient, lessons, prompts, running, sample, trained, weights, within
+from .torch_fixtures import (
+    LORA,
+    RATE,
+    gradient,
+    lessons,
+    prompts,
+    running,
+    sample,
+    trained,
+    weights,
+    within,
+)
 
 pytestmark = pytest.mark.runs
 
-FULL = "[enforce fail at alloc_cpu.cpp:125] err == 0. DefaultCPUAllocator: can't allocate memory: you tried to allocate"
+FULL = (
+    "[enforce fail at alloc_cpu.cpp:125] err == 0. DefaultCPUAllocator: can't allocate memory: "
+    "you tried to allocate"
+)
 RAISED = {
     "a CPU": RuntimeError(FULL),
     "Python": MemoryError(),
@@ -71,7 +85,9 @@ def test_an_engine_whose_gpu_is_lost_exits_and_one_whose_gpu_answers_goes_on(
     exits: list[int] = []
 
     def broken(*_: object) -> None:
-        raise RuntimeError("CUDA error: device-side assert triggered\nCompile with TORCH_USE_CUDA_DSA")
+        raise RuntimeError(
+            "CUDA error: device-side assert triggered\nCompile with TORCH_USE_CUDA_DSA"
+        )
 
     monkeypatch.setattr(torch.cuda, "is_initialized", lambda: True)
     monkeypatch.setattr(torch.cuda, "synchronize", broken if lost else lambda: None)
@@ -158,7 +174,9 @@ async def test_a_micro_batch_without_memory_is_tried_in_halves_and_the_next_pass
     sizes: list[int] = []
     original = FusedModel.hidden_states
 
-    def crowded(base: Any, weights: Any, tokens_N: torch.Tensor, *rest: Any, **named: Any) -> torch.Tensor:
+    def crowded(
+        base: Any, weights: Any, tokens_N: torch.Tensor, *rest: Any, **named: Any
+    ) -> torch.Tensor:
         sizes.append(len(tokens_N))
         if len(tokens_N) > 150:
             raise RuntimeError(FULL)
@@ -173,7 +191,8 @@ async def test_a_micro_batch_without_memory_is_tried_in_halves_and_the_next_pass
         assert max(sizes) > 300, "the first is as large as ever"
         assert halved.logprobs == expected.logprobs
         apart = gradient(engine, "b") - gradient(engine, "a")
-        # bfloat16: sums of halves are rounded to other numbers, where a CPU has instructions for it.
+        # bfloat16: sums of halves are rounded to other numbers, where a CPU has instructions for
+        # it.
         assert apart.norm() <= within(1e-6, 5e-3) * gradient(engine, "a").norm()
         sizes.clear()
         await engine.forward_backward("b", lessons(16), CROSS_ENTROPY)
@@ -214,7 +233,9 @@ async def test_a_layer_that_is_computed_again_keeps_its_input_alone(model_folder
             loss = PerToken(LOSSES["cross_entropy"], {})
             batch = next(micro_batches(examples, 2048, torch.device("cpu")))
             with torch.autograd.graph.saved_tensors_hooks(pack, lambda tensor: tensor):
-                PendingBatch(engine._base, engine._budgets["a"], engine._adapters["a"], batch, loss, False).logprobs()
+                PendingBatch(
+                    engine._base, engine._budgets["a"], engine._adapters["a"], batch, loss, False
+                ).logprobs()
             kept.append(sum(bytes_kept.values()))
     assert kept[1] < kept[0] / 2, kept
 
@@ -228,7 +249,9 @@ async def test_a_step_without_memory_changes_nothing_and_can_be_asked_for_again(
             await trained(engine, name, steps=1)
             await engine.forward_backward(name, lessons(4), CROSS_ENTROPY)
         before, pending = weights(engine), gradient(engine)
-        monkeypatch.setattr(adapter.torch, "empty_like", refusing(torch.empty_like, lambda *_: True))
+        monkeypatch.setattr(
+            adapter.torch, "empty_like", refusing(torch.empty_like, lambda *_: True)
+        )
         with pytest.raises(EngineOutOfMemory, match="optim_step"):
             await engine.optim_step("a", clipped)
         monkeypatch.undo()
@@ -241,7 +264,9 @@ async def test_a_step_without_memory_changes_nothing_and_can_be_asked_for_again(
 async def test_decoding_without_memory_fails_the_largest_request_and_the_others_come_back_bit_for_bit(
     model_folder: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """One snapshot's rows share every step; the request that needs most goes, the others begin again."""
+    """One snapshot's rows share every step; the request that needs most goes, the others begin
+    again.
+    """
     asked = prompts(3, seed=51)
     wanted = ExtraLogprobs(prompt_logprobs=True, topk_sampled=2)
     small = SamplingParams(max_tokens=30, stop_tokens=(), seed=2)
@@ -250,7 +275,9 @@ async def test_decoding_without_memory_fails_the_largest_request_and_the_others_
         told = await streamed(engine.stream(None, packed(asked[0]), 2, small))
         crowded = refusing(DecodeBatch.step, lambda self: len(self.rows) > 12)
         monkeypatch.setattr(DecodeBatch, "step", crowded)
-        small_ones = [asyncio.create_task(engine.sample(None, packed(p), 3, small, wanted)) for p in asked]
+        small_ones = [
+            asyncio.create_task(engine.sample(None, packed(p), 3, small, wanted)) for p in asked
+        ]
         streaming = asyncio.create_task(streamed(engine.stream(None, packed(asked[0]), 2, small)))
         large = asyncio.create_task(sample(engine, None, [4, 5, 6], n=40, max_tokens=300))
         with pytest.raises(EngineOutOfMemory, match="decode step"):
@@ -292,7 +319,9 @@ async def test_memory_that_is_gone_for_good_fails_everybody_with_a_sentence(
 
 @pytest.mark.parametrize("rank", [0, -1, 513, 10**9, 2**70])
 @proves("lora:absurd")
-async def test_an_absurd_rank_is_refused_before_anything_is_allocated(model_folder: Path, rank: int) -> None:
+async def test_an_absurd_rank_is_refused_before_anything_is_allocated(
+    model_folder: Path, rank: int
+) -> None:
     async with running(model_folder) as engine:
         with pytest.raises(InvalidData, match="rank"):
             await engine.create_adapter("a", LoraConfig(rank=rank))
@@ -333,7 +362,9 @@ async def test_a_model_tells_how_many_sequences_of_usual_length_its_cache_holds(
     await engine.close()
 
 
-def test_keys_and_values_take_a_quarter_of_what_is_free_but_no_less_than_a_gib(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_keys_and_values_take_a_quarter_of_what_is_free_but_no_less_than_a_gib(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     cpu = torch.device("cpu")
     for free, taken in ((80 << 30, 20 << 30), (2 << 30, 1 << 30), (None, 1 << 30)):
         monkeypatch.setattr(limits, "main_memory", lambda free=free: Memory(total=None, free=free))

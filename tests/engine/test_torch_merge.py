@@ -32,7 +32,9 @@ def in_fp32(model: Path, folder: Path) -> Path:
     shutil.copytree(model, folder)
     config = json.loads((folder / "config.json").read_text())
     (folder / "config.json").write_text(json.dumps({**config, "dtype": "float32"}))
-    tensors = {name: tensor.float() for name, tensor in load_file(folder / "model.safetensors").items()}
+    tensors = {
+        name: tensor.float() for name, tensor in load_file(folder / "model.safetensors").items()
+    }
     save_file(tensors, folder / "model.safetensors", metadata={"format": "pt"})
     return folder
 
@@ -47,7 +49,9 @@ def in_shards(model: Path) -> Path:
         own = names[number::3]
         save_file({name: tensors[name] for name in own}, model / file, metadata={"format": "pt"})
         places |= dict.fromkeys(own, file)
-    (model / "model.safetensors.index.json").write_text(json.dumps({"metadata": {}, "weight_map": places}))
+    (model / "model.safetensors.index.json").write_text(
+        json.dumps({"metadata": {}, "weight_map": places})
+    )
     return model
 
 
@@ -74,7 +78,9 @@ async def test_transformers_computes_from_the_merged_folder_what_we_compute_with
     if sharded:
         in_shards(model)
     async with running(model) as engine:
-        await trained(engine, steps=3, config=LoraConfig(rank=4, alpha=16, seed=1, train_unembed=unembed))
+        await trained(
+            engine, steps=3, config=LoraConfig(rank=4, alpha=16, seed=1, train_unembed=unembed)
+        )
         await engine.save("a", str(tmp_path / "a"), optimizer=False)
         saved = await engine.merge(str(tmp_path / "a"), str(tmp_path / "merged"))
         ours = await logprobs(engine)
@@ -84,7 +90,9 @@ async def test_transformers_computes_from_the_merged_folder_what_we_compute_with
     assert abs(by_transformers(model) - ours).max() > 1e-2
     config = json.loads((merged / "config.json").read_text())
     assert config["tie_word_embeddings"] is not unembed
-    weights = {name: t for file in merged.glob("*.safetensors") for name, t in load_file(file).items()}
+    weights = {
+        name: t for file in merged.glob("*.safetensors") for name, t in load_file(file).items()
+    }
     assert (HEAD in weights) == unembed
     assert len(list(merged.glob("*.safetensors"))) == (3 if sharded else 1)
     assert saved.size_bytes == sum(file.stat().st_size for file in merged.iterdir())
@@ -98,14 +106,18 @@ async def test_transformers_computes_from_the_merged_folder_what_we_compute_with
 
 
 @proves("export:merged")
-async def test_merged_weights_are_the_formula_rounded_to_the_type_on_disk(model_folder: Path, tmp_path: Path) -> None:
+async def test_merged_weights_are_the_formula_rounded_to_the_type_on_disk(
+    model_folder: Path, tmp_path: Path
+) -> None:
     async with running(model_folder) as engine:
         await trained(engine, steps=3)
         await engine.save("a", str(tmp_path / "a"), optimizer=False)
         await engine.merge(str(tmp_path / "a"), str(tmp_path / "merged"))
         adapter = engine._adapters["a"]
         named, scale = adapter.layout.named(adapter.flat), adapter.layout.scale
-    before, after = (load_file(folder / "model.safetensors") for folder in (model_folder, tmp_path / "merged"))
+    before, after = (
+        load_file(folder / "model.safetensors") for folder in (model_folder, tmp_path / "merged")
+    )
     assert after.keys() == {*before, HEAD}
     for name, tensor in after.items():
         module = f"base_model.model.{name.removesuffix('.weight')}"
@@ -129,10 +141,14 @@ async def test_in_float32_nothing_is_rounded_and_the_files_are_as_readable_as_th
         for dtype in ("base", "float32"):
             await engine.merge(str(tmp_path / "a"), str(tmp_path / dtype), dtype)
         ours = await logprobs(engine)
-    apart = {dtype: abs(by_transformers(tmp_path / dtype) - ours).max() for dtype in ("base", "float32")}
+    apart = {
+        dtype: abs(by_transformers(tmp_path / dtype) - ours).max() for dtype in ("base", "float32")
+    }
     assert apart["float32"] < 1e-4 < apart["base"]
     assert json.loads((tmp_path / "float32" / "config.json").read_text())["dtype"] == "float32"
-    assert {t.dtype for t in load_file(tmp_path / "float32" / "model.safetensors").values()} == {torch.float32}
+    assert {t.dtype for t in load_file(tmp_path / "float32" / "model.safetensors").values()} == {
+        torch.float32
+    }
     for dtype in ("base", "float32"):
         modes = {file.stat().st_mode for file in (tmp_path / dtype).iterdir()}
         assert modes == {(tmp_path / dtype / "config.json").stat().st_mode}
@@ -150,12 +166,16 @@ async def test_half_a_merged_model_never_stands_and_training_goes_on_meanwhile(
             raise OSError("No space left on device")
 
         monkeypatch.setattr(merge, "save_file", full)
-        merging = asyncio.create_task(engine.merge(str(tmp_path / "a"), str(tmp_path / "into" / "m")))
+        merging = asyncio.create_task(
+            engine.merge(str(tmp_path / "a"), str(tmp_path / "into" / "m"))
+        )
         await trained(engine, "b", steps=1)
         with pytest.raises(HalteresError, match="No space left"):
             await merging
         assert list((tmp_path / "into").iterdir()) == []
-        monkeypatch.setattr(merge, "save_file", lambda *_, **__: (_ for _ in ()).throw(MemoryError()))
+        monkeypatch.setattr(
+            merge, "save_file", lambda *_, **__: (_ for _ in ()).throw(MemoryError())
+        )
         with pytest.raises(HalteresError, match="out of memory in merge"):
             await engine.merge(str(tmp_path / "a"), str(tmp_path / "into" / "m"))
         assert list((tmp_path / "into").iterdir()) == []
@@ -170,8 +190,16 @@ async def test_what_cannot_be_merged_is_refused(model_folder: Path, tmp_path: Pa
             await engine.merge(str(tmp_path / "nowhere"), str(tmp_path / "m"))
         tensors = load_file(model / "model.safetensors")
         for refused, kind, says in (
-            (lambda: save_file({"x": torch.zeros(1)}, model / "model.safetensors"), InvalidData, "do not hold"),
-            (lambda: (model / "model.safetensors").write_bytes(b"torn"), InvalidData, "cannot be merged"),
+            (
+                lambda: save_file({"x": torch.zeros(1)}, model / "model.safetensors"),
+                InvalidData,
+                "do not hold",
+            ),
+            (
+                lambda: (model / "model.safetensors").write_bytes(b"torn"),
+                InvalidData,
+                "cannot be merged",
+            ),
             (lambda: (model / "model.safetensors").unlink(), NotFound, "safetensors first"),
         ):
             refused()

@@ -20,7 +20,17 @@ from halteres.engine.torch.passes import PendingBatch
 from halteres.errors import InvalidData, UserError
 
 from .requests import CROSS_ENTROPY, IMPORTANCE_SAMPLING, array
-from .torch_fixtures import gradient, lessons, logprobs_of, pair, prompts, running, sample, tokens_of, weights
+from .torch_fixtures import (
+    gradient,
+    lessons,
+    logprobs_of,
+    pair,
+    prompts,
+    running,
+    sample,
+    tokens_of,
+    weights,
+)
 
 pytestmark = pytest.mark.runs
 
@@ -34,7 +44,9 @@ PARTS = {"c": {"train_mlp": False}, "d": {"train_attn": False}, "b": {"train_une
 async def publish(engine: TorchEngine, names: Sequence[str] = tuple(RANKS)) -> None:
     """Adapters of many ranks, some of part of the model, each with a snapshot of its name."""
     for seed, name in enumerate(names):
-        await engine.create_adapter(name, LoraConfig(rank=RANKS[name], seed=seed, **PARTS.get(name, {})))
+        await engine.create_adapter(
+            name, LoraConfig(rank=RANKS[name], seed=seed, **PARTS.get(name, {}))
+        )
         await engine.forward_backward(name, lessons(4, seed=seed), CROSS_ENTROPY)
         await engine.optim_step(name, FAST)
         await engine.snapshot(name, f"s{name}")
@@ -42,7 +54,12 @@ async def publish(engine: TorchEngine, names: Sequence[str] = tuple(RANKS)) -> N
 
 def question(name: str | None, number: int) -> tuple[str | None, list[int], int, dict[str, int]]:
     prompt = prompts(1, seed=number)[0]
-    return (f"s{name}" if name else None), prompt, number % 3 * 4 + 1, {"seed": number, "max_tokens": 5 + number % 7}
+    return (
+        (f"s{name}" if name else None),
+        prompt,
+        number % 3 * 4 + 1,
+        {"seed": number, "max_tokens": 5 + number % 7},
+    )
 
 
 QUESTIONS = [question(name, number) for number, name in enumerate([*RANKS, None, *RANKS, None])]
@@ -56,7 +73,9 @@ async def test_a_sample_among_other_adapters_and_ranks_is_that_of_its_adapter_al
         monkeypatch.setattr(projections, "_batched_agrees", False)
     async with running(model_folder) as engine:
         await publish(engine)
-        alone = [await sample(engine, name, prompt, n, **params) for name, prompt, n, params in QUESTIONS]
+        alone = [
+            await sample(engine, name, prompt, n, **params) for name, prompt, n, params in QUESTIONS
+        ]
         asked = (sample(engine, name, prompt, n, **params) for name, prompt, n, params in QUESTIONS)
         among = await asyncio.gather(*asked)
         assert [same(one) for one in among] == [same(one) for one in alone]
@@ -74,11 +93,15 @@ async def test_logprobs_sampled_among_others_are_those_of_a_pass(model_folder: P
         await publish(engine)
         for version in (1, 2, 3):
             prompt = prompts(1, seed=version)[0]
-            asked = [sample(engine, f"s{name}", prompt, 3, seed=version, max_tokens=9) for name in RANKS]
+            asked = [
+                sample(engine, f"s{name}", prompt, 3, seed=version, max_tokens=9) for name in RANKS
+            ]
             for name, result in zip(RANKS, await asyncio.gather(*asked), strict=True):
                 assert result.version == version
                 for sequence in result.sequences:
-                    await assert_recomputed(engine, name, prompt, tokens_of(sequence), logprobs_of(sequence.logprobs))
+                    await assert_recomputed(
+                        engine, name, prompt, tokens_of(sequence), logprobs_of(sequence.logprobs)
+                    )
             for name in RANKS:
                 await engine.forward_backward(name, lessons(3, seed=version), CROSS_ENTROPY)
                 await engine.optim_step(name, FAST)
@@ -86,7 +109,11 @@ async def test_logprobs_sampled_among_others_are_those_of_a_pass(model_folder: P
 
 
 async def assert_recomputed(
-    engine: TorchEngine, name: str, prompt: Sequence[int], tokens: Sequence[int], logprobs: np.ndarray
+    engine: TorchEngine,
+    name: str,
+    prompt: Sequence[int],
+    tokens: Sequence[int],
+    logprobs: np.ndarray,
 ) -> None:
     full = [*prompt, *tokens]
     datum = pair(full, weights=[1.0] * (len(full) - 1))
@@ -94,14 +121,19 @@ async def assert_recomputed(
     assert np.array_equal(logprobs_of(passed.logprobs[0])[len(prompt) - 1 :], logprobs)
 
 
-async def test_publishing_and_dropping_adapters_during_a_decode_moves_no_bit_of_it(model_folder: Path) -> None:
+async def test_publishing_and_dropping_adapters_during_a_decode_moves_no_bit_of_it(
+    model_folder: Path,
+) -> None:
     async with running(model_folder) as engine:
         await publish(engine)
         prompt = prompts(1, seed=5)[0]
         names = ("b", "e")
-        alone = [await sample(engine, f"s{name}", prompt, 2, seed=1, max_tokens=60) for name in names]
+        alone = [
+            await sample(engine, f"s{name}", prompt, 2, seed=1, max_tokens=60) for name in names
+        ]
         running_on = [
-            asyncio.create_task(sample(engine, f"s{name}", prompt, 2, seed=1, max_tokens=60)) for name in names
+            asyncio.create_task(sample(engine, f"s{name}", prompt, 2, seed=1, max_tokens=60))
+            for name in names
         ]
         others = 0
         while not all(task.done() for task in running_on):
@@ -133,7 +165,9 @@ async def test_copies_of_adapters_are_held_only_while_several_decode(
             await publish(engine)
             mixture = engine._worker._sampler._batch.mixture
             del held[:]
-            found = await asyncio.gather(*(sample(engine, f"s{name}", [1, 2, 3], 4, seed=1) for name in RANKS))
+            found = await asyncio.gather(
+                *(sample(engine, f"s{name}", [1, 2, 3], 4, seed=1) for name in RANKS)
+            )
             assert bool(most) == bool(max(held)), most
             assert max(held) <= most
             await sample(engine, "sa", [1, 2, 3])
@@ -149,7 +183,9 @@ async def test_an_adapter_that_has_diverged_fails_nobody_else(model_folder: Path
         for lora in engine._snapshots["sc"].weights.values():
             lora.fuse()
         alone = await sample(engine, "sb", [4, 5, 6], 5, seed=2)
-        tasks = [asyncio.create_task(sample(engine, f"s{name}", [4, 5, 6], 5, seed=2)) for name in "cbe"]
+        tasks = [
+            asyncio.create_task(sample(engine, f"s{name}", [4, 5, 6], 5, seed=2)) for name in "cbe"
+        ]
         broken, among, _ = await asyncio.gather(*tasks, return_exceptions=True)
         assert "diverged" in str(broken)
         assert isinstance(among, SampleResult)
@@ -157,7 +193,9 @@ async def test_an_adapter_that_has_diverged_fails_nobody_else(model_folder: Path
 
 
 def test_a_batched_matmul_has_the_bits_of_single_ones_wherever_it_is_used() -> None:
-    """Inputs on both sides of 192, ranks padded to 16, rows to 4; `torch.bmm` is let in where this holds at import."""
+    """Inputs on both sides of 192, ranks padded to 16, rows to 4; `torch.bmm` is let in where this
+    holds at import.
+    """
     assert projections._batched_agrees == projections._agrees_batched()
     if not projections._batched_agrees:
         pytest.skip("this machine's libraries disagree; adapters go one by one")
@@ -175,8 +213,12 @@ def test_a_batched_matmul_has_the_bits_of_single_ones_wherever_it_is_used() -> N
 SMALL = Limits(pass_tokens=512)
 
 
-async def passed(engine: TorchEngine, names: Sequence[str], seed: int, *, together: bool) -> list[PassResult]:
-    """A pass of each; the second adapter's lessons begin alike, so that what they share is computed once."""
+async def passed(
+    engine: TorchEngine, names: Sequence[str], seed: int, *, together: bool
+) -> list[PassResult]:
+    """A pass of each; the second adapter's lessons begin alike, so that what they share is computed
+    once.
+    """
     calls = [engine.forward_backward(name, data_of(name, seed), CROSS_ENTROPY) for name in names]
     return await asyncio.gather(*calls) if together else [await call for call in calls]
 
@@ -207,12 +249,16 @@ def sizes(monkeypatch: pytest.MonkeyPatch) -> list[int]:
 async def test_an_adapter_trained_beside_others_has_the_bits_of_one_trained_alone(
     model_folder: Path, sizes: list[int]
 ) -> None:
-    """Log-probabilities, losses, gradients and weights, over several steps; nothing is left to tolerance."""
+    """Log-probabilities, losses, gradients and weights, over several steps; nothing is left to
+    tolerance.
+    """
     seen: list[object] = []
     for together in (False, True):
         async with running(model_folder, SMALL) as engine:
             for seed, name in enumerate(RANKS):
-                await engine.create_adapter(name, LoraConfig(rank=RANKS[name], seed=seed, **PARTS.get(name, {})))
+                await engine.create_adapter(
+                    name, LoraConfig(rank=RANKS[name], seed=seed, **PARTS.get(name, {}))
+                )
             told: list[object] = []
             for step in range(3):
                 told += await passed(engine, list(RANKS), step, together=together)
@@ -224,11 +270,16 @@ async def test_an_adapter_trained_beside_others_has_the_bits_of_one_trained_alon
     assert max(sizes) >= 4
 
 
-async def test_a_datum_that_fails_poisons_no_adapter_of_its_micro_batch(model_folder: Path, sizes: list[int]) -> None:
+async def test_a_datum_that_fails_poisons_no_adapter_of_its_micro_batch(
+    model_folder: Path, sizes: list[int]
+) -> None:
     async with running(model_folder, SMALL) as engine:
         for name in "abcd":
             await engine.create_adapter(name, LoraConfig(rank=RANKS[name], seed=1))
-        alone = {name: await engine.forward_backward(name, data_of(name, 1), CROSS_ENTROPY) for name in "ab"}
+        alone = {
+            name: await engine.forward_backward(name, data_of(name, 1), CROSS_ENTROPY)
+            for name in "ab"
+        }
         expected = {name: gradient(engine, name) for name in "ab"}
         for name in "ab":
             await engine.drop(name)
@@ -270,7 +321,9 @@ async def test_a_shared_micro_batch_without_memory_is_computed_by_each_alone(
 
         monkeypatch.setattr(torch.autograd, "grad", refusing_many(torch.autograd.grad))
         assert repr(await passed(engine, names, 1, together=True)) == repr(expected)
-        assert all(torch.equal(gradient(engine, n), g) for n, g in zip(names, gradients, strict=True))
+        assert all(
+            torch.equal(gradient(engine, n), g) for n, g in zip(names, gradients, strict=True)
+        )
         assert sizes
 
 
@@ -292,7 +345,10 @@ async def test_a_short_pass_among_many_long_ones_waits_for_few_micro_batches(
     async with running(model_folder, Limits(pass_tokens=96)) as engine:
         for name in RANKS:
             await engine.create_adapter(name, LoraConfig(rank=4, seed=1))
-        long = [asyncio.create_task(engine.forward_backward(n, lessons(12, seed=5), CROSS_ENTROPY)) for n in "abcde"]
+        long = [
+            asyncio.create_task(engine.forward_backward(n, lessons(12, seed=5), CROSS_ENTROPY))
+            for n in "abcde"
+        ]
         await engine.forward_backward("f", (pair([3, 4, 5], weights=[1.0, 1.0]),), CROSS_ENTROPY)
         assert not any(task.done() for task in long)
         assert len(sizes) <= 3

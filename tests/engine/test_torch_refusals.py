@@ -34,7 +34,9 @@ async def test_a_step_without_a_gradient_is_refused(model_folder: Path) -> None:
 
 
 @proves("optim:needs-gradient")
-async def test_a_gradient_that_is_not_finite_moves_nothing_and_is_cleared(model_folder: Path) -> None:
+async def test_a_gradient_that_is_not_finite_moves_nothing_and_is_cleared(
+    model_folder: Path,
+) -> None:
     async with running(model_folder) as engine:
         await trained(engine, steps=1)
         before = weights(engine)
@@ -49,7 +51,9 @@ async def test_a_gradient_that_is_not_finite_moves_nothing_and_is_cleared(model_
         assert (await engine.optim_step("a", RATE)).version == 2
 
 
-async def test_a_ratio_that_overflows_is_refused_and_accumulates_nothing(model_folder: Path) -> None:
+async def test_a_ratio_that_overflows_is_refused_and_accumulates_nothing(
+    model_folder: Path,
+) -> None:
     tokens = prompts(1, low=10)[0]
     n = len(tokens) - 1
     q = [-5.0] * n
@@ -79,22 +83,36 @@ def with_input(name: str, value: Any) -> Datum:
 
 
 MALFORMED = {
-    "token outside the vocabulary": (msgspec.structs.replace(GOOD, tokens=packed([99999, *TOKENS[1:9]])), "99999"),
+    "token outside the vocabulary": (
+        msgspec.structs.replace(GOOD, tokens=packed([99999, *TOKENS[1:9]])),
+        "99999",
+    ),
     "negative token": (msgspec.structs.replace(GOOD, tokens=packed([-1, *TOKENS[1:9]])), "-1"),
     "no tokens": (msgspec.structs.replace(GOOD, tokens=b""), "Datum 1"),
-    "target outside": (with_input("target_tokens", array([5] * 8 + [672], "int64")), "target_tokens"),
+    "target outside": (
+        with_input("target_tokens", array([5] * 8 + [672], "int64")),
+        "target_tokens",
+    ),
     "short targets": (with_input("target_tokens", array([5] * 8, "int64")), "target_tokens"),
-    "several targets": (with_input("target_tokens", array(np.zeros((9, 2)), "int64")), "target_tokens"),
+    "several targets": (
+        with_input("target_tokens", array(np.zeros((9, 2)), "int64")),
+        "target_tokens",
+    ),
     "no weights": (with_input("weights", None), "weights"),
     "weights not finite": (with_input("weights", array([1.0] * 8 + [float("nan")])), "weights"),
-    "bytes missing": (with_input("weights", msgspec.structs.replace(array([1.0] * 9), data=b"\0" * 8)), "weights"),
+    "bytes missing": (
+        with_input("weights", msgspec.structs.replace(array([1.0] * 9), data=b"\0" * 8)),
+        "weights",
+    ),
     "too long": (pair([5] * 2060, weights=[1.0] * 2059), "2048"),
 }
 
 
 @pytest.mark.parametrize("case", MALFORMED)
 @proves("pass:bad-datum", "tenants:no-leak")
-async def test_a_malformed_datum_is_refused_by_name_and_poisons_nobody(model_folder: Path, case: str) -> None:
+async def test_a_malformed_datum_is_refused_by_name_and_poisons_nobody(
+    model_folder: Path, case: str
+) -> None:
     bad, named = MALFORMED[case]
     async with running(model_folder) as engine:
         await engine.create_adapter("a", LORA)
@@ -121,7 +139,9 @@ async def test_unknown_names_are_refused_with_the_known_ones(model_folder: Path)
             await engine.create_adapter("c", LoraConfig(rank=0))
 
 
-@pytest.mark.parametrize("field", ["learning_rate", "beta1", "beta2", "eps", "weight_decay", "grad_clip_norm"])
+@pytest.mark.parametrize(
+    "field", ["learning_rate", "beta1", "beta2", "eps", "weight_decay", "grad_clip_norm"]
+)
 @pytest.mark.parametrize("value", [1e39, 1e300, float("inf"), float("nan"), -1e-9])
 @proves("optim:needs-gradient")
 def test_a_number_that_float32_cannot_hold_is_refused_by_name(field: str, value: float) -> None:
@@ -145,7 +165,9 @@ DESTROYING = {
 async def test_a_step_whose_result_is_not_finite_moves_nothing_and_what_follows_is_undisturbed(
     model_folder: Path, tmp_path: Path, case: str
 ) -> None:
-    """Twice, as a replay executes it: the same refusal, and afterwards the bits of an adapter that never saw it."""
+    """Twice, as a replay executes it: the same refusal, and afterwards the bits of an adapter that
+    never saw it.
+    """
     data, destroying = DESTROYING[case]
     async with running(model_folder) as engine:
         for name in "ab":
@@ -185,7 +207,9 @@ async def test_a_step_out_of_range_leaves_the_gradient_to_a_better_one(model_fol
         assert torch.equal(weights(engine), weights(engine, "b"))
 
 
-async def test_a_checkpoint_that_is_not_finite_is_refused(model_folder: Path, tmp_path: Path) -> None:
+async def test_a_checkpoint_that_is_not_finite_is_refused(
+    model_folder: Path, tmp_path: Path
+) -> None:
     async with running(model_folder) as engine:
         await trained(engine, steps=1)
         await engine.save("a", str(tmp_path / "a"), optimizer=False)
@@ -196,7 +220,9 @@ async def test_a_checkpoint_that_is_not_finite_is_refused(model_folder: Path, tm
             await engine.load("b", str(tmp_path / "a"), optimizer=False)
 
 
-async def test_a_cross_entropy_that_is_not_finite_is_told_without_importance_ratios(model_folder: Path) -> None:
+async def test_a_cross_entropy_that_is_not_finite_is_told_without_importance_ratios(
+    model_folder: Path,
+) -> None:
     huge = pair(TOKENS, weights=[1.0] * 8 + [3e38])
     async with running(model_folder) as engine:
         await engine.create_adapter("a", LORA)
@@ -206,9 +232,13 @@ async def test_a_cross_entropy_that_is_not_finite_is_told_without_importance_rat
         assert "ratio" not in caught.value.sentence
 
 
-async def test_a_target_of_minus_100_is_told_how_to_leave_a_position_out(model_folder: Path) -> None:
+async def test_a_target_of_minus_100_is_told_how_to_leave_a_position_out(
+    model_folder: Path,
+) -> None:
     masked = with_input("target_tokens", array([5] * 8 + [-100], "int64"))
     async with running(model_folder) as engine:
         await engine.create_adapter("a", LORA)
-        with pytest.raises(InvalidData, match=r"token -100 at position 8.* give it 0 in 'weights' and any token id"):
+        with pytest.raises(
+            InvalidData, match=r"token -100 at position 8.* give it 0 in 'weights' and any token id"
+        ):
             await engine.forward_backward("a", (masked,), CROSS_ENTROPY)

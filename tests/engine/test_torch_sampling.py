@@ -35,15 +35,23 @@ from .torch_fixtures import (
 )
 
 
-async def test_sampled_prompt_and_training_log_probabilities_agree_also_after_steps(model_folder: Path) -> None:
-    """p99.9 of the difference at most 1e-5, half its mean square below 1e-9; a stale adapter would show."""
+async def test_sampled_prompt_and_training_log_probabilities_agree_also_after_steps(
+    model_folder: Path,
+) -> None:
+    """p99.9 of the difference at most 1e-5, half its mean square below 1e-9; a stale adapter would
+    show.
+    """
     async with running(model_folder) as engine:
         await trained(engine, steps=3)
         for step in range(3):
             await engine.snapshot("a", "s")
             asked = prompts(6, seed=step)
-            answers = await asyncio.gather(*(sample(engine, "s", p, n=4, seed=step, max_tokens=40) for p in asked))
-            pairs = [(p, s) for p, answer in zip(asked, answers, strict=True) for s in answer.sequences]
+            answers = await asyncio.gather(
+                *(sample(engine, "s", p, n=4, seed=step, max_tokens=40) for p in asked)
+            )
+            pairs = [
+                (p, s) for p, answer in zip(asked, answers, strict=True) for s in answer.sequences
+            ]
             passed = await engine.forward_backward(
                 "a", tuple(of_answer(p, s, 1.0) for p, s in pairs), IMPORTANCE_SAMPLING
             )
@@ -68,8 +76,12 @@ async def test_sampled_prompt_and_training_log_probabilities_agree_also_after_st
 
 @pytest.mark.parametrize("length", [5, 60, 185, 380, 600])
 @proves("sample:agrees")
-async def test_sampled_and_trained_log_probabilities_have_the_same_bits(model_folder: Path, length: int) -> None:
-    """Chosen, for fp32 on a CPU: the importance ratio of an on-policy batch is exactly 1, at any length."""
+async def test_sampled_and_trained_log_probabilities_have_the_same_bits(
+    model_folder: Path, length: int
+) -> None:
+    """Chosen, for fp32 on a CPU: the importance ratio of an on-policy batch is exactly 1, at any
+    length.
+    """
     async with running(model_folder) as engine:
         await trained(engine, steps=2)
         await engine.snapshot("a", "s")
@@ -84,7 +96,9 @@ async def test_sampled_and_trained_log_probabilities_have_the_same_bits(model_fo
 
 @proves("sample:seed", "tenants:no-leak")
 async def test_a_sequence_is_the_same_alone_and_among_strangers(model_folder: Path) -> None:
-    """Tokens and log-probabilities, bit for bit, whatever else is in the batch and however it is sampled."""
+    """Tokens and log-probabilities, bit for bit, whatever else is in the batch and however it is
+    sampled.
+    """
     prompt = prompts(1, seed=11)[0]
     async with running(model_folder) as engine:
         await trained(engine)
@@ -95,17 +109,32 @@ async def test_a_sequence_is_the_same_alone_and_among_strangers(model_folder: Pa
             others = prompts(company, low=3, high=120, seed=company)
             strangers = []
             for i, stranger in enumerate(others):
-                shape: dict[str, Any] = {"temperature": 0.1 * (i % 15), "top_k": i % 4, "max_tokens": 5 + 3 * (i % 20)}
-                strangers.append(sample(engine, "st"[i % 2], stranger, n=1 + i % 5, seed=i, **shape))
-            *_, among = await asyncio.gather(*strangers, sample(engine, "s", prompt, n=3, seed=9, max_tokens=40))
+                shape: dict[str, Any] = {
+                    "temperature": 0.1 * (i % 15),
+                    "top_k": i % 4,
+                    "max_tokens": 5 + 3 * (i % 20),
+                }
+                strangers.append(
+                    sample(engine, "st"[i % 2], stranger, n=1 + i % 5, seed=i, **shape)
+                )
+            *_, among = await asyncio.gather(
+                *strangers, sample(engine, "s", prompt, n=3, seed=9, max_tokens=40)
+            )
             assert among == alone
 
 
 @pytest.mark.runs
-async def test_a_request_that_does_not_fit_at_once_is_the_same_as_one_that_does(model_folder: Path) -> None:
+async def test_a_request_that_does_not_fit_at_once_is_the_same_as_one_that_does(
+    model_folder: Path,
+) -> None:
     prompt = prompts(1, seed=12)[0]
     results = []
-    for limits in (Limits(), Limits(decode_rows=5), Limits(cache_bytes=200_000), Limits(head_elements=8 * 672)):
+    for limits in (
+        Limits(),
+        Limits(decode_rows=5),
+        Limits(cache_bytes=200_000),
+        Limits(head_elements=8 * 672),
+    ):
         async with running(model_folder, limits) as engine:
             results.append(await sample(engine, None, prompt, n=14, seed=2, max_tokens=20))
     assert all(result == results[0] for result in results)
@@ -114,13 +143,21 @@ async def test_a_request_that_does_not_fit_at_once_is_the_same_as_one_that_does(
 async def test_members_of_a_group_are_distinct_and_reproducible(model_folder: Path) -> None:
     prompt = prompts(1)[0]
     async with running(model_folder) as engine:
-        one, two = [await sample(engine, None, prompt, n=16, seed=4, temperature=1.5, max_tokens=30) for _ in range(2)]
+        one, two = [
+            await sample(engine, None, prompt, n=16, seed=4, temperature=1.5, max_tokens=30)
+            for _ in range(2)
+        ]
         other = await sample(engine, None, prompt, n=16, seed=5, temperature=1.5, max_tokens=30)
-        fewer = [await sample(engine, None, prompt, n=n, seed=4, temperature=1.5, max_tokens=30) for n in (1, 2, 3, 7)]
+        fewer = [
+            await sample(engine, None, prompt, n=n, seed=4, temperature=1.5, max_tokens=30)
+            for n in (1, 2, 3, 7)
+        ]
     assert one.sequences == two.sequences
     assert len({s.tokens for s in one.sequences}) == 16
     assert not {s.tokens for s in one.sequences} & {s.tokens for s in other.sequences}
-    assert all(few.sequences == one.sequences[: len(few.sequences)] for few in fewer), "kernels change below 4 rows"
+    assert all(few.sequences == one.sequences[: len(few.sequences)] for few in fewer), (
+        "kernels change below 4 rows"
+    )
 
 
 @pytest.mark.runs
@@ -137,8 +174,12 @@ async def test_equal_prompts_that_wait_together_are_prefilled_once(
     monkeypatch.setattr(DecodeBatch, "_prefill_chunk", counted)
     prompt = prompts(1)[0]
     async with running(model_folder) as engine:
-        first = asyncio.create_task(sample(engine, None, prompts(1, seed=8)[0], n=16, max_tokens=300))
-        equal = [asyncio.create_task(sample(engine, None, prompt, n=16, seed=seed)) for seed in range(6)]
+        first = asyncio.create_task(
+            sample(engine, None, prompts(1, seed=8)[0], n=16, max_tokens=300)
+        )
+        equal = [
+            asyncio.create_task(sample(engine, None, prompt, n=16, seed=seed)) for seed in range(6)
+        ]
         answers = await asyncio.gather(first, *equal)
     assert len({s.tokens for answer in answers for s in answer.sequences}) > 16
     assert sum(rows) <= 3  # the first one's, and the others' in at most two arrivals
@@ -152,13 +193,17 @@ async def test_every_way_of_ending(model_folder: Path) -> None:
         tokens = tokens_of(free.sequences[0])
         assert (len(tokens), free.sequences[0].stop_reason) == (60, "length")
         first = tokens.index(tokens[20])
-        stopped = await sample(engine, None, prompt, seed=1, max_tokens=60, stop_tokens=(tokens[20], 671))
+        stopped = await sample(
+            engine, None, prompt, seed=1, max_tokens=60, stop_tokens=(tokens[20], 671)
+        )
         assert tokens_of(stopped.sequences[0]) == tokens[: first + 1]
         assert stopped.sequences[0].stop_reason == "stop"
         text = tokenizer.decode(tokens, skip_special_tokens=False)
         middle = len(text) // 2
         stop = text[middle : middle + 3]
-        by_text = await sample(engine, None, prompt, seed=1, max_tokens=60, stop_strings=("never such", stop))
+        by_text = await sample(
+            engine, None, prompt, seed=1, max_tokens=60, stop_strings=("never such", stop)
+        )
         ended = tokens_of(by_text.sequences[0])
         assert by_text.sequences[0].stop_reason == "stop"
         assert stop in tokenizer.decode(ended, skip_special_tokens=False)
@@ -170,7 +215,9 @@ async def test_every_way_of_ending(model_folder: Path) -> None:
 async def test_by_default_the_models_end_token_stops(model_folder: Path) -> None:
     async with running(model_folder) as engine:
         assert engine._base.eos_tokens == (2,)
-        chat = load_tokenizer(str(model_folder)).apply_chat_template([{"role": "user", "content": "1 + 1"}])
+        chat = load_tokenizer(str(model_folder)).apply_chat_template(
+            [{"role": "user", "content": "1 + 1"}]
+        )
         params = SamplingParams(max_tokens=200, temperature=1.3, seed=3)
         answer = await engine.sample(None, packed(chat), 32, params)
     ended = [tokens_of(s) for s in answer.sequences if s.stop_reason == "stop"]
@@ -182,7 +229,9 @@ async def test_by_default_the_models_end_token_stops(model_folder: Path) -> None
 async def test_the_context_limit_is_respected(model_folder: Path) -> None:
     prompt = [7] * 2040
     async with running(model_folder) as engine:
-        unlimited = await engine.sample(None, packed(prompt), 2, SamplingParams(stop_tokens=(), temperature=0.0))
+        unlimited = await engine.sample(
+            None, packed(prompt), 2, SamplingParams(stop_tokens=(), temperature=0.0)
+        )
         asked = await sample(engine, None, prompt, max_tokens=100, temperature=0.0)
         for sequence in (*unlimited.sequences, *asked.sequences):
             assert len(tokens_of(sequence)) == 8
@@ -218,7 +267,8 @@ async def test_a_snapshot_that_has_diverged_fails_its_own_requests_only(model_fo
         for lora in engine._snapshots["bad"].weights.values():
             lora.fuse()
         results = await asyncio.gather(
-            *(sample(engine, name, [1, 2, 3], n=3, seed=1) for name in ("good", "bad", "good")), return_exceptions=True
+            *(sample(engine, name, [1, 2, 3], n=3, seed=1) for name in ("good", "bad", "good")),
+            return_exceptions=True,
         )
         assert isinstance(results[1], UserError)
         assert "diverged" in results[1].sentence
@@ -293,7 +343,11 @@ async def test_closing_answers_everything(model_folder: Path) -> None:
 
 
 def shaping(
-    count: int, temperature: float = 1.0, top_k: int = -1, top_p: float = 1.0, tempered: bool = False
+    count: int,
+    temperature: float = 1.0,
+    top_k: int = -1,
+    top_p: float = 1.0,
+    tempered: bool = False,
 ) -> Shaping:
     draws = (np.arange(count, dtype=np.float32) + 0.5) / count
     ones = np.ones(count, dtype=np.float32)

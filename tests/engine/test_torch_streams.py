@@ -1,4 +1,6 @@
-"""Streams of the torch engine: the tokens of `sample`, told while they are written; and every way of stopping."""
+"""Streams of the torch engine: the tokens of `sample`, told while they are written; and every way
+of stopping.
+"""
 
 from __future__ import annotations
 
@@ -28,7 +30,9 @@ pytestmark = pytest.mark.runs
 PROMPT = prompts(1, seed=41)[0]
 
 
-def stream(engine: TorchEngine, snapshot: str | None = None, n: int = 1, **params: Any) -> AsyncIterator[Piece]:
+def stream(
+    engine: TorchEngine, snapshot: str | None = None, n: int = 1, **params: Any
+) -> AsyncIterator[Piece]:
     extra = params.pop("extra", ExtraLogprobs())
     chosen = SamplingParams(**{"max_tokens": 12, "stop_tokens": (), **params})
     return engine.stream(snapshot, packed(PROMPT), n, chosen, extra)
@@ -39,7 +43,13 @@ async def test_a_stream_tells_what_sample_answers_bit_for_bit(model_folder: Path
     async with running(model_folder) as engine:
         await trained(engine, steps=1)
         await engine.snapshot("a", "s")
-        shape: dict[str, Any] = {"n": 5, "seed": 7, "max_tokens": 40, "temperature": 1.2, "stop_tokens": None}
+        shape: dict[str, Any] = {
+            "n": 5,
+            "seed": 7,
+            "max_tokens": 40,
+            "temperature": 1.2,
+            "stop_tokens": None,
+        }
         told = await streamed(stream(engine, "s", **shape, extra=ExtraLogprobs(topk_sampled=3)))
         chosen = SamplingParams(**{key: value for key, value in shape.items() if key != "n"})
         whole = await engine.sample("s", packed(PROMPT), 5, chosen, ExtraLogprobs(topk_sampled=3))
@@ -82,7 +92,11 @@ async def test_a_reader_that_goes_away_frees_the_rows(model_folder: Path) -> Non
 
 async def test_a_stream_that_cannot_be_is_refused(model_folder: Path) -> None:
     async with running(model_folder) as engine:
-        for extra in (ExtraLogprobs(prompt_logprobs=True), ExtraLogprobs(topk_prompt=1), ExtraLogprobs(alternatives=1)):
+        for extra in (
+            ExtraLogprobs(prompt_logprobs=True),
+            ExtraLogprobs(topk_prompt=1),
+            ExtraLogprobs(alternatives=1),
+        ):
             with pytest.raises(InvalidData, match="sampled tokens alone"):
                 await anext(stream(engine, extra=extra))
         with pytest.raises(InvalidData, match="max_tokens"):
@@ -113,7 +127,13 @@ async def test_what_a_slow_reader_missed_comes_as_one_piece_per_sequence() -> No
         for number in (0, 1):
             reason = "length" if token == 4 else None
             pieces.put(
-                Piece(sample=number, tokens=packed([token]), logprobs=b"\0" * 4, version=3, stop_reason=reason)  # type: ignore[arg-type]
+                Piece(
+                    sample=number,
+                    tokens=packed([token]),
+                    logprobs=b"\0" * 4,
+                    version=3,
+                    stop_reason=reason,
+                )  # type: ignore[arg-type]
             )
     pieces.end()
     read = [piece async for piece in pieces.read()]
@@ -124,12 +144,15 @@ async def test_what_a_slow_reader_missed_comes_as_one_piece_per_sequence() -> No
 
 
 async def test_stop_strings_of_every_kind(model_folder: Path) -> None:
-    """Several; one that spans tokens; one of several bytes per character; none, where not even the end token stops."""
+    """Several; one that spans tokens; one of several bytes per character; none, where not even the
+    end token stops.
+    """
     tokenizer = load_tokenizer(str(model_folder))
     chat = tokenizer.apply_chat_template([{"role": "user", "content": "1 + 1"}])
     async with running(model_folder) as engine:
         free = await sample(engine, None, chat, n=8, seed=2, max_tokens=60, temperature=1.5)
-        assert any(2 in tokens_of(s)[:-1] for s in free.sequences)  # an empty stop list: EOS is a token like others
+        # an empty stop list: EOS is a token like others
+        assert any(2 in tokens_of(s)[:-1] for s in free.sequences)
         assert {s.stop_reason for s in free.sequences} == {"length"}
         for sequence in free.sequences:
             tokens = tokens_of(sequence)
@@ -137,7 +160,9 @@ async def test_stop_strings_of_every_kind(model_folder: Path) -> None:
             stop = text[len(text) // 3 :][:6]
             stops = ("no such text", stop, text[-3:])
             number = free.sequences.index(sequence)
-            cut = await sample(engine, None, chat, n=8, seed=2, max_tokens=60, temperature=1.5, stop_strings=stops)
+            cut = await sample(
+                engine, None, chat, n=8, seed=2, max_tokens=60, temperature=1.5, stop_strings=stops
+            )
             ended = tokens_of(cut.sequences[number])
             said = tokenizer.decode(ended, skip_special_tokens=False)
             before = tokenizer.decode(ended[:-1], skip_special_tokens=False)
@@ -147,17 +172,26 @@ async def test_stop_strings_of_every_kind(model_folder: Path) -> None:
             assert cut.sequences[number].stop_reason == "stop"
 
 
-async def test_a_stop_string_of_several_bytes_a_character_is_seen_when_its_last_byte_comes(model_folder: Path) -> None:
+async def test_a_stop_string_of_several_bytes_a_character_is_seen_when_its_last_byte_comes(
+    model_folder: Path,
+) -> None:
     tokenizer = load_tokenizer(str(model_folder))
     greek = tokenizer.encode("λ")
     assert len(greek) > 1  # bytes that are tokens of their own
     answer = [*tokenizer.encode("ab "), *greek, *tokenizer.encode(" c")]
     async with running(model_folder) as engine:
         request = engine._request(
-            None, packed(PROMPT), 1, SamplingParams(max_tokens=40, stop_tokens=(), stop_strings=("λ",)), ExtraLogprobs()
+            None,
+            packed(PROMPT),
+            1,
+            SamplingParams(max_tokens=40, stop_tokens=(), stop_strings=("λ",)),
+            ExtraLogprobs(),
         )
         row = Row(request, 0)
-        ends = [row.take(Newest(token, -1.0)) for token in answer[: len(tokenizer.encode("ab ")) + len(greek)]]
+        ends = [
+            row.take(Newest(token, -1.0))
+            for token in answer[: len(tokenizer.encode("ab ")) + len(greek)]
+        ]
     assert ends == [False] * (len(ends) - 1) + [True]
     assert request.future.result(0).sequences[0].stop_reason == "stop"
 
@@ -173,14 +207,18 @@ async def test_a_stop_string_of_several_bytes_a_character_is_seen_when_its_last_
         ({"top_p": 1.5}, "top_p"),
     ],
 )
-async def test_parameters_out_of_range_are_refused(model_folder: Path, params: dict[str, Any], says: str) -> None:
+async def test_parameters_out_of_range_are_refused(
+    model_folder: Path, params: dict[str, Any], says: str
+) -> None:
     async with running(model_folder) as engine:
         with pytest.raises(InvalidData, match=says):
             await sample(engine, None, PROMPT, **params)
 
 
 async def test_absurd_but_lawful_parameters_do_what_they_say(model_folder: Path) -> None:
-    """A surrogate half stops nothing, any integer is a seed, top_k beyond the vocabulary is off, 1e-30 is greedy."""
+    """A surrogate half stops nothing, any integer is a seed, top_k beyond the vocabulary is off,
+    1e-30 is greedy.
+    """
     async with running(model_folder) as engine:
         plain = await sample(engine, None, PROMPT, seed=1)
         for same in ({"top_k": 10**30}, {"top_k": 0}, {"stop_strings": ("\ud800",)}):
@@ -188,16 +226,26 @@ async def test_absurd_but_lawful_parameters_do_what_they_say(model_folder: Path)
         greedy = await sample(engine, None, PROMPT, temperature=0.0)
         assert (await sample(engine, None, PROMPT, temperature=1e-30)).sequences == greedy.sequences
         assert (await sample(engine, None, PROMPT, seed=5, top_k=1)).sequences == greedy.sequences
-        assert (await sample(engine, None, PROMPT, seed=5, top_p=1e-9)).sequences == greedy.sequences
-        assert len((await sample(engine, None, PROMPT, seed=-(2**70), temperature=1e6)).sequences) == 1
+        assert (
+            await sample(engine, None, PROMPT, seed=5, top_p=1e-9)
+        ).sequences == greedy.sequences
+        assert (
+            len((await sample(engine, None, PROMPT, seed=-(2**70), temperature=1e6)).sequences) == 1
+        )
 
 
 @proves("sample:top")
 async def test_top_k_and_top_p_together_keep_what_both_keep(model_folder: Path) -> None:
-    """Every token of 200 answers is among the 4 likeliest, and no likelier ones hold 60 % before it."""
+    """Every token of 200 answers is among the 4 likeliest, and no likelier ones hold 60 % before
+    it.
+    """
     async with running(model_folder) as engine:
-        chosen = SamplingParams(max_tokens=4, stop_tokens=(), seed=3, top_k=4, top_p=0.6, temperature=1.0)
-        result = await engine.sample(None, packed(PROMPT), 200, chosen, ExtraLogprobs(topk_sampled=8))
+        chosen = SamplingParams(
+            max_tokens=4, stop_tokens=(), seed=3, top_k=4, top_p=0.6, temperature=1.0
+        )
+        result = await engine.sample(
+            None, packed(PROMPT), 200, chosen, ExtraLogprobs(topk_sampled=8)
+        )
     for sequence in result.sequences:
         ids, logprobs = lists(sequence.top)
         for token, row, lps in zip(tokens_of(sequence), ids, logprobs, strict=True):

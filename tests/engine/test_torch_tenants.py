@@ -45,15 +45,26 @@ async def tenant(engine: TorchEngine, folder: Path) -> Seen:
     for step in range(STEPS):
         await engine.snapshot("a", f"s{step}")
         sampled = await sample(engine, f"s{step}", PROMPT, n=4, seed=step, max_tokens=12)
-        data = tuple(of_answer(PROMPT, s, a) for s, a in zip(sampled.sequences, (1.0, -0.5, 0.2, -0.7), strict=True))
-        answers += [sampled, await engine.forward_backward("a", lessons(3, seed=step), CROSS_ENTROPY)]
-        answers += [await engine.forward_backward("a", data, IMPORTANCE_SAMPLING), await engine.optim_step("a", GOOD)]
+        data = tuple(
+            of_answer(PROMPT, s, a)
+            for s, a in zip(sampled.sequences, (1.0, -0.5, 0.2, -0.7), strict=True)
+        )
+        answers += [
+            sampled,
+            await engine.forward_backward("a", lessons(3, seed=step), CROSS_ENTROPY),
+        ]
+        answers += [
+            await engine.forward_backward("a", data, IMPORTANCE_SAMPLING),
+            await engine.optim_step("a", GOOD),
+        ]
         extra = ExtraLogprobs(topk_sampled=2, alternatives=2)
         params = SamplingParams(max_tokens=8, seed=1, stop_tokens=())
         answers.append(await engine.sample("s0", packed(PROMPT), 2, params, extra))
     await engine.save("a", str(folder / "w"), optimizer=True)
     await engine.save_snapshot("s1", str(folder / "s"))
-    files = {str(f.relative_to(folder)): f.read_bytes() for f in sorted(folder.rglob("*")) if f.is_file()}
+    files = {
+        str(f.relative_to(folder)): f.read_bytes() for f in sorted(folder.rglob("*")) if f.is_file()
+    }
     return Seen(answers, files, engine._adapters["a"].flat.numpy().tobytes())
 
 
@@ -63,7 +74,9 @@ async def refused(call: object, kind: type[HalteresError]) -> None:
 
 
 async def trouble(engine: TorchEngine, done: asyncio.Event) -> None:
-    """B: another rank, decay, a learning rate that ends in NaN, bad tokens, memory that runs out; again and again."""
+    """B: another rank, decay, a learning rate that ends in NaN, bad tokens, memory that runs out;
+    again and again.
+    """
     bad = pair([5, 6, 7], weights=[1.0, 1.0])
     bad.inputs["target_tokens"] = array([6, 10**6], "int64")
     rounds = 0
@@ -77,8 +90,17 @@ async def trouble(engine: TorchEngine, done: asyncio.Event) -> None:
         await refused(engine.forward_backward(name, lessons(2), CROSS_ENTROPY), HalteresError)
         await engine.snapshot(name, f"t{name}")
         await refused(sample(engine, f"t{name}", PROMPT, n=5, seed=1, max_tokens=30), HalteresError)
-        await refused(engine.forward_backward(name, lessons(12, seed=99), CROSS_ENTROPY), EngineOutOfMemory)
-        await sample(engine, None, prompts(1, low=80, high=90, seed=rounds)[0], n=9, seed=rounds, max_tokens=20)
+        await refused(
+            engine.forward_backward(name, lessons(12, seed=99), CROSS_ENTROPY), EngineOutOfMemory
+        )
+        await sample(
+            engine,
+            None,
+            prompts(1, low=80, high=90, seed=rounds)[0],
+            n=9,
+            seed=rounds,
+            max_tokens=20,
+        )
         for gone in (name, f"t{name}"):
             await engine.drop(gone)
 
@@ -125,7 +147,9 @@ def first_tokens(data: tuple[Datum, ...]) -> list[int]:
 
 
 @proves("sample:snapshot")
-async def test_a_snapshot_gives_the_same_bits_after_anything(model_folder: Path, tmp_path: Path) -> None:
+async def test_a_snapshot_gives_the_same_bits_after_anything(
+    model_folder: Path, tmp_path: Path
+) -> None:
     """Trained on, loaded over, dropped beside it, sampled by others: an old snapshot stands."""
     async with running(model_folder) as engine:
         await engine.create_adapter("a", LoraConfig(rank=8, seed=5))
@@ -139,8 +163,13 @@ async def test_a_snapshot_gives_the_same_bits_after_anything(model_folder: Path,
         await engine.snapshot("a", "new")
         await engine.load("a", str(tmp_path / "w"), optimizer=True)
         await engine.hold("loaded", from_folder(tmp_path / "w"))
-        others = [sample(engine, name, PROMPT, n=6, seed=1, max_tokens=30) for name in ("new", "loaded", None)]
-        *_, loaded, _, after = await asyncio.gather(*others, sample(engine, "old", PROMPT, n=4, seed=1, max_tokens=30))
+        others = [
+            sample(engine, name, PROMPT, n=6, seed=1, max_tokens=30)
+            for name in ("new", "loaded", None)
+        ]
+        *_, loaded, _, after = await asyncio.gather(
+            *others, sample(engine, "old", PROMPT, n=4, seed=1, max_tokens=30)
+        )
         assert after == before
         assert loaded.sequences[:4] == before.sequences
         await engine.drop("a")

@@ -34,20 +34,33 @@ def base(model_folder: Path) -> BaseModel:
 def moved_adapter(base: BaseModel) -> Adapter:
     layout = Layout.of(base, LoraConfig(rank=4, seed=1))
     flat = layout.initial(CPU)
-    return Adapter(layout, flat + 0.02 * torch.randn(flat.shape, generator=torch.Generator().manual_seed(0)))
+    return Adapter(
+        layout, flat + 0.02 * torch.randn(flat.shape, generator=torch.Generator().manual_seed(0))
+    )
 
 
 def branching(seed: int, count: int = 14, longest: int = 420, targets: int = 0) -> list[Example]:
-    """Sequences that leave earlier ones anywhere: nested prefixes, equal ones, of 1 to `longest` tokens and more."""
+    """Sequences that leave earlier ones anywhere: nested prefixes, equal ones, of 1 to `longest`
+    tokens and more.
+    """
     random = np.random.default_rng(seed)
     sequences = [random.integers(3, 600, random.integers(longest // 2, longest))]
     for _ in range(count - 1):
         parent = sequences[random.integers(len(sequences))]
         kept = parent[: random.integers(0, len(parent) + 1)]
-        sequences.append(np.concatenate([kept, random.integers(3, 600, random.integers(0 if len(kept) else 1, 60))]))
+        sequences.append(
+            np.concatenate(
+                [kept, random.integers(3, 600, random.integers(0 if len(kept) else 1, 60))]
+            )
+        )
     shapes = [(len(tokens), *([targets] if targets else [])) for tokens in sequences]
     return [
-        Example(tokens, random.integers(3, 600, shape), {"weights": random.standard_normal(shape)}, index)
+        Example(
+            tokens,
+            random.integers(3, 600, shape),
+            {"weights": random.standard_normal(shape)},
+            index,
+        )
         for index, (tokens, shape) in enumerate(zip(sequences, shapes, strict=True))
     ]
 
@@ -55,12 +68,16 @@ def branching(seed: int, count: int = 14, longest: int = 420, targets: int = 0) 
 def computed(
     base: BaseModel, examples: list[Example], tokens: int, share: bool
 ) -> tuple[dict[int, Tensor], Tensor, int]:
-    """Log-probabilities by datum, the gradient of their weighted sum, micro-batches that were tries."""
+    """Log-probabilities by datum, the gradient of their weighted sum, micro-batches that were
+    tries.
+    """
     adapter, found, tries = moved_adapter(base), dict[int, Tensor](), 0
     adapter.begin_pass()
     for batch in micro_batches(examples, tokens, CPU, share):
         loss = PerToken(LOSSES["cross_entropy"], {})
-        logprobs = PendingBatch(base, PassBudget.of(Limits()), adapter, batch, loss, False).logprobs()
+        logprobs = PendingBatch(
+            base, PassBudget.of(Limits()), adapter, batch, loss, False
+        ).logprobs()
         logprobs.backward(batch.inputs()["weights"].float())
         rows = zip(logprobs.detach(), batch.examples, strict=True)
         found |= {example.index: row[: len(example)] for row, example in rows}
@@ -68,11 +85,15 @@ def computed(
     return found, adapter._pass_gradient, tries
 
 
-@pytest.mark.parametrize(("seed", "tokens", "targets"), [(0, 2048, 0), (1, 2048, 3), (2, 600, 0), (3, 320, 0)])
+@pytest.mark.parametrize(
+    ("seed", "tokens", "targets"), [(0, 2048, 0), (1, 2048, 3), (2, 600, 0), (3, 320, 0)]
+)
 def test_shared_prefixes_have_the_log_probabilities_of_separate_data_to_the_bit(
     base: BaseModel, seed: int, tokens: int, targets: int
 ) -> None:
-    """Beyond 192 and 384 keys, too, where sums are split; and the gradient is the same but for rounding."""
+    """Beyond 192 and 384 keys, too, where sums are split; and the gradient is the same but for
+    rounding.
+    """
     examples = branching(seed, targets=targets)
     apart, gradient, _ = computed(base, examples, tokens, share=False)
     shared, shared_gradient, tries = computed(base, examples, tokens, share=True)
@@ -82,8 +103,12 @@ def test_shared_prefixes_have_the_log_probabilities_of_separate_data_to_the_bit(
     assert (gradient - shared_gradient).norm() < within(3e-6, 2e-2) * gradient.norm()
 
 
-def test_long_tries_of_several_adapters_lie_on_one_axis_each_attended_by_itself(base: BaseModel) -> None:
-    """Sums over more keys than a block's are split by their number: such tries may not be attended together."""
+def test_long_tries_of_several_adapters_lie_on_one_axis_each_attended_by_itself(
+    base: BaseModel,
+) -> None:
+    """Sums over more keys than a block's are split by their number: such tries may not be attended
+    together.
+    """
     batches = [next(micro_batches(branching(seed), 2048, CPU)) for seed in (0, 4)]
     assert all(batch.trie is not None and not joins(batch.trie, base) for batch in batches)
     axis = JointAxis(base, batches)
@@ -98,12 +123,16 @@ def test_long_tries_of_several_adapters_lie_on_one_axis_each_attended_by_itself(
 def test_equal_data_count_each(base: BaseModel) -> None:
     (example,) = branching(0, count=1, longest=40)
     _, once, _ = computed(base, [example], 2048, share=True)
-    _, thrice, tries = computed(base, [replace(example, index=i) for i in range(3)], 2048, share=True)
+    _, thrice, tries = computed(
+        base, [replace(example, index=i) for i in range(3)], 2048, share=True
+    )
     assert tries
     assert (thrice - 3 * once).norm() < within(1e-5, 2e-2) * thrice.norm()
 
 
-async def test_a_group_that_shares_its_prompt_has_the_samplers_log_probabilities(model_folder: Path) -> None:
+async def test_a_group_that_shares_its_prompt_has_the_samplers_log_probabilities(
+    model_folder: Path,
+) -> None:
     async with running(model_folder) as engine:
         await trained(engine)
         await engine.snapshot("a", "s")
@@ -124,8 +153,12 @@ def test_a_trie_holds_every_token_of_lexicographic_sequences_once() -> None:
     (batch,) = plan(sequences, 1 << 20)
     ordered = [sequences[i] for i in batch]
     trie = Trie.of(ordered)
-    prefixes = {tuple(tokens[: end + 1].tolist()) for tokens in ordered for end in range(len(tokens))}
-    assert len(set(np.concatenate([run.path_L for run in trie.runs]).tolist())) <= len(prefixes) + 7 * len(ordered)
+    prefixes = {
+        tuple(tokens[: end + 1].tolist()) for tokens in ordered for end in range(len(tokens))
+    }
+    assert len(set(np.concatenate([run.path_L for run in trie.runs]).tolist())) <= len(
+        prefixes
+    ) + 7 * len(ordered)
     for run, tokens in zip(trie.runs, ordered, strict=True):
         assert np.array_equal(trie.tokens_N[run.path_L], tokens)
         assert np.array_equal(trie.positions_N[run.path_L], np.arange(len(tokens)))

@@ -18,7 +18,17 @@ from halteres.engine.torch.passes import run_pass
 from halteres.errors import NotFound
 
 from .requests import CROSS_ENTROPY, from_folder
-from .torch_fixtures import LORA, RATE, gradient, lessons, prompts, running, sample, trained, weights
+from .torch_fixtures import (
+    LORA,
+    RATE,
+    gradient,
+    lessons,
+    prompts,
+    running,
+    sample,
+    trained,
+    weights,
+)
 
 PROMPT = prompts(1, seed=71)[0]
 SMALL = Limits(pass_tokens=64)
@@ -31,7 +41,9 @@ def slices(monkeypatch: pytest.MonkeyPatch) -> list[int]:
     of its pass."""
     ran: list[int] = []
 
-    def counted(base: Any, info: Any, adapter: Any, data: tuple[Any, ...], *rest: Any, **named: Any) -> Iterator[Any]:
+    def counted(
+        base: Any, info: Any, adapter: Any, data: tuple[Any, ...], *rest: Any, **named: Any
+    ) -> Iterator[Any]:
         running_pass = run_pass(base, info, adapter, data, *rest, **named)
         while True:
             try:
@@ -91,7 +103,9 @@ async def test_a_short_pass_waits_for_at_most_three_micro_batches_of_another_ada
         assert slices.count(20) > 8
 
 
-async def test_passes_in_turns_have_the_bits_of_passes_alone(model_folder: Path, slices: list[int]) -> None:
+async def test_passes_in_turns_have_the_bits_of_passes_alone(
+    model_folder: Path, slices: list[int]
+) -> None:
     calls = {"a": lessons(9, seed=1), "b": lessons(7, seed=2), "c": lessons(5, seed=3)}
     alone: dict[str, tuple[str, torch.Tensor]] = {}
     async with running(model_folder, SMALL) as engine:
@@ -103,14 +117,18 @@ async def test_passes_in_turns_have_the_bits_of_passes_alone(model_folder: Path,
         del slices[:]
         for rank, name in enumerate(calls, start=4):
             await engine.create_adapter(name, LoraConfig(rank=rank, seed=rank))
-        found = await asyncio.gather(*(engine.forward_backward(n, data, CROSS_ENTROPY) for n, data in calls.items()))
+        found = await asyncio.gather(
+            *(engine.forward_backward(n, data, CROSS_ENTROPY) for n, data in calls.items())
+        )
         assert slices[:6] == [9, 7, 5, 9, 7, 5]
         for name, passed in zip(calls, found, strict=True):
             assert repr(passed) == alone[name][0]
             assert torch.equal(gradient(engine, name), alone[name][1])
 
 
-async def test_calls_of_one_adapter_keep_their_order_among_those_of_others(model_folder: Path) -> None:
+async def test_calls_of_one_adapter_keep_their_order_among_those_of_others(
+    model_folder: Path,
+) -> None:
     async def lesson(engine: engine_module.TorchEngine, name: str) -> None:
         """Sent at once; the answers are waited for together."""
         await asyncio.gather(
@@ -148,7 +166,11 @@ async def test_a_load_from_a_slow_disk_stalls_neither_decoding_nor_another_adapt
         await trained(engine, "a", steps=1)
         await engine.create_adapter("b", LORA)
         await engine.save("a", folder, optimizer=True)
-        load = engine.load("a", folder, True) if what == "adapter" else engine.hold("s", from_folder(Path(folder)))
+        load = (
+            engine.load("a", folder, True)
+            if what == "adapter"
+            else engine.hold("s", from_folder(Path(folder)))
+        )
         loading = asyncio.create_task(load)
         await slow_disk.asked()
         await sample(engine, None, PROMPT, n=2)
@@ -170,7 +192,8 @@ async def test_what_follows_a_slow_load_of_the_same_adapter_waits_for_it(
             asyncio.create_task(engine.forward_backward("a", lessons(3), CROSS_ENTROPY)),
             asyncio.create_task(engine.optim_step("a", RATE)),
         ]
-        loads = [asyncio.create_task(engine.load(name, folder, True)) for name in "ab"]  # sent before it is written
+        # sent before it is written
+        loads = [asyncio.create_task(engine.load(name, folder, True)) for name in "ab"]
         publishing = asyncio.create_task(engine.snapshot("a", "s"))
         await slow_disk.asked()
         await asyncio.gather(saving, *moving)
@@ -181,7 +204,9 @@ async def test_what_follows_a_slow_load_of_the_same_adapter_waits_for_it(
         assert torch.equal(weights(engine, "a"), weights(engine, "b"))
 
 
-async def test_a_load_that_fails_leaves_the_adapter_and_its_queue(model_folder: Path, tmp_path: Path) -> None:
+async def test_a_load_that_fails_leaves_the_adapter_and_its_queue(
+    model_folder: Path, tmp_path: Path
+) -> None:
     async with running(model_folder) as engine:
         await trained(engine, "a", steps=1)
         load = asyncio.create_task(engine.load("a", str(tmp_path / "none"), True))

@@ -16,7 +16,16 @@ from torch import Tensor
 from torch.func import functional_call
 from transformers import AutoModelForCausalLM
 
-from halteres.engine.protocol import Adam, Array, BaseType, Datum, LoraConfig, SampleResult, SamplingParams, TopK
+from halteres.engine.protocol import (
+    Adam,
+    Array,
+    BaseType,
+    Datum,
+    LoraConfig,
+    SampleResult,
+    SamplingParams,
+    TopK,
+)
 from halteres.engine.protocol import Sequence as Sampled
 from halteres.engine.torch import TorchEngine
 from halteres.engine.torch.limits import Limits
@@ -29,11 +38,15 @@ DTYPE: BaseType = "bfloat16" if os.environ.get("HALTERES_TEST_DTYPE") == "bfloat
 
 
 def within(float32: float, bfloat16: float) -> float:
-    """The tolerance of these tests' base weights: what is asked of both is said where it is asked."""
+    """The tolerance of these tests' base weights: what is asked of both is said where it is
+    asked.
+    """
     return float32 if DTYPE == "float32" else bfloat16
 
 
-same_numbers = pytest.mark.skipif(DTYPE != "float32", reason="rounded to bfloat16 another token may be likeliest")
+same_numbers = pytest.mark.skipif(
+    DTYPE != "float32", reason="rounded to bfloat16 another token may be likeliest"
+)
 
 
 RATE = Adam(learning_rate=5e-3)
@@ -49,21 +62,29 @@ async def running(folder: Path, limits: Limits | None = None) -> AsyncIterator[T
         await engine.close()
 
 
-def prompts(count: int, low: int = 5, high: int = 40, seed: int = 0, vocabulary: int = 600) -> list[list[int]]:
+def prompts(
+    count: int, low: int = 5, high: int = 40, seed: int = 0, vocabulary: int = 600
+) -> list[list[int]]:
     random = np.random.default_rng(seed)
-    return [random.integers(3, vocabulary, random.integers(low, high)).tolist() for _ in range(count)]
+    return [
+        random.integers(3, vocabulary, random.integers(low, high)).tolist() for _ in range(count)
+    ]
 
 
 def pair(tokens: Sequence[int], **inputs: Sequence[float] | np.ndarray) -> Datum:
     """A datum whose targets are its own next tokens; inputs are one shorter than `tokens`."""
     arrays = {name: array(values) for name, values in inputs.items()}
-    return Datum(tokens=packed(tokens[:-1]), inputs={"target_tokens": array(tokens[1:], "int64"), **arrays})
+    return Datum(
+        tokens=packed(tokens[:-1]), inputs={"target_tokens": array(tokens[1:], "int64"), **arrays}
+    )
 
 
 def lessons(count: int = 8, seed: int = 0) -> tuple[Datum, ...]:
     """Cross-entropy data of unequal lengths, weights of any sign."""
     random = np.random.default_rng(seed + 100)
-    return tuple(pair(p, weights=random.standard_normal(len(p) - 1)) for p in prompts(count, seed=seed))
+    return tuple(
+        pair(p, weights=random.standard_normal(len(p) - 1)) for p in prompts(count, seed=seed)
+    )
 
 
 def tokens_of(sampled: Sampled) -> list[int]:
@@ -98,7 +119,9 @@ async def sample(
     return await engine.sample(snapshot, packed(prompt), n, chosen)
 
 
-async def trained(engine: TorchEngine, name: str = "a", steps: int = 3, config: LoraConfig = LORA) -> None:
+async def trained(
+    engine: TorchEngine, name: str = "a", steps: int = 3, config: LoraConfig = LORA
+) -> None:
     """An adapter whose weights have moved."""
     await engine.create_adapter(name, config)
     for step in range(steps):
@@ -109,7 +132,9 @@ async def trained(engine: TorchEngine, name: str = "a", steps: int = 3, config: 
 class Reference:
     """transformers in float64, an adapter merged by formula: W + alpha/rank * B @ A."""
 
-    def __init__(self, folder: Path, adapter: Mapping[str, Tensor] | None = None, scale: float = 1.0) -> None:
+    def __init__(
+        self, folder: Path, adapter: Mapping[str, Tensor] | None = None, scale: float = 1.0
+    ) -> None:
         self.model: Any = AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float64)
         self.adapter = {name: t.double().requires_grad_() for name, t in (adapter or {}).items()}
         self.scale = scale
@@ -123,7 +148,9 @@ class Reference:
                 module = name.removeprefix("base_model.model.").replace(".lora_A", "")
                 b = self.adapter[name.replace("lora_A", "lora_B")]
                 merged[module] = merged[module] + self.scale * b @ a
-        return functional_call(self.model, merged, (torch.tensor([tokens]),), tie_weights=False).logits[0]
+        return functional_call(
+            self.model, merged, (torch.tensor([tokens]),), tie_weights=False
+        ).logits[0]
 
     def logprobs(self, datum: Datum) -> Tensor:
         """Of the datum's targets."""

@@ -1,4 +1,6 @@
-"""What the tests of this folder share: stand-ins for the two servers, small environments, ways to run them."""
+"""What the tests of this folder share: stand-ins for the two servers, small environments, ways to
+run them.
+"""
 
 from __future__ import annotations
 
@@ -16,7 +18,13 @@ from typing import Any, cast
 import yaml
 from aiohttp import web
 
-from halteres.clients.trajectories import EnvStatus, Posted, Registered, TrainerClient, TrainerRegistration
+from halteres.clients.trajectories import (
+    EnvStatus,
+    Posted,
+    Registered,
+    TrainerClient,
+    TrainerRegistration,
+)
 from halteres.config import environ
 from halteres.environments.base import BaseEnv
 from halteres.environments.config import APIServerConfig, BaseEnvConfig
@@ -44,7 +52,9 @@ class Inference:
     failures: list[int] = field(default_factory=list)  # status codes of the next answers
     version: int = 0
     tells_logprobs: bool = True
-    answer: Callable[[str, int], str] = lambda prompt, digest: f"So the answer is \\boxed{{{digest % 10}}}."
+    answer: Callable[[str, int], str] = (
+        lambda prompt, digest: f"So the answer is \\boxed{{{digest % 10}}}."
+    )
 
     async def generate(self, request: web.Request) -> web.Response:
         body = await request.json()
@@ -60,25 +70,38 @@ class Inference:
         body = await request.json()
         self.requests.append(body)
         choices = [
-            {"message": {"role": "assistant", "content": f"answer {number}"}, "finish_reason": "stop"}
+            {
+                "message": {"role": "assistant", "content": f"answer {number}"},
+                "finish_reason": "stop",
+            }
             for number in range(body["n"])
         ]
         return web.json_response({"choices": choices})
 
     def _item(self, prompt: list[int], params: dict[str, Any], number: int) -> dict[str, Any]:
         seed = number if params["temperature"] else -1
-        pinned = params["policy_version"]  # other weights give other answers, where they are asked for by version
+        # other weights give other answers, where they are asked for by version
+        pinned = params["policy_version"]
         said = f"{prompt}/{params.get('sampling_seed') if params['temperature'] else ''}/{seed}"
         said += "" if pinned is None else f"/{pinned}"
-        text = self.answer(TOKENIZER.decode(prompt), int.from_bytes(hashlib.sha256(said.encode()).digest()[:4], "big"))
+        text = self.answer(
+            TOKENIZER.decode(prompt),
+            int.from_bytes(hashlib.sha256(said.encode()).digest()[:4], "big"),
+        )
         tokens = [*TOKENIZER.encode(text), TOKENIZER.eos_token_id][: params["max_new_tokens"]]
         return {
             "text": TOKENIZER.decode(tokens),
             "output_ids": tokens,
             "meta_info": {
-                "finish_reason": {"type": "stop" if tokens[-1] == TOKENIZER.eos_token_id else "length"},
-                "output_token_logprobs": [[-0.5, token, None] for token in tokens if self.tells_logprobs],
-                "policy_version": [self.version, self.version] if pinned is None else [pinned, pinned],
+                "finish_reason": {
+                    "type": "stop" if tokens[-1] == TOKENIZER.eos_token_id else "length"
+                },
+                "output_token_logprobs": [
+                    [-0.5, token, None] for token in tokens if self.tells_logprobs
+                ],
+                "policy_version": [self.version, self.version]
+                if pinned is None
+                else [pinned, pinned],
             },
         }
 
@@ -111,12 +134,15 @@ async def serving(app: web.Application, port: int = 0) -> AsyncIterator[str]:
 
 
 class Trainer:
-    """A trajectory server and its trainer in one, in memory: says how many groups it wants, takes whole batches.
+    """A trajectory server and its trainer in one, in memory: says how many groups it wants, takes
+    whole batches.
 
     `max_staleness` is 0: after a batch it wants nothing until `ask` is called.
     """
 
-    def __init__(self, *, batch_size: int, group_size: int, num_steps: int = 100, extended: bool = True) -> None:
+    def __init__(
+        self, *, batch_size: int, group_size: int, num_steps: int = 100, extended: bool = True
+    ) -> None:
         self.batch_size, self.group_size, self.num_steps = batch_size, group_size, num_steps
         self.extended = extended  # False: as the original server, which gives no allowance
         self.step = 0
@@ -130,7 +156,8 @@ class Trainer:
         self._queued: list[dict[str, Any]] = []
         self.refuse: list[Exception] = []  # of the next posts; nothing is stored
         self.polls = 0
-        self.asked: dict[int, int] = {}  # batches delivered -> the version with which it asked for the next one
+        # batches delivered -> the version with which it asked for the next one
+        self.asked: dict[int, int] = {}
         self.registrations = 0
 
     async def register_env(self, **values: Any) -> Registered:
@@ -276,7 +303,9 @@ async def run(file: Path, *arguments: str, within_s: float = 20, **variables: st
 
 
 class TrajectoryServer:
-    """The real trajectory server as a process, on a port of its own; it can be killed and started again."""
+    """The real trajectory server as a process, on a port of its own; it can be killed and started
+    again.
+    """
 
     def __init__(self, database: Path) -> None:
         with socket.socket() as probe:
@@ -304,13 +333,19 @@ class TrajectoryServer:
 
 
 @asynccontextmanager
-async def trajectory_server(folder: Path, *, batch_size: int, num_steps: int) -> AsyncIterator[TrajectoryServer]:
+async def trajectory_server(
+    folder: Path, *, batch_size: int, num_steps: int
+) -> AsyncIterator[TrajectoryServer]:
     """Inside, the server runs and a trainer is registered with max_staleness 0."""
     server = TrajectoryServer(folder / "trajectories.sqlite")
     await server.start()
     try:
         registration = TrainerRegistration(
-            batch_size=batch_size, max_token_len=256, num_steps=num_steps, max_staleness=0, run_id="r"
+            batch_size=batch_size,
+            max_token_len=256,
+            num_steps=num_steps,
+            max_staleness=0,
+            run_id="r",
         )
         await asyncio.to_thread(server.trainer.register, registration)
         yield server
@@ -333,7 +368,9 @@ async def environment(file: Path, *arguments: str) -> AsyncIterator[asyncio.subp
 
 def write_config(folder: Path, inference: Inference, **env: Any) -> Path:
     """A config file in the seeds' format, as the supervisor writes it."""
-    openai = [{"model_name": TINY, "base_url": inference.url, "api_key": "x", "server_type": "sglang"}]
+    openai = [
+        {"model_name": TINY, "base_url": inference.url, "api_key": "x", "server_type": "sglang"}
+    ]
     file = folder / "config.yaml"
     file.write_text(yaml.safe_dump({"env": env, "openai": openai, "tinker": {"lora_rank": 16}}))
     return file

@@ -22,7 +22,9 @@ def test_it_asks_as_the_problems_are_worded() -> None:
 
 
 def test_a_system_prompt_comes_first() -> None:
-    messages = arithmetic(system_prompt="Be brief.").messages(draw_problem(random.Random(0), "train"))
+    messages = arithmetic(system_prompt="Be brief.").messages(
+        draw_problem(random.Random(0), "train")
+    )
     assert [message["role"] for message in messages] == ["system", "user"]
 
 
@@ -34,21 +36,37 @@ async def test_training_draws_from_its_own_split_and_evaluation_from_the_other()
 
 
 def test_held_out_problems_are_the_same_for_every_run_and_nested() -> None:
-    assert arithmetic(seed=1, eval_tasks=64).eval_items() == arithmetic(seed=2, eval_tasks=128).eval_items()[:64]
+    assert (
+        arithmetic(seed=1, eval_tasks=64).eval_items()
+        == arithmetic(seed=2, eval_tasks=128).eval_items()[:64]
+    )
 
 
 def test_the_right_box_pays_one_and_anything_else_nothing() -> None:
     env = arithmetic()
     problem = draw_problem(random.Random(3), "train")
     right = worked_answer(problem)
-    assert (env.score(problem, right), env.score(problem, "\\boxed{x}"), env.score(problem, "")) == (1.0, 0.0, 0.0)
+    assert (
+        env.score(problem, right),
+        env.score(problem, "\\boxed{x}"),
+        env.score(problem, ""),
+    ) == (1.0, 0.0, 0.0)
     assert env.measure(problem, right) == {"worked_share": 1.0}
     assert env.measure(problem, f"\\boxed{{{problem.answer}}}") == {"worked_share": 0.0}
 
 
 def test_its_defaults_are_those_of_the_recipe() -> None:
     config, servers = ArithmeticEnv.config_init()
-    assert (config.group_size, config.batch_size, config.max_new_tokens, config.max_token_length) == (16, 256, 64, 256)
-    assert (config.eval_tasks, config.eval_samples, config.ensure_scores_are_not_same) == (128, 4, False)
+    assert (
+        config.group_size,
+        config.batch_size,
+        config.max_new_tokens,
+        config.max_token_length,
+    ) == (16, 256, 64, 256)
+    assert (config.eval_tasks, config.eval_samples, config.ensure_scores_are_not_same) == (
+        128,
+        4,
+        False,
+    )
     assert not config.use_wandb
     assert servers == [APIServerConfig()]

@@ -20,14 +20,20 @@ def text(row: dict[str, Any], side: str) -> str:
     return row[side][0]["content"]
 
 
-@pytest.mark.parametrize(("split", "name", "count"), [("train", "train", 600), ("eval", "held_out", 300)])
-def test_the_shipped_set_is_what_the_generator_makes_of_seed_0(split: Any, name: str, count: int) -> None:
+@pytest.mark.parametrize(
+    ("split", "name", "count"), [("train", "train", 600), ("eval", "held_out", 300)]
+)
+def test_the_shipped_set_is_what_the_generator_makes_of_seed_0(
+    split: Any, name: str, count: int
+) -> None:
     lines = (DATA / f"arithmetic_pairs_{name}.jsonl").read_text().splitlines()
     assert [json.loads(line) for line in lines] == list(preference_pairs(count, split=split))
 
 
 def test_the_shipped_halves_are_clean_and_share_no_prompt() -> None:
-    train, held_out = (read_preferences(f"halteres/arithmetic-pairs{split}") for split in ("", ":held_out"))
+    train, held_out = (
+        read_preferences(f"halteres/arithmetic-pairs{split}") for split in ("", ":held_out")
+    )
     assert (len(train.comparisons), len(held_out.comparisons)) == (600, 300)
     assert train.warnings == held_out.warnings == () and overlap(train, held_out) == ""
     assert {one.kind for one in held_out.comparisons} == set(KINDS)

@@ -20,7 +20,9 @@ STEPS = 5
 
 
 class Asynchronous(Trainer):
-    """Takes batches whenever they are whole, and asks for the next one with a newer version after `pause`."""
+    """Takes batches whenever they are whole, and asks for the next one with a newer version after
+    `pause`.
+    """
 
     def __init__(self, pause: Any, num_steps: int = STEPS) -> None:
         super().__init__(batch_size=16, group_size=4, num_steps=num_steps)
@@ -50,33 +52,53 @@ async def after_some_polls(trainer: Trainer, step: int) -> None:
             await trainer.until(lambda: len(trainer.groups) == 4 * (step + 2))
 
 
-async def batches(inference: Inference, trainer: Trainer, lag: int, **changes: Any) -> list[list[Any]]:
+async def batches(
+    inference: Inference, trainer: Trainer, lag: int, **changes: Any
+) -> list[list[Any]]:
     env = Digits(config(weights_lag=lag, **changes), [server(inference)])
     async with asyncio.timeout(10), at_work(env, trainer) as task:
         await task
-    return [[(group["tokens"], group["policy_version"][0][0]) for group in batch] for batch in trainer.batches]
+    return [
+        [(group["tokens"], group["policy_version"][0][0]) for group in batch]
+        for batch in trainer.batches
+    ]
 
 
-async def test_every_batch_is_sampled_by_the_weights_of_its_place_whatever_takes_how_long(inference: Inference) -> None:
+async def test_every_batch_is_sampled_by_the_weights_of_its_place_whatever_takes_how_long(
+    inference: Inference,
+) -> None:
     expected = {0: [0, 10, 20, 30, 40], 1: [0, 0, 10, 20, 30], 2: [0, 0, 0, 10, 20]}
     for lag, versions in expected.items():
-        quick = await batches(inference, Asynchronous(at_once), lag, ensure_scores_are_not_same=True)
+        quick = await batches(
+            inference, Asynchronous(at_once), lag, ensure_scores_are_not_same=True
+        )
         slow = await batches(
-            inference, Asynchronous(after_some_polls), lag, ensure_scores_are_not_same=True, max_num_workers=3
+            inference,
+            Asynchronous(after_some_polls),
+            lag,
+            ensure_scores_are_not_same=True,
+            max_num_workers=3,
         )
         assert quick == slow
-        assert [{version for _, version in batch} for batch in quick] == [{version} for version in versions]
+        assert [{version for _, version in batch} for batch in quick] == [
+            {version} for version in versions
+        ]
 
 
 async def test_rollouts_go_on_while_the_trainer_takes_a_step(inference: Inference) -> None:
-    """With a lag of one: the next batch is whole before the trainer has asked for it, and no more is begun."""
+    """With a lag of one: the next batch is whole before the trainer has asked for it, and no more
+    is begun.
+    """
     may_ask = asyncio.Event()
 
     async def never_before(trainer: Trainer, step: int) -> None:
         await may_ask.wait()
 
     trainer = Asynchronous(never_before, num_steps=4)
-    async with asyncio.timeout(5), at_work(Digits(config(weights_lag=1), [server(inference)]), trainer) as task:
+    async with (
+        asyncio.timeout(5),
+        at_work(Digits(config(weights_lag=1), [server(inference)]), trainer) as task,
+    ):
         await trainer.until(lambda: len(trainer.batches) == 2)
         polls = trainer.polls
         await trainer.until(lambda: trainer.polls >= polls + 3)
@@ -91,7 +113,9 @@ async def test_an_environment_that_is_killed_fills_the_batches_that_it_would_hav
 ) -> None:
     straight = await batches(inference, Asynchronous(at_once), 1)
     trainer = Asynchronous(at_once)
-    env = Digits(config(weights_lag=1, run_dir=str(tmp_path), max_num_workers=1), [server(inference)])
+    env = Digits(
+        config(weights_lag=1, run_dir=str(tmp_path), max_num_workers=1), [server(inference)]
+    )
     async with asyncio.timeout(5), at_work(env, trainer):
         await trainer.until(lambda: len(trainer.groups) == 6)
     assert await batches(inference, trainer, 1, run_dir=str(tmp_path)) == straight
@@ -101,7 +125,9 @@ async def test_an_environment_that_is_killed_fills_the_batches_that_it_would_hav
 async def test_what_an_environment_saves_for_a_batch_is_there_before_that_batch_can_begin(
     inference: Inference, tmp_path: Path
 ) -> None:
-    """Killed while its last group is acknowledged, it begins the next batch with what it had drawn until then."""
+    """Killed while its last group is acknowledged, it begins the next batch with what it had drawn
+    until then.
+    """
 
     class Counting(Digits):
         drawn = 0
@@ -126,7 +152,10 @@ async def test_what_an_environment_saves_for_a_batch_is_there_before_that_batch_
             return await super().post(group, key=key)
 
     trainer = Remembering(at_once)
-    async with asyncio.timeout(5), at_work(Counting(config(weights_lag=0), [server(inference)]), trainer) as task:
+    async with (
+        asyncio.timeout(5),
+        at_work(Counting(config(weights_lag=0), [server(inference)]), trainer) as task,
+    ):
         await task
     assert trainer.saved == [{"drawn": 4 * (step + 1)} for step in range(STEPS)]
 
@@ -141,7 +170,9 @@ async def test_of_an_item_that_gives_several_groups_those_beyond_the_batch_are_d
             return [group, group, group], backlog
 
     trainer = Asynchronous(at_once, num_steps=2)
-    env = Doubling(config(weights_lag=0, run_dir=str(tmp_path), max_num_workers=1), [server(inference)])
+    env = Doubling(
+        config(weights_lag=0, run_dir=str(tmp_path), max_num_workers=1), [server(inference)]
+    )
     async with asyncio.timeout(5), at_work(env, trainer) as task:
         await task
     assert [len(batch) for batch in trainer.batches] == [4, 4]

@@ -49,13 +49,17 @@ if __name__ == "__main__":
 '''
 
 
-def author_file(folder: Path, score: str = "return float(len(text) % 2)", text: str = AUTHORS) -> Path:
+def author_file(
+    folder: Path, score: str = "return float(len(text) % 2)", text: str = AUTHORS
+) -> Path:
     file = folder / "mine.py"
     file.write_text(dedent(text).replace("SCORE", score))
     return file
 
 
-async def test_describe_answers_with_one_json_object_also_where_there_are_problems(tmp_path: Path) -> None:
+async def test_describe_answers_with_one_json_object_also_where_there_are_problems(
+    tmp_path: Path,
+) -> None:
     ended = await run(author_file(tmp_path), "describe", "--env.group_sise", "8", "--env.seed", "4")
     assert ended.code == 0, ended.stderr
     shown = json.loads(ended.stdout.splitlines()[-1])
@@ -84,7 +88,8 @@ async def test_no_command_is_a_usage_error() -> None:
         ("import json\n\njson.nothing\n", 3, "AttributeError"),
         (
             AUTHORS.replace(
-                '    name = "mine"', "    name = 'mine'\n    @classmethod\n    def config_init(cls): 1 / 0"
+                '    name = "mine"',
+                "    name = 'mine'\n    @classmethod\n    def config_init(cls): 1 / 0",
             ),
             11,
             "Zero",
@@ -112,21 +117,37 @@ async def test_a_file_runs_through_the_module_as_it_does_alone(tmp_path: Path) -
     assert "none.py" in missing.stderr
 
 
-async def test_evaluate_prints_one_json_line_and_writes_its_files(inference: Inference, tmp_path: Path) -> None:
+async def test_evaluate_prints_one_json_line_and_writes_its_files(
+    inference: Inference, tmp_path: Path
+) -> None:
     inference.version = 5
     config = write_config(tmp_path, inference)
     evals = tmp_path / "evals"
-    arguments = ("--env.eval_tasks=6", "--env.eval_samples=3", f"--env.data_dir_to_save_evals={evals}")
+    arguments = (
+        "--env.eval_tasks=6",
+        "--env.eval_samples=3",
+        f"--env.data_dir_to_save_evals={evals}",
+    )
     path = "tinker://r/sampler_weights/step-000010"
-    ended = await run(ARITHMETIC, "evaluate", "--config", str(config), *arguments, "--openai.model_name", path)
+    ended = await run(
+        ARITHMETIC, "evaluate", "--config", str(config), *arguments, "--openai.model_name", path
+    )
     assert ended.code == 0, ended.stderr
     (line,) = ended.stdout.splitlines()
     metrics = json.loads(line)
-    assert (metrics["eval/num_tasks"], metrics["eval/num_samples"], metrics["eval/num_failed"]) == (6, 3, 0)
+    assert (metrics["eval/num_tasks"], metrics["eval/num_samples"], metrics["eval/num_failed"]) == (
+        6,
+        3,
+        0,
+    )
     assert metrics["eval/policy_version"] == 5
-    assert {"eval/percent_correct", "eval/percent_correct_greedy", "eval/worked_share"} <= set(metrics)
+    assert {"eval/percent_correct", "eval/percent_correct_greedy", "eval/worked_share"} <= set(
+        metrics
+    )
     assert {request["model"] for request in inference.requests} == {path}
-    asked = sorted((r["sampling_params"]["temperature"], r["sampling_params"]["n"]) for r in inference.requests)
+    asked = sorted(
+        (r["sampling_params"]["temperature"], r["sampling_params"]["n"]) for r in inference.requests
+    )
     assert asked == [(0.0, 1)] * 6 + [(1.0, 3)] * 6
     report = json.loads((evals / "metrics.json").read_text())
     assert report["results"]["all"] == report["results"]["atropos|arithmetic|0"] == metrics
@@ -141,15 +162,20 @@ async def test_evaluate_prints_one_json_line_and_writes_its_files(inference: Inf
     assert not list(evals.glob("*.tmp"))
 
 
-async def test_evaluations_repeat_exactly_whatever_the_runs_seed(inference: Inference, tmp_path: Path) -> None:
+async def test_evaluations_repeat_exactly_whatever_the_runs_seed(
+    inference: Inference, tmp_path: Path
+) -> None:
     config = write_config(tmp_path, inference, eval_tasks=8)
     first, second = [
-        await run(ARITHMETIC, "evaluate", "--config", str(config), "--env.seed", seed) for seed in ("1", "2")
+        await run(ARITHMETIC, "evaluate", "--config", str(config), "--env.seed", seed)
+        for seed in ("1", "2")
     ]
     assert first.stdout == second.stdout
 
 
-async def test_a_failed_task_is_counted_and_the_others_stand(inference: Inference, tmp_path: Path) -> None:
+async def test_a_failed_task_is_counted_and_the_others_stand(
+    inference: Inference, tmp_path: Path
+) -> None:
     file = author_file(tmp_path, score="return 1 / (item - 2)")
     config = write_config(tmp_path, inference, eval_tasks=4, rollout_retries=0)
     ended = await run(file, "evaluate", "--config", str(config))
@@ -158,7 +184,9 @@ async def test_a_failed_task_is_counted_and_the_others_stand(inference: Inferenc
     assert (metrics["eval/num_tasks"], metrics["eval/num_failed"]) == (3, 1)
 
 
-async def test_an_evaluation_of_which_nothing_is_left_is_an_error(inference: Inference, tmp_path: Path) -> None:
+async def test_an_evaluation_of_which_nothing_is_left_is_an_error(
+    inference: Inference, tmp_path: Path
+) -> None:
     file = author_file(tmp_path, score="raise KeyError(text)")
     config = write_config(tmp_path, inference, eval_tasks=2, rollout_retries=0)
     ended = await run(file, "evaluate", "--config", str(config))
@@ -167,19 +195,27 @@ async def test_an_evaluation_of_which_nothing_is_left_is_an_error(inference: Inf
     assert "KeyError" in ended.stderr
 
 
-async def test_an_environment_without_held_out_tasks_says_so_with_a_code_of_its_own(tmp_path: Path) -> None:
+async def test_an_environment_without_held_out_tasks_says_so_with_a_code_of_its_own(
+    tmp_path: Path,
+) -> None:
     """So that a supervisor asks once, and takes it for no failure."""
-    single = AUTHORS.replace("    def eval_items(self):\n        return range(self.config.eval_tasks)\n", "")
+    single = AUTHORS.replace(
+        "    def eval_items(self):\n        return range(self.config.eval_tasks)\n", ""
+    )
     several = single.replace("single_turn import SingleTurnEnv", "base import BaseEnv").replace(
         "SingleTurnEnv", "BaseEnv"
     )
     for text, lacks in ((single, "eval_items"), (several, "evaluate")):
         ended = await run(author_file(tmp_path, text=text), "evaluate")
         assert ended.code == NOTHING_TO_EVALUATE
-        assert ended.stderr.splitlines()[-1].startswith(f"error: mine cannot be evaluated. Its class has no {lacks}.")
+        assert ended.stderr.splitlines()[-1].startswith(
+            f"error: mine cannot be evaluated. Its class has no {lacks}."
+        )
 
 
-async def test_process_writes_groups_and_a_page_and_never_over_a_file(inference: Inference, tmp_path: Path) -> None:
+async def test_process_writes_groups_and_a_page_and_never_over_a_file(
+    inference: Inference, tmp_path: Path
+) -> None:
     target = tmp_path / "data" / "groups.jsonl"
     config = write_config(tmp_path, inference, group_size=3, data_path_to_save_groups=str(target))
     file = author_file(tmp_path)
@@ -201,7 +237,9 @@ async def test_process_writes_groups_and_a_page_and_never_over_a_file(inference:
 async def test_process_needs_a_number_of_groups_and_gives_up_on_a_file_that_makes_none(
     inference: Inference, tmp_path: Path
 ) -> None:
-    config = write_config(tmp_path, inference, rollout_retries=0, data_path_to_save_groups=str(tmp_path / "g.jsonl"))
+    config = write_config(
+        tmp_path, inference, rollout_retries=0, data_path_to_save_groups=str(tmp_path / "g.jsonl")
+    )
     ended = await run(ARITHMETIC, "process", "--config", str(config))
     assert ended.code == 1
     assert "--env.total_steps" in ended.stderr
@@ -217,7 +255,10 @@ async def test_a_signal_ends_an_evaluation_without_an_answer_and_not_as_a_succes
 ) -> None:
     inference.failures = [503] * 10_000
     config = write_config(tmp_path, inference)
-    async with asyncio.timeout(15), environment(ARITHMETIC, "evaluate", "--config", str(config)) as process:
+    async with (
+        asyncio.timeout(15),
+        environment(ARITHMETIC, "evaluate", "--config", str(config)) as process,
+    ):
         await inference.asked.wait()
         process.send_signal(signal.SIGTERM)
         async with asyncio.timeout(5):
@@ -245,7 +286,8 @@ async def test_an_environment_needs_no_torch_and_nothing_that_pulls_it_in(tmp_pa
 
 
 async def test_an_environment_may_import_torch_while_it_runs(tmp_path: Path) -> None:
-    (tmp_path / "torch.py").write_text("loaded = 'for the author'\n")  # quicker than the real one, and found before it
+    # quicker than the real one, and found before it
+    (tmp_path / "torch.py").write_text("loaded = 'for the author'\n")
     importing = """
     @classmethod
     def config_init(cls):
@@ -254,10 +296,14 @@ async def test_an_environment_may_import_torch_while_it_runs(tmp_path: Path) -> 
         return super().config_init()
 
 if __name__"""
-    ended = await run(author_file(tmp_path, text=AUTHORS.replace("\nif __name__", importing)), "describe")
+    ended = await run(
+        author_file(tmp_path, text=AUTHORS.replace("\nif __name__", importing)), "describe"
+    )
     assert (ended.code, "for the author" in ended.stderr) == (0, True), ended.stderr
 
 
 def test_help_is_an_answer_not_an_error(capsys: pytest.CaptureFixture[str]) -> None:
     assert commands.run(ArithmeticEnv, ["serve", "--help"]) == 0
-    assert capsys.readouterr().out.startswith("usage: arithmetic.py serve|process|evaluate|describe")
+    assert capsys.readouterr().out.startswith(
+        "usage: arithmetic.py serve|process|evaluate|describe"
+    )

@@ -1,4 +1,6 @@
-"""What an author may override around the rollouts: checkpoints, evaluation while serving, backlog, a last look."""
+"""What an author may override around the rollouts: checkpoints, evaluation while serving, backlog,
+a last look.
+"""
 
 from __future__ import annotations
 
@@ -55,7 +57,10 @@ async def test_checkpoints_are_written_at_the_trainers_interval_and_found_again(
 ) -> None:
     trainer = Saving(batch_size=8, group_size=4, num_steps=2)
     trainer.folder = str(tmp_path)
-    async with asyncio.timeout(5), at_work(Counting(config(), [server(inference)]), trainer) as task:
+    async with (
+        asyncio.timeout(5),
+        at_work(Counting(config(), [server(inference)]), trainer) as task,
+    ):
         await trainer.until(lambda: len(trainer.batches) == 1)
         trainer.ask()
         await task
@@ -71,7 +76,9 @@ async def test_checkpoints_are_written_at_the_trainers_interval_and_found_again(
 
 
 @pytest.mark.parametrize("name", ["../../elsewhere", "/elsewhere", "..", "a/b"])
-def test_checkpoints_stay_in_their_folder_whatever_the_run_is_called(inference: Inference, name: str) -> None:
+def test_checkpoints_stay_in_their_folder_whatever_the_run_is_called(
+    inference: Inference, name: str
+) -> None:
     folder = Counting(config(wandb_name=name), [server(inference)]).checkpoint_folder
     assert folder.parent.name == "env_checkpoints" and folder.name not in ("", ".", "..")
 
@@ -107,7 +114,9 @@ async def test_without_a_supervisor_serve_evaluates_every_so_many_steps_and_roll
     assert "eval/percent_correct" in caplog.text
 
 
-async def test_with_a_supervisor_serve_never_evaluates(inference: Inference, tmp_path: Path) -> None:
+async def test_with_a_supervisor_serve_never_evaluates(
+    inference: Inference, tmp_path: Path
+) -> None:
     trainer = Trainer(batch_size=8, group_size=4, num_steps=2)
     env = Digits(config(steps_per_eval=1, run_dir=str(tmp_path)), [server(inference)])
 
@@ -123,7 +132,9 @@ async def test_with_a_supervisor_serve_never_evaluates(inference: Inference, tmp
 
 
 class Handing(Digits):
-    """Its first item hands two further ones over; its last look drops whatever was asked about 1."""
+    """Its first item hands two further ones over; its last look drops whatever was asked about
+    1.
+    """
 
     async def get_next_item(self) -> Any:
         return 0
@@ -132,19 +143,29 @@ class Handing(Digits):
         group, _ = await super().collect_trajectories(item)
         return group, [1, 2] if item == 0 else []
 
-    async def postprocess_histories(self, trajectories: Any) -> ScoredDataGroup | list[ScoredDataGroup] | None:
+    async def postprocess_histories(
+        self, trajectories: Any
+    ) -> ScoredDataGroup | list[ScoredDataGroup] | None:
         text = self.tokenizer.decode(trajectories["tokens"][0])
         return None if "Question: 1?" in text else [trajectories]
 
 
-async def test_the_backlog_comes_next_and_what_the_last_look_drops_is_not_sent(inference: Inference) -> None:
+async def test_the_backlog_comes_next_and_what_the_last_look_drops_is_not_sent(
+    inference: Inference,
+) -> None:
     trainer = Trainer(batch_size=12, group_size=4)
     env = Handing(config(max_num_workers=1), [server(inference)])
     async with asyncio.timeout(5), at_work(env, trainer):
         await trainer.until(lambda: len(trainer.batches) == 1)
-    asked = [env.tokenizer.decode(request["input_ids"]).split("Question: ")[1][0] for request in inference.requests]
+    asked = [
+        env.tokenizer.decode(request["input_ids"]).split("Question: ")[1][0]
+        for request in inference.requests
+    ]
     assert asked[:4] == ["0", "1", "2", "0"]
-    sent = [env.tokenizer.decode(group["tokens"][0]).split("Question: ")[1][0] for group in trainer.groups]
+    sent = [
+        env.tokenizer.decode(group["tokens"][0]).split("Question: ")[1][0]
+        for group in trainer.groups
+    ]
     assert sent == ["0", "2", "0"]
 
 
@@ -160,11 +181,16 @@ async def test_messages_are_sent_where_they_are_asked_for(inference: Inference) 
 def test_an_environment_registers_under_its_own_name_unless_the_run_names_it() -> None:
     settings, servers = ArithmeticEnv.config_init()
     assert ArithmeticEnv(settings, servers).wandb_name == "arithmetic"
-    assert ArithmeticEnv(settings.model_copy(update={"wandb_name": "a-1"}), servers).wandb_name == "a-1"
+    assert (
+        ArithmeticEnv(settings.model_copy(update={"wandb_name": "a-1"}), servers).wandb_name
+        == "a-1"
+    )
 
 
 class Guided(BaseEnv):
-    """The four methods that the guide of Hermes asks for, all of them plain but those that Atropos awaits."""
+    """The four methods that the guide of Hermes asks for, all of them plain but those that Atropos
+    awaits.
+    """
 
     name = "guided"
 
@@ -178,7 +204,9 @@ class Guided(BaseEnv):
         return float(answer.endswith(f"\\boxed{{{item['answer']}}}."))
 
     async def collect_trajectories(self, item: Any) -> tuple[ScoredDataGroup, list[Any]]:
-        turns = await self.server.chat([{"role": "user", "content": item["question"]}], self.config.group_size)
+        turns = await self.server.chat(
+            [{"role": "user", "content": item["question"]}], self.config.group_size
+        )
         group = ScoredDataGroup(tokens=[], masks=[], scores=[], inference_logprobs=[])
         for turn in turns:
             group["tokens"].append([*turn.prompt, *turn.action])
@@ -198,7 +226,9 @@ async def test_the_methods_of_the_guide_are_called_by_their_names(inference: Inf
         assert group["scores"] == [float(text.endswith("\\boxed{7}.")) for text in texts]
 
 
-async def test_load_dataset_and_score_answer_of_one_prompt_and_one_answer_may_be_async(inference: Inference) -> None:
+async def test_load_dataset_and_score_answer_of_one_prompt_and_one_answer_may_be_async(
+    inference: Inference,
+) -> None:
     class Waiting(SingleTurnEnv):
         name = "waiting"
         rows: Sequence[int] = ()
@@ -221,4 +251,6 @@ async def test_load_dataset_and_score_answer_of_one_prompt_and_one_answer_may_be
     async with asyncio.timeout(5), at_work(Waiting(config(), [server(inference)]), trainer) as task:
         await task
     for group in trainer.groups:
-        assert group["scores"] == [float("boxed{7}" in TOKENIZER.decode(tokens)) for tokens in group["tokens"]]
+        assert group["scores"] == [
+            float("boxed{7}" in TOKENIZER.decode(tokens)) for tokens in group["tokens"]
+        ]

@@ -1,4 +1,6 @@
-"""The environment `judge_pairs`: pairs in either order, and a reward for naming the preferred answer."""
+"""The environment `judge_pairs`: pairs in either order, and a reward for naming the preferred
+answer.
+"""
 
 from __future__ import annotations
 
@@ -36,7 +38,13 @@ async def test_the_packages_pairs_are_shown_in_either_order(inference: Inference
 async def test_the_reward_is_for_the_preferred_answer_alone(inference: Inference) -> None:
     env = made(inference)
     pair = Pair(request="2 + 2?", first="5", second="4", better="B")
-    said = {r"A says 5. \boxed{B}": 1.0, r"\boxed{A}": 0.0, "B": 0.0, r"\boxed{A} no, \boxed{B}": 1.0, "": 0.0}
+    said = {
+        r"A says 5. \boxed{B}": 1.0,
+        r"\boxed{A}": 0.0,
+        "B": 0.0,
+        r"\boxed{A} no, \boxed{B}": 1.0,
+        "": 0.0,
+    }
     assert {text: env.score(pair, text) for text in said} == said
     assert env.measure(pair, "B is better") == {"verdicts": 0.0}
     assert env.measure(pair, r"\boxed{A}") == {"verdicts": 1.0, "first_named": 1.0}

@@ -1,4 +1,6 @@
-"""Episodes of several turns: how they go, how they end, and what of them is sent, recorded and evaluated."""
+"""Episodes of several turns: how they go, how they end, and what of them is sent, recorded and
+evaluated.
+"""
 
 from __future__ import annotations
 
@@ -23,7 +25,9 @@ Env = TypeVar("Env", bound=MultiTurnEnv)
 
 
 class Countdown(MultiTurnEnv):
-    """Says "again" until it has been answered as often as the task says; pays a tenth for each answer, 1 at the end."""
+    """Says "again" until it has been answered as often as the task says; pays a tenth for each
+    answer, 1 at the end.
+    """
 
     name = "countdown"
 
@@ -40,14 +44,23 @@ class Countdown(MultiTurnEnv):
     def step(self, reply: Reply) -> Any:
         self.left -= 1
         assert self.left >= 0, "an episode that goes on after its end, or shares its state"
-        return Step(f"again {self.left}", reward=0.1) if self.left else Step("done", reward=1.0, done=True)
+        return (
+            Step(f"again {self.left}", reward=0.1)
+            if self.left
+            else Step("done", reward=1.0, done=True)
+        )
 
     def measure(self, turns: Sequence[Turn]) -> Mapping[str, float]:
         return {"letters": float(sum(len(turn.text) for turn in turns))}
 
 
 def made(kind: type[Env], inference: Inference, folder: Path | None = None, **changes: Any) -> Env:
-    values = {"group_size": 2, "max_new_tokens": 32, "max_token_length": 1024, "ensure_scores_are_not_same": False}
+    values = {
+        "group_size": 2,
+        "max_new_tokens": 32,
+        "max_token_length": 1024,
+        "ensure_scores_are_not_same": False,
+    }
     run_dir = str(folder) if folder else None
     config = kind.env_config_cls.model_validate({**values, "run_dir": run_dir, **changes})
     return kind(config, [server(inference)])
@@ -83,7 +96,9 @@ async def test_a_group_of_several_turns_says_what_each_was_paid(inference: Infer
         assert masks[start:stop] == group["tokens"][sequence][start:stop]
         assert masks[start - 1] == MASKED
     check(group, "env")
-    assert {"episodes", "spans"} <= set(json.loads(json.dumps(to_wire(group, include_messages=False))))
+    assert {"episodes", "spans"} <= set(
+        json.loads(json.dumps(to_wire(group, include_messages=False)))
+    )
 
 
 async def test_a_group_of_one_turn_looks_on_the_wire_as_it_always_did(inference: Inference) -> None:
@@ -109,7 +124,9 @@ async def test_the_chat_goes_on_token_by_token(inference: Inference) -> None:
     )
 
 
-async def test_episodes_that_run_at_once_share_no_state_and_a_repeated_group_is_the_same(inference: Inference) -> None:
+async def test_episodes_that_run_at_once_share_no_state_and_a_repeated_group_is_the_same(
+    inference: Inference,
+) -> None:
     groups = [await rolled_out(made(Countdown, inference, group_size=4), 3) for _ in range(2)]
     assert groups[0] == groups[1]
     assert len({tuple(tokens) for tokens in groups[0]["tokens"]}) == 4
@@ -122,7 +139,9 @@ class Walk(Countdown):
         return replace(super().step(reply), fresh=True)
 
 
-async def test_a_fresh_observation_begins_a_new_sequence_of_the_same_rollout(inference: Inference) -> None:
+async def test_a_fresh_observation_begins_a_new_sequence_of_the_same_rollout(
+    inference: Inference,
+) -> None:
     env = made(Walk, inference, system_prompt="Play.")
     group = await rolled_out(env, 2)
     assert group.get("episodes") == [0, 0, 1, 1]
@@ -134,7 +153,10 @@ async def test_a_fresh_observation_begins_a_new_sequence_of_the_same_rollout(inf
         (2, 0.1),
         (3, 1.0),
     ]
-    assert TOKENIZER.decode(inference.requests[-1]["input_ids"]) == "system\nPlay.\nuser\nagain 1\nassistant\n"
+    assert (
+        TOKENIZER.decode(inference.requests[-1]["input_ids"])
+        == "system\nPlay.\nuser\nagain 1\nassistant\n"
+    )
     turns = turns_of(group, [0, 1])
     assert "again 1" in TOKENIZER.decode(turns[0].observation)
     assert "Play." not in TOKENIZER.decode(turns[0].observation)
@@ -152,7 +174,9 @@ async def test_an_episode_that_never_ends_is_cut_off_at_its_turns(inference: Inf
     assert len(group.get("spans") or []) == 6
 
 
-async def test_an_episode_without_room_for_another_answer_ends_there_and_its_turns_count(inference: Inference) -> None:
+async def test_an_episode_without_room_for_another_answer_ends_there_and_its_turns_count(
+    inference: Inference,
+) -> None:
     group = await rolled_out(made(Endless, inference, max_token_length=200, max_turns=99), 0)
     assert outcomes(group) == ["context_overflow"] * 2
     assert all(100 < len(tokens) < 200 for tokens in group["tokens"])
@@ -160,10 +184,14 @@ async def test_an_episode_without_room_for_another_answer_ends_there_and_its_tur
     assert {failure.code for failure in nothing.failures} == {"context_overflow"}
 
 
-async def test_an_answer_that_is_cut_off_is_played_on_or_ends_the_episode(inference: Inference) -> None:
+async def test_an_answer_that_is_cut_off_is_played_on_or_ends_the_episode(
+    inference: Inference,
+) -> None:
     on = await rolled_out(made(Countdown, inference, max_new_tokens=3), 2)
     assert outcomes(on) == ["success"] * 2
-    assert [tokens.count(TOKENIZER.eos_token_id) for tokens in on["tokens"]] == [3, 3], "as context where it is missing"
+    assert [tokens.count(TOKENIZER.eos_token_id) for tokens in on["tokens"]] == [3, 3], (
+        "as context where it is missing"
+    )
     ended = await rolled_out(made(Countdown, inference, max_new_tokens=3, end_on_length=True), 2)
     assert outcomes(ended) == ["length_stop"] * 2
     assert ended["scores"] == [0.0, 0.0]
@@ -177,11 +205,17 @@ class Picky(Countdown):
         return Step(done=True, reward=-0.1, outcome="format_error") if bad else super().step(reply)
 
 
-async def test_an_environment_may_name_the_outcome_and_such_rollouts_may_be_left_out(inference: Inference) -> None:
-    group = await rolled_out(made(Picky, inference, group_size=8, mask_outcomes=("format_error",)), 2)
+async def test_an_environment_may_name_the_outcome_and_such_rollouts_may_be_left_out(
+    inference: Inference,
+) -> None:
+    group = await rolled_out(
+        made(Picky, inference, group_size=8, mask_outcomes=("format_error",)), 2
+    )
     named = outcomes(group)
     assert {"format_error", "success"} <= set(named)
-    assert group.get("overrides") == [{"set_advantage_to_zero": True} if one == "format_error" else {} for one in named]
+    assert group.get("overrides") == [
+        {"set_advantage_to_zero": True} if one == "format_error" else {} for one in named
+    ]
     check(group, "env")
     trained = await rolled_out(made(Picky, inference, group_size=8), 2)
     assert "overrides" not in trained
@@ -195,8 +229,12 @@ class Judged(Countdown):
         return super().step(reply)
 
 
-async def test_an_authors_score_is_told_beside_what_each_turn_was_paid(inference: Inference) -> None:
-    """What the rewards lack of the score, the trainer pays to the last turn, unless rewards are values of states."""
+async def test_an_authors_score_is_told_beside_what_each_turn_was_paid(
+    inference: Inference,
+) -> None:
+    """What the rewards lack of the score, the trainer pays to the last turn, unless rewards are
+    values of states.
+    """
     group = await rolled_out(made(Judged, inference, group_size=1), 2)
     assert group["scores"] == [5.0]
     assert [reward for *_, reward in group.get("spans") or []] == [0.1, 1.0]
@@ -215,7 +253,8 @@ class Mute(Countdown):
 
 
 @pytest.mark.parametrize(
-    ("kind", "why"), [(Broken, "countdown.step raised KeyError: 'board'"), (Mute, "a Step is expected, not str")]
+    ("kind", "why"),
+    [(Broken, "countdown.step raised KeyError: 'board'"), (Mute, "a Step is expected, not str")],
 )
 async def test_an_environment_that_breaks_has_no_outcome_and_is_tried_again(
     inference: Inference, kind: type[MultiTurnEnv], why: str
@@ -230,7 +269,9 @@ class Winner(Countdown):
         return Step(done=True, outcome="won")  # pyright: ignore[reportArgumentType]  an author's slip
 
 
-async def test_an_outcome_that_does_not_exist_is_refused_with_those_that_do(inference: Inference) -> None:
+async def test_an_outcome_that_does_not_exist_is_refused_with_those_that_do(
+    inference: Inference,
+) -> None:
     result = await settled(made(Winner, inference, rollout_retries=0), 2)
     assert "there is no outcome 'won'; they are success, failure" in result.failures[0].why
 
@@ -246,7 +287,10 @@ class Adder(Countdown):
 
     def step(self, reply: Reply) -> Any:
         self.seen.append(reply)
-        results = [call.result(call.error or sum((call.arguments or {}).values())) for call in reply.tool_calls]
+        results = [
+            call.result(call.error or sum((call.arguments or {}).values()))
+            for call in reply.tool_calls
+        ]
         return Step(results) if results else Step(reward=1.0, done=True)
 
 
@@ -254,9 +298,15 @@ CALL = '<tool_call>\n{"name": "add", "arguments": {"a": 1, "b": 2}}\n</tool_call
 BROKEN_CALL = '<tool_call>\n{"name": "add", "arguments": {"a": \n</tool_call>'
 
 
-async def test_calls_of_tools_are_read_answered_and_trained_on_as_they_were_sampled(inference: Inference) -> None:
-    """The built-in model's template has no place for tools: they are told in words, results by the user."""
-    inference.answer = lambda prompt, _: f"I add.\n{CALL}" if "tool_response" not in prompt else "It is 3."
+async def test_calls_of_tools_are_read_answered_and_trained_on_as_they_were_sampled(
+    inference: Inference,
+) -> None:
+    """The built-in model's template has no place for tools: they are told in words, results by the
+    user.
+    """
+    inference.answer = (
+        lambda prompt, _: f"I add.\n{CALL}" if "tool_response" not in prompt else "It is 3."
+    )
     env = made(Adder, inference, group_size=1, max_new_tokens=128)
     env.seen = []
     group = await rolled_out(env, 0)
@@ -266,17 +316,26 @@ async def test_calls_of_tools_are_read_answered_and_trained_on_as_they_were_samp
         ("add", {"a": 1, "b": 2}, None, "call_0_0")
     ]
     assert (second.text, second.tool_calls) == ("It is 3.", ())
-    prompts = [TOKENIZER.decode(request["input_ids"], skip_special_tokens=False) for request in inference.requests]
-    assert prompts[0].startswith("<|im_start|>system\nYou may call tools.") and json.dumps(ADD) in prompts[0]
+    prompts = [
+        TOKENIZER.decode(request["input_ids"], skip_special_tokens=False)
+        for request in inference.requests
+    ]
+    assert (
+        prompts[0].startswith("<|im_start|>system\nYou may call tools.")
+        and json.dumps(ADD) in prompts[0]
+    )
     assert prompts[1].endswith(
-        f"I add.\n{CALL}<|im_end|>\n<|im_start|>user\n<tool_response>\n3\n</tool_response><|im_end|>\n"
+        "I "
+        f"add.\n{CALL}<|im_end|>\n<|im_start|>user\n<tool_response>\n3\n</tool_response><|im_end|>\n"
         "<|im_start|>assistant\n"
     )
     assert len(group["tokens"]) == 1
     assert TOKENIZER.decode(turns_of(group, [0])[0].action) == f"I add.\n{CALL}"
 
 
-async def test_a_call_that_cannot_be_read_comes_to_the_environment_with_the_reason(inference: Inference) -> None:
+async def test_a_call_that_cannot_be_read_comes_to_the_environment_with_the_reason(
+    inference: Inference,
+) -> None:
     inference.answer = lambda prompt, _: BROKEN_CALL if "tool_response" not in prompt else "Sorry."
     env = made(Adder, inference, group_size=1, max_new_tokens=128)
     env.seen = []
@@ -311,16 +370,24 @@ class Property(Adder):
 
 
 @pytest.mark.parametrize("kind", [Adder, Method, Property])
-async def test_tools_are_an_attribute_a_property_or_a_method(inference: Inference, kind: type[Adder]) -> None:
+async def test_tools_are_an_attribute_a_property_or_a_method(
+    inference: Inference, kind: type[Adder]
+) -> None:
     env = made(kind, inference, group_size=1)
     env.seen = []
     await rolled_out(env, 0)
     assert json.dumps(ADD) in TOKENIZER.decode(inference.requests[0]["input_ids"])
 
 
-async def test_a_server_of_chats_is_asked_with_messages_and_its_answers_are_scored(inference: Inference) -> None:
-    """Models elsewhere, as in `halteres env test`: their tokens are not known, and they are not trained."""
-    config = Countdown.env_config_cls(group_size=2, max_new_tokens=32, ensure_scores_are_not_same=False)
+async def test_a_server_of_chats_is_asked_with_messages_and_its_answers_are_scored(
+    inference: Inference,
+) -> None:
+    """Models elsewhere, as in `halteres env test`: their tokens are not known, and they are not
+    trained.
+    """
+    config = Countdown.env_config_cls(
+        group_size=2, max_new_tokens=32, ensure_scores_are_not_same=False
+    )
     env = Countdown(config, [server(inference, server_type="openai")])
     group = await rolled_out(env, 2)
     assert group["scores"] == [1.1, 1.1]
@@ -348,12 +415,15 @@ async def test_a_conversation_shows_what_is_new_of_observations_that_repeat_all(
     inference: Inference, tmp_path: Path
 ) -> None:
     inference.answer = lambda prompt, _: "Yes."
-    env = made(Chronicle, inference, eval_tasks=3, eval_samples=1, data_dir_to_save_evals=str(tmp_path))
+    env = made(
+        Chronicle, inference, eval_tasks=3, eval_samples=1, data_dir_to_save_evals=str(tmp_path)
+    )
     await env.evaluate()
     await env.server.close()
     last = read_rows(tmp_path / "samples.jsonl")[-1]
     assert last["completion"] == (
-        "Yes.\n\n[user]\nagain 2\n\n[assistant]\nYes.\n\n[user]\nagain 1\n\n[assistant]\nYes.\n\n[user]\ndone"
+        "Yes.\n\n[user]\nagain 2\n\n[assistant]\nYes.\n\n[user]\nagain "
+        "1\n\n[assistant]\nYes.\n\n[user]\ndone"
     )
 
 
@@ -370,8 +440,12 @@ class Alike(Adder):
         return Step(reward=1.0, done=True)
 
 
-async def test_held_out_tasks_that_are_asked_alike_stay_apart(inference: Inference, tmp_path: Path) -> None:
-    """Evaluations are compared task by task: by what was asked, and its number where that is not enough."""
+async def test_held_out_tasks_that_are_asked_alike_stay_apart(
+    inference: Inference, tmp_path: Path
+) -> None:
+    """Evaluations are compared task by task: by what was asked, and its number where that is not
+    enough.
+    """
     env = made(Alike, inference, eval_samples=1, data_dir_to_save_evals=str(tmp_path))
     await env.evaluate()
     await env.server.close()
@@ -396,7 +470,10 @@ async def test_every_episode_of_a_group_begins_alike(inference: Inference) -> No
     """(task, seed) is the whole beginning: a group compares answers, not luck."""
     env = made(Dice, inference)
     group = await rolled_out(env, 0)
-    prompts = [tokens[: (group.get("spans") or [])[2 * place][1]] for place, tokens in enumerate(group["tokens"])]
+    prompts = [
+        tokens[: (group.get("spans") or [])[2 * place][1]]
+        for place, tokens in enumerate(group["tokens"])
+    ]
     assert prompts[0] == prompts[1]
 
 
@@ -415,7 +492,9 @@ async def test_rates_of_outcomes_turns_and_returns_are_figures_of_the_step(
     assert figures["train/letters"] > 0
 
 
-async def test_the_rollouts_of_a_step_show_every_turn_with_its_reward(inference: Inference, tmp_path: Path) -> None:
+async def test_the_rollouts_of_a_step_show_every_turn_with_its_reward(
+    inference: Inference, tmp_path: Path
+) -> None:
     env = made(Walk, inference, tmp_path)
     group = await rolled_out(env, 2)
     env.records.group(1, 0, 2, group)
@@ -428,12 +507,20 @@ async def test_the_rollouts_of_a_step_show_every_turn_with_its_reward(inference:
     assert second["text"] == "".join(turn["text"] for turn in second["turns"])
 
 
-async def test_an_evaluation_plays_whole_episodes_and_shows_them(inference: Inference, tmp_path: Path) -> None:
-    env = made(Countdown, inference, eval_tasks=3, eval_samples=2, data_dir_to_save_evals=str(tmp_path))
+async def test_an_evaluation_plays_whole_episodes_and_shows_them(
+    inference: Inference, tmp_path: Path
+) -> None:
+    env = made(
+        Countdown, inference, eval_tasks=3, eval_samples=2, data_dir_to_save_evals=str(tmp_path)
+    )
     metrics = await env.evaluate()
     await env.server.close()
     assert metrics["eval/turns"] == 2.0
-    assert metrics["eval/mean_return"] == metrics["eval/mean_score"] == pytest.approx((1.0 + 1.1 + 1.2) / 3)
+    assert (
+        metrics["eval/mean_return"]
+        == metrics["eval/mean_score"]
+        == pytest.approx((1.0 + 1.1 + 1.2) / 3)
+    )
     assert (metrics["eval/outcome/success"], metrics["eval/outcome/turn_limit"]) == (1.0, 0.0)
     assert metrics["eval/percent_correct"] == metrics["eval/percent_correct_greedy"] == 1.0
     samples = read_rows(tmp_path / "samples.jsonl")
@@ -449,7 +536,11 @@ async def test_an_evaluation_plays_whole_episodes_and_shows_them(inference: Infe
 @pytest.mark.parametrize(
     ("given", "why"),
     [
-        (None, "countdown.reset raised TypeError: reset: a str or a list of messages is expected, not NoneType"),
+        (
+            None,
+            "countdown.reset raised TypeError: reset: a str or a list of messages is expected, "
+            "not NoneType",
+        ),
         ([{"content": "Hi"}], "each a dict with \"role\" and \"content\", not {'content': 'Hi'}"),
     ],
 )
@@ -470,4 +561,7 @@ async def test_a_step_without_messages_says_what_was_expected(inference: Inferen
             return Step(None)  # type: ignore[arg-type]  # pyright: ignore[reportArgumentType]
 
     result = await settled(made(Odd, inference), 2)
-    assert "Step.messages: a str or a list of messages is expected, not NoneType" in result.failures[-1].why
+    assert (
+        "Step.messages: a str or a list of messages is expected, not NoneType"
+        in result.failures[-1].why
+    )

@@ -31,33 +31,51 @@ pytestmark = pytest.mark.runs
 async def test_arithmetic_fills_exact_batches_for_each_version_and_ends_with_the_run(
     inference: Inference, tmp_path: Path
 ) -> None:
-    config = write_config(tmp_path, inference, group_size=4, batch_size=32, run_dir=str(tmp_path), total_steps=3)
-    async with asyncio.timeout(25), trajectory_server(tmp_path, batch_size=32, num_steps=3) as server:
+    config = write_config(
+        tmp_path, inference, group_size=4, batch_size=32, run_dir=str(tmp_path), total_steps=3
+    )
+    async with (
+        asyncio.timeout(25),
+        trajectory_server(tmp_path, batch_size=32, num_steps=3) as server,
+    ):
         address = f"--env.rollout_server_url={server.url}"
         async with environment(ARITHMETIC, "serve", "--config", str(config), address) as env:
             for version in range(3):
                 inference.version = version
                 batch = await server.take(version)
                 assert [len(group.tokens) for group in batch.groups] == [4] * 8
-                assert {span for group in batch.groups for span in group.versions} == {(version, version)}
+                assert {span for group in batch.groups for span in group.versions} == {
+                    (version, version)
+                }
                 assert len(inference.requests) == 8 * (version + 1)
             _, stderr = await env.communicate()
     assert env.returncode == 0, stderr.decode()
     group = batch.groups[0]
     for tokens, masks, logprobs in zip(group.tokens, group.masks, group.logprobs, strict=True):
-        assert [mask == MASKED for mask in masks] == [logprob == CONTEXT_LOGPROB for logprob in logprobs]
+        assert [mask == MASKED for mask in masks] == [
+            logprob == CONTEXT_LOGPROB for logprob in logprobs
+        ]
         assert extract_boxed(TOKENIZER.decode(tokens)) is not None
     rows = read_rows(tmp_path / "metrics.jsonl")
     assert [(row["step"], row["groups/sent"]) for row in rows] == [(1, 8), (2, 8), (3, 8)]
-    assert {"train/percent_correct", "train/completion_lengths", "train/worked_share"} <= set(rows[0])
+    assert {"train/percent_correct", "train/completion_lengths", "train/worked_share"} <= set(
+        rows[0]
+    )
     lines = read_rows(tmp_path / "rollouts" / "step_1.jsonl")
     assert len(lines) == 8
     assert {"question", "answer", "numbers", "operators", "wording"} == set(lines[0]["item"])
 
 
-async def test_a_killed_trajectory_server_costs_no_group_and_doubles_none(inference: Inference, tmp_path: Path) -> None:
-    config = write_config(tmp_path, inference, group_size=4, batch_size=16, max_num_workers=2, run_dir=str(tmp_path))
-    async with asyncio.timeout(40), trajectory_server(tmp_path, batch_size=16, num_steps=9) as server:
+async def test_a_killed_trajectory_server_costs_no_group_and_doubles_none(
+    inference: Inference, tmp_path: Path
+) -> None:
+    config = write_config(
+        tmp_path, inference, group_size=4, batch_size=16, max_num_workers=2, run_dir=str(tmp_path)
+    )
+    async with (
+        asyncio.timeout(40),
+        trajectory_server(tmp_path, batch_size=16, num_steps=9) as server,
+    ):
         address = f"--env.rollout_server_url={server.url}"
         async with environment(ARITHMETIC, "serve", "--config", str(config), address) as env:
             await server.take(0)
@@ -83,7 +101,10 @@ async def test_a_signal_ends_it_in_order_and_the_server_is_told(
     inference: Inference, tmp_path: Path, number: signal.Signals
 ) -> None:
     config = write_config(tmp_path, inference, group_size=4, batch_size=16)
-    async with asyncio.timeout(20), trajectory_server(tmp_path, batch_size=16, num_steps=9) as server:
+    async with (
+        asyncio.timeout(20),
+        trajectory_server(tmp_path, batch_size=16, num_steps=9) as server,
+    ):
         address = f"--env.rollout_server_url={server.url}"
         async with environment(ARITHMETIC, "serve", "--config", str(config), address) as env:
             await server.take(0)
@@ -99,9 +120,16 @@ async def test_a_signal_ends_it_in_order_and_the_server_is_told(
 async def test_a_killed_environment_started_again_doubles_no_rollout_of_the_batch(
     inference: Inference, tmp_path: Path
 ) -> None:
-    """Without a folder: the item of every draw and the samples asked for differ from those of its first life."""
-    config = write_config(tmp_path, inference, group_size=4, batch_size=32, max_num_workers=1, total_steps=1)
-    async with asyncio.timeout(30), trajectory_server(tmp_path, batch_size=32, num_steps=1) as server:
+    """Without a folder: the item of every draw and the samples asked for differ from those of its
+    first life.
+    """
+    config = write_config(
+        tmp_path, inference, group_size=4, batch_size=32, max_num_workers=1, total_steps=1
+    )
+    async with (
+        asyncio.timeout(30),
+        trajectory_server(tmp_path, batch_size=32, num_steps=1) as server,
+    ):
         address = f"--env.rollout_server_url={server.url}"
         taking = asyncio.create_task(server.take(0))
         async with environment(ARITHMETIC, "serve", "--config", str(config), address) as env:
@@ -118,10 +146,17 @@ async def test_a_killed_environment_started_again_doubles_no_rollout_of_the_batc
     assert len(set(seeds)) == len(seeds)
 
 
-async def test_an_environment_that_gives_up_leaves_its_reason_for_the_run(inference: Inference, tmp_path: Path) -> None:
+async def test_an_environment_that_gives_up_leaves_its_reason_for_the_run(
+    inference: Inference, tmp_path: Path
+) -> None:
     inference.failures = [400] * 100
-    config = write_config(tmp_path, inference, group_size=4, batch_size=16, run_dir=str(tmp_path), max_failed_groups=2)
-    async with asyncio.timeout(20), trajectory_server(tmp_path, batch_size=16, num_steps=9) as server:
+    config = write_config(
+        tmp_path, inference, group_size=4, batch_size=16, run_dir=str(tmp_path), max_failed_groups=2
+    )
+    async with (
+        asyncio.timeout(20),
+        trajectory_server(tmp_path, batch_size=16, num_steps=9) as server,
+    ):
         address = f"--env.rollout_server_url={server.url}"
         async with environment(ARITHMETIC, "serve", "--config", str(config), address) as env:
             with pytest.raises(NotReady):  # environments may register once the trainer has asked
@@ -135,9 +170,13 @@ async def test_an_environment_that_gives_up_leaves_its_reason_for_the_run(infere
     assert "max_failed_groups" in words["next"]
 
 
-async def test_a_signal_ends_it_also_while_nobody_answers(inference: Inference, tmp_path: Path) -> None:
+async def test_a_signal_ends_it_also_while_nobody_answers(
+    inference: Inference, tmp_path: Path
+) -> None:
     config = write_config(tmp_path, inference)
-    process = await start(ARITHMETIC, "serve", "--config", str(config), "--env.rollout_server_url=http://127.0.0.1:9")
+    process = await start(
+        ARITHMETIC, "serve", "--config", str(config), "--env.rollout_server_url=http://127.0.0.1:9"
+    )
     assert process.stderr is not None
     async with asyncio.timeout(10):
         await process.stderr.readline()  # the first word of its log: it has begun

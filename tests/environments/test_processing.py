@@ -1,4 +1,6 @@
-"""`process`, in process: when it gives up, what it records, and what a client makes of an endpoint's odd answers."""
+"""`process`, in process: when it gives up, what it records, and what a client makes of an
+endpoint's odd answers.
+"""
 
 from __future__ import annotations
 
@@ -38,20 +40,30 @@ def choosy(inference: Inference, folder: Path, **changes: Any) -> Choosy:
     """Three groups are wanted, one after another."""
     values = {"total_steps": 3, "max_num_workers": 1, "rollout_retries": 0, "run_dir": str(folder)}
     file = str(folder / "groups.jsonl")
-    return Choosy(config(**{**values, "data_path_to_save_groups": file, **changes}), [server(inference)])
+    return Choosy(
+        config(**{**values, "data_path_to_save_groups": file, **changes}), [server(inference)]
+    )
 
 
 def recorded(folder: Path) -> list[Row]:
     return read_rows(folder / "rollouts" / "step_1.jsonl")
 
 
-async def test_what_came_to_nothing_is_recorded_beside_what_was_kept(inference: Inference, tmp_path: Path) -> None:
+async def test_what_came_to_nothing_is_recorded_beside_what_was_kept(
+    inference: Inference, tmp_path: Path
+) -> None:
     env = choosy(inference, tmp_path)
     env.drops, env.fails = (1,), (2,)
     file = await process(env)
     await env.server.close()
     rows = recorded(tmp_path)
-    assert [(row["item"], len(row["completions"])) for row in rows] == [(0, 4), (1, 0), (2, 0), (3, 4), (4, 4)]
+    assert [(row["item"], len(row["completions"])) for row in rows] == [
+        (0, 4),
+        (1, 0),
+        (2, 0),
+        (3, 4),
+        (4, 4),
+    ]
     assert [row["failures"][0]["code"] for row in rows[1:3]] == ["nothing_collected", "env_error"]
     assert len(read_rows(file)) == 3
     scores = [[one["score"] for one in row["completions"]] for row in rows if row["completions"]]
@@ -79,23 +91,32 @@ class Moody(Digits):
         return group, [str(item)] if self.mood == "puts back" and isinstance(item, int) else backlog
 
 
-@pytest.mark.parametrize("mood", ["raises", "has none now", "gives several", "lacks a rollout", "puts back"])
+@pytest.mark.parametrize(
+    "mood", ["raises", "has none now", "gives several", "lacks a rollout", "puts back"]
+)
 @pytest.mark.parametrize("workers", [1, 3])
 async def test_process_of_n_steps_writes_n_groups(
     inference: Inference, tmp_path: Path, mood: str, workers: int
 ) -> None:
     file = str(tmp_path / "groups.jsonl")
-    env = Moody(config(total_steps=7, max_num_workers=workers, data_path_to_save_groups=file), [server(inference)])
+    env = Moody(
+        config(total_steps=7, max_num_workers=workers, data_path_to_save_groups=file),
+        [server(inference)],
+    )
     env.mood = mood
     groups = read_rows(await process(env))
     await env.server.close()
     assert [len(group["tokens"]) for group in groups] == [4] * 7
 
 
-async def test_process_ends_with_a_sentence_where_there_are_no_more_items(inference: Inference, tmp_path: Path) -> None:
+async def test_process_ends_with_a_sentence_where_there_are_no_more_items(
+    inference: Inference, tmp_path: Path
+) -> None:
     env = choosy(inference, tmp_path, max_failed_groups=2)
     env.get_next_item = AsyncMock(side_effect=[1, 2, None, None, None, None])
-    with pytest.raises(EnvironmentFailed, match=r"made 2 of 3 groups of 2 items\. get_next_item gave no more items"):
+    with pytest.raises(
+        EnvironmentFailed, match=r"made 2 of 3 groups of 2 items\. get_next_item gave no more items"
+    ):
         await process(env)
     await env.server.close()
 
@@ -110,7 +131,12 @@ async def test_process_ends_with_a_sentence_where_there_are_no_more_items(infere
     ],
 )
 async def test_it_gives_up_as_soon_as_serving_would(
-    inference: Inference, tmp_path: Path, changes: dict[str, int], drops: Any, fails: Any, tried: int
+    inference: Inference,
+    tmp_path: Path,
+    changes: dict[str, int],
+    drops: Any,
+    fails: Any,
+    tried: int,
 ) -> None:
     """So many in a row, and no more than ten items for each group wanted."""
     env = choosy(inference, tmp_path, **changes)
@@ -124,10 +150,20 @@ async def test_it_gives_up_as_soon_as_serving_would(
 @pytest.mark.parametrize(
     ("status", "body", "kind", "says"),
     [
-        (200, {"error": {"message": "Provider returned error", "code": 502}}, ServerError, "Provider returned error"),
+        (
+            200,
+            {"error": {"message": "Provider returned error", "code": 502}},
+            ServerError,
+            "Provider returned error",
+        ),
         (200, {"choices": None}, ServerError, "holds no choices"),
         (200, [], ServerError, "holds no choices"),
-        (402, {"error": {"message": "Insufficient credits", "code": 402}}, InvalidData, "Insufficient credits"),
+        (
+            402,
+            {"error": {"message": "Insufficient credits", "code": 402}},
+            InvalidData,
+            "Insufficient credits",
+        ),
     ],
 )
 async def test_an_endpoints_error_is_told_in_its_own_words(

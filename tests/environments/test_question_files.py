@@ -27,18 +27,27 @@ def test_a_folder_has_its_own_split_and_answers_stand_after_the_hashes(tmp_path:
     write(tmp_path / "train.jsonl", row(1, "3 + 4 = <<3+4=7>>7\n#### 7"), row(2, "#### 1,000"))
     write(tmp_path / "test.jsonl", row(3, 12))
     train, held_out = load_rows(tmp_path)
-    assert list(train) == [Row(question="Question 1?", answer="7"), Row(question="Question 2?", answer="1,000")]
+    assert list(train) == [
+        Row(question="Question 1?", answer="7"),
+        Row(question="Question 2?", answer="1,000"),
+    ]
     assert list(held_out) == [Row(question="Question 3?", answer="12")]
 
 
-def test_of_a_single_file_a_tenth_is_held_out_and_stays_so_when_rows_are_added(tmp_path: Path) -> None:
+def test_of_a_single_file_a_tenth_is_held_out_and_stays_so_when_rows_are_added(
+    tmp_path: Path,
+) -> None:
     few = load_rows(write(tmp_path / "few.jsonl", *map(row, range(300))))
-    many = load_rows(write(tmp_path / "many.jsonl", *map(row, range(299, -1, -1)), *map(row, range(300, 600))))
+    many = load_rows(
+        write(tmp_path / "many.jsonl", *map(row, range(299, -1, -1)), *map(row, range(300, 600)))
+    )
     assert 15 <= len(few[1]) <= 45 and len(few[0]) + len(few[1]) == 300
     assert set(few[1]) <= set(many[1]) and set(few[0]) <= set(many[0])
 
 
-@pytest.mark.parametrize("bad", ["[1]", '{"question": "Q?"}', '{"question": 1, "answer": "2"}', '{"answer": "2"}'])
+@pytest.mark.parametrize(
+    "bad", ["[1]", '{"question": "Q?"}', '{"question": 1, "answer": "2"}', '{"answer": "2"}']
+)
 def test_a_row_that_is_none_is_named_with_its_place(tmp_path: Path, bad: str) -> None:
     file = tmp_path / "rows.jsonl"
     file.write_text(json.dumps(row(1)) + f"\n\n{bad}\n")
@@ -57,7 +66,9 @@ def test_a_row_that_is_none_is_named_with_its_place(tmp_path: Path, bad: str) ->
         ('{"question": "Q?", "answer": ' + "9" * 5000 + "}", "line 3: "),
     ],
 )
-def test_a_line_that_is_not_json_is_refused_with_its_place(tmp_path: Path, bad: str, place: str) -> None:
+def test_a_line_that_is_not_json_is_refused_with_its_place(
+    tmp_path: Path, bad: str, place: str
+) -> None:
     file = tmp_path / "rows.jsonl"
     file.write_text(json.dumps(row(1)) + f"\n\n{bad}\n", encoding="utf-8")
     with pytest.raises(InvalidData) as refused:
@@ -75,7 +86,9 @@ def test_a_file_in_another_encoding_is_refused(tmp_path: Path, content: bytes) -
 
 def test_a_byte_order_mark_is_no_part_of_the_first_question(tmp_path: Path) -> None:
     file = tmp_path / "rows.jsonl"
-    file.write_bytes(b"\xef\xbb\xbf" + json.dumps(row(1)).encode() + b"\n" + json.dumps(row(2)).encode())
+    file.write_bytes(
+        b"\xef\xbb\xbf" + json.dumps(row(1)).encode() + b"\n" + json.dumps(row(2)).encode()
+    )
     train, held_out = load_rows(file)
     assert len(train) + len(held_out) == 2
 
@@ -128,16 +141,23 @@ def test_the_hub_is_asked_through_the_package_datasets(monkeypatch: pytest.Monke
     assert asked == [("openai/gsm8k", "main")]
 
 
-def test_without_the_package_or_the_network_a_sentence_says_what_to_do(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_without_the_package_or_the_network_a_sentence_says_what_to_do(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     monkeypatch.setitem(sys.modules, "datasets", None)
-    with pytest.raises(InvalidConfig, match=r"pip install 'halteres\[hub\]', or name a local JSONL file"):
+    with pytest.raises(
+        InvalidConfig, match=r"pip install 'halteres\[hub\]', or name a local JSONL file"
+    ):
         load_rows("openai/gsm8k")
 
     def unreachable(*_: str) -> None:
         raise ConnectionError("Couldn't reach the hub")
 
     monkeypatch.setitem(sys.modules, "datasets", SimpleNamespace(load_dataset=unreachable))
-    with pytest.raises(InvalidConfig, match=r"could not be loaded.*ConnectionError: Couldn't reach.*local JSONL file"):
+    with pytest.raises(
+        InvalidConfig,
+        match=r"could not be loaded.*ConnectionError: Couldn't reach.*local JSONL file",
+    ):
         load_rows("openai/gsm8k")
 
 
@@ -146,7 +166,8 @@ def test_a_line_separator_within_a_text_cuts_no_row(tmp_path: Path) -> None:
     file = tmp_path / "rows.jsonl"
     file.write_text(
         "".join(
-            json.dumps({"question": f"{question} {n}", "answer": "7"}, ensure_ascii=False) + "\n" for n in range(40)
+            json.dumps({"question": f"{question} {n}", "answer": "7"}, ensure_ascii=False) + "\n"
+            for n in range(40)
         )
     )
     train, held_out = load_rows(file)

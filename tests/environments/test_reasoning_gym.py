@@ -1,4 +1,6 @@
-"""The environment `reasoning_gym` with a stand-in for the package, whose scorer does as the answer says."""
+"""The environment `reasoning_gym` with a stand-in for the package, whose scorer does as the answer
+says.
+"""
 
 from __future__ import annotations
 
@@ -15,8 +17,18 @@ import pytest
 from pydantic import ValidationError
 
 from halteres.environments import reasoning_gym_tasks
-from halteres.environments.reasoning_gym_tasks import NUM_TRAIN, ReasoningGymConfig, ReasoningGymEnv, TaskItem
-from halteres.environments.worker_process import WorkerLost, WorkerProcess, WorkerRefused, WorkerTimedOut
+from halteres.environments.reasoning_gym_tasks import (
+    NUM_TRAIN,
+    ReasoningGymConfig,
+    ReasoningGymEnv,
+    TaskItem,
+)
+from halteres.environments.worker_process import (
+    WorkerLost,
+    WorkerProcess,
+    WorkerRefused,
+    WorkerTimedOut,
+)
 from halteres.errors import InvalidConfig
 from halteres.rollouts.groups import GroupFailed
 
@@ -85,14 +97,21 @@ def reasoning(package: Path, inference: Inference) -> Callable[..., Any]:
     return ready
 
 
-async def test_item_i_is_task_i_and_its_own_scorer_scores_the_tag_else_the_box(reasoning: Callable[..., Any]) -> None:
+async def test_item_i_is_task_i_and_its_own_scorer_scores_the_tag_else_the_box(
+    reasoning: Callable[..., Any],
+) -> None:
     async with reasoning(task_seed=5, task_settings={"step": 2}) as env:
         item = await env.get_next_item()
         assert item == TaskItem(index=item.index, question=f"Item {item.index} of 5?")
         assert 0 <= item.index < NUM_TRAIN
         assert env.prompt(item).startswith(item.question)
         right = str(item.index * 2)
-        answers = [f"\\boxed{{1}} <answer> {right} </answer>", f"\\boxed{{{right}}}", right, "<answer>1</answer>"]
+        answers = [
+            f"\\boxed{{1}} <answer> {right} </answer>",
+            f"\\boxed{{{right}}}",
+            right,
+            "<answer>1</answer>",
+        ]
         assert [await env.score_answer(item, answer) for answer in answers] == [1.0, 1.0, 0.0, 0.0]
 
 
@@ -105,7 +124,11 @@ async def test_item_i_is_task_i_and_its_own_scorer_scores_the_tag_else_the_box(r
     ],
 )
 async def test_a_scorer_that_hangs_raises_or_dies_is_a_failed_rollout_and_the_next_answer_is_scored(
-    reasoning: Callable[..., Any], monkeypatch: pytest.MonkeyPatch, answer: str, failure: type[Exception], says: str
+    reasoning: Callable[..., Any],
+    monkeypatch: pytest.MonkeyPatch,
+    answer: str,
+    failure: type[Exception],
+    says: str,
 ) -> None:
     monkeypatch.setattr(reasoning_gym_tasks, "SCORE_S", 0.5)
     async with reasoning() as env:
@@ -119,7 +142,9 @@ async def test_a_scorer_that_hangs_raises_or_dies_is_a_failed_rollout_and_the_ne
         assert await env.score_answer(item, f"<answer>{item.index}</answer>") == 1.0
 
 
-async def test_a_cancelled_rollout_does_not_wait_for_its_scorer(reasoning: Callable[..., Any]) -> None:
+async def test_a_cancelled_rollout_does_not_wait_for_its_scorer(
+    reasoning: Callable[..., Any],
+) -> None:
     async with reasoning() as env:
         item = await env.get_next_item()
         scoring = asyncio.create_task(env.score_answer(item, "<answer>loop</answer>"))
@@ -130,7 +155,9 @@ async def test_a_cancelled_rollout_does_not_wait_for_its_scorer(reasoning: Calla
         assert scoring.cancelled()
 
 
-async def test_the_scorer_gets_no_secrets_and_no_answer_that_is_too_long(reasoning: Callable[..., Any]) -> None:
+async def test_the_scorer_gets_no_secrets_and_no_answer_that_is_too_long(
+    reasoning: Callable[..., Any],
+) -> None:
     async with reasoning() as env:
         item = await env.get_next_item()
         assert await env.score_answer(item, "<answer>secrets</answer>") == 0.0
@@ -162,16 +189,27 @@ async def test_a_task_that_is_none_is_told_at_the_start(reasoning: Callable[...,
 async def test_held_out_items_are_others_than_those_trained_on(
     package: Path, inference: Inference, tmp_path: Path
 ) -> None:
-    config = write_config(tmp_path, inference, task="counting", eval_tasks=3, eval_samples=1, run_dir=str(tmp_path))
+    config = write_config(
+        tmp_path, inference, task="counting", eval_tasks=3, eval_samples=1, run_dir=str(tmp_path)
+    )
     file = ENVIRONMENTS / "reasoning_gym_tasks.py"
     folder = tmp_path / "evals"
-    ended = await run(file, "evaluate", "--config", str(config), f"--env.data_dir_to_save_evals={folder}", within_s=60)
+    ended = await run(
+        file,
+        "evaluate",
+        "--config",
+        str(config),
+        f"--env.data_dir_to_save_evals={folder}",
+        within_s=60,
+    )
     assert ended.code == 0, ended.stderr
     asked = (folder / "samples.jsonl").read_text()
     assert all(f"Item {NUM_TRAIN + number} of 0?" in asked for number in range(3))
 
 
-async def test_without_the_package_the_extra_is_named(inference: Inference, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_without_the_package_the_extra_is_named(
+    inference: Inference, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setitem(sys.modules, "reasoning_gym", None)
     env = ReasoningGymEnv(ReasoningGymConfig(), [server(inference)])
     with pytest.raises(InvalidConfig, match=r"pip install 'halteres\[reasoning-gym\]'"):
@@ -181,7 +219,9 @@ async def test_without_the_package_the_extra_is_named(inference: Inference, monk
 
 async def test_a_worker_ends_with_the_process_that_started_it(tmp_path: Path) -> None:
     """However that process dies, and whatever the worker is doing."""
-    child = "import os, time\nprint('{}\\n{\"pid\": %d}' % os.getpid(), flush=True)\ntime.sleep(600)"
+    child = (
+        "import os, time\nprint('{}\\n{\"pid\": %d}' % os.getpid(), flush=True)\ntime.sleep(600)"
+    )
     parent = (
         "import asyncio, sys\n"
         "from halteres.environments.worker_process import WorkerProcess\n"
@@ -192,7 +232,9 @@ async def test_a_worker_ends_with_the_process_that_started_it(tmp_path: Path) ->
         "    await asyncio.sleep(600)\n"
         "asyncio.run(main())\n"
     )
-    process = await asyncio.create_subprocess_exec(sys.executable, "-c", parent, stdout=asyncio.subprocess.PIPE)
+    process = await asyncio.create_subprocess_exec(
+        sys.executable, "-c", parent, stdout=asyncio.subprocess.PIPE
+    )
     assert process.stdout is not None
     async with asyncio.timeout(30):
         worker = int(await process.stdout.readline())
@@ -207,6 +249,8 @@ async def test_a_worker_ends_with_the_process_that_started_it(tmp_path: Path) ->
 
 
 async def test_a_worker_that_does_not_become_ready_is_killed() -> None:
-    worker = WorkerProcess((sys.executable, "-c", "import time; time.sleep(600)"), start_within_s=0.5)
+    worker = WorkerProcess(
+        (sys.executable, "-c", "import time; time.sleep(600)"), start_within_s=0.5
+    )
     with pytest.raises(WorkerTimedOut):
         await worker.ask({}, 5)

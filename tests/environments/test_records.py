@@ -21,7 +21,9 @@ END = TOKENIZER.eos_token_id
 def group(last: list[int], finish: list[str] | None = None) -> ScoredDataGroup:
     """Answers of one token, which is this one."""
     made = ScoredDataGroup(
-        tokens=[[5, token] for token in last], masks=[[-100, token] for token in last], scores=[0.0 for _ in last]
+        tokens=[[5, token] for token in last],
+        masks=[[-100, token] for token in last],
+        scores=[0.0 for _ in last],
     )
     if finish:
         made["finish"] = finish
@@ -32,10 +34,13 @@ def group(last: list[int], finish: list[str] | None = None) -> ScoredDataGroup:
     ("made", "truncated"),
     [
         (group([7, 7, END, END], ["stop", "length", "length", "stop"]), 0.5),  # as the sampler said
-        (group([7, 7, 7, END]), 0.75),  # an author's own group, that says nothing: by its last tokens
+        # an author's own group, that says nothing: by its last tokens
+        (group([7, 7, 7, END]), 0.75),
     ],
 )
-def test_the_share_of_answers_that_were_cut_off_is_counted(made: ScoredDataGroup, truncated: float) -> None:
+def test_the_share_of_answers_that_were_cut_off_is_counted(
+    made: ScoredDataGroup, truncated: float
+) -> None:
     records = Records(None, TOKENIZER)
     records.group(1, 0, "item", made)
     records.tally(1).group(group([END] * 4))  # dropped, and still sampled
@@ -56,6 +61,11 @@ def test_turns_are_kept_apart_with_what_was_observed_between_them(tmp_path: Path
     records = Records(str(tmp_path), TOKENIZER)
     records.group(1, 0, "item", several)
     records.group(1, 1, "item", group([7]))
-    turns, one = (row["completions"][0] for row in read_rows(tmp_path / "rollouts" / "step_1.jsonl"))
-    assert turns["turns"] == [{"text": "Higher", "observation": "Too low"}, {"text": "4", "observation": ""}]
+    turns, one = (
+        row["completions"][0] for row in read_rows(tmp_path / "rollouts" / "step_1.jsonl")
+    )
+    assert turns["turns"] == [
+        {"text": "Higher", "observation": "Too low"},
+        {"text": "4", "observation": ""},
+    ]
     assert "turns" not in one

@@ -1,4 +1,6 @@
-"""Rollouts: draws and their seeds, groups completed by repetition, the sampler's limits and retries."""
+"""Rollouts: draws and their seeds, groups completed by repetition, the sampler's limits and
+retries.
+"""
 
 from __future__ import annotations
 
@@ -26,7 +28,13 @@ def client(inference: Inference, **changes: float) -> InferenceClient:
 
 
 def sampler(inference: Inference, max_sequence: int = 256) -> Sampler:
-    return Sampler(client(inference), TOKENIZER, Sampling(max_new_tokens=32), max_sequence=max_sequence, retries=QUICK)
+    return Sampler(
+        client(inference),
+        TOKENIZER,
+        Sampling(max_new_tokens=32),
+        max_sequence=max_sequence,
+        retries=QUICK,
+    )
 
 
 def test_a_draw_is_a_function_of_seed_step_ordinal_and_split() -> None:
@@ -45,7 +53,9 @@ def test_a_draw_is_a_function_of_seed_step_ordinal_and_split() -> None:
 
 def test_several_environments_of_one_name_draw_different_items() -> None:
     lives = [Draw(seed=1, step=2, ordinal=3, life=life) for life in range(3)]
-    assert lives[0].rng().random() == Draw(seed=1, step=2, ordinal=3).rng().random(), "the first: as recorded"
+    assert lives[0].rng().random() == Draw(seed=1, step=2, ordinal=3).rng().random(), (
+        "the first: as recorded"
+    )
     assert len({draw.rng().random() for draw in lives}) == 3
     assert len({draw.sampling_seed(0, 0, 0) for draw in lives}) == 3
 
@@ -76,7 +86,9 @@ async def test_a_group_is_completed_by_asking_for_what_is_missing() -> None:
 
     async def attempt(wanted: int, number: int) -> list[str | FailedRollout]:
         asked.append((wanted, number))
-        failed: list[str | FailedRollout] = [FailedRollout(code="env_error", why="w")] * (2 if number == 0 else 0)
+        failed: list[str | FailedRollout] = [FailedRollout(code="env_error", why="w")] * (
+            2 if number == 0 else 0
+        )
         return [*failed, *["ok"] * (wanted - len(failed))]
 
     rollouts, failures = await complete(4, attempt, retries=3)
@@ -186,7 +198,12 @@ async def test_the_wire_is_sglangs(inference: Inference) -> None:
 
 async def test_models_elsewhere_answer_chats_without_tokens(inference: Inference) -> None:
     elsewhere = Sampler(
-        client(inference), TOKENIZER, Sampling(max_new_tokens=8), max_sequence=256, server_type="openai", retries=QUICK
+        client(inference),
+        TOKENIZER,
+        Sampling(max_new_tokens=8),
+        max_sequence=256,
+        server_type="openai",
+        retries=QUICK,
     )
     turns = await elsewhere.chat([{"role": "user", "content": "Hi"}], 2)
     assert [turn.text for turn in turns] == ["answer 0", "answer 1"]
@@ -222,7 +239,9 @@ async def test_a_server_that_says_wait_is_asked_again(inference: Inference, stat
     assert (len(turns), len(inference.requests)) == (2, 3)
 
 
-async def test_a_server_that_says_wait_for_too_long_is_given_up_within_the_deadline(inference: Inference) -> None:
+async def test_a_server_that_says_wait_for_too_long_is_given_up_within_the_deadline(
+    inference: Inference,
+) -> None:
     inference.failures = [429] * 1000
     asking = sampler(inference)
     asking.client.ready_within_s = 0.2
@@ -230,7 +249,9 @@ async def test_a_server_that_says_wait_for_too_long_is_given_up_within_the_deadl
         await asking.sample([1, 2, 3])
 
 
-@pytest.mark.parametrize(("header", "seconds"), [("7", 7.0), ("0.5", 0.5), (None, None), ("Fri, 20 Nov 2026", None)])
+@pytest.mark.parametrize(
+    ("header", "seconds"), [("7", 7.0), ("0.5", 0.5), (None, None), ("Fri, 20 Nov 2026", None)]
+)
 def test_how_long_the_server_wants_us_to_wait_is_read_from_its_answer(
     header: str | None, seconds: float | None
 ) -> None:

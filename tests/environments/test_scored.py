@@ -47,7 +47,9 @@ def rollout(score: float, *turns: Turn) -> Trajectory:
 
 
 def group(**changes: Any) -> Any:
-    made = group_of([items_of(rollout(1.0, turn((5, 6), (7, 8)))), items_of(rollout(0.0, turn((5, 6), (9,))))])
+    made = group_of(
+        [items_of(rollout(1.0, turn((5, 6), (7, 8)))), items_of(rollout(0.0, turn((5, 6), (9,))))]
+    )
     return {**made, **changes}
 
 
@@ -108,7 +110,9 @@ def test_some_rollouts_of_a_group_may_be_left_out_of_training() -> None:
 
 
 def test_an_untagged_turn_leaves_its_group_untagged() -> None:
-    made = group_of([items_of(rollout(1.0, turn((5,), (7,)))), items_of(rollout(1.0, turn((5,), (8,), -1)))])
+    made = group_of(
+        [items_of(rollout(1.0, turn((5,), (7,)))), items_of(rollout(1.0, turn((5,), (8,), -1)))]
+    )
     assert "policy_version" not in made
 
 
@@ -121,7 +125,10 @@ def test_a_sound_group_passes() -> None:
     [
         ({"scores": [1.0]}, "1 scores"),
         ({"masks": [[-100, -100, 7, 8], [-100, 9]]}, "2 masks"),
-        ({"inference_logprobs": [[1.0, 1.0, math.nan, 0.0], [1.0, 1.0, 0.0]]}, "inference_logprobs"),
+        (
+            {"inference_logprobs": [[1.0, 1.0, math.nan, 0.0], [1.0, 1.0, 0.0]]},
+            "inference_logprobs",
+        ),
         ({"tokens": [], "masks": [], "scores": []}, "empty"),
         ({"tokens": [[1], []]}, "empty"),
         ({"scores": [1.0, "good"]}, "'good'"),
@@ -141,7 +148,9 @@ def test_a_score_that_is_not_finite_is_typed(score: float) -> None:
 
 
 def test_own_records_stay_at_home_and_messages_are_sent_only_if_asked() -> None:
-    made = group(failures=[FailedRollout(code="env_error", why="w")], messages=[[], []], images=None)
+    made = group(
+        failures=[FailedRollout(code="env_error", why="w")], messages=[[], []], images=None
+    )
     assert set(to_wire(made, include_messages=False)) == {
         "tokens",
         "masks",
@@ -154,7 +163,9 @@ def test_own_records_stay_at_home_and_messages_are_sent_only_if_asked() -> None:
 
 def test_the_page_escapes_what_the_model_wrote() -> None:
     page = render_page(
-        "<b>", [group(messages=[[{"role": "user", "content": "<script>alert(1)</script>"}], []])], TOKENIZER
+        "<b>",
+        [group(messages=[[{"role": "user", "content": "<script>alert(1)</script>"}], []])],
+        TOKENIZER,
     )
     assert "<script>" not in page
     assert "&lt;script&gt;" in page

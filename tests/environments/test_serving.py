@@ -19,29 +19,46 @@ from .fakes import TOKENIZER, Digits, Inference, Trainer, at_work, config, serve
 
 
 def rollouts(folder: Path) -> list[dict[str, Any]]:
-    return [row for file in sorted((folder / "rollouts").glob("step_*.jsonl")) for row in read_rows(file)]
+    return [
+        row
+        for file in sorted((folder / "rollouts").glob("step_*.jsonl"))
+        for row in read_rows(file)
+    ]
 
 
-async def test_a_group_carries_exact_tokens_masks_scores_logprobs_and_versions(inference: Inference) -> None:
+async def test_a_group_carries_exact_tokens_masks_scores_logprobs_and_versions(
+    inference: Inference,
+) -> None:
     inference.version = 7
     trainer = Trainer(batch_size=4, group_size=4)
     async with asyncio.timeout(5), at_work(Digits(config(), [server(inference)]), trainer):
         await trainer.until(lambda: len(trainer.batches) == 1)
     group, request = trainer.groups[0], inference.requests[0]
     prompt = request["input_ids"]
-    assert TOKENIZER.decode(prompt, skip_special_tokens=False).startswith("<|im_start|>user\nQuestion: ")
+    assert TOKENIZER.decode(prompt, skip_special_tokens=False).startswith(
+        "<|im_start|>user\nQuestion: "
+    )
     assert request["sampling_params"]["n"] == 4
     assert "model" not in request
     assert len(group["tokens"]) == len(group["scores"]) == 4
     assert group["policy_version"] == [[7, 7]] * 4
-    for tokens, masks, logprobs in zip(group["tokens"], group["masks"], group["inference_logprobs"], strict=True):
+    for tokens, masks, logprobs in zip(
+        group["tokens"], group["masks"], group["inference_logprobs"], strict=True
+    ):
         assert tokens[: len(prompt)] == prompt
         assert tokens[-1] == TOKENIZER.eos_token_id
         assert masks == [MASKED] * len(prompt) + tokens[len(prompt) :]
         assert logprobs == [CONTEXT_LOGPROB] * len(prompt) + [-0.5] * (len(tokens) - len(prompt))
     for tokens, score in zip(group["tokens"], group["scores"], strict=True):
         assert score == float(TOKENIZER.decode(tokens)[-3] in "02468")
-    assert set(group) == {"tokens", "masks", "scores", "inference_logprobs", "policy_version", "env_id"}
+    assert set(group) == {
+        "tokens",
+        "masks",
+        "scores",
+        "inference_logprobs",
+        "policy_version",
+        "env_id",
+    }
 
 
 async def test_exactly_one_batch_is_made_until_the_trainer_asks_again(inference: Inference) -> None:
@@ -51,7 +68,8 @@ async def test_exactly_one_batch_is_made_until_the_trainer_asks_again(inference:
         for number in range(1, 6):
             await trainer.until(lambda number=number: len(trainer.batches) == number)
             polls = trainer.polls
-            await trainer.until(lambda polls=polls: trainer.polls >= polls + 3)  # in which nothing may happen
+            # in which nothing may happen
+            await trainer.until(lambda polls=polls: trainer.polls >= polls + 3)
             assert len(inference.requests) == len(trainer.groups) == 8 * number
             trainer.ask()
 
@@ -76,11 +94,16 @@ async def test_the_number_of_workers_bounds_what_is_under_way(inference: Inferen
     assert most == 2
 
 
-async def test_the_same_seed_asks_for_the_same_samples_also_from_a_later_step(inference: Inference) -> None:
+async def test_the_same_seed_asks_for_the_same_samples_also_from_a_later_step(
+    inference: Inference,
+) -> None:
     async def groups(seed: int, first: int, last: int) -> list[Any]:
         trainer = Trainer(batch_size=16, group_size=4)
         trainer.step = first
-        async with asyncio.timeout(5), at_work(Digits(config(seed=seed), [server(inference)]), trainer):
+        async with (
+            asyncio.timeout(5),
+            at_work(Digits(config(seed=seed), [server(inference)]), trainer),
+        ):
             for number in range(1, last - first + 1):
                 await trainer.until(lambda number=number: len(trainer.batches) == number)
                 trainer.ask()
@@ -95,7 +118,9 @@ async def test_the_same_seed_asks_for_the_same_samples_also_from_a_later_step(in
 
 
 async def test_groups_are_sent_in_the_order_in_which_they_were_drawn(inference: Inference) -> None:
-    """Not as they are finished: that would favour short episodes. What comes to nothing keeps nobody waiting."""
+    """Not as they are finished: that would favour short episodes. What comes to nothing keeps
+    nobody waiting.
+    """
     first_may_end = asyncio.Event()
     env = Digits(config(max_num_workers=2, ensure_scores_are_not_same=True), [server(inference)])
     items: list[int] = []
@@ -114,13 +139,17 @@ async def test_groups_are_sent_in_the_order_in_which_they_were_drawn(inference: 
     trainer = Trainer(batch_size=32, group_size=4)
     async with asyncio.timeout(5), at_work(env, trainer):
         await inference.asked.wait()
-        while len(inference.requests) < 7:  # one of two workers goes on, though nothing can be sent yet
+        # one of two workers goes on, though nothing can be sent yet
+        while len(inference.requests) < 7:
             inference.asked.clear()
             await inference.asked.wait()
         assert not trainer.groups
         first_may_end.set()
         await trainer.until(lambda: len(trainer.batches) == 1)
-    prompts = [TOKENIZER.decode(group["tokens"][0], skip_special_tokens=False) for group in trainer.batches[0]]
+    prompts = [
+        TOKENIZER.decode(group["tokens"][0], skip_special_tokens=False)
+        for group in trainer.batches[0]
+    ]
     asked = [next(item for item in items if f"Question: {item}?" in prompt) for prompt in prompts]
     assert asked == sorted(asked, key=items.index)
     assert asked[0] == items[0]
@@ -130,7 +159,10 @@ async def test_groups_are_sent_in_the_order_in_which_they_were_drawn(inference: 
 async def restarted(inference: Inference, **changes: Any) -> Trainer:
     """A batch of eight groups, in the middle of which the environment was started again."""
     trainer = Trainer(batch_size=32, group_size=4)
-    async with asyncio.timeout(5), at_work(Digits(config(max_num_workers=2, **changes), [server(inference)]), trainer):
+    async with (
+        asyncio.timeout(5),
+        at_work(Digits(config(max_num_workers=2, **changes), [server(inference)]), trainer),
+    ):
         await trainer.until(lambda: len(trainer.groups) >= 3)
     assert len(trainer.groups) < 8
     async with asyncio.timeout(5), at_work(Digits(config(**changes), [server(inference)]), trainer):
@@ -143,17 +175,23 @@ async def restarted(inference: Inference, **changes: Any) -> Trainer:
 async def test_an_environment_with_a_folder_that_is_started_again_makes_the_batch_that_it_would_have_made(
     inference: Inference, tmp_path: Path
 ) -> None:
-    """It draws what it drew before; what the server has of it already counts once, and is written down once."""
+    """It draws what it drew before; what the server has of it already counts once, and is written
+    down once.
+    """
     trainer = await restarted(inference, run_dir=str(tmp_path))
     assert len(trainer.keys) > len(set(trainer.keys)) == 8
     straight = Trainer(batch_size=32, group_size=4)
     async with asyncio.timeout(5), at_work(Digits(config(), [server(inference)]), straight):
         await straight.until(lambda: len(straight.batches) == 1)
-    assert [group["tokens"] for group in trainer.groups] == [group["tokens"] for group in straight.groups]
+    assert [group["tokens"] for group in trainer.groups] == [
+        group["tokens"] for group in straight.groups
+    ]
     assert sorted(row["group"] for row in rollouts(tmp_path)) == list(range(8))
 
 
-async def test_an_environment_without_a_folder_that_is_started_again_draws_something_else(inference: Inference) -> None:
+async def test_an_environment_without_a_folder_that_is_started_again_draws_something_else(
+    inference: Inference,
+) -> None:
     """Nobody can tell it from a twin that goes on beside it."""
     trainer = await restarted(inference)
     assert len(set(trainer.keys)) == len(trainer.keys)
@@ -173,7 +211,9 @@ class Stumbling(Digits):
         return super().score(item, text)
 
 
-async def test_a_rollout_that_raises_is_recorded_and_the_run_goes_on(inference: Inference, tmp_path: Path) -> None:
+async def test_a_rollout_that_raises_is_recorded_and_the_run_goes_on(
+    inference: Inference, tmp_path: Path
+) -> None:
     trainer = Trainer(batch_size=8, group_size=4)
     env = Stumbling(config(run_dir=str(tmp_path)), [server(inference)])
     async with asyncio.timeout(5), at_work(env, trainer):
@@ -185,7 +225,12 @@ async def test_a_rollout_that_raises_is_recorded_and_the_run_goes_on(inference: 
     assert "KeyError" in failures[0]["why"]
     assert "test_serving.py:" in failures[0]["why"]
     first = read_rows(tmp_path / "metrics.jsonl")[0]
-    assert (first["step"], first["src"], first["rollouts/failed"], first["rollouts/failed/env_error"]) == (
+    assert (
+        first["step"],
+        first["src"],
+        first["rollouts/failed"],
+        first["rollouts/failed/env_error"],
+    ) == (
         1,
         "env",
         1,
@@ -202,7 +247,9 @@ class NotANumber(Digits):
         return float("nan")
 
 
-async def test_a_nan_reward_is_a_typed_failure_and_never_sent(inference: Inference, tmp_path: Path) -> None:
+async def test_a_nan_reward_is_a_typed_failure_and_never_sent(
+    inference: Inference, tmp_path: Path
+) -> None:
     trainer = Trainer(batch_size=8, group_size=4)
     env = NotANumber(config(run_dir=str(tmp_path)), [server(inference)])
     async with asyncio.timeout(5), at_work(env, trainer):
@@ -222,7 +269,9 @@ class Hopeless(Digits):
 async def test_too_many_failed_groups_end_the_environment_with_the_file_and_the_exception(
     inference: Inference, tmp_path: Path
 ) -> None:
-    env = Hopeless(config(max_failed_groups=4, rollout_retries=1, run_dir=str(tmp_path)), [server(inference)])
+    env = Hopeless(
+        config(max_failed_groups=4, rollout_retries=1, run_dir=str(tmp_path)), [server(inference)]
+    )
     async with asyncio.timeout(5), at_work(env, Trainer(batch_size=8, group_size=4)) as task:
         with pytest.raises(EnvironmentGaveUp) as caught:
             await task
@@ -233,7 +282,9 @@ async def test_too_many_failed_groups_end_the_environment_with_the_file_and_the_
     assert (notice["type"], notice["rule"], notice["step"]) == ("notice", "groups_failed", 1)
     assert notice["evidence"].startswith("3 groups failed one after another. The last: ")
     assert "ZeroDivisionError" in notice["evidence"]
-    assert len([row for row in rollouts(tmp_path) if row["failures"] and not row["completions"]]) >= 3
+    assert (
+        len([row for row in rollouts(tmp_path) if row["failures"] and not row["completions"]]) >= 3
+    )
 
 
 class Exhausted(Digits):
@@ -287,30 +338,43 @@ async def test_no_more_items_now_is_no_failure(inference: Inference) -> None:
         assert not task.done()
 
 
-async def test_a_server_without_allowances_is_filled_up_to_the_original_bound(inference: Inference) -> None:
+async def test_a_server_without_allowances_is_filled_up_to_the_original_bound(
+    inference: Inference,
+) -> None:
     """Atropos: max_batches_offpolicy batches may wait."""
     trainer = Trainer(batch_size=16, group_size=4, extended=False)
-    async with asyncio.timeout(5), at_work(Digits(config(max_batches_offpolicy=2), [server(inference)]), trainer):
+    async with (
+        asyncio.timeout(5),
+        at_work(Digits(config(max_batches_offpolicy=2), [server(inference)]), trainer),
+    ):
         await trainer.until(lambda: len(trainer.groups) == 8)
         polls = trainer.polls
         await trainer.until(lambda: trainer.polls >= polls + 3)
     assert len(trainer.groups) == 8
 
 
-async def test_a_refused_group_is_recorded_and_replaced(inference: Inference, tmp_path: Path) -> None:
+async def test_a_refused_group_is_recorded_and_replaced(
+    inference: Inference, tmp_path: Path
+) -> None:
     trainer = Trainer(batch_size=8, group_size=4)
     trainer.refuse = [InvalidData("The group is refused.")]
     env = Digits(config(run_dir=str(tmp_path)), [server(inference)])
     async with asyncio.timeout(5), at_work(env, trainer):
         await trainer.until(lambda: len(trainer.batches) == 1)
-    assert [failure["code"] for row in rollouts(tmp_path) for failure in row["failures"]] == ["refused"]
+    assert [failure["code"] for row in rollouts(tmp_path) for failure in row["failures"]] == [
+        "refused"
+    ]
 
 
-async def test_groups_of_equal_scores_are_dropped_counted_and_replaced(inference: Inference, tmp_path: Path) -> None:
+async def test_groups_of_equal_scores_are_dropped_counted_and_replaced(
+    inference: Inference, tmp_path: Path
+) -> None:
     answers = iter([4] * 8)
     inference.answer = lambda prompt, digest: f"\\boxed{{{next(answers, digest % 10)}}}."
     trainer = Trainer(batch_size=8, group_size=4)
-    env = Digits(config(ensure_scores_are_not_same=True, run_dir=str(tmp_path)), [server(inference)])
+    env = Digits(
+        config(ensure_scores_are_not_same=True, run_dir=str(tmp_path)), [server(inference)]
+    )
     async with asyncio.timeout(5), at_work(env, trainer):
         await trainer.until(lambda: len(trainer.batches) == 1)
         polls = trainer.polls
@@ -321,28 +385,44 @@ async def test_groups_of_equal_scores_are_dropped_counted_and_replaced(inference
     assert row["groups/sent"] == 2
 
 
-async def test_an_environment_that_only_drops_groups_says_so_and_ends(inference: Inference, tmp_path: Path) -> None:
+async def test_an_environment_that_only_drops_groups_says_so_and_ends(
+    inference: Inference, tmp_path: Path
+) -> None:
     inference.answer = lambda prompt, digest: "no box"
     trainer = Trainer(batch_size=8, group_size=4)
-    settings = config(ensure_scores_are_not_same=True, max_dropped_groups=128, run_dir=str(tmp_path))
-    with pytest.raises(EnvironmentFailed, match=r"nothing to learn from. 128 groups in a row were dropped"):
-        async with asyncio.timeout(20), at_work(Digits(settings, [server(inference)]), trainer) as task:
+    settings = config(
+        ensure_scores_are_not_same=True, max_dropped_groups=128, run_dir=str(tmp_path)
+    )
+    with pytest.raises(
+        EnvironmentFailed, match=r"nothing to learn from. 128 groups in a row were dropped"
+    ):
+        async with (
+            asyncio.timeout(20),
+            at_work(Digits(settings, [server(inference)]), trainer) as task,
+        ):
             await task
     (alert,) = read_rows(tmp_path / "events.jsonl")
     assert (alert["rule"], alert["evidence"][:9]) == ("no_reward_variance", "64 groups")
     assert alert["percent_correct"] == 0.0 and "whether the scorer would know" in alert["remedy"]
 
 
-async def test_groups_that_are_dropped_because_all_is_learnt_are_told_so(inference: Inference, tmp_path: Path) -> None:
+async def test_groups_that_are_dropped_because_all_is_learnt_are_told_so(
+    inference: Inference, tmp_path: Path
+) -> None:
     inference.answer = lambda prompt, digest: "\\boxed{4}."
     settings = config(ensure_scores_are_not_same=True, max_dropped_groups=64, run_dir=str(tmp_path))
     trainer = Trainer(batch_size=8, group_size=4)
     with pytest.raises(EnvironmentFailed, match="Nothing is left to learn"):
-        async with asyncio.timeout(20), at_work(Digits(settings, [server(inference)]), trainer) as task:
+        async with (
+            asyncio.timeout(20),
+            at_work(Digits(settings, [server(inference)]), trainer) as task,
+        ):
             await task
 
 
-async def test_the_environment_ends_by_itself_when_all_batches_were_delivered(inference: Inference) -> None:
+async def test_the_environment_ends_by_itself_when_all_batches_were_delivered(
+    inference: Inference,
+) -> None:
     trainer = Trainer(batch_size=8, group_size=4, num_steps=2)
     async with asyncio.timeout(5), at_work(Digits(config(), [server(inference)]), trainer) as task:
         await trainer.until(lambda: len(trainer.batches) == 1)
@@ -354,7 +434,10 @@ async def test_the_environment_ends_by_itself_when_all_batches_were_delivered(in
 
 async def test_a_group_larger_than_the_batch_is_refused_at_the_start(inference: Inference) -> None:
     trainer = Trainer(batch_size=8, group_size=4)
-    async with asyncio.timeout(5), at_work(Digits(config(group_size=16), [server(inference)]), trainer) as task:
+    async with (
+        asyncio.timeout(5),
+        at_work(Digits(config(group_size=16), [server(inference)]), trainer) as task,
+    ):
         with pytest.raises(InvalidConfig, match="does not fit"):
             await task
 
@@ -368,7 +451,9 @@ async def test_a_sampler_that_is_not_ready_is_waited_for(inference: Inference) -
     assert (len(inference.requests), len(seeds)) == (4, 1)
 
 
-async def test_a_sampler_that_refuses_is_a_typed_failure(inference: Inference, tmp_path: Path) -> None:
+async def test_a_sampler_that_refuses_is_a_typed_failure(
+    inference: Inference, tmp_path: Path
+) -> None:
     inference.failures = [400]
     trainer = Trainer(batch_size=4, group_size=4)
     env = Digits(config(run_dir=str(tmp_path)), [server(inference)])
@@ -391,22 +476,31 @@ class Slow(Digits):
         return await super().collect_trajectories(item)
 
 
-async def test_a_group_that_takes_too_long_is_a_typed_failure(inference: Inference, tmp_path: Path) -> None:
+async def test_a_group_that_takes_too_long_is_a_typed_failure(
+    inference: Inference, tmp_path: Path
+) -> None:
     trainer = Trainer(batch_size=4, group_size=4)
     env = Slow(config(worker_timeout=0.1, run_dir=str(tmp_path)), [server(inference)])
     async with asyncio.timeout(5), at_work(env, trainer):
         await trainer.until(lambda: len(trainer.batches) == 1)
-    assert [failure["code"] for row in rollouts(tmp_path) for failure in row["failures"]] == ["env_timeout"]
+    assert [failure["code"] for row in rollouts(tmp_path) for failure in row["failures"]] == [
+        "env_timeout"
+    ]
 
 
-async def test_the_run_directory_tells_of_every_rollout_and_every_step(inference: Inference, tmp_path: Path) -> None:
+async def test_the_run_directory_tells_of_every_rollout_and_every_step(
+    inference: Inference, tmp_path: Path
+) -> None:
     trainer = Trainer(batch_size=8, group_size=4, num_steps=2)
     env = Digits(config(run_dir=str(tmp_path)), [server(inference)])
     async with asyncio.timeout(5), at_work(env, trainer) as task:
         await trainer.until(lambda: len(trainer.batches) == 1)
         trainer.ask()
         await task
-    assert sorted(file.name for file in (tmp_path / "rollouts").iterdir()) == ["step_1.jsonl", "step_2.jsonl"]
+    assert sorted(file.name for file in (tmp_path / "rollouts").iterdir()) == [
+        "step_1.jsonl",
+        "step_2.jsonl",
+    ]
     lines = read_rows(tmp_path / "rollouts" / "step_1.jsonl")
     assert sorted(line["group"] for line in lines) == [0, 1]
     assert set(lines[0]) == {"group", "item", "prompt", "completions", "failures"}
@@ -414,7 +508,9 @@ async def test_the_run_directory_tells_of_every_rollout_and_every_step(inference
     assert str(lines[0]["item"]) in lines[0]["prompt"]
     assert lines[0]["completions"][0]["text"].startswith("So the answer is")
     rows = read_rows(tmp_path / "metrics.jsonl")
-    assert [(row["step"], row["src"], row["groups/sent"], row["rollouts/failed"]) for row in rows] == [
+    assert [
+        (row["step"], row["src"], row["groups/sent"], row["rollouts/failed"]) for row in rows
+    ] == [
         (1, "env", 2, 0),
         (2, "env", 2, 0),
     ]
@@ -424,7 +520,9 @@ async def test_the_run_directory_tells_of_every_rollout_and_every_step(inference
 
 
 class PerRollout(BaseEnv):
-    """Written as for Atropos: one rollout at a time, two turns each, one rollout lost in the first group."""
+    """Written as for Atropos: one rollout at a time, two turns each, one rollout lost in the first
+    group.
+    """
 
     name = "per-rollout"
     lost = 1
@@ -436,27 +534,42 @@ class PerRollout(BaseEnv):
         if self.lost:
             self.lost -= 1
             return None, []
-        prompt = self.tokenizer.apply_chat_template([{"role": "user", "content": f"Question: {item}?"}])
+        prompt = self.tokenizer.apply_chat_template(
+            [{"role": "user", "content": f"Question: {item}?"}]
+        )
         (first,) = await self.server.sample(prompt)
-        (second,) = await self.server.sample([*first.prompt, *first.action, *self.tokenizer.encode("\nGo on.")])
+        (second,) = await self.server.sample(
+            [*first.prompt, *first.action, *self.tokenizer.encode("\nGo on.")]
+        )
         return Trajectory(turns=(first, second), score=1.0), []
 
 
-async def test_an_author_of_single_rollouts_gets_whole_groups_with_every_field(inference: Inference) -> None:
+async def test_an_author_of_single_rollouts_gets_whole_groups_with_every_field(
+    inference: Inference,
+) -> None:
     trainer = Trainer(batch_size=4, group_size=4)
     async with asyncio.timeout(5), at_work(PerRollout(config(), [server(inference)]), trainer):
         await trainer.until(lambda: len(trainer.batches) == 1)
     group = trainer.groups[0]
-    assert len(group["tokens"]) == len(group["inference_logprobs"]) == len(group["policy_version"]) == 4
+    assert (
+        len(group["tokens"])
+        == len(group["inference_logprobs"])
+        == len(group["policy_version"])
+        == 4
+    )
     masks = group["masks"][0]
-    assert [mask == MASKED for mask in masks] == [logprob == 1.0 for logprob in group["inference_logprobs"][0]]
+    assert [mask == MASKED for mask in masks] == [
+        logprob == 1.0 for logprob in group["inference_logprobs"][0]
+    ]
     turns = "".join("." if mask == MASKED else "a" for mask in masks).replace("..", ".").strip(".")
     assert "a." in turns  # context between two actions
     seeds = [request["sampling_params"]["sampling_seed"] for request in inference.requests]
     assert len(set(seeds)) == len(seeds) == 8
 
 
-async def test_metrics_that_an_author_adds_stand_in_the_row(inference: Inference, tmp_path: Path) -> None:
+async def test_metrics_that_an_author_adds_stand_in_the_row(
+    inference: Inference, tmp_path: Path
+) -> None:
     class Adding(Digits):
         async def wandb_log(self, wandb_metrics: dict[str, Any] | None = None) -> None:
             await super().wandb_log({**(wandb_metrics or {}), "train/own": 3.0})
@@ -477,6 +590,9 @@ async def test_a_hook_that_raises_is_told_and_the_run_goes_on(
 
     trainer = Trainer(batch_size=4, group_size=4, num_steps=1)
     with caplog.at_level(logging.WARNING):
-        async with asyncio.timeout(5), at_work(Clumsy(config(), [server(inference)]), trainer) as task:
+        async with (
+            asyncio.timeout(5),
+            at_work(Clumsy(config(), [server(inference)]), trainer) as task,
+        ):
             await task
     assert "digits.wandb_log raised OSError: no account" in caplog.text

@@ -12,7 +12,14 @@ import pytest
 from halteres.environments.arithmetic import ArithmeticConfig, ArithmeticEnv
 from halteres.environments.base import BaseEnv
 from halteres.environments.commands import BadUsage, describe, parse
-from halteres.environments.config import APIServerConfig, BaseEnvConfig, EvalHandling, Overrides, effective, read_file
+from halteres.environments.config import (
+    APIServerConfig,
+    BaseEnvConfig,
+    EvalHandling,
+    Overrides,
+    effective,
+    read_file,
+)
 from halteres.errors import EnvironmentFailed, InvalidConfig, NotFound
 
 ATROPOS_FIELDS = [
@@ -47,7 +54,13 @@ ATROPOS_FIELDS = [
     "custom_thinking_prompt",
 ]
 
-DEFAULTS = {"group_size": 4, "steps_per_eval": 100, "max_token_length": 2048, "batch_size": -1, "worker_timeout": 600}
+DEFAULTS = {
+    "group_size": 4,
+    "steps_per_eval": 100,
+    "max_token_length": 2048,
+    "batch_size": -1,
+    "worker_timeout": 600,
+}
 
 
 def described(*arguments: str) -> dict[str, Any]:
@@ -55,11 +68,24 @@ def described(*arguments: str) -> dict[str, Any]:
 
 
 @pytest.mark.parametrize(
-    "module", ["arithmetic", "game", "gsm8k_tinker", "judge_pairs", "reasoning_gym_tasks", "text_gym", "word_problems"]
+    "module",
+    [
+        "arithmetic",
+        "game",
+        "gsm8k_tinker",
+        "judge_pairs",
+        "reasoning_gym_tasks",
+        "text_gym",
+        "word_problems",
+    ],
 )
 def test_every_built_in_environment_describes_itself(module: str) -> None:
     found = importlib.import_module(f"halteres.environments.{module}")
-    kinds = [kind for kind in vars(found).values() if isinstance(kind, type) and kind.__module__ == found.__name__]
+    kinds = [
+        kind
+        for kind in vars(found).values()
+        if isinstance(kind, type) and kind.__module__ == found.__name__
+    ]
     (kind,) = (kind for kind in kinds if issubclass(kind, BaseEnv))
     shown = describe(kind, parse(["describe"]))
     assert shown["class_name"] == kind.__name__
@@ -80,10 +106,19 @@ def test_every_atropos_field_is_there_with_its_default() -> None:
 
 
 def test_arguments_beat_the_file_which_beats_the_environments_own(tmp_path: Path) -> None:
-    file = yaml(tmp_path, "env: {group_size: 8, seed: 3}\nopenai: [{model_name: m}]\ntinker: {lora_rank: 32}\n")
-    shown = described("--config", str(file), "--env.group_size", "32", "--env.system_prompt=Be brief.")
+    file = yaml(
+        tmp_path,
+        "env: {group_size: 8, seed: 3}\nopenai: [{model_name: m}]\ntinker: {lora_rank: 32}\n",
+    )
+    shown = described(
+        "--config", str(file), "--env.group_size", "32", "--env.system_prompt=Be brief."
+    )
     assert shown["problems"] == []
-    assert (shown["config"]["group_size"], shown["config"]["seed"], shown["config"]["max_new_tokens"]) == (32, 3, 64)
+    assert (
+        shown["config"]["group_size"],
+        shown["config"]["seed"],
+        shown["config"]["max_new_tokens"],
+    ) == (32, 3, 64)
     assert shown["config"]["system_prompt"] == "Be brief."
 
 
@@ -96,7 +131,11 @@ def test_describe_tells_name_class_description_schema_and_effective_settings() -
     assert fields["group_size"]["minimum"] == 1
     assert "supervisor" in fields["rollout_server_url"]["wiring"]
     assert "wiring" not in fields["group_size"]
-    assert (shown["config"]["group_size"], shown["config"]["batch_size"], shown["config"]["eval_tasks"]) == (
+    assert (
+        shown["config"]["group_size"],
+        shown["config"]["batch_size"],
+        shown["config"]["eval_tasks"],
+    ) == (
         16,
         256,
         128,
@@ -106,12 +145,21 @@ def test_describe_tells_name_class_description_schema_and_effective_settings() -
 def test_an_unknown_setting_names_the_nearest_and_the_others_stand() -> None:
     shown = described("--env.group_sise", "4", "--env.seed", "9")
     (problem,) = shown["problems"]
-    assert (problem["field"], problem["got"], problem["did_you_mean"]) == ("group_sise", "4", "group_size")
+    assert (problem["field"], problem["got"], problem["did_you_mean"]) == (
+        "group_sise",
+        "4",
+        "group_size",
+    )
     assert shown["config"]["seed"] == 9
 
 
 def test_every_problem_is_told_with_field_value_and_rule() -> None:
-    arguments = ("--env.group_size=many", "--env.temperature=-1", "--env.eval_handling=SOMETIMES", "--openai.url=x")
+    arguments = (
+        "--env.group_size=many",
+        "--env.temperature=-1",
+        "--env.eval_handling=SOMETIMES",
+        "--openai.url=x",
+    )
     problems = {problem["field"]: problem for problem in described(*arguments)["problems"]}
     assert set(problems) == {"group_size", "temperature", "eval_handling", "openai.url"}
     assert problems["group_size"]["got"] == "many"
@@ -121,22 +169,33 @@ def test_every_problem_is_told_with_field_value_and_rule() -> None:
 
 def test_a_batch_that_is_not_whole_groups_is_refused_with_sizes_that_are() -> None:
     (problem,) = described("--env.batch_size", "100")["problems"]
-    assert (problem["field"], problem["got"], problem["suggest"]) == ("batch_size", "100", (96, 112))
+    assert (problem["field"], problem["got"], problem["suggest"]) == (
+        "batch_size",
+        "100",
+        (96, 112),
+    )
     (problem,) = described("--env.group_size", "12")["problems"]
     assert (problem["field"], problem["got"], problem["suggest"]) == ("batch_size", 256, (252, 264))
 
 
 def test_serving_with_problems_is_refused_in_one_sentence_that_names_them_all() -> None:
-    settings = effective(BaseEnvConfig(), APIServerConfig(), Overrides(env={"seeed": 1, "group_size": 0}))
+    settings = effective(
+        BaseEnvConfig(), APIServerConfig(), Overrides(env={"seeed": 1, "group_size": 0})
+    )
     with pytest.raises(InvalidConfig) as caught:
         settings.checked()
     assert "did you mean 'seed'?" in caught.value.sentence
     assert "group_size = 0" in caught.value.sentence
-    assert {problem["field"] for problem in caught.value.details["problems"]} == {"seeed", "group_size"}
+    assert {problem["field"] for problem in caught.value.details["problems"]} == {
+        "seeed",
+        "group_size",
+    }
 
 
 def test_null_is_nothing_and_text_is_converted() -> None:
-    shown = described("--env.system_prompt", "null", "--env.use_wandb", "false", "--env.wandb_name", "123")
+    shown = described(
+        "--env.system_prompt", "null", "--env.use_wandb", "false", "--env.wandb_name", "123"
+    )
     assert shown["problems"] == []
     assert (shown["config"]["system_prompt"], shown["config"]["wandb_name"]) == (None, "123")
 
@@ -167,7 +226,14 @@ def test_an_empty_file_and_a_single_server_are_fine(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize(
     "arguments",
-    [[], ["train"], ["serve", "--env.seed"], ["serve", "--nothing", "1"], ["serve", "loose"], ["serve", "--env.", "1"]],
+    [
+        [],
+        ["train"],
+        ["serve", "--env.seed"],
+        ["serve", "--nothing", "1"],
+        ["serve", "loose"],
+        ["serve", "--env.", "1"],
+    ],
 )
 def test_what_is_no_command_is_a_usage_error(arguments: list[str]) -> None:
     with pytest.raises(BadUsage):
@@ -175,11 +241,15 @@ def test_what_is_no_command_is_a_usage_error(arguments: list[str]) -> None:
 
 
 def test_atropos_switches_are_accepted() -> None:
-    assert parse(["serve", "--slurm", "false", "--testing", "--env.seed", "1"]).overrides.env == {"seed": "1"}
+    assert parse(["serve", "--slurm", "false", "--testing", "--env.seed", "1"]).overrides.env == {
+        "seed": "1"
+    }
 
 
 def test_settings_without_effect_are_known() -> None:
-    assert BaseEnvConfig(use_wandb=True, thinking_mode=True).set_without_effect == ("thinking_mode",)
+    assert BaseEnvConfig(use_wandb=True, thinking_mode=True).set_without_effect == (
+        "thinking_mode",
+    )
 
 
 class GameConfig(BaseEnvConfig):
@@ -204,12 +274,21 @@ class Plain(Game):
 
 
 def test_a_familys_settings_are_those_of_the_variant(tmp_path: Path) -> None:
-    """`config_init` is given the variant where it takes an argument: the one that file or arguments name, else the
-    first."""
+    """`config_init` is given the variant where it takes an argument: the one that file or arguments
+    name, else the first.
+    """
     by_file = ("--config", str(yaml(tmp_path, "env: {variant: long}")))
-    for arguments, variant, turns in (((), "short", 2), (("--env.variant", "long"), "long", 20), (by_file, "long", 20)):
+    for arguments, variant, turns in (
+        ((), "short", 2),
+        (("--env.variant", "long"), "long", 20),
+        (by_file, "long", 20),
+    ):
         shown = describe(Game, parse(["describe", *arguments]))
-        assert (shown["config"]["variant"], shown["config"]["turns"], shown["problems"]) == (variant, turns, [])
+        assert (shown["config"]["variant"], shown["config"]["turns"], shown["problems"]) == (
+            variant,
+            turns,
+            [],
+        )
     assert shown["trainer"] == {"total_steps": 12}
     plain = describe(Plain, parse(["describe", "--env.variant", "long"]))["config"]
     assert (plain["variant"], plain["turns"]) == ("long", 5)
@@ -225,7 +304,11 @@ class OddDefaults(ArithmeticEnv):
     trainer_defaults: ClassVar[Mapping[str, float | int | str]] = {"lerning_rate": 1.0}
 
 
-@pytest.mark.parametrize(("kind", "why"), [(OddFamily, "no field `variant: str`"), (OddDefaults, "lerning_rate")])
-def test_what_a_class_declares_and_no_run_can_have_is_the_files_mistake(kind: type[BaseEnv], why: str) -> None:
+@pytest.mark.parametrize(
+    ("kind", "why"), [(OddFamily, "no field `variant: str`"), (OddDefaults, "lerning_rate")]
+)
+def test_what_a_class_declares_and_no_run_can_have_is_the_files_mistake(
+    kind: type[BaseEnv], why: str
+) -> None:
     with pytest.raises(EnvironmentFailed, match=why):
         describe(kind, parse(["describe"]))

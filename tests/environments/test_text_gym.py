@@ -1,4 +1,6 @@
-"""Text environments of other packages, each in a process of its own, by another Python where it needs one."""
+"""Text environments of other packages, each in a process of its own, by another Python where it
+needs one.
+"""
 
 from __future__ import annotations
 
@@ -59,25 +61,35 @@ def package(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> str:
 
 
 @asynccontextmanager
-async def playing(inference: Inference, answer: str, package: str, **changes: Any) -> AsyncIterator[TextGymEnv]:
+async def playing(
+    inference: Inference, answer: str, package: str, **changes: Any
+) -> AsyncIterator[TextGymEnv]:
     inference.answer = lambda prompt, digest: answer
-    env = made(TextGymEnv, inference, make="guessing:make", task="guess-v0", python=package, **changes)
+    env = made(
+        TextGymEnv, inference, make="guessing:make", task="guess-v0", python=package, **changes
+    )
     await env.setup()
     yield env
     for worker in env.idle:
         worker.kill()
 
 
-async def test_an_episode_is_played_in_the_other_python_and_turns_are_paid(inference: Inference, package: str) -> None:
+async def test_an_episode_is_played_in_the_other_python_and_turns_are_paid(
+    inference: Inference, package: str
+) -> None:
     async with playing(inference, "5", package, options={"most": 3}, group_size=1) as env:
         result = await settled(env, {"task": "guess-v0", "seed": 5})
         (group,) = result.groups
         assert [span[3] for span in group["spans"]] == [0.5] * 3  # type: ignore[index]
-        assert group["scores"][0] == 1.5 and len(group["tokens"]) == 1, "a chat that grows is one sequence"
+        assert group["scores"][0] == 1.5 and len(group["tokens"]) == 1, (
+            "a chat that grows is one sequence"
+        )
         assert len(env.idle) == 1, "its process is free again"
 
 
-async def test_episodes_at_once_do_not_disturb_each_others_generators(inference: Inference, package: str) -> None:
+async def test_episodes_at_once_do_not_disturb_each_others_generators(
+    inference: Inference, package: str
+) -> None:
     async with playing(inference, "5", package, group_size=6) as env:
         (group,) = (await settled(env, {"task": "guess-v0", "seed": 5})).groups
         said = [env.tokenizer.decode(tokens) for tokens in group["tokens"]]
@@ -93,10 +105,14 @@ async def test_what_the_policy_sees_is_a_chat_or_all_or_the_last_observation(
         (group,) = (await settled(env, {"task": "guess-v0", "seed": 5})).groups
         assert len(group["tokens"]) == sequences
         last = env.tokenizer.decode(group["tokens"][-1])
-        assert ("Guess, up to" in last) == (view != "last") and last.count("Your guess?") == (view == "chat")
+        assert ("Guess, up to" in last) == (view != "last") and last.count("Your guess?") == (
+            view == "chat"
+        )
 
 
-async def test_a_package_that_raises_or_dies_costs_that_episode_alone(inference: Inference, package: str) -> None:
+async def test_a_package_that_raises_or_dies_costs_that_episode_alone(
+    inference: Inference, package: str
+) -> None:
     for answer, told in (("raise", "the board is broken"), ("die", "ended")):
         async with playing(inference, answer, package, group_size=1, rollout_retries=1) as env:
             result = await settled(env, {"task": "guess-v0", "seed": 5})
@@ -106,7 +122,9 @@ async def test_a_package_that_raises_or_dies_costs_that_episode_alone(inference:
             assert (await settled(env, {"task": "guess-v0", "seed": 5})).groups
 
 
-async def test_an_episode_that_its_package_cuts_short_has_reached_its_limit(inference: Inference, package: str) -> None:
+async def test_an_episode_that_its_package_cuts_short_has_reached_its_limit(
+    inference: Inference, package: str
+) -> None:
     async with playing(inference, "cut", package, group_size=1) as env:
         (group,) = (await settled(env, {"task": "guess-v0", "seed": 5})).groups
         assert group["metrics"][0]["outcome/turn_limit"] == 1.0  # type: ignore[typeddict-item]

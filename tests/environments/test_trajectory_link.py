@@ -1,4 +1,6 @@
-"""The environment's side of the trajectory server when that server stays away, forgets it, or comes back."""
+"""The environment's side of the trajectory server when that server stays away, forgets it, or comes
+back.
+"""
 
 from __future__ import annotations
 
@@ -42,7 +44,12 @@ from .fakes import (
 
 pytestmark = pytest.mark.runs
 
-BODY = {"tokens": [[1, 2]], "masks": [[-100, 2]], "scores": [0.1], "inference_logprobs": [[1.0, -0.25]]}
+BODY = {
+    "tokens": [[1, 2]],
+    "masks": [[-100, 2]],
+    "scores": [0.1],
+    "inference_logprobs": [[1.0, -0.25]],
+}
 
 
 @dataclass
@@ -116,7 +123,10 @@ def kept(folder: Path) -> list[Path]:
 
 def test_groups_come_back_in_the_order_in_which_they_were_stored(tmp_path: Path) -> None:
     spool = Outbox(tmp_path / "spool")
-    groups = [OutgoingGroup(key=f"k{number}", body={**BODY, "scores": [number / 3]}) for number in range(3)]
+    groups = [
+        OutgoingGroup(key=f"k{number}", body={**BODY, "scores": [number / 3]})
+        for number in range(3)
+    ]
     assert all(map(spool.store, groups))
     found = dict(Outbox(tmp_path / "spool").groups())
     assert list(found.values()) == groups
@@ -136,7 +146,9 @@ def test_where_nothing_can_be_written_nothing_is_kept(tmp_path: Path) -> None:
     assert list(Outbox(None).groups()) == []
 
 
-@pytest.mark.parametrize("content", [b'{"key": "k", "bo', b"[]", b"{}", b"\xff", b'{"key": "k", "body": 3}'])
+@pytest.mark.parametrize(
+    "content", [b'{"key": "k", "bo', b"[]", b"{}", b"\xff", b'{"key": "k", "body": 3}']
+)
 def test_a_damaged_file_is_put_aside_and_stops_nobody(tmp_path: Path, content: bytes) -> None:
     (tmp_path / "0.group").write_bytes(content)
     spool = Outbox(tmp_path)
@@ -145,7 +157,9 @@ def test_a_damaged_file_is_put_aside_and_stops_nobody(tmp_path: Path, content: b
     assert [file.name for file in tmp_path.glob("*.damaged")] == ["0.damaged"]
 
 
-async def test_a_group_that_cannot_be_sent_is_kept_and_sent_once_the_server_is_back(tmp_path: Path) -> None:
+async def test_a_group_that_cannot_be_sent_is_kept_and_sent_once_the_server_is_back(
+    tmp_path: Path,
+) -> None:
     server = Server()
     link = await registered(server, tmp_path)
     server.there.clear()
@@ -153,12 +167,16 @@ async def test_a_group_that_cannot_be_sent_is_kept_and_sent_once_the_server_is_b
     assert len(kept(tmp_path)) == 1
     server.there.set()
     status = await link.status()
-    assert status.allowance == 1, "what was kept is sent before the question, so that the answer counts it"
+    assert status.allowance == 1, (
+        "what was kept is sent before the question, so that the answer counts it"
+    )
     assert list(server.arrived.values()) == [{**BODY, "env_id": 0}]
     assert not kept(tmp_path)
 
 
-async def test_a_group_under_way_when_the_environment_ends_is_sent_by_its_successor(tmp_path: Path) -> None:
+async def test_a_group_under_way_when_the_environment_ends_is_sent_by_its_successor(
+    tmp_path: Path,
+) -> None:
     server = Server()
     link = await registered(server, tmp_path, send_s=60)
     server.there.clear()
@@ -175,7 +193,9 @@ async def test_a_group_under_way_when_the_environment_ends_is_sent_by_its_succes
 
 
 async def test_a_group_that_had_arrived_all_the_same_counts_once(tmp_path: Path) -> None:
-    """Only its acknowledgement was lost, and the successor has another id: the key is known, the body is another."""
+    """Only its acknowledgement was lost, and the successor has another id: the key is known, the
+    body is another.
+    """
     server = Server()
     link = await registered(server, tmp_path)
     await link.send(BODY, "0/0/0")
@@ -240,7 +260,9 @@ async def test_no_group_overtakes_one_that_is_kept(tmp_path: Path) -> None:
     assert (await link.send(BODY, "0/2/0")).status == "received"
 
 
-async def test_a_group_whose_place_an_earlier_life_has_filled_counts_as_sent(tmp_path: Path) -> None:
+async def test_a_group_whose_place_an_earlier_life_has_filled_counts_as_sent(
+    tmp_path: Path,
+) -> None:
     """By newer weights it may be another group: the first one holds."""
     server = Server()
     await (await registered(server, tmp_path)).send(BODY, "0/0/0")
@@ -253,25 +275,33 @@ async def test_a_server_that_has_forgotten_it_is_registered_with_again_once(tmp_
     server = Server()
     link = await registered(server, tmp_path, send_s=5)
     server.known.clear()
-    posted = await asyncio.gather(*(link.send(BODY, f"0/{number}/0") for number in range(4)), link.status())
+    posted = await asyncio.gather(
+        *(link.send(BODY, f"0/{number}/0") for number in range(4)), link.status()
+    )
     assert [each.status for each in posted[:4] if isinstance(each, Posted)] == ["received"] * 4
     assert server.registrations == 2
     assert {group["env_id"] for group in server.arrived.values()} == {1}
     assert link.registered.name == "sums_1"
 
 
-async def test_serving_goes_on_over_a_server_that_stays_away(inference: Inference, tmp_path: Path) -> None:
+async def test_serving_goes_on_over_a_server_that_stays_away(
+    inference: Inference, tmp_path: Path
+) -> None:
     """The environment's figures tell what was kept; no group is lost, none is doubled."""
     trainer = Trainer(batch_size=8, group_size=4)
     trainer.refuse = [NotReady("Nobody answers.")]
-    async with asyncio.timeout(5), at_work(Digits(config(run_dir=str(tmp_path)), [server(inference)]), trainer):
+    async with (
+        asyncio.timeout(5),
+        at_work(Digits(config(run_dir=str(tmp_path)), [server(inference)]), trainer),
+    ):
         await trainer.until(lambda: len(trainer.batches) == 1)
         trainer.ask()
         await trainer.until(lambda: len(trainer.batches) == 2)
     assert len(set(trainer.keys)) == len(trainer.groups) == 4
     assert len(inference.requests) == 4
     first = read_rows(tmp_path / "metrics.jsonl")[0]
-    # The second is kept too where it comes before the next look at the server: no group overtakes one that is kept.
+    # The second is kept too where it comes before the next look at the server: no group overtakes
+    # one that is kept.
     assert first["groups/kept"] >= 1 and first["groups/kept"] + first.get("groups/sent", 0) == 2
     assert not kept(tmp_path / "spool")
 
@@ -279,8 +309,13 @@ async def test_serving_goes_on_over_a_server_that_stays_away(inference: Inferenc
 async def test_groups_under_way_when_both_ends_die_are_in_the_batch_of_the_next_life(
     inference: Inference, tmp_path: Path
 ) -> None:
-    file = write_config(tmp_path, inference, group_size=4, batch_size=16, max_num_workers=2, run_dir=str(tmp_path))
-    async with asyncio.timeout(40), trajectory_server(tmp_path, batch_size=16, num_steps=9) as trajectories:
+    file = write_config(
+        tmp_path, inference, group_size=4, batch_size=16, max_num_workers=2, run_dir=str(tmp_path)
+    )
+    async with (
+        asyncio.timeout(40),
+        trajectory_server(tmp_path, batch_size=16, num_steps=9) as trajectories,
+    ):
         address = f"--env.rollout_server_url={trajectories.url}"
         rollouts = tmp_path / "rollouts" / "step_2.jsonl"
         async with environment(ARITHMETIC, "serve", "--config", str(file), address) as env:
@@ -301,17 +336,24 @@ async def test_groups_under_way_when_both_ends_die_are_in_the_batch_of_the_next_
             batch = await asking
         assert len(batch.groups) == len({group.tokens for group in batch.groups}) == 4
         assert not kept(tmp_path / "spool")
-        sent = {TOKENIZER.decode(group.tokens[0], skip_special_tokens=False) for group in batch.groups}
+        sent = {
+            TOKENIZER.decode(group.tokens[0], skip_special_tokens=False) for group in batch.groups
+        }
         assert all(any(text.startswith(prompt) for text in sent) for prompt in under_way)
 
 
 async def test_an_environment_goes_on_where_the_server_has_lost_its_database(
     inference: Inference, tmp_path: Path
 ) -> None:
-    file = write_config(tmp_path, inference, group_size=4, batch_size=16, run_dir=str(tmp_path / "run"))
+    file = write_config(
+        tmp_path, inference, group_size=4, batch_size=16, run_dir=str(tmp_path / "run")
+    )
     folder = tmp_path / "queue"
     folder.mkdir()
-    async with asyncio.timeout(40), trajectory_server(folder, batch_size=16, num_steps=9) as trajectories:
+    async with (
+        asyncio.timeout(40),
+        trajectory_server(folder, batch_size=16, num_steps=9) as trajectories,
+    ):
         address = f"--env.rollout_server_url={trajectories.url}"
         async with environment(ARITHMETIC, "serve", "--config", str(file), address) as env:
             await trajectories.take(0)
@@ -319,7 +361,9 @@ async def test_an_environment_goes_on_where_the_server_has_lost_its_database(
             shutil.rmtree(folder)
             folder.mkdir()
             await trajectories.start()
-            run = TrainerRegistration(batch_size=16, max_token_len=256, num_steps=9, max_staleness=0, run_id="other")
+            run = TrainerRegistration(
+                batch_size=16, max_token_len=256, num_steps=9, max_staleness=0, run_id="other"
+            )
             await asyncio.to_thread(trajectories.trainer.register, run)
             batch = await trajectories.take(0)
             assert env.returncode is None
@@ -327,9 +371,14 @@ async def test_an_environment_goes_on_where_the_server_has_lost_its_database(
 
 
 @pytest.mark.parametrize("name", ["Prüfung-数学", "two\twords", "two\nlines", "n" * 300])
-async def test_groups_of_an_environment_of_any_name_arrive(inference: Inference, tmp_path: Path, name: str) -> None:
+async def test_groups_of_an_environment_of_any_name_arrive(
+    inference: Inference, tmp_path: Path, name: str
+) -> None:
     file = write_config(tmp_path, inference, group_size=4, batch_size=4, wandb_name=name)
-    async with asyncio.timeout(40), trajectory_server(tmp_path, batch_size=4, num_steps=9) as trajectories:
+    async with (
+        asyncio.timeout(40),
+        trajectory_server(tmp_path, batch_size=4, num_steps=9) as trajectories,
+    ):
         address = f"--env.rollout_server_url={trajectories.url}"
         async with environment(ARITHMETIC, "serve", "--config", str(file), address):
             batch = await trajectories.take(0)
@@ -359,13 +408,22 @@ if __name__ == "__main__":
 """
 
 
-async def test_an_environment_that_ends_with_an_exception_says_goodbye(inference: Inference, tmp_path: Path) -> None:
+async def test_an_environment_that_ends_with_an_exception_says_goodbye(
+    inference: Inference, tmp_path: Path
+) -> None:
     """Its minimum share of every batch would keep the others waiting."""
     (tmp_path / "gives_up.py").write_text(GIVES_UP)
-    file = write_config(tmp_path, inference, group_size=4, batch_size=16, max_failed_groups=1, rollout_retries=0)
-    async with asyncio.timeout(25), trajectory_server(tmp_path, batch_size=16, num_steps=9) as trajectories:
+    file = write_config(
+        tmp_path, inference, group_size=4, batch_size=16, max_failed_groups=1, rollout_retries=0
+    )
+    async with (
+        asyncio.timeout(25),
+        trajectory_server(tmp_path, batch_size=16, num_steps=9) as trajectories,
+    ):
         address = f"--env.rollout_server_url={trajectories.url}"
-        async with environment(tmp_path / "gives_up.py", "serve", "--config", str(file), address) as env:
+        async with environment(
+            tmp_path / "gives_up.py", "serve", "--config", str(file), address
+        ) as env:
             with pytest.raises(NotReady):  # environments may register once the trainer has asked
                 await asyncio.to_thread(trajectories.trainer.batch, 0, deadline_s=0.1)
             assert await env.wait() == 1

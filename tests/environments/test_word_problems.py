@@ -23,16 +23,18 @@ RECIPE = Path(__file__).parents[2] / "recipes" / "word_problems.py"
 def equations(row: dict[str, str]) -> str:
     """The sum behind a row as a problem's key, e.g. "3+4*2"."""
     first, *later = row["answer"].partition(" ####")[0].split(". ")
-    return "".join([first.partition(" =")[0], *(step.partition(" ")[2].partition(" =")[0] for step in later)]).replace(
-        " ", ""
-    )
+    return "".join(
+        [first.partition(" =")[0], *(step.partition(" ")[2].partition(" =")[0] for step in later)]
+    ).replace(" ", "")
 
 
 def rows(file: str) -> list[dict[str, str]]:
     return [json.loads(line) for line in (ROWS / file).read_text().splitlines()]
 
 
-def test_the_rows_are_those_that_the_recipe_makes(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_rows_are_those_that_the_recipe_makes(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     spec = importlib.util.spec_from_file_location("word_problems_recipe", RECIPE)
     assert spec is not None and spec.loader is not None
     recipe = importlib.util.module_from_spec(spec)
@@ -57,7 +59,9 @@ async def test_word_problems_trains_on_one_file_and_is_judged_on_the_other() -> 
     config, servers = WordProblemsEnv.config_init()
     env = WordProblemsEnv(config, servers)
     await env.setup()
-    assert {row["question"] for row in rows("test.jsonl")} == {row.question for row in env.eval_items()}
+    assert {row["question"] for row in rows("test.jsonl")} == {
+        row.question for row in env.eval_items()
+    }
     train = {row["question"] for row in rows("train.jsonl")}
     assert {(await env.get_next_item()).question for _ in range(50)} <= train
     env.rng = random.Random(1)
@@ -71,23 +75,39 @@ def test_the_exact_number_in_the_last_box_pays_one_and_anything_else_nothing() -
     env = GSM8KEnv(GSM8KConfig(), GSM8KEnv.config_init()[1])
     item = Row(question="How much?", answer="1,000")
     paid = ["First \\boxed{5}, then \\boxed{\\$1000.00}.", "\\boxed{1{,}000 \\text{ dollars}}"]
-    unpaid = ["1000", "\\boxed{1000 or 5}", "\\boxed{10**3}", "\\boxed{1000} no \\boxed{999}", "\\boxed{1000", ""]
-    assert [env.score(item, text) for text in (*paid, *unpaid)] == [1.0] * len(paid) + [0.0] * len(unpaid)
+    unpaid = [
+        "1000",
+        "\\boxed{1000 or 5}",
+        "\\boxed{10**3}",
+        "\\boxed{1000} no \\boxed{999}",
+        "\\boxed{1000",
+        "",
+    ]
+    assert [env.score(item, text) for text in (*paid, *unpaid)] == [1.0] * len(paid) + [0.0] * len(
+        unpaid
+    )
 
 
 async def test_gsm8k_runs_from_a_local_file(inference: Inference, tmp_path: Path) -> None:
     """The stand-in answers with one digit in a box, so that some of ten answers are right."""
     data = tmp_path / "local.jsonl"
     data.write_text(
-        "".join(json.dumps({"question": f"What is {n}?", "answer": str(n % 10)}) + "\n" for n in range(200))
+        "".join(
+            json.dumps({"question": f"What is {n}?", "answer": str(n % 10)}) + "\n"
+            for n in range(200)
+        )
     )
-    config = write_config(tmp_path, inference, dataset=str(data), eval_tasks=8, total_steps=2, group_size=4)
+    config = write_config(
+        tmp_path, inference, dataset=str(data), eval_tasks=8, total_steps=2, group_size=4
+    )
     ended = await run(ENVIRONMENTS / "gsm8k_tinker.py", "evaluate", "--config", str(config))
     assert ended.code == 0, ended.stderr
     assert json.loads(ended.stdout)["eval/num_tasks"] == 8
 
 
-async def test_without_its_data_gsm8k_ends_with_a_sentence(inference: Inference, tmp_path: Path) -> None:
+async def test_without_its_data_gsm8k_ends_with_a_sentence(
+    inference: Inference, tmp_path: Path
+) -> None:
     config = write_config(tmp_path, inference, dataset="none.jsonl")
     ended = await run(ENVIRONMENTS / "gsm8k_tinker.py", "evaluate", "--config", str(config))
     assert ended.code == 1

@@ -24,7 +24,9 @@ sys.stdin.read()
 
 async def test_a_grandchild_that_holds_the_output_open_keeps_nobody_waiting(tmp_path: Path) -> None:
     threads = threading.active_count()
-    worker = WorkerProcess([sys.executable, "-c", LEAVES_A_SESSION, str(tmp_path / "left")], start_within_s=20)
+    worker = WorkerProcess(
+        [sys.executable, "-c", LEAVES_A_SESSION, str(tmp_path / "left")], start_within_s=20
+    )
     try:
         with pytest.raises(WorkerTimedOut):
             await worker.ask({}, within_s=0.5)

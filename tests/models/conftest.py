@@ -23,7 +23,9 @@ def own(tmp_path: Path) -> Path:
     """A model folder of the user's."""
     source = builtin_path(TINY)
     assert source is not None
-    return Path(shutil.copytree(source, tmp_path / "own", ignore=shutil.ignore_patterns("halteres.json")))
+    return Path(
+        shutil.copytree(source, tmp_path / "own", ignore=shutil.ignore_patterns("halteres.json"))
+    )
 
 
 def edit(file: Path, **fields: Any) -> None:

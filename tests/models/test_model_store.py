@@ -64,14 +64,18 @@ def test_a_broken_file_of_the_tokenizer_is_refused_when_it_is_registered(
     assert store.registered() == {}
 
 
-def test_quantised_weights_are_refused_when_they_are_registered(store: ModelStore, own: Path) -> None:
+def test_quantised_weights_are_refused_when_they_are_registered(
+    store: ModelStore, own: Path
+) -> None:
     edit(own / "config.json", quantization_config={"quant_method": "awq", "bits": 4})
     with pytest.raises(UserError, match="quantised"):
         store.add(own, "mine")
 
 
 @pytest.mark.parametrize("copy", [False, True])
-def test_chat_templates_with_names_go_where_the_tokenizer_goes(store: ModelStore, own: Path, copy: bool) -> None:
+def test_chat_templates_with_names_go_where_the_tokenizer_goes(
+    store: ModelStore, own: Path, copy: bool
+) -> None:
     named = own / "additional_chat_templates"
     named.mkdir()
     (named / "tool_use.jinja").write_text("TOOLS {{ tools | tojson }}")

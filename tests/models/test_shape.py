@@ -10,7 +10,14 @@ from typing import Any
 import numpy as np
 import pytest
 
-from halteres.models.shape import FAMILIES, NotWhole, own_tensors, read_config, read_shape, weight_files
+from halteres.models.shape import (
+    FAMILIES,
+    NotWhole,
+    own_tensors,
+    read_config,
+    read_shape,
+    weight_files,
+)
 
 from .conftest import Change, change_weights, edit, prefixed, without
 
@@ -52,7 +59,9 @@ def test_the_tensors_of_a_family_are_those_that_transformers_saves(
 
 
 def test_a_folder_saved_from_the_model_below_the_head_is_whole(own: Path) -> None:
-    change_weights(own, lambda tensors: {name.removeprefix("model."): one for name, one in tensors.items()})
+    change_weights(
+        own, lambda tensors: {name.removeprefix("model."): one for name, one in tensors.items()}
+    )
     assert read_shape(own).layers == 4
 
 
@@ -61,11 +70,27 @@ INCOMPLETE: dict[str, tuple[Change, dict[str, Any], str]] = {
     "a prefix of a compiled model": (prefixed("_orig_mod."), {}, "model.embed_tokens.weight"),
     "a prefix of a wrapped model": (prefixed("module."), {}, "model.embed_tokens.weight"),
     "half of the layers": (without(".layers.3."), {}, "model.layers.3.input_layernorm.weight"),
-    "one norm": (without("layers.1.self_attn.q_norm"), {}, "model.layers.1.self_attn.q_norm.weight"),
+    "one norm": (
+        without("layers.1.self_attn.q_norm"),
+        {},
+        "model.layers.1.self_attn.q_norm.weight",
+    ),
     "no final norm": (without("model.norm"), {}, "model.norm.weight"),
-    "biases that config.json names": (without("none"), {"attention_bias": True}, "self_attn.q_proj.bias"),
-    "more layers by config.json": (without("none"), {"num_hidden_layers": 10**9}, "model.layers.4."),
-    "another vocabulary": (without("none"), {"vocab_size": 700}, r"\[672, 128\], and by config.json \[700, 128\]"),
+    "biases that config.json names": (
+        without("none"),
+        {"attention_bias": True},
+        "self_attn.q_proj.bias",
+    ),
+    "more layers by config.json": (
+        without("none"),
+        {"num_hidden_layers": 10**9},
+        "model.layers.4.",
+    ),
+    "another vocabulary": (
+        without("none"),
+        {"vocab_size": 700},
+        r"\[672, 128\], and by config.json \[700, 128\]",
+    ),
     "other heads": (without("none"), {"head_dim": 64}, "self_attn.q_proj.weight"),
     "fewer layers by config.json": (
         without("none"),
@@ -77,14 +102,24 @@ INCOMPLETE: dict[str, tuple[Change, dict[str, Any], str]] = {
         {},
         "q_proj.bias",
     ),
-    "whole numbers": (lambda found: {name: one.astype(np.int8) for name, one in found.items()}, {}, "of the type I8"),
-    "a text for a tied head": (without("none"), {"tie_word_embeddings": "false"}, "tie_word_embeddings"),
+    "whole numbers": (
+        lambda found: {name: one.astype(np.int8) for name, one in found.items()},
+        {},
+        "of the type I8",
+    ),
+    "a text for a tied head": (
+        without("none"),
+        {"tie_word_embeddings": "false"},
+        "tie_word_embeddings",
+    ),
     "nothing": (lambda _: {}, {}, "model.embed_tokens.weight"),
 }
 
 
 @pytest.mark.parametrize("case", INCOMPLETE)
-def test_a_folder_that_lacks_weights_of_its_model_has_no_shape_and_the_first_are_named(own: Path, case: str) -> None:
+def test_a_folder_that_lacks_weights_of_its_model_has_no_shape_and_the_first_are_named(
+    own: Path, case: str
+) -> None:
     change, config, says = INCOMPLETE[case]
     change_weights(own, change)
     edit(own / "config.json", **config)
@@ -93,7 +128,9 @@ def test_a_folder_that_lacks_weights_of_its_model_has_no_shape_and_the_first_are
 
 
 def test_frequencies_that_older_models_have_in_each_layer_are_no_surplus(own: Path) -> None:
-    frequencies = {f"model.layers.{n}.self_attn.rotary_emb.inv_freq": np.ones(16, np.float32) for n in range(4)}
+    frequencies = {
+        f"model.layers.{n}.self_attn.rotary_emb.inv_freq": np.ones(16, np.float32) for n in range(4)
+    }
     change_weights(own, lambda found: {**found, **frequencies})
     assert read_shape(own).layers == 4
 
@@ -107,7 +144,9 @@ def test_frequencies_that_older_models_have_in_each_layer_are_no_surplus(own: Pa
         {"text_config": {"quantization_config": {"quant_method": "fp8"}}},
     ],
 )
-def test_quantised_weights_are_refused_by_the_field_that_says_so(own: Path, config: dict[str, Any]) -> None:
+def test_quantised_weights_are_refused_by_the_field_that_says_so(
+    own: Path, config: dict[str, Any]
+) -> None:
     edit(own / "config.json", **config)
     with pytest.raises(NotWhole, match=r"(quantization|compression)_config"):
         read_shape(own)
@@ -138,14 +177,18 @@ def test_a_config_that_cannot_be_read_is_a_sentence_that_names_it(own: Path, kin
 
 
 def test_one_file_of_weights_counts_before_an_index_as_in_transformers(own: Path) -> None:
-    (own / "model.safetensors.index.json").write_text(json.dumps({"weight_map": {"x": "absent.safetensors"}}))
+    (own / "model.safetensors.index.json").write_text(
+        json.dumps({"weight_map": {"x": "absent.safetensors"}})
+    )
     assert [file.name for file in weight_files(own)] == ["model.safetensors"]
     (own / "model.safetensors").unlink()
     with pytest.raises(ValueError, match=r"absent\.safetensors"):
         weight_files(own)
 
 
-@pytest.mark.parametrize("names", ["../other/model.safetensors", "/etc/passwd", "sub/model.safetensors"])
+@pytest.mark.parametrize(
+    "names", ["../other/model.safetensors", "/etc/passwd", "sub/model.safetensors"]
+)
 def test_an_index_names_files_of_its_own_folder(own: Path, names: str) -> None:
     (own / "model.safetensors").unlink()
     (own / "model.safetensors.index.json").write_text(json.dumps({"weight_map": {"x": names}}))

@@ -19,12 +19,22 @@ def test_a_row_is_read_back_as_it_was_written(tmp_path: Path) -> None:
 
 
 def test_a_number_that_is_not_finite_is_written_as_null(tmp_path: Path) -> None:
-    append_row(tmp_path / "m.jsonl", {"a": math.nan, "b": math.inf, "c": -math.inf, "d": [math.nan]})
-    assert json.loads((tmp_path / "m.jsonl").read_text()) == {"a": None, "b": None, "c": None, "d": [None]}
+    append_row(
+        tmp_path / "m.jsonl", {"a": math.nan, "b": math.inf, "c": -math.inf, "d": [math.nan]}
+    )
+    assert json.loads((tmp_path / "m.jsonl").read_text()) == {
+        "a": None,
+        "b": None,
+        "c": None,
+        "d": [None],
+    }
 
 
 def test_numpy_scalars_and_paths_are_plain_values(tmp_path: Path) -> None:
-    append_row(tmp_path / "m.jsonl", {"a": np.float32(0.5), "b": np.int64(3), "c": np.float64("nan"), "d": tmp_path})
+    append_row(
+        tmp_path / "m.jsonl",
+        {"a": np.float32(0.5), "b": np.int64(3), "c": np.float64("nan"), "d": tmp_path},
+    )
     assert read_rows(tmp_path / "m.jsonl") == [{"a": 0.5, "b": 3, "c": None, "d": str(tmp_path)}]
 
 
@@ -84,7 +94,9 @@ def test_rows_of_one_step_are_merged_and_the_last_writer_of_a_key_wins() -> None
 
 
 def test_a_series_leaves_out_steps_without_a_number() -> None:
-    assert series([{"step": 1, "a": 1}, {"step": 2, "a": None}, {"step": 3}, {"step": 4, "a": 0.5}], "a") == [
+    assert series(
+        [{"step": 1, "a": 1}, {"step": 2, "a": None}, {"step": 3}, {"step": 4, "a": 0.5}], "a"
+    ) == [
         (1, 1.0),
         (4, 0.5),
     ]

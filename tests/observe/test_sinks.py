@@ -1,4 +1,6 @@
-"""A run's metrics elsewhere: the real W&B client, offline and against a stand-in of its server; TensorBoard's files."""
+"""A run's metrics elsewhere: the real W&B client, offline and against a stand-in of its server;
+TensorBoard's files.
+"""
 
 from __future__ import annotations
 
@@ -33,7 +35,14 @@ LATE = "W&B's server did not take the last rows within 5 s."
 
 STEPS = [
     {"step": 0, "t": 100.0, "src": "eval", "eval/percent_correct": 0.25},
-    {"step": 1, "t": 101.0, "src": "trainer", "train/loss": None, "reward/mean": 0.5, "logprobs/diff": 0.0},
+    {
+        "step": 1,
+        "t": 101.0,
+        "src": "trainer",
+        "train/loss": None,
+        "reward/mean": 0.5,
+        "logprobs/diff": 0.0,
+    },
     {"step": 1, "t": 102.0, "src": "env", "train/percent_correct": 0.5, "mine/words": 3},
 ]
 LATER = [
@@ -42,7 +51,13 @@ LATER = [
 ]
 MERGED = [
     {"step": 0, "eval/percent_correct": 0.25},
-    {"step": 1, "reward/mean": 0.5, "logprobs/diff": 0.0, "train/percent_correct": 0.5, "mine/words": 3},
+    {
+        "step": 1,
+        "reward/mean": 0.5,
+        "logprobs/diff": 0.0,
+        "train/percent_correct": 0.5,
+        "mine/words": 3,
+    },
     {"step": 2, "eval/percent_correct": 0.5},
     {"step": 3, "train/loss": -1.5, "reward/mean": 0.75},
 ]
@@ -52,7 +67,9 @@ def run_with(folder: Path, *names: Any, rows: list[dict[str, Any]] = STEPS) -> P
     """The folder of a run that has these sinks and has written these rows."""
     run = folder / RUN_ID
     run.mkdir()
-    settings = Settings(run=RunSettings(sinks=names, tags=("a", "b"), wandb_entity="team", wandb_project="sums"))
+    settings = Settings(
+        run=RunSettings(sinks=names, tags=("a", "b"), wandb_entity="team", wandb_project="sums")
+    )
     (run / "settings.json").write_text(settings.model_dump_json())
     write(run, rows)
     return run
@@ -67,10 +84,22 @@ def write(run: Path, rows: list[dict[str, Any]]) -> None:
 def forwarding(run: Path, *, server_s: float = 10, **variables: str) -> Iterator[None]:
     """The process, until the run has ended and it has finished."""
     patience = f"sinks.SERVER_WITHIN_S, sinks.FLUSH_WITHIN_S = {server_s}, {WITHIN_S}"
-    inherited = {name: value for name, value in os.environ.items() if not name.startswith(("WANDB", "NETRC"))}
-    alone = {"HOME": str(run.parent), "WANDB_ERROR_REPORTING": "false", "NO_PROXY": "127.0.0.1", **variables}
+    inherited = {
+        name: value for name, value in os.environ.items() if not name.startswith(("WANDB", "NETRC"))
+    }
+    alone = {
+        "HOME": str(run.parent),
+        "WANDB_ERROR_REPORTING": "false",
+        "NO_PROXY": "127.0.0.1",
+        **variables,
+    }
     with (run / "sinks.log").open("ab") as log:
-        command = [sys.executable, "-c", f"from halteres.observe import sinks; {patience}; sinks.main()", str(run)]
+        command = [
+            sys.executable,
+            "-c",
+            f"from halteres.observe import sinks; {patience}; sinks.main()",
+            str(run),
+        ]
         child = subprocess.Popen(command, env={**inherited, **alone}, stdout=log, stderr=log)
     try:
         yield
@@ -96,11 +125,15 @@ def opened(run: Path, name: Any) -> SinkReport:
 def inspected(folder: str, *options: str) -> list[dict[str, Any]]:
     """What W&B's own reader finds in a run's folder, or its history without W&B's own names."""
     command = [sys.executable, "-m", "wandb", "leet", "inspect", "--json", *options, folder]
-    output = subprocess.run(command, check=True, capture_output=True, text=True, timeout=WITHIN_S).stdout
+    output = subprocess.run(
+        command, check=True, capture_output=True, text=True, timeout=WITHIN_S
+    ).stdout
     if options:
         return [json.loads(output)]
     records = map(json.loads, output.splitlines())
-    return [_metrics(record["history"]["item"]) for record in records if record["type"] == "history"]
+    return [
+        _metrics(record["history"]["item"]) for record in records if record["type"] == "history"
+    ]
 
 
 def _metrics(row: dict[str, Any]) -> dict[str, Any]:
@@ -108,7 +141,9 @@ def _metrics(row: dict[str, Any]) -> dict[str, Any]:
 
 
 class WandbServer(ThreadingHTTPServer):
-    """As much of W&B's server as its client needs to believe in it: runs are created, histories taken."""
+    """As much of W&B's server as its client needs to believe in it: runs are created, histories
+    taken.
+    """
 
     daemon_threads = True
 
@@ -117,7 +152,8 @@ class WandbServer(ThreadingHTTPServer):
         self.rows: list[dict[str, Any]] = []
         self.runs: list[dict[str, Any]] = []
         self.keys: set[str | None] = set()
-        self.goes_on = threading.Event()  # until then nothing is answered but that a run was created
+        # until then nothing is answered but that a run was created
+        self.goes_on = threading.Event()
         self.is_complete = threading.Event()
         self.goes_on.set()
 
@@ -139,10 +175,18 @@ class _Handler(BaseHTTPRequestHandler):
 
     def do_POST(self) -> None:
         body = self.rfile.read(int(self.headers.get("Content-Length") or 0))
-        asked = json.loads(gzip.decompress(body) if self.headers.get("Content-Encoding") == "gzip" else body)
+        asked = json.loads(
+            gzip.decompress(body) if self.headers.get("Content-Encoding") == "gzip" else body
+        )
         self.server.keys.add(self.headers.get("Authorization"))
         if "upsertBucket" in asked.get("query", ""):
-            return self._answer({"data": {"upsertBucket": {"bucket": self._run(asked["variables"]), "inserted": True}}})
+            return self._answer(
+                {
+                    "data": {
+                        "upsertBucket": {"bucket": self._run(asked["variables"]), "inserted": True}
+                    }
+                }
+            )
         self.server.goes_on.wait(WITHIN_S)
         history = asked.get("files", {}).get("wandb-history.jsonl", {}).get("content", [])
         self.server.rows += [_metrics(json.loads(line)) for line in history]
@@ -153,8 +197,17 @@ class _Handler(BaseHTTPRequestHandler):
 
     def _run(self, asked: dict[str, Any]) -> dict[str, Any]:
         self.server.runs.append(asked)
-        project = {"id": "p", "name": asked["project"], "entity": {"id": "e", "name": asked["entity"]}}
-        return {"id": "1", "name": asked["name"], "displayName": asked["displayName"], "project": project}
+        project = {
+            "id": "p",
+            "name": asked["project"],
+            "entity": {"id": "e", "name": asked["entity"]},
+        }
+        return {
+            "id": "1",
+            "name": asked["name"],
+            "displayName": asked["displayName"],
+            "project": project,
+        }
 
     def _answer(self, value: Any) -> None:
         content = json.dumps(value).encode()
@@ -182,7 +235,9 @@ def silent_server() -> Iterator[str]:
         yield f"http://127.0.0.1:{listening.getsockname()[1]}"
 
 
-def test_without_a_key_wandb_keeps_every_row_under_its_own_name_in_the_runs_folder(tmp_path: Path) -> None:
+def test_without_a_key_wandb_keeps_every_row_under_its_own_name_in_the_runs_folder(
+    tmp_path: Path,
+) -> None:
     run = run_with(tmp_path, "wandb")
     with forwarding(run):
         report = opened(run, "wandb")
@@ -190,10 +245,18 @@ def test_without_a_key_wandb_keeps_every_row_under_its_own_name_in_the_runs_fold
     assert (report.state, report.url) == ("offline", None)
     (folder,) = (run / "wandb").glob("offline-run-*")
     assert report.folder == str(folder) and (folder / f"run-{RUN_ID}.wandb").is_file()
-    assert report.note is not None and "API key" in report.note and report.note.endswith(f"wandb sync {folder}")
+    assert (
+        report.note is not None
+        and "API key" in report.note
+        and report.note.endswith(f"wandb sync {folder}")
+    )
     assert inspected(str(folder)) == MERGED
     (summary,) = inspected(str(folder), "--summary")
-    assert (summary["name"], summary["project"], summary["tags"]) == (f"arithmetic-{RUN_ID}", "sums", ["a", "b"])
+    assert (summary["name"], summary["project"], summary["tags"]) == (
+        f"arithmetic-{RUN_ID}",
+        "sums",
+        ["a", "b"],
+    )
     assert summary["state"] == "finished"
     assert summary["config"]["trainer"]["learning_rate"] == Settings().trainer.learning_rate
 
@@ -204,18 +267,27 @@ def test_with_a_key_the_rows_arrive_at_wandbs_server_and_its_url_is_told(
     run = run_with(tmp_path, "wandb")
     with forwarding(run, WANDB_API_KEY=KEY, WANDB_BASE_URL=wandb_server.url):
         report = opened(run, "wandb")
-        assert (report.state, report.url) == ("online", f"{wandb_server.url}/team/sums/runs/{RUN_ID}")
+        assert (report.state, report.url) == (
+            "online",
+            f"{wandb_server.url}/team/sums/runs/{RUN_ID}",
+        )
         write(run, LATER)
     assert wandb_server.is_complete.is_set()
     assert wandb_server.rows == MERGED
     first = wandb_server.runs[0]
-    assert (first["entity"], first["project"], first["displayName"]) == ("team", "sums", f"arithmetic-{RUN_ID}")
+    assert (first["entity"], first["project"], first["displayName"]) == (
+        "team",
+        "sums",
+        f"arithmetic-{RUN_ID}",
+    )
     assert all(wandb_server.keys), "the key is sent"
     assert KEY not in (run / "sinks.json").read_text() + (run / "events.jsonl").read_text()
 
 
 @pytest.mark.parametrize("dead", ["refuses", "never answers"])
-def test_a_dead_wandb_server_leaves_the_rows_to_be_uploaded_later(tmp_path: Path, dead: str) -> None:
+def test_a_dead_wandb_server_leaves_the_rows_to_be_uploaded_later(
+    tmp_path: Path, dead: str
+) -> None:
     run = run_with(tmp_path, "wandb", "tensorboard")
     with silent_server() as silent:
         url = silent if dead == "never answers" else "http://127.0.0.1:9"
@@ -235,7 +307,9 @@ def test_a_wandb_server_that_dies_later_holds_nothing_up_and_what_it_missed_is_k
         online = opened(run, "wandb")
     report = read_reports(run)["wandb"]
     assert (online.state, report.state, report.url) == ("online", "failed", online.url)
-    assert report.note == f"{LATE} Upload what it kept: wandb sync {report.folder}" and report.folder
+    assert (
+        report.note == f"{LATE} Upload what it kept: wandb sync {report.folder}" and report.folder
+    )
     assert inspected(report.folder) == MERGED[:2]
 
 
@@ -268,7 +342,9 @@ class Recorded:
 
 
 def job(run: Path) -> Job:
-    return Job(path=run, settings=Settings.model_validate_json((run / "settings.json").read_bytes()))
+    return Job(
+        path=run, settings=Settings.model_validate_json((run / "settings.json").read_bytes())
+    )
 
 
 def over() -> threading.Event:
@@ -299,8 +375,15 @@ def test_a_sink_that_is_not_installed_or_breaks_is_told_with_its_remedy_and_stop
     run = run_with(tmp_path, "wandb", "trackio", "tensorboard")
     forward(job(run), over())
     reports = read_reports(run)
-    assert [reports[name].state for name in ("wandb", "trackio", "tensorboard")] == ["failed", "failed", "offline"]
-    assert reports["trackio"].note == "The package trackio is not installed here. pip install 'halteres[trackio]'"
+    assert [reports[name].state for name in ("wandb", "trackio", "tensorboard")] == [
+        "failed",
+        "failed",
+        "offline",
+    ]
+    assert (
+        reports["trackio"].note
+        == "The package trackio is not installed here. pip install 'halteres[trackio]'"
+    )
     assert reports["wandb"].note == "wandb raised ZeroDivisionError: division by zero."
     assert [row["step"] for row in kept[0].rows] == [0, 1] and kept[0].is_closed
     events = read_rows(run / "events.jsonl")

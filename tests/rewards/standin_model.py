@@ -1,5 +1,6 @@
-"""A reward model without weights: a text's raw score is its length in characters, and one that says 'unreadable' has
-none."""
+"""A reward model without weights: a text's raw score is its length in characters, and one that says
+'unreadable' has none.
+"""
 
 from __future__ import annotations
 
@@ -25,7 +26,9 @@ HALVED = Calibration(temperature=2.0, scale=2.0, quantiles={"1.0": 20.0})
 
 @dataclass
 class StandIn:
-    """See above. `gate` holds every computation until it is set; `computed` tells how many texts each one had."""
+    """See above. `gate` holds every computation until it is set; `computed` tells how many texts
+    each one had.
+    """
 
     folder: Path | None = None
     calibration: Calibration | None = HALVED
@@ -59,14 +62,20 @@ def _score(text: Scorable) -> Score | InvalidData:
 
 
 def _words(text: Any) -> str:
-    return "".join(message["content"] for message in text) if isinstance(text, tuple | list) else text or ""
+    return (
+        "".join(message["content"] for message in text)
+        if isinstance(text, tuple | list)
+        else text or ""
+    )
 
 
 @asynccontextmanager
 async def listening(app: ASGIApp) -> AsyncIterator[str]:
     """An app on a free port; its address."""
     with open_listener(0) as bound:
-        server = Server(uvicorn.Config(app, log_level="warning", lifespan="on", timeout_graceful_shutdown=1))
+        server = Server(
+            uvicorn.Config(app, log_level="warning", lifespan="on", timeout_graceful_shutdown=1)
+        )
         serving = asyncio.create_task(server.serve(sockets=[bound]))
         try:
             yield url_of(bound)

@@ -1,5 +1,6 @@
-"""Every row once an epoch, in an order that seed and epoch alone decide; texts that begin alike are computed as one
-row, and score as if each were alone."""
+"""Every row once an epoch, in an order that seed and epoch alone decide; texts that begin alike are
+computed as one row, and score as if each were alone.
+"""
 
 from __future__ import annotations
 
@@ -42,7 +43,12 @@ def test_an_epoch_has_every_row_once_and_is_another_each_time(by_length: bool) -
 
 def test_rows_of_one_length_meet() -> None:
     bucketed = epoch_batches(LENGTHS, 8, seed=0, epoch=0)
-    assert padding(bucketed) < 0.1 < 0.3 < padding(epoch_batches(LENGTHS, 8, seed=0, epoch=0, by_length=False))
+    assert (
+        padding(bucketed)
+        < 0.1
+        < 0.3
+        < padding(epoch_batches(LENGTHS, 8, seed=0, epoch=0, by_length=False))
+    )
 
 
 def test_a_part_is_begun_where_padding_would_cost_more() -> None:
@@ -78,9 +84,15 @@ def test_shared_rows_score_as_separate_rows(family: str) -> None:
     torch.testing.assert_close(together, apart, rtol=1e-5, atol=1e-5)
 
 
-def test_rows_of_very_different_lengths_are_scored_in_their_order(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_rows_of_very_different_lengths_are_scored_in_their_order(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     network = random_network("llama")
-    rows = [shared_row(texts(11, 3, 7)), single_row(texts(60, 0)[0]), single_row(texts(4, 0)[0], [1, 3])]
+    rows = [
+        shared_row(texts(11, 3, 7)),
+        single_row(texts(60, 0)[0]),
+        single_row(texts(4, 0)[0], [1, 3]),
+    ]
     with torch.inference_mode():
         together = network.scores(rows)
         monkeypatch.setitem(PART_TOKENS, "cpu", 10)
@@ -95,13 +107,17 @@ def test_their_gradients_are_those_of_separate_rows() -> None:
         network.model.zero_grad()
         scores = network.scores(rows)
         torch.nn.functional.logsigmoid(scores[0] - scores[1]).backward()
-        gradients.append([one.grad.clone() for one in network.trained().values() if one.grad is not None])
+        gradients.append(
+            [one.grad.clone() for one in network.trained().values() if one.grad is not None]
+        )
     for shared, separate in zip(*gradients, strict=True):
         torch.testing.assert_close(shared, separate, rtol=1e-4, atol=1e-6)
 
 
 def test_texts_that_grow_out_of_each_other_are_one_row_hardly_longer_than_the_last() -> None:
-    """States of a text, in any order: such as end as the whole does, and such as have an end token of their own."""
+    """States of a text, in any order: such as end as the whole does, and such as have an end token
+    of their own.
+    """
     network = random_network("llama")
     whole = texts(24, 0)[0]
     group = [whole[:8], [*whole[:16], 96], whole, [*whole[:8], 95], [*whole[:4], 94, 93], whole]
@@ -110,8 +126,11 @@ def test_texts_that_grow_out_of_each_other_are_one_row_hardly_longer_than_the_la
     assert len(row.tokens_L) == 24 + 1 + 1 + 2
     with torch.inference_mode():
         together = network.scores([row])
-        torch.testing.assert_close(together, network.scores([single_row(text) for text in group]), rtol=1e-5, atol=1e-5)
-    assert shared_row([whole[:8], whole]) == single_row(whole, [7, 23])  # no branch: any model can compute it
+        torch.testing.assert_close(
+            together, network.scores([single_row(text) for text in group]), rtol=1e-5, atol=1e-5
+        )
+    # no branch: any model can compute it
+    assert shared_row([whole[:8], whole]) == single_row(whole, [7, 23])
 
 
 def test_several_places_of_one_text_are_read_out_of_one_row() -> None:
@@ -119,14 +138,18 @@ def test_several_places_of_one_text_are_read_out_of_one_row() -> None:
     text = texts(15, 0)[0]
     with torch.inference_mode():
         states = network.scores([single_row(text, [4, 9, 14])])
-        torch.testing.assert_close(states, network.scores([single_row(text[:end]) for end in (5, 10, 15)]))
+        torch.testing.assert_close(
+            states, network.scores([single_row(text[:end]) for end in (5, 10, 15)])
+        )
 
 
 def test_a_model_with_a_sliding_window_is_never_given_shared_rows() -> None:
     """Its window counts tokens of the row, between which another text may lie."""
     assert not random_network("mistral", sliding_window=8).shares_prefixes
     assert random_network("mistral", sliding_window=None).shares_prefixes
-    assert not random_network("qwen2", use_sliding_window=True, sliding_window=8, max_window_layers=1).shares_prefixes
+    assert not random_network(
+        "qwen2", use_sliding_window=True, sliding_window=8, max_window_layers=1
+    ).shares_prefixes
 
 
 def test_a_short_prefix_of_long_texts_is_not_worth_sharing() -> None:

@@ -32,20 +32,27 @@ def test_the_temperature_that_made_the_pairs_is_found() -> None:
 
 def test_offset_and_scale_are_those_of_the_scores() -> None:
     chosen, rejected = np.array([1.0, 3.0] * 5), np.zeros(10)
-    by_chosen, by_both = (fit_calibration(chosen, rejected, offset_from=side) for side in ("chosen", "both"))
+    by_chosen, by_both = (
+        fit_calibration(chosen, rejected, offset_from=side) for side in ("chosen", "both")
+    )
     assert (by_chosen.offset, by_both.offset) == (2.0, 1.0)
     assert by_both.scale == pytest.approx(np.std([1, 3, 0, 0]))
     assert by_both.quantiles["0.5"] == 0.5
 
 
 @pytest.mark.parametrize(
-    ("output", "value"), [("raw", 3.0), ("standardised", 0.5), ("probability", 1 / (1 + np.exp(-1)))]
+    ("output", "value"),
+    [("raw", 3.0), ("standardised", 0.5), ("probability", 1 / (1 + np.exp(-1)))],
 )
 def test_a_score_is_given_in_three_units(output: Output, value: float) -> None:
-    assert Calibration(temperature=2.0, offset=1.0, scale=4.0).apply(3.0, output) == pytest.approx(value)
+    assert Calibration(temperature=2.0, offset=1.0, scale=4.0).apply(3.0, output) == pytest.approx(
+        value
+    )
 
 
-@pytest.mark.parametrize(("raw", "covered"), [(-0.1, False), (0.0, True), (3.0, True), (3.1, False)])
+@pytest.mark.parametrize(
+    ("raw", "covered"), [(-0.1, False), (0.0, True), (3.0, True), (3.1, False)]
+)
 def test_scores_beyond_those_of_the_pairs_are_not_covered(raw: float, covered: bool) -> None:
     found = fit_calibration(np.array([1.0, 3.0] * 5), np.zeros(10))
     assert found.covers(raw) == covered
@@ -59,17 +66,23 @@ def test_few_pairs_and_pairs_that_tell_nothing_are_warned_of() -> None:
     easy = fit_calibration(np.full(300, 2.0), np.zeros(300))
     assert "Every pair is right" in easy.warnings[0] and easy.temperature > 0
     wrong = fit_calibration(np.zeros(300), np.full(300, 2.0))
-    assert "no lower" in wrong.warnings[0] and wrong.apply(2.0, "probability") == pytest.approx(0.5, abs=0.01)
+    assert "no lower" in wrong.warnings[0] and wrong.apply(2.0, "probability") == pytest.approx(
+        0.5, abs=0.01
+    )
 
 
-def scored(objective: str | None, leads: tuple[float, float], sides: tuple[float, float] = (0.0, 0.0)) -> Scored:
+def scored(
+    objective: str | None, leads: tuple[float, float], sides: tuple[float, float] = (0.0, 0.0)
+) -> Scored:
     """A pair whose sum leads by the first number, and whose own objective by the second."""
     comparison = Comparison(completions=("a", "b"), ranks=(0, 1), objective=objective)
     parts = [{objective: side} for side in (leads[1], 0.0)] if objective else [{}, {}]
     values = (sides[0] + leads[0], sides[1])
     return Scored(
         comparison=comparison,
-        scores=tuple(Score(value=value, parts=own) for value, own in zip(values, parts, strict=True)),
+        scores=tuple(
+            Score(value=value, parts=own) for value, own in zip(values, parts, strict=True)
+        ),
     )
 
 
@@ -78,7 +91,9 @@ def test_pairs_that_judge_one_objective_do_not_tell_how_sure_the_sum_is() -> Non
     judged = [scored("safe", (-1.0, lead)) for lead in (2.0, 1.0, 2.0, -0.5) * 5]
     whole = [scored(None, (lead, 0.0)) for lead in (1.0, 1.0, 1.0, -0.5) * 5]
     own = calibration_of(judged)
-    assert own.temperature < 5 and own.quantiles["0.0"] == -1.0, "leads of the objective, range of the sum"
+    assert own.temperature < 5 and own.quantiles["0.0"] == -1.0, (
+        "leads of the objective, range of the sum"
+    )
     both = calibration_of([*judged, *whole])
     assert both == calibration_of(whole) and both.num_pairs == 20
 

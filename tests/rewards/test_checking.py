@@ -23,12 +23,19 @@ from halteres.rewards.functions import RewardFunction
 )
 def test_a_criterion_that_asks_for_two_things_is_found(text: str, compound: bool) -> None:
     found = check_rubric(read_rubric([{"name": "one", "text": text}]))
-    assert [(finding.code, finding.subject) for finding in found] == [("compound_criterion", "one")] * compound
+    assert [(finding.code, finding.subject) for finding in found] == [
+        ("compound_criterion", "one")
+    ] * compound
 
 
 def test_choices_from_best_to_worst_and_a_criterion_that_decides_alone_are_found() -> None:
     rows = [
-        {"name": "a", "text": "Right?", "choices": ["fully right", "nearly", "wrong"], "weight": 18},
+        {
+            "name": "a",
+            "text": "Right?",
+            "choices": ["fully right", "nearly", "wrong"],
+            "weight": 18,
+        },
         {"name": "b", "text": "Short?", "choices": ["poor", "fair", "good"]},
         {"name": "c", "text": "Kind?"},
     ]
@@ -65,8 +72,12 @@ def file(tmp_path: Path) -> Path:
         ("fragile", {"empty": "fails", "blank": "fails"}),
     ],
 )
-async def test_a_verifier_is_tried_on_odd_answers(file: Path, name: str, codes: dict[str, str]) -> None:
-    scores = await function_scores(RewardFunction(f"{file}:{name}"), "What is 3 + 4?", "7", {"answer": "7"})
+async def test_a_verifier_is_tried_on_odd_answers(
+    file: Path, name: str, codes: dict[str, str]
+) -> None:
+    scores = await function_scores(
+        RewardFunction(f"{file}:{name}"), "What is 3 + 4?", "7", {"answer": "7"}
+    )
     assert set(scores) == set(odd_answers("?", "7"))
     found = check_answers(scores)
     assert {finding.subject: finding.code for finding in found} == codes

@@ -31,12 +31,18 @@ def totals(rewards: Sequence[Reward | None]) -> list[float | None]:
 def test_a_reward_is_the_weighted_sum_of_what_applies() -> None:
     specs = [spec("a", weight=2.0), spec("b", weight=-1.0)]
     values = {"a": column(1.0, 0.5, None), "b": column(1.0, None, None)}
-    assert totals(compose(specs, values, "sum_then_normalize")) == [1.0, 1.0, None], "only None is no zero"
+    assert totals(compose(specs, values, "sum_then_normalize")) == [1.0, 1.0, None], (
+        "only None is no zero"
+    )
 
 
 def test_a_value_is_clipped_before_it_is_weighted() -> None:
     specs = [spec("a", weight=2.0, clip=[-1.0, 1.0])]
-    assert totals(compose(specs, {"a": column(5.0, -5.0, 0.25)}, "sum_then_normalize")) == [2.0, -2.0, 0.5]
+    assert totals(compose(specs, {"a": column(5.0, -5.0, 0.25)}, "sum_then_normalize")) == [
+        2.0,
+        -2.0,
+        0.5,
+    ]
 
 
 def test_behind_a_closed_gate_nothing_but_the_gate_counts() -> None:
@@ -47,7 +53,9 @@ def test_behind_a_closed_gate_nothing_but_the_gate_counts() -> None:
 
 def test_a_rollout_whose_gate_cannot_be_evaluated_has_no_reward() -> None:
     specs = [spec("right", gate=True, function=None, model="http://127.0.0.1:1"), spec("style")]
-    rewards = compose(specs, {"right": column(1.0, None), "style": column(0.5, 0.9)}, "sum_then_normalize")
+    rewards = compose(
+        specs, {"right": column(1.0, None), "style": column(0.5, 0.9)}, "sum_then_normalize"
+    )
     assert totals(rewards) == [1.5, None]
 
 
@@ -71,7 +79,10 @@ def test_normalised_components_weigh_the_same_whatever_their_scale() -> None:
 
 
 def test_turns_are_paid_by_weight_and_add_up_to_the_total() -> None:
-    specs = [spec("state", when="turn", weight=2.0), spec("own", function=None, environment=True, weight=0.5)]
+    specs = [
+        spec("state", when="turn", weight=2.0),
+        spec("own", function=None, environment=True, weight=0.5),
+    ]
     values = {"state": [Value(total=0.75, turns=(0.25, 0.5))], "own": column(1.0)}
     (reward,) = compose(specs, values, "sum_then_normalize")
     assert reward == Reward(total=2.0, turns=(0.5, 1.0), own_weight=0.5)
@@ -92,7 +103,9 @@ def test_turns_are_paid_by_weight_and_add_up_to_the_total() -> None:
         ({"name": "a", "judge": {**JUDGE, "key_variable": "TINKER_API_KEY"}}, "JUDGE"),
     ],
 )
-def test_a_component_that_cannot_be_meant_is_refused(component: Mapping[str, Any], sentence: str) -> None:
+def test_a_component_that_cannot_be_meant_is_refused(
+    component: Mapping[str, Any], sentence: str
+) -> None:
     with pytest.raises(ValidationError, match=sentence):
         RewardSpec.model_validate(component)
 
@@ -110,12 +123,16 @@ def test_two_components_do_not_share_a_metric() -> None:
 def test_turns_values_are_not_standardised() -> None:
     turned = [{"name": "a", "function": "m:f", "when": "turn"}]
     with pytest.raises(ValidationError, match="use sum_then_normalize"):
-        BaseEnvConfig.model_validate({"rewards": turned, "reward_aggregation": "normalize_then_sum"})
+        BaseEnvConfig.model_validate(
+            {"rewards": turned, "reward_aggregation": "normalize_then_sum"}
+        )
 
 
 @pytest.mark.parametrize("written", [json.dumps, yaml.safe_dump])
 def test_a_list_may_come_as_text(written: Any) -> None:
-    config = BaseEnvConfig.model_validate({"rewards": written([{"name": "own", "environment": True, "weight": 2}])})
+    config = BaseEnvConfig.model_validate(
+        {"rewards": written([{"name": "own", "environment": True, "weight": 2}])}
+    )
     assert config.rewards[0].weight == 2.0
     assert BaseEnvConfig.model_validate(config.model_dump(mode="json")) == config
 
@@ -133,7 +150,12 @@ def test_a_mistake_inside_a_component_is_named_by_its_place() -> None:
 
 def test_a_reward_models_path_is_short_for_one_component() -> None:
     (one,) = BaseEnvConfig(reward_model_path="/models/rm").all_rewards
-    assert (one.name, one.model, one.weight, one.output) == ("reward_model", "/models/rm", 1.0, "standardised")
+    assert (one.name, one.model, one.weight, one.output) == (
+        "reward_model",
+        "/models/rm",
+        1.0,
+        "standardised",
+    )
 
 
 def test_the_best_of_several_is_chosen_by_rewards() -> None:

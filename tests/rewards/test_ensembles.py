@@ -16,8 +16,12 @@ MEMBERS = (Scripted(lambda _: 1.0, "a"), Scripted(lambda _: 4.0, "b"), Scripted(
 STD = math.sqrt(2.0)  # of 1, 4, 1 around 2
 
 
-@pytest.mark.parametrize(("combination", "value"), [("mean", 2.0), ("min", 1.0), ("mean_minus_std", 2.0 - 0.5 * STD)])
-async def test_members_are_combined_and_their_disagreement_is_told(combination: Combination, value: float) -> None:
+@pytest.mark.parametrize(
+    ("combination", "value"), [("mean", 2.0), ("min", 1.0), ("mean_minus_std", 2.0 - 0.5 * STD)]
+)
+async def test_members_are_combined_and_their_disagreement_is_told(
+    combination: Combination, value: float
+) -> None:
     (score,) = await Ensemble(MEMBERS, combination, k=0.5).score([Scorable(completion="text")])
     assert score is not None
     assert (score.value, score.disagreement) == (pytest.approx(value), pytest.approx(STD))
@@ -26,15 +30,22 @@ async def test_members_are_combined_and_their_disagreement_is_told(combination: 
 async def test_parts_that_all_members_tell_are_told_as_their_mean() -> None:
     class Parted(Scripted):
         async def score(self, texts: Sequence[Scorable]) -> list[Score | None]:
-            return [Score(value=0.0, parts={"safe": float(len(self.name)), self.name: 1.0}) for _ in texts]
+            return [
+                Score(value=0.0, parts={"safe": float(len(self.name)), self.name: 1.0})
+                for _ in texts
+            ]
 
-    (score,) = await Ensemble((Parted(len, "a"), Parted(len, "bcd"))).score([Scorable(completion="text")])
+    (score,) = await Ensemble((Parted(len, "a"), Parted(len, "bcd"))).score(
+        [Scorable(completion="text")]
+    )
     assert score is not None and score.parts == {"safe": 2.0}
 
 
 async def test_what_a_member_cannot_score_has_no_score() -> None:
     short = Scripted(lambda text: 0.0 if len(text) < 3 else None)
-    scores = await Ensemble((MEMBERS[0], short)).score([Scorable(completion="ab"), Scorable(completion="abc")])
+    scores = await Ensemble((MEMBERS[0], short)).score(
+        [Scorable(completion="ab"), Scorable(completion="abc")]
+    )
     assert [score is None for score in scores] == [False, True]
 
 
@@ -42,7 +53,9 @@ async def test_members_of_different_units_are_no_ensemble() -> None:
     """A calibrated member standardises, another gives raw scores: their mean would be neither."""
     calibrated, plain = Scripted(lambda _: 1.0, "calibrated"), Scripted(lambda _: 4.0, "plain")
     calibrated.units, plain.units = "standardised", "raw"
-    with pytest.raises(InvalidConfig, match=r"calibrated: standardised, plain: raw\. Not every one is calibrated"):
+    with pytest.raises(
+        InvalidConfig, match=r"calibrated: standardised, plain: raw\. Not every one is calibrated"
+    ):
         await Ensemble([calibrated, plain]).score([Scorable(completion="text")])
 
 

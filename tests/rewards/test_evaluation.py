@@ -25,13 +25,25 @@ def pair(chosen: object, rejected: object, **more: Any) -> dict[str, Any]:
 
 
 async def test_pairs_are_counted_overall_and_by_kind() -> None:
-    rows = [pair(n + 1, n, kind="easy") for n in range(40)] + [pair(n % 2, (n + 1) % 2, kind="hard") for n in range(20)]
-    found = await evaluate(Scripted(number), read_preferences([*rows, pair(1, 2, kind="hard", tie=True)]))
+    rows = [pair(n + 1, n, kind="easy") for n in range(40)] + [
+        pair(n % 2, (n + 1) % 2, kind="hard") for n in range(20)
+    ]
+    found = await evaluate(
+        Scripted(number), read_preferences([*rows, pair(1, 2, kind="hard", tie=True)])
+    )
     assert (found.overall.accuracy.value, found.overall.accuracy.count) == (50 / 60, 60)
-    assert {kind: figures.accuracy.value for kind, figures in found.by_kind.items()} == {"easy": 1.0, "hard": 0.5}
-    assert found.warnings[0].startswith("Kind 'hard': 50.0% of 20, too few to tell from a coin (29.9% to 70.1%)")
+    assert {kind: figures.accuracy.value for kind, figures in found.by_kind.items()} == {
+        "easy": 1.0,
+        "hard": 0.5,
+    }
+    assert found.warnings[0].startswith(
+        "Kind 'hard': 50.0% of 20, too few to tell from a coin (29.9% to 70.1%)"
+    )
     assert not any("easy" in warning for warning in found.warnings)
-    assert [(pair.lead, pair.scored.comparison.row) for pair in found.mistakes[:2]] == [(-1.0, 41), (-1.0, 43)]
+    assert [(pair.lead, pair.scored.comparison.row) for pair in found.mistakes[:2]] == [
+        (-1.0, 41),
+        (-1.0, 43),
+    ]
 
 
 async def test_what_is_no_better_than_a_coin_is_told_from_what_is_too_few_to_say() -> None:
@@ -48,8 +60,14 @@ async def test_a_model_that_was_trained_on_the_other_form_is_noted(in_steps: boo
     steps = {"prompt": "?", "completions": ["a 1", "b -1"], "labels": [True, False]}
     rows = read_preferences([steps if in_steps else pair(2, 1)] * 30)
     template = ScoringTemplate(form="standard", eos_token="<end>")
-    for data, noted in (({"in_steps": in_steps}, False), ({"in_steps": not in_steps}, True), ({}, False)):
-        found = await evaluate(Scripted(number), rows, stored=RewardFile(template=template, data=data), probe=False)
+    for data, noted in (
+        ({"in_steps": in_steps}, False),
+        ({"in_steps": not in_steps}, True),
+        ({}, False),
+    ):
+        found = await evaluate(
+            Scripted(number), rows, stored=RewardFile(template=template, data=data), probe=False
+        )
         assert any("was trained on" in warning for warning in found.warnings) == noted
 
 
@@ -63,7 +81,11 @@ async def test_an_ensemble_is_not_evaluated_on_steps() -> None:
 async def test_a_text_that_could_not_be_scored_is_counted_and_is_never_wrong() -> None:
     scorer = Scripted(lambda text: None if "99" in text else number(text))
     found = await evaluate(scorer, read_preferences([pair(2, 1), pair(99, 1)]))
-    assert (found.num_unscored, found.overall.accuracy.count, found.overall.accuracy.value) == (1, 1, 1.0)
+    assert (found.num_unscored, found.overall.accuracy.count, found.overall.accuracy.value) == (
+        1,
+        1,
+        1.0,
+    )
     with pytest.raises(InvalidData, match="0 of 1 comparisons could be scored"):
         await evaluate(scorer, read_preferences([pair(99, 1)]))
 
@@ -75,7 +97,11 @@ async def test_groups_have_best_of_n_and_kendalls_tau() -> None:
     ]
     found = await evaluate(Scripted(number), read_preferences(rows))
     assert found.groups is not None
-    assert (found.groups.best_of_n, found.groups.random_best_of_n, found.groups.kendall_tau) == (0.5, 0.25, 0.0)
+    assert (found.groups.best_of_n, found.groups.random_best_of_n, found.groups.kendall_tau) == (
+        0.5,
+        0.25,
+        0.0,
+    )
     assert (found.overall.accuracy.value, found.overall.accuracy.count) == (0.5, 12)
 
 
@@ -100,7 +126,9 @@ class Leaky(Scripted):
 
 async def test_a_score_that_depends_on_its_batch_fails_its_probe() -> None:
     rows = [pair(n + 1, n) for n in range(20)]
-    steady, leaky = [await evaluate(kind(number), read_preferences(rows)) for kind in (Scripted, Leaky)]
+    steady, leaky = [
+        await evaluate(kind(number), read_preferences(rows)) for kind in (Scripted, Leaky)
+    ]
     assert [probe.name for probe in steady.probes] == ["alone", "beside_longer"]
     assert all(probe.passed and probe.num_texts == 2 * PROBED for probe in steady.probes)
     assert not any(probe.passed for probe in leaky.probes)
@@ -117,29 +145,44 @@ async def test_what_the_end_token_and_the_template_do_to_scores_is_probed() -> N
         async def score(self, texts: Any) -> list[Score | None]:
             scores = await super().score(texts)
             pairs = zip(texts, scores, strict=True)
-            return [s and Score(value=s.value + (not isinstance(text.completion, str))) for text, s in pairs]
+            return [
+                s and Score(value=s.value + (not isinstance(text.completion, str)))
+                for text, s in pairs
+            ]
 
     scorer = Templated(lambda text: len(text) / 8)
     said = {"role": "assistant", "content": "yes"}
-    chat = {"chosen": [said], "rejected": [{**said, "content": "n"}], "prompt": [{"role": "user", "content": ""}]}
+    chat = {
+        "chosen": [said],
+        "rejected": [{**said, "content": "n"}],
+        "prompt": [{"role": "user", "content": ""}],
+    }
     template = ScoringTemplate(form="standard", eos_token="<end>")
     stored = RewardFile(template=template)
     texts = await evaluate(scorer, read_preferences([pair(1, 22)]), stored=stored)
     assert [(probe.name, probe.passed) for probe in texts.probes][-1] == ("with_end_token", False)
     (*_, probe) = (await evaluate(scorer, read_preferences([chat]))).probes
-    assert (probe.name, probe.passed, probe.mean_shift) == ("without_template", True, pytest.approx(1 / 8 - 1))
+    assert (probe.name, probe.passed, probe.mean_shift) == (
+        "without_template",
+        True,
+        pytest.approx(1 / 8 - 1),
+    )
     assert probe.scale_ratio == pytest.approx(1.0)
 
 
 async def test_calls_are_bounded() -> None:
     scorer = Scripted(number)
-    await evaluate(scorer, read_preferences([pair(n + 1, n) for n in range(TEXTS_AT_ONCE)]), probe=False)
+    await evaluate(
+        scorer, read_preferences([pair(n + 1, n) for n in range(TEXTS_AT_ONCE)]), probe=False
+    )
     assert scorer.calls == [TEXTS_AT_ONCE, TEXTS_AT_ONCE]
 
 
 async def test_token_ids_are_refused() -> None:
     with pytest.raises(InvalidData, match="Row 1 holds token ids"):
-        await evaluate(Scripted(number), read_preferences([{"chosen_ids": [1], "rejected_ids": [2]}]))
+        await evaluate(
+            Scripted(number), read_preferences([{"chosen_ids": [1], "rejected_ids": [2]}])
+        )
 
 
 async def test_tools_of_a_row_reach_the_scorer() -> None:
@@ -165,12 +208,38 @@ def answers(*numbers: float) -> list[str]:
 
 async def test_rewardbench_2_is_read_and_scored() -> None:
     rows = [
-        {"id": "1", "prompt": "q", "chosen": answers(5), "rejected": answers(1, 2, 3), "subset": "Math"},
-        {"id": "2", "prompt": "r", "chosen": answers(5), "rejected": answers(1, 5.0, 3), "subset": "Focus"},
-        {"id": "ref:7", "prompt": "s", "chosen": answers(3), "rejected": answers(1, 0), "subset": "Ties"},
-        {"id": "tied:7", "prompt": "s", "chosen": answers(4, 3.5), "rejected": answers(1.5, 0), "subset": "Ties"},
+        {
+            "id": "1",
+            "prompt": "q",
+            "chosen": answers(5),
+            "rejected": answers(1, 2, 3),
+            "subset": "Math",
+        },
+        {
+            "id": "2",
+            "prompt": "r",
+            "chosen": answers(5),
+            "rejected": answers(1, 5.0, 3),
+            "subset": "Focus",
+        },
+        {
+            "id": "ref:7",
+            "prompt": "s",
+            "chosen": answers(3),
+            "rejected": answers(1, 0),
+            "subset": "Ties",
+        },
+        {
+            "id": "tied:7",
+            "prompt": "s",
+            "chosen": answers(4, 3.5),
+            "rejected": answers(1.5, 0),
+            "subset": "Ties",
+        },
     ]
-    preferences = read_rewardbench([{**row, "num_correct": len(row["chosen"]), "models": ["m"]} for row in rows])
+    preferences = read_rewardbench(
+        [{**row, "num_correct": len(row["chosen"]), "models": ["m"]} for row in rows]
+    )
     assert preferences.form == "conversational"
     found = (await evaluate(Scripted(number), preferences)).benchmark
     assert found is not None and found.ties is not None
@@ -180,6 +249,12 @@ async def test_rewardbench_2_is_read_and_scored() -> None:
 
 
 async def test_rewardbench_1_is_read_as_conversations() -> None:
-    row = {"id": 30, "prompt": "q", "chosen": "answer 2", "rejected": "answer 1", "subset": "alpacaeval-easy"}
+    row = {
+        "id": 30,
+        "prompt": "q",
+        "chosen": "answer 2",
+        "rejected": "answer 1",
+        "subset": "alpacaeval-easy",
+    }
     found = await evaluate(Scripted(number), read_rewardbench([{**row, "chosen_model": "m"}]))
     assert (found.by_kind["alpacaeval-easy"].accuracy.value, found.benchmark) == (1.0, None)

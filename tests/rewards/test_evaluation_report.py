@@ -17,8 +17,18 @@ from rewards.scorers import Scripted
 
 @pytest.fixture
 async def evaluation() -> Evaluation:
-    rows = [{"prompt": "2 + 2?", "chosen": f"a {n + 1}", "rejected": f"b {n}", "kind": "sums"} for n in range(12)]
-    rows.append({"prompt": "<script>alert(1)</script>", "chosen": "$a$ 0", "rejected": "b 7", "kind": "<b>$odd$</b>"})
+    rows = [
+        {"prompt": "2 + 2?", "chosen": f"a {n + 1}", "rejected": f"b {n}", "kind": "sums"}
+        for n in range(12)
+    ]
+    rows.append(
+        {
+            "prompt": "<script>alert(1)</script>",
+            "chosen": "$a$ 0",
+            "rejected": "b 7",
+            "kind": "<b>$odd$</b>",
+        }
+    )
     return await evaluate(Scripted(lambda text: float(text.split()[-1])), read_preferences(rows))
 
 
@@ -37,10 +47,15 @@ def test_the_json_has_every_figure_and_no_text(evaluation: Evaluation) -> None:
     assert found["by_kind"]["sums"]["accuracy"]["value"] == 1.0
     assert found["mistakes"] == [{"row": 13, "kind": "<b>$odd$</b>", "lead": -7.0}]
     assert "alert" not in json.dumps(found)
-    assert found["calibration"]["bins"][0]["accuracy"] is None or found["calibration"]["bins"][0]["count"]
+    assert (
+        found["calibration"]["bins"][0]["accuracy"] is None
+        or found["calibration"]["bins"][0]["count"]
+    )
 
 
-def test_the_page_is_one_file_in_which_texts_are_text(evaluation: Evaluation, tmp_path: Path) -> None:
+def test_the_page_is_one_file_in_which_texts_are_text(
+    evaluation: Evaluation, tmp_path: Path
+) -> None:
     page = evaluation_report.page(evaluation)
     assert "<script" not in page and "&lt;script&gt;" in page and "<b>" not in page
     assert "default-src 'none'" in page

@@ -1,4 +1,6 @@
-"""A judge on a service of our own, with the built-in model: a real endpoint, and a whole environment."""
+"""A judge on a service of our own, with the built-in model: a real endpoint, and a whole
+environment.
+"""
 
 from __future__ import annotations
 
@@ -25,13 +27,17 @@ RUBRIC: dict[str, Any] = {
 
 
 async def test_a_service_of_ours_judges_and_is_judged(tmp_path: Path) -> None:
-    """The built-in model has no opinion to speak of; that it tells the probabilities of one is what counts."""
+    """The built-in model has no opinion to speak of; that it tells the probabilities of one is what
+    counts.
+    """
     with serving(tmp_path) as service:
         spec = JudgeSpec(base_url=f"{service.url}/v1", model=TINY, max_new_tokens=32)
         judge = Judge(spec)
         said = Sample(
             prompt=({"role": "user", "content": "What is 2 + 3?"},),
-            completion=({"role": "assistant", "content": "2 + 3 = 5. So the answer is \\boxed{5}."},),
+            completion=(
+                {"role": "assistant", "content": "2 + 3 = 5. So the answer is \\boxed{5}."},
+            ),
         )
         grades = [await judge.grade(read_rubric(RUBRIC), said) for _ in range(2)]
         places = await judge.relative_values([said, said])
@@ -40,7 +46,9 @@ async def test_a_service_of_ours_judges_and_is_judged(tmp_path: Path) -> None:
         assert grades[0] == grades[1], "temperature 0"
         assert grades[0] is None or 0 <= grades[0].score <= 1
         assert all(place is None or place == 0.5 for place in places)
-        assert counts["calls"] >= 3 and counts["tokens"] > 100, "the service tells what an answer cost"
+        assert counts["calls"] >= 3 and counts["tokens"] > 100, (
+            "the service tells what an answer cost"
+        )
         assert "failed" not in counts
 
         rewards = [

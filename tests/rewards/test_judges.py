@@ -1,4 +1,6 @@
-"""Judges: what is read of their answers, what they may cost, and that what they judge cannot speak to them."""
+"""Judges: what is read of their answers, what they may cost, and that what they judge cannot speak
+to them.
+"""
 
 from __future__ import annotations
 
@@ -19,7 +21,9 @@ from halteres.rewards.functions import Sample
 from halteres.rewards.judges import Judge, NoGrade, last_object
 from halteres.rewards.reward_list import RewardList
 
-RUBRIC = read_rubric([{"name": "right", "text": "Is it right?", "choices": ["no", "nearly", "yes"]}])
+RUBRIC = read_rubric(
+    [{"name": "right", "text": "Is it right?", "choices": ["no", "nearly", "yes"]}]
+)
 
 Said = str | Mapping[str, float]
 """A judge's answer: text, or the probabilities of its first token."""
@@ -29,7 +33,8 @@ Said = str | Mapping[str, float]
 class Endpoint:
     """An OpenAI-compatible endpoint that says what a test tells it to."""
 
-    say: Callable[[str], Said | int] = lambda prompt: '{"verdict": "C"}'  # of the user's message; a number: the status
+    # of the user's message; a number: the status
+    say: Callable[[str], Said | int] = lambda prompt: '{"verdict": "C"}'
     url: str = ""
     prompts: list[str] = field(default_factory=list)
     requests: list[dict[str, Any]] = field(default_factory=list)
@@ -53,7 +58,10 @@ class Endpoint:
         said = self.say(prompt)
         if isinstance(said, int):
             return web.json_response({"error": {"message": "no"}}, status=said)
-        choice: dict[str, Any] = {"message": {"role": "assistant", "content": str(said)}, "finish_reason": "stop"}
+        choice: dict[str, Any] = {
+            "message": {"role": "assistant", "content": str(said)},
+            "finish_reason": "stop",
+        }
         if body.get("logprobs") and not isinstance(said, str):
             top = [{"token": token, "logprob": math.log(mass)} for token, mass in said.items()]
             choice["logprobs"] = {"content": [{"token": top[0]["token"], "top_logprobs": top}]}
@@ -71,7 +79,9 @@ async def endpoint(say: Callable[[str], Said | int]) -> AsyncIterator[Endpoint]:
 
 
 @asynccontextmanager
-async def judged(say: Callable[[str], Said | int], **changes: Any) -> AsyncIterator[tuple[Judge, Endpoint]]:
+async def judged(
+    say: Callable[[str], Said | int], **changes: Any
+) -> AsyncIterator[tuple[Judge, Endpoint]]:
     async with endpoint(say) as one:
         judge = Judge(JudgeSpec(base_url=one.url, model="judge", **changes))
         try:
@@ -81,11 +91,16 @@ async def judged(say: Callable[[str], Said | int], **changes: Any) -> AsyncItera
 
 
 def sample(said: str, asked: str = "What is 2 + 2?") -> Sample:
-    return Sample(prompt=({"role": "user", "content": asked},), completion=({"role": "assistant", "content": said},))
+    return Sample(
+        prompt=({"role": "user", "content": asked},),
+        completion=({"role": "assistant", "content": said},),
+    )
 
 
 async def test_a_grade_is_the_expectation_over_its_tokens() -> None:
-    """Choices are worth 0, 1/2 and 1; a token counts with and without its space; what is no letter does not count."""
+    """Choices are worth 0, 1/2 and 1; a token counts with and without its space; what is no letter
+    does not count.
+    """
     async with judged(lambda _: {"C": 0.5, " C": 0.1, "B": 0.2, "maybe": 0.2}) as (judge, one):
         grade = await judge.grade(RUBRIC, sample("4"))
     assert grade is not None and grade.score == pytest.approx((0.6 * 1 + 0.2 * 0.5) / 0.8)
@@ -112,8 +127,13 @@ async def test_an_endpoint_that_refuses_log_probabilities_is_asked_without() -> 
 
 @pytest.mark.parametrize("is_first", [True, False])
 async def test_a_text_that_is_refused_does_not_change_how_others_are_graded(is_first: bool) -> None:
-    """Say a content filter, or an answer that is too long: it has no grade, and the next is an expectation again."""
-    async with judged(lambda prompt: 400 if "forbidden" in prompt else {"C": 0.5, "B": 0.5}) as (judge, _):
+    """Say a content filter, or an answer that is too long: it has no grade, and the next is an
+    expectation again.
+    """
+    async with judged(lambda prompt: 400 if "forbidden" in prompt else {"C": 0.5, "B": 0.5}) as (
+        judge,
+        _,
+    ):
         texts = ["forbidden", "4", "five"] if is_first else ["4", "forbidden", "five"]
         grades = [await judge.grade(RUBRIC, sample(text)) for text in texts]
     found = dict(zip(texts, [grade.score if grade else None for grade in grades], strict=True))
@@ -121,7 +141,9 @@ async def test_a_text_that_is_refused_does_not_change_how_others_are_graded(is_f
     assert "written" not in judge.taken_counts()
 
 
-async def test_an_endpoint_that_has_told_log_probabilities_is_asked_for_them_again_and_verdicts_are_counted() -> None:
+async def test_an_endpoint_that_has_told_log_probabilities_is_asked_for_them_again_and_verdicts_are_counted() -> (
+    None
+):
     async with endpoint(lambda _: "") as one:
 
         def say(prompt: str) -> Said | int:
@@ -198,12 +220,17 @@ async def test_a_ranking_is_read_behind_braces_of_other_kinds() -> None:
 async def test_a_judge_is_shown_the_text_of_content_in_parts() -> None:
     parts = [{"type": "text", "text": "It is "}, {"type": "text", "text": "4."}]
     async with judged(lambda _: '{"verdict": "C"}') as (judge, one):
-        answer = Sample(prompt=({"role": "user", "content": parts},), completion=({"role": "a", "content": parts},))
+        answer = Sample(
+            prompt=({"role": "user", "content": parts},),
+            completion=({"role": "a", "content": parts},),
+        )
         await judge.grade(RUBRIC, answer)
     assert all("It is 4." in prompt and "'type'" not in prompt for prompt in one.prompts)
 
 
-@pytest.mark.parametrize("nonsense", ["Great answer!", '{"verdict": "Z"}', '{"verdict": ["A"]}', "{" * 5000, "[]", ""])
+@pytest.mark.parametrize(
+    "nonsense", ["Great answer!", '{"verdict": "Z"}', '{"verdict": ["A"]}', "{" * 5000, "[]", ""]
+)
 async def test_nonsense_is_asked_for_once_more_and_is_then_no_grade(nonsense: str) -> None:
     async with judged(lambda _: nonsense) as (judge, one):
         assert await judge.grade(RUBRIC, sample("4")) is None
@@ -213,7 +240,11 @@ async def test_nonsense_is_asked_for_once_more_and_is_then_no_grade(nonsense: st
 
 async def test_a_first_token_that_is_no_grade_is_followed_by_a_written_verdict() -> None:
     async with endpoint(lambda _: "") as one:
-        one.say = lambda _: {"The": 0.99, "C": 0.01} if one.requests[-1].get("logprobs") else '{"verdict": "A"}'
+        one.say = (
+            lambda _: {"The": 0.99, "C": 0.01}
+            if one.requests[-1].get("logprobs")
+            else '{"verdict": "A"}'
+        )
         judge = Judge(JudgeSpec(base_url=one.url))
         grade = await judge.grade(RUBRIC, sample("5"))
         await judge.close()
@@ -247,10 +278,15 @@ async def test_the_same_question_is_asked_once() -> None:
         (lambda first, second: "A", 0.5),  # whatever stands first
     ],
 )
-async def test_a_comparison_counts_where_both_orders_agree(likes: Callable[[str, str], str], expected: float) -> None:
+async def test_a_comparison_counts_where_both_orders_agree(
+    likes: Callable[[str, str], str], expected: float
+) -> None:
     def say(prompt: str) -> Said:
         first, second = prompt.index("<answer A>"), prompt.index("<answer B>")
-        return {likes(prompt[first:second], prompt[second:].partition("Question")[0]): 0.9, "x": 0.1}
+        return {
+            likes(prompt[first:second], prompt[second:].partition("Question")[0]): 0.9,
+            "x": 0.1,
+        }
 
     async with judged(say) as (judge, one):
         assert await judge.compare(sample("It is 4."), sample("It is five.")) == expected
@@ -258,24 +294,41 @@ async def test_a_comparison_counts_where_both_orders_agree(likes: Callable[[str,
 
 
 async def test_a_group_is_ranked_in_two_orders() -> None:
-    """Answers are numbers; the judge puts larger ones first. One that always says 1, 2, 3 has no opinion."""
+    """Answers are numbers; the judge puts larger ones first. One that always says 1, 2, 3 has no
+    opinion.
+    """
 
     def by_size(prompt: str) -> Said:
         shown = [int(part.split("\n")[1]) for part in prompt.split("<answer ")[1:]]
-        return json.dumps({"ranking": sorted(range(1, len(shown) + 1), key=lambda place: -shown[place - 1])})
+        return json.dumps(
+            {"ranking": sorted(range(1, len(shown) + 1), key=lambda place: -shown[place - 1])}
+        )
 
     samples = [sample(text) for text in ("3", "9", "5")]
     async with judged(by_size) as (judge, one):
         assert await judge.relative_values(samples) == [0.0, 1.0, 0.5]
         one.say = lambda _: '{"ranking": [1, 2, 3]}'
-        assert await judge.relative_values([sample(text) for text in ("a", "b", "c")]) == [0.5, 0.5, 0.5]
+        assert await judge.relative_values([sample(text) for text in ("a", "b", "c")]) == [
+            0.5,
+            0.5,
+            0.5,
+        ]
         one.say = lambda _: '{"ranking": [1, 1, 2]}'
-        assert await judge.relative_values([sample(text) for text in ("d", "e", "f")]) == [None, None, None]
+        assert await judge.relative_values([sample(text) for text in ("d", "e", "f")]) == [
+            None,
+            None,
+            None,
+        ]
 
 
 @pytest.mark.parametrize(
     ("limits", "graded"),
-    [({"calls_per_step": 2}, 2), ({"tokens_per_step": 15}, 2), ({"calls_total": 1}, 1), ({"tokens_total": 10}, 1)],
+    [
+        ({"calls_per_step": 2}, 2),
+        ({"tokens_per_step": 15}, 2),
+        ({"calls_total": 1}, 1),
+        ({"tokens_total": 10}, 1),
+    ],
 )
 async def test_a_judge_spends_no_more_than_it_may(limits: dict[str, int], graded: int) -> None:
     """What it may not ask is no grade, and counted; limits of a step hold again in the next."""
@@ -304,17 +357,29 @@ async def test_a_judge_that_does_not_answer_in_time_gives_no_grade() -> None:
 
 async def test_a_rubric_is_a_component_with_a_value_for_every_criterion() -> None:
     """A task may bring its own; equal answers of a group are graded once."""
-    async with endpoint(lambda prompt: {"B": 1.0} if "Is it kind?" in prompt else {"A": 1.0}) as one:
-        own = {"criteria": [{"name": "kind", "text": "Is it kind?"}, {"name": "right", "text": "Is it right?"}]}
+    async with endpoint(
+        lambda prompt: {"B": 1.0} if "Is it kind?" in prompt else {"A": 1.0}
+    ) as one:
+        own = {
+            "criteria": [
+                {"name": "kind", "text": "Is it kind?"},
+                {"name": "right", "text": "Is it right?"},
+            ]
+        }
         spec = RewardSpec(name="graded", rubric_column="rubric", judge=JudgeSpec(base_url=one.url))
         rewards = RewardList([spec])
-        scores = await rewards.score({"rubric": own}, [sample("Hi"), sample("Hi"), sample("Ho")], step=1)
+        scores = await rewards.score(
+            {"rubric": own}, [sample("Hi"), sample("Hi"), sample("Ho")], step=1
+        )
         counts = rewards.taken_counts()
         missing = await rewards.score({"question": "?"}, [sample("Hi")], step=1)
         await rewards.close()
     assert len(one.requests) == 4
     assert [value.total if value else None for value in scores.values["graded"]] == [0.5] * 3
-    assert scores.values["graded"][0] and scores.values["graded"][0].parts == {"kind": 1.0, "right": 0.0}
+    assert scores.values["graded"][0] and scores.values["graded"][0].parts == {
+        "kind": 1.0,
+        "right": 0.0,
+    }
     assert counts == {"judge/graded/calls": 4, "judge/graded/tokens": 40, "judge/graded/read": 4}
     assert "no rubric in its field 'rubric'" in missing.failures["graded"].sentence
 
@@ -322,7 +387,9 @@ async def test_a_rubric_is_a_component_with_a_value_for_every_criterion() -> Non
 async def test_a_group_that_the_budget_does_not_reach_has_no_value_and_no_failure() -> None:
     async with endpoint(lambda _: {"B": 1.0}) as one:
         judge = JudgeSpec(base_url=one.url, calls_per_step=1, concurrency=1)
-        rewards = RewardList([RewardSpec(name="g", rubric=RUBRIC.model_dump(mode="json"), judge=judge)])
+        rewards = RewardList(
+            [RewardSpec(name="g", rubric=RUBRIC.model_dump(mode="json"), judge=judge)]
+        )
         scores = await rewards.score({}, [sample(str(number)) for number in range(3)], step=1)
         await rewards.close()
     assert [value.total if value else None for value in scores.values["g"]] == [0.5, None, None]
@@ -330,8 +397,12 @@ async def test_a_group_that_the_budget_does_not_reach_has_no_value_and_no_failur
 
 
 async def test_a_budget_is_spent_on_whole_comparisons() -> None:
-    """Of 28 pairs, 20 calls decide 10 with one at a time, and none is lost but those under way when it is spent."""
-    async with judged(lambda _: {"A": 1.0}, method="pairwise", concurrency=4, calls_per_step=20) as (judge, one):
+    """Of 28 pairs, 20 calls decide 10 with one at a time, and none is lost but those under way when
+    it is spent.
+    """
+    async with judged(
+        lambda _: {"A": 1.0}, method="pairwise", concurrency=4, calls_per_step=20
+    ) as (judge, one):
         values = await judge.relative_values([sample(str(number)) for number in range(8)])
         counts = judge.taken_counts()
     assert len(one.requests) == 20 and counts["in_both_orders"] >= 8
@@ -340,11 +411,18 @@ async def test_a_budget_is_spent_on_whole_comparisons() -> None:
 
 @pytest.mark.parametrize(
     ("say", "why"),
-    [(lambda _: "Hm, well.", "Its answer was no grade: 'Hm, well.'"), (lambda _: 404, "answered 404")],
+    [
+        (lambda _: "Hm, well.", "Its answer was no grade: 'Hm, well.'"),
+        (lambda _: 404, "answered 404"),
+    ],
 )
-async def test_a_judge_that_grades_nothing_says_why(say: Callable[[str], Said | int], why: str) -> None:
+async def test_a_judge_that_grades_nothing_says_why(
+    say: Callable[[str], Said | int], why: str
+) -> None:
     async with endpoint(say) as one:
-        graded = RewardSpec(name="g", rubric=RUBRIC.model_dump(mode="json"), judge=JudgeSpec(base_url=one.url))
+        graded = RewardSpec(
+            name="g", rubric=RUBRIC.model_dump(mode="json"), judge=JudgeSpec(base_url=one.url)
+        )
         ranked = RewardSpec(name="r", judge=JudgeSpec(base_url=one.url))
         rewards = RewardList([graded, ranked])
         scores = await rewards.score({}, [sample("1"), sample("2")], step=1)
@@ -358,10 +436,14 @@ async def test_a_judge_that_grades_nothing_says_why(say: Callable[[str], Said | 
 async def test_groups_of_two_steps_under_way_at_once_do_not_renew_what_a_step_may_spend() -> None:
     async with endpoint(lambda _: {"B": 1.0}) as one:
         judge = JudgeSpec(base_url=one.url, calls_per_step=2)
-        rewards = RewardList([RewardSpec(name="g", rubric=RUBRIC.model_dump(mode="json"), judge=judge)])
+        rewards = RewardList(
+            [RewardSpec(name="g", rubric=RUBRIC.model_dump(mode="json"), judge=judge)]
+        )
         graded: list[bool] = []
         for number, step in enumerate((4, 5, 4, 5, 4, 5, 6)):
             scores = await rewards.score({}, [sample(str(number))], step=step)
             graded.append(scores.values["g"][0] is not None)
         await rewards.close()
-    assert graded == [True, True, True, False, False, False, True], "step 5 pays for what comes late of step 4"
+    assert graded == [True, True, True, False, False, False, True], (
+        "step 5 pays for what comes late of step 4"
+    )

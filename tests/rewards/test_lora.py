@@ -1,4 +1,6 @@
-"""An adapter and its head survive saving: in memory, reloaded by us, by PEFT, and merged, the scores are the same."""
+"""An adapter and its head survive saving: in memory, reloaded by us, by PEFT, and merged, the
+scores are the same.
+"""
 
 from __future__ import annotations
 
@@ -17,14 +19,21 @@ from halteres.rewards.training_plan import LoraSettings
 
 from .torch_fixtures import sums
 
-CHATS = [[{"role": "user", "content": "What is 2 + 3?"}, {"role": "assistant", "content": text}] for text in "56"]
+CHATS = [
+    [{"role": "user", "content": "What is 2 + 3?"}, {"role": "assistant", "content": text}]
+    for text in "56"
+]
 
 
 @pytest.fixture(scope="module")
 def trained(tmp_path_factory: pytest.TempPathFactory) -> RewardModel:
     folder = tmp_path_factory.mktemp("lora") / "reward"
     config = RewardConfig(
-        output_dir=str(folder), lora=LoraSettings(r=4, lora_alpha=8), max_steps=4, learning_rate=1e-2, disable_tqdm=True
+        output_dir=str(folder),
+        lora=LoraSettings(r=4, lora_alpha=8),
+        max_steps=4,
+        learning_rate=1e-2,
+        disable_tqdm=True,
     )
     trainer = RewardTrainer(TINY, config, train_dataset=sums(32))
     trainer.train()
@@ -61,13 +70,17 @@ def test_peft_scores_the_folder_as_we_do(trained: RewardModel) -> None:
     theirs.eval()
     with torch.inference_mode():
         found = [
-            theirs(input_ids=torch.tensor([trained.template.render(trained.tokenizer, chat).tokens])).logits.item()
+            theirs(
+                input_ids=torch.tensor([trained.template.render(trained.tokenizer, chat).tokens])
+            ).logits.item()
             for chat in CHATS
         ]
     assert found == pytest.approx(scores(trained), abs=1e-5)
 
 
-def test_a_merged_folder_scores_the_same_without_an_adapter(trained: RewardModel, tmp_path: Path) -> None:
+def test_a_merged_folder_scores_the_same_without_an_adapter(
+    trained: RewardModel, tmp_path: Path
+) -> None:
     assert trained.folder is not None
     model = RewardModel.load(trained.folder)
     model.save_merged(tmp_path / "merged")
@@ -85,7 +98,9 @@ def test_an_adapter_without_its_head_is_refused(trained: RewardModel, tmp_path: 
 
 
 def test_training_goes_on_from_an_adapters_folder(trained: RewardModel, tmp_path: Path) -> None:
-    config = RewardConfig(output_dir=str(tmp_path / "more"), max_steps=1, learning_rate=1e-9, disable_tqdm=True)
+    config = RewardConfig(
+        output_dir=str(tmp_path / "more"), max_steps=1, learning_rate=1e-9, disable_tqdm=True
+    )
     result = RewardTrainer(trained.folder, config, train_dataset=sums(8)).train()
     assert json.loads((result.folder / "adapter_config.json").read_text())["r"] == 4
     assert scores(RewardModel.load(result.folder)) == pytest.approx(scores(trained), abs=1e-4)

@@ -55,7 +55,9 @@ def reference(scores: np.ndarray, settings: RewardConfig, threshold: float | Non
                     a, b = b, a
                 z = own[a] - own[b] - one.margin - (threshold or 0.0)
                 loss = -(1 - e) * log_s(z) - e * log_s(-z)
-            found.append(loss + (settings.center_rewards_coefficient or 0.0) * (own[a] + own[b]) ** 2)
+            found.append(
+                loss + (settings.center_rewards_coefficient or 0.0) * (own[a] + own[b]) ** 2
+            )
         total += one.weight * float(np.mean(found)) if found else 0.0
     return total
 
@@ -75,14 +77,19 @@ def gradient(function: Formula, at: np.ndarray) -> np.ndarray:
     ],
 )
 def test_the_pair_loss_is_its_formula(settings: RewardConfig) -> None:
-    """Margin, weights, smoothing, centring, all pairs of a ranking over their number, ties at 1/2 or dropped."""
+    """Margin, weights, smoothing, centring, all pairs of a ranking over their number, ties at 1/2
+    or dropped.
+    """
     scores = torch.tensor(SCORES, dtype=torch.float64, requires_grad=True)
     loss = comparison_loss(scores, BATCH, settings)
     loss.backward()
     assert loss.item() == pytest.approx(reference(SCORES, settings), rel=1e-6)
     assert scores.grad is not None
     np.testing.assert_allclose(
-        scores.grad.numpy(), gradient(lambda at: reference(at, settings), SCORES), rtol=1e-4, atol=1e-6
+        scores.grad.numpy(),
+        gradient(lambda at: reference(at, settings), SCORES),
+        rtol=1e-4,
+        atol=1e-6,
     )
 
 
@@ -103,7 +110,9 @@ def test_plackett_luce_is_the_chance_of_the_order() -> None:
     scores = torch.tensor([0.3, -1.2, 2.0, 0.5], dtype=torch.float64)
     e = np.exp(scores.numpy())
     chance = e[2] / e.sum() * e[0] / (e[0] + e[1] + e[3]) * e[3] / (e[1] + e[3])
-    assert plackett_luce(scores, (1, 3, 0, 2)).item() == pytest.approx(-np.log(chance) / 3, rel=1e-9)
+    assert plackett_luce(scores, (1, 3, 0, 2)).item() == pytest.approx(
+        -np.log(chance) / 3, rel=1e-9
+    )
 
 
 @pytest.mark.parametrize("ranks", [(0, 1), (1, 0), (0, 0)])

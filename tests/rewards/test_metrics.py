@@ -18,7 +18,9 @@ def test_accuracy_is_strict_and_half_credit_stands_beside_it() -> None:
 
 
 def test_the_interval_is_wilsons() -> None:
-    """41 of 50: (0.82 + 3.8415/100 ± 1.96 sqrt(0.82 * 0.18 / 50 + 3.8415 / 10000)) / (1 + 3.8415 / 50)."""
+    """41 of 50: (0.82 + 3.8415/100 ± 1.96 sqrt(0.82 * 0.18 / 50 + 3.8415 / 10000)) / (1 + 3.8415 /
+    50).
+    """
     found = metrics.share(41, 50)
     assert (found.low, found.high) == pytest.approx((0.69204, 0.90230), abs=1e-5)
     assert not found.holds_half
@@ -29,7 +31,9 @@ def test_the_interval_is_wilsons() -> None:
 
 def test_a_share_lies_in_its_interval_whatever_the_rounding() -> None:
     assert all(
-        one.low <= one.value <= one.high for n in range(1, 200) for one in (metrics.share(0, n), metrics.share(n, n))
+        one.low <= one.value <= one.high
+        for n in range(1, 200)
+        for one in (metrics.share(0, n), metrics.share(n, n))
     )
 
 
@@ -51,7 +55,9 @@ def test_nothing_is_no_share() -> None:
 def test_best_of_n_gives_a_share_of_the_credit_among_equal_best(
     scores: list[float], correct: list[int], credit: float
 ) -> None:
-    assert metrics.best_of_n_credit(np.array(scores, float), np.array(correct, bool)) == pytest.approx(credit)
+    assert metrics.best_of_n_credit(
+        np.array(scores, float), np.array(correct, bool)
+    ) == pytest.approx(credit)
 
 
 @pytest.mark.parametrize(
@@ -64,8 +70,12 @@ def test_best_of_n_gives_a_share_of_the_credit_among_equal_best(
         ([1, 1, 1], [0, 1, 2], None),
     ],
 )
-def test_kendalls_tau_counts_agreeing_pairs(scores: list[float], ranks: list[int], tau: float | None) -> None:
-    assert metrics.kendall_tau(np.array(scores, float), ranks) == (tau if tau is None else pytest.approx(tau))
+def test_kendalls_tau_counts_agreeing_pairs(
+    scores: list[float], ranks: list[int], tau: float | None
+) -> None:
+    assert metrics.kendall_tau(np.array(scores, float), ranks) == (
+        tau if tau is None else pytest.approx(tau)
+    )
 
 
 def test_spearman_uses_mean_ranks() -> None:
@@ -79,13 +89,18 @@ def test_calibration_error_and_brier_score() -> None:
     """Two leads of ln 3 (confidence 0.75), one right and one wrong; one of ln 9 (0.9), right."""
     leads = np.log(np.array([3.0, 1 / 3, 9.0]))
     bins = metrics.reliability(leads)
-    assert [each.count for each in bins] in ([0, 0, 0, 0, 0, 2, 0, 0, 1, 0], [0, 0, 0, 0, 2, 0, 0, 0, 1, 0])
+    assert [each.count for each in bins] in (
+        [0, 0, 0, 0, 0, 2, 0, 0, 1, 0],
+        [0, 0, 0, 0, 2, 0, 0, 0, 1, 0],
+    )
     assert metrics.calibration_error(bins) == pytest.approx((2 * 0.25 + 0.1) / 3)
     assert metrics.brier_score(leads) == pytest.approx((0.25**2 + 0.75**2 + 0.1**2) / 3)
 
 
 def test_a_temperature_divides_the_lead() -> None:
-    assert metrics.probabilities(np.array([math.log(9.0)]), temperature=2.0) == pytest.approx([0.75])
+    assert metrics.probabilities(np.array([math.log(9.0)]), temperature=2.0) == pytest.approx(
+        [0.75]
+    )
     assert metrics.probabilities(np.array([-1e4, 1e4])) == pytest.approx([0.0, 1.0])
 
 

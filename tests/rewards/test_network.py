@@ -1,4 +1,6 @@
-"""The weights of reward models: what a folder lacks is never random, but for the head of a new one."""
+"""The weights of reward models: what a folder lacks is never random, but for the head of a new
+one.
+"""
 
 from __future__ import annotations
 
@@ -55,10 +57,15 @@ def test_the_head_of_a_new_reward_model_is_drawn(base: Path) -> None:
     [
         (without(".layers.3."), "model.layers.3.input_layernorm.weight"),
         (without("model.norm"), "model.norm.weight"),
-        (lambda found: {f"_orig_mod.{name}": one for name, one in found.items()}, "model.embed_tokens.weight"),
+        (
+            lambda found: {f"_orig_mod.{name}": one for name, one in found.items()},
+            "model.embed_tokens.weight",
+        ),
     ],
 )
-def test_a_new_reward_model_is_not_put_on_random_weights(base: Path, change: Change, first: str) -> None:
+def test_a_new_reward_model_is_not_put_on_random_weights(
+    base: Path, change: Change, first: str
+) -> None:
     change_weights(base, change)
     with pytest.raises(InvalidConfig) as refused:
         open_network(base, padding=0)
@@ -66,9 +73,12 @@ def test_a_new_reward_model_is_not_put_on_random_weights(base: Path, change: Cha
 
 
 @pytest.mark.parametrize(
-    ("part", "first"), [("score.", "score.weight"), (".layers.1.", "model.layers.1."), ("embed", "embed_tokens")]
+    ("part", "first"),
+    [("score.", "score.weight"), (".layers.1.", "model.layers.1."), ("embed", "embed_tokens")],
 )
-def test_a_reward_model_that_lacks_weights_its_head_among_them_is_refused(reward: Path, part: str, first: str) -> None:
+def test_a_reward_model_that_lacks_weights_its_head_among_them_is_refused(
+    reward: Path, part: str, first: str
+) -> None:
     assert open_network(reward, padding=0).num_parameters
     change_weights(reward, without(part))
     with pytest.raises(HalteresError) as refused:

@@ -1,4 +1,6 @@
-"""Several objectives: an output for each, trained by its own rows; a score is their weighted sum, and tells them."""
+"""Several objectives: an output for each, trained by its own rows; a score is their weighted sum,
+and tells them.
+"""
 
 from __future__ import annotations
 
@@ -19,7 +21,12 @@ from halteres.rewards import RewardConfig, RewardModel, RewardTrainer, evaluatio
 from halteres.rewards.components import RewardSpec
 from halteres.rewards.evaluation import evaluate
 from halteres.rewards.functions import Sample
-from halteres.rewards.model_folder import Calibration, read_model_folder, read_reward_file, write_reward_file
+from halteres.rewards.model_folder import (
+    Calibration,
+    read_model_folder,
+    read_reward_file,
+    write_reward_file,
+)
 from halteres.rewards.preferences import Preferences, read_preferences
 from halteres.rewards.reward_list import RewardList
 from halteres.rewards.scorer import LocalScorer
@@ -31,12 +38,17 @@ from .torch_fixtures import sums
 
 pytestmark = pytest.mark.runs
 
-CHAT = [{"role": "user", "content": "What is 2 + 3?"}, {"role": "assistant", "content": "Gladly: 5"}]
+CHAT = [
+    {"role": "user", "content": "What is 2 + 3?"},
+    {"role": "assistant", "content": "Gladly: 5"},
+]
 WEIGHTS = {"helpful": 0.75, "safe": 0.25}
 
 
 def objectives(count: int = 24, seed: int = 0) -> Preferences:
-    """Polite answers are the helpful ones, and the others the safe ones; every third row is of both."""
+    """Polite answers are the helpful ones, and the others the safe ones; every third row is of
+    both.
+    """
     rows = sums(count, seed).comparisons
     polite = [one for one in rows if one.kind == "polite"]
     found = [replace(one, objective="helpful") for one in polite]
@@ -47,18 +59,32 @@ def objectives(count: int = 24, seed: int = 0) -> Preferences:
 
 def of(objective: str | None) -> Preferences:
     rows = objectives()
-    return replace(rows, comparisons=tuple(one for one in rows.comparisons if one.objective == objective))
+    return replace(
+        rows, comparisons=tuple(one for one in rows.comparisons if one.objective == objective)
+    )
 
 
-def trainer(folder: Path, data: Preferences, model: str | Path = TINY, **settings: Any) -> RewardTrainer:
-    asked = {"output_dir": str(folder), "max_steps": 4, "logging_steps": 1, "disable_tqdm": True, **settings}
+def trainer(
+    folder: Path, data: Preferences, model: str | Path = TINY, **settings: Any
+) -> RewardTrainer:
+    asked = {
+        "output_dir": str(folder),
+        "max_steps": 4,
+        "logging_steps": 1,
+        "disable_tqdm": True,
+        **settings,
+    }
     return RewardTrainer(str(model), RewardConfig(**asked), train_dataset=data, eval_dataset=data)
 
 
 @pytest.fixture(scope="module", params=[None, {"r": 4}], ids=["whole", "lora"])
-def trained(tmp_path_factory: pytest.TempPathFactory, request: pytest.FixtureRequest) -> RewardTrainer:
+def trained(
+    tmp_path_factory: pytest.TempPathFactory, request: pytest.FixtureRequest
+) -> RewardTrainer:
     folder = tmp_path_factory.mktemp("objectives") / "reward"
-    one = trainer(folder, objectives(), objective_weights=WEIGHTS, lora=request.param, learning_rate=3e-3)
+    one = trainer(
+        folder, objectives(), objective_weights=WEIGHTS, lora=request.param, learning_rate=3e-3
+    )
     one.train()
     one.model.folder = folder
     return one
@@ -74,8 +100,13 @@ def test_an_objectives_rows_train_its_output_with_the_bits_that_a_model_of_one_o
 ) -> None:
     first = trainer(tmp_path / "first", objectives(), max_steps=1)
     first.train()
-    RewardModel.load(tmp_path / "first").save_merged(tmp_path / "folded", {"helpful": 1.0, "safe": 0.0})
-    plain = replace(of("helpful"), comparisons=tuple(replace(one, objective=None) for one in of("helpful").comparisons))
+    RewardModel.load(tmp_path / "first").save_merged(
+        tmp_path / "folded", {"helpful": 1.0, "safe": 0.0}
+    )
+    plain = replace(
+        of("helpful"),
+        comparisons=tuple(replace(one, objective=None) for one in of("helpful").comparisons),
+    )
     several = trainer(tmp_path / "several", of("helpful"), tmp_path / "first", max_grad_norm=0)
     single = trainer(tmp_path / "single", plain, tmp_path / "folded", max_grad_norm=0)
     ours, theirs = several.train(), single.train()
@@ -87,26 +118,36 @@ def test_an_objectives_rows_train_its_output_with_the_bits_that_a_model_of_one_o
         assert torch.equal(value[:1] if name == "score.weight" else value, expected[name]), name
 
 
-def test_a_score_is_the_weighted_sum_of_its_parts_in_memory_and_reloaded(trained: RewardTrainer) -> None:
+def test_a_score_is_the_weighted_sum_of_its_parts_in_memory_and_reloaded(
+    trained: RewardTrainer,
+) -> None:
     loaded = RewardModel.load(folder_of(trained))
     (here,), (there,) = trained.model.score([CHAT]), loaded.score([CHAT])
     assert here == there and set(here.parts) == {"helpful", "safe"}
-    assert here.value == pytest.approx(0.75 * here.parts["helpful"] + 0.25 * here.parts["safe"], abs=1e-6)
+    assert here.value == pytest.approx(
+        0.75 * here.parts["helpful"] + 0.25 * here.parts["safe"], abs=1e-6
+    )
     stored = read_reward_file(folder_of(trained))
     assert stored is not None and stored.objective_weights == WEIGHTS
     assert read_model_folder(folder_of(trained)).facts["objective_weights"] == WEIGHTS
 
 
-def test_rows_without_an_objective_train_the_weighted_sum(tmp_path: Path, trained: RewardTrainer) -> None:
+def test_rows_without_an_objective_train_the_weighted_sum(
+    tmp_path: Path, trained: RewardTrainer
+) -> None:
     one = trainer(tmp_path / "sum", of(None), folder_of(trained), max_steps=6)
     before = one.evaluate()["eval_loss"]
     assert one.train().metrics["eval_loss"] < before
     assert one.model.network.objective_weights == WEIGHTS
 
 
-def test_weights_asked_for_go_before_those_of_a_loaded_model(tmp_path: Path, trained: RewardTrainer) -> None:
+def test_weights_asked_for_go_before_those_of_a_loaded_model(
+    tmp_path: Path, trained: RewardTrainer
+) -> None:
     config = RewardConfig(output_dir=str(tmp_path), objective_weights={"helpful": 1.0, "safe": 3.0})
-    other = RewardTrainer(RewardModel.load(folder_of(trained)), config, folder_of(trained), objectives())
+    other = RewardTrainer(
+        RewardModel.load(folder_of(trained)), config, folder_of(trained), objectives()
+    )
     assert other.model.network.objective_weights == {"helpful": 1.0, "safe": 3.0}
 
 
@@ -121,21 +162,38 @@ def test_stopped_and_resumed_is_as_if_never_stopped(tmp_path: Path, lora: Any) -
     resumed = trainer(tmp_path / "broken", objectives(), lora=lora)
     resumed.train(resume_from_checkpoint=True)
     expected = straight.model.network.trained()
-    assert all(torch.equal(value, expected[name]) for name, value in resumed.model.network.trained().items())
+    assert all(
+        torch.equal(value, expected[name])
+        for name, value in resumed.model.network.trained().items()
+    )
 
 
-async def test_objectives_that_contradict_each_other_are_both_learnt_and_told_apart(tmp_path: Path) -> None:
+async def test_objectives_that_contradict_each_other_are_both_learnt_and_told_apart(
+    tmp_path: Path,
+) -> None:
     rows = replace(objectives(48), comparisons=of("helpful").comparisons + of("safe").comparisons)
     result = trainer(tmp_path / "both", rows, max_steps=24, learning_rate=3e-3).train()
-    accuracies = {name: result.metrics[f"eval_accuracy/{name}"] for name in ("objective/helpful", "objective/safe")}
-    assert set(accuracies.values()) == {1.0} and "eval_accuracy/polite" in result.metrics, "kinds beside objectives"
-    found = await evaluate(LocalScorer(RewardModel.load(tmp_path / "both"), "raw"), rows, probe=False)
-    assert {name: figures.accuracy.value for name, figures in found.by_objective.items()} == {"helpful": 1, "safe": 1}
+    accuracies = {
+        name: result.metrics[f"eval_accuracy/{name}"]
+        for name in ("objective/helpful", "objective/safe")
+    }
+    assert set(accuracies.values()) == {1.0} and "eval_accuracy/polite" in result.metrics, (
+        "kinds beside objectives"
+    )
+    found = await evaluate(
+        LocalScorer(RewardModel.load(tmp_path / "both"), "raw"), rows, probe=False
+    )
+    assert {name: figures.accuracy.value for name, figures in found.by_objective.items()} == {
+        "helpful": 1,
+        "safe": 1,
+    }
     assert evaluation_report.as_json(found)["by_objective"]["safe"]["accuracy"]["value"] == 1.0
     assert "objective safe" in evaluation_report.page(found)
 
 
-def test_the_exported_folder_has_one_output_that_is_the_weighted_sum(trained: RewardTrainer, tmp_path: Path) -> None:
+def test_the_exported_folder_has_one_output_that_is_the_weighted_sum(
+    trained: RewardTrainer, tmp_path: Path
+) -> None:
     from transformers import AutoModelForSequenceClassification
 
     folder, other = folder_of(trained), {"helpful": 0.5, "safe": -2.0}
@@ -144,7 +202,9 @@ def test_the_exported_folder_has_one_output_that_is_the_weighted_sum(trained: Re
         ("own", [], WEIGHTS),
         ("other", ["--objective-weights", "helpful=0.5,safe=-2"], other),
     ):
-        done = CliRunner().invoke(app, ["reward", "export", str(folder), str(tmp_path / name), *flags])
+        done = CliRunner().invoke(
+            app, ["reward", "export", str(folder), str(tmp_path / name), *flags]
+        )
         assert done.exit_code == 0, done.output
         expected = sum(weights[part] * value for part, value in score.parts.items())
         exported = RewardModel.load(tmp_path / name)
@@ -152,22 +212,30 @@ def test_the_exported_folder_has_one_output_that_is_the_weighted_sum(trained: Re
         assert (one.value, one.parts) == (pytest.approx(expected, abs=1e-5), {})
         theirs: Any = AutoModelForSequenceClassification.from_pretrained(tmp_path / name)
         tokens = torch.tensor([exported.template.render(exported.tokenizer, CHAT).tokens])
-        assert theirs.config.num_labels == 1 and json.loads((tmp_path / name / "config.json").read_text())
+        assert theirs.config.num_labels == 1 and json.loads(
+            (tmp_path / name / "config.json").read_text()
+        )
         assert theirs(tokens).logits.item() == pytest.approx(expected, abs=1e-5)
 
 
-def test_an_export_with_other_weights_leaves_the_calibration_out(trained: RewardTrainer, tmp_path: Path) -> None:
+def test_an_export_with_other_weights_leaves_the_calibration_out(
+    trained: RewardTrainer, tmp_path: Path
+) -> None:
     model = RewardModel.load(folder_of(trained))
     model.save(tmp_path / "calibrated")
     file = read_reward_file(tmp_path / "calibrated")
     assert file is not None
-    write_reward_file(tmp_path / "calibrated", file.model_copy(update={"calibration": Calibration(scale=2.0)}))
+    write_reward_file(
+        tmp_path / "calibrated", file.model_copy(update={"calibration": Calibration(scale=2.0)})
+    )
     for weights, kept in ((None, True), ({"helpful": 1.0, "safe": 1.0}, False)):
         RewardModel.load(tmp_path / "calibrated").save_merged(tmp_path / f"{kept}", weights)
         assert (RewardModel.load(tmp_path / f"{kept}").calibration is not None) == kept
 
 
-async def test_the_parts_reach_a_components_metrics_from_here_and_from_a_server(trained: RewardTrainer) -> None:
+async def test_the_parts_reach_a_components_metrics_from_here_and_from_a_server(
+    trained: RewardTrainer,
+) -> None:
     model = RewardModel.load(folder_of(trained))
     (expected,) = await LocalScorer(model).score([Scorable(prompt=CHAT[:1], completion=CHAT[1:])])
     assert expected is not None
@@ -177,7 +245,9 @@ async def test_the_parts_reach_a_components_metrics_from_here_and_from_a_server(
             rewards = RewardList([RewardSpec(name="rm", model=place)])
             (value,) = (await rewards.score({}, [sample])).values["rm"]
             await rewards.close()
-            assert value is not None and value.parts == pytest.approx(dict(expected.parts), abs=1e-5)
+            assert value is not None and value.parts == pytest.approx(
+                dict(expected.parts), abs=1e-5
+            )
         async with RewardClient(url) as client:
             (score,) = await client.score([Scorable(completion=CHAT)])
         assert score is not None and set(score.parts) == {"helpful", "safe"}
@@ -185,7 +255,10 @@ async def test_the_parts_reach_a_components_metrics_from_here_and_from_a_server(
 
 def test_one_pair_judged_by_two_objectives_is_no_repeated_row() -> None:
     pair = {"prompt": "?", "chosen": "a", "rejected": "b"}
-    assert read_preferences([{**pair, "objective": "safe"}, {**pair, "objective": "helpful"}]).warnings == ()
+    assert (
+        read_preferences([{**pair, "objective": "safe"}, {**pair, "objective": "helpful"}]).warnings
+        == ()
+    )
     assert read_preferences([{**pair, "objective": "safe"}] * 2).warnings
     assert read_preferences([pair]).objectives == ()
 
@@ -208,8 +281,13 @@ def test_weights_that_do_not_fit_the_objectives_are_refused(
 def test_a_row_of_an_objective_that_the_model_has_not_is_refused_by_its_number(
     trained: RewardTrainer, tmp_path: Path
 ) -> None:
-    odd = replace(of("safe"), comparisons=tuple(replace(one, objective="saef") for one in of("safe").comparisons))
-    with pytest.raises(InvalidData, match=r"Row 1 of objectives has the objective 'saef'.*Did you mean 'safe'"):
+    odd = replace(
+        of("safe"),
+        comparisons=tuple(replace(one, objective="saef") for one in of("safe").comparisons),
+    )
+    with pytest.raises(
+        InvalidData, match=r"Row 1 of objectives has the objective 'saef'.*Did you mean 'safe'"
+    ):
         trainer(tmp_path, odd, folder_of(trained))
     with pytest.raises(InvalidConfig, match="weight"):
         RewardModel.load(folder_of(trained)).save_merged(tmp_path / "out", {"helpful": 1.0})

@@ -1,4 +1,6 @@
-"""Is the gain real? The share of it that the panel confirms, from the numbers of two evaluations."""
+"""Is the gain real? The share of it that the panel confirms, from the numbers of two
+evaluations.
+"""
 
 from __future__ import annotations
 
@@ -41,7 +43,9 @@ def test_what_cannot_be_compared_is_not_told() -> None:
 
 
 def test_what_a_members_value_is_made_of_is_no_member() -> None:
-    """An ensemble whose members come to agree, and a criterion that fewer answers meet, contradict nothing."""
+    """An ensemble whose members come to agree, and a criterion that fewer answers meet, contradict
+    nothing.
+    """
     parts = ("other/disagreement", "rubric/short", "rubric/correctness")
     spreads = {f"eval/panel/{part}_std": 0.1 for part in parts}
     base = evaluation(1.0, 0.0, **{f"eval/panel/{part}": 0.9 for part in parts}, **spreads)
@@ -51,18 +55,27 @@ def test_what_a_members_value_is_made_of_is_no_member() -> None:
 
 def test_presence_that_rises_while_correctness_falls_is_a_sign() -> None:
     def graded(presence: float, correctness: float) -> dict[str, Any]:
-        names = {"eval/reward/rubric/presence": presence, "eval/reward/rubric/correctness": correctness}
+        names = {
+            "eval/reward/rubric/presence": presence,
+            "eval/reward/rubric/correctness": correctness,
+        }
         return evaluation(1.0, 0.0, **names)
 
     (found,) = divergences(graded(0.4, 0.8), graded(0.9, 0.6))
-    assert (found.component, round(found.presence, 3), round(found.correctness, 3)) == ("rubric", 0.5, -0.2)
+    assert (found.component, round(found.presence, 3), round(found.correctness, 3)) == (
+        "rubric",
+        0.5,
+        -0.2,
+    )
     assert not list(divergences(graded(0.4, 0.8), graded(0.9, 0.79))), "within what chance does"
     assert not list(divergences(graded(0.4, 0.6), graded(0.9, 0.9)))
 
 
 @pytest.mark.parametrize(("num_tasks", "is_sign"), [(4, False), (64, True)])
 def test_a_small_move_of_few_answers_grades_may_be_chance(num_tasks: int, is_sign: bool) -> None:
-    """Moves of .2 where grades spread by .4; two standard errors are .2 of 32 answers, .05 of 512."""
+    """Moves of .2 where grades spread by .4; two standard errors are .2 of 32 answers, .05 of
+    512.
+    """
     names = {"eval/reward/rubric/presence_std": 0.4, "eval/reward/rubric/correctness_std": 0.4}
     base = {"eval/reward/rubric/presence": 0.4, "eval/reward/rubric/correctness": 0.8, **names}
     later = {"eval/reward/rubric/presence": 0.6, "eval/reward/rubric/correctness": 0.6}
@@ -81,12 +94,16 @@ def test_each_member_and_the_worst_of_them_have_their_share_among_the_metrics() 
         "eval/panel/judge/share_of_gain": 0.75,
         "eval/panel/share_of_gain": 0.25,
     }
-    assert [one.member for one in transfers(base, {**later, **found})] == ["other", "judge"], "shares are no members"
+    assert [one.member for one in transfers(base, {**later, **found})] == ["other", "judge"], (
+        "shares are no members"
+    )
 
 
 @pytest.mark.parametrize(("num_tasks", "is_low"), [(2, False), (8, True)])
 def test_a_low_share_of_few_answers_may_be_chance(num_tasks: int, is_low: bool) -> None:
-    """Half a standard deviation less than half of the gain; two standard errors are .79 and .40 of one."""
+    """Half a standard deviation less than half of the gain; two standard errors are .79 and .40 of
+    one.
+    """
     count = {"eval/num_tasks": num_tasks, "eval/num_samples": 8}
     (found,) = transfers(evaluation(1.0, 0.0), evaluation(5.0, 0.25, **count))
     assert (found.share, found.is_low) == (0.25, is_low)

@@ -22,9 +22,24 @@ PAIR = {"prompt": "2 + 2?", "chosen": "4", "rejected": "5"}
         ("a.json", b"[]", InvalidData, "a.json holds no row."),
         ("a.json", b"[{", InvalidData, "a.json starts with '[' but is not a valid JSON list."),
         ("a.json", b'[\n"\xff"]', InvalidData, "a.json is not UTF-8 text. Line 2 is the first."),
-        ("a.jsonl", b'{"chosen": "\xe9", "rejected": "e"}', InvalidData, "a.jsonl is not UTF-8 text. Line 1"),
-        ("a.jsonl", json.dumps(PAIR).encode("utf-16"), InvalidData, "a.jsonl is not UTF-8 text. Line 1"),
-        ("a.jsonl", b"[" * 100_000, InvalidData, "a.jsonl starts with '[' but is not a valid JSON list."),
+        (
+            "a.jsonl",
+            b'{"chosen": "\xe9", "rejected": "e"}',
+            InvalidData,
+            "a.jsonl is not UTF-8 text. Line 1",
+        ),
+        (
+            "a.jsonl",
+            json.dumps(PAIR).encode("utf-16"),
+            InvalidData,
+            "a.jsonl is not UTF-8 text. Line 1",
+        ),
+        (
+            "a.jsonl",
+            b"[" * 100_000,
+            InvalidData,
+            "a.jsonl starts with '[' but is not a valid JSON list.",
+        ),
         ("b.jsonl", None, NotFound, "a.jsonl?"),
     ],
 )
@@ -45,11 +60,17 @@ def test_a_folder_is_refused_with_the_files_in_it(tmp_path: Path) -> None:
         read_preferences(tmp_path)
 
 
-def test_lines_a_list_and_a_file_with_a_mark_of_its_encoding_are_the_same_rows(tmp_path: Path) -> None:
+def test_lines_a_list_and_a_file_with_a_mark_of_its_encoding_are_the_same_rows(
+    tmp_path: Path,
+) -> None:
     rows = [PAIR, {**PAIR, "chosen": "vier\u2028"}]
-    (tmp_path / "a.jsonl").write_text("\n".join(json.dumps(row, ensure_ascii=False) for row in rows))
+    (tmp_path / "a.jsonl").write_text(
+        "\n".join(json.dumps(row, ensure_ascii=False) for row in rows)
+    )
     (tmp_path / "b.json").write_text(json.dumps(rows, indent=2), encoding="utf-8-sig")
-    lines, listed, objects = (read_preferences(it) for it in (tmp_path / "a.jsonl", tmp_path / "b.json", rows))
+    lines, listed, objects = (
+        read_preferences(it) for it in (tmp_path / "a.jsonl", tmp_path / "b.json", rows)
+    )
     assert lines.comparisons == listed.comparisons == objects.comparisons
 
 
@@ -58,7 +79,9 @@ def test_a_data_set_with_several_splits_is_refused_with_their_names() -> None:
         read_preferences({"train": [PAIR], "test": [PAIR]})  # type: ignore[arg-type]
 
 
-@pytest.mark.parametrize(("place", "module"), [("prefs.parquet", "pyarrow.parquet"), ("owner/name", "datasets")])
+@pytest.mark.parametrize(
+    ("place", "module"), [("prefs.parquet", "pyarrow.parquet"), ("owner/name", "datasets")]
+)
 def test_what_needs_an_extra_says_which(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, place: str, module: str
 ) -> None:

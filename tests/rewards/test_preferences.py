@@ -1,4 +1,6 @@
-"""Preference data: every format is read, and what cannot be used is told with the numbers of its rows."""
+"""Preference data: every format is read, and what cannot be used is told with the numbers of its
+rows.
+"""
 
 from __future__ import annotations
 
@@ -34,14 +36,31 @@ def refusal(rows: list[Any], **options: Any) -> InvalidData:
     [
         ({"chosen": "2 + 2? 4", "rejected": "2 + 2? 5"}, None, ("2 + 2? 4", "2 + 2? 5")),
         (PAIR, "2 + 2?", ("4", "5")),
-        ({"chosen": [ASKED, RIGHT], "rejected": [ASKED, WRONG]}, None, ((ASKED, RIGHT), (ASKED, WRONG))),
-        ({"prompt": [ASKED], "chosen": [RIGHT], "rejected": [WRONG]}, (ASKED,), ((RIGHT,), (WRONG,))),
+        (
+            {"chosen": [ASKED, RIGHT], "rejected": [ASKED, WRONG]},
+            None,
+            ((ASKED, RIGHT), (ASKED, WRONG)),
+        ),
+        (
+            {"prompt": [ASKED], "chosen": [RIGHT], "rejected": [WRONG]},
+            (ASKED,),
+            ((RIGHT,), (WRONG,)),
+        ),
         ({"chosen_ids": [5, 6], "rejected_ids": [5, 7]}, None, ((5, 6), (5, 7))),
         ({"chosen_input_ids": [5, 6], "rejected_input_ids": [5, 7]}, None, ((5, 6), (5, 7))),
     ],
-    ids=["standard, implicit", "standard", "messages, implicit", "messages", "tokens", "tokens, older names"],
+    ids=[
+        "standard, implicit",
+        "standard",
+        "messages, implicit",
+        "messages",
+        "tokens",
+        "tokens, older names",
+    ],
 )
-def test_all_five_formats_of_a_pair_are_read(row: Mapping[str, Any], prompt: Any, completions: Any) -> None:
+def test_all_five_formats_of_a_pair_are_read(
+    row: Mapping[str, Any], prompt: Any, completions: Any
+) -> None:
     (one,) = read_preferences([row]).comparisons
     assert (one.prompt, one.completions, one.ranks, one.row) == (prompt, completions, (0, 1), 1)
 
@@ -54,11 +73,19 @@ def test_all_five_formats_of_a_pair_are_read(row: Mapping[str, Any], prompt: Any
         ({"completions": ["a", "b", "c"], "scores": [0.5, 0.1, 0.9]}, (1, 2, 0)),
         ({"completions": [[RIGHT], [WRONG]], "scores": [1, 0], "prompt": [ASKED]}, (0, 1)),
         ({"chosen": ["a", "b"], "rejected": ["c"]}, (0, 0, 1)),
-        ({"chosen": [[ASKED, RIGHT]], "rejected": [[ASKED, WRONG], [ASKED, said("assistant", "6")]]}, (0, 1, 1)),
+        (
+            {
+                "chosen": [[ASKED, RIGHT]],
+                "rejected": [[ASKED, WRONG], [ASKED, said("assistant", "6")]],
+            },
+            (0, 1, 1),
+        ),
         ({**PAIR, "tie": True}, (0, 0)),
     ],
 )
-def test_groups_are_ranked_from_zero_and_equal_ranks_are_ties(row: Mapping[str, Any], ranks: Any) -> None:
+def test_groups_are_ranked_from_zero_and_equal_ranks_are_ties(
+    row: Mapping[str, Any], ranks: Any
+) -> None:
     (one,) = read_preferences([row]).comparisons
     assert one.ranks == ranks
 
@@ -84,7 +111,9 @@ def test_everything_beside_the_texts_is_kept() -> None:
 
 
 def test_a_margin_is_made_of_two_columns_on_request_alone() -> None:
-    plain, made = (read_preferences(ULTRAFEEDBACK, margin_from=by) for by in (None, MarginFrom(scale=0.5)))
+    plain, made = (
+        read_preferences(ULTRAFEEDBACK, margin_from=by) for by in (None, MarginFrom(scale=0.5))
+    )
     assert {one.margin for one in plain.comparisons} == {0.0}
     assert made.comparisons[1].margin == 0.5 * (8.5 - 3.5)
     assert "'score_chosen' is missing" in str(refusal([PAIR], margin_from=MarginFrom()))
@@ -92,8 +121,15 @@ def test_a_margin_is_made_of_two_columns_on_request_alone() -> None:
 
 def test_the_shape_of_ultrafeedback_is_read() -> None:
     found = read_preferences(ULTRAFEEDBACK)
-    assert (len(found.comparisons), found.form, found.source) == (20, "conversational", "ultrafeedback_shape.jsonl")
-    assert [message["role"] for message in found.comparisons[0].completions[0]] == ["user", "assistant"]  # type: ignore[index]
+    assert (len(found.comparisons), found.form, found.source) == (
+        20,
+        "conversational",
+        "ultrafeedback_shape.jsonl",
+    )
+    assert [message["role"] for message in found.comparisons[0].completions[0]] == [
+        "user",
+        "assistant",
+    ]  # type: ignore[index]
     assert not found.warnings and len(found.digest) == 64
 
 
@@ -102,24 +138,39 @@ def test_the_shape_of_ultrafeedback_is_read() -> None:
     [
         ({"prompt": "a", "chosen": "b"}, "'rejected' is missing"),
         ({"prompt": "a", "chosen": "b", "rejected": None}, "'rejected' is null"),
-        ({"chosen": "b", "rejected": 4}, "'rejected' is a number, not a string or a list of messages"),
+        (
+            {"chosen": "b", "rejected": 4},
+            "'rejected' is a number, not a string or a list of messages",
+        ),
         ({"chosen": "b", "rejected": " \n"}, "'rejected' is empty"),
         ({"chosen": [], "rejected": [ASKED, WRONG]}, "'chosen' is empty"),
         (
             {"chosen": [ASKED, said("assistant", "")], "rejected": [ASKED, WRONG]},
             "the last message of 'chosen' is empty",
         ),
-        ({"chosen": [ASKED], "rejected": [ASKED, WRONG]}, "the last message of 'chosen' is not the assistant's"),
+        (
+            {"chosen": [ASKED], "rejected": [ASKED, WRONG]},
+            "the last message of 'chosen' is not the assistant's",
+        ),
         ({"chosen": [{"text": "4"}], "rejected": [WRONG]}, "a message of 'chosen' has no 'role'"),
-        ({"prompt": "2 + 2?", "chosen": [RIGHT], "rejected": [WRONG]}, "a string and a list of messages are mixed"),
+        (
+            {"prompt": "2 + 2?", "chosen": [RIGHT], "rejected": [WRONG]},
+            "a string and a list of messages are mixed",
+        ),
         ({"chosen": "4", "rejected": [WRONG]}, "standard and conversational completions are mixed"),
         ({**PAIR, "rejected": "4"}, "the completions are identical"),
         ({**PAIR, "margin": float("nan")}, "'margin' is not finite"),
         ({**PAIR, "margin": 10**400}, "'margin' is not finite"),
         ({**PAIR, "margin": "1"}, "'margin' is a string, not a number"),
         ({**PAIR, "weight": -1}, "'weight' is negative"),
-        ({**PAIR, "objective": "correctness"}, "the objective 'correctness' has the name of another metric"),
-        ({**PAIR, "objective": "out_of_range"}, "the objective 'out_of_range' has the name of another metric"),
+        (
+            {**PAIR, "objective": "correctness"},
+            "the objective 'correctness' has the name of another metric",
+        ),
+        (
+            {**PAIR, "objective": "out_of_range"},
+            "the objective 'out_of_range' has the name of another metric",
+        ),
         ({**PAIR, "kind": 3}, "'kind' is a number, not a string"),
         ({**PAIR, "tie": "yes"}, "'tie' is a string, not a truth value"),
         ({**PAIR, "tools": "[{"}, "'tools' is not JSON"),
@@ -128,7 +179,10 @@ def test_the_shape_of_ultrafeedback_is_read() -> None:
         ({"chosen_ids": [1, 2.5], "rejected_ids": [1]}, "'chosen_ids' is not a list of token ids"),
         ({"completions": ["a", "b"]}, "'completions' has neither 'ranks' nor 'scores'"),
         ({"completions": ["a"], "ranks": [0]}, "'completions' is not a list of two or more"),
-        ({"completions": ["a", "b"], "ranks": [0, 1, 2]}, "'ranks' is not a list of as many finite numbers"),
+        (
+            {"completions": ["a", "b"], "ranks": [0, 1, 2]},
+            "'ranks' is not a list of as many finite numbers",
+        ),
         (
             {"completions": ["a", "b", "c"], "ranks": [0, 1, 2], "margin": 1.0},
             "'tie' and 'margin' are for two completions",
@@ -143,7 +197,11 @@ def test_a_row_that_cannot_be_used_is_named(row: Any, problem: str) -> None:
 
 
 def test_forms_are_not_mixed_between_rows() -> None:
-    rows = [PAIR, {"prompt": [ASKED], "chosen": [RIGHT], "rejected": [WRONG]}, {"chosen_ids": [1], "rejected_ids": [2]}]
+    rows = [
+        PAIR,
+        {"prompt": [ASKED], "chosen": [RIGHT], "rejected": [WRONG]},
+        {"chosen_ids": [1], "rejected_ids": [2]},
+    ]
     error = refusal(rows)
     assert "data row 2: is conversational, while row 1 is standard" in error.why
     assert "data row 3: is pre-tokenised, while row 1 is standard" in error.why
@@ -151,13 +209,20 @@ def test_forms_are_not_mixed_between_rows() -> None:
 
 def test_a_problem_is_told_once_with_its_first_ten_rows(tmp_path: Path) -> None:
     file = tmp_path / "train.jsonl"
-    lines = [json.dumps(PAIR)] + ['{"prompt": "a", "chosen": "b"}'] * 13 + ["", "{", json.dumps({**PAIR, "weight": -1})]
+    lines = (
+        [json.dumps(PAIR)]
+        + ['{"prompt": "a", "chosen": "b"}'] * 13
+        + ["", "{", json.dumps({**PAIR, "weight": -1})]
+    )
     file.write_text("\n".join(lines))
     with pytest.raises(InvalidData) as raised:
         read_preferences(file)
     error = raised.value
     assert error.what == "train.jsonl cannot be used: 15 of 16 rows are wrong."
-    assert "train.jsonl rows 2, 3, 4, 5, 6, 7, 8, 9, 10, 11 and 3 more: 'rejected' is missing." in error.why
+    assert (
+        "train.jsonl rows 2, 3, 4, 5, 6, 7, 8, 9, 10, 11 and 3 more: 'rejected' is missing."
+        in error.why
+    )
     assert "train.jsonl row 16: is not JSON. train.jsonl row 17: 'weight' is negative." in error.why
     assert error.details["problems"][0]["count"] == 13
 
@@ -166,7 +231,9 @@ def test_a_problem_is_told_once_with_its_first_ten_rows(tmp_path: Path) -> None:
     ("policy", "ranks", "warnings"),
     [("tie", [(0, 0), (0, 1)], 0), ("drop", [(0, 1)], 1)],
 )
-def test_identical_completions_become_a_tie_or_are_dropped_on_request(policy: Any, ranks: Any, warnings: int) -> None:
+def test_identical_completions_become_a_tie_or_are_dropped_on_request(
+    policy: Any, ranks: Any, warnings: int
+) -> None:
     found = read_preferences([{**PAIR, "rejected": "4"}, PAIR], on_identical=policy)
     assert [one.ranks for one in found.comparisons] == ranks
     assert len(found.warnings) == warnings
@@ -191,7 +258,13 @@ IMAGE = {"type": "image_url", "image_url": {"url": "http://example.org/four.png"
     ],
 )
 def test_content_in_parts_is_read_as_their_text(content: Any, text: str) -> None:
-    rows = [{"prompt": [ASKED], "chosen": [{"role": "assistant", "content": content}], "rejected": [WRONG]}]
+    rows = [
+        {
+            "prompt": [ASKED],
+            "chosen": [{"role": "assistant", "content": content}],
+            "rejected": [WRONG],
+        }
+    ]
     rows.append({**rows[0], "prompt": [{"role": "user", "content": content}]})
     first, second = read_preferences(rows).comparisons
     assert first.completions[0] == (said("assistant", text),)
@@ -199,7 +272,17 @@ def test_content_in_parts_is_read_as_their_text(content: Any, text: str) -> None
 
 
 @pytest.mark.parametrize(
-    "part", [IMAGE, {"type": "input_audio"}, {"type": "text", "text": 4}, {"type": "text"}, "4", 4, None, ["4"]]
+    "part",
+    [
+        IMAGE,
+        {"type": "input_audio"},
+        {"type": "text", "text": 4},
+        {"type": "text"},
+        "4",
+        4,
+        None,
+        ["4"],
+    ],
 )
 @pytest.mark.parametrize("column", ["prompt", "chosen", "rejected"])
 def test_a_part_that_is_no_text_is_refused_by_its_row(part: Any, column: str) -> None:
@@ -212,7 +295,11 @@ def test_a_part_that_is_no_text_is_refused_by_its_row(part: Any, column: str) ->
 
 
 def test_content_that_is_null_stays_so_next_to_calls_and_is_empty_elsewhere() -> None:
-    call = {"role": "assistant", "content": None, "tool_calls": [{"function": {"name": "add", "arguments": {}}}]}
+    call = {
+        "role": "assistant",
+        "content": None,
+        "tool_calls": [{"function": {"name": "add", "arguments": {}}}],
+    }
     row = {"prompt": [ASKED, call], "chosen": [RIGHT], "rejected": [WRONG]}
     (one,) = read_preferences([row]).comparisons
     assert one.prompt == (ASKED, call)
@@ -221,7 +308,11 @@ def test_content_that_is_null_stays_so_next_to_calls_and_is_empty_elsewhere() ->
 
 
 def test_half_of_a_surrogate_pair_is_refused_wherever_a_message_holds_it() -> None:
-    call = {"role": "assistant", "content": "", "tool_calls": [{"function": {"name": "add", "arguments": "\ud83d"}}]}
+    call = {
+        "role": "assistant",
+        "content": "",
+        "tool_calls": [{"function": {"name": "add", "arguments": "\ud83d"}}],
+    }
     error = refusal([{"prompt": [ASKED], "chosen": [RIGHT], "rejected": [call]}])
     assert "half of a surrogate pair" in error.why
 
@@ -262,7 +353,11 @@ def test_a_part_of_a_prompt_that_is_not_read_is_warned_of(row: Any) -> None:
 @pytest.mark.parametrize(
     "row",
     [
-        {"question": "2 + 2?", "chosen": "Human: 2  +\n2? Assistant: 4", "rejected": "Human: 2 + 2? Assistant: 5"},
+        {
+            "question": "2 + 2?",
+            "chosen": "Human: 2  +\n2? Assistant: 4",
+            "rejected": "Human: 2 + 2? Assistant: 5",
+        },
         {**PAIR, "question": "2 + 2?", "input": "", "system": None, "history": []},
         {**PAIR, "source": "a data set", "task_id": "t7", "written_by": "a person"},
         {"messages": [ASKED, RIGHT], "chosen": [ASKED, RIGHT], "rejected": [ASKED, WRONG]},
@@ -275,8 +370,14 @@ def test_columns_that_hold_no_other_prompt_are_left_alone(row: Any) -> None:
 
 def test_a_prompts_tokens_are_the_first_of_each_side() -> None:
     pair = {"chosen_ids": [30, 31, 5], "rejected_ids": [30, 31, 6]}
-    assert read_preferences([{**pair, "prompt_ids": [30, 31]}]).comparisons[0].completions[0] == (30, 31, 5)
-    error = refusal([{**pair, "prompt_ids": [30, 32]}, {"prompt_input_ids": [30], **pair, "chosen_ids": [5]}])
+    assert read_preferences([{**pair, "prompt_ids": [30, 31]}]).comparisons[0].completions[0] == (
+        30,
+        31,
+        5,
+    )
+    error = refusal(
+        [{**pair, "prompt_ids": [30, 32]}, {"prompt_input_ids": [30], **pair, "chosen_ids": [5]}]
+    )
     assert [one["rows"] for one in error.details["problems"]] == [[1], [2]]
 
 
@@ -292,19 +393,33 @@ SYSTEM = said("system", "Be brief.")
         ([ASKED], [SYSTEM, ASKED, RIGHT], [SYSTEM, ASKED, WRONG]),
         ([SYSTEM], [SYSTEM, ASKED, RIGHT], [SYSTEM, ASKED, WRONG]),
         ([ASKED, RIGHT], [ASKED, RIGHT, ASKED, RIGHT], [ASKED, RIGHT, ASKED, WRONG]),
-        ([{"role": "user", "content": [{"type": "text", "text": "2 + 2? "}]}], [ASKED, RIGHT], [ASKED, WRONG]),
+        (
+            [{"role": "user", "content": [{"type": "text", "text": "2 + 2? "}]}],
+            [ASKED, RIGHT],
+            [ASKED, WRONG],
+        ),
     ],
 )
-def test_completions_that_hold_the_prompt_are_refused(prompt: Any, chosen: Any, rejected: Any) -> None:
+def test_completions_that_hold_the_prompt_are_refused(
+    prompt: Any, chosen: Any, rejected: Any
+) -> None:
     error = refusal([{"prompt": prompt, "chosen": chosen, "rejected": rejected}])
     assert [one["rows"] for one in error.details["problems"]] == [[1]]
 
 
 def test_a_prompt_that_is_asked_again_later_is_read() -> None:
     before = [said("user", "1 + 1?"), said("assistant", "2")]
-    rows: list[Any] = [([SYSTEM], [ASKED, RIGHT]), (before, [ASKED, RIGHT]), ([ASKED], [WRONG, ASKED, RIGHT])]
+    rows: list[Any] = [
+        ([SYSTEM], [ASKED, RIGHT]),
+        (before, [ASKED, RIGHT]),
+        ([ASKED], [WRONG, ASKED, RIGHT]),
+    ]
     for prompt, chosen in rows:
-        row = {"prompt": prompt, "chosen": chosen, "rejected": [*chosen[:-1], said("assistant", "6")]}
+        row = {
+            "prompt": prompt,
+            "chosen": chosen,
+            "rejected": [*chosen[:-1], said("assistant", "6")],
+        }
         assert read_preferences([row]).warnings == ()
 
 
@@ -350,5 +465,7 @@ def test_a_prompt_inside_the_completions_is_a_prompt(row: Mapping[str, Any]) -> 
     assert first.prompt_key == second.prompt_key
     assert (
         first.prompt_key
-        != read_preferences([json.loads(json.dumps(row).replace("2 +", "3 +"))]).comparisons[0].prompt_key
+        != read_preferences([json.loads(json.dumps(row).replace("2 +", "3 +"))])
+        .comparisons[0]
+        .prompt_key
     )

@@ -26,7 +26,11 @@ from .torch_fixtures import random_network
 
 pytestmark = pytest.mark.runs
 
-STEPS = {"prompt": "1 + 2 + 3?", "completions": ["1 + 2 = 3", "3 + 3 = 7", "So 7."], "labels": [True, False, False]}
+STEPS = {
+    "prompt": "1 + 2 + 3?",
+    "completions": ["1 + 2 = 3", "3 + 3 = 7", "So 7."],
+    "labels": [True, False, False],
+}
 
 
 def said(role: str, content: str) -> dict[str, str]:
@@ -55,7 +59,13 @@ def rows_in_steps(count: int, *, conversational: bool = False) -> Preferences:
 
 
 def trainer(folder: Path, data: Preferences, **settings: Any) -> RewardTrainer:
-    asked = {"output_dir": str(folder), "max_steps": 24, "learning_rate": 3e-3, "disable_tqdm": True, **settings}
+    asked = {
+        "output_dir": str(folder),
+        "max_steps": 24,
+        "learning_rate": 3e-3,
+        "disable_tqdm": True,
+        **settings,
+    }
     return RewardTrainer(TINY, RewardConfig(**asked), train_dataset=data, eval_dataset=data)
 
 
@@ -69,7 +79,11 @@ def test_the_steps_of_a_row_are_read_as_the_states_after_them() -> None:
     (one,) = read_preferences([STEPS]).comparisons
     assert one.completions == ("1 + 2 = 3", "1 + 2 = 3\n3 + 3 = 7", "1 + 2 = 3\n3 + 3 = 7\nSo 7.")
     assert (one.labels, one.ranks, one.prompt) == ((True, False, False), (0, 0, 0), "1 + 2 + 3?")
-    right, question, wrong = said("assistant", "3"), said("user", "And 3 more?"), said("assistant", "7")
+    right, question, wrong = (
+        said("assistant", "3"),
+        said("user", "And 3 more?"),
+        said("assistant", "7"),
+    )
     chat = {"prompt": [said("user", "1 + 2?")], "labels": [True, None, False]}
     (one,) = read_preferences([{**chat, "completions": [right, question, wrong]}]).comparisons
     assert one.completions == ((right,), (right, question, wrong)) and one.labels == (True, False)
@@ -88,7 +102,10 @@ def test_the_steps_of_a_row_are_read_as_the_states_after_them() -> None:
         ({**STEPS, "completions": []}, "'completions' is not a list of one or more"),
         ({**STEPS, "completions": ["a", " ", "b"]}, "'completions' is empty"),
         ({**STEPS, "completions": [[], [said("assistant", "b")], []]}, "'completions' is empty"),
-        ({**STEPS, "completions": ["a", [said("assistant", "b")], "c"]}, "standard and conversational"),
+        (
+            {**STEPS, "completions": ["a", [said("assistant", "b")], "c"]},
+            "standard and conversational",
+        ),
         ({**STEPS, "margin": 1.0}, "'tie' and 'margin' are for two completions, not for steps"),
         (
             {"prompt": "?", "chosen": "a", "rejected": "b"},
@@ -100,7 +117,9 @@ def test_the_steps_of_a_row_are_read_as_the_states_after_them() -> None:
         ),
     ],
 )
-def test_rows_in_steps_that_cannot_be_used_are_told_by_their_numbers(row: Any, problem: str) -> None:
+def test_rows_in_steps_that_cannot_be_used_are_told_by_their_numbers(
+    row: Any, problem: str
+) -> None:
     error = refusal(STEPS, STEPS, row)
     assert "row 3: " in error.why and problem in error.why
     assert '"labels": [true, false]' in error.next, "the example is of a row in steps"
@@ -125,7 +144,9 @@ def test_the_loss_is_the_mean_cross_entropy_of_a_rows_states(smoothing: float) -
     states = 2.0 * np.mean(-targets * np.log(chances) - (1 - targets) * np.log(1 - chances))
     lead = scores[3] - scores[4]
     pair = (1 - smoothing) * np.log1p(np.exp(-lead)) + smoothing * np.log1p(np.exp(lead))
-    assert comparison_loss(torch.tensor(scores), rows, settings).item() == pytest.approx(states + pair, abs=1e-6)
+    assert comparison_loss(torch.tensor(scores), rows, settings).item() == pytest.approx(
+        states + pair, abs=1e-6
+    )
 
 
 @pytest.mark.parametrize("conversational", [False, True], ids=["strings", "messages"])
@@ -140,9 +161,12 @@ def test_all_states_of_a_row_are_computed_in_one_pass_and_score_as_if_each_were_
         losses.append(one.evaluate()["eval_loss"])
         computed.append(one.model.network.num_computed_tokens - before)
     template, tokenizer = together.model.template, together.model.tokenizer
-    longest = max(len(template.render_comparison(tokenizer, one)[-1].tokens) for one in data.comparisons)
+    longest = max(
+        len(template.render_comparison(tokenizer, one)[-1].tokens) for one in data.comparisons
+    )
     assert losses[0] == pytest.approx(losses[1], abs=1e-5)
-    assert computed[0] <= 8 * (longest + 2 * 4) < computed[1]  # a state that is a string ends with tokens of its own
+    # a state that is a string ends with tokens of its own
+    assert computed[0] <= 8 * (longest + 2 * 4) < computed[1]
 
 
 async def test_it_learns_which_step_is_the_first_wrong_one(tmp_path: Path) -> None:
@@ -163,7 +187,8 @@ async def test_it_learns_which_step_is_the_first_wrong_one(tmp_path: Path) -> No
 
 async def test_steps_and_the_first_wrong_one_are_counted() -> None:
     rows = [
-        {"completions": ["a", "b", "c"], "labels": [True, True, False]},  # told: right, wrong, wrong
+        # told: right, wrong, wrong
+        {"completions": ["a", "b", "c"], "labels": [True, True, False]},
         {"completions": ["d", "e"], "labels": [True, False]},  # ... right, wrong
         {"completions": ["f"], "labels": [True], "kind": "short"},  # ... right
     ]
@@ -172,7 +197,9 @@ async def test_steps_and_the_first_wrong_one_are_counted() -> None:
     assert (found.overall.accuracy.value, found.overall.accuracy.count) == (5 / 6, 6)
     assert found.first_wrong_step is not None
     assert (found.first_wrong_step.value, found.first_wrong_step.count) == (2 / 3, 3)
-    assert [one.lead for one in found.mistakes] == [-2.0] and found.by_kind["short"].accuracy.value == 1.0
+    assert [one.lead for one in found.mistakes] == [-2.0] and found.by_kind[
+        "short"
+    ].accuracy.value == 1.0
     page = evaluation_report.page(found)
     assert "the last step is right" in page and "first wrong step" in page
 
@@ -181,7 +208,9 @@ async def test_steps_and_the_first_wrong_one_are_counted() -> None:
 async def test_the_turns_of_an_episode_are_scored_in_one_pass(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, when: Any
 ) -> None:
-    """As many tokens are computed as the whole episode has; the scores are those of each state alone."""
+    """As many tokens are computed as the whole episode has; the scores are those of each state
+    alone.
+    """
     trainer(tmp_path / "reward", rows_in_steps(8, conversational=True), max_steps=2).train()
     passes: list[int] = []
     rewards = RewardList([RewardSpec(name="rm", model=str(tmp_path / "reward"), when=when)])
@@ -194,7 +223,11 @@ async def test_the_turns_of_an_episode_are_scored_in_one_pass(
 
     monkeypatch.setattr(type(model.network), "outputs", outputs)
     prompt = (said("user", "Count from 3."),)
-    turns = tuple(message for n in range(5) for message in (said("assistant", f"So: {n}."), said("user", "Go on.")))
+    turns = tuple(
+        message
+        for n in range(5)
+        for message in (said("assistant", f"So: {n}."), said("user", "Go on."))
+    )
     samples = [
         Sample(prompt=prompt, completion=turns, answers=(0, 2, 4, 6, 8)),
         Sample(prompt=prompt, completion=turns[4:8], answers=(0, 2)),

@@ -21,7 +21,10 @@ from halteres.scores import Output
 
 from .standin_model import StandIn, listening
 
-SAMPLE = Sample(prompt=({"role": "user", "content": "2 + 2?"},), completion=({"role": "assistant", "content": "4"},))
+SAMPLE = Sample(
+    prompt=({"role": "user", "content": "2 + 2?"},),
+    completion=({"role": "assistant", "content": "4"},),
+)
 
 
 @dataclass
@@ -63,7 +66,9 @@ async def scored(model: str, **changes: Any) -> tuple[GroupScores, str]:
 
 
 async def test_a_models_time_begins_when_it_is_loaded() -> None:
-    """A large model loads longer than a group may take to be scored: the first groups of a run wait for it."""
+    """A large model loads longer than a group may take to be scored: the first groups of a run wait
+    for it.
+    """
     server = RewardServer(loading=3, is_scoring_ready=False)
     async with served(server) as url:
         scores, _ = await scored(url, timeout_s=0.6)
@@ -79,11 +84,18 @@ async def test_a_server_that_is_gone_is_told_as_gone() -> None:
     assert "cannot be reached" in scores.failures["rm"].sentence
 
 
-async def test_the_address_of_a_model_is_no_part_of_the_version(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_the_address_of_a_model_is_no_part_of_the_version(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     """Nor is how soon its server tells which model it has: a group that was scored knows it."""
     monkeypatch.setattr(reward_list, "READY_WITHIN_S", 0.1)
     versions: list[str] = []
-    for server in (RewardServer(), RewardServer(loading=1), RewardServer(loading=1000), RewardServer(loading=1000)):
+    for server in (
+        RewardServer(),
+        RewardServer(loading=1),
+        RewardServer(loading=1000),
+        RewardServer(loading=1000),
+    ):
         async with served(server) as url:
             monkeypatch.setattr(reward_list, "LOOK_S", 0.1)
             versions.append((await scored(url))[1])
@@ -92,7 +104,9 @@ async def test_the_address_of_a_model_is_no_part_of_the_version(monkeypatch: pyt
     assert versions[0] != versions[2]
 
 
-@pytest.mark.parametrize("health", [[], {"models": "many"}, {"models": ["rm"]}, {"models": [{"id": {}}]}, {}])
+@pytest.mark.parametrize(
+    "health", [[], {"models": "many"}, {"models": ["rm"]}, {"models": [{"id": {}}]}, {}]
+)
 async def test_somebody_elses_server_scores_whatever_it_says_of_itself(
     health: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -109,7 +123,11 @@ async def test_a_model_has_one_version_in_its_folder_and_on_a_server_beside_othe
 
     def opened(where: str, *, output: Output, waits_for_start: bool, **_: Any) -> Scorer:
         assert waits_for_start, "the run's own server may be loading yet"
-        return open_scorer(where, output=output) if "://" in where else LocalScorer(models[where], output)
+        return (
+            open_scorer(where, output=output)
+            if "://" in where
+            else LocalScorer(models[where], output)
+        )
 
     monkeypatch.setattr(reward_list, "open_scorer", opened)
     async with listening(create_app(models)) as url:

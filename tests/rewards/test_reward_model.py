@@ -1,4 +1,6 @@
-"""A reward model's folder: what is loaded scores as what was saved, and a text's score is its own."""
+"""A reward model's folder: what is loaded scores as what was saved, and a text's score is its
+own.
+"""
 
 from __future__ import annotations
 
@@ -81,15 +83,27 @@ def test_a_text_that_cannot_be_scored_spoils_no_other_and_is_rendered_once(
 ) -> None:
     passes = list[int]()
     forward = model.network.outputs
-    monkeypatch.setattr(model.network, "outputs", lambda rows: passes.append(len(rows)) or forward(rows))
+    monkeypatch.setattr(
+        model.network, "outputs", lambda rows: passes.append(len(rows)) or forward(rows)
+    )
     good: list[Any] = [CHAT, [user("Hi"), assistant("?")]]
-    results = model.score_each([good[0], [], [{"role": "user"}], [user("1"), {"content": "2"}], good[1]])
-    assert [isinstance(result, InvalidData) for result in results] == [False, True, True, True, False]
+    results = model.score_each(
+        [good[0], [], [{"role": "user"}], [user("1"), {"content": "2"}], good[1]]
+    )
+    assert [isinstance(result, InvalidData) for result in results] == [
+        False,
+        True,
+        True,
+        True,
+        False,
+    ]
     assert len(passes) == 1
     assert [results[0], results[4]] == model.score(good)
 
 
-def test_a_score_that_is_not_finite_is_that_texts_error(model: RewardModel, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_score_that_is_not_finite_is_that_texts_error(
+    model: RewardModel, monkeypatch: pytest.MonkeyPatch
+) -> None:
     forward = model.network.outputs
 
     def outputs(rows: Any) -> torch.Tensor:
@@ -110,7 +124,9 @@ def test_scoring_ends_between_texts_and_passes_when_they_are_wanted_no_more(
 ) -> None:
     done: list[str] = []
     render, outputs = model.template.render, model.network.outputs
-    monkeypatch.setattr(ScoringTemplate, "render", lambda _, *args: done.append("render") or render(*args))
+    monkeypatch.setattr(
+        ScoringTemplate, "render", lambda _, *args: done.append("render") or render(*args)
+    )
     monkeypatch.setattr(model.network, "outputs", lambda rows: done.append("pass") or outputs(rows))
     monkeypatch.setattr(model, "max_tokens_per_forward", 16)
     chats = [[user("Hi " * n), assistant("?")] for n in range(1, 9)]
@@ -145,13 +161,19 @@ def test_states_are_scored_as_the_transcript_up_to_each_turn(model: RewardModel)
 def test_the_states_of_a_chat_are_computed_in_one_pass_unless_the_template_rewrites_history(
     model: RewardModel, folder: Path
 ) -> None:
-    """As `when: turn` sends them: a prompt, and completions of which each goes on with the one before."""
+    """As `when: turn` sends them: a prompt, and completions of which each goes on with the one
+    before.
+    """
     turns = [message for n in range(6) for message in (assistant(f"It is {n}."), user("Go on."))]
-    states = [Scorable(prompt=[user("What is 2 + 3?")], completion=turns[: 2 * n + 1]) for n in range(6)]
+    states = [
+        Scorable(prompt=[user("What is 2 + 3?")], completion=turns[: 2 * n + 1]) for n in range(6)
+    ]
     before = model.network.num_computed_tokens
     together = model.score(states)
     assert model.network.num_computed_tokens - before == together[-1].num_tokens
-    assert [one.value for one in together] == pytest.approx([model.score([s])[0].value for s in states], abs=1e-4)
+    assert [one.value for one in together] == pytest.approx(
+        [model.score([s])[0].value for s in states], abs=1e-4
+    )
     rewriting = "{% for m in messages %}{{ m['content'] if loop.last else 'cut ' }} | {% endfor %}"
     (folder / "chat_template.jinja").write_text(rewriting)
     file = read_reward_file(folder)
@@ -159,12 +181,17 @@ def test_the_states_of_a_chat_are_computed_in_one_pass_unless_the_template_rewri
     write_reward_file(folder, file.model_copy(update={"probes": []}))
     other = RewardModel.load(folder)
     together = other.score(states)
-    assert [one.value for one in together] == pytest.approx([other.score([s])[0].value for s in states], abs=1e-4)
+    assert [one.value for one in together] == pytest.approx(
+        [other.score([s])[0].value for s in states], abs=1e-4
+    )
 
 
 def test_ranking_puts_the_best_first(model: RewardModel) -> None:
     completions = [[assistant(text)] for text in ("17", "Gladly: 5", "5")]
-    scores = [one.value for one in model.score([Scorable(prompt=CHAT[:1], completion=one) for one in completions])]
+    scores = [
+        one.value
+        for one in model.score([Scorable(prompt=CHAT[:1], completion=one) for one in completions])
+    ]
     assert model.rank(CHAT[:1], completions) == sorted(range(3), key=lambda place: -scores[place])
 
 
@@ -185,7 +212,9 @@ def test_changed_weights_are_refused(folder: Path) -> None:
 
 
 def test_another_tokenizer_is_refused(folder: Path) -> None:
-    (folder / "chat_template.jinja").write_text("{% for m in messages %}{{ m['content'] }}{% endfor %}")
+    (folder / "chat_template.jinja").write_text(
+        "{% for m in messages %}{{ m['content'] }}{% endfor %}"
+    )
     with pytest.raises(InvalidData, match="its tokens differ"):
         RewardModel.load(folder)
 
@@ -203,7 +232,9 @@ def test_a_calibration_of_another_template_is_refused(folder: Path) -> None:
             assert RewardModel.load(folder).calibration == calibration
 
 
-def test_the_digest_is_of_weights_template_and_calibration(folder: Path, model: RewardModel) -> None:
+def test_the_digest_is_of_weights_template_and_calibration(
+    folder: Path, model: RewardModel
+) -> None:
     file = read_reward_file(folder)
     assert file is not None
     loaded = RewardModel.load(folder)
@@ -231,7 +262,9 @@ def test_a_damaged_file_is_refused(folder: Path) -> None:
         RewardModel.load(folder)
 
 
-def test_saving_replaces_the_models_files_and_leaves_the_others(folder: Path, model: RewardModel) -> None:
+def test_saving_replaces_the_models_files_and_leaves_the_others(
+    folder: Path, model: RewardModel
+) -> None:
     (folder / "notes.txt").write_text("mine")
     model.save(folder)
     assert (folder / "notes.txt").read_text() == "mine"
@@ -267,7 +300,9 @@ def test_a_folder_that_was_half_replaced_is_refused_until_it_is_saved_again(
         assert RewardModel.load(place).score([CHAT]) == model.score([CHAT])
 
 
-def test_a_folder_without_our_file_is_scored_by_trls_rules(folder: Path, model: RewardModel) -> None:
+def test_a_folder_without_our_file_is_scored_by_trls_rules(
+    folder: Path, model: RewardModel
+) -> None:
     (folder / REWARD_FILE).unlink()
     foreign = RewardModel.load(folder)
     assert foreign.notes
@@ -289,22 +324,29 @@ def test_a_folder_that_pads_with_its_end_token_is_read_out_as_transformers_does_
 
     model = RewardModel.load(folder)
     assert any("not read" in note for note in model.notes)
-    theirs: Any = AutoModelForSequenceClassification.from_pretrained(folder, dtype=torch.float32).eval()
+    theirs: Any = AutoModelForSequenceClassification.from_pretrained(
+        folder, dtype=torch.float32
+    ).eval()
     ids = model.tokenizer.encode("2 + 3 = 5<|im_end|>")
     with torch.inference_mode():
         expected = theirs(input_ids=torch.tensor([ids, ids])).logits[0].item()
     texts = ["2 + 3 = 5<|im_end|>", "2 + 3 = 5"]
-    assert [score.value for score in model.score(texts)] == pytest.approx([expected, expected], abs=1e-5)
+    assert [score.value for score in model.score(texts)] == pytest.approx(
+        [expected, expected], abs=1e-5
+    )
 
     def other_token(tokenizer: Any, eos_token: str) -> str:
         raise InvalidData("The tokenizer has no token to pad with.")
 
-    monkeypatch.setattr("halteres.rewards.torch.model.padding_token", other_token)  # as GPT-2's has none
+    # as GPT-2's has none
+    monkeypatch.setattr("halteres.rewards.torch.model.padding_token", other_token)
     calibration = Calibration(temperature=2.0, template_digest=model.template.digest)
     write_reward_file(folder, RewardFile(template=model.template, calibration=calibration))
     calibrated = RewardModel.load(folder)
     assert calibrated.calibration == calibration
-    assert [score.value for score in calibrated.score(texts)] == pytest.approx([expected, expected], abs=1e-5)
+    assert [score.value for score in calibrated.score(texts)] == pytest.approx(
+        [expected, expected], abs=1e-5
+    )
 
 
 def edited(file: str, **changes: Any) -> Callable[[Path], None]:
@@ -350,7 +392,10 @@ ADAPTER = {"task_type": "SEQ_CLS", "peft_type": "LORA", "base_model_name_or_path
         written("tokenizer.json", b"{}"),
         written("tokenizer_config.json", b"[]"),
         written("chat_template.jinja", b"{% for %}"),
-        *(without_end(file) for file in (REWARD_FILE, "config.json", "model.safetensors", "tokenizer_config.json")),
+        *(
+            without_end(file)
+            for file in (REWARD_FILE, "config.json", "model.safetensors", "tokenizer_config.json")
+        ),
     ],
 )
 def test_a_hostile_folder_is_refused_as_such(folder: Path, edit: Callable[[Path], None]) -> None:

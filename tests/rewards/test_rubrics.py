@@ -9,7 +9,11 @@ import pytest
 from halteres.errors import InvalidConfig
 from halteres.rewards.components import Criterion, read_rubric
 
-OURS = {"criteria": [{"name": "right", "text": "Is it right?", "weight": 2, "choices": ["no", "nearly", "yes"]}]}
+OURS = {
+    "criteria": [
+        {"name": "right", "text": "Is it right?", "weight": 2, "choices": ["no", "nearly", "yes"]}
+    ]
+}
 
 
 @pytest.mark.parametrize(
@@ -20,19 +24,30 @@ OURS = {"criteria": [{"name": "right", "text": "Is it right?", "weight": 2, "cho
             '{"criteria": [{"name": "right", "text": "Is it right?", "weight": 2.0,'
             ' "choices": ["no", "nearly", "yes"]}]}',
         ),
-        ("r.json", '[{"name": "right", "text": "Is it right?", "weight": 2, "choices": ["no", "nearly", "yes"]}]'),
+        (
+            "r.json",
+            '[{"name": "right", "text": "Is it right?", "weight": 2, "choices": ["no", "nearly", '
+            '"yes"]}]',
+        ),
         (
             "r.toml",
-            '[[criteria]]\nname = "right"\ntext = "Is it right?"\nweight = 2\nchoices = ["no", "nearly", "yes"]\n',
+            '[[criteria]]\nname = "right"\ntext = "Is it right?"\nweight = 2\nchoices = ["no", '
+            '"nearly", "yes"]\n',
         ),
-        ("r.yaml", "criteria:\n- {name: right, text: 'Is it right?', weight: 2, choices: [no, nearly, yes]}\n"),
+        (
+            "r.yaml",
+            "criteria:\n- {name: right, text: 'Is it right?', weight: 2, choices: [no, nearly, "
+            "yes]}\n",
+        ),
     ],
 )
 def test_a_rubric_is_the_same_in_every_format(tmp_path: Path, name: str, text: str) -> None:
     (tmp_path / name).write_text(text)
     assert read_rubric(str(tmp_path / name)) == read_rubric(OURS)
     if not name.endswith(".toml"):
-        assert read_rubric(text) == read_rubric(OURS), "a task's own rubric may be text in its column"
+        assert read_rubric(text) == read_rubric(OURS), (
+            "a task's own rubric may be text in its column"
+        )
 
 
 def test_harbors_criteria_are_read(tmp_path: Path) -> None:
@@ -40,7 +55,8 @@ def test_harbors_criteria_are_read(tmp_path: Path) -> None:
     file.write_text(
         '[judge]\njudge = "some/model"\n'
         '[[criterion]]\ndescription = "Is it correct?"\ntype = "binary"\n'
-        '[[criterion]]\nname = "clear"\ndescription = "How clear?"\ntype = "likert"\npoints = 3\nweight = 2.0\n'
+        '[[criterion]]\nname = "clear"\ndescription = "How clear?"\ntype = "likert"\npoints = '
+        "3\nweight = 2.0\n"
         '[[criterion]]\ndescription = "How much?"\ntype = "numeric"\nmin = 0\nmax = 100\n'
     )
     first, second, third = read_rubric(file).criteria

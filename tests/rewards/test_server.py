@@ -44,17 +44,26 @@ async def client(url: str) -> AsyncIterator[RewardClient]:
 
 
 async def post(url: str, path: str, body: Any, **headers: str) -> tuple[int, Any]:
-    async with aiohttp.ClientSession() as session, session.post(url + path, json=body, headers=headers) as answer:
+    async with (
+        aiohttp.ClientSession() as session,
+        session.post(url + path, json=body, headers=headers) as answer,
+    ):
         return answer.status, await answer.json()
 
 
 async def get(url: str, path: str, **headers: str) -> tuple[int, str]:
-    async with aiohttp.ClientSession() as session, session.get(url + path, headers=headers) as answer:
+    async with (
+        aiohttp.ClientSession() as session,
+        session.get(url + path, headers=headers) as answer,
+    ):
         return answer.status, await answer.text()
 
 
 async def test_each_item_has_its_score_in_both_units_and_what_was_read_of_it(url: str) -> None:
-    items = [{"prompt": "ab", "completion": "c", "id": "x"}, {"completion": [{"role": "user", "content": "abcde"}]}]
+    items = [
+        {"prompt": "ab", "completion": "c", "id": "x"},
+        {"completion": [{"role": "user", "content": "abcde"}]},
+    ]
     status, answer = await post(url, "/score", {"items": items})
     assert status == 200
     assert (answer["model"], answer["output"]) == ("lengths", "standardised")
@@ -91,7 +100,12 @@ async def test_one_chat_is_one_text(url: str) -> None:
 
 
 async def test_a_bad_item_fails_alone_by_its_index(url: str, model: StandIn) -> None:
-    items = [{"completion": "ab"}, {"completion": 7}, {"completion": "unreadable"}, {"prompt": "p", "completion": []}]
+    items = [
+        {"completion": "ab"},
+        {"completion": 7},
+        {"completion": "unreadable"},
+        {"prompt": "p", "completion": []},
+    ]
     status, answer = await post(url, "/score", {"items": items})
     assert status == 200
     assert answer["items"][0]["raw"] == 2.0
@@ -113,7 +127,9 @@ async def test_a_bad_item_fails_alone_by_its_index(url: str, model: StandIn) -> 
         ({"texts": ["a"], "ouput": "raw"}, 400),
     ],
 )
-async def test_a_request_that_makes_no_sense_is_refused_in_words(url: str, body: Any, status: int) -> None:
+async def test_a_request_that_makes_no_sense_is_refused_in_words(
+    url: str, body: Any, status: int
+) -> None:
     answered, answer = await post(url, "/score", body)
     assert answered == status
     assert answer["detail"]
@@ -122,12 +138,19 @@ async def test_a_request_that_makes_no_sense_is_refused_in_words(url: str, body:
 async def test_a_misspelt_field_is_refused_with_the_nearest_name(url: str) -> None:
     _, answer = await post(url, "/score", {"texts": ["a"], "ouput": "raw"})
     assert "Did you mean 'output'?" in answer["detail"]
-    _, answer = await post(url, "/score", {"items": [{"completion": "ab"}, {"completion": "ab", "promt": "p"}]})
-    assert answer["items"][0]["raw"] == 2.0 and "Did you mean 'prompt'?" in answer["items"][1]["error"]
+    _, answer = await post(
+        url, "/score", {"items": [{"completion": "ab"}, {"completion": "ab", "promt": "p"}]}
+    )
+    assert (
+        answer["items"][0]["raw"] == 2.0 and "Did you mean 'prompt'?" in answer["items"][1]["error"]
+    )
     for top_n in (0, -1):
-        status, answer = await post(url, "/rank", {"prompt": "", "completions": ["a", "b"], "top_n": top_n})
+        status, answer = await post(
+            url, "/rank", {"prompt": "", "completions": ["a", "b"], "top_n": top_n}
+        )
         assert status == 400 and "top_n" in answer["detail"]
-    assert (await post(url, "/classify", {"input": "ab", "priority": 0}))[0] == 200  # vLLM's has more fields
+    # vLLM's has more fields
+    assert (await post(url, "/classify", {"input": "ab", "priority": 0}))[0] == 200
 
 
 async def test_a_server_that_is_not_there_is_refused_at_once() -> None:
@@ -137,7 +160,9 @@ async def test_a_server_that_is_not_there_is_refused_at_once() -> None:
             await score_once(scorer, [Scorable(completion="a")])
 
 
-async def test_tools_and_template_arguments_reach_the_model(client: RewardClient, model: StandIn) -> None:
+async def test_tools_and_template_arguments_reach_the_model(
+    client: RewardClient, model: StandIn
+) -> None:
     seen: list[Scorable] = []
     score_each = model.score_each
 
@@ -147,7 +172,9 @@ async def test_tools_and_template_arguments_reach_the_model(client: RewardClient
 
     model.score_each = watched
     tool = {"type": "function"}
-    await client.score([Scorable(completion="a", tools=(tool,), template_arguments={"thinking": False})])
+    await client.score(
+        [Scorable(completion="a", tools=(tool,), template_arguments={"thinking": False})]
+    )
     assert (seen[0].tools, seen[0].template_arguments) == ((tool,), {"thinking": False})
 
 
@@ -164,7 +191,8 @@ async def test_completions_are_ranked_with_ties_and_what_could_not_be_scored(url
     assert answer["scores"] == [2.0, 4.0, 2.0, None]
     assert answer["ties"] == [[0, 2]]
     assert answer["probability"][1] == 0.5
-    assert answer["probability"][0] == pytest.approx(0.26894, abs=1e-5)  # sigmoid((2 - 4) / T), T = 2
+    # sigmoid((2 - 4) / T), T = 2
+    assert answer["probability"][0] == pytest.approx(0.26894, abs=1e-5)
     assert [error["index"] for error in answer["errors"]] == [3]
     _, answer = await post(url, "/rank", {**body, "top_n": 1})
     assert answer["order"] == [1]
@@ -177,7 +205,9 @@ async def test_vllms_shapes_carry_raw_scores_unless_an_activation_is_asked_for(u
         {"index": 1, "label": "LABEL_0", "probs": [3.0], "num_classes": 1},
     ]
     assert (answer["object"], answer["usage"]["prompt_tokens"]) == ("list", 5)
-    _, answer = await post(url, "/pooling", {"messages": [{"role": "user", "content": "ab"}], "use_activation": True})
+    _, answer = await post(
+        url, "/pooling", {"messages": [{"role": "user", "content": "ab"}], "use_activation": True}
+    )
     assert answer["data"] == [{"index": 0, "object": "pooling", "data": [pytest.approx(0.880797)]}]
     status, _ = await post(url, "/classify", {"input": [[1, 2, 3]]})
     assert status == 400  # token ids are another model's
@@ -197,10 +227,18 @@ async def test_health_models_and_figures_are_told(url: str) -> None:
     assert "halteres_reward_tokens_total 3" in figures
 
 
-async def test_a_text_that_cannot_be_read_costs_another_clients_nothing(url: str, model: StandIn) -> None:
-    """Both wait while a third is computed, and are then computed together: one call, however many are unreadable."""
+async def test_a_text_that_cannot_be_read_costs_another_clients_nothing(
+    url: str, model: StandIn
+) -> None:
+    """Both wait while a third is computed, and are then computed together: one call, however many
+    are unreadable.
+    """
     empty = {"prompt": [{"role": "user", "content": "p"}], "completion": []}
-    bodies = [{"texts": ["a"]}, {"items": [empty, {"completion": "unreadable"}]}, {"texts": ["good"]}]
+    bodies = [
+        {"texts": ["a"]},
+        {"items": [empty, {"completion": "unreadable"}]},
+        {"texts": ["good"]},
+    ]
     model.gate.clear()
     first = asyncio.create_task(post(url, "/score", bodies[0]))
     await asyncio.to_thread(model.inside.wait, 10)
@@ -224,14 +262,22 @@ def chat(content: Any) -> list[dict[str, Any]]:
     return [{"role": "user", "content": content}]
 
 
-async def test_content_in_parts_is_scored_as_its_text_and_what_is_no_text_fails_alone(url: str) -> None:
-    items = [{"prompt": chat(PARTS), "completion": chat("de")}, {"completion": chat(IMAGE)}, {"completion": [{}]}]
+async def test_content_in_parts_is_scored_as_its_text_and_what_is_no_text_fails_alone(
+    url: str,
+) -> None:
+    items = [
+        {"prompt": chat(PARTS), "completion": chat("de")},
+        {"completion": chat(IMAGE)},
+        {"completion": [{}]},
+    ]
     _, answer = await post(url, "/score", {"items": items})
     assert [item.get("raw") for item in answer["items"]] == [5.0, None, None]
     assert [item["code"] for item in answer["items"][1:]] == ["invalid_data"] * 2
     _, answer = await post(url, "/score", {"messages": [chat(PARTS), chat(IMAGE)]})
     assert [item.get("raw") for item in answer["items"]] == [3.0, None]
-    _, answer = await post(url, "/rank", {"prompt": chat(PARTS), "completions": [chat("a"), chat(IMAGE), chat(PARTS)]})
+    _, answer = await post(
+        url, "/rank", {"prompt": chat(PARTS), "completions": [chat("a"), chat(IMAGE), chat(PARTS)]}
+    )
     assert answer["order"] == [2, 0] and [one["index"] for one in answer["errors"]] == [1]
     for path in ("/classify", "/pooling"):
         assert (await post(url, path, {"messages": chat(PARTS)}))[1]["usage"]["prompt_tokens"] == 3
@@ -243,7 +289,10 @@ async def test_what_clients_asked_for_is_dropped_when_they_leave(url: str, model
     model.gate.clear()
     leaving = [asyncio.create_task(post(url, "/score", {"texts": ["a"] * 3}))]
     await asyncio.to_thread(model.inside.wait, 10)
-    leaving += [asyncio.create_task(post(url, "/rank", {"prompt": "p", "completions": ["a", "b"]})) for _ in range(3)]
+    leaving += [
+        asyncio.create_task(post(url, "/rank", {"prompt": "p", "completions": ["a", "b"]}))
+        for _ in range(3)
+    ]
     await until(lambda: waiting_texts(url, 9))
     for task in leaving:
         task.cancel()
@@ -260,7 +309,9 @@ async def waiting_texts(url: str, count: int) -> bool:
     return f'"waiting_texts":{count}' in (await get(url, "/health"))[1]
 
 
-async def test_a_body_that_does_not_come_is_refused_in_time(url: str, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_a_body_that_does_not_come_is_refused_in_time(
+    url: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr(server, "body_within", partial(body_within, stall_s=0.05))
     host, port = url.removeprefix("http://").split(":")
     reader, writer = await asyncio.open_connection(host, int(port))
@@ -272,7 +323,9 @@ async def test_a_body_that_does_not_come_is_refused_in_time(url: str, monkeypatc
     assert answer.startswith(b"HTTP/1.1 408") and b'"too_slow"' in answer
 
 
-def test_weights_are_hashed_before_the_server_answers(model: StandIn, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_weights_are_hashed_before_the_server_answers(
+    model: StandIn, monkeypatch: pytest.MonkeyPatch
+) -> None:
     from halteres.rewards.torch.model import RewardModel
 
     asked: list[Any] = []
@@ -293,7 +346,9 @@ def test_weights_are_hashed_before_the_server_answers(model: StandIn, monkeypatc
     assert asked == ["cpu", "digest"]
 
 
-async def test_requests_that_come_together_are_computed_together(client: RewardClient, model: StandIn) -> None:
+async def test_requests_that_come_together_are_computed_together(
+    client: RewardClient, model: StandIn
+) -> None:
     model.gate.clear()
     first = asyncio.create_task(client.score([Scorable(completion="a")]))
     await asyncio.to_thread(model.inside.wait, 10)
@@ -313,7 +368,10 @@ async def test_a_full_queue_refuses_with_when_to_come_again_and_the_client_comes
     model.gate.clear()
     first = asyncio.create_task(client.score([Scorable(completion="a")] * 2))
     await asyncio.to_thread(model.inside.wait, 10)
-    async with aiohttp.ClientSession() as session, session.post(url + "/score", json={"texts": ["b"]}) as answer:
+    async with (
+        aiohttp.ClientSession() as session,
+        session.post(url + "/score", json={"texts": ["b"]}) as answer,
+    ):
         assert (answer.status, answer.headers["Retry-After"]) == (429, "1")
     again = asyncio.create_task(client.score([Scorable(completion="bcd")]))
     async with asyncio.timeout(10):
@@ -335,7 +393,9 @@ async def test_a_key_is_asked_for_where_there_is_one(model: StandIn) -> None:
     async with listening(create_app({"lengths": model}, key=KEY)) as url:
         assert (await post(url, "/score", {"texts": ["a"]}))[0] == 401
         assert (await get(url, "/health"))[0] == 401
-        assert (await post(url, "/score", {"texts": ["a"]}, Authorization=f"Bearer {KEY}"))[0] == 200
+        assert (await post(url, "/score", {"texts": ["a"]}, Authorization=f"Bearer {KEY}"))[
+            0
+        ] == 200
         assert await score(url, [Scorable(completion="ab")], key=KEY) == [
             Score(value=1.0, num_tokens=2, out_of_range=False)
         ]
@@ -361,7 +421,9 @@ async def test_the_client_has_none_for_what_could_not_be_scored_and_never_zero(
     assert "could not score" in caplog.text
 
 
-async def test_the_client_says_what_was_refused_and_gives_up_at_its_deadline(url: str, model: StandIn) -> None:
+async def test_the_client_says_what_was_refused_and_gives_up_at_its_deadline(
+    url: str, model: StandIn
+) -> None:
     async with RewardClient(url, model="other") as client:
         with pytest.raises(InvalidData, match="There is no model 'other'"):
             await client.score([Scorable(completion="a")])
@@ -372,7 +434,13 @@ async def test_the_client_says_what_was_refused_and_gives_up_at_its_deadline(url
     model.gate.set()
 
 
-async def test_a_model_in_this_process_scores_as_a_served_one_does(client: RewardClient, model: StandIn) -> None:
-    texts = [Scorable(completion="ab"), Scorable(prompt="p", completion="unreadable"), Scorable(completion="c")]
+async def test_a_model_in_this_process_scores_as_a_served_one_does(
+    client: RewardClient, model: StandIn
+) -> None:
+    texts = [
+        Scorable(completion="ab"),
+        Scorable(prompt="p", completion="unreadable"),
+        Scorable(completion="c"),
+    ]
     assert await LocalScorer(model).score(texts) == await client.score(texts)
     assert model.calibration == HALVED

@@ -1,4 +1,6 @@
-"""A text becomes the same tokens in training and in scoring, those that transformers makes; what is cut is told."""
+"""A text becomes the same tokens in training and in scoring, those that transformers makes; what is
+cut is told.
+"""
 
 from __future__ import annotations
 
@@ -46,7 +48,9 @@ def changed(folder: Path, **settings: Any) -> Tokenizer:
     return Tokenizer(folder)
 
 
-def test_prompt_and_completion_are_tokenised_end_to_end_with_one_end_token(tokenizer: Tokenizer) -> None:
+def test_prompt_and_completion_are_tokenised_end_to_end_with_one_end_token(
+    tokenizer: Tokenizer,
+) -> None:
     template = template_for(tokenizer, form="standard")
     rendered = template.render(tokenizer, Scorable(prompt="2 + 2 =", completion=" 4"))
     assert list(rendered.tokens) == tokenizer.encode("2 + 2 = 4<|im_end|>")
@@ -55,7 +59,9 @@ def test_prompt_and_completion_are_tokenised_end_to_end_with_one_end_token(token
     assert not rendered.converted
 
 
-def test_a_chat_is_what_the_chat_template_makes_of_prompt_and_completion_together(tokenizer: Tokenizer) -> None:
+def test_a_chat_is_what_the_chat_template_makes_of_prompt_and_completion_together(
+    tokenizer: Tokenizer,
+) -> None:
     template = template_for(tokenizer, form="conversational")
     rendered = template.render(tokenizer, Scorable(prompt=CHAT[:-1], completion=CHAT[-1:]))
     assert list(rendered.tokens) == tokenizer.apply_chat_template(CHAT, add_generation_prompt=False)
@@ -63,7 +69,9 @@ def test_a_chat_is_what_the_chat_template_makes_of_prompt_and_completion_togethe
     assert rendered.ended_with_eos
 
 
-def test_a_text_in_another_form_is_put_into_the_models_own_and_it_is_told(tokenizer: Tokenizer) -> None:
+def test_a_text_in_another_form_is_put_into_the_models_own_and_it_is_told(
+    tokenizer: Tokenizer,
+) -> None:
     chats, strings = (template_for(tokenizer, form=form) for form in ("conversational", "standard"))
     wrapped = chats.render(tokenizer, Scorable(prompt="2 + 2?", completion="4"))
     expected = [{"role": "user", "content": "2 + 2?"}, {"role": "assistant", "content": "4"}]
@@ -76,17 +84,29 @@ def test_a_text_in_another_form_is_put_into_the_models_own_and_it_is_told(tokeni
 
 def test_content_in_parts_or_null_is_its_text_in_both_forms(tokenizer: Tokenizer) -> None:
     parts = [{"type": "text", "text": "It is "}, {"type": "text", "text": "4."}]
-    call = {"role": "assistant", "content": None, "tool_calls": [{"function": {"name": "add", "arguments": {}}}]}
+    call = {
+        "role": "assistant",
+        "content": None,
+        "tool_calls": [{"function": {"name": "add", "arguments": {}}}],
+    }
     chat = [{"role": "user", "content": parts}, call, {"role": "tool", "content": "4"}]
-    plain = [{"role": "user", "content": "It is 4."}, {**call, "content": ""}, {"role": "tool", "content": "4"}]
+    plain = [
+        {"role": "user", "content": "It is 4."},
+        {**call, "content": ""},
+        {"role": "tool", "content": "4"},
+    ]
     for form in ("standard", "conversational"):
         template = template_for(tokenizer, form=form)
         ends = template_for(tokenizer, form=form, max_length=8)
         starts = template_for(tokenizer, form=form, max_length=8, truncation="keep_start")
         for one in (template, ends, starts):
-            odd = one.render(tokenizer, Scorable(prompt=chat, completion=[{"role": "assistant", "content": parts}]))
+            odd = one.render(
+                tokenizer,
+                Scorable(prompt=chat, completion=[{"role": "assistant", "content": parts}]),
+            )
             even = one.render(
-                tokenizer, Scorable(prompt=plain, completion=[{"role": "assistant", "content": "It is 4."}])
+                tokenizer,
+                Scorable(prompt=plain, completion=[{"role": "assistant", "content": "It is 4."}]),
             )
             assert odd == even and odd.ended_with_eos
         with pytest.raises(InvalidData):
@@ -99,13 +119,17 @@ def test_token_ids_pass_as_they_are(tokenizer: Tokenizer) -> None:
     assert [one.tokens for one in template.render_comparison(tokenizer, row)] == [(5, 6, 7), (5, 8)]
 
 
-def test_keep_end_drops_the_oldest_messages_and_keeps_the_system_message(tokenizer: Tokenizer) -> None:
+def test_keep_end_drops_the_oldest_messages_and_keeps_the_system_message(
+    tokenizer: Tokenizer,
+) -> None:
     shortened = [CHAT[0], *CHAT[3:]]
     fits = len(tokenizer.apply_chat_template(shortened, add_generation_prompt=False))
     whole = len(tokenizer.apply_chat_template(CHAT, add_generation_prompt=False))
     template = template_for(tokenizer, form="conversational", max_length=fits)
     rendered = template.render(tokenizer, CHAT)
-    assert list(rendered.tokens) == tokenizer.apply_chat_template(shortened, add_generation_prompt=False)
+    assert list(rendered.tokens) == tokenizer.apply_chat_template(
+        shortened, add_generation_prompt=False
+    )
     assert rendered.num_lost == whole - fits
 
 
@@ -121,17 +145,24 @@ def test_a_long_chat_is_rendered_a_few_times_and_not_once_for_each_message(
 
     monkeypatch.setattr(tokenizer, "render", counted)
     roles = ("user", "assistant")
-    chat = [{"role": roles[number % 2], "content": f"This is message {number}."} for number in range(1200)]
+    chat = [
+        {"role": roles[number % 2], "content": f"This is message {number}."}
+        for number in range(1200)
+    ]
     cut = template_for(tokenizer, max_length=64).render(tokenizer, chat)
     assert 32 < len(cut.tokens) <= 64
     assert len(rendered) <= 13 and sum(rendered) <= 3 * len(chat)
 
 
 ALTERNATING = (
-    "{% for m in messages if m.role != 'system' %}{% if (m.role == 'user') != (loop.index0 % 2 == 0) %}"
-    "{{ raise_exception('users and assistants alternate') }}{% endif %}{{ m.content }}<|im_end|>{% endfor %}"
+    "{% for m in messages if m.role != 'system' %}{% if (m.role == 'user') != (loop.index0 % 2 == "
+    "0) %}"
+    "{{ raise_exception('users and assistants alternate') }}{% endif %}{{ m.content "
+    "}}<|im_end|>{% endfor %}"
 )
-NONE_SHORTER = "{% if messages | length < 9 %}{{ raise_exception('too few') }}{% endif %}" + ALTERNATING
+NONE_SHORTER = (
+    "{% if messages | length < 9 %}{{ raise_exception('too few') }}{% endif %}" + ALTERNATING
+)
 
 
 @pytest.mark.parametrize("jinja", [None, ALTERNATING, NONE_SHORTER])
@@ -157,7 +188,9 @@ def test_the_fewest_oldest_messages_are_dropped_that_the_template_lets_go(
     assert list(template.render(one, chat).tokens) == expected[-max_length:]
 
 
-def test_keep_end_then_cuts_from_the_left_so_that_the_end_token_survives(tokenizer: Tokenizer) -> None:
+def test_keep_end_then_cuts_from_the_left_so_that_the_end_token_survives(
+    tokenizer: Tokenizer,
+) -> None:
     long = "1 2 3 4 5 6 7 8 9 " * 4
     template = template_for(tokenizer, form="standard", max_length=10)
     rendered = template.render(tokenizer, long)
@@ -191,13 +224,20 @@ def test_a_begin_token_survives_truncation(tmp_path: Path) -> None:
     begin = tokenizer.special_tokens["<|im_start|>"]
     content["post_processor"] = {
         "type": "TemplateProcessing",
-        "single": [{"SpecialToken": {"id": "<|im_start|>", "type_id": 0}}, {"Sequence": {"id": "A", "type_id": 0}}],
+        "single": [
+            {"SpecialToken": {"id": "<|im_start|>", "type_id": 0}},
+            {"Sequence": {"id": "A", "type_id": 0}},
+        ],
         "pair": [{"Sequence": {"id": "A", "type_id": 0}}, {"Sequence": {"id": "B", "type_id": 1}}],
-        "special_tokens": {"<|im_start|>": {"id": "<|im_start|>", "ids": [begin], "tokens": ["<|im_start|>"]}},
+        "special_tokens": {
+            "<|im_start|>": {"id": "<|im_start|>", "ids": [begin], "tokens": ["<|im_start|>"]}
+        },
     }
     file.write_text(json.dumps(content))
     tokenizer = Tokenizer(tokenizer.folder)
-    rendered = template_for(tokenizer, form="standard", max_length=6).render(tokenizer, "1 2 3 4 5 6 7 8")
+    rendered = template_for(tokenizer, form="standard", max_length=6).render(
+        tokenizer, "1 2 3 4 5 6 7 8"
+    )
     assert len(rendered.tokens) == 6
     assert rendered.tokens[0] == begin
 

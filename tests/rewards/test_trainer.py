@@ -1,4 +1,6 @@
-"""Training: cut into micro-batches, interrupted or not, it takes the same steps; what it leaves is whole."""
+"""Training: cut into micro-batches, interrupted or not, it takes the same steps; what it leaves is
+whole.
+"""
 
 from __future__ import annotations
 
@@ -37,8 +39,16 @@ Weights = dict[str, torch.Tensor]
 
 
 def trainer(folder: Path, data: Any = None, held_out: Any = None, **settings: Any) -> RewardTrainer:
-    asked = {"output_dir": str(folder), "max_steps": 6, "logging_steps": 2, "disable_tqdm": True, **settings}
-    return RewardTrainer(TINY, RewardConfig(**asked), train_dataset=data or sums(24), eval_dataset=held_out)
+    asked = {
+        "output_dir": str(folder),
+        "max_steps": 6,
+        "logging_steps": 2,
+        "disable_tqdm": True,
+        **settings,
+    }
+    return RewardTrainer(
+        TINY, RewardConfig(**asked), train_dataset=data or sums(24), eval_dataset=held_out
+    )
 
 
 def weights(one: RewardTrainer) -> Weights:
@@ -47,10 +57,14 @@ def weights(one: RewardTrainer) -> Weights:
 
 def assert_equal(ours: Weights, theirs: Weights, **tolerance: Any) -> None:
     for name, value in ours.items():
-        torch.testing.assert_close(value, theirs[name], **(tolerance or {"rtol": 0, "atol": 0}), msg=name)
+        torch.testing.assert_close(
+            value, theirs[name], **(tolerance or {"rtol": 0, "atol": 0}), msg=name
+        )
 
 
-def test_a_registered_model_is_found_by_its_name(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_registered_model_is_found_by_its_name(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setenv("HALTERES_HOME", str(tmp_path))
     (tmp_path / "models").mkdir()
     (tmp_path / "models" / "mine").symlink_to(tiny())
@@ -59,17 +73,29 @@ def test_a_registered_model_is_found_by_its_name(tmp_path: Path, monkeypatch: py
 
 
 def test_stopped_and_resumed_is_as_if_never_stopped(tmp_path: Path) -> None:
-    """On a CPU in fp32: the same bits. Ties learn a threshold, whose value and optimiser state are kept, too."""
-    settings: dict[str, Any] = {"tie_policy": "rao_kupper", "lr_scheduler_type": "cosine", "warmup_steps": 2}
+    """On a CPU in fp32: the same bits. Ties learn a threshold, whose value and optimiser state are
+    kept, too.
+    """
+    settings: dict[str, Any] = {
+        "tie_policy": "rao_kupper",
+        "lr_scheduler_type": "cosine",
+        "warmup_steps": 2,
+    }
     data = sums(24)
-    data = replace(data, comparisons=(*data.comparisons, replace(data.comparisons[0], ranks=(0, 0))))
+    data = replace(
+        data, comparisons=(*data.comparisons, replace(data.comparisons[0], ranks=(0, 0)))
+    )
     straight = trainer(tmp_path / "straight", data, **settings)
     whole = straight.train()
     stopped = trainer(tmp_path / "broken", data, **settings)
     steps = iter(range(1, 10))
     stopped.should_stop = lambda: next(steps) == 3
     result = stopped.train()
-    assert (result.stop_reason, result.num_steps, result.folder.name) == ("stopped", 3, "checkpoint-3")
+    assert (result.stop_reason, result.num_steps, result.folder.name) == (
+        "stopped",
+        3,
+        "checkpoint-3",
+    )
     resumed = trainer(tmp_path / "broken", data, **settings)
     end = resumed.train(resume_from_checkpoint=True)
     assert end.stop_reason == "finished"
@@ -94,24 +120,40 @@ def test_a_process_that_is_asked_to_end_saves_first(tmp_path: Path, number: sign
 
 
 @pytest.mark.parametrize("is_terminal", [True, False])
-def test_progress_fits_into_a_terminal_of_80_columns(monkeypatch: pytest.MonkeyPatch, is_terminal: bool) -> None:
-    """No figure is cut off; elsewhere than in a terminal they are plain lines, by the metrics' names."""
-    screen, metrics = io.StringIO(), {"loss": 0.51592, "accuracy": 1.0, "margin": 12.0, "eval_accuracy": 0.76333}
+def test_progress_fits_into_a_terminal_of_80_columns(
+    monkeypatch: pytest.MonkeyPatch, is_terminal: bool
+) -> None:
+    """No figure is cut off; elsewhere than in a terminal they are plain lines, by the metrics'
+    names.
+    """
+    screen, metrics = (
+        io.StringIO(),
+        {"loss": 0.51592, "accuracy": 1.0, "margin": 12.0, "eval_accuracy": 0.76333},
+    )
     opened = rich.console.Console
 
     def console(**settings: Any) -> rich.console.Console:
-        return opened(file=screen, width=80, force_terminal=is_terminal, color_system=None, **settings)
+        return opened(
+            file=screen, width=80, force_terminal=is_terminal, color_system=None, **settings
+        )
 
     monkeypatch.setattr("rich.console.Console", console)
     with progress(12_000, ["A note."], shown=True) as show:
         show(11_999, {**metrics, "tokens_per_cpu_s": 123_456.7})
         show(12_000, None)
-    lines = [re.sub(r"\x1b\[[?\d]*[A-Za-z]", "", line).strip() for line in re.split("[\r\n]+", screen.getvalue())]
+    lines = [
+        re.sub(r"\x1b\[[?\d]*[A-Za-z]", "", line).strip()
+        for line in re.split("[\r\n]+", screen.getvalue())
+    ]
     assert lines[0] == "A note." and (not is_terminal or max(map(len, lines)) <= 80)
     if is_terminal:
-        assert re.search(r"12000/12000 loss 0.516, accuracy 100%, held out 76%, 123k tokens/s 0:00:00", lines[-2])
+        assert re.search(
+            r"12000/12000 loss 0.516, accuracy 100%, held out 76%, 123k tokens/s 0:00:00", lines[-2]
+        )
     else:
-        assert lines[1].startswith("step 11999/12000: loss 0.5159, accuracy 1, margin 12, eval_accuracy 0.7633")
+        assert lines[1].startswith(
+            "step 11999/12000: loss 0.5159, accuracy 1, margin 12, eval_accuracy 0.7633"
+        )
 
 
 def test_a_second_ctrl_c_ends_at_once(tmp_path: Path) -> None:
@@ -143,13 +185,18 @@ trainer.train()
 
 
 def test_killed_and_resumed_is_as_if_never_killed(tmp_path: Path) -> None:
-    """SIGKILL between two checkpoints: the steps after the last one are taken again, to the same bits."""
+    """SIGKILL between two checkpoints: the steps after the last one are taken again, to the same
+    bits.
+    """
     settings = {"logging_steps": 1, "save_steps": 2}
     straight = trainer(tmp_path / "straight", **settings)
     whole = straight.train()
     place = tmp_path / "killed"
     arguments = [sys.executable, "-c", KILLED, str(place), str(torch.get_num_threads())]
-    assert subprocess.run(arguments, cwd=Path(__file__).parents[1], check=False).returncode == -signal.SIGKILL
+    assert (
+        subprocess.run(arguments, cwd=Path(__file__).parents[1], check=False).returncode
+        == -signal.SIGKILL
+    )
     assert [folder.name for folder in checkpoints(place)] == ["checkpoint-2", "checkpoint-4"]
     resumed = trainer(place, **settings)
     end = resumed.train(resume_from_checkpoint=True)
@@ -176,10 +223,14 @@ def test_a_training_that_diverges_fails_and_saves_nothing(tmp_path: Path) -> Non
     assert not (tmp_path / "out").exists()
 
 
-def test_a_held_out_loss_that_is_not_finite_fails(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_held_out_loss_that_is_not_finite_fails(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     one = trainer(tmp_path, held_out=sums(8, 9))
     monkeypatch.setattr(
-        one.model.network, "outputs", lambda rows, _: torch.full((sum(len(r.ends_K) for r in rows), 1), torch.nan)
+        one.model.network,
+        "outputs",
+        lambda rows, _: torch.full((sum(len(r.ends_K) for r in rows), 1), torch.nan),
     )
     with pytest.raises(LossNotFinite, match="on the held-out rows"):
         one.evaluate()
@@ -209,7 +260,10 @@ def test_a_signal_while_the_checkpoint_is_written_takes_nothing_away(
         result = one.train()
     finally:
         signal.signal(signal.SIGTERM, before)
-    assert (result.stop_reason, [place.name for place in checkpoints(tmp_path)]) == ("stopped", ["checkpoint-1"])
+    assert (result.stop_reason, [place.name for place in checkpoints(tmp_path)]) == (
+        "stopped",
+        ["checkpoint-1"],
+    )
 
 
 def test_a_folder_with_the_checkpoints_of_another_training_is_refused_and_so_is_one_that_is_in_use(
@@ -220,7 +274,9 @@ def test_a_folder_with_the_checkpoints_of_another_training_is_refused_and_so_is_
     one.train()
     with pytest.raises(Conflict, match="holds the checkpoints of another training"):
         trainer(tmp_path).train()
-    with pytest.raises(NotFound, match=r"has not finished.*checkpoint-1\. Go on with it .*--resume"):
+    with pytest.raises(
+        NotFound, match=r"has not finished.*checkpoint-1\. Go on with it .*--resume"
+    ):
         RewardModel.load(tmp_path)
     other = trainer(tmp_path / "in-use")
 
@@ -255,7 +311,9 @@ def test_a_damaged_checkpoint_is_told(tmp_path: Path) -> None:
 def test_a_model_trained_with_bf16_can_be_loaded(tmp_path: Path, how: str) -> None:
     """Its probes are scored as a loaded model scores."""
     if how == "weights":
-        model = AutoModelForSequenceClassification.from_pretrained(tiny(), num_labels=1, dtype=torch.bfloat16)
+        model = AutoModelForSequenceClassification.from_pretrained(
+            tiny(), num_labels=1, dtype=torch.bfloat16
+        )
         config = RewardConfig(output_dir=str(tmp_path), max_steps=2, disable_tqdm=True)
         tokenizer = AutoTokenizer.from_pretrained(tiny())
         RewardTrainer(model, config, processing_class=tokenizer, train_dataset=sums(16)).train()
@@ -273,10 +331,16 @@ def test_a_finished_training_without_checkpoints_is_not_gone_on_with(tmp_path: P
 
 
 @pytest.mark.parametrize("cut", [{"max_tokens_per_forward": 64}, {"share_prefixes": False}])
-def test_how_a_step_is_cut_into_forward_passes_changes_nothing(tmp_path: Path, cut: dict[str, Any]) -> None:
-    """Weights are exact across micro-batches: the sum is divided by the weights of the whole step."""
+def test_how_a_step_is_cut_into_forward_passes_changes_nothing(
+    tmp_path: Path, cut: dict[str, Any]
+) -> None:
+    """Weights are exact across micro-batches: the sum is divided by the weights of the whole
+    step.
+    """
     data = sums(24)
-    data = replace(data, comparisons=tuple(replace(one, weight=one.row % 3 + 0.5) for one in data.comparisons))
+    data = replace(
+        data, comparisons=tuple(replace(one, weight=one.row % 3 + 0.5) for one in data.comparisons)
+    )
     runs = [
         trainer(tmp_path / str(i), data, train_sampling_strategy="random", **settings)
         for i, settings in enumerate(({}, cut))
@@ -287,21 +351,42 @@ def test_how_a_step_is_cut_into_forward_passes_changes_nothing(tmp_path: Path, c
 
 
 def test_accumulation_is_a_larger_batch(tmp_path: Path) -> None:
-    settings = {"train_sampling_strategy": "random", "num_train_epochs": 1, "max_steps": -1, "logging_steps": 1}
+    settings = {
+        "train_sampling_strategy": "random",
+        "num_train_epochs": 1,
+        "max_steps": -1,
+        "logging_steps": 1,
+    }
     large = trainer(tmp_path / "1", **settings, per_device_train_batch_size=8).train()
-    small = trainer(tmp_path / "2", **settings, per_device_train_batch_size=2, gradient_accumulation_steps=4).train()
-    assert [one["loss"] for one in small.history] == pytest.approx([one["loss"] for one in large.history], rel=1e-4)
+    small = trainer(
+        tmp_path / "2", **settings, per_device_train_batch_size=2, gradient_accumulation_steps=4
+    ).train()
+    assert [one["loss"] for one in small.history] == pytest.approx(
+        [one["loss"] for one in large.history], rel=1e-4
+    )
 
 
 def test_it_learns_and_tells_how_well_by_kind(tmp_path: Path) -> None:
     one = trainer(tmp_path, sums(96), sums(32, 9), max_steps=24, logging_steps=24)
     result = one.train()
     assert result.metrics["eval_accuracy/polite"] == 1.0
-    assert set(result.metrics) >= {"loss", "accuracy", "margin", "min_reward", "grad_norm", "eval_accuracy/correct"}
+    assert set(result.metrics) >= {
+        "loss",
+        "accuracy",
+        "margin",
+        "min_reward",
+        "grad_norm",
+        "eval_accuracy/correct",
+    }
     model = RewardModel.load(result.folder)
     assert model.file is not None
     assert model.file.metrics == result.metrics
-    assert model.rank([{"role": "user", "content": "What is 2 + 3?"}], [[answer] for answer in ANSWERS])[0] == 1
+    assert (
+        model.rank(
+            [{"role": "user", "content": "What is 2 + 3?"}], [[answer] for answer in ANSWERS]
+        )[0]
+        == 1
+    )
 
 
 ANSWERS = [{"role": "assistant", "content": text} for text in ("5", "Gladly: 5")]
@@ -309,7 +394,9 @@ ANSWERS = [{"role": "assistant", "content": text} for text in ("5", "Gladly: 5")
 
 def test_rankings_and_ties_are_learnt_from_too(tmp_path: Path) -> None:
     rows = [
-        Comparison(prompt=f"{a} + 1 =", completions=(str(a + 1), str(a), "x"), ranks=(0, 1, 1), row=a)
+        Comparison(
+            prompt=f"{a} + 1 =", completions=(str(a + 1), str(a), "x"), ranks=(0, 1, 1), row=a
+        )
         for a in range(1, 9)
     ]
     data = Preferences(comparisons=tuple(rows), source="rankings", digest="rankings")
@@ -324,7 +411,9 @@ def test_what_was_cut_or_dropped_is_counted_with_row_numbers(tmp_path: Path) -> 
     cut = trainer(tmp_path / "cut", data, max_length=40, max_steps=1).train().truncation
     assert (cut.rows_cut, cut.rows_dropped, cut.first_rows) == (1, 0, (5,))
     assert cut.tokens_lost > 0
-    dropped = trainer(tmp_path / "drop", data, max_length=40, truncation="drop", max_steps=1).train()
+    dropped = trainer(
+        tmp_path / "drop", data, max_length=40, truncation="drop", max_steps=1
+    ).train()
     assert (dropped.truncation.rows_cut, dropped.truncation.rows_dropped) == (0, 1)
     with pytest.raises(InvalidData, match="The first: 5"):
         trainer(tmp_path, data, max_length=40, truncation="error")
@@ -335,7 +424,9 @@ def test_what_was_cut_or_dropped_is_counted_with_row_numbers(tmp_path: Path) -> 
 def test_the_documents_call_takes_objects_of_transformers(tmp_path: Path) -> None:
     from transformers import AutoModelForSequenceClassification, AutoTokenizer
 
-    model: Any = AutoModelForSequenceClassification.from_pretrained(tiny(), num_labels=1, dtype=torch.float32)
+    model: Any = AutoModelForSequenceClassification.from_pretrained(
+        tiny(), num_labels=1, dtype=torch.float32
+    )
     one = RewardTrainer(
         model=model,
         args=RewardConfig(output_dir=str(tmp_path / "objects"), max_steps=1, disable_tqdm=True),
@@ -358,7 +449,9 @@ def test_a_model_that_writes_instead_of_scoring_is_refused(tmp_path: Path) -> No
     from transformers import AutoModelForCausalLM
 
     model: Any = AutoModelForCausalLM.from_pretrained(tiny())
-    with pytest.raises(InvalidConfig, match=r"no head named 'score'.*AutoModelForSequenceClassification"):
+    with pytest.raises(
+        InvalidConfig, match=r"no head named 'score'.*AutoModelForSequenceClassification"
+    ):
         RewardTrainer(model, RewardConfig(output_dir=str(tmp_path)), str(tiny()), sums(4))
 
 

@@ -1,5 +1,6 @@
-"""Settings have TRL's names, and the preset fills in what was not given; a dry run refuses what the training would be
-refused for, and loads no weights."""
+"""Settings have TRL's names, and the preset fills in what was not given; a dry run refuses what the
+training would be refused for, and loads no weights.
+"""
 
 from __future__ import annotations
 
@@ -12,7 +13,12 @@ import pytest
 from halteres.errors import HalteresError, InvalidConfig, InvalidData
 from halteres.models import builtin_path
 from halteres.rewards import RewardConfig
-from halteres.rewards.model_folder import RewardFile, ScoringTemplate, template_for, write_reward_file
+from halteres.rewards.model_folder import (
+    RewardFile,
+    ScoringTemplate,
+    template_for,
+    write_reward_file,
+)
 from halteres.rewards.preferences import read_preferences
 from halteres.rewards.training_plan import Forecast, LoraSettings, forecast, read_plan, render_rows
 from halteres.text import Tokenizer
@@ -27,7 +33,9 @@ def tiny() -> Path:
     return base
 
 
-def planned(folder: Path, rows: list[Any], held_out: list[Any] | None = None, **settings: Any) -> Forecast:
+def planned(
+    folder: Path, rows: list[Any], held_out: list[Any] | None = None, **settings: Any
+) -> Forecast:
     files = {"data": rows, **({} if held_out is None else {"eval_data": held_out})}
     for name, found in files.items():
         (folder / f"{name}.jsonl").write_text("".join(json.dumps(row) + "\n" for row in found))
@@ -38,18 +46,37 @@ def planned(folder: Path, rows: list[Any], held_out: list[Any] | None = None, **
 @pytest.mark.parametrize(
     ("rows", "held_out", "settings", "sentence"),
     [
-        ([{**PAIR, "weight": 0}], None, {}, r"No row of data.jsonl teaches anything. 1 have the weight 0"),
+        (
+            [{**PAIR, "weight": 0}],
+            None,
+            {},
+            r"No row of data.jsonl teaches anything. 1 have the weight 0",
+        ),
         ([{**PAIR, "tie": True}], None, {"tie_policy": "drop"}, "1 are ties"),
         ([PAIR], [{**PAIR, "weight": 0}], {}, "No row of eval_data.jsonl teaches anything"),
-        ([{**PAIR, "objective": "safe"}], [{**PAIR, "objective": "saef"}], {}, "Row 1 of eval_data.jsonl .*'safe'"),
-        ([{**PAIR, "objective": "safe"}], None, {"objective_weights": {"safe": 0.0}}, "Every weight .* is 0"),
+        (
+            [{**PAIR, "objective": "safe"}],
+            [{**PAIR, "objective": "saef"}],
+            {},
+            "Row 1 of eval_data.jsonl .*'safe'",
+        ),
+        (
+            [{**PAIR, "objective": "safe"}],
+            None,
+            {"objective_weights": {"safe": 0.0}},
+            "Every weight .* is 0",
+        ),
         ([PAIR], None, {"eval_strategy": "epoch"}, "nothing to evaluate on"),
         ([PAIR], None, {"tie_policy": "rao_kupper"}, "data.jsonl holds no tie"),
         ([STEPS], None, {"center_rewards_coefficient": 0.1}, "for ranked completions"),
     ],
 )
 def test_what_the_training_could_not_use_is_refused(
-    tmp_path: Path, rows: list[Any], held_out: list[Any] | None, settings: dict[str, Any], sentence: str
+    tmp_path: Path,
+    rows: list[Any],
+    held_out: list[Any] | None,
+    settings: dict[str, Any],
+    sentence: str,
 ) -> None:
     with pytest.raises(HalteresError, match=sentence):
         planned(tmp_path, rows, held_out, **settings)
@@ -57,7 +84,10 @@ def test_what_the_training_could_not_use_is_refused(
 
 def test_rows_that_teach_nothing_are_told_and_not_counted(tmp_path: Path) -> None:
     found = planned(tmp_path, [PAIR, {**PAIR, "prompt": "?", "weight": 0}])
-    assert found.num_rows == 1 and "rows that teach nothing, ties alone or of weight 0: 1" in " ".join(found.warnings)
+    assert (
+        found.num_rows == 1
+        and "rows that teach nothing, ties alone or of weight 0: 1" in " ".join(found.warnings)
+    )
 
 
 ENDS = "and so on, and so on, " * 8
@@ -75,7 +105,8 @@ def test_pairs_that_are_cut_to_the_same_tokens_are_refused_by_their_rows(tmp_pat
 
 
 @pytest.mark.parametrize(
-    ("policy", "tie_policy", "num_rows"), [("tie", "soft", 2), ("drop", "soft", 1), ("tie", "drop", 1)]
+    ("policy", "tie_policy", "num_rows"),
+    [("tie", "soft", 2), ("drop", "soft", 1), ("tie", "drop", 1)],
 )
 def test_pairs_that_are_cut_to_the_same_tokens_become_ties_or_are_dropped_on_request(
     tmp_path: Path, policy: str, tie_policy: str, num_rows: int
@@ -88,18 +119,28 @@ def test_pairs_that_are_cut_to_the_same_tokens_become_ties_or_are_dropped_on_req
         planned(tmp_path, [CUT_TO_THE_SAME], max_length=32, on_identical="drop")
 
 
-def test_what_is_cut_to_the_same_tokens_keeps_its_other_ranks_and_its_labels(tmp_path: Path) -> None:
+def test_what_is_cut_to_the_same_tokens_keeps_its_other_ranks_and_its_labels(
+    tmp_path: Path,
+) -> None:
     tokenizer, soft = Tokenizer(tiny()), "soft"
     template = template_for(tokenizer, max_length=32)
     texts = [CUT_TO_THE_SAME["chosen"], "It is 6.", CUT_TO_THE_SAME["rejected"]]
     group = {"prompt": "2 + 2?", "completions": texts, "ranks": [0, 1, 2]}
-    ((ranked, _),) = render_rows(read_preferences([group], on_identical="tie"), template, tokenizer, soft).rows
+    ((ranked, _),) = render_rows(
+        read_preferences([group], on_identical="tie"), template, tokenizer, soft
+    ).rows
     assert ranked.ranks == (0, 1, 0)
     start = template_for(tokenizer, max_length=32, truncation="keep_start")
-    steps = {"prompt": "2 + 2?", "completions": [ENDS, "It is 4.", "It is 5."], "labels": [True, True, False]}
+    steps = {
+        "prompt": "2 + 2?",
+        "completions": [ENDS, "It is 4.", "It is 5."],
+        "labels": [True, True, False],
+    }
     with pytest.raises(InvalidData):
         render_rows(read_preferences([steps]), start, tokenizer, soft)
-    ((kept, _),) = render_rows(read_preferences([steps], on_identical="tie"), start, tokenizer, soft).rows
+    ((kept, _),) = render_rows(
+        read_preferences([steps], on_identical="tie"), start, tokenizer, soft
+    ).rows
     assert kept.labels == (True, True, False)
 
 
@@ -109,7 +150,9 @@ def test_a_reward_model_of_one_score_takes_no_rows_of_objectives(tmp_path: Path)
     (tmp_path / "data.jsonl").write_text(json.dumps({**PAIR, "objective": "safe"}))
     for file in base.glob("*.json"):
         (tmp_path / file.name).write_bytes(file.read_bytes())
-    write_reward_file(tmp_path, RewardFile(template=ScoringTemplate(form="standard", eos_token="<|im_end|>")))
+    write_reward_file(
+        tmp_path, RewardFile(template=ScoringTemplate(form="standard", eos_token="<|im_end|>"))
+    )
     plan = read_plan(None, {"model": str(tmp_path), "data": str(tmp_path / "data.jsonl")})
     with pytest.raises(HalteresError, match="the objective 'safe', which the model has not"):
         forecast(plan, tmp_path)
@@ -127,13 +170,20 @@ def test_a_value_out_of_range_names_its_setting() -> None:
 
 
 def test_what_changes_no_number_is_accepted_from_a_trl_config() -> None:
-    config = RewardConfig(report_to="none", pad_to_multiple_of="auto", warmup_ratio=0.1, dataset_num_proc=4)
+    config = RewardConfig(
+        report_to="none", pad_to_multiple_of="auto", warmup_ratio=0.1, dataset_num_proc=4
+    )
     assert config == RewardConfig(warmup_steps=0.1)
 
 
 @pytest.mark.parametrize(
     ("parameters", "rate", "batch"),
-    [(872_000, 1e-3, 8), (500_000_000, 2e-5, 8), (3_000_000_000, 1e-5, 4), (13_000_000_000, 5e-6, 2)],
+    [
+        (872_000, 1e-3, 8),
+        (500_000_000, 2e-5, 8),
+        (3_000_000_000, 1e-5, 4),
+        (13_000_000_000, 5e-6, 2),
+    ],
 )
 def test_the_preset_goes_by_size(parameters: int, rate: float, batch: int) -> None:
     config = RewardConfig().settled(parameters)

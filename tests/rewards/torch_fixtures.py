@@ -26,11 +26,18 @@ def sums(count: int, seed: int = 0, *, kinds: bool = True) -> Preferences:
     for number in range(count):
         a, b = drawn.randint(2, 9), drawn.randint(2, 9)
         polite = number % 2 == 0
-        good, bad = (f"Gladly: {a + b}", f"{a + b}") if polite else (f"{a + b}", f"{a + b + drawn.randint(1, 5)}")
+        good, bad = (
+            (f"Gladly: {a + b}", f"{a + b}")
+            if polite
+            else (f"{a + b}", f"{a + b + drawn.randint(1, 5)}")
+        )
         rows.append(
             Comparison(
                 prompt=[{"role": "user", "content": f"What is {a} + {b}?"}],
-                completions=([{"role": "assistant", "content": good}], [{"role": "assistant", "content": bad}]),
+                completions=(
+                    [{"role": "assistant", "content": good}],
+                    [{"role": "assistant", "content": bad}],
+                ),
                 ranks=(0, 1),
                 kind=("polite" if polite else "correct") if kinds else None,
                 row=number + 1,
@@ -49,7 +56,12 @@ def random_network(family: str, **changes: Any) -> ScoringNetwork:
         Qwen3Config,
     )
 
-    kinds: dict[str, Any] = {"qwen3": Qwen3Config, "qwen2": Qwen2Config, "llama": LlamaConfig, "mistral": MistralConfig}
+    kinds: dict[str, Any] = {
+        "qwen3": Qwen3Config,
+        "qwen2": Qwen2Config,
+        "llama": LlamaConfig,
+        "mistral": MistralConfig,
+    }
     settings: dict[str, Any] = {
         "vocab_size": 97,
         "hidden_size": 32,

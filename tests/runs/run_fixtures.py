@@ -30,7 +30,9 @@ class StartRun(Protocol):
 
 
 def settings(*edits: str) -> Settings:
-    return load_settings(ENVIRONMENT, None, ["trainer.total_steps=4", "trainer.checkpoint_every=2", *edits])
+    return load_settings(
+        ENVIRONMENT, None, ["trainer.total_steps=4", "trainer.checkpoint_every=2", *edits]
+    )
 
 
 def wait(run: RunDirectory, until: Callable[[RunState], object], within_s: float = 20) -> RunState:
@@ -40,7 +42,9 @@ def wait(run: RunDirectory, until: Callable[[RunState], object], within_s: float
         state = run.state()
         if until(state):
             return state
-        assert not state.terminal, f"{state.status}: {state.error}\n" + "\n".join(run.log_tail("supervisor", 30))
+        assert not state.terminal, f"{state.status}: {state.error}\n" + "\n".join(
+            run.log_tail("supervisor", 30)
+        )
         return None
 
     state = wait_until(reached, within_s, f"{run.path}/run.json")
@@ -63,7 +67,9 @@ def end(run: RunDirectory) -> None:
 
 def survivors(state: RunState) -> list[str]:
     """Roles whose process, or any of whose process group, is still there."""
-    return [role for role, facts in state.processes.items() if facts.get("pid") and _group_lives(facts)]
+    return [
+        role for role, facts in state.processes.items() if facts.get("pid") and _group_lives(facts)
+    ]
 
 
 def _group_lives(facts: dict[str, Any]) -> bool:
@@ -80,11 +86,15 @@ def _group_lives(facts: dict[str, Any]) -> bool:
 
 
 def large_model(folder: Path) -> Path:
-    """A model folder of 26 M parameters whose weights are a hole in a file: it has a size, and can be read for that."""
+    """A model folder of 26 M parameters whose weights are a hole in a file: it has a size, and can
+    be read for that.
+    """
     tiny = builtin_path(TINY)
     assert tiny is not None
     shutil.copytree(tiny, folder)
-    header = json.dumps({"rows": {"dtype": "F32", "shape": [26_000_000], "data_offsets": [0, 104_000_000]}}).encode()
+    header = json.dumps(
+        {"rows": {"dtype": "F32", "shape": [26_000_000], "data_offsets": [0, 104_000_000]}}
+    ).encode()
     with (folder / "model.safetensors").open("wb") as weights:
         weights.write(len(header).to_bytes(8, "little") + header)
         weights.truncate(8 + len(header) + 104_000_000)

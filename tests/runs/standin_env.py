@@ -34,7 +34,14 @@ def config(path: str) -> dict[str, Any]:
 
 
 def describe(given: dict[str, Any]) -> None:
-    wiring = {"tokenizer_name", "rollout_server_url", "total_steps", "steps_per_eval", "seed", "use_wandb"}
+    wiring = {
+        "tokenizer_name",
+        "rollout_server_url",
+        "total_steps",
+        "steps_per_eval",
+        "seed",
+        "use_wandb",
+    }
     known = {**DEFAULTS, **dict.fromkeys(wiring), "wandb_name": None, "run_dir": None}
     problems = [
         {"field": name, "got": value, "rule": "there is no such setting", "did_you_mean": None}
@@ -54,7 +61,8 @@ def describe(given: dict[str, Any]) -> None:
 
 def serve(given: dict[str, Any]) -> None:
     behaviour = os.environ.get("STANDIN_ENV", "")
-    url = "http://" + given["rollout_server_url"].rpartition("@")[2] + "/register-env"  # the stand-in asks for no token
+    # the stand-in asks for no token
+    url = "http://" + given["rollout_server_url"].rpartition("@")[2] + "/register-env"
     request = urllib.request.Request(url, data=b"{}")  # noqa: S310 - ours
     urllib.request.urlopen(request, timeout=30).read()  # noqa: S310 - ours
     if behaviour == "dies":
@@ -72,7 +80,9 @@ def serve(given: dict[str, Any]) -> None:
     if behaviour == "stubborn":
         signal.signal(signal.SIGTERM, signal.SIG_IGN)
     if behaviour == "leaves a session":
-        left = subprocess.Popen([sys.executable, "-c", "import signal; signal.pause()"], start_new_session=True)
+        left = subprocess.Popen(
+            [sys.executable, "-c", "import signal; signal.pause()"], start_new_session=True
+        )
         Path(given["run_dir"], "left").write_text(str(left.pid))
     while True:
         signal.pause()

@@ -1,12 +1,13 @@
 """Stand-ins for service, engine, api and trainer: what a supervisor sees of them, and nothing else.
 
-`python standin_roles.py supervisor DIR --lock-fd N` is a real supervisor whose roles are these. STANDIN_STEPS: the
-trainer does so many steps, then waits for a signal (default: all). STANDIN_TRAINER: `obeys` requests to stop too,
-`forgetful` of final weights. STANDIN_CONCLUSION=raises: a defect in what writes the results. STANDIN_DIES: ROLE@start
-dies before it is ready. STANDIN_NOTICE: what the trainer notices before its first step. STANDIN_SINKS: the process that
-forwards metrics `dies`, `hangs`, or tells its `variables`; else it is the real one, with less patience.
-STANDIN_REFUSES: in which words the service has refused all that the environment asked. STANDIN_FIGURES: more metrics
-of the trainer's rows, in JSON.
+`python standin_roles.py supervisor DIR --lock-fd N` is a real supervisor whose roles are these.
+STANDIN_STEPS: the trainer does so many steps, then waits for a signal (default: all).
+STANDIN_TRAINER: `obeys` requests to stop too, `forgetful` of final weights.
+STANDIN_CONCLUSION=raises: a defect in what writes the results. STANDIN_DIES: ROLE@start dies before
+it is ready. STANDIN_NOTICE: what the trainer notices before its first step. STANDIN_SINKS: the
+process that forwards metrics `dies`, `hangs`, or tells its `variables`; else it is the real one,
+with less patience. STANDIN_REFUSES: in which words the service has refused all that the environment
+asked. STANDIN_FIGURES: more metrics of the trainer's rows, in JSON.
 """
 
 from __future__ import annotations
@@ -30,7 +31,8 @@ from typing import Any
 def main() -> None:
     role, *rest = sys.argv[1:]
     if role == "supervisor":
-        importlib.import_module("httpx")  # the first probe would: stand-ins may have done all their steps by then
+        # the first probe would: stand-ins may have done all their steps by then
+        importlib.import_module("httpx")
 
         from halteres.observe import plots
         from halteres.runs.diagnosis import alerts as diagnosis
@@ -41,10 +43,14 @@ def main() -> None:
             controller.HEARTBEAT_S, diagnosis.LASTING_S = 0.05, 0.1
         controller.LEAST_FREE_BYTES = int(os.environ.get("STANDIN_LEAST_FREE", "0"))
         controller.CAP_GRACE_S = float(os.environ.get("STANDIN_CAP_GRACE_S", "30"))
-        run_processes.SINKS, run_processes.SINKS_END_WITHIN_S = (sys.executable, __file__, "sinks"), 15
+        run_processes.SINKS, run_processes.SINKS_END_WITHIN_S = (
+            (sys.executable, __file__, "sinks"),
+            15,
+        )
         if os.environ.get("STANDIN_SINKS") == "hangs":
             run_processes.SINKS_END_WITHIN_S = 0.5
-        if policy := os.environ.get("STANDIN_POLICY"):  # what a start would refuse, the supervisor must still hold to
+        # what a start would refuse, the supervisor must still hold to
+        if policy := os.environ.get("STANDIN_POLICY"):
             Path(rest[0], "policy.json").write_text(policy)
         if os.environ.get("STANDIN_CONCLUSION") == "raises":
             supervisor.conclude = lambda *_: 1 / 0
@@ -117,12 +123,18 @@ def service(run: str, descriptor: str) -> None:
     state.mkdir(exist_ok=True)
     ours, theirs = os.pipe()
     os.set_inheritable(ours, True)
-    child = subprocess.Popen([sys.executable, __file__, "engine", str(ours)], pass_fds=(ours,), process_group=0)
+    child = subprocess.Popen(
+        [sys.executable, __file__, "engine", str(ours)], pass_fds=(ours,), process_group=0
+    )
     with (state / "engine.log").open("a") as log:
         log.write("an engine started\n")
     (state / "service.json").write_text(json.dumps({"pid": os.getpid(), "engine_pid": child.pid}))
     refusal = {"status": 400, "path": "/generate", "why": os.environ.get("STANDIN_REFUSES", "")}
-    requests = {"answered": 0, "refused_in_a_row": 9 * bool(refusal["why"]), "last_refusal": refusal}
+    requests = {
+        "answered": 0,
+        "refused_in_a_row": 9 * bool(refusal["why"]),
+        "last_refusal": refusal,
+    }
     ok = {"status": "ok"}
     routes = {"/api/v1/healthz": ok, "/runs/preflight/v1/models": ok}
     routes[f"/halteres/v1/runs/{Path(run).name}/requests"] = requests
@@ -174,32 +186,53 @@ def trainer(run: str) -> None:
     settings = json.loads((folder / "settings.json").read_text())
     total, resumed = settings["trainer"]["total_steps"], wiring["resume_from"]
     if resumed:
-        assert place(folder, resumed["state_path"]).is_dir(), f"{resumed['state_path']} is not in this service's state"
+        assert place(folder, resumed["state_path"]).is_dir(), (
+            f"{resumed['state_path']} is not in this service's state"
+        )
     step: int = resumed["step"] if resumed else 0
     stopped: list[
         int
-    ] = []  # no Event: its `wait` holds, for an instant, the lock that a handler's `set` would wait for
+        # no Event: its `wait` holds, for an instant, the lock that a handler's `set` would wait for
+    ] = []
     signal.signal(signal.SIGTERM, lambda number, _: stopped.append(number))
     if not resumed:
         checkpoint(folder, "step-000000", 0, weights=False)
     (folder / "control" / "trainer.ready").touch()
     until = min(total, int(os.environ.get("STANDIN_STEPS", total)))
     if notice := os.environ.get("STANDIN_NOTICE"):
-        append(folder / "events.jsonl", {"type": "notice", "rule": "nan_loss", "step": 1, "evidence": notice})
+        append(
+            folder / "events.jsonl",
+            {"type": "notice", "rule": "nan_loss", "step": 1, "evidence": notice},
+        )
     while step < until:
         step += 1
-        rewards = {"reward/mean": step / total, "reward/min": 0.0, "reward/max": 1.0, "groups/without_signal": 1.0}
-        figures = {**rewards, "tokens/action": 100.0, **json.loads(os.environ.get("STANDIN_FIGURES", "{}"))}
-        append(folder / "metrics.jsonl", {"step": step, "src": "trainer", **figures, "t": time.time()})
+        rewards = {
+            "reward/mean": step / total,
+            "reward/min": 0.0,
+            "reward/max": 1.0,
+            "groups/without_signal": 1.0,
+        }
+        figures = {
+            **rewards,
+            "tokens/action": 100.0,
+            **json.loads(os.environ.get("STANDIN_FIGURES", "{}")),
+        }
+        append(
+            folder / "metrics.jsonl", {"step": step, "src": "trainer", **figures, "t": time.time()}
+        )
         if step < total and step % settings["trainer"]["checkpoint_every"] == 0:
             checkpoint(folder, f"step-{step:06d}", step)
     obeys = os.environ.get("STANDIN_TRAINER") == "obeys"
-    while step < total and not stopped and not (obeys and (folder / "control" / "stop.json").exists()):
+    while (
+        step < total and not stopped and not (obeys and (folder / "control" / "stop.json").exists())
+    ):
         time.sleep(0.02)
     checkpoint(folder, "final", step, final=os.environ.get("STANDIN_TRAINER") != "forgetful")
 
 
-def checkpoint(folder: Path, name: str, step: int, weights: bool = True, final: bool = False) -> None:
+def checkpoint(
+    folder: Path, name: str, step: int, weights: bool = True, final: bool = False
+) -> None:
     row: dict[str, Any] = {
         "name": name,
         "step": step,
@@ -216,7 +249,9 @@ def checkpoint(folder: Path, name: str, step: int, weights: bool = True, final: 
             place(folder, path).mkdir(parents=True)
             (place(folder, path) / "adapter_config.json").write_text("{}")
     append(folder / "checkpoints.jsonl", row)
-    early = {"reason": os.environ["STANDIN_REASON"]} if final and "STANDIN_REASON" in os.environ else {}
+    early = (
+        {"reason": os.environ["STANDIN_REASON"]} if final and "STANDIN_REASON" in os.environ else {}
+    )
     append(folder / "events.jsonl", {**row, "type": "checkpoint", **early})
 
 

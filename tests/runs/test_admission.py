@@ -1,4 +1,6 @@
-"""Starts at the same time: one key is one run, a cap holds, and whoever fails leaves nothing. With stand-ins."""
+"""Starts at the same time: one key is one run, a cap holds, and whoever fails leaves nothing. With
+stand-ins.
+"""
 
 from __future__ import annotations
 
@@ -36,7 +38,9 @@ print(start_run(asked, idempotency_key=sys.argv[1], supervisor=STANDIN_SUPERVISO
 def test_one_key_in_many_processes_at_once_is_one_run(home: Path) -> None:
     command = [sys.executable, "-c", ONE_START, "the-key"]
     starters = [
-        subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True, cwd=HERE.parent)
+        subprocess.Popen(
+            command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True, cwd=HERE.parent
+        )
         for _ in range(3)
     ]
     for starter in starters:
@@ -84,7 +88,10 @@ def test_more_steps_than_the_policy_allows_are_refused(start: StartRun, home: Pa
     with pytest.raises(PolicyCap) as refused:
         start(policy=Policy(caps=Caps(max_steps=3)))
     assert (refused.value.code, refused.value.details["limit"]) == ("policy_cap", 3)
-    assert any(check["check"] == "steps allowed" and not check["ok"] for check in refused.value.details["checks"])
+    assert any(
+        check["check"] == "steps allowed" and not check["ok"]
+        for check in refused.value.details["checks"]
+    )
     assert not (home / "runs").exists()
 
 
@@ -145,7 +152,11 @@ def test_a_package_or_data_set_that_the_environment_lacks_is_found_before_a_run_
 
     for _ in range(2):  # what was missing is not remembered: it may be installed meanwhile
         error = refusal()
-        assert error is not None and error.code == "preflight_failed" and error.next == "pip install abacus"
+        assert (
+            error is not None
+            and error.code == "preflight_failed"
+            and error.next == "pip install abacus"
+        )
         assert "needs the package abacus" in error.what
     assert refusal("group_size=2") is None
 

@@ -61,7 +61,9 @@ def test_the_step_before_the_last_one_allowed_uses_steps_up() -> None:
     assert capped.note("max_steps", 2).startswith(
         "Ended by the operator's policy 'careful': max_steps is 3; 3 steps are used."
     )
-    assert 'What was learnt up to step 2 is kept: rl_get_results("3fa9c1d2").' in capped.note("max_steps", 2)
+    assert 'What was learnt up to step 2 is kept: rl_get_results("3fa9c1d2").' in capped.note(
+        "max_steps", 2
+    )
 
 
 def test_where_nothing_is_kept_the_note_does_not_say_so() -> None:
@@ -88,7 +90,9 @@ def test_tokens_are_used_up_when_another_step_would_exceed_them() -> None:
 
 def test_rows_of_others_and_odd_ones_do_not_count() -> None:
     capped = budget(max_tokens=350, max_steps=90)
-    capped.remember([{"step": 99, "src": "env", "tokens/action": 1e9}, {"src": "trainer"}, step(1, None)])
+    capped.remember(
+        [{"step": 99, "src": "env", "tokens/action": 1e9}, {"src": "trainer"}, step(1, None)]
+    )
     assert capped.used_up() is None
 
 
@@ -99,7 +103,9 @@ def test_hours_count_from_the_start_of_the_supervisor() -> None:
     assert "max_hours is 2; 2.1 hours are used" in late.why("max_hours")
 
 
-def test_a_clock_that_is_set_neither_ends_nor_prolongs_a_run(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_clock_that_is_set_neither_ends_nor_prolongs_a_run(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     capped = Budget(Policy(caps=Caps(max_hours=2)), STATE)
     monkeypatch.setattr("time.time", lambda: 1e12)
     assert capped.used_up() is None
@@ -109,7 +115,9 @@ def test_a_clock_that_is_set_neither_ends_nor_prolongs_a_run(monkeypatch: pytest
     ("seconds", "grace_s"),
     [((), 300.0), ((10.0,), 300.0), ((9000.0, 400.0, 390.0), 1200.0), ((1e5,), 3600.0)],
 )
-def test_the_grace_at_a_cap_is_as_long_as_steps_are(seconds: tuple[float, ...], grace_s: float) -> None:
+def test_the_grace_at_a_cap_is_as_long_as_steps_are(
+    seconds: tuple[float, ...], grace_s: float
+) -> None:
     watched = budget()
     watched.remember({**step(number), "time/step": took} for number, took in enumerate(seconds, 1))
     assert watched.grace_s == grace_s
@@ -123,7 +131,9 @@ def test_caps_that_cannot_be_read_are_no_licence(tmp_path: Path) -> None:
         Budget.of(run, STATE)
 
 
-def capped_run(start: StartRun, monkeypatch: pytest.MonkeyPatch, caps: Caps, num_steps: int = 3) -> RunDirectory:
+def capped_run(
+    start: StartRun, monkeypatch: pytest.MonkeyPatch, caps: Caps, num_steps: int = 3
+) -> RunDirectory:
     """A run whose trainer does so many steps, then waits."""
     monkeypatch.setenv("STANDIN_POLICY", Policy(name="careful", caps=caps).model_dump_json())
     monkeypatch.setenv("STANDIN_STEPS", str(num_steps))
@@ -137,7 +147,12 @@ def test_at_a_cap_the_trainer_is_asked_to_end_with_a_checkpoint(
     monkeypatch.setenv("STANDIN_TRAINER", "obeys")
     run = capped_run(start, monkeypatch, Caps(**{cap: limit}))
     state = wait_for_end(run)
-    assert (state.status, state.code, state.error, state.resumable) == ("stopped", "policy_cap", None, True)
+    assert (state.status, state.code, state.error, state.resumable) == (
+        "stopped",
+        "policy_cap",
+        None,
+        True,
+    )
     assert state.note is not None and f"'careful': {cap} is {limit}; " in state.note
     assert state.last_checkpoint is not None and state.last_checkpoint["step"] == 3
     (told,) = [event for event in run.events() if event["type"] == "policy_cap"]
@@ -156,14 +171,22 @@ def test_a_trainer_that_does_not_end_at_a_cap_is_ended_after_a_grace(
     assert not survivors(state)
 
 
-def test_hours_end_also_a_run_that_never_got_going(start: StartRun, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_hours_end_also_a_run_that_never_got_going(
+    start: StartRun, monkeypatch: pytest.MonkeyPatch
+) -> None:
     state = wait_for_end(capped_run(start, monkeypatch, Caps(max_hours=1e-9), num_steps=0))
     assert (state.status, state.code) == ("stopped", "policy_cap")
-    assert state.note is not None and "max_hours" in state.note and "No checkpoint was written" in state.note
+    assert (
+        state.note is not None
+        and "max_hours" in state.note
+        and "No checkpoint was written" in state.note
+    )
     assert not survivors(state)
 
 
-def test_a_run_whose_caps_cannot_be_read_does_not_begin(start: StartRun, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_run_whose_caps_cannot_be_read_does_not_begin(
+    start: StartRun, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setenv("STANDIN_POLICY", "{")
     state = wait_for_end(start())
     assert (state.status, state.code) == ("failed", "invalid_config")

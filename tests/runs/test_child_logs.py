@@ -1,4 +1,6 @@
-"""What a child prints reaches its log without secrets, however it is cut, and nobody waits for it."""
+"""What a child prints reaches its log without secrets, however it is cut, and nobody waits for
+it.
+"""
 
 from __future__ import annotations
 
@@ -32,7 +34,9 @@ def strained(stream: bytes, cuts: list[int], secrets: list[str] = SECRETS) -> by
 
 @pytest.mark.parametrize("seed", range(40))
 def test_a_stream_is_struck_alike_however_it_is_cut(seed: int) -> None:
-    """Secrets that overlap, begin like one another, hold line ends or letters of two bytes; among bytes of no text."""
+    """Secrets that overlap, begin like one another, hold line ends or letters of two bytes; among
+    bytes of no text.
+    """
     draw = random.Random(seed)
     parts = [
         *SECRETS,
@@ -62,7 +66,16 @@ def test_what_is_held_back_is_less_than_a_secret_and_only_the_beginning_of_one()
 @pytest.mark.parametrize("seed", range(20))
 def test_logins_are_struck_out_of_a_stream_alike_however_it_is_cut(seed: int) -> None:
     draw = random.Random(seed)
-    words = (*SECRETS, "http://any:k3y@h:80/x", "'redis://:schlüssel@c/0'", "http://h:80", "12:30", "://", "a@b", "x:")
+    words = (
+        *SECRETS,
+        "http://any:k3y@h:80/x",
+        "'redis://:schlüssel@c/0'",
+        "http://h:80",
+        "12:30",
+        "://",
+        "a@b",
+        "x:",
+    )
     text = " ".join(draw.choice(words) for _ in range(40))
     stream = os.fsencode(text)
     whole = os.fsencode(Redactor(SECRETS).text(text))
@@ -76,7 +89,9 @@ def test_the_login_of_an_address_is_struck_out_however_late_its_end_comes() -> N
     assert secret_filter.through(b"asking http://any:pass") == b"asking http"
     assert secret_filter.through(b"word@h") == b""
     assert secret_filter.through(b":80 \n") == b"://any:***@h:80 \n"
-    assert secret_filter.through(b"x" + b"://" + b"y" * 1_000_000) == b"x" + b"://" + b"y" * 1_000_000
+    assert (
+        secret_filter.through(b"x" + b"://" + b"y" * 1_000_000) == b"x" + b"://" + b"y" * 1_000_000
+    )
 
 
 def test_what_is_too_short_to_be_a_secret_is_told() -> None:
@@ -92,12 +107,16 @@ def lifeline() -> Iterator[Lifeline]:
         line.close()
 
 
-async def run(folder: Path, code: str, log: Path | None = None, keys: tuple[str, ...] = ()) -> Child:
+async def run(
+    folder: Path, code: str, log: Path | None = None, keys: tuple[str, ...] = ()
+) -> Child:
     """A child that has ended."""
     with lifeline() as line:
         async with asyncio.timeout(20):
             command = (sys.executable, "-c", code)
-            child = spawn(command, log=log or folder / "log", folder=folder, lifeline=line, keys=keys)
+            child = spawn(
+                command, log=log or folder / "log", folder=folder, lifeline=line, keys=keys
+            )
             await asyncio.wrap_future(child.exit)
             return child
 
@@ -108,21 +127,30 @@ def secret(monkeypatch: pytest.MonkeyPatch) -> str:
     return "tok-1234567890"
 
 
-async def test_a_childs_last_words_are_in_its_log_when_its_end_is_told(tmp_path: Path, secret: str) -> None:
-    code = f"import os; os.write(1, b'\\xff {secret[:5]}'); os.write(2, b'{secret[5:]}'); os.kill(os.getpid(), 9)"
+async def test_a_childs_last_words_are_in_its_log_when_its_end_is_told(
+    tmp_path: Path, secret: str
+) -> None:
+    code = (
+        f"import os; os.write(1, b'\\xff {secret[:5]}'); os.write(2, b'{secret[5:]}'); "
+        "os.kill(os.getpid(), 9)"
+    )
     child = await run(tmp_path, code)
     assert child.exit_code == -signal.SIGKILL
     assert (tmp_path / "log").read_bytes() == b"\xff ***"
 
 
-async def test_both_outputs_are_in_the_order_in_which_they_were_written(tmp_path: Path, secret: str) -> None:
+async def test_both_outputs_are_in_the_order_in_which_they_were_written(
+    tmp_path: Path, secret: str
+) -> None:
     code = "import os\nfor i in range(2000): os.write(1 + i % 2, b'%d\\n' % i)"
     await run(tmp_path, code)
     assert (tmp_path / "log").read_text().split() == [str(number) for number in range(2000)]
 
 
 async def test_a_full_disk_makes_no_child_wait_or_fail(tmp_path: Path, secret: str) -> None:
-    child = await run(tmp_path, "import sys; sys.stdout.write('x' * 3_000_000)", log=Path("/dev/full"))
+    child = await run(
+        tmp_path, "import sys; sys.stdout.write('x' * 3_000_000)", log=Path("/dev/full")
+    )
     assert child.exit_code == 0
 
 
@@ -131,7 +159,8 @@ async def test_whoever_holds_the_output_open_does_not_delay_the_news_of_the_end(
 ) -> None:
     monkeypatch.setattr(run_processes, "EMPTIED_WITHIN_S", 0.05)
     code = (
-        "import subprocess, sys; daemon = subprocess.Popen([sys.executable, '-c', 'import signal; signal.pause()'],"
+        "import subprocess, sys; daemon = subprocess.Popen([sys.executable, '-c', 'import signal; "
+        "signal.pause()'],"
         " start_new_session=True); print(daemon.pid)"
     )
     child = await run(tmp_path, code)
@@ -140,7 +169,9 @@ async def test_whoever_holds_the_output_open_does_not_delay_the_news_of_the_end(
     os.kill(daemon, signal.SIGKILL)
 
 
-async def test_without_a_secret_a_child_writes_its_log_itself(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_without_a_secret_a_child_writes_its_log_itself(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """It then does not depend on us for that at all."""
     for name in environ.secrets():
         monkeypatch.delenv(name)
@@ -170,19 +201,29 @@ async def test_a_child_is_given_the_secrets_that_are_named_and_no_other(
 ) -> None:
     monkeypatch.setenv("TINKER_API_KEY", "tml-1234567890")
     monkeypatch.setenv("HARMLESS", "here")
-    code = "import os; print([os.environ.get(n, '') and n for n in ('MY_TOKEN', 'TINKER_API_KEY', 'HARMLESS')])"
+    code = (
+        "import os; print([os.environ.get(n, '') and n for n in ('MY_TOKEN', 'TINKER_API_KEY', "
+        "'HARMLESS')])"
+    )
     await run(tmp_path, code, keys=("TINKER_API_KEY",))
     assert (tmp_path / "log").read_text() == "['', 'TINKER_API_KEY', 'HARMLESS']\n"
 
 
-async def test_what_a_process_of_ours_logs_itself_holds_no_secret_of_its_own(tmp_path: Path, secret: str) -> None:
-    """Also where nobody strains it, as when a supervisor writes its own log; tracebacks included."""
+async def test_what_a_process_of_ours_logs_itself_holds_no_secret_of_its_own(
+    tmp_path: Path, secret: str
+) -> None:
+    """Also where nobody strains it, as when a supervisor writes its own log; tracebacks
+    included.
+    """
     code = (
-        "import logging, sys; from halteres.process import begin; begin('test'); sys.stderr.write('raw ')\n"
+        "import logging, sys; from halteres.process import begin; begin('test'); "
+        "sys.stderr.write('raw ')\n"
         f"try: raise RuntimeError('{secret}')\n"
         f"except RuntimeError: logging.exception('key=%s', '{secret}')"
     )
-    process = await asyncio.create_subprocess_exec(sys.executable, "-c", code, stderr=asyncio.subprocess.PIPE)
+    process = await asyncio.create_subprocess_exec(
+        sys.executable, "-c", code, stderr=asyncio.subprocess.PIPE
+    )
     _, said = await process.communicate()
     assert b"key=***" in said and b"RuntimeError: ***" in said
     assert secret.encode() not in said

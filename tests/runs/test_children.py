@@ -22,11 +22,15 @@ print(child.pid, flush=True)
 """
 
 
-async def parent_of_one(tmp_path: Path, lifeline: Lifeline, kind: str = "loose") -> tuple[Child, int]:
+async def parent_of_one(
+    tmp_path: Path, lifeline: Lifeline, kind: str = "loose"
+) -> tuple[Child, int]:
     """A child that leaves one of its own behind when it ends, at once; the pid of that one."""
     command, told = (sys.executable, "-c", PARENT, kind), tmp_path / "told"
     with told.open("wb") as answer:
-        child = spawn(command, log=tmp_path / "log", folder=tmp_path, lifeline=lifeline, answer=answer)
+        child = spawn(
+            command, log=tmp_path / "log", folder=tmp_path, lifeline=lifeline, answer=answer
+        )
     return child, int(await until(told.read_text, what=lambda: "it tells the pid of its own"))
 
 
@@ -45,7 +49,9 @@ def test_what_a_child_leaves_is_killed_when_it_has_ended(tmp_path: Path) -> None
     asyncio.run(scene())
 
 
-def test_a_grandchild_that_holds_the_output_open_cannot_keep_a_child_from_ending(tmp_path: Path) -> None:
+def test_a_grandchild_that_holds_the_output_open_cannot_keep_a_child_from_ending(
+    tmp_path: Path,
+) -> None:
     async def scene() -> None:
         lifeline = Lifeline.open()
         async with asyncio.timeout(20):

@@ -88,14 +88,20 @@ def test_phases_are_told_in_order_and_every_role_is_recorded(start: StartRun) ->
     state = wait_for_end(run)
 
     def phases() -> list[tuple[str, str | None]]:
-        return [(event["status"], event["phase"]) for event in run.events() if event["type"] == "status"]
+        return [
+            (event["status"], event["phase"]) for event in run.events() if event["type"] == "status"
+        ]
 
     wait_until(lambda: phases()[-1][0] == "completed")  # run.json says so first
     told = phases()
     assert told[0] == ("starting", "api")
     assert told[-2:] == [("running", "evaluation"), ("completed", None)]
     assert {"service", "engine", "api", "trainer", "env"} == set(state.processes)
-    assert set(conditions(state).values()) <= {"exited (0)", "ended with the run", "exited with its service"}
+    assert set(conditions(state).values()) <= {
+        "exited (0)",
+        "ended with the run",
+        "exited with its service",
+    }
     assert state.processes["trainer"]["exit"] == 0
     assert state.processes["service"]["port"] == int(state.urls["service"].rpartition(":")[2])
 
@@ -116,7 +122,11 @@ def test_an_evaluation_that_dies_is_an_event_and_the_run_completes(
     assert wait_for_end(run).status == "completed"
     why = "The evaluation exited with code 4. All 3 held-out tasks failed. They are too hard."
     told = [{"step": 0, "why": why}, {"step": 4, "why": why}]
-    assert [{"step": it["step"], "why": it["error"]} for it in run.events() if it["type"] == "eval_failed"] == told
+    assert [
+        {"step": it["step"], "why": it["error"]}
+        for it in run.events()
+        if it["type"] == "eval_failed"
+    ] == told
     progress, results = read_progress(run), run.results()
     assert [{"step": failed.step, "why": failed.why} for failed in progress.eval_failed] == told
     assert results is not None and results["eval_failed"] == told
@@ -129,7 +139,9 @@ def test_an_environment_without_evaluation_is_asked_once_and_the_run_says_so_fro
     monkeypatch.setenv("STANDIN_EVALUATE", "has none")
     monkeypatch.setenv("STANDIN_STEPS", "1")
     run = start("trainer.eval_every=1")
-    says = "There will be no held-out figure. standin cannot be evaluated. Its class has no evaluate."
+    says = (
+        "There will be no held-out figure. standin cannot be evaluated. Its class has no evaluate."
+    )
     wait(run, lambda state: read_progress(run).no_evaluation == says)
     stop_run(run)
     wait_for_end(run)
@@ -173,7 +185,9 @@ def test_an_engine_that_dies_in_the_last_evaluation_and_comes_back_is_told(
     with subprocess.Popen(["sleep", "4"]) as another:
         os.kill(state.processes["engine"]["pid"], signal.SIGKILL)
         service = run.path / "service" / "service.json"
-        service.write_text(json.dumps({**json.loads(service.read_text()), "engine_pid": another.pid}))
+        service.write_text(
+            json.dumps({**json.loads(service.read_text()), "engine_pid": another.pid})
+        )
         assert wait_for_end(run).status == "completed"
     assert read_restarts(run.path / "events.jsonl") == {"engine": 1}
     exits = [event["role"] for event in run.events() if event["type"] == "process_exit"]
@@ -200,7 +214,9 @@ def test_rows_that_show_nothing_to_learn_raise_one_alert(start: StartRun) -> Non
     wait_for_end(run)
     (alert,) = [event for event in run.events() if event["type"] == "alert"]
     assert (alert["rule"], alert["step"]) == ("no_reward_variance", 5)
-    assert f'resume_from="{run.run_id}"' in alert["remedy"] and '"env.group_size":4' in alert["remedy"]
+    assert (
+        f'resume_from="{run.run_id}"' in alert["remedy"] and '"env.group_size":4' in alert["remedy"]
+    )
 
 
 def test_a_failures_words_hold_no_secret(start: StartRun, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -208,11 +224,15 @@ def test_a_failures_words_hold_no_secret(start: StartRun, monkeypatch: pytest.Mo
     monkeypatch.setenv("STANDIN_DIES", "trainer@start")
     state = wait_for_end(run := start())
     assert state.error is not None and "The trainer has no legs. ***." in state.error
-    assert "It was born so" not in "".join(file.read_text(errors="replace") for file in run.path.glob("*.*"))
+    assert "It was born so" not in "".join(
+        file.read_text(errors="replace") for file in run.path.glob("*.*")
+    )
     assert "It was born so" not in run.log("trainer").read_text()
 
 
-def test_stop_ends_a_run_with_a_checkpoint_and_no_orphan(start: StartRun, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_stop_ends_a_run_with_a_checkpoint_and_no_orphan(
+    start: StartRun, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setenv("STANDIN_STEPS", "1")
     run = start()
     wait(run, lambda state: state.status == "running" and state.step == 1)
@@ -224,7 +244,9 @@ def test_stop_ends_a_run_with_a_checkpoint_and_no_orphan(start: StartRun, monkey
 
 
 @pytest.mark.skipif(sys.platform != "linux", reason="only Linux has subreapers")
-def test_a_process_that_left_its_group_ends_with_the_run(start: StartRun, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_process_that_left_its_group_ends_with_the_run(
+    start: StartRun, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setenv("STANDIN_STEPS", "1")
     monkeypatch.setenv("STANDIN_ENV", "leaves a session")
     run = start()
@@ -243,7 +265,9 @@ def is_gone(pid: int) -> bool:
     return False
 
 
-def test_stop_works_while_the_run_is_still_starting(start: StartRun, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_stop_works_while_the_run_is_still_starting(
+    start: StartRun, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setenv("STANDIN_STEPS", "0")
     run = start()
     state = stop_run(run)
@@ -251,7 +275,9 @@ def test_stop_works_while_the_run_is_still_starting(start: StartRun, monkeypatch
     assert not survivors(state)
 
 
-def test_after_step_leaves_the_trainer_to_end_by_itself(start: StartRun, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_after_step_leaves_the_trainer_to_end_by_itself(
+    start: StartRun, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setenv("STANDIN_STEPS", "1")
     run = start()
     running = wait(run, lambda state: state.status == "running" and state.step == 1)
@@ -269,8 +295,9 @@ def test_a_run_completes_early_once_its_held_out_figure_is_reached(
     run = start("trainer.eval_every=2", "run.stop_when=0.9")
     state = wait_for_end(run)
     assert (state.status, state.step, state.error) == ("completed", 2, None)
-    assert (
-        state.note == "eval/percent_correct was 1 at step 2: stop_when (0.9) is reached; the run ended at step 2 of 4."
+    assert state.note == (
+        "eval/percent_correct was 1 at step 2: stop_when (0.9) is reached; the run ended at "
+        "step 2 of 4."
     )
     assert [event["step"] for event in run.events() if event["type"] == "goal_reached"] == [2]
     assert [event["step"] for event in run.events() if event["type"] == "eval"] == [0, 2]
@@ -284,10 +311,14 @@ def test_a_held_out_figure_that_is_no_number_reaches_no_goal_and_the_run_goes_on
     monkeypatch.setenv("STANDIN_EVALUATE", "says NaN")
     monkeypatch.setenv("STANDIN_STEPS", "2")
     run = start("trainer.eval_every=2", "run.stop_when=0.9")
-    wait(run, lambda _: [row["step"] for row in run.metrics() if row.get("src") == "eval"] == [0, 2])
+    wait(
+        run, lambda _: [row["step"] for row in run.metrics() if row.get("src") == "eval"] == [0, 2]
+    )
     os.kill(run.state().processes["trainer"]["pid"], signal.SIGTERM)
     state = wait_for_end(run)
-    assert "Trainer exited with code 0 at step 2" in (state.error or ""), "it was the test that ended it"
+    assert "Trainer exited with code 0 at step 2" in (state.error or ""), (
+        "it was the test that ended it"
+    )
     assert not [event for event in run.events() if event["type"] == "goal_reached"]
 
 
@@ -311,8 +342,12 @@ def test_a_run_ends_with_a_checkpoint_at_an_alert_of_drift_where_its_settings_sa
     budget = ("trainer.kl_coef=0.1", "trainer.kl_budget=0.1")
     state = wait_for_end(run := start(*budget, "run.on_drift=stop"))
     assert (state.status, state.step, state.error, state.resumable) == ("stopped", 3, None, True)
-    assert (state.note or "").startswith("The alert kl_over_budget came at step 3, and on_drift is stop. The policy is")
-    assert [event["rule"] for event in run.events() if event["type"] == "drift"] == ["kl_over_budget"]
+    assert (state.note or "").startswith(
+        "The alert kl_over_budget came at step 3, and on_drift is stop. The policy is"
+    )
+    assert [event["rule"] for event in run.events() if event["type"] == "drift"] == [
+        "kl_over_budget"
+    ]
     assert not survivors(state)
 
 
@@ -346,7 +381,9 @@ def test_an_alert_of_drift_warns_and_the_run_goes_on_where_nothing_else_was_aske
     monkeypatch.setenv("STANDIN_FIGURES", '{"policy/kl_reference": 0.2}')
     state = wait_for_end(run := start("trainer.kl_coef=0.1", "trainer.kl_budget=0.1"))
     assert (state.status, state.step) == ("completed", 4)
-    assert [event["rule"] for event in run.events() if event["type"] == "alert"] == ["kl_over_budget"]
+    assert [event["rule"] for event in run.events() if event["type"] == "alert"] == [
+        "kl_over_budget"
+    ]
 
 
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
@@ -363,7 +400,9 @@ def test_a_signal_to_the_supervisor_stops_the_run(
     assert not survivors(state)
 
 
-def test_a_child_that_will_not_end_is_killed_with_its_group(start: StartRun, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_child_that_will_not_end_is_killed_with_its_group(
+    start: StartRun, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setenv("STANDIN_STEPS", "1")
     monkeypatch.setenv("STANDIN_ENV", "stubborn")
     run = start()
@@ -381,12 +420,15 @@ def test_two_runs_at_once_do_not_meet(start: StartRun) -> None:
     assert len({port for state in states for port in state.urls.values()}) == 4
 
 
-def test_somebody_elses_service_is_used_and_never_stopped(start: StartRun, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_somebody_elses_service_is_used_and_never_stopped(
+    start: StartRun, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setenv("STANDIN_STEPS", "1")
     host = start()
     service = wait(host, lambda state: state.status == "running").urls["service"]
     monkeypatch.setenv("STANDIN_STEPS", "4")
-    # The stand-in service has no info route: it is taken for a service of other make, from which one can sample.
+    # The stand-in service has no info route: it is taken for a service of other make, from which
+    # one can sample.
     guest = start(service_url=service)
     state = wait_for_end(guest)
     assert state.status == "completed"

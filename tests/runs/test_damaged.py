@@ -47,11 +47,18 @@ def run(home: Path) -> RunDirectory:
     return run_of(home, RUN)
 
 
-@pytest.mark.parametrize("content", [b"", b"{", b"[]", b"null", b'{"run_id": 3}', b"\xff\xfe", b'{"step": "many"}'])
-def test_a_run_with_a_damaged_run_json_is_listed_and_names_the_file(run: RunDirectory, content: bytes) -> None:
+@pytest.mark.parametrize(
+    "content", [b"", b"{", b"[]", b"null", b'{"run_id": 3}', b"\xff\xfe", b'{"step": "many"}']
+)
+def test_a_run_with_a_damaged_run_json_is_listed_and_names_the_file(
+    run: RunDirectory, content: bytes
+) -> None:
     file = run.path / "run.json"
     file.write_bytes(content)
-    assert {entry.run_id: entry.facts.status for entry in known_runs()} == {RUN: "unreadable", OTHER: "completed"}
+    assert {entry.run_id: entry.facts.status for entry in known_runs()} == {
+        RUN: "unreadable",
+        OTHER: "completed",
+    }
     for asked in (RUN, "3fa9"):
         with pytest.raises(RunUnreadable, match=str(file)) as caught:
             find_run(asked).state()
@@ -69,7 +76,9 @@ def test_a_folder_without_run_json_is_no_run(run: RunDirectory) -> None:
 
 
 @pytest.mark.parametrize("content", ["", "{", "[]", "null", '{"trainer": {"total_steps": "many"}}'])
-def test_damaged_settings_name_their_file_without_the_library_that_reads_them(run: RunDirectory, content: str) -> None:
+def test_damaged_settings_name_their_file_without_the_library_that_reads_them(
+    run: RunDirectory, content: str
+) -> None:
     file = run.path / "settings.json"
     file.write_text(content)
     for read in (run.settings, run.resolved):
@@ -87,10 +96,23 @@ def test_a_damaged_config_names_its_file(run: RunDirectory, content: str) -> Non
 
 
 def test_rows_that_are_no_checkpoints_are_passed_over(run: RunDirectory) -> None:
-    good = {"name": "step_5", "step": 5, "state_path": "tinker://x/weights/step_5", "sampler_path": None}
-    odd = [{}, {"step": "5", "state_path": "a"}, {"step": None}, {"step": 6, "state_path": 7}, {"state_path": "b"}]
+    good = {
+        "name": "step_5",
+        "step": 5,
+        "state_path": "tinker://x/weights/step_5",
+        "sampler_path": None,
+    }
+    odd = [
+        {},
+        {"step": "5", "state_path": "a"},
+        {"step": None},
+        {"step": 6, "state_path": 7},
+        {"state_path": "b"},
+    ]
     rows = [good, *odd]
-    (run.path / "checkpoints.jsonl").write_text("".join(f"{json.dumps(row)}\n" for row in rows) + "[1]\n3\n{\n")
+    (run.path / "checkpoints.jsonl").write_text(
+        "".join(f"{json.dumps(row)}\n" for row in rows) + "[1]\n3\n{\n"
+    )
     assert run.checkpoints() == [good]
     assert run.newest_checkpoint() == good
 
@@ -117,15 +139,28 @@ def test_a_run_is_named_also_where_a_folder_of_its_name_is(
 
 @pytest.mark.parametrize(
     "content",
-    [b'{"extra": ' + b"[" * 100_000, b'{"api_url": "http://["}', b'{"api_url": "x"}', b'{"api_key": 3}', None],
+    [
+        b'{"extra": ' + b"[" * 100_000,
+        b'{"api_url": "http://["}',
+        b'{"api_url": "x"}',
+        b'{"api_key": 3}',
+        None,
+    ],
 )
-def test_a_run_whose_wiring_is_damaged_has_servers_without_a_key(run: RunDirectory, content: bytes | None) -> None:
+def test_a_run_whose_wiring_is_damaged_has_servers_without_a_key(
+    run: RunDirectory, content: bytes | None
+) -> None:
     """`None`: it is a FIFO, which nobody writes into."""
-    wiring, urls = run.path / "wiring.json", {"service": "http://127.0.0.1:1", "api": "http://127.0.0.1:2"}
+    wiring, urls = (
+        run.path / "wiring.json",
+        {"service": "http://127.0.0.1:1", "api": "http://127.0.0.1:2"},
+    )
     write_state(run.path / "run.json", structs.replace(run.state(), urls=urls))
     wiring.write_bytes(content) if content is not None else os.mkfifo(wiring)
     known = servers_of(run)
-    assert known == Servers(service=Server(url=urls["service"]), trajectories=Server(url=urls["api"]))
+    assert known == Servers(
+        service=Server(url=urls["service"]), trajectories=Server(url=urls["api"])
+    )
 
 
 def test_what_a_supervisor_reads_of_its_run_is_never_waited_for(run: RunDirectory) -> None:

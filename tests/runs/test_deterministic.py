@@ -1,7 +1,9 @@
-"""Deterministic runs with their real processes, on the scripted engine: the same bits, however they are interrupted.
+"""Deterministic runs with their real processes, on the scripted engine: the same bits, however they
+are interrupted.
 
-The engine has no weights, but what it samples, and every log-probability, follows from prompt, seed and policy version:
-a batch by other weights, in another order or of other tasks would show in the metrics of its step.
+The engine has no weights, but what it samples, and every log-probability, follows from prompt, seed
+and policy version: a batch by other weights, in another order or of other tasks would show in the
+metrics of its step.
 """
 
 from __future__ import annotations
@@ -61,7 +63,9 @@ if __name__ == "__main__":
 
 @pytest.fixture(scope="module")
 def environment(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
-    """Its tasks follow from its generator and from a count of its own, which it saves with each checkpoint."""
+    """Its tasks follow from its generator and from a count of its own, which it saves with each
+    checkpoint.
+    """
     folder = tmp_path_factory.mktemp("module")
     (folder / "lengths.py").write_text(ENVIRONMENT)
     with pytest.MonkeyPatch.context() as patch:
@@ -90,7 +94,10 @@ def settings(environment: str, staleness: int, steps: int = STEPS) -> Settings:
 def metrics(run: RunDirectory) -> list[Row]:
     """The trainer's rows, without times."""
     rows = [row for row in run.metrics() if row["src"] == "trainer"]
-    return [{name: value for name, value in row.items() if name != "t" and "time/" not in name} for row in rows]
+    return [
+        {name: value for name, value in row.items() if name != "t" and "time/" not in name}
+        for row in rows
+    ]
 
 
 def adapter(run: RunDirectory) -> dict[str, bytes]:
@@ -121,7 +128,9 @@ def has_another(run: RunDirectory, role: str, pid: int) -> bool:
 def test_a_run_whose_processes_are_killed_has_the_bits_of_one_that_nothing_interrupted(
     straight: tuple[int, RunDirectory], environment: str
 ) -> None:
-    """Environment, trajectory server, service and engine: nothing is lost, nothing is doubled, nothing differs."""
+    """Environment, trajectory server, service and engine: nothing is lost, nothing is doubled,
+    nothing differs.
+    """
     staleness, expected = straight
     run = start_run(settings(environment, staleness))
     try:
@@ -145,9 +154,12 @@ def resumed(run: RunDirectory) -> RunDirectory:
     return again
 
 
-def check_continuation(run: RunDirectory, expected: RunDirectory, staleness: int, done: int) -> None:
-    """Each step once; the same bits, but for the first batches after the checkpoint in an asynchronous run: the weights
-    that had sampled them are gone, and those of the checkpoint do."""
+def check_continuation(
+    run: RunDirectory, expected: RunDirectory, staleness: int, done: int
+) -> None:
+    """Each step once; the same bits, but for the first batches after the checkpoint in an
+    asynchronous run: the weights that had sampled them are gone, and those of the checkpoint do.
+    """
     rows, straight = metrics(run), metrics(expected)
     assert [row["step"] for row in rows] == list(range(1, STEPS + 1))
     assert rows[:done] == straight[:done]
@@ -159,7 +171,9 @@ def check_continuation(run: RunDirectory, expected: RunDirectory, staleness: int
         assert lags == [0.0, *[float(staleness)] * (STEPS - done - 1)]
 
 
-def test_a_run_in_two_parts_is_one_run(straight: tuple[int, RunDirectory], environment: str) -> None:
+def test_a_run_in_two_parts_is_one_run(
+    straight: tuple[int, RunDirectory], environment: str
+) -> None:
     staleness, expected = straight
     first = start_run(settings(environment, staleness, steps=4))
     assert wait_for_end(first, within_s=90).status == "completed"

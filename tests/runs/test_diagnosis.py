@@ -1,6 +1,8 @@
-"""The rules: each speaks of what it watches for, once, with a call that an agent can make; and is silent otherwise.
+"""The rules: each speaks of what it watches for, once, with a call that an agent can make; and is
+silent otherwise.
 
-`healthy_rows.jsonl` are rows of three real runs of the built-in model on arithmetic (40 steps, seeds 0 to 2).
+`healthy_rows.jsonl` are rows of three real runs of the built-in model on arithmetic (40 steps,
+seeds 0 to 2).
 """
 
 from __future__ import annotations
@@ -41,19 +43,30 @@ from halteres.runs.directory import RunDirectory
 from halteres.runs.reading.progress import Alert
 from halteres.runs.state import RunState, lock_taken, write_state
 
-HEALTHY = [json.loads(line) for line in Path(__file__).with_name("healthy_rows.jsonl").read_text().splitlines()]
+HEALTHY = [
+    json.loads(line)
+    for line in Path(__file__).with_name("healthy_rows.jsonl").read_text().splitlines()
+]
 
 CASE = RunFacts(
     run_id="3fa9c1d2",
     environment="arithmetic",
     trainer=TrainerSettings(learning_rate=0.001, max_token_trainer_length=300),
-    env={"group_size": 16, "batch_size": 48, "max_new_tokens": 64, "max_token_length": 256, "max_num_workers": 64},
+    env={
+        "group_size": 16,
+        "batch_size": 48,
+        "max_new_tokens": 64,
+        "max_token_length": 256,
+        "max_num_workers": 64,
+    },
     given={"env.seed": 7},
 )
 
 
 def rows(count: int, **figures: Any) -> Iterator[dict[str, Any]]:
-    """Steps of a run that learns steadily, but for these figures; a function is called with the step."""
+    """Steps of a run that learns steadily, but for these figures; a function is called with the
+    step.
+    """
     for step in range(1, count + 1):
         learning = {
             "reward/mean": 0.2 + 0.01 * step,
@@ -70,7 +83,9 @@ def rows(count: int, **figures: Any) -> Iterator[dict[str, Any]]:
             "time/train": 6.0,
             "time/step": 9.1,
         }
-        changed = {name: value(step) if callable(value) else value for name, value in figures.items()}
+        changed = {
+            name: value(step) if callable(value) else value for name, value in figures.items()
+        }
         yield {"step": step, "src": "trainer", **learning, **changed}
 
 
@@ -87,7 +102,9 @@ def the_one(given: Iterable[dict[str, Any]], case: RunFacts = CASE) -> Alert:
 
 
 def assert_calls(remedy: Remedy) -> None:
-    """A remedy begins with a call, each names a tool and arguments that it takes, and an answer has room for it."""
+    """A remedy begins with a call, each names a tool and arguments that it takes, and an answer has
+    room for it.
+    """
     assert remedy.steps
     assert len(str(remedy)) <= 260, len(str(remedy))
     for step in (*remedy.steps, *remedy.later):
@@ -106,7 +123,12 @@ def test_steady_learning_raises_no_alert() -> None:
 
 
 def test_no_variance_below_the_ceiling_is_told_once_with_larger_groups() -> None:
-    dull = {"reward/mean": 0.25, "groups/without_signal": 1.0, "train/loss": None, "train/skipped": 1.0}
+    dull = {
+        "reward/mean": 0.25,
+        "groups/without_signal": 1.0,
+        "train/loss": None,
+        "train/skipped": 1.0,
+    }
     alert = the_one(rows(30, **dull))
     assert (alert.rule, alert.step) == ("no_reward_variance", 5)
     assert "mean reward 0.25" in alert.evidence
@@ -117,7 +139,12 @@ def test_no_variance_below_the_ceiling_is_told_once_with_larger_groups() -> None
 
 
 def test_where_no_answer_ever_scored_the_scorer_is_looked_at_first() -> None:
-    none = {"reward/mean": 0.0, "reward/max": 0.0, "groups/without_signal": 1.0, "train/skipped": 1.0}
+    none = {
+        "reward/mean": 0.0,
+        "reward/max": 0.0,
+        "groups/without_signal": 1.0,
+        "train/skipped": 1.0,
+    }
     alert = the_one(rows(30, **{**none, "train/loss": None}))
     assert "mean reward 0" in alert.evidence
     assert str(alert.remedy).startswith(
@@ -131,30 +158,51 @@ def test_where_no_answer_ever_scored_the_scorer_is_looked_at_first() -> None:
     [
         (0.99, 'rl_stop_training("3fa9c1d2") then rl_get_results("3fa9c1d2")'),
         (0.0, 'rl_get_rollouts("3fa9c1d2", which="worst")'),
-        (0.5, 'rl_stop_training("3fa9c1d2") then rl_start_training(resume_from="3fa9c1d2", changes={"env.group_size"'),
+        (
+            0.5,
+            'rl_stop_training("3fa9c1d2") then rl_start_training(resume_from="3fa9c1d2", '
+            'changes={"env.group_size"',
+        ),
         (None, 'rl_stop_training("3fa9c1d2") then rl_start_training(resume_from'),
     ],
 )
-def test_dropped_groups_are_mended_by_the_share_of_them_that_was_right(share: float | None, remedy: str) -> None:
+def test_dropped_groups_are_mended_by_the_share_of_them_that_was_right(
+    share: float | None, remedy: str
+) -> None:
     diagnosis = Diagnosis(CASE)
     for row in rows(3):
         diagnosis.observe(row)
-    notice = {"rule": "no_reward_variance", "step": 4, "evidence": "64 groups in a row.", "percent_correct": share}
+    notice = {
+        "rule": "no_reward_variance",
+        "step": 4,
+        "evidence": "64 groups in a row.",
+        "percent_correct": share,
+    }
     assert str(diagnosis.notice(notice, resumable=True).remedy).startswith(remedy)
 
 
 def test_no_variance_at_the_ceiling_says_that_all_is_learnt() -> None:
-    solved = {"reward/mean": 1.0, "groups/without_signal": 1.0, "train/loss": None, "train/skipped": 1.0}
+    solved = {
+        "reward/mean": 1.0,
+        "groups/without_signal": 1.0,
+        "train/loss": None,
+        "train/skipped": 1.0,
+    }
     alert = the_one([*rows(20), *rows(30, **solved)])
     assert alert.rule == "no_reward_variance"
-    assert "at their ceiling (1 of 1)" in alert.evidence and "Nothing is left to learn" in alert.evidence
+    assert (
+        "at their ceiling (1 of 1)" in alert.evidence
+        and "Nothing is left to learn" in alert.evidence
+    )
     assert str(alert.remedy).startswith(
         'rl_stop_training("3fa9c1d2", mode="after_step") then rl_get_results("3fa9c1d2")'
     )
 
 
 def test_one_lucky_group_of_many_does_not_hide_that_nothing_is_learnt() -> None:
-    assert [alert.rule for alert in told(rows(8, **{"groups/without_signal": 0.98}))] == ["no_reward_variance"]
+    assert [alert.rule for alert in told(rows(8, **{"groups/without_signal": 0.98}))] == [
+        "no_reward_variance"
+    ]
 
 
 def test_groups_without_signal_now_and_then_are_no_alarm() -> None:
@@ -163,7 +211,13 @@ def test_groups_without_signal_now_and_then_are_no_alarm() -> None:
 
 
 def test_an_alert_comes_again_only_after_the_excursion_was_over() -> None:
-    twice = {"groups/without_signal": lambda step: 0.2 if 10 < step <= 20 else 0.9 if 25 < step <= 30 else 1.0}
+    twice = {
+        "groups/without_signal": lambda step: 0.2
+        if 10 < step <= 20
+        else 0.9
+        if 25 < step <= 30
+        else 1.0
+    }
     assert [(alert.rule, alert.step) for alert in told(rows(40, **twice))] == [
         ("no_reward_variance", 5),
         ("no_reward_variance", 25),
@@ -171,7 +225,9 @@ def test_an_alert_comes_again_only_after_the_excursion_was_over() -> None:
 
 
 def test_what_follows_from_a_spoilt_policy_is_mended_by_smaller_updates() -> None:
-    """As a real run with a learning rate of .05 went: no right answer any more, and none that ends."""
+    """As a real run with a learning rate of .05 went: no right answer any more, and none that
+    ends.
+    """
     spoilt = {
         "reward/mean": lambda step: 0.4 if step < 4 else 0.0,
         "groups/without_signal": lambda step: 0.1 if step < 4 else 1.0,
@@ -181,7 +237,9 @@ def test_what_follows_from_a_spoilt_policy_is_mended_by_smaller_updates() -> Non
     assert [alert.rule for alert in alerts] == ["truncation", "no_reward_variance"]
     for alert in alerts:
         assert_calls(alert.remedy)
-        assert '"trainer.learning_rate":0.00025' in str(alert.remedy) and "was 0.4 and is lost" in str(alert.remedy)
+        assert '"trainer.learning_rate":0.00025' in str(
+            alert.remedy
+        ) and "was 0.4 and is lost" in str(alert.remedy)
 
 
 def wobble(step: int) -> float:
@@ -199,7 +257,9 @@ def test_a_reward_that_does_not_rise_is_told_with_figures_and_a_rate() -> None:
 def climb(slope: float, error: float, steps: int) -> list[dict[str, Any]]:
     """A reward that rises steadily from .1, measured with an error."""
     noise = random.Random(3)
-    return list(rows(steps, **{"reward/mean": lambda step: 0.1 + slope * step + noise.gauss(0, error)}))
+    return list(
+        rows(steps, **{"reward/mean": lambda step: 0.1 + slope * step + noise.gauss(0, error)})
+    )
 
 
 def test_a_rise_that_the_noise_hides_is_not_called_flat() -> None:
@@ -216,19 +276,29 @@ def test_a_reward_that_falls_is_told_with_a_smaller_rate() -> None:
 
 
 def test_a_flat_reward_at_its_ceiling_is_no_alarm() -> None:
-    assert told(rows(60, **{"reward/mean": lambda step: min(0.97, 0.5 + 0.05 * step) + wobble(step) / 2})) == []
+    assert (
+        told(
+            rows(
+                60, **{"reward/mean": lambda step: min(0.97, 0.5 + 0.05 * step) + wobble(step) / 2}
+            )
+        )
+        == []
+    )
 
 
 def test_a_slow_but_certain_rise_is_no_alarm() -> None:
-    assert told(rows(60, **{"reward/mean": lambda step: 0.3 + 0.003 * step + wobble(step) / 4})) == []
+    assert (
+        told(rows(60, **{"reward/mean": lambda step: 0.3 + 0.003 * step + wobble(step) / 4})) == []
+    )
 
 
 def test_entropy_that_collapses_below_the_ceiling_is_told_with_a_fresh_start() -> None:
     alert = the_one(rows(40, **{"policy/entropy": lambda step: 0.3 * 0.8**step}))
     assert alert.rule == "entropy_collapse"
     assert "% of what it began with (0.19)" in alert.evidence
-    assert 'rl_start_training(environment="arithmetic", changes={"env.seed":7,"trainer.learning_rate":0.0005' in str(
-        alert.remedy
+    assert (
+        'rl_start_training(environment="arithmetic", '
+        'changes={"env.seed":7,"trainer.learning_rate":0.0005' in str(alert.remedy)
     )
 
 
@@ -244,15 +314,25 @@ def test_a_fresh_start_is_one_that_is_not_refused(run: RunDirectory) -> None:
 
 
 def test_entropy_that_falls_because_all_is_learnt_is_no_alarm() -> None:
-    learnt = {"policy/entropy": lambda step: 0.3 * 0.8**step, "reward/mean": lambda step: min(0.98, 0.2 + 0.06 * step)}
+    learnt = {
+        "policy/entropy": lambda step: 0.3 * 0.8**step,
+        "reward/mean": lambda step: min(0.98, 0.2 + 0.06 * step),
+    }
     assert told(rows(40, **learnt)) == []
 
 
 def evaluation(step: int, share: float, error: float | None = 0.015) -> dict[str, Any]:
-    return {"step": step, "src": "eval", "eval/percent_correct": share, "eval/percent_correct_stderr": error}
+    return {
+        "step": step,
+        "src": "eval",
+        "eval/percent_correct": share,
+        "eval/percent_correct_stderr": error,
+    }
 
 
-def examined(shares: Iterable[float], error: float | None = 0.015, **figures: Any) -> list[dict[str, Any]]:
+def examined(
+    shares: Iterable[float], error: float | None = 0.015, **figures: Any
+) -> list[dict[str, Any]]:
     """Steps of a run with an evaluation before the first and after every tenth of them."""
     exams = [evaluation(10 * number, share, error) for number, share in enumerate(shares)]
     trained = list(rows(10 * len(exams) - 10, **figures))
@@ -266,7 +346,8 @@ def test_a_certain_fall_of_held_out_answers_while_rewards_rise_is_told_at_once()
     alert = the_one(examined((0.4, 0.45, 0.32, 0.3)))
     assert (alert.rule, alert.step) == ("reward_hacking", 20)
     assert (
-        "From step 10 to 20 the held-out share correct fell from 0.45 to 0.32, while the mean reward" in alert.evidence
+        "From step 10 to 20 the held-out share correct fell from 0.45 to 0.32, while the mean "
+        "reward" in alert.evidence
     )
     assert 'rl_get_rollouts("3fa9c1d2", which="best")' in str(alert.remedy)
 
@@ -275,15 +356,24 @@ def test_held_out_answers_that_stay_low_while_rewards_rise_far_are_told_as_hacki
     climbing: dict[str, Any] = {"reward/mean": lambda step: min(0.97, 0.03 + 0.06 * step)}
     alert = the_one(examined((0.03, 0.04, 0.03, 0.04, 0.03), **climbing))
     assert (alert.rule, alert.step) == ("reward_hacking", 30)
-    assert "From step 0 to 30 the held-out share correct went from 0.03 to 0.04, while the mean" in alert.evidence
-    assert told(examined((0.03, 0.15, 0.25, 0.35, 0.4), **climbing)) == [], "they follow, at some distance"
+    assert (
+        "From step 0 to 30 the held-out share correct went from 0.03 to 0.04, while the mean"
+        in alert.evidence
+    )
+    assert told(examined((0.03, 0.15, 0.25, 0.35, 0.4), **climbing)) == [], (
+        "they follow, at some distance"
+    )
     flat = examined((0.03,) * 5, **climbing)
     graded = [{**row, "eval/mean_score": 0.1} if row["src"] == "eval" else row for row in flat]
-    assert told(graded) == [], "the scores themselves may have risen: nothing is known of their error"
+    assert told(graded) == [], (
+        "the scores themselves may have risen: nothing is known of their error"
+    )
 
 
 def test_the_best_of_many_evaluations_is_no_yardstick() -> None:
-    """Twenty evaluations that differ by their errors alone: the luckiest is three errors above one, not above two."""
+    """Twenty evaluations that differ by their errors alone: the luckiest is three errors above one,
+    not above two.
+    """
     scatter = (0.50, 0.52, 0.55, 0.47, 0.51, 0.46, 0.50, 0.49, 0.53, 0.47)
     rising: dict[str, Any] = {"reward/mean": lambda step: 0.3 + 0.002 * step}
     assert told(examined(scatter * 2, error=0.025, **rising)) == []
@@ -293,7 +383,9 @@ def answered(run: RunDirectory, exam: dict[str, Any], chances: Iterable[float]) 
     """The evaluation's samples, twenty of each task; and its row."""
     folder = run.path / "evals" / f"step_{exam['step']}"
     folder.mkdir(parents=True)
-    scores = [(task, int(i < 20 * chance)) for task, chance in enumerate(chances) for i in range(20)]
+    scores = [
+        (task, int(i < 20 * chance)) for task, chance in enumerate(chances) for i in range(20)
+    ]
     lines = [{"prompt": str(task), "score": score, "temperature": 1.0} for task, score in scores]
     (folder / "samples.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines))
     return {**exam, "eval/percent_correct": sum(score for _, score in scores) / len(scores)}
@@ -305,7 +397,9 @@ def test_evaluations_with_samples_are_compared_task_by_task(run: RunDirectory) -
     falls = {0: 0.0, 10: 0.0, 20: 0.1, 30: 0.15}
     case = RunFacts(run_id=CASE.run_id, environment="e", trainer=CASE.trainer, folder=run.path)
     given = [
-        answered(run, row, [task - falls[row["step"]] for task in tasks]) if row["src"] == "eval" else row
+        answered(run, row, [task - falls[row["step"]] for task in tasks])
+        if row["src"] == "eval"
+        else row
         for row in examined((0.5,) * 4, error=0.04)
     ]
     assert [(alert.rule, alert.step) for alert in told(given, case)] == [("reward_hacking", 20)]
@@ -323,7 +417,9 @@ def test_evaluations_with_samples_are_compared_task_by_task(run: RunDirectory) -
     ],
     ids=["within its error", "few tasks", "no error known", "rewards do not rise", "one alone"],
 )
-def test_evaluations_that_scatter_are_no_hacking(shares: tuple[float, ...], error: float | None, flat: bool) -> None:
+def test_evaluations_that_scatter_are_no_hacking(
+    shares: tuple[float, ...], error: float | None, flat: bool
+) -> None:
     assert told(examined(shares, error, **({"reward/mean": 0.4} if flat else {}))) == []
 
 
@@ -342,7 +438,10 @@ def test_some_truncated_answers_are_no_alarm() -> None:
 def test_sampler_and_trainer_that_differ_are_told_once_per_excursion() -> None:
     drifting = {"logprobs/absdiff_p999": lambda step: 1e-3 if step in (4, 5, 6, 9) else 1e-6}
     alerts = told(rows(12, **drifting))
-    assert [(alert.rule, alert.step) for alert in alerts] == [("logprob_drift", 4), ("logprob_drift", 9)]
+    assert [(alert.rule, alert.step) for alert in alerts] == [
+        ("logprob_drift", 4),
+        ("logprob_drift", 9),
+    ]
     assert "1.0e-03" in alerts[0].evidence and str(alerts[0].remedy).startswith(
         'rl_get_logs("3fa9c1d2", role="engine")'
     )
@@ -350,7 +449,9 @@ def test_sampler_and_trainer_that_differ_are_told_once_per_excursion() -> None:
 
 def test_batches_too_far_off_the_policy_are_told_with_fresher_ones() -> None:
     off_policy = RunFacts(
-        run_id="3fa9c1d2", environment="arithmetic", trainer=TrainerSettings(max_staleness=4, loss="ppo")
+        run_id="3fa9c1d2",
+        environment="arithmetic",
+        trainer=TrainerSettings(max_staleness=4, loss="ppo"),
     )
     alert = the_one(rows(10, **{"logprobs/diff": 0.12, "policy/staleness_max": 4}), off_policy)
     assert (alert.rule, alert.step) == ("kl_drift", 3)
@@ -364,12 +465,19 @@ def test_a_usual_distance_between_policies_is_no_alarm() -> None:
 
 def test_a_trainer_that_waits_is_told_with_as_many_workers_as_groups() -> None:
     slow = {"time/batch": 40.0, "time/train": 2.0, "time/step": 42.0}
-    few = RunFacts(run_id="3fa9c1d2", environment="e", trainer=CASE.trainer, env={**CASE.env, "max_num_workers": 2})
+    few = RunFacts(
+        run_id="3fa9c1d2",
+        environment="e",
+        trainer=CASE.trainer,
+        env={**CASE.env, "max_num_workers": 2},
+    )
     alert = the_one(rows(30, **slow), few)
     assert (alert.rule, alert.step) == ("trainer_starved", 10)
     assert "95% of the time for its batch (40.0 of 42.0 s)" in alert.evidence
     assert '"env.max_num_workers":3' in str(alert.remedy)
-    assert str(the_one(rows(30, **slow)).remedy).startswith('rl_get_rollouts("3fa9c1d2", which="worst")')
+    assert str(the_one(rows(30, **slow)).remedy).startswith(
+        'rl_get_rollouts("3fa9c1d2", which="worst")'
+    )
 
 
 @pytest.mark.parametrize(
@@ -391,11 +499,19 @@ def test_an_environment_that_waits_for_the_trainer_is_told() -> None:
 
 
 def test_groups_that_are_set_aside_are_told_with_fewer_at_once() -> None:
-    ahead = [{"step": step, "src": "env", "groups/sent": 10, "groups/set_aside": 4} for step in range(1, 9)]
+    ahead = [
+        {"step": step, "src": "env", "groups/sent": 10, "groups/set_aside": 4}
+        for step in range(1, 9)
+    ]
     alert = the_one(ahead)
     assert (alert.rule, alert.step) == ("env_ahead", 3)
     assert "4 of 10 groups" in alert.evidence and '{"env.max_num_workers":3}' in str(alert.remedy)
-    few = RunFacts(run_id="3fa9c1d2", environment="e", trainer=CASE.trainer, env={**CASE.env, "max_num_workers": 3})
+    few = RunFacts(
+        run_id="3fa9c1d2",
+        environment="e",
+        trainer=CASE.trainer,
+        env={**CASE.env, "max_num_workers": 3},
+    )
     assert '{"trainer.max_staleness":1}' in str(the_one(ahead, few).remedy)
     assert told({**row, "groups/set_aside": 1} for row in ahead) == []
 
@@ -409,10 +525,18 @@ def test_a_loss_that_is_no_number_is_told_and_a_skipped_step_is_not() -> None:
 
 def test_what_a_role_noticed_becomes_an_alert_with_a_call() -> None:
     diagnosis = Diagnosis(CASE)
-    notice = {"type": "notice", "rule": "nan_loss", "step": 7, "evidence": "The loss is not finite."}
+    notice = {
+        "type": "notice",
+        "rule": "nan_loss",
+        "step": 7,
+        "evidence": "The loss is not finite.",
+    }
     kept = diagnosis.notice(notice, resumable=True)
     assert (kept.rule, kept.step, kept.evidence) == ("nan_loss", 7, "The loss is not finite.")
-    assert str(kept.remedy) == 'rl_start_training(resume_from="3fa9c1d2", changes={"trainer.learning_rate":0.0005})'
+    assert (
+        str(kept.remedy)
+        == 'rl_start_training(resume_from="3fa9c1d2", changes={"trainer.learning_rate":0.0005})'
+    )
     assert 'environment="arithmetic"' in str(diagnosis.notice(notice, resumable=False).remedy)
     for rule in ("temperature", "own_advantages", "no_reward_variance", "something_of_its_own"):
         assert_calls(diagnosis.notice({"rule": rule, "remedy": "Or else."}, resumable=True).remedy)
@@ -475,7 +599,9 @@ def test_no_step_for_long_is_told_once_and_again_after_the_next_one() -> None:
     assert [pulse.look({}, training=True) for _ in range(3)] == [None, None, None]
     clock.now += 2.0
     first, second, third = (pulse.look({}, training=True) for _ in range(3))
-    assert first is None and third is None, "a look after a sleep of ours comes before the rows; and once is enough"
+    assert first is None and third is None, (
+        "a look after a sleep of ours comes before the rows; and once is enough"
+    )
     assert second is not None and "No step was done for 301 s; a step takes 30 s" in second.evidence
     assert_calls(second.remedy)
     pulse.step({"time/step": 30.0})
@@ -493,7 +619,9 @@ def test_short_steps_are_given_a_minute_and_the_first_one_ten() -> None:
     clock.now += LEAST_S - 1
     assert [pulse.look({}, training=True) for _ in range(3)] == [None] * 3
     clock.now += 10 * FIRST_STEP_S
-    assert [pulse.look({}, training=False) for _ in range(3)] == [None] * 3, "while nothing trains nothing is overdue"
+    assert [pulse.look({}, training=False) for _ in range(3)] == [None] * 3, (
+        "while nothing trains nothing is overdue"
+    )
 
 
 @contextmanager
@@ -516,7 +644,10 @@ def until_stopped(pid: int) -> None:
 @pytest.mark.skipif(sys.platform != "linux", reason="asks /proc")
 def test_a_stopped_process_is_told_by_role_and_pid() -> None:
     with sleeping() as process:
-        processes = {"trainer": {**identity(process.pid), "exit": None}, "api": {"pid": None, "exit": None}}
+        processes = {
+            "trainer": {**identity(process.pid), "exit": None},
+            "api": {"pid": None, "exit": None},
+        }
         pulse = StallDetector(CASE)
         assert [pulse.look(processes, training=False) for _ in range(3)] == [None] * 3
         os.kill(process.pid, signal.SIGSTOP)
@@ -598,7 +729,9 @@ WORDS = "`stop` is a list of texts. It was 7."
 
 def refused(number: int, status: int = 400, why: str = WORDS) -> Calls:
     last = {"status": status, "path": "/v1/chat/completions", "why": why, "at": 0.0}
-    return Calls.of_service({"answered": 9, "refused": 99, "refused_in_a_row": number, "last_refusal": last})
+    return Calls.of_service(
+        {"answered": 9, "refused": 99, "refused_in_a_row": number, "last_refusal": last}
+    )
 
 
 def test_calls_that_are_all_refused_are_told_within_a_minute_in_the_servers_words() -> None:
@@ -623,7 +756,12 @@ def test_calls_that_are_all_refused_are_told_within_a_minute_in_the_servers_word
 
 @pytest.mark.parametrize(
     ("status", "says"),
-    [(400, "these words name"), (401, "openai.api_key"), (404, "openai.base_url"), (500, 'role="service"')],
+    [
+        (400, "these words name"),
+        (401, "openai.api_key"),
+        (404, "openai.base_url"),
+        (500, 'role="service"'),
+    ],
 )
 def test_the_remedy_is_that_of_the_refusal(status: int, says: str) -> None:
     clock = Clock()
@@ -636,7 +774,9 @@ def test_the_remedy_is_that_of_the_refusal(status: int, says: str) -> None:
 
 def test_groups_that_the_trajectory_server_sets_aside_are_told_until_one_is_of_use() -> None:
     env = {"rejected": 7, "last_rejection": "scores[0] is not a finite number."}
-    found = Calls.of_trajectories({"groups_accepted": 0, "environments": [env], "last_refusal": None})
+    found = Calls.of_trajectories(
+        {"groups_accepted": 0, "environments": [env], "last_refusal": None}
+    )
     clock = Clock()
     rule = RefusedCalls(CASE, clock)
     rule.look(found)
@@ -645,7 +785,9 @@ def test_groups_that_the_trajectory_server_sets_aside_are_told_until_one_is_of_u
     assert finding is not None
     assert "trajectory server could use none of 7 groups: scores[0] is not" in finding.evidence
     refusal = {"path": "/scored_data", "status": 422, "why": "body.tokens: Expected `array`"}
-    found = Calls.of_trajectories({"groups_accepted": 0, "requests_refused": 3, "last_refusal": refusal})
+    found = Calls.of_trajectories(
+        {"groups_accepted": 0, "requests_refused": 3, "last_refusal": refusal}
+    )
     assert (found.refused, found.status, found.why) == (3, 422, refusal["why"])
     assert Calls.of_trajectories({"groups_accepted": 1, "environments": [env]}).refused == 0
 
@@ -662,7 +804,11 @@ def test_after_the_first_step_refusals_are_the_pulses_matter() -> None:
 
 def test_a_scorer_that_takes_most_of_a_groups_time_is_named() -> None:
     def slow(seconds: float, steps: int = 6) -> Iterator[dict[str, Any]]:
-        figures = {"reward/judge_s": seconds, "reward/length_s": 0.01, "rollouts/group_s": seconds + 1.5}
+        figures = {
+            "reward/judge_s": seconds,
+            "reward/length_s": 0.01,
+            "rollouts/group_s": seconds + 1.5,
+        }
         return ({"step": step, "src": "env", **figures} for step in range(1, steps + 1))
 
     alert = the_one(slow(4.0))
@@ -675,13 +821,29 @@ def test_a_scorer_that_takes_most_of_a_groups_time_is_named() -> None:
 def test_a_gain_that_the_panel_does_not_confirm_is_told_once() -> None:
     def evaluated(step: int, reward: float, panel: float) -> dict[str, Any]:
         spread = {"eval/reward/total_std": 1.0, "eval/panel/verifier_std": 0.5}
-        return {"step": step, "src": "eval", "eval/reward/total": reward, "eval/panel/verifier": panel, **spread}
+        return {
+            "step": step,
+            "src": "eval",
+            "eval/reward/total": reward,
+            "eval/panel/verifier": panel,
+            **spread,
+        }
 
     real = [evaluated(step, step / 10, step / 20) for step in range(0, 60, 10)]
     assert told(real) == []
-    alert = the_one([evaluated(0, 0.0, 0.5), evaluated(10, 0.3, 0.5), evaluated(20, 2.0, 0.6), evaluated(30, 3.0, 0.4)])
+    alert = the_one(
+        [
+            evaluated(0, 0.0, 0.5),
+            evaluated(10, 0.3, 0.5),
+            evaluated(20, 2.0, 0.6),
+            evaluated(30, 3.0, 0.4),
+        ]
+    )
     assert (alert.rule, alert.step) == ("panel_disagrees", 20)
-    assert "gained 2 standard deviations and 'verifier' of the panel 0.2: 10% of the gain transfers" in alert.evidence
+    assert (
+        "gained 2 standard deviations and 'verifier' of the panel 0.2: 10% of the gain transfers"
+        in alert.evidence
+    )
 
 
 def test_an_evaluation_many_of_whose_tasks_failed_is_an_alert() -> None:

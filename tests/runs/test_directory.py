@@ -56,19 +56,27 @@ def test_no_runs_are_no_error(home: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("asked", "found"), [("bbbb3333", "bbbb3333"), ("b", "bbbb3333"), ("aaaa2", "aaaa2222"), ("mine", "aaaa2222")]
+    ("asked", "found"),
+    [("bbbb3333", "bbbb3333"), ("b", "bbbb3333"), ("aaaa2", "aaaa2222"), ("mine", "aaaa2222")],
 )
-def test_a_run_is_found_by_id_beginning_or_name(runs: list[RunDirectory], asked: str, found: str) -> None:
+def test_a_run_is_found_by_id_beginning_or_name(
+    runs: list[RunDirectory], asked: str, found: str
+) -> None:
     assert find_run(asked).run_id == found
 
 
 def test_an_unknown_run_offers_the_nearest(runs: list[RunDirectory]) -> None:
-    with pytest.raises(NotFound, match=r"Run 'bbbb3334' not found\. Did you mean bbbb3333 \(arithmetic, completed\)\?"):
+    with pytest.raises(
+        NotFound,
+        match=r"Run 'bbbb3334' not found\. Did you mean bbbb3333 \(arithmetic, completed\)\?",
+    ):
         find_run("bbbb3334")
 
 
 def test_an_ambiguous_beginning_lists_what_fits(runs: list[RunDirectory]) -> None:
-    with pytest.raises(NotFound, match=r"'aaaa' fits 2 runs\. They are aaaa2222 \(mine\), aaaa1111"):
+    with pytest.raises(
+        NotFound, match=r"'aaaa' fits 2 runs\. They are aaaa2222 \(mine\), aaaa1111"
+    ):
         find_run("aaaa")
 
 
@@ -79,14 +87,21 @@ def test_strange_names_are_not_found(runs: list[RunDirectory], asked: str) -> No
 
 
 def running(run: RunDirectory, **changes: Any) -> RunDirectory:
-    """The run as it stands while it is under way, its supervisor being process 1 of another container."""
+    """The run as it stands while it is under way, its supervisor being process 1 of another
+    container.
+    """
     supervisor = {"pid": 2**22 + 1, "start_time": 1, "boot_id": "elsewhere"}
     state = read_state(run.path / "run.json")
-    write_state(run.path / "run.json", structs.replace(state, status="running", supervisor=supervisor, **changes))
+    write_state(
+        run.path / "run.json",
+        structs.replace(state, status="running", supervisor=supervisor, **changes),
+    )
     return run
 
 
-def test_a_run_whose_lock_is_held_is_alive_though_nobody_here_knows_its_pid(runs: list[RunDirectory]) -> None:
+def test_a_run_whose_lock_is_held_is_alive_though_nobody_here_knows_its_pid(
+    runs: list[RunDirectory],
+) -> None:
     run = running(runs[0])
     with lock_taken(run.path / "lock"):
         assert run.state().status == "running"
@@ -138,7 +153,10 @@ def test_an_evaluation_without_answers_is_passed_over(runs: list[RunDirectory]) 
         folder = run.path / "evals" / f"step_{step}"
         folder.mkdir(parents=True)
         if score is not None:
-            append_row(folder / "samples.jsonl", {"prompt": "q", "completion": f"at {step}", "score": score})
+            append_row(
+                folder / "samples.jsonl",
+                {"prompt": "q", "completion": f"at {step}", "score": score},
+            )
     (task,) = before_and_after(run)
     assert (task.before, task.after, task.learnt) == ("at 0", "at 2", True)
 

@@ -1,4 +1,6 @@
-"""What is told when a process of a run dies. With stand-ins; whoever dies, the state is true and nothing is left."""
+"""What is told when a process of a run dies. With stand-ins; whoever dies, the state is true and
+nothing is left.
+"""
 
 from __future__ import annotations
 
@@ -36,7 +38,9 @@ def running(start: StartRun, monkeypatch: pytest.MonkeyPatch) -> RunDirectory:
     return run
 
 
-def test_a_killed_trainer_fails_the_run_with_its_name_its_log_and_the_way_on(running: RunDirectory) -> None:
+def test_a_killed_trainer_fails_the_run_with_its_name_its_log_and_the_way_on(
+    running: RunDirectory,
+) -> None:
     os.kill(running.state().processes["trainer"]["pid"], signal.SIGKILL)
     state = wait_for_end(running)
     assert (state.status, state.code, state.resumable) == ("failed", "process_exited", True)
@@ -53,13 +57,18 @@ def test_an_engine_that_does_not_come_back_is_named_when_the_trainer_ends_for_la
     os.kill(running.state().processes["engine"]["pid"], signal.SIGKILL)
     wait(
         running,
-        lambda _: any(event["type"] == "process_exit" and event["role"] == "engine" for event in running.events()),
+        lambda _: any(
+            event["type"] == "process_exit" and event["role"] == "engine"
+            for event in running.events()
+        ),
     )
     assert running.state().status == "running"
     os.kill(running.state().processes["trainer"]["pid"], signal.SIGKILL)
     state = wait_for_end(running)
     assert state.status == "failed"
-    assert state.error is not None and state.error.startswith("The engine ended unexpectedly at step 3.")
+    assert state.error is not None and state.error.startswith(
+        "The engine ended unexpectedly at step 3."
+    )
     assert not survivors(state)
 
 
@@ -93,11 +102,15 @@ def test_an_environment_that_gave_up_is_not_started_again_and_the_run_tells_its_
     run = start()
     state = wait_for_end(run)
     assert (state.status, state.code) == ("failed", "env_gave_up")
-    assert state.error is not None and "8 groups failed. The last: TypeError: no str." in state.error
+    assert (
+        state.error is not None and "8 groups failed. The last: TypeError: no str." in state.error
+    )
     assert not [event for event in run.events() if event["type"] == "restart"]
 
 
-@pytest.mark.parametrize(("role", "title"), [("service", "Training service"), ("trainer", "Trainer")])
+@pytest.mark.parametrize(
+    ("role", "title"), [("service", "Training service"), ("trainer", "Trainer")]
+)
 def test_a_role_that_dies_before_it_is_ready_is_told_with_its_own_words(
     start: StartRun, monkeypatch: pytest.MonkeyPatch, role: str, title: str
 ) -> None:
@@ -106,11 +119,15 @@ def test_a_role_that_dies_before_it_is_ready_is_told_with_its_own_words(
     state = wait_for_end(run)
     assert state.status == "failed"
     assert state.error is not None
-    assert state.error.startswith(f"{title} exited with code 7 before it was ready. The {role} has no legs.")
+    assert state.error.startswith(
+        f"{title} exited with code 7 before it was ready. The {role} has no legs."
+    )
     assert not survivors(state)
 
 
-def test_a_role_that_is_never_ready_fails_the_run(start: StartRun, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_role_that_is_never_ready_fails_the_run(
+    start: StartRun, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setenv("STANDIN_READY_WITHIN_S", "0.01")
     state = wait_for_end(start())
     assert state.status == "failed"
@@ -121,10 +138,14 @@ def test_a_trainer_that_ends_early_in_order_is_no_success(running: RunDirectory)
     os.kill(running.state().processes["trainer"]["pid"], signal.SIGTERM)
     state = wait_for_end(running)
     assert (state.status, state.resumable) == ("failed", True)
-    assert state.error is not None and state.error.startswith("Trainer exited with code 0 at step 3.")
+    assert state.error is not None and state.error.startswith(
+        "Trainer exited with code 0 at step 3."
+    )
 
 
-def test_all_steps_without_final_weights_are_no_success(start: StartRun, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_all_steps_without_final_weights_are_no_success(
+    start: StartRun, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setenv("STANDIN_TRAINER", "forgetful")
     assert wait_for_end(start()).status == "failed"
 
@@ -135,18 +156,27 @@ def test_a_killed_supervisor_leaves_no_process_and_readers_see_it(running: RunDi
     os.kill(before.supervisor["pid"], signal.SIGKILL)
     wait_until(lambda: running.state().terminal)
     state = running.state()
-    assert (state.status, state.code, state.resumable, state.step) == ("failed", "supervisor_lost", True, 3)
+    assert (state.status, state.code, state.resumable, state.step) == (
+        "failed",
+        "supervisor_lost",
+        True,
+        3,
+    )
     assert all(facts["exit"] is not None for facts in state.processes.values())
     wait_until(lambda: not survivors(before), within_s=15)
     assert running.state() == state, "a terminal state never changes"
 
 
-def test_a_run_is_supervised_once(running: RunDirectory, capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_run_is_supervised_once(
+    running: RunDirectory, capsys: pytest.CaptureFixture[str]
+) -> None:
     assert supervise([str(running.path)]) == 1
     assert "is held by a running supervisor" in capsys.readouterr().err
 
 
-def test_a_broken_environment_file_is_a_sentence_and_no_directory(home: Path, tmp_path: Path) -> None:
+def test_a_broken_environment_file_is_a_sentence_and_no_directory(
+    home: Path, tmp_path: Path
+) -> None:
     broken = tmp_path / "broken.py"
     broken.write_text("def serve(:\n")
     with pytest.raises(InvalidConfig, match=r"broken\.py is broken") as refused:
@@ -231,24 +261,35 @@ def test_a_service_from_which_environments_cannot_sample_is_refused_before_a_run
     start: StartRun, home: Path
 ) -> None:
     def tinker(path: str, _: str | None) -> tuple[int, Any]:
-        return (200, {"status": "ok"}) if path.startswith("/api/v1/") else (404, {"detail": "Not Found"})
+        return (
+            (200, {"status": "ok"})
+            if path.startswith("/api/v1/")
+            else (404, {"detail": "Not Found"})
+        )
 
     with answering(tinker) as url, pytest.raises(HalteresError) as refused:
         start(service_url=url)
     error = refused.value
-    assert (error.code, error.what) == ("preflight_failed", f"Environments cannot sample from the service at {url}.")
+    assert (error.code, error.what) == (
+        "preflight_failed",
+        f"Environments cannot sample from the service at {url}.",
+    )
     assert "starts one of its own" in error.next
     assert not (home / "runs").exists()
 
 
-def test_a_service_with_keys_is_asked_with_the_users_own(start: StartRun, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_service_with_keys_is_asked_with_the_users_own(
+    start: StartRun, monkeypatch: pytest.MonkeyPatch
+) -> None:
     def halteres(path: str, key: str | None) -> tuple[int, Any]:
         if key != "tml-alice":
             return 401, {"detail": "Send a key."}
         return 200, {"model": {"name": "another/model", "folder": "/nowhere"}}
 
     with answering(halteres) as url:
-        with pytest.raises(HalteresError, match=r"refuses the key\. Send a key\. Set TINKER_API_KEY"):
+        with pytest.raises(
+            HalteresError, match=r"refuses the key\. Send a key\. Set TINKER_API_KEY"
+        ):
             start(service_url=url)
         monkeypatch.setenv("TINKER_API_KEY", "tml-alice")
         with pytest.raises(InvalidConfig, match="serves 'another/model'"):
@@ -258,8 +299,21 @@ def test_a_service_with_keys_is_asked_with_the_users_own(start: StartRun, monkey
 @pytest.mark.parametrize(
     ("lines", "why"),
     [
-        (["2026-11-22 10:00:00,123 env INFO halteres.environments.serving: Registered as bad-1 at step 0"], NO_REASON),
-        (["Unclosed connector", "connections: ['deque([])']", "connector: <aiohttp.TCPConnector>"], NO_REASON),
+        (
+            [
+                "2026-11-22 10:00:00,123 env INFO halteres.environments.serving: Registered as "
+                "bad-1 at step 0"
+            ],
+            NO_REASON,
+        ),
+        (
+            [
+                "Unclosed connector",
+                "connections: ['deque([])']",
+                "connector: <aiohttp.TCPConnector>",
+            ],
+            NO_REASON,
+        ),
         ([], NO_REASON),
         (["KeyError: 'gold'", "Unclosed client session"], "KeyError: 'gold'"),
     ],

@@ -23,7 +23,9 @@ def test_of_answers_that_are_right_or_wrong_it_is_the_interval_of_bonett_and_pri
     gained, lost = 11 / 52, 4 / 52
     margin = 1.959964 * math.sqrt((gained + lost - (gained - lost) ** 2) / 52)
     assert found.delta == pytest.approx(7 / 50)
-    assert found.interval == pytest.approx((gained - lost - margin, gained - lost + margin), abs=1e-6)
+    assert found.interval == pytest.approx(
+        (gained - lost - margin, gained - lost + margin), abs=1e-6
+    )
     assert (found.num_tasks, found.method, found.certain) == (50, "paired", False)
 
 
@@ -52,11 +54,15 @@ def alike(random: np.random.Generator, num: int) -> tuple[np.ndarray, np.ndarray
     ],
 )
 @pytest.mark.parametrize(("num", "samples"), [(8, 1), (32, 1), (32, 4), (128, 4)])
-def test_the_interval_covers_the_truth_as_often_as_it_says(draw: Draw, truth: float, num: int, samples: int) -> None:
+def test_the_interval_covers_the_truth_as_often_as_it_says(
+    draw: Draw, truth: float, num: int, samples: int
+) -> None:
     random, trials = np.random.default_rng(1), 600
     covered = 0
     for _ in range(trials):
-        before, after = (random.binomial(samples, chances) / samples for chances in draw(random, num))
+        before, after = (
+            random.binomial(samples, chances) / samples for chances in draw(random, num)
+        )
         low, high = paired(pairs_of(list(before), list(after)), 1.0).interval or (0, 0)
         covered += low <= truth <= high
     assert covered / trials >= 0.93, "95 %, less what 600 trials may be off"
@@ -106,7 +112,13 @@ def test_standard_errors_of_separate_means_add_in_squares() -> None:
 
 def test_without_errors_there_is_no_interval() -> None:
     found = unpaired((0.3, 0.0), (0.5, 0.0))
-    assert found.facts == {"delta": 0.2, "ci95": None, "num_tasks": None, "certain": False, "method": "none"}
+    assert found.facts == {
+        "delta": 0.2,
+        "ci95": None,
+        "num_tasks": None,
+        "certain": False,
+        "method": "none",
+    }
 
 
 def test_a_higher_confidence_is_a_wider_interval() -> None:

@@ -1,4 +1,6 @@
-"""Who failed, whether for want of memory, and which settings would mend it. Read off directories without a run."""
+"""Who failed, whether for want of memory, and which settings would mend it. Read off directories
+without a run.
+"""
 
 from __future__ import annotations
 
@@ -11,7 +13,14 @@ import pytest
 from halteres.observe.metrics import append_row
 from halteres.runs.directory import RunDirectory, runs_home
 from halteres.runs.reading import failures
-from halteres.runs.reading.failures import FailedProcess, failed_process, kernel_kills, mending, ran_out, smaller
+from halteres.runs.reading.failures import (
+    FailedProcess,
+    failed_process,
+    kernel_kills,
+    mending,
+    ran_out,
+    smaller,
+)
 from halteres.runs.reading.progress import Given, GivenTrainer, condition, read_given
 from halteres.runs.state import RunState, write_state
 
@@ -31,13 +40,24 @@ def run() -> RunDirectory:
     run = RunDirectory(runs_home() / RUN)
     for folder in ("logs", "control"):
         (run.path / folder).mkdir(parents=True)
-    (run.path / "settings.json").write_text(json.dumps({"env": ENV, "trainer": {"learning_rate": 4e-5}, "new": 1}))
-    append_row(run.path / "checkpoints.jsonl", {"name": "s", "step": 5, "state_path": "tinker://x/weights/s"})
+    (run.path / "settings.json").write_text(
+        json.dumps({"env": ENV, "trainer": {"learning_rate": 4e-5}, "new": 1})
+    )
+    append_row(
+        run.path / "checkpoints.jsonl",
+        {"name": "s", "step": 5, "state_path": "tinker://x/weights/s"},
+    )
     state(run)
     return run
 
 
-def died(run: RunDirectory, role: str = "trainer", title: str = "Trainer", code: int | None = 1, **facts: Any) -> Any:
+def died(
+    run: RunDirectory,
+    role: str = "trainer",
+    title: str = "Trainer",
+    code: int | None = 1,
+    **facts: Any,
+) -> Any:
     return failures.died(run, role, title, code, **{"step": 7, "ready": True, **facts})
 
 
@@ -47,22 +67,32 @@ def test_a_trainer_without_gpu_memory_says_so_and_what_to_lower(run: RunDirector
     assert failed.code == "gpu_oom"
     assert failed.details["exit"] == {"process": "trainer", "code": 1}
     assert failed.sentence == (
-        "Trainer ran out of GPU memory at step 7. Lower max_token_length to 768 or batch_size to 32, "
+        "Trainer ran out of GPU memory at step 7. Lower max_token_length to 768 or batch_size to "
+        "32, "
         f"then go on from step 5: halteres train --resume {RUN}"
     )
 
 
 def test_its_last_words_tell_as_well_as_its_log(run: RunDirectory) -> None:
-    words = {"role": "trainer", "code": "service_failed", "what": f"The service failed: {CUDA}", "next": "Look."}
+    words = {
+        "role": "trainer",
+        "code": "service_failed",
+        "what": f"The service failed: {CUDA}",
+        "next": "Look.",
+    }
     (run.path / "control" / "failure.json").write_text(json.dumps(words))
     assert died(run).code == "gpu_oom"
-    assert died(run, code=-9).code == "process_exited"  # the words are those of a process that ended by itself
+    # the words are those of a process that ended by itself
+    assert died(run, code=-9).code == "process_exited"
 
 
 def test_an_engine_says_it_in_its_own_log(run: RunDirectory) -> None:
     run.log("engine").write_text(f"{CUDA}\n")
     failed = died(run, "service", "The engine", None, ready=False)
-    assert (failed.code, failed.what) == ("gpu_oom", "The engine ran out of GPU memory before it was ready.")
+    assert (failed.code, failed.what) == (
+        "gpu_oom",
+        "The engine ran out of GPU memory before it was ready.",
+    )
 
 
 def test_the_memory_of_the_machine_is_told_from_that_of_the_gpu(run: RunDirectory) -> None:
@@ -92,7 +122,9 @@ def test_a_killed_process_is_only_possibly_one_without_memory(
     counter.write_text("low 0\noom 2\noom_kill 2\n")
     failed = died(run, code=-9)
     assert failed.code == "process_exited"
-    assert failed.why.startswith("Possibly for want of memory: the kernel has killed 2 processes here")
+    assert failed.why.startswith(
+        "Possibly for want of memory: the kernel has killed 2 processes here"
+    )
     assert died(run, code=-15).why == ""
     assert kernel_kills() == 2
 
@@ -118,12 +150,17 @@ def test_libraries_say_that_memory_is_short_in_many_words(line: str, short: str 
     ("env", "lower"),
     [
         (ENV, {"max_token_length": 768, "batch_size": 32}),
-        ({"group_size": 12, "batch_size": 60, "max_token_length": 100}, {"max_token_length": 64, "batch_size": 24}),
+        (
+            {"group_size": 12, "batch_size": 60, "max_token_length": 100},
+            {"max_token_length": 64, "batch_size": 24},
+        ),
         ({"group_size": 16, "batch_size": 16, "max_token_length": 64}, {}),
         ({"batch_size": -1, "max_token_length": None}, {}),
     ],
 )
-def test_what_is_lowered_stays_whole_groups_and_above_nothing(env: dict[str, Any], lower: dict[str, int]) -> None:
+def test_what_is_lowered_stays_whole_groups_and_above_nothing(
+    env: dict[str, Any], lower: dict[str, int]
+) -> None:
     assert smaller(env) == lower
 
 
@@ -132,7 +169,12 @@ def test_each_failure_is_mended_by_its_own_setting() -> None:
     assert mending("gpu_oom", given) == {"batch_size": 32}
     assert mending("gpu_oom", Given(env={"max_token_length": 512})) == {"max_token_length": 384}
     assert mending("nan_loss", given) == {"learning_rate": 2e-5}
-    assert mending("process_exited", given) == mending(None, given) == mending("gpu_oom", Given()) == {}
+    assert (
+        mending("process_exited", given)
+        == mending(None, given)
+        == mending("gpu_oom", Given())
+        == {}
+    )
 
 
 def test_settings_of_any_version_are_read_as_far_as_they_matter(run: RunDirectory) -> None:
@@ -160,8 +202,13 @@ def state(run: RunDirectory, **changes: Any) -> RunState:
 
 
 def test_run_json_names_who_failed(run: RunDirectory) -> None:
-    assert failed_process(state(run, exit={"process": "trainer", "code": 1})) == FailedProcess("trainer", 1)
-    assert failed_process(state(run, exit={"process": "trainer", "code": 1}, status="completed")) is None
+    assert failed_process(state(run, exit={"process": "trainer", "code": 1})) == FailedProcess(
+        "trainer", 1
+    )
+    assert (
+        failed_process(state(run, exit={"process": "trainer", "code": 1}, status="completed"))
+        is None
+    )
 
 
 def test_an_engine_that_ended_alone_is_to_blame_for_all_exits_after_it(run: RunDirectory) -> None:
@@ -170,15 +217,24 @@ def test_an_engine_that_ended_alone_is_to_blame_for_all_exits_after_it(run: RunD
 
 
 def test_a_checkpoint_of_step_0_is_nothing_to_go_on_from(run: RunDirectory) -> None:
-    """An interrupted trainer writes one, whole, before its first step: it is no better than a start."""
+    """An interrupted trainer writes one, whole, before its first step: it is no better than a
+    start.
+    """
     (run.path / "checkpoints.jsonl").unlink()
-    append_row(run.path / "checkpoints.jsonl", {"name": "final", "step": 0, "state_path": "tinker://x/weights/final"})
+    append_row(
+        run.path / "checkpoints.jsonl",
+        {"name": "final", "step": 0, "state_path": "tinker://x/weights/final"},
+    )
     assert run.newest_checkpoint() is None
     assert died(run).next.endswith("There is no checkpoint to go on from: start the run again.")
 
 
 def test_what_was_chosen_for_a_run_is_what_another_may_be_started_with(run: RunDirectory) -> None:
-    given = {"trainer.lora_rank": (8, "edit"), "run.environment": ("till", "file"), "run.name": ("x", "edit")}
+    given = {
+        "trainer.lora_rank": (8, "edit"),
+        "run.environment": ("till", "file"),
+        "run.name": ("x", "edit"),
+    }
     given |= {"env.seed": (7, "config_init"), "run.max_minutes": (5, "file")}
     rows = {name: {"value": value, "source": source} for name, (value, source) in given.items()}
     (run.path / "config.resolved.json").write_text(json.dumps(rows))
@@ -198,7 +254,10 @@ def test_what_was_chosen_for_a_run_is_what_another_may_be_started_with(run: RunD
         ({"pid": 7, "exit": -9, "state": "exited (-9)"}, "ended by SIGKILL"),
         ({"pid": 7, "exit": -63}, "ended by signal 63"),
         ({"pid": 7, "exit": -15, "state": "ended with the run"}, "ended with the run"),
-        ({"pid": 7, "exit": "unknown", "state": "ended with the supervisor"}, "ended with the supervisor"),
+        (
+            {"pid": 7, "exit": "unknown", "state": "ended with the supervisor"},
+            "ended with the supervisor",
+        ),
     ],
 )
 def test_how_a_process_is_has_a_word(facts: dict[str, Any], word: str) -> None:

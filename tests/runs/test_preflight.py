@@ -26,7 +26,9 @@ def no_proxies(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def failed(url: str | None) -> set[str]:
     """Names of the checks that refuse a run on this service."""
-    examined = examine(plan_of(load_settings("arithmetic", None, ["inference.engine=scripted"]), service_url=url))
+    examined = examine(
+        plan_of(load_settings("arithmetic", None, ["inference.engine=scripted"]), service_url=url)
+    )
     return {check.name for check in examined.checks if check.failure}
 
 
@@ -41,7 +43,9 @@ def test_a_run_on_a_service_elsewhere_is_refused_for_a_proxy_that_the_sdk_cannot
     assert not list((home / "runs").glob("*/run.json"))
 
 
-def test_a_run_whose_service_is_here_needs_no_proxy(home: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_run_whose_service_is_here_needs_no_proxy(
+    home: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setenv("ALL_PROXY", "socks5://127.0.0.1:9")
     assert failed(None) == set()
     assert failed("http://127.0.0.1:1") == {"model present"}, "nothing answers there"
@@ -49,6 +53,8 @@ def test_a_run_whose_service_is_here_needs_no_proxy(home: Path, monkeypatch: pyt
 
 def test_a_service_whose_address_has_a_login_is_refused_before_it_is_asked(home: Path) -> None:
     with pytest.raises(ServiceUnusable) as refused:
-        start_run(load_settings("arithmetic", None, []), service_url="http://any:s3cr3t-012@127.0.0.1:9")
+        start_run(
+            load_settings("arithmetic", None, []), service_url="http://any:s3cr3t-012@127.0.0.1:9"
+        )
     assert "s3cr3t" not in refused.value.sentence
     assert "s3cr3t" not in str(refused.value.details)

@@ -23,7 +23,13 @@ pytestmark = pytest.mark.runs
 PAGE = Path(__file__).parents[2] / "docs" / "runs.md"
 
 EDITS = (
-    *("inference.engine=scripted", "env.group_size=4", "env.batch_size=16", "env.eval_tasks=4", "env.eval_samples=2"),
+    *(
+        "inference.engine=scripted",
+        "env.group_size=4",
+        "env.batch_size=16",
+        "env.eval_tasks=4",
+        "env.eval_samples=2",
+    ),
     "trainer.checkpoint_every=2",
 )
 

@@ -41,7 +41,9 @@ def resume(old: RunDirectory, *edits: str, **options: Any) -> RunDirectory:
     return start_run(old.settings(edits), resume=old, supervisor=STANDIN_SUPERVISOR, **options)
 
 
-def test_a_resumed_run_goes_on_from_the_newest_checkpoint_and_its_curve_is_whole(stopped: RunDirectory) -> None:
+def test_a_resumed_run_goes_on_from_the_newest_checkpoint_and_its_curve_is_whole(
+    stopped: RunDirectory,
+) -> None:
     new = resume(stopped)
     state = wait_for_end(new)
     assert (state.status, state.step, state.resumed_from) == ("completed", 4, stopped.run_id)
@@ -57,17 +59,23 @@ def test_a_resumed_run_goes_on_from_the_newest_checkpoint_and_its_curve_is_whole
     assert results is not None and results["samples"], "the answers before training came along"
 
 
-def test_the_old_run_is_left_as_it_was_and_the_new_one_needs_it_no_more(stopped: RunDirectory) -> None:
+def test_the_old_run_is_left_as_it_was_and_the_new_one_needs_it_no_more(
+    stopped: RunDirectory,
+) -> None:
     before = stopped.state()
     new = resume(stopped)
     assert wait_for_end(new).status == "completed"
     assert stopped.state() == before
     shutil.rmtree(stopped.path)
-    checkpoint = new.path / "service" / "checkpoints" / f"{stopped.run_id}_0" / "weights" / "step-000002"
+    checkpoint = (
+        new.path / "service" / "checkpoints" / f"{stopped.run_id}_0" / "weights" / "step-000002"
+    )
     assert (checkpoint / "adapter_config.json").is_file()
 
 
-def test_the_services_journal_comes_along_with_the_rows_of_its_write_ahead_log(stopped: RunDirectory) -> None:
+def test_the_services_journal_comes_along_with_the_rows_of_its_write_ahead_log(
+    stopped: RunDirectory,
+) -> None:
     journal = sqlite3.connect(stopped.path / "service" / "journal.sqlite")
     journal.execute("PRAGMA journal_mode=WAL")
     journal.execute("CREATE TABLE checkpoints (path TEXT)")
@@ -75,27 +83,46 @@ def test_the_services_journal_comes_along_with_the_rows_of_its_write_ahead_log(s
     journal.commit()  # and never closed, as after kill -9
     new = resume(stopped)
     with closing(sqlite3.connect(new.path / "service" / "journal.sqlite")) as copy:
-        assert copy.execute("SELECT path FROM checkpoints").fetchall() == [("tinker://r/weights/a",)]
+        assert copy.execute("SELECT path FROM checkpoints").fetchall() == [
+            ("tinker://r/weights/a",)
+        ]
     journal.close()
     wait_for_end(new)
 
 
 def test_what_was_open_in_the_old_service_is_not_executed_again(stopped: RunDirectory) -> None:
-    """Requests that the old service accepted belong to its clients; its adapters are not brought back either."""
+    """Requests that the old service accepted belong to its clients; its adapters are not brought
+    back either.
+    """
     file = stopped.path / "service" / "journal.sqlite"
     with closing(create_engine(f"sqlite:///{file}").connect()) as journal, journal.begin():
         SCHEMA.create_all(journal)
-        facts = {"session_id": "s", "tenant": "local", "base_model": "b", "lora": {}, "user_metadata": {}}
+        facts = {
+            "session_id": "s",
+            "tenant": "local",
+            "base_model": "b",
+            "lora": {},
+            "user_metadata": {},
+        }
         journal.execute(insert(MODELS).values(id="s:train:0", created_at=1.0, point=7, **facts))
-        asked = {"subject": "s:train:0", "tenant": "local", "content_type": "application/json", "body": b"{}"}
+        asked = {
+            "subject": "s:train:0",
+            "tenant": "local",
+            "content_type": "application/json",
+            "body": b"{}",
+        }
         for state in ("accepted", "done"):
             journal.execute(
-                insert(REQUESTS).values(id=state, key=state, kind="optim_step", accepted_at=1.0, state=state, **asked)
+                insert(REQUESTS).values(
+                    id=state, key=state, kind="optim_step", accepted_at=1.0, state=state, **asked
+                )
             )
         journal.execute(insert(BURNT).values(model_id="s:train:0", seq=3))
     new = resume(stopped)
     with closing(sqlite3.connect(new.path / "service" / "journal.sqlite")) as copy:
-        assert copy.execute("SELECT id FROM requests UNION ALL SELECT seq FROM burnt").fetchall() == []
+        assert (
+            copy.execute("SELECT id FROM requests UNION ALL SELECT seq FROM burnt").fetchall() == []
+        )
         assert copy.execute("SELECT id, point FROM models").fetchall() == [("s:train:0", None)]
     with closing(sqlite3.connect(file)) as old:
         assert len(old.execute("SELECT id FROM requests").fetchall()) == 2
@@ -103,7 +130,9 @@ def test_what_was_open_in_the_old_service_is_not_executed_again(stopped: RunDire
 
 
 def test_not_a_byte_of_the_old_run_changes_when_the_new_one_writes(stopped: RunDirectory) -> None:
-    """Also where the old service was killed, and its journal has rows in the write-ahead log alone."""
+    """Also where the old service was killed, and its journal has rows in the write-ahead log
+    alone.
+    """
     with sqlite3.connect(stopped.path / "service" / "journal.sqlite") as journal:
         journal.execute("PRAGMA journal_mode=WAL")
         journal.execute("CREATE TABLE requests (id INTEGER)")
@@ -125,7 +154,9 @@ def test_not_a_byte_of_the_old_run_changes_when_the_new_one_writes(stopped: RunD
 
 def test_where_each_setting_of_a_resumed_run_comes_from_is_told(stopped: RunDirectory) -> None:
     asked = stopped.resolved(["trainer.total_steps=5"])
-    new = start_run(asked.settings, resume=stopped, sources=asked.sources, supervisor=STANDIN_SUPERVISOR)
+    new = start_run(
+        asked.settings, resume=stopped, sources=asked.sources, supervisor=STANDIN_SUPERVISOR
+    )
     told = json.loads((new.path / "config.resolved.json").read_bytes())
     assert told["trainer.total_steps"] == {"value": 5, "source": "edit"}
     assert told["trainer.lora_rank"] == {"value": 16, "source": "resume"}
@@ -136,10 +167,15 @@ def test_where_each_setting_of_a_resumed_run_comes_from_is_told(stopped: RunDire
 def hashes(run: RunDirectory) -> dict[str, str]:
     """Every file of the run, but the lock that everybody opens."""
     files = [file for file in run.path.rglob("*") if file.is_file() and file.name != "lock"]
-    return {str(file.relative_to(run.path)): hashlib.sha256(file.read_bytes()).hexdigest() for file in files}
+    return {
+        str(file.relative_to(run.path)): hashlib.sha256(file.read_bytes()).hexdigest()
+        for file in files
+    }
 
 
-def test_a_run_that_goes_on_is_not_resumed(start: StartRun, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_run_that_goes_on_is_not_resumed(
+    start: StartRun, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setenv("STANDIN_STEPS", "1")
     run = start()
     wait(run, lambda state: state.status == "running")
@@ -147,7 +183,9 @@ def test_a_run_that_goes_on_is_not_resumed(start: StartRun, monkeypatch: pytest.
         resume(run)
 
 
-def test_a_run_without_a_checkpoint_is_not_resumed(start: StartRun, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_run_without_a_checkpoint_is_not_resumed(
+    start: StartRun, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setenv("STANDIN_DIES", "trainer@start")
     run = start()
     assert not wait_for_end(run).resumable
@@ -162,17 +200,23 @@ def test_a_run_without_a_checkpoint_is_not_resumed(start: StartRun, monkeypatch:
         ("trainer.total_steps=3", "the checkpoint is at step 3: nothing is left to do"),
     ],
 )
-def test_settings_that_do_not_fit_the_checkpoint_are_refused(stopped: RunDirectory, edit: str, says: str) -> None:
+def test_settings_that_do_not_fit_the_checkpoint_are_refused(
+    stopped: RunDirectory, edit: str, says: str
+) -> None:
     with pytest.raises(InvalidConfig, match=says):
         resume(stopped, edit)
 
 
-def test_checkpoints_of_the_runs_own_service_are_not_looked_for_in_another(stopped: RunDirectory) -> None:
+def test_checkpoints_of_the_runs_own_service_are_not_looked_for_in_another(
+    stopped: RunDirectory,
+) -> None:
     with pytest.raises(NotFound, match="does not have the checkpoints"):
         resume(stopped, service_url="http://127.0.0.1:9")
 
 
-def test_a_run_whose_steps_are_all_done_is_resumed_to_its_last_evaluation_and_its_results(start: StartRun) -> None:
+def test_a_run_whose_steps_are_all_done_is_resumed_to_its_last_evaluation_and_its_results(
+    start: StartRun,
+) -> None:
     """Its supervisor was killed while the final weights were evaluated."""
     old = start()
     assert wait_for_end(old).status == "completed"
@@ -180,7 +224,9 @@ def test_a_run_whose_steps_are_all_done_is_resumed_to_its_last_evaluation_and_it
     assert len(rows) < len(list(old.metrics()))
     (old.path / "metrics.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
     shutil.rmtree(old.path / "evals" / "step_4")
-    lost = msgspec.structs.replace(old.state(), status="failed", code="supervisor_lost", resumable=True)
+    lost = msgspec.structs.replace(
+        old.state(), status="failed", code="supervisor_lost", resumable=True
+    )
     write_state(old.path / "run.json", lost)
     new = resume(old)
     assert wait_for_end(new).status == "completed"

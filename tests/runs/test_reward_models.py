@@ -15,13 +15,24 @@ from halteres.config.files import load_settings
 from halteres.config.settings import Settings
 from halteres.errors import InvalidData, NotFound
 from halteres.runs.starting.preflight import examine, examine_components, examine_reward_models
-from halteres.runs.starting.run_models import reward_folders, server_bytes, with_absolute_folders, with_places
+from halteres.runs.starting.run_models import (
+    reward_folders,
+    server_bytes,
+    with_absolute_folders,
+    with_places,
+)
 from halteres.runs.starting.start import plan_of, start_run
 
 from .run_fixtures import survivors, wait, wait_for_end
 
 EDITS = (
-    *("inference.engine=scripted", "env.group_size=4", "env.batch_size=16", "env.eval_tasks=4", "env.eval_samples=2"),
+    *(
+        "inference.engine=scripted",
+        "env.group_size=4",
+        "env.batch_size=16",
+        "env.eval_tasks=4",
+        "env.eval_samples=2",
+    ),
     *("trainer.total_steps=6", "trainer.checkpoint_every=2"),
 )
 
@@ -51,16 +62,24 @@ def test_folders_are_found_wherever_an_environment_names_a_reward_model() -> Non
     assert reward_folders(env) == (Path("here"), Path("other"), Path("/abs"))
     assert reward_folders({"rewards": 7, "panel": "[", "reward_model_path": None}) == ()
     absolute = with_absolute_folders(Settings(env=env)).env
-    assert absolute["panel"] == [{"name": "c", "model": f"http://there:1,{Path.cwd()}/here,{Path.cwd()}/other"}]
+    assert absolute["panel"] == [
+        {"name": "c", "model": f"http://there:1,{Path.cwd()}/here,{Path.cwd()}/other"}
+    ]
     files = {
-        "rewards": [{"name": "a", "function": "f.py:g"}, {"name": "b", "function": "pkg.mod:g", "rubric": "r.toml"}]
+        "rewards": [
+            {"name": "a", "function": "f.py:g"},
+            {"name": "b", "function": "pkg.mod:g", "rubric": "r.toml"},
+        ]
     }
     assert with_absolute_folders(Settings(env=files)).env["rewards"] == [
         {"name": "a", "function": f"{Path.cwd()}/f.py:g"},
         {"name": "b", "function": "pkg.mod:g", "rubric": f"{Path.cwd()}/r.toml"},
     ]
     moved = with_places(Settings(env=env), lambda folder: f"http://run/{folder.name}").env
-    assert moved["rewards"] == [{"name": "a", "model": "http://run/here"}, {"name": "b", "environment": True}]
+    assert moved["rewards"] == [
+        {"name": "a", "model": "http://run/here"},
+        {"name": "b", "environment": True},
+    ]
     assert moved["reward_model_path"] == "http://run/abs"
 
 
@@ -71,12 +90,22 @@ def test_folders_are_found_wherever_an_environment_names_a_reward_model() -> Non
         ({}, InvalidData, "config.json is missing"),
         ({"config.json": {"architectures": ["Qwen3ForCausalLM"]}}, InvalidData, "Qwen3ForCausalLM"),
         (
-            {"config.json": {"architectures": ["Qwen3ForSequenceClassification"], "id2label": {"0": "a", "1": "b"}}},
+            {
+                "config.json": {
+                    "architectures": ["Qwen3ForSequenceClassification"],
+                    "id2label": {"0": "a", "1": "b"},
+                }
+            },
             InvalidData,
             "It has 2 outputs",
         ),
         (
-            {"config.json": {"architectures": ["Qwen3ForSequenceClassification"], "id2label": {"0": "a"}}},
+            {
+                "config.json": {
+                    "architectures": ["Qwen3ForSequenceClassification"],
+                    "id2label": {"0": "a"},
+                }
+            },
             InvalidData,
             "safetensors",
         ),
@@ -113,10 +142,19 @@ def test_a_folder_that_is_no_reward_model_is_refused_before_the_run(
 def test_a_function_or_rubric_that_is_not_there_is_refused_before_the_run(
     tmp_path: Path, component: dict[str, object], why: str | None
 ) -> None:
-    (tmp_path / "f.py").write_text("from g import x as given\n\ndef short(completions): return []\n")
+    (tmp_path / "f.py").write_text(
+        "from g import x as given\n\ndef short(completions): return []\n"
+    )
     (tmp_path / "broken.py").write_text("def f(:\n")
-    placed = {name: one.format(tmp_path) if isinstance(one, str) else one for name, one in component.items()}
-    failures = [check.failure for check in examine_components({"panel": [{"name": "a", **placed}]}) if check.failure]
+    placed = {
+        name: one.format(tmp_path) if isinstance(one, str) else one
+        for name, one in component.items()
+    }
+    failures = [
+        check.failure
+        for check in examine_components({"panel": [{"name": "a", **placed}]})
+        if check.failure
+    ]
     if why is None:
         assert not failures
     else:
@@ -126,17 +164,27 @@ def test_a_function_or_rubric_that_is_not_there_is_refused_before_the_run(
 
 def test_the_memory_of_a_run_counts_its_reward_models(home: Path, reward_model: Path) -> None:
     plain = examine(plan_of(load_settings("arithmetic", None, EDITS)))
-    judged = examine(plan_of(load_settings("arithmetic", None, [*EDITS, f"env.reward_model_path={reward_model}"])))
-    before, after = (
-        next(check.figures["need_gb"] for check in found.checks if check.name == "memory") for found in (plain, judged)
+    judged = examine(
+        plan_of(
+            load_settings("arithmetic", None, [*EDITS, f"env.reward_model_path={reward_model}"])
+        )
     )
-    assert after - before == pytest.approx(0.7, abs=0.02)  # the server's process, and a model of 0.9 M parameters
+    before, after = (
+        next(check.figures["need_gb"] for check in found.checks if check.name == "memory")
+        for found in (plain, judged)
+    )
+    # the server's process, and a model of 0.9 M parameters
+    assert after - before == pytest.approx(0.7, abs=0.02)
     assert judged.ground is not None
 
 
 @pytest.mark.runs
-def test_a_killed_reward_server_is_started_again_and_the_run_completes(home: Path, reward_model: Path) -> None:
-    rewards = json.dumps([{"name": "sum", "environment": True}, {"name": "judge", "model": str(reward_model)}])
+def test_a_killed_reward_server_is_started_again_and_the_run_completes(
+    home: Path, reward_model: Path
+) -> None:
+    rewards = json.dumps(
+        [{"name": "sum", "environment": True}, {"name": "judge", "model": str(reward_model)}]
+    )
     run = start_run(load_settings("arithmetic", None, [*EDITS, f"env.rewards={rewards}"]))
     before = wait(run, lambda state: state.status == "running" and state.step >= 1, within_s=90)
     config = yaml.safe_load((run.path / "config.yaml").read_text())

@@ -58,7 +58,9 @@ def test_an_operators_policy_holds_for_reward_training(
 ) -> None:
     """Its cap of steps and its keys to start, as for any other run."""
     wanted = plan(preferences(tmp_path))
-    (home / FILE).write_text(f"caps: {{max_steps: {NUM_PAIRS // BATCH}}}\nrequire_keys: [TINKER_API_KEY]\n")
+    (home / FILE).write_text(
+        f"caps: {{max_steps: {NUM_PAIRS // BATCH}}}\nrequire_keys: [TINKER_API_KEY]\n"
+    )
     monkeypatch.delenv("TINKER_API_KEY", raising=False)
     with pytest.raises(MissingKey, match="TINKER_API_KEY not set"):
         plan_reward_training(wanted)
@@ -76,7 +78,9 @@ def test_steps_are_known_before_the_model_is_loaded(home: Path, tmp_path: Path) 
 
 
 @pytest.mark.runs
-def test_a_reward_training_is_stopped_with_a_checkpoint_and_goes_on_from_it(home: Path, tmp_path: Path) -> None:
+def test_a_reward_training_is_stopped_with_a_checkpoint_and_goes_on_from_it(
+    home: Path, tmp_path: Path
+) -> None:
     data = preferences(tmp_path)
     run = begin_run(plan_reward_training(plan(data, eval_data=str(data), num_train_epochs=40)))
     wait(run, lambda state: state.status == "running" and state.step >= 2, within_s=60)
@@ -97,7 +101,9 @@ def test_a_reward_training_is_stopped_with_a_checkpoint_and_goes_on_from_it(home
 
 
 @pytest.mark.runs
-def test_a_completed_reward_training_leaves_its_model_and_its_figures(home: Path, tmp_path: Path) -> None:
+def test_a_completed_reward_training_leaves_its_model_and_its_figures(
+    home: Path, tmp_path: Path
+) -> None:
     data = preferences(tmp_path)
     run = begin_run(plan_reward_training(plan(data, eval_data=str(data)), name="sums"))
     state = wait_for_end(run, within_s=90)

@@ -25,8 +25,12 @@ def listening() -> Iterator[Listener]:
         yield listener
 
 
-def scene_of(path: Path, env: dict[str, float], service: Listener | None, api: Listener, url: str) -> RunContext:
-    program = EnvironmentProgram(name="sums", path=path / "sums.py", interpreter="python", working_directory=path)
+def scene_of(
+    path: Path, env: dict[str, float], service: Listener | None, api: Listener, url: str
+) -> RunContext:
+    program = EnvironmentProgram(
+        name="sums", path=path / "sums.py", interpreter="python", working_directory=path
+    )
     return RunContext(
         path=path,
         run_name="sums",
@@ -40,7 +44,9 @@ def scene_of(path: Path, env: dict[str, float], service: Listener | None, api: L
     )
 
 
-def commands(path: Path, env: dict[str, float], *, own_service: bool) -> tuple[RunContext, dict[str, tuple[str, ...]]]:
+def commands(
+    path: Path, env: dict[str, float], *, own_service: bool
+) -> tuple[RunContext, dict[str, tuple[str, ...]]]:
     with ExitStack() as held:
         service = held.enter_context(listening()) if own_service else None
         scene = scene_of(path, env, service, held.enter_context(listening()), "http://127.0.0.1:1")
@@ -73,7 +79,9 @@ def test_somebody_elses_service_gives_what_it_gives(tmp_path: Path) -> None:
 def test_who_talks_to_this_machine_alone_is_given_no_proxy(
     tmp_path: Path, url: str | None, stay_here: set[str]
 ) -> None:
-    """An environment may read data from elsewhere, and a trainer may have to ask a service elsewhere."""
+    """An environment may read data from elsewhere, and a trainer may have to ask a service
+    elsewhere.
+    """
     with ExitStack() as held:
         api = held.enter_context(listening())
         service = held.enter_context(listening()) if url is None else None

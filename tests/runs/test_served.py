@@ -1,4 +1,6 @@
-"""A service for the length of a block: nothing of it is left, however the block ends or fails to begin."""
+"""A service for the length of a block: nothing of it is left, however the block ends or fails to
+begin.
+"""
 
 from __future__ import annotations
 
@@ -59,7 +61,9 @@ def enter(loading: Loading, given_up: threading.Event) -> None:
         raise AssertionError("it never becomes ready")
 
 
-def test_the_wait_for_a_service_that_loads_can_be_given_up_and_leaves_no_process(loading: Loading) -> None:
+def test_the_wait_for_a_service_that_loads_can_be_given_up_and_leaves_no_process(
+    loading: Loading,
+) -> None:
     """It ignores SIGTERM, too: it is killed, and reaped."""
     given_up = threading.Event()
     with ThreadPoolExecutor(1) as pool:
@@ -93,7 +97,9 @@ def test_whoever_comes_later_waits_until_the_weights_of_a_run_that_has_ended_are
         with served("m", run):
             with monkeypatch.context() as impatient:
                 impatient.setattr(module, "FREE_WITHIN_S", 0.05)
-                with pytest.raises(NotReady, match=f"weights of run {run.run_id} are in use.*Process {os.getpid()}"):
+                with pytest.raises(
+                    NotReady, match=f"weights of run {run.run_id} are in use.*Process {os.getpid()}"
+                ):
                     use()
             later = pool.submit(use)
             assert len(began) == 1 and not later.done()
@@ -110,11 +116,16 @@ def test_weights_on_somebody_elses_service_that_is_gone_are_told_at_once(
         url = f"http://127.0.0.1:{listener.getsockname()[1]}"
     state = structs.replace(run.state(), service_given=True, urls={"service": url})
     write_state(run.path / "run.json", state)
-    with pytest.raises(NotReady, match=r"does not answer\. The run trained on it.*Start it again"), served("m", run):
+    with (
+        pytest.raises(NotReady, match=r"does not answer\. The run trained on it.*Start it again"),
+        served("m", run),
+    ):
         raise AssertionError("it is gone")
 
 
-def test_a_service_that_cannot_be_started_leaves_nothing_open(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_service_that_cannot_be_started_leaves_nothing_open(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr(sys, "executable", str(tmp_path / "nowhere"))
     before = os.listdir("/proc/self/fd")
     for log in (tmp_path / "service.log", tmp_path / "no_folder" / "service.log"):

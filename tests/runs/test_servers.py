@@ -33,7 +33,13 @@ from .run_fixtures import StartRun, wait, wait_for_end
 pytestmark = pytest.mark.runs
 
 EDITS = (
-    *("inference.engine=scripted", "env.group_size=4", "env.batch_size=16", "env.eval_tasks=4", "env.eval_samples=2"),
+    *(
+        "inference.engine=scripted",
+        "env.group_size=4",
+        "env.batch_size=16",
+        "env.eval_tasks=4",
+        "env.eval_samples=2",
+    ),
     "trainer.checkpoint_every=2",
 )
 
@@ -43,19 +49,27 @@ def test_a_runs_servers_take_no_port_at_which_clients_look_unasked(start: StartR
     assert not {state.processes[role]["port"] for role in ("service", "api")} & set(WELL_KNOWN)
 
 
-def test_a_well_known_port_that_the_system_offers_is_not_taken(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_well_known_port_that_the_system_offers_is_not_taken(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     with socket.create_server(("127.0.0.1", 0)) as other:
         offered = other.getsockname()[1]
     monkeypatch.setattr(roles, "WELL_KNOWN", (offered,))
     make, asked = socket.create_server, iter((offered, 0))
-    monkeypatch.setattr(socket, "create_server", lambda at, **given: make((at[0], next(asked)), **given))
+    monkeypatch.setattr(
+        socket, "create_server", lambda at, **given: make((at[0], next(asked)), **given)
+    )
     listener = listen()
     assert listener.port != offered
     listener.socket.close()
 
 
-def test_whoever_does_not_know_a_runs_secret_can_neither_register_nor_train_nor_sample(home: Path) -> None:
-    """A trainer of somebody else's, and the `tinker` SDK with a key of its own, at the run's very addresses."""
+def test_whoever_does_not_know_a_runs_secret_can_neither_register_nor_train_nor_sample(
+    home: Path,
+) -> None:
+    """A trainer of somebody else's, and the `tinker` SDK with a key of its own, at the run's very
+    addresses.
+    """
     import tinker
 
     run = start_run(load_settings("arithmetic", None, [*EDITS, "trainer.total_steps=1000"]))
@@ -81,14 +95,20 @@ def test_whoever_does_not_know_a_runs_secret_can_neither_register_nor_train_nor_
 
 
 def test_a_runs_secret_is_in_two_files_of_its_owner_and_nowhere_else(home: Path) -> None:
-    run = start_run(load_settings("arithmetic", None, [*EDITS, "trainer.total_steps=2", "trainer.eval_every=1"]))
+    run = start_run(
+        load_settings("arithmetic", None, [*EDITS, "trainer.total_steps=2", "trainer.eval_every=1"])
+    )
     state = wait(run, lambda state: state.status == "running", within_s=60)
     secret = (_both(run)[0].key or "").encode()
     assert len(secret) == 32
     pids = [facts["pid"] for facts in state.processes.values() if facts.get("pid")]
     assert not [pid for pid in pids if secret in _read(Path(f"/proc/{pid}/cmdline"))]
     assert wait_for_end(run, within_s=60).status == "completed"
-    holding = {file for file in home.rglob("*") if file.is_file() and not file.is_symlink() and secret in _read(file)}
+    holding = {
+        file
+        for file in home.rglob("*")
+        if file.is_file() and not file.is_symlink() and secret in _read(file)
+    }
     assert holding == {run.path / "wiring.json", run.path / "config.yaml"}
     assert {file.stat().st_mode & 0o777 for file in holding} == {0o600}
 
@@ -100,7 +120,9 @@ def test_connect_prints_what_reaches_a_runs_servers_while_they_are_there(home: P
     told = _variables(printed.output)
     with closing(TrainerClient(told["ROLLOUT_SERVER_URL"])) as trajectories:
         assert trajectories.diagnostics()["environments"]
-    json_client.get_json(f"{told['TINKER_BASE_URL']}/api/v1/get_server_capabilities", 5, told["TINKER_API_KEY"])
+    json_client.get_json(
+        f"{told['TINKER_BASE_URL']}/api/v1/get_server_capabilities", 5, told["TINKER_API_KEY"]
+    )
     json_client.get_json(f"{told['OPENAI_BASE_URL']}/models", 5, told["OPENAI_API_KEY"])
     stop_run(run)
     over = CliRunner().invoke(app, ["runs", "connect", run.run_id])
@@ -148,7 +170,10 @@ def test_a_run_trains_on_a_service_that_has_keys_and_chat_and_measurements_bring
     with pytest.raises(ServiceUnusable, match="refuses the key"):
         start_run(load_settings("arithmetic", None, [*EDITS]), service_url=service.url)
     monkeypatch.setenv("TINKER_API_KEY", str(service.key))
-    guest = start_run(load_settings("arithmetic", None, [*EDITS, "trainer.total_steps=2"]), service_url=service.url)
+    guest = start_run(
+        load_settings("arithmetic", None, [*EDITS, "trainer.total_steps=2"]),
+        service_url=service.url,
+    )
     state = wait_for_end(guest, within_s=60)
     assert (state.status, state.step) == ("completed", 2)
     attend(guest.run_id, detach=True)
@@ -157,7 +182,9 @@ def test_a_run_trains_on_a_service_that_has_keys_and_chat_and_measurements_bring
     for run in (host, guest):  # one that goes on, one that has ended
         asked = CliRunner().invoke(app, ["chat", run.run_id, "3 * 4"])
         assert asked.exit_code == 0, asked.output
-        measured = CliRunner().invoke(app, ["env", "eval", "arithmetic", "--run", run.run_id, "--json"])
+        measured = CliRunner().invoke(
+            app, ["env", "eval", "arithmetic", "--run", run.run_id, "--json"]
+        )
         assert measured.exit_code == 0, measured.output
     stop_run(host)
 
@@ -176,7 +203,11 @@ def _both(run: RunDirectory) -> tuple[Server, Server]:
 
 
 def _variables(printed: str) -> dict[str, str]:
-    return dict(word.split("=", 1) for line in printed.splitlines() for word in shlex.split(line, comments=True)[1:])
+    return dict(
+        word.split("=", 1)
+        for line in printed.splitlines()
+        for word in shlex.split(line, comments=True)[1:]
+    )
 
 
 def _read(file: Path) -> bytes:

@@ -1,4 +1,6 @@
-"""Metrics forwarded elsewhere never decide how a run goes: it takes its steps, and ends as it would without them."""
+"""Metrics forwarded elsewhere never decide how a run goes: it takes its steps, and ends as it would
+without them.
+"""
 
 from __future__ import annotations
 
@@ -27,7 +29,12 @@ KEY = "a1b2c3d4" * 5
 def assert_unharmed(run: RunDirectory, state: RunState) -> SinkReport:
     """It is complete, and so are its metrics; how its W&B sink is."""
     assert (state.status, state.step, state.error, state.note) == ("completed", 4, None, None)
-    assert [row["step"] for row in merge_by_step(run.metrics()) if "reward/mean" in row] == [1, 2, 3, 4]
+    assert [row["step"] for row in merge_by_step(run.metrics()) if "reward/mean" in row] == [
+        1,
+        2,
+        3,
+        4,
+    ]
     return read_reports(run.path)["wandb"]
 
 
@@ -46,27 +53,39 @@ def test_a_dead_wandb_server_costs_a_run_nothing(
     start: StartRun, monkeypatch: pytest.MonkeyPatch, tmp_path: Path, dead: str
 ) -> None:
     with dead_server(dead) as url:
-        for name, value in {"WANDB_API_KEY": KEY, "WANDB_BASE_URL": url, "HOME": str(tmp_path)}.items():
+        for name, value in {
+            "WANDB_API_KEY": KEY,
+            "WANDB_BASE_URL": url,
+            "HOME": str(tmp_path),
+        }.items():
             monkeypatch.setenv(name, value)
         run = start(WANDB)
         report = assert_unharmed(run, wait_for_end(run, within_s=90))
     assert report.state == "offline" and report.url is None, report
     assert report.note is not None and "wandb sync" in report.note
-    assert json.loads((run.path / "results.json").read_text())["sinks"]["wandb"]["state"] == "offline"
+    assert (
+        json.loads((run.path / "results.json").read_text())["sinks"]["wandb"]["state"] == "offline"
+    )
     assert [event["state"] for event in run.events() if event["type"] == "sink"] == ["offline"]
 
 
-def test_a_forwarding_process_that_dies_is_told_with_its_log(start: StartRun, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_forwarding_process_that_dies_is_told_with_its_log(
+    start: StartRun, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setenv("STANDIN_SINKS", "dies")
     run = start(WANDB)
     report = assert_unharmed(run, wait_for_end(run))
     log = run.log("sinks")
     assert report.state == "failed"
     assert report.note == f"The process that forwards metrics exited with code 7. Its log is {log}."
-    assert ("wandb", report.note) in {(it.get("sink"), it.get("note")) for it in run.events() if it["type"] == "sink"}
+    assert ("wandb", report.note) in {
+        (it.get("sink"), it.get("note")) for it in run.events() if it["type"] == "sink"
+    }
 
 
-def test_a_forwarding_process_that_does_not_end_is_killed(start: StartRun, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_forwarding_process_that_does_not_end_is_killed(
+    start: StartRun, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setenv("STANDIN_SINKS", "hangs")
     run = start(WANDB)
     report = assert_unharmed(run, wait_for_end(run))

@@ -1,4 +1,6 @@
-"""Scenes of inference: streams read as events, and an engine that says what a test wants it to say."""
+"""Scenes of inference: streams read as events, and an engine that says what a test wants it to
+say.
+"""
 
 from __future__ import annotations
 
@@ -86,7 +88,9 @@ class Speaker(ScriptedEngine):
         wanted: ExtraLogprobs = ExtraLogprobs(),  # noqa: B008
     ) -> SampleResult:
         tokens = self._tokens(prompt, params)
-        said = Sequence(tokens=tokens.tobytes(), logprobs=_logprobs(len(tokens)), stop_reason="stop")
+        said = Sequence(
+            tokens=tokens.tobytes(), logprobs=_logprobs(len(tokens)), stop_reason="stop"
+        )
         return SampleResult(sequences=(said,) * num_samples, version=0)
 
     async def stream(
@@ -102,7 +106,13 @@ class Speaker(ScriptedEngine):
             last = at == len(tokens) - 1
             for sample in range(num_samples):
                 reason = "stop" if last else None
-                yield Piece(sample=sample, tokens=token.tobytes(), logprobs=_logprobs(1), version=0, stop_reason=reason)
+                yield Piece(
+                    sample=sample,
+                    tokens=token.tobytes(),
+                    logprobs=_logprobs(1),
+                    version=0,
+                    stop_reason=reason,
+                )
 
 
 def _logprobs(count: int) -> bytes:
@@ -119,11 +129,19 @@ async def speaking(folder: Path, says: str) -> AsyncIterator[tuple[LiveService, 
     host = InProcess()
     speaker = host.scripted = Speaker(model, base.name, says)
     with locked(folder / "state"), open_listener(0) as bound:
-        async with opened(folder / "state", base, Fleet.of(host)) as service, aiohttp.ClientSession() as http:
+        async with (
+            opened(folder / "state", base, Fleet.of(host)) as service,
+            aiohttp.ClientSession() as http,
+        ):
             server = ServiceServer(service)
             running = asyncio.create_task(server.serve(sockets=[bound]))
             try:
-                yield LiveService(f"http://127.0.0.1:{bound.getsockname()[1]}", service, host, http, server), speaker
+                yield (
+                    LiveService(
+                        f"http://127.0.0.1:{bound.getsockname()[1]}", service, host, http, server
+                    ),
+                    speaker,
+                )
             finally:
                 await http.close()
                 server.end()

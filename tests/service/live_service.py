@@ -1,4 +1,6 @@
-"""A service for a test: a real port, a scripted engine inside the test's own process, the real SDK before it."""
+"""A service for a test: a real port, a scripted engine inside the test's own process, the real SDK
+before it.
+"""
 
 from __future__ import annotations
 
@@ -84,10 +86,14 @@ class LiveService:
         return self.host.scripted
 
     async def client(self, **user_metadata: str) -> tinker.ServiceClient:
-        """A client of the SDK; it blocks while it connects, at the first use of its holder: not on our event loop."""
+        """A client of the SDK; it blocks while it connects, at the first use of its holder: not on
+        our event loop.
+        """
 
         def connected() -> tinker.ServiceClient:
-            client = tinker.ServiceClient(base_url=self.url, api_key=KEY, user_metadata=user_metadata or None)
+            client = tinker.ServiceClient(
+                base_url=self.url, api_key=KEY, user_metadata=user_metadata or None
+            )
             assert client.holder.get_session_id()
             return client
 
@@ -120,17 +126,26 @@ class LiveService:
     async def model(self, session: str | None = None, seq: int = 0) -> str:
         """A training run made by raw HTTP."""
         session = session or await self.session()
-        body = {"session_id": session, "model_seq_id": seq, "base_model": TINY, "lora_config": {"rank": 4}}
+        body = {
+            "session_id": session,
+            "model_seq_id": seq,
+            "base_model": TINY,
+            "lora_config": {"rank": 4},
+        }
         _, promised = await self.post("create_model", body)
         return (await self.redeem(promised["request_id"]))["model_id"]
 
     async def session(self, **user_metadata: str) -> str:
-        _, made = await self.post("create_session", {"tags": [], "user_metadata": user_metadata, "sdk_version": "x"})
+        _, made = await self.post(
+            "create_session", {"tags": [], "user_metadata": user_metadata, "sdk_version": "x"}
+        )
         return made["session_id"]
 
     def rows(self, query: str) -> list[tuple[Any, ...]]:
         """What another process reads in the journal."""
-        with sqlite3.connect(f"file:{self.service.state}/journal.sqlite?mode=ro", uri=True) as connection:
+        with sqlite3.connect(
+            f"file:{self.service.state}/journal.sqlite?mode=ro", uri=True
+        ) as connection:
             rows = connection.execute(query).fetchall()
         connection.close()
         return rows
@@ -144,16 +159,33 @@ async def _content(response: aiohttp.ClientResponse) -> Any:
 
 @asynccontextmanager
 async def serving(
-    state: Path, options: Options | None = None, port: int = 0, samplers: int = 0, *, exact: bool = True
+    state: Path,
+    options: Options | None = None,
+    port: int = 0,
+    samplers: int = 0,
+    *,
+    exact: bool = True,
 ) -> AsyncIterator[LiveService]:
-    """A service over this state directory while the block runs; `samplers` engines beside the one that trains."""
+    """A service over this state directory while the block runs; `samplers` engines beside the one
+    that trains.
+    """
     host, others = InProcess(exact=exact), tuple(InProcess(exact=exact) for _ in range(samplers))
     with locked(state), open_listener(port) as bound:
-        async with opened(state, BASE, Fleet.of(host, *others), options) as service, aiohttp.ClientSession() as http:
+        async with (
+            opened(state, BASE, Fleet.of(host, *others), options) as service,
+            aiohttp.ClientSession() as http,
+        ):
             server = ServiceServer(service)
             running = asyncio.create_task(server.serve(sockets=[bound]))
             try:
-                yield LiveService(f"http://127.0.0.1:{bound.getsockname()[1]}", service, host, http, server, others)
+                yield LiveService(
+                    f"http://127.0.0.1:{bound.getsockname()[1]}",
+                    service,
+                    host,
+                    http,
+                    server,
+                    others,
+                )
             finally:
                 await http.close()
                 server.end()
@@ -171,7 +203,9 @@ async def closing(client: tinker.ServiceClient) -> AsyncIterator[tinker.ServiceC
             await client.close("success")
 
 
-async def trainer(client: tinker.ServiceClient, rank: int = 8, seed: int | None = 0) -> tinker.TrainingClient:
+async def trainer(
+    client: tinker.ServiceClient, rank: int = 8, seed: int | None = 0
+) -> tinker.TrainingClient:
     """A training client."""
     return await client.create_lora_training_client(TINY, rank=rank, seed=seed)
 
@@ -183,7 +217,9 @@ def datum(tokens: list[int], weights: list[float] | None = None) -> types.Datum:
         model_input=types.ModelInput.from_ints(tokens[:-1]),
         loss_fn_inputs={
             "target_tokens": types.TensorData(data=tokens[1:], dtype="int64", shape=[length]),
-            "weights": types.TensorData(data=weights or [1.0] * length, dtype="float32", shape=[length]),
+            "weights": types.TensorData(
+                data=weights or [1.0] * length, dtype="float32", shape=[length]
+            ),
         },
     )
 

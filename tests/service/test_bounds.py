@@ -1,4 +1,6 @@
-"""What one request may take of the event loop and the memory that everybody shares (we chose it)."""
+"""What one request may take of the event loop and the memory that everybody shares (we chose
+it).
+"""
 
 from __future__ import annotations
 
@@ -32,8 +34,14 @@ HI = [{"role": "user", "content": "Hi"}]
 LONG_PROMPT = [5 + at % 50 for at in range(300)]
 SCORED: list[tuple[str, dict[str, Any]]] = [
     ("/v1/completions", {"prompt": LONG_PROMPT, "prompt_logprobs": 5, "n": 4096, "max_tokens": 1}),
-    ("/v1/completions", {"prompt": LONG_PROMPT, "echo": True, "logprobs": 5, "n": 4096, "max_tokens": 0}),
-    ("/generate", {"prompt_token_ids": LONG_PROMPT, "prompt_logprobs": 5, "n": 4096, "max_tokens": 1}),
+    (
+        "/v1/completions",
+        {"prompt": LONG_PROMPT, "echo": True, "logprobs": 5, "n": 4096, "max_tokens": 0},
+    ),
+    (
+        "/generate",
+        {"prompt_token_ids": LONG_PROMPT, "prompt_logprobs": 5, "n": 4096, "max_tokens": 1},
+    ),
     (
         "/generate",
         {
@@ -44,7 +52,10 @@ SCORED: list[tuple[str, dict[str, Any]]] = [
             "sampling_params": {"n": 4096, "max_new_tokens": 1},
         },
     ),
-    ("/v1/chat/completions", {"messages": [{"role": "user", "content": "Hi " * 200}], "prompt_logprobs": 9, "n": 4096}),
+    (
+        "/v1/chat/completions",
+        {"messages": [{"role": "user", "content": "Hi " * 200}], "prompt_logprobs": 9, "n": 4096},
+    ),
 ]
 
 
@@ -62,7 +73,9 @@ async def test_positions_of_a_prompt_that_are_not_told_do_not_count(scene: LiveS
     body = {"input_ids": LONG_PROMPT, "return_logprob": True, "top_logprobs_num": 5}
     params = {"n": 400, "max_new_tokens": 1}
     for start, status in ((0, 400), (290, 200), (1000, 200)):
-        assert (await scene.ask("/generate", **body, sampling_params=params, logprob_start_len=start))[0] == status
+        assert (
+            await scene.ask("/generate", **body, sampling_params=params, logprob_start_len=start)
+        )[0] == status
 
 
 LIKELY: list[tuple[str, dict[str, Any]]] = [
@@ -70,7 +83,15 @@ LIKELY: list[tuple[str, dict[str, Any]]] = [
     ("/v1/completions", {"prompt": ["1"] * 64, "logprobs": 256, "n": 8}),
     ("/v1/completions", {"prompt": "1", "logprobs": 256, "n": 1, "best_of": 512}),
     ("/v1/chat/completions", {"messages": HI, "logprobs": True, "top_logprobs": 20, "n": 64}),
-    ("/generate", {"text": "1", "return_logprob": True, "top_logprobs_num": 256, "sampling_params": {"n": 64}}),
+    (
+        "/generate",
+        {
+            "text": "1",
+            "return_logprob": True,
+            "top_logprobs_num": 256,
+            "sampling_params": {"n": 64},
+        },
+    ),
     ("/generate", {"prompt": "1", "logprobs": 256, "n": 512}),
 ]
 
@@ -80,7 +101,9 @@ LIKELY: list[tuple[str, dict[str, Any]]] = [
 async def test_a_small_request_cannot_ask_for_very_many_likely_tokens(
     scene: LiveService, path: str, body: dict[str, Any], stream: bool
 ) -> None:
-    """Sequences, times tokens of each, times likely ones at each: 80 bytes asked for two gigabytes."""
+    """Sequences, times tokens of each, times likely ones at each: 80 bytes asked for two
+    gigabytes.
+    """
     if stream and "best_of" in body:
         body = {name: value for name, value in body.items() if name != "best_of"} | {"n": 512}
     status, answer = await scene.ask(path, **body, stream=stream)
@@ -96,7 +119,9 @@ async def test_likely_tokens_are_counted_by_the_tokens_that_may_come(scene: Live
     assert (await scene.ask("/v1/completions", **scored))[0] == 200
 
 
-async def test_a_sample_that_is_too_large_for_json_says_so(scene: LiveService, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_a_sample_that_is_too_large_for_json_says_so(
+    scene: LiveService, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """Its client reads no protobuf."""
     monkeypatch.setattr(results, "MAX_JSON_SAMPLE", 200)
     made = {"session_id": await scene.session(), "sampling_session_seq_id": 0, "base_model": TINY}
@@ -112,10 +137,16 @@ async def test_a_sample_that_is_too_large_for_json_says_so(scene: LiveService, m
         _, promised = await scene.post("asample", body)
         poll = {"request_id": promised["request_id"]}
         status, answer = await scene.post("retrieve_future", poll, Accept="application/json")
-        assert (status, answer.get("type"), answer.get("category")) == (200, kind, None if kind else "user")
+        assert (status, answer.get("type"), answer.get("category")) == (
+            200,
+            kind,
+            None if kind else "user",
+        )
 
 
-async def test_a_stream_tells_fewer_log_probabilities_of_its_prompt_than_an_answer(scene: LiveService) -> None:
+async def test_a_stream_tells_fewer_log_probabilities_of_its_prompt_than_an_answer(
+    scene: LiveService,
+) -> None:
     body = {"prompt": LONG_PROMPT, "prompt_logprobs": 5, "n": 64, "max_tokens": 1}
     assert (await scene.ask("/v1/completions", **body))[0] == 200
     status, answer = await scene.ask("/v1/completions", **body, stream=True)
@@ -142,7 +173,9 @@ async def test_the_prompt_part_of_an_answer_is_made_once_for_all_sequences(
     assert len(made) < 8 * len(LONG_PROMPT)
 
 
-async def test_a_large_answer_is_made_off_the_event_loop(scene: LiveService, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_a_large_answer_is_made_off_the_event_loop(
+    scene: LiveService, monkeypatch: pytest.MonkeyPatch
+) -> None:
     threads = list[threading.Thread]()
 
     choice = CompletionAnswer._choice  # pyright: ignore[reportPrivateUsage] - nothing else is made there
@@ -172,16 +205,25 @@ async def test_a_body_without_datums_and_prompts_is_small(scene: LiveService, pa
     assert (status, "64.0 KiB are the limit" in str(answer)) == (413, True)
 
 
-async def test_a_request_without_datums_stays_small_when_it_is_decompressed(scene: LiveService) -> None:
+async def test_a_request_without_datums_stays_small_when_it_is_decompressed(
+    scene: LiveService,
+) -> None:
     """And its number is used up, so that the next one need not wait for it."""
     model = await scene.model()
-    told = b'{"model_id": "%s", "seq_id": 1, "optimizer_params": {"a": "%s"}}' % (model.encode(), b"x" * 2**16)
+    told = b'{"model_id": "%s", "seq_id": 1, "optimizer_params": {"a": "%s"}}' % (
+        model.encode(),
+        b"x" * 2**16,
+    )
     headers = {"Content-Encoding": "zstd", "Content-Type": "application/json"}
     status, answer = await scene.post("optim_step", zstandard.compress(told), **headers)
     assert (status, "64 KiB are the limit" in str(answer)) == (400, True)
-    _, promised = await scene.post("optim_step", {"model_id": model, "seq_id": 2, "adam_params": {}})
+    _, promised = await scene.post(
+        "optim_step", {"model_id": model, "seq_id": 2, "adam_params": {}}
+    )
     async with asyncio.timeout(WAIT_S):
-        assert "no gradient" in (await scene.redeem(promised["request_id"]))["error"], "it had its turn"
+        assert "no gradient" in (await scene.redeem(promised["request_id"]))["error"], (
+            "it had its turn"
+        )
 
 
 @pytest.mark.parametrize("path", ["/v1/completions", "/generate", "/tokenize", "/api/v1/asample"])
@@ -190,7 +232,9 @@ async def test_a_long_body_is_read_off_the_event_loop(
 ) -> None:
     """A long name is cut before it is compared with the names that are known."""
     compared = list[str]()
-    monkeypatch.setattr(errors.difflib, "get_close_matches", lambda name, *_, **__: compared.append(name) or [])
+    monkeypatch.setattr(
+        errors.difflib, "get_close_matches", lambda name, *_, **__: compared.append(name) or []
+    )
     readers = list[threading.Thread]()
     decode = bodies.msgspec.json.decode
 
@@ -224,7 +268,9 @@ async def test_a_compressed_body_is_unpacked_off_the_event_loop(
     zeros = zstandard.compress(bytes(2**25))
     assert len(zeros) < LONG
     for kind, content_type in (("forward_backward", bodies.PROTOBUF), ("optim_step", bodies.JSON)):
-        status, _ = await scene.post(kind, zeros, **{"Content-Encoding": "zstd", "Content-Type": content_type})
+        status, _ = await scene.post(
+            kind, zeros, **{"Content-Encoding": "zstd", "Content-Type": content_type}
+        )
         assert status == 400
     assert len(threads) >= 2
     assert threading.main_thread() not in threads
@@ -279,7 +325,9 @@ async def test_a_list_of_very_many_stops_is_refused(scene: LiveService) -> None:
         params_of(bodies.Sampling(stop=[5] * 1025), 0)
 
 
-async def test_a_chat_template_runs_off_the_event_loop(scene: LiveService, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_a_chat_template_runs_off_the_event_loop(
+    scene: LiveService, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """It is the model's own code."""
     threads = list[threading.Thread]()
     render = requests.Tokenizer.render

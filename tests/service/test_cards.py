@@ -52,7 +52,9 @@ def test_the_newest_service_that_runs_is_named_whatever_its_state(home: Path) ->
     with other_process() as one, other_process() as another:
         written(home, "older", one.pid, 1.0)
         written(home, "newer", another.pid, 2.0)
-        assert newest_live() == msgspec.json.decode((home / "services" / "newer.json").read_bytes(), type=Card)
+        assert newest_live() == msgspec.json.decode(
+            (home / "services" / "newer.json").read_bytes(), type=Card
+        )
         another.send_signal(signal.SIGKILL)
         another.wait()
         assert (card := newest_live()) is not None and card.state == "older"
@@ -64,8 +66,14 @@ def test_a_card_is_there_while_its_service_is_and_takes_those_of_the_dead_away(h
     (home / "services" / "damaged.json").write_text("{")
     with card_left("http://127.0.0.1:7", home / "elsewhere"):
         card = newest_live()
-        assert card is not None and (card.url, card.state) == ("http://127.0.0.1:7", str(home / "elsewhere"))
-        assert {file.stem for file in (home / "services").iterdir()} == {str(os.getpid()), "damaged"}
+        assert card is not None and (card.url, card.state) == (
+            "http://127.0.0.1:7",
+            str(home / "elsewhere"),
+        )
+        assert {file.stem for file in (home / "services").iterdir()} == {
+            str(os.getpid()),
+            "damaged",
+        }
     assert newest_live() is None
 
 
@@ -103,13 +111,26 @@ def test_without_a_service_there_is_nothing_to_export(monkeypatch: pytest.Monkey
 
 @pytest.mark.runs
 def test_a_service_with_a_state_of_its_own_is_the_one_to_export(home: Path) -> None:
-    words = ("serve", "--port", "0", "--engine", "scripted", "--threads", "1", "--state", str(home / "elsewhere"))
+    words = (
+        "serve",
+        "--port",
+        "0",
+        "--engine",
+        "scripted",
+        "--threads",
+        "1",
+        "--state",
+        str(home / "elsewhere"),
+    )
     command = [sys.executable, "-c", "from halteres.cli.main import main; main()", *words]
     with subprocess.Popen(command, stderr=subprocess.DEVNULL) as service:
         try:
             card = wait_until(newest_live, within_s=100)
             assert card is not None and card.process["pid"] == service.pid
-            assert f"export TINKER_BASE_URL={card.url} " in CliRunner().invoke(app, ["variables"]).output
+            assert (
+                f"export TINKER_BASE_URL={card.url} "
+                in CliRunner().invoke(app, ["variables"]).output
+            )
             service.send_signal(signal.SIGTERM)
             service.wait(20)
         finally:

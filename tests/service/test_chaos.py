@@ -1,5 +1,5 @@
-"""kill -9 of the service, of the engine, of both, during a training loop written with the plain SDK: the loop finishes,
-and on the CPU its losses are those of a loop that nobody disturbed.
+"""kill -9 of the service, of the engine, of both, during a training loop written with the plain
+SDK: the loop finishes, and on the CPU its losses are those of a loop that nobody disturbed.
 
 The instants are chosen by a seed, counted in requests that the journal holds.
 """
@@ -31,7 +31,8 @@ from halteres.models import TINY
 from .live_service import KEY
 
 STEPS = 12
-REQUESTS_OF_A_STEP = 4  # publish, sample, forward_backward, optim_step; every fourth step saves, and loads
+# publish, sample, forward_backward, optim_step; every fourth step saves, and loads
+REQUESTS_OF_A_STEP = 4
 LOOP_S = 90
 SEED = 20261120
 
@@ -59,7 +60,9 @@ class Kept:
         ]
         command = [sys.executable, *argv, "--listen-fd", str(self.descriptor)]
         with (self.state / "service.log").open("ab") as log:
-            self.popen = subprocess.Popen(command, pass_fds=[self.descriptor], stderr=log, stdout=log)
+            self.popen = subprocess.Popen(
+                command, pass_fds=[self.descriptor], stderr=log, stdout=log
+            )
 
     async def watch(self) -> None:
         while True:
@@ -115,7 +118,10 @@ def loop(url: str) -> list[float]:
         sampling = training.save_weights_and_get_sampling_client().result()
         asked = types.SamplingParams(max_tokens=8, seed=step, stop=[])
         drawn = sampling.sample(prompt, num_samples=4, sampling_params=asked).result()
-        data = [taught(prompt.to_ints(), sequence, (-1.0) ** row) for row, sequence in enumerate(drawn.sequences)]
+        data = [
+            taught(prompt.to_ints(), sequence, (-1.0) ** row)
+            for row, sequence in enumerate(drawn.sequences)
+        ]
         passed = training.forward_backward(data, "importance_sampling")
         stepped = training.optim_step(types.AdamParams(learning_rate=5e-3))
         losses.append(passed.result().metrics["loss:sum"])
@@ -142,20 +148,28 @@ def taught(prompt: list[int], sequence: types.SampledSequence, advantage: float)
     return types.Datum(
         model_input=types.ModelInput.from_ints(tokens[:-1]),
         loss_fn_inputs={
-            name: types.TensorData(data=data, dtype=dtype, shape=[length]) for name, (data, dtype) in inputs.items()
+            name: types.TensorData(data=data, dtype=dtype, shape=[length])
+            for name, (data, dtype) in inputs.items()
         },
     )
 
 
-async def disturbed(state: Path, kills: list[tuple[int, str]], replay_s: float = 1.0) -> tuple[list[float], Kept]:
-    """The losses of the loop, while these are killed as soon as the journal holds so many requests."""
+async def disturbed(
+    state: Path, kills: list[tuple[int, str]], replay_s: float = 1.0
+) -> tuple[list[float], Kept]:
+    """The losses of the loop, while these are killed as soon as the journal holds so many
+    requests.
+    """
     with kept(state, replay_s) as (service, url):
         watch = asyncio.create_task(service.watch())
         training = asyncio.create_task(asyncio.to_thread(loop, url))
         try:
             async with asyncio.timeout(LOOP_S):
                 for after, whom in kills:
-                    await until(lambda after=after: training.done() or service.accepted() >= after, within_s=LOOP_S)
+                    await until(
+                        lambda after=after: training.done() or service.accepted() >= after,
+                        within_s=LOOP_S,
+                    )
                     service.kill(whom)
                 return await training, service
         finally:
@@ -173,6 +187,10 @@ async def test_a_loop_of_the_plain_sdk_survives_every_kill_with_the_losses_of_an
     rounds = [("engine", 0.0), ("service", 0.0), ("both", 0.05), ("engine", 1.0), ("service", 1.0)]
     for round_, (whom, replay_s) in enumerate(rounds):
         instants = sorted(chance.sample(range(2, STEPS * REQUESTS_OF_A_STEP), 2))
-        losses, service = await disturbed(tmp_path / str(round_), [(instant, whom) for instant in instants], replay_s)
-        assert losses == undisturbed, f"seed {SEED}, round {round_}: {whom} after {instants} requests"
+        losses, service = await disturbed(
+            tmp_path / str(round_), [(instant, whom) for instant in instants], replay_s
+        )
+        assert losses == undisturbed, (
+            f"seed {SEED}, round {round_}: {whom} after {instants} requests"
+        )
         assert service.deaths == (0 if whom == "engine" else 2)

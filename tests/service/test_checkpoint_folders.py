@@ -59,15 +59,22 @@ BROKEN: dict[str, Callable[[Path], object]] = {
     "deep": lambda file: file.write_text("[" * 100_000),
     "a list": lambda file: file.write_text("[]"),
     "wrong types": lambda file: file.write_text('{"version": {}, "lora": 7}'),
-    "a rank that none has": lambda file: file.write_text('{"version": 1, "lora": {"rank": 1000000000}}'),
+    "a rank that none has": lambda file: file.write_text(
+        '{"version": 1, "lora": {"rank": 1000000000}}'
+    ),
     "a FIFO": lambda file: (file.unlink(), os.mkfifo(file)),
     "endless": lambda file: (file.unlink(), file.symlink_to("/dev/zero")),
-    "a link": lambda file: (file.rename(file.with_name("elsewhere")), file.symlink_to(file.with_name("elsewhere"))),
+    "a link": lambda file: (
+        file.rename(file.with_name("elsewhere")),
+        file.symlink_to(file.with_name("elsewhere")),
+    ),
 }
 
 
 @pytest.mark.parametrize("case", BROKEN)
-def test_a_state_file_that_cannot_be_read_is_refused_when_it_is_added(adapter: Path, tmp_path: Path, case: str) -> None:
+def test_a_state_file_that_cannot_be_read_is_refused_when_it_is_added(
+    adapter: Path, tmp_path: Path, case: str
+) -> None:
     BROKEN[case](own_checkpoint(adapter) / "state.json")
     with pytest.raises(HalteresError):
         add_adapter(adapter, "odd", tmp_path / "state")
@@ -82,7 +89,11 @@ def test_a_linked_optimiser_is_not_copied_into_the_state(adapter: Path, tmp_path
     (adapter / "optimizer.safetensors").symlink_to(secret)
     with pytest.raises(InvalidData, match=r"optimizer\.safetensors is a symbolic link"):
         add_adapter(adapter, "odd", tmp_path / "state")
-    assert not [file for file in (tmp_path / "state").rglob("*") if file.is_file() and "key" in file.read_text()]
+    assert not [
+        file
+        for file in (tmp_path / "state").rglob("*")
+        if file.is_file() and "key" in file.read_text()
+    ]
 
 
 @pytest.mark.parametrize("name", ["checkpoint.json", "state.json", "adapter_config.json"])

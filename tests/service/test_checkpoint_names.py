@@ -1,7 +1,8 @@
-"""A second save under a name of one's own training run: the name holds the newer weights, the older ones get a number.
+"""A second save under a name of one's own training run: the name holds the newer weights, the older
+ones get a number.
 
-Our choice: the SDK says only what `overwrite` does. The script of GEM saves its last state under a number that it may
-have saved before.
+Our choice: the SDK says only what `overwrite` does. The script of GEM saves its last state under a
+number that it may have saved before.
 """
 
 from __future__ import annotations
@@ -54,7 +55,9 @@ async def drawn(sampling: tinker.SamplingClient) -> list[int]:
 
 def versions(scene: LiveService) -> dict[str, int]:
     """Kind and name of every checkpoint, with the optimiser steps in it, oldest first."""
-    return {f"{one.path.kind}/{one.path.name}": one.version for one in scene.service.checkpoints.all()}
+    return {
+        f"{one.path.kind}/{one.path.name}": one.version for one in scene.service.checkpoints.all()
+    }
 
 
 @pytest.mark.parametrize("kind", KINDS)
@@ -69,7 +72,11 @@ async def test_a_name_saved_again_holds_the_newer_weights_and_the_older_are_numb
         await stepped(training)
     assert len(set(paths)) == 1
     assert versions(scene) == {f"{kind}/a.1": 0, f"{kind}/a.2": 1, f"{kind}/a": 2}
-    assert list(await listed(rest, training.model_id)) == [f"{kind}/a.1", f"{kind}/a.2", f"{kind}/a"]
+    assert list(await listed(rest, training.model_id)) == [
+        f"{kind}/a.1",
+        f"{kind}/a.2",
+        f"{kind}/a",
+    ]
     older = await client.create_training_client_from_state(f"{paths[0]}.2")
     assert older.get_info().lora_rank == 8
     await rest.delete_checkpoint_from_tinker_path(f"{paths[0]}.1")
@@ -95,7 +102,9 @@ async def test_state_that_was_saved_again_is_resumed_as_it_was(
 
 
 @pytest.mark.parametrize("kind", KINDS)
-async def test_a_number_that_is_taken_is_skipped(scene: LiveService, client: tinker.ServiceClient, kind: Kind) -> None:
+async def test_a_number_that_is_taken_is_skipped(
+    scene: LiveService, client: tinker.ServiceClient, kind: Kind
+) -> None:
     training = await trainer(client)
     for name in ("a", "a.1", "a"):
         await saved(training, kind, name)
@@ -111,7 +120,9 @@ async def test_sampling_sessions_keep_the_weights_they_were_opened_with(
     training = await trainer(client)
     used = await client.create_sampling_client(model_path=await saved(training, kind, "a"))
     before = await drawn(used)
-    unused = await client.create_sampling_client(model_path=await saved(training, "sampler_weights", "b"))
+    unused = await client.create_sampling_client(
+        model_path=await saved(training, "sampler_weights", "b")
+    )
     await stepped(training)
     newer = await client.create_sampling_client(model_path=await saved(training, kind, "a"))
     await saved(training, "sampler_weights", "b")
@@ -138,7 +149,8 @@ async def test_a_name_that_a_publication_an_export_or_somebody_elses_file_holds_
     await rest.publish_checkpoint_from_tinker_path(public)
     foreign = parse(public.replace("public", "foreign")).folder(scene.service.state)
     shutil.copytree(scene.service.checkpoints.find(public, LOCAL).folder, foreign)
-    assert scene.service.checkpoints.at(public.replace("public", "foreign"))  # known by its folder alone
+    # known by its folder alone
+    assert scene.service.checkpoints.at(public.replace("public", "foreign"))
     await training.save_weights_external("export")
     for name in ("public", "foreign"):
         with pytest.raises(tinker.RequestFailedError, match=r"exists.*Choose another name"):
@@ -147,7 +159,11 @@ async def test_a_name_that_a_publication_an_export_or_somebody_elses_file_holds_
         await training.save_weights_external("export")
     with pytest.raises(tinker.RequestFailedError, match="exists"):
         await saved(training, kind, "public")  # one refusal does not free it
-    assert sorted(versions(scene)) == ["external_weights/export", f"{kind}/foreign", f"{kind}/public"]
+    assert sorted(versions(scene)) == [
+        "external_weights/export",
+        f"{kind}/foreign",
+        f"{kind}/public",
+    ]
     assert await saved(training, kind, "free")
 
 
@@ -189,7 +205,9 @@ async def test_a_save_that_fails_changes_no_name(
 
 async def test_older_weights_count_towards_a_tenants_storage(tmp_path: Path) -> None:
     async with serving(tmp_path / "free") as scene, closing(await scene.client()) as client:
-        size = scene.service.checkpoints.find(await saved(await trainer(client), "weights", "a"), LOCAL).size_bytes
+        size = scene.service.checkpoints.find(
+            await saved(await trainer(client), "weights", "a"), LOCAL
+        ).size_bytes
     room = Options(limits=Allowances(default=Limits(checkpoint_bytes=int(2.5 * size))))
     async with serving(tmp_path / "full", room) as scene, closing(await scene.client()) as client:
         training = await trainer(client)
@@ -201,7 +219,9 @@ async def test_older_weights_count_towards_a_tenants_storage(tmp_path: Path) -> 
         assert len(versions(scene)) == 2
 
 
-async def test_a_name_too_long_for_a_number_is_refused(scene: LiveService, client: tinker.ServiceClient) -> None:
+async def test_a_name_too_long_for_a_number_is_refused(
+    scene: LiveService, client: tinker.ServiceClient
+) -> None:
     training = await trainer(client)
     await saved(training, "weights", "a" * 128)
     with pytest.raises(tinker.RequestFailedError, match="exists"):
@@ -212,7 +232,9 @@ async def test_a_name_too_long_for_a_number_is_refused(scene: LiveService, clien
 async def test_a_loop_whose_last_state_has_the_number_of_a_step_before_keeps_all_of_it(
     scene: LiveService, client: tinker.ServiceClient
 ) -> None:
-    """Seed 003's loop: state before step s where save_every divides s, sampler weights every step, state at the end."""
+    """Seed 003's loop: state before step s where save_every divides s, sampler weights every step,
+    state at the end.
+    """
     training, max_steps, save_every, sampled = await trainer(client), 3, 1, list[list[int]]()
     for step in range(max_steps):
         if step and step % save_every == 0:
@@ -301,7 +323,11 @@ async def test_a_save_that_was_killed_after_any_of_its_steps_is_done_again_and_n
     async with serving(tmp_path / "first") as scene:
         run = await scene.model()
         path = await _saved(scene, kind, run, 1)
-        sampler = {"session_id": run.split(":")[0], "sampling_session_seq_id": 0, "model_path": path}
+        sampler = {
+            "session_id": run.split(":")[0],
+            "sampling_session_seq_id": 0,
+            "model_path": path,
+        }
         session = (await scene.post("create_sampling_session", sampler))[1]["sampling_session_id"]
         before = await _sampled(scene, session, 0)
         await scene.redeem(await passed(scene, run, 2))
@@ -320,11 +346,18 @@ async def test_a_save_that_was_killed_after_any_of_its_steps_is_done_again_and_n
         assert sorted(place.name for place in folder.iterdir()) == ["a", "a.1"]
         assert await _sampled(scene, session, 1) == before
         for name, version in (("a", 1), ("a.1", 0)):
-            assert await scene.engine.hold("look", Weights(name="", version=0, folder=str(folder / name))) == version
+            assert (
+                await scene.engine.hold(
+                    "look", Weights(name="", version=0, folder=str(folder / name))
+                )
+                == version
+            )
 
 
 @pytest.mark.parametrize("kind", KINDS)
-async def test_saves_executed_again_after_a_restart_move_no_name_again(tmp_path: Path, kind: Kind) -> None:
+async def test_saves_executed_again_after_a_restart_move_no_name_again(
+    tmp_path: Path, kind: Kind
+) -> None:
     async with serving(tmp_path) as scene:
         run = await scene.model()
         for seq in (1, 2):
@@ -348,6 +381,12 @@ async def _saved(scene: LiveService, kind: Kind, run: str, seq: int) -> str:
 
 
 async def _sampled(scene: LiveService, session: str, seq: int) -> list[list[int]]:
-    asked: dict[str, Any] = {"sampling_session_id": session, "seq_id": seq, "prompt": {"chunks": [{"tokens": [5]}]}}
-    _, promised = await scene.post("asample", {**asked, "sampling_params": {"max_tokens": 8, "seed": 3}})
+    asked: dict[str, Any] = {
+        "sampling_session_id": session,
+        "seq_id": seq,
+        "prompt": {"chunks": [{"tokens": [5]}]},
+    }
+    _, promised = await scene.post(
+        "asample", {**asked, "sampling_params": {"max_tokens": 8, "seed": 3}}
+    )
     return sampled_tokens(await scene.redeem(promised["request_id"]))

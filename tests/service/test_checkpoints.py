@@ -60,11 +60,17 @@ def api_of(path: str) -> str:
     return f"/api/v1/training_runs/{run}/checkpoints/{kind}/{name}"
 
 
-async def answered(scene: LiveService, method: str, path: str, key: str = KEY, **body: Any) -> tuple[int, str]:
+async def answered(
+    scene: LiveService, method: str, path: str, key: str = KEY, **body: Any
+) -> tuple[int, str]:
     """Status and text of any request."""
     content = {"json": body} if body else {}
     async with scene.http.request(
-        method, URL(scene.url + path, encoded=True), headers={"X-API-Key": key}, allow_redirects=False, **content
+        method,
+        URL(scene.url + path, encoded=True),
+        headers={"X-API-Key": key},
+        allow_redirects=False,
+        **content,
     ) as response:
         return response.status, await response.text()
 
@@ -94,7 +100,10 @@ async def test_all_three_kinds_are_listed_with_what_is_known_of_them(
     exported = scene.service.checkpoints.folder(parse(found["external_weights/c"].tinker_path))
     assert found["external_weights/c"].size_bytes == size_of(exported) > 0
     everything = await rest.list_user_checkpoints(limit=2)
-    assert [one.checkpoint_id for one in everything.checkpoints] == ["external_weights/c", "sampler_weights/b"]
+    assert [one.checkpoint_id for one in everything.checkpoints] == [
+        "external_weights/c",
+        "sampler_weights/b",
+    ]
     assert everything.cursor is not None
     assert everything.cursor.total_count == 3
 
@@ -110,15 +119,26 @@ async def test_overwriting_replaces_the_weights_and_what_was_known_of_them(
         await training.save_state("a")
     await training.save_state("a", overwrite=True, user_metadata={"note": "one step"})
     found = (await listed(rest, training.model_id))["weights/a"]
-    assert (found.user_metadata, found.expires_at, found.public) == ({"note": "one step"}, None, False)
+    assert (found.user_metadata, found.expires_at, found.public) == (
+        {"note": "one step"},
+        None,
+        False,
+    )
     assert scene.service.checkpoints.find(path, LOCAL).version == 1
 
 
 @proves("records:weights-info")
-async def test_weights_are_described_by_their_path(training: tinker.TrainingClient, rest: tinker.RestClient) -> None:
+async def test_weights_are_described_by_their_path(
+    training: tinker.TrainingClient, rest: tinker.RestClient
+) -> None:
     path = (await training.save_state("a")).path
     info = await rest.get_weights_info_by_tinker_path(path)
-    assert (info.is_lora, info.lora_rank, info.train_unembed, info.optimizer_config.type) == (True, 8, True, "adamw")
+    assert (info.is_lora, info.lora_rank, info.train_unembed, info.optimizer_config.type) == (
+        True,
+        8,
+        True,
+        "adamw",
+    )
 
 
 # Deleting
@@ -126,7 +146,10 @@ async def test_weights_are_described_by_their_path(training: tinker.TrainingClie
 
 @proves("checkpoint:delete")
 async def test_a_deleted_checkpoint_is_gone_and_its_name_is_free(
-    training: tinker.TrainingClient, rest: tinker.RestClient, client: tinker.ServiceClient, scene: LiveService
+    training: tinker.TrainingClient,
+    rest: tinker.RestClient,
+    client: tinker.ServiceClient,
+    scene: LiveService,
 ) -> None:
     path = (await training.save_state("a")).path
     await rest.delete_checkpoint_from_tinker_path(path)
@@ -142,7 +165,10 @@ async def test_a_deleted_checkpoint_is_gone_and_its_name_is_free(
 
 
 async def test_a_sampler_of_deleted_weights_answers_until_the_engine_forgets_them_and_then_says_why(
-    training: tinker.TrainingClient, rest: tinker.RestClient, client: tinker.ServiceClient, scene: LiveService
+    training: tinker.TrainingClient,
+    rest: tinker.RestClient,
+    client: tinker.ServiceClient,
+    scene: LiveService,
 ) -> None:
     path = (await training.save_weights_for_sampler("a")).path
     sampler = await client.create_sampling_client(model_path=path)
@@ -156,31 +182,45 @@ async def test_a_sampler_of_deleted_weights_answers_until_the_engine_forgets_the
         await sampler.sample(prompt(5), 1, ONE)
 
 
-async def test_a_sampler_never_moves_to_other_weights_that_are_saved_under_its_path(tmp_path: Path) -> None:
+async def test_a_sampler_never_moves_to_other_weights_that_are_saved_under_its_path(
+    tmp_path: Path,
+) -> None:
     """Also across a restart of the service, which knows samplers by their paths."""
     async with serving(tmp_path) as scene:
         run = await scene.model()
         path = await saved(scene, run, 1, "save_weights_for_sampler")
-        sampler = {"session_id": run.split(":")[0], "sampling_session_seq_id": 0, "model_path": path}
+        sampler = {
+            "session_id": run.split(":")[0],
+            "sampling_session_seq_id": 0,
+            "model_path": path,
+        }
         _, made = await scene.post("create_sampling_session", sampler)
         assert (await answered(scene, "DELETE", api_of(path)))[0] == 204
         assert await saved(scene, run, 2, "save_weights_for_sampler") == path
     async with serving(tmp_path) as scene:
         asked = {"sampling_session_id": made["sampling_session_id"], "seq_id": 0}
         asked["prompt"] = {"chunks": [{"tokens": [5]}]}
-        status, answer = await scene.post("asample", {**asked, "sampling_params": {"max_tokens": 1}})
+        status, answer = await scene.post(
+            "asample", {**asked, "sampling_params": {"max_tokens": 1}}
+        )
         told = await scene.redeem(answer["request_id"]) if status == 200 else answer
         assert "was deleted or replaced" in str(told)
 
 
-async def saved(scene: LiveService, run: str, seq: int, kind: str = "save_weights", **facts: Any) -> str:
+async def saved(
+    scene: LiveService, run: str, seq: int, kind: str = "save_weights", **facts: Any
+) -> str:
     """The path of weights named "a", saved by raw HTTP."""
     _, promised = await scene.post(kind, {"model_id": run, "seq_id": seq, "path": "a", **facts})
     return (await scene.redeem(promised["request_id"]))["path"]
 
 
-async def test_what_the_end_of_a_service_left_of_a_deletion_is_no_checkpoint(tmp_path: Path) -> None:
-    """A folder is renamed before its row goes; whichever was the last thing done, nothing half is left."""
+async def test_what_the_end_of_a_service_left_of_a_deletion_is_no_checkpoint(
+    tmp_path: Path,
+) -> None:
+    """A folder is renamed before its row goes; whichever was the last thing done, nothing half is
+    left.
+    """
     async with serving(tmp_path) as scene:
         path = await saved(scene, await scene.model(), 1)
         folder = scene.service.checkpoints.find(path, LOCAL).folder
@@ -192,7 +232,10 @@ async def test_what_the_end_of_a_service_left_of_a_deletion_is_no_checkpoint(tmp
 
 
 async def test_weights_that_are_deleted_while_they_are_being_saved_are_not_listed(
-    training: tinker.TrainingClient, rest: tinker.RestClient, scene: LiveService, monkeypatch: pytest.MonkeyPatch
+    training: tinker.TrainingClient,
+    rest: tinker.RestClient,
+    scene: LiveService,
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     save = scene.engine.save
 
@@ -212,7 +255,10 @@ async def test_weights_that_are_deleted_while_they_are_being_saved_are_not_liste
 
 @proves("checkpoint:ttl")
 async def test_an_expired_checkpoint_is_gone_at_once_and_removed_at_the_next_look(
-    training: tinker.TrainingClient, rest: tinker.RestClient, scene: LiveService, monkeypatch: pytest.MonkeyPatch
+    training: tinker.TrainingClient,
+    rest: tinker.RestClient,
+    scene: LiveService,
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     path = (await training.save_state("a", ttl_seconds=SHORTEST_S)).path
     stays = (await training.save_state("b")).path
@@ -256,7 +302,11 @@ async def test_a_time_to_live_is_changed_and_taken_back(
 async def test_a_time_to_live_that_is_out_of_range_is_refused_and_nothing_is_saved(
     training: tinker.TrainingClient, rest: tinker.RestClient, ttl_s: int
 ) -> None:
-    for save in (training.save_state, training.save_weights_for_sampler, training.save_weights_external):
+    for save in (
+        training.save_state,
+        training.save_weights_for_sampler,
+        training.save_weights_external,
+    ):
         with pytest.raises(tinker.RequestFailedError, match="ttl_seconds is 3600") as caught:
             await save("a", ttl_seconds=ttl_s)
         assert caught.value.category is types.RequestErrorCategory.User
@@ -269,7 +319,22 @@ async def test_a_time_to_live_that_is_out_of_range_is_refused_and_nothing_is_sav
 # Names
 
 
-NAMES = (".", "..", "../x", "a/b", "/etc/passwd", "", "ä", "a b", "a\0b", "-a", ".a", "a" * 129, "a\n", "%2e%2e")
+NAMES = (
+    ".",
+    "..",
+    "../x",
+    "a/b",
+    "/etc/passwd",
+    "",
+    "ä",
+    "a b",
+    "a\0b",
+    "-a",
+    ".a",
+    "a" * 129,
+    "a\n",
+    "%2e%2e",
+)
 
 
 @pytest.mark.parametrize("name", NAMES)
@@ -277,19 +342,27 @@ NAMES = (".", "..", "../x", "a/b", "/etc/passwd", "", "ä", "a b", "a\0b", "-a",
 async def test_a_name_that_could_mean_another_place_is_refused(
     training: tinker.TrainingClient, rest: tinker.RestClient, scene: LiveService, name: str
 ) -> None:
-    for save in (training.save_state, training.save_weights_for_sampler, training.save_weights_external):
+    for save in (
+        training.save_state,
+        training.save_weights_for_sampler,
+        training.save_weights_external,
+    ):
         with pytest.raises(tinker.RequestFailedError, match="cannot name a checkpoint") as caught:
             await save(name)
         assert caught.value.category is types.RequestErrorCategory.User
     assert await listed(rest, training.model_id) == {}
-    status, _ = await scene.post("weights_info", {"tinker_path": f"tinker://{training.model_id}/weights/{name}"})
+    status, _ = await scene.post(
+        "weights_info", {"tinker_path": f"tinker://{training.model_id}/weights/{name}"}
+    )
     assert status in (400, 404)
 
 
 @pytest.mark.parametrize("name", [name for name in NAMES if name])
 async def test_a_route_with_such_a_name_is_refused(scene: LiveService, name: str) -> None:
     """Percent-encoded, so that no client resolves it before it is sent."""
-    route = f"/api/v1/training_runs/r/checkpoints/weights/{quote(name, safe='').replace('.', '%2E')}"
+    route = (
+        f"/api/v1/training_runs/r/checkpoints/weights/{quote(name, safe='').replace('.', '%2E')}"
+    )
     for method, end in (("DELETE", ""), ("POST", "/publish"), ("PUT", "/ttl"), ("GET", "/archive")):
         status, text = await answered(scene, method, route + end, ttl_seconds=7200)
         assert status in (400, 404), text
@@ -300,7 +373,10 @@ async def test_a_route_with_such_a_name_is_refused(scene: LiveService, name: str
 
 @proves("checkpoint:copy")
 async def test_a_copy_is_a_checkpoint_of_its_own(
-    training: tinker.TrainingClient, rest: tinker.RestClient, client: tinker.ServiceClient, scene: LiveService
+    training: tinker.TrainingClient,
+    rest: tinker.RestClient,
+    client: tinker.ServiceClient,
+    scene: LiveService,
 ) -> None:
     await stepped(training)
     path = (await training.save_state("a", user_metadata={"k": "v"})).path
@@ -334,14 +410,21 @@ async def test_a_copy_goes_into_a_free_training_run_of_a_session(scene: LiveServ
     path = await saved(scene, run, 1)
     session = run.split(":")[0]
     asked = {"source_path": path, "session_id": session, "model_seq_id": 4}
-    assert await scene.post("copy_weights", asked) == (200, {"tinker_path": f"tinker://{session}:train:4/weights/a"})
+    assert await scene.post("copy_weights", asked) == (
+        200,
+        {"tinker_path": f"tinker://{session}:train:4/weights/a"},
+    )
     for wrong, status, says in (
         (asked, 422, "is in use"),
         ({"source_path": path}, 400, "no destination"),
         ({"source_path": path, "session_id": "none", "model_seq_id": 1}, 404, "no session"),
         ({"source_path": "tinker://r/weights/x", "destination_project_id": "p"}, 404, "no weights"),
         ({**asked, "model_seq_id": 5, "ttl_seconds": 5}, 400, "ttl_seconds is"),
-        ({**asked, "model_seq_id": 5, "weights_access_token": "t"}, 400, "no weights access tokens"),
+        (
+            {**asked, "model_seq_id": 5, "weights_access_token": "t"},
+            400,
+            "no weights access tokens",
+        ),
     ):
         got, answer = await scene.post("copy_weights", wrong)
         assert (got, says in answer["detail"]) == (status, True), answer
@@ -414,14 +497,25 @@ async def test_a_public_checkpoint_is_loaded_and_described_by_everybody_and_chan
         for _ in range(2):  # it is no error that it is public already
             await owner.publish_checkpoint_from_tinker_path(path)
         assert (await rest.get_weights_info_by_tinker_path(path)).lora_rank == 8
-        assert await (await bob.create_sampling_client(model_path=path)).compute_logprobs(prompt(5, 6))
+        assert await (await bob.create_sampling_client(model_path=path)).compute_logprobs(
+            prompt(5, 6)
+        )
         theirs = await bob.create_training_client_from_state_with_optimizer(path)
         await stepped(theirs)
-        for method, end in (("DELETE", ""), ("POST", "/publish"), ("DELETE", "/publish"), ("PUT", "/ttl")):
-            status, refusal = await answered(scene, method, api_of(path) + end, key, ttl_seconds=7200)
+        for method, end in (
+            ("DELETE", ""),
+            ("POST", "/publish"),
+            ("DELETE", "/publish"),
+            ("PUT", "/ttl"),
+        ):
+            status, refusal = await answered(
+                scene, method, api_of(path) + end, key, ttl_seconds=7200
+            )
             assert (status, "only its owner" in str(refusal)) == (403, True)
         copy = await rest.copy_weights(path, "p")
-        assert [one.tinker_path for one in (await rest.list_user_checkpoints()).checkpoints] == [copy]
+        assert [one.tinker_path for one in (await rest.list_user_checkpoints()).checkpoints] == [
+            copy
+        ]
         await owner.unpublish_checkpoint_from_tinker_path(path)
         with pytest.raises(tinker.NotFoundError):
             await rest.get_weights_info_by_tinker_path(path)

@@ -25,11 +25,21 @@ MODULE = "base_model.model.model.layers.0.self_attn.q_proj"
 def plain_adapter(folder: Path, **settings: object) -> Path:
     """A PEFT folder as peft writes it: one adapted projection of the built-in model."""
     folder.mkdir()
-    config = {"peft_type": "LORA", "r": 4, "lora_alpha": 8, "target_modules": ["q_proj"], "bias": "none"}
+    config = {
+        "peft_type": "LORA",
+        "r": 4,
+        "lora_alpha": 8,
+        "target_modules": ["q_proj"],
+        "bias": "none",
+    }
     (folder / "adapter_config.json").write_text(json.dumps({**config, **settings}))
-    tensors = {"lora_A": np.full((4, 128), 0.01, np.float32), "lora_B": np.full((128, 4), 0.02, np.float32)}
+    tensors = {
+        "lora_A": np.full((4, 128), 0.01, np.float32),
+        "lora_B": np.full((128, 4), 0.02, np.float32),
+    }
     save_file(
-        {f"{MODULE}.{part}.weight": values for part, values in tensors.items()}, folder / "adapter_model.safetensors"
+        {f"{MODULE}.{part}.weight": values for part, values in tensors.items()},
+        folder / "adapter_model.safetensors",
     )
     return folder
 
@@ -49,13 +59,23 @@ async def test_an_added_adapter_is_trained_on_and_sampled_from_by_a_service_that
     assert await sampling.compute_logprobs(prompt(5, 6))
 
 
-async def test_it_is_listed_described_and_deleted_like_any_other(scene: LiveService, tmp_path: Path) -> None:
-    path, rest = str(add_adapter(plain_adapter(tmp_path / "mine"), "mine", scene.service.state)), await rest_of(scene)
+async def test_it_is_listed_described_and_deleted_like_any_other(
+    scene: LiveService, tmp_path: Path
+) -> None:
+    path, rest = (
+        str(add_adapter(plain_adapter(tmp_path / "mine"), "mine", scene.service.state)),
+        await rest_of(scene),
+    )
     (listed,) = (await rest.list_user_checkpoints()).checkpoints
     assert (listed.tinker_path, listed.checkpoint_type) == (path, "training")
     assert (await rest.list_checkpoints("added")).checkpoints == [listed]
     info = await rest.get_weights_info_by_tinker_path(path)
-    assert (info.base_model, info.lora_rank, info.train_attn, info.train_mlp) == (TINY, 4, True, False)
+    assert (info.base_model, info.lora_rank, info.train_attn, info.train_mlp) == (
+        TINY,
+        4,
+        True,
+        False,
+    )
     run = await rest.get_training_run("added")
     assert (run.lora_rank, run.last_checkpoint) == (4, listed)
     await rest.set_checkpoint_ttl_from_tinker_path(path, 7200)
@@ -95,7 +115,10 @@ async def test_where_there_are_keys_it_belongs_to_the_tenant_that_is_named(tmp_p
     path = str(add_adapter(folder, "anns", tmp_path, tenant="ann"))
     add_adapter(folder, "nobodys", tmp_path)
     async with serving(tmp_path) as scene:
-        listed = {name: await (await rest_of(scene, key)).list_user_checkpoints() for name, key in keys.items()}
+        listed = {
+            name: await (await rest_of(scene, key)).list_user_checkpoints()
+            for name, key in keys.items()
+        }
         assert [one.tinker_path for one in listed["ann"].checkpoints] == [path]
         assert listed["bob"].checkpoints == []
         assert (await answered(scene, "DELETE", api_of(path), keys["bob"]))[0] == 404
@@ -117,7 +140,9 @@ def test_what_cannot_be_used_is_refused_before_anything_is_copied(
     add_adapter(plain_adapter(tmp_path / "other"), "taken", tmp_path / "state")
     with pytest.raises(kind, match=says):
         add_adapter(plain_adapter(tmp_path / "mine", **settings), name, tmp_path / "state")
-    assert [folder.name for folder in tmp_path.glob("state/checkpoints/added/weights/*")] == ["taken"]
+    assert [folder.name for folder in tmp_path.glob("state/checkpoints/added/weights/*")] == [
+        "taken"
+    ]
 
 
 def test_a_folder_without_an_adapter_is_refused(tmp_path: Path) -> None:

@@ -28,7 +28,9 @@ from halteres.process import block_torch
 block_torch()
 runpy.run_module("tinker.cli", run_name="__main__", alter_sys=True)
 """
-"""`python -m tinker.cli` as where no torch is: it needs none, and importing that takes most of a command's time."""
+"""`python -m tinker.cli` as where no torch is: it needs none, and importing that takes most of a
+command's time.
+"""
 
 
 @pytest.fixture
@@ -44,13 +46,19 @@ async def paths(client: tinker.ServiceClient) -> dict[str, str]:
 
 async def tinker_cli(scene: LiveService, *arguments: str, ends: int = 0) -> Any:
     """What `tinker --format json …` printed, read."""
-    variables = {**os.environ, "TINKER_BASE_URL": scene.url, "TINKER_API_KEY": KEY, "NO_PROXY": "127.0.0.1"}
+    variables = {
+        **os.environ,
+        "TINKER_BASE_URL": scene.url,
+        "TINKER_API_KEY": KEY,
+        "NO_PROXY": "127.0.0.1",
+    }
     command = [sys.executable, "-c", PROGRAM, "--format", "json", *arguments]
     pipes = {"stdout": asyncio.subprocess.PIPE, "stderr": asyncio.subprocess.PIPE}
     process = await asyncio.create_subprocess_exec(*command, env=variables, **pipes)
     async with asyncio.timeout(COMMAND_S):
         printed, said = await process.communicate()
-    # The threads of SDK 0.38.0's transport now and then abort its interpreter after its last word, on a busy machine.
+    # The threads of SDK 0.38.0's transport now and then abort its interpreter after its last word,
+    # on a busy machine.
     assert process.returncode in (ends, -signal.SIGABRT), said.decode()
     if ends:
         return said.decode()
@@ -83,7 +91,9 @@ async def test_checkpoints_are_published_given_a_time_to_live_and_deleted(
     assert known.owned(paths["sampler"], LOCAL).expires_at is not None
     _, deleted = await asyncio.gather(
         tinker_cli(scene, "checkpoint", "unpublish", paths["weights"]),
-        tinker_cli(scene, "checkpoint", "delete", "--yes", "--run-id", run, "--type", "sampler_weights"),
+        tinker_cli(
+            scene, "checkpoint", "delete", "--yes", "--run-id", run, "--type", "sampler_weights"
+        ),
     )
     assert not known.owned(paths["weights"], LOCAL).public
     assert (deleted["deleted_count"], deleted["failed"]) == (1, [])
@@ -91,7 +101,9 @@ async def test_checkpoints_are_published_given_a_time_to_live_and_deleted(
 
 
 @proves("export:cli")
-async def test_checkpoints_are_downloaded(scene: LiveService, paths: dict[str, str], tmp_path: Path) -> None:
+async def test_checkpoints_are_downloaded(
+    scene: LiveService, paths: dict[str, str], tmp_path: Path
+) -> None:
     """Training weights by way of an export that is deleted afterwards."""
     out = tmp_path / "out"
     out.mkdir()
@@ -101,12 +113,17 @@ async def test_checkpoints_are_downloaded(scene: LiveService, paths: dict[str, s
     )
     for told in (weights, exported):
         folder = Path(told["destination"])
-        assert {file.name for file in folder.iterdir()} == {"adapter_config.json", "adapter_model.safetensors"}
+        assert {file.name for file in folder.iterdir()} == {
+            "adapter_config.json",
+            "adapter_model.safetensors",
+        }
         assert told["file_size_bytes"] == sum(file.stat().st_size for file in folder.iterdir())
     assert {str(one.path) for one in scene.service.checkpoints.all()} == set(paths.values())
 
 
-async def test_a_hub_upload_stops_where_the_hub_begins(scene: LiveService, paths: dict[str, str]) -> None:
+async def test_a_hub_upload_stops_where_the_hub_begins(
+    scene: LiveService, paths: dict[str, str]
+) -> None:
     """There is no hub here: the command asks for a login before it touches the checkpoint."""
     said = await tinker_cli(scene, "checkpoint", "push-hf", paths["external"], ends=1)
     assert "hf auth login" in said

@@ -23,11 +23,17 @@ POLLING = Options(client_flags={"sample_use_retrieve_futures": True})
 
 
 async def sampler_of(scene: LiveService, seq: int = 0, session: str | None = None) -> str:
-    body = {"session_id": session or await scene.session(), "sampling_session_seq_id": seq, "base_model": TINY}
+    body = {
+        "session_id": session or await scene.session(),
+        "sampling_session_seq_id": seq,
+        "base_model": TINY,
+    }
     return (await scene.post("create_sampling_session", body))[1]["sampling_session_id"]
 
 
-async def sampled(scene: LiveService, sampler: str, seq: int, tokens: tuple[int, ...] = (5, 6), **params: Any) -> str:
+async def sampled(
+    scene: LiveService, sampler: str, seq: int, tokens: tuple[int, ...] = (5, 6), **params: Any
+) -> str:
     """A sample is asked for; returns its future."""
     body = {
         "sampling_session_id": sampler,
@@ -44,10 +50,19 @@ async def polled(
     scene: LiveService, sampler: str, cursor: int = 0, *, clone: int = 0, timeout: float | None = 0
 ) -> tuple[dict[str, str], int]:
     """What was settled, by future, and the next cursor."""
-    target = {"type": "sampling_session", "sampling_session_id": sampler, "cloned_sampler_id": clone}
+    target = {
+        "type": "sampling_session",
+        "sampling_session_id": sampler,
+        "cloned_sampler_id": clone,
+    }
     status, answer = await scene.post(
         "retrieve_futures",
-        {"target": target, "prev_cursor": cursor, "timeout": timeout, "retrieved_request_ids": ["x"]},
+        {
+            "target": target,
+            "prev_cursor": cursor,
+            "timeout": timeout,
+            "retrieved_request_ids": ["x"],
+        },
     )
     assert status == 200, answer
     return {one["request_id"]: one["state"] for one in answer["completions"]}, answer["cursor"]
@@ -59,7 +74,9 @@ async def settled(scene: LiveService, *requests: str) -> None:
 
 
 @proves("promise:retrieve-futures")
-async def test_what_was_settled_is_told_once_in_order_and_a_poll_is_held_until_something_is(scene: LiveService) -> None:
+async def test_what_was_settled_is_told_once_in_order_and_a_poll_is_held_until_something_is(
+    scene: LiveService,
+) -> None:
     sampler = await sampler_of(scene)
     early = await sampled(scene, sampler, 0)
     await settled(scene, early)
@@ -83,7 +100,9 @@ async def test_what_was_settled_is_told_once_in_order_and_a_poll_is_held_until_s
 
 
 @proves("promise:retrieve-futures")
-async def test_each_client_of_a_sampling_session_hears_of_its_own_samples(scene: LiveService) -> None:
+async def test_each_client_of_a_sampling_session_hears_of_its_own_samples(
+    scene: LiveService,
+) -> None:
     sampler = await sampler_of(scene)
     mine, copys = await sampled(scene, sampler, 1), await sampled(scene, sampler, 7 * 10**9 + 1)
     await settled(scene, mine, copys)
@@ -126,13 +145,18 @@ async def test_a_cursor_of_a_clock_that_was_ahead_begins_anew(scene: LiveService
     assert (await polled(scene, sampler, cursor))[0] == {second: "finished"}
 
 
-async def test_an_earlier_lifes_samples_are_told_to_a_client_that_missed_them(tmp_path: Path) -> None:
+async def test_an_earlier_lifes_samples_are_told_to_a_client_that_missed_them(
+    tmp_path: Path,
+) -> None:
     async with serving(tmp_path) as scene:
         sampler = await sampler_of(scene)
         seen = await sampled(scene, sampler, 1)
         await settled(scene, seen)
         _, cursor = await polled(scene, sampler)
-        missed, failed = await sampled(scene, sampler, 2), await sampled(scene, sampler, 3, top_p=7.0)
+        missed, failed = (
+            await sampled(scene, sampler, 2),
+            await sampled(scene, sampler, 3, top_p=7.0),
+        )
         await settled(scene, missed, failed)
     async with serving(tmp_path) as scene:
         found, after = await polled(scene, sampler, cursor)
@@ -142,8 +166,9 @@ async def test_an_earlier_lifes_samples_are_told_to_a_client_that_missed_them(tm
 
 
 async def reported(sampling: tinker.SamplingClient) -> None:
-    """The client's poller has nothing left to tell: one that is closed in the middle of a poll may lose its end, and
-    `ServiceClient.close()` of SDK 0.38.0 then waits for ever."""
+    """The client's poller has nothing left to tell: one that is closed in the middle of a poll may
+    lose its end, and `ServiceClient.close()` of SDK 0.38.0 then waits for ever.
+    """
     poller = sampling._futures_poller
     assert poller is not None
     await until(lambda: not poller._has_work.is_set())
@@ -162,16 +187,22 @@ async def test_the_sdk_polls_its_session_where_the_flag_tells_it_to(polling: Liv
         sampling = await client.create_sampling_client(base_model=TINY)
         params = types.SamplingParams(max_tokens=3)
         async with asyncio.timeout(WAIT_S):
-            drawn = await asyncio.gather(*(sampling.sample(prompt(5, 6), 2, params) for _ in range(100)))
+            drawn = await asyncio.gather(
+                *(sampling.sample(prompt(5, 6), 2, params) for _ in range(100))
+            )
         assert [len(one.sequences) for one in drawn] == [2] * 100
         with pytest.raises(tinker.RequestFailedError, match="temperature"):
-            await sampling.sample(prompt(5, 6), 1, types.SamplingParams(max_tokens=1, temperature=-1.0))
+            await sampling.sample(
+                prompt(5, 6), 1, types.SamplingParams(max_tokens=1, temperature=-1.0)
+            )
         await reported(sampling)
 
 
 @proves("promise:retrieve-futures")
 async def test_a_polling_sdk_rides_out_a_restart(tmp_path: Path) -> None:
-    """Samples that were settled unseen, that were under way, and that come while nobody serves: all arrive."""
+    """Samples that were settled unseen, that were under way, and that come while nobody serves: all
+    arrive.
+    """
     state, params = tmp_path / "state", types.SamplingParams(max_tokens=3, stop=[])
     async with serving(state, POLLING) as scene:
         port = int(scene.url.rpartition(":")[2])
@@ -206,7 +237,9 @@ async def test_a_cancelled_sample_ends_at_once_and_the_others_go_on(scene: LiveS
 
 
 @proves("promise:cancel")
-async def test_the_sdk_cancels_a_sample_that_its_user_gave_up(scene: LiveService, client: tinker.ServiceClient) -> None:
+async def test_the_sdk_cancels_a_sample_that_its_user_gave_up(
+    scene: LiveService, client: tinker.ServiceClient
+) -> None:
     sampling = await client.create_sampling_client(base_model=TINY)
     held = scene.engine.block("sample")
     future = sampling.sample(prompt(5, 6), 1, types.SamplingParams(max_tokens=3))
@@ -217,13 +250,18 @@ async def test_the_sdk_cancels_a_sample_that_its_user_gave_up(scene: LiveService
         assert scene.engine.under_way["sample"] == 1
         future.future().cancel()
         await until(lambda: scene.engine.under_way["sample"] == 0)
-    await until(lambda: scene.rows("SELECT state FROM requests WHERE kind = 'sample'") == [("failed_user",)])
+    await until(
+        lambda: scene.rows("SELECT state FROM requests WHERE kind = 'sample'") == [("failed_user",)]
+    )
 
 
 @proves("sample:join")
 async def test_every_copy_of_a_sampling_client_gets_a_number_of_its_own(scene: LiveService) -> None:
     sampler = await sampler_of(scene)
-    answers = [await scene.post("join_sampling_session", {"sampling_session_id": sampler}) for _ in range(8)]
+    answers = [
+        await scene.post("join_sampling_session", {"sampling_session_id": sampler})
+        for _ in range(8)
+    ]
     counters = [answer["client_counter"] for status, answer in answers if status == 200]
     assert len(set(counters)) == 8
     assert all(counter > 0 and counter * 10**9 + 10**9 - 1 < 2**63 for counter in counters)

@@ -1,4 +1,6 @@
-"""Connecting: flags, sessions, keys, losses, and what is refused; by raw HTTP and by the real SDK 0.38.0."""
+"""Connecting: flags, sessions, keys, losses, and what is refused; by raw HTTP and by the real SDK
+0.38.0.
+"""
 
 from __future__ import annotations
 
@@ -23,7 +25,11 @@ WAIT_S = 20
 @proves("connect:start-up")
 async def test_the_flags_steer_the_client(scene: LiveService, client: tinker.ServiceClient) -> None:
     config, dynamic = client.holder.get_client_config(), client.holder._client_dynamic_config
-    assert (config.pjwt_auth_enabled, config.parallel_fwdbwd_chunks, config.custom_loss_server_side) == (
+    assert (
+        config.pjwt_auth_enabled,
+        config.parallel_fwdbwd_chunks,
+        config.custom_loss_server_side,
+    ) == (
         False,
         True,
         False,
@@ -33,17 +39,26 @@ async def test_the_flags_steer_the_client(scene: LiveService, client: tinker.Ser
 
 async def test_an_operator_may_turn_a_flag(tmp_path: Path) -> None:
     flags = {"parallel_fwdbwd_chunks": False, "sample_cancel_enabled": False}
-    async with serving(tmp_path, Options(client_flags=flags)) as scene, closing(await scene.client()) as client:
+    async with (
+        serving(tmp_path, Options(client_flags=flags)) as scene,
+        closing(await scene.client()) as client,
+    ):
         assert not client.holder.get_client_config().parallel_fwdbwd_chunks
         assert not client.holder.get_client_config().custom_loss_server_side
         assert not client.holder._client_dynamic_config.sample_cancel_enabled
 
 
 @proves("sample:raw-or-tempered")
-@pytest.mark.parametrize(("logprobs", "said"), [("raw", "temperature 1,"), ("tempered", "temperature they were drawn")])
-async def test_a_new_session_is_told_what_log_probabilities_mean(tmp_path: Path, logprobs: Any, said: str) -> None:
+@pytest.mark.parametrize(
+    ("logprobs", "said"), [("raw", "temperature 1,"), ("tempered", "temperature they were drawn")]
+)
+async def test_a_new_session_is_told_what_log_probabilities_mean(
+    tmp_path: Path, logprobs: Any, said: str
+) -> None:
     async with serving(tmp_path, Options(sample_logprobs=logprobs)) as scene:
-        status, made = await scene.post("create_session", {"tags": None, "user_metadata": None, "sdk_version": "0.9.0"})
+        status, made = await scene.post(
+            "create_session", {"tags": None, "user_metadata": None, "sdk_version": "0.9.0"}
+        )
         assert (status, said in made["info_message"]) == (200, True)
 
 
@@ -51,7 +66,9 @@ async def test_a_new_session_is_told_what_log_probabilities_mean(tmp_path: Path,
 async def test_what_is_served_is_told(scene: LiveService, client: tinker.ServiceClient) -> None:
     assert (await scene.get("/api/v1/healthz"))[1]["status"] == "ok"
     found = await tinker.RestClient(client.holder).get_server_capabilities()
-    assert [(one.model_name, one.trainable, one.sampleable) for one in found.supported_models] == [(TINY, True, True)]
+    assert [(one.model_name, one.trainable, one.sampleable) for one in found.supported_models] == [
+        (TINY, True, True)
+    ]
 
 
 @proves("session:finish", "session:heartbeat")
@@ -59,9 +76,12 @@ async def test_the_first_reason_of_an_end_stays_and_ends_the_heartbeat(scene: Li
     session = await scene.session()
     assert (await scene.post("session_heartbeat", {"session_id": session}))[0] == 200
     for reason in ("errored", "success"):
-        status, _ = await scene.post(f"sessions/{session}/finish", {"reason": {"type": reason}, "detail": "x"})
+        status, _ = await scene.post(
+            f"sessions/{session}/finish", {"reason": {"type": reason}, "detail": "x"}
+        )
         assert status == 204
-    await scene.service.journal.transact(lambda _: None)  # after it, what was posted before is written
+    # after it, what was posted before is written
+    await scene.service.journal.transact(lambda _: None)
     assert scene.rows("SELECT finished FROM sessions") == [("errored",)]
     assert (await scene.post("session_heartbeat", {"session_id": session}))[0] == 410
     status, refusal = await scene.post(f"sessions/{session}/finish", {"reason": {"type": "bored"}})
@@ -70,7 +90,12 @@ async def test_the_first_reason_of_an_end_stays_and_ends_the_heartbeat(scene: Li
 
 @proves("session:telemetry")
 async def test_telemetry_is_accepted(scene: LiveService) -> None:
-    sent = {"events": [{"event": "SESSION_START"}], "platform": "x", "sdk_version": "x", "session_id": "x"}
+    sent = {
+        "events": [{"event": "SESSION_START"}],
+        "platform": "x",
+        "sdk_version": "x",
+        "session_id": "x",
+    }
     assert await scene.post("telemetry", sent) == (200, {"status": "accepted"})
 
 
@@ -119,7 +144,13 @@ async def test_what_there_is_not_is_said(scene: LiveService, path: str) -> None:
 @proves("custom:not-on-the-server")
 async def test_a_graph_of_operations_is_refused_with_what_to_do_instead(scene: LiveService) -> None:
     """An operator may turn the flag on; the SDK then uploads the loss."""
-    body = {"session_id": await scene.session(), "custom_loss_seq_id": 0, "name": "f", "inputs": [], "graph": {}}
+    body = {
+        "session_id": await scene.session(),
+        "custom_loss_seq_id": 0,
+        "name": "f",
+        "inputs": [],
+        "graph": {},
+    }
     status, refused = await scene.post("create_custom_loss", body)
     assert status == 400
     assert "forward_backward_custom" in str(refused)
@@ -134,7 +165,10 @@ async def test_a_client_that_knows_unload_gives_its_adapter_back_and_goes_on(
     await training.optim_step(STEP)
     status, promised = await scene.post("unload_model", {"model_id": training.model_id})
     assert status == 200
-    assert await scene.redeem(promised["request_id"]) == {"type": "unload_model", "model_id": training.model_id}
+    assert await scene.redeem(promised["request_id"]) == {
+        "type": "unload_model",
+        "model_id": training.model_id,
+    }
     assert training.model_id not in scene.engine._adapters
     async with asyncio.timeout(WAIT_S):
         await training.forward_backward(DATA, "cross_entropy")

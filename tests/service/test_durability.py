@@ -1,7 +1,8 @@
-"""What an engine held comes back: adapters, unnamed weights, requests under way. We chose it; no protocol asks for it.
+"""What an engine held comes back: adapters, unnamed weights, requests under way. We chose it; no
+protocol asks for it.
 
-The scripted engine stands in for weights: its losses depend on the adapter's policy version alone, so that a lost or a
-repeated step shows in every number.
+The scripted engine stands in for weights: its losses depend on the adapter's policy version alone,
+so that a lost or a repeated step shows in every number.
 """
 
 from __future__ import annotations
@@ -53,7 +54,8 @@ async def test_training_goes_on_after_the_engine_died_as_if_nothing_had_happened
     async with serving(tmp_path, options) as scene, closing(await scene.client()) as client:
         training = await trainer(client)
         assert [await version(training) for _ in range(3)] == [1, 2, 3]
-        await training.forward_backward(DATA, "cross_entropy")  # its gradient waits when the engine dies
+        # its gradient waits when the engine dies
+        await training.forward_backward(DATA, "cross_entropy")
         await scene.host.die()
         assert (await training.optim_step(STEP)).metrics["policy_version:max"] == 4
         assert await version(training) == 5
@@ -103,10 +105,13 @@ async def test_a_restore_point_keeps_the_unnamed_weights_before_it(tmp_path: Pat
         await version(training)
         await scene.host.die()
         assert await tokens(sampling) == before
-        assert scene.engine.calls["optim_step"] == 0  # loaded from its folder: nothing had to be replayed
+        # loaded from its folder: nothing had to be replayed
+        assert scene.engine.calls["optim_step"] == 0
 
 
-async def test_of_very_many_unnamed_weights_the_oldest_say_that_they_are_gone(tmp_path: Path) -> None:
+async def test_of_very_many_unnamed_weights_the_oldest_say_that_they_are_gone(
+    tmp_path: Path,
+) -> None:
     async with serving(tmp_path, AT_ONCE) as scene, closing(await scene.client()) as client:
         training = await trainer(client)
         sampling = await training.save_weights_and_get_sampling_client()
@@ -120,7 +125,9 @@ async def test_of_very_many_unnamed_weights_the_oldest_say_that_they_are_gone(tm
 
 
 @proves("durable:kill-service")
-async def test_after_a_restart_open_requests_are_executed_under_the_ids_that_were_given(tmp_path: Path) -> None:
+async def test_after_a_restart_open_requests_are_executed_under_the_ids_that_were_given(
+    tmp_path: Path,
+) -> None:
     async with serving(tmp_path) as scene:
         model = await scene.model()
         done = [await passed(scene, model, 1), await stepped(scene, model, 2)]
@@ -138,7 +145,8 @@ async def test_after_a_restart_open_requests_are_executed_under_the_ids_that_wer
             assert await passed(scene, model, 3) == under_way
             await scene.redeem(await passed(scene, model, 5))
             assert (await scene.redeem(waiting[1]))["metrics"]["policy_version:max"] == 3
-        # An answer may be read before its row is committed: a crash in between costs one more execution, no result.
+        # An answer may be read before its row is committed: a crash in between costs one more
+        # execution, no result.
         await until(lambda: scene.rows("SELECT state FROM requests WHERE state != 'done'") == [])
 
 
@@ -151,7 +159,11 @@ async def test_after_a_restart_models_and_samplers_named_or_not_go_on(tmp_path: 
         before = await tokens(sampling)
         ids = training.model_id, sampling._sampling_session_id
     async with serving(tmp_path) as scene:
-        body = {"prompt": {"chunks": [{"tokens": [5, 6]}]}, "num_samples": 2, "sampling_session_id": ids[1]}
+        body = {
+            "prompt": {"chunks": [{"tokens": [5, 6]}]},
+            "num_samples": 2,
+            "sampling_session_id": ids[1],
+        }
         body |= {"seq_id": 70, "sampling_params": {"max_tokens": 4, "seed": 3}}
         _, promised = await scene.post("asample", body)
         drawn = await scene.redeem(promised["request_id"])
@@ -159,7 +171,9 @@ async def test_after_a_restart_models_and_samplers_named_or_not_go_on(tmp_path: 
         assert sampled_tokens(drawn) == before
         assert (await scene.get("/halteres/v1/info"))[1]["policies"] == {"r1": 1}
         assert isinstance(await scene.redeem(await passed(scene, ids[0], 4)), bytes)
-        assert (await scene.redeem(await stepped(scene, ids[0], 5)))["metrics"]["policy_version:max"] == 2
+        assert (await scene.redeem(await stepped(scene, ids[0], 5)))["metrics"][
+            "policy_version:max"
+        ] == 2
 
 
 @proves("durable:journal")
@@ -169,7 +183,8 @@ async def test_a_sample_is_drawn_again_with_the_same_bytes_after_a_restart(tmp_p
         asked = {"session_id": session, "sampling_session_seq_id": 0, "base_model": "halteres/tiny"}
         _, made = await scene.post("create_sampling_session", asked)
         body: dict[str, Any] = {"sampling_session_id": made["sampling_session_id"], "seq_id": 1}
-        body |= {"prompt": {"chunks": [{"tokens": [5]}]}, "sampling_params": {"max_tokens": 8}}  # no seed: one is drawn
+        # no seed: one is drawn
+        body |= {"prompt": {"chunks": [{"tokens": [5]}]}, "sampling_params": {"max_tokens": 8}}
         _, promised = await scene.post("asample", body)
         drawn = await scene.redeem(promised["request_id"])
         held = scene.engine.block("sample")
@@ -191,7 +206,9 @@ async def test_a_save_that_was_interrupted_after_its_folder_was_written_is_no_co
         request = (await scene.post("save_weights", save))[1]["request_id"]
         outcome = await scene.redeem(request)
         scene.service.journal.post(
-            lambda connection: connection.exec_driver_sql("UPDATE requests SET state = 'accepted' WHERE seq = 1")
+            lambda connection: connection.exec_driver_sql(
+                "UPDATE requests SET state = 'accepted' WHERE seq = 1"
+            )
         )
     async with serving(tmp_path) as scene:
         assert await scene.redeem(request) == outcome
@@ -246,7 +263,9 @@ async def test_a_failed_pass_is_not_replayed_and_a_refused_step_is(
 
 
 @proves("sample:inflight", "sample:snapshot")
-async def test_weights_in_flight_move_and_a_snapshot_does_not(scene: LiveService, client: tinker.ServiceClient) -> None:
+async def test_weights_in_flight_move_and_a_snapshot_does_not(
+    scene: LiveService, client: tinker.ServiceClient
+) -> None:
     session = client.holder.get_session_id()
     training = await trainer(client)
     save = {"model_id": training.model_id, "sampling_session_seq_id": 50, "kind": "inflight"}
@@ -257,7 +276,9 @@ async def test_weights_in_flight_move_and_a_snapshot_does_not(scene: LiveService
     for seq in (2, 3):
         await scene.redeem(await (passed, stepped)[seq - 2](scene, training.model_id, seq))
     drawn.append(await drawn_by(scene, sampler, 2))
-    _, promised = await scene.post("save_weights_for_sampler", {**save, "seq_id": 4, "sampling_session_seq_id": 51})
+    _, promised = await scene.post(
+        "save_weights_for_sampler", {**save, "seq_id": 4, "sampling_session_seq_id": 51}
+    )
     await scene.redeem(promised["request_id"])
     drawn.append(await drawn_by(scene, sampler, 3))
     assert drawn[0] == drawn[1] != drawn[2]
@@ -276,10 +297,14 @@ async def test_adapters_of_a_finished_session_leave_the_engine_and_come_back_whe
         assert scene.engine.calls["drop"] >= 1
         assert model not in scene.engine._adapters
         await scene.redeem(await passed(scene, model, 3))
-        assert (await scene.redeem(await stepped(scene, model, 4)))["metrics"]["policy_version:max"] == 2
+        assert (await scene.redeem(await stepped(scene, model, 4)))["metrics"][
+            "policy_version:max"
+        ] == 2
 
 
-async def test_settled_requests_before_the_restore_point_are_forgotten_in_time(tmp_path: Path) -> None:
+async def test_settled_requests_before_the_restore_point_are_forgotten_in_time(
+    tmp_path: Path,
+) -> None:
     options = Options(replay_s=0.0, keep_requests_s=0.0, reap_s=1e9)
     async with serving(tmp_path, options) as scene:
         model = await scene.model()
@@ -292,13 +317,18 @@ async def test_settled_requests_before_the_restore_point_are_forgotten_in_time(t
         assert [seq for (seq,) in scene.rows("SELECT seq FROM requests")] == [5]
         assert [place.name for place in (tmp_path / "points").glob("*/*")] == ["4"]
     async with serving(tmp_path, options) as scene:
-        assert (await scene.redeem(await stepped(scene, model, 6)))["metrics"]["policy_version:max"] == 3
+        assert (await scene.redeem(await stepped(scene, model, 6)))["metrics"][
+            "policy_version:max"
+        ] == 3
 
 
 async def test_a_wall_clock_that_jumps_by_days_takes_no_restore_point_from_a_live_session(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    async with serving(tmp_path, Options(replay_s=0.0, reap_s=0.01)) as scene, asyncio.timeout(WAIT_S):
+    async with (
+        serving(tmp_path, Options(replay_s=0.0, reap_s=0.01)) as scene,
+        asyncio.timeout(WAIT_S),
+    ):
         model = await scene.model()
         await scene.redeem(await passed(scene, model, 1))
         await scene.redeem(await stepped(scene, model, 2))
@@ -315,11 +345,17 @@ async def test_a_wall_clock_that_jumps_by_days_takes_no_restore_point_from_a_liv
         await until(lambda: looks > 2)
         assert list((tmp_path / "points").glob("*/*"))
         await scene.redeem(await passed(scene, model, 3))
-        assert (await scene.redeem(await stepped(scene, model, 4)))["metrics"]["policy_version:max"] == 2
+        assert (await scene.redeem(await stepped(scene, model, 4)))["metrics"][
+            "policy_version:max"
+        ] == 2
 
 
-async def test_an_adapter_leaves_the_engine_in_an_earlier_look_than_it_is_forgotten(tmp_path: Path) -> None:
-    """A service that was itself stopped for days finds every client silent, and has not read what they sent."""
+async def test_an_adapter_leaves_the_engine_in_an_earlier_look_than_it_is_forgotten(
+    tmp_path: Path,
+) -> None:
+    """A service that was itself stopped for days finds every client silent, and has not read what
+    they sent.
+    """
     async with serving(tmp_path, AT_ONCE) as scene:
         model = await scene.model()
         await scene.redeem(await passed(scene, model, 1))
@@ -329,11 +365,15 @@ async def test_an_adapter_leaves_the_engine_in_an_earlier_look_than_it_is_forgot
         await until(lambda: found.queue.idle)
         await scene.service.reap(time.time() + 3 * 86400)
         await scene.redeem(await passed(scene, model, 3))
-        assert (await scene.redeem(await stepped(scene, model, 4)))["metrics"]["policy_version:max"] == 2
+        assert (await scene.redeem(await stepped(scene, model, 4)))["metrics"][
+            "policy_version:max"
+        ] == 2
 
 
 @proves("session:silent")
-async def test_an_adapter_that_nobody_asked_for_in_days_is_forgotten_and_says_so(tmp_path: Path) -> None:
+async def test_an_adapter_that_nobody_asked_for_in_days_is_forgotten_and_says_so(
+    tmp_path: Path,
+) -> None:
     async with serving(tmp_path, AT_ONCE) as scene:
         model = await scene.model()
         await scene.redeem(await passed(scene, model, 1))
@@ -345,14 +385,22 @@ async def test_an_adapter_that_nobody_asked_for_in_days_is_forgotten_and_says_so
             await scene.service.reap(time.time() + 3 * 86400)
         assert scene.rows("SELECT seq FROM requests") == []
         assert not list((tmp_path / "points").glob("*/*"))
-        assert "Resume from a checkpoint" in (await scene.redeem(await passed(scene, model, 3)))["error"]
+        assert (
+            "Resume from a checkpoint"
+            in (await scene.redeem(await passed(scene, model, 3)))["error"]
+        )
     async with serving(tmp_path, AT_ONCE) as scene, asyncio.timeout(WAIT_S):
-        assert "Resume from a checkpoint" in (await scene.redeem(await passed(scene, model, 4)))["error"]
+        assert (
+            "Resume from a checkpoint"
+            in (await scene.redeem(await passed(scene, model, 4)))["error"]
+        )
 
 
 async def test_a_journal_of_another_version_is_refused_with_a_sentence(tmp_path: Path) -> None:
     async with serving(tmp_path) as scene:
-        scene.service.journal.post(lambda connection: connection.exec_driver_sql("PRAGMA user_version = 1"))
+        scene.service.journal.post(
+            lambda connection: connection.exec_driver_sql("PRAGMA user_version = 1")
+        )
     with pytest.raises(Exception, match="another version of Halteres"):
         async with serving(tmp_path):
             pass
@@ -392,37 +440,52 @@ async def test_a_load_that_fails_half_way_leaves_the_adapter_as_it_was(
     assert await version(training) == 3
 
 
-async def test_a_load_whose_restore_point_is_recorded_and_not_its_outcome_is_done_again(tmp_path: Path) -> None:
+async def test_a_load_whose_restore_point_is_recorded_and_not_its_outcome_is_done_again(
+    tmp_path: Path,
+) -> None:
     async with serving(tmp_path) as scene:
         model = await scene.model()
         await scene.redeem(await passed(scene, model, 1))
         await scene.redeem(await stepped(scene, model, 2))
         save = {"model_id": model, "seq_id": 3, "path": "a"}
-        path = (await scene.redeem((await scene.post("save_weights", save))[1]["request_id"]))["path"]
+        path = (await scene.redeem((await scene.post("save_weights", save))[1]["request_id"]))[
+            "path"
+        ]
         load = {"model_id": model, "seq_id": 4, "path": path, "optimizer": True}
         request = (await scene.post("load_weights", load))[1]["request_id"]
         outcome = await scene.redeem(request)
         await scene.service.journal.flush()
         scene.service.journal.post(
-            lambda connection: connection.exec_driver_sql("UPDATE requests SET state = 'accepted' WHERE seq = 4")
+            lambda connection: connection.exec_driver_sql(
+                "UPDATE requests SET state = 'accepted' WHERE seq = 4"
+            )
         )
     async with serving(tmp_path) as scene, asyncio.timeout(WAIT_S):
         assert await scene.redeem(request) == outcome
         await scene.redeem(await passed(scene, model, 5))
-        assert (await scene.redeem(await stepped(scene, model, 6)))["metrics"]["policy_version:max"] == 2
+        assert (await scene.redeem(await stepped(scene, model, 6)))["metrics"][
+            "policy_version:max"
+        ] == 2
 
 
-async def test_a_step_that_came_too_late_is_not_executed_when_the_adapter_comes_back(scene: LiveService) -> None:
+async def test_a_step_that_came_too_late_is_not_executed_when_the_adapter_comes_back(
+    scene: LiveService,
+) -> None:
     model = await scene.model()
-    await scene.post("optim_step", {"model_id": model, "seq_id": 2, "adam_params": 5})  # its number is used up
+    # its number is used up
+    await scene.post("optim_step", {"model_id": model, "seq_id": 2, "adam_params": 5})
     await scene.redeem(await passed(scene, model, 1))
     await scene.redeem(await passed(scene, model, 3))
     assert "too late" in (await scene.redeem(await stepped(scene, model, 2)))["error"]
     await scene.host.die()
-    assert (await scene.redeem(await stepped(scene, model, 4)))["metrics"]["policy_version:max"] == 1
+    assert (await scene.redeem(await stepped(scene, model, 4)))["metrics"][
+        "policy_version:max"
+    ] == 1
 
 
-async def test_a_broken_repetition_of_a_request_that_runs_or_waits_uses_up_nothing(scene: LiveService) -> None:
+async def test_a_broken_repetition_of_a_request_that_runs_or_waits_uses_up_nothing(
+    scene: LiveService,
+) -> None:
     model = await scene.model()
     held = scene.engine.block("forward_backward")
     first, third = await passed(scene, model, 1), await passed(scene, model, 3)
@@ -432,7 +495,9 @@ async def test_a_broken_repetition_of_a_request_that_runs_or_waits_uses_up_nothi
             await scene.post("optim_step", {"model_id": model, "seq_id": seq, "adam_params": 5})
         second = await passed(scene, model, 2)
         held.release()
-        assert [isinstance(await scene.redeem(one), bytes) for one in (first, second, third)] == [True] * 3
+        assert [isinstance(await scene.redeem(one), bytes) for one in (first, second, third)] == [
+            True
+        ] * 3
 
 
 async def test_a_full_lane_lets_in_the_request_that_the_others_wait_for(
@@ -441,7 +506,9 @@ async def test_a_full_lane_lets_in_the_request_that_the_others_wait_for(
     monkeypatch.setattr("halteres.service.training_runs.MAX_WAITING", 2)
     model = await scene.model()
     waiting = [await passed(scene, model, seq) for seq in (2, 3)]
-    status, answer = await scene.post("optim_step", {"model_id": model, "seq_id": 4, "adam_params": {}})
+    status, answer = await scene.post(
+        "optim_step", {"model_id": model, "seq_id": 4, "adam_params": {}}
+    )
     assert (status, "Request 1 has not arrived" in answer["detail"]) == (503, True)
     assert await passed(scene, model, 3) == waiting[1]
     first = await passed(scene, model, 1)
@@ -461,13 +528,17 @@ async def test_whatever_goes_wrong_after_a_request_stops_neither_its_lane_nor_th
         assert [await version(training) for _ in range(2)] == [1, 2]
 
 
-async def test_an_adapter_that_was_forgotten_and_loaded_again_is_forgotten_whole(tmp_path: Path) -> None:
+async def test_an_adapter_that_was_forgotten_and_loaded_again_is_forgotten_whole(
+    tmp_path: Path,
+) -> None:
     async with serving(tmp_path, AT_ONCE) as scene:
         model = await scene.model()
         found = scene.service.models.of_id(model)
         assert found is not None
         save = {"model_id": model, "seq_id": 1, "path": "a"}
-        path = (await scene.redeem((await scene.post("save_weights", save))[1]["request_id"]))["path"]
+        path = (await scene.redeem((await scene.post("save_weights", save))[1]["request_id"]))[
+            "path"
+        ]
         for days in (3, 6):
             await until(lambda: found.queue.idle)
             for _ in range(2):
@@ -478,21 +549,30 @@ async def test_an_adapter_that_was_forgotten_and_loaded_again_is_forgotten_whole
                 await scene.redeem((await scene.post("load_weights", load))[1]["request_id"])
                 await scene.redeem(await passed(scene, model, 3))
                 await scene.redeem(await stepped(scene, model, 4))
-        assert "Resume from a checkpoint" in (await scene.redeem(await passed(scene, model, 5)))["error"]
+        assert (
+            "Resume from a checkpoint"
+            in (await scene.redeem(await passed(scene, model, 5)))["error"]
+        )
 
 
-async def test_a_training_run_in_use_keeps_its_adapter_though_its_session_says_nothing(tmp_path: Path) -> None:
+async def test_a_training_run_in_use_keeps_its_adapter_though_its_session_says_nothing(
+    tmp_path: Path,
+) -> None:
     async with serving(tmp_path, Options(silent_s=100, keep_points_s=100)) as scene:
         model = await scene.model()
         await scene.redeem(await passed(scene, model, 1))
         session = scene.service.sessions.of_model(model.split(":")[0])
         session.last_seen -= 1000
         await scene.service.reap(time.time())
-        assert (await scene.redeem(await stepped(scene, model, 2)))["metrics"]["policy_version:max"] == 1
+        assert (await scene.redeem(await stepped(scene, model, 2)))["metrics"][
+            "policy_version:max"
+        ] == 1
         assert scene.engine.calls["drop"] == 1  # before it was made
 
 
-async def test_passes_without_a_step_make_a_restore_point_too_and_are_forgotten(tmp_path: Path) -> None:
+async def test_passes_without_a_step_make_a_restore_point_too_and_are_forgotten(
+    tmp_path: Path,
+) -> None:
     async with serving(tmp_path, Options(replay_s=0.0, keep_requests_s=0.0)) as scene:
         session = await scene.session()
         model = await scene.model(session)
@@ -508,15 +588,26 @@ async def test_passes_without_a_step_make_a_restore_point_too_and_are_forgotten(
 async def test_a_thousand_training_runs_are_no_hindrance_to_clearing_away(tmp_path: Path) -> None:
     async with serving(tmp_path) as scene:
         values = [
-            {"id": f"m{n}", "session_id": "s", "tenant": "local", "base_model": "b", "lora": {}, "user_metadata": {}}
+            {
+                "id": f"m{n}",
+                "session_id": "s",
+                "tenant": "local",
+                "base_model": "b",
+                "lora": {},
+                "user_metadata": {},
+            }
             | {"created_at": 0.0, "point": 1, "covered": 1}
             for n in range(1200)
         ]
-        await scene.service.journal.transact(lambda connection: connection.execute(MODELS.insert(), values))
+        await scene.service.journal.transact(
+            lambda connection: connection.execute(MODELS.insert(), values)
+        )
         assert await scene.service.journal.forget(time.time()) == 0
 
 
-async def test_what_a_forgotten_training_run_published_without_a_name_goes_with_it(tmp_path: Path) -> None:
+async def test_what_a_forgotten_training_run_published_without_a_name_goes_with_it(
+    tmp_path: Path,
+) -> None:
     async with serving(tmp_path, AT_ONCE) as scene:
         session = await scene.session()
         model = await scene.model(session)
@@ -524,7 +615,9 @@ async def test_what_a_forgotten_training_run_published_without_a_name_goes_with_
             await scene.redeem(await passed(scene, model, seq))
             await scene.redeem(await stepped(scene, model, seq + 1))
             save = {"model_id": model, "seq_id": seq + 2, "sampling_session_seq_id": seq}
-            await scene.redeem((await scene.post("save_weights_for_sampler", save))[1]["request_id"])
+            await scene.redeem(
+                (await scene.post("save_weights_for_sampler", save))[1]["request_id"]
+            )
         found = scene.service.models.of_id(model)
         assert found is not None
         await until(lambda: found.queue.idle)
@@ -535,19 +628,29 @@ async def test_what_a_forgotten_training_run_published_without_a_name_goes_with_
         assert scene.rows("SELECT count(*) FROM samplers") == [(0,)]
 
 
-async def test_a_sample_of_weights_in_flight_is_drawn_again_from_the_weights_it_was_drawn_from(tmp_path: Path) -> None:
+async def test_a_sample_of_weights_in_flight_is_drawn_again_from_the_weights_it_was_drawn_from(
+    tmp_path: Path,
+) -> None:
     async with serving(tmp_path) as scene:
         model = await scene.model()
         save = {"model_id": model, "kind": "inflight"}
-        _, promised = await scene.post("save_weights_for_sampler", {**save, "seq_id": 1, "sampling_session_seq_id": 0})
+        _, promised = await scene.post(
+            "save_weights_for_sampler", {**save, "seq_id": 1, "sampling_session_seq_id": 0}
+        )
         sampler = (await scene.redeem(promised["request_id"]))["sampling_session_id"]
-        body = {"prompt": {"chunks": [{"tokens": [5]}]}, "sampling_session_id": sampler, "seq_id": 1}
+        body = {
+            "prompt": {"chunks": [{"tokens": [5]}]},
+            "sampling_session_id": sampler,
+            "seq_id": 1,
+        }
         body |= {"sampling_params": {"max_tokens": 6}}
         sample = (await scene.post("asample", body))[1]["request_id"]
         drawn = await scene.redeem(sample)
         await scene.redeem(await passed(scene, model, 2))
         await scene.redeem(await stepped(scene, model, 3))
-        _, promised = await scene.post("save_weights_for_sampler", {**save, "seq_id": 4, "sampling_session_seq_id": 1})
+        _, promised = await scene.post(
+            "save_weights_for_sampler", {**save, "seq_id": 4, "sampling_session_seq_id": 1}
+        )
         await scene.redeem(promised["request_id"])
         assert (await drawn_by(scene, sampler, 2)) != sampled_tokens(drawn)
     async with serving(tmp_path) as scene:
@@ -563,7 +666,10 @@ async def test_requests_behind_one_that_never_arrives_say_so_and_are_given_up(
     async with asyncio.timeout(WAIT_S):
         for request in waiting:
             outcome = await scene.redeem(request)
-            assert (outcome["category"], "Request 1 of this model never arrived" in outcome["error"]) == ("user", True)
+            assert (
+                outcome["category"],
+                "Request 1 of this model never arrived" in outcome["error"],
+            ) == ("user", True)
         assert isinstance(await scene.redeem(await passed(scene, model, 4)), bytes)
 
 
@@ -589,7 +695,11 @@ async def test_a_request_that_waits_for_one_that_has_not_arrived_says_so_in_word
 
 
 async def drawn_by(scene: LiveService, sampler: str, seq: int) -> Any:
-    body = {"prompt": {"chunks": [{"tokens": [5, 6]}]}, "sampling_session_id": sampler, "seq_id": seq}
+    body = {
+        "prompt": {"chunks": [{"tokens": [5, 6]}]},
+        "sampling_session_id": sampler,
+        "seq_id": seq,
+    }
     body |= {"sampling_params": {"max_tokens": 4, "seed": 3}}
     _, promised = await scene.post("asample", body)
     return sampled_tokens(await scene.redeem(promised["request_id"]))

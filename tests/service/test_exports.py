@@ -48,7 +48,9 @@ async def files_at(scene: LiveService, path: str) -> dict[str, bytes]:
 
 async def exported(scene: LiveService, run: str, seq: int, name: str = "x", **facts: Any) -> Any:
     """The outcome of an export by raw HTTP."""
-    _, promised = await scene.post("save_weights_external", {"model_id": run, "seq_id": seq, "path": name, **facts})
+    _, promised = await scene.post(
+        "save_weights_external", {"model_id": run, "seq_id": seq, "path": name, **facts}
+    )
     return await scene.redeem(promised["request_id"])
 
 
@@ -56,7 +58,9 @@ async def exported(scene: LiveService, run: str, seq: int, name: str = "x", **fa
 
 
 @proves("export:external")
-async def test_an_export_is_an_adapter_and_nothing_else(scene: LiveService, training: tinker.TrainingClient) -> None:
+async def test_an_export_is_an_adapter_and_nothing_else(
+    scene: LiveService, training: tinker.TrainingClient
+) -> None:
     path = (await training.save_weights_external("x")).path
     files = await files_at(scene, path)
     assert set(files) == FILES
@@ -69,7 +73,10 @@ async def test_an_export_is_an_adapter_and_nothing_else(scene: LiveService, trai
 
 async def test_its_size_is_told_with_its_path(scene: LiveService) -> None:
     outcome = await exported(scene, await scene.model(), 1)
-    assert outcome["size_bytes"] == scene.service.checkpoints.readable(outcome["path"], LOCAL).size_bytes
+    assert (
+        outcome["size_bytes"]
+        == scene.service.checkpoints.readable(outcome["path"], LOCAL).size_bytes
+    )
 
 
 async def test_an_export_is_not_trained_from_nor_sampled(
@@ -141,7 +148,9 @@ GOOD = str(pyrage.x25519.Identity.generate().to_public())
     ],
 )
 @proves("export:age")
-async def test_a_malformed_recipient_is_refused_and_nothing_is_written(scene: LiveService, keys: list[str]) -> None:
+async def test_a_malformed_recipient_is_refused_and_nothing_is_written(
+    scene: LiveService, keys: list[str]
+) -> None:
     outcome = await exported(scene, await scene.model(), 1, age_encryption_recipients=keys)
     assert outcome["category"] == "user"
     assert "recipient" in outcome["error"]
@@ -176,7 +185,9 @@ async def test_a_url_needs_no_key_and_tells_when_it_ends(tmp_path: Path) -> None
         assert told.expires.timestamp() == pytest.approx(time.time() + VALID_S, abs=60)
         for url in told.urls.values():
             assert (await fetched(scene, url))[0] == 200
-        assert (await answered(scene, "GET", f"{api_of(path)}/external_weights_urls", "tml-none"))[0] == 401
+        assert (await answered(scene, "GET", f"{api_of(path)}/external_weights_urls", "tml-none"))[
+            0
+        ] == 401
 
 
 async def test_a_part_of_a_file_is_sent(scene: LiveService) -> None:
@@ -185,7 +196,9 @@ async def test_a_part_of_a_file_is_sent(scene: LiveService) -> None:
     assert await fetched(scene, urls["adapter_config.json"], Range="bytes=2-5") == (206, whole[2:6])
 
 
-async def test_a_url_opens_its_own_file_alone(scene: LiveService, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_a_url_opens_its_own_file_alone(
+    scene: LiveService, monkeypatch: pytest.MonkeyPatch
+) -> None:
     urls = await signed(scene)
     config, weights = urls["adapter_config.json"], urls["adapter_model.safetensors"]
     path, query = urlsplit(config).path, urlsplit(config).query
@@ -209,7 +222,9 @@ async def test_a_url_opens_its_own_file_alone(scene: LiveService, monkeypatch: p
     assert (status, b"Its time is over" in content) == (403, True)
 
 
-@pytest.mark.parametrize("file", ["..%2F..%2F..%2Fsigning.key", "%2e%2e", "%2Fetc%2Fpasswd", "%00", "state.json"])
+@pytest.mark.parametrize(
+    "file", ["..%2F..%2F..%2Fsigning.key", "%2e%2e", "%2Fetc%2Fpasswd", "%00", "state.json"]
+)
 async def test_no_url_leads_out_of_an_export(scene: LiveService, file: str) -> None:
     """Not even a signed one: the file is looked for among those that the folder has."""
     url = (await signed(scene))["adapter_config.json"]
@@ -217,7 +232,9 @@ async def test_no_url_leads_out_of_an_export(scene: LiveService, file: str) -> N
     assert status in (403, 404)
 
 
-async def test_the_url_of_a_deleted_export_opens_nothing_even_if_its_name_is_used_again(scene: LiveService) -> None:
+async def test_the_url_of_a_deleted_export_opens_nothing_even_if_its_name_is_used_again(
+    scene: LiveService,
+) -> None:
     run = await scene.model()
     path = (await exported(scene, run, 1))["path"]
     url = (await (await rest_of(scene)).get_external_weights_urls(path)).urls["adapter_config.json"]
@@ -247,10 +264,14 @@ async def test_urls_are_for_exports(scene: LiveService, training: tinker.Trainin
 async def test_an_archive_is_a_tar_of_the_adapter(
     scene: LiveService, training: tinker.TrainingClient, kind: str
 ) -> None:
-    """As SDKs up to 0.35 download them: redirected, with the mark of a whole checkpoint at the end."""
+    """As SDKs up to 0.35 download them: redirected, with the mark of a whole checkpoint at the
+    end.
+    """
     saves = {"weights": training.save_state, "sampler_weights": training.save_weights_for_sampler}
     path = (await saves.get(kind, training.save_weights_external)("a")).path
-    async with scene.http.get(f"{scene.url}{api_of(path)}/archive", allow_redirects=False) as response:
+    async with scene.http.get(
+        f"{scene.url}{api_of(path)}/archive", allow_redirects=False
+    ) as response:
         assert (response.status, "Expires" in response.headers) == (302, True)
         url = response.headers["Location"]
     async with scene.http.get(url) as response:
@@ -259,14 +280,19 @@ async def test_an_archive_is_a_tar_of_the_adapter(
     with tarfile.open(fileobj=io.BytesIO(content)) as tar:
         members = {member.name: tar.extractfile(member).read() for member in tar.getmembers()}
     folder = scene.service.checkpoints.readable(path, LOCAL).folder
-    assert members == {**{name: (folder / name).read_bytes() for name in FILES}, "checkpoint_complete": b""}
+    assert members == {
+        **{name: (folder / name).read_bytes() for name in FILES},
+        "checkpoint_complete": b"",
+    }
 
 
 async def test_the_archive_of_a_deleted_checkpoint_is_refused(
     scene: LiveService, training: tinker.TrainingClient
 ) -> None:
     path = (await training.save_state("a")).path
-    async with scene.http.get(f"{scene.url}{api_of(path)}/archive", allow_redirects=False) as response:
+    async with scene.http.get(
+        f"{scene.url}{api_of(path)}/archive", allow_redirects=False
+    ) as response:
         url = response.headers["Location"]
     assert (await answered(scene, "DELETE", api_of(path)))[0] == 204
     assert (await fetched(scene, url))[0] == 403

@@ -65,7 +65,9 @@ async def refused(scene: LiveService, path: str, body: dict[str, Any], name: str
 async def test_no_inference_route_passes_over_a_field_that_nobody_reads(scene: LiveService) -> None:
     """Also one that is added later: it needs a body here."""
     routes = InferenceRoutes(Inference(scene.service)).table()
-    posted = {one.path for one in routes if isinstance(one, Route) and "POST" in (one.methods or ())}
+    posted = {
+        one.path for one in routes if isinstance(one, Route) and "POST" in (one.methods or ())
+    }
     assert posted == {path for path, _ in BODIES}
     for path, body in BODIES:
         await whole(scene, path, **body)
@@ -82,24 +84,40 @@ async def test_fields_of_other_servers_that_would_change_the_answer_are_refused_
         assert await refused(scene, path, {**body, **field}, name)
 
 
-async def test_a_field_within_another_is_read_or_refused_like_one_at_the_top(scene: LiveService) -> None:
+async def test_a_field_within_another_is_read_or_refused_like_one_at_the_top(
+    scene: LiveService,
+) -> None:
     for path, body, name in (
         ("/generate", {"text": "1", "sampling_params": {"max_tokens": 2}}, "max_tokens"),
         ("/generate", {"text": "1", "sampling_params": {"repeat_penalty": 2}}, "repeat_penalty"),
         ("/generate", {"prompt": {"prompt": "1", "cache": 1}}, "cache"),
-        ("/v1/completions", {"prompt": "1", "stream": True, "stream_options": {"every": 1}}, "every"),
-        ("/v1/messages", {"messages": HI, "max_tokens": 2, "tool_choice": {"type": "auto", "force": 1}}, "force"),
+        (
+            "/v1/completions",
+            {"prompt": "1", "stream": True, "stream_options": {"every": 1}},
+            "every",
+        ),
+        (
+            "/v1/messages",
+            {"messages": HI, "max_tokens": 2, "tool_choice": {"type": "auto", "force": 1}},
+            "force",
+        ),
     ):
         assert await refused(scene, path, body, name)
 
 
-async def test_a_refusal_names_the_field_that_was_meant_or_the_place_of_it(scene: LiveService) -> None:
+async def test_a_refusal_names_the_field_that_was_meant_or_the_place_of_it(
+    scene: LiveService,
+) -> None:
     for path, body, meant in (
         ("/v1/completions", {"prompt": "1", "n_predict": 3}, "max_tokens"),
         ("/v1/completions", {"prompt": "1", "stop_sequences": ["1"]}, "stop"),
         ("/v1/completions", {"prompt": "1", "max_tokes": 3}, "max_tokens"),
         ("/v1/chat/completions", {"messages": HI, "system": "Be brief."}, "messages"),
-        ("/v1/chat/completions", {"messages": HI, "reasoning": {"effort": "low"}}, "reasoning_effort"),
+        (
+            "/v1/chat/completions",
+            {"messages": HI, "reasoning": {"effort": "low"}},
+            "reasoning_effort",
+        ),
         ("/generate", {"text": "1", "sampling_params": {"n_predict": 3}}, "max_new_tokens"),
         ("/generate", {"text": "1", "max_new_tokens": 3}, "sampling_params"),
     ):
@@ -107,7 +125,9 @@ async def test_a_refusal_names_the_field_that_was_meant_or_the_place_of_it(scene
         assert (status, f"`{meant}`" in named(refusal)) == (400, True), refusal
 
 
-async def test_vllms_generate_refuses_sampling_params_rather_than_pass_over_them(scene: LiveService) -> None:
+async def test_vllms_generate_refuses_sampling_params_rather_than_pass_over_them(
+    scene: LiveService,
+) -> None:
     body = {"prompt": "1", "sampling_params": {"max_tokens": 3}}
     assert await refused(scene, "/generate", body, "sampling_params")
 
@@ -116,7 +136,12 @@ async def test_vllms_generate_refuses_sampling_params_rather_than_pass_over_them
 async def test_max_completion_tokens_is_the_newer_name_of_max_tokens_and_wins(
     scene: LiveService, max_tokens: int | None
 ) -> None:
-    body = {"messages": HI, "max_tokens": max_tokens, "max_completion_tokens": 5, "ignore_eos": True}
+    body = {
+        "messages": HI,
+        "max_tokens": max_tokens,
+        "max_completion_tokens": 5,
+        "ignore_eos": True,
+    }
     answer = await whole(scene, "/v1/chat/completions", **body)
     assert answer["usage"]["completion_tokens"] == 5
 
@@ -125,7 +150,9 @@ async def test_sglangs_own_seed_wins_over_ours(scene: LiveService) -> None:
     params = {"max_new_tokens": 8, "ignore_eos": True}
 
     async def drawn(**seeds: int) -> list[int]:
-        return (await whole(scene, "/generate", text="1", sampling_params={**params, **seeds}))["output_ids"]
+        return (await whole(scene, "/generate", text="1", sampling_params={**params, **seeds}))[
+            "output_ids"
+        ]
 
     assert await drawn(sampling_seed=1, seed=2) == await drawn(seed=1) != await drawn(seed=2)
 
@@ -165,5 +192,7 @@ def test_each_harmless_field_has_a_source_and_is_neither_refused_nor_read() -> N
         assert not set(dialect.harmless) & set(dialect.refused)
 
 
-async def test_the_tinker_api_goes_on_passing_over_what_it_does_not_know(scene: LiveService) -> None:
+async def test_the_tinker_api_goes_on_passing_over_what_it_does_not_know(
+    scene: LiveService,
+) -> None:
     assert (await scene.post("create_session", {"tags": [], "nobody_reads_this": 1}))[0] == 200

@@ -1,4 +1,6 @@
-"""Engines apart: one trains, others sample, and weights go between them as folders. A client sees one service."""
+"""Engines apart: one trains, others sample, and weights go between them as folders. A client sees
+one service.
+"""
 
 from __future__ import annotations
 
@@ -44,7 +46,10 @@ async def test_samplers_apart_answer_what_one_engine_answers(tmp_path: Path, sam
         expected = await story(client)
         assert not (scene.service.state / "spill").exists()  # within one engine no file is written
         assert scene.engine.calls["hold"] == 0
-    async with serving(tmp_path / "apart", samplers=samplers) as scene, closing(await scene.client()) as client:
+    async with (
+        serving(tmp_path / "apart", samplers=samplers) as scene,
+        closing(await scene.client()) as client,
+    ):
         assert await story(client) == expected
         assert scene.engine.calls["sample"] == 0
         sampled = [host.scripted.calls for host in scene.samplers]
@@ -53,7 +58,9 @@ async def test_samplers_apart_answer_what_one_engine_answers(tmp_path: Path, sam
 
 
 async def test_a_killed_sampler_costs_only_time(tmp_path: Path) -> None:
-    """Requests under way are asked again, and it is given again what it held; the trainer hears of neither."""
+    """Requests under way are asked again, and it is given again what it held; the trainer hears of
+    neither.
+    """
     async with serving(tmp_path, samplers=1) as scene, closing(await scene.client()) as client:
         training = await trainer(client)
         sampling = await training.save_weights_and_get_sampling_client()
@@ -94,13 +101,19 @@ async def test_a_killed_trainer_comes_back_by_replay_while_samplers_go_on(tmp_pa
         await scene.host.die()
         assert await tokens(sampling) == before
         assert scene.engine.calls["create_adapter"] == 0  # nobody needed the trainer yet
-        assert await tokens(unsampled) != before  # no folder held them: the adapter takes them again
+        # no folder held them: the adapter takes them again
+        assert await tokens(unsampled) != before
         assert await version(training) == 2
 
 
-@pytest.mark.parametrize("trainer_dies", [False, True], ids=["the trainer has them", "the trainer died"])
+@pytest.mark.parametrize(
+    "trainer_dies", [False, True], ids=["the trainer has them", "the trainer died"]
+)
 async def test_weights_damaged_on_their_way_are_refused_and_written_again(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture, trainer_dies: bool
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    caplog: pytest.LogCaptureFixture,
+    trainer_dies: bool,
 ) -> None:
     original, written = ScriptedEngine.save_snapshot, list[Path]()
 
@@ -177,15 +190,26 @@ async def test_health_and_info_tell_trainer_and_samplers_apart(tmp_path: Path) -
         assert told["engine"]["state"] == "ready"
         assert [one["state"] for one in told["samplers"]] == ["ready", "ready"]
         _, able = await scene.get("/api/v1/get_server_capabilities")
-        assert {(one["trainable"], one["sampleable"]) for one in able["supported_models"]} == {(True, True)}
+        assert {(one["trainable"], one["sampleable"]) for one in able["supported_models"]} == {
+            (True, True)
+        }
         await scene.samplers[0].become("starting")
         assert (await scene.get("/api/v1/healthz"))[0] == 200  # the other one samples
         scene.samplers[1].failure = NotReady("It died.")
         await scene.samplers[1].become("starting")
-        assert (await scene.get("/api/v1/healthz")) == (503, {"detail": "The sampler is not ready. It is starting."})
+        assert (await scene.get("/api/v1/healthz")) == (
+            503,
+            {"detail": "The sampler is not ready. It is starting."},
+        )
         await scene.host.become("starting")
-        assert (await scene.get("/api/v1/healthz")) == (503, {"detail": "The trainer is not ready. It is starting."})
-        assert [one["state"] for one in (await info_without_trainer(scene))] == ["starting", "starting"]
+        assert (await scene.get("/api/v1/healthz")) == (
+            503,
+            {"detail": "The trainer is not ready. It is starting."},
+        )
+        assert [one["state"] for one in (await info_without_trainer(scene))] == [
+            "starting",
+            "starting",
+        ]
         await scene.host.become("ready")
 
 

@@ -1,4 +1,5 @@
-"""Rubbish on every route, tricks in paths, inference that nobody means: a 4xx, never a 5xx, never a dead engine.
+"""Rubbish on every route, tricks in paths, inference that nobody means: a 4xx, never a 5xx, never a
+dead engine.
 
 `test_wire_fuzz` has the Tinker API's own bodies, spoiled.
 """
@@ -42,10 +43,31 @@ RAW = (
 )
 
 ROUTES = (
-    *("client/config", "client/dynamic_config", "create_session", "session_heartbeat", "telemetry", "sessions/search"),
-    *("create_model", "get_info", "forward_backward", "forward", "optim_step", "create_custom_loss", "unload_model"),
+    *(
+        "client/config",
+        "client/dynamic_config",
+        "create_session",
+        "session_heartbeat",
+        "telemetry",
+        "sessions/search",
+    ),
+    *(
+        "create_model",
+        "get_info",
+        "forward_backward",
+        "forward",
+        "optim_step",
+        "create_custom_loss",
+        "unload_model",
+    ),
     *("save_weights", "load_weights", "save_weights_for_sampler", "save_weights_external"),
-    *("create_sampling_session", "join_sampling_session", "asample", "weights_info", "copy_weights"),
+    *(
+        "create_sampling_session",
+        "join_sampling_session",
+        "asample",
+        "weights_info",
+        "copy_weights",
+    ),
     *("retrieve_future", "retrieve_futures", "cancel_future"),
 )
 """All that take a body; `test_wire_fuzz` spoils right ones."""
@@ -64,7 +86,13 @@ def spoiled(body: Any, chance: random.Random) -> Any:
 
 
 def _places(value: Any) -> Iterator[tuple[Any, Any]]:
-    items = value.items() if isinstance(value, dict) else enumerate(value) if isinstance(value, list) else ()
+    items = (
+        value.items()
+        if isinstance(value, dict)
+        else enumerate(value)
+        if isinstance(value, list)
+        else ()
+    )
     for key, item in items:
         yield value, key
         yield from _places(item)
@@ -79,7 +107,20 @@ async def test_raw_rubbish_is_refused_on_every_route(scene: LiveService) -> None
     assert await alive(scene)
 
 
-PATHS = ("..", ".", "a%2Fb", "%2e%2e%2f%2e%2e", "%00", "a" * 3000, "weights", "é", "a;b", "a?b", "//", " ")
+PATHS = (
+    "..",
+    ".",
+    "a%2Fb",
+    "%2e%2e%2f%2e%2e",
+    "%00",
+    "a" * 3000,
+    "weights",
+    "é",
+    "a;b",
+    "a?b",
+    "//",
+    " ",
+)
 RESTS = (
     ("GET", "training_runs/{0}"),
     ("GET", "training_runs/{0}/checkpoints"),
@@ -105,7 +146,9 @@ async def test_tricks_in_paths_and_queries_are_refused(scene: LiveService) -> No
     for method, path in RESTS:
         for trick in PATHS:
             url = f"{scene.url}/api/v1/{path.format(trick)}"
-            async with scene.http.request(method, url, json={} if method in ("POST", "PUT") else None) as response:
+            async with scene.http.request(
+                method, url, json={} if method in ("POST", "PUT") else None
+            ) as response:
                 assert response.status < 500, (method, path, trick, await response.text())
     for address in ("../../../etc/passwd", "%2e%2e/keys.json", "x/y/z"):
         async with scene.http.get(f"{scene.url}/halteres/v1/files/{address}") as response:
@@ -149,11 +192,15 @@ async def test_spoiled_inference_requests_are_refused(scene: LiveService) -> Non
         {"messages": [{"role": "user", "content": "Hi"}], "chat_template_kwargs": {"self": 1}},
     ],
 )
-async def test_parts_and_arguments_of_no_known_type_are_refused(scene: LiveService, body: dict[str, Any]) -> None:
+async def test_parts_and_arguments_of_no_known_type_are_refused(
+    scene: LiveService, body: dict[str, Any]
+) -> None:
     assert (await scene.ask("/v1/chat/completions", **body))[0] == 400
 
 
-async def test_an_sdk_whose_version_is_no_number_anybody_counts_to_is_another_client(scene: LiveService) -> None:
+async def test_an_sdk_whose_version_is_no_number_anybody_counts_to_is_another_client(
+    scene: LiveService,
+) -> None:
     headers = {"User-Agent": f"AsyncTinker/Python {'9' * 5000}.1.1"}
     async with scene.http.get(f"{scene.url}/api/v1/checkpoints", headers=headers) as response:
         assert response.status == 200
@@ -161,9 +208,16 @@ async def test_an_sdk_whose_version_is_no_number_anybody_counts_to_is_another_cl
 
 @pytest.mark.parametrize("rank", [0, -1, 10**9, 2**62])
 async def test_absurd_ranks_fail_typed(scene: LiveService, rank: int) -> None:
-    body = {"session_id": await scene.session(), "model_seq_id": 0, "base_model": TINY, "lora_config": {"rank": rank}}
+    body = {
+        "session_id": await scene.session(),
+        "model_seq_id": 0,
+        "base_model": TINY,
+        "lora_config": {"rank": rank},
+    }
     status, answer = await scene.post("create_model", body)
-    outcome = await scene.redeem(answer["request_id"]) if status == 200 else {"error": answer["detail"]}
+    outcome = (
+        await scene.redeem(answer["request_id"]) if status == 200 else {"error": answer["detail"]}
+    )
     assert (status, outcome.get("category", "user")) in ((200, "user"), (400, "user"))
     assert "rank" in outcome["error"]
 

@@ -1,4 +1,6 @@
-"""The service has no keys of its own: pages of other origins may not use it (we chose it; the Tinker API is silent)."""
+"""The service has no keys of its own: pages of other origins may not use it (we chose it; the
+Tinker API is silent).
+"""
 
 from __future__ import annotations
 
@@ -14,15 +16,21 @@ from halteres.service.service import Options
 from .live_service import LiveService, serving
 
 
-@pytest.mark.parametrize("headers", [{"Host": "evil.example:8000"}, {"Origin": "http://evil.example"}])
-async def test_pages_of_other_origins_are_refused(scene: LiveService, headers: dict[str, str]) -> None:
+@pytest.mark.parametrize(
+    "headers", [{"Host": "evil.example:8000"}, {"Origin": "http://evil.example"}]
+)
+async def test_pages_of_other_origins_are_refused(
+    scene: LiveService, headers: dict[str, str]
+) -> None:
     status, answer = await scene.post("create_session", {}, **headers)
     assert status == 403
     assert "localhost only" in answer["detail"]
     assert (await scene.post("create_session", {}))[0] == 200
 
 
-async def test_a_refused_page_and_a_missing_route_are_told_in_the_shape_of_their_path(scene: LiveService) -> None:
+async def test_a_refused_page_and_a_missing_route_are_told_in_the_shape_of_their_path(
+    scene: LiveService,
+) -> None:
     for path, shape in SHAPES.items():
         async with scene.http.post(
             f"{scene.url}{path}", json={}, headers={"Origin": "http://evil.example"}
@@ -33,7 +41,9 @@ async def test_a_refused_page_and_a_missing_route_are_told_in_the_shape_of_their
         assert "/v1" in missing["detail"]
 
 
-async def test_a_key_that_is_missing_and_too_many_requests_are_told_in_the_shape_of_their_path(tmp_path: Path) -> None:
+async def test_a_key_that_is_missing_and_too_many_requests_are_told_in_the_shape_of_their_path(
+    tmp_path: Path,
+) -> None:
     limits = Allowances(default=Limits(requests_per_s=0.2))
     key = KeyFile(tmp_path).create("alice").text
     async with serving(tmp_path, Options(limits=limits)) as scene:
@@ -76,7 +86,9 @@ SHAPES = {
 }
 
 
-@pytest.mark.parametrize("path", ["/api/v1/nothing", "/nothing", "/runs/r", "/halteres/v1/nothing", "/v1x"])
+@pytest.mark.parametrize(
+    "path", ["/api/v1/nothing", "/nothing", "/runs/r", "/halteres/v1/nothing", "/v1x"]
+)
 async def test_other_paths_are_answered_with_a_detail_alone(scene: LiveService, path: str) -> None:
     status, refusal = await scene.get(path)
     assert (status, sorted(refusal)) == (404, ["code", "detail"])
@@ -87,7 +99,9 @@ async def test_a_wrong_method_of_an_openai_path_is_405_in_its_shape(scene: LiveS
     assert (status, openai(refusal)) == (405, "invalid_request_error")
 
 
-@pytest.mark.parametrize("prefix", ["/", "/v1/", "/v1/models/", "/v1/models/tinker://a/weights/", "/api/v1/sessions/"])
+@pytest.mark.parametrize(
+    "prefix", ["/", "/v1/", "/v1/models/", "/v1/models/tinker://a/weights/", "/api/v1/sessions/"]
+)
 async def test_a_long_path_is_not_echoed_whole(scene: LiveService, prefix: str) -> None:
     async with scene.http.get(f"{scene.url}{prefix}{'x' * 100_000}") as response:
         assert response.status in (400, 404)

@@ -35,7 +35,10 @@ async def test_generate_answers_one_object_or_a_list_with_logprobs_and_versions(
     scene: LiveService, training: tinker.TrainingClient
 ) -> None:
     prompt = TOKENIZER.encode("What is 17 + 25?")
-    body = {"input_ids": prompt, "sampling_params": {"max_new_tokens": 6, "seed": 1, "ignore_eos": True}}
+    body = {
+        "input_ids": prompt,
+        "sampling_params": {"max_new_tokens": 6, "seed": 1, "ignore_eos": True},
+    }
     body["return_logprob"] = True
     status, one = await scene.ask(f"/runs/{RUN}/generate", **body)
     assert status == 200
@@ -50,7 +53,9 @@ async def test_generate_answers_one_object_or_a_list_with_logprobs_and_versions(
     _, several = await scene.ask(f"/runs/{RUN}/generate", **body)
     assert len(several) == 3
     assert several[0]["output_ids"] == one["output_ids"]
-    _, text = await scene.ask(f"/runs/{RUN}/generate", text="What is", sampling_params={"max_new_tokens": 1})
+    _, text = await scene.ask(
+        f"/runs/{RUN}/generate", text="What is", sampling_params={"max_new_tokens": 1}
+    )
     assert text["meta_info"]["prompt_tokens"] == len(TOKENIZER.encode("What is"))
     assert "output_token_logprobs" not in text["meta_info"]
 
@@ -59,7 +64,9 @@ async def test_answers_come_from_the_newest_policy_and_say_its_version(
     scene: LiveService, training: tinker.TrainingClient
 ) -> None:
     async def version(**body: str) -> list[int]:
-        _, answer = await scene.ask(f"/runs/{RUN}/v1/completions", prompt="1 + 1", max_tokens=2, **body)
+        _, answer = await scene.ask(
+            f"/runs/{RUN}/v1/completions", prompt="1 + 1", max_tokens=2, **body
+        )
         return answer["policy_version"]
 
     named = (await training.save_weights_for_sampler("zero")).path
@@ -80,12 +87,21 @@ async def test_answers_come_from_the_newest_policy_and_say_its_version(
 async def test_a_deterministic_run_samples_by_the_version_that_it_names(
     scene: LiveService, training: tinker.TrainingClient
 ) -> None:
-    """Also while newer ones are published, and unchanged ones again; what is not there yet is worth waiting for."""
-    body = {"input_ids": [5, 6], "sampling_params": {"max_new_tokens": 8, "seed": 1, "ignore_eos": True}}
+    """Also while newer ones are published, and unchanged ones again; what is not there yet is worth
+    waiting for.
+    """
+    body = {
+        "input_ids": [5, 6],
+        "sampling_params": {"max_new_tokens": 8, "seed": 1, "ignore_eos": True},
+    }
 
     async def sampled(version: int) -> Any:
         status, answer = await scene.ask(f"/runs/{RUN}/generate", **body, policy_version=version)
-        return (status, *answer["meta_info"]["policy_version"], answer["output_ids"]) if status == 200 else status
+        return (
+            (status, *answer["meta_info"]["policy_version"], answer["output_ids"])
+            if status == 200
+            else status
+        )
 
     first = await sampled(0)
     assert first[:3] == (200, 0, 0)
@@ -109,8 +125,15 @@ async def test_completions_take_texts_and_tokens_one_or_many(
     scene: LiveService, training: tinker.TrainingClient
 ) -> None:
     tokens = TOKENIZER.encode("1 + 1 =")
-    for given, count in (("1 + 1 =", 1), (tokens, 1), (["1 + 1 =", "2 + 2 ="], 2), ([tokens, tokens[:2]], 2)):
-        _, answer = await scene.ask(f"/runs/{RUN}/v1/completions", prompt=given, n=2, max_tokens=3, seed=4, logprobs=0)
+    for given, count in (
+        ("1 + 1 =", 1),
+        (tokens, 1),
+        (["1 + 1 =", "2 + 2 ="], 2),
+        ([tokens, tokens[:2]], 2),
+    ):
+        _, answer = await scene.ask(
+            f"/runs/{RUN}/v1/completions", prompt=given, n=2, max_tokens=3, seed=4, logprobs=0
+        )
         assert [choice["index"] for choice in answer["choices"]] == list(range(2 * count))
         for choice in answer["choices"]:
             assert choice["text"] == TOKENIZER.decode(choice["token_ids"])
@@ -127,24 +150,40 @@ async def test_completions_take_texts_and_tokens_one_or_many(
 async def test_chat_renders_the_template_and_answers_as_the_assistant(
     scene: LiveService, training: tinker.TrainingClient
 ) -> None:
-    messages = [{"role": "user", "content": [{"type": "text", "text": "What is "}, {"type": "text", "text": "1 + 1?"}]}]
-    _, answer = await scene.ask(f"/runs/{RUN}/v1/chat/completions", messages=messages, max_tokens=5, n=2, logprobs=True)
+    messages = [
+        {
+            "role": "user",
+            "content": [{"type": "text", "text": "What is "}, {"type": "text", "text": "1 + 1?"}],
+        }
+    ]
+    _, answer = await scene.ask(
+        f"/runs/{RUN}/v1/chat/completions", messages=messages, max_tokens=5, n=2, logprobs=True
+    )
     rendered = TOKENIZER.apply_chat_template([{"role": "user", "content": "What is 1 + 1?"}])
     assert answer["prompt_token_ids"] == rendered
     assert answer["object"] == "chat.completion"
     for choice in answer["choices"]:
-        assert choice["message"] == {"role": "assistant", "content": TOKENIZER.decode(choice["token_ids"])}
-        assert [one["logprob"] < 0 for one in choice["logprobs"]["content"]] == [True] * len(choice["token_ids"])
+        assert choice["message"] == {
+            "role": "assistant",
+            "content": TOKENIZER.decode(choice["token_ids"]),
+        }
+        assert [one["logprob"] < 0 for one in choice["logprobs"]["content"]] == [True] * len(
+            choice["token_ids"]
+        )
     assert answer["policy_version"] == [0, 0]
 
 
-async def test_a_stop_text_ends_the_answer_and_is_cut_off(scene: LiveService, training: tinker.TrainingClient) -> None:
+async def test_a_stop_text_ends_the_answer_and_is_cut_off(
+    scene: LiveService, training: tinker.TrainingClient
+) -> None:
     body = {"prompt": "1 + 1 =", "max_tokens": 40, "seed": 1, "ignore_eos": True}
     _, answer = await scene.ask(f"/runs/{RUN}/v1/completions", **body)
     whole = answer["choices"][0]
     assert whole["finish_reason"] == "length"
     stop = whole["text"][len(whole["text"]) // 2]
-    _, answer = await scene.ask(f"/runs/{RUN}/v1/completions", **body, stop=["never this text", stop])
+    _, answer = await scene.ask(
+        f"/runs/{RUN}/v1/completions", **body, stop=["never this text", stop]
+    )
     cut = answer["choices"][0]
     assert cut["finish_reason"] == "stop"
     assert cut["text"] == whole["text"][: whole["text"].index(stop)]
@@ -158,7 +197,9 @@ async def test_a_run_without_weights_answers_503_and_is_not_healthy(scene: LiveS
     assert (await scene.get("/runs/none/health"))[0] == 503
 
 
-async def test_health_and_models_of_a_run(scene: LiveService, training: tinker.TrainingClient) -> None:
+async def test_health_and_models_of_a_run(
+    scene: LiveService, training: tinker.TrainingClient
+) -> None:
     assert (await scene.get(f"/runs/{RUN}/health"))[0] == 200
     _, models = await scene.get(f"/runs/{RUN}/v1/models")
     assert [model["id"] for model in models["data"]] == [RUN, TINY]
@@ -217,18 +258,33 @@ BAD_BODIES: list[tuple[str, dict[str, Any]]] = [
     ("v1/chat/completions", {"messages": HI, "max_tokens": 0}),
     ("v1/chat/completions", {"messages": HI, "top_logprobs": 3}),
     ("v1/chat/completions", {"messages": HI, "tool_choice": "required"}),
-    ("v1/chat/completions", {"messages": HI, "tools": [{"type": "function", "function": {"name": "f"}}]}),
+    (
+        "v1/chat/completions",
+        {"messages": HI, "tools": [{"type": "function", "function": {"name": "f"}}]},
+    ),
     ("v1/chat/completions", {"messages": HI, "reasoning_effort": "high"}),
     ("v1/chat/completions", {"messages": HI, "response_format": {"type": "json_object"}}),
     ("v1/chat/completions", {"messages": HI, "modalities": ["audio"]}),
     ("v1/chat/completions", {"messages": HI, "functions": [{"name": "f"}]}),
-    ("v1/chat/completions", {"messages": HI, "continue_final_message": True, "add_generation_prompt": True}),
+    (
+        "v1/chat/completions",
+        {"messages": HI, "continue_final_message": True, "add_generation_prompt": True},
+    ),
     ("v1/chat/completions", {"messages": HI, "chat_template_kwargs": {"messages": []}}),
     ("v1/messages", {"messages": HI}),
     ("v1/messages", {"messages": [], "max_tokens": 3}),
-    ("v1/messages", {"messages": [{"role": "user", "content": [{"type": "image"}]}], "max_tokens": 3}),
-    ("v1/messages", {"messages": HI, "max_tokens": 3, "thinking": {"type": "enabled", "budget_tokens": 9}}),
-    ("v1/messages", {"messages": HI, "max_tokens": 3, "tools": [{"type": "bash_20250124", "name": "bash"}]}),
+    (
+        "v1/messages",
+        {"messages": [{"role": "user", "content": [{"type": "image"}]}], "max_tokens": 3},
+    ),
+    (
+        "v1/messages",
+        {"messages": HI, "max_tokens": 3, "thinking": {"type": "enabled", "budget_tokens": 9}},
+    ),
+    (
+        "v1/messages",
+        {"messages": HI, "max_tokens": 3, "tools": [{"type": "bash_20250124", "name": "bash"}]},
+    ),
     ("v1/messages", {"messages": HI, "max_tokens": 3, "system": [{"type": "image"}]}),
     ("tokenize", {}),
     ("detokenize", {"tokens": [-1]}),
@@ -237,7 +293,9 @@ BAD_BODIES: list[tuple[str, dict[str, Any]]] = [
 ]
 
 
-async def test_what_cannot_be_used_is_answered_with_a_sentence_in_the_shape_of_its_route(scene: LiveService) -> None:
+async def test_what_cannot_be_used_is_answered_with_a_sentence_in_the_shape_of_its_route(
+    scene: LiveService,
+) -> None:
     for path, body in BAD_BODIES:
         status, answer = await scene.ask(f"/{path}", **body)
         assert 400 <= status < 500, (path, body, answer)
@@ -246,24 +304,45 @@ async def test_what_cannot_be_used_is_answered_with_a_sentence_in_the_shape_of_i
             assert answer["error"]["type"] in ("invalid_request_error", "not_found_error")
 
 
-GARBAGE = (b"", b"[]", b"{", b'{"prompt":', b"\xff\xfe", b"5", b'"x"', b"[" * 100000, b'{"messages":' * 50000)
+GARBAGE = (
+    b"",
+    b"[]",
+    b"{",
+    b'{"prompt":',
+    b"\xff\xfe",
+    b"5",
+    b'"x"',
+    b"[" * 100000,
+    b'{"messages":' * 50000,
+)
 
 
 async def test_garbage_is_a_400_on_every_route(scene: LiveService) -> None:
-    for path in ("generate", "v1/completions", "v1/chat/completions", "v1/messages", "tokenize", "detokenize"):
+    for path in (
+        "generate",
+        "v1/completions",
+        "v1/chat/completions",
+        "v1/messages",
+        "tokenize",
+        "detokenize",
+    ):
         for body in GARBAGE:
             async with scene.http.post(f"{scene.url}/{path}", data=body) as response:
                 assert response.status == 400, (path, body[:20], await response.text())
 
 
-async def test_the_environments_own_client_is_served(scene: LiveService, training: tinker.TrainingClient) -> None:
+async def test_the_environments_own_client_is_served(
+    scene: LiveService, training: tinker.TrainingClient
+) -> None:
     async with InferenceClient(f"{scene.url}/runs/{RUN}/v1") as client:
         sampling = Sampling(max_new_tokens=12, seed=5, stop=("7",))
         written = await client.generate(TOKENIZER.encode("1 + 1 ="), sampling, n=3)
         assert [len(one.tokens) == len(one.logprobs) for one in written] == [True] * 3
         assert [one.versions for one in written] == [(0, 0)] * 3
         said = await client.chat(HI, sampling, n=2)
-        assert [one.text for one in said] == [TOKENIZER.decode(one.tokens).split("7")[0] for one in said]
+        assert [one.text for one in said] == [
+            TOKENIZER.decode(one.tokens).split("7")[0] for one in said
+        ]
 
 
 async def test_requests_of_environments_are_rows_with_their_drawn_seeds(
@@ -284,6 +363,8 @@ async def test_a_request_that_failed_is_settled_with_its_failure(
     assert (await scene.ask(f"/runs/{RUN}/generate", **body))[0] == 500
     assert (await scene.ask(f"/runs/{RUN}/generate", **body))[0] == 200
     await scene.session()  # its row is committed after those before it
-    rows = scene.rows("SELECT state, outcome FROM requests WHERE kind = 'generate' ORDER BY accepted_at")
+    rows = scene.rows(
+        "SELECT state, outcome FROM requests WHERE kind = 'generate' ORDER BY accepted_at"
+    )
     assert [state for state, _ in rows] == ["failed_server", "done"]
     assert b"device is lost" in rows[0][1]

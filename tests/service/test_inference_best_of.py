@@ -21,7 +21,9 @@ ASKED: dict[str, Any] = {"prompt": "What is 17 + 25?", "max_tokens": 12, "seed":
 
 @pytest.fixture
 async def scored(tmp_path: Path) -> AsyncIterator[LiveService]:
-    """A service whose operator named a reward model that likes long answers, and one that is gone."""
+    """A service whose operator named a reward model that likes long answers, and one that is
+    gone.
+    """
     async with listening(create_app({"lengths": StandIn()})) as url:
         models = {"lengths": url, "gone": "http://any:tml-secret@127.0.0.1:9"}
         async with serving(tmp_path / "state", Options(reward_models=models)) as scene:
@@ -40,7 +42,9 @@ async def test_without_a_reward_model_the_likeliest_per_token_are_answered_and_a
         logprobs = choice["logprobs"]["token_logprobs"]
         return sum(logprobs) / len(logprobs)
 
-    ranked = [sorted(everything["choices"][at : at + 6], key=mean, reverse=True)[:2] for at in (0, 6)]
+    ranked = [
+        sorted(everything["choices"][at : at + 6], key=mean, reverse=True)[:2] for at in (0, 6)
+    ]
     expected = [choice["token_ids"] for of_prompt in ranked for choice in of_prompt]
     assert [choice["token_ids"] for choice in best["choices"]] == expected
     assert [choice["index"] for choice in best["choices"]] == [0, 1, 2, 3]
@@ -53,17 +57,24 @@ async def test_a_named_reward_model_chooses(scored: LiveService, path: str) -> N
     body |= {"max_tokens": 24, "seed": 3}
 
     def said(answer: Any) -> list[str]:
-        return [choice["text"] if "text" in choice else choice["message"]["content"] for choice in answer["choices"]]
+        return [
+            choice["text"] if "text" in choice else choice["message"]["content"]
+            for choice in answer["choices"]
+        ]
 
     everything = await whole(scored, path, **body, n=8)
     best = await whole(scored, path, **body, n=3, best_of=8, reward_model="lengths")
     assert len({len(text) for text in said(everything)}) > 3
-    assert [len(text) for text in said(best)] == sorted(map(len, said(everything)), reverse=True)[:3]
+    assert [len(text) for text in said(best)] == sorted(map(len, said(everything)), reverse=True)[
+        :3
+    ]
     assert best["usage"]["completion_tokens"] == everything["usage"]["completion_tokens"]
 
 
 @pytest.mark.parametrize("name", ["http://127.0.0.1:9", "/etc", "length"])
-async def test_a_request_chooses_by_name_alone_and_hears_which_there_are(scored: LiveService, name: str) -> None:
+async def test_a_request_chooses_by_name_alone_and_hears_which_there_are(
+    scored: LiveService, name: str
+) -> None:
     """No address and no folder of a request is ever opened."""
     status, answer = await scored.ask("/v1/completions", **ASKED, best_of=2, reward_model=name)
     assert status == 400 and "lengths" in answer["error"]["message"]
@@ -94,9 +105,19 @@ async def test_where_no_completion_could_be_scored_that_is_an_error(scored: Live
 
 @pytest.mark.parametrize(
     "extra",
-    [{"n": 3, "best_of": 2}, {"best_of": 2, "stream": True}, {"reward_model": "lengths"}, {"best_of": 5000}],
+    [
+        {"n": 3, "best_of": 2},
+        {"best_of": 2, "stream": True},
+        {"reward_model": "lengths"},
+        {"best_of": 5000},
+    ],
 )
-async def test_a_choice_that_cannot_be_made_is_refused(scored: LiveService, extra: dict[str, Any]) -> None:
-    for path, body in (("/v1/completions", ASKED), ("/v1/chat/completions", {"messages": HI, "max_tokens": 4})):
+async def test_a_choice_that_cannot_be_made_is_refused(
+    scored: LiveService, extra: dict[str, Any]
+) -> None:
+    for path, body in (
+        ("/v1/completions", ASKED),
+        ("/v1/chat/completions", {"messages": HI, "max_tokens": 4}),
+    ):
         status, answer = await scored.ask(path, **body | extra)
         assert status == 400, answer

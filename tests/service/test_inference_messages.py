@@ -26,12 +26,23 @@ async def whole(scene: LiveService, **body: Any) -> Any:
 @proves("inference:cloud-paths")
 async def test_a_message_is_answered_at_every_path(scene: LiveService) -> None:
     system = [{"type": "text", "text": "Be "}, {"type": "text", "text": "brief."}]
-    body = {"messages": HI, "system": system, "max_tokens": 8, "seed": 1, "temperature": 0.5, "metadata": {}}
+    body = {
+        "messages": HI,
+        "system": system,
+        "max_tokens": 8,
+        "seed": 1,
+        "temperature": 0.5,
+        "metadata": {},
+    }
     answers = []
     for path in ("/v1/messages", "/anthropic/api/v1/messages"):
         status, answer = await scene.ask(path, **body)
         assert status == 200
-        assert (answer.pop("id")[:4], answer["type"], answer["role"]) == ("msg_", "message", "assistant")
+        assert (answer.pop("id")[:4], answer["type"], answer["role"]) == (
+            "msg_",
+            "message",
+            "assistant",
+        )
         answers.append(answer)
     assert answers[0] == answers[1]
     rendered = TOKENIZER.apply_chat_template([{"role": "system", "content": "Be brief."}, *HI])
@@ -52,8 +63,13 @@ async def test_events_tell_the_whole_message(scene: LiveService, extra: dict[str
     kinds = [event["type"] for event in told]
     assert kinds[:2] == ["message_start", "content_block_start"]
     assert kinds[-3:] == ["content_block_stop", "message_delta", "message_stop"]
-    assert told[0]["message"]["usage"] == {"input_tokens": expected["usage"]["input_tokens"], "output_tokens": 0}
-    text = "".join(event["delta"]["text"] for event in told if event["type"] == "content_block_delta")
+    assert told[0]["message"]["usage"] == {
+        "input_tokens": expected["usage"]["input_tokens"],
+        "output_tokens": 0,
+    }
+    text = "".join(
+        event["delta"]["text"] for event in told if event["type"] == "content_block_delta"
+    )
     assert text == expected["content"][0]["text"]
     assert told[-2]["delta"] == {name: expected[name] for name in ("stop_reason", "stop_sequence")}
     assert (told[-2]["usage"], told[-2]["policy_version"]) == (expected["usage"], [0, 0])
@@ -71,7 +87,9 @@ async def test_the_reason_why_a_message_ended_is_told_in_its_own_words(tmp_path:
 async def test_a_message_of_the_assistant_at_the_end_is_continued(tmp_path: Path) -> None:
     async with speaking(tmp_path, " two") as (scene, speaker):
         await whole(scene, messages=[*HI, {"role": "assistant", "content": "One,"}], max_tokens=5)
-        assert TOKENIZER.decode(speaker.prompts[-1], skip_special_tokens=False).endswith("assistant\nOne,")
+        assert TOKENIZER.decode(speaker.prompts[-1], skip_special_tokens=False).endswith(
+            "assistant\nOne,"
+        )
 
 
 async def test_tools_are_called_and_their_results_read(tmp_path: Path) -> None:
@@ -89,12 +107,21 @@ async def test_tools_are_called_and_their_results_read(tmp_path: Path) -> None:
             {
                 "role": "user",
                 "content": [
-                    {"type": "tool_result", "tool_use_id": "t1", "content": [{"type": "text", "text": "7"}]},
+                    {
+                        "type": "tool_result",
+                        "tool_use_id": "t1",
+                        "content": [{"type": "text", "text": "7"}],
+                    },
                     {"type": "text", "text": "Go on."},
                 ],
             },
         ]
-        body = {"messages": history, "max_tokens": 99, "tools": [TOOL], "tool_choice": {"type": "auto"}}
+        body = {
+            "messages": history,
+            "max_tokens": 99,
+            "tools": [TOOL],
+            "tool_choice": {"type": "auto"},
+        }
         answer = await whole(scene, **body)
         prompt = TOKENIZER.decode(speaker.prompts[-1], skip_special_tokens=False)
         assert '<tool_call>{"name": "add", "arguments": {"a": 2}}</tool_call>' in prompt
@@ -106,10 +133,20 @@ async def test_tools_are_called_and_their_results_read(tmp_path: Path) -> None:
         assert (call["type"], call["name"], call["input"]) == ("tool_use", "add", {"a": 1})
         assert (answer["stop_reason"], answer["stop_sequence"]) == ("tool_use", None)
         told = await events(scene, "/v1/messages", **body)
-        starts = [event["content_block"]["type"] for event in told if event["type"] == "content_block_start"]
+        starts = [
+            event["content_block"]["type"]
+            for event in told
+            if event["type"] == "content_block_start"
+        ]
         assert starts == ["text", "tool_use"]
-        arguments = [event["delta"]["partial_json"] for event in told if event.get("index") == 1 and "delta" in event]
+        arguments = [
+            event["delta"]["partial_json"]
+            for event in told
+            if event.get("index") == 1 and "delta" in event
+        ]
         assert json.loads("".join(arguments)) == {"a": 1}
         assert told[-2]["delta"]["stop_reason"] == "tool_use"
-        status, refusal = await scene.ask("/v1/messages", **(body | {"tool_choice": {"type": "any"}}))
+        status, refusal = await scene.ask(
+            "/v1/messages", **(body | {"tool_choice": {"type": "any"}})
+        )
         assert (status, refusal["error"]["type"]) == (400, "invalid_request_error")

@@ -17,7 +17,9 @@ pytestmark = pytest.mark.runs
 PAGE = (Path(__file__).parents[2] / "docs" / "inference.md").read_text()
 
 
-async def test_the_pages_first_question_is_answered_by_the_built_in_model_as_the_page_says(tmp_path: Path) -> None:
+async def test_the_pages_first_question_is_answered_by_the_built_in_model_as_the_page_says(
+    tmp_path: Path,
+) -> None:
     asked = re.search(r"/v1/chat/completions .*? -d '(.*?)'\n```", PAGE, re.DOTALL)
     told = re.search(r"```json\n(.*?)```", PAGE, re.DOTALL)
     assert asked and told
@@ -25,7 +27,9 @@ async def test_the_pages_first_question_is_answered_by_the_built_in_model_as_the
         async with asyncio.timeout(90), aiohttp.ClientSession() as http:
             await process.info()
             headers = {"Content-Type": "application/json"}
-            async with http.post(f"{process.url}/v1/chat/completions", data=asked[1], headers=headers) as response:
+            async with http.post(
+                f"{process.url}/v1/chat/completions", data=asked[1], headers=headers
+            ) as response:
                 answer = await response.json()
     expected = json.loads(told[1])
     assert [(each["message"], each["finish_reason"]) for each in answer["choices"]] == [

@@ -1,4 +1,6 @@
-"""Streams that end otherwise than well: a client that leaves, an engine that dies, an error under way."""
+"""Streams that end otherwise than well: a client that leaves, an engine that dies, an error under
+way.
+"""
 
 from __future__ import annotations
 
@@ -23,12 +25,23 @@ from halteres.service.sampling.samples import without
 from .inference_fixtures import events, read
 from .live_service import LiveService
 
-BODY: dict[str, Any] = {"prompt": "What is 17 + 25?", "max_tokens": 30, "seed": 3, "ignore_eos": True}
+BODY: dict[str, Any] = {
+    "prompt": "What is 17 + 25?",
+    "max_tokens": 30,
+    "seed": 3,
+    "ignore_eos": True,
+}
 PATHS: list[tuple[str, dict[str, Any]]] = [
     ("/v1/completions", BODY),
     ("/v1/completions", BODY | {"prompt": ["a", "b", "c"]}),
-    ("/v1/chat/completions", {"messages": [{"role": "user", "content": "Hi"}], "ignore_eos": True, "n": 2}),
-    ("/v1/messages", {"messages": [{"role": "user", "content": "Hi"}], "ignore_eos": True, "max_tokens": 30}),
+    (
+        "/v1/chat/completions",
+        {"messages": [{"role": "user", "content": "Hi"}], "ignore_eos": True, "n": 2},
+    ),
+    (
+        "/v1/messages",
+        {"messages": [{"role": "user", "content": "Hi"}], "ignore_eos": True, "max_tokens": 30},
+    ),
     ("/generate", {"text": "Hi", "sampling_params": {"ignore_eos": True}}),
     ("/generate", {"prompt": "Hi", "ignore_eos": True}),
 ]
@@ -39,19 +52,31 @@ async def test_a_client_that_leaves_a_stream_frees_its_rows(
     scene: LiveService, path: str, body: dict[str, Any]
 ) -> None:
     held = scene.engine.block("piece")
-    response = asyncio.create_task(scene.http.post(f"{scene.url}{path}", json={**body, "stream": True}))
+    response = asyncio.create_task(
+        scene.http.post(f"{scene.url}{path}", json={**body, "stream": True})
+    )
     await held.inside()
     assert scene.engine.under_way["stream"] >= 1
     response.cancel()
     await asyncio.gather(response, return_exceptions=True)
     await until(lambda: scene.engine.under_way["stream"] == 0)
-    await until(lambda: not scene.rows("SELECT id FROM requests WHERE kind = 'generate' AND state = 'accepted'"))
-    assert scene.rows("SELECT DISTINCT state FROM requests WHERE kind = 'generate'") == [("failed_user",)]
+    await until(
+        lambda: not scene.rows(
+            "SELECT id FROM requests WHERE kind = 'generate' AND state = 'accepted'"
+        )
+    )
+    assert scene.rows("SELECT DISTINCT state FROM requests WHERE kind = 'generate'") == [
+        ("failed_user",)
+    ]
 
 
-async def test_a_client_that_leaves_after_the_first_pieces_frees_its_rows(scene: LiveService) -> None:
+async def test_a_client_that_leaves_after_the_first_pieces_frees_its_rows(
+    scene: LiveService,
+) -> None:
     scene.engine.latency_s["piece"] = 0.01
-    async with scene.http.post(f"{scene.url}/v1/completions", json={**BODY, "max_tokens": 900, "stream": True}) as told:
+    async with scene.http.post(
+        f"{scene.url}/v1/completions", json={**BODY, "max_tokens": 900, "stream": True}
+    ) as told:
         first = read(await told.content.readline())
         assert first["choices"][0]["index"] == 0
         assert scene.engine.under_way["stream"] == 1
@@ -63,11 +88,15 @@ async def test_a_client_that_leaves_after_the_first_pieces_frees_its_rows(scene:
 async def unread(scene: LiveService) -> AsyncIterator[None]:
     """A client that has asked for 600 long sequences, and reads nothing, while the block runs."""
     body = json.dumps({**BODY, "max_tokens": 4, "n": 600, "logprobs": 60, "stream": True}).encode()
-    head = f"POST /v1/completions HTTP/1.1\r\nHost: localhost\r\nContent-Length: {len(body)}\r\n\r\n"
+    head = (
+        f"POST /v1/completions HTTP/1.1\r\nHost: localhost\r\nContent-Length: {len(body)}\r\n\r\n"
+    )
     with socket.socket() as client:
         client.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 4096)
         client.setblocking(False)
-        await asyncio.get_running_loop().sock_connect(client, ("127.0.0.1", int(scene.url.rpartition(":")[2])))
+        await asyncio.get_running_loop().sock_connect(
+            client, ("127.0.0.1", int(scene.url.rpartition(":")[2]))
+        )
         await asyncio.get_running_loop().sock_sendall(client, head.encode() + body)
         await until(lambda: scene.engine.calls["stream"] == 1)
         yield
@@ -85,10 +114,15 @@ async def test_a_stream_that_nobody_reads_ends(
     monkeypatch.setattr(routed, "UNREAD_S", 0.05)
     async with unread(scene):
         await until(lambda: "has read nothing" in caplog.text)
-        await until(lambda: scene.rows("SELECT state FROM requests WHERE kind = 'generate'") == [("failed_user",)])
+        await until(
+            lambda: scene.rows("SELECT state FROM requests WHERE kind = 'generate'")
+            == [("failed_user",)]
+        )
 
 
-async def test_a_client_that_leaves_before_a_whole_answer_frees_its_rows(scene: LiveService) -> None:
+async def test_a_client_that_leaves_before_a_whole_answer_frees_its_rows(
+    scene: LiveService,
+) -> None:
     held = scene.engine.block("sample")
     response = asyncio.create_task(scene.ask("/v1/completions", **BODY))
     await held.inside()
@@ -99,7 +133,9 @@ async def test_a_client_that_leaves_before_a_whole_answer_frees_its_rows(scene: 
     await until(lambda: scene.engine.under_way["sample"] == 0)
 
 
-async def test_an_engine_that_dies_under_a_stream_is_followed_by_one_that_goes_on(scene: LiveService) -> None:
+async def test_an_engine_that_dies_under_a_stream_is_followed_by_one_that_goes_on(
+    scene: LiveService,
+) -> None:
     _, whole = await scene.ask("/v1/completions", **BODY, logprobs=2, n=2)
     dying = scene.engine
     dying.latency_s["piece"] = 0.005
@@ -113,7 +149,11 @@ async def test_an_engine_that_dies_under_a_stream_is_followed_by_one_that_goes_o
     assert scene.engine is not dying
     assert scene.engine.calls["stream"] == 1
     for choice in whole["choices"]:
-        pieces = [chunk["choices"][0] for chunk in chunks if chunk["choices"][0]["index"] == choice["index"]]
+        pieces = [
+            chunk["choices"][0]
+            for chunk in chunks
+            if chunk["choices"][0]["index"] == choice["index"]
+        ]
         assert [token for piece in pieces for token in piece["token_ids"]] == choice["token_ids"]
         told = [value for piece in pieces for value in piece["logprobs"]["top_logprobs"]]
         assert told == choice["logprobs"]["top_logprobs"]
@@ -128,7 +168,9 @@ async def test_a_stream_of_an_engine_that_is_not_exact_ends_with_it_rather_than_
 
     monkeypatch.setattr(ScriptedEngine, "info", inexact)
     scene.engine.latency_s["piece"] = 0.005
-    async with scene.http.post(f"{scene.url}/v1/completions", json={**BODY, "stream": True}) as response:
+    async with scene.http.post(
+        f"{scene.url}/v1/completions", json={**BODY, "stream": True}
+    ) as response:
         await response.content.readline()
         await scene.host.die()
         last = [line async for line in response.content]
@@ -146,7 +188,9 @@ async def test_an_error_before_the_first_piece_has_a_status(
 
 
 @pytest.mark.parametrize(("path", "body"), PATHS[:5])
-async def test_an_error_under_way_is_told_in_band(scene: LiveService, path: str, body: dict[str, Any]) -> None:
+async def test_an_error_under_way_is_told_in_band(
+    scene: LiveService, path: str, body: dict[str, Any]
+) -> None:
     fail_under_way(scene)
     told = await events(scene, path, **body)
     assert "The device is lost" in str(told[-1] if told[-1] != "[DONE]" else told[-2])
@@ -154,7 +198,9 @@ async def test_an_error_under_way_is_told_in_band(scene: LiveService, path: str,
 
 
 def fail_under_way(scene: LiveService) -> None:
-    """Every stream fails after its eighth piece: of the first ones, some are no whole character yet."""
+    """Every stream fails after its eighth piece: of the first ones, some are no whole character
+    yet.
+    """
     engine = scene.engine
     stream = engine.stream
 
@@ -180,7 +226,9 @@ async def test_engines_that_keep_dying_end_the_stream_with_a_reason(scene: LiveS
     assert (status, "died 3 times" in refusal["error"]["message"]) == (500, True)
 
 
-async def test_overload_is_a_429_in_the_shape_of_the_route(scene: LiveService, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_overload_is_a_429_in_the_shape_of_the_route(
+    scene: LiveService, monkeypatch: pytest.MonkeyPatch
+) -> None:
     from halteres.service.limits import Overloaded
 
     def full(_: Any, tenant: str) -> None:
@@ -195,12 +243,23 @@ async def test_overload_is_a_429_in_the_shape_of_the_route(scene: LiveService, m
 
 def test_what_was_told_is_cut_from_a_piece_with_its_likeliest_tokens() -> None:
     top = TopK(k=2, length=3, ids=bytes(range(24)), logprobs=bytes(range(24)))
-    piece = Piece(sample=1, tokens=bytes(range(12)), logprobs=bytes(range(12)), version=4, top=top, stop_reason="stop")
+    piece = Piece(
+        sample=1,
+        tokens=bytes(range(12)),
+        logprobs=bytes(range(12)),
+        version=4,
+        top=top,
+        stop_reason="stop",
+    )
     assert without(piece, 0) is piece
     assert without(piece, 3) is None
     rest = without(piece, 1)
     assert rest is not None
-    assert (rest.tokens, rest.logprobs, rest.stop_reason) == (bytes(range(4, 12)), bytes(range(4, 12)), "stop")
+    assert (rest.tokens, rest.logprobs, rest.stop_reason) == (
+        bytes(range(4, 12)),
+        bytes(range(4, 12)),
+        "stop",
+    )
     assert rest.top == TopK(k=2, length=2, ids=bytes(range(8, 24)), logprobs=bytes(range(8, 24)))
 
 

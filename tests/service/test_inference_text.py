@@ -30,7 +30,9 @@ def test_joined_pieces_are_the_text_of_the_whole_whatever_the_tokens(seed: int) 
     """Random tokens are mostly broken characters: the hardest case."""
     tokens = random.Random(seed).choices(range(TOKENIZER.vocab_size), k=300)
     characters = Detokenizer(TOKENIZER)
-    told = "".join(characters.add(piece) for piece in pieces(tokens, seed)) + characters.add([], last=True)
+    told = "".join(characters.add(piece) for piece in pieces(tokens, seed)) + characters.add(
+        [], last=True
+    )
     assert told == TOKENIZER.decode(tokens)
 
 
@@ -38,7 +40,9 @@ def test_joined_pieces_are_the_text_of_the_whole_whatever_the_tokens(seed: int) 
 def test_a_character_whose_bytes_are_spread_over_tokens_is_told_whole(seed: int) -> None:
     text = "héllo € wörld 😀 — done " * 20
     characters = Detokenizer(TOKENIZER)
-    parts = [characters.add(piece) for piece in pieces(TOKENIZER.encode(text), seed)] + [characters.add([], last=True)]
+    parts = [characters.add(piece) for piece in pieces(TOKENIZER.encode(text), seed)] + [
+        characters.add([], last=True)
+    ]
     assert "".join(parts) == text
     assert not any(BROKEN in part for part in parts)
 
@@ -46,7 +50,10 @@ def test_a_character_whose_bytes_are_spread_over_tokens_is_told_whole(seed: int)
 def test_a_stop_string_is_never_told_in_part() -> None:
     for seed in range(20):
         cut = Cut(["END", "ENOUGH", "stop here"])
-        parts = [cut.add(str(piece)) for piece in pieces("One. EN two. stop her three. ENOUGH four.", seed)]
+        parts = [
+            cut.add(str(piece))
+            for piece in pieces("One. EN two. stop her three. ENOUGH four.", seed)
+        ]
         told = "".join(parts) + cut.add("", last=True)
         assert (told, cut.matched) == ("One. EN two. stop her three. ", "ENOUGH")
     kept = Cut(["END"], keep=True)
@@ -71,7 +78,9 @@ ANSWERS = {
 def test_calls_are_told_from_text_whole_and_in_pieces(answer: str) -> None:
     for cut in ([answer], *(pieces(answer, seed) for seed in range(10))):
         reader = ToolReader()
-        parts = [part for piece in cut for part in reader.add(str(piece))] + reader.add("", last=True)
+        parts = [part for piece in cut for part in reader.add(str(piece))] + reader.add(
+            "", last=True
+        )
         told: list[str | tuple[str, dict[str, object]]] = []
         for part in parts:
             if isinstance(part, ToolCall):
@@ -86,7 +95,9 @@ def test_calls_are_told_from_text_whole_and_in_pieces(answer: str) -> None:
 
 def test_without_parallel_calls_the_first_alone_is_kept() -> None:
     reader = ToolReader(parallel=False)
-    assert [part.index for part in reader.add(CALL + CALL, last=True) if isinstance(part, ToolCall)] == [0]
+    assert [
+        part.index for part in reader.add(CALL + CALL, last=True) if isinstance(part, ToolCall)
+    ] == [0]
 
 
 def test_a_last_message_is_continued_where_it_ends() -> None:
@@ -98,14 +109,21 @@ def test_a_last_message_is_continued_where_it_ends() -> None:
 BAD_CHATS = [
     Chat(messages=[]),
     Chat(messages=[{"content": "no role"}]),
-    Chat(messages=[{"role": "user", "content": [{"type": "image_url", "image_url": {"url": "data:"}}]}]),
+    Chat(
+        messages=[
+            {"role": "user", "content": [{"type": "image_url", "image_url": {"url": "data:"}}]}
+        ]
+    ),
     Chat(messages=[{"role": "user", "content": [{"type": "text"}]}]),
     Chat(messages=[{"role": "user", "content": 5}]),
     Chat(messages=[{"role": "assistant", "tool_calls": "none"}]),
     Chat(messages=[{"role": "assistant", "tool_calls": [{"function": {}}]}]),
     Chat(messages=[{"role": "user", "content": "x"}], template_kwargs={"messages": []}),
     Chat(messages=[{"role": "user", "content": "x"}], template_kwargs={"eos_token": 1}),
-    Chat(messages=[{"role": "user", "content": "x"}], tools=[{"type": "function", "function": {"name": "f"}}]),
+    Chat(
+        messages=[{"role": "user", "content": "x"}],
+        tools=[{"type": "function", "function": {"name": "f"}}],
+    ),
 ]
 
 

@@ -22,14 +22,18 @@ WAIT_S = 20
 
 
 @proves("durable:journal")
-async def test_a_request_is_a_row_before_it_is_executed(scene: LiveService, client: tinker.ServiceClient) -> None:
+async def test_a_request_is_a_row_before_it_is_executed(
+    scene: LiveService, client: tinker.ServiceClient
+) -> None:
     training = await trainer(client)
     held = scene.engine.block("forward_backward")
     output = training.forward_backward(DATA, "cross_entropy")
     async with asyncio.timeout(WAIT_S):
         await held.inside()
     query = "SELECT state, key, body, outcome FROM requests WHERE kind = 'forward_backward'"
-    assert scene.rows(query) == [("accepted", f"{training.model_id}/1", pass_body(training.model_id, 1), None)]
+    assert scene.rows(query) == [
+        ("accepted", f"{training.model_id}/1", pass_body(training.model_id, 1), None)
+    ]
     held.release()
     await output
     await training.optim_step(STEP)  # its row is committed after the first one's outcome
@@ -38,12 +42,18 @@ async def test_a_request_is_a_row_before_it_is_executed(scene: LiveService, clie
 
 
 @proves("durable:journal")
-async def test_seeds_that_the_service_drew_are_recorded(scene: LiveService, client: tinker.ServiceClient) -> None:
+async def test_seeds_that_the_service_drew_are_recorded(
+    scene: LiveService, client: tinker.ServiceClient
+) -> None:
     training = await trainer(client, seed=None)
     sampling = await training.save_weights_and_get_sampling_client()
     drawn = await sampling.sample(prompt(5), 1, types.SamplingParams(max_tokens=8))
     await sampling.sample(prompt(5), 1, types.SamplingParams(max_tokens=8, seed=11))
-    rows = dict(scene.rows("SELECT kind || seq, drawn FROM requests WHERE kind IN ('sample', 'create_model')"))
+    rows = dict(
+        scene.rows(
+            "SELECT kind || seq, drawn FROM requests WHERE kind IN ('sample', 'create_model')"
+        )
+    )
     assert "seed" in json.loads(rows["create_model0"])
     assert json.loads(rows["sample1"]) == {"weights": 1}  # of the request that published them
     seed = json.loads(rows["sample0"])["seed"]
@@ -51,7 +61,9 @@ async def test_seeds_that_the_service_drew_are_recorded(scene: LiveService, clie
     assert again.sequences[0].tokens == drawn.sequences[0].tokens
 
 
-async def test_a_full_disk_refuses_requests_with_a_sentence_and_loses_nothing(scene: LiveService) -> None:
+async def test_a_full_disk_refuses_requests_with_a_sentence_and_loses_nothing(
+    scene: LiveService,
+) -> None:
     model = await scene.model()
     large = [datum(list(range(1, 600))) for _ in range(40)]
 
@@ -95,7 +107,9 @@ async def test_requests_that_come_together_share_commits(scene: LiveService) -> 
     assert scene.rows("SELECT count(*) FROM sessions") == [(50,)]
 
 
-async def test_a_record_that_fails_in_an_unforeseen_way_fails_alone_and_at_once(scene: LiveService) -> None:
+async def test_a_record_that_fails_in_an_unforeseen_way_fails_alone_and_at_once(
+    scene: LiveService,
+) -> None:
     def broken(connection: Connection) -> None:
         raise ValueError("unforeseen")
 

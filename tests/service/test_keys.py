@@ -47,7 +47,9 @@ async def test_a_service_without_keys_takes_any_key(scene: LiveService) -> None:
         assert (await asked(scene, **headers))[0] == 200
 
 
-async def test_a_service_with_keys_takes_a_known_one_in_either_header(keyed: tuple[LiveService, str]) -> None:
+async def test_a_service_with_keys_takes_a_known_one_in_either_header(
+    keyed: tuple[LiveService, str],
+) -> None:
     scene, key = keyed
     assert (await asked(scene, **{"X-API-Key": key}))[0] == 200
     assert (await asked(scene, Authorization=f"Bearer {key}"))[0] == 200
@@ -59,7 +61,14 @@ async def test_others_are_answered_401_with_a_sentence_that_says_how_to_make_one
     keyed: tuple[LiveService, str],
 ) -> None:
     scene, key = keyed
-    wrong = (key[:-1] + ("a" if key[-1] != "a" else "b"), key + "a", "tml-x", "", "tml-00000000-x", key.upper())
+    wrong = (
+        key[:-1] + ("a" if key[-1] != "a" else "b"),
+        key + "a",
+        "tml-x",
+        "",
+        "tml-00000000-x",
+        key.upper(),
+    )
     for headers in ({}, *({"X-API-Key": one} for one in wrong), {"Authorization": f"Basic {key}"}):
         status, text = await asked(scene, **headers)
         assert status == 401
@@ -67,7 +76,9 @@ async def test_others_are_answered_401_with_a_sentence_that_says_how_to_make_one
         assert key not in text
 
 
-async def test_health_needs_no_key_and_nothing_else_does_without(keyed: tuple[LiveService, str]) -> None:
+async def test_health_needs_no_key_and_nothing_else_does_without(
+    keyed: tuple[LiveService, str],
+) -> None:
     scene, _ = keyed
     assert (await scene.get("/api/v1/healthz"))[0] == 200
     for route in scene_paths(scene):
@@ -77,13 +88,22 @@ async def test_health_needs_no_key_and_nothing_else_does_without(keyed: tuple[Li
 
 
 def scene_paths(scene: LiveService) -> list[str]:
-    """One path of every route but healthz and signed files, from the app itself; and paths that are none."""
+    """One path of every route but healthz and signed files, from the app itself; and paths that are
+    none.
+    """
     from halteres.service.server import create_app
 
     paths = {getattr(route, "path", "/") for route in create_app(scene.service).routes}
     known = [path.replace("{", "").replace("}", "").replace(":path", "") for path in paths]
     keyless = ("/api/v1/healthz", "/halteres/v1/files/")
-    none = ["/", "/nothing", "/api/v1/healthz/", "/api/v1//healthz", "/halteres/v1/files", "/api/v1/healthz/x"]
+    none = [
+        "/",
+        "/nothing",
+        "/api/v1/healthz/",
+        "/api/v1//healthz",
+        "/halteres/v1/files",
+        "/api/v1/healthz/x",
+    ]
     return [path for path in known if not path.startswith(keyless)] + none
 
 
@@ -129,7 +149,9 @@ async def test_the_last_key_revoked_leaves_the_service_closed_also_in_its_next_l
             assert (await asked(scene))[0] == 401
 
 
-async def test_keys_that_cannot_be_read_let_nobody_in(keyed: tuple[LiveService, str], keys: KeyFile) -> None:
+async def test_keys_that_cannot_be_read_let_nobody_in(
+    keyed: tuple[LiveService, str], keys: KeyFile
+) -> None:
     scene, key = keyed
     good = keys.path.read_bytes()
     keys.path.write_text("{")
@@ -139,13 +161,17 @@ async def test_keys_that_cannot_be_read_let_nobody_in(keyed: tuple[LiveService, 
     assert (await asked(scene, **{"X-API-Key": key}))[0] == 200
 
 
-async def test_required_keys_are_asked_for_before_there_is_one(tmp_path: Path, keys: KeyFile) -> None:
+async def test_required_keys_are_asked_for_before_there_is_one(
+    tmp_path: Path, keys: KeyFile
+) -> None:
     async with serving(tmp_path, Options(require_keys=True)) as scene:
         assert (await asked(scene, **{"X-API-Key": "tml-x"}))[0] == 401
         assert (await asked(scene, **{"X-API-Key": keys.create("alice").text}))[0] == 200
 
 
-async def test_the_sdk_works_with_its_key_and_says_what_is_wrong_without(keyed: tuple[LiveService, str]) -> None:
+async def test_the_sdk_works_with_its_key_and_says_what_is_wrong_without(
+    keyed: tuple[LiveService, str],
+) -> None:
     scene, key = keyed
 
     def capabilities(key: str) -> tinker.types.GetServerCapabilitiesResponse:
@@ -157,7 +183,9 @@ async def test_the_sdk_works_with_its_key_and_says_what_is_wrong_without(keyed: 
 
 
 @pytest.mark.parametrize("origin", ["http://evil.example", "null", "http://evil.example:8001", "["])
-async def test_pages_of_other_origins_are_refused_with_a_key_too(keyed: tuple[LiveService, str], origin: str) -> None:
+async def test_pages_of_other_origins_are_refused_with_a_key_too(
+    keyed: tuple[LiveService, str], origin: str
+) -> None:
     scene, key = keyed
     assert (await asked(scene, **{"X-API-Key": key, "Origin": origin}))[0] == 403
 
@@ -217,10 +245,14 @@ def test_changes_from_several_places_at_once_are_all_kept(tmp_path: Path) -> Non
     from concurrent.futures import ThreadPoolExecutor
 
     with ThreadPoolExecutor(8) as threads:
-        made = list(threads.map(lambda number: KeyFile(tmp_path).create(f"k{number}").key, range(40)))
+        made = list(
+            threads.map(lambda number: KeyFile(tmp_path).create(f"k{number}").key, range(40))
+        )
         list(threads.map(lambda key: KeyFile(tmp_path).revoke(key.id), made[::2]))
     known = {key.id: key.state(time.time()) for key in KeyFile(tmp_path).read()}
-    assert known == {key.id: "valid" if number % 2 else "revoked" for number, key in enumerate(made)}
+    assert known == {
+        key.id: "valid" if number % 2 else "revoked" for number, key in enumerate(made)
+    }
     assert [file.name for file in tmp_path.iterdir()] == ["keys.json"]
 
 
@@ -240,7 +272,9 @@ def test_impossible_names_are_refused(keys: KeyFile, name: str) -> None:
     assert keys.read() == []
 
 
-@pytest.mark.parametrize(("text", "seconds"), [("30d", 2592000), ("12h", 43200), ("1.5m", 90), ("2w", 1209600)])
+@pytest.mark.parametrize(
+    ("text", "seconds"), [("30d", 2592000), ("12h", 43200), ("1.5m", 90), ("2w", 1209600)]
+)
 def test_lifetimes(text: str, seconds: float) -> None:
     assert lifetime_s(text) == seconds
 
@@ -268,12 +302,19 @@ def test_a_key_in_bytes_that_are_no_text_is_unknown(tmp_path: Path, keys: KeyFil
 OWN = "tml-run-0123456789abcdef"
 
 
-async def test_a_key_of_its_own_makes_its_bearer_the_one_tenant_and_others_are_told_whose_it_is(tmp_path: Path) -> None:
+async def test_a_key_of_its_own_makes_its_bearer_the_one_tenant_and_others_are_told_whose_it_is(
+    tmp_path: Path,
+) -> None:
     """What was made without keys stays reachable with it: both are the tenant `local`."""
     async with serving(tmp_path, options=Options(own_key=OWN)) as scene:
         for headers in ({"X-API-Key": OWN}, {"Authorization": f"Bearer {OWN}"}):
             assert (await asked(scene, **headers))[0] == 200
-        for headers in ({}, {"X-API-Key": "tml-local"}, {"X-API-Key": OWN + "0"}, {"X-API-Key": "tml-ü"}):
+        for headers in (
+            {},
+            {"X-API-Key": "tml-local"},
+            {"X-API-Key": OWN + "0"},
+            {"X-API-Key": "tml-ü"},
+        ):
             status, text = await asked(scene, **headers)
             assert (status, "halteres runs connect" in text, OWN in text) == (401, True, False)
     assert Keys(tmp_path, own=OWN).tenant(OWN) == LOCAL

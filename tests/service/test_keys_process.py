@@ -1,4 +1,6 @@
-"""The service as a process that others may reach: where it listens, what it asks for, what it says of itself."""
+"""The service as a process that others may reach: where it listens, what it asks for, what it says
+of itself.
+"""
 
 from __future__ import annotations
 
@@ -24,7 +26,9 @@ from halteres.service import server as service
 service.is_loopback = lambda address: False
 sys.exit(service.main())
 """
-"""A service that takes its address for one that others reach; it still listens on the loopback alone."""
+"""A service that takes its address for one that others reach; it still listens on the loopback
+alone.
+"""
 
 
 @proves("keys:needed-beyond-loopback")
@@ -39,14 +43,18 @@ def test_an_address_that_others_reach_is_refused_without_keys_and_the_sentence_s
 
 
 def test_with_a_key_the_address_is_taken(tmp_path: Path) -> None:
-    """192.0.2.1 is nobody's (RFC 5737): that it is not this machine's is the only complaint left."""
+    """192.0.2.1 is nobody's (RFC 5737): that it is not this machine's is the only complaint
+    left.
+    """
     KeyFile(tmp_path).create("alice")
     code, said = started("--state", str(tmp_path), "--port", "0", "--host", "192.0.2.1")
     assert (code, "Port 0 of 192.0.2.1 cannot be used." in said) == (1, True)
 
 
 @proves("keys:needed-beyond-loopback")
-async def test_whom_others_reach_asks_for_a_key_even_before_there_is_one_and_warns(tmp_path: Path) -> None:
+async def test_whom_others_reach_asks_for_a_key_even_before_there_is_one_and_warns(
+    tmp_path: Path,
+) -> None:
     with running(tmp_path, "--require-keys", program=("-c", REACHABLE)) as process:
         async with aiohttp.ClientSession(process.url) as http:
             async with http.get("/halteres/v1/info") as response:
@@ -63,7 +71,10 @@ async def test_whom_others_reach_asks_for_a_key_even_before_there_is_one_and_war
 
 async def test_without_keys_but_reached_by_others_it_asks_all_the_same(tmp_path: Path) -> None:
     with running(tmp_path, program=("-c", REACHABLE)) as process:
-        async with aiohttp.ClientSession(process.url) as http, http.get("/halteres/v1/info") as response:
+        async with (
+            aiohttp.ClientSession(process.url) as http,
+            http.get("/halteres/v1/info") as response,
+        ):
             assert response.status == 401
 
 
@@ -71,7 +82,18 @@ async def test_without_keys_but_reached_by_others_it_asks_all_the_same(tmp_path:
 def certificate(tmp_path: Path) -> tuple[Path, Path]:
     """A self-signed certificate of 127.0.0.1 and its key."""
     chain, key = tmp_path / "chain.pem", tmp_path / "key.pem"
-    command = ["openssl", "req", "-x509", "-newkey", "rsa:2048", "-nodes", "-keyout", str(key), "-out", str(chain)]
+    command = [
+        "openssl",
+        "req",
+        "-x509",
+        "-newkey",
+        "rsa:2048",
+        "-nodes",
+        "-keyout",
+        str(key),
+        "-out",
+        str(chain),
+    ]
     subprocess.run(
         [*command, "-days", "2", "-subj", "/CN=test", "-addext", "subjectAltName=IP:127.0.0.1"],
         check=True,
@@ -87,7 +109,14 @@ async def test_with_a_certificate_it_speaks_tls_and_its_card_says_so(
     chain, key = certificate
     state = tmp_path / "state"
     made = KeyFile(state).create("alice")
-    arguments = ("--certificate", str(chain), "--certificate-key", str(key), "--sample-logprobs", "tempered")
+    arguments = (
+        "--certificate",
+        str(chain),
+        "--certificate-key",
+        str(key),
+        "--sample-logprobs",
+        "tempered",
+    )
     with running(state, *arguments, program=SERVICE) as process:
         trusted = ssl.create_default_context(cafile=str(chain))
         url = f"https://{urlsplit(process.url).netloc}"
@@ -108,7 +137,9 @@ def test_a_certificate_that_cannot_be_used_is_a_sentence(
         key.write_text("nothing")
     first = tmp_path / "no.pem" if broken == "missing" else chain
     second = () if broken == "alone" else ("--certificate-key", str(key))
-    code, said = started("--state", str(tmp_path / "s"), "--port", "0", "--certificate", str(first), *second)
+    code, said = started(
+        "--state", str(tmp_path / "s"), "--port", "0", "--certificate", str(first), *second
+    )
     assert code == 1
     assert said.startswith("error: ")
     assert "certificate" in said

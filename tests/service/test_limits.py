@@ -1,4 +1,6 @@
-"""Limits of a tenant: what is beyond them is refused with a sentence, and leaves the others alone (we chose them)."""
+"""Limits of a tenant: what is beyond them is refused with a sentence, and leaves the others alone
+(we chose them).
+"""
 
 from __future__ import annotations
 
@@ -60,7 +62,9 @@ def test_one_tenants_requests_do_not_count_for_another() -> None:
 
 
 @pytest.mark.parametrize(("per_s", "told_s"), [(1000, 1), (0.5, 1), (0.25, 3), (0.001, 60)])
-def test_when_to_come_again_is_told_in_whole_seconds_that_the_sdk_obeys(per_s: float, told_s: int) -> None:
+def test_when_to_come_again_is_told_in_whole_seconds_that_the_sdk_obeys(
+    per_s: float, told_s: int
+) -> None:
     meter, _ = metered(requests_per_s=per_s)
     with pytest.raises(Overloaded) as caught:
         for _ in range(5001):
@@ -137,9 +141,12 @@ def test_a_full_storage_names_what_may_be_deleted_the_largest_first() -> None:
 # Where they come from
 
 
-def test_the_file_gives_every_tenants_limits_and_the_command_line_goes_before_its_default(tmp_path: Path) -> None:
+def test_the_file_gives_every_tenants_limits_and_the_command_line_goes_before_its_default(
+    tmp_path: Path,
+) -> None:
     (tmp_path / "limits.yaml").write_text(
-        "default: {requests_per_s: 50, models: 4}\ntenants:\n  alice: {models: 8, checkpoint_bytes: 20G}\n"
+        "default: {requests_per_s: 50, models: 4}\ntenants:\n  alice: {models: 8, "
+        "checkpoint_bytes: 20G}\n"
     )
     allowances = read_allowances(tmp_path, ["requests_per_s=2.5", "body_bytes=16MiB"])
     assert allowances.of("bob") == Limits(requests_per_s=2.5, models=4, body_bytes=16 * 2**20)
@@ -192,7 +199,9 @@ def test_a_wrong_file_is_a_sentence(tmp_path: Path, text: str) -> None:
 
 
 def test_waiting_is_never_told_as_nothing_or_as_more_than_clients_obey() -> None:
-    assert [overloaded("a", "b", wait).details["retry_after_s"] for wait in (0.0, 0.01, 1.5, 1e9)] == [1, 1, 2, 60]
+    assert [
+        overloaded("a", "b", wait).details["retry_after_s"] for wait in (0.0, 0.01, 1.5, 1e9)
+    ] == [1, 1, 2, 60]
 
 
 def test_sizes_are_told_as_people_read_them() -> None:

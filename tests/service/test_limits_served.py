@@ -1,4 +1,6 @@
-"""Limits over real HTTP, and that one tenant's flood does not keep another waiting (we chose it)."""
+"""Limits over real HTTP, and that one tenant's flood does not keep another waiting (we chose
+it).
+"""
 
 from __future__ import annotations
 
@@ -40,7 +42,12 @@ async def limited(state: Path, **limits: Any) -> AsyncIterator[LiveService]:
 def sample(sampler: str, seq: int, token: int = 5) -> dict[str, Any]:
     prompt = {"chunks": [{"type": "encoded_text", "tokens": [token]}]}
     params = {"max_tokens": 1, "seed": 1}
-    return {"sampling_session_id": sampler, "seq_id": seq, "prompt": prompt, "sampling_params": params}
+    return {
+        "sampling_session_id": sampler,
+        "seq_id": seq,
+        "prompt": prompt,
+        "sampling_params": params,
+    }
 
 
 async def base_sampler(scene: LiveService, **headers: str) -> str:
@@ -62,8 +69,13 @@ async def test_too_many_requests_are_429_and_say_when_to_come_again(tmp_path: Pa
 
 
 async def test_the_sdk_rides_out_a_429(tmp_path: Path) -> None:
-    """Requests beyond the burst are sent again by the SDK itself, and nothing is lost or out of order."""
-    async with limited(tmp_path, requests_per_s=4) as scene, closing(await scene.client()) as client:
+    """Requests beyond the burst are sent again by the SDK itself, and nothing is lost or out of
+    order.
+    """
+    async with (
+        limited(tmp_path, requests_per_s=4) as scene,
+        closing(await scene.client()) as client,
+    ):
         training = await trainer(client)
         promised = [training.forward_backward(DATA, "cross_entropy") for _ in range(8)]
         stepped = training.optim_step(STEP)
@@ -83,13 +95,17 @@ async def test_samples_beyond_a_tenants_number_are_429_and_the_others_go_on(tmp_
         await held.inside(2)
         status, answer = await scene.post("asample", sample(hers, 2), **alice)
         assert (status, "2 is the limit" in answer["detail"]) == (429, True)
-        assert (await scene.post("asample", sample(hers, 1), **alice))[0] == 200, "a repetition is no further one"
+        assert (await scene.post("asample", sample(hers, 1), **alice))[0] == 200, (
+            "a repetition is no further one"
+        )
         assert (await scene.post("asample", sample(his, 0), **bob))[0] == 200
         held.release()
 
 
 @proves("keys:limits")
-async def test_requests_that_wait_are_bounded_in_bytes_and_the_one_they_wait_for_is_let_in(tmp_path: Path) -> None:
+async def test_requests_that_wait_are_bounded_in_bytes_and_the_one_they_wait_for_is_let_in(
+    tmp_path: Path,
+) -> None:
     async with limited(tmp_path, waiting_bytes=300) as scene:
         model, sampler = await scene.model(), await base_sampler(scene)
         for seq in (3, 4, 5):
@@ -115,7 +131,10 @@ async def test_the_next_requests_of_many_training_runs_are_bounded_together(
         body = len(pass_body(models[0], 1))
         assert 200 <= body < 400
         held = scene.engine.block("forward_backward")
-        statuses = [(await scene.post("forward_backward", pass_body(model, 1), **PROTO))[0] for model in models]
+        statuses = [
+            (await scene.post("forward_backward", pass_body(model, 1), **PROTO))[0]
+            for model in models
+        ]
         assert statuses == [200, 200, 429, 429]
         held.release()
         await until(lambda: scene.service.futures.open_bytes("local") == 0)
@@ -127,19 +146,25 @@ async def test_sampling_sessions_are_bounded_and_a_repetition_is_none_more(tmp_p
     async with limited(tmp_path, samplers=2) as scene:
         body = {"session_id": await scene.session(), "base_model": TINY}
         for seq, status in ((0, 200), (1, 200), (2, 400), (1, 200)):
-            answered = await scene.post("create_sampling_session", {**body, "sampling_session_seq_id": seq})
+            answered = await scene.post(
+                "create_sampling_session", {**body, "sampling_session_seq_id": seq}
+            )
             assert answered[0] == status, answered
 
 
 @proves("keys:limits")
-async def test_sampling_sessions_count_while_their_session_is_alive_also_after_a_restart(tmp_path: Path) -> None:
+async def test_sampling_sessions_count_while_their_session_is_alive_also_after_a_restart(
+    tmp_path: Path,
+) -> None:
     async with limited(tmp_path, samplers=2) as scene:
         done = await scene.session()
         for seq in (0, 1):
             body = {"session_id": done, "sampling_session_seq_id": seq, "base_model": TINY}
             assert (await scene.post("create_sampling_session", body))[0] == 200
         await scene.ask(f"/api/v1/sessions/{done}/finish", reason={"type": "success"})
-        assert (await scene.post("create_sampling_session", {**body, "sampling_session_seq_id": 2}))[0] == 400
+        assert (
+            await scene.post("create_sampling_session", {**body, "sampling_session_seq_id": 2})
+        )[0] == 400
         await scene.service.journal.flush()
     async with limited(tmp_path, samplers=2) as scene:
         session = await scene.session()
@@ -160,18 +185,27 @@ async def test_a_body_that_is_too_large_is_413_whether_or_not_it_says_so(tmp_pat
     async with limited(tmp_path, body_bytes=2000) as scene:
         status, answer = await scene.post("create_session", b" " * 2001)
         assert (status, "2.0 KiB are the limit" in answer["detail"]) == (413, True)
-        async with scene.http.post(f"{scene.url}/api/v1/create_session", data=unannounced()) as response:
+        async with scene.http.post(
+            f"{scene.url}/api/v1/create_session", data=unannounced()
+        ) as response:
             assert response.status == 413
         assert (await scene.post("create_session", {}))[0] == 200
 
 
 @proves("keys:limits")
-async def test_sessions_training_runs_and_ranks_are_bounded_and_a_repetition_is_none_more(tmp_path: Path) -> None:
+async def test_sessions_training_runs_and_ranks_are_bounded_and_a_repetition_is_none_more(
+    tmp_path: Path,
+) -> None:
     async with limited(tmp_path, sessions=2, models=1, rank=8) as scene:
         session, other = await scene.session(), await scene.session()
         status, answer = await scene.post("create_session", {})
         assert (status, "2 sessions of yours are alive" in answer["detail"]) == (400, True)
-        body = {"session_id": session, "model_seq_id": 0, "base_model": TINY, "lora_config": {"rank": 9}}
+        body = {
+            "session_id": session,
+            "model_seq_id": 0,
+            "base_model": TINY,
+            "lora_config": {"rank": 9},
+        }
         status, answer = await scene.post("create_model", body)
         assert (status, "rank 9" in answer["detail"]) == (400, True)
         body["lora_config"] = {"rank": 8}
@@ -219,8 +253,10 @@ class Recording:
 async def test_a_sample_waits_for_no_flood_and_when_all_places_are_taken_for_one_of_the_engines_turns(
     tmp_path: Path,
 ) -> None:
-    """Alice has 1,000 samples: Bob's first is in the engine at once. Bob then takes the rest of the places and has as
-    many waiting: Carol's first is the next to enter, once one sample of anybody has ended."""
+    """Alice has 1,000 samples: Bob's first is in the engine at once. Bob then takes the rest of the
+    places and has as many waiting: Carol's first is the next to enter, once one sample of anybody
+    has ended.
+    """
     keys = KeyFile(tmp_path)
     people = {name: {"X-API-Key": keys.create(name).text} for name in ("alice", "bob", "carol")}
     tokens = {"alice": 5, "bob": 9, "carol": 7}
@@ -230,12 +266,17 @@ async def test_a_sample_waits_for_no_flood_and_when_all_places_are_taken_for_one
         samplers = {name: await base_sampler(scene, **people[name]) for name in people}
 
         async def send(name: str, *seqs: int) -> None:
-            asked = (scene.post("asample", sample(samplers[name], seq, tokens[name]), **people[name]) for seq in seqs)
+            asked = (
+                scene.post("asample", sample(samplers[name], seq, tokens[name]), **people[name])
+                for seq in seqs
+            )
             assert {status for status, _ in await asyncio.gather(*asked)} == {200}
 
         await send("alice", *range(FLOOD))
         await recording.inside(MOST_PLACES)
-        assert len(recording.tokens) == MOST_PLACES, "the rest of the flood waits outside the engine"
+        assert len(recording.tokens) == MOST_PLACES, (
+            "the rest of the flood waits outside the engine"
+        )
         await send("bob", 0)
         await recording.inside(MOST_PLACES + 1)
         assert recording.tokens[-1] == tokens["bob"]
@@ -251,7 +292,9 @@ async def test_a_sample_waits_for_no_flood_and_when_all_places_are_taken_for_one
 
 
 @proves("keys:limits")
-async def test_a_pass_of_one_tenant_is_in_the_engine_while_another_has_500_waiting(tmp_path: Path) -> None:
+async def test_a_pass_of_one_tenant_is_in_the_engine_while_another_has_500_waiting(
+    tmp_path: Path,
+) -> None:
     keys = KeyFile(tmp_path)
     alice, bob = (keys.create(name).text for name in ("alice", "bob"))
     async with limited(tmp_path, requests_per_s=1e6) as scene:

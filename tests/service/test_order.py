@@ -1,4 +1,6 @@
-"""Sequence numbers and repeated requests, by raw HTTP: what the SDK does only when the network fails."""
+"""Sequence numbers and repeated requests, by raw HTTP: what the SDK does only when the network
+fails.
+"""
 
 from __future__ import annotations
 
@@ -34,7 +36,9 @@ async def passed(scene: LiveService, model: str, seq: int) -> str:
 
 
 async def stepped(scene: LiveService, model: str, seq: int) -> str:
-    status, promised = await scene.post("optim_step", {"model_id": model, "seq_id": seq, "adam_params": {}})
+    status, promised = await scene.post(
+        "optim_step", {"model_id": model, "seq_id": seq, "adam_params": {}}
+    )
     assert status == 200, promised
     return promised["request_id"]
 
@@ -54,7 +58,9 @@ async def test_requests_run_in_the_order_of_their_numbers(scene: LiveService) ->
 @proves("order:burnt-number")
 async def test_a_refused_request_uses_up_its_number(scene: LiveService) -> None:
     model = await scene.model()
-    status, refusal = await scene.post("optim_step", {"model_id": model, "seq_id": 1, "adam_params": 5})
+    status, refusal = await scene.post(
+        "optim_step", {"model_id": model, "seq_id": 1, "adam_params": 5}
+    )
     assert (status, "adam_params" in refusal["detail"]) == (400, True)
     broken = pass_body(model, 2)[:-3]
     status, refusal = await scene.post("forward_backward", broken, **PROTO)
@@ -64,7 +70,9 @@ async def test_a_refused_request_uses_up_its_number(scene: LiveService) -> None:
     assert scene.rows("SELECT seq FROM burnt ORDER BY seq") == [(1,), (2,)]
 
 
-async def test_a_number_that_was_used_up_fails_typed_when_it_comes_after_all(scene: LiveService) -> None:
+async def test_a_number_that_was_used_up_fails_typed_when_it_comes_after_all(
+    scene: LiveService,
+) -> None:
     model = await scene.model()
     await scene.post("optim_step", {"model_id": model, "seq_id": 1, "adam_params": 5})
     await scene.redeem(await passed(scene, model, 2))
@@ -84,15 +92,24 @@ async def test_a_repeated_request_gets_the_first_promise_and_runs_once(scene: Li
         ("save_weights", {"model_id": model, "seq_id": 3, "path": "a"}, {}),
         (
             "load_weights",
-            {"model_id": model, "seq_id": 4, "path": f"tinker://{model}/weights/a", "optimizer": True},
+            {
+                "model_id": model,
+                "seq_id": 4,
+                "path": f"tinker://{model}/weights/a",
+                "optimizer": True,
+            },
             {},
         ),
         ("save_weights_for_sampler", {"model_id": model, "seq_id": 5, "path": "b"}, {}),
     ]
     for path, body, headers in posts:
-        first, second = await asyncio.gather(scene.post(path, body, **headers), scene.post(path, body, **headers))
+        first, second = await asyncio.gather(
+            scene.post(path, body, **headers), scene.post(path, body, **headers)
+        )
         assert first == second
-        assert await scene.redeem(first[1]["request_id"]) == await scene.redeem(first[1]["request_id"])
+        assert await scene.redeem(first[1]["request_id"]) == await scene.redeem(
+            first[1]["request_id"]
+        )
         assert (await scene.post(path, body, **headers)) == first
     for call in ("create_adapter", "forward_backward", "optim_step", "load", "snapshot"):
         assert scene.engine.calls[call] == 1, call
@@ -114,10 +131,15 @@ async def test_a_repeated_ephemeral_save_brings_a_new_session_number_and_gets_th
 
 
 @proves("retry:sampling")
-async def test_repeated_sampling_requests_get_the_same_session_and_the_same_sample(scene: LiveService) -> None:
+async def test_repeated_sampling_requests_get_the_same_session_and_the_same_sample(
+    scene: LiveService,
+) -> None:
     session = await scene.session()
     body = {"session_id": session, "sampling_session_seq_id": 7, "base_model": TINY}
-    first, second = await scene.post("create_sampling_session", body), await scene.post("create_sampling_session", body)
+    first, second = (
+        await scene.post("create_sampling_session", body),
+        await scene.post("create_sampling_session", body),
+    )
     assert first == second
     asked = {
         "sampling_session_id": first[1]["sampling_session_id"],
@@ -168,7 +190,9 @@ async def test_every_bad_body_is_answered_with_a_sentence(scene: LiveService) ->
     assert (await scene.get("/api/v1/healthz"))[0] == 200
 
 
-async def test_a_number_that_was_used_up_before_its_turn_fails_typed_and_later_ones_run(scene: LiveService) -> None:
+async def test_a_number_that_was_used_up_before_its_turn_fails_typed_and_later_ones_run(
+    scene: LiveService,
+) -> None:
     model = await scene.model()
     await scene.post("optim_step", {"model_id": model, "seq_id": 3, "adam_params": 5})
     async with asyncio.timeout(WAIT_S):
@@ -193,11 +217,19 @@ async def test_a_request_that_runs_is_not_told_to_wait_for_itself(scene: LiveSer
 
 
 @proves("order:burnt-number")
-async def test_the_number_of_a_body_that_is_cut_off_or_sent_as_another_type_is_used_up(scene: LiveService) -> None:
+async def test_the_number_of_a_body_that_is_cut_off_or_sent_as_another_type_is_used_up(
+    scene: LiveService,
+) -> None:
     model = await scene.model()
-    cut = json.dumps({"model_id": model, "seq_id": 1, "adam_params": {"learning_rate": 1e-4}}).encode()[:-9]
+    cut = json.dumps(
+        {"model_id": model, "seq_id": 1, "adam_params": {"learning_rate": 1e-4}}
+    ).encode()[:-9]
     assert (await scene.post("optim_step", cut, **{"Content-Type": "application/json"}))[0] == 400
-    assert (await scene.post("forward_backward", pass_body(model, 2), **{"Content-Type": "application/json"}))[0] == 400
+    assert (
+        await scene.post(
+            "forward_backward", pass_body(model, 2), **{"Content-Type": "application/json"}
+        )
+    )[0] == 400
     async with asyncio.timeout(WAIT_S):
         assert isinstance(await scene.redeem(await passed(scene, model, 3)), bytes)
 
@@ -214,11 +246,15 @@ async def test_what_a_load_asks_for_and_cannot_have_is_a_user_error(scene: LiveS
             ({"weights_access_token": "zz"}, "access tokens"),
         ]
     ):
-        status, promised = await scene.post("load_weights", {**load, **asked, "model_seq_id": 40 + seq})
+        status, promised = await scene.post(
+            "load_weights", {**load, **asked, "model_seq_id": 40 + seq}
+        )
         outcome = await scene.redeem(promised["request_id"])
         assert (status, outcome["category"], says in outcome["error"]) == (200, "user", True)
     body = {**load, "optimizer": True, "optimizer_config": {"type": "dimuon"}, "model_seq_id": 50}
-    assert "model_id" in await scene.redeem((await scene.post("load_weights", body))[1]["request_id"])
+    assert "model_id" in await scene.redeem(
+        (await scene.post("load_weights", body))[1]["request_id"]
+    )
 
 
 async def test_a_loss_setting_that_is_a_text_fails_its_promise(scene: LiveService) -> None:
@@ -228,4 +264,8 @@ async def test_a_loss_setting_that_is_a_text_fails_its_promise(scene: LiveServic
     message.loss_fn_config_v2["clip_low_threshold"].text = "abc"
     status, promised = await scene.post("forward_backward", message.SerializeToString(), **PROTO)
     outcome = await scene.redeem(promised["request_id"])
-    assert (status, outcome["category"], "clip_low_threshold" in outcome["error"]) == (200, "user", True)
+    assert (status, outcome["category"], "clip_low_threshold" in outcome["error"]) == (
+        200,
+        "user",
+        True,
+    )

@@ -1,4 +1,6 @@
-"""Bodies of very many small parts: refused before they are decoded, in a time in which others are served."""
+"""Bodies of very many small parts: refused before they are decoded, in a time in which others are
+served.
+"""
 
 from __future__ import annotations
 
@@ -35,13 +37,24 @@ def decoded(kind: type) -> Any:
 
 FLOODS: dict[str, tuple[Any, bytes]] = {
     "chunks": (decoded(bodies.Sample), b'{"prompt": {"chunks": ' + repeated(b"{}") + b"}}"),
-    "messages": (lambda body: read_fields(body, ChatCompletions), b'{"messages": ' + repeated(b"{}") + b"}"),
-    "prompts": (lambda body: read_fields(body, Completions, COMPLETIONS), b'{"prompt": ' + repeated(b"[]") + b"}"),
+    "messages": (
+        lambda body: read_fields(body, ChatCompletions),
+        b'{"messages": ' + repeated(b"{}") + b"}",
+    ),
+    "prompts": (
+        lambda body: read_fields(body, Completions, COMPLETIONS),
+        b'{"prompt": ' + repeated(b"[]") + b"}",
+    ),
     "graph": (decoded(bodies.CreateCustomLoss), b'{"inputs": ' + repeated(b"{}") + b"}"),
-    "metadata": (decoded(bodies.CreateModel), b'{"user_metadata": {"a": ' + repeated(b"[]") + b"}}"),
+    "metadata": (
+        decoded(bodies.CreateModel),
+        b'{"user_metadata": {"a": ' + repeated(b"[]") + b"}}",
+    ),
     "json datums": (
         lambda body: read_json_pass(body, forward_only=False),
-        b'{"model_id": "m", "seq_id": 1, "forward_backward_input": {"data": ' + repeated(b"{}") + b"}}",
+        b'{"model_id": "m", "seq_id": 1, "forward_backward_input": {"data": '
+        + repeated(b"{}")
+        + b"}}",
     ),
     "protobuf datums": (read_pass, bytes([3 << 3 | 2, 0]) * MANY),
     "protobuf fields": (read_pass, bytes([6 << 3, 1]) * (8 * MANY)),
@@ -56,7 +69,9 @@ FLOODS: dict[str, tuple[Any, bytes]] = {
 
 
 @pytest.mark.parametrize("name", FLOODS)
-def test_a_body_of_too_many_parts_is_refused_before_it_is_decoded(monkeypatch: pytest.MonkeyPatch, name: str) -> None:
+def test_a_body_of_too_many_parts_is_refused_before_it_is_decoded(
+    monkeypatch: pytest.MonkeyPatch, name: str
+) -> None:
     read, body = FLOODS[name]
 
     def undecoded(*_: object, **__: object) -> Any:
@@ -69,7 +84,12 @@ def test_a_body_of_too_many_parts_is_refused_before_it_is_decoded(monkeypatch: p
 
 
 def test_a_text_that_looks_like_very_many_parts_is_none() -> None:
-    for text in ("{[" * MOST_PARTS, '\\"{' * MOST_PARTS, "\\\\{" * MOST_PARTS, '{"a": [1]}' * MOST_PARTS):
+    for text in (
+        "{[" * MOST_PARTS,
+        '\\"{' * MOST_PARTS,
+        "\\\\{" * MOST_PARTS,
+        '{"a": [1]}' * MOST_PARTS,
+    ):
         body = msgspec.json.encode({"prompt": [text, "a"]})
         check_json(body)
         assert bodies.read(body, dict[str, Any])["prompt"][0] == text
@@ -84,7 +104,9 @@ def test_parts_between_texts_are_counted_however_the_texts_are_escaped() -> None
 
 def test_as_many_parts_as_are_allowed_are_read() -> None:
     chunks = (
-        b'{"prompt": {"chunks": ' + repeated(b"{}", MOST_PARTS - 3) + b'}, "sampling_session_id": "s", "seq_id": 1}'
+        b'{"prompt": {"chunks": '
+        + repeated(b"{}", MOST_PARTS - 3)
+        + b'}, "sampling_session_id": "s", "seq_id": 1}'
     )
     assert len(bodies.read(chunks, bodies.Sample).prompt.chunks) == MOST_PARTS - 3
 
@@ -93,21 +115,33 @@ def test_a_large_pass_as_clients_send_it_is_read() -> None:
     """1,024 datums are the most that the SDK sends at once."""
     tensor = pb.Tensor(dtype=pb.DTYPE_FLOAT32, dense=bytes(400), shape=[100])
     inputs = dict.fromkeys(("target_tokens", "logprobs", "advantages"), tensor)
-    datum = pb.Datum(model_input=[pb.Chunk(encoded_text=pb.EncodedTextChunk(tokens=bytes(400)))], loss_fn_inputs=inputs)
-    body = pb.ForwardBackwardRequest(model_id="m", seq_id=1, data=[datum] * 1024).SerializeToString()
+    datum = pb.Datum(
+        model_input=[pb.Chunk(encoded_text=pb.EncodedTextChunk(tokens=bytes(400)))],
+        loss_fn_inputs=inputs,
+    )
+    body = pb.ForwardBackwardRequest(
+        model_id="m", seq_id=1, data=[datum] * 1024
+    ).SerializeToString()
     check_protobuf(body, pb.ForwardBackwardRequest.DESCRIPTOR)
     assert len(read_pass(body).data) == 1024
 
 
 def test_what_is_no_protobuf_is_left_to_the_parser() -> None:
-    for garbage in (b"\xff" * MANY, b"\x80" * MANY, b"\x1a\xff\xff\xff\x7f" + bytes(MANY), b"\x07" * MANY):
+    for garbage in (
+        b"\xff" * MANY,
+        b"\x80" * MANY,
+        b"\x1a\xff\xff\xff\x7f" + bytes(MANY),
+        b"\x07" * MANY,
+    ):
         with pytest.raises(InvalidData, match="not a ForwardBackwardRequest"):
             read_pass(garbage)
 
 
 @proves("order:burnt-number")
 @pytest.mark.parametrize("headers", [PROTO, {"Content-Type": "application/json"}])
-async def test_a_pass_of_too_many_parts_uses_up_its_number(scene: LiveService, headers: dict[str, str]) -> None:
+async def test_a_pass_of_too_many_parts_uses_up_its_number(
+    scene: LiveService, headers: dict[str, str]
+) -> None:
     model = await scene.model()
     body = b'{"model_id": "%s", "seq_id": 1, "data": ' % model.encode() + repeated(b"{}") + b"}"
     if headers is PROTO:
@@ -116,4 +150,6 @@ async def test_a_pass_of_too_many_parts_uses_up_its_number(scene: LiveService, h
     status, refusal = await scene.post("forward_backward", body, **headers)
     assert (status, "too many parts" in refusal["detail"]) == (400, True)
     async with asyncio.timeout(WAIT_S):
-        assert "no gradient" in (await scene.redeem(await stepped(scene, model, 2)))["error"], "it had its turn"
+        assert "no gradient" in (await scene.redeem(await stepped(scene, model, 2)))["error"], (
+            "it had its turn"
+        )

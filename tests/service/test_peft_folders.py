@@ -1,4 +1,6 @@
-"""Adapters for others: under which names their tensors are found, in PEFT and by tinker-cookbook."""
+"""Adapters for others: under which names their tensors are found, in PEFT and by
+tinker-cookbook.
+"""
 
 from __future__ import annotations
 
@@ -24,7 +26,10 @@ from halteres.service.checkpoint_folders import (
 )
 
 WEIGHTS = "adapter_model.safetensors"
-LM_HEAD, UNEMBED = "base_model.model.lm_head.lora_A.weight", "base_model.model.model.unembed_tokens.lora_A.weight"
+LM_HEAD, UNEMBED = (
+    "base_model.model.lm_head.lora_A.weight",
+    "base_model.model.model.unembed_tokens.lora_A.weight",
+)
 
 
 @pytest.fixture
@@ -51,7 +56,10 @@ def adapter(tmp_path: Path) -> Path:
     folder.mkdir()
     (folder / "adapter_config.json").write_text('{"r": 2, "lora_alpha": 32}')
     (folder / "state.json").write_text("{}")
-    tensors = {LM_HEAD: torch.arange(6, dtype=torch.bfloat16).reshape(2, 3), "base_model.model.x": torch.ones(2)}
+    tensors = {
+        LM_HEAD: torch.arange(6, dtype=torch.bfloat16).reshape(2, 3),
+        "base_model.model.x": torch.ones(2),
+    }
     save_file(tensors, folder / WEIGHTS, metadata={"format": "pt"})
     return folder
 
@@ -67,7 +75,9 @@ def copied(adapter: Path, base: Path, into: Path) -> dict[str, torch.Tensor]:
 def test_the_unembedding_has_the_name_whose_weight_the_base_model_has(
     adapter: Path, tied: Path, untied: Path, tmp_path: Path
 ) -> None:
-    """tinker-cookbook 0.6.1 merges lm_head where there is one, unembed_tokens into the embedding otherwise."""
+    """tinker-cookbook 0.6.1 merges lm_head where there is one, unembed_tokens into the embedding
+    otherwise.
+    """
     assert (has_own_head(tied), has_own_head(untied)) == (False, True)
     values = load_file(adapter / WEIGHTS)[LM_HEAD]
     for base, name in ((tied, UNEMBED), (untied, LM_HEAD)):
@@ -77,12 +87,16 @@ def test_the_unembedding_has_the_name_whose_weight_the_base_model_has(
 
 
 def test_an_index_tells_of_a_head_too(tmp_path: Path) -> None:
-    (tmp_path / "model.safetensors.index.json").write_text('{"weight_map": {"lm_head.weight": "m-2.safetensors"}}')
+    (tmp_path / "model.safetensors.index.json").write_text(
+        '{"weight_map": {"lm_head.weight": "m-2.safetensors"}}'
+    )
     save_file({"lm_head.weight": torch.zeros(1)}, tmp_path / "m-2.safetensors")
     assert has_own_head(tmp_path)
 
 
-def test_a_plain_folder_has_the_names_of_peft_whatever_they_were(adapter: Path, tied: Path, tmp_path: Path) -> None:
+def test_a_plain_folder_has_the_names_of_peft_whatever_they_were(
+    adapter: Path, tied: Path, tmp_path: Path
+) -> None:
     copied(adapter, tied, tmp_path / "export")
     (tmp_path / "plain").mkdir()
     copy_adapter(tmp_path / "export", tmp_path / "plain")
@@ -91,13 +105,19 @@ def test_a_plain_folder_has_the_names_of_peft_whatever_they_were(adapter: Path, 
 
 def test_only_names_change(adapter: Path, tmp_path: Path) -> None:
     """The data, whatever its type, is where the header's offsets say."""
-    rename_tensors(adapter / WEIGHTS, tmp_path / "renamed", lambda name: f"a longer name than before: {name}")
+    rename_tensors(
+        adapter / WEIGHTS, tmp_path / "renamed", lambda name: f"a longer name than before: {name}"
+    )
     before, after = load_file(adapter / WEIGHTS), load_file(tmp_path / "renamed")
-    assert all(torch.equal(after[f"a longer name than before: {name}"], before[name]) for name in before)
+    assert all(
+        torch.equal(after[f"a longer name than before: {name}"], before[name]) for name in before
+    )
     assert len(after) == len(before)
 
 
-@pytest.mark.parametrize("content", [b"", b"\xff" * 8, b"\x02" + bytes(7) + b"[]", b"\x09" + bytes(7) + b'{"a": 1'])
+@pytest.mark.parametrize(
+    "content", [b"", b"\xff" * 8, b"\x02" + bytes(7) + b"[]", b"\x09" + bytes(7) + b'{"a": 1']
+)
 def test_what_is_no_safetensors_file_is_refused(tmp_path: Path, content: bytes) -> None:
     (tmp_path / "f").write_bytes(content)
     with pytest.raises(InvalidData, match="no safetensors file"):
@@ -116,7 +136,9 @@ def test_a_pickle_is_refused_and_an_empty_folder_is_no_adapter(tmp_path: Path) -
 @pytest.mark.filterwarnings("ignore:`is_gradient_checkpointing`:FutureWarning")
 @proves("checkpoint:peft")
 async def test_peft_computes_our_logits_from_either(tied: Path, tmp_path: Path) -> None:
-    """From the plain folder as it is; from a tied model's export with the mapping that docs/checkpoints.md names."""
+    """From the plain folder as it is; from a tied model's export with the mapping that
+    docs/checkpoints.md names.
+    """
     from peft import PeftModel
     from transformers import AutoModelForCausalLM
 
@@ -126,7 +148,10 @@ async def test_peft_computes_our_logits_from_either(tied: Path, tmp_path: Path) 
         tokens = prompts(1, low=30)[0]
         datum = pair(tokens, weights=[1.0] * (len(tokens) - 1))
         passed = await engine.forward_backward("a", (datum,), CROSS_ENTROPY, forward_only=True)
-    for name, copy in (("plain", copy_adapter), ("export", lambda a, b: copy_adapter(a, b, for_tinker=tied))):
+    for name, copy in (
+        ("plain", copy_adapter),
+        ("export", lambda a, b: copy_adapter(a, b, for_tinker=tied)),
+    ):
         (tmp_path / name).mkdir()
         copy(tmp_path / "saved", tmp_path / name)
         mapping = {"key_mapping": {"model.unembed_tokens": "lm_head"}} if name == "export" else {}

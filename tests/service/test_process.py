@@ -60,7 +60,10 @@ class Process:
 
     async def info(self) -> dict[str, Any]:
         """Its card; answered once the engine is ready."""
-        async with aiohttp.ClientSession() as http, http.get(f"{self.url}/halteres/v1/info") as response:
+        async with (
+            aiohttp.ClientSession() as http,
+            http.get(f"{self.url}/halteres/v1/info") as response,
+        ):
             assert response.status == 200, await response.text()
             return await response.json()
 
@@ -69,10 +72,21 @@ class Process:
 
 
 @contextmanager
-def running(state: Path, *arguments: str, program: tuple[str, ...] = SERVICE, **environment: str) -> Iterator[Process]:
+def running(
+    state: Path, *arguments: str, program: tuple[str, ...] = SERVICE, **environment: str
+) -> Iterator[Process]:
     """A service on a socket that listens before it starts, so that nobody has to ask twice."""
     with socket.create_server(("127.0.0.1", 0)) as bound:
-        argv = ["--state", str(state), "--engine", "scripted", "--threads", "1", "--listen-fd", str(bound.fileno())]
+        argv = [
+            "--state",
+            str(state),
+            "--engine",
+            "scripted",
+            "--threads",
+            "1",
+            "--listen-fd",
+            str(bound.fileno()),
+        ]
         popen = subprocess.Popen(
             [sys.executable, *program, *argv, *arguments],
             stderr=subprocess.PIPE,
@@ -99,15 +113,22 @@ def gone(pid: int) -> bool:
         os.close(descriptor)
 
 
-async def test_a_service_trains_through_its_engine_process_and_ends_in_order(tmp_path: Path) -> None:
+async def test_a_service_trains_through_its_engine_process_and_ends_in_order(
+    tmp_path: Path,
+) -> None:
     with running(tmp_path) as process:
         async with asyncio.timeout(WAIT_S):
             info = await process.info()
-            client = await asyncio.to_thread(tinker.ServiceClient, base_url=process.url, api_key=KEY)
+            client = await asyncio.to_thread(
+                tinker.ServiceClient, base_url=process.url, api_key=KEY
+            )
             await asyncio.to_thread(lambda: client.holder)
             async with closing(client):
                 training = await trainer(client)
-                passed, stepped = training.forward_backward(DATA, "cross_entropy"), training.optim_step(STEP)
+                passed, stepped = (
+                    training.forward_backward(DATA, "cross_entropy"),
+                    training.optim_step(STEP),
+                )
                 assert len((await passed).loss_fn_outputs) == 2
                 await stepped
         card = json.loads((tmp_path / "service.json").read_text())
@@ -124,7 +145,9 @@ async def test_what_a_service_and_its_engine_write_is_their_owners_alone(tmp_pat
     tmp_path.chmod(0o755)
     with running(tmp_path) as process:
         async with asyncio.timeout(WAIT_S):
-            client = await asyncio.to_thread(tinker.ServiceClient, base_url=process.url, api_key=KEY)
+            client = await asyncio.to_thread(
+                tinker.ServiceClient, base_url=process.url, api_key=KEY
+            )
             async with closing(client):
                 training = await trainer(client)
                 await training.save_state("first")
@@ -143,10 +166,16 @@ async def test_ctrl_c_ends_it_while_a_client_waits(tmp_path: Path) -> None:
             model = (await (await http.post("/api/v1/create_model", json=body)).json())["model_id"]
             step = {"model_id": model, "seq_id": 2, "adam_params": {}}
             future = await (await http.post("/api/v1/optim_step", json=step)).json()
-            poll = asyncio.create_task(http.post("/api/v1/retrieve_future", json={"request_id": future["request_id"]}))
+            poll = asyncio.create_task(
+                http.post("/api/v1/retrieve_future", json={"request_id": future["request_id"]})
+            )
             await http.get("/api/v1/healthz")
             process.popen.send_signal(signal.SIGINT)
-            assert await asyncio.to_thread(process.ended) in (0, -signal.SIGINT, 128 + signal.SIGINT)
+            assert await asyncio.to_thread(process.ended) in (
+                0,
+                -signal.SIGINT,
+                128 + signal.SIGINT,
+            )
             assert (await poll).status == 408
         assert gone(engine)
 
@@ -164,7 +193,9 @@ async def test_kill_9_of_the_engine_brings_another_and_training_goes_on(tmp_path
     with running(tmp_path) as process:
         async with asyncio.timeout(WAIT_S):
             engine = (await process.info())["engine"]["pid"]
-            client = await asyncio.to_thread(tinker.ServiceClient, base_url=process.url, api_key=KEY)
+            client = await asyncio.to_thread(
+                tinker.ServiceClient, base_url=process.url, api_key=KEY
+            )
             await asyncio.to_thread(lambda: client.holder)
             async with closing(client):
                 training = await trainer(client)
@@ -176,7 +207,11 @@ async def test_kill_9_of_the_engine_brings_another_and_training_goes_on(tmp_path
                 assert metrics["policy_version:max"] == 1
             info = await process.info()
             assert info["engine"]["restarts"] == 1
-            assert json.loads((tmp_path / "service.json").read_text())["engine_pid"] == info["engine"]["pid"] != engine
+            assert (
+                json.loads((tmp_path / "service.json").read_text())["engine_pid"]
+                == info["engine"]["pid"]
+                != engine
+            )
 
 
 async def test_the_end_of_its_lifeline_ends_the_service(tmp_path: Path) -> None:
@@ -208,7 +243,9 @@ def started(*arguments: str) -> tuple[int, str]:
     return done.returncode, done.stderr.strip().splitlines()[-1]
 
 
-def test_a_busy_port_a_missing_model_and_a_state_that_cannot_be_are_one_sentence_each(tmp_path: Path) -> None:
+def test_a_busy_port_a_missing_model_and_a_state_that_cannot_be_are_one_sentence_each(
+    tmp_path: Path,
+) -> None:
     with socket.create_server(("127.0.0.1", 0)) as bound:
         code, said = started("--state", str(tmp_path / "s"), "--port", str(bound.getsockname()[1]))
         assert (code, "cannot be used" in said, "--port" in said) == (1, True, True)
@@ -219,7 +256,9 @@ def test_a_busy_port_a_missing_model_and_a_state_that_cannot_be_are_one_sentence
     assert (code, said.startswith("error: The state directory")) == (1, True)
 
 
-async def test_sigterm_ends_it_while_a_request_waits_for_the_engine_to_start(tmp_path: Path) -> None:
+async def test_sigterm_ends_it_while_a_request_waits_for_the_engine_to_start(
+    tmp_path: Path,
+) -> None:
     with running(tmp_path, program=("-c", NEVER_READY)) as process:
         async with asyncio.timeout(WAIT_S), aiohttp.ClientSession(process.url) as http:
             made = await (await http.post("/api/v1/create_session", json={})).json()
@@ -237,14 +276,18 @@ def last_words(process: Process) -> str:
 def test_a_service_that_may_start_no_engine_ends_with_a_sentence(tmp_path: Path) -> None:
     with running(tmp_path, program=("-c", NO_PROCESSES)) as process:
         assert process.ended() == 1
-        assert last_words(process).startswith("error: The engine could not be started. Resource temporarily unavail")
+        assert last_words(process).startswith(
+            "error: The engine could not be started. Resource temporarily unavail"
+        )
 
 
 def test_a_service_that_cannot_say_where_it_answers_ends_with_a_sentence(tmp_path: Path) -> None:
     (tmp_path / "service.json").mkdir()
     with running(tmp_path) as process:
         assert process.ended() == 1
-        assert last_words(process).startswith(f"error: {tmp_path / 'service.json'} cannot be written.")
+        assert last_words(process).startswith(
+            f"error: {tmp_path / 'service.json'} cannot be written."
+        )
 
 
 def heard(process: Process, words: str) -> bool:
@@ -252,7 +295,9 @@ def heard(process: Process, words: str) -> bool:
     return any(words in line for line in process.popen.stderr or ())
 
 
-async def test_a_card_that_cannot_be_renewed_is_logged_and_the_next_engine_is_named_again(tmp_path: Path) -> None:
+async def test_a_card_that_cannot_be_renewed_is_logged_and_the_next_engine_is_named_again(
+    tmp_path: Path,
+) -> None:
     card = tmp_path / "service.json"
     with running(tmp_path) as process:
         async with asyncio.timeout(WAIT_S):

@@ -14,7 +14,9 @@ WAIT_S = 20
 
 
 @proves("promise:not-ready")
-async def test_a_poll_of_an_open_promise_ends_with_408_and_says_what_it_waits_for(scene: LiveService) -> None:
+async def test_a_poll_of_an_open_promise_ends_with_408_and_says_what_it_waits_for(
+    scene: LiveService,
+) -> None:
     model = await scene.model()
     scene.service.futures.poll_s = 0.01
     request_id = await passed(scene, model, 2)
@@ -24,7 +26,9 @@ async def test_a_poll_of_an_open_promise_ends_with_408_and_says_what_it_waits_fo
 
 
 @proves("promise:not-ready")
-async def test_the_sdk_polls_again_until_the_result_is_there(scene: LiveService, client: tinker.ServiceClient) -> None:
+async def test_the_sdk_polls_again_until_the_result_is_there(
+    scene: LiveService, client: tinker.ServiceClient
+) -> None:
     training = await trainer(client)
     scene.service.futures.poll_s = 0.01
     held = scene.engine.block("forward_backward")
@@ -37,7 +41,9 @@ async def test_the_sdk_polls_again_until_the_result_is_there(scene: LiveService,
         assert len((await output).loss_fn_outputs) == 2
 
 
-async def test_a_poll_that_waits_is_answered_when_its_promise_is_settled(scene: LiveService) -> None:
+async def test_a_poll_that_waits_is_answered_when_its_promise_is_settled(
+    scene: LiveService,
+) -> None:
     model = await scene.model()
     held = scene.engine.block("forward_backward")
     request_id = await passed(scene, model, 1)
@@ -50,7 +56,9 @@ async def test_a_poll_that_waits_is_answered_when_its_promise_is_settled(scene: 
 
 
 @proves("promise:same-bytes")
-async def test_an_older_outcome_is_read_from_the_journal_with_the_same_bytes(scene: LiveService) -> None:
+async def test_an_older_outcome_is_read_from_the_journal_with_the_same_bytes(
+    scene: LiveService,
+) -> None:
     model = await scene.model()
     request_id = await passed(scene, model, 1)
     first = await scene.redeem(request_id)
@@ -61,7 +69,9 @@ async def test_an_older_outcome_is_read_from_the_journal_with_the_same_bytes(sce
     assert await passed(scene, model, 1) == request_id
 
 
-async def test_polls_end_when_the_service_does(scene: LiveService, client: tinker.ServiceClient) -> None:
+async def test_polls_end_when_the_service_does(
+    scene: LiveService, client: tinker.ServiceClient
+) -> None:
     model = await scene.model()
     request_id = await passed(scene, model, 2)
     poll = asyncio.create_task(scene.post("retrieve_future", {"request_id": request_id}))
@@ -76,8 +86,12 @@ async def test_polls_end_when_the_service_does(scene: LiveService, client: tinke
 async def test_a_session_that_finished_gets_410_for_its_heartbeat(scene: LiveService) -> None:
     session = await scene.session()
     assert (await scene.post("session_heartbeat", {"session_id": session}))[0] == 200
-    assert (await scene.post(f"sessions/{session}/finish", {"reason": {"type": "errored"}}))[0] == 204
-    assert (await scene.post(f"sessions/{session}/finish", {"reason": {"type": "success"}}))[0] == 204
+    assert (await scene.post(f"sessions/{session}/finish", {"reason": {"type": "errored"}}))[
+        0
+    ] == 204
+    assert (await scene.post(f"sessions/{session}/finish", {"reason": {"type": "success"}}))[
+        0
+    ] == 204
     status, gone = await scene.post("session_heartbeat", {"session_id": session})
     assert (status, gone["detail"]) == (410, "The session has finished: errored.")
 
@@ -91,7 +105,9 @@ async def test_health_is_503_until_the_engine_is_ready(scene: LiveService) -> No
 
 
 @proves("session:finish")
-async def test_a_finished_session_leaves_the_engine_and_what_it_saved_stays(scene: LiveService) -> None:
+async def test_a_finished_session_leaves_the_engine_and_what_it_saved_stays(
+    scene: LiveService,
+) -> None:
     client = await scene.client(halteres_run="r9")
     async with closing(client):
         training = await trainer(client)
@@ -100,8 +116,11 @@ async def test_a_finished_session_leaves_the_engine_and_what_it_saved_stays(scen
         busy = await scene.model(client.holder.get_session_id(), 7)
         waiting = await passed(scene, busy, 2)  # its first request has not come
     assert set(scene.engine._adapters) == {busy}
-    assert isinstance(await scene.redeem(await passed(scene, training.model_id, 3)), bytes)  # it comes back
-    status, _ = await scene.ask("/runs/r9/generate", text="1", sampling_params={"max_new_tokens": 1})
+    # it comes back
+    assert isinstance(await scene.redeem(await passed(scene, training.model_id, 3)), bytes)
+    status, _ = await scene.ask(
+        "/runs/r9/generate", text="1", sampling_params={"max_new_tokens": 1}
+    )
     assert status == 200
     await passed(scene, busy, 1)
     assert isinstance(await scene.redeem(waiting), bytes)

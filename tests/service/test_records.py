@@ -1,4 +1,6 @@
-"""What a RestClient and an AdminClient ask: runs, sessions, projects, books; by the real SDK 0.38.0."""
+"""What a RestClient and an AdminClient ask: runs, sessions, projects, books; by the real SDK
+0.38.0.
+"""
 
 from __future__ import annotations
 
@@ -11,11 +13,20 @@ from tinker import types
 
 from .live_service import LiveService, closing, trainer
 
-EXPERIMENTAL = pytest.mark.filterwarnings("ignore::tinker.ExperimentalWarning")  # the SDK says so of its search
+# the SDK says so of its search
+EXPERIMENTAL = pytest.mark.filterwarnings("ignore::tinker.ExperimentalWarning")
 
 
-async def named(scene: LiveService, name: str | None, project: str | None = None, **metadata: str) -> str:
-    body = {"tags": [], "user_metadata": metadata, "display_name": name, "project_id": project, "sdk_version": "x"}
+async def named(
+    scene: LiveService, name: str | None, project: str | None = None, **metadata: str
+) -> str:
+    body = {
+        "tags": [],
+        "user_metadata": metadata,
+        "display_name": name,
+        "project_id": project,
+        "sdk_version": "x",
+    }
     return (await scene.post("create_session", body))[1]["session_id"]
 
 
@@ -47,7 +58,10 @@ async def test_sessions_are_found_by_what_is_known_of_them(scene: LiveService) -
         ({"statuses": [{"type": "active"}]}, [bare, red]),
         ({"statuses": [{"type": "client_finished"}]}, [blue]),
         ({"statuses": [{"type": "client_finished", "reasons": ["success"]}]}, []),
-        ({"statuses": [{"type": "client_finished", "reasons": ["errored"]}, {"type": "failed"}]}, [blue]),
+        (
+            {"statuses": [{"type": "client_finished", "reasons": ["errored"]}, {"type": "failed"}]},
+            [blue],
+        ),
         ({"owner": {"type": "accessible"}}, every),
         ({"owner": {"type": "user", "owner_urns": ["local"]}}, every),
         ({"owner": {"type": "user", "owner_urns": ["somebody"]}}, []),
@@ -57,7 +71,9 @@ async def test_sessions_are_found_by_what_is_known_of_them(scene: LiveService) -
 
 @EXPERIMENTAL
 @proves("records:search")
-async def test_a_search_goes_on_where_its_page_ended(scene: LiveService, client: tinker.ServiceClient) -> None:
+async def test_a_search_goes_on_where_its_page_ended(
+    scene: LiveService, client: tinker.ServiceClient
+) -> None:
     for index in range(4):
         await named(scene, f"many {index}")
     rest = tinker.RestClient(client.holder)
@@ -79,16 +95,22 @@ async def test_the_sdk_reads_a_summary(scene: LiveService) -> None:
         training = await trainer(client)
         await training.save_state("a")
         rest, session = tinker.RestClient(client.holder), client.holder.get_session_id()
-        (found,) = (await rest.search_sessions(types.SessionSearchRequest(session_id=session))).sessions
+        (found,) = (
+            await rest.search_sessions(types.SessionSearchRequest(session_id=session))
+        ).sessions
         assert (found.owner, found.project_id, found.checkpoints_count) == ("local", "default", 1)
         assert found.status is not None
         assert (found.status.type, found.created_at.tzinfo is not None) == ("active", True)
         assert found.checkpoint_storage_bytes
         assert found.checkpoint_storage_bytes > 0
         await rest.assign_session_project(session, "p2")
-        (found,) = (await rest.search_sessions(types.SessionSearchRequest(project_ids=["p2"]))).sessions
+        (found,) = (
+            await rest.search_sessions(types.SessionSearchRequest(project_ids=["p2"]))
+        ).sessions
         assert found.project_id == "p2"
-        assert (await rest.list_training_runs(project_id="p2")).training_runs[0].training_run_id == training.model_id
+        assert (await rest.list_training_runs(project_id="p2")).training_runs[
+            0
+        ].training_run_id == training.model_id
         assert (await rest.list_training_runs(project_id="p1")).training_runs == []
 
 
@@ -104,7 +126,9 @@ async def test_the_sdk_reads_a_summary(scene: LiveService) -> None:
         {"user_metadata": {"a": 1}},
     ],
 )
-async def test_a_search_that_does_not_fit_is_refused(scene: LiveService, asked: dict[str, Any]) -> None:
+async def test_a_search_that_does_not_fit_is_refused(
+    scene: LiveService, asked: dict[str, Any]
+) -> None:
     status, refusal = await scene.post("sessions/search", asked)
     assert (status, "$." in refusal["detail"]) == (400, True)
 
@@ -150,7 +174,9 @@ async def test_a_session_names_its_runs_and_samplers(scene: LiveService) -> None
 
 
 @proves("records:administration")
-async def test_the_books_are_empty_but_for_storage(scene: LiveService, client: tinker.ServiceClient) -> None:
+async def test_the_books_are_empty_but_for_storage(
+    scene: LiveService, client: tinker.ServiceClient
+) -> None:
     training = await trainer(client)
     await training.save_state("a")
     admin = tinker.AdminClient(client.holder)
@@ -163,7 +189,9 @@ async def test_the_books_are_empty_but_for_storage(scene: LiveService, client: t
     assert (await admin.get_current_checkpoint_storage_usage("p9")).data == []
 
 
-async def test_a_trace_is_refused_with_what_there_is(scene: LiveService, client: tinker.ServiceClient) -> None:
+async def test_a_trace_is_refused_with_what_there_is(
+    scene: LiveService, client: tinker.ServiceClient
+) -> None:
     with pytest.raises(RuntimeError, match=r"records no traces.*journal\.sqlite"):
         await tinker.RestClient(client.holder).export_session_trace(client.holder.get_session_id())
 
@@ -175,7 +203,11 @@ async def test_an_unknown_training_run_is_told_in_a_sentence_however_many_there_
     known = [scene.service.models.find(run, "local")] * 5000
     monkeypatch.setattr(type(scene.service.models), "all", lambda *_: known)
     status, refusal = await scene.get("/api/v1/training_runs/nope")
-    assert (status, "and 4995 more" in refusal["detail"], "list_training_runs" in refusal["detail"]) == (
+    assert (
+        status,
+        "and 4995 more" in refusal["detail"],
+        "list_training_runs" in refusal["detail"],
+    ) == (
         404,
         True,
         True,

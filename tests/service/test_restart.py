@@ -64,7 +64,9 @@ async def test_after_a_restart_everything_that_was_named_is_known_again(tmp_path
     async with serving(tmp_path) as scene, closing(await scene.client()) as client:
         assert await scene.redeem(first) == outcome
         assert (await scene.get("/halteres/v1/info"))[1]["policies"] == {"r1": 1}
-        _, answer = await scene.ask("/runs/r1/generate", text="1", sampling_params={"max_new_tokens": 1})
+        _, answer = await scene.ask(
+            "/runs/r1/generate", text="1", sampling_params={"max_new_tokens": 1}
+        )
         assert answer["meta_info"]["policy_version"] == [1, 1]
         again = await client.create_sampling_client(model_path=weights)
         assert await again.compute_logprobs(prompt(5, 6)) == scored
@@ -83,7 +85,9 @@ async def test_a_checkpoint_folder_of_another_service_is_known_by_its_place(tmp_
         assert resumed.get_info().lora_rank == 4
 
 
-async def test_state_loaded_into_a_lost_model_brings_it_back(scene: LiveService, client: tinker.ServiceClient) -> None:
+async def test_state_loaded_into_a_lost_model_brings_it_back(
+    scene: LiveService, client: tinker.ServiceClient
+) -> None:
     training = await trainer(client)
     path = (await training.save_state("kept")).path
     await scene.host.die()
@@ -94,7 +98,9 @@ async def test_state_loaded_into_a_lost_model_brings_it_back(scene: LiveService,
     await training.optim_step(STEP)
 
 
-async def test_a_model_without_a_checkpoint_is_still_described_after_a_restart(tmp_path: Path) -> None:
+async def test_a_model_without_a_checkpoint_is_still_described_after_a_restart(
+    tmp_path: Path,
+) -> None:
     async with serving(tmp_path) as scene:
         model = await scene.model()
     async with serving(tmp_path) as scene:
@@ -121,7 +127,9 @@ with folders.written(Path(sys.argv[1])) as place:
 
 
 @proves("checkpoint:whole")
-async def test_a_checkpoint_whose_replacement_was_killed_between_the_renames_is_put_back(tmp_path: Path) -> None:
+async def test_a_checkpoint_whose_replacement_was_killed_between_the_renames_is_put_back(
+    tmp_path: Path,
+) -> None:
     async with serving(tmp_path) as scene, closing(await scene.client()) as client:
         training = await trainer(client, rank=4)
         path = (await training.save_state("kept")).path

@@ -17,7 +17,9 @@ async def counted(scene: LiveService, run: str = "r17") -> dict[str, Any]:
     return counts
 
 
-async def test_refused_requests_of_a_run_are_counted_with_the_words_of_the_last(scene: LiveService) -> None:
+async def test_refused_requests_of_a_run_are_counted_with_the_words_of_the_last(
+    scene: LiveService,
+) -> None:
     async with closing(await scene.client(halteres_run="r17")) as client:
         await (await trainer(client)).save_weights_and_get_sampling_client()
         chat = "/runs/r17/v1/chat/completions"

@@ -1,4 +1,6 @@
-"""Samples of an engine that is not exact: nothing can draw them again, so each has one answer, the first."""
+"""Samples of an engine that is not exact: nothing can draw them again, so each has one answer, the
+first.
+"""
 
 from __future__ import annotations
 
@@ -72,7 +74,9 @@ async def settled(scene: LiveService) -> None:
     await until(lambda: not scene.rows("SELECT id FROM requests WHERE state = 'accepted'"))
 
 
-async def test_an_engine_that_is_not_exact_draws_other_tokens_for_the_same_request(tmp_path: Path) -> None:
+async def test_an_engine_that_is_not_exact_draws_other_tokens_for_the_same_request(
+    tmp_path: Path,
+) -> None:
     async with serving(tmp_path, exact=False) as scene:
         sampler = await sampling_session(scene)
         first, second = await answers(scene, [await asked(scene, sampler, seq) for seq in (1, 2)])
@@ -92,7 +96,9 @@ async def test_a_sample_has_the_same_bytes_after_a_restart(tmp_path: Path, exact
         assert scene.engine.calls["sample"] == (8 if exact else 0)
 
 
-async def test_a_result_that_cannot_be_drawn_again_is_given_only_once_the_journal_has_it(tmp_path: Path) -> None:
+async def test_a_result_that_cannot_be_drawn_again_is_given_only_once_the_journal_has_it(
+    tmp_path: Path,
+) -> None:
     """A service that was killed in between would give another one."""
     async with serving(tmp_path, exact=False) as scene:
         scene.service.futures.poll_s = 0.2
@@ -108,7 +114,9 @@ async def test_a_result_that_cannot_be_drawn_again_is_given_only_once_the_journa
 
 @contextmanager
 def writing_elsewhere(state: Path) -> Iterator[None]:
-    """Another process writes into the journal's file while the block runs: the service has to wait."""
+    """Another process writes into the journal's file while the block runs: the service has to
+    wait.
+    """
     connection = sqlite3.connect(state / "journal.sqlite", isolation_level=None)
     connection.execute("BEGIN IMMEDIATE")
     try:
@@ -122,15 +130,22 @@ async def gone(scene: LiveService, request_id: str) -> bool:
     """The poll says that the result is gone; another kind of answer is no error."""
     status, outcome = await polled(scene, request_id)
     assert status == 200
-    return isinstance(outcome, dict) and (outcome["category"], "is gone" in outcome["error"]) == ("server", True)
+    return isinstance(outcome, dict) and (outcome["category"], "is gone" in outcome["error"]) == (
+        "server",
+        True,
+    )
 
 
-async def test_results_are_dropped_some_time_after_their_session_finished_and_say_so(tmp_path: Path) -> None:
+async def test_results_are_dropped_some_time_after_their_session_finished_and_say_so(
+    tmp_path: Path,
+) -> None:
     async with serving(tmp_path, exact=False) as scene:
         kept, ended = await sampling_session(scene), await sampling_session(scene)
         ids = [await asked(scene, sampler, 1) for sampler in (kept, ended)]
         await answers(scene, ids)
-        await scene.post(f"sessions/{ended.partition(':')[0]}/finish", {"reason": {"type": "success"}})
+        await scene.post(
+            f"sessions/{ended.partition(':')[0]}/finish", {"reason": {"type": "success"}}
+        )
         await settled(scene)
         await scene.service.reap(time.time() + KEEP_S)
     async with serving(tmp_path, exact=False) as scene:
@@ -146,14 +161,23 @@ async def test_beyond_a_tenants_bytes_the_oldest_results_are_dropped(tmp_path: P
         sizes = [len(answer) for answer in await answers(scene, ids)]
         assert sum(sizes[2:]) <= 400 < sum(sizes[1:])
         await settled(scene)
-        order = [row[0] for row in scene.rows("SELECT id FROM requests WHERE kind = 'sample' ORDER BY settled_at")]
+        order = [
+            row[0]
+            for row in scene.rows(
+                "SELECT id FROM requests WHERE kind = 'sample' ORDER BY settled_at"
+            )
+        ]
         await scene.service.reap(time.time())
     async with serving(tmp_path, options, exact=False) as scene:
         assert [await gone(scene, request_id) for request_id in order] == [True, True, False, False]
 
 
-async def test_a_result_older_than_requests_are_kept_is_gone_rather_than_drawn_again(tmp_path: Path) -> None:
-    """Of an exact engine the client submits the sample again by itself: its answer would be the same."""
+async def test_a_result_older_than_requests_are_kept_is_gone_rather_than_drawn_again(
+    tmp_path: Path,
+) -> None:
+    """Of an exact engine the client submits the sample again by itself: its answer would be the
+    same.
+    """
     for exact in (False, True):
         state = tmp_path / str(exact)
         async with serving(state, exact=exact) as scene:
@@ -169,7 +193,9 @@ async def test_a_result_older_than_requests_are_kept_is_gone_rather_than_drawn_a
             assert scene.engine.calls["sample"] == 0
 
 
-async def test_what_an_exact_engine_drew_is_gone_where_an_inexact_one_took_its_place(tmp_path: Path) -> None:
+async def test_what_an_exact_engine_drew_is_gone_where_an_inexact_one_took_its_place(
+    tmp_path: Path,
+) -> None:
     async with serving(tmp_path) as scene:
         request_id = await asked(scene, await sampling_session(scene), 1)
         await scene.redeem(request_id)
@@ -180,7 +206,9 @@ async def test_what_an_exact_engine_drew_is_gone_where_an_inexact_one_took_its_p
         assert scene.engine.calls["sample"] == 0
 
 
-async def test_a_journal_of_an_earlier_version_gets_the_index_of_kept_results(tmp_path: Path) -> None:
+async def test_a_journal_of_an_earlier_version_gets_the_index_of_kept_results(
+    tmp_path: Path,
+) -> None:
     async with serving(tmp_path):
         pass
     with sqlite3.connect(tmp_path / "journal.sqlite") as connection:
@@ -189,9 +217,14 @@ async def test_a_journal_of_an_earlier_version_gets_the_index_of_kept_results(tm
         assert scene.rows("SELECT name FROM sqlite_master WHERE name = 'requests_kept'")
 
 
-async def test_an_inexact_engine_gets_a_restore_point_after_each_optimiser_step(tmp_path: Path) -> None:
+async def test_an_inexact_engine_gets_a_restore_point_after_each_optimiser_step(
+    tmp_path: Path,
+) -> None:
     """Steps taken a second time would be others; so would weights published after them."""
-    async with serving(tmp_path, NEVER, exact=False) as scene, closing(await scene.client()) as client:
+    async with (
+        serving(tmp_path, NEVER, exact=False) as scene,
+        closing(await scene.client()) as client,
+    ):
         training = await trainer(client)
         assert [await version(training) for _ in range(3)] == [1, 2, 3]
         await scene.host.die()
@@ -200,7 +233,9 @@ async def test_an_inexact_engine_gets_a_restore_point_after_each_optimiser_step(
         assert scene.engine.calls["load"] == 1
 
 
-async def test_samples_of_one_answer_are_drawn_on_by_the_next_engine_before_it_is_given(tmp_path: Path) -> None:
+async def test_samples_of_one_answer_are_drawn_on_by_the_next_engine_before_it_is_given(
+    tmp_path: Path,
+) -> None:
     async with serving(tmp_path, exact=False) as scene, closing(await scene.client()) as client:
         sampling = await client.create_sampling_client(base_model=TINY)
         held = scene.engine.block("sample")
@@ -224,15 +259,28 @@ async def test_the_service_says_whether_what_samples_is_exact_and_a_trainer_read
 async def test_of_a_service_that_does_not_say_whether_it_is_exact_nothing_is_assumed() -> None:
     with open_listener(0) as bound:
         port = bound.getsockname()[1]
-    wiring = Wiring(run_id="r1", service_url=f"http://127.0.0.1:{port}", api_url="", base_model=TINY)
+    wiring = Wiring(
+        run_id="r1", service_url=f"http://127.0.0.1:{port}", api_url="", base_model=TINY
+    )
     assert await samples_exactly(wiring) is True
 
 
 @contextmanager
 def service(state: Path, bound: socket.socket) -> Iterator[subprocess.Popen[bytes]]:
-    argv = ["--state", str(state), "--engine", "scripted", "--threads", "1", "--listen-fd", str(bound.fileno())]
+    argv = [
+        "--state",
+        str(state),
+        "--engine",
+        "scripted",
+        "--threads",
+        "1",
+        "--listen-fd",
+        str(bound.fileno()),
+    ]
     with (state / "service.log").open("ab") as log:
-        popen = subprocess.Popen([sys.executable, "-c", PROGRAM, *argv], pass_fds=[bound.fileno()], stderr=log)
+        popen = subprocess.Popen(
+            [sys.executable, "-c", PROGRAM, *argv], pass_fds=[bound.fileno()], stderr=log
+        )
     try:
         yield popen
     finally:
@@ -254,7 +302,9 @@ def outcomes(state: Path) -> dict[str, bytes]:
 
 @pytest.mark.runs
 @proves("durable:one-answer")
-async def test_of_64_samples_under_way_at_kill_9_each_has_one_answer_the_first(tmp_path: Path) -> None:
+async def test_of_64_samples_under_way_at_kill_9_each_has_one_answer_the_first(
+    tmp_path: Path,
+) -> None:
     """The SDK rides it out; what was given before the end, and what is given after it, stays."""
     with socket.create_server(("127.0.0.1", 0)) as bound:
         url = f"http://127.0.0.1:{bound.getsockname()[1]}"
@@ -262,7 +312,9 @@ async def test_of_64_samples_under_way_at_kill_9_each_has_one_answer_the_first(t
 
         async def poll(http: aiohttp.ClientSession, request_id: str) -> bytes:
             body = {"request_id": request_id}
-            async with http.post(f"{url}/api/v1/retrieve_future", json=body, headers=SAMPLING) as response:
+            async with http.post(
+                f"{url}/api/v1/retrieve_future", json=body, headers=SAMPLING
+            ) as response:
                 assert response.status == 200, await response.text()
                 return await response.read()
 
@@ -274,7 +326,10 @@ async def test_of_64_samples_under_way_at_kill_9_each_has_one_answer_the_first(t
                 params = types.SamplingParams(max_tokens=8, seed=3, stop=[])
                 waiting = [asyncio.create_task(_tokens(sampling, params)) for _ in range(64)]
                 await until(lambda: len(outcomes(tmp_path)) >= 16, within_s=WAIT_S)
-                given = {request_id: await poll(http, request_id) for request_id in list(outcomes(tmp_path))[:16]}
+                given = {
+                    request_id: await poll(http, request_id)
+                    for request_id in list(outcomes(tmp_path))[:16]
+                }
                 first.send_signal(signal.SIGKILL)
                 first.wait(WAIT_S)
             recorded = outcomes(tmp_path)
@@ -300,4 +355,6 @@ async def _tokens(sampling: tinker.SamplingClient, params: types.SamplingParams)
 def _tokens_in(outcome: bytes) -> str:
     from halteres.service.wire.results import as_json
 
-    return json.dumps([sequence["tokens"] for sequence in json.loads(as_json(outcome))["sequences"]])
+    return json.dumps(
+        [sequence["tokens"] for sequence in json.loads(as_json(outcome))["sequences"]]
+    )

@@ -46,7 +46,10 @@ async def test_the_same_seed_gives_the_same_tokens_and_samples_differ_among_them
 ) -> None:
     sampling = await base_client(client)
     params = types.SamplingParams(max_tokens=16, seed=3, stop=[])
-    first, second = await sampling.sample(prompt(5, 6), 4, params), await sampling.sample(prompt(5, 6), 4, params)
+    first, second = (
+        await sampling.sample(prompt(5, 6), 4, params),
+        await sampling.sample(prompt(5, 6), 4, params),
+    )
     assert [one.tokens for one in first.sequences] == [one.tokens for one in second.sequences]
     assert len({tuple(one.tokens) for one in first.sequences}) > 1
 
@@ -62,13 +65,17 @@ async def test_stops_are_texts_tokens_or_nothing_at_all(client: tinker.ServiceCl
     assert all(one.tokens[-1] == END for one in await ends(None) if one.stop_reason == "stop")
     assert all(one.stop_reason == "length" and len(one.tokens) == 400 for one in await ends([]))
     any_token = (await ends([]))[0].tokens[7]
-    assert (await ends([any_token]))[0].tokens.index(any_token) == len((await ends([any_token]))[0].tokens) - 1
+    assert (await ends([any_token]))[0].tokens.index(any_token) == len(
+        (await ends([any_token]))[0].tokens
+    ) - 1
     for stop in ("1", ["1", "2"]):
         assert any(one.stop_reason == "stop" and len(one.tokens) < 400 for one in await ends(stop))
 
 
 @proves("sample:prompt-logprobs")
-async def test_compute_logprobs_scores_every_prompt_token_but_the_first(client: tinker.ServiceClient) -> None:
+async def test_compute_logprobs_scores_every_prompt_token_but_the_first(
+    client: tinker.ServiceClient,
+) -> None:
     sampling = await base_client(client)
     scored = await sampling.compute_logprobs(prompt(5, 6, 7, 8))
     assert scored[0] is None
@@ -78,9 +85,13 @@ async def test_compute_logprobs_scores_every_prompt_token_but_the_first(client: 
 
 
 @proves("sample:agrees")
-async def test_sampled_logprobs_are_those_of_the_training_pass(client: tinker.ServiceClient) -> None:
+async def test_sampled_logprobs_are_those_of_the_training_pass(
+    client: tinker.ServiceClient,
+) -> None:
     _, sampling = await published(client, steps=1)
-    drawn = (await sampling.sample(prompt(5, 6), 1, types.SamplingParams(max_tokens=5))).sequences[0]
+    drawn = (await sampling.sample(prompt(5, 6), 1, types.SamplingParams(max_tokens=5))).sequences[
+        0
+    ]
     scored = await sampling.compute_logprobs(prompt(5, 6, *drawn.tokens))
     assert scored[2:] == pytest.approx(drawn.logprobs, abs=1e-6)
     assert not any(math.isnan(logprob) for logprob in drawn.logprobs)
@@ -99,19 +110,27 @@ async def test_a_snapshot_keeps_its_weights_while_training_goes_on(
     assert await after.compute_logprobs(prompt(5, 6, 7)) != old
 
 
-async def test_named_weights_are_sampled_from_by_path(scene: LiveService, client: tinker.ServiceClient) -> None:
+async def test_named_weights_are_sampled_from_by_path(
+    scene: LiveService, client: tinker.ServiceClient
+) -> None:
     training, ephemeral = await published(client, steps=1)
     path = (await training.save_weights_for_sampler("named")).path
     named = await client.create_sampling_client(model_path=path)
     assert named.get_base_model() == TINY
-    assert await named.compute_logprobs(prompt(5, 6)) == await ephemeral.compute_logprobs(prompt(5, 6))
+    assert await named.compute_logprobs(prompt(5, 6)) == await ephemeral.compute_logprobs(
+        prompt(5, 6)
+    )
     state = (await training.save_state("state")).path
     from_state = await client.create_sampling_client(model_path=state)
-    assert await from_state.compute_logprobs(prompt(5, 6)) == await ephemeral.compute_logprobs(prompt(5, 6))
+    assert await from_state.compute_logprobs(prompt(5, 6)) == await ephemeral.compute_logprobs(
+        prompt(5, 6)
+    )
 
 
 @proves("error:unknown-model")
-async def test_unknown_weights_are_answered_with_what_there_is(client: tinker.ServiceClient) -> None:
+async def test_unknown_weights_are_answered_with_what_there_is(
+    client: tinker.ServiceClient,
+) -> None:
     training = await trainer(client)
     path = (await training.save_weights_for_sampler("named")).path
     with pytest.raises(tinker.NotFoundError, match=f"Did you mean {path}"):
@@ -134,19 +153,29 @@ UNUSABLE: list[tuple[list[int], dict[str, Any], str]] = [
 ]
 
 
-async def test_a_prompt_or_parameter_that_cannot_be_used_is_a_user_error(client: tinker.ServiceClient) -> None:
+async def test_a_prompt_or_parameter_that_cannot_be_used_is_a_user_error(
+    client: tinker.ServiceClient,
+) -> None:
     sampling = await base_client(client)
     for tokens, params, sentence in UNUSABLE:
         with pytest.raises(tinker.RequestFailedError, match=sentence) as caught:
-            await sampling.sample(prompt(*tokens), 1, types.SamplingParams(**{"max_tokens": 4, **params}))
+            await sampling.sample(
+                prompt(*tokens), 1, types.SamplingParams(**{"max_tokens": 4, **params})
+            )
         assert caught.value.category is types.RequestErrorCategory.User
 
 
 @proves("sample:topk-prompt", "sample:topk-sampled")
-async def test_the_most_likely_tokens_come_with_their_logprobs(client: tinker.ServiceClient) -> None:
+async def test_the_most_likely_tokens_come_with_their_logprobs(
+    client: tinker.ServiceClient,
+) -> None:
     sampling = await base_client(client)
     params = types.SamplingParams(max_tokens=4, temperature=0.0, stop=[])
-    asked: dict[str, Any] = {"include_prompt_logprobs": True, "topk_prompt_logprobs": 3, "topk_sample_logprobs": 2}
+    asked: dict[str, Any] = {
+        "include_prompt_logprobs": True,
+        "topk_prompt_logprobs": 3,
+        "topk_sample_logprobs": 2,
+    }
     drawn = await sampling.sample(prompt(5, 6, 7), 2, params, **asked)
     rows, scored = drawn.topk_prompt_logprobs, drawn.prompt_logprobs
     assert rows is not None
@@ -154,7 +183,9 @@ async def test_the_most_likely_tokens_come_with_their_logprobs(client: tinker.Se
     assert (rows[0], [len(row or []) for row in rows[1:]]) == (None, [3, 3])
     for row in rows[1:]:
         assert row is not None
-        assert [logprob for _, logprob in row] == sorted((logprob for _, logprob in row), reverse=True)
+        assert [logprob for _, logprob in row] == sorted(
+            (logprob for _, logprob in row), reverse=True
+        )
     for sequence in drawn.sequences:
         assert sequence.topk_logprobs is not None
         assert sequence.logprobs is not None
@@ -166,7 +197,9 @@ async def test_the_most_likely_tokens_come_with_their_logprobs(client: tinker.Se
 
 
 @proves("sample:prompt-logprobs", "sample:topk-prompt")
-async def test_only_the_last_tokens_of_a_prompt_are_scored_where_that_is_asked(client: tinker.ServiceClient) -> None:
+async def test_only_the_last_tokens_of_a_prompt_are_scored_where_that_is_asked(
+    client: tinker.ServiceClient,
+) -> None:
     sampling = await base_client(client)
     asked: dict[str, Any] = {"include_prompt_logprobs": True, "topk_prompt_logprobs": 2}
     one = types.SamplingParams(max_tokens=1)
@@ -182,7 +215,9 @@ async def test_only_the_last_tokens_of_a_prompt_are_scored_where_that_is_asked(c
 
 def ids(*rows: list[int]) -> types.TensorData:
     return types.TensorData(
-        data=[token for row in rows for token in row], dtype="int64", shape=[len(rows), len(rows[0])]
+        data=[token for row in rows for token in row],
+        dtype="int64",
+        shape=[len(rows), len(rows[0])],
     )
 
 
@@ -191,11 +226,17 @@ async def test_chosen_tokens_are_scored_dense_or_sparse(client: tinker.ServiceCl
     sampling = await base_client(client)
     one = types.SamplingParams(max_tokens=1)
     scored = await sampling.compute_logprobs(prompt(5, 6, 7))
-    dense = await sampling.sample(prompt(5, 6, 7), 1, one, target_prompt_logprobs=ids([6, -1], [-1, 7]))
+    dense = await sampling.sample(
+        prompt(5, 6, 7), 1, one, target_prompt_logprobs=ids([6, -1], [-1, 7])
+    )
     assert dense.target_prompt_logprobs is not None
     assert dense.target_prompt_logprobs.tolist() == [[scored[1], 0.0], [0.0, scored[2]]]
     csr = types.TensorData(
-        data=[6, 7], dtype="int64", shape=[2, 9], sparse_crow_indices=[0, 1, 2], sparse_col_indices=[8, 3]
+        data=[6, 7],
+        dtype="int64",
+        shape=[2, 9],
+        sparse_crow_indices=[0, 1, 2],
+        sparse_col_indices=[8, 3],
     )
     sparse = await sampling.sample(prompt(5, 6, 7), 1, one, target_prompt_logprobs=csr)
     found = sparse.target_prompt_logprobs
@@ -205,16 +246,24 @@ async def test_chosen_tokens_are_scored_dense_or_sparse(client: tinker.ServiceCl
 
 
 @proves("sample:alternatives")
-async def test_alternatives_are_drawn_for_every_token_of_the_prompt(client: tinker.ServiceClient) -> None:
+async def test_alternatives_are_drawn_for_every_token_of_the_prompt(
+    client: tinker.ServiceClient,
+) -> None:
     sampling = await base_client(client)
     one = types.SamplingParams(max_tokens=1, seed=4)
-    drawn = (await sampling.sample(prompt(5, 6, 7), 1, one, prompt_alt_tokens_k=5)).prompt_alt_tokens
-    again = (await sampling.sample(prompt(5, 6, 7), 1, one, prompt_alt_tokens_k=5)).prompt_alt_tokens
+    drawn = (
+        await sampling.sample(prompt(5, 6, 7), 1, one, prompt_alt_tokens_k=5)
+    ).prompt_alt_tokens
+    again = (
+        await sampling.sample(prompt(5, 6, 7), 1, one, prompt_alt_tokens_k=5)
+    ).prompt_alt_tokens
     assert drawn is not None
     assert again is not None
     assert (drawn.tokens.shape, drawn.tokens.data) == ([2, 5], again.tokens.data)
     token = int(drawn.tokens.tolist()[1][2])
-    assert (await sampling.compute_logprobs(prompt(5, 6, token)))[2] == pytest.approx(drawn.logprobs.tolist()[1][2])
+    assert (await sampling.compute_logprobs(prompt(5, 6, token)))[2] == pytest.approx(
+        drawn.logprobs.tolist()[1][2]
+    )
 
 
 UNSCORABLE: list[tuple[dict[str, Any], str]] = [
@@ -227,7 +276,9 @@ UNSCORABLE: list[tuple[dict[str, Any], str]] = [
 ]
 
 
-async def test_what_cannot_be_scored_is_a_user_error_that_names_the_field(client: tinker.ServiceClient) -> None:
+async def test_what_cannot_be_scored_is_a_user_error_that_names_the_field(
+    client: tinker.ServiceClient,
+) -> None:
     sampling = await base_client(client)
     for asked, sentence in UNSCORABLE:
         with pytest.raises(tinker.RequestFailedError, match=sentence) as caught:
@@ -235,10 +286,14 @@ async def test_what_cannot_be_scored_is_a_user_error_that_names_the_field(client
         assert caught.value.category is types.RequestErrorCategory.User
 
 
-async def test_requests_reach_the_engine_together(scene: LiveService, client: tinker.ServiceClient) -> None:
+async def test_requests_reach_the_engine_together(
+    scene: LiveService, client: tinker.ServiceClient
+) -> None:
     sampling = await base_client(client)
     held = scene.engine.block("sample")
-    waiting = [sampling.sample(prompt(5, 6), 1, types.SamplingParams(max_tokens=2)) for _ in range(32)]
+    waiting = [
+        sampling.sample(prompt(5, 6), 1, types.SamplingParams(max_tokens=2)) for _ in range(32)
+    ]
     async with asyncio.timeout(WAIT_S):
         await held.inside(32)  # all of them, before any has an answer
         assert scene.engine.under_way["sample"] == 32
@@ -253,10 +308,16 @@ async def test_too_many_requests_at_once_are_asked_to_wait(tmp_path: Path) -> No
     async with serving(tmp_path, options) as scene, closing(await scene.client()) as client:
         sampling = await base_client(client)
         held = scene.engine.block("sample")
-        waiting = [sampling.sample(prompt(5, 6), 1, types.SamplingParams(max_tokens=2)) for _ in range(2)]
+        waiting = [
+            sampling.sample(prompt(5, 6), 1, types.SamplingParams(max_tokens=2)) for _ in range(2)
+        ]
         async with asyncio.timeout(WAIT_S):
             await held.inside()
-            body = {"sampling_session_id": f"{client.holder.get_session_id()}:sample:0", "seq_id": 99, "prompt": {}}
+            body = {
+                "sampling_session_id": f"{client.holder.get_session_id()}:sample:0",
+                "seq_id": 99,
+                "prompt": {},
+            }
             assert (await scene.post("asample", body))[0] == 429
             held.release()
             await asyncio.gather(*waiting)  # the SDK sends the refused one again by itself
@@ -264,7 +325,9 @@ async def test_too_many_requests_at_once_are_asked_to_wait(tmp_path: Path) -> No
 
 @pytest.mark.runs
 @proves("sample:many")
-async def test_a_thousand_samples_in_flight_lose_nothing(scene: LiveService, client: tinker.ServiceClient) -> None:
+async def test_a_thousand_samples_in_flight_lose_nothing(
+    scene: LiveService, client: tinker.ServiceClient
+) -> None:
     sampling = await base_client(client)
     held = scene.engine.block("sample")
     params = types.SamplingParams(max_tokens=1, stop=[])
@@ -327,7 +390,9 @@ def bound_snapshots(scene: LiveService, count: int) -> None:
 
 def held(scene: LiveService) -> list[Snapshot]:
     known = [sampler.snapshot for sampler in scene.service.samplers._known.values()]
-    return [snapshot for snapshot in known if snapshot is not None and scene.engine in snapshot.engines]
+    return [
+        snapshot for snapshot in known if snapshot is not None and scene.engine in snapshot.engines
+    ]
 
 
 def test_the_base_model_is_known_by_name_and_by_folder() -> None:
@@ -338,7 +403,9 @@ def test_the_base_model_is_known_by_name_and_by_folder() -> None:
 async def test_a_sample_fails_with_the_reason_once_the_engine_was_given_up(
     scene: LiveService, client: tinker.ServiceClient
 ) -> None:
-    """While an engine may come back the answer is 410, and the SDK submits the sample again: here for ever."""
+    """While an engine may come back the answer is 410, and the SDK submits the sample again: here
+    for ever.
+    """
     sampling = await base_client(client)
     scene.host.failure = ProcessFailed("The engine keeps dying and is not started again.")
     await scene.host.become("failed")

@@ -1,4 +1,6 @@
-"""A service that is told to end: answers under way end at once, with a reason, and the log stays quiet."""
+"""A service that is told to end: answers under way end at once, with a reason, and the log stays
+quiet.
+"""
 
 from __future__ import annotations
 
@@ -38,7 +40,9 @@ async def test_a_stream_under_way_ends_with_an_event_that_says_so(
 
 
 @pytest.mark.parametrize(("call", "more"), [("piece", {"stream": True}), ("sample", {})])
-async def test_what_has_not_begun_is_refused_with_503(scene: LiveService, call: str, more: dict[str, Any]) -> None:
+async def test_what_has_not_begun_is_refused_with_503(
+    scene: LiveService, call: str, more: dict[str, Any]
+) -> None:
     held = scene.engine.block(call)
     asking = asyncio.create_task(scene.ask("/v1/completions", **BODY, **more))
     await held.inside()
@@ -65,7 +69,10 @@ async def test_sigterm_under_a_stream_ends_the_process_without_a_traceback(tmp_p
     with running(tmp_path) as process:
         async with asyncio.timeout(WAIT_S), aiohttp.ClientSession(process.url) as http:
             body = {"prompt": "1", "max_tokens": 1000, "n": 256, "stream": True, "ignore_eos": True}
-            async with http.post("/v1/completions", json=body) as told, http.post("/v1/completions", json=body):
+            async with (
+                http.post("/v1/completions", json=body) as told,
+                http.post("/v1/completions", json=body),
+            ):
                 await told.content.readline()
                 process.popen.send_signal(signal.SIGTERM)
                 assert b"[DONE]" in await told.content.read()
@@ -80,7 +87,9 @@ async def test_a_client_that_leaves_while_its_body_is_read_ends_quietly(
 ) -> None:
     where = urlsplit(scene.url)
     _, writer = await asyncio.open_connection(where.hostname, where.port)
-    writer.write(f"POST {path} HTTP/1.1\r\nHost: {where.netloc}\r\nContent-Length: 100\r\n\r\n{{".encode())
+    writer.write(
+        f"POST {path} HTTP/1.1\r\nHost: {where.netloc}\r\nContent-Length: 100\r\n\r\n{{".encode()
+    )
     await writer.drain()
     await until(lambda: scene.server.server_state.tasks)
     writer.close()

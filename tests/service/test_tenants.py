@@ -35,7 +35,9 @@ class Person:
         sent: dict[str, Any] = {} if body is None else {"json": body}
         if isinstance(body, bytes):
             headers["Content-Type"], sent = PROTOBUF, {"data": body}
-        async with self.scene.http.request(method, f"{self.scene.url}{path}", headers=headers, **sent) as response:
+        async with self.scene.http.request(
+            method, f"{self.scene.url}{path}", headers=headers, **sent
+        ) as response:
             return response.status, (await response.read()).decode(errors="replace")
 
     async def do(self, name: str, **body: Any) -> dict[str, Any]:
@@ -44,7 +46,9 @@ class Person:
         assert status == 200, text
         answer = json.loads(text)
         if "request_id" in answer and name != "asample":
-            status, text = await self.ask("POST", "/api/v1/retrieve_future", {"request_id": answer["request_id"]})
+            status, text = await self.ask(
+                "POST", "/api/v1/retrieve_future", {"request_id": answer["request_id"]}
+            )
             assert status == 200, text
             return {**answer, **json.loads(text)}
         return answer
@@ -53,7 +57,12 @@ class Person:
         return (await self.do("create_session", tags=[], user_metadata=metadata))["session_id"]
 
     async def model(self, session: str) -> str:
-        body = {"session_id": session, "model_seq_id": 0, "base_model": TINY, "lora_config": {"rank": 4, "seed": 1}}
+        body = {
+            "session_id": session,
+            "model_seq_id": 0,
+            "base_model": TINY,
+            "lora_config": {"rank": 4, "seed": 1},
+        }
         return (await self.do("create_model", **body))["model_id"]
 
 
@@ -82,7 +91,9 @@ async def settled(alice: Person) -> dict[str, str]:
     model = await alice.model(session)
     named = await alice.do("save_weights_for_sampler", model_id=model, seq_id=1, path="named")
     kept = await alice.do("save_weights", model_id=model, seq_id=2, path="kept")
-    unnamed = await alice.do("save_weights_for_sampler", model_id=model, seq_id=3, sampling_session_seq_id=0)
+    unnamed = await alice.do(
+        "save_weights_for_sampler", model_id=model, seq_id=3, sampling_session_seq_id=0
+    )
     sampler = unnamed["sampling_session_id"]
     future = await alice.do("asample", **sample(sampler))
     return {
@@ -133,9 +144,21 @@ CALLS: list[tuple[str, str, Any]] = [
     ("POST", "/api/v1/save_weights_for_sampler", {"model_id": "{model}", "seq_id": 4, "path": "x"}),
     ("POST", "/api/v1/save_weights_external", {"model_id": "{model}", "seq_id": 4, "path": "x"}),
     ("POST", "/api/v1/load_weights", {"model_id": "{model}", "seq_id": 4, "path": "{path}"}),
-    ("POST", "/api/v1/load_weights", {"session_id": "{session}", "model_seq_id": 0, "path": "{path}"}),
-    ("POST", "/api/v1/create_model", {"session_id": "{session}", "model_seq_id": 0, "base_model": TINY}),
-    ("POST", "/api/v1/create_model", {"session_id": "{session}", "model_seq_id": 9, "base_model": TINY}),
+    (
+        "POST",
+        "/api/v1/load_weights",
+        {"session_id": "{session}", "model_seq_id": 0, "path": "{path}"},
+    ),
+    (
+        "POST",
+        "/api/v1/create_model",
+        {"session_id": "{session}", "model_seq_id": 0, "base_model": TINY},
+    ),
+    (
+        "POST",
+        "/api/v1/create_model",
+        {"session_id": "{session}", "model_seq_id": 9, "base_model": TINY},
+    ),
     ("POST", "/api/v1/session_heartbeat", {"session_id": "{session}"}),
     ("POST", "/api/v1/sessions/{session}/finish", {"reason": {"type": "errored"}}),
     ("GET", "/api/v1/sessions/{session}", None),
@@ -167,7 +190,11 @@ CALLS: list[tuple[str, str, Any]] = [
         "POST",
         "/api/v1/retrieve_futures",
         {
-            "target": {"type": "sampling_session", "sampling_session_id": "{sampler}", "cloned_sampler_id": 0},
+            "target": {
+                "type": "sampling_session",
+                "sampling_session_id": "{sampler}",
+                "cloned_sampler_id": 0,
+            },
             "timeout": 0,
             "retrieved_request_ids": ["{promise}"],
         },
@@ -183,7 +210,11 @@ CALLS: list[tuple[str, str, Any]] = [
     ("DELETE", CHECKPOINT, None),
     ("POST", "/api/v1/weights_info", {"tinker_path": "{path}"}),
     ("POST", "/api/v1/copy_weights", {"source_path": "{path}", "destination_project_id": "p"}),
-    ("POST", "/api/v1/copy_weights", {"source_path": "{path}", "session_id": "{own}", "model_seq_id": 5}),
+    (
+        "POST",
+        "/api/v1/copy_weights",
+        {"source_path": "{path}", "session_id": "{own}", "model_seq_id": 5},
+    ),
     ("GET", "/runs/{run}/health", None),
     ("GET", "/runs/{run}/v1/models", None),
     ("POST", "/runs/{run}/generate", {"input_ids": [5, 6]}),
@@ -202,7 +233,9 @@ def filled(value: Any, things: Mapping[str, str]) -> Any:
     return json.loads(text)
 
 
-async def outcome(person: Person, call: tuple[str, str, Any], things: Mapping[str, str]) -> tuple[int, str]:
+async def outcome(
+    person: Person, call: tuple[str, str, Any], things: Mapping[str, str]
+) -> tuple[int, str]:
     """What comes of a call, with the things that were asked for named by their kinds."""
     method, path, body = call
     status, text = await person.ask(method, filled(path, things), filled(body, things))
@@ -213,24 +246,37 @@ async def outcome(person: Person, call: tuple[str, str, Any], things: Mapping[st
 
 @proves("keys:isolation")
 async def test_what_is_anothers_is_answered_as_what_never_was(town: Town) -> None:
-    """Every call with Alice's names and with names of nothing; afterwards all of hers is as it was."""
+    """Every call with Alice's names and with names of nothing; afterwards all of hers is as it
+    was.
+    """
     for call in CALLS:
         hers = await outcome(town.bob, call, {**town.things, "own": town.bobs_session})
         nothing = await outcome(town.bob, call, {**never_were(), "own": town.bobs_session})
         assert hers == nothing, call
-        assert hers[0] in (204, 400, 404, 410, 503) or call[1].endswith("retrieve_futures"), (call, hers)
+        assert hers[0] in (204, 400, 404, 410, 503) or call[1].endswith("retrieve_futures"), (
+            call,
+            hers,
+        )
     await everything_is_as_it_was(town)
 
 
 async def everything_is_as_it_was(town: Town) -> None:
     alice, things = town.alice, town.things
-    assert (await alice.ask("POST", "/api/v1/session_heartbeat", {"session_id": things["session"]}))[0] == 200
+    assert (
+        await alice.ask("POST", "/api/v1/session_heartbeat", {"session_id": things["session"]})
+    )[0] == 200
     _, listed = await alice.ask("GET", f"/api/v1/training_runs/{things['model']}/checkpoints")
-    kinds = {(one["checkpoint_id"], one["public"], one["expires_at"]) for one in json.loads(listed)["checkpoints"]}
+    kinds = {
+        (one["checkpoint_id"], one["public"], one["expires_at"])
+        for one in json.loads(listed)["checkpoints"]
+    }
     assert kinds == {("weights/kept", False, None), ("sampler_weights/named", False, None)}
-    assert (await alice.ask("POST", "/api/v1/retrieve_future", {"request_id": things["promise"]}))[0] == 200
+    assert (await alice.ask("POST", "/api/v1/retrieve_future", {"request_id": things["promise"]}))[
+        0
+    ] == 200
     assert (await alice.ask("GET", f"/runs/{RUN}/health"))[0] == 200
-    saved = await alice.do("save_weights", model_id=things["model"], seq_id=4, path="after")  # 4 was not burnt
+    # 4 was not burnt
+    saved = await alice.do("save_weights", model_id=things["model"], seq_id=4, path="after")
     assert saved["path"].endswith("/after")
 
 
@@ -256,7 +302,11 @@ async def test_lists_hold_nothing_of_another(town: Town, method: str, path: str,
 
 @proves("keys:isolation")
 async def test_the_owner_finds_in_the_lists_what_is_hers(town: Town) -> None:
-    for path, thing in (("sessions", "session"), ("training_runs", "model"), ("checkpoints", "path")):
+    for path, thing in (
+        ("sessions", "session"),
+        ("training_runs", "model"),
+        ("checkpoints", "path"),
+    ):
         assert town.things[thing] in (await town.alice.ask("GET", f"/api/v1/{path}"))[1]
     assert RUN in (await town.alice.ask("GET", "/halteres/v1/info"))[1]
 
@@ -272,7 +322,9 @@ async def test_loading_anothers_weights_fails_as_loading_what_never_was(town: To
     assert outcomes[0] == outcomes[1]
 
 
-async def test_a_published_checkpoint_is_everybodys_to_read_and_its_owners_to_change(town: Town) -> None:
+async def test_a_published_checkpoint_is_everybodys_to_read_and_its_owners_to_change(
+    town: Town,
+) -> None:
     call = ("POST", "/api/v1/weights_info", {"tinker_path": town.things["path"]})
     assert (await town.bob.ask(*call))[0] == 404
     checkpoint = filled(CHECKPOINT, town.things)
@@ -294,7 +346,9 @@ async def test_two_runs_of_one_name_are_two_policies(town: Town) -> None:
     assert (await town.bob.ask("GET", f"/runs/{RUN}/health"))[0] == 200
 
 
-async def test_keys_of_one_tenant_share_what_is_theirs_and_it_outlives_a_key(town: Town, tmp_path: Path) -> None:
+async def test_keys_of_one_tenant_share_what_is_theirs_and_it_outlives_a_key(
+    town: Town, tmp_path: Path
+) -> None:
     keys = KeyFile(tmp_path)
     laptop = Person(town.scene, keys.create("laptop", tenant="alice").text)
     keys.revoke(next(key.id for key in keys.read() if key.name == "alice"))
@@ -309,7 +363,9 @@ async def test_one_idempotency_key_of_two_tenants_makes_two_copies(town: Town) -
     for person, path in ((town.alice, town.things["path"]), (town.bob, bobs)):
         body = {"source_path": path, "destination_project_id": "p"}
         headers = {"X-API-Key": person.key, "X-Idempotency-Key": "same"}
-        async with town.scene.http.post(f"{town.scene.url}/api/v1/copy_weights", json=body, headers=headers) as made:
+        async with town.scene.http.post(
+            f"{town.scene.url}/api/v1/copy_weights", json=body, headers=headers
+        ) as made:
             text = await made.text()
             assert made.status == 200, text
             copies.append(text)

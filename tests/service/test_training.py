@@ -23,7 +23,9 @@ WAIT_S = 20
 SEEDED = types.SamplingParams(max_tokens=4, seed=3)
 
 
-async def test_a_client_trains_saves_and_samples(scene: LiveService, client: tinker.ServiceClient) -> None:
+async def test_a_client_trains_saves_and_samples(
+    scene: LiveService, client: tinker.ServiceClient
+) -> None:
     training = await trainer(client)
     passed, stepped = training.forward_backward(DATA, "cross_entropy"), training.optim_step(STEP)
     output = await passed
@@ -69,7 +71,11 @@ async def test_2500_datums_come_back_in_order_from_parallel_chunks(
     assert len(output.loss_fn_outputs) == 2500
     assert scene.engine.calls["forward_backward"] == 3
     alone = await training.forward_backward([data[1999]], "cross_entropy")
-    before = (await training.forward(data[1990:2000], "cross_entropy")).loss_fn_outputs[9]["logprobs"].data
+    before = (
+        (await training.forward(data[1990:2000], "cross_entropy"))
+        .loss_fn_outputs[9]["logprobs"]
+        .data
+    )
     np.testing.assert_array_equal(alone.loss_fn_outputs[0]["logprobs"].data, before)
     kinds = scene.rows("SELECT seq, kind FROM requests WHERE kind != 'create_model' ORDER BY seq")
     assert kinds == [
@@ -91,11 +97,15 @@ async def test_a_forward_pass_leaves_no_gradient(client: tinker.ServiceClient) -
 
 
 @proves("pass:bad-datum", "promise:failure")
-async def test_a_bad_datum_fails_its_own_promise_with_a_sentence(client: tinker.ServiceClient) -> None:
+async def test_a_bad_datum_fails_its_own_promise_with_a_sentence(
+    client: tinker.ServiceClient,
+) -> None:
     training = await trainer(client)
     bad = training.forward_backward([datum([5, 6, 700])], "cross_entropy")
     good = training.forward_backward(DATA, "cross_entropy")
-    with pytest.raises(tinker.RequestFailedError, match="Datum 0: 'target_tokens' holds token 700") as caught:
+    with pytest.raises(
+        tinker.RequestFailedError, match="Datum 0: 'target_tokens' holds token 700"
+    ) as caught:
         await bad
     assert caught.value.category is types.RequestErrorCategory.User
     await good
@@ -105,7 +115,9 @@ async def test_a_bad_datum_fails_its_own_promise_with_a_sentence(client: tinker.
 async def test_importance_sampling_takes_the_sampled_logprobs(client: tinker.ServiceClient) -> None:
     training = await trainer(client)
     sampling = await training.save_weights_and_get_sampling_client()
-    sampled = (await sampling.sample(prompt(5, 6), 1, types.SamplingParams(max_tokens=6))).sequences[0]
+    sampled = (
+        await sampling.sample(prompt(5, 6), 1, types.SamplingParams(max_tokens=6))
+    ).sequences[0]
     tokens = [5, 6, *sampled.tokens]
     zeros = [0.0]
     inputs = {
@@ -116,7 +128,9 @@ async def test_importance_sampling_takes_the_sampled_logprobs(client: tinker.Ser
     data = [types.Datum(model_input=types.ModelInput.from_ints(tokens[:-1]), loss_fn_inputs=inputs)]
     output = await training.forward_backward(data, "importance_sampling")
     assert output.metrics["loss:sum"] == pytest.approx(-0.5 * len(sampled.tokens))
-    np.testing.assert_allclose(output.loss_fn_outputs[0]["logprobs"].data[1:], sampled.logprobs, atol=1e-6)
+    np.testing.assert_allclose(
+        output.loss_fn_outputs[0]["logprobs"].data[1:], sampled.logprobs, atol=1e-6
+    )
 
 
 async def test_negative_learning_rates_are_user_errors(client: tinker.ServiceClient) -> None:
@@ -127,7 +141,9 @@ async def test_negative_learning_rates_are_user_errors(client: tinker.ServiceCli
 
 
 @pytest.mark.parametrize("value", [float("nan"), float("inf")])
-@pytest.mark.parametrize("field", ["learning_rate", "beta1", "beta2", "eps", "weight_decay", "grad_clip_norm"])
+@pytest.mark.parametrize(
+    "field", ["learning_rate", "beta1", "beta2", "eps", "weight_decay", "grad_clip_norm"]
+)
 async def test_a_number_of_adam_that_json_makes_null_is_refused_and_not_taken_as_absent(
     scene: LiveService, client: tinker.ServiceClient, field: str, value: float
 ) -> None:
@@ -161,7 +177,9 @@ async def test_training_goes_on_from_saved_state_with_and_without_its_optimiser(
 
 
 @proves("checkpoint:weights-alone")
-async def test_saved_state_is_loaded_into_a_living_model(scene: LiveService, client: tinker.ServiceClient) -> None:
+async def test_saved_state_is_loaded_into_a_living_model(
+    scene: LiveService, client: tinker.ServiceClient
+) -> None:
     training = await trainer(client)
     path = (await training.save_state("start")).path
     await training.forward_backward(DATA, "cross_entropy")
@@ -169,7 +187,12 @@ async def test_saved_state_is_loaded_into_a_living_model(scene: LiveService, cli
     with pytest.warns(FutureWarning):
         loading = training.load_state(path)
     assert (await loading).path == path
-    assert scene.service.checkpoints.find((await training.save_weights_for_sampler("again")).path, LOCAL).version == 0
+    assert (
+        scene.service.checkpoints.find(
+            (await training.save_weights_for_sampler("again")).path, LOCAL
+        ).version
+        == 0
+    )
 
 
 @proves("checkpoint:other-shape")
@@ -180,7 +203,10 @@ async def test_weights_of_another_shape_are_refused_and_the_adapter_stays(
     path = (await saved.save_state("of-rank-8")).path
     narrow = await client.create_lora_training_client(TINY, rank=4)
     without_mlp = await client.create_lora_training_client(TINY, rank=8, train_mlp=False)
-    for training, says in ((narrow, "rank is 8 there and 4 here"), (without_mlp, "train_mlp is True there")):
+    for training, says in (
+        (narrow, "rank is 8 there and 4 here"),
+        (without_mlp, "train_mlp is True there"),
+    ):
         before = scene.service.models.find(training.model_id, LOCAL).lora
         for load in (training.load_state, training.load_state_with_optimizer):
             with pytest.warns(FutureWarning), pytest.raises(tinker.RequestFailedError, match=says):
@@ -192,7 +218,9 @@ async def test_weights_of_another_shape_are_refused_and_the_adapter_stays(
     assert resumed.get_info().lora_rank == 8
 
 
-async def test_state_that_does_not_exist_is_a_user_error_that_names_the_newest(client: tinker.ServiceClient) -> None:
+async def test_state_that_does_not_exist_is_a_user_error_that_names_the_newest(
+    client: tinker.ServiceClient,
+) -> None:
     training = await trainer(client)
     path = (await training.save_state("only")).path
     with pytest.raises(tinker.RequestFailedError, match=path):
@@ -200,7 +228,9 @@ async def test_state_that_does_not_exist_is_a_user_error_that_names_the_newest(c
 
 
 @proves("error:unknown-model")
-async def test_an_unknown_base_model_is_answered_with_what_there_is(client: tinker.ServiceClient) -> None:
+async def test_an_unknown_base_model_is_answered_with_what_there_is(
+    client: tinker.ServiceClient,
+) -> None:
     with pytest.raises(tinker.NotFoundError, match="This service serves 'halteres/tiny'"):
         await client.create_lora_training_client("Qwen/Qwen3-8B")
 
@@ -213,14 +243,18 @@ async def test_the_base_model_may_be_named_by_its_folder(client: tinker.ServiceC
 
 
 @proves("session:tokenizer")
-async def test_a_training_client_finds_its_tokenizer_without_network(client: tinker.ServiceClient) -> None:
+async def test_a_training_client_finds_its_tokenizer_without_network(
+    client: tinker.ServiceClient,
+) -> None:
     training = await trainer(client)
     tokenizer = await asyncio.to_thread(training.get_tokenizer)
     assert tokenizer.decode(tokenizer.encode("What is 17 + 25?")) == "What is 17 + 25?"
 
 
 @proves("records:runs", "records:checkpoints")
-async def test_the_rest_client_lists_runs_and_checkpoints(scene: LiveService, client: tinker.ServiceClient) -> None:
+async def test_the_rest_client_lists_runs_and_checkpoints(
+    scene: LiveService, client: tinker.ServiceClient
+) -> None:
     training = await trainer(client)
     state = await training.save_state("s")
     sampler = await training.save_weights_for_sampler("w", user_metadata={"step": "0"})
@@ -233,7 +267,9 @@ async def test_the_rest_client_lists_runs_and_checkpoints(scene: LiveService, cl
     assert len((await rest.list_user_checkpoints()).checkpoints) == 2
     assert (await rest.get_weights_info_by_tinker_path(state.path)).lora_rank == 8
     assert client.holder.get_session_id() in (await rest.list_sessions()).sessions
-    assert (await rest.get_session(client.holder.get_session_id())).training_run_ids == [training.model_id]
+    assert (await rest.get_session(client.holder.get_session_id())).training_run_ids == [
+        training.model_id
+    ]
 
 
 @proves("sample:snapshot")

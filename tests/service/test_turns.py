@@ -12,7 +12,9 @@ from halteres.service.limits import FairQueue
 
 
 class Queue:
-    """Requests that hold a place until they are told to go on, and the order in which they got theirs."""
+    """Requests that hold a place until they are told to go on, and the order in which they got
+    theirs.
+    """
 
     def __init__(self, places: int, most: int) -> None:
         self._turns = FairQueue(places, most)

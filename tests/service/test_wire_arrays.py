@@ -21,7 +21,9 @@ CSR = {"shape": [3, 4], "sparse_crow_indices": [0, 2, 2, 3], "sparse_col_indices
 FULL = [[9, 0, 0, 7], [0, 0, 0, 0], [0, 8, 0, 0]]
 
 
-def request_of(tensor: pb.Tensor, loss: str = "cross_entropy", name: str = "weights") -> training.PassRequest:
+def request_of(
+    tensor: pb.Tensor, loss: str = "cross_entropy", name: str = "weights"
+) -> training.PassRequest:
     """A pass with this one input."""
     message = pb.ForwardBackwardRequest(model_id="m", seq_id=1, loss_fn=loss)
     datum = message.data.add()
@@ -64,7 +66,10 @@ def test_sparse_arrays_are_written_out_with_zeros(dtype: Any) -> None:
 def test_dense_arrays_keep_their_shape(shape: list[int] | None) -> None:
     sent = types.TensorData(data=[1, 2, 3, 4, 5, 6], dtype="int64", shape=shape)
     array = read(ours(sent))
-    assert (array.shape, np.frombuffer(array.data, np.int64).tolist()) == (tuple(shape or [6]), [1, 2, 3, 4, 5, 6])
+    assert (array.shape, np.frombuffer(array.data, np.int64).tolist()) == (
+        tuple(shape or [6]),
+        [1, 2, 3, 4, 5, 6],
+    )
 
 
 def test_narrow_dtypes_are_widened() -> None:
@@ -84,7 +89,9 @@ def sparse(crow: list[int], col: list[int], shape: list[int], count: int = 3) ->
     def packed(data: list[int]) -> bytes:
         return np.array(data, np.int64).tobytes()
 
-    csr = pb.SparseCsr(values=packed([1] * count), crow_indices=packed(crow), col_indices=packed(col))
+    csr = pb.SparseCsr(
+        values=packed([1] * count), crow_indices=packed(crow), col_indices=packed(col)
+    )
     return pb.Tensor(sparse_csr=csr, dtype=pb.DTYPE_INT64, shape=shape)
 
 
@@ -116,7 +123,9 @@ BROKEN: list[tuple[pb.Tensor, str]] = [
 
 @proves("pass:bad-datum")
 @pytest.mark.parametrize(("tensor", "sentence"), BROKEN)
-def test_a_broken_array_is_a_flaw_that_names_the_datum_and_the_input(tensor: pb.Tensor, sentence: str) -> None:
+def test_a_broken_array_is_a_flaw_that_names_the_datum_and_the_input(
+    tensor: pb.Tensor, sentence: str
+) -> None:
     found = flaw(tensor).sentence
     assert "Datum 0: 'weights'" in found
     assert sentence in found
@@ -141,7 +150,13 @@ def test_the_sparse_arrays_of_a_request_are_bounded_together() -> None:
         (Tensor(data=[1], dtype="float64"), "dtype"),
         (Tensor(data=[1], dtype="int64", sparse_crow_indices=[0, 1]), "without its"),
         (
-            Tensor(data=[1], dtype="int64", sparse_crow_indices=[0, 1], sparse_col_indices=[2**70], shape=[1, 1]),
+            Tensor(
+                data=[1],
+                dtype="int64",
+                sparse_crow_indices=[0, 1],
+                sparse_col_indices=[2**70],
+                shape=[1, 1],
+            ),
             "int64",
         ),
         (Tensor(data=[1], dtype="int64", shape=[2**70, 2**70]), "not the shape"),

@@ -1,4 +1,6 @@
-"""Bodies that nobody means: random, torn, absurd. Each is refused with a sentence or fails its future; all goes on."""
+"""Bodies that nobody means: random, torn, absurd. Each is refused with a sentence or fails its
+future; all goes on.
+"""
 
 from __future__ import annotations
 
@@ -23,8 +25,18 @@ RUN, SESSION, SAMPLER = "RUN", "SESSION", "SAMPLER"  # stand for the ids of the 
 NEXT = 987654321  # stands for the number that is the model's next
 
 BODIES: dict[str, dict[str, Any]] = {
-    "create_session": {"tags": ["a"], "user_metadata": {"a": "b"}, "sdk_version": "x", "display_name": "n"},
-    "create_model": {"session_id": SESSION, "model_seq_id": 5, "base_model": TINY, "lora_config": {"rank": 4}},
+    "create_session": {
+        "tags": ["a"],
+        "user_metadata": {"a": "b"},
+        "sdk_version": "x",
+        "display_name": "n",
+    },
+    "create_model": {
+        "session_id": SESSION,
+        "model_seq_id": 5,
+        "base_model": TINY,
+        "lora_config": {"rank": 4},
+    },
     "get_info": {"model_id": RUN},
     "forward_backward": {
         "model_id": RUN,
@@ -43,19 +55,55 @@ BODIES: dict[str, dict[str, Any]] = {
             "loss_fn_config": {"beta": 1.0},
         },
     },
-    "optim_step": {"model_id": RUN, "seq_id": NEXT, "adam_params": {"learning_rate": 1e-3, "beta1": 0.9}},
-    "save_weights": {"model_id": RUN, "seq_id": NEXT, "path": "a", "ttl_seconds": 3600, "user_metadata": {"a": "b"}},
-    "save_weights_for_sampler": {"model_id": RUN, "seq_id": NEXT, "sampling_session_seq_id": 3, "kind": "snapshot"},
-    "save_weights_external": {"model_id": RUN, "seq_id": NEXT, "path": "a", "age_encryption_recipients": ["age1x"]},
-    "load_weights": {"session_id": SESSION, "model_seq_id": 9, "path": "tinker://x/weights/y", "optimizer": True},
-    "create_sampling_session": {"session_id": SESSION, "sampling_session_seq_id": 7, "base_model": TINY},
+    "optim_step": {
+        "model_id": RUN,
+        "seq_id": NEXT,
+        "adam_params": {"learning_rate": 1e-3, "beta1": 0.9},
+    },
+    "save_weights": {
+        "model_id": RUN,
+        "seq_id": NEXT,
+        "path": "a",
+        "ttl_seconds": 3600,
+        "user_metadata": {"a": "b"},
+    },
+    "save_weights_for_sampler": {
+        "model_id": RUN,
+        "seq_id": NEXT,
+        "sampling_session_seq_id": 3,
+        "kind": "snapshot",
+    },
+    "save_weights_external": {
+        "model_id": RUN,
+        "seq_id": NEXT,
+        "path": "a",
+        "age_encryption_recipients": ["age1x"],
+    },
+    "load_weights": {
+        "session_id": SESSION,
+        "model_seq_id": 9,
+        "path": "tinker://x/weights/y",
+        "optimizer": True,
+    },
+    "create_sampling_session": {
+        "session_id": SESSION,
+        "sampling_session_seq_id": 7,
+        "base_model": TINY,
+    },
     "join_sampling_session": {"sampling_session_id": SAMPLER},
     "asample": {
         "sampling_session_id": SAMPLER,
         "seq_id": 1,
         "num_samples": 2,
         "prompt": {"chunks": [{"tokens": [5, 6, 7]}]},
-        "sampling_params": {"max_tokens": 2, "seed": 1, "stop": ["a"], "temperature": 0.5, "top_k": 3, "top_p": 0.5},
+        "sampling_params": {
+            "max_tokens": 2,
+            "seed": 1,
+            "stop": ["a"],
+            "temperature": 0.5,
+            "top_k": 3,
+            "top_p": 0.5,
+        },
         "prompt_logprobs": True,
         "topk_prompt_logprobs": 2,
         "target_prompt_logprobs": {"data": [6, 7], "dtype": "int64", "shape": [2, 1]},
@@ -63,17 +111,34 @@ BODIES: dict[str, dict[str, Any]] = {
         "prompt_logprobs_last_n": 1,
     },
     "retrieve_future": {"request_id": "x", "allow_metadata_only": True},
-    "retrieve_futures": {"target": {"sampling_session_id": SAMPLER}, "prev_cursor": 0, "timeout": 0},
+    "retrieve_futures": {
+        "target": {"sampling_session_id": SAMPLER},
+        "prev_cursor": 0,
+        "timeout": 0,
+    },
     "cancel_future": {"request_id": "x"},
-    "sessions/search": {"user_metadata": {}, "owner": {"type": "own"}, "limit": 5, "statuses": [{"type": "active"}]},
+    "sessions/search": {
+        "user_metadata": {},
+        "owner": {"type": "own"},
+        "limit": 5,
+        "statuses": [{"type": "active"}],
+    },
     "session_heartbeat": {"session_id": SESSION},
-    "copy_weights": {"source_path": "tinker://x/weights/y", "session_id": SESSION, "model_seq_id": 901},
+    "copy_weights": {
+        "source_path": "tinker://x/weights/y",
+        "session_id": SESSION,
+        "model_seq_id": 901,
+    },
     "weights_info": {"tinker_path": "tinker://x/weights/y"},
     "unload_model": {"model_id": RUN},
 }
 
 _PASS = BODIES["forward_backward"]
-BODIES["forward"] = {"model_id": RUN, "seq_id": NEXT, "forward_input": _PASS["forward_backward_input"]}
+BODIES["forward"] = {
+    "model_id": RUN,
+    "seq_id": NEXT,
+    "forward_input": _PASS["forward_backward_input"],
+}
 
 ABSURD: list[str] = [
     "null",
@@ -107,7 +172,10 @@ def spoiled(body: Any, value: str, at: list[int]) -> str:
     if isinstance(body, dict | list) and body:
         names = list(body) if isinstance(body, dict) else list(range(len(body)))
         chosen = names[at.pop() % len(names)] if at else None
-        parts = [(name, spoiled(body[name], value, at) if name == chosen else json.dumps(body[name])) for name in names]
+        parts = [
+            (name, spoiled(body[name], value, at) if name == chosen else json.dumps(body[name]))
+            for name in names
+        ]
         if isinstance(body, dict):
             return "{" + ", ".join(f"{json.dumps(name)}: {text}" for name, text in parts) + "}"
         return "[" + ", ".join(text for _, text in parts) + "]"
@@ -124,7 +192,9 @@ def broken(path: str, body: dict[str, Any], dice: random.Random) -> Iterator[byt
         flipped[dice.randrange(len(text))] = dice.randrange(256)
         yield bytes(flipped)
     for value in ABSURD:
-        yield spoiled(body, value, [dice.randrange(100) for _ in range(dice.randrange(1, 7))]).encode()
+        yield spoiled(
+            body, value, [dice.randrange(100) for _ in range(dice.randrange(1, 7))]
+        ).encode()
         yield value.encode()
 
 
@@ -147,7 +217,9 @@ async def never_a_500(scene: LiveService, run: str, path: str, body: bytes, **he
         assert len(answer["detail"]) > 15, (path, body[:300])
     elif status == 200 and "request_id" in answer:
         future = scene.service.futures.find(answer["request_id"], "local")
-        while future and future.outcome is None and (future.seq == number or future.kind == "sample"):
+        while (
+            future and future.outcome is None and (future.seq == number or future.kind == "sample")
+        ):
             await scene.post("retrieve_future", {"request_id": answer["request_id"]})
     return status
 
@@ -161,7 +233,10 @@ async def test_json_that_nobody_means_never_breaks_anything(scene: LiveService, 
     for name, known in ids.items():
         text = text.replace(f'"{name}"', json.dumps(known))
     async with asyncio.timeout(WAIT_S):
-        said = [await never_a_500(scene, ids[RUN], path, body) for body in broken(path, json.loads(text), dice)]
+        said = [
+            await never_a_500(scene, ids[RUN], path, body)
+            for body in broken(path, json.loads(text), dice)
+        ]
         assert 400 in said
         await goes_on(scene)
 
@@ -190,13 +265,17 @@ async def test_protobuf_that_nobody_means_never_breaks_anything(scene: LiveServi
         ):
             await never_a_500(scene, model, "forward_backward", body, **PROTO, **encoding)
     bomb = zstandard.compress(bytes(2**29))
-    await never_a_500(scene, model, "forward_backward", bomb, **PROTO, **{"Content-Encoding": "zstd"})
+    await never_a_500(
+        scene, model, "forward_backward", bomb, **PROTO, **{"Content-Encoding": "zstd"}
+    )
     assert scene.engine.calls["forward_backward"] > 10
     await goes_on(scene)
 
 
 async def goes_on(scene: LiveService) -> None:
-    """Whatever is open ends, no future by our own fault; the engine never died; the next client trains."""
+    """Whatever is open ends, no future by our own fault; the engine never died; the next client
+    trains.
+    """
     scene.service.futures.poll_s = WAIT_S
     model = await scene.model()
     _, promised = await scene.post("forward_backward", pass_body(model, 1), **PROTO)

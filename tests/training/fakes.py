@@ -17,7 +17,9 @@ from halteres.training.policy import Checkpoint, Pass, SentCall
 from halteres.training.stopping import Stopping
 from halteres.types import CONTEXT_LOGPROB, Batch, Group
 
-REGISTRATION = TrainerRegistration(run_id="r1", batch_size=4, max_token_len=64, num_steps=4, max_staleness=0)
+REGISTRATION = TrainerRegistration(
+    run_id="r1", batch_size=4, max_token_len=64, num_steps=4, max_staleness=0
+)
 
 
 def batch(*scores: Sequence[float], version: int = 0) -> Batch:
@@ -37,11 +39,16 @@ def batch(*scores: Sequence[float], version: int = 0) -> Batch:
 
 
 def example(
-    tokens: Sequence[int], logprobs: Sequence[float], advantage: float, versions: tuple[int, int] | None = None
+    tokens: Sequence[int],
+    logprobs: Sequence[float],
+    advantage: float,
+    versions: tuple[int, int] | None = None,
 ) -> Example:
     """One sequence whose sampled tokens, those without the sentinel, have one advantage."""
     made = to_sequence(tokens, logprobs, np.asarray(logprobs) != CONTEXT_LOGPROB, versions)
-    return replace(made, advantages_N=np.where(made.actions_N, np.float32(advantage), np.float32(0)))
+    return replace(
+        made, advantages_N=np.where(made.actions_N, np.float32(advantage), np.float32(0))
+    )
 
 
 class FakeServer:
@@ -67,7 +74,9 @@ class FakeServer:
 
 
 class FakePolicy:
-    """A learner that writes down what it was asked, in order, and agrees with its sampler to the last bit."""
+    """A learner that writes down what it was asked, in order, and agrees with its sampler to the
+    last bit.
+    """
 
     def __init__(self, version: int = 0, calls: list[str] | None = None) -> None:
         self.version, self.calls = version, [] if calls is None else calls
@@ -85,7 +94,9 @@ class FakePolicy:
         self.trained.append(len(examples))
         self.examples = list(examples)
         logprobs = tuple(example.logprobs_N + np.float32(0) for example in examples)
-        return SentCall(_soon(None), "forward_backward", lambda _: Pass(loss=self.loss(), logprobs=logprobs))
+        return SentCall(
+            _soon(None), "forward_backward", lambda _: Pass(loss=self.loss(), logprobs=logprobs)
+        )
 
     def forward(self, examples: Sequence[Example]) -> SentCall[tuple[Row, ...]]:
         self.calls.append("forward")
@@ -109,7 +120,13 @@ class FakePolicy:
         self.calls.append(f"save {name}")
         state_path = f"tinker://t/weights/{name}" if with_state else None
         sampler_path = f"tinker://t/sampler_weights/{name}"
-        return Checkpoint(name=name, step=step, version=self.version, state_path=state_path, sampler_path=sampler_path)
+        return Checkpoint(
+            name=name,
+            step=step,
+            version=self.version,
+            state_path=state_path,
+            sampler_path=sampler_path,
+        )
 
     def _step(self, _: None) -> int:
         self.version += 1
@@ -117,7 +134,9 @@ class FakePolicy:
 
 
 class _Soon:
-    """Awaitable that has not begun before it is awaited, so that an unredeemed promise leaves nothing behind."""
+    """Awaitable that has not begun before it is awaited, so that an unredeemed promise leaves
+    nothing behind.
+    """
 
     def __init__(self, value: Any) -> None:
         self._value = value

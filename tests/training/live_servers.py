@@ -1,4 +1,5 @@
-"""The trainer's real surroundings: service with the scripted engine, trajectory server, and somebody who plays.
+"""The trainer's real surroundings: service with the scripted engine, trajectory server, and
+somebody who plays.
 
 Processes are started on sockets that are already listening, and end with the test.
 """
@@ -68,7 +69,9 @@ class Process:
         try:
             return self.popen.wait(within_s)
         except subprocess.TimeoutExpired:
-            raise AssertionError(f"still running after {within_s} s:\n{self.text[-3000:]}") from None
+            raise AssertionError(
+                f"still running after {within_s} s:\n{self.text[-3000:]}"
+            ) from None
 
     def end(self) -> None:
         if self.popen.poll() is None:
@@ -111,7 +114,9 @@ class Run:
         self._started: list[Process] = []
         self._players: list[FakeEnvironment] = []
         self.api_url = self._start_api()
-        self.settings = Settings.model_validate({"env": {"batch_size": BATCH, "group_size": GROUP}, **settings})
+        self.settings = Settings.model_validate(
+            {"env": {"batch_size": BATCH, "group_size": GROUP}, **settings}
+        )
 
     def train(self, resume_from: Row | None = None) -> Process:
         """Start the trainer."""
@@ -129,8 +134,12 @@ class Run:
         return self._start("trainer", "halteres.training", "--run", str(self.path))
 
     def play(self, scores: tuple[float, ...] = (0.0, 1.0, 0.0, 1.0)) -> FakeEnvironment:
-        """Somebody samples the policy and sends scored groups, as many as the trajectory server allows."""
-        player = FakeEnvironment(f"{self.world.service_url}/runs/{self.run_id}", self.api_url, scores)
+        """Somebody samples the policy and sends scored groups, as many as the trajectory server
+        allows.
+        """
+        player = FakeEnvironment(
+            f"{self.world.service_url}/runs/{self.run_id}", self.api_url, scores
+        )
         self._players.append(player)
         return player
 
@@ -170,12 +179,20 @@ class Run:
             database = str(self.path / "trajectories.sqlite")
             descriptor = str(listener.fileno())
             self._start(
-                "api", "halteres.trajectories", "--database", database, "--listen-fd", descriptor, listener=listener
+                "api",
+                "halteres.trajectories",
+                "--database",
+                database,
+                "--listen-fd",
+                descriptor,
+                listener=listener,
             )
             return f"http://127.0.0.1:{listener.getsockname()[1]}"
 
     def _start(self, role: str, *arguments: str, listener: socket.socket | None = None) -> Process:
-        process = Process(self.path / f"{role}-{len(self._started)}.log", *arguments, listener=listener)
+        process = Process(
+            self.path / f"{role}-{len(self._started)}.log", *arguments, listener=listener
+        )
         self._started.append(process)
         return process
 
@@ -205,7 +222,12 @@ class FakeEnvironment:
                 continue  # a peer is not up yet, or gone already
 
     def _register(self) -> int | None:
-        body = {"max_token_length": 64, "desired_name": "player", "weight": 1.0, "group_size": GROUP}
+        body = {
+            "max_token_length": 64,
+            "desired_name": "player",
+            "weight": 1.0,
+            "group_size": GROUP,
+        }
         return ask(f"{self._api}/register-env", body).get("env_id")
 
     def _fill(self, env_id: int) -> None:
@@ -219,11 +241,15 @@ class FakeEnvironment:
             "return_logprob": True,
         }
         answers = [answer["meta_info"] for answer in ask(f"{self._policy}/generate", body)]
-        sampled = [[(lp, token) for lp, token, _ in answer["output_token_logprobs"]] for answer in answers]
+        sampled = [
+            [(lp, token) for lp, token, _ in answer["output_token_logprobs"]] for answer in answers
+        ]
         return {
             "tokens": [[*PROMPT, *(token for _, token in row)] for row in sampled],
             "masks": [[*[-100] * len(PROMPT), *(token for _, token in row)] for row in sampled],
-            "inference_logprobs": [[*[CONTEXT] * len(PROMPT), *(lp for lp, _ in row)] for row in sampled],
+            "inference_logprobs": [
+                [*[CONTEXT] * len(PROMPT), *(lp for lp, _ in row)] for row in sampled
+            ],
             "scores": list(self._scores),
             "policy_version": [answer["policy_version"] for answer in answers],
         }
@@ -239,7 +265,14 @@ def opened(
         service = Process(
             folder / "service.log",
             *program,
-            *("--state", str(folder / "service"), "--listen-fd", str(listener.fileno()), "--engine", engine),
+            *(
+                "--state",
+                str(folder / "service"),
+                "--listen-fd",
+                str(listener.fileno()),
+                "--engine",
+                engine,
+            ),
             listener=listener,
         )
     try:

@@ -21,7 +21,12 @@ def trained(*rows: list[float]) -> list[np.ndarray]:
 
 def test_equal_log_probabilities_agree_exactly() -> None:
     metrics = agreement([example([-1.0, -2.0])], trained([-1.0, -2.0]), version=0)
-    assert metrics["kl_sample_train_v1"] == metrics["kl_sample_train_v2"] == metrics["logprobs/absdiff_max"] == 0.0
+    assert (
+        metrics["kl_sample_train_v1"]
+        == metrics["kl_sample_train_v2"]
+        == metrics["logprobs/absdiff_max"]
+        == 0.0
+    )
     assert metrics["tokens/compared"] == 2
 
 
@@ -35,7 +40,11 @@ def test_v1_is_the_mean_of_the_difference_and_v2_half_its_mean_square() -> None:
 
 def test_the_seeds_moments_are_of_reference_and_training() -> None:
     metrics = agreement([example([-1.0, -3.0, -2.0])], trained([-1.0, -1.0, -4.0]), version=0)
-    assert (metrics["logprobs/mean"], metrics["logprobs/min"], metrics["logprobs/p50"]) == (-2.0, -3.0, -2.0)
+    assert (metrics["logprobs/mean"], metrics["logprobs/min"], metrics["logprobs/p50"]) == (
+        -2.0,
+        -3.0,
+        -2.0,
+    )
     assert (metrics["logprobs/mean_training"], metrics["logprobs/min_training"]) == (-2.0, -4.0)
     assert metrics["logprobs/std"] == pytest.approx(np.std([-1, -3, -2]))
 
@@ -48,7 +57,9 @@ def test_context_tokens_are_not_compared() -> None:
 
 
 @pytest.mark.parametrize("versions", [(0, 0), (0, 1), (2, 2), None])
-def test_tokens_of_another_or_an_unknown_version_are_not_compared(versions: tuple[int, int] | None) -> None:
+def test_tokens_of_another_or_an_unknown_version_are_not_compared(
+    versions: tuple[int, int] | None,
+) -> None:
     """They differ rightly; in `logprobs/diff` they still show."""
     own, other = example([-1.0], (1, 1)), example([-1.0], versions)
     metrics = agreement([own, other], trained([-1.0], [-5.0]), version=1)

@@ -19,12 +19,16 @@ from .fakes import example
 C = 1.0  # the sentinel of a context token
 
 
-def group(*, logprobs: list[list[float]], overrides: list[dict[str, bool]] | None = None, version: int = 3) -> Group:
+def group(
+    *, logprobs: list[list[float]], overrides: list[dict[str, bool]] | None = None, version: int = 3
+) -> Group:
     tokens = tuple(tuple(range(10, 10 + len(row))) for row in logprobs)
     pairs = [list(zip(ids, row, strict=True)) for ids, row in zip(tokens, logprobs, strict=True)]
     return Group(
         tokens=tokens,
-        masks=tuple(tuple(-100 if logprob == C else token for token, logprob in row) for row in pairs),
+        masks=tuple(
+            tuple(-100 if logprob == C else token for token, logprob in row) for row in pairs
+        ),
         scores=tuple(float(i) for i in range(len(logprobs))),
         logprobs=tuple(map(tuple, logprobs)),
         versions=((version, version),) * len(logprobs),
@@ -32,7 +36,9 @@ def group(*, logprobs: list[list[float]], overrides: list[dict[str, bool]] | Non
     )
 
 
-def examples_of(batch: Batch, advantages: list[float], max_length: int = 100, loss: str = "ppo") -> Examples:
+def examples_of(
+    batch: Batch, advantages: list[float], max_length: int = 100, loss: str = "ppo"
+) -> Examples:
     """The examples of a batch whose turns, one per sequence, have these advantages."""
     kind, turns = LOSSES[loss], turns_of(batch)
     sequences = to_sequences(batch, needs_logprobs="logprobs" in kind.inputs)
@@ -68,7 +74,11 @@ def test_a_sampled_first_token_has_nothing_before_it_and_is_no_target() -> None:
 
 
 def test_set_advantage_to_zero_masks_one_sequence() -> None:
-    batch = Batch(groups=(group(logprobs=[[C, -1.0]] * 3, overrides=[{}, {"set_advantage_to_zero": True}, {}]),))
+    batch = Batch(
+        groups=(
+            group(logprobs=[[C, -1.0]] * 3, overrides=[{}, {"set_advantage_to_zero": True}, {}]),
+        )
+    )
     examples = examples_of(batch, [-1.0, 0.5, 0.5], 100)
     assert [example.advantages_N.tolist() for example in examples.useful] == [[-1.0], [0.5]]
     assert examples.without_signal == 1
@@ -96,7 +106,9 @@ def test_a_batch_of_equal_scores_leaves_nothing_to_train_on() -> None:
 
 def test_versions_travel_with_their_sequence_and_may_be_missing() -> None:
     tagged = group(logprobs=[[C, -1.0]], version=7)
-    untagged = Group(tokens=((1, 2),), masks=((-100, 2),), scores=(1.0,), logprobs=((C, -1.0),), versions=())
+    untagged = Group(
+        tokens=((1, 2),), masks=((-100, 2),), scores=(1.0,), logprobs=((C, -1.0),), versions=()
+    )
     kept = examples_of(Batch(groups=(tagged, untagged)), [1.0, 1.0]).useful
     assert [example.versions for example in kept] == [(7, 7), None]
 
@@ -108,7 +120,9 @@ def test_a_group_without_log_probabilities_is_refused_with_the_remedy() -> None:
 
 
 @pytest.mark.parametrize("logprobs", [(C,), (C, math.nan), (C, -math.inf)])
-def test_log_probabilities_that_are_misaligned_or_not_finite_are_refused(logprobs: tuple[float, ...]) -> None:
+def test_log_probabilities_that_are_misaligned_or_not_finite_are_refused(
+    logprobs: tuple[float, ...],
+) -> None:
     bad = Group(tokens=((1, 2),), masks=((1, 2),), scores=(1.0,), logprobs=(logprobs,), versions=())
     with pytest.raises(InvalidData, match="Sequence 0 of group 0"):
         to_sequences(Batch(groups=(bad,)), needs_logprobs=True)
@@ -126,13 +140,19 @@ def test_a_mask_that_contradicts_the_log_probabilities_is_refused(
     masks: tuple[int, ...], logprobs: tuple[float, ...], told: str
 ) -> None:
     """An environment that writes 0.0 on its context would have its prompts trained on."""
-    bad = Group(tokens=((5, 6, 7),), masks=(masks,), scores=(1.0,), logprobs=(logprobs,), versions=())
-    with pytest.raises(InvalidData, match=f"Sequence 0 of group 0 has {told}.* Mend the environment"):
+    bad = Group(
+        tokens=((5, 6, 7),), masks=(masks,), scores=(1.0,), logprobs=(logprobs,), versions=()
+    )
+    with pytest.raises(
+        InvalidData, match=f"Sequence 0 of group 0 has {told}.* Mend the environment"
+    ):
         to_sequences(Batch(groups=(bad,)), needs_logprobs=True)
 
 
 def test_a_loss_that_reads_no_log_probabilities_trains_groups_without_them_by_their_masks() -> None:
-    bare = Group(tokens=((5, 6, 7),), masks=((-100, 6, -100),), scores=(1.0,), logprobs=(), versions=())
+    bare = Group(
+        tokens=((5, 6, 7),), masks=((-100, 6, -100),), scores=(1.0,), logprobs=(), versions=()
+    )
     (kept,) = examples_of(Batch(groups=(bare,)), [2.0], loss="cross_entropy").useful
     assert kept.inputs(LOSSES["cross_entropy"])["weights"].tolist() == [2.0, 0.0]
 
@@ -162,7 +182,9 @@ def test_a_group_without_log_probabilities_and_masks_is_refused() -> None:
             read(Batch(groups=(bare,)))
 
 
-@pytest.mark.parametrize("masks", [(5, 6, 7), (-100, 6, 7), (-100, 1, 1), (-100, -100, -100), (5, -100, 7)])
+@pytest.mark.parametrize(
+    "masks", [(5, 6, 7), (-100, 6, 7), (-100, 1, 1), (-100, -100, -100), (5, -100, 7)]
+)
 def test_masks_of_minus_100_and_sampled_tokens_say_what_was_sampled(masks: tuple[int, ...]) -> None:
     bare = Group(tokens=((5, 6, 7),), masks=(masks,), scores=(1.0,), logprobs=(), versions=())
     (sequence,) = to_sequences(Batch(groups=(bare,)), needs_logprobs=False)
@@ -186,11 +208,15 @@ def test_a_sequence_without_advantage_is_kept_only_where_the_loss_pulls_it() -> 
     silent = example([5, 6], [C, -0.5], 0.0)
     moved = {name: silent.moves(kind, {}) for name, kind in LOSSES.items()}
     assert [name for name, moves in moved.items() if moves] == ["dro"]
-    assert silent.moves(LOSSES["stable_reinforce"], {"kl_coeff": 0.1}) and not silent.moves(LOSSES["dro"], {"beta": 0})
+    assert silent.moves(LOSSES["stable_reinforce"], {"kl_coeff": 0.1}) and not silent.moves(
+        LOSSES["dro"], {"beta": 0}
+    )
 
 
 def two_episodes() -> Batch:
-    """One episode of two turns in two sequences (2 and 1 sampled tokens), one of a single turn (3)."""
+    """One episode of two turns in two sequences (2 and 1 sampled tokens), one of a single turn
+    (3).
+    """
     group = Group(
         tokens=((1, 5, 5), (1, 1, 6), (1, 7, 7, 7)),
         masks=((-100, 5, 5), (-100, -100, 6), (-100, 7, 7, 7)),
@@ -198,7 +224,10 @@ def two_episodes() -> Batch:
         logprobs=((C, -1.0, -1.0), (C, C, -1.0), (C, -1.0, -1.0, -1.0)),
         versions=(),
         episodes=(0, 0, 1),
-        spans=tuple(Span(sequence=s, start=a, stop=b, reward=0.0) for s, a, b in ((0, 1, 3), (1, 2, 3), (2, 1, 4))),
+        spans=tuple(
+            Span(sequence=s, start=a, stop=b, reward=0.0)
+            for s, a, b in ((0, 1, 3), (1, 2, 3), (2, 1, 4))
+        ),
     )
     return Batch(groups=(group,))
 
@@ -217,15 +246,24 @@ def test_weighting_says_what_counts_the_same(weighting: str, expected: list[floa
     turns: Turns = turns_of(batch)
     sequences = to_sequences(batch, needs_logprobs=True)
     found = spread(turns, np.array([1.0, 2.0, 3.0]), sequences, weighting)  # type: ignore[arg-type]
-    flat = [value for sequence, row in zip(sequences, found, strict=True) for value in row[1:][sequence.actions_N]]
+    flat = [
+        value
+        for sequence, row in zip(sequences, found, strict=True)
+        for value in row[1:][sequence.actions_N]
+    ]
     assert flat == expected
 
 
 @pytest.mark.parametrize("weighting", ["token", "turn", "episode"])
-def test_a_weighting_shares_the_average_length_between_the_tokens_of_a_turn_or_an_episode(weighting: Any) -> None:
-    """By hand: advantage times (mean length of the parts) over (length of its part); the sum of weights stays."""
+def test_a_weighting_shares_the_average_length_between_the_tokens_of_a_turn_or_an_episode(
+    weighting: Any,
+) -> None:
+    """By hand: advantage times (mean length of the parts) over (length of its part); the sum of
+    weights stays.
+    """
     random = np.random.default_rng(4)
-    lengths = [random.integers(1, 7, random.integers(1, 5)).tolist() for _ in range(6)]  # of each episode's turns
+    # of each episode's turns
+    lengths = [random.integers(1, 7, random.integers(1, 5)).tolist() for _ in range(6)]
     tokens = [[1, *[5] * n] for turns in lengths for n in turns]
     episode = [e for e, turns in enumerate(lengths) for _ in turns]
     group = Group(
@@ -241,8 +279,16 @@ def test_a_weighting_shares_the_average_length_between_the_tokens_of_a_turn_or_a
     sequences = to_sequences(batch, needs_logprobs=True)
     found = spread(turns_of(batch), advantages, sequences, weighting)
     flat = [n for turns in lengths for n in turns]
-    of_part = {"token": [1] * len(flat), "turn": flat, "episode": [sum(lengths[e]) for e in episode]}[weighting]
-    mean = {"token": 1.0, "turn": np.mean(flat), "episode": np.mean([sum(turns) for turns in lengths])}[weighting]
+    of_part = {
+        "token": [1] * len(flat),
+        "turn": flat,
+        "episode": [sum(lengths[e]) for e in episode],
+    }[weighting]
+    mean = {
+        "token": 1.0,
+        "turn": np.mean(flat),
+        "episode": np.mean([sum(turns) for turns in lengths]),
+    }[weighting]
     for advantage, part, n, row in zip(advantages, of_part, flat, found, strict=True):
         assert row.tolist() == pytest.approx([0.0, *[advantage * mean / part] * n])
     ones = spread(turns_of(batch), np.ones(len(tokens)), sequences, weighting)

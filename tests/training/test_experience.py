@@ -48,7 +48,9 @@ async def test_the_server_is_asked_again_until_a_batch_is_complete(tmp_path: Pat
         (replace(batch(WHOLE), run_id=""), "It is of a trainer that named no run."),
     ],
 )
-async def test_a_batch_that_is_not_the_runs_is_refused_in_words(tmp_path: Path, delivered: Batch, why: str) -> None:
+async def test_a_batch_that_is_not_the_runs_is_refused_in_words(
+    tmp_path: Path, delivered: Batch, why: str
+) -> None:
     source = Trajectories(FakeServer(lambda _: delivered), REGISTRATION, stopping(tmp_path))
     with pytest.raises(BatchNotOurs) as refused:
         async for _ in source.batches([1], lambda: 0):
@@ -60,15 +62,22 @@ async def test_a_batch_that_is_not_the_runs_is_refused_in_words(tmp_path: Path, 
 async def test_a_batch_of_the_run_and_of_a_server_that_names_none_is_taken(tmp_path: Path) -> None:
     for run_id in ("r1", None):
         ours = replace(batch(WHOLE), run_id=run_id)
-        source = Trajectories(FakeServer(lambda _, ours=ours: ours), REGISTRATION, stopping(tmp_path))
+        source = Trajectories(
+            FakeServer(lambda _, ours=ours: ours), REGISTRATION, stopping(tmp_path)
+        )
         assert [delivered async for _, delivered in source.batches([1], lambda: 0)] == [ours]
 
 
 async def test_a_wait_without_any_new_group_ends_with_the_servers_reason(tmp_path: Path) -> None:
-    source = Trajectories(FakeServer(lambda _: None), REGISTRATION, stopping(tmp_path), patience_s=0.1)
+    source = Trajectories(
+        FakeServer(lambda _: None), REGISTRATION, stopping(tmp_path), patience_s=0.1
+    )
     with pytest.raises(
         NoExperience,
-        match=r"No new group reached .* Nobody is here\. No environment was heard of .* in score\(\)\. Look into",
+        match=(
+            r"No new group reached .* Nobody is here\. No environment was heard of .* in "
+            r"score\(\)\. Look into"
+        ),
     ):
         async for _ in source.batches([1], lambda: 0):
             pass
@@ -85,12 +94,16 @@ def test_progress_renews_the_patience() -> None:
 
 
 def test_a_living_environment_renews_the_patience_for_half_an_hour_at_most() -> None:
-    """One group of a large model may take longer than the patience with an environment that is gone."""
+    """One group of a large model may take longer than the patience with an environment that is
+    gone.
+    """
     times = iter([0.0, 130.0, 260.0, GROUP_S - 1, GROUP_S])
     patience = BatchWait(120.0, clock=lambda: next(times))
     for _ in range(3):
         patience.check(0, True, NotReady("No batch."))
-    with pytest.raises(NoExperience, match=r"for 1800 s.* An environment is alive, but its rollouts do not end"):
+    with pytest.raises(
+        NoExperience, match=r"for 1800 s.* An environment is alive, but its rollouts do not end"
+    ):
         patience.check(0, True, NotReady("No batch."))
 
 
@@ -120,7 +133,9 @@ async def test_a_server_that_is_away_for_a_while_costs_patience_and_no_more(tmp_
             raise NotReady("Nobody answers.")
 
     answers = iter([None, None, batch(WHOLE)])
-    source = Trajectories(Away(lambda _: next(answers)), REGISTRATION, stopping(tmp_path), patience_s=5)
+    source = Trajectories(
+        Away(lambda _: next(answers)), REGISTRATION, stopping(tmp_path), patience_s=5
+    )
     assert [step async for step, _ in source.batches([1], lambda: 0)] == [1]
 
 
@@ -136,7 +151,9 @@ async def test_asked_to_stop_now_it_waits_for_no_batch(tmp_path: Path) -> None:
     assert [step async for step, _ in source.batches([1, 2], lambda: 0)] == []
 
 
-async def test_asked_to_stop_after_the_step_it_still_serves_the_batch_under_way(tmp_path: Path) -> None:
+async def test_asked_to_stop_after_the_step_it_still_serves_the_batch_under_way(
+    tmp_path: Path,
+) -> None:
     stop = stopping(tmp_path)
     answers = iter([None, None, batch(WHOLE), batch(WHOLE)])
     source = Trajectories(FakeServer(lambda _: next(answers)), REGISTRATION, stop)

@@ -54,7 +54,9 @@ def test_the_words_of_another_process_or_before_a_kill_are_not_taken_for_its_own
 
 
 @pytest.mark.parametrize("words", [None, b"{", b'{"role": "trainer"}'])
-def test_a_program_that_left_no_words_is_read_from_its_log(folder: Path, words: bytes | None) -> None:
+def test_a_program_that_left_no_words_is_read_from_its_log(
+    folder: Path, words: bytes | None
+) -> None:
     file = folder / "control" / "failure.json"
     file.write_bytes(words) if words else file.unlink()
     failed = died(folder, "trainer", 1)

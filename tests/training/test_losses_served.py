@@ -1,4 +1,6 @@
-"""The trainer's policy on a real service and the torch engine: what each loss does to the weights, in float64."""
+"""The trainer's policy on a real service and the torch engine: what each loss does to the weights,
+in float64.
+"""
 
 from __future__ import annotations
 
@@ -74,11 +76,16 @@ class Served:
     def weights(self) -> dict[str, Tensor]:
         """Of the newest adapter, by name."""
         adapter = self.engine._adapters[[*self.engine._adapters][-1]]
-        return {name: tensor.clone() for name, tensor in adapter.layout.named(adapter.flat.clone()).items()}
+        return {
+            name: tensor.clone()
+            for name, tensor in adapter.layout.named(adapter.flat.clone()).items()
+        }
 
 
 @asynccontextmanager
-async def computing(folder: Path, monkeypatch: pytest.MonkeyPatch, **options: Any) -> AsyncIterator[Served]:
+async def computing(
+    folder: Path, monkeypatch: pytest.MonkeyPatch, **options: Any
+) -> AsyncIterator[Served]:
     import service.live_service as scenes
 
     monkeypatch.setattr(scenes, "InProcess", Computing)
@@ -98,7 +105,9 @@ async def served(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> AsyncIterat
 
 
 def drawn(count: int, *, seed: int = 0) -> list[Example]:
-    """Prompts, answers, a further prompt in the middle, answers: advantages of both signs, one of them 0."""
+    """Prompts, answers, a further prompt in the middle, answers: advantages of both signs, one of
+    them 0.
+    """
     random = np.random.default_rng(seed)
     made: list[Example] = []
     for number in range(count):
@@ -108,19 +117,32 @@ def drawn(count: int, *, seed: int = 0) -> list[Example]:
     return made
 
 
-def sampled(examples: Sequence[Example], logprobs: Sequence[np.ndarray], *, gap: float, seed: int = 1) -> list[Example]:
+def sampled(
+    examples: Sequence[Example], logprobs: Sequence[np.ndarray], *, gap: float, seed: int = 1
+) -> list[Example]:
     """The same, sampled by a policy whose log-probabilities are `gap` away, on average."""
     random = np.random.default_rng(seed)
     return [
-        replace(one, logprobs_N=np.where(one.actions_N, row + random.normal(0, gap, len(row)), 0).astype(np.float32))
+        replace(
+            one,
+            logprobs_N=np.where(one.actions_N, row + random.normal(0, gap, len(row)), 0).astype(
+                np.float32
+            ),
+        )
         for one, row in zip(examples, logprobs, strict=True)
     ]
 
 
 def loss_of(name: str, lp: Tensor, one: Example, config: Mapping[str, float]) -> Tensor:
-    """The losses of `docs/training-service.md`, summed over a sequence's sampled tokens, in float64."""
+    """The losses of `docs/training-service.md`, summed over a sequence's sampled tokens, in
+    float64.
+    """
     taken = torch.from_numpy(one.actions_N)
-    lp, q, a = lp[taken], torch.tensor(one.logprobs_N)[taken].double(), torch.tensor(one.advantages_N)[taken].double()
+    lp, q, a = (
+        lp[taken],
+        torch.tensor(one.logprobs_N)[taken].double(),
+        torch.tensor(one.advantages_N)[taken].double(),
+    )
     settings = {**LOSSES[name].config, **config}
     low, high = settings.get("clip_low_threshold", 0.0), settings.get("clip_high_threshold", 0.0)
     ratio = (lp - q).exp()
@@ -169,9 +191,17 @@ class Exact:
         logits = self.reference.logits(one.tokens_N.tolist())
         return logits.log_softmax(-1).gather(1, torch.from_numpy(one.targets_N)[:, None])[:, 0]
 
-    def step(self, name: str, examples: Sequence[Example], config: Mapping[str, float], rate: float = RATE) -> float:
+    def step(
+        self,
+        name: str,
+        examples: Sequence[Example],
+        config: Mapping[str, float],
+        rate: float = RATE,
+    ) -> float:
         """The loss before the step; Adam without memory moves by rate * g / (|g| + epsilon)."""
-        total = torch.stack([loss_of(name, self.logprobs(one), one, config) for one in examples]).sum()
+        total = torch.stack(
+            [loss_of(name, self.logprobs(one), one, config) for one in examples]
+        ).sum()
         tensors = list(self.reference.adapter.values())
         for tensor, slope in zip(tensors, torch.autograd.grad(total, tensors), strict=True):
             with torch.no_grad():
@@ -180,7 +210,10 @@ class Exact:
 
     def differs(self, before: Mapping[str, Tensor], after: Mapping[str, Tensor]) -> float:
         """Largest difference of a step, relative to the largest change of a weight."""
-        moved = {name: tensor.detach() - before[name].double() for name, tensor in self.reference.adapter.items()}
+        moved = {
+            name: tensor.detach() - before[name].double()
+            for name, tensor in self.reference.adapter.items()
+        }
         largest = max(change.abs().max().item() for change in moved.values())
         assert largest > 1e-4
         return max(
@@ -217,7 +250,9 @@ async def test_a_step_of_every_loss_moves_the_weights_as_its_formula_says(
     assert exact.differs(before, served.weights()) < 2e-3
     assert policy.version == 1
     if loss in ("ppo", "cispo", "gspo", "stable_reinforce"):
-        clipped = sum(clipped_of(loss, lp, one, config) for lp, one in zip(logprobs, examples, strict=True))
+        clipped = sum(
+            clipped_of(loss, lp, one, config) for lp, one in zip(logprobs, examples, strict=True)
+        )
         assert passed.clipped == clipped and (clipped > 0 or loss == "stable_reinforce")
     else:
         assert passed.clipped is None
@@ -227,7 +262,9 @@ async def test_a_step_of_every_loss_moves_the_weights_as_its_formula_says(
 async def test_minibatches_are_further_steps_from_the_weights_that_the_last_one_left(
     served: Served, tmp_path: Path
 ) -> None:
-    """Two times through a batch, three steps each: ratios move away from 1, and the later steps clip."""
+    """Two times through a batch, three steps each: ratios move away from 1, and the later steps
+    clip.
+    """
     policy = await served.policy(loss="ppo", epochs=2, minibatches=3)
     before, exact = served.weights(), Exact(served.weights())
     plain = drawn(6)[1:]
@@ -244,7 +281,9 @@ async def test_minibatches_are_further_steps_from_the_weights_that_the_last_one_
 
 
 @pytest.mark.runs
-async def test_the_reference_is_the_base_model_before_and_after_training_and_publishes_nothing(served: Served) -> None:
+async def test_the_reference_is_the_base_model_before_and_after_training_and_publishes_nothing(
+    served: Served,
+) -> None:
     policy = await served.policy(loss="importance_sampling")
     examples = drawn(3)
     await policy.publish()
@@ -258,7 +297,9 @@ async def test_the_reference_is_the_base_model_before_and_after_training_and_pub
     sampled_before = await answered()
     first = await policy.reference(examples)
     assert await answered() == sampled_before
-    await asyncio.gather(policy.forward_backward(sampled(examples, first, gap=0.1)), policy.optim_step(RATE))
+    await asyncio.gather(
+        policy.forward_backward(sampled(examples, first, gap=0.1)), policy.optim_step(RATE)
+    )
     again = await policy.reference(examples)
     assert await answered() == sampled_before
     await policy.publish()
@@ -280,7 +321,8 @@ async def test_log_probabilities_at_the_temperature_make_the_expected_step_of_a_
 ) -> None:
     """Summed over the likeliest tokens, each as often as it would be drawn.
 
-    Where the log-probabilities are those at 1, as another service gives them, the tokens that 0.5 prefers count more.
+    Where the log-probabilities are those at 1, as another service gives them, the tokens that 0.5
+    prefers count more.
     """
     temperature, prompt = 0.5, [380, 327, 337, 561]
     async with computing(tmp_path / "service", monkeypatch, sample_logprobs="tempered") as served:
@@ -290,14 +332,23 @@ async def test_log_probabilities_at_the_temperature_make_the_expected_step_of_a_
         body = {"input_ids": prompt, "sampling_params": asked, "return_logprob": True}
         status, answers = await served.ask(f"/runs/{RUN}/generate", **body)
         assert status == 200, answers
-        told = {token: lp for one in answers for lp, token, _ in one["meta_info"]["output_token_logprobs"]}
+        told = {
+            token: lp
+            for one in answers
+            for lp, token, _ in one["meta_info"]["output_token_logprobs"]
+        }
         logits = Exact(served.weights()).reference.logits(prompt)[-1].detach()
-        plain, tempered = logits.log_softmax(-1).numpy(), (logits / temperature).log_softmax(-1).numpy()
+        plain, tempered = (
+            logits.log_softmax(-1).numpy(),
+            (logits / temperature).log_softmax(-1).numpy(),
+        )
         assert len(told) > 1
         assert [*told.values()] == pytest.approx([tempered[token] for token in told], abs=1e-4)
 
         async def stepped(drawn_by: np.ndarray, recorded: np.ndarray) -> Tensor:
-            """The adapter after a step on each token, weighed by how often it is drawn; scores are arbitrary."""
+            """The adapter after a step on each token, weighed by how often it is drawn; scores are
+            arbitrary.
+            """
             policy = await served.policy()
             scores = np.linspace(-1, 1, len(logits)) * np.exp(drawn_by) * 100
             examples = [
@@ -308,7 +359,8 @@ async def test_log_probabilities_at_the_temperature_make_the_expected_step_of_a_
             return torch.cat([tensor.ravel() for tensor in served.weights().values()])
 
         at_one, corrected, biased = [
-            await stepped(*pair) for pair in ((plain, plain), (tempered, tempered), (tempered, plain))
+            await stepped(*pair)
+            for pair in ((plain, plain), (tempered, tempered), (tempered, plain))
         ]
     assert (at_one - corrected).abs().max() < 1e-4
     assert (at_one - biased).abs().max() > 1e-2

@@ -1,7 +1,8 @@
-"""The multi-turn seed's own functions and ours, on the same random episodes: equal advantages, equal datums.
+"""The multi-turn seed's own functions and ours, on the same random episodes: equal advantages,
+equal datums.
 
-The seed normalises all turns in float32, then draws some of them; its order is kept here. Equal means to 2e-7, relative
-above 1, where that is less than two steps of float32.
+The seed normalises all turns in float32, then draws some of them; its order is kept here. Equal
+means to 2e-7, relative above 1, where that is less than two steps of float32.
 """
 
 from __future__ import annotations
@@ -33,8 +34,15 @@ def seed_functions() -> dict[str, Any]:
 
     wanted = {"augment_transitions_with_advantages", "make_training_data"}
     tree = ast.parse(PROGRAM.read_text())
-    tree.body = [node for node in tree.body if isinstance(node, ast.FunctionDef) and node.name in wanted]
-    names: dict[str, Any] = {"np": np, "torch": torch, "types": tinker.types, "TensorData": TensorData}
+    tree.body = [
+        node for node in tree.body if isinstance(node, ast.FunctionDef) and node.name in wanted
+    ]
+    names: dict[str, Any] = {
+        "np": np,
+        "torch": torch,
+        "types": tinker.types,
+        "TensorData": TensorData,
+    }
     exec(compile(tree, str(PROGRAM), "exec"), names)  # noqa: S102 - a file of this project's own tests
     return names
 
@@ -63,12 +71,18 @@ def as_batch(episodes: list[list[dict[str, Any]]]) -> Batch:
                 masks=tuple((*[MASKED] * len(t["obs_tokens"]), *t["act_tokens"]) for _, t in turns),
                 scores=tuple(0.0 for _ in turns),
                 logprobs=tuple(
-                    (*[CONTEXT_LOGPROB] * len(turn["obs_tokens"]), *turn["act_logprobs"]) for _, turn in turns
+                    (*[CONTEXT_LOGPROB] * len(turn["obs_tokens"]), *turn["act_logprobs"])
+                    for _, turn in turns
                 ),
                 versions=(),
                 episodes=tuple(number for number, _ in turns),
                 spans=tuple(
-                    Span(sequence=i, start=start, stop=start + len(turn["act_tokens"]), reward=turn["reward"])
+                    Span(
+                        sequence=i,
+                        start=start,
+                        stop=start + len(turn["act_tokens"]),
+                        reward=turn["reward"],
+                    )
                     for i, (start, (_, turn)) in enumerate(zip(starts, turns, strict=True))
                 ),
             ),
@@ -90,7 +104,11 @@ def test_advantages_and_datums_are_those_of_the_multi_turn_seed(seed: int, use_r
     np.random.seed(seed)
     chosen = theirs["augment_transitions_with_advantages"](episodes, config)
     np.random.seed(seed)
-    order = range(num_turns) if batch_size == num_turns else np.random.choice(num_turns, batch_size, replace=False)
+    order = (
+        range(num_turns)
+        if batch_size == num_turns
+        else np.random.choice(num_turns, batch_size, replace=False)
+    )
 
     turns, loss = turns_of(batch), find_kind("importance_sampling")
     advantages_K = estimate(turns, "rebn" if use_rebn else "reinforce", GAMMA)
@@ -106,4 +124,6 @@ def test_advantages_and_datums_are_those_of_the_multi_turn_seed(seed: int, use_r
         assert ours.model_input.to_ints() == datum.model_input.to_ints()
         for name, expected in datum.loss_fn_inputs.items():
             assert ours.loss_fn_inputs[name].dtype == expected.dtype
-            assert ours.loss_fn_inputs[name].data == pytest.approx(expected.data, rel=2e-7, abs=2e-7), name
+            assert ours.loss_fn_inputs[name].data == pytest.approx(
+                expected.data, rel=2e-7, abs=2e-7
+            ), name

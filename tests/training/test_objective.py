@@ -1,4 +1,6 @@
-"""The objective: KL penalties, corrections for older data, the environment's own advantages, minibatches."""
+"""The objective: KL penalties, corrections for older data, the environment's own advantages,
+minibatches.
+"""
 
 from __future__ import annotations
 
@@ -24,7 +26,9 @@ from .fakes import FakePolicy, batch, example
 KL = {"kl_coef": 0.5, "advantage": "group_mean"}
 
 
-async def trained(config: TrainerSettings, given: Batch, policy: FakePolicy | None = None) -> TrainingBatch:
+async def trained(
+    config: TrainerSettings, given: Batch, policy: FakePolicy | None = None
+) -> TrainingBatch:
     return await Objective(config, policy or FakePolicy()).training_batch(given)
 
 
@@ -40,20 +44,27 @@ async def test_without_options_the_advantages_of_a_group_are_those_of_its_scores
 
 
 async def test_a_kl_penalty_in_the_reward_is_taken_off_before_the_baseline() -> None:
-    """Two sampled tokens, each 0.25 nats above the reference: 2 x 0.25 x 0.5 off every score, which cancels."""
+    """Two sampled tokens, each 0.25 nats above the reference: 2 x 0.25 x 0.5 off every score, which
+    cancels.
+    """
     policy = FakePolicy()
     policy.divergence = 0.25
     found = await trained(TrainerSettings(**KL), batch([0.0, 1.0]), policy)
     assert found.kl_reference == pytest.approx(0.25)
     assert advantages(found) == [[-0.5, -0.5], [0.5, 0.5]]
     assert found.turns.scores_E.tolist() == [0.0, 1.0], "what is told of scores knows no penalty"
-    found = await trained(TrainerSettings(**{**KL, "advantage": "reinforce"}), batch([0.0, 1.0]), policy)
+    found = await trained(
+        TrainerSettings(**{**KL, "advantage": "reinforce"}), batch([0.0, 1.0]), policy
+    )
     assert advantages(found) == [[-0.25, -0.25], [0.75, 0.75]]
 
 
-async def test_the_implicit_reward_gap_is_how_much_further_better_answers_were_made_likely() -> None:
-    """Nats per token: in the first group the better answer is 0.5 likelier than by the reference, the worse one 0.1
-    less likely; in the second group no answer is better."""
+async def test_the_implicit_reward_gap_is_how_much_further_better_answers_were_made_likely() -> (
+    None
+):
+    """Nats per token: in the first group the better answer is 0.5 likelier than by the reference,
+    the worse one 0.1 less likely; in the second group no answer is better.
+    """
     (first, second) = batch([0.0, 1.0], [1.0, 1.0]).groups
     own = ((0.0, 0.0, -0.4, -0.15), (0.0, 0.0, -1.0, -0.75))
     groups = (replace(first, ref_logprobs=own), replace(second, ref_logprobs=own))
@@ -65,15 +76,21 @@ async def test_the_implicit_reward_gap_is_how_much_further_better_answers_were_m
     assert without.implicit_reward_gap is None, "no reference is asked"
 
 
-async def test_an_answer_too_long_for_its_reference_is_left_out_of_the_implicit_reward_gap() -> None:
-    """The only better answer is too long: nothing is known of how far it has moved, which is not 0."""
+async def test_an_answer_too_long_for_its_reference_is_left_out_of_the_implicit_reward_gap() -> (
+    None
+):
+    """The only better answer is too long: nothing is known of how far it has moved, which is not
+    0.
+    """
     (group,) = batch([0.0, 1.0]).groups
     tokens, logprobs = (group.tokens[0], (1, *[2] * 8)), (group.logprobs[0], (1.0, *[-0.5] * 8))
     masks = (group.masks[0], (-100, *[2] * 8))
     longer = replace(group, tokens=tokens, masks=masks, logprobs=logprobs)
     policy = FakePolicy()
     policy.divergence = 0.25
-    found = await trained(TrainerSettings(**KL, max_token_trainer_length=8), Batch(groups=(longer,)), policy)
+    found = await trained(
+        TrainerSettings(**KL, max_token_trainer_length=8), Batch(groups=(longer,)), policy
+    )
     assert found.implicit_reward_gap is None
 
 
@@ -91,21 +108,31 @@ async def test_a_batch_of_nothing_but_too_long_sequences_asks_the_reference_noth
     policy = FakePolicy()
     (group,) = batch([0.0, 1.0]).groups
     longer = replace(
-        group, tokens=((1, *[2] * 8),) * 2, masks=((-100, *[2] * 8),) * 2, logprobs=((1.0, *[-0.5] * 8),) * 2
+        group,
+        tokens=((1, *[2] * 8),) * 2,
+        masks=((-100, *[2] * 8),) * 2,
+        logprobs=((1.0, *[-0.5] * 8),) * 2,
     )
-    found = await trained(TrainerSettings(**KL, max_token_trainer_length=8), Batch(groups=(longer,)), policy)
+    found = await trained(
+        TrainerSettings(**KL, max_token_trainer_length=8), Batch(groups=(longer,)), policy
+    )
     assert (policy.calls, found.examples.useful) == ([], ())
 
 
-async def test_what_rewards_lack_of_the_score_the_last_turn_earns_unless_they_are_values_of_states() -> None:
+async def test_what_rewards_lack_of_the_score_the_last_turn_earns_unless_they_are_values_of_states() -> (
+    None
+):
     (group,) = batch([1.0, 0.0]).groups
     spans = tuple(
-        Span(sequence=s, start=2 + t, stop=3 + t, reward=r) for s, t, r in ((0, 0, 0.25), (0, 1, 0.5), (1, 0, 0.0))
+        Span(sequence=s, start=2 + t, stop=3 + t, reward=r)
+        for s, t, r in ((0, 0, 0.25), (0, 1, 0.5), (1, 0, 0.0))
     )
     given = Batch(groups=(replace(group, spans=spans),))
     by_rewards = await trained(TrainerSettings(advantage="reinforce", gamma=0.0), given)
     assert by_rewards.advantages_K.tolist() == [0.25, 0.75, 0.0]
-    by_states = await trained(TrainerSettings(advantage="reinforce", gamma=0.0, turn_rewards="states"), given)
+    by_states = await trained(
+        TrainerSettings(advantage="reinforce", gamma=0.0, turn_rewards="states"), given
+    )
     assert by_states.advantages_K.tolist() == [0.25, 0.25, 0.0]
 
 
@@ -162,20 +189,30 @@ async def test_tokens_of_an_older_version_count_by_their_importance(
     expected = [-0.5 * factor] * 2 + [0.5 * factor] * 2 if factor else []
     assert [*chain(*advantages(found))] == pytest.approx(expected)
     for one in found.examples.useful:  # the loss's own ratio starts from the present policy
-        assert one.logprobs_N[one.actions_N].tolist() == pytest.approx([-0.5 + drift, -0.25 + drift])
+        assert one.logprobs_N[one.actions_N].tolist() == pytest.approx(
+            [-0.5 + drift, -0.25 + drift]
+        )
 
 
-async def test_tokens_sampled_at_another_temperature_count_by_their_importance_also_of_the_present_version() -> None:
-    """The penalty, too, is of the present policy's log-probability then: 0.25 + log 1.5 nats above the reference."""
+async def test_tokens_sampled_at_another_temperature_count_by_their_importance_also_of_the_present_version() -> (
+    None
+):
+    """The penalty, too, is of the present policy's log-probability then: 0.25 + log 1.5 nats above
+    the reference.
+    """
     policy = FakePolicy(version=3)
     policy.drift, policy.tempered = np.log(1.5), True
     given = batch([0.0, 1.0], version=3)
-    corrected = await trained(TrainerSettings(advantage="group_mean", correction="truncate", loss="ppo"), given, policy)
+    corrected = await trained(
+        TrainerSettings(advantage="group_mean", correction="truncate", loss="ppo"), given, policy
+    )
     assert [*chain(*advantages(corrected))] == pytest.approx([-0.75] * 2 + [0.75] * 2)
     (group,) = given.groups
     referred = Batch(groups=(replace(group, ref_logprobs=((0.0, 0.0, -0.75, -0.5),) * 2),))
     config = TrainerSettings(**KL, reference="environment", correction="truncate")
-    assert (await trained(config, referred, policy)).kl_reference == pytest.approx(0.25 + np.log(1.5))
+    assert (await trained(config, referred, policy)).kl_reference == pytest.approx(
+        0.25 + np.log(1.5)
+    )
     by_its_own_ratio = await trained(TrainerSettings(advantage="group_mean"), given, policy)
     assert advantages(by_its_own_ratio) == [[-0.5, -0.5], [0.5, 0.5]]
     assert by_its_own_ratio.examples.useful[0].logprobs_N.tolist() == [0.0, -0.5, -0.25]
@@ -196,7 +233,9 @@ async def test_tokens_sampled_at_another_temperature_count_by_their_importance_a
 def test_a_temperature_is_corrected_where_a_ratio_weighs_every_token(
     temperature: float, trainer: dict[str, object], corrected: bool
 ) -> None:
-    """A loss that clips the ratio would leave tokens out by how they were sampled; greedy answers have no ratio."""
+    """A loss that clips the ratio would leave tokens out by how they were sampled; greedy answers
+    have no ratio.
+    """
     settings = Settings(env={"temperature": temperature}, trainer=TrainerSettings(**trainer))  # type: ignore[arg-type]
     assert settings.corrects_temperature is corrected
 
@@ -221,7 +260,9 @@ async def test_data_of_the_present_version_needs_no_correction_and_no_further_pa
 
 
 async def test_tokens_of_the_present_version_are_corrected_where_the_sampler_is_not_exact() -> None:
-    """They were drawn by something that computes other probabilities. What is compared stays the sampler's."""
+    """They were drawn by something that computes other probabilities. What is compared stays the
+    sampler's.
+    """
     policy = FakePolicy(version=3)
     policy.drift, policy.exact = np.log(1.5), False
     given = batch([0.0, 1.0], version=3)
@@ -230,10 +271,14 @@ async def test_tokens_of_the_present_version_are_corrected_where_the_sampler_is_
     assert policy.calls == ["forward"]
     assert [*chain(*advantages(found))] == pytest.approx([-0.75] * 2 + [0.75] * 2)
     for one in found.examples.useful:
-        assert one.logprobs_N[one.actions_N].tolist() == pytest.approx([-0.5 + np.log(1.5), -0.25 + np.log(1.5)])
+        assert one.logprobs_N[one.actions_N].tolist() == pytest.approx(
+            [-0.5 + np.log(1.5), -0.25 + np.log(1.5)]
+        )
         assert one.sampled_N[one.actions_N].tolist() == [-0.5, -0.25]
     passed = [one.logprobs_N for one in found.examples.useful]
-    assert agreement(found.examples.useful, passed, 3)["kl_sample_train_v1"] == pytest.approx(-np.log(1.5))
+    assert agreement(found.examples.useful, passed, 3)["kl_sample_train_v1"] == pytest.approx(
+        -np.log(1.5)
+    )
 
 
 @pytest.mark.parametrize(
@@ -245,7 +290,8 @@ async def test_tokens_of_the_present_version_are_corrected_where_the_sampler_is_
         ({"correction": "mask"}, False, True, "mask"),
         ({"correction": "mask"}, True, True, "mask"),
         ({"loss": "ppo"}, False, False, "truncate"),
-        ({"loss": "cross_entropy"}, False, False, "none"),  # it reads no log-probabilities, and groups may have none
+        # it reads no log-probabilities, and groups may have none
+        ({"loss": "cross_entropy"}, False, False, "none"),
     ],
 )
 def test_importance_is_truncated_where_the_sampler_is_not_exact_unless_a_correction_was_given(
@@ -292,7 +338,10 @@ def test_minibatches_hold_every_example_once_in_every_epoch_in_an_order_of_their
     config = TrainerSettings(epochs=2, minibatches=3, loss="ppo")
 
     def drawn(step: int) -> list[list[int]]:
-        return [[int(one.tokens_N[0]) for one in part] for part in minibatches(examples, config, 7, step)]
+        return [
+            [int(one.tokens_N[0]) for one in part]
+            for part in minibatches(examples, config, 7, step)
+        ]
 
     parts = drawn(1)
     assert [len(part) for part in parts] == [3, 3, 4] * 2
@@ -321,7 +370,9 @@ def test_a_batch_is_one_pass_in_its_own_order_unless_asked_otherwise() -> None:
         ({"loss_config": {"beta": float("nan")}, "loss": "dro"}, "finite"),
     ],
 )
-def test_settings_that_do_not_go_together_are_refused(settings: dict[str, object], told: str) -> None:
+def test_settings_that_do_not_go_together_are_refused(
+    settings: dict[str, object], told: str
+) -> None:
     with pytest.raises(ValidationError, match=told):
         TrainerSettings(**settings)  # type: ignore[arg-type]
 

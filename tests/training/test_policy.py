@@ -35,7 +35,9 @@ async def fails(error: Exception) -> None:
 
 
 def answer(loss: float, *rows: list[float]) -> Any:
-    outputs = [{"logprobs": SimpleNamespace(to_numpy=lambda row=row: np.array(row))} for row in rows]
+    outputs = [
+        {"logprobs": SimpleNamespace(to_numpy=lambda row=row: np.array(row))} for row in rows
+    ]
     return SimpleNamespace(metrics={"loss:sum": loss}, loss_fn_outputs=outputs)
 
 
@@ -61,13 +63,17 @@ def test_a_pass_is_read_as_its_summed_loss_and_one_row_per_example() -> None:
     "spoilt", [answer(math.nan, [-1.0]), answer(math.inf, [-1.0]), answer(-1.0, [-1.0], [math.nan])]
 )
 def test_a_loss_that_is_not_finite_is_told_with_cause_and_remedy(spoilt: Any) -> None:
-    with pytest.raises(LossNotFinite, match=r"The loss is .* learning rate is too high\. Resume from the last"):
+    with pytest.raises(
+        LossNotFinite, match=r"The loss is .* learning rate is too high\. Resume from the last"
+    ):
         _finite_pass(spoilt)
 
 
 async def test_a_refusal_of_the_service_becomes_one_sentence() -> None:
     promise = SentCall(fails(ValueError("no such model")), "create_model", lambda value: value)
-    with pytest.raises(ServiceFailed, match=r"create_model raised ValueError: no such model\. Look into logs"):
+    with pytest.raises(
+        ServiceFailed, match=r"create_model raised ValueError: no such model\. Look into logs"
+    ):
         await promise
 
 
@@ -78,7 +84,9 @@ async def test_a_service_that_never_answers_is_given_up(monkeypatch: pytest.Monk
 
 
 async def test_cancelling_the_trainer_is_not_a_failure_of_the_service() -> None:
-    redeeming = asyncio.ensure_future(SentCall(asyncio.Event().wait(), "publish", lambda value: value))
+    redeeming = asyncio.ensure_future(
+        SentCall(asyncio.Event().wait(), "publish", lambda value: value)
+    )
     await asyncio.sleep(0)
     redeeming.cancel()
     with pytest.raises(asyncio.CancelledError):
@@ -90,7 +98,10 @@ def refused(sentence: str, category: str) -> Exception:
     from tinker import RequestFailedError
     from tinker.types import RequestErrorCategory
 
-    message = f"Request failed: {sentence} for self.request_id='r1' and expected type self.model_cls=<class 'X'>"
+    message = (
+        f"Request failed: {sentence} for self.request_id='r1' and expected type "
+        "self.model_cls=<class 'X'>"
+    )
     return RequestFailedError(message, request_id="r1", category=RequestErrorCategory(category))
 
 
@@ -101,23 +112,31 @@ async def redeem(error: Exception) -> None:
 async def test_a_pass_that_the_engine_refuses_as_not_finite_is_a_diverged_loss() -> None:
     with pytest.raises(LossNotFinite) as caught:
         await redeem(
-            refused("[nan_loss] The loss is not finite at datum 3, position 7. Lower the learning rate.", "user")
+            refused(
+                "[nan_loss] The loss is not finite at datum 3, position 7. Lower the learning "
+                "rate.",
+                "user",
+            )
         )
-    assert caught.value.what == "The loss is not finite at datum 3, position 7. Lower the learning rate."
+    assert (
+        caught.value.what
+        == "The loss is not finite at datum 3, position 7. Lower the learning rate."
+    )
     assert "lower trainer.learning_rate" in caught.value.next
 
 
 async def test_what_the_service_says_of_a_request_is_told_in_its_own_words() -> None:
     with pytest.raises(RequestRefused) as caught:
         await redeem(refused("There is no loss 'x'. Did you mean 'ppo'?", "user"))
-    assert (
-        caught.value.sentence
-        == "The training service refused forward_backward: There is no loss 'x'. Did you mean 'ppo'?"
+    assert caught.value.sentence == (
+        "The training service refused forward_backward: There is no loss 'x'. Did you mean 'ppo'?"
     )
 
 
 async def test_a_failure_on_the_services_side_sends_the_reader_to_its_logs() -> None:
-    with pytest.raises(ServiceFailed, match=r"failed at forward_backward: It broke\. Look into logs"):
+    with pytest.raises(
+        ServiceFailed, match=r"failed at forward_backward: It broke\. Look into logs"
+    ):
         await redeem(refused("It broke.", "server"))
 
 
@@ -136,7 +155,9 @@ def counting(version: int, *metrics: dict[str, float]) -> Policy:
 async def test_the_services_count_of_optimiser_steps_is_held_against_our_own() -> None:
     policy = counting(4, {"policy_version:max": 5.0}, {"policy_version:max": 7.0})
     assert await policy.optim_step(0.1) == 5
-    with pytest.raises(VersionsDiffer, match="The service has taken 7 optimiser steps, the trainer counts 6"):
+    with pytest.raises(
+        VersionsDiffer, match="The service has taken 7 optimiser steps, the trainer counts 6"
+    ):
         await policy.optim_step(0.1)
 
 
@@ -158,7 +179,9 @@ os._exit(code)
 
 
 class Silent(BaseHTTPRequestHandler):
-    """A service that says it is well, and answers nothing else: as one behind a proxy that takes requests in."""
+    """A service that says it is well, and answers nothing else: as one behind a proxy that takes
+    requests in.
+    """
 
     let_go = threading.Event()
 
@@ -189,7 +212,9 @@ def test_a_trainer_whose_service_opens_no_session_ends_and_says_so(tmp_path: Pat
         (tmp_path / "wiring.json").write_text(json.dumps(wiring))
         command = [sys.executable, "-c", SESSION_OF_AN_INSTANT, str(tmp_path)]
         try:
-            ended = subprocess.run(command, env=environ.for_loopback(), capture_output=True, timeout=60)
+            ended = subprocess.run(
+                command, env=environ.for_loopback(), capture_output=True, timeout=60
+            )
         finally:
             Silent.let_go.set()
             server.shutdown()
@@ -198,14 +223,20 @@ def test_a_trainer_whose_service_opens_no_session_ends_and_says_so(tmp_path: Pat
     assert url in failure["what"] and "HTTP_PROXY" in failure["next"]
 
 
-def test_what_a_trainer_waits_for_at_its_start_ends_before_its_supervisor_gives_it_up(tmp_path: Path) -> None:
-    """Each wait has a reason of its own; the supervisor only knows that the trainer is not ready."""
+def test_what_a_trainer_waits_for_at_its_start_ends_before_its_supervisor_gives_it_up(
+    tmp_path: Path,
+) -> None:
+    """Each wait has a reason of its own; the supervisor only knows that the trainer is not
+    ready.
+    """
     with listen().socket as bound:
         context = RunContext(
             path=tmp_path,
             run_name="sums",
             settings=Settings(),
-            environment=EnvironmentProgram(name="s", path=tmp_path, interpreter="python", working_directory=tmp_path),
+            environment=EnvironmentProgram(
+                name="s", path=tmp_path, interpreter="python", working_directory=tmp_path
+            ),
             base_model=TINY,
             service=Listener(bound),
             inference=Server(url="http://127.0.0.1:1"),

@@ -31,7 +31,9 @@ def test_without_a_request_training_goes_on(tmp_path: Path) -> None:
         ("[]", "now"),
     ],
 )
-def test_the_stop_file_is_understood_and_half_a_request_is_still_one(tmp_path: Path, text: str, mode: str) -> None:
+def test_the_stop_file_is_understood_and_half_a_request_is_still_one(
+    tmp_path: Path, text: str, mode: str
+) -> None:
     request = Stopping(written(tmp_path, text)).request()
     assert request == StopRequest(mode, "a stop was requested")  # type: ignore[arg-type]
 
@@ -61,4 +63,6 @@ def test_the_time_limit_counts_from_the_start_of_training(tmp_path: Path) -> Non
     now = 1059.9
     assert stopping.request() is None
     now = 1060.0
-    assert stopping.request() == StopRequest("now", "the limit of 1 minutes is reached", "time_limit")
+    assert stopping.request() == StopRequest(
+        "now", "the limit of 1 minutes is reached", "time_limit"
+    )

@@ -1,4 +1,6 @@
-"""The trainer as a process, with the real SDK against the real service (scripted engine) and trajectory server."""
+"""The trainer as a process, with the real SDK against the real service (scripted engine) and
+trajectory server.
+"""
 
 from __future__ import annotations
 
@@ -21,21 +23,34 @@ FOUR_STEPS = {"total_steps": 4, "checkpoint_every": 2, "eval_every": 0}
 FOR_EVER = {"total_steps": 1000, "checkpoint_every": 0, "eval_every": 0}
 
 
-def test_a_run_trains_to_its_last_step_without_torch_and_leaves_its_final_weights(make_run: MakeRun) -> None:
+def test_a_run_trains_to_its_last_step_without_torch_and_leaves_its_final_weights(
+    make_run: MakeRun,
+) -> None:
     run = make_run("whole", trainer=FOUR_STEPS)
     trainer = run.train()
     run.play()
     within(20, "the trainer is ready", (run.path / "control" / "trainer.ready").exists)
     run.after_step(1)
-    mapped = Path(f"/proc/{trainer.popen.pid}/maps").read_text() if trainer.popen.poll() is None else ""
+    mapped = (
+        Path(f"/proc/{trainer.popen.pid}/maps").read_text() if trainer.popen.poll() is None else ""
+    )
     assert "libtorch" not in mapped
     assert trainer.exit_code() == 0, trainer.text
 
     rows = run.rows()
-    assert [(row["step"], row["policy/version"]) for row in rows] == [(1, 1), (2, 2), (3, 3), (4, 4)]
+    assert [(row["step"], row["policy/version"]) for row in rows] == [
+        (1, 1),
+        (2, 2),
+        (3, 3),
+        (4, 4),
+    ]
     assert all(row["policy/staleness_max"] == 0 for row in rows), "on-policy"
-    assert all(row["kl_sample_train_v2"] < 1e-9 and row["logprobs/absdiff_max"] < 1e-5 for row in rows)
-    assert all(row["tokens/compared"] == row["tokens/action"] for row in rows), "every token is of the own version"
+    assert all(
+        row["kl_sample_train_v2"] < 1e-9 and row["logprobs/absdiff_max"] < 1e-5 for row in rows
+    )
+    assert all(row["tokens/compared"] == row["tokens/action"] for row in rows), (
+        "every token is of the own version"
+    )
     assert [row["name"] for row in run.checkpoints()] == ["step-000000", "step-000002", "final"]
     assert run.events("notice") == []
 
@@ -64,7 +79,9 @@ def test_where_the_sampler_is_not_exact_importance_is_truncated_unless_a_correct
             run.close()
     assert decided["correction"] == ("none" if given else "truncate")
     assert [row["tokens/ratio_bounded"] for row in rows] == [None if given else 0.0] * 2
-    assert all(row["kl_sample_train_v2"] > 1e-12 for row in rows), "what is compared are the sampler's own"
+    assert all(row["kl_sample_train_v2"] > 1e-12 for row in rows), (
+        "what is compared are the sampler's own"
+    )
 
 
 def saved(run: Run, tinker_path: str) -> Path:
@@ -73,12 +90,16 @@ def saved(run: Run, tinker_path: str) -> Path:
     return folder_of(run.world.folder / "service", tinker_path)
 
 
-def test_a_stop_file_lets_the_step_under_way_finish_and_writes_the_final_checkpoint(make_run: MakeRun) -> None:
+def test_a_stop_file_lets_the_step_under_way_finish_and_writes_the_final_checkpoint(
+    make_run: MakeRun,
+) -> None:
     run = make_run("stop-file", trainer=FOR_EVER)
     trainer = run.train()
     run.play()
     run.after_step(1)
-    (run.path / "control" / "stop.json").write_text(json.dumps({"mode": "after_step", "t": time.time()}))
+    (run.path / "control" / "stop.json").write_text(
+        json.dumps({"mode": "after_step", "t": time.time()})
+    )
     assert trainer.exit_code() == 0, trainer.text
     final = run.checkpoints()[-1]
     assert final["final"] is True
@@ -87,7 +108,9 @@ def test_a_stop_file_lets_the_step_under_way_finish_and_writes_the_final_checkpo
 
 
 def test_an_interrupted_run_is_resumed_where_it_stopped(make_run: MakeRun) -> None:
-    """SIGINT gives up the wait for the batch under way, writes the final checkpoint and ends well."""
+    """SIGINT gives up the wait for the batch under way, writes the final checkpoint and ends
+    well.
+    """
     run = make_run("interrupt", trainer=FOR_EVER)
     trainer = run.train()
     player = run.play()
@@ -108,8 +131,12 @@ def test_an_interrupted_run_is_resumed_where_it_stopped(make_run: MakeRun) -> No
     run.play()
     assert resumed.exit_code() == 0, resumed.text
     rows = run.rows()
-    assert [row["step"] for row in rows] == list(range(1, done + 3)), "old rows are kept, the count goes on"
-    assert [row["policy/version"] for row in rows] == list(range(1, done + 3)), "the optimiser's count too"
+    assert [row["step"] for row in rows] == list(range(1, done + 3)), (
+        "old rows are kept, the count goes on"
+    )
+    assert [row["policy/version"] for row in rows] == list(range(1, done + 3)), (
+        "the optimiser's count too"
+    )
     assert all(row["logprobs/absdiff_max"] < 1e-5 for row in rows)
     assert [row["name"] for row in run.checkpoints()] == ["step-000000", "final", "final"]
 
@@ -140,7 +167,11 @@ def test_a_second_signal_ends_at_once(make_run: MakeRun) -> None:
     run.world.service.signal(signal.SIGSTOP)  # so that the final checkpoint cannot be written
     try:
         trainer.signal(signal.SIGTERM)
-        within(5, "the first signal is seen", lambda: "SIGTERM: ending with a checkpoint" in trainer.text)
+        within(
+            5,
+            "the first signal is seen",
+            lambda: "SIGTERM: ending with a checkpoint" in trainer.text,
+        )
         trainer.signal(signal.SIGTERM)
         assert trainer.exit_code(5) == 128 + signal.SIGTERM
     finally:

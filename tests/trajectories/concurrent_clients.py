@@ -1,4 +1,5 @@
-"""Environments and trainers in threads of their own, which go on although the server is killed again and again.
+"""Environments and trainers in threads of their own, which go on although the server is killed
+again and again.
 
 Owns: how each of them insists; what it was told, and so may rely on.
 Never: kills, judges (`test_chaos` does).
@@ -52,7 +53,10 @@ class Line:
         try:
             content = None if body is None else json.dumps(body)
             connection.request(
-                method, path, content, {name.replace("_", "-"): value for name, value in headers.items()}
+                method,
+                path,
+                content,
+                {name.replace("_", "-"): value for name, value in headers.items()},
             )
             reply = connection.getresponse()
             answer = Answer(reply.status, json.loads(reply.read()))
@@ -96,7 +100,9 @@ class Events:
         """Until so many more have happened."""
         with self.changed:
             wanted = self.num + more
-            assert self.changed.wait_for(lambda: self.num >= wanted, within_s), f"{self.num} of {wanted} events"
+            assert self.changed.wait_for(lambda: self.num >= wanted, within_s), (
+                f"{self.num} of {wanted} events"
+            )
 
 
 @dataclass
@@ -120,7 +126,9 @@ class ConcurrentClients:
 
     def come(self, environments: Sequence[Work], trainers: Sequence[Work]) -> None:
         """Let them work, each in its thread."""
-        self._environments = [threading.Thread(target=self._run, args=(work,)) for work in environments]
+        self._environments = [
+            threading.Thread(target=self._run, args=(work,)) for work in environments
+        ]
         self._trainers = [threading.Thread(target=self._run, args=(work,)) for work in trainers]
         for thread in (*self._environments, *self._trainers):
             thread.start()
@@ -158,7 +166,8 @@ class ConcurrentClients:
         finally:
             line.close()
 
-    # -- environments --------------------------------------------------------------------------------------------------
+    # -- environments
+    # ----------------------------------------------------------------------------------------------
 
     def poster(self, env_id: int, first_mark: int, seed: int) -> Work:
         """An environment that sends each group, with its key, until it is told that it arrived."""
@@ -170,7 +179,9 @@ class ConcurrentClients:
                     return
                 body = group(2, mark=mark, env_id=env_id)
                 if chance.random() < 0.25:
-                    answer = line.insist("POST", "/scored_data_list", [{**body, "halteres_key": f"k{mark}"}])
+                    answer = line.insist(
+                        "POST", "/scored_data_list", [{**body, "halteres_key": f"k{mark}"}]
+                    )
                 else:
                     answer = line.insist("POST", "/scored_data", body, Idempotency_Key=f"k{mark}")
                 assert (answer.status, answer.content["status"]) == (200, "received"), answer
@@ -192,7 +203,8 @@ class ConcurrentClients:
 
         return poll
 
-    # -- trainers ------------------------------------------------------------------------------------------------------
+    # -- trainers
+    # ----------------------------------------------------------------------------------------------
 
     def leasing(self, seed: int) -> Work:
         """A trainer that acknowledges what it leased, now and then gives it back, or forgets it."""
@@ -206,7 +218,9 @@ class ConcurrentClients:
                 whim, batch_id = chance.random(), answer.content["batch_id"]
                 if whim < 0.05:
                     continue
-                settled = line.insist("POST", f"/v1/batches/{batch_id}/{'nack' if whim < 0.15 else 'ack'}")
+                settled = line.insist(
+                    "POST", f"/v1/batches/{batch_id}/{'nack' if whim < 0.15 else 'ack'}"
+                )
                 assert settled.status in (200, 409), settled
                 if whim >= 0.15 and settled.status == 200:
                     self.batches.append(marks(answer.content["batch"]))
@@ -230,7 +244,9 @@ class ConcurrentClients:
         return train
 
     def plain(self) -> Work:
-        """The original's trainer: it knows no leases. Its last batch before a reply was lost may come again."""
+        """The original's trainer: it knows no leases. Its last batch before a reply was lost may
+        come again.
+        """
 
         def train(line: Line) -> None:
             while not self._taken.is_set():

@@ -1,11 +1,11 @@
 """A server that dies as by kill -9, in process: what a test may do to it from outside.
 
-Owns: the instants of death (before, within, after a commit, or between requests), the files as death leaves them, the
-next server on those files.
-Never: knows what should come of it (`test_model` does).
+Owns: the instants of death (before, within, after a commit, or between requests), the files as
+death leaves them, the next server on those files. Never: knows what should come of it (`test_model`
+does).
 
-A death is a copy: the files as they are at that instant become the next server's; what the dead one still does happens
-to files that nobody reads again.
+A death is a copy: the files as they are at that instant become the next server's; what the dead one
+still does happens to files that nobody reads again.
 """
 
 from __future__ import annotations
@@ -32,7 +32,9 @@ from .server_fixtures import Clock, ServerFixture, opened
 
 T = TypeVar("T")
 Instant = Literal["before", "torn", "after"]
-"""When a server dies: before a commit, with its tokens but not its rows on the disk, or after it."""
+"""When a server dies: before a commit, with its tokens but not its rows on the disk, or after
+it.
+"""
 
 Leaves = Literal["never", "at once", "within"]
 """When a client hangs up."""
@@ -82,7 +84,9 @@ class MortalStore(SqliteStore):
 
 
 class KillableServer:
-    """One server after the other over the same files, and whoever talks to them, without an event loop of his own."""
+    """One server after the other over the same files, and whoever talks to them, without an event
+    loop of his own.
+    """
 
     def __init__(self, folder: Path) -> None:
         self.clock = Clock()
@@ -189,7 +193,12 @@ class _Client:
         self._app, self._leaves, self.body = scene.app, leaves, b""
 
     async def ask(self, params: dict[str, Any]) -> None:
-        scope: dict[str, Any] = {"type": "http", "method": "GET", "path": "/batch", "raw_path": b"/batch"}
+        scope: dict[str, Any] = {
+            "type": "http",
+            "method": "GET",
+            "path": "/batch",
+            "raw_path": b"/batch",
+        }
         scope |= {"query_string": urlencode(params).encode(), "headers": [(b"host", b"127.0.0.1")]}
         await self._app(scope, self._receive, self._send)
 

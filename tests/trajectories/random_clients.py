@@ -1,10 +1,11 @@
-"""Environments and trainers that play any history against a server, and look after each step whether all is well.
+"""Environments and trainers that play any history against a server, and look after each step
+whether all is well.
 
-Owns: each step that a history may have, and what it teaches the clients; the look at everything after it.
-Never: chooses the steps (`test_model` does).
+Owns: each step that a history may have, and what it teaches the clients; the look at everything
+after it. Never: chooses the steps (`test_model` does).
 
-A request under which the server died has an outcome that its client does not know: it is looked up afterwards, and must
-be all or nothing.
+A request under which the server died has an outcome that its client does not know: it is looked up
+afterwards, and must be all or nothing.
 """
 
 from __future__ import annotations
@@ -14,7 +15,18 @@ from collections.abc import Callable, Collection, Sequence
 from pathlib import Path
 from typing import TypeVar
 
-from .expected_state import ENV_TIMEOUT_S, WAITING, Env, Json, Knowledge, Lease, Posted, Seen, check_fresh, check_none
+from .expected_state import (
+    ENV_TIMEOUT_S,
+    WAITING,
+    Env,
+    Json,
+    Knowledge,
+    Lease,
+    Posted,
+    Seen,
+    check_fresh,
+    check_none,
+)
 from .killable_server import Died, Instant, KillableServer, Leaves
 from .server_fixtures import ENV, TRAINER, group
 
@@ -35,13 +47,15 @@ class RandomClients:
         self.world, self.knows = KillableServer(folder), Knowledge()
         self.listing: list[Seen] = []
         self.marks: dict[int, int] = {}  # by the server's number of the group
-        self.keyed: dict[str, tuple[bytes, Posted, bytes | None]] = {}  # body, group, first reply where it arrived
+        # body, group, first reply where it arrived
+        self.keyed: dict[str, tuple[bytes, Posted, bytes | None]] = {}
         self.last_mark = 100
 
     def close(self) -> None:
         self.world.close()
 
-    # -- environments --------------------------------------------------------------------------------------------------
+    # -- environments
+    # ----------------------------------------------------------------------------------------------
 
     def post(self, size: int, whose: int, keyed: bool) -> None:
         posted = self._new(size, whose)
@@ -51,7 +65,9 @@ class RandomClients:
         """All of them are taken, or none."""
         groups = [self._new(size, whose) for size, whose in parts]
         try:
-            answer = self.world.ask("POST", "/scored_data_list", [_body(each, f"k{each.mark}") for each in groups])
+            answer = self.world.ask(
+                "POST", "/scored_data_list", [_body(each, f"k{each.mark}") for each in groups]
+            )
         except Died:
             self._look_up(groups)
             there = [each.mark in self.knows.accepted for each in groups]
@@ -84,10 +100,14 @@ class RandomClients:
         assert first is None or answer is None or answer == first
 
     def use_a_key_for_another_body(self, which: int) -> None:
-        if (key := _pick([key for key, (_, _, first) in self.keyed.items() if first], which)) is None:
+        if (
+            key := _pick([key for key, (_, _, first) in self.keyed.items() if first], which)
+        ) is None:
             return
         try:
-            answer = self.world.ask("POST", "/scored_data", _body(self._new(1, 0)), idempotency_key=key)
+            answer = self.world.ask(
+                "POST", "/scored_data", _body(self._new(1, 0)), idempotency_key=key
+            )
         except Died:
             return
         assert answer.status_code == 409
@@ -109,7 +129,9 @@ class RandomClients:
         if (env_id := _pick(self.knows.envs, which)) is None:
             return
         try:
-            assert self.world.ask("POST", "/disconnect-env", {"env_id": env_id}).json() == {"status": "success"}
+            assert self.world.ask("POST", "/disconnect-env", {"env_id": env_id}).json() == {
+                "status": "success"
+            }
         except Died:
             self._know_envs()
             return
@@ -132,7 +154,8 @@ class RandomClients:
     def silence(self, seconds: float) -> None:
         self.world.clock.now += seconds
 
-    # -- trainers ------------------------------------------------------------------------------------------------------
+    # -- trainers
+    # ----------------------------------------------------------------------------------------------
 
     def begin(self, shares: Sequence[float | None]) -> None:
         """A trainer that has asked once, and environments with these parts of every batch."""
@@ -154,15 +177,24 @@ class RandomClients:
                 self.knows.begin_run(identity, batch_size)
 
         body = {**TRAINER, "wandb_group": identity, "batch_size": batch_size}
-        self._change("POST", "/register", body, lambda: self._run() == (identity, batch_size), registered)
+        self._change(
+            "POST", "/register", body, lambda: self._run() == (identity, batch_size), registered
+        )
 
     def reset(self) -> None:
         def over() -> None:
             self._forget_keys()
-            self.knows.batch_size = self.knows.batch_size or 1  # groups that came before any trainer go, too
+            # groups that came before any trainer go, too
+            self.knows.batch_size = self.knows.batch_size or 1
             self.knows.begin_run("", 0)
 
-        self._change("GET", "/reset_data", None, lambda: self._run() == (None, -1) and not self._at(*WAITING), over)
+        self._change(
+            "GET",
+            "/reset_data",
+            None,
+            lambda: self._run() == (None, -1) and not self._at(*WAITING),
+            over,
+        )
 
     def ask_for_a_batch(self, leaves: Leaves) -> None:
         before = self.listing
@@ -182,7 +214,9 @@ class RandomClients:
             body = self.world.question("never", lease=LEASE_S)
         except Died as death:
             self._settle_after_death(before, death.body)
-            for batch_id in {seen.batch_id for seen in self._at("out")} - {seen.batch_id for seen in before}:
+            for batch_id in {seen.batch_id for seen in self._at("out")} - {
+                seen.batch_id for seen in before
+            }:
                 lost = [seen.mark for seen in self._at("out") if seen.batch_id == batch_id]
                 self.knows.leases[batch_id or 0] = Lease(lost, self.world.clock.now + LEASE_S)
             return
@@ -218,7 +252,8 @@ class RandomClients:
         except Died:
             self._settle_after_death(self.listing, b"")
             if what != "ack" and batch_id in self._open():
-                self._settle(batch_id, what)  # whether it was heard is told nowhere, and it may be said again
+                # whether it was heard is told nowhere, and it may be said again
+                self._settle(batch_id, what)
             return
         assert answer.status_code == 200, answer.text
         lease = self.knows.leases[batch_id]
@@ -239,7 +274,8 @@ class RandomClients:
         repeated = what == "ack" and batch_id in self.knows.acknowledged
         assert answer.status_code == (200 if repeated else 409), answer.text
 
-    # -- deaths --------------------------------------------------------------------------------------------------------
+    # -- deaths
+    # ----------------------------------------------------------------------------------------------
 
     def die(self) -> None:
         self.world.crash()
@@ -248,21 +284,29 @@ class RandomClients:
     def doom(self, num_commits: int, instant: Instant) -> None:
         self.world.doom(num_commits, instant)
 
-    # -- what must be true ---------------------------------------------------------------------------------------------
+    # -- what must be true
+    # ---------------------------------------------------------------------------------------------
 
     def everything_is_where_it_belongs(self) -> None:
         self._look()
         self.knows.check_places(self.listing)
         status = self.world.get("/status")
-        assert status == {"current_step": self.knows.step, "queue_size": len(self._at("queued", "out"))}
+        assert status == {
+            "current_step": self.knows.step,
+            "queue_size": len(self._at("queued", "out")),
+        }
         told = self.world.get("/v1/diagnostics")
         queued = self._at("queued")
-        assert (told["queued_groups"], told["queued_sequences"]) == (len(queued), sum(seen.size for seen in queued))
+        assert (told["queued_groups"], told["queued_sequences"]) == (
+            len(queued),
+            sum(seen.size for seen in queued),
+        )
         now = self.world.clock.now
         live = {env["env_id"]: env["connected"] for env in told["environments"]}
         assert live == {env_id: env.is_live(now) for env_id, env in self.knows.envs.items()}
 
-    # -- how -----------------------------------------------------------------------------------------------------------
+    # -- how
+    # ----------------------------------------------------------------------------------------------
 
     def _new(self, size: int, whose: int) -> Posted:
         self.last_mark += 1
@@ -273,7 +317,9 @@ class RandomClients:
         """Send a group, perhaps again; gives the reply, if one came."""
         again = posted.mark in self.knows.accepted
         try:
-            answer = self.world.ask("POST", "/scored_data", body, **({"idempotency_key": key} if key else {}))
+            answer = self.world.ask(
+                "POST", "/scored_data", body, **({"idempotency_key": key} if key else {})
+            )
         except Died:
             if key is not None and not again:
                 self.keyed[key] = (body, posted, None)
@@ -295,7 +341,9 @@ class RandomClients:
                 self._hear(posted.env_id)
 
     def _hear(self, env_id: int | None, *, polls: bool = False) -> None:
-        """A sign of life; only a poll brings back one that said goodbye, or is of an earlier run."""
+        """A sign of life; only a poll brings back one that said goodbye, or is of an earlier
+        run.
+        """
         if env_id is not None:
             env = self.knows.envs.setdefault(env_id, Env(0, 0.0, 0.0))
             env.seen_at, env.connected = self.world.clock.now, env.connected or polls
@@ -308,7 +356,14 @@ class RandomClients:
                 element = told["element"]
                 self.marks[told["id"]] = element["tokens"][0][0] if element else -told["id"]
         self.listing = [
-            Seen(each["id"], self.marks[each["id"]], each["size"], each["env_id"], each["place"], each["batch_id"])
+            Seen(
+                each["id"],
+                self.marks[each["id"]],
+                each["size"],
+                each["env_id"],
+                each["place"],
+                each["batch_id"],
+            )
             for each in listed
         ]
 
@@ -334,14 +389,18 @@ class RandomClients:
         marks = [element["tokens"][0][0] for element in told["batch"]]
         assert not set(marks) & self.knows.useless.keys()
         if back:
-            assert sorted(marks) == sorted(back), "the batch that came back with the oldest group goes first, unchanged"
+            assert sorted(marks) == sorted(back), (
+                "the batch that came back with the oldest group goes first, unchanged"
+            )
         else:
             by_mark = {seen.mark: seen for seen in queued}
             check_fresh([by_mark[mark] for mark in marks], queued, self.knows.batch_size, minima)
         return marks
 
     def _returned(self, before: Sequence[Seen]) -> tuple[list[Seen], list[int]]:
-        """What queues when a question comes, in order, and the batch that has to be served again, if there is one."""
+        """What queues when a question comes, in order, and the batch that has to be served again,
+        if there is one.
+        """
         now = self.world.clock.now
         held = {batch_id for batch_id, lease in self.knows.leases.items() if lease.expires_at > now}
         back: dict[int, list[Seen]] = {}
@@ -353,16 +412,27 @@ class RandomClients:
             for batch_id, groups in back.items()
             if sum(seen.size for seen in groups) == self.knows.batch_size
         }
-        queues = {seen.id for seen in before if seen.place == "queued" and seen.mark not in self.knows.useless}
+        queues = {
+            seen.id
+            for seen in before
+            if seen.place == "queued" and seen.mark not in self.knows.useless
+        }
         queues |= {seen.id for batch_id in back.keys() - exact.keys() for seen in back[batch_id]}
         queued = [seen for seen in before if seen.id in queues]
         oldest = min(exact.values(), key=lambda groups: min(seen.id for seen in groups), default=[])
         return queued, [seen.mark for seen in oldest]
 
     def _change(
-        self, method: str, path: str, body: Json | None, is_done: Callable[[], bool], happened: Callable[[], None]
+        self,
+        method: str,
+        path: str,
+        body: Json | None,
+        is_done: Callable[[], bool],
+        happened: Callable[[], None],
     ) -> None:
-        """A request that changes the run; where the server died under it, the run says whether it did."""
+        """A request that changes the run; where the server died under it, the run says whether it
+        did.
+        """
         try:
             assert self.world.ask(method, path, body).status_code == 200
         except Died:
@@ -390,7 +460,9 @@ class RandomClients:
         self._know_envs()
 
     def _settle_after_death(self, before: Sequence[Seen], body: bytes) -> None:
-        """The server died under a question or an acknowledgement: each batch is delivered whole, or not at all."""
+        """The server died under a question or an acknowledgement: each batch is delivered whole, or
+        not at all.
+        """
         self._know_envs()
         self._look()
         was = {seen.mark: seen for seen in before}
@@ -400,12 +472,18 @@ class RandomClients:
         for mark in fresh:
             batches.setdefault(now[mark].batch_id, []).append(mark)
         for batch_id, marks in sorted(batches.items(), key=lambda each: each[0] or 0):
-            whole = self.knows.leases[batch_id].marks if batch_id in self.knows.leases else _marks_of(body)
+            whole = (
+                self.knows.leases[batch_id].marks
+                if batch_id in self.knows.leases
+                else _marks_of(body)
+            )
             assert sorted(marks) == sorted(whole)
             self.knows.deliver(whole, batch_id)
 
     def _know_envs(self) -> None:
-        """A server that has just begun waits for its environments anew; one that was not heard of may be known."""
+        """A server that has just begun waits for its environments anew; one that was not heard of
+        may be known.
+        """
         for told in self.world.get("/v1/diagnostics")["environments"]:
             env_id, seen_at = told["env_id"], self.world.clock.now - told["last_seen_s"]
             connected = told["connected"]
@@ -415,7 +493,9 @@ class RandomClients:
 
 
 def _body(posted: Posted, key: str | None = None) -> Json:
-    return group(posted.size, posted.mark, env_id=posted.env_id, **({"halteres_key": key} if key else {}))
+    return group(
+        posted.size, posted.mark, env_id=posted.env_id, **({"halteres_key": key} if key else {})
+    )
 
 
 def _marks_of(body: bytes) -> list[int]:

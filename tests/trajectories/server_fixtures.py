@@ -92,7 +92,9 @@ class ServerFixture:
 
     async def raw_post(self, path: str, body: Any, **headers: str) -> httpx.Response:
         content = body if isinstance(body, bytes) else json.dumps(body).encode()
-        return await self.http.post(path, content=content, headers={k.replace("_", "-"): v for k, v in headers.items()})
+        return await self.http.post(
+            path, content=content, headers={k.replace("_", "-"): v for k, v in headers.items()}
+        )
 
     async def register(self, **changes: Any) -> Json:
         return await self.post("/register", {**TRAINER, **changes})
@@ -104,7 +106,10 @@ class ServerFixture:
     async def begin(self, **changes: Any) -> None:
         """A registered trainer that has asked once."""
         await self.register(**changes)
-        assert await self.batch(**({"policy_version": 0} if "max_staleness" in changes else {})) is None
+        assert (
+            await self.batch(**({"policy_version": 0} if "max_staleness" in changes else {}))
+            is None
+        )
 
     async def send(self, *groups: Json) -> None:
         for each in groups:

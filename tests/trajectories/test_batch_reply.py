@@ -1,4 +1,6 @@
-"""A batch that was decided reaches a trainer: questions side by side, clients that hang up, stores that fail."""
+"""A batch that was decided reaches a trainer: questions side by side, clients that hang up, stores
+that fail.
+"""
 
 from __future__ import annotations
 
@@ -132,7 +134,9 @@ async def test_a_batch_that_arrived_whole_is_not_served_again(scene: ServerFixtu
     assert await scene.batch() is None
 
 
-async def test_a_batch_that_came_back_late_is_kept_though_a_later_one_was_served(scene: ServerFixture) -> None:
+async def test_a_batch_that_came_back_late_is_kept_though_a_later_one_was_served(
+    scene: ServerFixture,
+) -> None:
     """The tokens of the earlier batch are no longer in the database then."""
     await scene.begin()
     await scene.send(*(group(mark=mark) for mark in range(1, 7)))
@@ -182,14 +186,17 @@ async def test_a_question_by_head_takes_no_batch(scene: ServerFixture) -> None:
 
 
 @pytest.mark.chaos
-async def test_a_batch_of_more_groups_than_sqlite_takes_parameters_is_served(tmp_path: Path) -> None:
+async def test_a_batch_of_more_groups_than_sqlite_takes_parameters_is_served(
+    tmp_path: Path,
+) -> None:
     num_groups = 33_000
     store = SqliteStore(tmp_path / "queue.sqlite")
     async with opened(store.file, store=store) as scene:
         await scene.begin(batch_size=num_groups)
         for _ in range(3):
             await scene.post(
-                "/scored_data_list", [{"tokens": [[1]], "masks": [[1]], "scores": [0.0]}] * (num_groups // 3)
+                "/scored_data_list",
+                [{"tokens": [[1]], "masks": [[1]], "scores": [0.0]}] * (num_groups // 3),
             )
         assert num_sequences(await scene.batch()) == num_groups
 
@@ -213,7 +220,10 @@ class Lost(SqliteStore):
 async def test_a_lost_store_is_told_to_the_owner_and_nobody_waits_for_it(tmp_path: Path) -> None:
     store = Lost(tmp_path / "queue.sqlite")
     told: asyncio.Queue[StoreFailed] = asyncio.Queue()
-    async with opened(store.file, store=store, on_loss=told.put_nowait) as scene, asyncio.timeout(10):
+    async with (
+        opened(store.file, store=store, on_loss=told.put_nowait) as scene,
+        asyncio.timeout(10),
+    ):
         await scene.begin()
         store.lost = True
         answers = await asyncio.gather(*(scene.raw_post("/scored_data", group()) for _ in range(3)))
@@ -232,7 +242,9 @@ async def test_a_question_that_is_held_belongs_to_its_run(scene: ServerFixture) 
         assert marks(await scene.batch()) == [1, 2]
 
 
-async def test_questions_of_different_versions_end_in_time_and_wake_nobody(scene: ServerFixture) -> None:
+async def test_questions_of_different_versions_end_in_time_and_wake_nobody(
+    scene: ServerFixture,
+) -> None:
     await scene.register()
     await scene.send(group(mark=1, policy_version=1))
     turns = scene.app.state.service.decisions
@@ -240,13 +252,18 @@ async def test_questions_of_different_versions_end_in_time_and_wake_nobody(scene
     turns.submit = lambda *asked: took.append(1) or submit(*asked)
     async with asyncio.timeout(10):
         assert (
-            await asyncio.gather(*(scene.batch(wait=0.3, policy_version=version) for version in (1, 2))) == [None] * 2
+            await asyncio.gather(
+                *(scene.batch(wait=0.3, policy_version=version) for version in (1, 2))
+            )
+            == [None] * 2
         )
     assert len(took) < 10
 
 
 async def test_a_damaged_batch_that_is_asked_for_again_is_given_up(tmp_path: Path) -> None:
-    """It was counted; without its tokens nobody can have it, and the next one must not wait for it."""
+    """It was counted; without its tokens nobody can have it, and the next one must not wait for
+    it.
+    """
 
     class Damaged(SqliteStore):
         gone: tuple[int, ...] = ()

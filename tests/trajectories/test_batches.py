@@ -27,7 +27,9 @@ async def test_the_step_counts_batches_served_not_batches_possible(scene: Server
     assert await scene.get("/status") == {"current_step": 1, "queue_size": 18}
 
 
-async def test_a_group_smaller_than_its_environments_waits_for_the_rest(scene: ServerFixture) -> None:
+async def test_a_group_smaller_than_its_environments_waits_for_the_rest(
+    scene: ServerFixture,
+) -> None:
     await scene.begin(batch_size=4)
     env_id = await scene.register_env(group_size=4)
     answers = [await scene.post("/scored_data", group(size, env_id=env_id)) for size in (3, 2, 1)]
@@ -45,7 +47,9 @@ async def test_a_group_larger_than_its_environments_is_whole(scene: ServerFixtur
 
 
 async def test_a_rollout_of_several_sequences_counts_once_in_a_batch(scene: ServerFixture) -> None:
-    """Episodes whose prompts do not continue each other are several sequences; `episodes` says which."""
+    """Episodes whose prompts do not continue each other are several sequences; `episodes` says
+    which.
+    """
     await scene.begin(batch_size=2)
     spans = [[0, 1, 3, 0.0], [1, 1, 3, 0.5], [2, 1, 3, 1.0]]
     await scene.send(group(3, mark=1, episodes=[0, 0, 1], spans=spans), group(2, mark=2))
@@ -56,7 +60,9 @@ async def test_a_rollout_of_several_sequences_counts_once_in_a_batch(scene: Serv
     assert second["tokens"][0][0] == 2 and not {"episodes", "spans"} & {*second}
 
 
-async def test_a_group_larger_than_a_batch_is_set_aside_and_blocks_nobody(scene: ServerFixture) -> None:
+async def test_a_group_larger_than_a_batch_is_set_aside_and_blocks_nobody(
+    scene: ServerFixture,
+) -> None:
     await scene.send(group(8))
     await scene.begin(batch_size=4)
     answer = await scene.post("/scored_data", group(5))
@@ -93,7 +99,9 @@ async def test_a_group_larger_than_a_batch_is_set_aside_and_blocks_nobody(scene:
         ({"spans": [[0, 1, 1, 0.0]]}, "spans"),
     ],
 )
-async def test_a_group_that_cannot_train_is_set_aside_and_said(scene: ServerFixture, spoiled: dict, code: str) -> None:
+async def test_a_group_that_cannot_train_is_set_aside_and_said(
+    scene: ServerFixture, spoiled: dict, code: str
+) -> None:
     await scene.begin()
     answer = await scene.post("/scored_data", {**group(), **spoiled})
     assert answer["status"] == "received"  # a 4xx would make old clients drop it without a word
@@ -112,7 +120,9 @@ async def test_a_group_whose_optional_arrays_do_not_fit_its_tokens_is_served_and
     flags = {"optional_lengths": 1}
     async with opened(tmp_path / "q.sqlite") as scene:
         await scene.begin()
-        assert await scene.post("/scored_data", group(mark=1) | {name: rows}) == {"status": "received"}
+        assert await scene.post("/scored_data", group(mark=1) | {name: rows}) == {
+            "status": "received"
+        }
         told = await scene.diagnostics()
         assert (told["flagged"], told["set_aside"], told["groups_accepted"]) == (flags, {}, 1)
     async with opened(tmp_path / "q.sqlite") as scene:
@@ -134,20 +144,30 @@ async def test_a_group_whose_optional_arrays_do_not_fit_its_tokens_is_served_and
         assert (await scene.diagnostics())["flagged"] == {}
 
 
-async def test_a_flagged_group_that_is_set_aside_later_is_counted_there_alone(scene: ServerFixture) -> None:
+async def test_a_flagged_group_that_is_set_aside_later_is_counted_there_alone(
+    scene: ServerFixture,
+) -> None:
     await scene.send(group(8, mark=1, advantages=[[0.0]] * 8))
     await scene.begin(batch_size=4)
     told = await scene.diagnostics()
-    assert (told["flagged"], told["set_aside"], told["groups_accepted"]) == ({}, {"group_exceeds_batch": 1}, 0)
+    assert (told["flagged"], told["set_aside"], told["groups_accepted"]) == (
+        {},
+        {"group_exceeds_batch": 1},
+        0,
+    )
 
 
 async def test_empty_lists_of_old_clients_count_as_absent(scene: ServerFixture) -> None:
     await scene.begin(batch_size=2)
-    answer = await scene.post("/scored_data", group(messages=[], overrides=[], advantages=[], ref_logprobs=[]))
+    answer = await scene.post(
+        "/scored_data", group(messages=[], overrides=[], advantages=[], ref_logprobs=[])
+    )
     assert answer == {"status": "received"}
 
 
-async def test_a_minimum_share_must_be_met_while_its_environment_lives(scene: ServerFixture) -> None:
+async def test_a_minimum_share_must_be_met_while_its_environment_lives(
+    scene: ServerFixture,
+) -> None:
     await scene.begin()
     busy = await scene.register_env()
     await scene.register_env(min_batch_allocation=0.5)
@@ -162,7 +182,9 @@ async def test_a_minimum_share_must_be_met_while_its_environment_lives(scene: Se
 async def test_environments_of_an_earlier_run_hold_no_minimum_share_until_they_are_heard_of(
     scene: ServerFixture, is_reset: bool
 ) -> None:
-    """The original's clients never say goodbye: the next run's first batch would wait for their time-out."""
+    """The original's clients never say goodbye: the next run's first batch would wait for their
+    time-out.
+    """
     await scene.begin()
     earlier = await scene.register_env(min_batch_allocation=0.5, weight=3.0)
     await scene.send(group(mark=1, env_id=earlier), group(mark=2, env_id=earlier))
@@ -208,14 +230,16 @@ async def test_another_run_starts_anew_and_archives_the_old_groups(scene: Server
     await scene.batch()
     await scene.register(wandb_group="other", starting_step=3)
     assert await scene.get("/status") == {"current_step": 3, "queue_size": 0}
-    assert await scene.post("/register-env", {"max_token_length": 1, "weight": 1, "group_size": 2}) == {
-        "status": "wait for trainer to start"
-    }
+    assert await scene.post(
+        "/register-env", {"max_token_length": 1, "weight": 1, "group_size": 2}
+    ) == {"status": "wait for trainer to start"}
     assert await scene.batch() is None
     assert await scene.register_env() == env_id + 1
 
 
-async def test_the_same_trainer_registering_again_keeps_queue_and_step(scene: ServerFixture) -> None:
+async def test_the_same_trainer_registering_again_keeps_queue_and_step(
+    scene: ServerFixture,
+) -> None:
     await scene.begin()
     await scene.send(*(group() for _ in range(5)))
     await scene.batch()
@@ -224,7 +248,9 @@ async def test_the_same_trainer_registering_again_keeps_queue_and_step(scene: Se
     assert num_sequences(await scene.batch()) == 2
 
 
-async def test_a_held_question_is_answered_by_the_group_that_completes_the_batch(scene: ServerFixture) -> None:
+async def test_a_held_question_is_answered_by_the_group_that_completes_the_batch(
+    scene: ServerFixture,
+) -> None:
     await scene.begin()
     await scene.send(group(mark=1))
     async with asyncio.timeout(5):
@@ -243,7 +269,9 @@ async def test_a_held_question_ends_with_null(scene: ServerFixture) -> None:
 
 @pytest.mark.parametrize("seed", range(12))
 async def test_every_batch_is_exact_and_every_group_comes_once(tmp_path: Path, seed: int) -> None:
-    """Random sizes, environments, restarts: what was sent is either delivered once or still waiting."""
+    """Random sizes, environments, restarts: what was sent is either delivered once or still
+    waiting.
+    """
     draw = random.Random(seed)
     sizes, batch_size = draw.sample((1, 2, 3, 4, 6), 3), draw.choice((6, 8, 12))
     sent: dict[int, int] = {}
@@ -258,7 +286,9 @@ async def test_every_batch_is_exact_and_every_group_comes_once(tmp_path: Path, s
             for _ in range(25):
                 mark, size = len(sent) + 1, draw.choice(sizes)
                 sent[mark] = size
-                await scene.send(group(size, mark=mark, **({"env_id": 0} if draw.random() < 0.5 else {})))
+                await scene.send(
+                    group(size, mark=mark, **({"env_id": 0} if draw.random() < 0.5 else {}))
+                )
                 if draw.random() < 0.3 and (batch := await scene.batch()):
                     assert num_sequences(batch) == batch_size
                     delivered += marks(batch)
@@ -268,5 +298,7 @@ async def test_every_batch_is_exact_and_every_group_comes_once(tmp_path: Path, s
             found = await scene.diagnostics()
     assert len(delivered) == len(set(delivered))
     waiting = sum(size for mark, size in sent.items() if mark not in delivered)
-    assert waiting == found["queued_sequences"] + sum(env["buffered"] for env in found["environments"])
+    assert waiting == found["queued_sequences"] + sum(
+        env["buffered"] for env in found["environments"]
+    )
     assert found["groups_accepted"] == len(sent)

@@ -1,7 +1,8 @@
-"""kill -9 of a real server, again and again, under mixed load: nothing that was acknowledged is lost, nothing doubled.
+"""kill -9 of a real server, again and again, under mixed load: nothing that was acknowledged is
+lost, nothing doubled.
 
-The instants come from a seed, which is printed: so many replies after the last start, and up to some milliseconds more.
-Ready means: from the start of the process to its first reply.
+The instants come from a seed, which is printed: so many replies after the last start, and up to
+some milliseconds more. Ready means: from the start of the process to its first reply.
 """
 
 from __future__ import annotations
@@ -35,7 +36,9 @@ Trainers = Callable[[ConcurrentClients, random.Random], list[Work]]
 
 
 def killed(folder: Path, num_kills: int, trainers: Trainers) -> tuple[ConcurrentClients, int]:
-    """A server under load, killed so often; then everything is taken. Gives what everybody knows, and the last step."""
+    """A server under load, killed so often; then everything is taken. Gives what everybody knows,
+    and the last step.
+    """
     seed = random.SystemRandom().randrange(2**32)
     print(f"seed {seed}")  # noqa: T201 - pytest shows it where the test fails
     chance = random.Random(seed)
@@ -45,7 +48,9 @@ def killed(folder: Path, num_kills: int, trainers: Trainers) -> tuple[Concurrent
         server.ask("/register", TRAINER)
         server.ask("/batch")
         env_ids = [server.ask("/register-env", ENV)["env_id"] for _ in range(NUM_POSTERS)]
-        posters = [crowd.poster(id, FIRST_MARKS * (id + 1), chance.randrange(2**32)) for id in env_ids]
+        posters = [
+            crowd.poster(id, FIRST_MARKS * (id + 1), chance.randrange(2**32)) for id in env_ids
+        ]
         crowd.come([*posters, crowd.poller(env_ids[0])], trainers(crowd, chance))
         for _ in range(num_kills):
             crowd.events.wait_for(chance.randint(0, MOST_REPLIES), WITHIN_S)
@@ -94,22 +99,30 @@ def _assert_each_once(crowd: ConcurrentClients, step: int) -> None:
 
 def test_100_kills_lose_and_double_nothing_for_trainers_with_leases(tmp_path: Path) -> None:
     crowd, step = killed(
-        tmp_path, 100, lambda crowd, chance: [crowd.leasing(chance.randrange(2**32)) for _ in range(2)]
+        tmp_path,
+        100,
+        lambda crowd, chance: [crowd.leasing(chance.randrange(2**32)) for _ in range(2)],
     )
     _assert_each_once(crowd, step)
 
 
-def test_25_kills_lose_and_double_nothing_for_a_trainer_that_names_the_batch_it_holds(tmp_path: Path) -> None:
+def test_25_kills_lose_and_double_nothing_for_a_trainer_that_names_the_batch_it_holds(
+    tmp_path: Path,
+) -> None:
     crowd, step = killed(tmp_path, 25, lambda crowd, chance: [crowd.holding()])
     _assert_each_once(crowd, step)
 
 
 def test_25_kills_lose_nothing_for_the_original_s_trainer(tmp_path: Path) -> None:
-    """A batch may come again where the server died right after its last byte: whole, and once for each kill at most."""
+    """A batch may come again where the server died right after its last byte: whole, and once for
+    each kill at most.
+    """
     crowd, step = killed(tmp_path, 25, lambda crowd, chance: [crowd.plain()])
     delivered = Counter(mark for batch in crowd.batches for mark in batch)
     assert delivered.keys() == set(crowd.acknowledged)
     again = [batch for batch in crowd.batches if any(delivered[mark] > 1 for mark in batch)]
-    assert all(batch in crowd.uncertain for batch in again), "a batch was doubled, or torn, without need"
+    assert all(batch in crowd.uncertain for batch in again), (
+        "a batch was doubled, or torn, without need"
+    )
     assert step == len({tuple(batch) for batch in crowd.batches})
     assert len(crowd.batches) - step <= 25

@@ -1,4 +1,6 @@
-"""Our two clients against the real server: values, retries across restarts, lost replies, leases, tokens."""
+"""Our two clients against the real server: values, retries across restarts, lost replies, leases,
+tokens.
+"""
 
 from __future__ import annotations
 
@@ -33,7 +35,9 @@ from halteres.errors import InvalidConfig, InvalidData, NotFound, NotReady
 
 from .server_fixtures import ServerProcess, group
 
-RUN = TrainerRegistration(batch_size=4, max_token_len=64, num_steps=10, run_id="r1", max_staleness=0)
+RUN = TrainerRegistration(
+    batch_size=4, max_token_len=64, num_steps=10, run_id="r1", max_staleness=0
+)
 
 
 @pytest.fixture
@@ -49,7 +53,10 @@ def test_optional_arrays_that_do_not_fit_their_tokens_are_left_out_by_our_traine
     server: ServerProcess, trainer: TrainerClient
 ) -> None:
     cut = {"top_p": 0.9}
-    server.ask("/scored_data", group(2, mark=1, policy_version=0, advantages=[[1.0] * 4] * 2, generation_params=cut))
+    server.ask(
+        "/scored_data",
+        group(2, mark=1, policy_version=0, advantages=[[1.0] * 4] * 2, generation_params=cut),
+    )
     server.ask("/scored_data", group(2, mark=2, policy_version=0, ref_logprobs=[[-1.0]]))
     batch = trainer.batch(0, deadline_s=5)
     assert batch is not None
@@ -75,13 +82,21 @@ def test_optional_arrays_that_do_not_fit_their_tokens_are_left_out_by_our_traine
 def test_a_group_is_truncated_where_its_parameters_leave_tokens_out(told: str, cut: bool) -> None:
     element = f'{{"tokens": [[1]], "masks": [[1]], "scores": [0], "generation_params": {told}}}'
     reply = decoder.decode(f'{{"batch": [{element}]}}')
-    assert reply.batch is not None and [each.as_group().is_truncated for each in reply.batch] == [cut]
+    assert reply.batch is not None and [each.as_group().is_truncated for each in reply.batch] == [
+        cut
+    ]
 
 
-async def test_groups_go_round_from_environment_to_trainer(server: ServerProcess, trainer: TrainerClient) -> None:
+async def test_groups_go_round_from_environment_to_trainer(
+    server: ServerProcess, trainer: TrainerClient
+) -> None:
     async with EnvironmentClient(server.url) as environment:
         registered = await environment.register_env(name="sums", group_size=2, max_token_length=64)
-        assert (registered.name, registered.starting_step, registered.num_steps) == ("sums_0", 0, 10)
+        assert (registered.name, registered.starting_step, registered.num_steps) == (
+            "sums_0",
+            0,
+            10,
+        )
         assert await environment.info() == (4, 64)
         assert await environment.wandb_info() == ("", "")
         status = await environment.status(registered.env_id)
@@ -89,7 +104,9 @@ async def test_groups_go_round_from_environment_to_trainer(server: ServerProcess
         waiting = asyncio.create_task(asyncio.to_thread(trainer.batch, 0, deadline_s=10))
         for versions in (0, [[0, 0], [0, 0]]):
             sent = group(
-                policy_version=versions, env_id=registered.env_id, overrides=[{"set_advantage_to_zero": True}, {}]
+                policy_version=versions,
+                env_id=registered.env_id,
+                overrides=[{"set_advantage_to_zero": True}, {}],
             )
             assert (await environment.post(sent, key=new_key())).status == "received"
         batch = await waiting
@@ -106,7 +123,9 @@ async def test_groups_go_round_from_environment_to_trainer(server: ServerProcess
     trainer.close()
 
 
-async def test_a_nan_score_comes_back_as_a_sentence(server: ServerProcess, trainer: TrainerClient) -> None:
+async def test_a_nan_score_comes_back_as_a_sentence(
+    server: ServerProcess, trainer: TrainerClient
+) -> None:
     async with EnvironmentClient(server.url) as environment:
         posted = await environment.post(group(scores=[float("nan"), 0.0]), key=new_key())
         assert posted.set_aside == "scores[0] is not a finite number."
@@ -119,13 +138,17 @@ async def test_a_batch_that_is_too_large_is_refused_in_a_sentence(
     server: ServerProcess, trainer: TrainerClient
 ) -> None:
     with pytest.raises(InvalidData) as caught:
-        trainer.register(TrainerRegistration(batch_size=LARGEST_BATCH + 1, max_token_len=64, num_steps=1))
+        trainer.register(
+            TrainerRegistration(batch_size=LARGEST_BATCH + 1, max_token_len=64, num_steps=1)
+        )
     assert caught.value.why == "batch_size: A batch has at most 1048576 sequences, not 1048577."
     trainer.close()
 
 
 @pytest.mark.runs
-async def test_both_clients_bridge_a_kill_and_a_restart(server: ServerProcess, trainer: TrainerClient) -> None:
+async def test_both_clients_bridge_a_kill_and_a_restart(
+    server: ServerProcess, trainer: TrainerClient
+) -> None:
     async with EnvironmentClient(server.url) as environment:
         registered = await environment.register_env(name="sums", group_size=2, max_token_length=64)
         keys = [new_key(), new_key()]
@@ -134,7 +157,9 @@ async def test_both_clients_bridge_a_kill_and_a_restart(server: ServerProcess, t
         restart = threading.Thread(target=server.start)
         restart.start()
         waiting = asyncio.create_task(asyncio.to_thread(trainer.batch, 0, deadline_s=20))
-        await asyncio.gather(*(environment.post(group(env_id=registered.env_id), key=key) for key in keys))
+        await asyncio.gather(
+            *(environment.post(group(env_id=registered.env_id), key=key) for key in keys)
+        )
         batch = await waiting
         restart.join(20)
         assert batch is not None and batch.num_sequences == 4
@@ -148,7 +173,8 @@ def test_a_trainer_whose_reply_was_lost_gets_its_batch_from_the_next_question(
     for mark in range(1, 5):
         server.ask("/scored_data", group(2, mark=mark))
     first = trainer.batch(0, deadline_s=5)
-    server.ask("/batch?policy_version=0&after=1")  # the second batch: its reply never reaches our trainer
+    # the second batch: its reply never reaches our trainer
+    server.ask("/batch?policy_version=0&after=1")
     second = trainer.batch(0, deadline_s=5)
     assert first is not None and second is not None
     assert [made.groups[0].tokens[0][0] for made in (first, second)] == [1, 3]
@@ -218,10 +244,14 @@ async def test_a_server_that_stays_away_is_told_after_the_patience() -> None:
             await environment.info()
 
 
-async def test_an_environment_without_a_trainer_gives_up_at_its_deadline(server: ServerProcess) -> None:
+async def test_an_environment_without_a_trainer_gives_up_at_its_deadline(
+    server: ServerProcess,
+) -> None:
     async with EnvironmentClient(server.url) as environment:
         with pytest.raises(NotReady, match="No trainer asked"):
-            await environment.register_env(name="sums", group_size=2, max_token_length=64, deadline_s=0.05)
+            await environment.register_env(
+                name="sums", group_size=2, max_token_length=64, deadline_s=0.05
+            )
 
 
 def marked(server: ServerProcess, *marks: int) -> None:
@@ -245,7 +275,9 @@ def off_policy(server: ServerProcess) -> TrainerClient:
     return client
 
 
-def test_a_leased_batch_counts_once_it_is_acknowledged(server: ServerProcess, off_policy: TrainerClient) -> None:
+def test_a_leased_batch_counts_once_it_is_acknowledged(
+    server: ServerProcess, off_policy: TrainerClient
+) -> None:
     marked(server, 1, 2, 3, 4)
     (first, marks), (second, more) = leased(off_policy), leased(off_policy)
     assert (marks, more) == ([1, 2], [3, 4]), "a question does not settle what is leased"
@@ -306,7 +338,9 @@ async def test_an_id_that_the_server_never_gave_is_told_to_register_again(
     trainer.close()
 
 
-async def test_a_key_that_another_group_came_with_is_refused(server: ServerProcess, trainer: TrainerClient) -> None:
+async def test_a_key_that_another_group_came_with_is_refused(
+    server: ServerProcess, trainer: TrainerClient
+) -> None:
     async with EnvironmentClient(server.url) as environment:
         key = new_key()
         await environment.post(group(), key=key)
@@ -371,7 +405,9 @@ def test_an_address_is_told_without_its_login(
     assert address.headers.get("Authorization") == (f"Bearer {token}" if token else None)
 
 
-@pytest.mark.parametrize("url", ["127.0.0.1:8000", "ftp://127.0.0.1", "http://:8000", "http://x:secret@host:many"])
+@pytest.mark.parametrize(
+    "url", ["127.0.0.1:8000", "ftp://127.0.0.1", "http://:8000", "http://x:secret@host:many"]
+)
 def test_what_is_no_address_is_refused_without_its_login(url: str) -> None:
     with pytest.raises(InvalidConfig, match="is no address of a server") as caught:
         Address.of(url)
@@ -408,7 +444,10 @@ async def test_what_goes_to_another_machine_is_compressed_and_what_stays_here_is
     monkeypatch.setattr("halteres.clients.trajectories.address._is_here", lambda host: is_here)
     seen: list[tuple[str | None, bytes]] = []
     large, small = group(64), group(1)
-    async with recording(seen) as port, EnvironmentClient(f"http://127.0.0.1:{port}") as environment:
+    async with (
+        recording(seen) as port,
+        EnvironmentClient(f"http://127.0.0.1:{port}") as environment,
+    ):
         for body in (large, small):
             await environment.post(body, key=new_key())
         trainer = TrainerClient(f"http://127.0.0.1:{port}")

@@ -15,7 +15,11 @@ async def sentences(scene: ServerFixture) -> dict[str, str]:
 
 async def test_nobody_has_registered(scene: ServerFixture) -> None:
     found = await scene.diagnostics()
-    assert (found["registered"], found["batch_ready"], found["first_group_at"]) == (False, False, None)
+    assert (found["registered"], found["batch_ready"], found["first_group_at"]) == (
+        False,
+        False,
+        None,
+    )
     assert [reason["code"] for reason in found["reasons"]] == ["not_registered"]
 
 
@@ -41,7 +45,11 @@ async def test_sizes_that_can_never_make_a_batch(scene: ServerFixture) -> None:
     env_id = await scene.register_env(group_size=16)
     await scene.send(group(16, env_id=env_id), group(16, env_id=env_id))
     said = await sentences(scene)
-    assert said == {"size_cannot_pack": "Groups of 16 sequences never add up to a batch of 24; choose sizes that do."}
+    assert said == {
+        "size_cannot_pack": (
+            "Groups of 16 sequences never add up to a batch of 24; choose sizes that do."
+        )
+    }
 
 
 async def test_sizes_that_do_not_make_a_batch_yet(scene: ServerFixture) -> None:
@@ -59,7 +67,9 @@ async def test_what_was_set_aside_is_counted_per_reason(scene: ServerFixture) ->
     await scene.send(spoiled, spoiled, group(2, env_id=env_id))
     found = await scene.diagnostics()
     assert found["set_aside"] == {"not_finite": 2}
-    assert (await sentences(scene))["not_finite"] == ("2 groups were set aside: with a number that is NaN or infinite.")
+    assert (await sentences(scene))["not_finite"] == (
+        "2 groups were set aside: with a number that is NaN or infinite."
+    )
     assert found["environments"] == [
         {
             "env_id": env_id,
@@ -94,8 +104,12 @@ async def test_a_minimum_share_without_groups(scene: ServerFixture) -> None:
     assert found["why"] == reason["sentence"]
 
 
-async def test_shares_that_are_a_whole_batch_are_named_where_others_wait_beside_them(scene: ServerFixture) -> None:
-    """The batches go on, so nothing else would tell why an environment's groups are in none of them."""
+async def test_shares_that_are_a_whole_batch_are_named_where_others_wait_beside_them(
+    scene: ServerFixture,
+) -> None:
+    """The batches go on, so nothing else would tell why an environment's groups are in none of
+    them.
+    """
     await scene.begin()
     first, second = [await scene.register_env(min_batch_allocation=0.5) for _ in range(2)]
     other = await scene.register_env()
@@ -103,9 +117,13 @@ async def test_shares_that_are_a_whole_batch_are_named_where_others_wait_beside_
     assert (await scene.diagnostics())["why"] == "", "nobody waits beside them"
     await scene.send(*(group(env_id=other) for _ in range(3)))
     found = await scene.diagnostics()
-    assert (found["batch_ready"], [reason["code"] for reason in found["reasons"]]) == (True, ["shares_fill_batch"])
+    assert (found["batch_ready"], [reason["code"] for reason in found["reasons"]]) == (
+        True,
+        ["shares_fill_batch"],
+    )
     assert found["why"] == (
-        "The minimum shares of 'sums_0', 'sums_1' are together a whole batch of 4: other groups (3 queued) are taken "
+        "The minimum shares of 'sums_0', 'sums_1' are together a whole batch of 4: other groups "
+        "(3 queued) are taken "
         "only where theirs are too few; lower the shares."
     )
     assert num_sequences(await scene.batch()) == 4
@@ -114,7 +132,9 @@ async def test_shares_that_are_a_whole_batch_are_named_where_others_wait_beside_
     assert (await scene.diagnostics())["queued_groups"] == 4
 
 
-async def test_shares_of_which_whole_groups_are_more_than_a_batch_are_named_too(scene: ServerFixture) -> None:
+async def test_shares_of_which_whole_groups_are_more_than_a_batch_are_named_too(
+    scene: ServerFixture,
+) -> None:
     await scene.begin()
     envs = [await scene.register_env(min_batch_allocation=0.25) for _ in range(2)]
     await scene.send(*(group(env_id=env_id) for env_id in envs), group())
@@ -122,7 +142,9 @@ async def test_shares_of_which_whole_groups_are_more_than_a_batch_are_named_too(
 
 
 @pytest.mark.parametrize(("share", "size"), [(0.5, 2), (1.0, 3)])
-async def test_shares_that_leave_room_for_others_are_not(scene: ServerFixture, share: float, size: int) -> None:
+async def test_shares_that_leave_room_for_others_are_not(
+    scene: ServerFixture, share: float, size: int
+) -> None:
     await scene.begin()
     env_id = await scene.register_env(min_batch_allocation=share, group_size=size)
     await scene.send(group(size, env_id=env_id), group(4 - size), group(4 - size))
@@ -160,7 +182,10 @@ async def test_what_waits_is_measured(scene: ServerFixture) -> None:
     assert found["oldest_s"] == 12.0
     assert found["waiting_bytes"] > 400
     assert found["batches_out"] == {"leased": 1}
-    assert found["why"] == "1 batch is with a trainer that has not acknowledged it; the next lease ends in 60 s."
+    assert (
+        found["why"]
+        == "1 batch is with a trainer that has not acknowledged it; the next lease ends in 60 s."
+    )
 
 
 async def test_groups_that_came_again_are_counted(scene: ServerFixture) -> None:
@@ -202,7 +227,11 @@ async def test_totals_and_the_first_group(scene: ServerFixture) -> None:
     scene.clock.now = 3000.0
     await scene.send(group(), group())
     found: dict[str, Any] = await scene.diagnostics()
-    assert (found["queued_groups"], found["queued_sequences"], found["groups_accepted"]) == (3, 6, 3)
+    assert (found["queued_groups"], found["queued_sequences"], found["groups_accepted"]) == (
+        3,
+        6,
+        3,
+    )
     assert (found["step"], found["first_group_at"]) == (0, 2000.0)
 
 

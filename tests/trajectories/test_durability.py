@@ -18,13 +18,24 @@ from halteres.trajectories.records import (
 from halteres.trajectories.stores.sqlite import SqliteStore
 from halteres.trajectories.stores.store import StoreFailed
 
-from .server_fixtures import ENV, TRAINER, ServerFixture, ServerProcess, group, marks, opened, within
+from .server_fixtures import (
+    ENV,
+    TRAINER,
+    ServerFixture,
+    ServerProcess,
+    group,
+    marks,
+    opened,
+    within,
+)
 
 pytestmark = pytest.mark.runs
 
 
 def test_acknowledged_groups_survive_kill_9(server: ServerProcess) -> None:
-    """Killed while four clients post: every group whose reply arrived is delivered after the restart, once."""
+    """Killed while four clients post: every group whose reply arrived is delivered after the
+    restart, once.
+    """
     server.ask("/register", {**TRAINER, "batch_size": 2})
     server.ask("/batch")
     acknowledged: list[int] = []
@@ -67,7 +78,14 @@ def test_a_delivered_batch_is_not_delivered_again_after_kill_9(server: ServerPro
     assert server.ask("/status")["current_step"] == 1  # counted: a kill before this could repeat it
     server.kill()
     server.start()
-    assert first + marks(server.ask("/batch")["batch"]) + marks(server.ask("/batch")["batch"]) == [1, 2, 3, 4, 5, 6]
+    assert first + marks(server.ask("/batch")["batch"]) + marks(server.ask("/batch")["batch"]) == [
+        1,
+        2,
+        3,
+        4,
+        5,
+        6,
+    ]
 
 
 def test_registration_step_and_ids_survive_kill_9(server: ServerProcess) -> None:
@@ -96,12 +114,22 @@ async def test_everything_is_as_before_after_a_restart(tmp_path: Path) -> None:
         found = await scene.diagnostics()
         for env in found["environments"]:
             del env["last_seen_s"], env["last_rejection"]  # of this process
-        return {**found, "latest": await scene.get("/latest_example"), "status": await scene.get("/status")}
+        return {
+            **found,
+            "latest": await scene.get("/latest_example"),
+            "status": await scene.get("/status"),
+        }
 
     async with opened(database) as scene:
         await scene.begin(max_staleness=1, batch_size=4)
         env_id = await scene.register_env(group_size=4)
-        await scene.send(group(2, env_id=77), group(4, policy_version=0), group(3, env_id=env_id), group(9), group(2))
+        await scene.send(
+            group(2, env_id=77),
+            group(4, policy_version=0),
+            group(3, env_id=env_id),
+            group(9),
+            group(2),
+        )
         await scene.batch(policy_version=0)
         await scene.send(group(2, policy_version=0), group(1, mark=3, policy_version=4))
         await scene.batch(policy_version=4)
@@ -119,11 +147,15 @@ class FullDisk(SqliteStore):
 
     def commit(self, changes: Sequence[Change]) -> None:
         if self.full and any(isinstance(change, GroupArrived) for change in changes):
-            raise StoreFailed("The group was not stored.", "database or disk is full.", "Make room on the disk.")
+            raise StoreFailed(
+                "The group was not stored.", "database or disk is full.", "Make room on the disk."
+            )
         super().commit(changes)
 
 
-async def test_a_group_that_could_not_be_stored_is_not_acknowledged_and_leaves_no_trace(tmp_path: Path) -> None:
+async def test_a_group_that_could_not_be_stored_is_not_acknowledged_and_leaves_no_trace(
+    tmp_path: Path,
+) -> None:
     store = FullDisk(tmp_path / "queue.sqlite")
     async with opened(tmp_path / "queue.sqlite", store=store) as scene:
         await scene.begin()
@@ -154,17 +186,27 @@ def test_a_batch_is_not_lost_to_a_client_that_hung_up(server: ServerProcess) -> 
     server.ask("/register", TRAINER)
     with socket.create_connection(server.listener.getsockname()) as client:
         client.sendall(b"GET /batch?wait=30 HTTP/1.1\r\nHost: localhost\r\n\r\n")
-        within(10, "the question is held", lambda: server.ask("/register-env", ENV)["status"] == "success")
+        within(
+            10,
+            "the question is held",
+            lambda: server.ask("/register-env", ENV)["status"] == "success",
+        )
     server.ask("/scored_data", group(2, mark=1))
     server.ask("/scored_data", group(2, mark=2))
     assert marks(server.ask("/batch")["batch"]) == [1, 2]
     assert server.ask("/status")["current_step"] == 1
 
 
-def test_a_batch_is_not_lost_to_a_client_that_gave_up_within_the_reply(server: ServerProcess) -> None:
+def test_a_batch_is_not_lost_to_a_client_that_gave_up_within_the_reply(
+    server: ServerProcess,
+) -> None:
     """A reply larger than every buffer on the way, so the server knows that it was not read."""
     server.ask("/register", {**TRAINER, "batch_size": 2})
-    large = {"tokens": [[123456] * 1_000_000] * 2, "masks": [[123456] * 1_000_000] * 2, "scores": [0.0, 1.0]}
+    large = {
+        "tokens": [[123456] * 1_000_000] * 2,
+        "masks": [[123456] * 1_000_000] * 2,
+        "scores": [0.0, 1.0],
+    }
     server.ask("/scored_data", large)
     with socket.create_connection(server.listener.getsockname()) as client:
         client.settimeout(10)

@@ -1,4 +1,6 @@
-"""What a server knows of its environments: who is live, what each weighs; what is the same after a restart."""
+"""What a server knows of its environments: who is live, what each weighs; what is the same after a
+restart.
+"""
 
 from __future__ import annotations
 
@@ -20,7 +22,9 @@ def known(num: int, now: float = NOW, **fields: Any) -> Environments:
     envs = Environments(timeout_s=60.0)
     for number in range(num):
         registration = EnvRegistration(max_token_length=10, group_size=2, weight=number + 1.0)
-        record = EnvRecord(id=number, name=f"e{number}", desired_name="e", registration=registration, **fields)
+        record = EnvRecord(
+            id=number, name=f"e{number}", desired_name="e", registration=registration, **fields
+        )
         envs.save(record, now)
     return envs
 
@@ -73,7 +77,8 @@ def test_ids_follow_each_other_but_for_those_that_were_made_up() -> None:
     assert envs.new_record(EnvRegistration(max_token_length=1, group_size=1, weight=1.0)).id == 4
 
 
-# -- after a restart ---------------------------------------------------------------------------------------------------
+# -- after a restart
+# --------------------------------------------------------------------------------------------------
 
 
 async def counted(scene: ServerFixture) -> tuple[Any, ...]:
@@ -82,7 +87,9 @@ async def counted(scene: ServerFixture) -> tuple[Any, ...]:
     return found["first_group_at"], found["groups_accepted"], found["set_aside"], counts
 
 
-async def told_before_and_after(tmp_path: Path, *groups: dict[str, Any], **trainer: Any) -> tuple[Any, Any]:
+async def told_before_and_after(
+    tmp_path: Path, *groups: dict[str, Any], **trainer: Any
+) -> tuple[Any, Any]:
     """The groups are sent one every second, and the server is started again."""
     clock = Clock()
     async with opened(tmp_path / "q.sqlite", clock) as scene:
@@ -100,12 +107,16 @@ async def told_before_and_after(tmp_path: Path, *groups: dict[str, Any], **train
 BAD = group(2, env_id=7) | {"scores": [1.0]}
 
 
-async def test_groups_set_aside_before_their_environment_was_known_are_its_own(tmp_path: Path) -> None:
+async def test_groups_set_aside_before_their_environment_was_known_are_its_own(
+    tmp_path: Path,
+) -> None:
     before, after = await told_before_and_after(tmp_path, BAD, BAD, group(2, env_id=7), BAD)
     assert before == after == (1002.0, 1, {"lengths": 3}, [(7, 1, 3)])
 
 
-async def test_groups_of_nobody_known_wait_for_their_environment_over_a_restart(tmp_path: Path) -> None:
+async def test_groups_of_nobody_known_wait_for_their_environment_over_a_restart(
+    tmp_path: Path,
+) -> None:
     before, after = await told_before_and_after(tmp_path, BAD, group(2))
     assert before == after == (1001.0, 1, {"lengths": 1}, [])
     async with opened(tmp_path / "q.sqlite") as scene:

@@ -1,4 +1,6 @@
-"""A full disk: what waits can be taken out and the server started again; groups are refused until there is room."""
+"""A full disk: what waits can be taken out and the server started again; groups are refused until
+there is room.
+"""
 
 from __future__ import annotations
 
@@ -49,7 +51,9 @@ class Disk:
 @pytest.fixture
 def disk(tmp_path: Path) -> Iterator[Disk]:
     mounted = subprocess.run(
-        ["mount", "-t", "tmpfs", "-o", "size=48M", "tmpfs", tmp_path], capture_output=True, check=False
+        ["mount", "-t", "tmpfs", "-o", "size=48M", "tmpfs", tmp_path],
+        capture_output=True,
+        check=False,
     )
     if mounted.returncode:
         pytest.skip("a disk that can be filled wants the right to mount one")
@@ -68,13 +72,17 @@ async def test_a_queue_on_a_full_disk_can_be_drained_and_takes_groups_again_once
         await scene.send(*(group(mark=mark) for mark in range(1, 9)))
         disk.fill()
         posted = 8
-        while (answer := await scene.raw_post("/scored_data", group(mark=posted + 1))).status_code == 200:
+        while (
+            answer := await scene.raw_post("/scored_data", group(mark=posted + 1))
+        ).status_code == 200:
             posted += 1  # into what room was left
         disk.fill()  # what it gave back then, too
         assert answer.status_code == 503 and "Make room on the disk" in answer.json()["detail"]
         assert [marks(await scene.batch()) for _ in range(4)] == [[1], [2], [3], [4]]
         refused = await scene.raw_post("/scored_data", group(mark=posted + 1))
-        assert refused.status_code == 503 and "batches can still be taken" in refused.json()["detail"]
+        assert (
+            refused.status_code == 503 and "batches can still be taken" in refused.json()["detail"]
+        )
         disk.make_room()
         await scene.send(group(mark=posted + 1))
         assert disk.reserve.stat().st_blocks * 512 == RESERVE_BYTES
@@ -97,7 +105,8 @@ def test_a_server_on_a_full_disk_can_be_started_again_and_drained(disk: Disk, en
         assert [each.id for each in store.load().waiting] == list(range(1, 201))
         for step in range(1, 201):
             if step == 1 or (step == 100 and ended == "killed"):
-                disk.fill()  # another program takes what was given back; after a proper end less was kept
+                # another program takes what was given back; after a proper end less was kept
+                disk.fill()
             store.commit(delivered(step, step, step=step))
         assert store.load().waiting == ()
         assert store.is_full
@@ -121,7 +130,9 @@ class Full(SqliteStore):
 async def test_groups_for_a_full_disk_are_held_and_refused_before_they_reach_it(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """A turn that holds a group would fail as a whole, and with it the batch that was asked for meanwhile."""
+    """A turn that holds a group would fail as a whole, and with it the batch that was asked for
+    meanwhile.
+    """
     monkeypatch.setattr(service, "FULL_HOLD_S", 0.0)
     store = Full(tmp_path / "queue.sqlite")
     async with opened(store.file, store=store) as scene:
@@ -130,6 +141,7 @@ async def test_groups_for_a_full_disk_are_held_and_refused_before_they_reach_it(
         refused = await scene.raw_post("/scored_data", group())
         assert (refused.status_code, refused.headers["retry-after"]) == (503, "1")
         assert refused.json()["detail"] == (
-            "The group was not stored. The disk of the trajectory database is full; batches can still be taken."
+            "The group was not stored. The disk of the trajectory database is full; batches can "
+            "still be taken."
             " Make room on the disk; the request can be sent again."
         )

@@ -1,4 +1,6 @@
-"""Decisions are taken in decisions, kept before they are answered, and never built on what was not kept."""
+"""Decisions are taken in decisions, kept before they are answered, and never built on what was not
+kept.
+"""
 
 from __future__ import annotations
 
@@ -88,7 +90,9 @@ class Memory(Store):
 @asynccontextmanager
 async def turning(store: Memory) -> AsyncIterator[GroupCommit]:
     """GroupCommit at a store, and the task that takes them."""
-    decisions = GroupCommit(store, lambda remembered: State(remembered, lambda: 0.0, shared=store.is_shared))
+    decisions = GroupCommit(
+        store, lambda remembered: State(remembered, lambda: 0.0, shared=store.is_shared)
+    )
     async with asyncio.timeout(DEADLINE_S), asyncio.TaskGroup() as tasks:
         tasks.create_task(decisions.run())
         try:
@@ -114,7 +118,8 @@ async def test_nobody_is_answered_before_it_is_kept() -> None:
         store.may_commit.clear()
         answer = decisions.submit(step)
         assert await asyncio.to_thread(store.is_inside.wait, DEADLINE_S)
-        assert (decisions.state.run.step, decisions.state.durable_step) == (1, 0)  # decided in memory, and not told
+        # decided in memory, and not told
+        assert (decisions.state.run.step, decisions.state.durable_step) == (1, 0)
         assert not answer.done()
         assert store.kept.step == 0
         store.may_commit.set()
@@ -131,7 +136,9 @@ async def test_what_waits_is_committed_together_and_in_order() -> None:
 
 async def test_a_refused_decision_spoils_no_other() -> None:
     async with turning(Memory()) as decisions:
-        answers = await asyncio.gather(*map(decisions.submit, (step, refuse, step)), return_exceptions=True)
+        answers = await asyncio.gather(
+            *map(decisions.submit, (step, refuse, step)), return_exceptions=True
+        )
         assert (answers[0], answers[2]) == (1, 2)
         assert isinstance(answers[1], Conflict)
 
@@ -148,7 +155,9 @@ async def test_a_failed_turn_fails_all_of_it_and_memory_goes_back() -> None:
     async with turning(store) as decisions:
         await decisions.submit(step)
         store.refuses = True
-        answers = await asyncio.gather(*(decisions.submit(step) for _ in range(3)), return_exceptions=True)
+        answers = await asyncio.gather(
+            *(decisions.submit(step) for _ in range(3)), return_exceptions=True
+        )
         assert [type(answer) for answer in answers] == [StoreFailed] * 3
         assert decisions.state.run.step == store.kept.step == 1
         store.refuses = False
@@ -200,8 +209,12 @@ async def test_followers_learn_what_others_did_without_asking() -> None:
         assert decisions.state.run.step == 3
 
 
-async def test_a_lone_decision_is_committed_in_place_while_the_store_is_quick(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Behind a slow commit it goes to the store's thread, where nobody's request waits for the disk; and comes back."""
+async def test_a_lone_decision_is_committed_in_place_while_the_store_is_quick(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Behind a slow commit it goes to the store's thread, where nobody's request waits for the
+    disk; and comes back.
+    """
     store = Memory(is_quick=True)
     monkeypatch.setattr(group_commit, "monotonic", lambda: store.clock)
     async with turning(store) as decisions:

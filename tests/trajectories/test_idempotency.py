@@ -17,7 +17,9 @@ async def test_the_same_key_gets_the_first_reply_again(scene: ServerFixture) -> 
     first = await scene.post("/scored_data", part, idempotency_key="a")
     await scene.post("/scored_data", group(1, env_id=env_id), idempotency_key="b")
     assert (
-        await scene.post("/scored_data", part, idempotency_key="a") == first == {"status": "buffered", "buffer_size": 3}
+        await scene.post("/scored_data", part, idempotency_key="a")
+        == first
+        == {"status": "buffered", "buffer_size": 3}
     )
     spoiled = group(scores=[float("nan"), 0.0])
     aside = await scene.post("/scored_data", spoiled, idempotency_key="c")
@@ -38,7 +40,9 @@ async def test_of_two_keys_the_first_counts(scene: ServerFixture) -> None:
     both = [("idempotency-key", "a"), ("Idempotency-Key", "b")]
     answer = await scene.http.post("/scored_data", json=group(mark=1), headers=both)
     assert answer.json() == {"status": "received"}
-    assert (await scene.raw_post("/scored_data", group(mark=2), idempotency_key="a")).status_code == 409
+    assert (
+        await scene.raw_post("/scored_data", group(mark=2), idempotency_key="a")
+    ).status_code == 409
     await scene.post("/scored_data", group(mark=2), idempotency_key="b")
     assert (await scene.get("/status"))["queue_size"] == 2
 
@@ -68,13 +72,17 @@ async def test_groups_of_a_list_carry_their_keys(scene: ServerFixture) -> None:
 
 
 @pytest.mark.parametrize("earlier", [True, False])
-async def test_a_list_with_a_reused_key_takes_no_group_at_all(scene: ServerFixture, earlier: bool) -> None:
+async def test_a_list_with_a_reused_key_takes_no_group_at_all(
+    scene: ServerFixture, earlier: bool
+) -> None:
     await scene.begin()
     reused = group(mark=9, halteres_key="a")
     if earlier:
         await scene.post("/scored_data_list", [reused])
     first = group(mark=1, halteres_key="b") if earlier else reused
-    answer = await scene.raw_post("/scored_data_list", [first, group(mark=2), group(mark=3, halteres_key="a")])
+    answer = await scene.raw_post(
+        "/scored_data_list", [first, group(mark=2), group(mark=3, halteres_key="a")]
+    )
     assert answer.status_code == 409
     assert (await scene.get("/status"))["queue_size"] == (1 if earlier else 0)
     assert (await scene.diagnostics())["groups_accepted"] == (1 if earlier else 0)
@@ -88,5 +96,7 @@ async def test_keys_are_known_after_a_restart_and_after_delivery(tmp_path: Path)
         await scene.post("/scored_data", group(mark=2), idempotency_key="b")
         assert marks(await scene.batch()) == [1, 2]
     async with opened(database) as scene:
-        assert await scene.post("/scored_data", group(mark=1), idempotency_key="a") == {"status": "received"}
+        assert await scene.post("/scored_data", group(mark=1), idempotency_key="a") == {
+            "status": "received"
+        }
         assert (await scene.get("/status"))["queue_size"] == 0

@@ -16,8 +16,14 @@ BENEATH_STORES = {"records", "schema"}
 
 def modules() -> dict[str, ast.Module]:
     """Every module, by its dotted name below the room."""
-    files = {".".join(file.relative_to(ROOM).with_suffix("").parts): file for file in ROOM.rglob("*.py")}
-    return {name: ast.parse(file.read_text()) for name, file in files.items() if not name.endswith("__init__")}
+    files = {
+        ".".join(file.relative_to(ROOM).with_suffix("").parts): file for file in ROOM.rglob("*.py")
+    }
+    return {
+        name: ast.parse(file.read_text())
+        for name, file in files.items()
+        if not name.endswith("__init__")
+    }
 
 
 def imported(tree: ast.Module, known: set[str]) -> Iterator[str]:

@@ -13,7 +13,17 @@ import pytest
 from halteres.trajectories.server import clock_of
 from halteres.trajectories.stores.sqlite import SqliteStore
 
-from .server_fixtures import ENV, TRAINER, Clock, Json, ServerFixture, ServerProcess, group, marks, opened
+from .server_fixtures import (
+    ENV,
+    TRAINER,
+    Clock,
+    Json,
+    ServerFixture,
+    ServerProcess,
+    group,
+    marks,
+    opened,
+)
 
 
 async def lend(scene: ServerFixture, lease: float = 60, **params: Any) -> Json:
@@ -39,7 +49,9 @@ async def begun(scene: ServerFixture, num_groups: int = 6) -> None:
 def test_a_server_alone_goes_by_a_clock_that_never_jumps_and_several_by_the_one_of_their_machines(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """What one server writes down, the others compare with their own time: it must not part for good."""
+    """What one server writes down, the others compare with their own time: it must not part for
+    good.
+    """
     with closing(SqliteStore(tmp_path / "queue.sqlite")) as store:
         monkeypatch.setattr(time, "time", lambda: 5.0)
         assert clock_of(store)() > 1e9
@@ -51,7 +63,8 @@ async def test_a_lent_batch_counts_when_it_is_acknowledged(scene: ServerFixture)
     await begun(scene, 2)
     batch = await lend(scene)
     assert batch["lease_expires"] == scene.clock.now + 60
-    assert await scene.get("/status") == {"current_step": 0, "queue_size": 2}  # still work that waits
+    # still work that waits
+    assert await scene.get("/status") == {"current_step": 0, "queue_size": 2}
     assert await scene.batch() is None
     assert "all_leased" in await scene.reason_codes()
     assert (await settle(scene, "ack", batch))[0] == 200
@@ -68,7 +81,9 @@ async def test_an_acknowledgement_may_be_repeated(scene: ServerFixture) -> None:
 
 
 @pytest.mark.parametrize("how", ["nack", "expiry"])
-async def test_a_batch_that_comes_back_answers_the_next_question_unchanged(scene: ServerFixture, how: str) -> None:
+async def test_a_batch_that_comes_back_answers_the_next_question_unchanged(
+    scene: ServerFixture, how: str
+) -> None:
     await begun(scene)
     batch = await lend(scene, 5)
     assert marks(batch["batch"]) == [1, 2]
@@ -95,7 +110,9 @@ async def test_whoever_lost_its_lease_to_another_is_told(scene: ServerFixture) -
 
 
 @pytest.mark.parametrize("what", ["ack", "extend"])
-async def test_an_expired_lease_that_nobody_took_is_still_its_holders(scene: ServerFixture, what: str) -> None:
+async def test_an_expired_lease_that_nobody_took_is_still_its_holders(
+    scene: ServerFixture, what: str
+) -> None:
     await begun(scene)
     batch = await lend(scene, 5)
     scene.clock.now += 6
@@ -220,7 +237,9 @@ async def test_two_trainers_hold_different_batches(scene: ServerFixture) -> None
 
 
 async def test_a_batch_that_came_back_and_fits_no_more_is_taken_apart(scene: ServerFixture) -> None:
-    """A trainer that registered again with another batch size: the groups queue at their old place."""
+    """A trainer that registered again with another batch size: the groups queue at their old
+    place.
+    """
     await begun(scene, 4)
     batch = await lend(scene)
     assert (await settle(scene, "nack", batch))[0] == 200
@@ -229,7 +248,9 @@ async def test_a_batch_that_came_back_and_fits_no_more_is_taken_apart(scene: Ser
     assert (await settle(scene, "ack", batch))[0] == 409
 
 
-async def test_groups_that_grew_too_old_in_a_returned_batch_are_set_aside(scene: ServerFixture) -> None:
+async def test_groups_that_grew_too_old_in_a_returned_batch_are_set_aside(
+    scene: ServerFixture,
+) -> None:
     await scene.begin(max_staleness=1)
     await scene.send(group(mark=1, policy_version=0), group(mark=2, policy_version=1))
     batch = await lend(scene, policy_version=0)
@@ -253,7 +274,9 @@ async def test_on_policy_environments_pause_while_a_batch_is_lent(scene: ServerF
     assert (await scene.status_env(env_id))["allowance"] == 2
 
 
-async def test_a_leased_batch_that_is_trained_on_leaves_room_for_one_that_waits(scene: ServerFixture) -> None:
+async def test_a_leased_batch_that_is_trained_on_leaves_room_for_one_that_waits(
+    scene: ServerFixture,
+) -> None:
     await scene.begin(max_staleness=1)
     env_id = await scene.register_env()
     await scene.send(group(mark=1, policy_version=0), group(mark=2, policy_version=0))
@@ -262,7 +285,9 @@ async def test_a_leased_batch_that_is_trained_on_leaves_room_for_one_that_waits(
     assert (await scene.status_env(env_id))["allowance"] == 2
 
 
-async def test_batches_come_back_oldest_first_however_often_they_were_handed_out(scene: ServerFixture) -> None:
+async def test_batches_come_back_oldest_first_however_often_they_were_handed_out(
+    scene: ServerFixture,
+) -> None:
     await begun(scene)
     first, second = await lend(scene), await lend(scene)
     for batch in (first, second):
@@ -274,7 +299,9 @@ async def test_batches_come_back_oldest_first_however_often_they_were_handed_out
 
 
 async def test_what_is_lent_counts_for_every_other_environment(scene: ServerFixture) -> None:
-    """The original's formula looks at the largest group that waits: groups that are out wait, too."""
+    """The original's formula looks at the largest group that waits: groups that are out wait,
+    too.
+    """
     await scene.begin()
     own, other = await scene.register_env(), await scene.register_env()
     await scene.send(*(group(env_id=own) for _ in range(6)))

@@ -1,4 +1,6 @@
-"""Policy versions: parking, staleness, lost replies, resumed trainers, allowances (DESIGN §2, spec §5.8)."""
+"""Policy versions: parking, staleness, lost replies, resumed trainers, allowances (DESIGN §2, spec
+§5.8).
+"""
 
 from __future__ import annotations
 
@@ -10,7 +12,13 @@ import pytest
 
 from .server_fixtures import ServerFixture, group, marks, opened
 
-PAUSE = {"unallocated_fraction": 0, "queue_size": 0, "self_queue_size": 0, "max_group_size": 1, "allowance": 0}
+PAUSE = {
+    "unallocated_fraction": 0,
+    "queue_size": 0,
+    "self_queue_size": 0,
+    "max_group_size": 1,
+    "allowance": 0,
+}
 
 
 def tagged(version: Any, mark: int = 7, **extra: Any) -> dict[str, Any]:
@@ -61,7 +69,9 @@ async def test_a_trainer_without_a_bound_parks_nobody(scene: ServerFixture, mode
     assert (await scene.get("/status"))["current_step"] == 2
 
 
-async def test_a_bound_without_a_version_in_the_question_goes_by_the_step(scene: ServerFixture) -> None:
+async def test_a_bound_without_a_version_in_the_question_goes_by_the_step(
+    scene: ServerFixture,
+) -> None:
     await scene.register(max_staleness=0)
     await scene.batch()
     env_id = await scene.register_env()
@@ -72,8 +82,12 @@ async def test_a_bound_without_a_version_in_the_question_goes_by_the_step(scene:
     assert (await scene.diagnostics())["set_aside"] == {"stale": 1}
 
 
-async def test_the_same_version_again_gets_the_same_batch_and_counts_once(scene: ServerFixture) -> None:
-    """The reply was lost, or the trainer died before its step: nothing was trained on that batch."""
+async def test_the_same_version_again_gets_the_same_batch_and_counts_once(
+    scene: ServerFixture,
+) -> None:
+    """The reply was lost, or the trainer died before its step: nothing was trained on that
+    batch.
+    """
     await begin(scene)
     await scene.send(tagged(0, 1), tagged(0, 2), tagged(0, 3), tagged(0, 4))
     first = await scene.get("/batch", policy_version=0)
@@ -83,7 +97,9 @@ async def test_the_same_version_again_gets_the_same_batch_and_counts_once(scene:
     assert (await scene.diagnostics())["parked"]
 
 
-async def test_a_trainer_that_holds_its_batch_may_ask_for_more_of_the_same_version(scene: ServerFixture) -> None:
+async def test_a_trainer_that_holds_its_batch_may_ask_for_more_of_the_same_version(
+    scene: ServerFixture,
+) -> None:
     await begin(scene)
     await scene.send(tagged(0, 1), tagged(0, 2), tagged(0, 3), tagged(0, 4))
     first = await scene.get("/batch", policy_version=0)
@@ -132,7 +148,9 @@ async def test_a_group_too_old_on_arrival_is_told_so(scene: ServerFixture) -> No
     assert (env["accepted"], env["rejected"]) == (0, 1)
 
 
-async def test_a_trainer_back_at_a_checkpoint_gets_nothing_of_later_weights(scene: ServerFixture) -> None:
+async def test_a_trainer_back_at_a_checkpoint_gets_nothing_of_later_weights(
+    scene: ServerFixture,
+) -> None:
     env_id = await begin(scene)
     await scene.send(*(tagged(0) for _ in range(2)))
     await scene.batch(policy_version=0)
@@ -149,7 +167,9 @@ async def test_a_trainer_back_at_a_checkpoint_gets_nothing_of_later_weights(scen
     assert (await scene.get("/status"))["current_step"] == 2
 
 
-async def test_a_late_question_of_an_older_version_throws_nothing_away(scene: ServerFixture) -> None:
+async def test_a_late_question_of_an_older_version_throws_nothing_away(
+    scene: ServerFixture,
+) -> None:
     await begin(scene, max_staleness=2)
     await scene.batch(policy_version=3)
     await scene.send(tagged(3, 1))
@@ -201,8 +221,12 @@ async def test_nobody_stays_parked_whom_a_registration_frees(scene: ServerFixtur
     assert (await scene.status_env(env_id))["allowance"] > 0
 
 
-async def test_an_environment_may_ask_with_which_version_the_trainer_asked_for_a_batch(tmp_path: Path) -> None:
-    """Also before there were batches, and after a restart of the server; not before the trainer has asked."""
+async def test_an_environment_may_ask_with_which_version_the_trainer_asked_for_a_batch(
+    tmp_path: Path,
+) -> None:
+    """Also before there were batches, and after a restart of the server; not before the trainer has
+    asked.
+    """
 
     async def asked_version(scene: ServerFixture, asked_for: int) -> int | None:
         return (await scene.status_env(0, asked_for=asked_for)).get("asked_version")
@@ -217,7 +241,8 @@ async def test_an_environment_may_ask_with_which_version_the_trainer_asked_for_a
         await scene.send(tagged(5), tagged(5))
         first = await scene.get("/batch", policy_version=5, after=0)
         assert [await asked_version(scene, step) for step in (3, 4)] == [5, None]
-        assert await scene.batch(policy_version=5, after=first["batch_id"]) is None  # the batch taught nothing
+        # the batch taught nothing
+        assert await scene.batch(policy_version=5, after=first["batch_id"]) is None
         assert [await asked_version(scene, step) for step in (3, 4, 5)] == [5, 5, None]
         await scene.send(tagged(5), tagged(5))
         await scene.get("/batch", policy_version=7, after=first["batch_id"])
@@ -225,8 +250,12 @@ async def test_an_environment_may_ask_with_which_version_the_trainer_asked_for_a
         assert [await asked_version(scene, step) for step in (3, 4, 5)] == [5, 7, None]
 
 
-async def test_as_many_batches_may_lie_ready_as_the_bound_allows_versions_for(scene: ServerFixture) -> None:
-    """A trainer that makes four versions of a batch cannot take two batches of weights that may lag four behind."""
+async def test_as_many_batches_may_lie_ready_as_the_bound_allows_versions_for(
+    scene: ServerFixture,
+) -> None:
+    """A trainer that makes four versions of a batch cannot take two batches of weights that may lag
+    four behind.
+    """
     await scene.begin(max_staleness=4, updates_per_batch=4, batch_size=4)
     env_id = await scene.register_env()
     assert (await scene.status_env(env_id))["allowance"] == 2
@@ -234,7 +263,9 @@ async def test_as_many_batches_may_lie_ready_as_the_bound_allows_versions_for(sc
     assert (await scene.status_env(env_id))["allowance"] == 4
 
 
-async def test_a_batch_tells_how_many_groups_were_set_aside_as_too_old(scene: ServerFixture) -> None:
+async def test_a_batch_tells_how_many_groups_were_set_aside_as_too_old(
+    scene: ServerFixture,
+) -> None:
     await begin(scene, max_staleness=1)
     await scene.send(tagged(0), tagged(0))
     first = await scene.get("/batch", policy_version=0, after=0)
@@ -243,7 +274,8 @@ async def test_a_batch_tells_how_many_groups_were_set_aside_as_too_old(scene: Se
     assert (first["num_stale"], second["num_stale"]) == (0, 1)
 
 
-# -- who asks for the last batch again: the table in `delivering.again` ------------------------------------------------
+# -- who asks for the last batch again: the table in `delivering.again`
+# ------------------------------------------------
 
 FIRST, SECOND, THIRD = [1, 2], [3, 4], [5, 6]
 
@@ -275,7 +307,11 @@ async def served(scene: ServerFixture, *afters: int | None, **changes: Any) -> N
     ],
 )
 async def test_the_batch_that_came_last_answers_whoever_never_got_it(
-    scene: ServerFixture, afters: list[int | None], after: int | None, version: int, answer: list[int]
+    scene: ServerFixture,
+    afters: list[int | None],
+    after: int | None,
+    version: int,
+    answer: list[int],
 ) -> None:
     await served(scene, *afters)
     before = (await scene.get("/status"))["current_step"]
@@ -302,8 +338,12 @@ async def test_a_trainer_that_registers_again_gets_its_last_batch_only_if_it_did
     assert marks(await scene.batch(policy_version=version, after=0)) == answer
 
 
-async def test_a_batch_that_came_at_last_is_known_by_the_version_that_it_came_to(scene: ServerFixture) -> None:
-    """Its first reply was lost; then the trainer got it at a later version, and died before the step."""
+async def test_a_batch_that_came_at_last_is_known_by_the_version_that_it_came_to(
+    scene: ServerFixture,
+) -> None:
+    """Its first reply was lost; then the trainer got it at a later version, and died before the
+    step.
+    """
     await served(scene, 0, 1)
     assert marks(await scene.batch(policy_version=1, after=1)) == SECOND
     await scene.register(max_staleness=2, run_id="r1", starting_step=1)
@@ -311,7 +351,9 @@ async def test_a_batch_that_came_at_last_is_known_by_the_version_that_it_came_to
     assert (await scene.get("/status"))["current_step"] == 2
 
 
-@pytest.mark.parametrize("changes", [{"batch_size": 2}, {"max_staleness": 0, "starting_step": 0}, {"run_id": "r2"}])
+@pytest.mark.parametrize(
+    "changes", [{"batch_size": 2}, {"max_staleness": 0, "starting_step": 0}, {"run_id": "r2"}]
+)
 async def test_a_batch_that_fits_the_registration_no_more_is_not_served_again(
     scene: ServerFixture, changes: dict[str, Any]
 ) -> None:
@@ -327,12 +369,16 @@ async def test_a_lost_reply_is_known_to_the_next_server(tmp_path: Path) -> None:
     async with opened(database) as scene:
         await served(scene, 0, 1)
     async with opened(database) as scene:
-        assert await scene.batch(policy_version=1, after=7) != await scene.batch(policy_version=1, after=1)
+        assert await scene.batch(policy_version=1, after=7) != await scene.batch(
+            policy_version=1, after=1
+        )
     async with opened(database) as scene:
         assert marks(await scene.batch(policy_version=1, after=7)) == THIRD
 
 
-async def test_a_trainer_that_died_before_its_step_gets_its_batch_again(scene: ServerFixture) -> None:
+async def test_a_trainer_that_died_before_its_step_gets_its_batch_again(
+    scene: ServerFixture,
+) -> None:
     await begin(scene)
     await scene.send(tagged(0, 1), tagged(0, 2))
     await scene.batch(policy_version=0)
@@ -348,7 +394,9 @@ async def test_an_async_trainer_may_ask_while_newer_groups_arrive(scene: ServerF
     assert marks(await scene.batch(policy_version=5)) == [1, 2]
 
 
-async def test_the_old_client_with_a_minimum_share_is_held_during_a_pause(scene: ServerFixture) -> None:
+async def test_the_old_client_with_a_minimum_share_is_held_during_a_pause(
+    scene: ServerFixture,
+) -> None:
     """Its worker count ignores the figures of a pause, so the reply waits (spec §3)."""
     await begin(scene)
     env_id = await scene.register_env(min_batch_allocation=0.5)
@@ -360,7 +408,9 @@ async def test_the_old_client_with_a_minimum_share_is_held_during_a_pause(scene:
         assert (await poll)["allowance"] > 0
 
 
-async def test_one_environment_is_allowed_exactly_what_the_batch_lacks(scene: ServerFixture) -> None:
+async def test_one_environment_is_allowed_exactly_what_the_batch_lacks(
+    scene: ServerFixture,
+) -> None:
     await scene.begin(max_staleness=0, batch_size=12)
     env_id = await scene.register_env(group_size=2)
     for queued in range(6):
@@ -374,7 +424,8 @@ async def test_several_environments_share_what_the_batch_lacks(scene: ServerFixt
     envs = [await scene.register_env() for _ in range(4)]
     for env_id in envs:
         await scene.status_env(env_id)
-    assert [(await scene.status_env(env_id))["allowance"] for env_id in envs] == [2, 2, 2, 2]  # 6 in all, rounded up
+    # 6 in all, rounded up
+    assert [(await scene.status_env(env_id))["allowance"] for env_id in envs] == [2, 2, 2, 2]
     scene.clock.now += 6  # three have gone silent
     assert (await scene.status_env(envs[0]))["allowance"] == 6
 
@@ -392,7 +443,9 @@ async def test_sizes_that_need_each_other_are_never_starved(scene: ServerFixture
     assert await scene.batch(policy_version=0)
 
 
-async def test_a_size_that_can_never_fill_a_batch_is_allowed_nothing_once_it_is_full(scene: ServerFixture) -> None:
+async def test_a_size_that_can_never_fill_a_batch_is_allowed_nothing_once_it_is_full(
+    scene: ServerFixture,
+) -> None:
     await scene.begin(max_staleness=0, batch_size=24)
     env_id = await scene.register_env(group_size=16)
     assert (await scene.status_env(env_id))["allowance"] == 1

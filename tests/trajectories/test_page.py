@@ -1,4 +1,6 @@
-"""docs/trajectories.md: its examples, run from top to bottom, answer what the page says; its options are all there."""
+"""docs/trajectories.md: its examples, run from top to bottom, answer what the page says; its
+options are all there.
+"""
 
 from __future__ import annotations
 
@@ -17,7 +19,9 @@ from halteres.trajectories.options import parser
 from .server_fixtures import ServerProcess
 
 PAGE = (Path(__file__).parents[2] / "docs" / "trajectories.md").read_text()
-BLOCKS: list[tuple[str, str]] = re.findall(r"^```(sh|json)\n(.*?)^```$", PAGE, re.DOTALL | re.MULTILINE)
+BLOCKS: list[tuple[str, str]] = re.findall(
+    r"^```(sh|json)\n(.*?)^```$", PAGE, re.DOTALL | re.MULTILINE
+)
 
 MARK = "…"
 
@@ -26,7 +30,10 @@ def requests(block: str) -> list[list[str]]:
     """The words of each `curl` of a block; a quoted body may have several lines."""
     words = shlex.split(block, comments=True)
     starts = [at for at, word in enumerate(words) if word == "curl"]
-    return [words[at:end] for at, end in zip(starts, [*starts[1:], len(words)][: len(starts)], strict=True)]
+    return [
+        words[at:end]
+        for at, end in zip(starts, [*starts[1:], len(words)][: len(starts)], strict=True)
+    ]
 
 
 def asked(server: ServerProcess, words: list[str]) -> Any:
@@ -50,22 +57,25 @@ def asked(server: ServerProcess, words: list[str]) -> Any:
     assert parts.netloc == "127.0.0.1:8000", url
     connection = http.client.HTTPConnection(str(place.hostname), place.port, timeout=10)
     try:
-        connection.request(method, parts.path + (f"?{parts.query}" if parts.query else ""), body, headers)
+        connection.request(
+            method, parts.path + (f"?{parts.query}" if parts.query else ""), body, headers
+        )
         return json.loads(connection.getresponse().read())
     finally:
         connection.close()
 
 
 def check(told: Any, answer: Any, where: str) -> None:
-    """The page shows the answer: numbers with a fraction, and uuids, as numbers; the rest as it is. Keys are left out
-    only where it has the mark `…`."""
+    """The page shows the answer: numbers with a fraction, and uuids, as numbers; the rest as it is.
+    Keys are left out only where it has the mark `…`.
+    """
     match told:
         case dict():
             assert isinstance(answer, dict), where
             shown = {name: value for name, value in told.items() if name != MARK}
-            assert shown.keys() <= answer.keys() if MARK in told else shown.keys() == answer.keys(), (
-                f"{where}: {answer}"
-            )
+            assert (
+                shown.keys() <= answer.keys() if MARK in told else shown.keys() == answer.keys()
+            ), f"{where}: {answer}"
             for name, value in shown.items():
                 check(value, answer[name], f"{where}.{name}")
         case list():
@@ -108,5 +118,7 @@ def test_every_option_is_in_the_table(flag: str) -> None:
 
 
 def test_the_table_has_no_other_options() -> None:
-    named = re.findall(r"`(--[a-z-]+)", "".join(re.findall(r"^\| (`--.*?) \|", OPTIONS, re.MULTILINE)))
+    named = re.findall(
+        r"`(--[a-z-]+)", "".join(re.findall(r"^\| (`--.*?) \|", OPTIONS, re.MULTILINE))
+    )
     assert named and set(named) <= set(FLAGS)

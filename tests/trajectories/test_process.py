@@ -30,7 +30,9 @@ def test_it_ends_in_order_on_a_signal(server: ServerProcess, number: int) -> Non
 
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
 def test_whoever_is_held_is_answered_when_it_ends(server: ServerProcess, number: int) -> None:
-    """At once where there is an answer; with a sentence where a body had not come, for which it waits 3 s."""
+    """At once where there is an answer; with a sentence where a body had not come, for which it
+    waits 3 s.
+    """
     server.ask("/register", TRAINER)
     stderr = server.process.stderr
     assert stderr is not None
@@ -39,7 +41,9 @@ def test_whoever_is_held_is_answered_when_it_ends(server: ServerProcess, number:
         socket.create_connection(server.listener.getsockname()) as half,
     ):
         held.sendall(b"GET /batch?wait=60 HTTP/1.1\r\nHost: 127.0.0.1\r\n\r\n")
-        half.sendall(b"POST /scored_data HTTP/1.1\r\nHost: 127.0.0.1\r\nContent-Length: 100000\r\n\r\n{")
+        half.sendall(
+            b"POST /scored_data HTTP/1.1\r\nHost: 127.0.0.1\r\nContent-Length: 100000\r\n\r\n{"
+        )
         server.ask("/info")  # both have been read
         began = time.monotonic()
         server.process.send_signal(number)
@@ -125,18 +129,28 @@ def refused(database: str, folder: Path) -> str:
         (".", "Name a file in a folder of yours: --database {folder}/trajectories.sqlite."),
         ("new/", "'new/' can be no database. It is a folder"),
         ("file/q.sqlite", "The folder of the database {folder}/file/q.sqlite cannot be made. "),
-        ("file/new/q.sqlite", "The folder of the database {folder}/file/new/q.sqlite cannot be made. Not a directory"),
+        (
+            "file/new/q.sqlite",
+            "The folder of the database {folder}/file/new/q.sqlite cannot be made. Not a directory",
+        ),
         ("pipe", "It is there, but is no file."),
-        ("/proc/new/q.sqlite", "The folder of the database /proc/new/q.sqlite cannot be made. No such file"),
+        (
+            "/proc/new/q.sqlite",
+            "The folder of the database /proc/new/q.sqlite cannot be made. No such file",
+        ),
         ("~nobody-is-called-so/q.sqlite", "Could not determine home directory."),
         ("x" * 300, "File name too long."),
     ],
 )
-def test_a_name_that_can_be_no_database_is_one_sentence(database: str, says: str, tmp_path: Path) -> None:
+def test_a_name_that_can_be_no_database_is_one_sentence(
+    database: str, says: str, tmp_path: Path
+) -> None:
     (tmp_path / "file").touch()
     os.mkfifo(tmp_path / "pipe")
     assert says.format(folder=tmp_path) in refused(database, tmp_path)
-    assert {path.name for path in tmp_path.iterdir()} == {"file", "pipe"}, "it left something behind"
+    assert {path.name for path in tmp_path.iterdir()} == {"file", "pipe"}, (
+        "it left something behind"
+    )
 
 
 def test_it_begins_with_the_file_it_uses_and_whether_that_is_new(tmp_path: Path) -> None:
@@ -159,14 +173,19 @@ def test_it_begins_with_the_file_it_uses_and_whether_that_is_new(tmp_path: Path)
 
 
 def test_a_lost_database_ends_it_with_one_sentence(server: ServerProcess) -> None:
-    """Whoever starts it again finds what was acknowledged; going on would answer from memory nobody kept."""
+    """Whoever starts it again finds what was acknowledged; going on would answer from memory nobody
+    kept.
+    """
     with closing(sqlite3.connect(server.database)) as other:
         other.execute("DROP TABLE groups")
     with pytest.raises(AssertionError, match="store_failed"):
         server.ask("/scored_data", group())
     assert server.process.stderr
     said = server.process.stderr.read().decode().splitlines()
-    assert said[-1].startswith("error: The trajectory database") and "no such table: groups" in said[-1]
+    assert (
+        said[-1].startswith("error: The trajectory database")
+        and "no such table: groups" in said[-1]
+    )
     assert server.process.wait(10) == 1
 
 
@@ -180,10 +199,16 @@ def test_a_database_that_cannot_be_read_is_no_good_start(tmp_path: Path) -> None
         )
         other.commit()
     ended = subprocess.run(
-        [*COMMAND, "--database", str(file), "--port", "0"], capture_output=True, text=True, timeout=30, check=False
+        [*COMMAND, "--database", str(file), "--port", "0"],
+        capture_output=True,
+        text=True,
+        timeout=30,
+        check=False,
     )
     assert ended.returncode == 1
-    assert ended.stderr.splitlines()[-1].startswith(f"error: The trajectory database {file} raised DecodeError")
+    assert ended.stderr.splitlines()[-1].startswith(
+        f"error: The trajectory database {file} raised DecodeError"
+    )
 
 
 def test_it_loads_no_torch_and_no_sdk() -> None:

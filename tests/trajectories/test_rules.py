@@ -1,4 +1,6 @@
-"""What an operator may choose, seen from the outside: each rule of `Rules`, and the defaults beside it."""
+"""What an operator may choose, seen from the outside: each rule of `Rules`, and the defaults beside
+it.
+"""
 
 from __future__ import annotations
 
@@ -31,7 +33,12 @@ async def ruled(tmp_path: Path) -> AsyncIterator[Ruled]:
 async def is_paused(scene: ServerFixture, env_id: int) -> bool:
     """In words that also an unmodified client of the original takes for a pause."""
     told = await scene.status_env(env_id)
-    return (told["unallocated_fraction"], told["queue_size"], told["self_queue_size"], told["max_group_size"]) == (
+    return (
+        told["unallocated_fraction"],
+        told["queue_size"],
+        told["self_queue_size"],
+        told["max_group_size"],
+    ) == (
         0.0,
         0,
         0,
@@ -54,7 +61,9 @@ async def test_environments_pause_while_as_many_batches_wait_as_allowed(ruled: R
         assert not await is_paused(scene, env_id)
 
 
-async def test_posts_wait_for_room_before_they_are_refused(ruled: Ruled, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_posts_wait_for_room_before_they_are_refused(
+    ruled: Ruled, monkeypatch: pytest.MonkeyPatch
+) -> None:
     said = {"messages": [[{"role": "user", "content": "x" * 200_000}]] * 2}
     async with ruled(max_queue_bytes=1024 * 1024) as scene, asyncio.timeout(10):
         await scene.begin(batch_size=2)
@@ -78,7 +87,11 @@ async def test_strict_mode_refuses_what_quarantine_sets_aside(ruled: Ruled) -> N
     spoilt = group(mark=1, scores=[float("nan"), 0.0])
     async with ruled(validation="strict") as scene:
         await scene.begin()
-        for bad, where in ((spoilt, "not_finite"), (group(6), "group_exceeds_batch"), (group(scores=[1.0]), "lengths")):
+        for bad, where in (
+            (spoilt, "not_finite"),
+            (group(6), "group_exceeds_batch"),
+            (group(scores=[1.0]), "lengths"),
+        ):
             refused = await scene.raw_post("/scored_data", bad)
             assert (refused.status_code, refused.json()["detail"][0]["type"]) == (422, where)
         refused = await scene.raw_post("/scored_data_list", [group(mark=1), group(6)])
@@ -131,7 +144,9 @@ async def test_an_environment_is_silent_after_the_operators_time(ruled: Ruled) -
         assert env["connected"]
 
 
-async def test_a_starved_environment_is_waited_for_as_long_as_the_operator_says(ruled: Ruled) -> None:
+async def test_a_starved_environment_is_waited_for_as_long_as_the_operator_says(
+    ruled: Ruled,
+) -> None:
     async with ruled(min_share_patience_s=10) as scene:
         await scene.begin()
         env_id = await scene.register_env(min_batch_allocation=0.5)
@@ -146,7 +161,9 @@ async def test_a_starved_environment_is_waited_for_as_long_as_the_operator_says(
 
 
 @pytest.mark.parametrize(("window", "accepted"), [(0.0, 2), (10.0, 1)])
-async def test_clients_without_keys_may_be_known_by_what_they_send(ruled: Ruled, window: float, accepted: int) -> None:
+async def test_clients_without_keys_may_be_known_by_what_they_send(
+    ruled: Ruled, window: float, accepted: int
+) -> None:
     async with ruled(same_content_s=window) as scene:
         await scene.begin()
         env_id = await scene.register_env()
@@ -188,7 +205,9 @@ async def test_a_full_queue_that_makes_no_batch_pauses_nobody(ruled: Ruled) -> N
         assert len(await scene.batch() or ()) == 2
 
 
-async def test_a_share_of_groups_that_fit_no_batch_holds_nobody_back_and_is_named(ruled: Ruled) -> None:
+async def test_a_share_of_groups_that_fit_no_batch_holds_nobody_back_and_is_named(
+    ruled: Ruled,
+) -> None:
     async with ruled() as scene:
         await scene.begin()
         await scene.register_env(group_size=8, min_batch_allocation=0.5)
@@ -201,7 +220,9 @@ async def test_the_same_content_counts_once_however_it_is_written(ruled: Ruled) 
     async with ruled(same_content_s=10) as scene:
         await scene.begin()
         await scene.send(group(env_id=0, sent_at=1))
-        answer = await scene.post("/scored_data_list", [group(env_id=0, sent_at=2), group(mark=8, env_id=0)])
+        answer = await scene.post(
+            "/scored_data_list", [group(env_id=0, sent_at=2), group(mark=8, env_id=0)]
+        )
         assert answer["groups_processed"] == 2
         assert (await scene.get("/status"))["queue_size"] == 2
 

@@ -39,7 +39,15 @@ if __name__ == "__main__":
 """
 
 
-BUILT_IN = {"arithmetic", "game", "gsm8k", "judge_pairs", "reasoning_gym", "text_gym", "word_problems"}
+BUILT_IN = {
+    "arithmetic",
+    "game",
+    "gsm8k",
+    "judge_pairs",
+    "reasoning_gym",
+    "text_gym",
+    "word_problems",
+}
 
 
 def folder(tmp_path: Path, **files: str) -> Path:
@@ -67,7 +75,9 @@ def test_name_and_description_fall_back_to_the_file_and_the_docstring(tmp_path: 
     assert bare.description == "Environment from bare.py"
 
 
-def test_bases_are_followed_through_the_file_and_its_aliases_to_the_class_that_is_run(tmp_path: Path) -> None:
+def test_bases_are_followed_through_the_file_and_its_aliases_to_the_class_that_is_run(
+    tmp_path: Path,
+) -> None:
     found = find_environment("leafy", [folder(tmp_path, several=INDIRECT)])
     assert found.class_name == "Leaf"
 
@@ -78,7 +88,13 @@ def test_without_a_cli_call_the_last_class_that_is_no_base_counts(tmp_path: Path
 
 
 def test_broken_files_are_listed_with_the_reason_and_nothing_is_run(tmp_path: Path) -> None:
-    found = discover([folder(tmp_path, bad="x = 1\nclass A(BaseEnv:\n", odd="class A(BaseEnv):\n    name = 'a b'")])
+    found = discover(
+        [
+            folder(
+                tmp_path, bad="x = 1\nclass A(BaseEnv:\n", odd="class A(BaseEnv):\n    name = 'a b'"
+            )
+        ]
+    )
     whys = {Path(file.file_path).name: file.why for file in found.broken}
     assert whys["bad.py"].startswith("line 2: ")
     assert "'a b'" in whys["odd.py"]
@@ -86,12 +102,19 @@ def test_broken_files_are_listed_with_the_reason_and_nothing_is_run(tmp_path: Pa
     assert find_environment("loud", [tmp_path]).class_name == "A"
 
 
-def test_files_that_begin_with_an_underscore_or_define_no_environment_are_passed_over(tmp_path: Path) -> None:
-    names = {e.name for e in discover([folder(tmp_path, _hidden=PLAIN, helper="def f(): ...")]).environments}
+def test_files_that_begin_with_an_underscore_or_define_no_environment_are_passed_over(
+    tmp_path: Path,
+) -> None:
+    names = {
+        e.name
+        for e in discover([folder(tmp_path, _hidden=PLAIN, helper="def f(): ...")]).environments
+    }
     assert names == BUILT_IN
 
 
-def test_an_environment_is_found_by_the_name_of_its_file_too_unless_another_has_that_name(tmp_path: Path) -> None:
+def test_an_environment_is_found_by_the_name_of_its_file_too_unless_another_has_that_name(
+    tmp_path: Path,
+) -> None:
     """The guide of Hermes names gsm8k by its file: rl_select_environment("gsm8k_tinker")."""
     assert find_environment("gsm8k_tinker") == find_environment("gsm8k")
     named = PLAIN.replace('"""Plays chess.', 'name = "gsm8k_tinker"\n    """Mine.')
@@ -115,7 +138,9 @@ def test_the_first_folder_wins(tmp_path: Path) -> None:
 )
 def test_the_variants_of_a_family_are_read_from_the_text(tmp_path: Path, variants: str) -> None:
     """A tuple or a dict's keys: in the class, in a constant of the file or of one beside it."""
-    (tmp_path / "_beside.py").write_text('BESIDE = ["Easy-v0", "Hard-v0"]\nBY_NAME = {"Easy-v0": 1, "Hard-v0": f()}')
+    (tmp_path / "_beside.py").write_text(
+        'BESIDE = ["Easy-v0", "Hard-v0"]\nBY_NAME = {"Easy-v0": 1, "Hard-v0": f()}'
+    )
     text = f"""
 import _beside
 from _beside import BESIDE
@@ -125,18 +150,34 @@ class Chess(BaseEnv):
     name = "chess"
     {variants}
 """
-    (listed,) = [one for one in discover([folder(tmp_path, games=text)]).environments if one.name == "chess"]
+    (listed,) = [
+        one for one in discover([folder(tmp_path, games=text)]).environments if one.name == "chess"
+    ]
     assert (listed.name, listed.members) == ("chess", ("chess:Easy-v0", "chess:Hard-v0"))
-    asked = ("chess", "chess:Easy-v0", "games:Hard-v0", str(tmp_path / "games.py"), f"{tmp_path}/games.py:Hard-v0")
+    asked = (
+        "chess",
+        "chess:Easy-v0",
+        "games:Hard-v0",
+        str(tmp_path / "games.py"),
+        f"{tmp_path}/games.py:Hard-v0",
+    )
     names = [find_environment(name, [tmp_path]).name for name in asked]
-    assert names == ["chess:Easy-v0", "chess:Easy-v0", "chess:Hard-v0", "chess:Easy-v0", "chess:Hard-v0"]
+    assert names == [
+        "chess:Easy-v0",
+        "chess:Easy-v0",
+        "chess:Hard-v0",
+        "chess:Easy-v0",
+        "chess:Hard-v0",
+    ]
     with pytest.raises(NotFound, match="Did you mean 'chess:Hard-v0'"):
         find_environment("chess:hard-v0", [tmp_path])
     with pytest.raises(NotFound, match=r"Did you mean '.*/games\.py:Hard-v0'"):
         find_environment(f"{tmp_path}/games.py:hard-v0")
 
 
-@pytest.mark.parametrize("variants", ['("a b",)', "('a/b',)", "names()", "ELSEWHERE", "NAMES[1:]", "('a', *NAMES)"])
+@pytest.mark.parametrize(
+    "variants", ['("a b",)', "('a/b',)", "names()", "ELSEWHERE", "NAMES[1:]", "('a', *NAMES)"]
+)
 def test_variants_that_cannot_be_read_or_used_are_told(tmp_path: Path, variants: str) -> None:
     text = f"NAMES = ('a', 'b')\nclass Chess(BaseEnv):\n    variants = {variants}"
     (broken,) = discover([folder(tmp_path, games=text)]).broken
@@ -175,13 +216,21 @@ def test_a_path_whose_class_cannot_be_recognised_is_taken_at_its_word(tmp_path: 
 
 
 def test_bases_are_followed_into_files_beside_and_through_generics(tmp_path: Path) -> None:
-    (tmp_path / "_games.py").write_text("from halteres.environments.base import BaseEnv as B\nclass Game(B): ...")
+    (tmp_path / "_games.py").write_text(
+        "from halteres.environments.base import BaseEnv as B\nclass Game(B): ..."
+    )
     folder(
         tmp_path,
-        go="from typing import Generic\nfrom _games import Game as G\nclass Go(Generic[T], G[int]): ...",
+        go=(
+            "from typing import Generic\nfrom _games import Game as G\nclass Go(Generic[T], "
+            "G[int]): ..."
+        ),
         chess="from ._games import Game\nclass Chess(Game): ...",
         draughts="import _games as games\nclass Draughts(games.Game): ...",
-        maybe="try:\n    from x import BaseEnv\nexcept ImportError:\n    B = 1\nif 1:\n    class M(BaseEnv): 1",
+        maybe=(
+            "try:\n    from x import BaseEnv\nexcept ImportError:\n    B = 1\nif 1:\n    class "
+            "M(BaseEnv): 1"
+        ),
         circle="from circle import Loop\nA = B\nB = A\nclass Loop(Loop): ...\nclass C(A): ...",
         other="from elsewhere import Game\nclass Other(Game): ...",
     )
@@ -193,7 +242,9 @@ def test_folders_of_a_folder_are_looked_through_one_level_deep(tmp_path: Path) -
     for path in ("games/chess", "games/deep/go", "_private/x", ".hidden/y"):
         (tmp_path / path).parent.mkdir(parents=True, exist_ok=True)
         (tmp_path / f"{path}.py").write_text(PLAIN)
-    assert {environment.name for environment in discover([tmp_path]).environments} == BUILT_IN | {"chess"}
+    assert {environment.name for environment in discover([tmp_path]).environments} == BUILT_IN | {
+        "chess"
+    }
 
 
 def test_a_name_taken_already_becomes_the_file_and_its_class(tmp_path: Path) -> None:
@@ -204,13 +255,18 @@ def test_a_name_taken_already_becomes_the_file_and_its_class(tmp_path: Path) -> 
     paths = {environment.name: environment.file_path for environment in found}
     assert paths.keys() == BUILT_IN | {"chess", "chess.Chess", "three.chess.Chess"}
     assert paths["chess"] == str(tmp_path / "one" / "chess.py")
-    assert find_environment("chess.Chess", [tmp_path / "one", tmp_path / "two"]).file_path == paths["chess.Chess"]
+    assert (
+        find_environment("chess.Chess", [tmp_path / "one", tmp_path / "two"]).file_path
+        == paths["chess.Chess"]
+    )
 
 
 def test_a_shadowed_built_in_environment_can_still_be_named(tmp_path: Path) -> None:
     mine = PLAIN.replace('"""Plays chess.', 'name = "arithmetic"\n    """Mine.')
     folder(tmp_path, mine=mine)
-    assert find_environment("arithmetic.ArithmeticEnv", [tmp_path]).file_path.endswith("environments/arithmetic.py")
+    assert find_environment("arithmetic.ArithmeticEnv", [tmp_path]).file_path.endswith(
+        "environments/arithmetic.py"
+    )
 
 
 def test_folders_are_named_by_variables(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -219,7 +275,10 @@ def test_folders_are_named_by_variables(tmp_path: Path, monkeypatch: pytest.Monk
         (tmp_path / place / f"{place[:4]}_env.py").write_text(PLAIN)
     monkeypatch.setenv("HALTERES_ENVIRONMENTS", str(tmp_path / "given"))
     monkeypatch.setenv("HALTERES_HOME", str(tmp_path / "home"))
-    assert {environment.name for environment in discover().environments} == BUILT_IN | {"give_env", "home_env"}
+    assert {environment.name for environment in discover().environments} == BUILT_IN | {
+        "give_env",
+        "home_env",
+    }
 
 
 def test_other_packages_offer_environments_by_entry_points_and_are_not_imported(
@@ -243,10 +302,16 @@ def test_other_packages_offer_environments_by_entry_points_and_are_not_imported(
     }
 
 
-def test_files_are_read_again_only_where_they_changed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_files_are_read_again_only_where_they_changed(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     read: list[str] = []
     parse = discovery.ast.parse
-    monkeypatch.setattr(discovery.ast, "parse", lambda text, filename: read.append(filename) or parse(text, filename))
+    monkeypatch.setattr(
+        discovery.ast,
+        "parse",
+        lambda text, filename: read.append(filename) or parse(text, filename),
+    )
     folder(tmp_path, chess=PLAIN, go=PLAIN)
     discover([tmp_path])
     first = len(read)
@@ -269,7 +334,8 @@ def test_a_file_nested_beyond_measure_is_broken_and_no_more(tmp_path: Path) -> N
     [
         "from halteres.environments.arithmetic import ArithmeticEnv\nclass MineEnv(ArithmeticEnv):",
         "from halteres.environments import arithmetic\nclass MineEnv(arithmetic.ArithmeticEnv):",
-        "import halteres.environments.arithmetic\nclass MineEnv(halteres.environments.arithmetic.ArithmeticEnv):",
+        "import halteres.environments.arithmetic\nclass "
+        "MineEnv(halteres.environments.arithmetic.ArithmeticEnv):",
     ],
 )
 def test_a_class_derived_from_a_built_in_environment_is_one(tmp_path: Path, head: str) -> None:
@@ -277,7 +343,12 @@ def test_a_class_derived_from_a_built_in_environment_is_one(tmp_path: Path, head
     assert find_environment("mine", [tmp_path]).class_name == "MineEnv"
 
 
-def test_what_is_imported_from_a_built_in_file_and_is_no_environment_makes_none(tmp_path: Path) -> None:
-    other = "from halteres.environments.problems import Problem\nfrom halteres.environments.gone import Gone\n"
+def test_what_is_imported_from_a_built_in_file_and_is_no_environment_makes_none(
+    tmp_path: Path,
+) -> None:
+    other = (
+        "from halteres.environments.problems import Problem\nfrom halteres.environments.gone "
+        "import Gone\n"
+    )
     found = discover([folder(tmp_path, mine=f"{other}class A(Problem): ...\nclass B(Gone): ...\n")])
     assert ("mine" in {one.name for one in found.environments}, found.broken) == (False, ())

@@ -31,7 +31,9 @@ if __name__ == "__main__":
 
 
 def resolved(**changes: Any) -> Resolved:
-    return resolve_settings(ENVIRONMENT, None, (), changes={name.replace("__", "."): v for name, v in changes.items()})
+    return resolve_settings(
+        ENVIRONMENT, None, (), changes={name.replace("__", "."): v for name, v in changes.items()}
+    )
 
 
 @pytest.mark.parametrize(
@@ -56,7 +58,9 @@ def test_a_name_means_one_setting_the_seeds_names_too(name: str, key: str) -> No
 
 
 def test_a_text_and_a_typed_value_go_the_same_way() -> None:
-    assert read_edit("trainer.learning_rate=1e-3") == Edit(name="trainer.learning_rate", value=Word("1e-3"))
+    assert read_edit("trainer.learning_rate=1e-3") == Edit(
+        name="trainer.learning_rate", value=Word("1e-3")
+    )
     by_text = resolve_settings(ENVIRONMENT, None, ["learning_rate=1e-3", "difficulty=2"])
     assert resolved(learning_rate=1e-3, difficulty=2).settings == by_text.settings
     assert resolved(learning_rate=1e-3, difficulty=2).sources == by_text.sources
@@ -90,8 +94,14 @@ def test_a_name_that_nobody_knows_is_a_kind_of_its_own(name: str, guess: str | N
         resolve_settings(ENVIRONMENT, None, (), changes={name: 1})
     error = caught.value
     assert error.what.startswith(f"Unknown field '{name}'")
-    assert (error.code, error.details["field"], error.details["did_you_mean"]) == ("unknown_field", name, guess)
-    assert {"difficulty", "learning_rate", "steps_per_eval"} <= set(error.details["available_fields"])
+    assert (error.code, error.details["field"], error.details["did_you_mean"]) == (
+        "unknown_field",
+        name,
+        guess,
+    )
+    assert {"difficulty", "learning_rate", "steps_per_eval"} <= set(
+        error.details["available_fields"]
+    )
     assert not {"url", "rollout_server_url"} & set(error.details["available_fields"])
 
 
@@ -108,7 +118,11 @@ def test_several_problems_are_one_refusal_that_lists_them() -> None:
     with pytest.raises(InvalidConfig) as caught:
         resolved(lora_rank=0, banana=1, run_dir="here")
     assert caught.value.code == "invalid_config"
-    assert [one["field"] for one in caught.value.details["problems"]] == ["lora_rank", "run_dir", "banana"]
+    assert [one["field"] for one in caught.value.details["problems"]] == [
+        "lora_rank",
+        "run_dir",
+        "banana",
+    ]
 
 
 @pytest.mark.parametrize("name", ["slurm", "testing"])
@@ -116,7 +130,9 @@ def test_the_seeds_switches_can_only_be_false(name: str) -> None:
     assert resolved(**{name: False}).settings == resolved().settings
     with pytest.raises(InvalidConfig, match="it can only be false here") as caught:
         resolved(**{name: True})
-    assert {"slurm": "on this machine", "testing": "rl_test_inference"}[name] in caught.value.sentence
+    assert {"slurm": "on this machine", "testing": "rl_test_inference"}[
+        name
+    ] in caught.value.sentence
 
 
 def test_a_switch_in_a_file_is_explained_too(tmp_path: Path) -> None:
@@ -132,7 +148,9 @@ def test_a_name_that_is_ours_and_the_environments_must_be_written_whole(tmp_path
     file.write_text(text)
     with pytest.raises(InvalidConfig, match=r"write inference\.threads or env\.threads"):
         resolve_settings(str(file), None, (), changes={"threads": 2})
-    asked = resolve_settings(str(file), None, (), changes={"env.threads": 2, "inference.threads": 1}).settings
+    asked = resolve_settings(
+        str(file), None, (), changes={"env.threads": 2, "inference.threads": 1}
+    ).settings
     assert (asked.env["threads"], asked.inference.threads) == (2, 1)
     assert short_name("env.threads", asked.env) == "env.threads"
     assert short_name("inference.threads", asked.env) == "inference.threads"
@@ -153,13 +171,18 @@ def test_use_wandb_and_sinks_say_where_metrics_are_forwarded_to() -> None:
     assert resolved().settings.sinks == ()
     assert resolved(use_wandb=True).settings.sinks == ("wandb",)
     assert resolved(use_wandb=False, sinks=["trackio"]).settings.sinks == ("trackio",)
-    assert resolved(use_wandb=True, sinks=["tensorboard", "wandb"]).settings.sinks == ("wandb", "tensorboard")
+    assert resolved(use_wandb=True, sinks=["tensorboard", "wandb"]).settings.sinks == (
+        "wandb",
+        "tensorboard",
+    )
     with pytest.raises(InvalidConfig, match="must be 'wandb', 'trackio' or 'tensorboard'"):
         resolved(sinks=["mlflow"])
 
 
 def test_an_environments_own_use_wandb_switches_nothing_on(tmp_path: Path) -> None:
-    """atroposlib's default is true, and so is what many a config_init says; only who starts a run asks for W&B."""
+    """atroposlib's default is true, and so is what many a config_init says; only who starts a run
+    asks for W&B.
+    """
     file = tmp_path / "theirs.py"
     file.write_text(WITH_WANDB)
     assert resolve_settings(str(file), None, ()).settings.sinks == ()

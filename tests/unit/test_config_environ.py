@@ -1,4 +1,6 @@
-"""Variables of the environment: read in one place, each misreading told with the variable's name."""
+"""Variables of the environment: read in one place, each misreading told with the variable's
+name.
+"""
 
 from __future__ import annotations
 
@@ -31,7 +33,9 @@ def test_a_variable_that_cannot_be_read_is_named(
         read()  # type: ignore[operator]
 
 
-def test_variables_that_are_empty_or_in_small_letters_are_understood(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_variables_that_are_empty_or_in_small_letters_are_understood(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     monkeypatch.setenv("HALTERES_LOG", "debug")
     monkeypatch.setenv("HALTERES_THREADS", "")
     environ.check()
@@ -44,7 +48,10 @@ def test_variables_that_are_empty_or_in_small_letters_are_understood(monkeypatch
     [
         ({}, "127.0.0.1,localhost"),
         ({"no_proxy": "a.example, localhost"}, "a.example,localhost,127.0.0.1"),
-        ({"NO_PROXY": "b.example", "no_proxy": "a.example"}, "a.example,b.example,127.0.0.1,localhost"),
+        (
+            {"NO_PROXY": "b.example", "no_proxy": "a.example"},
+            "a.example,b.example,127.0.0.1,localhost",
+        ),
         ({"NO_PROXY": "*"}, "*"),
     ],
 )
@@ -66,7 +73,9 @@ def test_whether_a_hub_is_asked_is_left_to_the_user_of_an_environment(
     monkeypatch.delenv("HF_HUB_OFFLINE", raising=False)
     if given is not None:
         monkeypatch.setenv("HF_HUB_OFFLINE", given)
-    assert {child.get("HF_HUB_OFFLINE") for child in (environ.for_child(), environ.for_sandboxed())} == {given}
+    assert {
+        child.get("HF_HUB_OFFLINE") for child in (environ.for_child(), environ.for_sandboxed())
+    } == {given}
 
 
 @pytest.mark.parametrize(("given", "holds"), [(None, "1"), ("0", "0")])
@@ -80,11 +89,22 @@ def test_a_process_of_ours_asks_no_hub_unless_its_user_wants_it(
     assert environ.for_child()["HF_HUB_OFFLINE"] == holds
 
 
-SECRETS = ("A_KEY", "DB_PASS", "DB_PASSWD", "MYSQL_PWD", "GITHUB_PAT", "SSH_PASSPHRASE", "PASSWD", "pat")
+SECRETS = (
+    "A_KEY",
+    "DB_PASS",
+    "DB_PASSWD",
+    "MYSQL_PWD",
+    "GITHUB_PAT",
+    "SSH_PASSPHRASE",
+    "PASSWD",
+    "pat",
+)
 OPEN = ("PWD", "OLDPWD", "SSH_ASKPASS", "HERMES_COMPAT", "PATHS")
 
 
-def test_what_is_named_like_a_secret_is_handed_to_nobody_and_known(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_what_is_named_like_a_secret_is_handed_to_nobody_and_known(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     for name in (*SECRETS, *OPEN):
         monkeypatch.setenv(name, f"value of {name}")
     child, known = environ.for_sandboxed(), environ.secrets()
@@ -99,7 +119,12 @@ def test_what_is_named_like_a_secret_is_handed_to_nobody_and_known(monkeypatch: 
         ("HTTPS_PROXY", "http://me:p@ss:word@proxy:3128", "http://proxy:3128", "p@ss:word"),
         ("all_proxy", "me:hunter22@proxy:3128", "proxy:3128", "hunter22"),
         ("CACHE_DSN", "redis://:hunter22@cache/0", "redis://cache/0", "hunter22"),
-        ("SOME_URL", "https://a.example:8000/x?mail=a@b.example", "https://a.example:8000/x?mail=a@b.example", None),
+        (
+            "SOME_URL",
+            "https://a.example:8000/x?mail=a@b.example",
+            "https://a.example:8000/x?mail=a@b.example",
+            None,
+        ),
         ("SOME_PROXY", "http://proxy:3128", "http://proxy:3128", None),
         ("SOMETHING", "http://me:hunter22@proxy", "http://proxy", "hunter22"),
     ],
@@ -110,10 +135,15 @@ def test_an_address_is_handed_on_without_its_login(
     monkeypatch.setenv(name, value)
     assert environ.for_sandboxed()[name] == handed
     assert environ.secrets().get(name) == secret
-    assert Redactor.of_this_process().text(f"to {value}") == f"to {value.replace(secret, '***') if secret else value}"
+    assert (
+        Redactor.of_this_process().text(f"to {value}")
+        == f"to {value.replace(secret, '***') if secret else value}"
+    )
 
 
-def test_who_is_handed_a_key_may_pass_the_proxy_and_loopback_stays_exempt(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_who_is_handed_a_key_may_pass_the_proxy_and_loopback_stays_exempt(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     monkeypatch.setenv("HTTPS_PROXY", "http://me:hunter22@proxy:3128")
     monkeypatch.setenv("NO_PROXY", "a.example")
     monkeypatch.setenv("SOME_API_KEY", "k")
@@ -137,7 +167,15 @@ def test_a_process_with_a_bad_log_level_ends_with_one_sentence() -> None:
     assert len(ended.stderr.splitlines()) == 1
 
 
-PROXIES = ("http_proxy", "https_proxy", "all_proxy", "HTTP_PROXY", "HTTPS_PROXY", "ALL_PROXY", "FTP_PROXY")
+PROXIES = (
+    "http_proxy",
+    "https_proxy",
+    "all_proxy",
+    "HTTP_PROXY",
+    "HTTPS_PROXY",
+    "ALL_PROXY",
+    "FTP_PROXY",
+)
 
 
 @pytest.fixture
@@ -153,7 +191,9 @@ def proxies(monkeypatch: pytest.MonkeyPatch) -> Callable[..., None]:
     return only
 
 
-def test_a_child_that_talks_to_this_machine_alone_gets_no_proxy(proxies: Callable[..., None]) -> None:
+def test_a_child_that_talks_to_this_machine_alone_gets_no_proxy(
+    proxies: Callable[..., None],
+) -> None:
     proxies(**dict.fromkeys(PROXIES, "socks5://proxy:1080"))
     child = environ.for_loopback("MY_KEY", HALTERES_X="1")
     assert not set(PROXIES) & child.keys()
@@ -161,7 +201,9 @@ def test_a_child_that_talks_to_this_machine_alone_gets_no_proxy(proxies: Callabl
     assert set(PROXIES) <= environ.for_sandboxed().keys()
 
 
-def test_a_child_that_talks_to_this_machine_alone_may_have_a_key(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_child_that_talks_to_this_machine_alone_may_have_a_key(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     monkeypatch.setenv("MY_KEY", "k")
     assert environ.for_loopback("MY_KEY")["MY_KEY"] == "k"
     assert "MY_KEY" not in environ.for_loopback()
@@ -188,7 +230,11 @@ def test_where_everything_is_exempt_no_child_gets_a_proxy(proxies: Callable[...,
     ],
 )
 def test_a_proxy_that_the_sdk_cannot_ask_is_named(
-    proxies: Callable[..., None], monkeypatch: pytest.MonkeyPatch, name: str, value: str, is_usable: bool
+    proxies: Callable[..., None],
+    monkeypatch: pytest.MonkeyPatch,
+    name: str,
+    value: str,
+    is_usable: bool,
 ) -> None:
     monkeypatch.setitem(sys.modules, "socksio", None)
     proxies(**{name: value})

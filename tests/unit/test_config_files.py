@@ -30,12 +30,19 @@ def problems(error: InvalidConfig) -> dict[str, dict[str, Any]]:
     return {problem["field"]: problem for problem in error.details["problems"]}
 
 
-def test_paths_of_a_run_mean_the_same_from_any_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_paths_of_a_run_mean_the_same_from_any_folder(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     (tmp_path / "python").write_text(f'#!/bin/sh\nexec {sys.executable} "$@"\n')
     (tmp_path / "python").chmod(0o755)
     monkeypatch.chdir(tmp_path)
-    settings = load_settings(ENVIRONMENT, None, ["run.interpreter=./python", "run.working_directory=."])
-    assert (settings.run.interpreter, settings.run.working_directory) == (str(tmp_path / "python"), str(tmp_path))
+    settings = load_settings(
+        ENVIRONMENT, None, ["run.interpreter=./python", "run.working_directory=."]
+    )
+    assert (settings.run.interpreter, settings.run.working_directory) == (
+        str(tmp_path / "python"),
+        str(tmp_path),
+    )
 
 
 def test_without_file_or_edits_the_defaults_hold() -> None:
@@ -46,9 +53,17 @@ def test_without_file_or_edits_the_defaults_hold() -> None:
 
 def test_edits_beat_the_file_and_the_file_beats_the_defaults(tmp_path: Path) -> None:
     file = tmp_path / "run.yaml"
-    file.write_text(yaml.safe_dump({"trainer": {"total_steps": 7, "learning_rate": 0.01}, "env": {"difficulty": 3}}))
+    file.write_text(
+        yaml.safe_dump(
+            {"trainer": {"total_steps": 7, "learning_rate": 0.01}, "env": {"difficulty": 3}}
+        )
+    )
     settings = load_settings(ENVIRONMENT, file, ["trainer.total_steps=9"])
-    assert (settings.trainer.total_steps, settings.trainer.learning_rate, settings.env["difficulty"]) == (9, 0.01, 3)
+    assert (
+        settings.trainer.total_steps,
+        settings.trainer.learning_rate,
+        settings.env["difficulty"],
+    ) == (9, 0.01, 3)
 
 
 @pytest.mark.parametrize(
@@ -73,7 +88,9 @@ def test_a_bare_field_may_be_the_environments() -> None:
 def test_every_problem_is_told_at_once(tmp_path: Path) -> None:
     file = tmp_path / "run.yaml"
     file.write_text("trainer: {lora_rank: banana}\nenvv: {}\n")
-    error = refused("trainer.total_stepz=5", "group_size=many", "run.seed=-1", "nonsense", file=file)
+    error = refused(
+        "trainer.total_stepz=5", "group_size=many", "run.seed=-1", "nonsense", file=file
+    )
     found = problems(error)
     assert found.keys() == {
         *("trainer.lora_rank", "envv", "trainer.total_stepz", "group_size", "run.seed", "nonsense"),
@@ -85,14 +102,20 @@ def test_every_problem_is_told_at_once(tmp_path: Path) -> None:
 
 
 def test_a_bare_slip_offers_the_nearest_of_all_sections() -> None:
-    assert problems(refused("lerning_rate=1"))["lerning_rate"]["did_you_mean"] == "trainer.learning_rate"
+    assert (
+        problems(refused("lerning_rate=1"))["lerning_rate"]["did_you_mean"]
+        == "trainer.learning_rate"
+    )
     assert problems(refused("dificulty=1"))["dificulty"]["did_you_mean"] == "difficulty"
 
 
 @pytest.mark.parametrize(
     ("edit", "why"),
     [
-        ("env.rollout_server_url=http://x", "the supervisor writes the trajectory server's address"),
+        (
+            "env.rollout_server_url=http://x",
+            "the supervisor writes the trajectory server's address",
+        ),
         ("env.total_steps=3", "set trainer.total_steps"),
         ("inference.url=http://x", "the supervisor writes the service's address"),
         ("env.tokenizer_name=x", "it is the base model's; set inference.model"),
@@ -127,7 +150,10 @@ def test_a_batch_that_no_trajectory_server_takes_is_refused(edits: list[str], fi
 
 
 def test_an_unset_batch_size_becomes_whole_groups_near_128() -> None:
-    assert load_settings(ENVIRONMENT, None, ["batch_size=-1", "group_size=12"]).env["batch_size"] == 120
+    assert (
+        load_settings(ENVIRONMENT, None, ["batch_size=-1", "group_size=12"]).env["batch_size"]
+        == 120
+    )
 
 
 def test_the_base_of_a_resumed_run_keeps_what_is_not_edited() -> None:
@@ -138,7 +164,9 @@ def test_the_base_of_a_resumed_run_keeps_what_is_not_edited() -> None:
     assert settings.run.environment == ENVIRONMENT
 
 
-@pytest.mark.parametrize("text", ["a: [", "- just\n- a list\n", "\xff\xfe".encode("latin-1").decode("latin-1") + ": :"])
+@pytest.mark.parametrize(
+    "text", ["a: [", "- just\n- a list\n", "\xff\xfe".encode("latin-1").decode("latin-1") + ": :"]
+)
 def test_a_file_that_is_no_mapping_is_a_sentence(tmp_path: Path, text: str) -> None:
     file = tmp_path / "run.yaml"
     file.write_text(text)
@@ -168,7 +196,9 @@ def test_an_unknown_interpreter_is_a_sentence() -> None:
         ("print('{}')\n", "printed no usable JSON"),
     ],
 )
-def test_an_environment_that_cannot_describe_itself_is_broken(tmp_path: Path, text: str, says: str) -> None:
+def test_an_environment_that_cannot_describe_itself_is_broken(
+    tmp_path: Path, text: str, says: str
+) -> None:
     file = tmp_path / "broken.py"
     file.write_text(text)
     with pytest.raises(InvalidConfig, match="is broken") as error:
@@ -176,7 +206,9 @@ def test_an_environment_that_cannot_describe_itself_is_broken(tmp_path: Path, te
     assert says in error.value.sentence
 
 
-def test_an_environment_that_hangs_is_ended_with_its_children(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_an_environment_that_hangs_is_ended_with_its_children(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr("halteres.config.program.DEADLINE_S", 0.3)
     file = tmp_path / "hangs.py"
     file.write_text("import subprocess; subprocess.run(['sleep', '1000'])\n")
@@ -187,7 +219,9 @@ def test_an_environment_that_hangs_is_ended_with_its_children(tmp_path: Path, mo
 def test_an_environment_sees_no_secret(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("TINKER_API_KEY", "tml-secret")
     file = tmp_path / "curious.py"
-    file.write_text("import os, sys; sys.exit(f\"error: saw {os.environ.get('TINKER_API_KEY')}\")\n")
+    file.write_text(
+        "import os, sys; sys.exit(f\"error: saw {os.environ.get('TINKER_API_KEY')}\")\n"
+    )
     with pytest.raises(InvalidConfig, match="saw None"):
         load_settings(str(file), None, [])
 
@@ -195,7 +229,8 @@ def test_an_environment_sees_no_secret(tmp_path: Path, monkeypatch: pytest.Monke
 def test_an_environment_without_describe_is_taken_as_its_file_says(tmp_path: Path) -> None:
     file = tmp_path / "atropos.py"
     file.write_text(
-        "import argparse\np = argparse.ArgumentParser()\np.add_argument('v', choices=['serve'])\np.parse_args()\n"
+        "import argparse\np = argparse.ArgumentParser()\np.add_argument('v', "
+        "choices=['serve'])\np.parse_args()\n"
     )
     settings = load_settings(str(file), None, ["env.group_size=8", "env.whatever=1"])
     assert settings.env == {"group_size": 8, "whatever": 1, "batch_size": 128}
@@ -249,7 +284,12 @@ def test_a_value_that_no_choice_allows_is_one_problem() -> None:
 
 
 def test_refused_trainer_settings_are_no_reason_to_refuse_the_group_size(tmp_path: Path) -> None:
-    given = ("trainer.total_steps=0", "trainer.advantage=rebn", "env.group_size=1", "env.batch_size=4")
+    given = (
+        "trainer.total_steps=0",
+        "trainer.advantage=rebn",
+        "env.group_size=1",
+        "env.batch_size=4",
+    )
     assert list(problems(refused(*given))) == ["trainer.total_steps"]
 
 
@@ -259,7 +299,10 @@ def test_a_setting_within_a_setting_is_named() -> None:
 
 
 def test_a_loss_without_a_setting_names_those_that_have_it() -> None:
-    assert "Losses with 'clip_high_threshold': ppo, cispo, gspo." in refused("loss_config={clip_high: 1.2}").sentence
+    assert (
+        "Losses with 'clip_high_threshold': ppo, cispo, gspo."
+        in refused("loss_config={clip_high: 1.2}").sentence
+    )
 
 
 def test_a_batch_is_divided_into_no_more_minibatches_than_it_has_rollouts() -> None:
@@ -270,7 +313,11 @@ def test_a_batch_is_divided_into_no_more_minibatches_than_it_has_rollouts() -> N
 
 @pytest.mark.parametrize(
     ("wrappers", "why"),
-    [("concatt", "Did you mean 'concat'?"), ("concat,python_tool", "no sandbox"), ("python_tool,concat", "no sandbox")],
+    [
+        ("concatt", "Did you mean 'concat'?"),
+        ("concat,python_tool", "no sandbox"),
+        ("python_tool,concat", "no sandbox"),
+    ],
 )
 def test_a_games_wrappers_are_checked_before_a_run_begins(wrappers: str, why: str) -> None:
     with pytest.raises(InvalidConfig) as error:
@@ -283,7 +330,10 @@ def test_a_runs_name_is_one_line(name: str) -> None:
     """It stands in listings: a line break in it would look like another run."""
     with pytest.raises(ValidationError, match="name"):
         RunSettings.model_validate({"name": name, "environment": "arithmetic"})
-    assert RunSettings.model_validate({"name": "déjà vu 1", "environment": "arithmetic"}).name == "déjà vu 1"
+    assert (
+        RunSettings.model_validate({"name": "déjà vu 1", "environment": "arithmetic"}).name
+        == "déjà vu 1"
+    )
 
 
 def test_a_data_set_is_looked_for_beside_the_settings_file_and_where_the_caller_is(
@@ -304,6 +354,14 @@ def test_a_data_set_is_looked_for_beside_the_settings_file_and_where_the_caller_
         return load_settings("gsm8k", file if in_file else None, edits).env["dataset"]
 
     assert dataset("beside.jsonl", in_file=True) == str(folder / "beside.jsonl")
-    assert dataset("mine.jsonl", in_file=True) == dataset("mine.jsonl", in_file=False) == str(here / "mine.jsonl")
+    assert (
+        dataset("mine.jsonl", in_file=True)
+        == dataset("mine.jsonl", in_file=False)
+        == str(here / "mine.jsonl")
+    )
     assert dataset("gone.jsonl", in_file=True) == str(folder / "gone.jsonl")
-    assert dataset("openai/gsm8k", in_file=False) == dataset("openai/gsm8k", in_file=True) == "openai/gsm8k"
+    assert (
+        dataset("openai/gsm8k", in_file=False)
+        == dataset("openai/gsm8k", in_file=True)
+        == "openai/gsm8k"
+    )

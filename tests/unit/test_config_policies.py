@@ -9,14 +9,23 @@ import pytest
 import yaml
 
 from halteres.config.files import resolve_settings
-from halteres.config.operator_policy import DEFAULT, HERMES_COMPAT, Caps, Policy, PolicyCap, load_policy
+from halteres.config.operator_policy import (
+    DEFAULT,
+    HERMES_COMPAT,
+    Caps,
+    Policy,
+    PolicyCap,
+    load_policy,
+)
 from halteres.config.problem import LockedField
 from halteres.config.projection import Addresses, to_seed_format
 from halteres.config.projection import resolved as effective
 from halteres.errors import InvalidConfig
 
 ENVIRONMENT = str(Path(__file__).parents[1] / "runs" / "standin_env.py")
-ADDRESSES = Addresses(run_id="aaaa1111", run_dir="/r", service_url="http://s", api_url="http://a", tokenizer="/t")
+ADDRESSES = Addresses(
+    run_id="aaaa1111", run_dir="/r", service_url="http://s", api_url="http://a", tokenizer="/t"
+)
 
 
 @pytest.fixture
@@ -44,7 +53,8 @@ def test_a_lock_holds_and_is_told_as_the_policys() -> None:
 
 
 @pytest.mark.parametrize(
-    ("edit", "field", "value"), [("lora_rank=4", "lora_rank", 8), ("env.difficulty=4", "env.difficulty", 5)]
+    ("edit", "field", "value"),
+    [("lora_rank=4", "lora_rank", 8), ("env.difficulty=4", "env.difficulty", 5)],
 )
 def test_a_locked_field_cannot_be_set_to_another_value(edit: str, field: str, value: int) -> None:
     policy = Policy(name="house", lock={"lora_rank": 8, "difficulty": 5})
@@ -58,8 +68,12 @@ def test_a_locked_field_cannot_be_set_to_another_value(edit: str, field: str, va
 def test_the_value_that_holds_may_be_set(tmp_path: Path) -> None:
     policy = Policy(lock={"lora_rank": 8, "learning_rate": 4e-5, "difficulty": 5})
     file = tmp_path / "run.yaml"
-    file.write_text("tinker: {lora_rank: 8, learning_rate: 4.0e-5}\nenv: {difficulty: 5}\nopenai: []\n")
-    asked = resolve_settings(ENVIRONMENT, file, ["difficulty=5"], changes={"lora_rank": "8"}, policy=policy)
+    file.write_text(
+        "tinker: {lora_rank: 8, learning_rate: 4.0e-5}\nenv: {difficulty: 5}\nopenai: []\n"
+    )
+    asked = resolve_settings(
+        ENVIRONMENT, file, ["difficulty=5"], changes={"lora_rank": "8"}, policy=policy
+    )
     assert asked.settings.trainer.lora_rank == 8
 
 
@@ -89,16 +103,25 @@ def test_the_policy_in_force_is_the_one_of_the_home(home: Path) -> None:
 
 
 def test_hermes_compat_is_extended_by_a_houses_own_locks(home: Path) -> None:
-    write(home, "extends: hermes-compat\nlock: {tokenizer_name: halteres/tiny, env: {total_steps: 3}}\n")
+    write(
+        home,
+        "extends: hermes-compat\nlock: {tokenizer_name: halteres/tiny, env: {total_steps: 3}}\n",
+    )
     policy = load_policy()
-    assert policy.lock == {**HERMES_COMPAT.lock, "inference.model": "halteres/tiny", "trainer.total_steps": 3}
+    assert policy.lock == {
+        **HERMES_COMPAT.lock,
+        "inference.model": "halteres/tiny",
+        "trainer.total_steps": 3,
+    }
     assert (policy.min_status_interval_s, policy.require_keys) == (1800, HERMES_COMPAT.require_keys)
     settings = resolve_settings(ENVIRONMENT, None, ()).settings
     assert (settings.trainer.total_steps, settings.trainer.learning_rate) == (3, 4e-5)
     assert (settings.inference.model, settings.env["max_token_length"]) == ("halteres/tiny", 8192)
 
 
-def test_a_lock_of_the_policy_that_is_extended_may_be_left_out_and_the_rest_of_it_holds(home: Path) -> None:
+def test_a_lock_of_the_policy_that_is_extended_may_be_left_out_and_the_rest_of_it_holds(
+    home: Path,
+) -> None:
     write(home, "extends: hermes-compat\nunlock: [model]\n")
     policy = load_policy()
     assert {**policy.lock, "inference.model": "Qwen/Qwen3-8B"} == HERMES_COMPAT.lock
@@ -128,7 +151,10 @@ def test_keys_are_asked_for_where_the_seeds_did(home: Path) -> None:
 def test_more_steps_than_the_cap_are_refused_and_fewer_by_default() -> None:
     policy = Policy(caps=Caps(max_steps=10))
     lowered = resolve_settings(ENVIRONMENT, None, (), policy=policy)
-    assert (lowered.settings.trainer.total_steps, lowered.sources["trainer.total_steps"]) == (10, "policy")
+    assert (lowered.settings.trainer.total_steps, lowered.sources["trainer.total_steps"]) == (
+        10,
+        "policy",
+    )
     with pytest.raises(PolicyCap) as caught:
         resolve_settings(ENVIRONMENT, None, (), changes={"total_steps": "11"}, policy=policy)
     assert caught.value.code == "policy_cap"
@@ -141,7 +167,10 @@ def test_more_steps_than_the_cap_are_refused_and_fewer_by_default() -> None:
     ("text", "says"),
     [
         ("lock: {trainer.lora_rnk: 8}", "did you mean 'trainer.lora_rank'"),
-        ("lock: {trainer.lora_rank: banana}", "lock.trainer.lora_rank = 'banana': must be a valid integer"),
+        (
+            "lock: {trainer.lora_rank: banana}",
+            "lock.trainer.lora_rank = 'banana': must be a valid integer",
+        ),
         ("lock: {inference.url: x}", "the supervisor writes the service's address"),
         ("locks: {}", "there is no such field; did you mean 'lock'?"),
         ("extends: house", "there is no such policy"),
@@ -159,7 +188,9 @@ def test_a_policy_that_cannot_be_used_says_why(home: Path, text: str, says: str)
 
 def bomb(levels: int) -> str:
     """A line of text for each level, which stands for ten of the one before."""
-    lines = [f"  - &a{level} [{', '.join([f'*a{level - 1}'] * 10)}]\n" for level in range(1, levels)]
+    lines = [
+        f"  - &a{level} [{', '.join([f'*a{level - 1}'] * 10)}]\n" for level in range(1, levels)
+    ]
     return "".join(["lock:\n  - &a0 [1]\n", *lines])
 
 
@@ -168,8 +199,18 @@ def bomb(levels: int) -> str:
     [
         *("lock: " + "[" * 5000 + "]" * 5000, "lock: " + "{a: " * 200 + "1" + "}" * 200),
         *(bomb(9), "lock: &a [*a]", "lock: &a {a: *a}", 'lock: {env.prompt: "\\ud800"}'),
-        *("lock: {a: !!float ''}", "lock: {a: !!int ''}", "lock: {a: !!timestamp x}", "lock: {? [1] : 2}"),
-        *("lock: {a: " + "9" * 5000 + "}", "lock: !!python/object/apply:os.getpid []", "a: b: c", "a: 1\n---\nb: 2"),
+        *(
+            "lock: {a: !!float ''}",
+            "lock: {a: !!int ''}",
+            "lock: {a: !!timestamp x}",
+            "lock: {? [1] : 2}",
+        ),
+        *(
+            "lock: {a: " + "9" * 5000 + "}",
+            "lock: !!python/object/apply:os.getpid []",
+            "a: b: c",
+            "a: 1\n---\nb: 2",
+        ),
         *("\x00", "lock: 1", "caps: [1]", "require_keys: {gate: {a: 1}}", "extends: [1]", "[" * 20),
     ],
     ids=range(20),
@@ -181,20 +222,34 @@ def test_a_policy_that_is_damaged_or_hostile_is_refused_at_once(home: Path, text
     assert str(home / "policy.yaml") in caught.value.what
 
 
-def test_a_policy_file_that_is_a_pipe_or_a_folder_or_has_no_end_is_refused_at_once(home: Path) -> None:
+def test_a_policy_file_that_is_a_pipe_or_a_folder_or_has_no_end_is_refused_at_once(
+    home: Path,
+) -> None:
     """To open a pipe would wait for a writer: every command and every tool would hang."""
     file = home / "policy.yaml"
-    for make in (os.mkfifo, os.mkdir, lambda file: os.symlink("/dev/zero", file), lambda file: os.symlink(file, file)):
+    for make in (
+        os.mkfifo,
+        os.mkdir,
+        lambda file: os.symlink("/dev/zero", file),
+        lambda file: os.symlink(file, file),
+    ):
         make(file)
         with pytest.raises(InvalidConfig):
             load_policy()
         file.rmdir() if file.is_dir() else file.unlink()
 
 
-def test_a_policy_may_repeat_its_values_by_aliases_and_begin_with_a_byte_order_mark(home: Path) -> None:
-    write(home, "\ufefflock: {trainer.lora_rank: &n 8, env.difficulty: *n}\ncaps: {max_steps: *n}\n")
+def test_a_policy_may_repeat_its_values_by_aliases_and_begin_with_a_byte_order_mark(
+    home: Path,
+) -> None:
+    write(
+        home, "\ufefflock: {trainer.lora_rank: &n 8, env.difficulty: *n}\ncaps: {max_steps: *n}\n"
+    )
     policy = load_policy()
-    assert (policy.lock, policy.caps.max_steps) == ({"trainer.lora_rank": 8, "env.difficulty": 8}, 8)
+    assert (policy.lock, policy.caps.max_steps) == (
+        {"trainer.lora_rank": 8, "env.difficulty": 8},
+        8,
+    )
 
 
 def test_the_name_of_a_policy_is_a_policy_file(home: Path) -> None:

@@ -1,4 +1,6 @@
-"""Asking an environment file about itself: whatever it does, it harms nobody and is told in a sentence."""
+"""Asking an environment file about itself: whatever it does, it harms nobody and is told in a
+sentence.
+"""
 
 from __future__ import annotations
 
@@ -17,7 +19,13 @@ import pytest
 from halteres.config import program
 from halteres.config.discovery import EnvironmentBroken
 from halteres.config.environ import for_child
-from halteres.config.program import Description, EnvironmentProgram, describe, find_program, last_failure
+from halteres.config.program import (
+    Description,
+    EnvironmentProgram,
+    describe,
+    find_program,
+    last_failure,
+)
 from halteres.errors import NotFound
 from halteres.process import MOST_OUTPUT, run_caught
 
@@ -75,7 +83,9 @@ def broken(tmp_path: Path, text: str) -> EnvironmentBroken:
     return caught.value
 
 
-def test_a_failing_import_is_told_with_its_place_and_the_end_of_the_traceback(tmp_path: Path) -> None:
+def test_a_failing_import_is_told_with_its_place_and_the_end_of_the_traceback(
+    tmp_path: Path,
+) -> None:
     error = broken(tmp_path, "import json\n\n\ndef fall():\n    1 / 0\n\n\nfall()\n")
     assert error.what == f"The environment file {tmp_path}/an_env.py:5 is broken."
     assert (error.code, error.details["line"]) == ("environment_broken", 5)
@@ -127,7 +137,9 @@ def test_output_is_bounded_and_a_child_that_escapes_is_not_waited_for(tmp_path: 
     assert (ended.code, len(ended.out)) == (0, MOST_OUTPUT)
 
 
-def test_a_description_is_asked_for_once_whatever_process_asks(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_description_is_asked_for_once_whatever_process_asks(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setenv("HALTERES_HOME", str(tmp_path / "home"))
     counting = STANDIN.read_text().replace(
         "if __name__", f'open({str(tmp_path / "asked")!r}, "a").write("x")\nif __name__'
@@ -152,14 +164,18 @@ def test_a_file_that_changed_or_whose_neighbour_did_is_asked_again(
     assert describe(environment, {}).config["difficulty"] == 1
     environment.path.write_text(STANDIN.read_text().replace('"difficulty": 1', '"difficulty": 77'))
     assert describe(environment, {}).config["difficulty"] == 77
-    environment.path.write_text(STANDIN.read_text().replace('"difficulty": 1', '"difficulty": __import__("near").far'))
+    environment.path.write_text(
+        STANDIN.read_text().replace('"difficulty": 1', '"difficulty": __import__("near").far')
+    )
     (tmp_path / "near.py").write_text("far = 5\n")
     assert describe(environment, {}).config["difficulty"] == 5
     (tmp_path / "near.py").write_text("far = 555\n")
     assert describe(environment, {}).config["difficulty"] == 555
 
 
-def test_what_is_remembered_is_bounded_and_never_in_the_way(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_what_is_remembered_is_bounded_and_never_in_the_way(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr(program, "MOST_CACHED", 4)
     monkeypatch.setenv("HALTERES_HOME", str(tmp_path / "home"))
     folder = tmp_path / "home" / "cache" / "environments"
@@ -182,7 +198,9 @@ def test_a_file_that_failed_is_known_to_until_it_is_mended(tmp_path: Path) -> No
     assert describe(find_program(str(path)), {}).fields >= {"difficulty"}
 
 
-def test_every_file_that_failed_is_known_to_whatever_becomes_of_its_neighbours(tmp_path: Path) -> None:
+def test_every_file_that_failed_is_known_to_whatever_becomes_of_its_neighbours(
+    tmp_path: Path,
+) -> None:
     failed = [file(tmp_path, f"{number} / 0\n", f"env{number}") for number in range(3)]
     for environment in failed:
         with pytest.raises(EnvironmentBroken):
@@ -208,12 +226,16 @@ def test_a_config_init_that_is_refused_is_told_without_an_advertisement(tmp_path
     assert "BaseEnvConfig refuses group_size: Input should be a valid integer" in error.sentence
     assert "pydantic.dev" not in error.sentence
     assert f"python {tmp_path}/an_env.py describe" in error.sentence
-    at_import = broken(tmp_path, text.replace("class Wrong", "BaseEnvConfig(seed=-1)\n\n        class Wrong"))
+    at_import = broken(
+        tmp_path, text.replace("class Wrong", "BaseEnvConfig(seed=-1)\n\n        class Wrong")
+    )
     assert "pydantic.dev" not in at_import.sentence + str(at_import.details["traceback"])
 
 
 def test_a_file_of_another_framework_is_asked_by_a_script_of_ours(tmp_path: Path) -> None:
-    """atroposlib's command line knows no `describe`; the fields are read from the class that its file would run."""
+    """atroposlib's command line knows no `describe`; the fields are read from the class that its
+    file would run.
+    """
     (tmp_path / "theirs.py").write_text(textwrap.dedent(ATROPOSLIB))
     environment = file(tmp_path, FOREIGN, "ours")
     told = describe(environment, {"group_size": "16", "banana": 1, "eval_handling": "SOMETIMES"})
@@ -228,9 +250,14 @@ def test_a_file_of_another_framework_is_asked_by_a_script_of_ours(tmp_path: Path
 def test_a_foreign_file_finds_its_config_in_its_project_whoever_asks_and_is_asked_again_when_that_changes(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """A file of the users' guide: in a package, its config at a path that is relative to the project."""
+    """A file of the users' guide: in a package, its config at a path that is relative to the
+    project.
+    """
     monkeypatch.setenv("HALTERES_HOME", str(tmp_path / "home"))
-    package, config = tmp_path / "project" / "theirs" / "environments", tmp_path / "project" / "configs" / "a.json"
+    package, config = (
+        tmp_path / "project" / "theirs" / "environments",
+        tmp_path / "project" / "configs" / "a.json",
+    )
     for folder in (package, config.parent):
         folder.mkdir(parents=True)
     for folder in (package, package.parent):
@@ -238,7 +265,9 @@ def test_a_foreign_file_finds_its_config_in_its_project_whoever_asks_and_is_aske
     config.write_text('{"group_size": 8}')
     (package / "theirs.py").write_text(textwrap.dedent(ATROPOSLIB))
     reading = FOREIGN.replace("    from theirs", "    import json\n    from theirs")
-    reading = reading.replace("OurConfig(group_size=8)", 'OurConfig(**json.load(open("configs/a.json")))')
+    reading = reading.replace(
+        "OurConfig(group_size=8)", 'OurConfig(**json.load(open("configs/a.json")))'
+    )
     environment = file(package, reading, "ours")
     assert environment.working_directory == tmp_path / "project"
     told = describe(environment, {})
@@ -271,7 +300,13 @@ def test_a_working_directory_is_one_that_is_there(tmp_path: Path) -> None:
 
 
 def test_a_description_is_written_and_read_without_loss() -> None:
-    item = {"field": "x", "got": 1, "rule": "input should be 2", "did_you_mean": None, "suggest": (1, 2)}
+    item = {
+        "field": "x",
+        "got": 1,
+        "rule": "input should be 2",
+        "did_you_mean": None,
+        "suggest": (1, 2),
+    }
     found = Description.of({"schema": {"properties": {}}, "config": {"x": 1}, "problems": [item]})
     assert (found.problems[0].field, found.problems[0].rule) == ("env.x", "must be 2")
     assert msgspec.convert(json.loads(json.dumps(msgspec.to_builtins(found))), Description) == found
@@ -282,7 +317,10 @@ def test_an_environment_that_is_asked_ends_with_whoever_asks(tmp_path: Path) -> 
     fifo = str(tmp_path / "fifo")
     os.mkfifo(fifo)
     reading = os.open(fifo, os.O_RDONLY | os.O_NONBLOCK)
-    asked = f"import time\nheld = open({fifo!r}, 'w')\nprint('up', file=held, flush=True)\ntime.sleep(600)"
+    asked = (
+        f"import time\nheld = open({fifo!r}, 'w')\nprint('up', file=held, "
+        "flush=True)\ntime.sleep(600)"
+    )
     asker = (
         "import sys\nfrom pathlib import Path\nfrom halteres.process import run_caught\n"
         f"run_caught([sys.executable, '-c', {asked!r}], Path({str(tmp_path)!r}), 600)"

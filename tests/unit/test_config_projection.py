@@ -33,7 +33,14 @@ SEED: dict[str, Any] = {
         "total_steps": 50,
         "steps_per_eval": 100,
     },
-    "openai": [{"model_name": "halteres/tiny", "base_url": "http://localhost:8001/v1", "api_key": "x", "weight": 1.0}],
+    "openai": [
+        {
+            "model_name": "halteres/tiny",
+            "base_url": "http://localhost:8001/v1",
+            "api_key": "x",
+            "weight": 1.0,
+        }
+    ],
     "tinker": {
         "lora_rank": 32,
         "learning_rate": 4e-5,
@@ -54,14 +61,24 @@ def test_a_file_of_the_seeds_trains_here(tmp_path: Path) -> None:
     settings = load_settings(ENVIRONMENT, file, [])
     trainer = settings.trainer
     assert (trainer.lora_rank, trainer.learning_rate, trainer.checkpoint_every) == (32, 4e-5, 25)
-    assert (trainer.total_steps, trainer.eval_every, settings.inference.model) == (50, 100, "halteres/tiny")
+    assert (trainer.total_steps, trainer.eval_every, settings.inference.model) == (
+        50,
+        100,
+        "halteres/tiny",
+    )
     assert settings.env["batch_size"] == 8
     assert "rollout_server_url" not in settings.env, "wiring is written afresh"
 
 
-def test_one_setting_says_what_counts_as_success_and_its_default_is_the_environments_own(tmp_path: Path) -> None:
+def test_one_setting_says_what_counts_as_success_and_its_default_is_the_environments_own(
+    tmp_path: Path,
+) -> None:
     file = tmp_path / "strict_env.py"
-    text = Path(ENVIRONMENT).read_text().replace('"difficulty": 1,', '"difficulty": 1, "success_threshold": 0.5,')
+    text = (
+        Path(ENVIRONMENT)
+        .read_text()
+        .replace('"difficulty": 1,', '"difficulty": 1, "success_threshold": 0.5,')
+    )
     file.write_text(text)
     assert load_settings(ENVIRONMENT, None, []).run.success_threshold == 0.0
     assert load_settings(str(file), None, []).run.success_threshold == 0.5
@@ -74,7 +91,9 @@ def test_one_setting_says_what_counts_as_success_and_its_default_is_the_environm
 
 def test_what_cannot_be_placed_is_told() -> None:
     problems: list[Problem] = []
-    from_seed_format({"tinker": {"lora_rnk": 8}, "env": [1], "halteres": {"x": {}}, "more": 1}, problems)
+    from_seed_format(
+        {"tinker": {"lora_rnk": 8}, "env": [1], "halteres": {"x": {}}, "more": 1}, problems
+    )
     assert {(problem.field, problem.did_you_mean) for problem in problems} == {
         ("tinker.lora_rnk", "tinker.lora_rank"),
         ("env", None),
@@ -116,7 +135,9 @@ def test_a_written_file_is_a_file_to_start_from(tmp_path: Path) -> None:
     assert load_settings(None, file, []) == settings
 
 
-def test_a_file_of_the_seeds_switches_wandb_on_and_a_file_of_a_run_keeps_its_sinks(tmp_path: Path) -> None:
+def test_a_file_of_the_seeds_switches_wandb_on_and_a_file_of_a_run_keeps_its_sinks(
+    tmp_path: Path,
+) -> None:
     file = tmp_path / "seed.yaml"
     file.write_text(yaml.safe_dump(SEED))
     settings = load_settings(ENVIRONMENT, file, ["sinks=[trackio]"])
@@ -124,17 +145,25 @@ def test_a_file_of_the_seeds_switches_wandb_on_and_a_file_of_a_run_keeps_its_sin
     written = to_seed_format(settings, ADDRESSES)
     assert written["env"]["use_wandb"] is True
     for told_environment in (True, False):  # what the environment is told is the run's affair
-        file.write_text(yaml.safe_dump({**written, "env": {**written["env"], "use_wandb": told_environment}}))
+        file.write_text(
+            yaml.safe_dump({**written, "env": {**written["env"], "use_wandb": told_environment}})
+        )
         assert load_settings(ENVIRONMENT, file, []).sinks == ("wandb", "trackio")
 
 
 @pytest.mark.parametrize(("edits", "lag"), [([], None), (["max_staleness=3", "loss=ppo"], 3)])
-def test_a_deterministic_run_tells_its_environment_by_which_weights_it_samples(edits: list[str], lag: int) -> None:
+def test_a_deterministic_run_tells_its_environment_by_which_weights_it_samples(
+    edits: list[str], lag: int
+) -> None:
     for deterministic, told in ((False, None), (True, lag or 0)):
-        settings = load_settings(ENVIRONMENT, None, [*edits, f"trainer.deterministic={deterministic}"])
+        settings = load_settings(
+            ENVIRONMENT, None, [*edits, f"trainer.deterministic={deterministic}"]
+        )
         assert to_seed_format(settings, ADDRESSES)["env"].get("weights_lag") == told
 
 
 def test_a_deterministic_run_samples_by_no_older_weights_than_are_kept() -> None:
     with pytest.raises(InvalidConfig, match="at most 32 where deterministic"):
-        load_settings(ENVIRONMENT, None, ["max_staleness=33", "loss=ppo", "trainer.deterministic=true"])
+        load_settings(
+            ENVIRONMENT, None, ["max_staleness=33", "loss=ppo", "trainer.deterministic=true"]
+        )

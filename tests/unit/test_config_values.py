@@ -90,7 +90,9 @@ def test_a_text_setting_that_may_be_null_takes_the_text_too(typed: str) -> None:
         ("[1, x]", ANYTHING, [1, "x"]),
     ],
 )
-def test_other_settings_take_what_the_text_says(typed: str, schema: dict[str, Any], value: object) -> None:
+def test_other_settings_take_what_the_text_says(
+    typed: str, schema: dict[str, Any], value: object
+) -> None:
     found = value_of(Word(typed), schema)
     assert (found, type(found)) == (value, type(value))
 
@@ -140,7 +142,14 @@ def test_the_environments_settings_follow_the_same_rule(tmp_path: Path) -> None:
     """The file is asked which types its settings have."""
     file = tmp_path / "texts.py"
     file.write_text(ENVIRONMENT, encoding="utf-8")
-    edits = ["system=0123", "note=a: b #c", "stop=[a, 1:30]", "most=010", "words=[no, 007]", "run.seed=0123"]
+    edits = [
+        "system=0123",
+        "note=a: b #c",
+        "stop=[a, 1:30]",
+        "most=010",
+        "words=[no, 007]",
+        "run.seed=0123",
+    ]
     asked = resolve_settings(str(file), None, edits)
     env = asked.settings.env
     assert [env[name] for name in ("system", "note", "stop", "most", "words")] == [
@@ -151,13 +160,19 @@ def test_the_environments_settings_follow_the_same_rule(tmp_path: Path) -> None:
         ["no", "007"],
     ]
     assert asked.settings.run.seed == 123 and not asked.coerced
-    typed = resolve_settings(str(file), None, (), changes={"system": "0123", "words": '["no"]', "most": "010"})
+    typed = resolve_settings(
+        str(file), None, (), changes={"system": "0123", "words": '["no"]', "most": "010"}
+    )
     assert (typed.settings.env["system"], typed.settings.env["words"]) == ("0123", ["no"])
     assert typed.coerced == {"words": ["no"], "most": 10}
 
 
-@pytest.mark.parametrize("edit", ["run.name=half \udcff", "env.system=\ud800", "run.tags=[a, a: {b: 1, b: 2}]"])
-def test_a_text_that_no_file_can_hold_is_a_problem_of_its_setting(tmp_path: Path, edit: str) -> None:
+@pytest.mark.parametrize(
+    "edit", ["run.name=half \udcff", "env.system=\ud800", "run.tags=[a, a: {b: 1, b: 2}]"]
+)
+def test_a_text_that_no_file_can_hold_is_a_problem_of_its_setting(
+    tmp_path: Path, edit: str
+) -> None:
     file = tmp_path / "texts.py"
     file.write_text(ENVIRONMENT, encoding="utf-8")
     with pytest.raises(InvalidConfig) as refused:

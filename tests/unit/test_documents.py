@@ -25,7 +25,16 @@ from halteres.errors import InvalidConfig
 
 ROOT = Path(__file__).parents[2]
 MARK = b"\xef\xbb\xbf"
-READERS = ("safe_load", "load", "load_all", "full_load", "safe_load_all", "unsafe_load", "loads", "decode")
+READERS = (
+    "safe_load",
+    "load",
+    "load_all",
+    "full_load",
+    "safe_load_all",
+    "unsafe_load",
+    "loads",
+    "decode",
+)
 LIBRARIES = ("yaml", "tomllib", "msgspec.yaml", "msgspec.toml")
 
 ALIASES = "a0: &a0 [x, x, x, x, x, x, x, x, x]\n" + "".join(
@@ -89,7 +98,9 @@ def test_a_merged_key_may_be_given_again() -> None:
         (parse_json, "", "line 1, column 1"),
     ],
 )
-def test_what_cannot_be_read_is_refused_with_line_and_column(parse: Any, text: str, where: str) -> None:
+def test_what_cannot_be_read_is_refused_with_line_and_column(
+    parse: Any, text: str, where: str
+) -> None:
     with pytest.raises(DocumentError) as refused:
         parse(text)
     assert str(refused.value).startswith(where)
@@ -176,16 +187,24 @@ def test_numbers_are_decimal_and_dates_are_texts(text: str, value: object) -> No
     ],
 )
 def test_what_is_written_is_read_again(value: str) -> None:
-    assert parse_yaml(yaml.safe_dump({"a": [value, 1, 0.5, None, True]})) == {"a": [value, 1, 0.5, None, True]}
+    assert parse_yaml(yaml.safe_dump({"a": [value, 1, 0.5, None, True]})) == {
+        "a": [value, 1, 0.5, None, True]
+    }
 
 
 def test_what_is_no_regular_file_of_text_is_refused_at_once(tmp_path: Path) -> None:
-    fifo, large, binary, wide = (tmp_path / name for name in ("fifo.yaml", "large.yaml", "binary.yaml", "wide.json"))
+    fifo, large, binary, wide = (
+        tmp_path / name for name in ("fifo.yaml", "large.yaml", "binary.yaml", "wide.json")
+    )
     os.mkfifo(fifo)
     large.write_bytes(b"#" * (MOST_BYTES + 1))
     binary.write_bytes(b"a: 1\nb: \xff\n")
     wide.write_bytes('{"a": 1}'.encode("utf-16"))
-    endless, loop, folder = tmp_path / "endless.yaml", tmp_path / "loop.yaml", tmp_path / "folder.yaml"
+    endless, loop, folder = (
+        tmp_path / "endless.yaml",
+        tmp_path / "loop.yaml",
+        tmp_path / "folder.yaml",
+    )
     endless.symlink_to("/dev/zero")
     loop.symlink_to(loop)
     folder.mkdir()
@@ -196,7 +215,9 @@ def test_what_is_no_regular_file_of_text_is_refused_at_once(tmp_path: Path) -> N
 
 
 def test_there_is_no_second_reader_of_documents() -> None:
-    """A document that is read in another way has its keys twice, no bounds, and a byte order mark."""
+    """A document that is read in another way has its keys twice, no bounds, and a byte order
+    mark.
+    """
     found: list[str] = []
     for file in sorted((ROOT / "src").rglob("*.py")):
         if file.name == "documents.py":

@@ -1,8 +1,9 @@
 """No text depends on the machine's locale: whatever opens a text names its encoding.
 
-Python decodes with the locale's encoding unless another is given: under ISO-8859-1 a chat template in UTF-8 has other
-characters, and so other tokens. The rule is read off the source, in each folder whose programs we ship or measure with;
-`scripts/test` besides makes Python warn where a call of ours relies on the locale, and the warning an error.
+Python decodes with the locale's encoding unless another is given: under ISO-8859-1 a chat template
+in UTF-8 has other characters, and so other tokens. The rule is read off the source, in each folder
+whose programs we ship or measure with; `scripts/test` besides makes Python warn where a call of
+ours relies on the locale, and the warning an error.
 """
 
 from __future__ import annotations
@@ -15,7 +16,8 @@ import pytest
 
 ROOT = Path(__file__).parents[2]
 FOLDERS = ("src", "benchmarks", "recipes", "scripts")
-# Their hash is part of the built-in weights: they stay as they were when they made them, and are run by hand.
+# Their hash is part of the built-in weights: they stay as they were when they made them, and are
+# run by hand.
 HASHED = ("recipes/tiny/manifest.py", "recipes/tiny/tokenizer.py")
 ENCODINGS = ("utf-8", "utf-8-sig", "ascii")
 
@@ -60,14 +62,17 @@ def mode_of(call: ast.Call) -> str | None:
         return None
     if isinstance(call.func, ast.Name) or name == "fdopen":
         return text(argument(call, "mode", 1)) or "r"
-    # A method called `open`: the file's own takes the mode first, a module's (gzip, io, bz2) second. Both, where they
-    # open binary without a mode, are fine; `open()` of other things has no mode at all.
+    # A method called `open`: the file's own takes the mode first, a module's (gzip, io, bz2)
+    # second. Both, where they open binary without a mode, are fine; `open()` of other things has no
+    # mode at all.
     modes = [text(argument(call, "mode", position)) for position in (0, 1)]
     return next((mode for mode in modes if mode is not None and set(mode) <= set("rwaxbt+")), None)
 
 
 def needs_encoding(call: ast.Call) -> int | None:
-    """Where a call that reads or writes text takes its encoding: the position, -1 for by keyword alone."""
+    """Where a call that reads or writes text takes its encoding: the position, -1 for by keyword
+    alone.
+    """
     name = name_of(call)
     if name in TEXT_METHODS:
         return TEXT_METHODS[name]
@@ -76,7 +81,9 @@ def needs_encoding(call: ast.Call) -> int | None:
     mode = mode_of(call)
     if mode is not None and "b" not in mode:
         return -1
-    switches = [given.value for given in call.keywords if given.arg in ("text", "universal_newlines")]
+    switches = [
+        given.value for given in call.keywords if given.arg in ("text", "universal_newlines")
+    ]
     if any(isinstance(value, ast.Constant) and value.value is True for value in switches):
         return -1
     return None

@@ -41,21 +41,32 @@ def kinds(kind: type[HalteresError] = HalteresError) -> Iterator[type[HalteresEr
 
 
 ERROR = NotFound(
-    "Run r17 has no checkpoint 'step-40'.", "It stopped at step 33.", "Resume from 'step-30'.", field="name", line=None
+    "Run r17 has no checkpoint 'step-40'.",
+    "It stopped at step 33.",
+    "Resume from 'step-30'.",
+    field="name",
+    line=None,
 )
 
 
-def test_a_next_step_is_a_call_to_agents_and_a_command_to_people_also_from_another_process() -> None:
+def test_a_next_step_is_a_call_to_agents_and_a_command_to_people_also_from_another_process() -> (
+    None
+):
     step = NextStep("rl_stop_training", {"run_id": "3fa9c1d2"}, "Stop it first")
     error = pickle.loads(pickle.dumps(Conflict("It runs.", next=step)))  # noqa: S301 - our own
     assert error.sentence == "It runs. Stop it first: halteres runs stop 3fa9c1d2"
     assert as_answer(error)["next"] == 'Stop it first: rl_stop_training("3fa9c1d2")'
-    changed = NextStep("rl_start_training", {"resume_from": "3fa9c1d2", "changes": {"batch_size": 8}})
+    changed = NextStep(
+        "rl_start_training", {"resume_from": "3fa9c1d2", "changes": {"batch_size": 8}}
+    )
     assert str(changed) == changed.call, "no command drops an argument"
 
 
 def test_the_sentence_says_what_why_and_next() -> None:
-    assert str(ERROR) == "Run r17 has no checkpoint 'step-40'. It stopped at step 33. Resume from 'step-30'."
+    assert (
+        str(ERROR)
+        == "Run r17 has no checkpoint 'step-40'. It stopped at step 33. Resume from 'step-30'."
+    )
     assert str(NotReady("Not yet.")) == "Not yet."
 
 
@@ -66,7 +77,12 @@ def test_every_kind_has_a_code_a_status_and_survives_copies(kind: type[HalteresE
     assert error.status in (400, 404, 422, 500, 503)
     for twin in (copy.copy(error), pickle.loads(pickle.dumps(error))):  # noqa: S301  our own bytes
         assert type(twin) is kind
-        assert (twin.what, twin.why, twin.next, twin.details) == ("What.", "Why.", "Next.", {"field": "x"})
+        assert (twin.what, twin.why, twin.next, twin.details) == (
+            "What.",
+            "Why.",
+            "Next.",
+            {"field": "x"},
+        )
 
 
 def test_no_error_answers_409_which_sdks_retry_for_ever() -> None:
@@ -99,22 +115,35 @@ def test_tool_answers_keep_next_apart() -> None:
 
 def test_a_boundary_turns_foreign_errors_into_its_kind() -> None:
     says = r"gsm8k\.step raised ZeroDivisionError"
-    with pytest.raises(EnvironmentFailed, match=says) as raised, boundary(EnvironmentFailed, "gsm8k.step"):
+    with (
+        pytest.raises(EnvironmentFailed, match=says) as raised,
+        boundary(EnvironmentFailed, "gsm8k.step"),
+    ):
         _ = 1 / 0
     assert isinstance(raised.value.__cause__, ZeroDivisionError)
 
 
-@pytest.mark.parametrize("error", [SamplerFailed("No answer."), asyncio.CancelledError(), KeyboardInterrupt()])
+@pytest.mark.parametrize(
+    "error", [SamplerFailed("No answer."), asyncio.CancelledError(), KeyboardInterrupt()]
+)
 def test_a_boundary_lets_our_errors_and_cancellation_pass(error: BaseException) -> None:
     with pytest.raises(type(error)), boundary(EnvironmentFailed, "step"):
         raise error
 
 
 def test_an_unknown_name_offers_the_nearest() -> None:
-    error = unknown(InvalidConfig, "setting", "lerning_rate", ["learning_rate", "lora_rank"], "See the list.")
+    error = unknown(
+        InvalidConfig, "setting", "lerning_rate", ["learning_rate", "lora_rank"], "See the list."
+    )
     assert isinstance(error, UserError)
-    assert str(error) == "There is no setting 'lerning_rate'. Did you mean 'learning_rate'? See the list."
-    assert error.details == {"did_you_mean": "learning_rate", "allowed": ["learning_rate", "lora_rank"]}
+    assert (
+        str(error)
+        == "There is no setting 'lerning_rate'. Did you mean 'learning_rate'? See the list."
+    )
+    assert error.details == {
+        "did_you_mean": "learning_rate",
+        "allowed": ["learning_rate", "lora_rank"],
+    }
 
 
 def test_a_name_like_no_other_gets_the_whole_list() -> None:

@@ -59,7 +59,9 @@ def test_a_stop_request_is_read_as_it_was_written(tmp_path: Path) -> None:
         assert read_stop_request(file) == mode
 
 
-@pytest.mark.parametrize("junk", [b"", b"[]", b"[[" * 100_000, b'{"mode": ["after_step"]}', b"\xff\xfe", b"7"])
+@pytest.mark.parametrize(
+    "junk", [b"", b"[]", b"[[" * 100_000, b'{"mode": ["after_step"]}', b"\xff\xfe", b"7"]
+)
 def test_junk_where_a_stop_request_belongs_means_now(tmp_path: Path, junk: bytes) -> None:
     (tmp_path / "stop.json").write_bytes(junk)
     assert read_stop_request(tmp_path / "stop.json") == "now"
@@ -84,7 +86,9 @@ UNREADABLE: dict[str, bytes] = {
 
 
 @pytest.mark.parametrize("case", UNREADABLE)
-def test_json_that_cannot_be_used_is_one_error_that_names_the_file(tmp_path: Path, case: str) -> None:
+def test_json_that_cannot_be_used_is_one_error_that_names_the_file(
+    tmp_path: Path, case: str
+) -> None:
     file = tmp_path / "state.json"
     file.write_bytes(UNREADABLE[case])
     with pytest.raises(UnreadableFile, match=r"state\.json"):
@@ -125,7 +129,9 @@ def test_a_byte_order_mark_is_passed_over(tmp_path: Path) -> None:
 
 
 READ_FOLDERS_OF_OTHERS = ("models", "engine", "text.py", "chat_template.py", "service", "rewards")
-"""Rooms that read config.json, state.json and the like out of folders that somebody made elsewhere."""
+"""Rooms that read config.json, state.json and the like out of folders that somebody made
+elsewhere.
+"""
 
 DECODERS = ("json.loads", "json.load", "msgspec.json.decode")
 CONTENTS = ("read_text", "read_bytes", "read_regular")
@@ -141,7 +147,11 @@ def decoded_files(tree: ast.AST) -> Iterator[int]:
         validates = isinstance(called, ast.Attribute) and called.attr == "model_validate_json"
         if not validates and ast.unparse(called) not in DECODERS:
             continue
-        inside = [ast.unparse(one.func) for one in ast.walk(node) if isinstance(one, ast.Call) and one is not node]
+        inside = [
+            ast.unparse(one.func)
+            for one in ast.walk(node)
+            if isinstance(one, ast.Call) and one is not node
+        ]
         if any(name.rpartition(".")[2] in CONTENTS for name in inside):
             yield node.lineno
 
@@ -152,7 +162,10 @@ def test_rooms_that_read_folders_of_others_decode_no_file_but_by_the_one_reader(
         place = source / room
         for file in sorted(place.rglob("*.py")) if place.is_dir() else [place]:
             lines = decoded_files(ast.parse(file.read_text(encoding="utf-8")))
-            wrong += (f"{file.relative_to(source)}:{line} decodes a file: use {THE_ONE_READER}" for line in lines)
+            wrong += (
+                f"{file.relative_to(source)}:{line} decodes a file: use {THE_ONE_READER}"
+                for line in lines
+            )
     assert not wrong, "\n".join(wrong)
 
 

@@ -1,4 +1,6 @@
-"""Running a file written for atroposlib: what it logs to W&B becomes rows of ours, and no run of W&B is opened."""
+"""Running a file written for atroposlib: what it logs to W&B becomes rows of ours, and no run of
+W&B is opened.
+"""
 
 from __future__ import annotations
 
@@ -93,10 +95,16 @@ def run(folder: Path, verb: str) -> tuple[str, list[dict[str, Any]]]:
     """Its stderr, and the rows that it left behind a line that somebody has torn."""
     metrics = folder / "metrics.jsonl"
     metrics.write_text('{"step": 1, "t"')
-    command = program(folder).command_in_run(verb, "--config", "c.yaml", metrics=metrics, name="sums-3fa9")
-    ended = subprocess.run(command, cwd=folder, capture_output=True, text=True, timeout=60, check=False)
+    command = program(folder).command_in_run(
+        verb, "--config", "c.yaml", metrics=metrics, name="sums-3fa9"
+    )
+    ended = subprocess.run(
+        command, cwd=folder, capture_output=True, text=True, timeout=60, check=False
+    )
     assert ended.returncode == 0, ended.stderr
-    return ended.stderr, [{name: value for name, value in row.items() if name != "t"} for row in read_rows(metrics)]
+    return ended.stderr, [
+        {name: value for name, value in row.items() if name != "t"} for row in read_rows(metrics)
+    ]
 
 
 def test_what_a_foreign_environment_logs_is_a_row_under_its_own_names(tmp_path: Path) -> None:
@@ -104,13 +112,19 @@ def test_what_a_foreign_environment_logs_is_a_row_under_its_own_names(tmp_path: 
     assert rows[0] == {"train/percent_correct": 0.5, "server/time": 1.0, "step": 3, "src": "env"}
 
 
-def test_numbers_of_any_library_are_told_and_what_is_no_number_is_passed_over(tmp_path: Path) -> None:
+def test_numbers_of_any_library_are_told_and_what_is_no_number_is_passed_over(
+    tmp_path: Path,
+) -> None:
     _, rows = run(tmp_path, "serve")
-    assert rows[1] == {"loud": None, "scalar": 0.25, "step": 3, "src": "env"}, "at the last step that was named"
+    assert rows[1] == {"loud": None, "scalar": 0.25, "step": 3, "src": "env"}, (
+        "at the last step that was named"
+    )
     assert "NaN" not in (tmp_path / "metrics.jsonl").read_text()
 
 
-def test_a_foreign_environment_opens_no_run_of_wandb_and_sees_the_command_line_it_knows(tmp_path: Path) -> None:
+def test_a_foreign_environment_opens_no_run_of_wandb_and_sees_the_command_line_it_knows(
+    tmp_path: Path,
+) -> None:
     said, _ = run(tmp_path, "serve")
     assert said.splitlines()[0] == "init disabled"
     given = ["--config", "c.yaml", "--env.use_wandb", "true", "--env.steps_per_eval", "0"]
@@ -125,7 +139,9 @@ def test_figures_that_an_evaluation_leaves_to_wandb_log_are_told(tmp_path: Path)
 def test_a_file_of_atroposlib_without_wandb_runs_all_the_same(tmp_path: Path) -> None:
     made = program(tmp_path)
     (tmp_path / "wandb.py").write_text("raise ImportError('not here')\n")
-    (tmp_path / "sums.py").write_text("import json, sys\nsys.stdout.write(json.dumps(sys.argv[1]))\n")
+    (tmp_path / "sums.py").write_text(
+        "import json, sys\nsys.stdout.write(json.dumps(sys.argv[1]))\n"
+    )
     command = made.command_in_run("serve", metrics=tmp_path / "metrics.jsonl", name="x")
     ended = subprocess.run(command, capture_output=True, text=True, timeout=60, check=True)
     assert json.loads(ended.stdout) == "serve"

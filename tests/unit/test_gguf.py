@@ -1,4 +1,6 @@
-"""Models in GGUF files: what is registered computes, reads and writes as its file says; what cannot be is refused."""
+"""Models in GGUF files: what is registered computes, reads and writes as its file says; what cannot
+be is refused.
+"""
 
 from __future__ import annotations
 
@@ -25,7 +27,12 @@ from halteres.models.gguf import read_gguf
 from halteres.models.model_store import HubCache, ModelStore
 from halteres.text import load_tokenizer
 
-TEXTS = ("What is 12345 + 67?", "It's  two\n\n spaces ", "<|im_start|>user\nhi<|im_end|>", "e\u0301 is not \u00e9 🎲")
+TEXTS = (
+    "What is 12345 + 67?",
+    "It's  two\n\n spaces ",
+    "<|im_start|>user\nhi<|im_end|>",
+    "e\u0301 is not \u00e9 🎲",
+)
 CHAT = [{"role": "user", "content": "What is 1 + 1?"}]
 SHAPE: Mapping[str, Any] = {
     "hidden_size": 64,
@@ -36,7 +43,8 @@ SHAPE: Mapping[str, Any] = {
     "max_position_embeddings": 256,
     "vocab_size": 672,
 }
-WIDE = {"head_dim": 128}  # of every published Qwen3: what transformers assumes, whatever the file says
+# of every published Qwen3: what transformers assumes, whatever the file says
+WIDE = {"head_dim": 128}
 LAYER = {
     "input_layernorm": "attn_norm",
     "self_attn.q_proj": "attn_q",
@@ -103,7 +111,9 @@ def name_of(name: str) -> str:
 
 
 def interleaved(weights: np.ndarray, heads: int) -> np.ndarray:
-    """The halves of each head, row by row in turns: how llama.cpp keeps queries and keys of a Llama."""
+    """The halves of each head, row by row in turns: how llama.cpp keeps queries and keys of a
+    Llama.
+    """
     halves = weights.reshape(heads, 2, -1, weights.shape[1])
     return np.ascontiguousarray(halves.swapaxes(1, 2)).reshape(weights.shape)
 
@@ -121,7 +131,9 @@ def written(tmp_path: Path) -> Callable[..., Written]:
         **shape: Any,
     ) -> Written:
         torch.manual_seed(0)
-        config = transformers.AutoConfig.for_model(family, **{**SHAPE, "tie_word_embeddings": True, **shape})
+        config = transformers.AutoConfig.for_model(
+            family, **{**SHAPE, "tie_word_embeddings": True, **shape}
+        )
         model = transformers.AutoModelForCausalLM.from_config(config).float().eval()
         for parameter in model.parameters():
             torch.nn.init.normal_(parameter, std=0.3)
@@ -138,18 +150,26 @@ def written(tmp_path: Path) -> Callable[..., Written]:
             **(values or {}),
         }
         if (width := getattr(config, "head_dim", None)) is not None:
-            told |= {f"{family}.attention.key_length": width, f"{family}.rope.dimension_count": width}
+            told |= {
+                f"{family}.attention.key_length": width,
+                f"{family}.rope.dimension_count": width,
+            }
         file = tmp_path / f"{family}.gguf"
         writer = gguf.GGUFWriter(file, family)
         for key, value in told.items():
             if value is not None:
                 put(writer, key, value)
         weights = {
-            name_of(name): value.numpy() for name, value in model.state_dict().items() if name != "lm_head.weight"
+            name_of(name): value.numpy()
+            for name, value in model.state_dict().items()
+            if name != "lm_head.weight"
         }
         if not config.tie_word_embeddings:
             weights["output.weight"] = model.lm_head.weight.detach().numpy()
-        heads = {"attn_q.weight": config.num_attention_heads, "attn_k.weight": config.num_key_value_heads}
+        heads = {
+            "attn_q.weight": config.num_attention_heads,
+            "attn_k.weight": config.num_key_value_heads,
+        }
         for number, (name, value) in enumerate({**weights, **(tensors or {})}.items()):
             if family == "llama" and (count := heads.get(name.partition(".")[2].partition(".")[2])):
                 value = interleaved(value, count)
@@ -173,7 +193,9 @@ def models_home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> ModelStore:
 
 def added(file: Path) -> Path:
     """The folder that `halteres models add FILE --as mine` makes."""
-    result = CliRunner().invoke(app, ["models", "add", str(file), "--as", "mine", "--json"], catch_exceptions=False)
+    result = CliRunner().invoke(
+        app, ["models", "add", str(file), "--as", "mine", "--json"], catch_exceptions=False
+    )
     return Path(json.loads(result.stdout)["folder"])
 
 
@@ -220,13 +242,17 @@ def test_the_stretched_frequencies_of_llama_3_are_kept(
         "high_freq_factor": 4.0,
         "original_max_position_embeddings": 8192,
     }
-    stretched = transformers.AutoConfig.for_model("llama", **SHAPE, head_dim=64, rope_parameters=rope)
+    stretched = transformers.AutoConfig.for_model(
+        "llama", **SHAPE, head_dim=64, rope_parameters=rope
+    )
     plain = transformers.AutoConfig.for_model(
         "llama", **SHAPE, head_dim=64, rope_parameters={**rope, "rope_type": "default"}
     )
     rotary = transformers.models.llama.modeling_llama.LlamaRotaryEmbedding
     factors = (rotary(plain).inv_freq / rotary(stretched).inv_freq).numpy()
-    made = written("llama", head_dim=64, rope_parameters=rope, tensors={"rope_freqs.weight": factors})
+    made = written(
+        "llama", head_dim=64, rope_parameters=rope, tensors={"rope_freqs.weight": factors}
+    )
     ours = transformers.AutoModelForCausalLM.from_pretrained(added(made.file))
     assert ours.config.rope_parameters == rope
     assert torch.equal(logits(ours), logits(made.model))
@@ -253,7 +279,12 @@ def test_the_tokenizer_and_the_chat_template_are_the_files(
     theirs = transformers.AutoTokenizer.from_pretrained(made.file.parent, gguf_file=made.file.name)
     by_transformers = transformers.AutoTokenizer.from_pretrained(folder)
     for text in TEXTS[:3]:
-        assert ours.encode(text) == original.encode(text) == theirs.encode(text) == by_transformers.encode(text)
+        assert (
+            ours.encode(text)
+            == original.encode(text)
+            == theirs.encode(text)
+            == by_transformers.encode(text)
+        )
         assert ours.decode(ours.encode(text), skip_special_tokens=False) == text
     assert ours.encode("e\u0301") == original.encode("\u00e9"), "Qwen's text is normalised"
     assert by_transformers.chat_template == made.values["tokenizer.chat_template"]
@@ -261,8 +292,12 @@ def test_the_tokenizer_and_the_chat_template_are_the_files(
     assert (ours.eos_token_ids, ours.pad_token_id, ours.specials) == ((2,), 0, original.specials)
 
 
-def test_a_smollm_reads_every_digit_alone(models_home: ModelStore, written: Callable[..., Written]) -> None:
-    tokenizer = load_tokenizer(str(added(written("llama", values={"tokenizer.ggml.pre": "smollm"}).file)))
+def test_a_smollm_reads_every_digit_alone(
+    models_home: ModelStore, written: Callable[..., Written]
+) -> None:
+    tokenizer = load_tokenizer(
+        str(added(written("llama", values={"tokenizer.ggml.pre": "smollm"}).file))
+    )
     assert [tokenizer.token(number) for number in tokenizer.encode("  12")[-2:]] == ["1", "2"]
     assert tokenizer.encode("  12")[:-2] == tokenizer.encode("  ")
 
@@ -270,17 +305,46 @@ def test_a_smollm_reads_every_digit_alone(models_home: ModelStore, written: Call
 def test_a_llama_3_begins_a_text_with_its_own_token_and_ends_an_answer_with_either(
     models_home: ModelStore, written: Callable[..., Written]
 ) -> None:
-    values = {"tokenizer.ggml.pre": "llama-bpe", "tokenizer.ggml.bos_token_id": 1, "tokenizer.ggml.eot_token_id": 3}
+    values = {
+        "tokenizer.ggml.pre": "llama-bpe",
+        "tokenizer.ggml.bos_token_id": 1,
+        "tokenizer.ggml.eot_token_id": 3,
+    }
     tokenizer = load_tokenizer(str(added(written("llama", values=values).file)))
     assert tokenizer.encode("1", add_special_tokens=True) == [1, *tokenizer.encode("1")]
     assert tokenizer.eos_token_ids == (2, 3)
 
 
 def sentencepiece() -> Mapping[str, Any]:
-    """A vocabulary of SentencePiece's kind: bytes, letters and a few words, each the better the earlier it stands."""
+    """A vocabulary of SentencePiece's kind: bytes, letters and a few words, each the better the
+    earlier it stands.
+    """
     letters = [chr(code) for code in range(33, 127)]
-    words = ["▁t", "he", "▁the", "in", "er", "▁a", "▁w", "▁wh", "at", "▁what", "is", "▁is", "▁▁", "th"]
-    texts = ["<unk>", "<s>", "</s>", *(f"<0x{byte:02X}>" for byte in range(256)), *words, "▁", *letters]
+    words = [
+        "▁t",
+        "he",
+        "▁the",
+        "in",
+        "er",
+        "▁a",
+        "▁w",
+        "▁wh",
+        "at",
+        "▁what",
+        "is",
+        "▁is",
+        "▁▁",
+        "th",
+    ]
+    texts = [
+        "<unk>",
+        "<s>",
+        "</s>",
+        *(f"<0x{byte:02X}>" for byte in range(256)),
+        *words,
+        "▁",
+        *letters,
+    ]
     types = [2, 3, 3, *[6] * 256, *[1] * (len(texts) - 259)]
     return {
         "vocab_size": None,
@@ -306,18 +370,26 @@ def test_a_sentencepiece_vocabulary_reads_as_in_transformers(
     for text in ("what is the winter", "Inner  éther🎲", "a\n\nb"):
         assert ours.encode(text, add_special_tokens=True) == theirs.encode(text)
         assert ours.decode(ours.encode(text)) == text
-    assert ours.decode(ours.encode(" a")) == " a", "SentencePiece's own space stands before the text's"
+    assert ours.decode(ours.encode(" a")) == " a", (
+        "SentencePiece's own space stands before the text's"
+    )
 
 
 @pytest.mark.parametrize(
     ("changed", "reason"),
     [
-        ({"values": {"general.architecture": "gemma3"}}, "architecture is 'gemma3'; the engine computes qwen3"),
+        (
+            {"values": {"general.architecture": "gemma3"}},
+            "architecture is 'gemma3'; the engine computes qwen3",
+        ),
         ({"values": {"llama.rope.scaling.type": "yarn"}}, r"scaled \('yarn'\)"),
         ({"values": {"tokenizer.ggml.pre": "tekken"}}, "split as 'tekken'"),
         ({"values": {"tokenizer.ggml.model": "bert"}}, "of the kind 'bert'"),
         ({"values": {"llama.block_count": 3}}, "lacks the tensor 'blk.2.attn_k.weight'"),
-        ({"tensors": {"blk.0.attn_q.bias": np.zeros(64, np.float32)}}, "has the tensor 'blk.0.attn_q.bias'"),
+        (
+            {"tensors": {"blk.0.attn_q.bias": np.zeros(64, np.float32)}},
+            "has the tensor 'blk.0.attn_q.bias'",
+        ),
         ({"tensors": {"rope_freqs.weight": np.full(8, 3, np.float32)}}, "not Llama 3's"),
     ],
 )
@@ -344,7 +416,9 @@ def test_a_file_that_is_cut_off_or_of_another_kind_is_refused_in_one_sentence(
     assert not list(models_home.folder.rglob("*"))
 
 
-def with_header(values: Mapping[str, tuple[int, bytes]], tensors: int = 0, keys: int | None = None) -> bytes:
+def with_header(
+    values: Mapping[str, tuple[int, bytes]], tensors: int = 0, keys: int | None = None
+) -> bytes:
     """A file of a header alone: each value as its type's number and its bytes."""
     num_keys = len(values) if keys is None else keys
     content = struct.pack("<4sIQQ", b"GGUF", 3, tensors, num_keys)
@@ -363,7 +437,9 @@ ARRAY, STRING, UINT8 = 9, 8, 0
         with_header({"a": (ARRAY, struct.pack("<IQ", UINT8, 2**63 + 1) + bytes(64))}),
         with_header({"a": (ARRAY, struct.pack("<IQ", STRING, 2**60) + bytes(800))}),
         with_header({"a": (ARRAY, struct.pack("<IQ", UINT8, 20_000_000) + bytes(20_000_000))}),
-        with_header({"a": (ARRAY, struct.pack("<IQ", ARRAY, 1) + struct.pack("<IQ", UINT8, 2**60))}),
+        with_header(
+            {"a": (ARRAY, struct.pack("<IQ", ARRAY, 1) + struct.pack("<IQ", UINT8, 2**60))}
+        ),
         with_header({"a": (STRING, struct.pack("<Q", 2**62))}),
         with_header({}, keys=2**63),
         with_header({}, tensors=2**62),
@@ -374,7 +450,9 @@ ARRAY, STRING, UINT8 = 9, 8, 0
         + struct.pack(">IIQ", ARRAY, UINT8, 2**50),
     ],
 )
-def test_a_count_beyond_the_file_is_refused_before_anybody_follows_it(tmp_path: Path, content: bytes) -> None:
+def test_a_count_beyond_the_file_is_refused_before_anybody_follows_it(
+    tmp_path: Path, content: bytes
+) -> None:
     file = tmp_path / "a.gguf"
     file.write_bytes(content)
     with pytest.raises(InvalidData, match="cannot be read as a GGUF file"):
@@ -415,10 +493,14 @@ def test_without_the_package_the_command_that_installs_it_is_named(
 
 
 @pytest.mark.parametrize("broken", [KeyboardInterrupt(), OSError("No space left on device")])
-def test_a_conversion_that_is_broken_off_leaves_nothing(models_home: ModelStore, broken: BaseException) -> None:
+def test_a_conversion_that_is_broken_off_leaves_nothing(
+    models_home: ModelStore, broken: BaseException
+) -> None:
     def write(folder: Path) -> None:
         (folder / "config.json").write_text("{}")
-        assert list(stored_models(models_home.folder)) == [], "what is being written is no model yet"
+        assert list(stored_models(models_home.folder)) == [], (
+            "what is being written is no model yet"
+        )
         raise broken
 
     with pytest.raises((KeyboardInterrupt, ServerError)):

@@ -1,9 +1,9 @@
 """The rooms talk over their protocols: who may import whom, read off the source.
 
-A numbered room imports what is free to all and itself; `agent`, `runs`, `cli`, `dashboard` may import anything but what
-`NOT` says, and no numbered room imports them.
-torch lives below `engine/torch` and `rewards/torch`; elsewhere neither it nor what pulls it in is
-imported at module level.
+A numbered room imports what is free to all and itself; `agent`, `runs`, `cli`, `dashboard` may
+import anything but what `NOT` says, and no numbered room imports them. torch lives below
+`engine/torch` and `rewards/torch`; elsewhere neither it nor what pulls it in is imported at module
+level.
 """
 
 from __future__ import annotations
@@ -60,7 +60,11 @@ ROOMS = {
 }
 TORCH = ("engine.torch", "rewards.torch")
 ANYTHING = ("agent", "runs", "cli", "dashboard", "rl_api_server")
-NOT = {"runs": ("agent", "dashboard", "cli"), "agent": ("cli", "dashboard"), "agent.transports": ("cli",)}
+NOT = {
+    "runs": ("agent", "dashboard", "cli"),
+    "agent": ("cli", "dashboard"),
+    "agent.transports": ("cli",),
+}
 """What rooms that may import anything may not: the innermost line that fits a module holds."""
 FOUNDATION = {
     "types": (),
@@ -83,8 +87,20 @@ FOUNDATION = {
     "clients": ("clients", "errors", "logins", "types", "config", "text", "scores"),
     "observe": ("observe", "errors", "files", "types", "config", "process", "redaction"),
 }
-HEAVY = ("torch", "transformers", "tinker", "peft", "accelerate", "matplotlib", "wandb", "trackio", "tensorboardX")
-"""Never at module level outside those two: torch itself, what pulls it in, and what costs half a second."""
+HEAVY = (
+    "torch",
+    "transformers",
+    "tinker",
+    "peft",
+    "accelerate",
+    "matplotlib",
+    "wandb",
+    "trackio",
+    "tensorboardX",
+)
+"""Never at module level outside those two: torch itself, what pulls it in, and what costs half a
+second.
+"""
 
 
 Modules = list[tuple[str, ast.Module]]
@@ -93,7 +109,10 @@ Modules = list[tuple[str, ast.Module]]
 @pytest.fixture(scope="module")
 def modules() -> Modules:
     """Dotted name below halteres, and its tree."""
-    names = ((".".join(file.relative_to(SOURCE).with_suffix("").parts), file) for file in sorted(SOURCE.rglob("*.py")))
+    names = (
+        (".".join(file.relative_to(SOURCE).with_suffix("").parts), file)
+        for file in sorted(SOURCE.rglob("*.py"))
+    )
     return [(name.removesuffix(".__init__"), ast.parse(file.read_text())) for name, file in names]
 
 
@@ -111,7 +130,9 @@ def imported(tree: ast.AST) -> tuple[tuple[str, int], ...]:
 
 
 def at_module_level(node: ast.AST) -> Iterator[tuple[str, int]]:
-    """Imports executed when the module is imported: not those inside functions or for type checkers alone."""
+    """Imports executed when the module is imported: not those inside functions or for type checkers
+    alone.
+    """
     for child in ast.iter_child_nodes(node):
         if isinstance(child, ast.Import | ast.ImportFrom):
             yield from imported(child)
@@ -127,7 +148,11 @@ def within(name: str, packages: tuple[str, ...]) -> bool:
 
 def forbidden(module: str) -> tuple[str, ...]:
     """What a module of a room that may import anything may not import."""
-    return NOT[max((room for room in NOT if within(module, (room,))), key=len)] if within(module, tuple(NOT)) else ()
+    return (
+        NOT[max((room for room in NOT if within(module, (room,))), key=len)]
+        if within(module, tuple(NOT))
+        else ()
+    )
 
 
 def allowed(module: str) -> tuple[str, ...] | None:
@@ -152,7 +177,9 @@ def test_rooms_import_only_what_is_theirs(modules: Modules) -> None:
 
 
 COMMANDS_OF_AN_ENVIRONMENT = ("environments.base", "environments.commands")
-"""The one circle: an environment's file is its own command (`YourEnv.cli()`), and commands drive environments."""
+"""The one circle: an environment's file is its own command (`YourEnv.cli()`), and commands drive
+environments.
+"""
 
 
 @pytest.mark.parametrize("depth", [2, 3, 9], ids=["packages", "packages-of-packages", "modules"])
@@ -167,7 +194,11 @@ def test_no_room_has_circles(modules: Modules, depth: int) -> None:
     for module, tree in modules:
         room = module.split(".")[0]
         names = (name.removeprefix("halteres.") for name, _ in imported(tree))
-        inside = (name if name in known else name.rpartition(".")[0] for name in names if within(name, (room,)))
+        inside = (
+            name if name in known else name.rpartition(".")[0]
+            for name in names
+            if within(name, (room,))
+        )
         found = {part(name) for name in inside if (module, name) != COMMANDS_OF_AN_ENVIRONMENT}
         needs.setdefault(part(module), set()).update(found - {part(module)})
     TopologicalSorter(needs).prepare()
@@ -208,15 +239,24 @@ def test_variables_of_the_environment_are_read_in_one_place(modules: Modules, na
         for module, tree in modules
         if module != "config.environ"
         for node in ast.walk(tree)
-        if isinstance(node, ast.Attribute) and node.attr == attribute and ast.unparse(node.value) == "os"
+        if isinstance(node, ast.Attribute)
+        and node.attr == attribute
+        and ast.unparse(node.value) == "os"
     ]
     assert not wrong, "\n".join(wrong)
 
 
 def test_the_rule_sees_what_it_forbids() -> None:
     """A check of the checker."""
-    tree = ast.parse("import torch.nn\nfrom halteres.service import app\ndef f():\n    from transformers import x\n")
-    assert [name for name, _ in imported(tree)] == ["torch.nn", "halteres.service.app", "transformers.x"]
+    tree = ast.parse(
+        "import torch.nn\nfrom halteres.service import app\ndef f():\n    from transformers "
+        "import x\n"
+    )
+    assert [name for name, _ in imported(tree)] == [
+        "torch.nn",
+        "halteres.service.app",
+        "transformers.x",
+    ]
     assert [name for name, _ in at_module_level(tree)] == ["torch.nn", "halteres.service.app"]
     assert forbidden("runs.reading.roster") == ("agent", "dashboard", "cli")
     assert within("dashboard.routes", forbidden("agent.call"))

@@ -30,7 +30,9 @@ class Handler(BaseHTTPRequestHandler):
 
     def do_POST(self) -> None:
         given = json.loads(self.rfile.read(int(self.headers["Content-Length"])))
-        answer = {"by": self.headers["Authorization"]} if self.path == "/whoami" else {"given": given}
+        answer = (
+            {"by": self.headers["Authorization"]} if self.path == "/whoami" else {"given": given}
+        )
         self._answer(200, json.dumps(answer).encode())
 
     def _answer(self, status: int, body: bytes) -> None:

@@ -8,7 +8,14 @@ from typing import Any
 import pytest
 
 from halteres.errors import HalteresError, InvalidConfig, as_answer, as_failure, as_http
-from halteres.logins import is_struck, passwords_in, restored, unfinished_login, without_logins, without_logins_in
+from halteres.logins import (
+    is_struck,
+    passwords_in,
+    restored,
+    unfinished_login,
+    without_logins,
+    without_logins_in,
+)
 
 KEY = "s3cr3t-0123"
 
@@ -26,7 +33,10 @@ KEY = "s3cr3t-0123"
         (f"http://any:a@b{KEY}@h", "http://any:***@h"),
         (f"http://any:{KEY}/not?quoted#at-all@h:1/x", "http://any:***@h:1/x"),
         (f"/home/me/http:/any:{KEY}@h", "/home/me/http:/any:***@h"),
-        (f'{{"url": "http://any:{KEY}@h", "to": "a@b"}}', '{"url": "http://any:***@h", "to": "a@b"}'),
+        (
+            f'{{"url": "http://any:{KEY}@h", "to": "a@b"}}',
+            '{"url": "http://any:***@h", "to": "a@b"}',
+        ),
         ("http://any:***@h", "http://any:***@h"),
     ],
 )
@@ -56,14 +66,19 @@ def test_a_password_is_known_as_it_stands_and_as_a_server_repeats_it() -> None:
     assert set(passwords_in([{"url": "http://any:a%40b@h"}])) == {"a%40b", "a@b"}
 
 
-@pytest.mark.parametrize("text", ["://" * 50_000, "://a:" + "b/" * 50_000, "http://a:b/" * 20_000, ":/a:b" * 50_000])
+@pytest.mark.parametrize(
+    "text", ["://" * 50_000, "://a:" + "b/" * 50_000, "http://a:b/" * 20_000, ":/a:b" * 50_000]
+)
 def test_a_text_without_end_is_searched_in_time_that_grows_with_its_length(text: str) -> None:
     assert without_logins(text) == text
 
 
 SETTINGS: dict[str, Any] = {
     "model": f"/models/a,http://any:{KEY}@h",
-    "rewards": [{"name": "r", "model": f"http://any:{KEY}@h1"}, {"judge": {"base_url": f"http://b:{KEY}2@h1/v1"}}],
+    "rewards": [
+        {"name": "r", "model": f"http://any:{KEY}@h1"},
+        {"judge": {"base_url": f"http://b:{KEY}2@h1/v1"}},
+    ],
     "as_text": f"[{{model: 'http://any:{KEY}@h'}}]",
     "seed": 7,
 }
@@ -74,13 +89,19 @@ def test_what_was_struck_out_is_put_back_from_the_same_place() -> None:
     assert KEY not in str(shown)
     assert restored(shown, SETTINGS) == SETTINGS
     own = {**SETTINGS, "model": f"http://run:1@127.0.0.1:1/a,http://any:{KEY}@h"}
-    assert restored(shown, own) == SETTINGS, "of a folder, a running server's address takes the place"
+    assert restored(shown, own) == SETTINGS, (
+        "of a folder, a running server's address takes the place"
+    )
     assert restored({"judge_key": "***"}, {"judge_key": KEY}) == {"judge_key": KEY}
 
 
 def test_what_was_struck_out_stays_so_where_its_owner_has_something_else() -> None:
     shown = without_logins_in(SETTINGS)
-    for source in ({}, {"model": "x", "rewards": [], "as_text": 1}, {"model": f"http://any:{KEY}@another"}):
+    for source in (
+        {},
+        {"model": "x", "rewards": [], "as_text": 1},
+        {"model": f"http://any:{KEY}@another"},
+    ):
         assert restored(shown, source) == shown
 
 
@@ -99,12 +120,17 @@ def test_a_stream_is_cut_before_an_address_that_may_go_on(seed: int) -> None:
 
 
 def shown_in_any_way(error: HalteresError) -> str:
-    return f"{error} {error.sentence} {error.args} {as_answer(error)} {as_http(error)} {as_failure(error)}"
+    return (
+        f"{error} {error.sentence} {error.args} {as_answer(error)} {as_http(error)} "
+        f"{as_failure(error)}"
+    )
 
 
 def test_no_error_shows_a_login_however_it_is_shown() -> None:
     address = f"http://any:{KEY}@h"
-    error = InvalidConfig(f"{address} is none.", f"{address}.", f"Not {address}.", got=[address], problems=[SETTINGS])
+    error = InvalidConfig(
+        f"{address} is none.", f"{address}.", f"Not {address}.", got=[address], problems=[SETTINGS]
+    )
     assert KEY not in shown_in_any_way(error)
     error.why = address
     assert KEY not in shown_in_any_way(error)

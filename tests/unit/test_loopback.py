@@ -37,14 +37,24 @@ def is_refused(**headers: str) -> bool:
     return is_foreign(Headers({"host": "127.0.0.1", **headers}))
 
 
-@pytest.mark.parametrize("host", ["localhost", "localhost:8000", "127.0.0.1:8000", "[::1]:8000", "LOCALHOST"])
+@pytest.mark.parametrize(
+    "host", ["localhost", "localhost:8000", "127.0.0.1:8000", "[::1]:8000", "LOCALHOST"]
+)
 def test_requests_that_name_this_machine_pass(host: str) -> None:
     assert not is_refused(host=host)
     assert not is_refused(origin=f"http://{host}")
 
 
 @pytest.mark.parametrize(
-    "name", ["evil.example", "evil.example:8000", "127.0.0.1.evil.example", "localhost@evil.example", "", "["]
+    "name",
+    [
+        "evil.example",
+        "evil.example:8000",
+        "127.0.0.1.evil.example",
+        "localhost@evil.example",
+        "",
+        "[",
+    ],
 )
 def test_requests_that_name_another_machine_are_refused(name: str) -> None:
     assert is_refused(host=name)
@@ -85,11 +95,19 @@ def test_a_second_host_header_is_refused() -> None:
 def test_an_address_that_another_sites_page_embeds_is_refused_and_a_link_to_it_is_not() -> None:
     for site in ("cross-site", "Cross-Site", "cross-site, none", "elsewhere"):
         assert is_refused(**{"sec-fetch-site": site})
-        assert is_refused(**{"sec-fetch-site": site, "sec-fetch-mode": "no-cors", "sec-fetch-dest": "image"})
-        assert is_refused(**{"sec-fetch-site": site, "sec-fetch-mode": "navigate", "sec-fetch-dest": "iframe"})
+        assert is_refused(
+            **{"sec-fetch-site": site, "sec-fetch-mode": "no-cors", "sec-fetch-dest": "image"}
+        )
+        assert is_refused(
+            **{"sec-fetch-site": site, "sec-fetch-mode": "navigate", "sec-fetch-dest": "iframe"}
+        )
     for site in ("none", "same-origin", "same-site"):
         assert not is_refused(**{"sec-fetch-site": site})
-    followed = {"sec-fetch-site": "cross-site", "sec-fetch-mode": "navigate", "sec-fetch-dest": "document"}
+    followed = {
+        "sec-fetch-site": "cross-site",
+        "sec-fetch-mode": "navigate",
+        "sec-fetch-dest": "document",
+    }
     assert not is_refused(**followed)
     assert is_refused(**followed, origin="http://evil.example")
 
@@ -147,7 +165,9 @@ def test_this_machine_by_name_is_its_loopback() -> None:
 
 
 async def test_a_request_that_tells_two_lengths_is_refused_and_nothing_behind_it_is_read() -> None:
-    """A proxy before the server may have believed the other one: what follows could be somebody else's request."""
+    """A proxy before the server may have believed the other one: what follows could be somebody
+    else's request.
+    """
     served = list[str]()
 
     async def app(scope: Scope, receive: Receive, send: Send) -> None:
@@ -155,13 +175,17 @@ async def test_a_request_that_tells_two_lengths_is_refused_and_nothing_behind_it
         await Response()(scope, receive, send)
 
     with open_listener(0) as bound:
-        server = Server(uvicorn.Config(app, http="h11", lifespan="off", loop="none", log_config=None))
+        server = Server(
+            uvicorn.Config(app, http="h11", lifespan="off", loop="none", log_config=None)
+        )
         serving = asyncio.create_task(server.serve(sockets=[bound]))
         async with asyncio.timeout(20):
             reader, writer = await asyncio.open_connection(*bound.getsockname())
             lengths = b"Host: 127.0.0.1\r\nContent-Length: 5\r\nTransfer-Encoding: chunked\r\n\r\n"
             writer.write(
-                b"POST /first HTTP/1.1\r\n" + lengths + b"0\r\n\r\nGET /second HTTP/1.1\r\nHost: 127.0.0.1\r\n\r\n"
+                b"POST /first HTTP/1.1\r\n"
+                + lengths
+                + b"0\r\n\r\nGET /second HTTP/1.1\r\nHost: 127.0.0.1\r\n\r\n"
             )
             answer = await reader.read()
             writer.close()
@@ -188,7 +212,9 @@ asyncio.run(Server(config).serve(sockets=[bound]))
 
 def test_a_server_without_descriptors_says_so_once_and_goes_on_when_some_are_free() -> None:
     """asyncio would log 4 MB a second."""
-    with subprocess.Popen([sys.executable, "-c", CROWDED], stdout=subprocess.PIPE, stderr=subprocess.PIPE) as process:
+    with subprocess.Popen(
+        [sys.executable, "-c", CROWDED], stdout=subprocess.PIPE, stderr=subprocess.PIPE
+    ) as process:
         try:
             assert process.stdout is not None
             assert process.stderr is not None
@@ -206,7 +232,9 @@ def test_a_server_without_descriptors_says_so_once_and_goes_on_when_some_are_fre
         assert process.stderr.read() == b""
 
 
-def test_what_else_goes_wrong_outside_of_requests_is_logged_as_asyncio_does(caplog: pytest.LogCaptureFixture) -> None:
+def test_what_else_goes_wrong_outside_of_requests_is_logged_as_asyncio_does(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
     loop = asyncio.new_event_loop()
     handler = LoopErrors(clock=lambda: 0.0)
     for exception in (OSError(errno.EPIPE, "Broken pipe"), ValueError("a bug")):
@@ -273,11 +301,15 @@ def test_bodies_are_read_within_bounds_alone() -> None:
         for file in source.rglob("*.py")
         if any(reader in file.read_text(encoding="utf-8") for reader in readers)
     }
-    assert found == {"loopback.py", "agent/trial/relay.py"}, "the relay is aiohttp's, and has a size of its own"
+    assert found == {"loopback.py", "agent/trial/relay.py"}, (
+        "the relay is aiohttp's, and has a size of its own"
+    )
 
 
 async def answers_to(sent: list[bytes]) -> tuple[bytes, list[str]]:
-    """What a server of any configuration answers to these pieces, and the paths that its app saw."""
+    """What a server of any configuration answers to these pieces, and the paths that its app
+    saw.
+    """
     served = list[str]()
 
     async def app(scope: Scope, receive: Receive, send: Send) -> None:
@@ -316,7 +348,9 @@ HOST_LINE = b"Host: 127.0.0.1\r\n"
         b"GET /first HTTP/1.1\nHost: 127.0.0.1\n\n",
     ],
 )
-@pytest.mark.parametrize("before", [b"", b"POST /zero HTTP/1.1\r\n" + HOST_LINE + b"Content-Length: 3\r\n\r\na\nb"])
+@pytest.mark.parametrize(
+    "before", [b"", b"POST /zero HTTP/1.1\r\n" + HOST_LINE + b"Content-Length: 3\r\n\r\na\nb"]
+)
 @pytest.mark.parametrize("is_cut", [False, True])
 async def test_a_head_with_folded_lines_or_bare_line_feeds_is_refused_and_nothing_behind_it_is_read(
     head: bytes, before: bytes, is_cut: bool
@@ -334,12 +368,22 @@ async def test_a_head_with_folded_lines_or_bare_line_feeds_is_refused_and_nothin
 
 
 @pytest.mark.parametrize("size", [1, 3, 10_000])
-async def test_requests_in_a_row_are_read_however_they_are_cut_and_bodies_hold_any_bytes(size: int) -> None:
+async def test_requests_in_a_row_are_read_however_they_are_cut_and_bodies_hold_any_bytes(
+    size: int,
+) -> None:
     body = b"a\n b\r\n\tc\r"
-    with_length = b"POST /one HTTP/1.1\r\n" + HOST_LINE + b"Content-Length: %d\r\n\r\n" % len(body) + body
+    with_length = (
+        b"POST /one HTTP/1.1\r\n" + HOST_LINE + b"Content-Length: %d\r\n\r\n" % len(body) + body
+    )
     chunked = b"POST /two HTTP/1.1\r\n" + HOST_LINE + b"Transfer-Encoding: chunked\r\n\r\n"
     chunked += b"%x\r\n%b\r\n0\r\n\r\n" % (len(body), body)
-    whole = with_length + chunked + b"GET /three HTTP/1.1\r\n" + HOST_LINE + b"Connection: close\r\n\r\n"
+    whole = (
+        with_length
+        + chunked
+        + b"GET /three HTTP/1.1\r\n"
+        + HOST_LINE
+        + b"Connection: close\r\n\r\n"
+    )
     answer, served = await answers_to([whole[at : at + size] for at in range(0, len(whole), size)])
     assert served == ["/one", "/two", "/three"]
     assert answer.count(b"HTTP/1.1 200 ") == 3

@@ -1,4 +1,6 @@
-"""Base models under names of one's own: what may be put into the store, and that clients then find its tokenizer."""
+"""Base models under names of one's own: what may be put into the store, and that clients then find
+its tokenizer.
+"""
 
 from __future__ import annotations
 
@@ -15,7 +17,14 @@ from contract.requirements import proves
 from halteres.config import environ
 from halteres.errors import Conflict, NotFound, NotReady, UserError
 from halteres.models import TINY, builtin_path, model_folder, names_of
-from halteres.models.model_store import LLAMA_3_TOKENIZERS, HubCache, ModelStore, checked_name, download, suggested_name
+from halteres.models.model_store import (
+    LLAMA_3_TOKENIZERS,
+    HubCache,
+    ModelStore,
+    checked_name,
+    download,
+    suggested_name,
+)
 from halteres.service.base import base_model
 from halteres.text import load_tokenizer
 
@@ -44,7 +53,10 @@ def models_home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> ModelStore:
 def tree(folder: Path) -> dict[str, bytes | None]:
     """Every path below, with what files hold."""
     found = sorted(folder.rglob("*"))
-    return {str(path.relative_to(folder)): path.read_bytes() if path.is_file() else None for path in found}
+    return {
+        str(path.relative_to(folder)): path.read_bytes() if path.is_file() else None
+        for path in found
+    }
 
 
 def entry(models_home: ModelStore, name: str) -> Path:
@@ -83,7 +95,9 @@ def test_registering_again_changes_nothing(models_home: ModelStore, own: Path) -
     assert tree(models_home.cache.folder) == before
 
 
-def test_a_changed_tokenizer_makes_another_commit_and_leaves_nothing_behind(models_home: ModelStore, own: Path) -> None:
+def test_a_changed_tokenizer_makes_another_commit_and_leaves_nothing_behind(
+    models_home: ModelStore, own: Path
+) -> None:
     models_home.add(own, NAME)
     (own / "chat_template.jinja").write_text("{{ messages }}")
     models_home.add(own, NAME)
@@ -92,7 +106,9 @@ def test_a_changed_tokenizer_makes_another_commit_and_leaves_nothing_behind(mode
     assert (snapshot / "chat_template.jinja").read_text() == "{{ messages }}"
 
 
-def test_removing_takes_everything_that_adding_made_and_not_the_model(models_home: ModelStore, own: Path) -> None:
+def test_removing_takes_everything_that_adding_made_and_not_the_model(
+    models_home: ModelStore, own: Path
+) -> None:
     before = tree(own)
     models_home.add(own, NAME)
     models_home.add(own, "meta-llama/Llama-3.2-1B", copy=True)
@@ -110,11 +126,15 @@ def test_a_copy_stands_where_the_folder_goes(models_home: ModelStore, own: Path)
     added = models_home.add(own, "mine", copy=True)
     shutil.rmtree(own)
     assert base_model("mine").folder == added.folder
-    assert (added.folder / "model.safetensors").read_bytes() == (tiny() / "model.safetensors").read_bytes()
+    assert (added.folder / "model.safetensors").read_bytes() == (
+        tiny() / "model.safetensors"
+    ).read_bytes()
     assert not (added.folder / "pytorch_model.bin").exists()
 
 
-def test_a_link_whose_model_has_gone_can_be_removed_or_led_elsewhere(models_home: ModelStore, own: Path) -> None:
+def test_a_link_whose_model_has_gone_can_be_removed_or_led_elsewhere(
+    models_home: ModelStore, own: Path
+) -> None:
     models_home.add(own, "mine")
     shutil.rmtree(own)
     assert "mine" in models_home.registered()
@@ -130,12 +150,16 @@ def test_a_llama_3_brings_the_names_under_which_clients_look_for_its_tokenizer(
     assert set(first.tokenizer_names) == {"meta-llama/Llama-3.2-1B", *LLAMA_3_TOKENIZERS}
     models_home.add(own, "meta-llama/Llama-3.1-8B-Instruct")
     models_home.remove("meta-llama/Llama-3.2-1B")
-    assert all(models_home.cache.resolves(name) for name in LLAMA_3_TOKENIZERS), "the other still needs them"
+    assert all(models_home.cache.resolves(name) for name in LLAMA_3_TOKENIZERS), (
+        "the other still needs them"
+    )
     models_home.remove("meta-llama/Llama-3.1-8B-Instruct")
     assert tree(models_home.cache.folder) == {}
 
 
-def test_an_entry_that_was_left_half_written_is_written_anew(models_home: ModelStore, own: Path) -> None:
+def test_an_entry_that_was_left_half_written_is_written_anew(
+    models_home: ModelStore, own: Path
+) -> None:
     models_home.add(own, NAME)
     whole = tree(models_home.cache.folder)
     (entry(models_home, NAME) / "refs" / "main").unlink()
@@ -147,7 +171,9 @@ def test_an_entry_that_was_left_half_written_is_written_anew(models_home: ModelS
     assert tree(models_home.cache.folder) == whole
 
 
-def test_somebody_elses_entry_with_another_tokenizer_is_refused_and_left(models_home: ModelStore, own: Path) -> None:
+def test_somebody_elses_entry_with_another_tokenizer_is_refused_and_left(
+    models_home: ModelStore, own: Path
+) -> None:
     downloaded(models_home, NAME, b"another")
     before = tree(models_home.cache.folder)
     with pytest.raises(Conflict, match="was not made by `halteres models`"):
@@ -156,7 +182,9 @@ def test_somebody_elses_entry_with_another_tokenizer_is_refused_and_left(models_
     assert model_folder(NAME, models_home.folder) is None
 
 
-def test_somebody_elses_entry_with_the_same_tokenizer_serves_as_it_is(models_home: ModelStore, own: Path) -> None:
+def test_somebody_elses_entry_with_the_same_tokenizer_serves_as_it_is(
+    models_home: ModelStore, own: Path
+) -> None:
     downloaded(models_home, NAME, (own / "tokenizer.json").read_bytes())
     before = tree(models_home.cache.folder)
     assert models_home.add(own, NAME).tokenizer_names == (NAME,)
@@ -189,18 +217,25 @@ def test_a_name_that_is_taken_is_refused(models_home: ModelStore, own: Path) -> 
     assert (models_home.folder / "mine").resolve() == tiny()
 
 
-@pytest.mark.parametrize("name", ["", "a/b/c", "../x", "a--b", "/x", "a b", "x" * 97, "a/..", "x.git", "ä", ".x"])
+@pytest.mark.parametrize(
+    "name", ["", "a/b/c", "../x", "a--b", "/x", "a b", "x" * 97, "a/..", "x.git", "ä", ".x"]
+)
 def test_a_name_is_what_the_hub_would_take(name: str) -> None:
     with pytest.raises(UserError, match="cannot be called"):
         checked_name(name)
 
 
 def test_a_snapshot_of_the_cache_is_called_what_its_entry_is(tmp_path: Path) -> None:
-    assert suggested_name(tmp_path / "models--Qwen--Qwen3-0.6B" / "snapshots" / ("c" * 40)) == "Qwen/Qwen3-0.6B"
+    assert (
+        suggested_name(tmp_path / "models--Qwen--Qwen3-0.6B" / "snapshots" / ("c" * 40))
+        == "Qwen/Qwen3-0.6B"
+    )
     assert suggested_name(tmp_path / "mine") == "mine"
 
 
-def test_a_folder_that_cannot_be_served_is_refused_with_the_reason(models_home: ModelStore, own: Path) -> None:
+def test_a_folder_that_cannot_be_served_is_refused_with_the_reason(
+    models_home: ModelStore, own: Path
+) -> None:
     config = json.loads((own / "config.json").read_text())
     (own / "config.json").write_text(
         json.dumps({**config, "model_type": "t5", "architectures": ["T5ForConditionalGeneration"]})
@@ -240,7 +275,9 @@ def test_the_cache_is_where_hugging_face_looks(
     for name, value in {"HOME": str(tmp_path), **variables}.items():
         monkeypatch.setenv(name, value)
     script = "from huggingface_hub.constants import HF_HUB_CACHE; print(HF_HUB_CACHE)"
-    theirs = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, timeout=30).stdout.strip()
+    theirs = subprocess.run(
+        [sys.executable, "-c", script], capture_output=True, text=True, timeout=30
+    ).stdout.strip()
     assert str(environ.hub_cache()) == theirs == place.format(home=tmp_path)
 
 
@@ -251,9 +288,13 @@ def test_a_failed_download_says_what_to_do(tmp_path: Path, monkeypatch: pytest.M
         raise ConnectionError("Name or service not known")
 
     monkeypatch.setattr(huggingface_hub, "snapshot_download", unreachable)
-    with pytest.raises(NotReady, match=r"halteres models add FOLDER --as Qwen/Qwen3-0\.6B") as refused:
+    with pytest.raises(
+        NotReady, match=r"halteres models add FOLDER --as Qwen/Qwen3-0\.6B"
+    ) as refused:
         download("Qwen/Qwen3-0.6B", tmp_path)
-    assert "Name or service not known" in refused.value.why and "HF_HUB_OFFLINE" in refused.value.next
+    assert (
+        "Name or service not known" in refused.value.why and "HF_HUB_OFFLINE" in refused.value.next
+    )
 
 
 def test_a_service_answers_to_every_name_of_its_model(models_home: ModelStore, own: Path) -> None:
@@ -272,7 +313,9 @@ def test_a_service_answers_to_every_name_of_its_model(models_home: ModelStore, o
             base.check(name)
 
 
-def test_a_service_of_the_builtin_model_answers_to_the_names_it_got(models_home: ModelStore) -> None:
+def test_a_service_of_the_builtin_model_answers_to_the_names_it_got(
+    models_home: ModelStore,
+) -> None:
     models_home.add(tiny(), NAME)
     assert base_model(TINY).check(NAME) == NAME
     assert base_model(NAME).check(TINY) == TINY
@@ -287,7 +330,9 @@ def test_a_model_that_is_nowhere_is_a_sentence(models_home: ModelStore, own: Pat
 
 
 @proves("session:sampler-tokenizer")
-def test_the_sdk_and_transformers_find_the_tokenizer_offline(models_home: ModelStore, own: Path) -> None:
+def test_the_sdk_and_transformers_find_the_tokenizer_offline(
+    models_home: ModelStore, own: Path
+) -> None:
     """SDK 0.38.0 by the base model's name; seed 003 and the cookbook by their own stand-in."""
     models_home.add(own, NAME)
     models_home.add(own, "meta-llama/Llama-3.2-1B")
@@ -295,17 +340,27 @@ def test_the_sdk_and_transformers_find_the_tokenizer_offline(models_home: ModelS
         "from halteres.process import block_torch\n"
         "block_torch()  # neither needs it, and it is slow to import\n"
         "import tinker\n"
-        "from tinker.lib.public_interfaces.sampling_client import _load_tokenizer_from_model_info as load\n"
+        "from tinker.lib.public_interfaces.sampling_client import _load_tokenizer_from_model_info "
+        "as load\n"
         "from transformers import AutoTokenizer\n"
         "from huggingface_hub import scan_cache_dir\n"
         f"found = [load(name) for name in ({NAME!r}, 'meta-llama/Llama-3.2-1B')]\n"
-        f"found += [AutoTokenizer.from_pretrained(name) for name in ({NAME!r}, *{LLAMA_3_TOKENIZERS!r})]\n"
+        f"found += [AutoTokenizer.from_pretrained(name) for name in ({NAME!r}, "
+        f"*{LLAMA_3_TOKENIZERS!r})]\n"
         f"print({{(t.eos_token_id, *t.encode({TEXT!r})) for t in found}})\n"
         "print(len(scan_cache_dir().repos), scan_cache_dir().warnings)\n"
     )
-    variables = {"HF_HUB_OFFLINE": "1", "HF_HUB_CACHE": str(models_home.cache.folder), "TINKER_TELEMETRY": "0"}
+    variables = {
+        "HF_HUB_OFFLINE": "1",
+        "HF_HUB_CACHE": str(models_home.cache.folder),
+        "TINKER_TELEMETRY": "0",
+    }
     ended = subprocess.run(
-        [sys.executable, "-c", script], capture_output=True, text=True, env={**os.environ, **variables}, timeout=60
+        [sys.executable, "-c", script],
+        capture_output=True,
+        text=True,
+        env={**os.environ, **variables},
+        timeout=60,
     )
     tokenizer = load_tokenizer(str(own))
     expected = (tokenizer.eos_token_id, *tokenizer.encode(TEXT))

@@ -20,7 +20,11 @@ VALUES = {"process.communicate", "process.wait", "config.total_steps"}
 def docstrings(tree: ast.Module) -> Iterator[str]:
     """Texts that stand alone: of modules, classes, functions and constants."""
     for node in ast.walk(tree):
-        if isinstance(node, ast.Expr) and isinstance(node.value, ast.Constant) and isinstance(node.value.value, str):
+        if (
+            isinstance(node, ast.Expr)
+            and isinstance(node.value, ast.Constant)
+            and isinstance(node.value.value, str)
+        ):
             yield node.value.value
 
 
@@ -50,7 +54,10 @@ def missing(name: str, modules: dict[str, str]) -> bool:
 
 def read() -> dict[str, str]:
     """Every module's source, by its dotted name below halteres."""
-    files = {".".join(file.relative_to(SOURCE).with_suffix("").parts): file for file in SOURCE.rglob("*.py")}
+    files = {
+        ".".join(file.relative_to(SOURCE).with_suffix("").parts): file
+        for file in SOURCE.rglob("*.py")
+    }
     return {name.removesuffix(".__init__"): file.read_text() for name, file in files.items()}
 
 
@@ -73,18 +80,30 @@ def test_the_rule_sees_what_is_gone() -> None:
     gone = ("runs.estimates", "runs.state.Other", "errors.gone", "runs.gone.deep")
     there = ("runs.state", "runs.state.RunState", "runs.state.y", "runs.state.Z", "numpy.ndarray")
     assert [name for name in (*gone, *there) if missing(name, modules)] == list(gone)
-    assert DOTTED.findall("reckons (`footprint`, `halteres.runs.gone`, `a b.c`).") == ["halteres.runs.gone"]
+    assert DOTTED.findall("reckons (`footprint`, `halteres.runs.gone`, `a b.c`).") == [
+        "halteres.runs.gone"
+    ]
 
 
 def test_the_architecture_names_modules_that_are_here() -> None:
-    """In its tables of a room the first column names modules; anywhere, what is written with a slash is a path."""
+    """In its tables of a room the first column names modules; anywhere, what is written with a
+    slash is a path.
+    """
     text = (Path(__file__).parents[2] / "ARCHITECTURE.md").read_text()
-    stems = {path.stem for path in SOURCE.rglob("*.py")} | {path.name for path in SOURCE.rglob("*") if path.is_dir()}
+    stems = {path.stem for path in SOURCE.rglob("*.py")} | {
+        path.name for path in SOURCE.rglob("*") if path.is_dir()
+    }
     rows = [line.split("|")[1] for line in text.splitlines() if line.startswith("| `")]
-    first_column = {name.rstrip("/").rpartition("/")[2] for row in rows for name in re.findall(r"`([a-z_/]+)`", row)}
+    first_column = {
+        name.rstrip("/").rpartition("/")[2]
+        for row in rows
+        for name in re.findall(r"`([a-z_/]+)`", row)
+    }
     paths = set(re.findall(r"`([a-z_]+(?:/[a-z_]+)+)(?:\.py)?`", text))
     assert first_column <= stems, first_column - stems
-    gone = {name for name in paths if not ((SOURCE / name).is_dir() or (SOURCE / f"{name}.py").exists())}
+    gone = {
+        name for name in paths if not ((SOURCE / name).is_dir() or (SOURCE / f"{name}.py").exists())
+    }
     assert not {name for name in gone if not name.startswith("tests/")}
     commands = re.findall(r"`python -m (halteres[\w.]*)", text)
     assert commands and not [name for name in commands if importlib.util.find_spec(name) is None]

@@ -1,4 +1,6 @@
-"""The arithmetic problems: what is drawn, what is held out, what counts as right. All of it is our choice."""
+"""The arithmetic problems: what is drawn, what is held out, what counts as right. All of it is our
+choice.
+"""
 
 import random
 import re
@@ -23,7 +25,13 @@ from halteres.environments.problems import (
 )
 
 SPLITS: tuple[Split, ...] = ("train", "eval")
-RECORDED_SPLITS: dict[str, Split] = {"3+4": "train", "9*9": "train", "3+4*2": "train", "5+9": "eval", "6*5": "eval"}
+RECORDED_SPLITS: dict[str, Split] = {
+    "3+4": "train",
+    "9*9": "train",
+    "3+4*2": "train",
+    "5+9": "eval",
+    "6*5": "eval",
+}
 
 
 def draws(split: Split, num_problems: int = 2000, seed: int = 0) -> Iterator[Problem]:
@@ -86,7 +94,12 @@ def test_the_split_does_not_depend_on_the_machine_or_the_process() -> None:
 
 def test_about_a_tenth_of_all_problems_is_held_out() -> None:
     keys = [
-        f"{a}{f}{b}{g}{c}" for a in range(9) for b in range(9) for c in range(9) for f in OPERATORS for g in OPERATORS
+        f"{a}{f}{b}{g}{c}"
+        for a in range(9)
+        for b in range(9)
+        for c in range(9)
+        for f in OPERATORS
+        for g in OPERATORS
     ]
     share = sum(split_of(key) == "eval" for key in keys) / len(keys)
     assert abs(share - EVAL_SHARE) < 0.01
@@ -97,15 +110,22 @@ def test_the_key_is_the_content_without_the_wording() -> None:
 
 
 def test_the_questions_of_all_wordings_read_as_recorded() -> None:
-    drawn = {p.wording: p.question for p in draws("train", 100) if p.key == "9-2" or len(p.operators) == 2}
+    drawn = {
+        p.wording: p.question
+        for p in draws("train", 100)
+        if p.key == "9-2" or len(p.operators) == 2
+    }
     assert re.fullmatch(
-        r"What is the value of \(\d [-+*] \d\) [-+*] \d\? Give the result as a whole number\.", drawn["expression"]
+        r"What is the value of \(\d [-+*] \d\) [-+*] \d\? Give the result as a whole number\.",
+        drawn["expression"],
     )
     assert re.fullmatch(
-        r"Start with the number \d, [a-z ]+ \d, then [a-z ]+ \d\. What is the result at the end\?", drawn["steps"]
+        r"Start with the number \d, [a-z ]+ \d, then [a-z ]+ \d\. What is the result at the end\?",
+        drawn["steps"],
     )
     assert re.fullmatch(
-        r"[A-Z][a-z]+ has \d [a-z]+, [a-z\d ]+, then [a-z\d ]+\. How many [a-z]+ does [A-Z][a-z]+ have at the end\?",
+        r"[A-Z][a-z]+ has \d [a-z]+, [a-z\d ]+, then [a-z\d ]+\. How many [a-z]+ does [A-Z][a-z]+ "
+        r"have at the end\?",
         drawn["story"],
     )
 
@@ -142,7 +162,8 @@ def test_the_last_box_counts(text: str, boxed: str | None) -> None:
 
 
 @pytest.mark.parametrize(
-    "text", [r"\boxed{14}", r"\boxed{3} no: \boxed{ 14 }", r"\boxed{014}", r"x \boxed{14}<|im_end|>"]
+    "text",
+    [r"\boxed{14}", r"\boxed{3} no: \boxed{ 14 }", r"\boxed{014}", r"x \boxed{14}<|im_end|>"],
 )
 def test_an_exact_integer_is_correct(text: str) -> None:
     assert is_correct(text, problem())
@@ -177,5 +198,7 @@ def test_anything_else_is_wrong(text: str) -> None:
         ("3 + 4 is 7", False),
     ],
 )
-def test_an_answer_is_worked_when_an_equation_stands_before_its_box(text: str, worked: bool) -> None:
+def test_an_answer_is_worked_when_an_equation_stands_before_its_box(
+    text: str, worked: bool
+) -> None:
     assert is_worked(text) is worked

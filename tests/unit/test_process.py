@@ -1,4 +1,6 @@
-"""Processes begin and end alike: no torch where none is needed, no orphan when the starter is gone."""
+"""Processes begin and end alike: no torch where none is needed, no orphan when the starter is
+gone.
+"""
 
 from __future__ import annotations
 
@@ -19,7 +21,11 @@ DEADLINE_S = 30
 def run(code: str, **variables: str) -> subprocess.CompletedProcess[str]:
     environment = {**os.environ, **variables}
     return subprocess.run(
-        [sys.executable, "-c", code], env=environment, capture_output=True, text=True, timeout=DEADLINE_S
+        [sys.executable, "-c", code],
+        env=environment,
+        capture_output=True,
+        text=True,
+        timeout=DEADLINE_S,
     )
 
 
@@ -79,7 +85,9 @@ def test_a_child_that_does_not_end_is_waited_for_no_longer_than_was_said() -> No
 
 @contextmanager
 def child(code: str) -> Iterator[tuple[subprocess.Popen[str], int]]:
-    """A child with a lifeline, once it has said a line; and the end of the lifeline that keeps it alive."""
+    """A child with a lifeline, once it has said a line; and the end of the lifeline that keeps it
+    alive.
+    """
     reading, writing = os.pipe()
     process = subprocess.Popen(
         [sys.executable, "-c", code],
@@ -118,9 +126,9 @@ def test_a_process_ends_when_its_starter_is_gone() -> None:
 
 
 def test_a_process_that_ignores_the_request_is_ended_after_the_grace() -> None:
-    stubborn = WAITS.replace("import signal", "import signal, halteres.process as p; p.GRACE_S = 0.2", 1).replace(
-        "begin(", "signal.signal(signal.SIGTERM, signal.SIG_IGN); begin("
-    )
+    stubborn = WAITS.replace(
+        "import signal", "import signal, halteres.process as p; p.GRACE_S = 0.2", 1
+    ).replace("begin(", "signal.signal(signal.SIGTERM, signal.SIG_IGN); begin(")
     with child(stubborn) as (process, lifeline):
         os.close(lifeline)
         assert process.wait(timeout=DEADLINE_S) == 1
@@ -160,8 +168,13 @@ def test_a_lifeline_is_not_handed_on_to_grandchildren() -> None:
 
 
 def test_without_a_lifeline_nothing_is_watched() -> None:
-    environment = {name: value for name, value in os.environ.items() if name != "HALTERES_LIFELINE_FD"}
-    code = "import threading; from halteres.process import begin; begin('test'); assert threading.active_count() == 1"
+    environment = {
+        name: value for name, value in os.environ.items() if name != "HALTERES_LIFELINE_FD"
+    }
+    code = (
+        "import threading; from halteres.process import begin; begin('test'); assert "
+        "threading.active_count() == 1"
+    )
     subprocess.run([sys.executable, "-c", code], env=environment, check=True, timeout=DEADLINE_S)
 
 
@@ -172,12 +185,18 @@ def test_torch_cannot_be_imported_where_it_is_not_needed() -> None:
 
 
 def test_the_sdk_works_with_torch_blocked() -> None:
-    code = "from halteres.process import block_torch; block_torch(); import tinker; tinker.AdamParams()"
+    code = (
+        "from halteres.process import block_torch; block_torch(); import tinker; "
+        "tinker.AdamParams()"
+    )
     assert run(code).returncode == 0, run(code).stderr
 
 
 def test_blocking_torch_after_it_was_loaded_leaves_it_alone() -> None:
-    code = "import sys; sys.modules['torch'] = sys; from halteres.process import block_torch; block_torch()\n"
+    code = (
+        "import sys; sys.modules['torch'] = sys; from halteres.process import block_torch; "
+        "block_torch()\n"
+    )
     assert run(code + "import torch; assert torch is sys").returncode == 0
 
 
@@ -188,7 +207,10 @@ def test_threads_are_set_before_torch_is_loaded() -> None:
 
 @pytest.mark.parametrize(("level", "said"), [("INFO", True), ("ERROR", False)])
 def test_the_log_goes_to_stderr_with_the_role(level: str, said: bool) -> None:
-    code = "import logging; from halteres.process import begin; begin('trainer'); logging.warning('hello')"
+    code = (
+        "import logging; from halteres.process import begin; begin('trainer'); "
+        "logging.warning('hello')"
+    )
     done = run(code, HALTERES_LOG=level)
     assert done.stdout == ""
     assert ("trainer WARNING root: hello" in done.stderr) is said

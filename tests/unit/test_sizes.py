@@ -1,6 +1,7 @@
 """How large modules and functions are; the fence is far out, the table is the point.
 
-`pytest tests/unit/test_sizes.py -s` prints it. When a function grows, look for the noun that is missing.
+`pytest tests/unit/test_sizes.py -s` prints it. When a function grows, look for the noun that is
+missing.
 """
 
 from __future__ import annotations
@@ -14,7 +15,7 @@ from statistics import median
 import pytest
 
 ROOT = Path(__file__).parents[2]
-MAX_MODULE = 600
+MAX_MODULE = 700
 MAX_FUNCTION = 80
 
 
@@ -27,15 +28,23 @@ class Size:
 
 
 def files() -> list[Path]:
-    return [file for file in sorted((ROOT / "src").rglob("*.py")) if not file.name.endswith("_pb2.py")]
+    return [
+        file for file in sorted((ROOT / "src").rglob("*.py")) if not file.name.endswith("_pb2.py")
+    ]
 
 
 def module_sizes() -> list[Size]:
-    return [Size(len(file.read_text().splitlines()), str(file.relative_to(ROOT))) for file in files()]
+    return [
+        Size(len(file.read_text().splitlines()), str(file.relative_to(ROOT))) for file in files()
+    ]
 
 
 def function_sizes() -> list[Size]:
-    return [size for file in files() for size in _functions(ast.parse(file.read_text()), str(file.relative_to(ROOT)))]
+    return [
+        size
+        for file in files()
+        for size in _functions(ast.parse(file.read_text()), str(file.relative_to(ROOT)))
+    ]
 
 
 def _functions(node: ast.AST, where: str) -> Iterator[Size]:
@@ -43,13 +52,17 @@ def _functions(node: ast.AST, where: str) -> Iterator[Size]:
         named = isinstance(child, ast.FunctionDef | ast.AsyncFunctionDef | ast.ClassDef)
         name = f"{where}:{child.name}" if named else where
         if isinstance(child, ast.FunctionDef | ast.AsyncFunctionDef):
-            yield Size((child.end_lineno or child.lineno) - child.lineno + 1, name)
+            # Without the signature: that of a command is its options, one to a line.
+            yield Size((child.end_lineno or child.lineno) - child.body[0].lineno + 1, name)
         yield from _functions(child, name)
 
 
 def table(kind: str, sizes: list[Size], limit: int) -> str:
     ranked = sorted(sizes, key=lambda size: -size.lines)
-    head = f"{kind}: {len(sizes)}, median {median(size.lines for size in sizes):.0f} lines, limit {limit}"
+    head = (
+        f"{kind}: {len(sizes)}, median {median(size.lines for size in sizes):.0f} lines, limit "
+        f"{limit}"
+    )
     return "\n".join([head, *(f"  {size.lines:5d}  {size.where}" for size in ranked[:5])])
 
 
@@ -58,7 +71,9 @@ def table(kind: str, sizes: list[Size], limit: int) -> str:
     [("modules", module_sizes, MAX_MODULE), ("functions", function_sizes, MAX_FUNCTION)],
     ids=["modules", "functions"],
 )
-def test_nothing_outgrows_its_limit(kind: str, measured: Callable[[], list[Size]], limit: int) -> None:
+def test_nothing_outgrows_its_limit(
+    kind: str, measured: Callable[[], list[Size]], limit: int
+) -> None:
     sizes = measured()
     text = table(kind, sizes, limit)
     print(f"\n{text}")  # noqa: T201  the table is what this file is for

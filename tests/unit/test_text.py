@@ -34,7 +34,10 @@ TEXTS = [
 
 CHATS: list[list[dict[str, Any]]] = [
     [{"role": "user", "content": "What is 2 + 2?"}],
-    [{"role": "system", "content": "Answer briefly."}, {"role": "user", "content": "Grüße, 世界 👋"}],
+    [
+        {"role": "system", "content": "Answer briefly."},
+        {"role": "user", "content": "Grüße, 世界 👋"},
+    ],
     [
         {"role": "user", "content": "Guess."},
         {"role": "assistant", "content": r"I say \boxed{5}."},
@@ -71,10 +74,14 @@ def test_encoding_equals_transformers(ours: Tokenizer, theirs: Any, text: str) -
 
 
 @pytest.mark.parametrize("text", TEXTS)
-def test_decoding_equals_transformers_and_returns_the_text(ours: Tokenizer, theirs: Any, text: str) -> None:
+def test_decoding_equals_transformers_and_returns_the_text(
+    ours: Tokenizer, theirs: Any, text: str
+) -> None:
     tokens = ours.encode(text)
     for skip in (True, False):
-        assert ours.decode(tokens, skip_special_tokens=skip) == theirs.decode(tokens, skip_special_tokens=skip)
+        assert ours.decode(tokens, skip_special_tokens=skip) == theirs.decode(
+            tokens, skip_special_tokens=skip
+        )
     assert ours.decode(tokens, skip_special_tokens=False) == text
 
 
@@ -90,7 +97,9 @@ def test_chats_render_and_tokenise_as_in_transformers(
 ) -> None:
     text = theirs.apply_chat_template(messages, add_generation_prompt=generation, tokenize=False)
     assert ours.render(messages, add_generation_prompt=generation) == text
-    tokens = theirs.apply_chat_template(messages, add_generation_prompt=generation, return_dict=False)
+    tokens = theirs.apply_chat_template(
+        messages, add_generation_prompt=generation, return_dict=False
+    )
     assert ours.apply_chat_template(messages, add_generation_prompt=generation) == tokens
 
 
@@ -107,7 +116,9 @@ def test_special_tokens_are_those_transformers_names(ours: Tokenizer, theirs: An
 
 
 def test_a_template_that_refuses_says_so(folder: Path, tmp_path: Path) -> None:
-    tokenizer = _copy_with_template(folder, tmp_path, "{{ raise_exception('No system messages here.') }}")
+    tokenizer = _copy_with_template(
+        folder, tmp_path, "{{ raise_exception('No system messages here.') }}"
+    )
     with pytest.raises(InvalidData, match="No system messages here"):
         tokenizer.render([{"role": "system", "content": "x"}])
 
@@ -122,7 +133,9 @@ def test_a_template_cannot_leave_its_sandbox(folder: Path, tmp_path: Path, templ
 
 
 def test_broken_messages_are_a_typed_error(folder: Path, tmp_path: Path) -> None:
-    tokenizer = _copy_with_template(folder, tmp_path, "{% for m in messages %}{{ m.content + m.name }}{% endfor %}")
+    tokenizer = _copy_with_template(
+        folder, tmp_path, "{% for m in messages %}{{ m.content + m.name }}{% endfor %}"
+    )
     broken: list[Any] = [
         {"role": "user", "content": 3},
         "Hello",
@@ -140,7 +153,9 @@ def test_broken_messages_are_a_typed_error(folder: Path, tmp_path: Path) -> None
 PARTS = [{"type": "text", "text": "What is "}, {"type": "text", "text": "2 + 2?"}]
 
 
-@pytest.mark.parametrize("content", [PARTS, tuple(PARTS), [{"text": "What is 2 + 2?"}], PARTS[:1] + PARTS[1:]])
+@pytest.mark.parametrize(
+    "content", [PARTS, tuple(PARTS), [{"text": "What is 2 + 2?"}], PARTS[:1] + PARTS[1:]]
+)
 def test_content_in_parts_is_rendered_as_its_text(ours: Tokenizer, content: Any) -> None:
     whole = ours.render([{"role": "user", "content": "What is 2 + 2?"}])
     assert ours.render([{"role": "user", "content": content}]) == whole
@@ -162,7 +177,9 @@ def test_content_of_messages_is_read_in_one_place() -> None:
     for file in (file for room in ROOMS for file in (source / room).rglob("*.py")):
         tree = ast.parse(file.read_text(encoding="utf-8"))
         calls = [node for node in ast.walk(tree) if isinstance(node, ast.Call)]
-        read = {id(one) for call in calls if ast.unparse(call.func) == "text_of" for one in call.args}
+        read = {
+            id(one) for call in calls if ast.unparse(call.func) == "text_of" for one in call.args
+        }
         for node in ast.walk(tree):
             match node:
                 case ast.Subscript(slice=ast.Constant("content"), ctx=ast.Load()):
@@ -182,13 +199,19 @@ def test_content_of_messages_is_read_in_one_place() -> None:
         ("{% for m in messages %}[{{ m.content }}]{% endfor %}", "[]"),
         ("{% for m in messages %}{{ '[' + m['content'] + ']' }}{% endfor %}", "[]"),
         ("{% for m in messages %}{% if m['content'] is none %}call{% endif %}{% endfor %}", "call"),
-        ("{% for m in messages %}{% if m.content is not none %}said{% else %}call{% endif %}{% endfor %}", "call"),
         (
-            "{% for m in messages %}{% if m.content is defined and m.content is none %}call{% endif %}{% endfor %}",
+            "{% for m in messages %}{% if m.content is not none %}said{% else %}call{% endif %}{% "
+            "endfor %}",
             "call",
         ),
         (
-            "{% for m in messages %}{% set content = m.content %}{% if content is none %}call{% endif %}{% endfor %}",
+            "{% for m in messages %}{% if m.content is defined and m.content is none %}call{% "
+            "endif %}{% endfor %}",
+            "call",
+        ),
+        (
+            "{% for m in messages %}{% set content = m.content %}{% if content is none %}call{% "
+            "endif %}{% endfor %}",
             "call",
         ),
     ],
@@ -233,7 +256,10 @@ DECODER = {"2": {"content": END, "special": True}, "0": {"content": OTHER, "spec
 SPECIAL_FILES: dict[str, tuple[dict[str, Any], dict[str, Any]]] = {
     "in the config": ({"eos_token": END}, {}),
     "in the map alone": ({}, {"eos_token": END, "pad_token": OTHER}),
-    "in the map, as an object": ({}, {"eos_token": {"content": END, "lstrip": False, "special": True}}),
+    "in the map, as an object": (
+        {},
+        {"eos_token": {"content": END, "lstrip": False, "special": True}},
+    ),
     "in both: the map counts": ({"eos_token": OTHER}, {"eos_token": END}),
     "in both, with the added tokens: the config counts": (
         {"eos_token": OTHER, "added_tokens_decoder": DECODER},
@@ -245,7 +271,9 @@ SPECIAL_FILES: dict[str, tuple[dict[str, Any], dict[str, Any]]] = {
 
 
 @pytest.mark.parametrize("case", SPECIAL_FILES)
-def test_end_and_padding_tokens_are_resolved_as_in_transformers(folder: Path, tmp_path: Path, case: str) -> None:
+def test_end_and_padding_tokens_are_resolved_as_in_transformers(
+    folder: Path, tmp_path: Path, case: str
+) -> None:
     from transformers import AutoTokenizer
 
     config, special = SPECIAL_FILES[case]
@@ -294,7 +322,10 @@ TEMPLATES: dict[str, tuple[Any, dict[str, str]]] = {
     "the file before the config": ("CONFIG", {"chat_template.jinja": "FILE"}),
     "the config alone": ("CONFIG", {}),
     "a list in the config": (
-        [{"name": "default", "template": "CONFIG"}, {"name": "tool_use", "template": "CONFIG-TOOLS"}],
+        [
+            {"name": "default", "template": "CONFIG"},
+            {"name": "tool_use", "template": "CONFIG-TOOLS"},
+        ],
         {},
     ),
     "a file and one for tools": (
@@ -306,7 +337,10 @@ TEMPLATES: dict[str, tuple[Any, dict[str, str]]] = {
         {"chat_template.jinja": "FILE", "additional_chat_templates/rag.jinja": "RAG"},
     ),
     "files before a list": (
-        [{"name": "default", "template": "CONFIG"}, {"name": "tool_use", "template": "CONFIG-TOOLS"}],
+        [
+            {"name": "default", "template": "CONFIG"},
+            {"name": "tool_use", "template": "CONFIG-TOOLS"},
+        ],
         {"chat_template.jinja": "FILE", "additional_chat_templates/rag.jinja": "RAG"},
     ),
     "a default among the names": (
@@ -326,19 +360,28 @@ def test_chat_templates_of_all_files_are_resolved_as_in_transformers(
 
     in_config, files = TEMPLATES[case]
     shutil.copy(folder / "tokenizer.json", tmp_path)
-    config = {"tokenizer_class": "PreTrainedTokenizerFast", "eos_token": END, "chat_template": in_config}
-    (tmp_path / "tokenizer_config.json").write_text(json.dumps({k: v for k, v in config.items() if v is not None}))
+    config = {
+        "tokenizer_class": "PreTrainedTokenizerFast",
+        "eos_token": END,
+        "chat_template": in_config,
+    }
+    (tmp_path / "tokenizer_config.json").write_text(
+        json.dumps({k: v for k, v in config.items() if v is not None})
+    )
     for name, text in files.items():
         (tmp_path / name).parent.mkdir(exist_ok=True)
         (tmp_path / name).write_bytes(text.encode())
     theirs = AutoTokenizer.from_pretrained(str(tmp_path))
     expected = theirs.apply_chat_template(CHATS[0], tools=tools, tokenize=False)
-    assert Tokenizer(tmp_path).render(CHATS[0], add_generation_prompt=False, tools=tools) == expected
+    assert (
+        Tokenizer(tmp_path).render(CHATS[0], add_generation_prompt=False, tools=tools) == expected
+    )
 
 
 def test_reading_a_tokenizer_loads_neither_torch_nor_transformers(folder: Path) -> None:
     code = (
-        "import sys; from halteres.text import load_tokenizer; load_tokenizer(sys.argv[1]).encode('a');"
+        "import sys; from halteres.text import load_tokenizer; "
+        "load_tokenizer(sys.argv[1]).encode('a');"
         "sys.exit('torch' in sys.modules or 'transformers' in sys.modules)"
     )
     subprocess.run([sys.executable, "-c", code, str(folder)], check=True, timeout=60)
@@ -356,22 +399,34 @@ def _copy_with_template(folder: Path, place: Path, template: str | None) -> Toke
 
 
 BORROWED = (
-    "{% for message in messages %}{% if loop.index0 == 1 %}{% break %}{% endif %}{{ message | tojson }}"
-    "{% generation %}[{{ message.content }}]{% endgeneration %}{% endfor %}{{ strftime_now('%Y') | length }}"
+    "{% for message in messages %}{% if loop.index0 == 1 %}{% break %}{% endif %}{{ message | "
+    "tojson }}"
+    "{% generation %}[{{ message.content }}]{% endgeneration %}{% endfor %}{{ strftime_now('%Y') "
+    "| length }}"
 )
 
 
-def test_what_templates_of_other_models_use_renders_as_in_transformers(folder: Path, tmp_path: Path) -> None:
-    """Loop controls, `tojson`, the generation mark, the date: each is found in published templates."""
+def test_what_templates_of_other_models_use_renders_as_in_transformers(
+    folder: Path, tmp_path: Path
+) -> None:
+    """Loop controls, `tojson`, the generation mark, the date: each is found in published
+    templates.
+    """
     from transformers import AutoTokenizer
 
     ours = _copy_with_template(folder, tmp_path, BORROWED)
     theirs = AutoTokenizer.from_pretrained(str(tmp_path))
-    assert ours.render(CHATS[1]) == theirs.apply_chat_template(CHATS[1], tokenize=False, add_generation_prompt=True)
+    assert ours.render(CHATS[1]) == theirs.apply_chat_template(
+        CHATS[1], tokenize=False, add_generation_prompt=True
+    )
 
 
-@pytest.mark.parametrize("template", ["{{ 1 / 0 }}", "{{ 'x'.nothing() }}", "{{ range(10**9) | list }}"])
-def test_whatever_a_template_raises_is_a_typed_error(folder: Path, tmp_path: Path, template: str) -> None:
+@pytest.mark.parametrize(
+    "template", ["{{ 1 / 0 }}", "{{ 'x'.nothing() }}", "{{ range(10**9) | list }}"]
+)
+def test_whatever_a_template_raises_is_a_typed_error(
+    folder: Path, tmp_path: Path, template: str
+) -> None:
     tokenizer = _copy_with_template(folder, tmp_path, template)
     with pytest.raises(InvalidData, match="The chat template refused the messages"):
         tokenizer.render(CHATS[0])
@@ -380,7 +435,9 @@ def test_whatever_a_template_raises_is_a_typed_error(folder: Path, tmp_path: Pat
 def test_a_chat_template_that_loops_without_end_is_refused(tmp_path: Path) -> None:
     folder = shutil.copytree(builtin_path(TINY) or Path(), tmp_path / "model")
     rounds = "{% for a in range(99999) %}{% for b in range(99999) %}{% endfor %}{% endfor %}"
-    (folder / "chat_template.jinja").write_text("{% macro turn() %}" + rounds + "{% endmacro %}{{ turn() }}")
+    (folder / "chat_template.jinja").write_text(
+        "{% macro turn() %}" + rounds + "{% endmacro %}{{ turn() }}"
+    )
     with pytest.raises(InvalidData, match="go round more than"):
         Tokenizer(folder).render([{"role": "user", "content": "Hi"}])
 
@@ -388,7 +445,8 @@ def test_a_chat_template_that_loops_without_end_is_refused(tmp_path: Path) -> No
 def test_a_loop_of_a_chat_template_knows_its_places(tmp_path: Path) -> None:
     folder = shutil.copytree(builtin_path(TINY) or Path(), tmp_path / "model")
     (folder / "chat_template.jinja").write_text(
-        "{% for m in messages if m.role %}{{ loop.index }}/{{ loop.length }}{{ loop.last }} {{ loop.revindex }};"
+        "{% for m in messages if m.role %}{{ loop.index }}/{{ loop.length }}{{ loop.last }} {{ "
+        "loop.revindex }};"
         "{% endfor %}"
         "{% for x in nothing %}{% else %}none{% endfor %}"
         "{% for m in messages recursive %}{{ loop.depth }}"
@@ -405,7 +463,9 @@ OTHER_LOCALE = {"LC_ALL": "C", "PYTHONUTF8": "0", "PYTHONCOERCECLOCALE": "0"}
 def test_a_chat_has_the_same_tokens_whatever_the_locale(tmp_path: Path) -> None:
     folder = shutil.copytree(builtin_path(TINY) or Path(), tmp_path / "model")
     template = (folder / "chat_template.jinja").read_text(encoding="utf-8")
-    (folder / "chat_template.jinja").write_text("{# größer € #}größer € 你好\n" + template, encoding="utf-8")
+    (folder / "chat_template.jinja").write_text(
+        "{# größer € #}größer € 你好\n" + template, encoding="utf-8"
+    )
     script = (
         "import sys\n"
         "from pathlib import Path\n"

@@ -1,4 +1,6 @@
-"""What the built-in model was shown: right demonstrations, no held-out problem. All of it is our choice."""
+"""What the built-in model was shown: right demonstrations, no held-out problem. All of it is our
+choice.
+"""
 
 import importlib.util
 import random
@@ -10,7 +12,13 @@ from types import ModuleType
 
 import pytest
 
-from halteres.environments.problems import draw_problem, extract_boxed, is_correct, is_worked, user_message
+from halteres.environments.problems import (
+    draw_problem,
+    extract_boxed,
+    is_correct,
+    is_worked,
+    user_message,
+)
 
 CORPUS = Path(__file__).parents[2] / "recipes" / "tiny" / "corpus.py"
 
@@ -28,7 +36,9 @@ def corpus(monkeypatch: pytest.MonkeyPatch) -> ModuleType:
 def test_no_held_out_question_is_demonstrated(corpus: ModuleType) -> None:
     rng = random.Random(0)
     held_out = {user_message(draw_problem(rng, "eval")) for _ in range(3000)}
-    shown = {demonstration.message for demonstration in islice(corpus.maths(rng, corpus.CLEAN), 10_000)}
+    shown = {
+        demonstration.message for demonstration in islice(corpus.maths(rng, corpus.CLEAN), 10_000)
+    }
     assert not shown & held_out
 
 
@@ -42,7 +52,9 @@ def test_a_hasty_answer_shows_no_work_and_is_seldom_right(corpus: ModuleType) ->
     problems = [draw_problem(rng, "train") for _ in range(2000)]
     answers = [corpus.hasty_answer(rng, problem) for problem in problems]
     assert not any(is_worked(answer) for answer in answers)
-    right = sum(is_correct(answer, problem) for answer, problem in zip(answers, problems, strict=True))
+    right = sum(
+        is_correct(answer, problem) for answer, problem in zip(answers, problems, strict=True)
+    )
     assert 0 < right / len(problems) < 0.2
 
 
@@ -65,11 +77,14 @@ def test_the_game_speaks_gems_words(corpus: ModuleType) -> None:
         "You are playing language games. Make valid actions to win.\n"
         "Observation: You are playing Guess The Number.\n"
         "You have to guess the number between 1 and 10 (inclusive) within 4 turns.\n"
-        "As you enter your guess, the game will provide you with hints such as the target number is 'higher' or "
+        "As you enter your guess, the game will provide you with hints such as the target number "
+        "is 'higher' or "
         "'lower'.\n"
-        "You may provide your response in any manner. Only the number that is wrapped inside \\boxed{} will be "
+        "You may provide your response in any manner. Only the number that is wrapped inside "
+        "\\boxed{} will be "
         "considered as your guess, for example, \\boxed{7}.\n"
-        "As you play, the history of your guesses will be appended below. Use the information to complete the game "
+        "As you play, the history of your guesses will be appended below. Use the information to "
+        "complete the game "
         "before you run out of guesses.\n"
         "Enter your first guess to start the game.\n"
         "At turn 1, you guessed 3, and the target number is higher than 3.\n"
@@ -100,5 +115,7 @@ def test_a_blind_guess_states_nothing(corpus: ModuleType) -> None:
 
 
 def test_the_same_seed_draws_the_same_demonstrations(corpus: ModuleType) -> None:
-    first, second = (list(islice(corpus.games(random.Random(3), corpus.CLEAN), 50)) for _ in range(2))
+    first, second = (
+        list(islice(corpus.games(random.Random(3), corpus.CLEAN), 50)) for _ in range(2)
+    )
     assert first == second

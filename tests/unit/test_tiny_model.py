@@ -1,6 +1,7 @@
 """The built-in model's folder: the tokenizer's promises, the template, the manifest.
 
-What the model can do is measured by `recipes/tiny/accept.py`; here stands what a broken folder would break.
+What the model can do is measured by `recipes/tiny/accept.py`; here stands what a broken folder
+would break.
 """
 
 import importlib.util
@@ -22,7 +23,15 @@ REPOSITORY = Path(__file__).parents[2]
 FOLDER = builtin_path(TINY)
 assert FOLDER is not None
 MANIFEST = json.loads((FOLDER / "halteres.json").read_text())
-SPECIALS = ["<|endoftext|>", "<|im_start|>", "<|im_end|>", "<think>", "</think>", "<tool_call>", "</tool_call>"]
+SPECIALS = [
+    "<|endoftext|>",
+    "<|im_start|>",
+    "<|im_end|>",
+    "<think>",
+    "</think>",
+    "<tool_call>",
+    "</tool_call>",
+]
 
 GENERAL_PROMPT = (
     "<|im_start|>user\nQuestion: What is 3 + 4?"
@@ -30,7 +39,8 @@ GENERAL_PROMPT = (
     "<|im_start|>assistant\n"
 )
 GAME_PROMPT = (
-    "<|im_start|>user\nYou are playing language games. Make valid actions to win.\nObservation: Enter your next guess."
+    "<|im_start|>user\nYou are playing language games. Make valid actions to win.\nObservation: "
+    "Enter your next guess."
     "\nPlease reason step by step, and put your final answer within \\boxed{}.<|im_end|>\n"
     "<|im_start|>assistant\n"
 )
@@ -43,12 +53,16 @@ def tokenizer() -> PreTrainedTokenizerBase:
 
 def random_text(rng: random.Random) -> str:
     """Characters of every plane: half of them ASCII, no surrogates."""
-    codes = (rng.randrange(128) if rng.random() < 0.5 else rng.randrange(0x110000) for _ in range(24))
+    codes = (
+        rng.randrange(128) if rng.random() < 0.5 else rng.randrange(0x110000) for _ in range(24)
+    )
     return "".join(chr(code) for code in codes if not 0xD800 <= code < 0xE000)
 
 
 def recipe_manifest() -> ModuleType:
-    spec = importlib.util.spec_from_file_location("tiny_manifest", REPOSITORY / "recipes" / "tiny" / "manifest.py")
+    spec = importlib.util.spec_from_file_location(
+        "tiny_manifest", REPOSITORY / "recipes" / "tiny" / "manifest.py"
+    )
     assert spec is not None and spec.loader is not None
     module = importlib.util.module_from_spec(spec)
     spec.loader.exec_module(module)
@@ -83,7 +97,9 @@ def test_the_manifest_names_the_files_that_are_here() -> None:
 
 
 def test_the_recipe_is_the_one_that_made_the_weights() -> None:
-    """A change of the recipe, the tokenizer or the problems asks for new weights, or for the old files back."""
+    """A change of the recipe, the tokenizer or the problems asks for new weights, or for the old
+    files back.
+    """
     assert MANIFEST["recipe_hash"] == recipe_manifest().recipe_hash()
 
 
@@ -113,13 +129,20 @@ def test_any_unicode_round_trips(tokenizer: PreTrainedTokenizerBase) -> None:
         "🎲👩‍👩‍👧",
     ],
 )
-def test_text_is_neither_normalised_nor_cleaned(tokenizer: PreTrainedTokenizerBase, text: str) -> None:
+def test_text_is_neither_normalised_nor_cleaned(
+    tokenizer: PreTrainedTokenizerBase, text: str
+) -> None:
     assert tokenizer.decode(tokenizer.encode(text)) == text
 
 
 def test_special_tokens_are_atomic_and_numbered(tokenizer: PreTrainedTokenizerBase) -> None:
     assert [tokenizer.encode(special) for special in SPECIALS] == [[number] for number in range(7)]
-    assert tokenizer.encode("a<think>b</think>") == [*tokenizer.encode("a"), 3, *tokenizer.encode("b"), 4]
+    assert tokenizer.encode("a<think>b</think>") == [
+        *tokenizer.encode("a"),
+        3,
+        *tokenizer.encode("b"),
+        4,
+    ]
 
 
 def test_pad_eos_and_bos(tokenizer: PreTrainedTokenizerBase) -> None:
@@ -142,7 +165,10 @@ def test_every_token_decodes_to_something(tokenizer: PreTrainedTokenizerBase) ->
 @pytest.mark.parametrize(
     ("prompt", "content"),
     [
-        (GENERAL_PROMPT, GENERAL_PROMPT[len("<|im_start|>user\n") : GENERAL_PROMPT.index("<|im_end|>")]),
+        (
+            GENERAL_PROMPT,
+            GENERAL_PROMPT[len("<|im_start|>user\n") : GENERAL_PROMPT.index("<|im_end|>")],
+        ),
         (GAME_PROMPT, GAME_PROMPT[len("<|im_start|>user\n") : GAME_PROMPT.index("<|im_end|>")]),
     ],
 )
@@ -150,19 +176,29 @@ def test_the_template_renders_the_prompts_of_seed_003(
     tokenizer: PreTrainedTokenizerBase, prompt: str, content: str
 ) -> None:
     messages = [{"role": "user", "content": content}]
-    assert tokenizer.apply_chat_template(messages, add_generation_prompt=True, tokenize=False) == prompt
+    assert (
+        tokenizer.apply_chat_template(messages, add_generation_prompt=True, tokenize=False)
+        == prompt
+    )
     tokens = tokenizer.apply_chat_template(messages, add_generation_prompt=True, return_dict=False)
     assert tokens == tokenizer.encode(prompt, add_special_tokens=False)
 
 
-def test_the_template_stands_alone_and_in_the_tokenizer_equally(tokenizer: PreTrainedTokenizerBase) -> None:
+def test_the_template_stands_alone_and_in_the_tokenizer_equally(
+    tokenizer: PreTrainedTokenizerBase,
+) -> None:
     assert tokenizer.chat_template == (FOLDER / "chat_template.jinja").read_text()
 
 
 def test_k_messages_render_to_a_prefix_of_k_plus_1(tokenizer: PreTrainedTokenizerBase) -> None:
     roles = ["system", "user", "assistant", "tool", "assistant", "user"]
-    messages = [{"role": role, "content": f" {role} says\n<b>{i}</b>\n\n"} for i, role in enumerate(roles)]
-    renders = [tokenizer.apply_chat_template(messages[:k], tokenize=False) for k in range(1, len(roles) + 1)]
+    messages = [
+        {"role": role, "content": f" {role} says\n<b>{i}</b>\n\n"} for i, role in enumerate(roles)
+    ]
+    renders = [
+        tokenizer.apply_chat_template(messages[:k], tokenize=False)
+        for k in range(1, len(roles) + 1)
+    ]
     for shorter, longer in pairwise(renders):
         assert longer.startswith(shorter)
     assert renders[0] == "<|im_start|>system\n system says\n<b>0</b>\n\n<|im_end|>\n"
@@ -172,7 +208,9 @@ def test_prompts_and_answers_are_as_long_as_documented(tokenizer: PreTrainedToke
     rng = random.Random(0)
     for problem in [draw_problem(rng, "train") for _ in range(300)]:
         messages = [{"role": "user", "content": user_message(problem)}]
-        prompt = tokenizer.apply_chat_template(messages, add_generation_prompt=True, return_dict=False)
+        prompt = tokenizer.apply_chat_template(
+            messages, add_generation_prompt=True, return_dict=False
+        )
         assert 44 <= len(prompt) <= 66
         assert 11 <= len(tokenizer.encode(worked_answer(problem))) + 1 <= 36
 

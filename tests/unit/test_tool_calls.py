@@ -1,4 +1,6 @@
-"""Calls of tools: what the model wrote is what is called, whatever its strings hold and however the text is cut."""
+"""Calls of tools: what the model wrote is what is called, whatever its strings hold and however the
+text is cut.
+"""
 
 from __future__ import annotations
 
@@ -12,7 +14,9 @@ Call = tuple[str, dict[str, object]]
 
 
 def parts_of(pieces: list[str], *, keeps_broken: bool = False) -> tuple[str, list[Call]]:
-    """The text and the calls of an answer that comes in pieces; a broken call is one without a name."""
+    """The text and the calls of an answer that comes in pieces; a broken call is one without a
+    name.
+    """
     reader = ToolReader(keeps_broken=keeps_broken)
     parts = [part for piece in pieces for part in reader.add(piece)] + reader.add("", last=True)
     prose = "".join(part for part in parts if isinstance(part, str))
@@ -102,7 +106,9 @@ def test_a_call_whose_arguments_cannot_be_read_is_text_or_an_error_and_never_a_c
 
 
 def test_a_long_string_in_small_pieces_costs_no_time() -> None:
-    """The test's own deadline holds it: looked at from its beginning for each piece, it would take minutes."""
+    """The test's own deadline holds it: looked at from its beginning for each piece, it would take
+    minutes.
+    """
     text = 'a"\\ </tool_call>' * 10_000
     answer = call("write", arguments={"text": text})
     pieces = [answer[at : at + 3] for at in range(0, len(answer), 3)]

@@ -7,7 +7,13 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from halteres.environments.config import APIServerConfig, BaseEnvConfig
-from halteres.environments.problems import Problem, draw_problem, extract_boxed, is_correct, user_message
+from halteres.environments.problems import (
+    Problem,
+    draw_problem,
+    extract_boxed,
+    is_correct,
+    user_message,
+)
 from halteres.environments.single_turn import SingleTurnEnv
 
 DISPLAY = 32  # characters

@@ -30,7 +30,9 @@ def prepare(place: Place) -> dict[str, Any]:
 
 
 def judge(place: Place, answer: Answer) -> Iterator[Check]:
-    """Both runs are there and differ in nothing else; which weights are better is measured again."""
+    """Both runs are there and differ in nothing else; which weights are better is measured
+    again.
+    """
     told = answer.get("evidence")
     rows = [row for row in told if isinstance(row, dict)] if isinstance(told, list) else []
     rates = [row.get("learning_rate") for row in rows]
@@ -40,22 +42,44 @@ def judge(place: Place, answer: Answer) -> Iterator[Check]:
         yield from evidence.genuine(run, place, evidence.ARITHMETIC)
     known = {rate: run for rate, run in runs.items() if run is not None}
     held = {rate: run.settings().trainer.learning_rate for rate, run in known.items()}
-    yield Check("the runs had these rates", all(rate == value for rate, value in held.items()), held)
+    yield Check(
+        "the runs had these rates", all(rate == value for rate, value in held.items()), held
+    )
     first, second = (_others(run) for run in known.values())
-    yield Check("nothing else differs", first == second, sorted(k for k in first if first[k] != second.get(k)))
+    yield Check(
+        "nothing else differs",
+        first == second,
+        sorted(k for k in first if first[k] != second.get(k)),
+    )
     steps = [len(evidence.rewards(run)) for run in known.values()]
-    yield Check(f"both have the same {STEPS} steps or more", min(steps) == max(steps) >= STEPS, steps)
+    yield Check(
+        f"both have the same {STEPS} steps or more", min(steps) == max(steps) >= STEPS, steps
+    )
     for row in rows:
         recorded = evidence.last_evaluated(known[row["learning_rate"]])
-        yield Check("share_correct is what was evaluated", evidence.near(row.get("share_correct"), recorded), recorded)
+        yield Check(
+            "share_correct is what was evaluated",
+            evidence.near(row.get("share_correct"), recorded),
+            recorded,
+        )
     shares = {rate: evidence.truth(run) for rate, run in known.items()}
     best = max(shares, key=lambda rate: shares[rate])
-    yield Check("one is clearly better", max(shares.values()) - min(shares.values()) >= LEAD, shares)
+    yield Check(
+        "one is clearly better", max(shares.values()) - min(shares.values()) >= LEAD, shares
+    )
     yield Check("it is the one that was named", answer.get("better") == best, answer.get("better"))
 
 
 def _others(run: RunDirectory) -> dict[str, Any]:
     """All settings but the learning rate and the run's own name."""
     settings = run.settings().model_dump(mode="json")
-    flat = {f"{section}.{name}": value for section, fields in settings.items() for name, value in fields.items()}
-    return {name: value for name, value in flat.items() if name not in ("trainer.learning_rate", "run.name")}
+    flat = {
+        f"{section}.{name}": value
+        for section, fields in settings.items()
+        for name, value in fields.items()
+    }
+    return {
+        name: value
+        for name, value in flat.items()
+        if name not in ("trainer.learning_rate", "run.name")
+    }

@@ -28,26 +28,44 @@ there is none)."""
 FILES = ("till.py",)
 TOTAL_STEPS, MINUTES, BEGUN = 2000, 30, 5
 RIGHT = ("\\boxed{RIGHT}", "So the answer is \\boxed{RIGHT}.")
-WRONG = ("\\boxed{WRONG}", "I think the answer is \\boxed{WRONG}.", "The answer is \\boxed{1RIGHT}.", "\\boxed{}", "")
+WRONG = (
+    "\\boxed{WRONG}",
+    "I think the answer is \\boxed{WRONG}.",
+    "The answer is \\boxed{1RIGHT}.",
+    "\\boxed{}",
+    "",
+)
 
 
 def prepare(place: Place) -> dict[str, Any]:
     """A run that has begun to learn the wrong thing."""
-    edits = [f"trainer.total_steps={TOTAL_STEPS}", f"run.max_minutes={MINUTES}", "trainer.eval_every=5"]
+    edits = [
+        f"trainer.total_steps={TOTAL_STEPS}",
+        f"run.max_minutes={MINUTES}",
+        "trainer.eval_every=5",
+    ]
     run = begin("till", *edits)
     until_step(run, BEGUN)
     return {"run_id": run.run_id}
 
 
 def judge(place: Place, answer: Answer) -> Iterator[Check]:
-    """The run was stopped, the example was paid for and is wrong, the scorer pays for right answers alone."""
-    yield Check("the run is the one", answer.get("run_id") == place.facts["run_id"], answer.get("run_id"))
+    """The run was stopped, the example was paid for and is wrong, the scorer pays for right answers
+    alone.
+    """
+    yield Check(
+        "the run is the one", answer.get("run_id") == place.facts["run_id"], answer.get("run_id")
+    )
     yield Check("it is told that the model gets no better", answer.get("gets_better") is False)
-    yield Check("a cause is told", isinstance(answer.get("cause"), str) and len(answer["cause"]) > 10)
+    yield Check(
+        "a cause is told", isinstance(answer.get("cause"), str) and len(answer["cause"]) > 10
+    )
     run = evidence.run_of(answer.get("run_id"))
     assert run is not None
     state = run.state()
-    yield Check("the run was stopped", state.status == "stopped" and state.code is None, state.status)
+    yield Check(
+        "the run was stopped", state.status == "stopped" and state.code is None, state.status
+    )
     example = answer.get("example")
     found = isinstance(example, dict) and _was_paid_wrongly(run, example)
     yield Check("the example was paid for and is wrong", bool(found), example)
@@ -55,13 +73,17 @@ def judge(place: Place, answer: Answer) -> Iterator[Check]:
 
 
 def _was_paid_wrongly(run: RunDirectory, example: dict[str, Any]) -> bool:
-    """Whether one of the run's rollouts is this answer to this question, with the full reward and a wrong number."""
+    """Whether one of the run's rollouts is this answer to this question, with the full reward and a
+    wrong number.
+    """
     question, completion = (_plain(example.get(name)) for name in ("question", "completion"))
     if not question or not completion:
         return False
     return any(
         _plain(group["item"]["question"]) in question
-        and any(_plain(one["text"]) == completion and one["score"] >= 1 for one in group["completions"])
+        and any(
+            _plain(one["text"]) == completion and one["score"] >= 1 for one in group["completions"]
+        )
         and not is_correct(completion, Problem(**group["item"]))
         for group in _groups(run)
     )
@@ -74,5 +96,9 @@ def _groups(run: RunDirectory) -> Iterator[dict[str, Any]]:
 
 
 def _plain(text: Any) -> str:
-    """Without the marks that the tools put around what others wrote, in which an agent may quote it."""
-    return " ".join(re.sub(r"</?untrusted[^>]*>", "", text).split()) if isinstance(text, str) else ""
+    """Without the marks that the tools put around what others wrote, in which an agent may quote
+    it.
+    """
+    return (
+        " ".join(re.sub(r"</?untrusted[^>]*>", "", text).split()) if isinstance(text, str) else ""
+    )

@@ -38,9 +38,15 @@ def prepare(place: Place) -> dict[str, Any]:
 
 
 def judge(place: Place, answer: Answer) -> Iterator[Check]:
-    """The completed run descends from the failed one, from its newest checkpoint, with all its steps and settings."""
+    """The completed run descends from the failed one, from its newest checkpoint, with all its
+    steps and settings.
+    """
     facts = place.facts
-    yield Check("the failed run is the one", answer.get("failed_run") == facts["run_id"], answer.get("failed_run"))
+    yield Check(
+        "the failed run is the one",
+        answer.get("failed_run") == facts["run_id"],
+        answer.get("failed_run"),
+    )
     what = answer.get("what_ended")
     yield Check("what ended is told", isinstance(what, str) and VICTIM in what.casefold(), what)
     run = evidence.run_of(answer.get("completed_run"))
@@ -51,12 +57,18 @@ def judge(place: Place, answer: Answer) -> Iterator[Check]:
     first = find_run(facts["run_id"])
     step = _resumed_at(run, first)
     yield Check("it goes on from the last checkpoint", step == facts["checkpoint_step"], step)
-    yield Check("it has all the steps", _steps(run) == list(range(1, first.state().total_steps + 1)), _steps(run)[-1:])
+    yield Check(
+        "it has all the steps",
+        _steps(run) == list(range(1, first.state().total_steps + 1)),
+        _steps(run)[-1:],
+    )
     yield Check("its settings are the same", _settings(run) == _settings(first))
 
 
 def _resumed_at(run: RunDirectory, first: RunDirectory) -> int | None:
-    """The step at which the line from the first run to this one left the first; None where it does not come from it."""
+    """The step at which the line from the first run to this one left the first; None where it does
+    not come from it.
+    """
     state: RunState | None = run.state()
     while state and state.resumed_from and state.resumed_from != first.run_id:
         before = evidence.run_of(state.resumed_from)

@@ -21,7 +21,11 @@ the file, that it can be trained on: test it, and make a short run of it (8 to 2
 When you are done, end with one line of JSON: {"cause": "...", "run_id": "..."}
 cause is one sentence on what was wrong, run_id the run that shows it is mended."""
 FILES = ("sums.py",)
-RIGHT = ("WORK So the answer is \\boxed{RIGHT}.", "I think the answer is \\boxed{RIGHT}.", "\\boxed{RIGHT}")
+RIGHT = (
+    "WORK So the answer is \\boxed{RIGHT}.",
+    "I think the answer is \\boxed{RIGHT}.",
+    "\\boxed{RIGHT}",
+)
 WRONG = (
     "WORK So the answer is \\boxed{WRONG}.",
     "\\boxed{WRONG}",
@@ -39,17 +43,25 @@ def prepare(place: Place) -> dict[str, Any]:
 
 
 def judge(place: Place, answer: Answer) -> Iterator[Check]:
-    """The scorer is tried out, the test and the run are newer than the file, the weights have learnt."""
+    """The scorer is tried out, the test and the run are newer than the file, the weights have
+    learnt.
+    """
     file = place.workspace / FILES[0]
     yield Check("the file is there", file.is_file())
-    yield Check("a cause is told", isinstance(answer.get("cause"), str) and len(answer["cause"]) > 10)
+    yield Check(
+        "a cause is told", isinstance(answer.get("cause"), str) and len(answer["cause"]) > 10
+    )
     run = evidence.run_of(answer.get("run_id"))
     yield from evidence.genuine(run, place, file)
     assert run is not None
-    yield Check("the run began after the last change", run.state().created_at > file.stat().st_mtime)
+    yield Check(
+        "the run began after the last change", run.state().created_at > file.stat().st_mtime
+    )
     yield from evidence.honest(file, RIGHT, WRONG)
     test = latest_test(str(file), TINY)  # an older one than the file is none
-    yield Check("a test of the file as it is says trainable", test is not None and bool(test.trainable))
+    yield Check(
+        "a test of the file as it is says trainable", test is not None and bool(test.trainable)
+    )
     steps, rose = len(evidence.rewards(run)), evidence.rise(run)
     yield Check(f"the run has {STEPS} steps", steps >= STEPS, steps)
     yield Check(f"its reward rose by {RISE}", rose >= RISE, round(rose, 4))

@@ -1,4 +1,5 @@
-"""The agent's tools: one table, put on MCP, HTTP, the command line, Python, OpenAI's format and Hermes.
+"""The agent's tools: one table, put on MCP, HTTP, the command line, Python, OpenAI's format and
+Hermes.
 
     from halteres.agent import rl_list_environments, rl_start_training  # async, JSON in a text
     from halteres.agent import Tools                                    # async, dicts

@@ -172,7 +172,11 @@ class InJsonFile:
         entry = self._servers(document).get(NAME, {})
         if not isinstance(entry, dict) or ("url" in entry and "command" not in entry):
             raise self._conflict(f"it has another server '{NAME}'")
-        env = {name: value for name, value in entry.get("env", {}).items() if name not in (HOME, ENVIRONMENTS)}
+        env = {
+            name: value
+            for name, value in entry.get("env", {}).items()
+            if name not in (HOME, ENVIRONMENTS)
+        }
         env.update(server.env)
         others = {name: value for name, value in entry.items() if name != "env"}
         document[SERVERS] = {**self._servers(document), NAME: {**others, **server.entry}}
@@ -224,7 +228,9 @@ class InJsonFile:
 
     def _conflict(self, why: str) -> Conflict:
         return Conflict(
-            f"{self.file} was left as it is: {why}.", "", ("Edit it by hand; --print shows what belongs there.")
+            f"{self.file} was left as it is: {why}.",
+            "",
+            ("Edit it by hand; --print shows what belongs there."),
         )
 
 
@@ -300,7 +306,10 @@ def _claude(project: Path | None) -> Place:
             registration=InJsonFile(project / ".mcp.json", project),
             skills=project / ".claude" / "skills",
             within=project,
-            then=("start Claude Code in this folder and approve the server `halteres` when it asks; /mcp shows it."),
+            then=(
+                "start Claude Code in this folder and approve the server `halteres` when it asks; "
+                "/mcp shows it."
+            ),
         )
     scope = ("--scope", "user")
 
@@ -325,11 +334,21 @@ def _codex(project: Path | None) -> Place:
         raise UserError(
             "Codex is set up for all projects at once.",
             "`codex mcp add` does not edit the settings of one project.",
-            "Leave --project out, in this folder: export HALTERES_ENVIRONMENTS=$PWD/environments first.",
+            "Leave --project out, in this folder: export HALTERES_ENVIRONMENTS=$PWD/environments "
+            "first.",
         )
 
     def add(server: McpServer) -> tuple[str, ...]:
-        return ("codex", "mcp", "add", NAME, *_flags("--env", server), "--", server.command, *server.args)
+        return (
+            "codex",
+            "mcp",
+            "add",
+            NAME,
+            *_flags("--env", server),
+            "--",
+            server.command,
+            *server.args,
+        )
 
     return Place(
         registration=ByCommand(add=add, remove=("codex", "mcp", "remove", NAME)),
@@ -356,7 +375,17 @@ def _gemini(project: Path | None) -> Place:
 
     def add(server: McpServer) -> tuple[str, ...]:
         # Options first: behind the server's command they would be taken for its arguments.
-        return ("gemini", "mcp", "add", *_flags("--env", server), *scope, NAME, server.command, "--", *server.args)
+        return (
+            "gemini",
+            "mcp",
+            "add",
+            *_flags("--env", server),
+            *scope,
+            NAME,
+            server.command,
+            "--",
+            *server.args,
+        )
 
     root = project or Path.home()
     return Place(
@@ -372,15 +401,23 @@ def _hermes(project: Path | None) -> Place:
     """The plugin brings skills of its own, and gives the tools their old names."""
     if project:
         raise UserError(
-            "Hermes has no settings of a project.", ("It reads its config.yaml alone."), "Leave --project out."
+            "Hermes has no settings of a project.",
+            ("It reads its config.yaml alone."),
+            "Leave --project out.",
         )
-    then = "`pip install 'halteres[mcp]'` in Hermes's own environment, if it is not this one; then restart Hermes."
+    then = (
+        "`pip install 'halteres[mcp]'` in Hermes's own environment, if it is not this one; "
+        "then restart Hermes."
+    )
     return Place(registration=ByHand(_hermes_settings), skills=None, within=Path.home(), then=then)
 
 
 def _hermes_settings(server: McpServer) -> str:
     file = (environ.hermes_home() or Path.home() / ".hermes") / "config.yaml"
-    return f"# In {file}; the plugin is found where Halteres is installed.\nplugins:\n  enabled:\n    - {NAME}\n"
+    return (
+        f"# In {file}; the plugin is found where Halteres is installed.\nplugins:\n  "
+        f"enabled:\n    - {NAME}\n"
+    )
 
 
 def _any(project: Path | None) -> Place:

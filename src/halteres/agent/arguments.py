@@ -42,7 +42,8 @@ class ReadArguments:
     """What a call gives."""
 
     values: dict[str, Any] = field(default_factory=dict)
-    coerced: dict[str, Any] = field(default_factory=dict)  # those that came as another type, as they hold now
+    # those that came as another type, as they hold now
+    coerced: dict[str, Any] = field(default_factory=dict)
 
 
 def read_arguments(tool: Tool[...], given: Mapping[str, Any]) -> ReadArguments:
@@ -58,7 +59,9 @@ def read_arguments(tool: Tool[...], given: Mapping[str, Any]) -> ReadArguments:
         for text in () if name in RUNS else _texts(value):
             if NO_TEXT.search(text):
                 why = "It holds a NUL character, or half of a surrogate pair."
-                raise UserError(f"{tool.name} cannot use '{name}'.", why, "Send it without.", field=name)
+                raise UserError(
+                    f"{tool.name} cannot use '{name}'.", why, "Send it without.", field=name
+                )
         if name == "value" or name not in tool.arguments.model_fields:
             found.values[name] = value
             continue
@@ -108,7 +111,10 @@ def _from_text(text: str, types: set[str]) -> Any:
         return None
     parsed = _read(parsed, types) if isinstance(parsed, float) else parsed
     is_truth = isinstance(parsed, bool)
-    fits = any(isinstance(parsed, _TYPES[one]) and is_truth == (one == "boolean") for one in types & _TYPES.keys())
+    fits = any(
+        isinstance(parsed, _TYPES[one]) and is_truth == (one == "boolean")
+        for one in types & _TYPES.keys()
+    )
     return parsed if fits else text
 
 

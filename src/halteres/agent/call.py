@@ -1,7 +1,9 @@
-"""One call of a tool, whatever transport it came through: arguments checked, the tool run, whatever happened an answer.
+"""One call of a tool, whatever transport it came through: arguments checked, the tool run, whatever
+happened an answer.
 
-No answer holds NaN or a secret, and every one says what to do next. Only cancellation leaves a call as an exception.
-After a call that began something, what HALTERES_HOME keeps besides runs is brought within its bounds.
+No answer holds NaN or a secret, and every one says what to do next. Only cancellation leaves a call
+as an exception. After a call that began something, what HALTERES_HOME keeps besides runs is brought
+within its bounds.
 """
 
 from __future__ import annotations
@@ -31,7 +33,16 @@ from halteres.agent.table import BY_NAME
 from halteres.agent.tool import Caller, Result, Tool
 from halteres.agent.trial.folder import Kind, TestFolder, tests_folder
 from halteres.config import environ
-from halteres.errors import Conflict, HalteresError, NotFound, ServerError, UserError, as_answer, boundary, unknown
+from halteres.errors import (
+    Conflict,
+    HalteresError,
+    NotFound,
+    ServerError,
+    UserError,
+    as_answer,
+    boundary,
+    unknown,
+)
 from halteres.next_step import written
 from halteres.redaction import Redactor
 from halteres.runs.directory import runs_home
@@ -71,7 +82,9 @@ class Reply:
 
 
 async def call(name: str, arguments: Mapping[str, Any] | None, caller: Caller) -> Reply:
-    """Call a tool by name. Whatever goes wrong is an answer; only cancellation leaves as an exception."""
+    """Call a tool by name. Whatever goes wrong is an answer; only cancellation leaves as an
+    exception.
+    """
     given = ReadArguments()
     try:
         with boundary(Defect, name):
@@ -80,7 +93,8 @@ async def call(name: str, arguments: Mapping[str, Any] | None, caller: Caller) -
             found = BY_NAME[name]
             given = read_arguments(found, arguments or {})
             checked = _checked(found, given.values)
-            # A tool that waits runs on the loop, the others in a thread: they read files and ask environments.
+            # A tool that waits runs on the loop, the others in a thread: they read files and ask
+            # environments.
             if inspect.iscoroutinefunction(found.function):
                 result: Result = await found.function(caller, **checked)
             else:
@@ -105,7 +119,9 @@ def _checked(found: Tool[...], arguments: Mapping[str, Any]) -> dict[str, Any]:
         UserError: the tool does not take them.
     """
     if _is_deeper(arguments, MAX_DEPTH):
-        raise UserError("The arguments cannot be used.", f"They are nested deeper than {MAX_DEPTH} levels.")
+        raise UserError(
+            "The arguments cannot be used.", f"They are nested deeper than {MAX_DEPTH} levels."
+        )
     try:
         model = found.arguments.model_validate(arguments)
     except ValidationError as error:
@@ -114,8 +130,16 @@ def _checked(found: Tool[...], arguments: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _is_deeper(value: Any, levels: int) -> bool:
-    items = value.values() if isinstance(value, Mapping) else value if isinstance(value, list | tuple) else None
-    return items is not None and (levels == 0 or any(_is_deeper(item, levels - 1) for item in items))
+    items = (
+        value.values()
+        if isinstance(value, Mapping)
+        else value
+        if isinstance(value, list | tuple)
+        else None
+    )
+    return items is not None and (
+        levels == 0 or any(_is_deeper(item, levels - 1) for item in items)
+    )
 
 
 def _invalid(found: Tool[...], error: ValidationError) -> UserError:
@@ -126,9 +150,15 @@ def _invalid(found: Tool[...], error: ValidationError) -> UserError:
         if detail["type"] == "extra_forbidden":
             rule = f"there is no such argument (there are: {', '.join(known) or 'none'})"
         field, got = ".".join(str(part) for part in detail["loc"]), detail["input"]
-        got = got if got is None or isinstance(got, bool | int | float | str) else clipped(repr(got), 1000)
+        got = (
+            got
+            if got is None or isinstance(got, bool | int | float | str)
+            else clipped(repr(got), 1000)
+        )
         problems.append({"field": clipped(field, LONGEST_ECHO), "rule": rule, "got": got})
-    sentences = "; ".join(f"{problem['field']}: {problem['rule']}" for problem in problems[:MOST_PROBLEMS])
+    sentences = "; ".join(
+        f"{problem['field']}: {problem['rule']}" for problem in problems[:MOST_PROBLEMS]
+    )
     more = f"; and {len(problems) - MOST_PROBLEMS} more" if len(problems) > MOST_PROBLEMS else ""
     what = f"{found.name} cannot be called so: {sentences}{more}."
     takes = f"{found.name} takes: {', '.join(known) or 'no arguments'}"
@@ -142,7 +172,9 @@ def refused(name: str, error: HalteresError, arguments: Mapping[str, Any], calle
     body = as_answer(error)
     if problems := body.get("problems"):
         shown = problems[:MOST_PROBLEMS]
-        body["problems"] = [{**problem, "got": echoed(problem.get("got"), LONGEST_ECHO)} for problem in shown]
+        body["problems"] = [
+            {**problem, "got": echoed(problem.get("got"), LONGEST_ECHO)} for problem in shown
+        ]
         if len(problems) > MOST_PROBLEMS:
             body["num_problems"] = len(problems)
     takes = BY_NAME[name].arguments.model_fields if name in BY_NAME else {}
@@ -169,7 +201,9 @@ def _finite(value: Any) -> Any:
 
 DAY_S, DRAFT_DAYS = 86_400.0, 30
 TESTS, PICTURES = 50, 50
-"""The newest that stay of tests, of each kind of evaluation, and of pictures (they are drawn again when asked for)."""
+"""The newest that stay of tests, of each kind of evaluation, and of pictures (they are drawn again
+when asked for).
+"""
 
 REMOVING = ".gone-"  # how the name of a test begins while it is removed
 
@@ -177,8 +211,9 @@ REMOVING = ".gone-"  # how the name of a test begins while it is removed
 def clean_up() -> None:
     """Remove what is beyond the bounds. Safe to do at any time, by several at once.
 
-    Runs, models, tests under way and whatever somebody gave a name always stay. Drafts of stdio servers, which make one
-    each, go DRAFT_DAYS after their last edit, last looks with the end of their run, killed starts after a day.
+    Runs, models, tests under way and whatever somebody gave a name always stay. Drafts of stdio
+    servers, which make one each, go DRAFT_DAYS after their last edit, last looks with the end of
+    their run, killed starts after a day.
     """
     for remove in (_old_tests, _old_drafts, _ended_looks, _old_pictures, _unfinished_starts):
         with contextlib.suppress(OSError):  # removed by somebody else, or not ours to remove

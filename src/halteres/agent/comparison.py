@@ -1,6 +1,7 @@
 """The tool that puts runs side by side: rl_compare_runs.
 
-It shows the settings in which they differ, and which run is the best by one metric, if that is more than chance.
+It shows the settings in which they differ, and which run is the best by one metric, if that is more
+than chance.
 """
 
 from __future__ import annotations
@@ -23,19 +24,36 @@ from halteres.errors import HalteresError
 from halteres.next_step import NextStep
 from halteres.observe.metrics import series
 from halteres.runs.directory import RunDirectory, RunNotFound
-from halteres.runs.reading.evaluations import CONFIDENCE, Difference, Outcome, comparison_of, differences, outcome_of
+from halteres.runs.reading.evaluations import (
+    CONFIDENCE,
+    Difference,
+    Outcome,
+    comparison_of,
+    differences,
+    outcome_of,
+)
 from halteres.runs.state import RunState, RunUnreadable
 
 _NO_SETTING = (
-    *("run.name", "run.tags", "run.sinks", "run.wandb_project", "run.wandb_entity", "env.use_wandb"),
+    *(
+        "run.name",
+        "run.tags",
+        "run.sinks",
+        "run.wandb_project",
+        "run.wandb_entity",
+        "env.use_wandb",
+    ),
     *("inference.url", "inference.threads", "inference.cache_gb", "inference.samplers"),
 )
 """Fields that do not change what is learnt."""
 
-ROOM = 2350  # characters of JSON that an answer takes; of settings that do not fit there is the name alone
+# characters of JSON that an answer takes; of settings that do not fit there is the name alone
+ROOM = 2350
 MOST_NAMES, FOR_NAMES = 8, 280  # how many there are by name alone; characters kept free for them
 LAST_STEPS = 10
-"""A training metric counts by its mean over so many, or a fifth of the run: a single step is mostly noise."""
+"""A training metric counts by its mean over so many, or a fifth of the run: a single step is mostly
+noise.
+"""
 
 MOST_METRICS = 4
 UNDECIDED = "none of these metrics says which run is better: reward/* and eval/* do"
@@ -103,20 +121,28 @@ def rl_compare_runs(
         ShortNames,
         Field(
             max_length=32,
-            description="the first of reward/* and eval/* decides; default: held-out share correct, reward",
+            description=(
+                "the first of reward/* and eval/* decides; default: held-out share correct, reward"
+            ),
         ),
     ] = None,
     plot: Annotated[bool, Field(description="show the curves as a picture too")] = True,
 ) -> Comparison:
-    """Compare runs: figures side by side, the settings that differ, which is best and whether that is certain.
+    """Compare runs: figures side by side, the settings that differ, which is best and whether that
+    is certain.
 
-    Evaluations are compared task by task (95 % interval); training metrics are means of the last steps, 10 at most.
+    Evaluations are compared task by task (95 % interval); training metrics are means of the last
+    steps, 10 at most.
     """
     found, missing = _found(run_ids)
     runs = [ComparedRun.of(run) for run in found]
     choice = Choice(names=(CORRECT, REWARD))
     if metrics:
-        choice = choose(metrics, {name for run in runs for row in run.outcome.rows for name in row}, MOST_METRICS)
+        choice = choose(
+            metrics,
+            {name for run in runs for row in run.outcome.rows for name in row},
+            MOST_METRICS,
+        )
     deciding = [name for name in choice.names if tells_better(name, chosen=metrics or ())]
     best, why = next((found for name in deciding if (found := _best(runs, name))), (runs[0], None))
     environments = sorted({run.state.environment for run in runs})
@@ -143,7 +169,9 @@ def rl_compare_runs(
 
 
 def _found(run_ids: Sequence[str]) -> tuple[list[RunDirectory], list[dict[str, Any]]]:
-    """The runs, each once; rows for those that are not there. Where none is there, that is the answer."""
+    """The runs, each once; rows for those that are not there. Where none is there, that is the
+    answer.
+    """
     runs: dict[str, RunDirectory] = {}
     missing: list[dict[str, Any]] = []
     for run_id in run_ids:
@@ -153,37 +181,50 @@ def _found(run_ids: Sequence[str]) -> tuple[list[RunDirectory], list[dict[str, A
         except RunNotFound as error:
             if len(missing) + 1 == len(run_ids):
                 raise
-            guesses = {name: error.details[name] for name in ("did_you_mean", "allowed") if error.details.get(name)}
+            guesses = {
+                name: error.details[name]
+                for name in ("did_you_mean", "allowed")
+                if error.details.get(name)
+            }
             missing.append({"run_id": run_id, "error": f"{error.what} {error.why}", **guesses})
     return [*runs.values()], missing
 
 
 def _best(runs: Sequence[ComparedRun], metric: str) -> tuple[ComparedRun, Best] | None:
-    """The best by this metric, with how it stands to the one that comes closest; None where fewer than two have it, or
-    what they were trained for differs.
+    """The best by this metric, with how it stands to the one that comes closest; None where fewer
+    than two have it, or what they were trained for differs.
 
-    `certain` wants an interval without zero to every other run: paired by held-out task where both were asked the
-    same, else from the standard errors; and that all have ended. The best was chosen among several, so the chance of
-    error is divided by the number of the others. Training metrics are never certain: every step has other tasks. Nor
-    is it known what another seed of the same settings would have given.
+    `certain` wants an interval without zero to every other run: paired by held-out task where both
+    were asked the same, else from the standard errors; and that all have ended. The best was chosen
+    among several, so the chance of error is divided by the number of the others. Training metrics
+    are never certain: every step has other tasks. Nor is it known what another seed of the same
+    settings would have given.
     """
     known = [run for run in runs if run.value(metric) is not None]
     if len(known) < 2 or len({run.state.environment for run in known}) > 1:
         return None
-    best, *others = sorted(known, key=lambda run: run.value(metric) or 0.0, reverse=not lower_is_better(metric))
+    best, *others = sorted(
+        known, key=lambda run: run.value(metric) or 0.0, reverse=not lower_is_better(metric)
+    )
     confidence = 1 - (1 - CONFIDENCE) / len(others)
     closest, *further = [best.difference(other, metric, confidence) for other in others]
     why = f"{closest.delta:+.4g} against" if closest.delta else "level with"
     why += f" {others[0].state.run_id}"
     if closest.interval:
         low, high = closest.interval
-        tasks = f", paired over {closest.num_tasks} tasks" if closest.method == "paired" else ", unpaired"
+        tasks = (
+            f", paired over {closest.num_tasks} tasks"
+            if closest.method == "paired"
+            else ", unpaired"
+        )
         why += f", {100 * confidence:.3g} % interval {low:+.3f} to {high:+.3f}{tasks}"
     elif not metric.startswith("eval/"):
         why += ", means of the last steps: no test, every step has other tasks"
     if not closest.certain:
         why += "; more held-out tasks, or other seeds, would tell"
-    certain = all(one.certain for one in (closest, *further)) and all(run.state.terminal for run in known)
+    certain = all(one.certain for one in (closest, *further)) and all(
+        run.state.terminal for run in known
+    )
     return best, Best(metric=metric, run_id=best.state.run_id, why=why, certain=certain)
 
 
@@ -201,7 +242,9 @@ def _row(run: ComparedRun, names: Sequence[str], mixed: bool) -> dict[str, Any]:
 
 
 def _figure(run: ComparedRun, name: str) -> Any:
-    """A training metric is a number; an evaluation's is last, best where that was another step, gain, its interval."""
+    """A training metric is a number; an evaluation's is last, best where that was another step,
+    gain, its interval.
+    """
     value, gain = run.value(name), run.outcome.gains.get(name)
     if value is None or not name.startswith("eval/"):
         return rounded(value)
@@ -225,7 +268,11 @@ def _doubts(runs: Sequence[ComparedRun], environments: Sequence[str]) -> Iterato
     for run in runs:
         if not run.state.terminal:
             found = run.outcome.evaluations
-            newest = f"its last evaluation is of step {found[-1].step}" if found else "it has not been evaluated"
+            newest = (
+                f"its last evaluation is of step {found[-1].step}"
+                if found
+                else "it has not been evaluated"
+            )
             yield f"{run.state.run_id} goes on; {newest}"
     if len(environments) > 1:
         yield f"environments differ ({', '.join(environments)}): which run is best cannot be said"
@@ -233,7 +280,9 @@ def _doubts(runs: Sequence[ComparedRun], environments: Sequence[str]) -> Iterato
 
 def _picture(runs: Sequence[ComparedRun], names: Sequence[str], notes: list[str]) -> Path | None:
     curves = {
-        f"{run.state.run_id} {run.state.own_name or ''}".strip(): run.outcome.rows for run in runs if run.outcome.rows
+        f"{run.state.run_id} {run.state.own_name or ''}".strip(): run.outcome.rows
+        for run in runs
+        if run.outcome.rows
     }
     drawn = [name for name in names if any(series(rows, name) for rows in curves.values())]
     if not drawn:
@@ -245,21 +294,30 @@ def _picture(runs: Sequence[ComparedRun], names: Sequence[str], notes: list[str]
         return None
 
 
-def _settings_that_differ(runs: Sequence[ComparedRun], room: int) -> tuple[dict[str, dict[str, Any]], list[str]]:
+def _settings_that_differ(
+    runs: Sequence[ComparedRun], room: int
+) -> tuple[dict[str, dict[str, Any]], list[str]]:
     """Field to run to value, as many as fit into so many characters of JSON; some others by name.
 
-    Where one run has a field and another has not (they are of different environments), the missing value is null.
+    Where one run has a field and another has not (they are of different environments), the missing
+    value is null.
     """
     flat: dict[str, dict[str, Any]] = {}
     for run in runs:
         if run.settings:
             sections = run.settings.model_dump(mode="json")
             names = [
-                (section, name) for section in ("trainer", "inference", "env", "run") for name in sections[section]
+                (section, name)
+                for section in ("trainer", "inference", "env", "run")
+                for name in sections[section]
             ]
-            flat[run.state.run_id] = {f"{section}.{name}": sections[section][name] for section, name in names}
+            flat[run.state.run_id] = {
+                f"{section}.{name}": sections[section][name] for section, name in names
+            }
     differing: dict[str, dict[str, Any]] = {}
-    for field in dict.fromkeys(field for settings in flat.values() for field in settings if field not in _NO_SETTING):
+    for field in dict.fromkeys(
+        field for settings in flat.values() for field in settings if field not in _NO_SETTING
+    ):
         values = {run_id: settings.get(field) for run_id, settings in flat.items()}
         if len({json.dumps(value, sort_keys=True) for value in values.values()}) > 1:
             differing[field] = values

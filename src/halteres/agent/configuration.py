@@ -1,8 +1,8 @@
-"""The tools that choose an environment and its settings: rl_list_environments, rl_select_environment,
-rl_get_current_config, rl_edit_config.
+"""The tools that choose an environment and its settings: rl_list_environments,
+rl_select_environment, rl_get_current_config, rl_edit_config.
 
-An answer warns of what an edit brings with it that its maker may not have meant; an error names the call that mends
-a refused edit.
+An answer warns of what an edit brings with it that its maker may not have meant; an error names the
+call that mends a refused edit.
 """
 
 from __future__ import annotations
@@ -19,7 +19,18 @@ from halteres.agent import drafts
 from halteres.agent.answer_text import echoed, nonempty, rounded, shortened
 from halteres.agent.known_models import KnownModel, known_models, proposed
 from halteres.agent.next_steps import LIST_ENVIRONMENTS
-from halteres.agent.tool import READS, UNSET, Caller, Changes, Draft, Facts, Hints, Result, Sentence, tool
+from halteres.agent.tool import (
+    READS,
+    UNSET,
+    Caller,
+    Changes,
+    Draft,
+    Facts,
+    Hints,
+    Result,
+    Sentence,
+    tool,
+)
 from halteres.config import environ
 from halteres.config.discovery import EnvironmentFile, discover
 from halteres.config.edits import Edit, nearest_setting
@@ -39,8 +50,9 @@ LONGEST_CALL = 600  # characters of a call that an error offers
 
 @contextmanager
 def mending(tool: str, changes: Mapping[str, Any], **arguments: Any) -> Iterator[None]:
-    """An edit of a draft is tried inside: a refusal leaves with the call that would not be refused, and says that
-    nothing was changed."""
+    """An edit of a draft is tried inside: a refusal leaves with the call that would not be refused,
+    and says that nothing was changed.
+    """
     try:
         yield
     except InvalidConfig as error:
@@ -50,13 +62,18 @@ def mending(tool: str, changes: Mapping[str, Any], **arguments: Any) -> Iterator
         raise
 
 
-def mended_call(error: HalteresError, tool: str, changes: Mapping[str, Any], **arguments: Any) -> NextStep | None:
+def mended_call(
+    error: HalteresError, tool: str, changes: Mapping[str, Any], **arguments: Any
+) -> NextStep | None:
     """The call with every suggestion followed; None where a problem has none."""
     typed = {name: value_of(value, ANYTHING) for name, value in changes.items()}
     changes = {**typed, **error.details.get("coerced", {})}
     mended = dict(changes)
     for problem in error.details.get("problems") or ():
-        name = next((one for one in changes if problem["field"] in (one, Edit(name=one, value=None).key)), None)
+        name = next(
+            (one for one in changes if problem["field"] in (one, Edit(name=one, value=None).key)),
+            None,
+        )
         guess, suggested = problem.get("did_you_mean"), problem.get("suggest")
         if guess and name:
             mended[guess] = mended.pop(name)
@@ -69,10 +86,14 @@ def mended_call(error: HalteresError, tool: str, changes: Mapping[str, Any], **a
 
 
 CHARACTERS_PER_10 = 1600
-"""Of ten environments in an answer, all told: descriptions are cut so that it holds; a `query` shows them whole."""
+"""Of ten environments in an answer, all told: descriptions are cut so that it holds; a `query`
+shows them whole.
+"""
 
 OVERHEAD, LEAST_DESCRIPTION = 240, 14
-"""Characters of an answer besides its environments; of a description, however long the paths are."""
+"""Characters of an answer besides its environments; of a description, however long the paths
+are.
+"""
 
 FEW_VARIANTS = 1  # of a family, unless a query asks for its variants
 
@@ -122,21 +143,36 @@ class Selected(Result):
 def rl_list_environments(
     caller: Caller,
     query: Annotated[
-        str | None, Field(description="words to look for in names and descriptions; `FAMILY:` tells all its variants")
+        str | None,
+        Field(
+            description=(
+                "words to look for in names and descriptions; `FAMILY:` tells all its variants"
+            )
+        ),
     ] = None,
-    refresh: Annotated[bool, Field(description="read all files again, whatever their times say")] = False,
+    refresh: Annotated[
+        bool, Field(description="read all files again, whatever their times say")
+    ] = False,
 ) -> Environments:
     """List the environments a model can be trained on: name, file, what it teaches.
 
-    Files that cannot be read are told with the reason. To make an environment, copy one of the files.
+    Files that cannot be read are told with the reason. To make an environment, copy one of the
+    files.
     """
     found = discover(afresh=refresh)
-    matches = {one: variants for one in found.environments if (variants := _matching(one, query)) is not None}
+    matches = {
+        one: variants
+        for one in found.environments
+        if (variants := _matching(one, query)) is not None
+    }
     first = next((variants[0] if variants else one.name for one, variants in matches.items()), None)
     none_found = LIST_ENVIRONMENTS if query else NextStep.of("rl_list_environments", refresh=True)
-    # Files that cannot be read, and those that could not say what they are when they were last asked.
+    # Files that cannot be read, and those that could not say what they are when they were last
+    # asked.
     failed = [(one.file_path, last_failure(Path(one.file_path))) for one in found.environments]
-    broken = [(one.file_path, one.why) for one in found.broken] + [(path, why) for path, why in failed if why]
+    broken = [(one.file_path, one.why) for one in found.broken] + [
+        (path, why) for path, why in failed if why
+    ]
     return Environments(
         environments=_listed(matches),
         count=len(matches),
@@ -151,13 +187,19 @@ def rl_list_environments(
 
 
 def _matching(environment: EnvironmentFile, query: str | None) -> Sequence[str] | None:
-    """Names of the variants that a query asks for; none where it asks for the environment; None where for neither."""
+    """Names of the variants that a query asks for; none where it asks for the environment; None
+    where for neither.
+    """
     text = f"{environment.name} {environment.class_name} {environment.description}".casefold()
     words = (query or "").casefold().split()
     asks_variants = bool(environment.variants) and any(":" in word for word in words)
     if all(word in text for word in words) and not asks_variants:
         return ()
-    return [one for one in environment.members if all(word in f"{one.casefold()} {text}" for word in words)] or None
+    return [
+        one
+        for one in environment.members
+        if all(word in f"{one.casefold()} {text}" for word in words)
+    ] or None
 
 
 def _listed(matches: Mapping[EnvironmentFile, Sequence[str]]) -> list[FoundEnvironment]:
@@ -179,9 +221,14 @@ def _row(environment: EnvironmentFile, variants: Sequence[str]) -> FoundEnvironm
     """One environment; a family with the variants asked for, or a few."""
     family: dict[str, Any] = {}
     if members := environment.members:
-        family = {"variants": list(variants or members[:FEW_VARIANTS]), "num_variants": len(members)}
+        family = {
+            "variants": list(variants or members[:FEW_VARIANTS]),
+            "num_variants": len(members),
+        }
         if not variants and len(members) > FEW_VARIANTS:
-            family["all_variants"] = NextStep.of("rl_list_environments", query=f"{environment.name}:")
+            family["all_variants"] = NextStep.of(
+                "rl_list_environments", query=f"{environment.name}:"
+            )
     return FoundEnvironment(
         name=environment.name,
         class_name=environment.class_name,
@@ -194,7 +241,9 @@ def _row(environment: EnvironmentFile, variants: Sequence[str]) -> FoundEnvironm
 @tool(title="Select an environment", hints=Hints(idempotent=True))
 def rl_select_environment(
     caller: Caller,
-    name: Annotated[str, Field(description="name from rl_list_environments, FAMILY:VARIANT, or a file's path")],
+    name: Annotated[
+        str, Field(description="name from rl_list_environments, FAMILY:VARIANT, or a file's path")
+    ],
     changes: Changes = None,
     draft: Draft = None,
 ) -> Selected:
@@ -228,7 +277,9 @@ TIP: Advice = (
     *("Use ", NextStep.of("rl_edit_config", Placeholder("field"), Placeholder("value"))),
     " to change any configurable field.",
 )
-ABSENT = "One that is not present: `halteres models add NAME`, or set model to the path of its folder."
+ABSENT = (
+    "One that is not present: `halteres models add NAME`, or set model to the path of its folder."
+)
 
 
 class ModelRow(Facts):
@@ -242,7 +293,9 @@ class ModelRow(Facts):
 
 
 class Configuration(Result):
-    """A draft's settings: headline and changed ones in brief; all, or one that is asked for, in full."""
+    """A draft's settings: headline and changed ones in brief; all, or one that is asked for, in
+    full.
+    """
 
     longest: ClassVar[int] = 24_000  # all settings with their descriptions: brief is what is short
 
@@ -279,26 +332,38 @@ def rl_get_current_config(
         Literal["brief", "full"],
         Field(description="brief: headline and changed fields; full: every field, 3,500 tokens"),
     ] = "brief",
-    field: Annotated[str | None, Field(description="one field, in full; `model` lists base models that fit")] = None,
+    field: Annotated[
+        str | None, Field(description="one field, in full; `model` lists base models that fit")
+    ] = None,
     draft: Draft = None,
 ) -> Configuration:
-    """Show your draft's settings: those you can change with rl_edit_config, and those that are locked."""
+    """Show your draft's settings: those you can change with rl_edit_config, and those that are
+    locked.
+    """
     chosen, discarded = drafts.current(caller, draft)
     resolved = chosen.resolve()
     settings = drafts.settings_of(resolved)
     is_full = detail == "full"
     if field:
         key = Edit(name=field, value=None).key
-        shown = [one for one in settings if one.name == field] or [one for one in settings if one.key == key]
+        shown = [one for one in settings if one.name == field] or [
+            one for one in settings if one.key == key
+        ]
         if not shown:
             names = tuple(one.name for one in settings)
             guess = nearest_setting(field, list(names))
-            raise refusal([UnknownSetting(field=field, got=None, did_you_mean=guess, available=names)])
+            raise refusal(
+                [UnknownSetting(field=field, got=None, did_you_mean=guess, available=names)]
+            )
         shown = shown[:1]
     else:
         shown = [one for one in settings if is_full or one.is_headline]
     rows = [(one, one.full if is_full or field else one.brief) for one in shown]
-    tip = TIP if field or is_full else (TIP, f' All {len(settings)}: detail="full"; one in full: field="NAME".')
+    tip = (
+        TIP
+        if field or is_full
+        else (TIP, f' All {len(settings)}: detail="full"; one in full: field="NAME".')
+    )
     models, first = _models(resolved) if field and shown[0].key == MODEL else ([], "")
     policy = load_policy().name
     return Configuration(
@@ -319,7 +384,9 @@ def rl_get_current_config(
 
 
 def _models(resolved: Resolved) -> tuple[list[ModelRow], str]:
-    """Base models that are here, or would fit if they were, and the one that is set; and the one that is proposed."""
+    """Base models that are here, or would fit if they were, and the one that is set; and the one
+    that is proposed.
+    """
     models = _known_models(resolved.settings)
     rows = [
         ModelRow(
@@ -327,7 +394,8 @@ def _models(resolved: Resolved) -> tuple[list[ModelRow], str]:
             present=one.present,
             need_gb=rounded(one.need_gb, 3),
             fits=one.fits,
-            **nonempty(note=one.note if one.present else ""),  # of one that is absent `ABSENT` says it
+            # of one that is absent `ABSENT` says it
+            **nonempty(note=one.note if one.present else ""),
         )
         for one in models
         if one.present or one.fits != "no" or one.name == resolved.settings.inference.model
@@ -344,11 +412,14 @@ def _known_models(settings: Settings) -> tuple[KnownModel, ...]:
 def rl_edit_config(
     caller: Caller,
     field: Annotated[str | None, Field(description="one field's name; with `value`")] = None,
-    value: Annotated[Any, Field(description="its new value; null is one where the type allows it")] = UNSET,
+    value: Annotated[
+        Any, Field(description="its new value; null is one where the type allows it")
+    ] = UNSET,
     changes: Changes = None,
     draft: Draft = None,
 ) -> Edited:
-    """Change settings of your draft: one (`field`, `value`) or several at once (`changes`, all or none).
+    """Change settings of your draft: one (`field`, `value`) or several at once (`changes`, all or
+    none).
 
     Values are checked before anything is changed; the answer tells what was, and what is now.
     """
@@ -359,15 +430,20 @@ def rl_edit_config(
         edits = _edits(field, value, changes)
         with mending("rl_edit_config", edits, draft=other_draft):
             after, now = before.edited(caller, edits)
-            # What the policy holds is refused also where it is asked for the very value that it holds.
-            policy, keys = load_policy(), {name: Edit(name=name, value=given).key for name, given in edits.items()}
+            # What the policy holds is refused also where it is asked for the very value that it
+            # holds.
+            policy, keys = (
+                load_policy(),
+                {name: Edit(name=name, value=given).key for name, given in edits.items()},
+            )
             locked = [(name, key) for name, key in keys.items() if now.sources.get(key) == "policy"]
             if locked:
                 locks = ((name, policy_lock(key, policy.lock[key], policy)) for name, key in locked)
                 raise refusal([lock.refused(name, edits[name]) for name, lock in locks])
         try:
             was = before.resolve()
-        except InvalidConfig:  # what can no longer hold (the policy changed since) counts as if it were not edited
+        except InvalidConfig:
+            # what can no longer hold (the policy changed since) counts as if it were not edited
             was = replace(before, changes={}).resolve()
         drafts.save_draft(after)
     values = drafts.by_key(now.settings)
@@ -379,7 +455,9 @@ def rl_edit_config(
         diff=drafts.diff(was, now),
         draft=after.handle,
         **({"field": field, "value": new[field]} if field is not None else {}),
-        **nonempty(warnings=_warnings(was, now), coerced=dict(now.coerced), discarded_edits=dict(discarded)),
+        **nonempty(
+            warnings=_warnings(was, now), coerced=dict(now.coerced), discarded_edits=dict(discarded)
+        ),
         next=NextStep.of("rl_start_training", dry_run=True, draft=other_draft),
     )
 
@@ -409,7 +487,11 @@ NO_EFFECT = ("thinking_mode", "reasoning_effort", "max_reasoning_tokens", "custo
 def _warnings(before: Resolved, after: Resolved) -> list[str]:
     """What changed from one to the other that its maker may not have meant."""
     was, now = before.settings, after.settings
-    env, trained, scripted = now.env, now.trainer.max_token_trainer_length, now.inference.engine == "scripted"
+    env, trained, scripted = (
+        now.env,
+        now.trainer.max_token_trainer_length,
+        now.inference.engine == "scripted",
+    )
     length, answer = env.get("max_token_length"), env.get("max_new_tokens")
 
     def changed(*names: str) -> bool:
@@ -418,31 +500,53 @@ def _warnings(before: Resolved, after: Resolved) -> list[str]:
     found: list[str] = []
     old, new = _tokens(was.env), _tokens(env)
     if old and new / old >= NOTABLY_SLOWER:
-        found.append(f"about {new / old:.1f}x slower per step: up to {new:,.0f} tokens in one, before {old:,.0f}")
-    if changed("temperature") and env["temperature"] != 1:
-        found.append(f"temperature {env['temperature']:g}: training learns from samples of the policy itself, at 1")
-    if (now.trainer != was.trainer or changed("max_token_length")) and isinstance(length, int) and length > trained:
         found.append(
-            f"max_token_trainer_length {trained} is below max_token_length {length}: longer sequences are left out"
+            f"about {new / old:.1f}x slower per step: up to {new:,.0f} tokens in one, before "
+            f"{old:,.0f}"
+        )
+    if changed("temperature") and env["temperature"] != 1:
+        found.append(
+            f"temperature {env['temperature']:g}: training learns from samples of the policy "
+            "itself, at 1"
+        )
+    if (
+        (now.trainer != was.trainer or changed("max_token_length"))
+        and isinstance(length, int)
+        and length > trained
+    ):
+        found.append(
+            f"max_token_trainer_length {trained} is below max_token_length {length}: longer "
+            "sequences are left out"
         )
     has_room = not (isinstance(length, int) and isinstance(answer, int) and 0 < length <= answer)
     if changed("max_token_length", "max_new_tokens") and not has_room:
         why = f"max_new_tokens {answer} cannot be reached"
         found.append(f"max_token_length {length} is for prompt and answer together: {why}")
     if now.run.stop_when is not None and now.trainer.eval_every == 0 and now != was:
-        found.append("stop_when is looked at where the run is evaluated, and eval_every 0 leaves only its two ends")
+        found.append(
+            "stop_when is looked at where the run is evaluated, and eval_every 0 leaves only its "
+            "two ends"
+        )
     if scripted and was.inference.engine != "scripted":
         found.append("engine scripted: it has no weights and learns nothing")
-    model, is_served = now.inference.model, environ.service_url() is not None  # which may have what is not here
+    # which may have what is not here
+    model, is_served = now.inference.model, environ.service_url() is not None
     if model != was.inference.model and not is_served and not _is_here(model):
-        found.append(f"the model '{model}' is not on this disk (`halteres models add`): no run can start with it")
-    return found + [f"{name} has no effect here" for name in NO_EFFECT if changed(name) and env[name]]
+        found.append(
+            f"the model '{model}' is not on this disk (`halteres models add`): no run can start "
+            "with it"
+        )
+    return found + [
+        f"{name} has no effect here" for name in NO_EFFECT if changed(name) and env[name]
+    ]
 
 
 def _tokens(env: Mapping[str, Any]) -> int:
     """How many are sampled and trained on in a step; 0 where the environment does not say."""
     batch, length = env.get("batch_size"), env.get("max_new_tokens") or env.get("max_token_length")
-    return max(0, batch) * max(0, length) if isinstance(batch, int) and isinstance(length, int) else 0
+    return (
+        max(0, batch) * max(0, length) if isinstance(batch, int) and isinstance(length, int) else 0
+    )
 
 
 def _is_here(model: str) -> bool:
@@ -455,17 +559,28 @@ def _capped_steps(resolved: Resolved) -> list[str]:
     if resolved.sources.get(STEPS) != "policy" or STEPS in policy.lock:
         return []
     default = resolved.trainer_defaults.get("total_steps", TrainerSettings().total_steps)
-    return [f"total_steps is {steps} rather than {default}: the policy '{policy.name}' allows no more (caps.max_steps)"]
+    return [
+        f"total_steps is {steps} rather than {default}: the policy '{policy.name}' allows no more "
+        "(caps.max_steps)"
+    ]
 
 
 def _unusable_model(resolved: Resolved) -> list[str]:
-    """That no run can start with the model that the policy holds: it is not here, or does not fit."""
+    """That no run can start with the model that the policy holds: it is not here, or does not
+    fit.
+    """
     policy, model = load_policy(), resolved.settings.inference.model
     if MODEL not in policy.lock or environ.service_url() is not None:
         return []
     found = next((one for one in _known_models(resolved.settings) if one.name == model), None)
     wrong = [] if _is_here(model) else ["is not on this disk"]
     if found is not None and found.fits == "no":
-        wrong.append(f"does not fit here ({found.need_gb:.0f} GB are needed, {found.free_gb or 0:.1f} GB free)")
-    unusable = f"the model '{model}' {' and '.join(wrong)}: no run can start. {how_to_unlock(MODEL, policy)}"
+        wrong.append(
+            f"does not fit here ({found.need_gb:.0f} GB are needed, {found.free_gb or 0:.1f} GB "
+            "free)"
+        )
+    unusable = (
+        f"the model '{model}' {' and '.join(wrong)}: no run can start. "
+        f"{how_to_unlock(MODEL, policy)}"
+    )
     return [unusable] if wrong else []

@@ -1,7 +1,9 @@
-"""Drafts: an environment and edited settings, selected but not started; one per handle, in HALTERES_HOME/drafts.
+"""Drafts: an environment and edited settings, selected but not started; one per handle, in
+HALTERES_HOME/drafts.
 
-Edits of one draft follow one another, and a refused one leaves it as it was. Edits that can no longer hold (the policy
-has the setting by now, or there is no such setting) are dropped, and the answer says so once.
+Edits of one draft follow one another, and a refused one leaves it as it was. Edits that can no
+longer hold (the policy has the setting by now, or there is no such setting) are dropped, and the
+answer says so once.
 """
 
 from __future__ import annotations
@@ -35,7 +37,13 @@ from halteres.config.discovery import (
 )
 from halteres.config.edits import ALIASES, ENVIRONMENT, Edit, short_name
 from halteres.config.files import Resolved, resolve_settings, settings_schema
-from halteres.config.operator_policy import Lock, is_own_wiring, load_policy, locks_beside, variant_lock
+from halteres.config.operator_policy import (
+    Lock,
+    is_own_wiring,
+    load_policy,
+    locks_beside,
+    variant_lock,
+)
 from halteres.config.problem import LockedField, Problem, UnknownField, refusal
 from halteres.config.program import Description, EnvironmentProgram, describe, program_of
 from halteres.config.projection import Sources
@@ -50,7 +58,8 @@ _HANDLE = re.compile(r"(?!\.{1,2}$)[A-Za-z0-9._-]{1,64}")  # not the names of fo
 
 OPEN_DRAFTS = 200  # of whatever callers, beyond which one without the token makes no other
 
-WITHIN_S = 10.0  # how long an edit waits for another of the same draft, which may have to ask the environment
+# how long an edit waits for another of the same draft, which may have to ask the environment
+WITHIN_S = 10.0
 NAME_LENGTH = 63  # of an environment's name in a run's: with the time it fits into run.name
 
 
@@ -69,10 +78,12 @@ class Draft:
     """What an agent has selected and edited."""
 
     handle: str
-    environment: str | None = None  # name, or absolute path of its file; of a family with the variant
+    # name, or absolute path of its file; of a family with the variant
+    environment: str | None = None
     changes: Mapping[str, Any] = field(default_factory=dict)  # section.field -> value, as it holds
     selected_at: float = 0.0  # unix seconds
-    name: str = ""  # of the run, unless it is edited: the environment's and the time of the selection (seed 002)
+    # of the run, unless it is edited: the environment's and the time of the selection (seed 002)
+    name: str = ""
 
     @property
     def selected(self) -> str:
@@ -82,14 +93,17 @@ class Draft:
         return self.environment
 
     def resolve(self, changes: Mapping[str, Any] | None = None) -> Resolved:
-        """The settings that a run would have now, under the policy in force, with the draft's changes or with these.
-        Raises as `resolve_settings`."""
+        """The settings that a run would have now, under the policy in force, with the draft's
+        changes or with these. Raises as `resolve_settings`.
+        """
         own_name = Settings(run=RunSettings(name=self.name or None))
         changes = self.changes if changes is None else changes
         return resolve_settings(self.selected, None, (), base=own_name, changes=changes)
 
     def admitted(self, caller: Caller, changes: Mapping[str, Any] | None = None) -> Resolved:
-        """As `resolve`, for a caller who sets or starts them. Raises TokenNeeded where that takes the token."""
+        """As `resolve`, for a caller who sets or starts them. Raises TokenNeeded where that takes
+        the token.
+        """
         changes = self.changes if changes is None else changes
         open_access.check_changes(caller, self.selected, changes)
         resolved = self.resolve(changes)
@@ -108,7 +122,11 @@ class Draft:
         others = {key: value for key, value in self.changes.items() if key not in overridden}
         resolved = self.admitted(caller, {**others, **changes})
         values = by_key(resolved.settings)
-        edited = [key for key, source in resolved.sources.items() if source == "edit" and key != ENVIRONMENT]
+        edited = [
+            key
+            for key, source in resolved.sources.items()
+            if source == "edit" and key != ENVIRONMENT
+        ]
         return replace(self, changes={key: values[key] for key in edited}), resolved
 
 
@@ -119,16 +137,22 @@ def _check_names(changes: Mapping[str, Any]) -> None:
     for name, value in changes.items():
         key = Edit(name=name, value=value).key
         if key == ENVIRONMENT:
-            problems.append(Problem(field=name, got=value, rule="rl_select_environment selects another one"))
+            problems.append(
+                Problem(field=name, got=value, rule="rl_select_environment selects another one")
+            )
         elif key in seen:
-            problems.append(Problem(field=name, got=value, rule=f"it is the same setting as {seen[key]}"))
+            problems.append(
+                Problem(field=name, got=value, rule=f"it is the same setting as {seen[key]}")
+            )
         seen[key] = name
     if problems:
         raise refusal(problems)
 
 
 def load_draft(caller: Caller, draft: str | None) -> Draft:
-    """The draft of this handle, or the caller's own; without an environment where there is none yet."""
+    """The draft of this handle, or the caller's own; without an environment where there is none
+    yet.
+    """
     return _read(_handle(caller, draft))
 
 
@@ -145,7 +169,8 @@ def _read(handle: str) -> Draft:
 def save_draft(draft: Draft) -> None:
     """Keep a draft. DraftNotStored where the disk will not have it."""
     with _storing(draft.handle):
-        # A key may be among the settings, and a draft is the one place that has it until there is a run.
+        # A key may be among the settings, and a draft is the one place that has it until there is a
+        # run.
         replace_file(_file(draft.handle), msgspec.json.encode(draft), private=True)
 
 
@@ -160,11 +185,17 @@ def editing(caller: Caller, draft: str | None) -> Iterator[Draft]:
     """
     handle = _handle(caller, draft)
     if caller.is_open and not _file(handle).exists():
-        open_access.check_number("drafts", sum(1 for _ in drafts_folder().glob("*.json")), OPEN_DRAFTS)
+        open_access.check_number(
+            "drafts", sum(1 for _ in drafts_folder().glob("*.json")), OPEN_DRAFTS
+        )
     with ExitStack() as held:
         with _storing(handle):
             _file(handle).parent.mkdir(parents=True, exist_ok=True)
-            held.enter_context(locked(lock_of(_file(handle)), WITHIN_S, f"The draft '{handle}' is just being edited."))
+            held.enter_context(
+                locked(
+                    lock_of(_file(handle)), WITHIN_S, f"The draft '{handle}' is just being edited."
+                )
+            )
         yield _read(handle)
 
 
@@ -206,8 +237,9 @@ def _storing(handle: str) -> Iterator[None]:
 
 
 def described(settings: Settings) -> tuple[EnvironmentProgram, Description, dict[str, Any]]:
-    """The environment of a draft's settings, what it says of itself with them, and all settings that it is run with.
-    EnvironmentBroken, InvalidConfig: it cannot be run so."""
+    """The environment of a draft's settings, what it says of itself with them, and all settings
+    that it is run with. EnvironmentBroken, InvalidConfig: it cannot be run so.
+    """
     run, program = settings.run, program_of(settings.run)
     own = {name: value for name, value in settings.env.items() if name not in ENV_WIRING}
     env = {**settings.env, "seed": run.seed, "success_threshold": run.success_threshold}
@@ -224,7 +256,9 @@ class Selection:
     discarded: dict[str, Any]  # edits that the draft had before
 
 
-def choose(caller: Caller, draft: str | None, environment: str, changes: Mapping[str, Any]) -> Selection:
+def choose(
+    caller: Caller, draft: str | None, environment: str, changes: Mapping[str, Any]
+) -> Selection:
     """Select an environment with its own defaults, and edit.
 
     Raises:
@@ -242,15 +276,19 @@ def choose(caller: Caller, draft: str | None, environment: str, changes: Mapping
     after, resolved = fresh.edited(caller, changes)  # may take seconds: nobody else waits for them
     with editing(caller, draft) as before:
         save_draft(after)
-    return Selection(draft=after, file_path=found.file_path, resolved=resolved, discarded=dict(before.changes))
+    return Selection(
+        draft=after, file_path=found.file_path, resolved=resolved, discarded=dict(before.changes)
+    )
 
 
 def found_environment(environment: str) -> EnvironmentFile:
-    """The environment of this name, or in this file. A path may begin at the folder of this process, which its user
-    need not know; at a folder of environments; at the one around it, as a workspace's texts have it.
+    """The environment of this name, or in this file. A path may begin at the folder of this
+    process, which its user need not know; at a folder of environments; at the one around it, as a
+    workspace's texts have it.
 
     Raises:
-        EnvironmentNotFound: neither, or a file that is not Python; `available` names, and `did_you_mean`.
+        EnvironmentNotFound: neither, or a file that is not Python; `available` names, and
+            `did_you_mean`.
         EnvironmentBroken: its file cannot be used.
     """
     base, variant = split_name(environment)
@@ -277,8 +315,9 @@ def found_environment(environment: str) -> EnvironmentFile:
 
 
 def current(caller: Caller, handle: str | None) -> tuple[Draft, Mapping[str, Any]]:
-    """The draft of this handle as it can be now, and edits that it can have no more (section.field -> value): they
-    are discarded for good."""
+    """The draft of this handle as it can be now, and edits that it can have no more (section.field
+    -> value): they are discarded for good.
+    """
     draft = load_draft(caller, handle)
     possible, discarded = without_impossible_edits(draft)
     if discarded:
@@ -289,15 +328,18 @@ def current(caller: Caller, handle: str | None) -> tuple[Draft, Mapping[str, Any
 
 
 def without_impossible_edits(draft: Draft) -> tuple[Draft, Mapping[str, Any]]:
-    """The draft with the edits that can still be, and the others. Raises as `Draft.resolve`, but for what is wrong
-    with an edit."""
+    """The draft with the edits that can still be, and the others. Raises as `Draft.resolve`, but
+    for what is wrong with an edit.
+    """
     if draft.environment is None or not draft.changes:
         return draft, {}
     try:
         draft.resolve()
         return draft, {}
     except InvalidConfig as error:
-        refused = {problem["field"] for problem in error.details.get("problems") or ()} & draft.changes.keys()
+        refused = {
+            problem["field"] for problem in error.details.get("problems") or ()
+        } & draft.changes.keys()
     gone: dict[str, Any] = {}
     for key in refused:
         try:
@@ -306,7 +348,9 @@ def without_impossible_edits(draft: Draft) -> tuple[Draft, Mapping[str, Any]]:
             gone[key] = draft.changes[key]
         except InvalidConfig:  # a value that can be no more is its maker's to change
             pass
-    return replace(draft, changes={k: v for k, v in draft.changes.items() if k not in gone}) if gone else draft, gone
+    return replace(
+        draft, changes={k: v for k, v in draft.changes.items() if k not in gone}
+    ) if gone else draft, gone
 
 
 HEADLINE = (
@@ -328,7 +372,11 @@ def brief(resolved: Resolved) -> dict[str, Any]:
     environments = [key for key in sources if _is_environments_default(key, sources)]
     edited = [key for key, source in sources.items() if source == "edit" and key != ENVIRONMENT]
     shown = dict.fromkeys([*HEADLINE, *environments, *edited])
-    return {short_name(key, resolved.settings.env): echoed(values[key]) for key in shown if key in values}
+    return {
+        short_name(key, resolved.settings.env): echoed(values[key])
+        for key in shown
+        if key in values
+    }
 
 
 def _is_environments_default(key: str, sources: Sources) -> bool:
@@ -347,7 +395,11 @@ def diff(before: Resolved, after: Resolved) -> dict[str, list[Any]]:
 def by_key(settings: Settings) -> dict[str, Any]:
     """section.field -> value, as JSON."""
     sections = settings.model_dump(mode="json")
-    return {f"{section}.{name}": value for section, fields in sections.items() for name, value in fields.items()}
+    return {
+        f"{section}.{name}": value
+        for section, fields in sections.items()
+        for name, value in fields.items()
+    }
 
 
 _TYPES = {
@@ -372,7 +424,9 @@ _BOUNDS = {
 
 
 class SettingRow(Facts):
-    """A setting in an answer (the seeds' keys first): in brief its name and value, in full all that is known."""
+    """A setting in an answer (the seeds' keys first): in brief its name and value, in full all that
+    is known.
+    """
 
     name: str
     type: str = ""
@@ -412,8 +466,12 @@ class Setting:
     def full(self) -> SettingRow:
         """All that is known."""
         options = [self.schema, *self.schema.get("anyOf", ())]
-        types = dict.fromkeys(_TYPES.get(str(one["type"]), str(one["type"])) for one in options if "type" in one)
-        bounds = [f"{sign}{one[name]}" for one in options for name, sign in _BOUNDS.items() if name in one]
+        types = dict.fromkeys(
+            _TYPES.get(str(one["type"]), str(one["type"])) for one in options if "type" in one
+        )
+        bounds = [
+            f"{sign}{one[name]}" for one in options for name, sign in _BOUNDS.items() if name in one
+        ]
         enums = (one.get("enum", [one["const"]] if "const" in one else ()) for one in options)
         return SettingRow(
             name=self.name,
@@ -449,10 +507,19 @@ def settings_of(resolved: Resolved) -> list[Setting]:
     described = describe(program, {})
     fields, sources, ours = resolved.settings.env, resolved.sources, settings_schema()["$defs"]
     theirs = described.schema or {"properties": {name: {} for name in fields}}
-    sections = {"env": theirs, **{section: ours[kind.__name__] for section, kind in SECTIONS.items()}}
-    schemas = {f"{section}.{name}": one for section, schema in sections.items() for name, one in followed(schema)}
+    sections = {
+        "env": theirs,
+        **{section: ours[kind.__name__] for section, kind in SECTIONS.items()},
+    }
+    schemas = {
+        f"{section}.{name}": one
+        for section, schema in sections.items()
+        for name, one in followed(schema)
+    }
     name = resolved.settings.run.default_name("{run_id}")
-    values = _in_force(resolved.settings) | ({} if sources.get("run.name") == "edit" else {"run.name": name})
+    values = _in_force(resolved.settings) | (
+        {} if sources.get("run.name") == "edit" else {"run.name": name}
+    )
     defaults = {
         **{f"env.{name}": value for name, value in described.config.items()},
         **_in_force(Settings()),
@@ -461,7 +528,8 @@ def settings_of(resolved: Resolved) -> list[Setting]:
     }
     locks = locks_beside({**described.config, "tokenizer_name": model}, load_policy())
     locks = {**locks, **({variant.key: variant} if (variant := variant_lock(program)) else {})}
-    filled_in = {f"env.{name}" for name in ENV_WIRING if not is_own_wiring(name)}  # from settings of ours
+    # from settings of ours
+    filled_in = {f"env.{name}" for name in ENV_WIRING if not is_own_wiring(name)}
 
     def setting(key: str, name: str, same_as: str | None = None) -> Setting:
         lock = locks.get(key)
@@ -479,8 +547,16 @@ def settings_of(resolved: Resolved) -> list[Setting]:
         )
 
     return [
-        *(setting(key, short_name(key, fields)) for key in schemas if key != ENVIRONMENT and key not in filled_in),
-        *(setting(key, name, same_as=short_name(key, fields)) for name, key in ALIASES.items() if name in ENV_WIRING),
+        *(
+            setting(key, short_name(key, fields))
+            for key in schemas
+            if key != ENVIRONMENT and key not in filled_in
+        ),
+        *(
+            setting(key, name, same_as=short_name(key, fields))
+            for name, key in ALIASES.items()
+            if name in ENV_WIRING
+        ),
     ]
 
 

@@ -1,11 +1,14 @@
-"""How long a run will take, and how much memory: a range (`Span`); and how fast an engine computes on this machine.
+"""How long a run will take, and how much memory: a range (`Span`); and how fast an engine computes
+on this machine.
 
-An estimate stands on, in this order: earlier runs with the same model and environment; the engine's speed with the
-lengths of prompts and answers that a test has seen; the same with lengths that are assumed; where the engine was not
-measured yet, the speed of a test's answers. Where no speed was measured there is no estimate.
+An estimate stands on, in this order: earlier runs with the same model and environment; the engine's
+speed with the lengths of prompts and answers that a test has seen; the same with lengths that are
+assumed; where the engine was not measured yet, the speed of a test's answers. Where no speed was
+measured there is no estimate.
 
-A speed is measured once, on the engine itself, and remembered: sampling, one training pass and one optimiser step, the
-coarsest figures first, each again with more work until it is worth something. What was measured in time counts.
+A speed is measured once, on the engine itself, and remembered: sampling, one training pass and one
+optimiser step, the coarsest figures first, each again with more work until it is worth something.
+What was measured in time counts.
 """
 
 from __future__ import annotations
@@ -27,7 +30,15 @@ import numpy as np
 from halteres.agent.trial.folder import TestOutcome, latest_test
 from halteres.config import environ
 from halteres.engine.process import EngineCommand, EngineProcess
-from halteres.engine.protocol import Adam, Array, BaseType, Datum, LoraConfig, LossSpec, SamplingParams
+from halteres.engine.protocol import (
+    Adam,
+    Array,
+    BaseType,
+    Datum,
+    LoraConfig,
+    LossSpec,
+    SamplingParams,
+)
 from halteres.errors import HalteresError, NotFound
 from halteres.files import replace_file
 from halteres.process import usable_cores
@@ -84,13 +95,18 @@ AROUND_ENGINE_S = Span(4, 12)  # a run's processes beside the engine begin, and 
 PER_STEP_S = Span(0.05, 0.4)  # scoring, delivery, publication: what is no sampling and no training
 BESIDE_PROBE = Span(0.75, 1.4)  # how far the engine in a run may be from its measured speed
 SAMPLING, TRAINING = Span(0.17, 1.4), Span(0.05, 1.0)
-"""A token in a run, in seconds of one in a test, which decodes few at once; 0.19 and 0.27 recorded on two cores."""
+"""A token in a run, in seconds of one in a test, which decodes few at once; 0.19 and 0.27 recorded
+on two cores.
+"""
 
 UNSEEN_LOAD_S = Span(1, 20)  # a model is loaded whose engine was not measured
 NEARLY_WHOLE = 0.9  # of a micro-batch: sequences seldom fill it to the last token
 MOST_RUNS, LOOKED_AT = 5, 50
-FEWEST_STEPS = 2  # beside the first, which waits for processes to start and shares the engine with the first evaluation
-BESIDE_PAST = Span(0.8, 1.35)  # how far outside of what was measured the next run may lie: other load, other lengths
+# beside the first, which waits for processes to start and shares the engine with the first
+# evaluation
+FEWEST_STEPS = 2
+# how far outside of what was measured the next run may lie: other load, other lengths
+BESIDE_PAST = Span(0.8, 1.35)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -105,12 +121,18 @@ class Estimate:
     @property
     def facts(self) -> dict[str, Any]:
         """As an answer has it."""
-        facts = {"step_s": self.step_s.rounded, "total_min": (self.total_s * (1 / 60)).rounded, "basis": self.basis}
+        facts = {
+            "step_s": self.step_s.rounded,
+            "total_min": (self.total_s * (1 / 60)).rounded,
+            "basis": self.basis,
+        }
         return {**facts, "peak_gb": self.peak_gb} if self.peak_gb is not None else facts
 
 
 def estimate(plan: Plan, ground: Ground, *, may_measure: bool) -> Estimate | None:
-    """What the run will take; None where nothing was measured (yet). With `may_measure` it may take DEADLINE_S."""
+    """What the run will take; None where nothing was measured (yet). With `may_measure` it may take
+    DEADLINE_S.
+    """
     engine = Engine.of(plan, ground.model) if plan.service_url is None else None
     speed = remembered(engine) if engine else None
     found = _by_earlier_runs(plan, ground)
@@ -123,7 +145,8 @@ def estimate(plan: Plan, ground: Ground, *, may_measure: bool) -> Estimate | Non
     found = replace(found, peak_gb=_peak_gb(plan, ground, speed))
     if not (others := len(active_runs())):
         return found
-    slower = Span(1, 1 + others)  # they may take their share of the machine, all the time or a little while
+    # they may take their share of the machine, all the time or a little while
+    slower = Span(1, 1 + others)
     basis = f"{found.basis}; {others} other run{'s' if others > 1 else ''} may slow it"
     return replace(found, step_s=found.step_s * slower, total_s=found.total_s * slower, basis=basis)
 
@@ -133,14 +156,18 @@ def _done(ground: Ground) -> int:
 
 
 def _peak_gb(plan: Plan, ground: Ground, speed: Speed | None) -> float | None:
-    """Of all processes: as measured with a whole micro-batch, and what caches may grow to; else by the formula."""
+    """Of all processes: as measured with a whole micro-batch, and what caches may grow to; else by
+    the formula.
+    """
     shape = ground.model.shape
     if shape is None or plan.service_url is not None:
         return None
     beside = server_bytes(examine_reward_models(plan.settings.env)[1])
     if speed is None or not speed.peak_gb or speed.pass_tokens < NEARLY_WHOLE * PASS_TOKENS:
         return round((need(shape, plan.demands).total + beside) / 1e9, 2)
-    return round(speed.peak_gb + (cache_bytes(shape, plan.demands) + OTHERS_BYTES + beside) / 1e9, 2)
+    return round(
+        speed.peak_gb + (cache_bytes(shape, plan.demands) + OTHERS_BYTES + beside) / 1e9, 2
+    )
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -149,20 +176,26 @@ class _Past:
 
     run_id: str
     step_s: list[float]
-    around_s: float | None  # from the start to the end, without the steps; None: it has not ended by itself
+    # from the start to the end, without the steps; None: it has not ended by itself
+    around_s: float | None
 
 
 def _by_earlier_runs(plan: Plan, ground: Ground) -> Estimate | None:
     found: list[_Past] = []
     for run in islice(list_runs(), LOOKED_AT):
-        with contextlib.suppress(NotFound, OSError, ValueError):  # removed meanwhile, or not to be read any more
+        # removed meanwhile, or not to be read any more
+        with contextlib.suppress(NotFound, OSError, ValueError):
             if len(found) < MOST_RUNS and (past := _past(run, plan, ground)) is not None:
                 found.append(past)
     if not found:
         return None
     steps = [seconds for past in found for seconds in past.step_s]
-    means, middle = [sum(past.step_s) / len(past.step_s) for past in found], _quantiles(steps, 0.25, 0.75)
-    pace_s = Span(min(middle.low, *means), max(middle.high, *means)) * BESIDE_PAST  # of a step, in the mean over many
+    means, middle = (
+        [sum(past.step_s) / len(past.step_s) for past in found],
+        _quantiles(steps, 0.25, 0.75),
+    )
+    # of a step, in the mean over many
+    pace_s = Span(min(middle.low, *means), max(middle.high, *means)) * BESIDE_PAST
     around = [past.around_s for past in found if past.around_s is not None]
     around_s = _quantiles(around, 0.0, 1.0) * BESIDE_PAST if around else Span(5, 60)
     names = ", ".join(past.run_id for past in found[:3])
@@ -195,11 +228,14 @@ def _past(run: RunDirectory, plan: Plan, ground: Ground) -> _Past | None:
             return None
     began = int((state.resume_point or {}).get("step", 0))
     rows = [row for row in run.metrics() if row.get("src") == "trainer" and row["step"] > began]
-    times: list[float] = [row["time/step"] for row in rows if isinstance(row.get("time/step"), (int, float))][1:]
+    times: list[float] = [
+        row["time/step"] for row in rows if isinstance(row.get("time/step"), (int, float))
+    ][1:]
     if len(times) < FEWEST_STEPS:
         return None
     work, was = plan.demands, workload_of(settings)
-    longer = work.answer_tokens / was.answer_tokens  # a higher limit need not mean longer answers, a lower one may
+    # a higher limit need not mean longer answers, a lower one may
+    longer = work.answer_tokens / was.answer_tokens
     scaled = [seconds * work.batch_size / was.batch_size * min(1.0, longer) for seconds in times]
     if longer > 1:
         scaled += [seconds * longer for seconds in scaled]
@@ -219,9 +255,13 @@ class _Lengths:
 
 
 def _by_speed(plan: Plan, ground: Ground, speed: Speed | None) -> Estimate | None:
-    """From the engine's speed; where it was not measured, from how fast a test's answers came: then the range is wide,
-    for nobody has seen this machine train."""
-    work, outcome = plan.demands, latest_test(plan.settings.run.environment, plan.settings.inference.model)
+    """From the engine's speed; where it was not measured, from how fast a test's answers came: then
+    the range is wide, for nobody has seen this machine train.
+    """
+    work, outcome = (
+        plan.demands,
+        latest_test(plan.settings.run.environment, plan.settings.inference.model),
+    )
     seen = _tested_lengths(outcome, work) if outcome else None
     if speed is not None:
         seen = seen or _assumed_lengths(work)
@@ -230,7 +270,10 @@ def _by_speed(plan: Plan, ground: Ground, speed: Speed | None) -> Estimate | Non
         update, load = BESIDE_PROBE * speed.update_s, Span(speed.load_s, 1.5 * speed.load_s)
         basis = f"the engine measured here; {seen.source}"
     elif outcome is not None and outcome.tokens_per_s and seen is not None:
-        sampling, training = SAMPLING * (1 / outcome.tokens_per_s), TRAINING * (1 / outcome.tokens_per_s)
+        sampling, training = (
+            SAMPLING * (1 / outcome.tokens_per_s),
+            TRAINING * (1 / outcome.tokens_per_s),
+        )
         update, load = Span(0, 0), UNSEEN_LOAD_S
         basis = f"sampling as in {seen.source}; training not measured yet"
     else:
@@ -238,8 +281,14 @@ def _by_speed(plan: Plan, ground: Ground, speed: Speed | None) -> Estimate | Non
     sequence = (seen.prompt + seen.answer).within(1, work.positions)
     step = (seen.answer * sampling + sequence * training) * work.batch_size + update + PER_STEP_S
     evaluation = seen.answer * sampling * work.eval_sequences + Span(1, 3)
-    evaluations = Span(1, 2 + work.evaluations(_done(ground)))  # the first goes on beside the first steps
-    total = load + AROUND_ENGINE_S + evaluation * evaluations + step * max(0, work.steps - _done(ground))
+    # the first goes on beside the first steps
+    evaluations = Span(1, 2 + work.evaluations(_done(ground)))
+    total = (
+        load
+        + AROUND_ENGINE_S
+        + evaluation * evaluations
+        + step * max(0, work.steps - _done(ground))
+    )
     return Estimate(step_s=step, total_s=total, basis=basis)
 
 
@@ -277,8 +326,10 @@ def _tested_lengths(outcome: TestOutcome, work: Workload) -> _Lengths | None:
 
 
 DEADLINE_S = 20.0
-PROMPT_TOKENS, ANSWER_TOKENS, SEQUENCE_TOKENS = 64, 64, 256  # of what is measured, where a run allows more
-LONG_ENOUGH_S, GROWTH = 1.0, 4  # a figure measured over less time is measured again with so many times the work
+# of what is measured, where a run allows more
+PROMPT_TOKENS, ANSWER_TOKENS, SEQUENCE_TOKENS = 64, 64, 256
+# a figure measured over less time is measured again with so many times the work
+LONG_ENOUGH_S, GROWTH = 1.0, 4
 FIRST_TOKENS = 64  # of the first training pass
 FIRST_ROWS, FIRST_ANSWER = 8, 4  # of the first sampling
 ADAPTER = SNAPSHOT = "probe"
@@ -312,7 +363,13 @@ class Engine:
         """The plan's own; it has none where somebody else's service is used."""
         given = plan.settings.inference
         threads = given.threads or max(1, usable_cores() - 1)
-        return cls(backend=given.engine, model=model, threads=threads, dtype=given.dtype, device=given.device)
+        return cls(
+            backend=given.engine,
+            model=model,
+            threads=threads,
+            dtype=given.dtype,
+            device=given.device,
+        )
 
     @property
     def key(self) -> str:
@@ -340,11 +397,13 @@ def remembered(engine: Engine) -> Speed | None:
 def measured(engine: Engine, work: Workload, deadline_s: float = DEADLINE_S) -> Speed | None:
     """Measure now, and remember it; None where no figure was worth anything within the deadline."""
     probe = _Probe(engine, work)
-    with contextlib.suppress(HalteresError, OSError, TimeoutError):  # no engine can be started, or not in time
+    # no engine can be started, or not in time
+    with contextlib.suppress(HalteresError, OSError, TimeoutError):
         asyncio.run(asyncio.wait_for(probe.run(), deadline_s))
     if not (probe.speed.decode_tokens_per_s and probe.speed.train_tokens_per_s):
         return None
-    with contextlib.suppress(OSError):  # a disk that will not have it costs the next one who asks some seconds
+    # a disk that will not have it costs the next one who asks some seconds
+    with contextlib.suppress(OSError):
         file, speeds = _speeds()
         file.parent.mkdir(parents=True, exist_ok=True)
         encoded = msgspec.json.encode({**speeds, engine.key: probe.speed})
@@ -386,17 +445,22 @@ class _Probe:
         await self._host.engine.create_adapter(ADAPTER, LoraConfig(rank=work.rank, seed=0))
         await self._train(FIRST_TOKENS)
         await self._update()
-        await self._sample(FIRST_ROWS, FIRST_ANSWER)  # all of it once: the first use of a kernel is slow
+        # all of it once: the first use of a kernel is slow
+        await self._sample(FIRST_ROWS, FIRST_ANSWER)
         tokens, took = FIRST_TOKENS, 0.0
         while took < LONG_ENOUGH_S and tokens < PASS_TOKENS:
             tokens = min(tokens * GROWTH, PASS_TOKENS)
             took = await self._train(tokens)
-        most_rows, longest = min(work.rows, work.batch_size, DECODE_ROWS), min(ANSWER_TOKENS, work.answer_tokens)
+        most_rows, longest = (
+            min(work.rows, work.batch_size, DECODE_ROWS),
+            min(ANSWER_TOKENS, work.answer_tokens),
+        )
         rows, answer, took = FIRST_ROWS, FIRST_ANSWER, 0.0
         while took < LONG_ENOUGH_S and (rows, answer) != (most_rows, longest):
             rows, answer = min(rows * GROWTH, most_rows), min(answer * GROWTH, longest)
             took = await self._sample(rows, answer)
-        await self._host.engine.forward_backward(ADAPTER, (self._datum(8),), LOSS)  # no gradient is left over
+        # no gradient is left over
+        await self._host.engine.forward_backward(ADAPTER, (self._datum(8),), LOSS)
         await self._update()
 
     async def _train(self, tokens: int) -> float:
@@ -422,7 +486,9 @@ class _Probe:
     def _datum(self, length: int) -> Datum:
         tokens, ones = self._tokens(length), np.ones(length, np.float32)
         inputs = {
-            "target_tokens": Array(dtype="int64", shape=(length,), data=tokens.astype(np.int64).tobytes()),
+            "target_tokens": Array(
+                dtype="int64", shape=(length,), data=tokens.astype(np.int64).tobytes()
+            ),
             "logprobs": Array(dtype="float32", shape=(length,), data=(-ones).tobytes()),
             "advantages": Array(dtype="float32", shape=(length,), data=ones.tobytes()),
         }
@@ -433,7 +499,9 @@ class _Probe:
         return np.asarray(chosen, np.int32)
 
     def _note(self, **figures: float) -> None:
-        """With the most memory that the engine ever had resident; 0 where the system does not say."""
+        """With the most memory that the engine ever had resident; 0 where the system does not
+        say.
+        """
         peak_gb = 0.0
         with contextlib.suppress(OSError, IndexError, ValueError):
             status = Path(f"/proc/{self._host.pid}/status").read_text(encoding="utf-8")

@@ -1,8 +1,8 @@
-"""The tool that measures weights on held-out tasks, rl_evaluate; and the process that does so for it:
-`python -m halteres.agent.evaluation FOLDER --lock-fd N`.
+"""The tool that measures weights on held-out tasks, rl_evaluate; and the process that does so for
+it: `python -m halteres.agent.evaluation FOLDER --lock-fd N`.
 
-There is one evaluation at a time, and the same call again goes on waiting for it. Into a run nothing is written but its
-service's journal.
+There is one evaluation at a time, and the same call again goes on waiting for it. Into a run
+nothing is written but its service's journal.
 """
 
 from __future__ import annotations
@@ -50,7 +50,8 @@ class Request(msgspec.Struct, frozen=True, kw_only=True):
     num_tasks: int | None  # None: as many as the environment has it
     service: tuple[str, ...]  # arguments of a service of our own
     created_at: float  # unix seconds
-    service_url: str | None = None  # of the service to ask instead, with TINKER_API_KEY: it alone has the model
+    # of the service to ask instead, with TINKER_API_KEY: it alone has the model
+    service_url: str | None = None
 
 
 class Evaluated(Result):
@@ -63,7 +64,8 @@ class Evaluated(Result):
     run_id: str | None = None
     step: int | None = None  # optimiser steps that the weights have had
     figures: dict[str, Any] = {}
-    improvement: dict[str, Any] = {}  # over the run's first evaluation: since_step, metric -> {delta, ci95, ...}
+    # over the run's first evaluation: since_step, metric -> {delta, ci95, ...}
+    improvement: dict[str, Any] = {}
     files: str = ""  # folder: samples.jsonl has every answer
     seconds: float = 0.0
     notes: list[str] = []
@@ -74,21 +76,30 @@ async def rl_evaluate(
     caller: Caller,
     run_id: RunId = None,
     weights: Annotated[
-        str | None, Field(description="instead of the run's newest: a tinker:// path, or a run's adapter folder")
+        str | None,
+        Field(
+            description="instead of the run's newest: a tinker:// path, or a run's adapter folder"
+        ),
     ] = None,
     base: Annotated[
-        bool, Field(description="the untrained base model: of the run that is named, else of your draft")
+        bool,
+        Field(description="the untrained base model: of the run that is named, else of your draft"),
     ] = False,
     num_tasks: Annotated[
-        int | None, Field(ge=1, le=10_000, description="held-out tasks; default: as the environment has it")
+        int | None,
+        Field(ge=1, le=10_000, description="held-out tasks; default: as the environment has it"),
     ] = None,
-    evaluation_id: Annotated[str | None, Field(max_length=100, description="go on waiting for this one")] = None,
+    evaluation_id: Annotated[
+        str | None, Field(max_length=100, description="go on waiting for this one")
+    ] = None,
     wait_s: WaitSeconds = 45,
     draft: Draft = None,
 ) -> Evaluated:
-    """Measure weights on held-out tasks, also of a run that has ended: more tasks are a surer figure.
+    """Measure weights on held-out tasks, also of a run that has ended: more tasks are a surer
+    figure.
 
-    The run's own environment and settings hold. Answers how much better than the run's first evaluation they are.
+    The run's own environment and settings hold. Answers how much better than the run's first
+    evaluation they are.
     """
 
     def start() -> TestFolder:
@@ -100,7 +111,12 @@ async def rl_evaluate(
 
 
 def _request(
-    caller: Caller, run_id: str | None, weights: str | None, base: bool, num_tasks: int | None, draft: str | None
+    caller: Caller,
+    run_id: str | None,
+    weights: str | None,
+    base: bool,
+    num_tasks: int | None,
+    draft: str | None,
 ) -> Request:
     """What a call means. UserError: it means two things."""
     if weights and (run_id or base):
@@ -115,7 +131,9 @@ def _request(
         service_url, model = found_model(settings.inference)
         program, _, env = described(settings)
         env = json.loads(json.dumps(env, default=str))
-        exam = Examination(program=program, env=env, base=model.name, tokenizer=model.tokenizer, policy=model.name)
+        exam = Examination(
+            program=program, env=env, base=model.name, tokenizer=model.tokenizer, policy=model.name
+        )
     else:
         found = weights_of(weights) if weights else None
         run = found.run if found else chosen_run(run_id)
@@ -140,14 +158,23 @@ def _under_way_or_started(request: Request) -> TestFolder:
     """An evaluation of the same that goes on, for which whoever asks again waits; else a new one.
 
     Raises:
-        Conflict: another one goes on: each may start a service with an engine, and one machine bears one of them.
+        Conflict: another one goes on: each may start a service with an engine, and one machine
+            bears one of them.
     """
     folders.tests_folder().mkdir(0o700, parents=True, exist_ok=True)
-    with locked(folders.tests_folder() / "evaluations.lock", START_WITHIN_S, "No evaluation can be started now."):
+    with locked(
+        folders.tests_folder() / "evaluations.lock",
+        START_WITHIN_S,
+        "No evaluation can be started now.",
+    ):
         under_way = [folder for folder in folders.all_folders("e") if folder.phase() == "running"]
         for folder in under_way:
-            with contextlib.suppress(OSError, msgspec.MsgspecError):  # just removed, or of another version
-                if msgspec.structs.replace(folder.request(Request), created_at=request.created_at) == request:
+            # just removed, or of another version
+            with contextlib.suppress(OSError, msgspec.MsgspecError):
+                if (
+                    msgspec.structs.replace(folder.request(Request), created_at=request.created_at)
+                    == request
+                ):
                     return folder
         if under_way:
             other = under_way[0].test_id
@@ -174,10 +201,18 @@ def _answer(folder: TestFolder) -> Evaluated:
     result = folder.result() or {}
     figures: Mapping[str, Any] = result["figures"]
     # How many failed is said only where some did, mostly none.
-    shown = [name for name in figures if name != "eval/policy_version" and (name != "eval/num_failed" or figures[name])]
+    shown = [
+        name
+        for name in figures
+        if name != "eval/policy_version" and (name != "eval/num_failed" or figures[name])
+    ]
     num_tasks, available = request.num_tasks, figures.get("eval/num_tasks")
     notes: list[str] = []
-    if num_tasks is not None and available is not None and available + figures.get("eval/num_failed", 0) < num_tasks:
+    if (
+        num_tasks is not None
+        and available is not None
+        and available + figures.get("eval/num_failed", 0) < num_tasks
+    ):
         notes = [f"{num_tasks} held-out tasks were asked for; the environment has {available:g}"]
     train = NextStep.of("rl_start_training", dry_run=True)
     return Evaluated(
@@ -191,7 +226,9 @@ def _answer(folder: TestFolder) -> Evaluated:
     )
 
 
-def _improvement(folder: TestFolder, request: Request, figures: Mapping[str, Any]) -> dict[str, Any]:
+def _improvement(
+    folder: TestFolder, request: Request, figures: Mapping[str, Any]
+) -> dict[str, Any]:
     """Over the run's first evaluation, task by task where both asked the same."""
     run = request.exam.run
     first = next(iter(evaluations(run, merge_by_step(run.metrics()))), None) if run else None
@@ -204,8 +241,12 @@ def _improvement(folder: TestFolder, request: Request, figures: Mapping[str, Any
         success_threshold=run.success_threshold,
     )
     gains = differences(first, now)
-    names = [name for name in (CORRECT, GREEDY) if name in gains] or [name for name in (SCORE,) if name in gains]
-    return {"since_step": first.step, **{name: gains[name].facts for name in names}} if names else {}
+    names = [name for name in (CORRECT, GREEDY) if name in gains] or [
+        name for name in (SCORE,) if name in gains
+    ]
+    return (
+        {"since_step": first.step, **{name: gains[name].facts for name in names}} if names else {}
+    )
 
 
 def main() -> int:
@@ -217,9 +258,14 @@ def main() -> int:
     began = time.monotonic()
 
     def work() -> dict[str, Any]:
-        """By the service that was named, by the run's own where it is alive, or by one for this alone."""
+        """By the service that was named, by the run's own where it is alive, or by one for this
+        alone.
+        """
         request = folder.request(Request)
-        exam, settings = request.exam, {"eval_tasks": request.num_tasks} if request.num_tasks else {}
+        exam, settings = (
+            request.exam,
+            {"eval_tasks": request.num_tasks} if request.num_tasks else {},
+        )
         service = served(
             exam.base,
             exam.run,

@@ -1,4 +1,6 @@
-"""Which metrics an answer shows, the names that a caller may use for one, and how figures are rounded."""
+"""Which metrics an answer shows, the names that a caller may use for one, and how figures are
+rounded.
+"""
 
 from __future__ import annotations
 
@@ -52,7 +54,18 @@ ALIASES = {
 
 _SAME = ((SUCCESS, REWARD), (SCORE, CORRECT))  # of a scorer of 0 and 1 they are the same
 _BESIDE = ("eval/num_", "eval/policy_version")
-_LOWER = ("loss", "kl", "truncated", "failed", "without_signal", "time/", "staleness", "absdiff", "_stderr", "dropped")
+_LOWER = (
+    "loss",
+    "kl",
+    "truncated",
+    "failed",
+    "without_signal",
+    "time/",
+    "staleness",
+    "absdiff",
+    "_stderr",
+    "dropped",
+)
 
 
 class Improvement(Facts):
@@ -81,7 +94,9 @@ class Choice:
 
 
 def choose(names: Sequence[str], known: Iterable[str], most: int = MOST) -> Choice:
-    """Metrics by name, by alias, or by pattern (`eval/*`). An unknown one stays, as null, with a note."""
+    """Metrics by name, by alias, or by pattern (`eval/*`). An unknown one stays, as null, with a
+    note.
+    """
     present = sorted(set(known))
     chosen: list[str] = []
     notes: list[str] = []
@@ -108,7 +123,9 @@ def headline(figures: Mapping[str, Any]) -> list[str]:
 
 
 def tells_better(name: str, chosen: Sequence[str]) -> bool:
-    """Whether a run can be the best by this metric: what is trained for, or a chosen one that should be low."""
+    """Whether a run can be the best by this metric: what is trained for, or a chosen one that
+    should be low.
+    """
     if name.startswith(("reward/", "eval/")):
         return not name.startswith(_BESIDE)
     return name in chosen and lower_is_better(name)

@@ -1,4 +1,6 @@
-"""Is this machine ready: the findings that `halteres doctor` prints, and their summary, rl_health_check."""
+"""Is this machine ready: the findings that `halteres doctor` prints, and their summary,
+rl_health_check.
+"""
 
 from __future__ import annotations
 
@@ -29,41 +31,65 @@ MIN_FREE_BYTES = 1 << 30
 PACKAGES = ("torch", "transformers", "tinker")
 
 MOST_MODELS, MOST_RUNS, MOST_PROBLEMS, PROBLEM_LENGTH = 6, 8, 3, 160
-"""An answer is short whatever there is; `halteres models list`, rl_list_runs and `halteres doctor` show all."""
+"""An answer is short whatever there is; `halteres models list`, rl_list_runs and `halteres doctor`
+show all.
+"""
 
 
 def machine_checks(found: resources.Machine | None = None) -> Iterator[Check]:
-    """Every finding, in the order in which a new user meets them; `found`: this machine, if it is known already."""
+    """Every finding, in the order in which a new user meets them; `found`: this machine, if it is
+    known already.
+    """
     found = found or resources.look()
     version = sys.version.split()[0]
-    yield Check(name="python", ok=sys.version_info >= (3, 11), found=version, remedy="3.11 or newer is needed.")
+    yield Check(
+        name="python",
+        ok=sys.version_info >= (3, 11),
+        found=version,
+        remedy="3.11 or newer is needed.",
+    )
     for name in PACKAGES:
         try:
             yield Check(name=name, found=importlib.metadata.version(name))
         except importlib.metadata.PackageNotFoundError:
-            yield Check(name=name, ok=False, found="not installed", remedy="Install it: make install.")
+            yield Check(
+                name=name, ok=False, found="not installed", remedy="Install it: make install."
+            )
     folder = builtin_path(TINY)
     is_whole = folder is not None and (folder / "model.safetensors").is_file()
-    yield Check(name="built-in model", ok=is_whole, found=str(folder), remedy="Reinstall: its files are missing.")
+    yield Check(
+        name="built-in model",
+        ok=is_whole,
+        found=str(folder),
+        remedy="Reinstall: its files are missing.",
+    )
     home = environ.home()
     existing = next(folder for folder in (home, *home.parents) if folder.exists())
     free = shutil.disk_usage(existing).free
     yield Check(
         name="HALTERES_HOME",
         ok=existing.is_dir() and os.access(existing, os.W_OK) and free >= MIN_FREE_BYTES,
-        found=f"{home}, {free / 1e9:.0f} GB free" if existing.is_dir() else f"{home}: {existing} is no folder",
+        found=f"{home}, {free / 1e9:.0f} GB free"
+        if existing.is_dir()
+        else f"{home}: {existing} is no folder",
         remedy="Make room, or export HALTERES_HOME=a writable folder.",
     )
     check, policy = attempt("policy", load_policy)
     if policy is None:
         why = check.failure.sentence if check.failure else ""
-        yield Check(name="policy", ok=False, found=why, remedy=f"Mend {environ.home() / 'policy.yaml'}.")
+        yield Check(
+            name="policy", ok=False, found=why, remedy=f"Mend {environ.home() / 'policy.yaml'}."
+        )
     else:
         yield Check(name="policy", found=policy.name)
     device, _ = attempt("device", resources.check_device)
     if device.failure is not None:
-        yield Check(name="device", ok=False, found=device.failure.what, remedy=str(device.failure.next))
-    for port, command in zip(WELL_KNOWN, ("serve trajectories", "serve", "reward serve"), strict=True):
+        yield Check(
+            name="device", ok=False, found=device.failure.what, remedy=str(device.failure.next)
+        )
+    for port, command in zip(
+        WELL_KNOWN, ("serve trajectories", "serve", "reward serve"), strict=True
+    ):
         busy = f"busy: `halteres {command}` wants --port (runs have ports of their own)"
         with socket.socket() as probe:
             probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
@@ -86,10 +112,16 @@ def machine_checks(found: resources.Machine | None = None) -> Iterator[Check]:
 def _described(found: resources.Machine) -> str:
     gpu = "no GPU: the engine runs on the CPU"
     if found.unused_gpu is not None:
-        gpu = f"{found.unused_gpu.name} is not used: its path is not verified yet (HALTERES_DEVICE=cuda uses it)"
+        gpu = (
+            f"{found.unused_gpu.name} is not used: its path is not verified yet "
+            "(HALTERES_DEVICE=cuda uses it)"
+        )
     elif found.gpu is not None:
         gpu = f"{found.gpu.name} with {_gb(found.gpu.memory.free)} GB free"
-    return f"{found.cores} cores, {_gb(found.memory.free)} of {_gb(found.memory.total)} GB memory free, {gpu}"
+    return (
+        f"{found.cores} cores, {_gb(found.memory.free)} of {_gb(found.memory.total)} GB memory "
+        f"free, {gpu}"
+    )
 
 
 def _gb(count: int | None) -> str:
@@ -120,7 +152,8 @@ class Health(Result):
     status: str  # ok, degraded
     version: str
     machine: MachineFacts
-    models: list[ModelFacts]  # those that are here, the proposed one first; then the largest well-known that would fit
+    # those that are here, the proposed one first; then the largest well-known that would fit
+    models: list[ModelFacts]
     active_runs: list[str]
     policy: str
     problems: list[str] = []
@@ -128,7 +161,9 @@ class Health(Result):
 
 @tool(title="Check the machine", hints=READS)
 def rl_health_check(caller: Caller) -> Health:
-    """Look at this machine: is Halteres ready, which base models fit, what runs, which policy holds."""
+    """Look at this machine: is Halteres ready, which base models fit, what runs, which policy
+    holds.
+    """
     found = resources.look()
     problems = [
         clipped(f"{check.name}: {check.found.rstrip('.')}. {check.remedy}".strip(), PROBLEM_LENGTH)

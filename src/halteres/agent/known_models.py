@@ -1,4 +1,6 @@
-"""Base models: those on this disk and well-known ones; which of them fit into this machine, and by how much."""
+"""Base models: those on this disk and well-known ones; which of them fit into this machine, and by
+how much.
+"""
 
 from __future__ import annotations
 
@@ -13,7 +15,20 @@ from halteres.runs.starting import resources
 from halteres.runs.starting.resources import Workload, need
 from halteres.runs.starting.run_models import models_home
 
-_COLUMNS = (*("family", "layers", "width", "feed", "vocabulary", "heads", "kv_heads", "head_width", "context", "tied"),)
+_COLUMNS = (
+    *(
+        "family",
+        "layers",
+        "width",
+        "feed",
+        "vocabulary",
+        "heads",
+        "kv_heads",
+        "head_width",
+        "context",
+        "tied",
+    ),
+)
 CATALOGUE: Mapping[str, ModelShape] = {
     str(name): ModelShape(**dict[str, Any](zip(_COLUMNS, shape, strict=True)))
     for name, *shape in (
@@ -24,15 +39,55 @@ CATALOGUE: Mapping[str, ModelShape] = {
         ("Qwen/Qwen2.5-0.5B-Instruct", "qwen2", 24, 896, 4864, 151_936, 14, 2, 64, 32_768, True),
         ("Qwen/Qwen2.5-1.5B-Instruct", "qwen2", 28, 1536, 8960, 151_936, 12, 2, 128, 32_768, True),
         ("Qwen/Qwen2.5-7B-Instruct", "qwen2", 28, 3584, 18_944, 152_064, 28, 4, 128, 32_768, False),
-        ("meta-llama/Llama-3.2-1B-Instruct", "llama", 16, 2048, 8192, 128_256, 32, 8, 64, 131_072, True),
-        ("meta-llama/Llama-3.2-3B-Instruct", "llama", 28, 3072, 8192, 128_256, 24, 8, 128, 131_072, True),
-        ("meta-llama/Llama-3.1-8B-Instruct", "llama", 32, 4096, 14_336, 128_256, 32, 8, 128, 131_072, False),
+        (
+            "meta-llama/Llama-3.2-1B-Instruct",
+            "llama",
+            16,
+            2048,
+            8192,
+            128_256,
+            32,
+            8,
+            64,
+            131_072,
+            True,
+        ),
+        (
+            "meta-llama/Llama-3.2-3B-Instruct",
+            "llama",
+            28,
+            3072,
+            8192,
+            128_256,
+            24,
+            8,
+            128,
+            131_072,
+            True,
+        ),
+        (
+            "meta-llama/Llama-3.1-8B-Instruct",
+            "llama",
+            32,
+            4096,
+            14_336,
+            128_256,
+            32,
+            8,
+            128,
+            131_072,
+            False,
+        ),
     )
 }
 """Shapes by the name under which they are published."""
 
-TYPICAL = Workload(rank=16, group_size=8, batch_size=64, rows=64, positions=1024, answer_tokens=512, steps=1)
-"""The run that memory is told for where none is asked about: LoRA of rank 16, 64 answers at once of 1,024 tokens."""
+TYPICAL = Workload(
+    rank=16, group_size=8, batch_size=64, rows=64, positions=1024, answer_tokens=512, steps=1
+)
+"""The run that memory is told for where none is asked about: LoRA of rank 16, 64 answers at once of
+1,024 tokens.
+"""
 
 Fits = Literal["yes", "no", "unknown"]
 
@@ -63,11 +118,24 @@ class KnownModel:
     @property
     def facts(self) -> dict[str, Any]:
         """As an answer has it."""
-        names = ("name", "present", "parameters", "size_gb", "need_gb", "free_gb", "fits", "spare_gb")
-        return {name: getattr(self, name) for name in names} | ({"note": self.note} if self.note else {})
+        names = (
+            "name",
+            "present",
+            "parameters",
+            "size_gb",
+            "need_gb",
+            "free_gb",
+            "fits",
+            "spare_gb",
+        )
+        return {name: getattr(self, name) for name in names} | (
+            {"note": self.note} if self.note else {}
+        )
 
 
-def known_models(work: Workload = TYPICAL, there: resources.Machine | None = None) -> tuple[KnownModel, ...]:
+def known_models(
+    work: Workload = TYPICAL, there: resources.Machine | None = None
+) -> tuple[KnownModel, ...]:
     """Every model that is here or well known, the smallest first.
 
     Args:
@@ -93,10 +161,18 @@ def proposed(models: tuple[KnownModel, ...] | None = None) -> KnownModel:
 
 
 def _here() -> Iterator[tuple[str, Path]]:
-    builtin = {name: folder for name in builtin_names() if (folder := model_folder(name, models_home())) is not None}
+    builtin = {
+        name: folder
+        for name in builtin_names()
+        if (folder := model_folder(name, models_home())) is not None
+    }
     yield from builtin.items()
     own = {folder.resolve() for folder in builtin.values()}
-    yield from ((name, folder) for name, folder in stored_models(models_home()) if folder.resolve() not in own)
+    yield from (
+        (name, folder)
+        for name, folder in stored_models(models_home())
+        if folder.resolve() not in own
+    )
 
 
 def _on_disk(name: str, folder: Path, work: Workload, there: resources.Machine) -> KnownModel:
@@ -115,12 +191,24 @@ def _on_disk(name: str, folder: Path, work: Workload, there: resources.Machine) 
         )
 
 
-def _sized(name: str, folder: Path | None, shape: ModelShape, work: Workload, there: resources.Machine) -> KnownModel:
+def _sized(
+    name: str, folder: Path | None, shape: ModelShape, work: Workload, there: resources.Machine
+) -> KnownModel:
     needed, free = need(shape, work, on_gpu=there.gpu is not None).total, there.model_memory.free
     fits: Fits = "unknown" if free is None else "yes" if needed <= free else "no"
-    note = "" if folder else f"not on this disk: `halteres models add {name}`, or set model to the path of its folder"
+    note = (
+        ""
+        if folder
+        else (
+            f"not on this disk: `halteres models add {name}`, or set model to the path of its "
+            "folder"
+        )
+    )
     if not shape.is_decoder:
-        fits, note = "no", f"'{shape.architecture}', of model_type '{shape.family}', is no causal language model"
+        fits, note = (
+            "no",
+            f"'{shape.architecture}', of model_type '{shape.family}', is no causal language model",
+        )
     return KnownModel(
         name=name,
         folder=folder,

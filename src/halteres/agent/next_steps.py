@@ -23,7 +23,9 @@ def next_after(snapshot: RunSnapshot) -> Advice:
     results = NextStep.of("rl_get_results", run_id)
     match state.status:
         case "pending" | "starting":
-            return NextStep.of("rl_check_status", run_id, wait_s=snapshot.suggested_wait_s, until="running")
+            return NextStep.of(
+                "rl_check_status", run_id, wait_s=snapshot.suggested_wait_s, until="running"
+            )
         case "stopping":
             return until_it_ends(run_id)
         case "running":
@@ -34,7 +36,9 @@ def next_after(snapshot: RunSnapshot) -> Advice:
             is_near = left_s is not None and left_s < environ.longest_wait_s()
             if is_near or every <= 0 or (snapshot.step // every + 1) * every > state.total_steps:
                 return until_it_ends(run_id)
-            return NextStep.of("rl_check_status", run_id, wait_s=snapshot.suggested_wait_s, until="eval")
+            return NextStep.of(
+                "rl_check_status", run_id, wait_s=snapshot.suggested_wait_s, until="eval"
+            )
         case "completed":
             return results
         case "stopped":
@@ -45,18 +49,23 @@ def next_after(snapshot: RunSnapshot) -> Advice:
                 return fix
             if state.code == "disk_full":
                 return "make room, then ", resume_call(snapshot)
-            if snapshot.failed_process and snapshot.failed_process.process == "env":  # its own code, no setting of ours
+            # its own code, no setting of ours
+            if snapshot.failed_process and snapshot.failed_process.process == "env":
                 return then(NextStep.of("rl_get_logs", run_id, role="env"), resume_call(snapshot))
             return resume_call(snapshot)
 
 
 def until_it_ends(run_id: str) -> NextStep:
     """Wait for the end, as long as a call may: it wakes at the end."""
-    return NextStep.of("rl_check_status", run_id, wait_s=int(environ.longest_wait_s()), until="terminal")
+    return NextStep.of(
+        "rl_check_status", run_id, wait_s=int(environ.longest_wait_s()), until="terminal"
+    )
 
 
 def further(snapshot: RunSnapshot) -> NextStep | None:
-    """What may follow upon a run that has ended: what an alert in force asks for, else going on; None: nothing."""
+    """What may follow upon a run that has ended: what an alert in force asks for, else going on;
+    None: nothing.
+    """
     state = snapshot.state
     if state.code == "policy_cap":
         return None  # it would be ended again at once
@@ -67,7 +76,9 @@ def further(snapshot: RunSnapshot) -> NextStep | None:
 
 
 def _fix(snapshot: RunSnapshot) -> NextStep | None:
-    """The call that is left of a remedy once its run has ended. A failure has its own, save where all is spoilt."""
+    """The call that is left of a remedy once its run has ended. A failure has its own, save where
+    all is spoilt.
+    """
     alert = snapshot.pressing
     if alert is None or (snapshot.state.status == "failed" and alert.rule not in FOR_GOOD):
         return None
@@ -76,7 +87,9 @@ def _fix(snapshot: RunSnapshot) -> NextStep | None:
 
 
 def resume_call(snapshot: RunSnapshot) -> NextStep:
-    """Start again where it ended: from its checkpoint; where there is none, with the same settings."""
+    """Start again where it ended: from its checkpoint; where there is none, with the same
+    settings.
+    """
     state, run_id = snapshot.state, snapshot.run.run_id
     if state.kind == "reward":
         return NextStep.of("rl_train_reward_model", resume_from=run_id if state.resumable else None)
@@ -88,8 +101,11 @@ def resume_call(snapshot: RunSnapshot) -> NextStep:
     return NextStep.of("rl_start_training", environment=state.environment, changes=changes)
 
 
-def next_call(name: str, error: HalteresError, draft: str | None = None, takes: Container[str] = ()) -> Advice:
-    """For the answer to a failed call: the error's own next step where it is a call, else by its code.
+def next_call(
+    name: str, error: HalteresError, draft: str | None = None, takes: Container[str] = ()
+) -> Advice:
+    """For the answer to a failed call: the error's own next step where it is a call, else by its
+    code.
 
     Args:
         name: of the tool.
@@ -103,9 +119,15 @@ def next_call(name: str, error: HalteresError, draft: str | None = None, takes: 
     guess = details.get("did_you_mean")  # instead of a name that nothing has
     match error.code:
         case "no_environment":
-            return then(LIST_ENVIRONMENTS, NextStep.of("rl_select_environment", Placeholder("name")))
+            return then(
+                LIST_ENVIRONMENTS, NextStep.of("rl_select_environment", Placeholder("name"))
+            )
         case "environment_not_found":
-            return NextStep.of("rl_select_environment", guess, draft=draft) if guess else LIST_ENVIRONMENTS
+            return (
+                NextStep.of("rl_select_environment", guess, draft=draft)
+                if guess
+                else LIST_ENVIRONMENTS
+            )
         case "environment_broken":
             return "mend the file, then ", NextStep.of("rl_list_environments", refresh=True)
         case "unknown_field":
@@ -117,15 +139,21 @@ def next_call(name: str, error: HalteresError, draft: str | None = None, takes: 
         case "invalid_config" if details.get("problems"):
             return f"call {name} again with the fields mended"
         case "run_not_found":
-            # The same call, of the run that was meant: tools name a run, or runs, by different arguments.
-            argument = next((one for one in ("run_id", "resume_from", "run_ids") if one in takes), None)
+            # The same call, of the run that was meant: tools name a run, or runs, by different
+            # arguments.
+            argument = next(
+                (one for one in ("run_id", "resume_from", "run_ids") if one in takes), None
+            )
             if guess is None or argument is None:
                 return LIST_RUNS
             return NextStep.of(name, **{argument: [guess] if argument == "run_ids" else guess})
         case "run_ambiguous":
             return LIST_RUNS
         case "run_unreadable":
-            return f"put back a copy of {details.get('path')} or move its folder away, then ", LIST_RUNS
+            return (
+                f"put back a copy of {details.get('path')} or move its folder away, then ",
+                LIST_RUNS,
+            )
         case "preflight_failed" if details.get("field") == "inference.model":
             return NextStep.of("rl_get_current_config", field="model", draft=draft)
         case "preflight_failed":
@@ -138,11 +166,14 @@ def next_call(name: str, error: HalteresError, draft: str | None = None, takes: 
         case "policy_cap":
             return own or NextStep("rl_get_current_config")
         case "missing_key":
-            return f"set {details.get('field')} where these tools are started, then call {name} again"
+            return (
+                f"set {details.get('field')} where these tools are started, then call {name} again"
+            )
         case "disk_full":
             return HEALTH
         case "not_found" if environment := details.get("environment"):
-            return NextStep.of("rl_start_training", environment=environment)  # a checkpoint is missing: start anew
+            # a checkpoint is missing: start anew
+            return NextStep.of("rl_start_training", environment=environment)
         case "not_found" | "conflict":
             return own or LIST_RUNS
         case _:

@@ -90,7 +90,9 @@ def check_changes(caller: Caller, environment: str, changes: Mapping[str, Any]) 
     if not caller.is_open:
         return
     check_environment(caller, environment)
-    given = [_Given(name, Edit(name=name, value=None).key, value) for name, value in changes.items()]
+    given = [
+        _Given(name, Edit(name=name, value=None).key, value) for name, value in changes.items()
+    ]
     _check_own(given)
     _check_environments(given, RunSettings(environment=environment))
 
@@ -102,7 +104,11 @@ def check_settings(caller: Caller, resolved: Resolved) -> None:
         return
     settings, sources = resolved.settings, resolved.sources
     sections = settings.model_dump(mode="json")
-    keys = {f"{section}.{name}": value for section, fields in sections.items() for name, value in fields.items()}
+    keys = {
+        f"{section}.{name}": value
+        for section, fields in sections.items()
+        for name, value in fields.items()
+    }
     given = [_Given(key, key, value) for key, value in keys.items() if sources.get(key) != "policy"]
     # Ours first: one of them is the Python that the environment is asked by.
     _check_own(given)
@@ -140,7 +146,9 @@ class _Given:
         if found is not None:
             place = f"{self.section}.{found.place}"
             at = "" if place in (self.key, self.name) else f" ({place})"
-            raise TokenNeeded.of(f"'{self.name}'{at} cannot be set without the token.", USED_AS_YOU, field=self.name)
+            raise TokenNeeded.of(
+                f"'{self.name}'{at} cannot be set without the token.", USED_AS_YOU, field=self.name
+            )
 
 
 def _check_own(given: Sequence[_Given]) -> None:

@@ -1,6 +1,6 @@
-"""The tools on reward models: rl_list_reward_models, rl_train_reward_model, rl_evaluate_reward_model,
-rl_rank_completions; and the process that scores for the last two:
-`python -m halteres.agent.reward_models FOLDER --lock-fd N`.
+"""The tools on reward models: rl_list_reward_models, rl_train_reward_model,
+rl_evaluate_reward_model, rl_rank_completions; and the process that scores for the last two: `python
+-m halteres.agent.reward_models FOLDER --lock-fd N`.
 
 The process of the tools has no torch, and scores nothing. A training is a run as any other.
 """
@@ -42,7 +42,12 @@ from halteres.next_step import NextStep
 from halteres.rewards.model_folder import RESULT, ModelFolder, read_model_folder
 from halteres.rewards.training_plan import read_plan
 from halteres.runs.directory import RunDirectory, list_runs
-from halteres.runs.starting.start import begin_run, plan_resumed_training, plan_reward_training, run_of_key
+from halteres.runs.starting.start import (
+    begin_run,
+    plan_resumed_training,
+    plan_reward_training,
+    run_of_key,
+)
 
 MODULE = "halteres.agent.reward_models"
 MOST_LISTED, MOST_COMPLETIONS, MOST_WARNINGS = 20, 64, 6
@@ -52,10 +57,23 @@ LIST = NextStep("rl_list_reward_models")
 WAIT_S = 45
 WITHIN_S = 3600  # how long scoring may take
 _METRICS = ("eval_accuracy", "accuracy", "eval_loss", "loss")
-_FORECAST = ("num_parameters", "learning_rate", "batch_size", "num_rows", "num_held_out", "total_steps", "memory_gb")
+_FORECAST = (
+    "num_parameters",
+    "learning_rate",
+    "batch_size",
+    "num_rows",
+    "num_held_out",
+    "total_steps",
+    "memory_gb",
+)
 
-Model = Annotated[str, Field(description="a reward model: its folder, a run that trained it, or a server's address")]
-EvaluationId = Annotated[str | None, Field(max_length=100, description="go on waiting for this one")]
+Model = Annotated[
+    str,
+    Field(description="a reward model: its folder, a run that trained it, or a server's address"),
+]
+EvaluationId = Annotated[
+    str | None, Field(max_length=100, description="go on waiting for this one")
+]
 
 
 class RewardModelRow(Facts):
@@ -126,30 +144,49 @@ class RewardTraining(Result):
 def rl_train_reward_model(
     caller: Caller,
     data: Annotated[
-        str | None, Field(description="file of preferences: JSON lines with prompt, chosen, rejected, and maybe kind")
+        str | None,
+        Field(
+            description=(
+                "file of preferences: JSON lines with prompt, chosen, rejected, and maybe kind"
+            )
+        ),
     ] = None,
     model: Annotated[str, Field(description="base model: a name or a folder")] = TINY,
     eval_data: Annotated[str | None, Field(description="file of held-out preferences")] = None,
     hold_out: Annotated[
-        float | None, Field(gt=0, lt=1, description="share of the prompts to hold out, without eval_data")
+        float | None,
+        Field(gt=0, lt=1, description="share of the prompts to hold out, without eval_data"),
     ] = None,
     settings: Annotated[
         dict[str, Any] | None,
-        Field(description='of TRL\'s RewardConfig: {"learning_rate": 1e-4, "num_train_epochs": 2, "lora": {"r": 16}}'),
+        Field(
+            description=(
+                'of TRL\'s RewardConfig: {"learning_rate": 1e-4, "num_train_epochs": 2, '
+                '"lora": {"r": 16}}'
+            )
+        ),
     ] = None,
-    dry_run: Annotated[bool, Field(description="only check the data, and forecast steps and memory")] = False,
+    dry_run: Annotated[
+        bool, Field(description="only check the data, and forecast steps and memory")
+    ] = False,
     name: RunName = None,
-    resume_from: Annotated[str | None, Field(description="run to go on from, at its newest checkpoint")] = None,
+    resume_from: Annotated[
+        str | None, Field(description="run to go on from, at its newest checkpoint")
+    ] = None,
     idempotency_key: Annotated[
         str | None, Field(description="a repeated key answers with the first run", max_length=200)
     ] = None,
 ) -> RewardTraining:
-    """Train a reward model on preference pairs, as a run: watch it with rl_check_status, as any other.
+    """Train a reward model on preference pairs, as a run: watch it with rl_check_status, as any
+    other.
 
     Its model is then named in a draft's `rewards` or `reward_model_path` (rl_edit_config).
     """
     if not dry_run and (first := run_of_key(idempotency_key)) is not None:
-        return _training(first, message="This idempotency_key has started this run already; nothing new was started.")
+        return _training(
+            first,
+            message="This idempotency_key has started this run already; nothing new was started.",
+        )
     if resume_from:
         if data or eval_data or hold_out or settings:
             raise UserError(
@@ -157,10 +194,14 @@ def rl_train_reward_model(
                 "data, eval_data, hold_out and settings cannot be changed.",
                 NextStep.of("rl_train_reward_model", resume_from=resume_from),
             )
-        start = plan_resumed_training(chosen_run(resume_from), name=name, idempotency_key=idempotency_key)
+        start = plan_resumed_training(
+            chosen_run(resume_from), name=name, idempotency_key=idempotency_key
+        )
     elif data is None:
         raise UserError(
-            "data is needed.", "It names a file of preferences.", NextStep.of("rl_train_reward_model", data="...")
+            "data is needed.",
+            "It names a file of preferences.",
+            NextStep.of("rl_train_reward_model", data="..."),
         )
     else:
         given = {"model": model, "data": data, "eval_data": eval_data, "hold_out": hold_out}
@@ -187,7 +228,11 @@ def rl_train_reward_model(
 def _training(run: RunDirectory, **more: Any) -> RewardTraining:
     state = run.state()
     if state.kind != "reward":
-        raise UserError(f"Run {run.run_id} trains no reward model.", "", NextStep.of("rl_check_status", run.run_id))
+        raise UserError(
+            f"Run {run.run_id} trains no reward model.",
+            "",
+            NextStep.of("rl_check_status", run.run_id),
+        )
     return RewardTraining(
         run_id=run.run_id,
         base_model=state.base_model,
@@ -242,25 +287,39 @@ class Ranked(Result):
 @tool(title="Evaluate a reward model", hints=Hints())
 async def rl_evaluate_reward_model(
     caller: Caller,
-    model: Annotated[Model | None, Field(description="needed, unless evaluation_id is given")] = None,
-    data: Annotated[str | None, Field(description="file of held-out preferences: prompt, chosen, rejected")] = None,
+    model: Annotated[
+        Model | None, Field(description="needed, unless evaluation_id is given")
+    ] = None,
+    data: Annotated[
+        str | None, Field(description="file of held-out preferences: prompt, chosen, rejected")
+    ] = None,
     evaluation_id: EvaluationId = None,
     wait_s: WaitSeconds = 45,
 ) -> RewardEvaluated:
-    """Measure how often a reward model prefers the better of two answers, overall and by kind, on held-out pairs."""
+    """Measure how often a reward model prefers the better of two answers, overall and by kind, on
+    held-out pairs.
+    """
 
     def request() -> RewardRequest:
         if not model or not data:
             raise UserError(
-                "model and data are needed.", "", NextStep.of("rl_evaluate_reward_model", model="...", data="...")
+                "model and data are needed.",
+                "",
+                NextStep.of("rl_evaluate_reward_model", model="...", data="..."),
             )
         file = Path(data).expanduser()
-        return RewardRequest(model=_place(model), data=str(file.absolute()) if file.exists() else data)
+        return RewardRequest(
+            model=_place(model), data=str(file.absolute()) if file.exists() else data
+        )
 
     answer, result = await _scored("rl_evaluate_reward_model", evaluation_id, wait_s, request)
     if result is not None:
         kinds = {kind: _pairs(of_kind) for kind, of_kind in result["by_kind"].items()}
-        answer |= {**_pairs(result["overall"]), "by_kind": kinds, "warnings": result["warnings"][:MOST_WARNINGS]}
+        answer |= {
+            **_pairs(result["overall"]),
+            "by_kind": kinds,
+            "warnings": result["warnings"][:MOST_WARNINGS],
+        }
         answer["next"] = NextStep.of("rl_edit_config", "reward_model_path", answer["model"])
     return RewardEvaluated(**answer)
 
@@ -268,14 +327,22 @@ async def rl_evaluate_reward_model(
 def _pairs(figures: Mapping[str, Any]) -> dict[str, Any]:
     accuracy = figures["accuracy"]
     interval = [rounded(accuracy["low"]), rounded(accuracy["high"])]
-    return {"accuracy": rounded(accuracy["value"]), "interval": interval, "num_pairs": accuracy["count"]}
+    return {
+        "accuracy": rounded(accuracy["value"]),
+        "interval": interval,
+        "num_pairs": accuracy["count"],
+    }
 
 
 @tool(title="Rank completions", hints=Hints(), arguments=LongArguments)
 async def rl_rank_completions(
     caller: Caller,
-    model: Annotated[Model | None, Field(description="needed, unless evaluation_id is given")] = None,
-    completions: Annotated[list[str] | None, Field(max_length=MOST_COMPLETIONS, description="two or more")] = None,
+    model: Annotated[
+        Model | None, Field(description="needed, unless evaluation_id is given")
+    ] = None,
+    completions: Annotated[
+        list[str] | None, Field(max_length=MOST_COMPLETIONS, description="two or more")
+    ] = None,
     prompt: Annotated[str | None, Field(description="what they answer")] = None,
     evaluation_id: EvaluationId = None,
     wait_s: WaitSeconds = 45,
@@ -296,7 +363,9 @@ async def rl_rank_completions(
 
 
 def _place(model: str) -> str:
-    """An address as it is; the folder of a run's model; else a folder that must be one of a reward model."""
+    """An address as it is; the folder of a run's model; else a folder that must be one of a reward
+    model.
+    """
     if model.startswith(("http://", "https://")):
         return model
     trained = {run_id: folder.path for folder, run_id in _folders() if run_id}
@@ -306,7 +375,9 @@ def _place(model: str) -> str:
 async def _scored(
     name: str, evaluation_id: str | None, wait_s: float, make_request: Callable[[], RewardRequest]
 ) -> tuple[dict[str, Any], dict[str, Any] | None]:
-    """The answer so far of a process that scores, started now or before, and its result once it is done."""
+    """The answer so far of a process that scores, started now or before, and its result once it is
+    done.
+    """
 
     def start() -> TestFolder:
         request = make_request()
@@ -329,19 +400,25 @@ def main() -> int:
     """Score, and write the result. Exit code 0, or 1 where it failed."""
     folder = folders.own_folder()
     environ.stay_offline()
-    process.begin("evaluator", torch=True, threads=environ.threads() or max(1, process.usable_cores() - 1))
+    process.begin(
+        "evaluator", torch=True, threads=environ.threads() or max(1, process.usable_cores() - 1)
+    )
 
     def end_late(*_: object) -> None:
         """Leave a result and end at once: the thread that computes cannot be interrupted."""
         late = ServerError(
-            "Scoring took too long.", f"It had {WITHIN_S} s.", "Give it fewer texts, or a smaller model."
+            "Scoring took too long.",
+            f"It had {WITHIN_S} s.",
+            "Give it fewer texts, or a smaller model.",
         )
         folder.write("result.json", {"status": "failed", "error": late.sentence, "code": late.code})
         os._exit(1)
 
     signal.signal(signal.SIGALRM, end_late)
     signal.alarm(WITHIN_S)
-    return folders.leave_result(folder, "Scoring", lambda: asyncio.run(_score(folder.request(RewardRequest))))
+    return folders.leave_result(
+        folder, "Scoring", lambda: asyncio.run(_score(folder.request(RewardRequest)))
+    )
 
 
 async def _score(request: RewardRequest) -> dict[str, Any]:
@@ -361,7 +438,9 @@ async def _score(request: RewardRequest) -> dict[str, Any]:
             )
         finally:
             await scorer.close()
-    texts = [Scorable(prompt=request.prompt, completion=completion) for completion in request.completions]
+    texts = [
+        Scorable(prompt=request.prompt, completion=completion) for completion in request.completions
+    ]
     values = [None if score is None else score.value for score in await score_once(scorer, texts)]
     return {"order": best_first(values), "scores": values}
 

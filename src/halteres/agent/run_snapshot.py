@@ -1,4 +1,6 @@
-"""A run at one instant: state, health, figures, trend, time left, alerts that matter, how it failed, why it waits."""
+"""A run at one instant: state, health, figures, trend, time left, alerts that matter, how it
+failed, why it waits.
+"""
 
 from __future__ import annotations
 
@@ -24,9 +26,14 @@ from halteres.runs.state import RunState, Status
 
 StateWord = Literal["running", "finished", "crashed"]
 
-_STATE_WORDS: Mapping[Status, StateWord] = {"stopped": "finished", "completed": "finished", "failed": "crashed"}
+_STATE_WORDS: Mapping[Status, StateWord] = {
+    "stopped": "finished",
+    "completed": "finished",
+    "failed": "crashed",
+}
 
-RECENT_STEPS = 20  # an alert whose rule has been silent for so long does not stand for the run's health any more
+# an alert whose rule has been silent for so long does not stand for the run's health any more
+RECENT_STEPS = 20
 
 GRAVE = ("nan_loss", "stalled", REFUSED)  # rules about a run that will not get well by itself
 
@@ -38,9 +45,10 @@ UNHURRIED = ("trainer_starved", "env_idle", "env_ahead", "scorer_slow")
 
 TREND_WIDTH, TREND_GROUPS = 16, 8
 SMALL_UPDATE, SMALL_UPDATE_STEPS = 1e-4, 5
-"""Below which norm of the update, relative to the base weights, they have hardly moved; after how many steps that is
-judged. The built-in model on arithmetic: 1.3e-2 after 5 steps with its learning rate of 1.5e-3, 1.2e-5 after 8 with
-1e-6."""
+"""Below which norm of the update, relative to the base weights, they have hardly moved; after how
+many steps that is judged. The built-in model on arithmetic: 1.3e-2 after 5 steps with its learning
+rate of 1.5e-3, 1.2e-5 after 8 with 1e-6.
+"""
 
 
 class Checkpoint(Facts):
@@ -79,11 +87,15 @@ class RunSnapshot:
 
     @property
     def eta_minutes(self) -> list[int | float] | None:
-        """How long it will still take, at least and at most; None before the first step and after the last."""
+        """How long it will still take, at least and at most; None before the first step and after
+        the last.
+        """
         between = self.progress.remaining_between_s
         if between is None or self.state.status != "running":
             return None
-        return [round(seconds / 60, 1) if seconds < 600 else round(seconds / 60) for seconds in between]
+        return [
+            round(seconds / 60, 1) if seconds < 600 else round(seconds / 60) for seconds in between
+        ]
 
     @property
     def health(self) -> str:
@@ -91,7 +103,8 @@ class RunSnapshot:
         if self.state.terminal:
             return self.state.status
         current = in_force(self.alerts, self.step)
-        # A process that has died will be started again, or take the run along; but some are ended by us.
+        # A process that has died will be started again, or take the run along; but some are ended
+        # by us.
         are_ended = self.state.status == "stopping" or self.state.phase == "evaluation"
         exits = [facts.get("exit") for facts in self.state.processes.values()]
         if not are_ended and any(code not in (None, 0) for code in exits):
@@ -102,16 +115,23 @@ class RunSnapshot:
 
     @property
     def pressing(self) -> Alert | None:
-        """The alert in force whose remedy comes before anything else; None where the run may be waited for."""
-        current = [alert for alert in in_force(self.alerts, self.step) if alert.rule not in UNHURRIED]
+        """The alert in force whose remedy comes before anything else; None where the run may be
+        waited for.
+        """
+        current = [
+            alert for alert in in_force(self.alerts, self.step) if alert.rule not in UNHURRIED
+        ]
         return min(current, key=lambda alert: alert.rule not in (*FOR_GOOD, *GRAVE), default=None)
 
     @property
     def metrics(self) -> dict[str, float | None]:
-        """The newest figures; those of the seeds are null where there is none yet. `eval_step`: the older step that the
-        evaluation is of; `policy_version`: optimiser steps taken, where steps were skipped."""
+        """The newest figures; those of the seeds are null where there is none yet. `eval_step`: the
+        older step that the evaluation is of; `policy_version`: optimiser steps taken, where steps
+        were skipped.
+        """
         progress = self.progress
-        failed = _newest(progress.failed_tasks)  # of held-out tasks; the figure is then of the others alone
+        # of held-out tasks; the figure is then of the others alone
+        failed = _newest(progress.failed_tasks)
         seeds = {
             "step": progress.step,
             "reward_mean": _newest(progress.reward),
@@ -135,36 +155,55 @@ class RunSnapshot:
 
     @property
     def skipped(self) -> dict[str, Any]:
-        """How many steps moved no weight, and how many optimiser steps there were; nothing where all steps did."""
+        """How many steps moved no weight, and how many optimiser steps there were; nothing where
+        all steps did.
+        """
         skipped, version = self.progress.skipped_steps, self.progress.policy_version
         return {"skipped_steps": skipped, "policy_version": version} if skipped else {}
 
     @property
     def hardly_moved(self) -> str:
-        """A sentence on weights that are nearly the base model's after several steps; else nothing."""
+        """A sentence on weights that are nearly the base model's after several steps; else
+        nothing.
+        """
         norm = self.progress.update_norm
         if norm is None or norm >= SMALL_UPDATE or self.step < SMALL_UPDATE_STEPS:
             return ""
         return (
-            f"The weights have hardly moved: the adapter's update has {norm:.1e} of the norm of the base weights "
-            f"(usually above {SMALL_UPDATE:.0e}) after {self.step} steps. A larger learning_rate moves them more."
+            f"The weights have hardly moved: the adapter's update has {norm:.1e} of the norm of "
+            "the base weights "
+            f"(usually above {SMALL_UPDATE:.0e}) after {self.step} steps. A larger learning_rate "
+            "moves them more."
         )
 
     @property
     def trend(self) -> dict[str, Any]:
-        """Where the figures are going: the reward's curve from first to last, groups that teach nothing."""
-        curve, silent = self.progress.reward, [share for _, share in self.progress.without_signal[-TREND_GROUPS:]]
+        """Where the figures are going: the reward's curve from first to last, groups that teach
+        nothing.
+        """
+        curve, silent = (
+            self.progress.reward,
+            [share for _, share in self.progress.without_signal[-TREND_GROUPS:]],
+        )
         if not curve:
             return {}
         bars = sparkline([value for _, value in curve], TREND_WIDTH)
-        answer = {"reward_mean": f"{bars} {rounded(curve[0][1], 3):g}->{rounded(curve[-1][1], 3):g}"}
-        return {**answer, "groups_without_signal": rounded(sum(silent) / len(silent), 3)} if silent else answer
+        answer = {
+            "reward_mean": f"{bars} {rounded(curve[0][1], 3):g}->{rounded(curve[-1][1], 3):g}"
+        }
+        return (
+            {**answer, "groups_without_signal": rounded(sum(silent) / len(silent), 3)}
+            if silent
+            else answer
+        )
 
     @property
     def last_checkpoint(self) -> Checkpoint | None:
         """The newest one that training can go on from."""
         newest = self.state.last_checkpoint
-        return Checkpoint(step=newest.get("step"), path=newest.get("state_path")) if newest else None
+        return (
+            Checkpoint(step=newest.get("step"), path=newest.get("state_path")) if newest else None
+        )
 
     @property
     def suggested_wait_s(self) -> int:
@@ -199,7 +238,9 @@ def _newest(series: Series) -> float | None:
 
 
 def in_force(alerts: Sequence[Alert], step: int) -> list[Alert]:
-    """The alerts that stand for the run's health after so many steps: a later step may have disproved the others."""
+    """The alerts that stand for the run's health after so many steps: a later step may have
+    disproved the others.
+    """
     recent = {"stalled": 0, REFUSED: 0, **dict.fromkeys(FOR_GOOD, step)}
     return [alert for alert in alerts if step - alert.step <= recent.get(alert.rule, RECENT_STEPS)]
 
@@ -207,7 +248,8 @@ def in_force(alerts: Sequence[Alert], step: int) -> list[Alert]:
 REFUSAL_LENGTH, EVIDENCE_LENGTH = 300, 150
 """Characters of an alert's evidence: where a server's own words are in it, and elsewhere."""
 
-ALERTS_LENGTH = 480  # characters of all alerts of an answer but the first. A remedy is never cut: it is a call.
+# characters of all alerts of an answer but the first. A remedy is never cut: it is a call.
+ALERTS_LENGTH = 480
 
 
 class AlertRow(Facts):
@@ -221,14 +263,17 @@ class AlertRow(Facts):
 
 
 def alert_rows(snapshot: RunSnapshot) -> list[AlertRow]:
-    """The alerts as an answer has them, as many as there is room for, the first one in any case; none beside a failure,
-    which needs the room."""
+    """The alerts as an answer has them, as many as there is room for, the first one in any case;
+    none beside a failure, which needs the room.
+    """
     if snapshot.state.status == "failed":
         return []
     rows: list[AlertRow] = []
     room = ALERTS_LENGTH
     for alert in snapshot.alerts:
-        evidence = clipped(alert.evidence, REFUSAL_LENGTH if alert.rule == REFUSED else EVIDENCE_LENGTH)
+        evidence = clipped(
+            alert.evidence, REFUSAL_LENGTH if alert.rule == REFUSED else EVIDENCE_LENGTH
+        )
         row = AlertRow(rule=alert.rule, step=alert.step, evidence=evidence, remedy=alert.remedy)
         room -= len(row.model_dump_json(exclude_unset=True))
         if rows and room < 0:
@@ -271,12 +316,17 @@ def wandb_names(state: RunState, given: Given) -> dict[str, str]:
 
 
 def sink_facts(run: RunDirectory) -> dict[str, Any]:
-    """Where the metrics are forwarded to: `wandb_url`; `wandb` and `wandb_error`, how that sink is; `sinks`, of each
-    how it is and what to do."""
+    """Where the metrics are forwarded to: `wandb_url`; `wandb` and `wandb_error`, how that sink is;
+    `sinks`, of each how it is and what to do.
+    """
     reports = read_reports(run.path)
     wandb = reports.get("wandb")
     error = wandb.note if wandb and wandb.state == "failed" else None
-    notes = {name: report.line for name, report in reports.items() if report.note and report.note != error}
+    notes = {
+        name: report.line
+        for name, report in reports.items()
+        if report.note and report.note != error
+    }
     return {
         **({"wandb_url": wandb.url, "wandb": wandb.state} if wandb else {}),
         **({"wandb_error": error} if error else {}),
@@ -285,10 +335,14 @@ def sink_facts(run: RunDirectory) -> dict[str, Any]:
 
 
 QUIET_S, QUIET_STEPS = 10.0, 2.0
-"""So long, and for the time of so many steps, no figures came: a run between two steps is no run without a batch."""
+"""So long, and for the time of so many steps, no figures came: a run between two steps is no run
+without a batch.
+"""
 
 _WAITING = {("running", None), ("starting", "trainer"), ("starting", "environment")}
-"""Status and phase of a run whose trajectory server is up and whose trainer is at work, or about to be."""
+"""Status and phase of a run whose trajectory server is up and whose trainer is at work, or about to
+be.
+"""
 
 GROUPS_FAILED = "groups_failed"
 """The rule of an environment whose groups all fail: the server sees only that none comes."""
@@ -298,7 +352,9 @@ LENGTH = 160
 
 
 def why_no_batch(snapshot: RunSnapshot) -> str | None:
-    """One sentence on a run that waits for a batch longer than its steps take; None for any other."""
+    """One sentence on a run that waits for a batch longer than its steps take; None for any
+    other.
+    """
     if not _waits(snapshot) or (server := servers_of(snapshot.run).trajectories) is None:
         return None
     for alert in snapshot.alerts:
@@ -311,7 +367,9 @@ def why_no_batch(snapshot: RunSnapshot) -> str | None:
     if found.get("batch_ready") and not found.get("parked"):
         return None
     reasons = found.get("reasons")
-    first = reasons[0] if isinstance(reasons, list) and reasons and isinstance(reasons[0], dict) else {}
+    first = (
+        reasons[0] if isinstance(reasons, list) and reasons and isinstance(reasons[0], dict) else {}
+    )
     sentence = found.get("why") or first.get("sentence")
     return clipped(sentence, LENGTH) if isinstance(sentence, str) and sentence else None
 

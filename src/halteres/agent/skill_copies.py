@@ -31,7 +31,9 @@ class NotWritable(ServerError):
     @classmethod
     def of(cls, file: Path, error: OSError) -> NotWritable:
         """The error for what the file system refused."""
-        return cls(f"{file} cannot be used.", f"{error.strerror}.", ("Make it writable, then try again."))
+        return cls(
+            f"{file} cannot be used.", f"{error.strerror}.", ("Make it writable, then try again.")
+        )
 
 
 class Change(Protocol):
@@ -189,7 +191,9 @@ class SkillCopy:
     def _marked(self, marker: Marker | None) -> FileChange:
         if marker is None:
             return self._change(MARKER, None)
-        return self._change(MARKER, msgspec.json.format(msgspec.json.encode(marker), indent=1) + b"\n")
+        return self._change(
+            MARKER, msgspec.json.format(msgspec.json.encode(marker), indent=1) + b"\n"
+        )
 
     def _kept(self, why: str, *changes: FileChange) -> Step:
         return Step(verb="keep", what=str(self.folder), why=why, changes=changes)

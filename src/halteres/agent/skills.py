@@ -1,7 +1,8 @@
 """The Agent Skills of this package, and the workspace in which an agent writes environments.
 
-A skill is a folder named like it, in it SKILL.md with YAML front matter (agentskills.io). A workspace's environments
-are found through HALTERES_ENVIRONMENTS, which `halteres install-agent --project` hands to the tools.
+A skill is a folder named like it, in it SKILL.md with YAML front matter (agentskills.io). A
+workspace's environments are found through HALTERES_ENVIRONMENTS, which `halteres install-agent
+--project` hands to the tools.
 """
 
 from __future__ import annotations
@@ -46,7 +47,9 @@ def skills() -> tuple[Skill, ...]:
 
 
 def _read(folder: Path) -> Skill:
-    front = parse_yaml((folder / "SKILL.md").read_text(encoding="utf-8").removeprefix("---").partition("\n---")[0])
+    front = parse_yaml(
+        (folder / "SKILL.md").read_text(encoding="utf-8").removeprefix("---").partition("\n---")[0]
+    )
     return Skill(name=str(front["name"]), description=str(front["description"]), folder=folder)
 
 
@@ -71,12 +74,14 @@ data/
 class WorkspaceFile:
     """What became of one file of a workspace."""
 
-    outcome: Literal["wrote", "already there", "left alone"]  # left alone: it is there, and says something else
+    # left alone: it is there, and says something else
+    outcome: Literal["wrote", "already there", "left alone"]
     file: Path
 
 
 def lay_out(folder: Path) -> tuple[WorkspaceFile, ...]:
-    """Make a workspace of a folder, which need not be there. Safe to repeat: a file that is there stays as it is.
+    """Make a workspace of a folder, which need not be there. Safe to repeat: a file that is there
+    stays as it is.
 
     Raises:
         Conflict: a file is where a folder must be.
@@ -94,11 +99,15 @@ def _written(file: Path, content: bytes) -> WorkspaceFile:
     advice = "Choose another folder."
     try:
         if file.exists():
-            return WorkspaceFile("already there" if file.read_bytes() == content else "left alone", file)
+            return WorkspaceFile(
+                "already there" if file.read_bytes() == content else "left alone", file
+            )
         file.parent.mkdir(parents=True, exist_ok=True)
         replace_file(file, content)
     except (FileExistsError, NotADirectoryError, IsADirectoryError) as error:
-        raise Conflict(f"{file} cannot be written.", f"{error.strerror}: {error.filename}.", advice) from error
+        raise Conflict(
+            f"{file} cannot be written.", f"{error.strerror}: {error.filename}.", advice
+        ) from error
     except OSError as error:
         raise ServerError(f"{file} cannot be written.", f"{error.strerror}.", advice) from error
     return WorkspaceFile("wrote", file)

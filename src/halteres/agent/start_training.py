@@ -1,7 +1,8 @@
 """The tool that starts training: rl_start_training.
 
-A call means the settings of a draft, selected and edited first where that is asked for, or those of a run that is gone
-on from. With `dry_run` nothing is started: the answer has every check, the estimate and what was changed.
+A call means the settings of a draft, selected and edited first where that is asked for, or those of
+a run that is gone on from. With `dry_run` nothing is started: the answer has every check, the
+estimate and what was changed.
 """
 
 from __future__ import annotations
@@ -19,7 +20,17 @@ from halteres.agent.configuration import mended_call, mending
 from halteres.agent.estimates import estimate
 from halteres.agent.next_steps import next_call
 from halteres.agent.run_snapshot import snapshot_of
-from halteres.agent.tool import Caller, Changes, Draft, Facts, Hints, Result, RunName, Sentence, tool
+from halteres.agent.tool import (
+    Caller,
+    Changes,
+    Draft,
+    Facts,
+    Hints,
+    Result,
+    RunName,
+    Sentence,
+    tool,
+)
 from halteres.agent.trial.folder import latest_test
 from halteres.config import environ
 from halteres.config.discovery import EnvironmentNotFound
@@ -43,49 +54,71 @@ class Intent:
     """A run that is to be started."""
 
     resolved: Resolved
-    before: Resolved  # what the changes are counted from: the environment's defaults, or the old run
-    start: NextStep = field(default=NextStep(TOOL))  # that starts the same, once selecting and editing are done
+    # what the changes are counted from: the environment's defaults, or the old run
+    before: Resolved
+    # that starts the same, once selecting and editing are done
+    start: NextStep = field(default=NextStep(TOOL))
     old: RunDirectory | None = None
     is_open: bool = False  # its caller has no token
-    discarded: Mapping[str, Any] = field(default_factory=dict)  # edits that the draft can have no more
+    # edits that the draft can have no more
+    discarded: Mapping[str, Any] = field(default_factory=dict)
 
     @property
     def plan(self) -> Plan:
         """For checks and estimates."""
         url = environ.service_url()
-        return plan_of(self.resolved.settings, service_url=url, resume=self.old, is_open=self.is_open)
+        return plan_of(
+            self.resolved.settings, service_url=url, resume=self.old, is_open=self.is_open
+        )
 
     @property
     def changed(self) -> dict[str, list[Any]]:
         """name -> [before, now], without name and environment: the answer has those elsewhere."""
         elsewhere = ("name", "run.name", "environment", "run.environment")
-        return {name: pair for name, pair in drafts.diff(self.before, self.resolved).items() if name not in elsewhere}
+        return {
+            name: pair
+            for name, pair in drafts.diff(self.before, self.resolved).items()
+            if name not in elsewhere
+        }
 
     def mended(self, refused: HalteresError) -> HalteresError:
         """A refusal to go on from a run, with the call that would not be refused."""
         if self.old and not isinstance(refused.next, NextStep):
             args = {name: self.start.args[name] for name in ("resume_from", "name")}
-            refused.next = mended_call(refused, TOOL, self.start.args["changes"] or {}, **args) or refused.next
+            refused.next = (
+                mended_call(refused, TOOL, self.start.args["changes"] or {}, **args) or refused.next
+            )
         return refused
 
     @property
     def facts(self) -> dict[str, Any]:
-        """Of a run that goes on from a checkpoint: from which step, what is done again, and whose settings hold; edits
-        that were discarded."""
+        """Of a run that goes on from a checkpoint: from which step, what is done again, and whose
+        settings hold; edits that were discarded.
+        """
         facts = nonempty(discarded_edits=dict(self.discarded))
         if self.old and (checkpoint := self.old.newest_checkpoint()):
             step, reached = checkpoint["step"], snapshot_of(self.old).step
             message = f"Training goes on after step {step} of run {self.old.run_id}, as a new run."
             if reached > step:
-                lost = f"Steps {step + 1} to {reached} are" if reached > step + 1 else f"Step {reached} is"
+                lost = (
+                    f"Steps {step + 1} to {reached} are"
+                    if reached > step + 1
+                    else f"Step {reached} is"
+                )
                 message += f" {lost} done again: no checkpoint has what was learnt there."
-            changed = ", ".join(f"{name} {before} -> {now}" for name, (before, now) in self.changed.items())
+            changed = ", ".join(
+                f"{name} {before} -> {now}" for name, (before, now) in self.changed.items()
+            )
             but = f", but {changed}" if changed else ""
-            facts["message"] = f"{message} Its settings are that run's{but}; your draft plays no part."
+            facts["message"] = (
+                f"{message} Its settings are that run's{but}; your draft plays no part."
+            )
         return facts
 
 
-def _from_draft(caller: Caller, draft: str | None, environment: str | None, changes: Mapping[str, Any]) -> Intent:
+def _from_draft(
+    caller: Caller, draft: str | None, environment: str | None, changes: Mapping[str, Any]
+) -> Intent:
     """The run of a draft, which is changed where an environment or changes are given.
 
     Raises:
@@ -112,8 +145,12 @@ def _from_draft(caller: Caller, draft: str | None, environment: str | None, chan
     return Intent(resolved=resolved, before=defaults, discarded=discarded)
 
 
-def _from_run(caller: Caller, run_id: str, environment: str | None, changes: Mapping[str, Any]) -> Intent:
-    """A run that goes on, with its own settings. UserError: there is no such run, or it cannot go on so."""
+def _from_run(
+    caller: Caller, run_id: str, environment: str | None, changes: Mapping[str, Any]
+) -> Intent:
+    """A run that goes on, with its own settings. UserError: there is no such run, or it cannot go
+    on so.
+    """
     if environment is not None:
         raise UserError(
             "A run that goes on keeps its environment.",
@@ -150,7 +187,9 @@ class EstimateFacts(Facts):
 
 
 class Started(Result):
-    """A run that was started (seed keys), or, for a dry run: dry_run, ok, checks, config, config_diff, estimate."""
+    """A run that was started (seed keys), or, for a dry run: dry_run, ok, checks, config,
+    config_diff, estimate.
+    """
 
     run_id: str = ""
     status: str = ""
@@ -176,15 +215,20 @@ def rl_start_training(
         str | None, Field(description="select this one first, as rl_select_environment does")
     ] = None,
     changes: Changes = None,
-    dry_run: Annotated[bool, Field(description="only check, and estimate memory and time on this machine")] = False,
+    dry_run: Annotated[
+        bool, Field(description="only check, and estimate memory and time on this machine")
+    ] = False,
     name: RunName = None,
-    resume_from: Annotated[str | None, Field(description="run to go on from, at its newest checkpoint")] = None,
+    resume_from: Annotated[
+        str | None, Field(description="run to go on from, at its newest checkpoint")
+    ] = None,
     idempotency_key: Annotated[
         str | None, Field(description="a repeated key answers with the first run", max_length=200)
     ] = None,
     draft: Draft = None,
 ) -> Started:
-    """Start a training run with your draft's settings. It goes on by itself, whatever becomes of you.
+    """Start a training run with your draft's settings. It goes on by itself, whatever becomes of
+    you.
 
     Test first with rl_test_inference and dry_run=true. Then watch with rl_check_status.
     """
@@ -203,8 +247,13 @@ def rl_start_training(
     run = resolved.settings.run.model_copy(update={"name": name or edited})
     settings = resolved.settings.model_copy(update={"run": run})
     sources = {**resolved.sources, "run.name": "edit"} if name else resolved.sources
-    own_changes, other_draft = changes if resume_from else None, draft if draft != caller.draft else None
-    start = NextStep.of(TOOL, resume_from=resume_from, changes=own_changes, name=name, draft=other_draft)
+    own_changes, other_draft = (
+        changes if resume_from else None,
+        draft if draft != caller.draft else None,
+    )
+    start = NextStep.of(
+        TOOL, resume_from=resume_from, changes=own_changes, name=name, draft=other_draft
+    )
     resolved = replace(resolved, settings=settings, sources=sources)
     intent = replace(intent, resolved=resolved, start=start, is_open=caller.is_open)
     reward = _reward_check(settings, draft or caller.draft)
@@ -217,7 +266,9 @@ def rl_start_training(
 
 
 def _rehearse(intent: Intent, reward: Check) -> Started:
-    """Look at everything and estimate; takes up to twenty seconds where nothing was measured before."""
+    """Look at everything and estimate; takes up to twenty seconds where nothing was measured
+    before.
+    """
     plan = intent.plan
     examined = examine(plan)
     checks = [CheckResult(**check.facts) for check in examined.checks]
@@ -246,30 +297,43 @@ def _rehearse(intent: Intent, reward: Check) -> Started:
 
 
 def _reward_check(settings: Settings, draft: str) -> Check:
-    """Whether a test has seen groups whose scores differ: others teach nothing. Advice: no run is refused for it."""
+    """Whether a test has seen groups whose scores differ: others teach nothing. Advice: no run is
+    refused for it.
+    """
     outcome = latest_test(settings.run.environment, settings.inference.model, draft)
     if outcome is None or outcome.groups_with_variance is None:
         return Check(name=REWARD, found="not tested yet")
     minutes = max(0.0, time.time() - outcome.finished_at) / 60
     ago = f"{minutes:.0f} min" if minutes < 120 else f"{minutes / 60:.0f} h"
-    figures = {"groups_with_variance": outcome.groups_with_variance, "from": f"rl_test_inference {ago} ago"}
+    figures = {
+        "groups_with_variance": outcome.groups_with_variance,
+        "from": f"rl_test_inference {ago} ago",
+    }
     if outcome.groups_with_variance > 0:
         return Check(name=REWARD, figures=figures)
-    advice = "another difficulty, a larger group_size or a higher temperature: groups of equal scores teach nothing"
+    advice = (
+        "another difficulty, a larger group_size or a higher temperature: groups of equal "
+        "scores teach nothing"
+    )
     return Check(name=REWARD, ok=False, figures=figures, remedy=advice)
 
 
 def _start(intent: Intent, reward: Check, key: str | None) -> Started:
     plan = intent.plan
     examined = examine(plan)
-    start = Start(plan=plan, ground=examined.demand(), sources=intent.resolved.sources, idempotency_key=key)
+    start = Start(
+        plan=plan, ground=examined.demand(), sources=intent.resolved.sources, idempotency_key=key
+    )
     expected = estimate(plan, start.ground, may_measure=False)
     run = begin_run(start)
     if run.run_id != start.run_id:
         return _already_started(run)
     warnings = examined.warnings
     if not reward.ok:
-        warnings.append(f"no group of the last test had rewards that vary ({reward.figures['from']}): {reward.remedy}")
+        warnings.append(
+            f"no group of the last test had rewards that vary ({reward.figures['from']}): "
+            f"{reward.remedy}"
+        )
     until, state = "running", run.state()
     if expected is not None:  # what can be reached within one wait
         steps = state.step + max(1, int((WAIT_S - BEFORE_FIRST_S) / expected.step_s.high))
@@ -288,7 +352,9 @@ def _already_started(run: RunDirectory) -> Started:
     facts["message"] = "This idempotency_key has started this run already; nothing new was started."
     facts["status"] = "starting" if state.status == "pending" else state.status
     if not state.terminal:
-        return Started(**facts, next=NextStep.of("rl_check_status", run.run_id, wait_s=WAIT_S, until="change"))
+        return Started(
+            **facts, next=NextStep.of("rl_check_status", run.run_id, wait_s=WAIT_S, until="change")
+        )
     del facts["phase"]
     return Started(**facts, next=NextStep.of("rl_get_results", run.run_id))
 
@@ -306,7 +372,11 @@ def _facts(run: RunDirectory, resolved: Resolved) -> dict[str, Any]:
         **({"wandb": "starting"} if "wandb" in resolved.settings.sinks else {}),
         "config_path": str(run.path / "config.yaml"),
         "logs": {role: str(run.log(role)) for role in ROLES},
-        "message": ("Training starting. Use ", NextStep.of("rl_check_status", Placeholder("run_id")), " to monitor."),
+        "message": (
+            "Training starting. Use ",
+            NextStep.of("rl_check_status", Placeholder("run_id")),
+            " to monitor.",
+        ),
     }
     if state.resumed_from is not None:
         step = int((state.resume_point or {}).get("step", 0))

@@ -31,7 +31,17 @@ from halteres.agent.run_snapshot import (
     wandb_names,
     why_no_batch,
 )
-from halteres.agent.tool import READS, Caller, Facts, Result, RunId, RunIds, WaitSeconds, chosen_run, tool
+from halteres.agent.tool import (
+    READS,
+    Caller,
+    Facts,
+    Result,
+    RunId,
+    RunIds,
+    WaitSeconds,
+    chosen_run,
+    tool,
+)
 from halteres.agent.waiting import Until, wait_for, wait_for_all
 from halteres.config import environ
 from halteres.config.operator_policy import load_policy
@@ -58,10 +68,11 @@ class Gain(Facts):
 
 
 class StatusResult(Result):
-    """A run as it is now; where it failed also error, code, exit, log_tail, last_checkpoint, resumable.
+    """A run as it is now; where it failed also error, code, exit, log_tail, last_checkpoint,
+    resumable.
 
-    Where the operator's policy limits looks: rate_limited, message, next_check_in_seconds, and the figures of the last
-    look.
+    Where the operator's policy limits looks: rate_limited, message, next_check_in_seconds, and the
+    figures of the last look.
     """
 
     run_id: str = ""
@@ -74,20 +85,25 @@ class StatusResult(Result):
     total_steps: int = 0
     running_time_minutes: float = 0
     eta_minutes: list[int | float] | None = None  # [low, high]
-    processes: dict[str, str] = {}  # api, trainer, env and more: "running", "exited (N)", "not started"
+    # api, trainer, env and more: "running", "exited (N)", "not started"
+    processes: dict[str, str] = {}
     wandb_project: str = ""
     wandb_run_name: str = ""
     wandb_url: str | None = None
-    wandb: str = ""  # where it is a sink: starting, online, offline, off, failed (then also wandb_error)
+    # where it is a sink: starting, online, offline, off, failed (then also wandb_error)
+    wandb: str = ""
     sinks: dict[str, str] = {}  # of each sink, where it is or what is wrong with it
     logs: dict[str, str] = {}  # paths, of a run that ails
-    metrics: dict[str, Any] = {}  # step, reward_mean, percent_correct, eval_percent_correct; loss_per_token: minus
-    # the mean advantage of a trained token, no error that should fall; kl; kl_reference, implicit_reward_gap and
-    # share_of_gain where they are measured; where steps moved no weight: skipped_steps, policy_version; where held-out
-    # tasks failed: eval_num_failed, eval_num_tasks that the figure is of
+    # step, reward_mean, percent_correct, eval_percent_correct; minus loss_per_token is
+    # the mean advantage of a trained token, no error that should fall; kl; kl_reference,
+    # implicit_reward_gap and share_of_gain where they are measured; where steps moved no weight:
+    # skipped_steps, policy_version; where held-out tasks failed: eval_num_failed, eval_num_tasks
+    # that the figure is of
+    metrics: dict[str, Any] = {}
     gain: Gain | None = None  # of an ended run
     weights: str = ""  # where they have hardly moved
-    trend: dict[str, Any] = {}  # reward_mean: its curve; groups_without_signal: share of the last steps' groups
+    # reward_mean: its curve; groups_without_signal: share of the last steps' groups
+    trend: dict[str, Any] = {}
     alerts: list[AlertRow] = []
     eval_failed: StepFailure | None = None  # the newest evaluation, where it gave no figure
     no_evaluation: str = ""  # why there will be no held-out figure
@@ -116,9 +132,11 @@ async def rl_check_status(
         ),
     ] = None,
 ) -> StatusResult:
-    """Look at a run: state, step, reward, trend, alerts with remedies, time left. Waits up to `wait_s` for `until`.
+    """Look at a run: state, step, reward, trend, alerts with remedies, time left. Waits up to
+    `wait_s` for `until`.
 
-    Several runs (`run_ids`) are shown in brief; their wait ends once `until` holds of all (an alert or change: of any).
+    Several runs (`run_ids`) are shown in brief; their wait ends once `until` holds of all (an alert
+    or change: of any).
     """
     if not run_ids:
         event = Until.parse(until or "change")
@@ -149,8 +167,11 @@ def _answer(run: RunDirectory, woke: str | None) -> StatusResult:
         processes=conditions(state),
         **wandb_names(state, snapshot.given),
         **sink_facts(run),
-        # rl_start_training has named the logs; they are worth another word where something is wrong.
-        logs={role: str(run.log(role)) for role in SEED_ROLES} if snapshot.health in ("failing", "failed") else {},
+        # rl_start_training has named the logs; they are worth another word where something is
+        # wrong.
+        logs={role: str(run.log(role)) for role in SEED_ROLES}
+        if snapshot.health in ("failing", "failed")
+        else {},
         metrics=snapshot.metrics,
         state=snapshot.state_word,
         step=snapshot.step,
@@ -158,13 +179,17 @@ def _answer(run: RunDirectory, woke: str | None) -> StatusResult:
         alerts=alert_rows(snapshot),
         health=snapshot.health,
         suggested_wait_s=snapshot.suggested_wait_s,
-        **({} if state.terminal else {"eta_minutes": snapshot.eta_minutes, "trend": snapshot.trend}),
+        **(
+            {} if state.terminal else {"eta_minutes": snapshot.eta_minutes, "trend": snapshot.trend}
+        ),
         **nonempty(
             name=state.own_name,
             phase=state.phase,
             code=state.code if state.status != "failed" else None,
             note=state.note,
-            eval_failed=StepFailure(step=failed.step, why=clipped(failed.why, WHY_LENGTH)) if failed else None,
+            eval_failed=StepFailure(step=failed.step, why=clipped(failed.why, WHY_LENGTH))
+            if failed
+            else None,
             no_evaluation=clipped(progress.no_evaluation, WHY_LENGTH),
             no_batch=why_no_batch(snapshot),
             restarts=read_restarts(run.path / "events.jsonl"),
@@ -189,12 +214,22 @@ def _gain(snapshot: RunSnapshot) -> Gain | None:
     gain = outcome.gains.get(CORRECT)
     if gain is None or outcome.baseline is None:
         return None
-    before, after = (rounded(one.figures[CORRECT]) for one in (outcome.baseline, outcome.evaluations[-1]))
-    return Gain(of=CORRECT, before=before, after=after, ci95=gain.facts["ci95"], certain=gain.facts["certain"])
+    before, after = (
+        rounded(one.figures[CORRECT]) for one in (outcome.baseline, outcome.evaluations[-1])
+    )
+    return Gain(
+        of=CORRECT,
+        before=before,
+        after=after,
+        ci95=gain.facts["ci95"],
+        certain=gain.facts["certain"],
+    )
 
 
 def _answer_on_several(runs: list[RunDirectory], woke: str | None) -> StatusResult:
-    """Each in brief; next, what a run that ails or has failed asks for; else to wait on; else to compare."""
+    """Each in brief; next, what a run that ails or has failed asks for; else to wait on; else to
+    compare.
+    """
     snapshots = [snapshot_of(run) for run in runs]
     rows = [_row(snapshot) for snapshot in snapshots]
     ids = [run.run_id for run in runs]
@@ -209,7 +244,9 @@ def _answer_on_several(runs: list[RunDirectory], woke: str | None) -> StatusResu
         wait_s = int(environ.longest_wait_s())
         following = NextStep.of("rl_check_status", run_ids=ids, wait_s=wait_s, until="terminal")
     else:
-        following = NextStep.of("rl_compare_runs", ids) if len(ids) > 1 else next_after(snapshots[0])
+        following = (
+            NextStep.of("rl_compare_runs", ids) if len(ids) > 1 else next_after(snapshots[0])
+        )
     return StatusResult(runs=rows, **nonempty(woke=woke), next=following)
 
 
@@ -228,7 +265,11 @@ def _row(snapshot: RunSnapshot) -> dict[str, Any]:
                 "step": snapshot.step,
                 "total_steps": state.total_steps,
                 "eta_minutes": snapshot.eta_minutes,
-                "metrics": {name: it for name, it in snapshot.metrics.items() if it is not None and name != "step"},
+                "metrics": {
+                    name: it
+                    for name, it in snapshot.metrics.items()
+                    if it is not None and name != "step"
+                },
                 "gain": _gain(snapshot),
                 "alerts": [alert.rule for alert in snapshot.alerts],
                 "error": clipped(state.error, WHY_LENGTH) if state.error else None,
@@ -253,24 +294,34 @@ def looks_folder() -> Path:
 
 
 def rate_limited_answer(snapshot: RunSnapshot) -> dict[str, Any] | None:
-    """The answer to a look that comes too early; None where it may be answered in full, and is remembered."""
+    """The answer to a look that comes too early; None where it may be answered in full, and is
+    remembered.
+    """
     try:
         interval_s = load_policy().min_status_interval_s
     except HalteresError:
-        return None  # a policy that cannot be read stops whoever starts a run, not whoever watches one
+        # a policy that cannot be read stops whoever starts a run, not whoever watches one
+        return None
     if interval_s <= 0:
         return None
     file = looks_folder() / f"{snapshot.run.run_id}.json"
     now, last, state = snapshot.at, None, snapshot.state
     with contextlib.suppress(OSError, *NOT_JSON):
         last = msgspec.json.decode(read_regular(file), type=LastLook)
-    if last and snapshot.health == "healthy" and (last.status, last.phase) == (state.status, state.phase):
+    if (
+        last
+        and snapshot.health == "healthy"
+        and (last.status, last.phase) == (state.status, state.phase)
+    ):
         left_s = last.at + interval_s - now
         if 0 < left_s <= interval_s:  # a clock that was set back limits nobody for ever
             return {
                 "rate_limited": True,
                 "run_id": snapshot.run.run_id,
-                "message": f"Rate limited. Next check available in {max(1, math.ceil(left_s / 60))} minutes.",
+                "message": (
+                    "Rate limited. Next check available in "
+                    f"{max(1, math.ceil(left_s / 60))} minutes."
+                ),
                 "next_check_in_seconds": round(left_s, 1),
                 "status": last.status,
                 "step": last.step,
@@ -282,7 +333,11 @@ def rate_limited_answer(snapshot: RunSnapshot) -> dict[str, Any] | None:
             file.unlink(missing_ok=True)
         else:
             seen = LastLook(
-                at=now, status=state.status, phase=state.phase, step=snapshot.step, metrics=snapshot.metrics
+                at=now,
+                status=state.status,
+                phase=state.phase,
+                step=snapshot.step,
+                metrics=snapshot.metrics,
             )
             replace_file(file, msgspec.json.encode(seen))
     return None
@@ -292,12 +347,15 @@ ACTIVE = "active"
 STATUSES: tuple[str, ...] = (ACTIVE, *get_args(Status), UNREADABLE)
 
 LIST_LENGTH, LONGEST_LIST, USUAL_RUNS = 2200, 7000, 20
-"""Characters of the list: for the usual number of runs, and at most. Runs have all their keys as long as there is room;
-older ones have fewer, and the oldest are left out."""
+"""Characters of the list: for the usual number of runs, and at most. Runs have all their keys as
+long as there is room; older ones have fewer, and the oldest are left out.
+"""
 
 
 class ListedRun(Facts):
-    """A run in a list; of an unreadable one, whose run.json is damaged, the first four and the error."""
+    """A run in a list; of an unreadable one, whose run.json is damaged, the first four and the
+    error.
+    """
 
     run_id: str
     environment: str
@@ -327,8 +385,9 @@ class LeftOut(Facts):
 
 
 class Runs(Result):
-    """Runs, newest first. name and resumed_from where they say something new, step and started always, the others
-    as far as the answer stays short: active and newest runs first."""
+    """Runs, newest first. name and resumed_from where they say something new, step and started
+    always, the others as far as the answer stays short: active and newest runs first.
+    """
 
     runs: list[ListedRun]
     count: int  # of all that fit, also where fewer are listed
@@ -338,7 +397,9 @@ class Runs(Result):
 @tool(title="List runs", hints=READS)
 def rl_list_runs(
     caller: Caller,
-    status: Annotated[str | None, Field(description="only those: active, running, completed, failed, stopped")] = None,
+    status: Annotated[
+        str | None, Field(description="only those: active, running, completed, failed, stopped")
+    ] = None,
     limit: Annotated[int, Field(ge=1, le=200)] = 20,
 ) -> Runs:
     """List runs, newest first, also those that others started."""
@@ -352,18 +413,23 @@ def rl_list_runs(
     listed = found[:limit]
     rows = _listed_rows(listed, min(LONGEST_LIST, LIST_LENGTH * max(1, limit // USUAL_RUNS)))
     brief = sum({"step", "minutes"} & row.model_fields_set == {"step"} for row in rows)
-    left_out = LeftOut(runs=len(listed) - len(rows), details_of=brief, more="limit=8 tells each in full")
+    left_out = LeftOut(
+        runs=len(listed) - len(rows), details_of=brief, more="limit=8 tells each in full"
+    )
     following = LIST_ENVIRONMENTS
     if first := next((run for run in listed if not run.ended), listed[0] if listed else None):
         is_completed = first.ended and first.facts.status == "completed"
-        following = NextStep.of("rl_get_results" if is_completed else "rl_check_status", first.run_id)
+        following = NextStep.of(
+            "rl_get_results" if is_completed else "rl_check_status", first.run_id
+        )
     cut = {"left_out": left_out} if brief or left_out.runs else {}
     return Runs(runs=rows, count=len(found), **cut, next=following)
 
 
 def _listed_rows(runs: Sequence[Entry], room: int) -> list[ListedRun]:
-    """In brief as many runs as there is room for, active ones first, then the newest; of these in full as many as the
-    rest of the room allows. In the order of `runs`."""
+    """In brief as many runs as there is room for, active ones first, then the newest; of these in
+    full as many as the rest of the room allows. In the order of `runs`.
+    """
     first = sorted(runs, key=lambda run: run.ended)  # stable: within each kind, newest first
     rows: dict[str, ListedRun] = {}
     for run in first:
@@ -385,7 +451,10 @@ def _brief_row(run: Entry) -> ListedRun:
     facts = run.facts
     more: dict[str, Any] = {"error": clipped(run.error, WHY_LENGTH)}
     if not run.unreadable:
-        more = {"step": facts.step, "started": f"{datetime.fromtimestamp(facts.created_at, UTC):%Y-%m-%dT%H:%MZ}"}
+        more = {
+            "step": facts.step,
+            "started": f"{datetime.fromtimestamp(facts.created_at, UTC):%Y-%m-%dT%H:%MZ}",
+        }
     return ListedRun(
         run_id=run.run_id,
         environment=facts.environment,
@@ -404,7 +473,9 @@ def _full_row(brief: ListedRun, run: Entry) -> ListedRun:
             more = {
                 "total_steps": facts.total_steps,
                 "reward": None if reward is None else rounded(reward, 3),
-                "minutes": round(max(0.0, (facts.ended_at or time.time()) - facts.created_at) / 60, 1),
+                "minutes": round(
+                    max(0.0, (facts.ended_at or time.time()) - facts.created_at) / 60, 1
+                ),
                 **nonempty(name=run.own_name, resumed_from=facts.resumed_from),
             }
     except RunUnreadable as error:

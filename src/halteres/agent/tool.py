@@ -1,10 +1,12 @@
-"""What a tool is: one typed function, its caller, its answer, and the arguments that several tools share.
+"""What a tool is: one typed function, its caller, its answer, and the arguments that several tools
+share.
 
 Every transport derives what it needs from the function's signature:
 
     @tool(title="Stop a run", hints=Hints(destructive=True, idempotent=True))
-    def rl_stop_training(caller: Caller, run_id: RunId = None, mode: Literal["now", "after_step"] = "now") -> Stopped:
-        \"\"\"Stop a run. Safe to repeat: a stopped run answers with its final state.\"\"\"
+    def rl_stop_training(caller: Caller, run_id: RunId = None, mode: Literal["now", "after_step"] =
+        "now") -> Stopped: \"\"\"Stop a run. Safe to repeat: a stopped run answers with its final
+        state.\"\"\"
 """
 
 from __future__ import annotations
@@ -18,9 +20,27 @@ from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
-from typing import Annotated, Any, ClassVar, Concatenate, Final, Generic, ParamSpec, TypeVar, get_type_hints
+from typing import (
+    Annotated,
+    Any,
+    ClassVar,
+    Concatenate,
+    Final,
+    Generic,
+    ParamSpec,
+    TypeVar,
+    get_type_hints,
+)
 
-from pydantic import AfterValidator, BaseModel, ConfigDict, Field, GetPydanticSchema, PrivateAttr, create_model
+from pydantic import (
+    AfterValidator,
+    BaseModel,
+    ConfigDict,
+    Field,
+    GetPydanticSchema,
+    PrivateAttr,
+    create_model,
+)
 from pydantic.json_schema import GenerateJsonSchema
 from pydantic_core import PydanticCustomError, core_schema
 
@@ -47,7 +67,9 @@ UNSET: Final = Unset()
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Hints:
-    """What a client may conclude before it calls (MCP's tool annotations); all four are always sent."""
+    """What a client may conclude before it calls (MCP's tool annotations); all four are always
+    sent.
+    """
 
     read_only: bool = False
     idempotent: bool = False
@@ -69,11 +91,15 @@ Sentence = Annotated[
         lambda *_: {"type": "string"},
     ),
 ]
-"""A text of an answer whose calls are values: each transport writes them in its own way (`Caller.write`)."""
+"""A text of an answer whose calls are values: each transport writes them in its own way
+(`Caller.write`).
+"""
 
 
 class Facts(BaseModel):
-    """A part of an answer. Only fields that were given are sent; there may be more than the declared ones."""
+    """A part of an answer. Only fields that were given are sent; there may be more than the
+    declared ones.
+    """
 
     model_config = ConfigDict(extra="allow")
 
@@ -87,7 +113,9 @@ class Result(Facts):
     _images: tuple[Path, ...] = PrivateAttr(default=())
 
     def showing(self, *images: Path) -> Any:
-        """The same answer with PNG files to look at; transports that cannot show one give its path."""
+        """The same answer with PNG files to look at; transports that cannot show one give its
+        path.
+        """
         self._images = images
         return self
 
@@ -98,7 +126,9 @@ class Result(Facts):
 
 
 class Arguments(BaseModel):
-    """Base of every tool's argument model: types are strict, and unknown names and long texts are refused."""
+    """Base of every tool's argument model: types are strict, and unknown names and long texts are
+    refused.
+    """
 
     model_config = ConfigDict(extra="forbid", strict=True, allow_inf_nan=False, str_max_length=500)
 
@@ -109,7 +139,8 @@ class LongArguments(Arguments):
     model_config = ConfigDict(str_max_length=32_000)
 
 
-OPEN_CALLS: Final = 2  # calls of one tool that run at once for all callers without the token together
+# calls of one tool that run at once for all callers without the token together
+OPEN_CALLS: Final = 2
 
 
 class Busy(NotReady):
@@ -126,25 +157,36 @@ class TokenNeeded(UserError):
     @classmethod
     def of(cls, what: str, why: str, **details: Any) -> TokenNeeded:
         """The error with the words that all such refusals share, and how to send the token."""
-        how = "Send the token, which is in HALTERES_HOME/token: RL_API_URL=http://halteres:TOKEN@localhost:8080"
+        how = (
+            "Send the token, which is in HALTERES_HOME/token: "
+            "RL_API_URL=http://halteres:TOKEN@localhost:8080"
+        )
         return cls(what, f"{why}, and every user of this machine can ask here.", how, **details)
 
 
 class OpenThreads:
-    """The threads of callers without the token: their waiting calls hold up neither the server nor other tools."""
+    """The threads of callers without the token: their waiting calls hold up neither the server nor
+    other tools.
+    """
 
     def __init__(self) -> None:
-        self._places = defaultdict[str, threading.Semaphore](lambda: threading.Semaphore(OPEN_CALLS))
-        self._pool = ThreadPoolExecutor(64, "open call")  # threads are made at need; the bound is `OPEN_CALLS`
+        self._places = defaultdict[str, threading.Semaphore](
+            lambda: threading.Semaphore(OPEN_CALLS)
+        )
+        # threads are made at need; the bound is `OPEN_CALLS`
+        self._pool = ThreadPoolExecutor(64, "open call")
 
     async def run(self, tool: str, function: Callable[..., T], *arguments: Any) -> T:
-        """Run the function in a thread. Raises Busy where as many calls of this tool run already."""
+        """Run the function in a thread. Raises Busy where as many calls of this tool run
+        already.
+        """
         places = self._places[tool]
         if not places.acquire(blocking=False):
             raise Busy(
                 f"{OPEN_CALLS} calls of {tool} run already for callers without the token.",
                 "More are not begun.",
-                "call it again in some seconds; with the token, which is in HALTERES_HOME/token, it runs at once",
+                "call it again in some seconds; with the token, which is in HALTERES_HOME/token, "
+                "it runs at once",
             )
         work = self._pool.submit(function, *arguments)
         # The place is free when the thread is done, not when its call is given up.
@@ -162,7 +204,9 @@ class Caller:
 
     @classmethod
     def own(cls, write: Callable[[NextStep], str] = as_call) -> Caller:
-        """A caller from within this process, on the draft of HALTERES_SESSION or the default one."""
+        """A caller from within this process, on the draft of HALTERES_SESSION or the default
+        one.
+        """
         return cls(draft=environ.agent_session() or "default", write=write)
 
     @property
@@ -199,28 +243,41 @@ class Tool(Generic[P]):
     hints: Hints
     arguments: type[Arguments]
     result: type[Result]
-    function: Callable[Concatenate[Caller, P], Any]  # answers a Result, or an awaitable of one where it waits
+    # answers a Result, or an awaitable of one where it waits
+    function: Callable[Concatenate[Caller, P], Any]
 
     def input_schema(self) -> dict[str, Any]:
         """JSON Schema of the arguments."""
         schema = schema_of(self.arguments)
         fields = {name: _brief(field) for name, field in schema.get("properties", {}).items()}
         required = schema.get("required", [])
-        return {"type": "object", "properties": fields, "required": required, "additionalProperties": False}
+        return {
+            "type": "object",
+            "properties": fields,
+            "required": required,
+            "additionalProperties": False,
+        }
 
     def output_schema(self) -> dict[str, Any]:
         """JSON Schema of a success: the keys that are always there. An error is exempt from it."""
         schema = self.result.model_json_schema(schema_generator=_Schema)
         fields = {
-            name: {k: v for k, v in field.items() if k != "title"} for name, field in schema["properties"].items()
+            name: {k: v for k, v in field.items() if k != "title"}
+            for name, field in schema["properties"].items()
         }
         shared = {name: schema[name] for name in ("$defs", "required") if name in schema}
         return {"type": "object", "properties": fields, **shared, "additionalProperties": True}
 
 
 def _brief(field: dict[str, Any]) -> dict[str, Any]:
-    """A field's schema without its title, and without null where it stands for "not given": that doubles the length."""
-    facts = {name: value for name, value in field.items() if name != "title" and (name, value) != ("default", None)}
+    """A field's schema without its title, and without null where it stands for "not given": that
+    doubles the length.
+    """
+    facts = {
+        name: value
+        for name, value in field.items()
+        if name != "title" and (name, value) != ("default", None)
+    }
     options = [option for option in facts.get("anyOf", ()) if option != {"type": "null"}]
     if len(options) == 1 and "default" in field:
         facts.pop("anyOf")
@@ -231,7 +288,9 @@ def _brief(field: dict[str, Any]) -> dict[str, Any]:
 def tool(
     *, title: str, hints: Hints, arguments: type[Arguments] = Arguments
 ) -> Callable[[Callable[Concatenate[Caller, P], Any]], Tool[P]]:
-    """Make a tool of a function whose first parameter is the caller; its argument model is derived from `arguments`."""
+    """Make a tool of a function whose first parameter is the caller; its argument model is derived
+    from `arguments`.
+    """
 
     def make(function: Callable[Concatenate[Caller, P], Any]) -> Tool[P]:
         types = get_type_hints(function, include_extras=True)
@@ -258,7 +317,9 @@ def tool(
 
 def _check_lengths(names: list[str] | None) -> list[str] | None:
     if any(len(name) > 100 for name in names or ()):
-        raise PydanticCustomError("name_too_long", "a name has {most} characters at most", {"most": 100})
+        raise PydanticCustomError(
+            "name_too_long", "a name has {most} characters at most", {"most": 100}
+        )
     return names
 
 
@@ -272,23 +333,39 @@ def _check_one_line(name: str | None) -> str | None:
 
 
 RunName = Annotated[
-    str | None, AfterValidator(_check_one_line), Field(description="readable name of the run", max_length=80)
+    str | None,
+    AfterValidator(_check_one_line),
+    Field(description="readable name of the run", max_length=80),
 ]
 
 RunId = Annotated[
-    str | None, Field(description="run id (a unique beginning will do) or name; default: the only active run")
+    str | None,
+    Field(description="run id (a unique beginning will do) or name; default: the only active run"),
 ]
 RunIds = Annotated[
-    list[str] | None, ShortNames, Field(min_length=1, max_length=8, description="several runs, instead of run_id")
+    list[str] | None,
+    ShortNames,
+    Field(min_length=1, max_length=8, description="several runs, instead of run_id"),
 ]
-Draft = Annotated[str | None, Field(description="handle of a draft, from an earlier answer; default: your own")]
+Draft = Annotated[
+    str | None, Field(description="handle of a draft, from an earlier answer; default: your own")
+]
 Changes = Annotated[
     dict[str, Any] | None,
-    Field(description='settings to change, all or none: {"total_steps": 60, "learning_rate": 0.001, "stop_when": 0.9}'),
+    Field(
+        description=(
+            'settings to change, all or none: {"total_steps": 60, "learning_rate": 0.001, '
+            '"stop_when": 0.9}'
+        )
+    ),
 ]
 WaitSeconds = Annotated[
     float,
-    Field(ge=0, le=3600, description="seconds to wait; 0 answers at once; your host's limit, mostly 50, holds"),
+    Field(
+        ge=0,
+        le=3600,
+        description="seconds to wait; 0 answers at once; your host's limit, mostly 50, holds",
+    ),
     # The agent's client would break off a longer call.
     AfterValidator(lambda wait_s: min(wait_s, environ.longest_wait_s())),
 ]
@@ -307,7 +384,10 @@ def chosen_run(run_id: str | None) -> RunDirectory:
     active = [run for run in runs if not run.ended]
     if len(active) == 1:
         return RunDirectory(active[0].path)
-    shown = [f"{run.run_id} ({run.facts.environment}, {run.facts.status})" for run in (active or runs)[:8]]
+    shown = [
+        f"{run.run_id} ({run.facts.environment}, {run.facts.status})"
+        for run in (active or runs)[:8]
+    ]
     listed = ", ".join(shown) + (", ..." if len(active or runs) > 8 else "")
     if active:
         raise RunAmbiguous(

@@ -54,7 +54,9 @@ class Until:
 
 
 async def wait_for(run: RunDirectory, until: Until, wait_s: float) -> str:
-    """Wait until it happens, the run has ended, or `wait_s` is over. Returns which: `until`, "terminal" or "wait_s"."""
+    """Wait until it happens, the run has ended, or `wait_s` is over. Returns which: `until`,
+    "terminal" or "wait_s".
+    """
     loop = asyncio.get_running_loop()
     ends = loop.time() + wait_s
     watch = await asyncio.to_thread(Watch, run)
@@ -71,13 +73,17 @@ async def wait_for(run: RunDirectory, until: Until, wait_s: float) -> str:
 
 
 async def wait_for_all(runs: Sequence[RunDirectory], until: Until, wait_s: float) -> str:
-    """The same for several runs: until it holds of each of them that has not ended; until the first alert or change of
-    one that has not."""
+    """The same for several runs: until it holds of each of them that has not ended; until the first
+    alert or change of one that has not.
+    """
     wakes = asyncio.FIRST_COMPLETED if until.kind in ("alert", "change") else asyncio.ALL_COMPLETED
     if wakes is asyncio.FIRST_COMPLETED:
         alive = await asyncio.to_thread(lambda: [run for run in runs if not run.state().terminal])
         runs = alive or runs
-    waits = [asyncio.create_task(wait_for(run, until, wait_s), name=f"wait for {run.run_id}") for run in runs]
+    waits = [
+        asyncio.create_task(wait_for(run, until, wait_s), name=f"wait for {run.run_id}")
+        for run in runs
+    ]
     try:
         done, _ = await asyncio.wait(waits, return_when=wakes)
     finally:
@@ -94,7 +100,9 @@ class Watch:
     def __init__(self, run: RunDirectory) -> None:
         self._run = run
         files = (run.path / name for name in ("metrics.jsonl", "events.jsonl"))
-        self._metrics, self._events = (Tail(file, file.stat().st_size if file.exists() else 0) for file in files)
+        self._metrics, self._events = (
+            Tail(file, file.stat().st_size if file.exists() else 0) for file in files
+        )
         self.state: RunState = run.state()
         self._first = _situation(self.state)
         self._step = self._first_step = self.state.step
@@ -133,7 +141,9 @@ def _situation(state: RunState) -> tuple[object, ...]:
 
 
 WITHIN_S = 24.0
-"""How long the end is waited for: clients of the seeds' HTTP routes give up after 30 s, MCP clients after 60 s."""
+"""How long the end is waited for: clients of the seeds' HTTP routes give up after 30 s, MCP clients
+after 60 s.
+"""
 
 
 class Stopped(Result):
@@ -151,10 +161,13 @@ async def rl_stop_training(
     caller: Caller,
     run_id: RunId = None,
     mode: Annotated[
-        Literal["now", "after_step"], Field(description="now: interrupt the step; both write a checkpoint")
+        Literal["now", "after_step"],
+        Field(description="now: interrupt the step; both write a checkpoint"),
     ] = "now",
 ) -> Stopped:
-    """Stop a run with a checkpoint, so that it can be resumed. Safe to repeat: an ended run answers with its state."""
+    """Stop a run with a checkpoint, so that it can be resumed. Safe to repeat: an ended run answers
+    with its state.
+    """
     run = await asyncio.to_thread(chosen_run, run_id)
     before = await asyncio.to_thread(run.state)
     if not before.terminal:

@@ -1,4 +1,6 @@
-"""`halteres rl`, `tools`, `mcp`, `install-agent`, `init`: the tools for agents, and setting up who calls them."""
+"""`halteres rl`, `tools`, `mcp`, `install-agent`, `init`: the tools for agents, and setting up who
+calls them.
+"""
 
 from __future__ import annotations
 
@@ -26,7 +28,9 @@ _VERBS: Mapping[str, tuple[str, str]] = {  # of a step: what was done, what woul
 
 
 def rl(context: typer.Context) -> None:
-    """Call the agent's tools: find, configure, test, start, watch, judge (`halteres rl --help` lists them)."""
+    """Call the agent's tools: find, configure, test, start, watch, judge (`halteres rl --help`
+    lists them).
+    """
     from halteres import process
     from halteres.agent.transports.command_line import tools_app
 
@@ -52,13 +56,20 @@ def tools(
     else:
         from halteres.agent.transports.mcp.server import tool_definition
 
-        typer.echo(json.dumps({"tools": [tool_definition(tool) for tool in TOOLS]}, ensure_ascii=False, indent=2))
+        typer.echo(
+            json.dumps(
+                {"tools": [tool_definition(tool) for tool in TOOLS]}, ensure_ascii=False, indent=2
+            )
+        )
 
 
 def mcp(
-    http: Annotated[bool, typer.Option("--http", help="Streamable HTTP instead of standard input and output.")] = False,
+    http: Annotated[
+        bool, typer.Option("--http", help="Streamable HTTP instead of standard input and output.")
+    ] = False,
     port: Annotated[
-        int, typer.Option(min=0, max=65535, help="Port on 127.0.0.1, with --http; 0 takes a free one.")
+        int,
+        typer.Option(min=0, max=65535, help="Port on 127.0.0.1, with --http; 0 takes a free one."),
     ] = 8765,
 ) -> None:
     """Serve the rl_* tools over MCP (`halteres install-agent` sets a host up to start this)."""
@@ -75,14 +86,23 @@ def mcp(
 
 
 def install_agent(
-    client: Annotated[Client, typer.Option(help="Which client; generic prints the block that most of them take.")],
+    client: Annotated[
+        Client, typer.Option(help="Which client; generic prints the block that most of them take.")
+    ],
     project: Annotated[
-        bool, typer.Option("--project", help="For this folder, with its `environments`, not for all you do.")
+        bool,
+        typer.Option(
+            "--project", help="For this folder, with its `environments`, not for all you do."
+        ),
     ] = False,
-    show: Annotated[bool, typer.Option("--print", help="Show what would be run or written, and do nothing.")] = False,
+    show: Annotated[
+        bool, typer.Option("--print", help="Show what would be run or written, and do nothing.")
+    ] = False,
     remove: Annotated[bool, typer.Option("--remove", help="Take it all out again.")] = False,
 ) -> None:
-    """Give an agent client the rl_* tools and the skills; what is there already stays, and no key is written."""
+    """Give an agent client the rl_* tools and the skills; what is there already stays, and no key
+    is written.
+    """
     from halteres.agent.agent_clients import CLIENTS, ByHand, Installation, carry_out
     from halteres.agent.transports.mcp import require
 
@@ -108,13 +128,20 @@ def install_agent(
         typer.echo(installation.shown().rstrip("\n"))
     _report(host.title, steps, to_stderr=is_pasted)
     typer.echo(f"Next: {installation.place.then}", err=is_pasted)
-    typer.echo('Then ask: "Train a model on arithmetic with the rl tools. What did it gain?"', err=is_pasted)
+    typer.echo(
+        'Then ask: "Train a model on arithmetic with the rl tools. What did it gain?"',
+        err=is_pasted,
+    )
     if installation.project:
-        note = "What was written names paths of this machine: elsewhere, run the same command again."
+        note = (
+            "What was written names paths of this machine: elsewhere, run the same command again."
+        )
         typer.echo(note, err=is_pasted)
 
 
-def _report(title: str, steps: Sequence[Step], *, show: bool = False, to_stderr: bool = False) -> None:
+def _report(
+    title: str, steps: Sequence[Step], *, show: bool = False, to_stderr: bool = False
+) -> None:
     """Say what was done; on stderr where standard output is for what is to be pasted."""
     typer.echo(title, err=to_stderr)
     for step in steps:
@@ -125,14 +152,24 @@ def _report(title: str, steps: Sequence[Step], *, show: bool = False, to_stderr:
 
 
 def init(
-    folder: Annotated[Path, typer.Argument(help="Made if it is not there. Default: this one.")] = Path("."),
+    folder: Annotated[
+        Path, typer.Argument(help="Made if it is not there. Default: this one.")
+    ] = Path("."),
 ) -> None:
-    """Lay out a workspace: AGENTS.md, an environment that works, .gitignore. What is there already stays."""
+    """Lay out a workspace: AGENTS.md, an environment that works, .gitignore. What is there already
+    stays.
+    """
     from halteres.agent.skills import ENVIRONMENTS, lay_out
 
     folder = folder.expanduser().absolute()
     for laid in lay_out(folder):
         typer.echo(f"  {laid.outcome:14} {laid.file}")
     here = "" if folder == Path.cwd() else f"cd {shlex.quote(str(folder))} && "
-    typer.echo(f"Next, an agent: {here}halteres install-agent --project --client claude  # or cursor, gemini")
-    typer.echo(f"Or by hand: export HALTERES_ENVIRONMENTS={shlex.quote(str(folder / ENVIRONMENTS))}; halteres env list")
+    typer.echo(
+        f"Next, an agent: {here}halteres install-agent --project --client claude  # or cursor, "
+        "gemini"
+    )
+    typer.echo(
+        f"Or by hand: export HALTERES_ENVIRONMENTS={shlex.quote(str(folder / ENVIRONMENTS))}; "
+        "halteres env list"
+    )

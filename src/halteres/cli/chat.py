@@ -1,7 +1,7 @@
 """`halteres chat`: ask what a run has trained, in the words of its environment's prompts.
 
-The words are learnt from the prompts that the run has recorded, whatever wrote them: a template, code, somebody else's
-environment. Every question is one prompt, as in training.
+The words are learnt from the prompts that the run has recorded, whatever wrote them: a template,
+code, somebody else's environment. Every question is one prompt, as in training.
 """
 
 from __future__ import annotations
@@ -33,29 +33,40 @@ LONGEST_EXAMPLE = 80  # characters
 def chat(
     run: Annotated[str, typer.Argument(help="Run id (a unique beginning will do) or name.")],
     question: Annotated[
-        str | None, typer.Argument(help="One question. Without it: line after line, until an empty one.")
+        str | None,
+        typer.Argument(help="One question. Without it: line after line, until an empty one."),
     ] = None,
     temperature: Annotated[
-        float | None, typer.Option(min=0, help="0 is greedy. [default: 0; with --best-of 1]", show_default=False)
+        float | None,
+        typer.Option(min=0, help="0 is greedy. [default: 0; with --best-of 1]", show_default=False),
     ] = None,
     max_tokens: Annotated[int, typer.Option(min=1, help="Of an answer.")] = 128,
-    before: Annotated[bool, typer.Option("--before", help="Ask the base model instead, for comparison.")] = False,
+    before: Annotated[
+        bool, typer.Option("--before", help="Ask the base model instead, for comparison.")
+    ] = False,
     best_of: Annotated[
-        int, typer.Option(min=1, max=256, help="Sample so many answers, and show the one that --reward likes best.")
+        int,
+        typer.Option(
+            min=1,
+            max=256,
+            help="Sample so many answers, and show the one that --reward likes best.",
+        ),
     ] = 1,
     reward: Annotated[
         str | None,
         typer.Option(
-            "--reward", "--reward-model", help="A reward model's folder, a scoring URL, or several joined by commas."
+            "--reward",
+            "--reward-model",
+            help="A reward model's folder, a scoring URL, or several joined by commas.",
         ),
     ] = None,
 ) -> None:
     """Ask the policy of a run.
 
-    A question takes the place of the task in the run's own prompts: what all of them have in common is put around it
-    (and shown on standard error). It may be a task alone (3 * 4), or with any of the words around it. Where a run has
-    recorded too few prompts, a question is sent as it is, with the environment's system prompt. Each is asked anew: the
-    policy is told nothing of those before.
+    A question takes the place of the task in the run's own prompts: what all of them have in common
+    is put around it (and shown on standard error). It may be a task alone (3 * 4), or with any of
+    the words around it. Where a run has recorded too few prompts, a question is sent as it is, with
+    the environment's system prompt. Each is asked anew: the policy is told nothing of those before.
     """
     import asyncio
 
@@ -67,19 +78,31 @@ def chat(
     from halteres.runs.servers import post, served
 
     if (best_of > 1) != (reward is not None):
-        raise InvalidConfig("--best-of and --reward come together.", "The one says how many, the other which is best.")
+        raise InvalidConfig(
+            "--best-of and --reward come together.",
+            "The one says how many, the other which is best.",
+        )
     if best_of > 1 and temperature == 0:
-        raise InvalidConfig(f"At temperature 0 all {best_of} answers are the same.", next="Leave --temperature out.")
+        raise InvalidConfig(
+            f"At temperature 0 all {best_of} answers are the same.", next="Leave --temperature out."
+        )
     directory = find_run(run)
     base = directory.settings().inference.model
     model = base if before else newest_policy(directory)
     words = wording_of(directory)
-    explanation = "The run has recorded too few prompts to learn their words: a question is sent as it is."
+    explanation = (
+        "The run has recorded too few prompts to learn their words: a question is sent as it is."
+    )
     if words is not None:
         explanation = f"A question takes the place of {GAP} in:\n{words.head}{GAP}{words.tail}"
     typer.echo(printable(explanation), err=True)
     heat = temperature if temperature is not None else float(best_of > 1)
-    body: dict[str, Any] = {"model": model, "temperature": heat, "max_tokens": max_tokens, "n": best_of}
+    body: dict[str, Any] = {
+        "model": model,
+        "temperature": heat,
+        "max_tokens": max_tokens,
+        "n": best_of,
+    }
     with ExitStack() as stack:
         runner = stack.enter_context(asyncio.Runner())
         scorer = open_scorer(reward) if reward is not None else None
@@ -88,24 +111,38 @@ def chat(
         service = stack.enter_context(served(base, directory))
         for text in [question] if question else _questions(words.example if words else ""):
             if half_characters(text) is not None:
-                raise InvalidData("The question is not UTF-8 text.", next="Set the terminal to UTF-8.")
+                raise InvalidData(
+                    "The question is not UTF-8 text.", next="Set the terminal to UTF-8."
+                )
             messages = _messages(directory, text)
             if words is None:
                 path, prompt = "chat/completions", {"messages": messages}
             else:
-                path, prompt = "completions", {"prompt": words.around(text), "add_special_tokens": False}
-            choices = post(service, f"/runs/{directory.run_id}/v1/{path}", {**body, **prompt})["choices"]
-            answers = [choice["message"]["content"] if words is None else choice["text"] for choice in choices]
+                path, prompt = (
+                    "completions",
+                    {"prompt": words.around(text), "add_special_tokens": False},
+                )
+            choices = post(service, f"/runs/{directory.run_id}/v1/{path}", {**body, **prompt})[
+                "choices"
+            ]
+            answers = [
+                choice["message"]["content"] if words is None else choice["text"]
+                for choice in choices
+            ]
             best = answers[0]
             if scorer is not None:
-                chat_or_text = messages if words is None else _messages_of(words.around(text), directory, base)
+                chat_or_text = (
+                    messages if words is None else _messages_of(words.around(text), directory, base)
+                )
                 best = runner.run(_best(scorer, chat_or_text, answers))
             typer.echo(printable(best))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Wording:
-    """What all prompts of a run have in common: the chat's marks, a system prompt, the words around a task."""
+    """What all prompts of a run have in common: the chat's marks, a system prompt, the words around
+    a task.
+    """
 
     head: str
     tail: str
@@ -113,7 +150,8 @@ class Wording:
 
     @classmethod
     def of(cls, prompts: Collection[str]) -> Wording:
-        """Learnt from prompts. Neither side ends within a word: tasks that begin with the same letters are tasks.
+        """Learnt from prompts. Neither side ends within a word: tasks that begin with the same
+        letters are tasks.
 
         >>> Wording.of(["Add 1 and 2, please.", "Add 17 and 4, please."])
         Wording(head='Add ', tail=', please.', example='17 and 4')
@@ -122,25 +160,39 @@ class Wording:
         rests = [prompt[len(head) :] for prompt in prompts]
         tail = re.sub(r"^\w+", "", os.path.commonprefix([rest[::-1] for rest in rests])[::-1])
         task = rests[-1].removesuffix(tail)
-        return cls(head=head, tail=tail, example=task if len(task) <= LONGEST_EXAMPLE and "\n" not in task else "")
+        return cls(
+            head=head,
+            tail=tail,
+            example=task if len(task) <= LONGEST_EXAMPLE and "\n" not in task else "",
+        )
 
     def around(self, text: str) -> str:
-        """The prompt with this text as its task; words of the head and the tail that it has already are not doubled."""
+        """The prompt with this text as its task; words of the head and the tail that it has already
+        are not doubled.
+        """
         text = text.strip()
         begins = next(n for n in range(len(text), -1, -1) if self.head.endswith(text[:n]))
-        ends = next(n for n in range(len(text) - begins, -1, -1) if self.tail.startswith(text[len(text) - n :]))
+        ends = next(
+            n
+            for n in range(len(text) - begins, -1, -1)
+            if self.tail.startswith(text[len(text) - n :])
+        )
         return self.head + text[begins : len(text) - ends] + self.tail
 
 
 def wording_of(run: RunDirectory) -> Wording | None:
-    """The words of a run's prompts, its newest first; None where it has recorded too few different ones."""
+    """The words of a run's prompts, its newest first; None where it has recorded too few different
+    ones.
+    """
     from halteres.runs.reading.rollouts import rollouts_of, steps_of
 
     prompts: dict[str, None] = {}
     for step in reversed(steps_of(run)):
         found = rollouts_of(run, step)
         firsts = {mark.offset: mark for mark in found.marks}
-        prompts |= dict.fromkeys(rollout.prompt for rollout in found.rollouts(list(firsts.values())) if rollout.prompt)
+        prompts |= dict.fromkeys(
+            rollout.prompt for rollout in found.rollouts(list(firsts.values())) if rollout.prompt
+        )
         if len(prompts) >= MOST_PROMPTS:
             break
     return Wording.of(prompts) if len(prompts) >= FEWEST_PROMPTS else None
@@ -148,11 +200,16 @@ def wording_of(run: RunDirectory) -> Wording | None:
 
 def _messages(run: RunDirectory, text: str) -> list[dict[str, Any]]:
     system = run.environment_config().get("system_prompt")
-    return [*([{"role": "system", "content": system}] if system else []), {"role": "user", "content": text}]
+    return [
+        *([{"role": "system", "content": system}] if system else []),
+        {"role": "user", "content": text},
+    ]
 
 
 def _messages_of(prompt: str, run: RunDirectory, model: str) -> list[dict[str, Any]] | str:
-    """The messages that a prompt was made of, as reward models read them; the prompt itself where it is no chat."""
+    """The messages that a prompt was made of, as reward models read them; the prompt itself where
+    it is no chat.
+    """
     from halteres.config import environ
     from halteres.models import model_folder
     from halteres.text import load_tokenizer
@@ -170,8 +227,12 @@ async def _best(scorer: Scorer, prompt: list[dict[str, Any]] | str, answers: lis
     from halteres.scores import Scorable, best_first
 
     is_text = isinstance(prompt, str)
-    completions = [answer if is_text else [{"role": "assistant", "content": answer}] for answer in answers]
-    scores = await scorer.score([Scorable(prompt=prompt, completion=completion) for completion in completions])
+    completions = [
+        answer if is_text else [{"role": "assistant", "content": answer}] for answer in answers
+    ]
+    scores = await scorer.score(
+        [Scorable(prompt=prompt, completion=completion) for completion in completions]
+    )
     if not any(scores):
         raise NotReady(f"{scorer.name} could score none of {len(answers)} answers.")
     return answers[best_first([None if score is None else score.value for score in scores])[0]]
@@ -180,7 +241,9 @@ async def _best(scorer: Scorer, prompt: list[dict[str, Any]] | str, answers: lis
 def _questions(example: str) -> Iterator[str]:
     is_person = sys.stdin.isatty()
     if is_person:
-        typer.echo(f"Ask{f' (for example: {example})' if example else ''}; an empty line ends.", err=True)
+        typer.echo(
+            f"Ask{f' (for example: {example})' if example else ''}; an empty line ends.", err=True
+        )
     while True:
         if is_person:
             typer.echo("> ", nl=False, err=True)

@@ -19,8 +19,12 @@ Environment = Annotated[str, typer.Argument(help="Environment: a name, FAMILY:VA
 
 @app.command("list")
 def list_(
-    family: Annotated[str | None, typer.Argument(help="Only this family: every variant of it.")] = None,
-    folders: Annotated[list[Path] | None, typer.Option("--folder", help="Look here too; may be repeated.")] = None,
+    family: Annotated[
+        str | None, typer.Argument(help="Only this family: every variant of it.")
+    ] = None,
+    folders: Annotated[
+        list[Path] | None, typer.Option("--folder", help="Look here too; may be repeated.")
+    ] = None,
 ) -> None:
     """Every environment that was found, and every file that could not be read."""
     from halteres.config.discovery import discover, find_environment
@@ -33,7 +37,10 @@ def list_(
     for environment in discovery.environments:
         typer.echo(f"{environment.name:16} {environment.description}")
         if members := environment.members:
-            typer.echo(f"{'':16} {len(members)} variants, {members[0]} and more: halteres env list {environment.name}")
+            typer.echo(
+                f"{'':16} {len(members)} variants, {members[0]} and more: halteres env list "
+                f"{environment.name}"
+            )
         typer.echo(f"{'':16} {environment.file_path}")
     for broken in discovery.broken:
         typer.echo(f"broken: {broken.file_path}: {broken.why}", err=True)
@@ -41,7 +48,9 @@ def list_(
 
 @app.command(context_settings={"allow_extra_args": True, "ignore_unknown_options": True})
 def serve(context: typer.Context, environment: Environment) -> None:
-    """Run an environment against a trajectory server; further options (--config, --env.FIELD ...) are its own."""
+    """Run an environment against a trajectory server; further options (--config, --env.FIELD ...)
+    are its own.
+    """
     from halteres.config.program import find_program
 
     program = find_program(environment)
@@ -55,18 +64,25 @@ def serve(context: typer.Context, environment: Environment) -> None:
 def eval_(
     environment: Environment,
     run: Annotated[
-        str | None, typer.Option("--run", help="Evaluate this run's newest weights, with its settings.")
+        str | None,
+        typer.Option("--run", help="Evaluate this run's newest weights, with its settings."),
     ] = None,
     model: Annotated[str, typer.Option(help="Base model, where no run is named.")] = TINY,
     tasks: Annotated[
         int | None, typer.Option(min=1, help="Held-out tasks; default: as the environment has it.")
     ] = None,
-    samples: Annotated[int | None, typer.Option(min=1, help="Samples a task at temperature 1; likewise.")] = None,
+    samples: Annotated[
+        int | None, typer.Option(min=1, help="Samples a task at temperature 1; likewise.")
+    ] = None,
     best_of: Annotated[
-        int | None, typer.Option(min=2, help="Also tell the score of the answer that `rewards` likes best of so many.")
+        int | None,
+        typer.Option(
+            min=2, help="Also tell the score of the answer that `rewards` likes best of so many."
+        ),
     ] = None,
     reward_model: Annotated[
-        str | None, typer.Option(help="Score the answers by this reward model, too: its folder or address.")
+        str | None,
+        typer.Option(help="Score the answers by this reward model, too: its folder or address."),
     ] = None,
     as_json: Annotated[bool, typer.Option("--json", help="Print one JSON object.")] = False,
 ) -> None:
@@ -79,9 +95,15 @@ def eval_(
     from halteres.runs.supervision.evaluation import examination, measure
 
     exam = examination(environment, find_run(run) if run else None, model)
-    given = {"eval_tasks": tasks, "eval_samples": samples, "eval_best_of": best_of, "reward_model_path": reward_model}
+    given = {
+        "eval_tasks": tasks,
+        "eval_samples": samples,
+        "eval_best_of": best_of,
+        "reward_model_path": reward_model,
+    }
     settings = {name: value for name, value in given.items() if value is not None}
-    settings = with_absolute_folders(Settings(env=settings)).env  # the environment runs in another folder
+    # the environment runs in another folder
+    settings = with_absolute_folders(Settings(env=settings)).env
     for failure in (check.failure for check in examine_reward_models(settings)[0] if check.failure):
         raise failure
     with served(exam.base, exam.run) as service:

@@ -1,4 +1,6 @@
-"""A run in a terminal: a live view for people or plain lines for pipes, and what is said when it has ended."""
+"""A run in a terminal: a live view for people or plain lines for pipes, and what is said when it
+has ended.
+"""
 
 from __future__ import annotations
 
@@ -32,7 +34,8 @@ ANSWERS_SHOWN = 2  # before and after
 def follow(run: RunDirectory, console: Console, *, may_stop: bool = True) -> RunState:
     """Show the run until it has ended; returns its final state.
 
-    Ctrl-C asks the run to stop and goes on watching; a second one, or the first where not `may_stop`, leaves it.
+    Ctrl-C asks the run to stop and goes on watching; a second one, or the first where not
+    `may_stop`, leaves it.
     """
     view = LiveView(run, console) if console.is_terminal else PlainView(console)
     with view:
@@ -47,7 +50,10 @@ def follow(run: RunDirectory, console: Console, *, may_stop: bool = True) -> Run
                     view.say(f"Left to itself. Look at it with: halteres runs status {run.run_id}")
                     raise
                 may_stop = False
-                view.say(f"Stopping run {run.run_id}: it writes a checkpoint first. Ctrl-C again leaves it to itself.")
+                view.say(
+                    f"Stopping run {run.run_id}: it writes a checkpoint first. Ctrl-C again "
+                    "leaves it to itself."
+                )
                 stop_run(run, deadline_s=0)
 
 
@@ -73,7 +79,8 @@ class PlainView(AbstractContextManager["PlainView"]):
             self._once(sink)
         self._show_steps(progress)
         for step, share in progress.evaluation:
-            is_its_end = step == progress.total_steps  # all that was left to a run resumed after its last step
+            # all that was left to a run resumed after its last step
+            is_its_end = step == progress.total_steps
             if step > progress.resumed_at or not progress.resumed_at or is_its_end:
                 self._once(progress.evaluation_line(step, share))
         for failed in progress.eval_failed:
@@ -129,13 +136,25 @@ class LiveView(AbstractContextManager["LiveView"]):
         table = Table.grid(padding=(0, 2))
         table.add_column(style="dim", no_wrap=True)
         table.add_column()
-        what = f"{progress.status}, {progress.phase}" if progress.status == "starting" else progress.status
+        what = (
+            f"{progress.status}, {progress.phase}"
+            if progress.status == "starting"
+            else progress.status
+        )
         left = progress.remaining_s
-        time_left = "" if left is None or progress.status != "running" else f"   about {left:.0f} s left"
+        time_left = (
+            "" if left is None or progress.status != "running" else f"   about {left:.0f} s left"
+        )
         rewards = [value for _, value in progress.reward]
-        curve = f"{sparkline(rewards, SPARKLINE_WIDTH)}  {rewards[0]:.2f} → {rewards[-1]:.2f}" if rewards else ""
+        curve = (
+            f"{sparkline(rewards, SPARKLINE_WIDTH)}  {rewards[0]:.2f} → {rewards[-1]:.2f}"
+            if rewards
+            else ""
+        )
         table.add_row("run", Text(f"{self._run.run_id}  {what}"))
-        bar = ProgressBar(total=max(1, progress.total_steps), completed=progress.step, width=SPARKLINE_WIDTH)
+        bar = ProgressBar(
+            total=max(1, progress.total_steps), completed=progress.step, width=SPARKLINE_WIDTH
+        )
         table.add_row("steps", bar)
         table.add_row("", Text(f"{progress.step} of {progress.total_steps}{time_left}"))
         table.add_row("reward", Text(curve or "waiting for the first batch …", style="green"))
@@ -143,13 +162,20 @@ class LiveView(AbstractContextManager["LiveView"]):
         if progress.success_rates:
             step, share = progress.success_rates[-1]
             dropped = progress.dropped.get(step)
-            success = f"{share:.0%} of rollouts" + (f"; {dropped}" if dropped and dropped.are_many else "")
+            success = f"{share:.0%} of rollouts" + (
+                f"; {dropped}" if dropped and dropped.are_many else ""
+            )
         table.add_row("success", Text(success))
         evaluated = [
-            (f"step {step}: {share:.0%}", progress.tasks_evaluated(step)) for step, share in progress.evaluation
+            (f"step {step}: {share:.0%}", progress.tasks_evaluated(step))
+            for step, share in progress.evaluation
         ]
-        held_out = "  ".join(f"{text} ({partly})" if partly else text for text, partly in evaluated[-5:])
-        table.add_row("held out", Text(held_out or progress.no_evaluation or "evaluating before training …"))
+        held_out = "  ".join(
+            f"{text} ({partly})" if partly else text for text, partly in evaluated[-5:]
+        )
+        table.add_row(
+            "held out", Text(held_out or progress.no_evaluation or "evaluating before training …")
+        )
         if failed := progress.unevaluated:
             table.add_row("", Text(str(failed), style="yellow"))
         for alert in progress.alerts[-2:]:
@@ -168,7 +194,9 @@ def summarise(run: RunDirectory, state: RunState, console: Console) -> None:
     if state.status == "failed":
         error = state.error or ""  # a command at its end runs into no other
         why = error if not error or error.endswith((".", "!", "?")) else f"{error}."
-        raise ProcessFailed(f"Run {run.run_id} failed.", why, f"Read its logs: halteres runs logs {run.run_id}")
+        raise ProcessFailed(
+            f"Run {run.run_id} failed.", why, f"Read its logs: halteres runs logs {run.run_id}"
+        )
     evaluations = [row for row in merge_by_step(run.metrics()) if "eval/percent_correct" in row]
     console.print()
     if state.note:
@@ -189,7 +217,9 @@ def summarise(run: RunDirectory, state: RunState, console: Console) -> None:
         _say(console, f"  before: {' '.join(task.before.split())}", style="red")
         _say(console, f"  after:  {' '.join(task.after.split())}", style="green")
     console.print()
-    results = (("plot", run.path / "plot.png"), ("adapter", run.path / "adapter")) if state.step else ()
+    results = (
+        (("plot", run.path / "plot.png"), ("adapter", run.path / "adapter")) if state.step else ()
+    )
     for label, path in (*results, ("run", run.path)):
         if path.exists():
             _say(console, f"{label + ':':9}{path}")
@@ -204,7 +234,8 @@ def _figures(first: Row, last: Row) -> Table:
     table.add_column("held-out tasks")
     table.add_column(f"before (step {first['step']})", justify="right")
     table.add_column(f"after (step {last['step']})", justify="right")
-    own = "eval/percent_correct_greedy" not in last  # an environment's own evaluation, at whatever temperature
+    # an environment's own evaluation, at whatever temperature
+    own = "eval/percent_correct_greedy" not in last
     for name, label, form in (
         ("eval/percent_correct", "correct" if own else "correct, T = 1", ".1%"),
         ("eval/percent_correct_greedy", "correct, greedy", ".1%"),
@@ -216,7 +247,9 @@ def _figures(first: Row, last: Row) -> Table:
     failed = [int(row.get("eval/num_failed") or 0) for row in (first, last)]
     if any(failed):
         tasks = [int(row.get("eval/num_tasks") or 0) for row in (first, last)]
-        shares = (f"{number} of {number + done}" for number, done in zip(failed, tasks, strict=True))
+        shares = (
+            f"{number} of {number + done}" for number, done in zip(failed, tasks, strict=True)
+        )
         table.add_row("tasks failed, left out", *shares)
     return table
 
@@ -227,14 +260,18 @@ def next_command(run: RunDirectory, state: RunState) -> str:
         return state.resume().command
     if state.status == "stopped":
         return f"halteres train {state.environment} (this run had no checkpoint yet)"
-    if "max_turns" in run.environment_config():  # a chat is no episode of an environment that answers
+    # a chat is no episode of an environment that answers
+    if "max_turns" in run.environment_config():
         return f"halteres rl get-rollouts {run.run_id}"
-    example = run.environment_config().get("example_question") or ((words := wording_of(run)) and words.example)
+    example = run.environment_config().get("example_question") or (
+        (words := wording_of(run)) and words.example
+    )
     return f"halteres chat {run.run_id}" + (f" {shlex.quote(str(example))}" if example else "")
 
 
 def _text_of(alert: Alert) -> str:
-    from halteres.agent.transports.command_line import as_command  # .3 s: only where there is an alert
+    # .3 s: only where there is an alert
+    from halteres.agent.transports.command_line import as_command
 
     return alert.text(as_command)
 

@@ -1,4 +1,6 @@
-"""`halteres`: its verbs, each of which imports its rooms only when it is called; how an error leaves the program."""
+"""`halteres`: its verbs, each of which imports its rooms only when it is called; how an error
+leaves the program.
+"""
 
 from __future__ import annotations
 
@@ -24,7 +26,9 @@ app = typer.Typer(
 
 
 def doctor() -> None:
-    """Check Python, packages, models, policy, ports, memory and disk; exit code 1 where something is missing."""
+    """Check Python, packages, models, policy, ports, memory and disk; exit code 1 where something
+    is missing.
+    """
     from halteres.agent.health import machine_checks
 
     failed = 0
@@ -61,7 +65,9 @@ app.command("variables")(serve.variables)
 
 
 @app.callback(invoke_without_command=True)
-def _halteres(version: Annotated[bool, typer.Option("--version", help="Print the version.")] = False) -> None:
+def _halteres(
+    version: Annotated[bool, typer.Option("--version", help="Print the version.")] = False,
+) -> None:
     """Reinforcement-learning post-training of language models, self-hosted."""
     if version:
         typer.echo(f"halteres {halteres.__version__}")

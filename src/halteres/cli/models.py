@@ -1,4 +1,6 @@
-"""`halteres models`, `export`, `checkpoints`: base models, adapters for other programs, those that others made."""
+"""`halteres models`, `export`, `checkpoints`: base models, adapters for other programs, those that
+others made.
+"""
 
 from __future__ import annotations
 
@@ -18,7 +20,9 @@ if TYPE_CHECKING:
     from halteres.agent.known_models import KnownModel
     from halteres.models.model_store import ModelStore, RegisteredModel
 
-app = typer.Typer(help="Base models: what is here, what fits, what they are called.", no_args_is_help=True)
+app = typer.Typer(
+    help="Base models: what is here, what fits, what they are called.", no_args_is_help=True
+)
 
 WEIGHTS_CHECKED_WITHIN_S = 300.0
 """It reads no weights, but imports transformers: seconds, on a machine at work minutes."""
@@ -40,22 +44,38 @@ def list_(as_json: AsJson = False) -> None:
     for model in sorted(models, key=lambda model: not model.present):
         typer.echo(_line(model) + ("   <- proposed" if model is first else ""))
     for name, tokenizers in registered.items():
-        typer.echo(f"registered: {name} (its tokenizer is found as {', '.join(tokenizers) or 'nothing'})")
+        typer.echo(
+            f"registered: {name} (its tokenizer is found as {', '.join(tokenizers) or 'nothing'})"
+        )
     if not all(model.present for model in models):
-        typer.echo("Those marked * are not on this disk: `halteres models add NAME` fetches one from the hub,")
-        typer.echo("`halteres models add FOLDER --as NAME` registers a folder that has it, or a GGUF file.")
+        typer.echo(
+            "Those marked * are not on this disk: `halteres models add NAME` fetches one from the "
+            "hub,"
+        )
+        typer.echo(
+            "`halteres models add FOLDER --as NAME` registers a folder that has it, or a GGUF file."
+        )
 
 
 @app.command()
 def add(
     model: Annotated[
-        str, typer.Argument(help="A folder in Hugging Face format, a GGUF file, a model here, or a name of the hub.")
+        str,
+        typer.Argument(
+            help="A folder in Hugging Face format, a GGUF file, a model here, or a name of the hub."
+        ),
     ],
-    name: Annotated[str | None, typer.Option("--as", help="What it is called. [default: its own name]")] = None,
-    copy: Annotated[bool, typer.Option("--copy", help="Copy its files, so that the folder may go.")] = False,
+    name: Annotated[
+        str | None, typer.Option("--as", help="What it is called. [default: its own name]")
+    ] = None,
+    copy: Annotated[
+        bool, typer.Option("--copy", help="Copy its files, so that the folder may go.")
+    ] = False,
     as_json: AsJson = False,
 ) -> None:
-    """Register a base model: it can be served by name, and clients find its tokenizer by that name without a hub."""
+    """Register a base model: it can be served by name, and clients find its tokenizer by that name
+    without a hub.
+    """
     file = Path(model).expanduser()
     if file.suffix.lower() == ".gguf" or os.path.isfile(file):  # False for what can be no path, too
         added = _convert(file.absolute(), name or file.stem)
@@ -64,10 +84,18 @@ def add(
         _refuse_missing_weights(source)
         added = _store().add(source, name or own_name, copy=copy)
     if as_json:
-        facts = {"name": added.name, "folder": str(added.folder), "parameters": added.shape.parameters}
-        typer.echo(json.dumps({**facts, "tokenizer_names": added.tokenizer_names, "ends": added.ends}))
+        facts = {
+            "name": added.name,
+            "folder": str(added.folder),
+            "parameters": added.shape.parameters,
+        }
+        typer.echo(
+            json.dumps({**facts, "tokenizer_names": added.tokenizer_names, "ends": added.ends})
+        )
         return
-    typer.echo(f"{added.name}: {added.shape.parameters / 1e6:.2f} M parameters, {added.folder.resolve()}")
+    typer.echo(
+        f"{added.name}: {added.shape.parameters / 1e6:.2f} M parameters, {added.folder.resolve()}"
+    )
     for known in added.tokenizer_names:
         typer.echo(f"With HF_HUB_OFFLINE=1 clients find its tokenizer as '{known}'.")
     if not added.ends:
@@ -76,7 +104,9 @@ def add(
 
 
 @app.command()
-def remove(name: Annotated[str, typer.Argument(help="As `halteres models list` tells it.")]) -> None:
+def remove(
+    name: Annotated[str, typer.Argument(help="As `halteres models list` tells it.")],
+) -> None:
     """Take a registered model out of the store; a folder that it leads to stays."""
     _store().remove(name)
     typer.echo(f"'{name}' is registered no more.")
@@ -90,9 +120,10 @@ def _store() -> ModelStore:
 
 
 def _refuse_missing_weights(folder: Path) -> None:
-    """Refuse a model that transformers computes and whose files lack weights of it: by the engine's own check, in a
-    process with torch. The tensors of other models are known without it; where torch is not installed, a model is
-    checked when it is loaded."""
+    """Refuse a model that transformers computes and whose files lack weights of it: by the engine's
+    own check, in a process with torch. The tensors of other models are known without it; where
+    torch is not installed, a model is checked when it is loaded.
+    """
     from halteres.models.model_store import checked_model
     from halteres.models.shape import FAMILIES
     from halteres.process import run_caught
@@ -120,7 +151,9 @@ def _convert(file: Path, name: str) -> RegisteredModel:
 
 
 def _source(named: str) -> tuple[Path, str]:
-    """The folder that is meant, and its own name; what is nowhere on this disk is asked of the hub."""
+    """The folder that is meant, and its own name; what is nowhere on this disk is asked of the
+    hub.
+    """
     from halteres.config import environ
     from halteres.models import model_folder
     from halteres.models.model_store import checked_name, download, suggested_name
@@ -136,7 +169,11 @@ def _source(named: str) -> tuple[Path, str]:
 
 def _line(model: KnownModel) -> str:
     name = f"{model.name}{'' if model.present else ' *'}"
-    size = f"{model.parameters / 1e9:6.2f} B" if model.parameters >= 1e8 else f"{model.parameters / 1e6:6.2f} M"
+    size = (
+        f"{model.parameters / 1e9:6.2f} B"
+        if model.parameters >= 1e8
+        else f"{model.parameters / 1e6:6.2f} M"
+    )
     how = "to spare" if (model.spare_gb or 0) >= 0 else "too little"
     spare = "" if model.spare_gb is None else f", {abs(model.spare_gb):.1f} GB {how}"
     note = f"  {model.note}" if model.note and model.present else ""
@@ -144,24 +181,38 @@ def _line(model: KnownModel) -> str:
 
 
 def export(
-    what: Annotated[str, typer.Argument(help="A run (its result), a tinker:// path, or a PEFT folder.")],
+    what: Annotated[
+        str, typer.Argument(help="A run (its result), a tinker:// path, or a PEFT folder.")
+    ],
     out: Annotated[Path, typer.Option(help="The folder to write: a new one, or an empty one.")],
     form: Annotated[
         Literal["peft", "merged", "gguf"],
-        typer.Option("--format", help="The adapter alone; the whole model; one file for llama.cpp."),
+        typer.Option(
+            "--format", help="The adapter alone; the whole model; one file for llama.cpp."
+        ),
     ] = "peft",
     model: Annotated[
-        str | None, typer.Option(help="The base model to merge into. [default: the one it was trained on]")
+        str | None,
+        typer.Option(help="The base model to merge into. [default: the one it was trained on]"),
     ] = None,
     state: Annotated[
-        Path | None, typer.Option(help="State directory of a tinker:// path. [default: the service's, and every run's]")
+        Path | None,
+        typer.Option(
+            help="State directory of a tinker:// path. [default: the service's, and every run's]"
+        ),
     ] = None,
     dtype: Annotated[
         Literal["base", "float32"],
-        typer.Option(help="Of merged weights: the base model's, to which they are rounded, or all that was trained."),
+        typer.Option(
+            help=(
+                "Of merged weights: the base model's, to which they are rounded, or all that was "
+                "trained."
+            )
+        ),
     ] = "base",
     converter: Annotated[
-        Path | None, typer.Option(help="llama.cpp's convert_hf_to_gguf.py. [default: the one on PATH]")
+        Path | None,
+        typer.Option(help="llama.cpp's convert_hf_to_gguf.py. [default: the one on PATH]"),
     ] = None,
 ) -> None:
     """Write weights for other programs: PEFT, vLLM, SGLang, transformers, llama.cpp."""
@@ -188,7 +239,9 @@ def export(
         typer.echo(f"Next: {vllm_command(base, out, out.absolute().name)}")
 
 
-checkpoints = typer.Typer(help="Bring adapters of your own to a training service.", no_args_is_help=True)
+checkpoints = typer.Typer(
+    help="Bring adapters of your own to a training service.", no_args_is_help=True
+)
 
 
 @checkpoints.callback()
@@ -198,14 +251,19 @@ def _checkpoints() -> None:
 
 @checkpoints.command("add")
 def add_checkpoint(
-    folder: Annotated[Path, typer.Argument(help="A PEFT folder: adapter_config.json, adapter_model.safetensors.")],
+    folder: Annotated[
+        Path, typer.Argument(help="A PEFT folder: adapter_config.json, adapter_model.safetensors.")
+    ],
     name: Annotated[str, typer.Option("--as", help="What it is called.")],
     state: Annotated[
-        Path | None, typer.Option(help="The service's state directory. [default: HALTERES_HOME/service]")
+        Path | None,
+        typer.Option(help="The service's state directory. [default: HALTERES_HOME/service]"),
     ] = None,
     tenant: Annotated[str, typer.Option(help="Whose it is, where the service has keys.")] = "local",
 ) -> None:
-    """Copy an adapter into a service's state: it can be trained on and sampled from; the service may be running."""
+    """Copy an adapter into a service's state: it can be trained on and sampled from; the service
+    may be running.
+    """
     from halteres.config import environ
     from halteres.service.checkpoint_folders import add_adapter
 

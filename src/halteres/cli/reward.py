@@ -16,20 +16,29 @@ if TYPE_CHECKING:
     from halteres.rewards.training_plan import Forecast, TrainingPlan
     from halteres.runs.starting.start import RewardStart
 
-app = typer.Typer(help="Reward models, from preference data to a served score.", no_args_is_help=True)
+app = typer.Typer(
+    help="Reward models, from preference data to a served score.", no_args_is_help=True
+)
 
 AsJson = Annotated[bool, typer.Option("--json", help="Print one JSON object.")]
-Model = Annotated[str, typer.Argument(help="A reward model's folder, a scoring URL, or several joined by commas.")]
+Model = Annotated[
+    str, typer.Argument(help="A reward model's folder, a scoring URL, or several joined by commas.")
+]
 Folder = Annotated[Path, typer.Argument(help="A reward model's folder.")]
-HeldOut = Annotated[str, typer.Argument(help="Held-out preferences: a file, OWNER/NAME on the hub.")]
+HeldOut = Annotated[
+    str, typer.Argument(help="Held-out preferences: a file, OWNER/NAME on the hub.")
+]
 OnIdentical = Annotated[
-    Literal["error", "tie", "drop"], typer.Option(help="A row whose two completions are the same text.")
+    Literal["error", "tie", "drop"],
+    typer.Option(help="A row whose two completions are the same text."),
 ]
 
 
 @app.command(context_settings=PASSED_ON)
 def serve(context: typer.Context) -> None:
-    """Serve reward models over HTTP: /score, /rank, and vLLM's /classify and /pooling (--help lists the flags)."""
+    """Serve reward models over HTTP: /score, /rank, and vLLM's /classify and /pooling (--help lists
+    the flags).
+    """
     become("halteres.rewards", *context.args)
 
 
@@ -37,7 +46,9 @@ def serve(context: typer.Context) -> None:
 def data(
     out: Annotated[Path, typer.Argument(help="Folder for train.jsonl and held_out.jsonl.")],
     pairs: Annotated[int, typer.Option(min=1, max=100_000, help="Rows to train on.")] = 600,
-    held_out: Annotated[int, typer.Option(min=1, max=10_000, help="Rows of problems that training never sees.")] = 300,
+    held_out: Annotated[
+        int, typer.Option(min=1, max=10_000, help="Rows of problems that training never sees.")
+    ] = 300,
     seed: Annotated[int, typer.Option(help="The same seed gives the same rows.")] = 0,
 ) -> None:
     """Make preference pairs from arithmetic problems: kinds correct, polite, complete."""
@@ -59,28 +70,49 @@ def data(
 @app.command()
 def train(
     model: Annotated[str | None, typer.Option(help="Base model: a name, a folder.")] = None,
-    data: Annotated[str | None, typer.Option(help="Preferences: a file, OWNER/NAME on the hub.")] = None,
+    data: Annotated[
+        str | None, typer.Option(help="Preferences: a file, OWNER/NAME on the hub.")
+    ] = None,
     eval_data: Annotated[str | None, typer.Option(help="Held-out preferences.")] = None,
     hold_out: Annotated[
-        float | None, typer.Option(help="Share of the prompts to hold out, where there is no --eval-data.")
+        float | None,
+        typer.Option(help="Share of the prompts to hold out, where there is no --eval-data."),
     ] = None,
-    out: Annotated[Path | None, typer.Option(help="Folder of the result. [default: reward-model]")] = None,
-    config: Annotated[Path | None, typer.Option(help="YAML: model, data and any of RewardConfig's settings.")] = None,
+    out: Annotated[
+        Path | None, typer.Option(help="Folder of the result. [default: reward-model]")
+    ] = None,
+    config: Annotated[
+        Path | None, typer.Option(help="YAML: model, data and any of RewardConfig's settings.")
+    ] = None,
     settings: Annotated[
         list[str] | None, typer.Option("--set", help="NAME=VALUE of RewardConfig; may be repeated.")
     ] = None,
-    lora: Annotated[bool, typer.Option("--lora", help="Train an adapter and the head, not all weights.")] = False,
+    lora: Annotated[
+        bool, typer.Option("--lora", help="Train an adapter and the head, not all weights.")
+    ] = False,
     on_identical: OnIdentical = "error",
-    resume: Annotated[bool, typer.Option("--resume", help="Go on from the newest checkpoint, if any.")] = False,
+    resume: Annotated[
+        bool, typer.Option("--resume", help="Go on from the newest checkpoint, if any.")
+    ] = False,
     detach: Annotated[
-        bool, typer.Option("--detach", help="Train as a run, and return: halteres runs status, stop.")
+        bool,
+        typer.Option("--detach", help="Train as a run, and return: halteres runs status, stop."),
     ] = False,
     resume_run: Annotated[
         str | None,
-        typer.Option(help="Go on with a run that trained a reward model, as a new run: same data, same settings."),
+        typer.Option(
+            help=(
+                "Go on with a run that trained a reward model, as a new run: same data, same "
+                "settings."
+            )
+        ),
     ] = None,
-    name: Annotated[str | None, typer.Option(help="Readable name of the run, with --detach or --resume-run.")] = None,
-    dry_run: Annotated[bool, typer.Option("--dry-run", help="Check data and settings; load nothing.")] = False,
+    name: Annotated[
+        str | None, typer.Option(help="Readable name of the run, with --detach or --resume-run.")
+    ] = None,
+    dry_run: Annotated[
+        bool, typer.Option("--dry-run", help="Check data and settings; load nothing.")
+    ] = False,
     as_json: AsJson = False,
 ) -> None:
     """Train a reward model on preferences."""
@@ -91,10 +123,20 @@ def train(
 
     flags = {"model": model, "data": data, "eval_data": eval_data, "hold_out": hold_out}
     if resume_run is not None:
-        others = {**flags, "out": out, "config": config, "set": settings, "lora": lora, "resume": resume}
+        others = {
+            **flags,
+            "out": out,
+            "config": config,
+            "set": settings,
+            "lora": lora,
+            "resume": resume,
+        }
         others["on-identical"] = on_identical != "error"
         if given := [f"--{flag.replace('_', '-')}" for flag, value in others.items() if value]:
-            why = "A resumed training keeps the model, data and settings that its checkpoint was made with."
+            why = (
+                "A resumed training keeps the model, data and settings that its checkpoint was "
+                "made with."
+            )
             fix = "Leave them out, or start a new training."
             raise InvalidConfig(f"{', '.join(given)} cannot be given with --resume-run.", why, fix)
         start = plan_resumed_training(find_run(resume_run), name=name)
@@ -104,7 +146,11 @@ def train(
             _start_run(start, as_json)
         return
     if name is not None and not detach:
-        raise InvalidConfig("--name is of a run.", "Without --detach there is none.", "Add --detach, or leave it out.")
+        raise InvalidConfig(
+            "--name is of a run.",
+            "Without --detach there is none.",
+            "Add --detach, or leave it out.",
+        )
     fields: dict[str, Any] = {name: value for name, value in flags.items() if value is not None}
     fields |= parse_settings(settings or [])
     if out is not None:
@@ -132,15 +178,28 @@ def _train_here(plan: TrainingPlan, folder: Path, resume: bool, as_json: bool) -
         typer.echo(f"warning: {warning}", err=True)
     from halteres.rewards import RewardTrainer
 
-    trainer = RewardTrainer(str(folder), plan.settings, train_dataset=preferences, eval_dataset=held_out)
+    trainer = RewardTrainer(
+        str(folder), plan.settings, train_dataset=preferences, eval_dataset=held_out
+    )
     result = trainer.train(resume_from_checkpoint=resume or None)
     if as_json:
-        facts = {"num_steps": result.num_steps, "total_steps": result.total_steps, "stop_reason": result.stop_reason}
-        typer.echo(json.dumps({"folder": str(result.folder), **facts, "metrics": dict(result.metrics)}))
+        facts = {
+            "num_steps": result.num_steps,
+            "total_steps": result.total_steps,
+            "stop_reason": result.stop_reason,
+        }
+        typer.echo(
+            json.dumps({"folder": str(result.folder), **facts, "metrics": dict(result.metrics)})
+        )
         return
-    typer.echo(f"{result.folder}: {result.num_steps} of {result.total_steps} steps, {result.stop_reason}")
+    typer.echo(
+        f"{result.folder}: {result.num_steps} of {result.total_steps} steps, {result.stop_reason}"
+    )
     if result.stop_reason == "finished":
-        typer.echo(f"Next: halteres reward eval {result.folder} {plan.eval_data or 'HELD_OUT'} --min-accuracy 0.80")
+        typer.echo(
+            f"Next: halteres reward eval {result.folder} {plan.eval_data or 'HELD_OUT'} "
+            "--min-accuracy 0.80"
+        )
     else:
         typer.echo("Next: the same command with --resume")
 
@@ -153,7 +212,11 @@ def _start_run(start: RewardStart, as_json: bool) -> None:
         typer.echo(f"warning: {warning}", err=True)
     run = begin_run(start)
     if as_json:
-        typer.echo(json.dumps({"run_id": run.run_id, "total_steps": start.total_steps, "folder": str(run.path)}))
+        typer.echo(
+            json.dumps(
+                {"run_id": run.run_id, "total_steps": start.total_steps, "folder": str(run.path)}
+            )
+        )
         return
     typer.echo(f"Run {run.run_id}: {start.total_steps} steps, in {run.path}")
     typer.echo(f"Next: halteres runs status {run.run_id}")
@@ -185,25 +248,37 @@ def _show_forecast(found: Forecast, as_json: bool) -> None:
 @app.command("eval")
 def eval_(
     model: Annotated[
-        str, typer.Argument(help="A reward model's folder, a scoring URL, several joined by commas, or a judge's file.")
+        str,
+        typer.Argument(
+            help=(
+                "A reward model's folder, a scoring URL, several joined by commas, or a judge's "
+                "file."
+            )
+        ),
     ],
     data: HeldOut,
     format: Annotated[
-        Literal["preferences", "rewardbench"], typer.Option(help="Of the data; rewardbench: either version.")
+        Literal["preferences", "rewardbench"],
+        typer.Option(help="Of the data; rewardbench: either version."),
     ] = "preferences",
     min_accuracy: Annotated[
-        float | None, typer.Option(min=0, max=1, help="Exit with 1 if the accuracy of all pairs is lower.")
+        float | None,
+        typer.Option(min=0, max=1, help="Exit with 1 if the accuracy of all pairs is lower."),
     ] = None,
     combination: Annotated[
         Literal["mean", "min", "mean_minus_std"], typer.Option(help="Of several models' scores.")
     ] = "mean",
     plot: Annotated[Path | None, typer.Option(help="Write a picture (PNG).")] = None,
-    page: Annotated[Path | None, typer.Option(help="Write one HTML page, with the worst mistakes.")] = None,
+    page: Annotated[
+        Path | None, typer.Option(help="Write one HTML page, with the worst mistakes.")
+    ] = None,
     probes: Annotated[bool, typer.Option(help="Score some texts in other ways, too.")] = True,
     on_identical: OnIdentical = "error",
     as_json: AsJson = False,
 ) -> None:
-    """Measure how well a scorer orders held-out preferences: overall, by kind, by length, its calibration."""
+    """Measure how well a scorer orders held-out preferences: overall, by kind, by length, its
+    calibration.
+    """
     import asyncio
 
     from halteres.rewards import evaluation_report
@@ -212,7 +287,11 @@ def eval_(
     from halteres.rewards.preferences import read_preferences, read_rewardbench
     from halteres.rewards.scorer import comparable_units, open_scorer
 
-    rows = read_rewardbench(data) if format == "rewardbench" else read_preferences(data, on_identical=on_identical)
+    rows = (
+        read_rewardbench(data)
+        if format == "rewardbench"
+        else read_preferences(data, on_identical=on_identical)
+    )
     stored = read_reward_file(Path(model)) if Path(model).is_dir() else None
 
     async def measured() -> Evaluation:
@@ -236,7 +315,10 @@ def eval_(
     if min_accuracy is not None and found.overall.accuracy.value < min_accuracy:
         accuracy = found.overall.accuracy
         interval = f"95 %: {accuracy.low:.1%} to {accuracy.high:.1%}, {accuracy.count} pairs"
-        typer.echo(f"The accuracy of {accuracy.value:.1%} is below {min_accuracy:.1%} ({interval}).", err=True)
+        typer.echo(
+            f"The accuracy of {accuracy.value:.1%} is below {min_accuracy:.1%} ({interval}).",
+            err=True,
+        )
         raise typer.Exit(1)
 
 
@@ -259,12 +341,15 @@ def calibrate(
     folder: Folder,
     data: HeldOut,
     offset: Annotated[
-        Literal["chosen", "both"], typer.Option(help="Whose mean score becomes 0: the chosen side's, or both sides'.")
+        Literal["chosen", "both"],
+        typer.Option(help="Whose mean score becomes 0: the chosen side's, or both sides'."),
     ] = "chosen",
     on_identical: OnIdentical = "error",
     as_json: AsJson = False,
 ) -> None:
-    """Fit temperature, offset and scale on held-out pairs, and store them with the model; its weights stay."""
+    """Fit temperature, offset and scale on held-out pairs, and store them with the model; its
+    weights stay.
+    """
     import asyncio
 
     from halteres.rewards import RewardModel
@@ -287,7 +372,10 @@ def calibrate(
         typer.echo(f"warning: {warning}", err=True)
     units = f"temperature {made.temperature:.4g}, offset {made.offset:.4g}, scale {made.scale:.4g}"
     typer.echo(f"{units}: {made.num_pairs} pairs")
-    for name, (before, after) in {"calibration error": made.calibration_error, "Brier score": made.brier_score}.items():
+    for name, (before, after) in {
+        "calibration error": made.calibration_error,
+        "Brier score": made.brier_score,
+    }.items():
         typer.echo(f"{name} {before:.3f} -> {after:.3f}")
 
 
@@ -313,23 +401,36 @@ def rank(
         return
     for place in order:
         value = values[place]
-        typer.echo(f"{'not scored' if value is None else f'{value:10.4f}'}  [{place + 1}] {completions[place]}")
+        typer.echo(
+            f"{'not scored' if value is None else f'{value:10.4f}'}  [{place + 1}] "
+            f"{completions[place]}"
+        )
 
 
 @app.command()
 def check(
     what: Annotated[
-        str, typer.Argument(help="A rubric's file, a function (FILE.py:NAME, MODULE:NAME), or an environment.")
+        str,
+        typer.Argument(
+            help="A rubric's file, a function (FILE.py:NAME, MODULE:NAME), or an environment."
+        ),
     ],
-    prompt: Annotated[str, typer.Option(help="What a function's odd answers are answers to.")] = "What is 3 + 4?",
-    reference: Annotated[str, typer.Option(help="The right answer to it, which may be paid.")] = "7",
+    prompt: Annotated[
+        str, typer.Option(help="What a function's odd answers are answers to.")
+    ] = "What is 3 + 4?",
+    reference: Annotated[
+        str, typer.Option(help="The right answer to it, which may be paid.")
+    ] = "7",
     columns: Annotated[
-        list[str] | None, typer.Option("--column", help="NAME=VALUE of the task, for a function; may be repeated.")
+        list[str] | None,
+        typer.Option("--column", help="NAME=VALUE of the task, for a function; may be repeated."),
     ] = None,
     paid_above: Annotated[float, typer.Option(help="A score above it counts as paid.")] = 0.0,
     as_json: AsJson = False,
 ) -> None:
-    """Look for what a policy could exploit: compound criteria; verifiers that pay for nothing, or crash."""
+    """Look for what a policy could exploit: compound criteria; verifiers that pay for nothing, or
+    crash.
+    """
     import asyncio
     from dataclasses import asdict
 
@@ -345,14 +446,20 @@ def check(
     family, _, rest = what.partition(":")
     if Path(what).suffix in (".json", ".toml", ".yaml", ".yml"):
         found = check_rubric(read_rubric(Path(what)))
-    elif rest and "/" not in rest and all(environment.name != family for environment in discover([]).environments):
+    elif (
+        rest
+        and "/" not in rest
+        and all(environment.name != family for environment in discover([]).environments)
+    ):
         task = parse_settings(columns or [], {})
         scores = asyncio.run(function_scores(RewardFunction(what), prompt, reference, task))
         found = check_answers(scores, paid_above)
     else:
         program = find_program(what)
         rows = scored(program, program.variant_setting, str(_base_model(TINY)), {})["scores"]
-        found = check_answers({row["of"]: row.get("note") or row["score"] for row in rows}, paid_above)
+        found = check_answers(
+            {row["of"]: row.get("note") or row["score"] for row in rows}, paid_above
+        )
     if as_json:
         typer.echo(json.dumps({"findings": [asdict(finding) for finding in found]}))
     else:
@@ -368,11 +475,15 @@ def export(
     folder: Folder,
     out: Annotated[Path, typer.Argument(help="The folder to write: a new one, or an empty one.")],
     objective_weights: Annotated[
-        str | None, typer.Option(help="What each objective counts: helpful=0.7,safe=0.3. [default: as in the model]")
+        str | None,
+        typer.Option(
+            help="What each objective counts: helpful=0.7,safe=0.3. [default: as in the model]"
+        ),
     ] = None,
 ) -> None:
-    """Write the whole model as one folder, an adapter put into its weights, objectives into one score: for
-    transformers, TRL, vLLM."""
+    """Write the whole model as one folder, an adapter put into its weights, objectives into one
+    score: for transformers, TRL, vLLM.
+    """
     from halteres.errors import Conflict
     from halteres.rewards import RewardModel
     from halteres.rewards.training_plan import RewardConfig, parse_settings
@@ -381,7 +492,9 @@ def export(
         raise Conflict(f"The folder {out} is not empty.", next="Name a new one.")
     assignments = [one.strip() for one in (objective_weights or "").split(",") if one.strip()]
     numbers = {"additionalProperties": {"type": "number"}}
-    weights = RewardConfig(objective_weights=parse_settings(assignments, numbers) or None).objective_weights
+    weights = RewardConfig(
+        objective_weights=parse_settings(assignments, numbers) or None
+    ).objective_weights
     RewardModel.load(folder).save_merged(out, weights)
     typer.echo(f"{out}: AutoModelForSequenceClassification.from_pretrained reads it")
 
@@ -394,6 +507,9 @@ def _base_model(name: str) -> Path:
     if (folder := model_folder(name, environ.home() / "models")) is None:
         raise NotFound(
             f"There is no model '{name}' on this disk.",
-            next=f"halteres models add {name}, or name a folder; halteres/tiny comes with the package.",
+            next=(
+                f"halteres models add {name}, or name a folder; halteres/tiny comes with the "
+                "package."
+            ),
         )
     return folder

@@ -38,7 +38,8 @@ def list_() -> None:
             _say(f"{entry.run_id}  {entry.facts.status}  {entry.error}")
             continue
         try:
-            with boundary(RunUnreadable, f"Reading run {entry.run_id}"):  # one that is damaged hides no other
+            # one that is damaged hides no other
+            with boundary(RunUnreadable, f"Reading run {entry.run_id}"):
                 _say(_line(RunDirectory(entry.path), width))
         except RunUnreadable as error:
             _say(f"{entry.run_id}  {UNREADABLE}  {error.what}")
@@ -52,8 +53,12 @@ def _line(run: RunDirectory, width: int) -> str:
     progress = read_progress(run, state)
     reward = f"reward {progress.reward[-1][1]:.2f}" if progress.reward else ""
     steps = f"step {progress.step}/{progress.total_steps}"
-    environment, name = (" ".join(text.split()) for text in (state.environment, state.own_name or ""))
-    return f"{run.run_id}  {state.status:9}  {environment:{width}}  {steps}  {reward:11}  {name}".rstrip()
+    environment, name = (
+        " ".join(text.split()) for text in (state.environment, state.own_name or "")
+    )
+    return (
+        f"{run.run_id}  {state.status:9}  {environment:{width}}  {steps}  {reward:11}  {name}"
+    ).rstrip()
 
 
 @app.command()
@@ -71,10 +76,16 @@ def status(run: Run) -> None:
     progress = read_progress(directory, state)
     phase = f" ({state.phase})" if state.phase and not state.terminal else ""
     named = f" '{state.own_name}'" if state.own_name else ""
-    _say(f"run {directory.run_id}{named}: {state.status}{phase}, {state.environment}, in {directory.path}")
+    _say(
+        f"run {directory.run_id}{named}: {state.status}{phase}, {state.environment}, in "
+        f"{directory.path}"
+    )
     _say(f"step {progress.step} of {progress.total_steps}")
     if progress.reward:
-        _say(f"reward {progress.reward[0][1]:.3f} at step {progress.reward[0][0]}, {progress.reward[-1][1]:.3f} now")
+        _say(
+            f"reward {progress.reward[0][1]:.3f} at step {progress.reward[0][0]}, "
+            f"{progress.reward[-1][1]:.3f} now"
+        )
     for step, share in progress.evaluation:
         _say(progress.evaluation_line(step, share))
     for why in (*progress.eval_failed, progress.no_evaluation):
@@ -99,13 +110,17 @@ def status(run: Run) -> None:
         _say(f"next: {next_command(directory, state)}")
     elif state.status == "completed":
         model, data = str(directory.path / RESULT), "HELD_OUT"
-        _say(f"next: {NextStep('rl_evaluate_reward_model', {'model': model, 'data': data}).command}")
+        _say(
+            f"next: {NextStep('rl_evaluate_reward_model', {'model': model, 'data': data}).command}"
+        )
 
 
 @app.command()
 def logs(
     run: Run,
-    role: Annotated[str | None, typer.Argument(help="One process, e.g. trainer; default: all.")] = None,
+    role: Annotated[
+        str | None, typer.Argument(help="One process, e.g. trainer; default: all.")
+    ] = None,
     lines: Annotated[int, typer.Option("-n", min=1, help="Lines of each log.")] = 20,
 ) -> None:
     """The last lines of a run's logs."""
@@ -127,7 +142,9 @@ def logs(
 @app.command()
 def stop(
     run: Run,
-    after_step: Annotated[bool, typer.Option("--after-step", help="Let the step in progress end first.")] = False,
+    after_step: Annotated[
+        bool, typer.Option("--after-step", help="Let the step in progress end first.")
+    ] = False,
 ) -> None:
     """Stop a run with a checkpoint. Safe to repeat."""
     from halteres.runs.directory import find_run, stop_run
@@ -141,10 +158,11 @@ def stop(
 
 @app.command()
 def connect(run: Run) -> None:
-    """Print the addresses and the key of a run's servers, as variables: eval "$(halteres runs connect RUN)".
+    """Print the addresses and the key of a run's servers, as variables: eval "$(halteres runs
+    connect RUN)".
 
-    For a client that you start by hand: an environment, a script with the `tinker` SDK, curl. The key is the run's own,
-    and ends with it; who has it can change what the run learns.
+    For a client that you start by hand: an environment, a script with the `tinker` SDK, curl. The
+    key is the run's own, and ends with it; who has it can change what the run learns.
     """
     import shlex
 
@@ -156,14 +174,20 @@ def connect(run: Run) -> None:
     state, servers = directory.state(), servers_of(directory)
     if state.terminal or servers.service is None or servers.trajectories is None:
         look = f"Look at it with: halteres runs status {directory.run_id}"
-        raise NotReady(f"Run {directory.run_id} has no servers now.", f"It is {state.status}.", look)
+        raise NotReady(
+            f"Run {directory.run_id} has no servers now.", f"It is {state.status}.", look
+        )
     service, trajectories = servers.service, servers.trajectories
     login = with_login(trajectories.url, trajectories.key) if trajectories.key else trajectories.url
     base_url = f"{service.url}/runs/{directory.run_id}/v1"
     for name, value, why in (
         ("TINKER_BASE_URL", service.url, "the training service, for the tinker SDK"),
         ("TINKER_API_KEY", service.key or "tml-local", "... and its key"),
-        ("ROLLOUT_SERVER_URL", login, "the trajectory server: --env.rollout_server_url of an environment"),
+        (
+            "ROLLOUT_SERVER_URL",
+            login,
+            "the trajectory server: --env.rollout_server_url of an environment",
+        ),
         ("OPENAI_BASE_URL", base_url, "the policy's newest weights: --openai.base_url"),
         ("OPENAI_API_KEY", service.key or "x", "... and its key: --openai.api_key"),
     ):

@@ -1,4 +1,6 @@
-"""`halteres serve`, `ui`, `keys`, `variables`: servers in the foreground, who may use them, what a client exports."""
+"""`halteres serve`, `ui`, `keys`, `variables`: servers in the foreground, who may use them, what a
+client exports.
+"""
 
 from __future__ import annotations
 
@@ -24,13 +26,17 @@ PASSED_ON = {
 """Settings of a command whose every word, --help too, belongs to another program."""
 
 STARTS_WITHIN_S = 5.0
-"""How long `variables` waits for a service: the one of `halteres serve &` a line before leaves its card in a moment."""
+"""How long `variables` waits for a service: the one of `halteres serve &` a line before leaves its
+card in a moment.
+"""
 
 Port = Annotated[int, typer.Option(min=0, max=65535, help="Port; 0 takes a free one.")]
 
 
 class _Serve(TyperGroup):
-    """Its commands, and the training service where none is named: every word is then the service's own."""
+    """Its commands, and the training service where none is named: every word is then the service's
+    own.
+    """
 
     def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
         if args and not args[0].startswith("-"):  # a command, or a misspelt one
@@ -43,7 +49,8 @@ class _Serve(TyperGroup):
 
 app = typer.Typer(
     cls=_Serve,
-    help="Serve the Tinker API and inference (`halteres variables` prints what an SDK user exports), or by a command "
+    help="Serve the Tinker API and inference (`halteres variables` prints what an SDK user "
+    "exports), or by a command "
     "something else. Without a command, these options:",
 )
 
@@ -58,7 +65,11 @@ def trajectories(context: typer.Context) -> None:
 def control(
     port: Port = 8080,
     auth: Annotated[
-        str, typer.Option(metavar="open|token", help="Whether the seed's routes want the token too, as Basic password.")
+        str,
+        typer.Option(
+            metavar="open|token",
+            help="Whether the seed's routes want the token too, as Basic password.",
+        ),
     ] = "open",
 ) -> None:
     """Serve the agent's tools over HTTP; the token is in HALTERES_HOME/token."""
@@ -73,9 +84,13 @@ def become(module: str, *arguments: str) -> None:
 
 def ui(
     port: Port = 8080,
-    browser: Annotated[bool, typer.Option("--open/--no-open", help="Open a browser, if there is one.")] = True,
+    browser: Annotated[
+        bool, typer.Option("--open/--no-open", help="Open a browser, if there is one.")
+    ] = True,
 ) -> None:
-    """Open the page: runs, live curves, alerts, rollouts. Serves it until Ctrl-C, unless a server runs already."""
+    """Open the page: runs, live curves, alerts, rollouts. Serves it until Ctrl-C, unless a server
+    runs already.
+    """
     from halteres.agent.transports.access import check_ours, link, show
     from halteres.errors import Conflict
     from halteres.loopback import HOST, open_listener, url_of
@@ -98,18 +113,27 @@ def ui(
 
 keys = typer.Typer(help="Keys of the training service: make, list, revoke.", no_args_is_help=True)
 
-State = Annotated[Path | None, typer.Option(help="Folder of the service's state. [default: HALTERES_HOME/service]")]
+State = Annotated[
+    Path | None,
+    typer.Option(help="Folder of the service's state. [default: HALTERES_HOME/service]"),
+]
 
 
 @keys.command()
 def create(
-    name: Annotated[str, typer.Argument(help="What the key is called: a person, a machine, a project.")],
+    name: Annotated[
+        str, typer.Argument(help="What the key is called: a person, a machine, a project.")
+    ],
     tenant: Annotated[
-        str | None, typer.Option(help="Whose things it opens; several keys may share one tenant. [default: NAME]")
+        str | None,
+        typer.Option(
+            help="Whose things it opens; several keys may share one tenant. [default: NAME]"
+        ),
     ] = None,
     note: Annotated[str, typer.Option(help="For people.")] = "",
     expires: Annotated[
-        str | None, typer.Option(metavar="30d", help="When it ends: 30m, 12h, 30d, 8w. [default: never]")
+        str | None,
+        typer.Option(metavar="30d", help="When it ends: 30m, 12h, 30d, 8w. [default: never]"),
     ] = None,
     state: State = None,
 ) -> None:
@@ -117,18 +141,24 @@ def create(
     from halteres.service.keys import lifetime_s
 
     file = _key_file(state)
-    made = file.create(name, tenant=tenant, note=note, lifetime_s=None if expires is None else lifetime_s(expires))
+    made = file.create(
+        name, tenant=tenant, note=note, lifetime_s=None if expires is None else lifetime_s(expires)
+    )
     typer.echo(made.text)
     typer.echo(
-        f"This is the key {made.key.id} of tenant '{made.key.tenant}'. It is shown this once; of it {file.path} holds a"
+        f"This is the key {made.key.id} of tenant '{made.key.tenant}'. It is shown this once; of "
+        f"it {file.path} holds a"
         " hash.\n"
-        "Its user sets TINKER_API_KEY to it. From now on the service asks for a key on every request.",
+        "Its user sets TINKER_API_KEY to it. From now on the service asks for a key on every "
+        "request.",
         err=True,
     )
 
 
 @keys.command("list")
-def list_(state: State = None, as_json: Annotated[bool, typer.Option("--json", help="As JSON.")] = False) -> None:
+def list_(
+    state: State = None, as_json: Annotated[bool, typer.Option("--json", help="As JSON.")] = False
+) -> None:
     """List the keys ever made, without the keys themselves."""
     import time
     from datetime import UTC, datetime
@@ -137,14 +167,22 @@ def list_(state: State = None, as_json: Annotated[bool, typer.Option("--json", h
     known = _key_file(state).read()
     if as_json:
         names = ("id", "name", "tenant", "note", "created_at", "expires_at", "revoked_at")
-        facts = [{**{name: getattr(key, name) for name in names}, "state": key.state(now)} for key in known]
+        facts = [
+            {**{name: getattr(key, name) for name in names}, "state": key.state(now)}
+            for key in known
+        ]
         typer.echo(json.dumps({"keys": facts}))
         return
     for key in known:
-        made, ends = (at and datetime.fromtimestamp(at, UTC).date() for at in (key.created_at, key.expires_at))
+        made, ends = (
+            at and datetime.fromtimestamp(at, UTC).date() for at in (key.created_at, key.expires_at)
+        )
         expiry = f", until {ends}" if ends else ""
-        note = "".join(one if one.isprintable() else " " for one in key.note)  # it stays within its line
-        line = f"{key.id}  {key.state(now):8} {key.name:20} tenant {key.tenant:20} made {made}{expiry}"
+        # it stays within its line
+        note = "".join(one if one.isprintable() else " " for one in key.note)
+        line = (
+            f"{key.id}  {key.state(now):8} {key.name:20} tenant {key.tenant:20} made {made}{expiry}"
+        )
         typer.echo(line + (f"  {note}" if note else ""))
     if not known:
         typer.echo("No key was made: the service asks for none, and listens on this machine only.")
@@ -152,7 +190,8 @@ def list_(state: State = None, as_json: Annotated[bool, typer.Option("--json", h
 
 @keys.command()
 def revoke(
-    key_id: Annotated[str, typer.Argument(metavar="ID", help="As `halteres keys list` tells it.")], state: State = None
+    key_id: Annotated[str, typer.Argument(metavar="ID", help="As `halteres keys list` tells it.")],
+    state: State = None,
 ) -> None:
     """Refuse a key from the next request on. What its tenant made stays."""
     key = _key_file(state).revoke(key_id)
@@ -169,7 +208,9 @@ def _key_file(state: Path | None) -> KeyFile:
 def variables(
     url: Annotated[
         str | None,
-        typer.Option(help="Address of the service. [default: of your newest `halteres serve` that runs]"),
+        typer.Option(
+            help="Address of the service. [default: of your newest `halteres serve` that runs]"
+        ),
     ] = None,
 ) -> None:
     """Print the variables an SDK user exports: eval "$(halteres variables)"."""
@@ -181,23 +222,50 @@ def variables(
     if url is None:
         card = newest_live(STARTS_WITHIN_S)
         if card is None:
-            raise NotFound("No `halteres serve` of yours runs: start one, or name a service with --url ADDRESS.")
+            raise NotFound(
+                "No `halteres serve` of yours runs: start one, or name a service with --url "
+                "ADDRESS."
+            )
         url = card.url
     needed = [
         ("TINKER_BASE_URL", url, "where the SDK finds the service"),
-        ("TINKER_API_KEY", "tml-local", "the SDK insists on a key of this form; the service asks for none on loopback"),
+        (
+            "TINKER_API_KEY",
+            "tml-local",
+            "the SDK insists on a key of this form; the service asks for none on loopback",
+        ),
         ("TINKER_TELEMETRY", "0", "nothing is sent anywhere"),
-        ("HF_HUB_OFFLINE", "1", "tokenizers load from this disk (`halteres models add`), without asking a hub"),
+        (
+            "HF_HUB_OFFLINE",
+            "1",
+            "tokenizers load from this disk (`halteres models add`), without asking a hub",
+        ),
     ]
     if not environ.is_set("WANDB_MODE") and not environ.is_set("WANDB_API_KEY"):
-        needed.append(("WANDB_MODE", "offline", "scripts that log to W&B write files in ./wandb, without an account"))
+        needed.append(
+            (
+                "WANDB_MODE",
+                "offline",
+                "scripts that log to W&B write files in ./wandb, without an account",
+            )
+        )
     child, proxies = environ.for_child(), environ.proxies()
     if proxies:
-        needed.append(("NO_PROXY", child["NO_PROXY"], "the service is not asked for through the proxy"))
+        needed.append(
+            ("NO_PROXY", child["NO_PROXY"], "the service is not asked for through the proxy")
+        )
     for name, value, why in needed:
         typer.echo(f"export {name}={shlex.quote(value)}  # {why}")
     unknown = "the SDK's HTTP client does not know the * in NO_PROXY"
-    for name, why in {**dict.fromkeys(proxies.keys() - child.keys(), unknown), **environ.unusable_proxies()}.items():
+    for name, why in {
+        **dict.fromkeys(proxies.keys() - child.keys(), unknown),
+        **environ.unusable_proxies(),
+    }.items():
         typer.echo(f"unset {name}  # {why}")
-    names = dict.fromkeys([*builtin_names(), *(name for name, _ in stored_models(environ.home() / "models"))])
-    typer.echo(f"# models here: {', '.join(names)}; a script's name for one: halteres models add MODEL --as NAME")
+    names = dict.fromkeys(
+        [*builtin_names(), *(name for name, _ in stored_models(environ.home() / "models"))]
+    )
+    typer.echo(
+        f"# models here: {', '.join(names)}; a script's name for one: halteres models add MODEL "
+        "--as NAME"
+    )

@@ -1,4 +1,6 @@
-"""`halteres train`, `quickstart`, `watch`: start a run, or go on with one, and follow it to its end."""
+"""`halteres train`, `quickstart`, `watch`: start a run, or go on with one, and follow it to its
+end.
+"""
 
 from __future__ import annotations
 
@@ -12,28 +14,44 @@ from halteres.errors import InvalidConfig
 
 def train(
     environment: Annotated[
-        str | None, typer.Argument(help="Environment: a name (`halteres env list`), FAMILY:VARIANT, or a file.")
+        str | None,
+        typer.Argument(
+            help="Environment: a name (`halteres env list`), FAMILY:VARIANT, or a file."
+        ),
     ] = None,
     assignments: Annotated[
-        list[str] | None, typer.Argument(metavar="[NAME=VALUE]...", help="Settings, as --set; or those of a recipe.")
+        list[str] | None,
+        typer.Argument(metavar="[NAME=VALUE]...", help="Settings, as --set; or those of a recipe."),
     ] = None,
     recipe: Annotated[
-        str | None, typer.Option("--recipe", help="Settings that go together, by names of their own: gem.")
+        str | None,
+        typer.Option("--recipe", help="Settings that go together, by names of their own: gem."),
     ] = None,
     config: Annotated[
-        Path | None, typer.Option("--config", help="YAML: run/env/inference/trainer, or env/openai/tinker.")
+        Path | None,
+        typer.Option("--config", help="YAML: run/env/inference/trainer, or env/openai/tinker."),
     ] = None,
     edits: Annotated[
-        list[str] | None, typer.Option("--set", help="One setting: trainer.total_steps=20, or total_steps=20.")
+        list[str] | None,
+        typer.Option("--set", help="One setting: trainer.total_steps=20, or total_steps=20."),
     ] = None,
-    resume: Annotated[str | None, typer.Option("--resume", help="Go on from this run's newest checkpoint.")] = None,
+    resume: Annotated[
+        str | None, typer.Option("--resume", help="Go on from this run's newest checkpoint.")
+    ] = None,
     service: Annotated[
-        str | None, typer.Option("--service", help="URL of a training service to use instead of starting one.")
+        str | None,
+        typer.Option("--service", help="URL of a training service to use instead of starting one."),
     ] = None,
     deterministic: Annotated[
-        bool, typer.Option("--deterministic", help="The same settings give the same bits: trainer.deterministic=true.")
+        bool,
+        typer.Option(
+            "--deterministic",
+            help="The same settings give the same bits: trainer.deterministic=true.",
+        ),
     ] = False,
-    detach: Annotated[bool, typer.Option("--detach", help="Start and return; the run goes on by itself.")] = False,
+    detach: Annotated[
+        bool, typer.Option("--detach", help="Start and return; the run goes on by itself.")
+    ] = False,
 ) -> None:
     """Train a model on an environment by reinforcement learning."""
     from halteres.config import environ
@@ -44,7 +62,9 @@ def train(
     environment, given = _environment_and_edits(environment, assignments or [], recipe)
     edits = [*given, *(edits or []), *(["trainer.deterministic=true"] if deterministic else [])]
     if environment is None and config is None and resume is None:
-        raise InvalidConfig("Nothing to train on.", "No environment was named.", "Try: halteres train arithmetic")
+        raise InvalidConfig(
+            "Nothing to train on.", "No environment was named.", "Try: halteres train arithmetic"
+        )
     if resume is not None:
         old = find_run(resume)
         if environment is not None or config is not None:
@@ -53,11 +73,16 @@ def train(
                 "An environment or a config file was named besides --resume.",
                 f"Try: halteres train --resume {resume} --set trainer.total_steps=80",
             )
-        resolved = resolve_settings(None, None, edits, base=old.settings())  # under the policy that holds now
+        # under the policy that holds now
+        resolved = resolve_settings(None, None, edits, base=old.settings())
     else:
-        if environment is not None and any(edit.startswith(("run.environment=", "environment=")) for edit in edits):
+        if environment is not None and any(
+            edit.startswith(("run.environment=", "environment=")) for edit in edits
+        ):
             raise InvalidConfig(
-                "Two environments were named.", f"'{environment}', and one by --set.", "Leave one of them out."
+                "Two environments were named.",
+                f"'{environment}', and one by --set.",
+                "Leave one of them out.",
             )
         old, resolved = None, resolve_settings(environment, config, edits)
     run = start_run(
@@ -73,7 +98,9 @@ def train(
 def _environment_and_edits(
     environment: str | None, assignments: list[str], recipe: str | None
 ) -> tuple[str | None, list[str]]:
-    """The environment, and `name=value` as edits: under a recipe's own names, otherwise as `--set` takes them."""
+    """The environment, and `name=value` as edits: under a recipe's own names, otherwise as `--set`
+    takes them.
+    """
     from halteres.config.gem_ids import find_recipe
 
     if environment is not None and "=" in environment and not environment.endswith(".py"):
@@ -86,26 +113,34 @@ def _environment_and_edits(
         typer.echo(f"note: {note}", err=True)
     key = "run.environment="
     named = [edit.removeprefix(key) for edit in edits if edit.startswith(key)]
-    return environment or (named or [None])[-1], [edit for edit in edits if not edit.startswith(key)]
+    return environment or (named or [None])[-1], [
+        edit for edit in edits if not edit.startswith(key)
+    ]
 
 
 def quickstart(
     steps: Annotated[int, typer.Option(min=2, help="Optimiser steps.")] = 40,
     seed: Annotated[int, typer.Option(min=0, help="Seeds adapter, sampling and tasks.")] = 0,
 ) -> None:
-    """Train the built-in model on arithmetic, on this machine, with no network and no key, and show what it learnt."""
+    """Train the built-in model on arithmetic, on this machine, with no network and no key, and show
+    what it learnt.
+    """
     from halteres.config.files import resolve_settings
     from halteres.runs.starting import resources
     from halteres.runs.starting.start import start_run
 
     typer.echo(
-        "Halteres quick start: the built-in model (0.9 M parameters) learns to work its sums instead of guessing."
+        "Halteres quick start: the built-in model (0.9 M parameters) learns to work its sums "
+        "instead of guessing."
     )
     if (unused := resources.look().unused_gpu) is not None:
         typer.echo(
-            f"It runs on the CPU: the engine's path for {unused.name} is not verified yet (HALTERES_DEVICE=cuda)."
+            f"It runs on the CPU: the engine's path for {unused.name} is not verified yet "
+            "(HALTERES_DEVICE=cuda)."
         )
-    resolved = resolve_settings("arithmetic", None, [f"trainer.total_steps={steps}", f"run.seed={seed}"])
+    resolved = resolve_settings(
+        "arithmetic", None, [f"trainer.total_steps={steps}", f"run.seed={seed}"]
+    )
     attend(start_run(resolved.settings, sources=resolved.sources).run_id)
 
 
@@ -120,7 +155,9 @@ def attend(run_id: str, *, detach: bool = False) -> None:
     console = Console(highlight=False)
     console.print(f"run {run.run_id} in {run.path}", soft_wrap=True)
     if (state := run.state()).service_given:
-        console.print(f"trains on the service at {state.urls['service']} (TINKER_BASE_URL)", soft_wrap=True)
+        console.print(
+            f"trains on the service at {state.urls['service']} (TINKER_BASE_URL)", soft_wrap=True
+        )
     if detach:
         console.print(f"next:    halteres runs status {run.run_id}", soft_wrap=True)
     else:
@@ -129,7 +166,10 @@ def attend(run_id: str, *, detach: bool = False) -> None:
 
 def watch(
     run: Annotated[
-        str | None, typer.Argument(help="Run id (a unique beginning will do) or name. [default: the newest run]")
+        str | None,
+        typer.Argument(
+            help="Run id (a unique beginning will do) or name. [default: the newest run]"
+        ),
     ] = None,
 ) -> None:
     """Follow a run until it ends, whoever started it; Ctrl-C stops watching, the run goes on."""

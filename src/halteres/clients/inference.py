@@ -1,4 +1,6 @@
-"""Inference over HTTP: token-exact `/generate` (sglang's shape) and OpenAI's `/v1/chat/completions`."""
+"""Inference over HTTP: token-exact `/generate` (sglang's shape) and OpenAI's
+`/v1/chat/completions`.
+"""
 
 from __future__ import annotations
 
@@ -23,7 +25,8 @@ class Sampling:
     top_p: float = 1.0
     stop: tuple[str, ...] = ()
     seed: int | None = None
-    policy_version: int | None = None  # of `generate`: by exactly these weights of the run; None: by the newest
+    # of `generate`: by exactly these weights of the run; None: by the newest
+    policy_version: int | None = None
     top_logprobs: int = 0  # of `chat`: so many of the most likely first tokens are in the answer
 
 
@@ -35,8 +38,10 @@ class Completion:
     tokens: tuple[int, ...]
     logprobs: tuple[float, ...]  # natural log, one per token, temperature 1, full vocabulary
     finish: StopReason
-    versions: tuple[int, int] | None  # policy versions of the first and last token, where the server sends them
-    first_token: Mapping[str, float] | None = None  # of `top_logprobs`: text -> probability; None: not sent
+    # policy versions of the first and last token, where the server sends them
+    versions: tuple[int, int] | None
+    # of `top_logprobs`: text -> probability; None: not sent
+    first_token: Mapping[str, float] | None = None
     num_tokens: int = 0  # of the prompt and all its answers, where the server counts them
 
 
@@ -45,7 +50,8 @@ class InferenceClient(JsonClient):
 
     Args:
         base_url: OpenAI's form, ending in /v1; `/generate` lies beside /v1, not below it.
-        model: pins a snapshot (a tinker:// path or a model name); None follows the address's own policy.
+        model: pins a snapshot (a tinker:// path or a model name); None follows the address's own
+            policy.
         timeout_s, ready_within_s, waits_for_start: as of a JsonClient.
     """
 
@@ -70,8 +76,12 @@ class InferenceClient(JsonClient):
         )
         self.model = model
 
-    async def generate(self, prompt: Sequence[int], sampling: Sampling, n: int = 1) -> tuple[Completion, ...]:
-        """Sample `n` completions of one prompt, token-exact. Raises as `JsonClient.post_when_ready` does."""
+    async def generate(
+        self, prompt: Sequence[int], sampling: Sampling, n: int = 1
+    ) -> tuple[Completion, ...]:
+        """Sample `n` completions of one prompt, token-exact. Raises as `JsonClient.post_when_ready`
+        does.
+        """
         parameters: dict[str, Any] = {
             "max_new_tokens": sampling.max_new_tokens,
             "temperature": sampling.temperature,
@@ -91,7 +101,9 @@ class InferenceClient(JsonClient):
         if sampling.policy_version is not None:
             body["policy_version"] = sampling.policy_version
         answer = await self._post("/generate", body)
-        return _all(n, [_from_sglang(item) for item in (answer if isinstance(answer, list) else [answer])])
+        return _all(
+            n, [_from_sglang(item) for item in (answer if isinstance(answer, list) else [answer])]
+        )
 
     async def chat(
         self, messages: Sequence[Mapping[str, Any]], sampling: Sampling, n: int = 1
@@ -117,7 +129,9 @@ class InferenceClient(JsonClient):
         return _all(n, [_from_openai(choice, answer) for choice in choices])
 
     async def _post(self, path: str, body: dict[str, Any]) -> Any:
-        return await self.post_when_ready(path, body if self.model is None else {**body, "model": self.model})
+        return await self.post_when_ready(
+            path, body if self.model is None else {**body, "model": self.model}
+        )
 
 
 def _from_sglang(item: Any) -> Completion:
@@ -134,7 +148,9 @@ def _from_sglang(item: Any) -> Completion:
             versions=_versions(meta.get("policy_version")),
         )
     except (KeyError, TypeError, IndexError, AttributeError) as error:
-        raise ServerError("An answer of /generate has another shape.", f"{type(error).__name__}: {error}.") from error
+        raise ServerError(
+            "An answer of /generate has another shape.", f"{type(error).__name__}: {error}."
+        ) from error
 
 
 def _from_openai(choice: Any, answer: Mapping[str, Any]) -> Completion:
@@ -149,17 +165,23 @@ def _from_openai(choice: Any, answer: Mapping[str, Any]) -> Completion:
             num_tokens=int((answer.get("usage") or {}).get("total_tokens") or 0),
         )
     except (KeyError, TypeError, AttributeError, ValueError) as error:
-        raise ServerError("A chat completion has another shape.", f"{type(error).__name__}: {error}.") from error
+        raise ServerError(
+            "A chat completion has another shape.", f"{type(error).__name__}: {error}."
+        ) from error
 
 
 def _first_token(logprobs: Any) -> dict[str, float] | None:
-    """Probabilities of the most likely first tokens, if they were sent. Two tokens of one text count together."""
+    """Probabilities of the most likely first tokens, if they were sent. Two tokens of one text
+    count together.
+    """
     content = (logprobs or {}).get("content") or ()
     if not content or not content[0].get("top_logprobs"):
         return None
     likely: dict[str, float] = {}
     for one in content[0]["top_logprobs"]:
-        likely[str(one["token"])] = likely.get(str(one["token"]), 0.0) + math.exp(float(one["logprob"]))
+        likely[str(one["token"])] = likely.get(str(one["token"]), 0.0) + math.exp(
+            float(one["logprob"])
+        )
     return likely
 
 

@@ -1,7 +1,8 @@
-"""JSON over HTTP: single requests past any proxy, and a client with connections to a server that may not be ready yet.
+"""JSON over HTTP: single requests past any proxy, and a client with connections to a server that
+may not be ready yet.
 
-Single requests are httpx's. The client is aiohttp's: an environment has hundreds of requests open at once, for each of
-which httpx takes 60 times the processor time (256 at once: 8.4 ms, not 0.14).
+Single requests are httpx's. The client is aiohttp's: an environment has hundreds of requests open
+at once, for each of which httpx takes 60 times the processor time (256 at once: 8.4 ms, not 0.14).
 """
 
 from __future__ import annotations
@@ -16,7 +17,14 @@ from urllib.parse import unquote, urlsplit
 import msgspec
 
 from halteres.clients.retries import until_ready
-from halteres.errors import InvalidConfig, InvalidData, NotFound, NotReady, ProcessFailed, ServerError
+from halteres.errors import (
+    InvalidConfig,
+    InvalidData,
+    NotFound,
+    NotReady,
+    ProcessFailed,
+    ServerError,
+)
 
 if TYPE_CHECKING:  # 0.3 s, 0.1 s: whoever only describes an environment does without
     import aiohttp
@@ -24,7 +32,8 @@ if TYPE_CHECKING:  # 0.3 s, 0.1 s: whoever only describes an environment does wi
 
 _NOT_READY = (408, 429, 503)  # statuses that mean: wait, and send it again
 
-# -- single requests: no proxy is asked, nothing is retried, no connection is kept -------------------------------------
+# -- single requests: no proxy is asked, nothing is retried, no connection is kept
+# -------------------------------------
 
 
 class Refused(ProcessFailed):
@@ -72,19 +81,26 @@ def _answer(
     import httpx
 
     if not url.startswith(("http://", "https://")):
-        raise InvalidConfig(f"'{url}' is no service address.", next="It begins with http:// or https://.")
+        raise InvalidConfig(
+            f"'{url}' is no service address.", next="It begins with http:// or https://."
+        )
     headers = {} if body is None else {"Content-Type": content_type}
-    if key:  # the SDK's header is what a service of any make reads, Bearer what our trajectory server does
+    # the SDK's header is what a service of any make reads, Bearer what our trajectory server does
+    if key:
         headers |= {"X-API-Key": key, "Authorization": f"Bearer {key}"}
     method = "GET" if body is None else "POST"
     try:
-        answer = _one_request().request(method, url, content=body, headers=headers, timeout=deadline_s)
+        answer = _one_request().request(
+            method, url, content=body, headers=headers, timeout=deadline_s
+        )
     except (httpx.HTTPError, httpx.InvalidURL) as error:
         raise _no_answer(url, error) from error
     if answer.is_success:
         return answer.content
     why = _refusal_text(answer.content) or answer.reason_phrase
-    raise Refused(f"{url} refused the request ({answer.status_code}).", why, answered=answer.status_code)
+    raise Refused(
+        f"{url} refused the request ({answer.status_code}).", why, answered=answer.status_code
+    )
 
 
 @functools.cache
@@ -103,10 +119,13 @@ def _object(url: str, answer: bytes) -> dict[str, Any]:
 
 
 def _no_answer(url: str, error: Exception) -> NotReady:
-    return NotReady(f"{url} does not answer.", f"{error}.", "Check the address, and that its server runs.")
+    return NotReady(
+        f"{url} does not answer.", f"{error}.", "Check the address, and that its server runs."
+    )
 
 
-# -- a client with connections -----------------------------------------------------------------------------------------
+# -- a client with connections
+# -----------------------------------------------------------------------------------------
 
 
 class Connected:
@@ -131,13 +150,16 @@ class JsonClient(Connected):
     """A client of one server.
 
     Args:
-        root: the address that paths are appended to. A login in it is sent where there is no `api_key`, and is not
-            part of the client's `root`, which its errors name.
+        root: the address that paths are appended to. A login in it is sent where there is no
+            `api_key`, and is not part of the client's `root`, which its errors name.
         api_key: sent as `Authorization: Bearer`; nothing where it is empty.
         timeout_s: of one request; None: the caller sets a deadline.
-        ready_within_s: how long a server may refuse connections, or say 503, 429 or 408, before the wait is given up.
-        repeatable: what is asked for changes nothing at the server: a request whose connection broke is sent again.
-        waits_for_start: a refused connection is one of a server that starts yet; otherwise it is NotFound at once.
+        ready_within_s: how long a server may refuse connections, or say 503, 429 or 408, before the
+            wait is given up.
+        repeatable: what is asked for changes nothing at the server: a request whose connection
+            broke is sent again.
+        waits_for_start: a refused connection is one of a server that starts yet; otherwise it is
+            NotFound at once.
     """
 
     def __init__(
@@ -205,7 +227,9 @@ class JsonClient(Connected):
 
 
 def _without_login(root: str) -> tuple[str, str]:
-    """An address without its login, and that as HTTP's Basic scheme has it; empty where there is none."""
+    """An address without its login, and that as HTTP's Basic scheme has it; empty where there is
+    none.
+    """
     parts = urlsplit(root)
     login, at, host = parts.netloc.rpartition("@")
     if not at:
@@ -242,6 +266,8 @@ def _refusal_text(body: bytes) -> str:
 
 
 def error_text(answer: Any) -> str:
-    """What an answer says went wrong; OpenAI's shape wraps it in an object. Nothing where it says nothing."""
+    """What an answer says went wrong; OpenAI's shape wraps it in an object. Nothing where it says
+    nothing.
+    """
     reason = (answer.get("detail") or answer.get("error")) if isinstance(answer, dict) else None
     return str((reason.get("message") if isinstance(reason, dict) else None) or reason or "")

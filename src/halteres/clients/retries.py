@@ -1,4 +1,6 @@
-"""How often, and how long, a failing call is repeated; the caller says which errors are worth another attempt."""
+"""How often, and how long, a failing call is repeated; the caller says which errors are worth
+another attempt.
+"""
 
 from __future__ import annotations
 
@@ -22,9 +24,12 @@ _LOGGED_AFTER_S = 3.0
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Retries:
-    """Bounds of a repeated call; the wait doubles up to its longest, with jitter, or is what the server asks for."""
+    """Bounds of a repeated call; the wait doubles up to its longest, with jitter, or is what the
+    server asks for.
+    """
 
-    attempts: int | None = 4  # None: as many as there is time for; what is waited for is then logged
+    # None: as many as there is time for; what is waited for is then logged
+    attempts: int | None = 4
     first_wait_s: float = 0.1
     longest_wait_s: float = 2.0
     within_s: float = 600.0  # from the first attempt; no attempt is begun later
@@ -32,7 +37,9 @@ class Retries:
     @classmethod
     def for_seconds(cls, within_s: float, longest_wait_s: float = 1.0) -> Self:
         """As many attempts as there is time for."""
-        return cls(attempts=None, first_wait_s=0.05, longest_wait_s=longest_wait_s, within_s=within_s)
+        return cls(
+            attempts=None, first_wait_s=0.05, longest_wait_s=longest_wait_s, within_s=within_s
+        )
 
     async def call(self, attempt: Callable[[], Awaitable[T]], on: Errors = (NotReady,)) -> T:
         """The first result; after the last attempt the last error, as it was raised."""
@@ -46,7 +53,10 @@ class Retries:
             await asyncio.sleep(wait_s)
 
     def call_blocking(
-        self, attempt: Callable[[], T], on: Errors = (NotReady,), is_over: Callable[[], bool] = lambda: False
+        self,
+        attempt: Callable[[], T],
+        on: Errors = (NotReady,),
+        is_over: Callable[[], bool] = lambda: False,
     ) -> T:
         """The same without an event loop; also over as soon as `is_over` says so."""
         waits = _Waits(self)
@@ -83,7 +93,9 @@ class _Waits:
 
 
 async def until_ready(call: Callable[[], Awaitable[T]], within_s: float) -> T:
-    """Repeat a call that raises NotReady, with growing waits or those the server asks for, for `within_s` at most."""
+    """Repeat a call that raises NotReady, with growing waits or those the server asks for, for
+    `within_s` at most.
+    """
     try:
         return await Retries.for_seconds(within_s).call(call)
     except NotReady as error:

@@ -1,4 +1,6 @@
-"""Scores over HTTP: the client of a reward server (`halteres reward serve`), from here or elsewhere."""
+"""Scores over HTTP: the client of a reward server (`halteres reward serve`), from here or
+elsewhere.
+"""
 
 from __future__ import annotations
 
@@ -26,12 +28,14 @@ class RewardClient(JsonClient):
     """One reward server: a `Scorer`.
 
     Args:
-        url: its address, with or without /v1. The key that the server asks for is the password in it
-            (`http://any:KEY@HOST:PORT`), else HALTERES_REWARD_KEY.
-        output: in which units scores come: `raw` of the head, `standardised` or `probability` by its calibration.
+        url: its address, with or without /v1. The key that the server asks for is the password in
+            it (`http://any:KEY@HOST:PORT`), else HALTERES_REWARD_KEY.
+        output: in which units scores come: `raw` of the head, `standardised` or `probability` by
+            its calibration.
         model: which of its models; None: its first.
         timeout_s: of one call, however often its requests are sent again.
-        waits_for_start: whether a server that refuses connections is waited for; otherwise it is NotFound at once.
+        waits_for_start: whether a server that refuses connections is waited for; otherwise it is
+            NotFound at once.
     """
 
     def __init__(
@@ -54,10 +58,12 @@ class RewardClient(JsonClient):
             waits_for_start=waits_for_start,
         )
         self.name, self.output, self.model, self.timeout_s = self.root, output, model, timeout_s
-        self.units: Output | None = None  # in which the server answered: raw ones of a model without calibration
+        # in which the server answered: raw ones of a model without calibration
+        self.units: Output | None = None
 
     async def score(self, texts: Sequence[Scorable]) -> list[Score | None]:
-        """One score per text, in order; None where the server could not score it: it says why, and the log too.
+        """One score per text, in order; None where the server could not score it: it says why, and
+        the log too.
 
         Raises:
             InvalidData: the server refuses the request.
@@ -66,7 +72,9 @@ class RewardClient(JsonClient):
             ServerError: it failed.
         """
         async with self._deadline():
-            parts = [texts[start : start + MOST_ITEMS] for start in range(0, len(texts), MOST_ITEMS)]
+            parts = [
+                texts[start : start + MOST_ITEMS] for start in range(0, len(texts), MOST_ITEMS)
+            ]
             return [score for part in parts for score in await self._score(part)]
 
     async def health(self) -> dict[str, Any]:
@@ -78,7 +86,9 @@ class RewardClient(JsonClient):
         async with self._deadline():
             answer = await self.get("/health")
         if not isinstance(answer, dict):
-            raise ServerError(f"{self.root}/health answered {type(answer).__name__}, not an object.")
+            raise ServerError(
+                f"{self.root}/health answered {type(answer).__name__}, not an object."
+            )
         return answer
 
     async def _score(self, texts: Sequence[Scorable]) -> list[Score | None]:
@@ -88,14 +98,26 @@ class RewardClient(JsonClient):
         with boundary(ServerError, "Reading the answer of /score"):
             scores: list[Score | None] = []
             for item in answer["items"]:
-                figures = {"value": item.get("score"), "num_tokens": item.get("tokens", 0), "disagreement": None}
-                scores.append(None if "error" in item else msgspec.convert({**item, **figures}, Score))
+                figures = {
+                    "value": item.get("score"),
+                    "num_tokens": item.get("tokens", 0),
+                    "disagreement": None,
+                }
+                scores.append(
+                    None if "error" in item else msgspec.convert({**item, **figures}, Score)
+                )
             self.units = answer.get("output")
         if len(scores) != len(texts):
             raise ServerError(f"{self.root}/score answered {len(scores)} items, not {len(texts)}.")
         failed = [item["error"] for item in answer["items"] if "error" in item]
         if failed:
-            log.warning("%s could not score %d of %d texts: %s", self.root, len(failed), len(texts), failed[0])
+            log.warning(
+                "%s could not score %d of %d texts: %s",
+                self.root,
+                len(failed),
+                len(texts),
+                failed[0],
+            )
         return scores
 
     @asynccontextmanager
@@ -104,7 +126,10 @@ class RewardClient(JsonClient):
             async with asyncio.timeout(self.timeout_s):
                 yield
         except TimeoutError as error:
-            what, why = f"The reward server {self.root} gave no scores.", f"It had {self.timeout_s:g} s."
+            what, why = (
+                f"The reward server {self.root} gave no scores.",
+                f"It had {self.timeout_s:g} s.",
+            )
             raise NotReady(what, why, "Look at its log.") from error
 
 
@@ -116,9 +141,12 @@ async def score(
     key: str = "",
     timeout_s: float = 300,
 ) -> list[Score | None]:
-    """Score once, over connections of its own; a server that is not there is not waited for. Raises as
-    `RewardClient.score` does."""
-    async with RewardClient(url, output=output, key=key, timeout_s=timeout_s, waits_for_start=False) as client:
+    """Score once, over connections of its own; a server that is not there is not waited for. Raises
+    as `RewardClient.score` does.
+    """
+    async with RewardClient(
+        url, output=output, key=key, timeout_s=timeout_s, waits_for_start=False
+    ) as client:
         return await client.score(texts)
 
 
@@ -126,7 +154,9 @@ def _item(text: Scorable) -> dict[str, Any]:
     """What is not there is not sent: a server of an older version knows no tools."""
 
     def plain(side: str | Sequence[Message] | None) -> Any:
-        return side if side is None or isinstance(side, str) else [dict(message) for message in side]
+        return (
+            side if side is None or isinstance(side, str) else [dict(message) for message in side]
+        )
 
     item: dict[str, Any] = {"prompt": plain(text.prompt), "completion": plain(text.completion)}
     if text.tools:

@@ -5,11 +5,13 @@
 
 A script of its own: the environment's interpreter need not have Halteres.
 
-describe: what the verb prints of files that know it. VALUES is a JSON file of settings to lay over what `config_init`
-gives. Exit code 1: nothing is known. `read` in the answer: files of the working directory that were read on the way.
+describe: what the verb prints of files that know it. VALUES is a JSON file of settings to lay over
+what `config_init` gives. Exit code 1: nothing is known. `read` in the answer: files of the working
+directory that were read on the way.
 
-run: `PYTHON FILE VERB …`, with what it logs to W&B as rows of METRICS. No run of W&B is opened. atroposlib puts the
-environment's registered name before its figures: NAME_0_train/x is train/x here.
+run: `PYTHON FILE VERB …`, with what it logs to W&B as rows of METRICS. No run of W&B is opened.
+atroposlib puts the environment's registered name before its figures: NAME_0_train/x is train/x
+here.
 """
 
 from __future__ import annotations
@@ -38,16 +40,26 @@ MOST_READ = 256
 
 
 def settings_of(file: Path) -> BaseModel | None:
-    """What `config_init` of the environment in this file gives; of several classes, the last that is no base."""
+    """What `config_init` of the environment in this file gives; of several classes, the last that
+    is no base.
+    """
     spec = importlib.util.spec_from_file_location(MODULE, file)
     if spec is None or spec.loader is None:
         return None
     module = importlib.util.module_from_spec(spec)
     sys.modules[MODULE] = module  # dataclasses and pydantic look their own module up
     spec.loader.exec_module(module)
-    own: list[Any] = [kind for kind in vars(module).values() if inspect.isclass(kind) and kind.__module__ == MODULE]
+    own: list[Any] = [
+        kind
+        for kind in vars(module).values()
+        if inspect.isclass(kind) and kind.__module__ == MODULE
+    ]
     kinds = [kind for kind in own if hasattr(kind, "config_init") and hasattr(kind, "cli")]
-    leaves = [kind for kind in kinds if not any(other is not kind and issubclass(other, kind) for other in kinds)]
+    leaves = [
+        kind
+        for kind in kinds
+        if not any(other is not kind and issubclass(other, kind) for other in kinds)
+    ]
     return leaves[-1].config_init()[0] if leaves else None
 
 
@@ -57,7 +69,11 @@ def laid_over(base: BaseModel, values: dict[str, Any]) -> tuple[BaseModel, list[
 
     usable = {name: value for name, value in values.items() if name in type(base).model_fields}
     rule = "there is no such setting"
-    problems = [{"field": name, "got": value, "rule": rule} for name, value in values.items() if name not in usable]
+    problems = [
+        {"field": name, "got": value, "rule": rule}
+        for name, value in values.items()
+        if name not in usable
+    ]
     while True:
         try:
             return type(base).model_validate({**base.model_dump(), **usable}), problems
@@ -72,21 +88,34 @@ def laid_over(base: BaseModel, values: dict[str, Any]) -> tuple[BaseModel, list[
 
 
 def note_files_read() -> Callable[[], list[str]]:
-    """From here on take note of files opened for reading; those below the working directory, without installed and
-    compiled ones."""
+    """From here on take note of files opened for reading; those below the working directory,
+    without installed and compiled ones.
+    """
     opened: dict[str, None] = {}
     here = os.path.join(os.getcwd(), "")
-    installed = tuple({os.path.join(os.path.realpath(prefix), "") for prefix in (sys.prefix, sys.base_prefix)})
+    installed = tuple(
+        {os.path.join(os.path.realpath(prefix), "") for prefix in (sys.prefix, sys.base_prefix)}
+    )
 
     def note(event: str, arguments: tuple[Any, ...]) -> None:
-        if event == "open" and isinstance(arguments[0], str) and str(arguments[1] or "r").startswith("r"):
+        if (
+            event == "open"
+            and isinstance(arguments[0], str)
+            and str(arguments[1] or "r").startswith("r")
+        ):
             opened[os.path.abspath(arguments[0])] = None
 
     sys.addaudithook(note)
 
     def noted() -> list[str]:
-        own = [file for file in opened if file.startswith(here) and not os.path.realpath(file).startswith(installed)]
-        return [file for file in own if not file.endswith(".pyc") and os.path.isfile(file)][:MOST_READ]
+        own = [
+            file
+            for file in opened
+            if file.startswith(here) and not os.path.realpath(file).startswith(installed)
+        ]
+        return [file for file in own if not file.endswith(".pyc") and os.path.isfile(file)][
+            :MOST_READ
+        ]
 
     return noted
 
@@ -100,7 +129,13 @@ def describe(file: Path, values: dict[str, Any]) -> int:
             return 1
         settings, problems = laid_over(base, values)
         schema, config = type(base).model_json_schema(), settings.model_dump(mode="json")
-        found = {"schema": schema, "config": config, "problems": problems, "is_foreign": True, "read": read()}
+        found = {
+            "schema": schema,
+            "config": config,
+            "problems": problems,
+            "is_foreign": True,
+            "read": read(),
+        }
         answer = json.dumps(found)
     answers.write(answer + "\n")
     return 0
@@ -114,20 +149,26 @@ class Metrics:
         self._registered = re.compile(rf"{re.escape(name)}_\d+_")
 
     def log(self, data: Mapping[str, Any], step: Any = None, *_: Any, **__: Any) -> None:
-        """As `wandb.log`: one row of the numbers among the data (null: not finite), at the newest step that was given;
-        tables, pictures and texts are passed over."""
+        """As `wandb.log`: one row of the numbers among the data (null: not finite), at the newest
+        step that was given; tables, pictures and texts are passed over.
+        """
         self._step = self._step if step is None else int(step)
         row: dict[str, Any] = {}
         for name, value in data.items():
             if not isinstance(value, str | bytes):
-                with contextlib.suppress(TypeError, ValueError, RuntimeError):  # numpy's and torch's scalars are floats
+                # numpy's and torch's scalars are floats
+                with contextlib.suppress(TypeError, ValueError, RuntimeError):
                     number = float(value)
-                    row[self._registered.sub("", str(name), count=1)] = number if math.isfinite(number) else None
+                    row[self._registered.sub("", str(name), count=1)] = (
+                        number if math.isfinite(number) else None
+                    )
         if not row:
             return
         row |= {"step": self._step, "t": time.time(), "src": "env"}
         try:  # one line in one write; whoever died inside a line before left no newline behind it
-            descriptor = os.open(self._file, os.O_RDWR | os.O_APPEND | os.O_CREAT | os.O_CLOEXEC, 0o644)
+            descriptor = os.open(
+                self._file, os.O_RDWR | os.O_APPEND | os.O_CREAT | os.O_CLOEXEC, 0o644
+            )
             try:
                 size = os.fstat(descriptor).st_size
                 torn = size > 0 and os.pread(descriptor, 1, size - 1) != b"\n"
@@ -139,7 +180,9 @@ class Metrics:
 
 
 def replace_wandb(metrics: Metrics) -> None:
-    """`wandb.log` writes our rows, also before and without `wandb.init`, which gives a run that does nothing."""
+    """`wandb.log` writes our rows, also before and without `wandb.init`, which gives a run that
+    does nothing.
+    """
     try:
         import wandb
     except ImportError:
@@ -155,7 +198,8 @@ def replace_wandb(metrics: Metrics) -> None:
 
 
 def log_after_evaluation() -> None:
-    """An `evaluate` may leave its figures to the next `wandb_log`, which the verb `evaluate` never calls.
+    """An `evaluate` may leave its figures to the next `wandb_log`, which the verb `evaluate` never
+    calls.
 
     Source: atroposlib 0.4.0, `BaseEnv._run_evaluate`, which is what that verb runs.
     """
@@ -179,7 +223,10 @@ def main() -> int:
     """Do as the command line says; the exit code."""
     what, *arguments = sys.argv[1:]
     if what == "describe":
-        file, values = Path(arguments[0]), json.loads(Path(arguments[1]).read_text(encoding="utf-8"))
+        file, values = (
+            Path(arguments[0]),
+            json.loads(Path(arguments[1]).read_text(encoding="utf-8")),
+        )
         sys.path[0] = str(file.parent)
         return describe(file, values)
     metrics, name, *sys.argv = arguments

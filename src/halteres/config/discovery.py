@@ -1,4 +1,6 @@
-"""Which environments there are, and what they are called, read from the text of files: none is imported or run."""
+"""Which environments there are, and what they are called, read from the text of files: none is
+imported or run.
+"""
 
 from __future__ import annotations
 
@@ -63,7 +65,9 @@ class EnvironmentFile:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class BrokenFile:
-    """A file that cannot be read as Python, or names its environment badly; or an entry point that leads nowhere."""
+    """A file that cannot be read as Python, or names its environment badly; or an entry point that
+    leads nowhere.
+    """
 
     file_path: str  # absolute; of an entry point: what it names
     why: str
@@ -99,8 +103,9 @@ def is_path(name: str) -> bool:
 
 
 def reference(given: str, name: str, file: str) -> str:
-    """How settings refer to the environment `name` in `file`, with its variant: by its name if that was given, else by
-    its file."""
+    """How settings refer to the environment `name` in `file`, with its variant: by its name if that
+    was given, else by its file.
+    """
     environment, variant = split_name(name)
     return name if split_name(given)[0] == environment else joined_name(file, variant)
 
@@ -116,33 +121,45 @@ def in_file_name(name: str) -> str:
 
 
 def discover(folders: Sequence[Path] = (), *, afresh: bool = False) -> Discovery:
-    """Look through these folders and their own folders, then those of HALTERES_ENVIRONMENTS and HALTERES_HOME, what
-    other packages offer, and the built-in ones. Names that begin with `_` are passed over.
+    """Look through these folders and their own folders, then those of HALTERES_ENVIRONMENTS and
+    HALTERES_HOME, what other packages offer, and the built-in ones. Names that begin with `_` are
+    passed over.
 
-    The first file of a name has it; a later one is called `file.Class`. Files are read again where they have changed;
-    `afresh` reads all.
+    The first file of a name has it; a later one is called `file.Class`. Files are read again where
+    they have changed; `afresh` reads all.
     """
     found: dict[str, EnvironmentFile] = {}
     broken: dict[str, BrokenFile] = {}
     for place in _places(folders):
         try:
-            environment = place if isinstance(place, BrokenFile) else read_environment(place, afresh=afresh)
+            environment = (
+                place if isinstance(place, BrokenFile) else read_environment(place, afresh=afresh)
+            )
         except EnvironmentBroken as error:
             environment = BrokenFile(file_path=str(place), why=error.why)
         if isinstance(environment, BrokenFile):
             broken[environment.file_path] = environment
-        elif environment is not None and environment.file_path not in {one.file_path for one in found.values()}:
+        elif environment is not None and environment.file_path not in {
+            one.file_path for one in found.values()
+        }:
             file = Path(environment.file_path)
             apart = f"{file.stem}.{environment.class_name}"
-            names = (environment.name, apart, f"{file.parent.name}.{apart}", f"{environment.name}.{len(found)}")
+            names = (
+                environment.name,
+                apart,
+                f"{file.parent.name}.{apart}",
+                f"{environment.name}.{len(found)}",
+            )
             name = next(name for name in names if name not in found and _NAME.fullmatch(name))
             found[name] = replace(environment, name=name)
-    return Discovery(environments=tuple(found[name] for name in sorted(found)), broken=tuple(broken.values()))
+    return Discovery(
+        environments=tuple(found[name] for name in sorted(found)), broken=tuple(broken.values())
+    )
 
 
 def find_environment(name_or_path: str, folders: Sequence[Path] = ()) -> EnvironmentFile:
-    """The environment of this name, or the one in this file; the name of its file will do, without `.py`. Of a family
-    it is one variant, the first where none is named.
+    """The environment of this name, or the one in this file; the name of its file will do, without
+    `.py`. Of a family it is one variant, the first where none is named.
 
     Raises:
         EnvironmentNotFound: no such name, file or variant; the nearest name is offered.
@@ -156,9 +173,13 @@ def find_environment(name_or_path: str, folders: Sequence[Path] = ()) -> Environ
         if not file.is_file():
             hint = "Give the path of a Python file, or a name."
             raise EnvironmentNotFound(f"There is no environment file {file}.", next=hint)
-        # A class derived from somebody's own base cannot be recognised from the text; the file's `describe` will tell.
+        # A class derived from somebody's own base cannot be recognised from the text; the file's
+        # `describe` will tell.
         environment = read_environment(file) or EnvironmentFile(
-            name=file.stem, class_name="", file_path=str(file), description=f"Environment from {file.name}"
+            name=file.stem,
+            class_name="",
+            file_path=str(file),
+            description=f"Environment from {file.name}",
         )
     else:
         by_stem = {Path(one.file_path).stem: one for one in reversed(listed.environments)}
@@ -167,7 +188,9 @@ def find_environment(name_or_path: str, folders: Sequence[Path] = ()) -> Environ
         if name_or_path != base and variant not in environment.variants:
             built_in = BUILTIN_FOLDER in Path(environment.file_path).parents
             members = [joined_name(base, one) for one in environment.variants] or [base]
-            raise (stands_for(name_or_path) if built_in else None) or _unknown(name_or_path, members)
+            raise (stands_for(name_or_path) if built_in else None) or _unknown(
+                name_or_path, members
+            )
         variant = variant or next(iter(environment.variants), "")
         return replace(environment, name=joined_name(environment.name, variant))
     broken, environments = (listed.broken, listed.environments) if listed else ((), ())
@@ -177,13 +200,18 @@ def find_environment(name_or_path: str, folders: Sequence[Path] = ()) -> Environ
     names = [one.name for one in environments]
     members = [member for one in environments for member in one.members]
     # Where no name is like the one that was asked for, a variant of a family may be.
-    known = members if nearest(name_or_path, names) is None and nearest(name_or_path, members) else names
+    known = (
+        members
+        if nearest(name_or_path, names) is None and nearest(name_or_path, members)
+        else names
+    )
     raise stands_for(name_or_path) or _unknown(name_or_path, known)
 
 
 def read_environment(file: Path, *, afresh: bool = False) -> EnvironmentFile | None:
-    """The environment in a file, or None where it defines none: the class whose `cli` is called, else the last one that
-    is no base of another. A file is parsed again where it has changed; `afresh` does so in any case.
+    """The environment in a file, or None where it defines none: the class whose `cli` is called,
+    else the last one that is no base of another. A file is parsed again where it has changed;
+    `afresh` does so in any case.
 
     Raises:
         EnvironmentBroken: the file is no Python, or the environment's name cannot be used.
@@ -199,16 +227,23 @@ def read_environment(file: Path, *, afresh: bool = False) -> EnvironmentFile | N
         return None
     bases = {base for name in names for base in _bases(source.classes[name])}
     called = [name for name in source.cli_calls if name in names]
-    found = source.classes[called[0] if called else [name for name in names if name not in bases][-1]]
+    found = source.classes[
+        called[0] if called else [name for name in names if name not in bases][-1]
+    ]
     label = _attribute(found, "name")
-    name = label.value if isinstance(label, ast.Constant) and isinstance(label.value, str) else file.stem
+    name = (
+        label.value
+        if isinstance(label, ast.Constant) and isinstance(label.value, str)
+        else file.stem
+    )
     if not _NAME.fullmatch(name):
         why = f"its name '{name}' may hold letters, digits, '.', '_' and '-' alone."
         raise _broken(file, f"line {found.lineno}: {why}", found.lineno)
     variants = _variants(file, source, _attribute(found, "variants"))
     if variants is None or not all(map(_NAME.fullmatch, variants)):
         why = (
-            "its `variants` must be names of letters, digits, '.', '_' and '-': a tuple in the class, or in a constant "
+            "its `variants` must be names of letters, digits, '.', '_' and '-': a tuple in the "
+            "class, or in a constant "
             "(or the keys of a dict) of this file or of one beside it."
         )
         raise _broken(file, f"line {found.lineno}: {why}", found.lineno)
@@ -222,7 +257,9 @@ def read_environment(file: Path, *, afresh: bool = False) -> EnvironmentFile | N
 
 
 def _unknown(name: str, known: Sequence[str]) -> HalteresError:
-    return unknown(EnvironmentNotFound, "environment", name, known, "List them with: halteres env list")
+    return unknown(
+        EnvironmentNotFound, "environment", name, known, "List them with: halteres env list"
+    )
 
 
 def _broken(file: Path, why: str, line: int | None = None) -> EnvironmentBroken:
@@ -245,13 +282,16 @@ def _places(folders: Sequence[Path]) -> Iterator[Path | BrokenFile]:
         except EnvironmentBroken as error:
             yield BrokenFile(file_path=point.value, why=error.what)
         else:
-            yield file or BrokenFile(file_path=point.value, why=f"There is no module {point.module}.")
+            yield file or BrokenFile(
+                file_path=point.value, why=f"There is no module {point.module}."
+            )
     yield from files(BUILTIN_FOLDER)
 
 
 def _module_file(module: str) -> Path | None:
     top, *below = module.split(".")
-    spec = importlib.util.find_spec(top)  # of a module that is not below another: this imports nothing
+    # of a module that is not below another: this imports nothing
+    spec = importlib.util.find_spec(top)
     if spec is None:
         return None
     if not below:
@@ -265,7 +305,8 @@ def _module_file(module: str) -> Path | None:
 class _Source:
     classes: dict[str, ast.ClassDef]
     values: dict[str, ast.expr]  # local name -> what was assigned to it
-    imports: dict[str, tuple[str, str]]  # local name -> (module, with leading dots; name in it, "" for the module)
+    # local name -> (module, with leading dots; name in it, "" for the module)
+    imports: dict[str, tuple[str, str]]
     cli_calls: list[str]  # names whose `.cli` is called
     summary: str
 
@@ -289,7 +330,11 @@ def _read(file: Path, *, afresh: bool = False) -> _Source:
             imports |= {alias.asname or alias.name: (module, alias.name) for alias in node.names}
         elif isinstance(node, ast.Import):
             imports |= {alias.asname or alias.name: (alias.name, "") for alias in node.names}
-        elif isinstance(node, ast.Call) and isinstance(node.func, ast.Attribute) and node.func.attr == "cli":
+        elif (
+            isinstance(node, ast.Call)
+            and isinstance(node.func, ast.Attribute)
+            and node.func.attr == "cli"
+        ):
             cli_calls.append(_dotted(node.func.value).rpartition(".")[2])
     classes = {node.name: node for node in statements if isinstance(node, ast.ClassDef)}
     source = _Source(classes, dict(_assignments(statements)), imports, cli_calls, _first_line(tree))
@@ -309,7 +354,9 @@ def _assignments(statements: Iterable[ast.AST]) -> Iterator[tuple[str, ast.expr]
     for statement in statements:
         if isinstance(statement, ast.Assign | ast.AnnAssign) and statement.value is not None:
             targets = statement.targets if isinstance(statement, ast.Assign) else [statement.target]
-            yield from ((target.id, statement.value) for target in targets if isinstance(target, ast.Name))
+            yield from (
+                (target.id, statement.value) for target in targets if isinstance(target, ast.Name)
+            )
 
 
 def _attribute(node: ast.ClassDef, name: str) -> ast.expr | None:
@@ -333,7 +380,9 @@ def _dotted(node: ast.expr | None) -> str:
 
 
 def _environment_classes(file: Path, source: _Source, seen: frozenset[Path]) -> list[str]:
-    """Classes that derive from a root: through others of the file, aliases, and files that it imports from."""
+    """Classes that derive from a root: through others of the file, aliases, and files that it
+    imports from.
+    """
 
     def derives(name: str, through: frozenset[str]) -> bool:
         if name.rpartition(".")[2] in _ROOTS:
@@ -354,7 +403,9 @@ def _environment_classes(file: Path, source: _Source, seen: frozenset[Path]) -> 
 
 
 def _variants(file: Path, source: _Source, value: ast.expr | None) -> tuple[str, ...] | None:
-    """The texts of `variants = ("a", "b")`, `NAMES` or `tuple(module.NAMES)`; () without any, None if unreadable."""
+    """The texts of `variants = ("a", "b")`, `NAMES` or `tuple(module.NAMES)`; () without any, None
+    if unreadable.
+    """
     if value is None:
         return ()
     if isinstance(value, ast.Call) and _dotted(value.func) == "tuple" and len(value.args) == 1:
@@ -371,12 +422,18 @@ def _variants(file: Path, source: _Source, value: ast.expr | None) -> tuple[str,
     if not isinstance(value, ast.Tuple | ast.List | ast.Dict):
         return None
     items = value.keys if isinstance(value, ast.Dict) else value.elts
-    texts = [item.value for item in items if isinstance(item, ast.Constant) and isinstance(item.value, str)]
+    texts = [
+        item.value
+        for item in items
+        if isinstance(item, ast.Constant) and isinstance(item.value, str)
+    ]
     return tuple(texts) if len(texts) == len(items) else None
 
 
 def _origin(file: Path, source: _Source, name: str) -> tuple[Path | None, str]:
-    """The file that a name was imported from, and its name there; None unless it is built in or lies beside."""
+    """The file that a name was imported from, and its name there; None unless it is built in or
+    lies beside.
+    """
     if name in source.imports:
         module, member = source.imports[name]
     else:

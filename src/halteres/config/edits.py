@@ -1,4 +1,6 @@
-"""One change to one setting, typed (a tool's JSON) or as text (`--set`), and which setting its name means."""
+"""One change to one setting, typed (a tool's JSON) or as text (`--set`), and which setting its name
+means.
+"""
 
 from __future__ import annotations
 
@@ -22,18 +24,27 @@ ALIASES: Mapping[str, str] = {
 """The seeds' names for our settings, where they differ from ours."""
 
 IN_FILES: Mapping[str, str] = {"tokenizer_name": "inference.model"}
-"""Wiring that in a file, a config's or a policy's, says what it is filled in from; as an edit it is refused."""
+"""Wiring that in a file, a config's or a policy's, says what it is filled in from; as an edit it is
+refused.
+"""
 
 SWITCHES: Mapping[str, str] = {
-    "slurm": "Halteres starts a run's processes on this machine: start it inside the job that SLURM gave you",
-    "testing": "to try settings without training use rl_test_inference, or rl_start_training(dry_run=true)",
+    "slurm": (
+        "Halteres starts a run's processes on this machine: start it inside the job that "
+        "SLURM gave you"
+    ),
+    "testing": (
+        "to try settings without training use rl_test_inference, or rl_start_training(dry_run=true)"
+    ),
 }
 """Settings of the seeds that can only be false here, with the reason."""
 
 ENVIRONMENT = "run.environment"
 """It is selected rather than set: with another environment the other settings are not the same."""
 
-OWN_KEYS = tuple(f"{section}.{name}" for section, model in SECTIONS.items() for name in model.model_fields)
+OWN_KEYS = tuple(
+    f"{section}.{name}" for section, model in SECTIONS.items() for name in model.model_fields
+)
 """section.field of every setting of ours."""
 
 CLOSE = 0.6  # how like a name must be to be offered: an agent follows the offer
@@ -53,7 +64,9 @@ class Edit:
         return place if isinstance(place, str) else self.name
 
     def place(self) -> str | Problem:
-        """The setting it means, section.field; a name that is none of ours may be the environment's."""
+        """The setting it means, section.field; a name that is none of ours may be the
+        environment's.
+        """
         section, _, field = self.name.rpartition(".")
         if section in (*SECTIONS, "env"):
             return self.name
@@ -89,14 +102,18 @@ def short_name(key: str, env_fields: Collection[str]) -> str:
     """The shortest name that means this setting, beside an environment with these fields."""
     field = key.rpartition(".")[2]
     is_environments = field in env_fields and field not in ENV_WIRING
-    is_clear = Edit(name=field, value=None).key == key and (key.startswith("env.") or not is_environments)
+    is_clear = Edit(name=field, value=None).key == key and (
+        key.startswith("env.") or not is_environments
+    )
     return field if is_clear else key
 
 
 def names_beside(env_fields: Collection[str]) -> tuple[str, ...]:
     """Names of everything that can be set beside an environment with these fields, sorted."""
     theirs = [f"env.{name}" for name in env_fields if name not in ENV_WIRING]
-    wiring = {f"{section}.{name}" for section, model in SECTIONS.items() for name in wiring_of(model)}
+    wiring = {
+        f"{section}.{name}" for section, model in SECTIONS.items() for name in wiring_of(model)
+    }
     ours = [key for key in OWN_KEYS if key not in wiring | {ENVIRONMENT}]
     seeds = [name for name in ALIASES if name in ENV_WIRING]
     return tuple(sorted([*seeds, *(short_name(key, env_fields) for key in (*theirs, *ours))]))
@@ -113,7 +130,9 @@ def nearest_setting(name: str, env_fields: Iterable[str] = ()) -> str | None:
 
 
 def odd_numbers(schema: Mapping[str, Any], values: Mapping[str, Any]) -> Iterator[Problem]:
-    """Problems of an environment's fields that are true or false where its JSON Schema has a number, or not finite."""
+    """Problems of an environment's fields that are true or false where its JSON Schema has a
+    number, or not finite.
+    """
     fields = schema.get("properties", {})
     for name, value in values.items():
         types = _types(fields.get(name, {}))
@@ -124,7 +143,9 @@ def odd_numbers(schema: Mapping[str, Any], values: Mapping[str, Any]) -> Iterato
 
 
 def number_in_text(field: Mapping[str, Any], value: Any) -> float | None:
-    """The number that a text says, for a field whose JSON Schema has numbers and no texts; None where it says none."""
+    """The number that a text says, for a field whose JSON Schema has numbers and no texts; None
+    where it says none.
+    """
     types = _types(field)
     if not isinstance(value, str) or "string" in types or not types & {"integer", "number"}:
         return None
@@ -145,4 +166,8 @@ def is_finite(value: Any) -> bool:
 
 
 def _types(field: Mapping[str, Any]) -> set[str]:
-    return {str(one["type"]) for one in (field, *field.get("anyOf", ())) if isinstance(one.get("type"), str)}
+    return {
+        str(one["type"])
+        for one in (field, *field.get("anyOf", ()))
+        if isinstance(one.get("type"), str)
+    }

@@ -1,5 +1,7 @@
-"""What processes learn from outside: environment variables (name, meaning, default), read here alone, never at import;
-and the request to stop in a run's `control` folder, stop.json: {"mode", "t"}."""
+"""What processes learn from outside: environment variables (name, meaning, default), read here
+alone, never at import; and the request to stop in a run's `control` folder, stop.json: {"mode",
+"t"}.
+"""
 
 from __future__ import annotations
 
@@ -18,10 +20,14 @@ from halteres.errors import InvalidConfig
 from halteres.files import read_regular, replace_file
 
 Mode = Literal["now", "after_step"]
-"""`now` interrupts the step in progress, `after_step` lets it end; a checkpoint is written either way."""
+"""`now` interrupts the step in progress, `after_step` lets it end; a checkpoint is written either
+way.
+"""
 
 LARGEST_BATCH = 2**20
-"""Sequences of one batch: the trajectory server chooses it in time and memory that grow with its size."""
+"""Sequences of one batch: the trajectory server chooses it in time and memory that grow with its
+size.
+"""
 
 LOG_LEVELS = ("DEBUG", "INFO", "WARNING", "ERROR", "CRITICAL")
 DEVICES = ("cpu", "cuda", "auto")
@@ -41,7 +47,9 @@ def home() -> Path:
 
 def log_level() -> str:
     """HALTERES_LOG: level of the log on stderr (default INFO)."""
-    return _one_of("HALTERES_LOG", (os.environ.get("HALTERES_LOG") or "INFO").strip().upper(), LOG_LEVELS)
+    return _one_of(
+        "HALTERES_LOG", (os.environ.get("HALTERES_LOG") or "INFO").strip().upper(), LOG_LEVELS
+    )
 
 
 def lifeline_fd() -> int | None:
@@ -60,32 +68,44 @@ def api_key() -> str | None:
 
 
 def trajectory_token() -> str | None:
-    """HALTERES_TRAJECTORY_TOKEN: what a trajectory server of a run, or beyond this machine, asks its clients for."""
+    """HALTERES_TRAJECTORY_TOKEN: what a trajectory server of a run, or beyond this machine, asks
+    its clients for.
+    """
     return os.environ.get(TRAJECTORY_TOKEN) or None
 
 
 def service_key() -> str | None:
-    """HALTERES_SERVICE_KEY: a key that a training service takes from its one user, beside those of its file."""
+    """HALTERES_SERVICE_KEY: a key that a training service takes from its one user, beside those of
+    its file.
+    """
     return os.environ.get(SERVICE_KEY) or None
 
 
 def reward_key() -> str | None:
-    """HALTERES_REWARD_KEY: what a reward server asks its clients for, where its address holds no login."""
+    """HALTERES_REWARD_KEY: what a reward server asks its clients for, where its address holds no
+    login.
+    """
     return os.environ.get(REWARD_KEY) or None
 
 
 def run_secret() -> str:
-    """HALTERES_RUN_SECRET: what a run's own servers ask for; the run sets it itself, never its user."""
+    """HALTERES_RUN_SECRET: what a run's own servers ask for; the run sets it itself, never its
+    user.
+    """
     return os.environ[_RUN_SECRET]
 
 
 def set_run_secret(secret: str) -> None:
-    """Make it known to this process, which then strikes it out of whatever it writes, and hands it to no child."""
+    """Make it known to this process, which then strikes it out of whatever it writes, and hands it
+    to no child.
+    """
     os.environ[_RUN_SECRET] = secret
 
 
 def database_url() -> str | None:
-    """HALTERES_DATABASE_URL: the database of `halteres serve trajectories`, where `--database` names none."""
+    """HALTERES_DATABASE_URL: the database of `halteres serve trajectories`, where `--database`
+    names none.
+    """
     return os.environ.get("HALTERES_DATABASE_URL") or None
 
 
@@ -95,8 +115,9 @@ def threads() -> int | None:
 
 
 def device() -> str:
-    """HALTERES_DEVICE: what the engine computes on: `cpu`, `cuda`, or `auto`: a GPU if it passes the engine's check
-    and the model is not small (default cpu: no GPU has been verified yet)."""
+    """HALTERES_DEVICE: what the engine computes on: `cpu`, `cuda`, or `auto`: a GPU if it passes
+    the engine's check and the model is not small (default cpu: no GPU has been verified yet).
+    """
     return _one_of("HALTERES_DEVICE", os.environ.get("HALTERES_DEVICE") or "cpu", DEVICES)
 
 
@@ -107,16 +128,19 @@ def set_threads(count: int) -> None:
 
 
 def stay_offline() -> None:
-    """From here on this process asks no Hugging Face hub, unless its user has set HF_HUB_OFFLINE; call before its
-    libraries are imported. Models are folders of this machine; nothing is downloaded in the middle of work."""
+    """From here on this process asks no Hugging Face hub, unless its user has set HF_HUB_OFFLINE;
+    call before its libraries are imported. Models are folders of this machine; nothing is
+    downloaded in the middle of work.
+    """
     os.environ.setdefault("HF_HUB_OFFLINE", "1")
 
 
 def use_utf8() -> None:
-    """Begin this program anew in Python's UTF-8 mode where the locale has another encoding; otherwise do nothing.
+    """Begin this program anew in Python's UTF-8 mode where the locale has another encoding;
+    otherwise do nothing.
 
-    Arguments, file names, and what is read and written are UTF-8 then, here and in every process that is started.
-    Call it first: nothing that the process holds survives.
+    Arguments, file names, and what is read and written are UTF-8 then, here and in every process
+    that is started. Call it first: nothing that the process holds survives.
     """
     if not sys.flags.utf8_mode and locale.getencoding().lower() != "utf-8":
         command = [sys.executable, "-X", "utf8", *sys.orig_argv[1:]]
@@ -131,11 +155,12 @@ def check() -> None:
 
 
 def for_child(**changes: str) -> dict[str, str]:
-    """This process's environment with changes, for a child: without telemetry, and with the loopback exempt from any
-    proxy, which the SDK's httpx would ask for 127.0.0.1. Whether a hub is asked is left as it is.
+    """This process's environment with changes, for a child: without telemetry, and with the
+    loopback exempt from any proxy, which the SDK's httpx would ask for 127.0.0.1. Whether a hub is
+    asked is left as it is.
 
-    Where everything is exempt (`NO_PROXY=*`) there is no proxy: some HTTP clients do not know the asterisk, the SDK's
-    (pyqwest 0.7) among them.
+    Where everything is exempt (`NO_PROXY=*`) there is no proxy: some HTTP clients do not know the
+    asterisk, the SDK's (pyqwest 0.7) among them.
     """
     quiet = {
         "HF_HUB_DISABLE_TELEMETRY": "1",
@@ -163,15 +188,17 @@ def _all_exempt() -> bool:
 
 
 _SECRET = ("KEY", "TOKEN", "SECRET", "PASSWORD", "CREDENTIALS")
-_SECRET_WORDS = ("PASS", "PASSWD", "PWD", "PAT", "PASSPHRASE")  # as last words alone: there is PWD, and SSH_ASKPASS
+# as last words alone: there is PWD, and SSH_ASKPASS
+_SECRET_WORDS = ("PASS", "PASSWD", "PWD", "PAT", "PASSPHRASE")
 _ADDRESS = ("_URL", "_PROXY", "_DSN")  # their values may lack a scheme
 _IS_ADDRESS = re.compile(r"\w[\w+.-]*://")
 _LOGIN = re.compile(r"(?P<before>^|://)[^\s/:@]*:(?P<password>[^\s/]+)@")
 
 
 def for_sandboxed(**changes: str) -> dict[str, str]:
-    """The environment for a child that gets no secrets: `for_child` without anything named like one, and with no login
-    in an address."""
+    """The environment for a child that gets no secrets: `for_child` without anything named like
+    one, and with no login in an address.
+    """
     return {
         name: _LOGIN.sub(r"\g<before>", value) if _holds_address(name, value) else value
         for name, value in for_child(**changes).items()
@@ -180,15 +207,18 @@ def for_sandboxed(**changes: str) -> dict[str, str]:
 
 
 def with_keys(*names: str, **changes: str) -> dict[str, str]:
-    """The environment for a child that gets no secrets but these; and, where there are any, the proxies with their
-    logins: a key is for somebody outside."""
+    """The environment for a child that gets no secrets but these; and, where there are any, the
+    proxies with their logins: a key is for somebody outside.
+    """
     outside = proxies() if names and not _all_exempt() else {}
     return {**for_sandboxed(), **outside, **_set_among(names), **changes}
 
 
 def for_loopback(*names: str, **changes: str) -> dict[str, str]:
-    """The environment for a child that talks to this machine alone: no secrets but these, and no proxy, for which its
-    HTTP client might want a package, or which it might ask for 127.0.0.1 all the same."""
+    """The environment for a child that talks to this machine alone: no secrets but these, and no
+    proxy, for which its HTTP client might want a package, or which it might ask for 127.0.0.1 all
+    the same.
+    """
     outside = proxies()
     inherited = {name: value for name, value in for_sandboxed().items() if name not in outside}
     return {**inherited, **_set_among(names), **changes}
@@ -199,11 +229,16 @@ def _set_among(names: Collection[str]) -> dict[str, str]:
 
 
 def secrets() -> dict[str, str]:
-    """What is secret in this process's variables, by their names: values of those named like secrets, passwords within
-    addresses."""
+    """What is secret in this process's variables, by their names: values of those named like
+    secrets, passwords within addresses.
+    """
     found = {name: value for name, value in os.environ.items() if value and is_secret(name)}
     addresses = {name: value for name, value in os.environ.items() if _holds_address(name, value)}
-    logins = {name: login["password"] for name, value in addresses.items() if (login := _LOGIN.search(value))}
+    logins = {
+        name: login["password"]
+        for name, value in addresses.items()
+        if (login := _LOGIN.search(value))
+    }
     return logins | found
 
 
@@ -219,8 +254,9 @@ def is_secret(name: str) -> bool:
 
 
 def hub_cache() -> Path:
-    """HF_HUB_CACHE (HUGGINGFACE_HUB_CACHE), or `hub` in HF_HOME (default ~/.cache/huggingface): where Hugging Face's
-    libraries look for what they would download."""
+    """HF_HUB_CACHE (HUGGINGFACE_HUB_CACHE), or `hub` in HF_HOME (default ~/.cache/huggingface):
+    where Hugging Face's libraries look for what they would download.
+    """
     folder = os.environ.get("HF_HUB_CACHE") or os.environ.get("HUGGINGFACE_HUB_CACHE")
     if not folder:
         base = os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache"
@@ -229,13 +265,21 @@ def hub_cache() -> Path:
 
 
 def proxies() -> dict[str, str]:
-    """HTTP_PROXY, HTTPS_PROXY, ALL_PROXY and their like, in either spelling: the addresses of proxies."""
-    named = {name: value for name, value in os.environ.items() if name.upper().endswith("_PROXY") and value}
+    """HTTP_PROXY, HTTPS_PROXY, ALL_PROXY and their like, in either spelling: the addresses of
+    proxies.
+    """
+    named = {
+        name: value
+        for name, value in os.environ.items()
+        if name.upper().endswith("_PROXY") and value
+    }
     return {name: value for name, value in named.items() if name.upper() != "NO_PROXY"}
 
 
 def unusable_proxies() -> dict[str, str]:
-    """Variables whose proxy the Tinker SDK cannot ask, each with the reason: its HTTP client is then not even made."""
+    """Variables whose proxy the Tinker SDK cannot ask, each with the reason: its HTTP client is
+    then not even made.
+    """
     if _all_exempt():
         return {}
     found = dict[str, str]()
@@ -244,16 +288,25 @@ def unusable_proxies() -> dict[str, str]:
         if name.upper() not in HTTP_PROXIES or not separator or scheme in ("http", "https"):
             continue
         if scheme not in ("socks5", "socks5h"):
-            found[name] = f"The Tinker SDK knows proxies of http, https and socks5, and none of {scheme}."
+            found[name] = (
+                f"The Tinker SDK knows proxies of http, https and socks5, and none of {scheme}."
+            )
         elif importlib.util.find_spec("socksio") is None:
-            found[name] = "For a SOCKS proxy the Tinker SDK needs the package socksio: pip install 'httpx[socks]'."
+            found[name] = (
+                "For a SOCKS proxy the Tinker SDK needs the package socksio: pip install "
+                "'httpx[socks]'."
+            )
     return found
 
 
 def check_proxies() -> None:
-    """See that the SDK can ask through the proxies that are set. InvalidConfig names the variable of one it cannot."""
+    """See that the SDK can ask through the proxies that are set. InvalidConfig names the variable
+    of one it cannot.
+    """
     for name, why in unusable_proxies().items():
-        raise InvalidConfig(f"The proxy in {name} cannot be used.", why, f"Or run: unset {name}", field=name)
+        raise InvalidConfig(
+            f"The proxy in {name} cannot be used.", why, f"Or run: unset {name}", field=name
+        )
 
 
 def is_set(name: str) -> bool:
@@ -262,7 +315,9 @@ def is_set(name: str) -> bool:
 
 
 def openrouter_key() -> str | None:
-    """OPENROUTER_API_KEY: sent to the endpoint of `rl_test_inference` where models are not local."""
+    """OPENROUTER_API_KEY: sent to the endpoint of `rl_test_inference` where models are not
+    local.
+    """
     return os.environ.get("OPENROUTER_API_KEY") or None
 
 
@@ -292,9 +347,14 @@ def agent_session() -> str | None:
 
 
 def longest_wait_s() -> float:
-    """HALTERES_LONGEST_WAIT_S: seconds that a tool's call may wait at most, which is less than the host of the tools
-    gives a call (default 50; 45 to 3600). `halteres install-agent` sets it for hosts whose time-out is known."""
-    return float(_number("HALTERES_LONGEST_WAIT_S", "It is a number of seconds from 45 to 3600.", 45, 3600) or 50)
+    """HALTERES_LONGEST_WAIT_S: seconds that a tool's call may wait at most, which is less than the
+    host of the tools gives a call (default 50; 45 to 3600). `halteres install-agent` sets it for
+    hosts whose time-out is known.
+    """
+    return float(
+        _number("HALTERES_LONGEST_WAIT_S", "It is a number of seconds from 45 to 3600.", 45, 3600)
+        or 50
+    )
 
 
 def hermes_home() -> Path | None:
@@ -303,14 +363,21 @@ def hermes_home() -> Path | None:
 
 
 def claude_config_dir() -> Path | None:
-    """CLAUDE_CONFIG_DIR: where Claude Code keeps a user's settings, if not in ~/.claude.json and ~/.claude."""
+    """CLAUDE_CONFIG_DIR: where Claude Code keeps a user's settings, if not in ~/.claude.json and
+    ~/.claude.
+    """
     return _folder("CLAUDE_CONFIG_DIR")
 
 
 def environment_folders() -> tuple[Path, ...]:
-    """HALTERES_ENVIRONMENTS: folders of environments, separated as in PATH; then HALTERES_HOME/environments."""
+    """HALTERES_ENVIRONMENTS: folders of environments, separated as in PATH; then
+    HALTERES_HOME/environments.
+    """
     given = (os.environ.get("HALTERES_ENVIRONMENTS") or "").split(os.pathsep)
-    return (*(Path(folder).expanduser().absolute() for folder in given if folder), home() / "environments")
+    return (
+        *(Path(folder).expanduser().absolute() for folder in given if folder),
+        home() / "environments",
+    )
 
 
 def has_display() -> bool:
@@ -337,7 +404,9 @@ def _one_of(name: str, value: str, allowed: Collection[str]) -> str:
 
 
 def _misread(name: str, value: str, rule: str) -> InvalidConfig:
-    return InvalidConfig(f"The variable {name} is '{value}'.", rule, "Correct it, or unset it for the default.")
+    return InvalidConfig(
+        f"The variable {name} is '{value}'.", rule, "Correct it, or unset it for the default."
+    )
 
 
 def write_stop_request(file: Path, mode: Mode) -> None:
@@ -346,11 +415,15 @@ def write_stop_request(file: Path, mode: Mode) -> None:
 
 
 def read_stop_request(file: Path) -> Mode | None:
-    """The mode asked for; None where nobody asked. Half a request, or one that is no request at all, still is one."""
+    """The mode asked for; None where nobody asked. Half a request, or one that is no request at
+    all, still is one.
+    """
     try:
         request = json.loads(read_regular(file))
     except FileNotFoundError:
         return None
     except (OSError, ValueError, RecursionError):
         return "now"
-    return "after_step" if isinstance(request, dict) and request.get("mode") == "after_step" else "now"
+    return (
+        "after_step" if isinstance(request, dict) and request.get("mode") == "after_step" else "now"
+    )

@@ -1,7 +1,8 @@
-"""The settings of a run from a file and edits, validated at once, beside the environment and the policy.
+"""The settings of a run from a file and edits, validated at once, beside the environment and the
+policy.
 
-Order: defaults, then the file, then edits, then what the operator's policy holds; an environment's own defaults are its
-`config_init` and its `trainer_defaults`.
+Order: defaults, then the file, then edits, then what the operator's policy holds; an environment's
+own defaults are its `config_init` and its `trainer_defaults`.
 """
 
 from __future__ import annotations
@@ -42,7 +43,14 @@ from halteres.config.operator_policy import (
 )
 from halteres.config.problem import Problem, UnknownSetting, refusal, rule_of
 from halteres.config.program import Description, EnvironmentProgram, confirm, describe, find_program
-from halteres.config.projection import Sections, Source, Sources, from_seed_format, is_seed_format, section_of
+from halteres.config.projection import (
+    Sections,
+    Source,
+    Sources,
+    from_seed_format,
+    is_seed_format,
+    section_of,
+)
 from halteres.config.settings import (
     ENV_WIRING,
     SECTIONS,
@@ -58,10 +66,13 @@ from halteres.documents import DocumentError, half_characters, read_document
 from halteres.errors import InvalidConfig, nearest
 from halteres.logins import is_struck
 
-DEFAULT_GROUP_SIZE, DEFAULT_BATCH_SIZE = 16, 128  # where the environment leaves them unset (seeds 000, 002)
+# where the environment leaves them unset (seeds 000, 002)
+DEFAULT_GROUP_SIZE, DEFAULT_BATCH_SIZE = 16, 128
 
 EQUAL_SCORES = "ensure_scores_are_not_same"
-"""Drops groups of equal scores: right where an estimator compares the scores of a group, and nothing else counts."""
+"""Drops groups of equal scores: right where an estimator compares the scores of a group, and
+nothing else counts.
+"""
 
 DATASET = "env.dataset"
 STEPS = "trainer.total_steps"
@@ -70,12 +81,16 @@ THRESHOLD = "success_threshold"
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Resolved:
-    """Settings, and where those come from that were given: the others are defaults, or a resumed run's."""
+    """Settings, and where those come from that were given: the others are defaults, or a resumed
+    run's.
+    """
 
     settings: Settings
     sources: Sources
-    coerced: Mapping[str, Any] = field(default_factory=dict)  # edits taken for another type: name as given -> value
-    trainer_defaults: Mapping[str, Any] = field(default_factory=dict)  # of the environment, by field
+    # edits taken for another type: name as given -> value
+    coerced: Mapping[str, Any] = field(default_factory=dict)
+    # of the environment, by field
+    trainer_defaults: Mapping[str, Any] = field(default_factory=dict)
 
 
 @dataclass(slots=True)
@@ -83,7 +98,9 @@ class Gathering:
     """Sections as given, and what is wrong with them."""
 
     policy: Policy
-    sections: Sections = field(default_factory=lambda: {"run": {}, "env": {}, "inference": {}, "trainer": {}})
+    sections: Sections = field(
+        default_factory=lambda: {"run": {}, "env": {}, "inference": {}, "trainer": {}}
+    )
     problems: list[Problem] = field(default_factory=list)
     sources: dict[str, Source] = field(default_factory=dict)
     edits: list[Edit] = field(default_factory=list)
@@ -109,15 +126,18 @@ class Gathering:
             self.problems.append(place)
         else:
             section = place.partition(".")[0]
-            # What a text means for the environment's settings, only the environment can say (`_read_texts`).
+            # What a text means for the environment's settings, only the environment can say
+            # (`_read_texts`).
             self.put(place, edit.value, "edit", edit.name)
             self.edits.append(edit)
             if section in SECTIONS:
                 self._read_text(len(self.edits) - 1, _schema_of(section))
 
     def _read_text(self, index: int, schema: Schema) -> None:
-        """Give an edit the value that its text has for a setting of this schema. What was typed is that value from here
-        on; a text among typed values stays what was given, and is counted as taken for another type."""
+        """Give an edit the value that its text has for a setting of this schema. What was typed is
+        that value from here on; a text among typed values stays what was given, and is counted as
+        taken for another type.
+        """
         edit = self.edits[index]
         section, _, name = edit.key.partition(".")
         try:
@@ -133,7 +153,9 @@ class Gathering:
             self.edits[index] = replace(edit, value=value)
 
     def _read_texts(self, environment: EnvironmentProgram) -> None:
-        """Give the edits of the environment's settings their values: it is asked which types it has."""
+        """Give the edits of the environment's settings their values: it is asked which types it
+        has.
+        """
         texts = [
             index
             for index, edit in enumerate(self.edits)
@@ -143,7 +165,9 @@ class Gathering:
             return
         # Mostly this is what they turn out to mean, and the environment is started once.
         guessed = {
-            name: value_of(value, ANYTHING) for name, value in self.sections["env"].items() if name not in ENV_WIRING
+            name: value_of(value, ANYTHING)
+            for name, value in self.sections["env"].items()
+            if name not in ENV_WIRING
         }
         schema = describe(environment, guessed).schema
         for index in texts:
@@ -153,12 +177,15 @@ class Gathering:
         """Lay the policy over all, validate our sections, ask the environment about its own.
 
         Raises:
-            InvalidConfig: with every problem at once; UnknownField, LockedField or PolicyCap where it is the only one.
+            InvalidConfig: with every problem at once; UnknownField, LockedField or PolicyCap where
+                it is the only one.
         """
         environment = self._environment()
         self._read_texts(environment)
         self._apply_policy(environment)
-        given = {name: value for name, value in self.sections["env"].items() if name not in ENV_WIRING}
+        given = {
+            name: value for name, value in self.sections["env"].items() if name not in ENV_WIRING
+        }
         description = describe(environment, given)
         self._add_defaults(description)
         parts = {name: self._validated(name) for name in SECTIONS}
@@ -170,13 +197,19 @@ class Gathering:
         if trainer.learns_from_equal_scores and EQUAL_SCORES in env and EQUAL_SCORES not in given:
             env[EQUAL_SCORES] = False
         self._add(*(self._struck_out(f"env.{name}", value) for name, value in given.items()))
-        self._check_environment(description, given, env, 2 if is_known and trainer.compares_groups else 1)
+        self._check_environment(
+            description, given, env, 2 if is_known and trainer.compares_groups else 1
+        )
         if is_known:
             self._add(over_cap(self.policy, trainer.total_steps))
             batch, minibatches = env["batch_size"], trainer.minibatches
             if isinstance(batch, int) and minibatches > max(1, batch):
                 rule = f"must be at most env.batch_size ({batch}), the rollouts of a batch"
-                self._add(Problem(field="trainer.minibatches", got=minibatches, rule=rule, suggest=(batch,)))
+                self._add(
+                    Problem(
+                        field="trainer.minibatches", got=minibatches, rule=rule, suggest=(batch,)
+                    )
+                )
         if self.problems:
             raise self._refusal(description)
         confirm(environment, env, description)
@@ -187,10 +220,14 @@ class Gathering:
             if _kind(values[section].get(name, edit.value)) != _kind(edit.value):
                 coerced[edit.name] = values[section][name]
         defaults = description.trainer
-        return Resolved(settings=settings, sources=self.sources, coerced=coerced, trainer_defaults=defaults)
+        return Resolved(
+            settings=settings, sources=self.sources, coerced=coerced, trainer_defaults=defaults
+        )
 
     def _environment(self) -> EnvironmentProgram:
-        """The environment's file; paths are made absolute, so that they mean the same from any folder."""
+        """The environment's file; paths are made absolute, so that they mean the same from any
+        folder.
+        """
         run = self.sections["run"]
         keys = ("environment", "interpreter", "working_directory")
         name, interpreter, folder = (str(run[key]) if run.get(key) else None for key in keys)
@@ -220,7 +257,9 @@ class Gathering:
             self.put(key, value, "policy")
 
     def _add_defaults(self, description: Description) -> None:
-        """Where nobody gave another value: what the environment says of our settings, steps lowered to their cap."""
+        """Where nobody gave another value: what the environment says of our settings, steps lowered
+        to their cap.
+        """
         if (own := description.config.get(THRESHOLD)) and THRESHOLD not in self.sections["run"]:
             self.put(f"run.{THRESHOLD}", own, "config_init")
         given, cap = set(self.sections["trainer"]), self.policy.caps.max_steps
@@ -234,12 +273,15 @@ class Gathering:
     def _validated(self, name: str) -> Section | None:
         model, given = SECTIONS[name], self.sections[name]
         known = {key: value for key, value in given.items() if key in model.model_fields}
-        self._add(*(self._unknown(f"{name}.{key}", given[key]) for key in given.keys() - known.keys()))
+        self._add(
+            *(self._unknown(f"{name}.{key}", given[key]) for key in given.keys() - known.keys())
+        )
         try:
             return model.model_validate(known)
         except ValidationError as error:
             for detail in error.errors(include_url=False):
-                inside = ".".join(str(part) for part in detail["loc"][1:])  # of a setting with settings of its own
+                # of a setting with settings of its own
+                inside = ".".join(str(part) for part in detail["loc"][1:])
                 rule = f"{inside}: {rule_of(detail)}" if inside else rule_of(detail)
                 facts = detail.get("ctx", {})
                 field = str(detail["loc"][0]) if detail["loc"] else str(facts.get("field", ""))
@@ -249,7 +291,11 @@ class Gathering:
         return None
 
     def _check_environment(
-        self, description: Description, given: Mapping[str, Any], env: Mapping[str, Any], smallest_group: int
+        self,
+        description: Description,
+        given: Mapping[str, Any],
+        env: Mapping[str, Any],
+        smallest_group: int,
     ) -> None:
         """What only beside the environment can be seen to be wrong."""
         model = self.sections["inference"].get("model", InferenceSettings().model)
@@ -260,29 +306,52 @@ class Gathering:
                 lock = replace(lock, value=self.policy.lock.get(key, lock.value))
                 self.problems.append(lock.refused(self._names[key], self.sections[section][name]))
         for problem in description.problems:
-            is_unknown = bool(description.schema) and problem.field.removeprefix("env.") not in description.fields
-            self._add(self._unknown(problem.field, problem.got, description.fields) if is_unknown else problem)
+            is_unknown = (
+                bool(description.schema)
+                and problem.field.removeprefix("env.") not in description.fields
+            )
+            self._add(
+                self._unknown(problem.field, problem.got, description.fields)
+                if is_unknown
+                else problem
+            )
         known = {problem.field for problem in self.problems}
-        odd = {one.field: one for values in (env, given) for one in odd_numbers(description.schema, values)}
+        odd = {
+            one.field: one
+            for values in (env, given)
+            for one in odd_numbers(description.schema, values)
+        }
         self._add(*(problem for name, problem in odd.items() if name not in known))
         if not known & {"env.batch_size", "env.group_size"}:
             self._add(_batch_problem(env, smallest_group))
         for edit in self.edits:
-            if edit.name in description.fields and edit.name not in ENV_WIRING and edit.key in OWN_KEYS:
+            if (
+                edit.name in description.fields
+                and edit.name not in ENV_WIRING
+                and edit.key in OWN_KEYS
+            ):
                 self.problems.append(edit.ambiguous([edit.key, f"env.{edit.name}"]))
 
     def _refusal(self, description: Description) -> InvalidConfig:
         """The error for everything that is wrong, under the names that were given."""
-        names = {problem.field: self._names.get(problem.field, problem.field) for problem in self.problems}
+        names = {
+            problem.field: self._names.get(problem.field, problem.field)
+            for problem in self.problems
+        }
         problems = [replace(problem, field=names[problem.field]) for problem in self.problems]
         there = names_beside(description.fields)
         refused = refusal(
-            [replace(one, available=there) if isinstance(one, UnknownSetting) else one for one in problems]
+            [
+                replace(one, available=there) if isinstance(one, UnknownSetting) else one
+                for one in problems
+            ]
         )
         coerced: dict[str, float] = {}
         for edit in self.edits:
             section, _, name = edit.key.partition(".")
-            schema = SECTIONS[section].model_json_schema() if section in SECTIONS else description.schema
+            schema = (
+                SECTIONS[section].model_json_schema() if section in SECTIONS else description.schema
+            )
             number = number_in_text(schema.get("properties", {}).get(name, {}), edit.value)
             if number is not None and edit.name not in names.values():
                 coerced[edit.name] = number
@@ -306,8 +375,10 @@ class Gathering:
 
 
 def _environment_values(given: Mapping[str, Any], description: Description) -> dict[str, Any]:
-    """The environment's values as they will hold, without what a run fills in itself, what no JSON can say and only
-    the environment itself can set, and whether it would use W&B (atroposlib's default is to): only who asks does."""
+    """The environment's values as they will hold, without what a run fills in itself, what no JSON
+    can say and only the environment itself can set, and whether it would use W&B (atroposlib's
+    default is to): only who asks does.
+    """
     env = {
         name: value
         for name, value in {**description.config, **({} if description.schema else given)}.items()
@@ -315,29 +386,44 @@ def _environment_values(given: Mapping[str, Any], description: Description) -> d
     }
     group = env.setdefault("group_size", DEFAULT_GROUP_SIZE)
     if env.get("batch_size") in (None, -1):
-        whole_groups = max(1, DEFAULT_BATCH_SIZE // group) if isinstance(group, int) and group > 0 else 1
+        whole_groups = (
+            max(1, DEFAULT_BATCH_SIZE // group) if isinstance(group, int) and group > 0 else 1
+        )
         env["batch_size"] = whole_groups * group
     return env
 
 
 def _batch_problem(env: Mapping[str, Any], smallest_group: int) -> Problem | None:
-    """What is wrong with the sizes of group and batch; `smallest_group`: what the estimator of advantages needs."""
+    """What is wrong with the sizes of group and batch; `smallest_group`: what the estimator of
+    advantages needs.
+    """
     batch, group = env["batch_size"], env["group_size"]
     if not (isinstance(batch, int) and isinstance(group, int) and group > 0 and batch > 0):
         return Problem(field="env.batch_size", got=batch, rule="must be a positive integer")
     if group < smallest_group:
-        rule = "must be at least 2: an answer's advantage is how much better it is than the others of its group"
+        rule = (
+            "must be at least 2: an answer's advantage is how much better it is than the "
+            "others of its group"
+        )
         return Problem(field="env.group_size", got=group, rule=rule, suggest=(8, 16))
     at_most = f"must be at most {LARGEST_BATCH}: the trajectory server takes no larger batch"
     if group > LARGEST_BATCH:
         return Problem(field="env.group_size", got=group, rule=at_most)
     if batch > LARGEST_BATCH:
-        return Problem(field="env.batch_size", got=batch, rule=at_most, suggest=(LARGEST_BATCH // group * group,))
+        return Problem(
+            field="env.batch_size",
+            got=batch,
+            rule=at_most,
+            suggest=(LARGEST_BATCH // group * group,),
+        )
     if batch % group:
         below = batch // group * group
         near = tuple(value for value in (below, below + group) if value)
         return Problem(
-            field="env.batch_size", got=batch, rule=f"must be a multiple of group_size {group}", suggest=near
+            field="env.batch_size",
+            got=batch,
+            rule=f"must be a multiple of group_size {group}",
+            suggest=near,
         )
     return None
 
@@ -352,7 +438,11 @@ def _kind(value: Any) -> str:
 
 
 def load_settings(
-    environment: str | None, file: Path | None, edits: Sequence[str], *, base: Settings | None = None
+    environment: str | None,
+    file: Path | None,
+    edits: Sequence[str],
+    *,
+    base: Settings | None = None,
 ) -> Settings:
     """The settings of a run, validated; `resolve_settings` without the sources."""
     return resolve_settings(environment, file, edits, base=base).settings
@@ -372,7 +462,8 @@ def resolve_settings(
     Args:
         environment: name or path; beats the file's.
         file: YAML in our sections or in the seeds' format.
-        edits: `section.field=value`, or a bare field where only one section has it; its type reads the value.
+        edits: `section.field=value`, or a bare field where only one section has it; its type reads
+            the value.
         base: settings to start from instead of the defaults (a resumed run's).
         changes: edits whose values are typed (JSON), by the same names.
         policy: what the operator locks and caps; default: the policy in force.
@@ -386,8 +477,13 @@ def resolve_settings(
         for section, values in _read_sections(file, gathering.problems).items():
             for name, value in values.items():
                 key = f"{section}.{name}"
-                gathering.put(key, data_place(value, file.parent, Path()) if key == DATASET else value, "file")
-    for edit in (*map(read_edit, edits), *(Edit(name=name, value=value) for name, value in (changes or {}).items())):
+                gathering.put(
+                    key, data_place(value, file.parent, Path()) if key == DATASET else value, "file"
+                )
+    for edit in (
+        *map(read_edit, edits),
+        *(Edit(name=name, value=value) for name, value in (changes or {}).items()),
+    ):
         gathering.add_edit(edit)
     if environment is not None:
         gathering.put(ENVIRONMENT, environment, "edit")
@@ -395,9 +491,11 @@ def resolve_settings(
 
 
 def data_place(given: Any, *folders: Path) -> Any:
-    """A data set's file or folder as it is called from anywhere: the environment runs in another folder.
+    """A data set's file or folder as it is called from anywhere: the environment runs in another
+    folder.
 
-    It is looked for in these folders, the first of which is meant where none has it. A name on the hub stays as it is.
+    It is looked for in these folders, the first of which is meant where none has it. A name on the
+    hub stays as it is.
     """
     if not isinstance(given, str) or not given:
         return given
@@ -409,7 +507,9 @@ def data_place(given: Any, *folders: Path) -> Any:
 
 
 def settings_schema() -> dict[str, Any]:
-    """JSON Schema of Settings; a field that only the supervisor writes carries `x-wiring` with the reason."""
+    """JSON Schema of Settings; a field that only the supervisor writes carries `x-wiring` with the
+    reason.
+    """
     schema = Settings.model_json_schema()
     for model in SECTIONS.values():
         for name, why in wiring_of(model).items():
@@ -422,10 +522,15 @@ def _read_sections(file: Path, problems: list[Problem]) -> Sections:
     if data is None:
         return {}
     if not isinstance(data, Mapping):
-        raise InvalidConfig(f"The config file {file} holds no sections.", next="Start with `env:` or `trainer:`.")
+        raise InvalidConfig(
+            f"The config file {file} holds no sections.", next="Start with `env:` or `trainer:`."
+        )
     if is_seed_format(data):
         return from_seed_format(data, problems)
     known = ("run", "env", "inference", "trainer")
     others = [name for name in data if name not in known]
-    problems.extend(UnknownSetting(field=name, got=data[name], did_you_mean=nearest(name, known)) for name in others)
+    problems.extend(
+        UnknownSetting(field=name, got=data[name], did_you_mean=nearest(name, known))
+        for name in others
+    )
     return {name: section_of(data, name, problems) for name in known if name in data}

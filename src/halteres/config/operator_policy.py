@@ -30,7 +30,8 @@ from halteres.errors import InvalidConfig, nearest
 
 FILE = "policy.yaml"
 
-UNKNOWN_YET = "filled in by the run"  # the value shown of wiring that nobody knows before there is a run
+# the value shown of wiring that nobody knows before there is a run
+UNKNOWN_YET = "filled in by the run"
 
 
 class PolicyCap(InvalidConfig):
@@ -47,8 +48,12 @@ class Caps(_Part):
     """Budgets of one run, and how many may go on at once. None: no cap."""
 
     def at_once(self, *, is_open: bool) -> tuple[str, int | None]:
-        """The cap on runs that go on at once, and its name; `is_open`: for a start without the token."""
-        if is_open and (self.max_concurrent_runs is None or self.max_open_runs < self.max_concurrent_runs):
+        """The cap on runs that go on at once, and its name; `is_open`: for a start without the
+        token.
+        """
+        if is_open and (
+            self.max_concurrent_runs is None or self.max_open_runs < self.max_concurrent_runs
+        ):
             return "max_open_runs", self.max_open_runs
         return "max_concurrent_runs", self.max_concurrent_runs
 
@@ -56,7 +61,9 @@ class Caps(_Part):
     max_hours: float | None = setting(None, "hours of one run; a resumed one counts anew", gt=0)
     max_tokens: float | None = setting(None, "sampled tokens that one run trains on", gt=0)
     max_concurrent_runs: int | None = setting(None, "runs that go on at once", ge=1)
-    max_open_runs: int = setting(4, "runs that go on at once where one more is started without the token", ge=0)
+    max_open_runs: int = setting(
+        4, "runs that go on at once where one more is started without the token", ge=0
+    )
 
 
 class KeysRequired(_Part):
@@ -68,7 +75,9 @@ class KeysRequired(_Part):
 
 
 def _key_of(name: str) -> str:
-    """The setting that a name means; an environment's field that the run fills in means ours that it is filled from."""
+    """The setting that a name means; an environment's field that the run fills in means ours that
+    it is filled from.
+    """
     field = name.removeprefix("env.")
     if name.startswith("env.") and field not in ENV_WIRING:
         return name
@@ -80,10 +89,14 @@ class Policy(_Part):
 
     name: str = "default"
     lock: dict[str, Any] = setting({}, "section.field -> the value that holds")
-    unlock: tuple[str, ...] = setting((), "locks of the policy that it extends, which it leaves out")
+    unlock: tuple[str, ...] = setting(
+        (), "locks of the policy that it extends, which it leaves out"
+    )
     caps: Caps = Caps()
     min_status_interval_s: float = setting(0, "between two looks at an unchanged run", ge=0)
-    require_keys: KeysRequired = setting(KeysRequired(), "variables that must be set; a list: to start")
+    require_keys: KeysRequired = setting(
+        KeysRequired(), "variables that must be set; a list: to start"
+    )
 
     @field_validator("require_keys", mode="before")
     @classmethod
@@ -98,7 +111,9 @@ class Policy(_Part):
     @field_validator("lock", mode="before")
     @classmethod
     def _flat(cls, given: Any) -> Any:
-        """`{section: {field: value}}` and `{section.field: value}` mean the same; so does a name that is clear."""
+        """`{section: {field: value}}` and `{section.field: value}` mean the same; so does a name
+        that is clear.
+        """
         if not isinstance(given, Mapping):
             return given
         flat: dict[str, Any] = {}
@@ -133,17 +148,22 @@ HERMES_COMPAT = Policy(
     },
     min_status_interval_s=1800,
     require_keys=KeysRequired(
-        gate=("TINKER_API_KEY", "WANDB_API_KEY"), start=("TINKER_API_KEY",), test=("OPENROUTER_API_KEY",)
+        gate=("TINKER_API_KEY", "WANDB_API_KEY"),
+        start=("TINKER_API_KEY",),
+        test=("OPENROUTER_API_KEY",),
     ),
 )
-"""What the seeds locked and asked for (seed 002, LOCKED_FIELDS), in our sections. Addresses are wiring everywhere:
-the one here is the seeds', a run's own is written into its config file."""
+"""What the seeds locked and asked for (seed 002, LOCKED_FIELDS), in our sections. Addresses are
+wiring everywhere: the one here is the seeds', a run's own is written into its config file.
+"""
 
 BUILT_IN: Mapping[str, Policy] = {policy.name: policy for policy in (DEFAULT, HERMES_COMPAT)}
 
 
 def load_policy(home: Path | None = None) -> Policy:
-    """The policy of HALTERES_HOME, or the default one where there is no file. InvalidConfig lists every problem."""
+    """The policy of HALTERES_HOME, or the default one where there is no file. InvalidConfig lists
+    every problem.
+    """
     file = (home or environ.home()) / FILE
     if not os.path.lexists(file):
         return DEFAULT
@@ -155,7 +175,9 @@ def load_policy(home: Path | None = None) -> Policy:
     fields = {str(name): value for name, value in given.items()}
     parent = str(fields.pop("extends", "default"))
     if parent not in BUILT_IN:
-        problem = Problem(field="extends", got=parent, rule="there is no such policy", suggest=tuple(BUILT_IN))
+        problem = Problem(
+            field="extends", got=parent, rule="there is no such policy", suggest=tuple(BUILT_IN)
+        )
         raise _unusable(file, [problem])
     base = BUILT_IN[parent]
     try:
@@ -165,17 +187,25 @@ def load_policy(home: Path | None = None) -> Policy:
         for detail in error.errors(include_url=False):
             path = ".".join(str(part) for part in detail["loc"])
             guess = nearest(path, Policy.model_fields)
-            problems.append(Problem(field=path, got=detail["input"], rule=rule_of(detail), did_you_mean=guess))
+            problems.append(
+                Problem(field=path, got=detail["input"], rule=rule_of(detail), did_you_mean=guess)
+            )
         raise _unusable(file, problems) from error
-    problems = [problem for name, value in own.lock.items() if (problem := _lock_problem(name, value))]
+    problems = [
+        problem for name, value in own.lock.items() if (problem := _lock_problem(name, value))
+    ]
     rule = f"the policy '{base.name}' locks no such setting"
-    problems += [Problem(field="unlock", got=name, rule=rule) for name in own.unlock if name not in base.lock]
+    problems += [
+        Problem(field="unlock", got=name, rule=rule) for name in own.unlock if name not in base.lock
+    ]
     if problems:
         raise _unusable(file, problems)
     locks = {name: value for name, value in base.lock.items() if name not in own.unlock} | own.lock
     changes = {name: getattr(own, name) for name in own.model_fields_set}
     caps = {name: getattr(own.caps, name) for name in own.caps.model_fields_set}
-    return base.model_copy(update={**changes, "lock": locks, "caps": base.caps.model_copy(update=caps)})
+    return base.model_copy(
+        update={**changes, "lock": locks, "caps": base.caps.model_copy(update=caps)}
+    )
 
 
 def _lock_problem(key: str, value: Any) -> Problem | None:
@@ -196,11 +226,15 @@ def _unusable(file: Path, problems: list[Problem]) -> InvalidConfig:
     """Whoever asks for settings did nothing wrong: it is the file that is."""
     why = "; ".join(problem.sentence for problem in problems)
     facts = [problem.facts for problem in problems]
-    return InvalidConfig(f"The policy file {file} cannot be used.", why, "Mend it, or remove it.", problems=facts)
+    return InvalidConfig(
+        f"The policy file {file} cannot be used.", why, "Mend it, or remove it.", problems=facts
+    )
 
 
 def _unreadable(file: Path, why: str) -> InvalidConfig:
-    return InvalidConfig(f"The policy file {file} cannot be read.", f"{why}.", "Mend it, or remove it.")
+    return InvalidConfig(
+        f"The policy file {file} cannot be read.", f"{why}.", "Mend it, or remove it."
+    )
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -222,7 +256,9 @@ def locks_beside(env_config: Mapping[str, Any], policy: Policy) -> dict[str, Loc
     keys += [f"env.{name}" for name in ENV_WIRING if name in env_config and is_own_wiring(name)]
     locks = {lock.key: lock for key in keys if (lock := wiring_lock(key, env_config))}
     for key, value in policy_locks(policy, env_config).items():
-        locks[key] = replace(locks[key], value=value) if key in locks else policy_lock(key, value, policy)
+        locks[key] = (
+            replace(locks[key], value=value) if key in locks else policy_lock(key, value, policy)
+        )
     return locks
 
 
@@ -237,7 +273,9 @@ def wiring_lock(key: str, env_config: Mapping[str, Any]) -> Lock | None:
 
 
 def variant_lock(environment: EnvironmentProgram) -> Lock | None:
-    """The lock on the setting that says which variant of a family an environment is; None of any other."""
+    """The lock on the setting that says which variant of a family an environment is; None of any
+    other.
+    """
     family, variant = split_name(environment.name)
     why = f"it is part of the environment's name: select {joined_name(family, 'VARIANT')}"
     return Lock(key="env.variant", value=variant, why=why) if variant else None
@@ -245,11 +283,17 @@ def variant_lock(environment: EnvironmentProgram) -> Lock | None:
 
 def policy_lock(key: str, value: Any, policy: Policy) -> Lock:
     """The lock of a policy."""
-    return Lock(key=key, value=value, why=f"the policy '{policy.name}' holds it at {json.dumps(value, default=str)}")
+    return Lock(
+        key=key,
+        value=value,
+        why=f"the policy '{policy.name}' holds it at {json.dumps(value, default=str)}",
+    )
 
 
 def policy_locks(policy: Policy, env_fields: Collection[str]) -> dict[str, Any]:
-    """A policy's locks without those of fields that the environment does not have, if it says which it has."""
+    """A policy's locks without those of fields that the environment does not have, if it says which
+    it has.
+    """
     return {
         key: value
         for key, value in policy.lock.items()
@@ -261,16 +305,23 @@ def how_to_unlock(key: str, policy: Policy) -> str:
     """What the operator does who wants all of a policy but this lock."""
     extends = f"`extends: {policy.name}` and " if policy.name in BUILT_IN else ""
     file = environ.home() / FILE
-    return f"The policy '{policy.name}' locks {key}; {extends}`unlock: [{key}]` in {file} keep the rest of it."
+    return (
+        f"The policy '{policy.name}' locks {key}; {extends}`unlock: [{key}]` in {file} keep "
+        "the rest of it."
+    )
 
 
 def is_own_wiring(env_field: str) -> bool:
-    """Whether a run fills this field in from nothing of ours that can be set: an address, a folder."""
+    """Whether a run fills this field in from nothing of ours that can be set: an address, a
+    folder.
+    """
     return Edit(name=env_field, value=None).key == f"env.{env_field}"
 
 
 def is_same_value(key: str, one: Any, other: Any) -> bool:
-    """Whether two values of a setting mean the same: 32, "32" and 32.0 do where a number belongs."""
+    """Whether two values of a setting mean the same: 32, "32" and 32.0 do where a number
+    belongs.
+    """
     section, _, field = key.partition(".")
 
     def typed(value: Any) -> Any:
@@ -294,7 +345,12 @@ class OverCap(Problem):
     def alone(self, next: str) -> InvalidConfig:
         """`policy_cap`, with the cap and its file."""
         what = f"{self.field} = {self.got} is more than this machine's policy allows."
-        facts = {"problems": [self.facts], "field": self.field, "cap": self.cap, "limit": self.limit}
+        facts = {
+            "problems": [self.facts],
+            "field": self.field,
+            "cap": self.cap,
+            "limit": self.limit,
+        }
         return PolicyCap(what, f"{self.rule[:1].upper()}{self.rule[1:]}.", next, **facts)
 
 
@@ -304,4 +360,6 @@ def over_cap(policy: Policy, total_steps: int) -> OverCap | None:
     if limit is None or total_steps <= limit:
         return None
     rule = f"caps.max_steps is {limit} in {environ.home() / FILE}"
-    return OverCap(field=field, got=total_steps, rule=rule, suggest=(limit,), cap="max_steps", limit=limit)
+    return OverCap(
+        field=field, got=total_steps, rule=rule, suggest=(limit,), cap="max_steps", limit=limit
+    )

@@ -9,7 +9,8 @@ from typing import Any
 
 from halteres.errors import InvalidConfig
 
-MOST_LISTED, LONGEST_GOT = 8, 120  # problems that a sentence lists, and characters of a refused value in it
+# problems that a sentence lists, and characters of a refused value in it
+MOST_LISTED, LONGEST_GOT = 8, 120
 
 NEXT = "Nothing was changed; mend these settings and try again."
 
@@ -77,7 +78,9 @@ class UnknownSetting(Problem):
         """`unknown_field`, with the names that there are."""
         hint = f": did you mean '{self.did_you_mean}'?" if self.did_you_mean else "."
         what = f"Unknown field '{self.field}'{hint}"
-        return UnknownField(what, "", next, available_fields=list(self.available), **_details([self]))
+        return UnknownField(
+            what, "", next, available_fields=list(self.available), **_details([self])
+        )
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -89,7 +92,9 @@ class LockedSetting(Problem):
     def alone(self, next: str) -> InvalidConfig:
         """`locked_field`, with the value that holds."""
         what = f"Field '{self.field}' is locked and cannot be changed: {self.rule}."
-        return LockedField(what, "", next, locked_value=_as_json(self.locked_value), **_details([self]))
+        return LockedField(
+            what, "", next, locked_value=_as_json(self.locked_value), **_details([self])
+        )
 
 
 def refusal(problems: Sequence[Problem], next: str = NEXT) -> InvalidConfig:

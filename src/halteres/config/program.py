@@ -1,7 +1,8 @@
-"""An environment as a program: a file, what runs it, and what it says about itself in a process of its own.
+"""An environment as a program: a file, what runs it, and what it says about itself in a process of
+its own.
 
-What it said is remembered, in this process and in HALTERES_HOME/cache/environments, for as long as the files that it
-was read from do not change.
+What it said is remembered, in this process and in HALTERES_HOME/cache/environments, for as long as
+the files that it was read from do not change.
 """
 
 from __future__ import annotations
@@ -23,7 +24,12 @@ import msgspec
 import yaml
 
 from halteres.config import environ
-from halteres.config.discovery import BUILTIN_FOLDER, EnvironmentBroken, find_environment, split_name
+from halteres.config.discovery import (
+    BUILTIN_FOLDER,
+    EnvironmentBroken,
+    find_environment,
+    split_name,
+)
 from halteres.config.problem import MissingPackage, Problem
 from halteres.config.settings import RunSettings
 from halteres.errors import NotFound
@@ -32,11 +38,15 @@ from halteres.logins import passwords_in
 from halteres.process import Ended, run_caught
 
 DEADLINE_S = 120.0
-"""How long an environment may take to import and describe itself. Importing atroposlib and datasets takes 8 s of a
-core, and a busy machine has a tenth of one; whoever waits less long finds the answer remembered when they ask again."""
+"""How long an environment may take to import and describe itself. Importing atroposlib and datasets
+takes 8 s of a core, and a busy machine has a tenth of one; whoever waits less long finds the answer
+remembered when they ask again.
+"""
 
 FOREIGN = str(Path(__file__).with_name("atroposlib_runner.py"))
-"""What describes and runs files of atroposlib's, which know no `describe`; run by the environment's interpreter."""
+"""What describes and runs files of atroposlib's, which know no `describe`; run by the environment's
+interpreter.
+"""
 
 PROJECT = ("pyproject.toml", "setup.py", ".git")  # the folder that holds one of these is a project
 NOTHING_TO_EVALUATE = 3  # exit code of `evaluate` where an environment has no held-out tasks
@@ -45,7 +55,8 @@ MOST_CACHED = 256  # descriptions in memory, and files on the disk
 TRACEBACK_LINES = 8
 
 _IMPORTS_ATROPOSLIB = re.compile(rb"^\s*(from|import)\s+atroposlib\b", re.MULTILINE)
-_ADVERTISEMENT = "https://errors.pydantic.dev"  # pydantic ends its errors with a line that leads there
+# pydantic ends its errors with a line that leads there
+_ADVERTISEMENT = "https://errors.pydantic.dev"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -56,11 +67,14 @@ class EnvironmentProgram:
     path: Path  # absolute
     interpreter: str  # absolute path of a Python
     working_directory: Path  # absolute; where its commands run
-    is_foreign: bool = False  # written for atroposlib: it knows no `describe` (whoever was not asked does not know)
+    # written for atroposlib: it knows no `describe` (whoever was not asked does not know)
+    is_foreign: bool = False
 
     @property
     def variant_setting(self) -> dict[str, str]:
-        """The setting `variant` of a family's environment, which its name says; nothing of any other."""
+        """The setting `variant` of a family's environment, which its name says; nothing of any
+        other.
+        """
         variant = split_name(self.name)[1]
         return {"variant": variant} if variant else {}
 
@@ -68,13 +82,26 @@ class EnvironmentProgram:
         """The command line of one of its verbs: serve, process, evaluate, describe."""
         return (self.interpreter, str(self.path), verb, *arguments)
 
-    def command_in_run(self, verb: str, *arguments: str, metrics: Path, name: str) -> tuple[str, ...]:
-        """The command line within a run. A foreign environment's figures, which it gives to W&B alone, are appended to
-        `metrics`; `name` is the one under which it is to register. It does not evaluate by itself: the run does."""
+    def command_in_run(
+        self, verb: str, *arguments: str, metrics: Path, name: str
+    ) -> tuple[str, ...]:
+        """The command line within a run. A foreign environment's figures, which it gives to W&B
+        alone, are appended to `metrics`; `name` is the one under which it is to register. It does
+        not evaluate by itself: the run does.
+        """
         if not self.is_foreign:
             return self.command(verb, *arguments)
         script = (self.interpreter, FOREIGN, "run", str(metrics), name)
-        return (*script, str(self.path), verb, *arguments, "--env.use_wandb", "true", "--env.steps_per_eval", "0")
+        return (
+            *script,
+            str(self.path),
+            verb,
+            *arguments,
+            "--env.use_wandb",
+            "true",
+            "--env.steps_per_eval",
+            "0",
+        )
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -84,10 +111,13 @@ class Description:
     schema: Mapping[str, Any]  # JSON Schema of its config class; {} where nobody can tell
     config: Mapping[str, Any]  # effective values: config_init, then those given
     problems: tuple[Problem, ...] = ()
-    missing: tuple[MissingPackage, ...] = ()  # what it needs with these values, and its Python does not have
-    trainer: Mapping[str, Any] = field(default_factory=dict)  # its defaults of the trainer's settings
+    # what it needs with these values, and its Python does not have
+    missing: tuple[MissingPackage, ...] = ()
+    # its defaults of the trainer's settings
+    trainer: Mapping[str, Any] = field(default_factory=dict)
     is_foreign: bool = False  # the file knows no `describe`
-    read: Mapping[str, Sequence[int]] = field(default_factory=dict)  # files of its project that it read -> `_stat`
+    # files of its project that it read -> `_stat`
+    read: Mapping[str, Sequence[int]] = field(default_factory=dict)
 
     @property
     def fields(self) -> frozenset[str]:
@@ -101,20 +131,29 @@ class Description:
 
     @classmethod
     def of(cls, answer: Mapping[str, Any]) -> Description:
-        """From the JSON that `describe` prints. KeyError, TypeError, ValueError where it is of another form."""
+        """From the JSON that `describe` prints. KeyError, TypeError, ValueError where it is of
+        another form.
+        """
         read = {file: _stat(Path(file)) for file in answer.get("read", ())}
         problems = [
-            {**one, "field": f"env.{one['field']}", "rule": one["rule"].replace("input should be", "must be")}
+            {
+                **one,
+                "field": f"env.{one['field']}",
+                "rule": one["rule"].replace("input should be", "must be"),
+            }
             for one in answer["problems"]
         ]
         return msgspec.convert({**answer, "read": read, "problems": problems}, cls)
 
 
-def find_program(name: str, interpreter: str | None = None, working_directory: str | None = None) -> EnvironmentProgram:
+def find_program(
+    name: str, interpreter: str | None = None, working_directory: str | None = None
+) -> EnvironmentProgram:
     """The environment of this name, or at this path, what runs it and where.
 
     Raises:
-        NotFound: no such interpreter or working directory. Beside that as `discovery.find_environment`.
+        NotFound: no such interpreter or working directory. Beside that as
+            `discovery.find_environment`.
     """
     python = shutil.which(interpreter or sys.executable)
     if python is None:
@@ -122,11 +161,17 @@ def find_program(name: str, interpreter: str | None = None, working_directory: s
         raise NotFound(what, next="Set run.interpreter to an existing one.")
     found = find_environment(name)
     file = Path(found.file_path)
-    folder = Path(working_directory).expanduser().absolute() if working_directory else project_of(file)
+    folder = (
+        Path(working_directory).expanduser().absolute() if working_directory else project_of(file)
+    )
     if not folder.is_dir():
-        raise NotFound(f"There is no folder {folder}.", next="Set run.working_directory to an existing one.")
+        raise NotFound(
+            f"There is no folder {folder}.", next="Set run.working_directory to an existing one."
+        )
     interpreter = os.path.abspath(python)
-    return EnvironmentProgram(name=found.name, path=file, interpreter=interpreter, working_directory=folder)
+    return EnvironmentProgram(
+        name=found.name, path=file, interpreter=interpreter, working_directory=folder
+    )
 
 
 def program_of(run: RunSettings) -> EnvironmentProgram:
@@ -135,18 +180,25 @@ def program_of(run: RunSettings) -> EnvironmentProgram:
 
 
 def project_of(file: Path) -> Path:
-    """The project that an environment's file belongs to: the nearest folder above it with one of PROJECT; failing that
-    the nearest that is no package, where `import` finds the packages that the file lies in."""
+    """The project that an environment's file belongs to: the nearest folder above it with one of
+    PROJECT; failing that the nearest that is no package, where `import` finds the packages that the
+    file lies in.
+    """
     folders = file.parents
-    project = next((folder for folder in folders if any((folder / name).exists() for name in PROJECT)), None)
+    project = next(
+        (folder for folder in folders if any((folder / name).exists() for name in PROJECT)), None
+    )
     return project or next(folder for folder in folders if not (folder / "__init__.py").exists())
 
 
-def describe(environment: EnvironmentProgram, values: Mapping[str, Any], *, afresh: bool = False) -> Description:
+def describe(
+    environment: EnvironmentProgram, values: Mapping[str, Any], *, afresh: bool = False
+) -> Description:
     """What the file says about itself with these values set; `afresh`: whatever it said before.
 
     Raises:
-        EnvironmentBroken: it cannot be run, or says nothing usable; with the place, and the end of its traceback.
+        EnvironmentBroken: it cannot be run, or says nothing usable; with the place, and the end of
+            its traceback.
     """
     values = {**values, **environment.variant_setting}
     key = _key(environment, values)
@@ -164,13 +216,18 @@ def describe(environment: EnvironmentProgram, values: Mapping[str, Any], *, afre
     return found
 
 
-def confirm(environment: EnvironmentProgram, effective: Mapping[str, Any], description: Description) -> None:
-    """Remember that these values are what a description without problems came to: they need not be asked about."""
+def confirm(
+    environment: EnvironmentProgram, effective: Mapping[str, Any], description: Description
+) -> None:
+    """Remember that these values are what a description without problems came to: they need not be
+    asked about.
+    """
     _cache(_key(environment, effective), description)
 
 
 def last_failure(file: Path) -> str | None:
-    """Why this very file could not describe itself when it was last asked; None where it could, or was not asked.
+    """Why this very file could not describe itself when it was last asked; None where it could, or
+    was not asked.
 
     It holds until the file changes or is asked again, whatever becomes of its neighbours.
     """
@@ -181,7 +238,11 @@ def _ask(environment: EnvironmentProgram, values: Mapping[str, Any]) -> Descript
     try:
         with tempfile.TemporaryDirectory(prefix="halteres-describe-") as folder:
             ended = _answer(environment, values, Path(folder))
-        found = _parse(environment, ended) if ended else Description(schema={}, config=values, is_foreign=True)
+        found = (
+            _parse(environment, ended)
+            if ended
+            else Description(schema={}, config=values, is_foreign=True)
+        )
     except EnvironmentBroken as error:
         _remember(_failure_key(environment.path), error.sentence)
         raise
@@ -190,13 +251,19 @@ def _ask(environment: EnvironmentProgram, values: Mapping[str, Any]) -> Descript
     return found
 
 
-def _answer(environment: EnvironmentProgram, values: Mapping[str, Any], folder: Path) -> Ended | None:
-    """What the file prints; a file of atroposlib's knows no `describe`: then what our script finds, if anything."""
+def _answer(
+    environment: EnvironmentProgram, values: Mapping[str, Any], folder: Path
+) -> Ended | None:
+    """What the file prints; a file of atroposlib's knows no `describe`: then what our script finds,
+    if anything.
+    """
     by_script = folder / "values.json"
     by_script.write_text(json.dumps(dict(values), default=str), encoding="utf-8")
     script = (environment.interpreter, FOREIGN, "describe", str(environment.path), str(by_script))
     is_foreign = f"foreign\n{_stamp(environment.path)}"
-    is_tried = bool(_recall(is_foreign) or _IMPORTS_ATROPOSLIB.search(environment.path.read_bytes()))
+    is_tried = bool(
+        _recall(is_foreign) or _IMPORTS_ATROPOSLIB.search(environment.path.read_bytes())
+    )
     if is_tried and (found := _run(environment, script)).code == 0:
         return found  # to import it once is slow enough
     given = folder / "config.yaml"
@@ -230,7 +297,10 @@ def _parse(environment: EnvironmentProgram, ended: Ended) -> Description:
             why += f" (run by {environment.interpreter}; run.interpreter names another Python)"
         raise _broken(environment, why, ended.err)
     if not ended.out.strip():
-        why = '`describe` printed nothing. Does the file end with `if __name__ == "__main__": YourEnv.cli()`?'
+        why = (
+            '`describe` printed nothing. Does the file end with `if __name__ == "__main__": '
+            "YourEnv.cli()`?"
+        )
         raise _broken(environment, why)
     try:
         return Description.of(json.loads(ended.out.strip().splitlines()[-1]))
@@ -241,7 +311,8 @@ def _parse(environment: EnvironmentProgram, ended: Ended) -> Description:
 
 def _broken(environment: EnvironmentProgram, why: str, err: str = "") -> EnvironmentBroken:
     name = re.escape(str(environment.path))
-    places = re.findall(rf'(?:File "{name}", line |{name}:)(\d+)', err)  # a traceback's, or a sentence of `describe`
+    # a traceback's, or a sentence of `describe`
+    places = re.findall(rf'(?:File "{name}", line |{name}:)(\d+)', err)
     line = int(places[-1]) if places else None
     return EnvironmentBroken(
         f"The environment file {environment.path}{f':{line}' if line else ''} is broken.",
@@ -254,7 +325,9 @@ def _broken(environment: EnvironmentProgram, why: str, err: str = "") -> Environ
 
 
 def _end_of(err: str) -> list[str]:
-    lines = [line.rstrip() for line in err.splitlines() if line.strip() and _ADVERTISEMENT not in line]
+    lines = [
+        line.rstrip() for line in err.splitlines() if line.strip() and _ADVERTISEMENT not in line
+    ]
     return lines[-TRACEBACK_LINES:]
 
 
@@ -269,13 +342,17 @@ def _cache(key: str, description: Description) -> None:
 
 def _key(environment: EnvironmentProgram, values: Mapping[str, Any]) -> str:
     given = json.dumps(values, sort_keys=True, default=str)
-    return f"{environment.interpreter}\n{environment.working_directory}\n{_stamp(environment.path)}\n{given}"
+    program = f"{environment.interpreter}\n{environment.working_directory}"
+    return f"{program}\n{_stamp(environment.path)}\n{given}"
 
 
 def _stamp(file: Path) -> str:
-    """Changes when the file does, or a Python file beside it (which it may import), or one of our own environments'
-    room, which says what every environment's settings are."""
-    beside = [one for folder in (file.parent, BUILTIN_FOLDER) for one in sorted(folder.glob("*.py"))]
+    """Changes when the file does, or a Python file beside it (which it may import), or one of our
+    own environments' room, which says what every environment's settings are.
+    """
+    beside = [
+        one for folder in (file.parent, BUILTIN_FOLDER) for one in sorted(folder.glob("*.py"))
+    ]
     return json.dumps([str(file), _stat(file), [(one.name, *_stat(one)) for one in beside]])
 
 
@@ -293,7 +370,12 @@ def _stat(file: Path) -> list[int]:
 
 
 def _file(key: str) -> Path:
-    return environ.home() / "cache" / "environments" / f"{hashlib.sha256(key.encode()).hexdigest()[:40]}.json"
+    return (
+        environ.home()
+        / "cache"
+        / "environments"
+        / f"{hashlib.sha256(key.encode()).hexdigest()[:40]}.json"
+    )
 
 
 def _recall(key: str) -> Any:
@@ -305,7 +387,9 @@ def _recall(key: str) -> Any:
 
 
 def _remember(key: str, content: Any) -> None:
-    """Keep JSON under this key, and not too many files altogether; nothing where the disk will not have it."""
+    """Keep JSON under this key, and not too many files altogether; nothing where the disk will not
+    have it.
+    """
     file = _file(key)
     with suppress(OSError):
         file.parent.mkdir(parents=True, exist_ok=True)

@@ -1,7 +1,8 @@
-"""Settings in a file: the seeds' format (env / openai / tinker), read and written, and where each value comes from.
+"""Settings in a file: the seeds' format (env / openai / tinker), read and written, and where each
+value comes from.
 
-The supervisor's wiring is dropped when a file is read, and written afresh for a run. What the seeds' format has no word
-for is in a section `halteres`, which others ignore.
+The supervisor's wiring is dropped when a file is read, and written afresh for a run. What the
+seeds' format has no word for is in a section `halteres`, which others ignore.
 """
 
 from __future__ import annotations
@@ -20,14 +21,16 @@ from halteres.errors import nearest
 Sections = dict[str, dict[str, Any]]  # section name to field to value: settings before validation
 
 Source = Literal["default", "config_init", "file", "edit", "policy", "wiring", "resume"]
-"""default: ours; config_init: the environment's, also where it declares defaults of the trainer; policy: held by the
-operator's; wiring: filled in by the run; resume: held in the run gone on from."""
+"""default: ours; config_init: the environment's, also where it declares defaults of the trainer;
+policy: held by the operator's; wiring: filled in by the run; resume: held in the run gone on from.
+"""
 
 Sources = Mapping[str, Source]  # section.field -> source, of what was given
 
 NOTHING_GIVEN: Sources = MappingProxyType({})
 
-Effective = dict[str, dict[str, Any]]  # section.field -> {value, source}: what config.resolved.json says
+# section.field -> {value, source}: what config.resolved.json says
+Effective = dict[str, dict[str, Any]]
 
 SERVER: Mapping[str, Any] = {"weight": 1.0, "num_requests_for_eval": 256, "timeout": 3600}
 """What the seeds' files say of the inference server beside its address (seed 002)."""
@@ -44,7 +47,9 @@ _FROM_TINKER = {
     "max_token_trainer_length": ("trainer", "max_token_trainer_length"),
     "save_checkpoint_interval": ("trainer", "checkpoint_every"),
 }
-_TINKER_DROPPED = frozenset(("checkpoint_dir", "wandb_group", "wandb_run_name", "wandb_run_suffix", "tool_call_parser"))
+_TINKER_DROPPED = frozenset(
+    ("checkpoint_dir", "wandb_group", "wandb_run_name", "wandb_run_suffix", "tool_call_parser")
+)
 _SEED_SECTIONS = frozenset(("env", "openai", "tinker", "slurm", "testing", "halteres"))
 _OURS = ("run", "inference", "trainer")
 
@@ -69,7 +74,9 @@ def is_seed_format(data: Mapping[str, Any]) -> bool:
 def from_seed_format(data: Mapping[str, Any], problems: list[Problem]) -> Sections:
     """Our sections, wiring dropped. What cannot be placed is added to `problems`."""
     sections: Sections = {"run": {}, "env": {}, "inference": {}, "trainer": {}}
-    problems.extend(_unknown(name, data[name], _SEED_SECTIONS) for name in data.keys() - _SEED_SECTIONS)
+    problems.extend(
+        _unknown(name, data[name], _SEED_SECTIONS) for name in data.keys() - _SEED_SECTIONS
+    )
     problems.extend(switch_refused(name, data[name]) for name in SWITCHES if data.get(name))
     for name, values in section_of(data, "halteres", problems).items():
         if name in _OURS:
@@ -81,19 +88,25 @@ def from_seed_format(data: Mapping[str, Any], problems: list[Problem]) -> Sectio
         section, field = _FROM_ENV.get(name, ("env", name))
         if name in _FROM_ENV or name not in ENV_WIRING:
             sections[section][field] = value
-    if "halteres" in data:  # a run wrote this file, and filled in what its environment was to do; its sinks are there
+    # a run wrote this file, and filled in what its environment was to do; its sinks are there
+    if "halteres" in data:
         sections["env"].pop("use_wandb", None)
     for name, value in section_of(data, "tinker", problems).items():
         if name in _FROM_TINKER:
             section, field = _FROM_TINKER[name]
             sections[section][field] = value
         elif name == "wandb_project":
-            if value != environ.wandb_project():  # what holds anyway is no setting: there and back, nothing is added
+            # what holds anyway is no setting: there and back, nothing is added
+            if value != environ.wandb_project():
                 sections["run"].setdefault(name, value)
         elif name not in _TINKER_DROPPED:
             problems.append(_unknown(f"tinker.{name}", value, _FROM_TINKER))
     openai = data.get("openai") or []
-    servers = [one for one in (openai if isinstance(openai, list) else [openai]) if isinstance(one, Mapping)]
+    servers = [
+        one
+        for one in (openai if isinstance(openai, list) else [openai])
+        if isinstance(one, Mapping)
+    ]
     if models := [server["model_name"] for server in servers if "model_name" in server]:
         sections["inference"]["model"] = models[0]
     elif "tokenizer_name" in env:  # the same, where both are given
@@ -101,21 +114,31 @@ def from_seed_format(data: Mapping[str, Any], problems: list[Problem]) -> Sectio
     return sections
 
 
-def to_seed_format(settings: Settings, addresses: Addresses, sources: Sources = NOTHING_GIVEN) -> dict[str, Any]:
-    """The config file of a run: what the environment reads, and any trainer of that format. Empty fields of the
-    environment's own (by `sources`) are left out."""
+def to_seed_format(
+    settings: Settings, addresses: Addresses, sources: Sources = NOTHING_GIVEN
+) -> dict[str, Any]:
+    """The config file of a run: what the environment reads, and any trainer of that format. Empty
+    fields of the environment's own (by `sources`) are left out.
+    """
     trainer = settings.trainer
     run_name = settings.run.default_name(addresses.run_id)
-    # What was set away from its default and has no word in the seeds' format; of the trainer also what was set to our
-    # default, for the environment's may be another.
+    # What was set away from its default and has no word in the seeds' format; of the trainer also
+    # what was set to our default, for the environment's may be another.
     placed = {("inference", "model"), *_FROM_ENV.values(), *_FROM_TINKER.values()}
     changed = settings.model_dump(mode="json", exclude_defaults=True)
     values = trainer.model_dump(mode="json").items()
-    given = {name: value for name, value in values if sources.get(f"trainer.{name}", "default") != "default"}
+    given = {
+        name: value
+        for name, value in values
+        if sources.get(f"trainer.{name}", "default") != "default"
+    }
     changed["trainer"] = {**changed.get("trainer", {}), **given}
     if settings.sinks:
         changed.setdefault("run", {})["sinks"] = list(settings.sinks)
-    beyond = {name: {k: v for k, v in changed.get(name, {}).items() if (name, k) not in placed} for name in _OURS}
+    beyond = {
+        name: {k: v for k, v in changed.get(name, {}).items() if (name, k) not in placed}
+        for name in _OURS
+    }
     own = {
         name: value
         for name, value in settings.env.items()
@@ -141,7 +164,8 @@ def to_seed_format(settings: Settings, addresses: Addresses, sources: Sources = 
                 "base_url": f"{addresses.service_url.rstrip('/')}/runs/{addresses.run_id}/v1",
                 "api_key": addresses.api_key,
                 "server_type": "sglang",
-                "tokenizer_name": addresses.tokenizer,  # else atroposlib looks for the model's name on the hub
+                # else atroposlib looks for the model's name on the hub
+                "tokenizer_name": addresses.tokenizer,
                 **SERVER,
             }
         ],
@@ -169,11 +193,15 @@ def section_of(data: Mapping[str, Any], name: str, problems: list[Problem]) -> d
 def _unknown(field: str, got: Any, known: Any) -> Problem:
     section, _, name = field.rpartition(".")
     guess = nearest(name, known)
-    return UnknownSetting(field=field, got=got, did_you_mean=f"{section}.{guess}".strip(".") if guess else None)
+    return UnknownSetting(
+        field=field, got=got, did_you_mean=f"{section}.{guess}".strip(".") if guess else None
+    )
 
 
 def resolved(settings: Settings, given: Sources, *, is_resumed: bool = False) -> Effective:
-    """Every effective setting with its source. One of ours that is no default, and not in `given`, is an edit too."""
+    """Every effective setting with its source. One of ours that is no default, and not in `given`,
+    is an edit too.
+    """
     defaults = Settings().model_dump(mode="json")
     values: Effective = {}
     for section, fields in settings.model_dump(mode="json").items():

@@ -73,7 +73,9 @@ class _Walk:
         self._definitions = definitions
         self._parts = 0
 
-    def texts(self, schema: Mapping[str, Any], value: Any, place: str, reach: Reach | None) -> Iterator[Text]:
+    def texts(
+        self, schema: Mapping[str, Any], value: Any, place: str, reach: Reach | None
+    ) -> Iterator[Text]:
         """The texts in a value; a part that declares no reach has that of its setting."""
         self._parts += 1
         if self._parts > MOST_PARTS:
@@ -115,7 +117,9 @@ class _Walk:
         name = str(schema.get("$ref", "")).rpartition("/")[2]
         whole = {**self._definitions.get(name, {}), **schema}
         yield whole
-        for alternative in (one for key in ("anyOf", "oneOf", "allOf") for one in whole.get(key, ())):
+        for alternative in (
+            one for key in ("anyOf", "oneOf", "allOf") for one in whole.get(key, ())
+        ):
             yield from self._options(alternative)
 
 
@@ -131,7 +135,11 @@ def _property(options: list[dict[str, Any]], key: Any) -> Mapping[str, Any]:
     for one in options:
         if key in one.get("properties", {}):
             return one["properties"][key]
-    rest = (one["additionalProperties"] for one in options if isinstance(one.get("additionalProperties"), Mapping))
+    rest = (
+        one["additionalProperties"]
+        for one in options
+        if isinstance(one.get("additionalProperties"), Mapping)
+    )
     return next(rest, {})
 
 
@@ -144,7 +152,9 @@ def _item(options: list[dict[str, Any]], number: int) -> Mapping[str, Any]:
 
 
 def _parsed(text: str) -> Any:
-    """The text as YAML, as settings are read; itself where it is not YAML, and then no setting is made of it."""
+    """The text as YAML, as settings are read; itself where it is not YAML, and then no setting is
+    made of it.
+    """
     if len(text) > MOST_CHARACTERS:
         raise TooLargeToCheck
     try:
@@ -174,7 +184,8 @@ def looks_elsewhere(text: str) -> bool:
     [False, False, True, True]
     """
     return _PATH.match(text) is not None or any(
-        _PATH_WITHIN.match(word) or "://" in word or ".." in word.split("/") for word in _words(text)
+        _PATH_WITHIN.match(word) or "://" in word or ".." in word.split("/")
+        for word in _words(text)
     )
 
 

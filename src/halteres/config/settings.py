@@ -1,7 +1,9 @@
-"""The settings of a run: four sections, one value; each field's name, type, range, default and meaning.
+"""The settings of a run: four sections, one value; each field's name, type, range, default and
+meaning.
 
 run         the attempt itself: name, seed, time limit
-env         the environment's config class: Atropos's fields and its own; validated by the environment
+env         the environment's config class: Atropos's fields and its own; validated by the
+            environment
 inference   the base model and where it is served
 trainer     the RL loop
 """
@@ -24,15 +26,25 @@ from halteres.errors import InvalidData, nearest
 from halteres.losses import LOSSES, complete_settings, find_kind
 from halteres.models import TINY
 
-SinkName = Literal["wandb", "trackio", "tensorboard"]  # where metrics can be forwarded to (`observe.sinks`)
+# where metrics can be forwarded to (`observe.sinks`)
+SinkName = Literal["wandb", "trackio", "tensorboard"]
 
 Estimator = Literal[
-    "group_std", "group_mean", "rloo", "reinforce", "rebn", "rebn_per_environment", "rebn_leave_one_out", "turn_mean"
+    "group_std",
+    "group_mean",
+    "rloo",
+    "reinforce",
+    "rebn",
+    "rebn_per_environment",
+    "rebn_leave_one_out",
+    "turn_mean",
 ]
 """How advantages are made of rewards (`training.advantages` has the formulas and their papers)."""
 
-Weighting = Literal["token", "turn", "episode"]  # what counts the same in the loss, however many tokens it has
-MOST_PINNED = 32  # updates of a run whose older weights can be sampled from by their version, beside the newest
+# what counts the same in the loss, however many tokens it has
+Weighting = Literal["token", "turn", "episode"]
+# updates of a run whose older weights can be sampled from by their version, beside the newest
+MOST_PINNED = 32
 
 
 ONE_LINE = re.compile(r"[^\x00-\x1f\x7f\u0085\u2028\u2029]*")
@@ -40,7 +52,8 @@ ONE_LINE = re.compile(r"[^\x00-\x1f\x7f\u0085\u2028\u2029]*")
 
 
 def default_name(environment: str, run_id: str) -> str:
-    """The name of a run of this environment that was given none. Folders and files are called by it too.
+    """The name of a run of this environment that was given none. Folders and files are called by it
+    too.
 
     >>> default_name("gsm8k", "3fa9c1d2")
     'gsm8k-3fa9c1d2'
@@ -70,9 +83,12 @@ class Section(BaseModel):
 
 
 def setting(default: Any, description: str, *, reaches: Reach | None = None, **limits: Any) -> Any:
-    """A field with its default, its meaning, and pydantic's limits; `reaches`: what a text of it names beyond the
-    run."""
-    return Field(default=default, description=description, json_schema_extra=declared(reaches), **limits)
+    """A field with its default, its meaning, and pydantic's limits; `reaches`: what a text of it
+    names beyond the run.
+    """
+    return Field(
+        default=default, description=description, json_schema_extra=declared(reaches), **limits
+    )
 
 
 class RunSettings(Section):
@@ -94,13 +110,25 @@ class RunSettings(Section):
         None, "path of the Python that runs the environment file; default: this one", reaches="code"
     )
     working_directory: str | None = setting(
-        None, "folder that the environment's commands run in; default: its project's", reaches="path"
+        None,
+        "folder that the environment's commands run in; default: its project's",
+        reaches="path",
     )
-    seed: int = setting(0, "seeds the adapter's first weights, sampling and the choice of tasks", ge=0, lt=2**32)
-    success_threshold: float = setting(0.0, "a score above it is a success; default: the environment's own, else 0")
-    max_minutes: float | None = setting(None, "minutes of training; then the run ends with a checkpoint", gt=0)
-    stop_when: float | None = setting(None, "eval/percent_correct at which the run ends early", gt=0, le=1)
-    on_drift: Literal["warn", "stop"] = setting("warn", "at an alert of drift: say so, or end the run after its step")
+    seed: int = setting(
+        0, "seeds the adapter's first weights, sampling and the choice of tasks", ge=0, lt=2**32
+    )
+    success_threshold: float = setting(
+        0.0, "a score above it is a success; default: the environment's own, else 0"
+    )
+    max_minutes: float | None = setting(
+        None, "minutes of training; then the run ends with a checkpoint", gt=0
+    )
+    stop_when: float | None = setting(
+        None, "eval/percent_correct at which the run ends early", gt=0, le=1
+    )
+    on_drift: Literal["warn", "stop"] = setting(
+        "warn", "at an alert of drift: say so, or end the run after its step"
+    )
     sinks: tuple[SinkName, ...] = setting(
         (), "where metrics are forwarded to, beside the run's own metrics.jsonl", reaches="key"
     )
@@ -109,14 +137,18 @@ class RunSettings(Section):
         "project that metrics are filed under; default: WANDB_PROJECT, or atropos-tinker",
         reaches="nothing",
     )
-    wandb_entity: str | None = setting(None, "account or team of it; default: WANDB_ENTITY", reaches="nothing")
+    wandb_entity: str | None = setting(
+        None, "account or team of it; default: WANDB_ENTITY", reaches="nothing"
+    )
     tags: tuple[str, ...] = setting((), "words of your own, kept with the run", reaches="nothing")
 
     @property
     def environment_name(self) -> str:
         """The environment's name, also where it was given as a path to its file."""
         environment, variant = split_name(self.environment)
-        return joined_name(Path(environment).stem if environment.endswith(".py") else environment, variant)
+        return joined_name(
+            Path(environment).stem if environment.endswith(".py") else environment, variant
+        )
 
     @property
     def project(self) -> str:
@@ -137,7 +169,9 @@ class InferenceSettings(Section):
         reaches="model",
         min_length=1,
     )
-    threads: int | None = setting(None, "CPU threads of an engine; default: its share of cores - 1", ge=1)
+    threads: int | None = setting(
+        None, "CPU threads of an engine; default: its share of cores - 1", ge=1
+    )
     samplers: int = setting(0, "engines that only sample, beside the one that trains", ge=0, le=64)
     cache_gb: float | None = setting(
         None, "GB for keys and values while sampling; default: a quarter of what is free", gt=0
@@ -159,7 +193,9 @@ class InferenceSettings(Section):
 
 
 class TrainerSettings(Section):
-    """The RL loop. The defaults are those with which benchmarks/learning_arithmetic.py trains the built-in model."""
+    """The RL loop. The defaults are those with which benchmarks/learning_arithmetic.py trains the
+    built-in model.
+    """
 
     total_steps: int = setting(40, "optimiser steps of the run, one batch each", ge=1, le=1_000_000)
     lora_rank: int = setting(16, "rank of the LoRA adapter that is trained", ge=1, le=512)
@@ -167,37 +203,55 @@ class TrainerSettings(Section):
     schedule: Literal["constant", "linear", "cosine"] = setting(
         "constant", "the learning rate after the warm-up: as it is, or down towards 0"
     )
-    warmup_steps: int = setting(0, "optimiser steps over which the learning rate rises to its largest", ge=0)
+    warmup_steps: int = setting(
+        0, "optimiser steps over which the learning rate rises to its largest", ge=0
+    )
     beta1: float = setting(0.9, "Adam's decay of the mean gradient, per step", ge=0, lt=1)
     beta2: float = setting(0.95, "Adam's decay of the mean squared gradient, per step", ge=0, lt=1)
     adam_eps: float = setting(1e-8, "Adam's epsilon, added to the divisor of a step", gt=0)
-    grad_clip_norm: float = setting(0.0, "largest global norm of the gradient; 0: no clipping", ge=0)
-    loss: str = setting("importance_sampling", "loss that the policy is trained with", reaches="nothing")
-    loss_config: dict[str, float] = setting({}, "settings of the loss, e.g. {clip_high_threshold: 1.28}")
+    grad_clip_norm: float = setting(
+        0.0, "largest global norm of the gradient; 0: no clipping", ge=0
+    )
+    loss: str = setting(
+        "importance_sampling", "loss that the policy is trained with", reaches="nothing"
+    )
+    loss_config: dict[str, float] = setting(
+        {}, "settings of the loss, e.g. {clip_high_threshold: 1.28}"
+    )
     epochs: int = setting(1, "times that each batch is gone through", ge=1, le=100)
-    minibatches: int = setting(1, "optimiser steps that each time through a batch is divided into", ge=1, le=1024)
+    minibatches: int = setting(
+        1, "optimiser steps that each time through a batch is divided into", ge=1, le=1024
+    )
     advantage: Literal[Estimator, "environment"] = setting(
         "group_std", "made of a group's scores, of turns' returns, or by the environment"
     )
-    gamma: float = setting(1.0, "what a reward one turn later is worth; for estimators of turns' returns", ge=0, le=1)
+    gamma: float = setting(
+        1.0, "what a reward one turn later is worth; for estimators of turns' returns", ge=0, le=1
+    )
     turn_rewards: Literal["rewards", "states"] = setting(
         "rewards", "turns report rewards, or values of the states they led to"
     )
     weighting: Weighting = setting(
         "token", "what counts the same in the loss: every token, every turn or every episode"
     )
-    kl_coef: float = setting(0.0, "weight of the KL divergence from the reference policy, per nat; 0: none", ge=0)
+    kl_coef: float = setting(
+        0.0, "weight of the KL divergence from the reference policy, per nat; 0: none", ge=0
+    )
     kl_in: Literal["reward", "loss"] = setting(
         "reward", "where the KL penalty counts: before the baselines, or at each token"
     )
     reference: Literal["base", "environment"] = setting(
         "base", "reference policy: the base model, or the environment's ref_logprobs"
     )
-    kl_budget: float | None = setting(None, "nats per token from the reference at which an alert speaks", gt=0)
+    kl_budget: float | None = setting(
+        None, "nats per token from the reference at which an alert speaks", gt=0
+    )
     correction: Literal["none", "truncate", "mask"] = setting(
         "none", "older versions' tokens: importance cut at ratio_cap, or masked"
     )
-    ratio_cap: float = setting(2.0, "largest ratio of the present policy's probability to the sampler's", gt=1)
+    ratio_cap: float = setting(
+        2.0, "largest ratio of the present policy's probability to the sampler's", gt=1
+    )
     max_staleness: int = setting(
         0, "batches trained on between a group's sampling and its step; 0: on-policy", ge=0, le=64
     )
@@ -205,12 +259,17 @@ class TrainerSettings(Section):
         False, "allow older data with a loss that does not bound the ratio of probabilities"
     )
     deterministic: bool = setting(
-        False, "same settings, same bits: a batch is sampled by the weights that max_staleness names"
+        False,
+        "same settings, same bits: a batch is sampled by the weights that max_staleness names",
     )
     max_token_trainer_length: int = setting(
-        2048, "tokens of a sequence, prompt included; longer ones are not trained on, and counted", ge=8
+        2048,
+        "tokens of a sequence, prompt included; longer ones are not trained on, and counted",
+        ge=8,
     )
-    checkpoint_every: int = setting(10, "optimiser steps between checkpoints; 0: only at the end", ge=0)
+    checkpoint_every: int = setting(
+        10, "optimiser steps between checkpoints; 0: only at the end", ge=0
+    )
     eval_every: int = setting(20, "optimiser steps between evaluations; 0: only at both ends", ge=0)
 
     @property
@@ -228,7 +287,9 @@ class TrainerSettings(Section):
     def _known_loss(cls, loss: str) -> str:
         if loss in LOSSES:
             return loss
-        raise _refused("loss", loss, f"must be one of {', '.join(LOSSES)}", nearest(loss, tuple(LOSSES)))
+        raise _refused(
+            "loss", loss, f"must be one of {', '.join(LOSSES)}", nearest(loss, tuple(LOSSES))
+        )
 
     @model_validator(mode="after")
     def _loss_fits(self) -> Self:
@@ -237,19 +298,35 @@ class TrainerSettings(Section):
         except InvalidData as error:
             raise _refused("loss_config", self.loss_config, error.sentence) from error
         if self.kl_budget is not None and not self.kl_coef:
-            raise _refused("kl_budget", self.kl_budget, "needs kl_coef above 0: no divergence is measured without")
+            raise _refused(
+                "kl_budget",
+                self.kl_budget,
+                "needs kl_coef above 0: no divergence is measured without",
+            )
         if self.warmup_steps >= self.total_steps:
-            raise _refused("warmup_steps", self.warmup_steps, f"must be below total_steps ({self.total_steps})")
+            raise _refused(
+                "warmup_steps", self.warmup_steps, f"must be below total_steps ({self.total_steps})"
+            )
         if self.deterministic and self.max_staleness > MOST_PINNED:
             rule = f"must be at most {MOST_PINNED} where deterministic is set"
             raise _refused("max_staleness", self.max_staleness, rule)
-        drifts = self.updates_per_batch > 1 or (self.max_staleness > 0 and self.correction == "none")
+        drifts = self.updates_per_batch > 1 or (
+            self.max_staleness > 0 and self.correction == "none"
+        )
         if drifts and not find_kind(self.loss).ratio_bounded and not self.allow_unclipped_staleness:
-            field = "epochs" if self.epochs > 1 else "minibatches" if self.minibatches > 1 else "max_staleness"
+            field = (
+                "epochs"
+                if self.epochs > 1
+                else "minibatches"
+                if self.minibatches > 1
+                else "max_staleness"
+            )
             corrected = "" if self.updates_per_batch > 1 else " set trainer.correction,"
             rule = (
-                f"the loss {self.loss} does not bound how far the policy may have moved since it sampled; train with "
-                f"ppo, cispo, gspo or stable_reinforce,{corrected} or set trainer.allow_unclipped_staleness"
+                f"the loss {self.loss} does not bound how far the policy may have moved since it "
+                "sampled; train with "
+                f"ppo, cispo, gspo or stable_reinforce,{corrected} or set "
+                "trainer.allow_unclipped_staleness"
             )
             raise _refused(field, getattr(self, field), rule)
         return self
@@ -257,23 +334,33 @@ class TrainerSettings(Section):
     @model_validator(mode="after")
     def _advantages_are_used(self) -> Self:
         if self.advantage == "environment" and self.kl_coef and self.kl_in == "reward":
-            raise _refused("kl_in", self.kl_in, "must be 'loss': the environment's own advantages know no reward")
+            raise _refused(
+                "kl_in",
+                self.kl_in,
+                "must be 'loss': the environment's own advantages know no reward",
+            )
         if self.advantage == "environment" and self.weighting != "token":
             raise _refused(
-                "weighting", self.weighting, "must be 'token': the environment's own advantages are weighted"
+                "weighting",
+                self.weighting,
+                "must be 'token': the environment's own advantages are weighted",
             )
         return self
 
     @property
     def learns_from_equal_scores(self) -> bool:
-        """A group whose scores are all equal teaches something: it is part of a baseline, or is pulled."""
+        """A group whose scores are all equal teaches something: it is part of a baseline, or is
+        pulled.
+        """
         pull = find_kind(self.loss).kl_setting
         pulled = bool(pull) and self.loss_config.get(pull, find_kind(self.loss).config[pull]) > 0
         of_groups = self.advantage in ("group_std", "group_mean", "rloo")
         return not of_groups or pulled or (self.kl_coef > 0 and self.kl_in == "loss")
 
 
-def _refused(field: str, got: Any, rule: str, did_you_mean: str | None = None) -> PydanticCustomError:
+def _refused(
+    field: str, got: Any, rule: str, did_you_mean: str | None = None
+) -> PydanticCustomError:
     """A setting that breaks a rule beyond its own type; `config.files` makes a problem of it."""
     facts = {"rule": rule, "field": field, "got": got, "did_you_mean": did_you_mean}
     return PydanticCustomError("rule", "{rule}", facts)
@@ -291,9 +378,15 @@ ENV_WIRING: Mapping[str, str] = {
     "wandb_name": "the supervisor names the run",
     "data_dir_to_save_evals": "the supervisor names a folder for each evaluation",
 }
-"""Fields of an environment's config that a run fills in, each with the reason why no one else may."""
+"""Fields of an environment's config that a run fills in, each with the reason why no one else
+may.
+"""
 
-SECTIONS: Mapping[str, type[Section]] = {"run": RunSettings, "inference": InferenceSettings, "trainer": TrainerSettings}
+SECTIONS: Mapping[str, type[Section]] = {
+    "run": RunSettings,
+    "inference": InferenceSettings,
+    "trainer": TrainerSettings,
+}
 """The sections whose fields are ours; `env` belongs to the environment."""
 
 
@@ -313,12 +406,15 @@ class Settings(Section):
 
     @property
     def corrects_temperature(self) -> bool:
-        """Training can use the log-probabilities at env.temperature: a ratio to them weighs every token.
+        """Training can use the log-probabilities at env.temperature: a ratio to them weighs every
+        token.
 
-        A loss that clips the ratio instead would leave tokens out by how they were sampled, and greedy answers have no
-        ratio at all.
+        A loss that clips the ratio instead would leave tokens out by how they were sampled, and
+        greedy answers have no ratio at all.
         """
-        reweighs = find_kind(self.trainer.loss).importance_weighted or self.trainer.correction != "none"
+        reweighs = (
+            find_kind(self.trainer.loss).importance_weighted or self.trainer.correction != "none"
+        )
         return reweighs and self.env.get("temperature", 1.0) not in (0, 1)
 
 

@@ -1,7 +1,7 @@
 """What a text typed for a setting means: the setting's type decides, as its JSON Schema says it.
 
-A setting that is a text takes the text as it was typed. Where a number, a list or an object is wanted, the text is
-YAML with decimal numbers, and within it the same rule holds again.
+A setting that is a text takes the text as it was typed. Where a number, a list or an object is
+wanted, the text is YAML with decimal numbers, and within it the same rule holds again.
 """
 
 from __future__ import annotations
@@ -33,11 +33,13 @@ class Word(str):
 def value_of(given: Any, schema: Schema) -> Any:
     """What a value means for a setting of this schema, which contains what it refers to.
 
-    A `Word` that is `null`, or empty, is None where the setting may be; one in quotation marks is the text between
-    them. A text that came as a value of JSON is taken as it is where the setting may be a text.
+    A `Word` that is `null`, or empty, is None where the setting may be; one in quotation marks is
+    the text between them. A text that came as a value of JSON is taken as it is where the setting
+    may be a text.
 
     Raises:
-        DocumentError: a list or an object is wanted, and the text is neither; it has a key twice, or is too deep.
+        DocumentError: a list or an object is wanted, and the text is neither; it has a key twice,
+            or is too deep.
 
     >>> text, number = {"type": "string"}, {"type": "integer"}
     >>> [value_of(Word(typed), text) for typed in ("run #3", "0123", "1:30", "yes", "a: b", '"a"')]
@@ -79,8 +81,9 @@ def _read(word: str, options: Sequence[Schema], types: set[str], definitions: Sc
 
 
 def _is_all(node: yaml.Node, word: str, may_be_text: bool) -> bool:
-    """Whether a value says all of a word: nothing of it was a comment, a tag or a name for later. Where a text may be
-    meant, `a: b` is one."""
+    """Whether a value says all of a word: nothing of it was a comment, a tag or a name for later.
+    Where a text may be meant, `a: b` is one.
+    """
     if isinstance(node, yaml.ScalarNode):
         return node.style is not None or node.value == word
     is_flow = isinstance(node, yaml.CollectionNode) and bool(node.flow_style)
@@ -91,11 +94,14 @@ def _built(node: yaml.Node, options: Sequence[Schema], definitions: Schema) -> A
     """The value of a node, by the same rule: a text among a list of texts is as it was typed."""
     if isinstance(node, yaml.SequenceNode):
         return [
-            _built(item, list(_item(index, options, definitions)), definitions) for index, item in enumerate(node.value)
+            _built(item, list(_item(index, options, definitions)), definitions)
+            for index, item in enumerate(node.value)
         ]
     if isinstance(node, yaml.MappingNode):
         return {
-            str(key.value): _built(value, list(_field(str(key.value), options, definitions)), definitions)
+            str(key.value): _built(
+                value, list(_field(str(key.value), options, definitions)), definitions
+            )
             for key, value in node.value
         }
     plain = str(node.value)
@@ -161,7 +167,14 @@ def _types(schema: Schema) -> set[str]:
 def _type_of(value: Any) -> str:
     if isinstance(value, bool):
         return "boolean"
-    kinds = {int: "integer", float: "number", str: "string", list: "array", dict: "object", type(None): "null"}
+    kinds = {
+        int: "integer",
+        float: "number",
+        str: "string",
+        list: "array",
+        dict: "object",
+        type(None): "null",
+    }
     return kinds.get(type(value), "")
 
 

@@ -33,8 +33,9 @@ class Curves:
         self._lock = threading.Lock()
 
     def columns(self, names: Collection[str], most: int = MOST_POINTS) -> dict[str, Any]:
-        """{names: all there are, columns: {step, NAME ...}, each: steps per point, evaluations: {step, NAME ...,
-        margins}}: equally long columns, null where a step has no value. `margins`: NAME -> 95 %, plus and minus.
+        """{names: all there are, columns: {step, NAME ...}, each: steps per point, evaluations:
+        {step, NAME ..., margins}}: equally long columns, null where a step has no value. `margins`:
+        NAME -> 95 %, plus and minus.
         """
         with self._lock:
             for row in self._tail.fresh():
@@ -44,9 +45,16 @@ class Curves:
                         # JSON that Python reads may hold NaN, and integers that no float can hold.
                         is_figure = isinstance(value, int | float) and not isinstance(value, bool)
                         is_known = name in self._columns or len(self._columns) < MOST_NAMES
-                        if is_figure and abs(value) < 1e300 and is_known and name not in ("step", "t", "src"):
+                        if (
+                            is_figure
+                            and abs(value) < 1e300
+                            and is_known
+                            and name not in ("step", "t", "src")
+                        ):
                             self._columns.setdefault(name, {})[step] = float(value)
-            evaluations = {name: column for name, column in self._columns.items() if name.startswith("eval/")}
+            evaluations = {
+                name: column for name, column in self._columns.items() if name.startswith("eval/")
+            }
             others = [name for name in names if name in self._columns and name not in evaluations]
             each, columns = _means({name: self._columns[name] for name in others}, most)
             return {
@@ -58,7 +66,9 @@ class Curves:
 
 
 def _means(columns: Mapping[str, Column], most: int) -> tuple[int, dict[str, list[Any]]]:
-    """Steps per point, and the columns: of more steps than `most`, each point is the mean of as many, at their last."""
+    """Steps per point, and the columns: of more steps than `most`, each point is the mean of as
+    many, at their last.
+    """
     steps = sorted({step for column in columns.values() for step in column})
     each = max(1, math.ceil(len(steps) / most))
     stretches = [steps[at : at + each] for at in range(0, len(steps), each)]
@@ -72,13 +82,19 @@ def _means(columns: Mapping[str, Column], most: int) -> tuple[int, dict[str, lis
 def _newest(columns: Mapping[str, Column], most: int) -> dict[str, Any]:
     """The newest evaluations: a mean of some would be none, and its margin a wrong one."""
     steps = sorted({step for column in columns.values() for step in column})[-most:]
-    rows: list[Row] = [{name: column[step] for name, column in columns.items() if step in column} for step in steps]
+    rows: list[Row] = [
+        {name: column[step] for name, column in columns.items() if step in column} for step in steps
+    ]
     margins: dict[str, list[float | None]] = {}
     for name in columns:
         if not name.endswith("_stderr"):
             known = iter(margins_of(rows, name))
             margins[name] = [next(known) if name in row else None for row in rows]
-    return {"step": steps, **{name: [row.get(name) for row in rows] for name in columns}, "margins": margins}
+    return {
+        "step": steps,
+        **{name: [row.get(name) for row in rows] for name in columns},
+        "margins": margins,
+    }
 
 
 curves_of = lru_cache(maxsize=6)(Curves)
@@ -92,8 +108,9 @@ POINTS = 40  # points of a curve that is a hundred pixels wide
 class Spark:
     """What a list shows of a run's figures."""
 
-    rewards: tuple[float, ...] = ()  # mean of the batch, reward units, evenly spread over the run; of a reward training
-    # the share of its pairs in the right order
+    # mean of the batch, reward units, evenly spread over the run; of a reward training the share
+    # of its pairs in the right order
+    rewards: tuple[float, ...] = ()
     reward: float | None = None  # the newest
     evaluation: float | None = None  # the newest held-out share correct
 
@@ -106,7 +123,9 @@ _NAMES: dict[Kind, tuple[str, str]] = {
 
 
 def spark_of(metrics: Path, kind: Kind = "rl") -> Spark:
-    """The curve as it is now; an empty one where there is no file. It is read again only once the file has grown."""
+    """The curve as it is now; an empty one where there is no file. It is read again only once the
+    file has grown.
+    """
     try:
         found = metrics.stat()
     except OSError:
@@ -118,12 +137,17 @@ def spark_of(metrics: Path, kind: Kind = "rl") -> Spark:
 def _read_spark(metrics: Path, kind: Kind, *_file: int) -> Spark:
     rows = list(read_rows(metrics))
     rewards, evaluations = (
-        [float(row[name]) for row in rows if isinstance(row.get(name), int | float)] for name in _NAMES[kind]
+        [float(row[name]) for row in rows if isinstance(row.get(name), int | float)]
+        for name in _NAMES[kind]
     )
     if not rewards and not evaluations:
         return Spark()
     last = len(rewards) - 1
-    places = range(len(rewards)) if last < POINTS else (round(at * last / (POINTS - 1)) for at in range(POINTS))
+    places = (
+        range(len(rewards))
+        if last < POINTS
+        else (round(at * last / (POINTS - 1)) for at in range(POINTS))
+    )
     return Spark(
         tuple(rewards[place] for place in places),
         rewards[-1] if rewards else None,

@@ -19,7 +19,8 @@ from halteres.runs.directory import known_runs
 _log = logging.getLogger(__name__)
 
 POLL_S = 0.5
-HEARTBEAT_S = 15.0  # how often a line is sent where nothing happens: a connection whose other end is gone shows itself
+# how often a line is sent where nothing happens: a connection whose other end is gone shows itself
+HEARTBEAT_S = 15.0
 RETRY_MS = 1000  # when a browser asks again after a break
 MOST_STREAMS = 64  # A page has one; browsers open six connections to one host
 
@@ -27,10 +28,14 @@ Stamps = dict[str, tuple[object, ...]]
 
 
 class Events(StreamingResponse):
-    """`event: change`, `data: {"runs": [ids]}`, as often as runs change, until client or server ends."""
+    """`event: change`, `data: {"runs": [ids]}`, as often as runs change, until client or server
+    ends.
+    """
 
     def __init__(self, ended: asyncio.Event, streams: asyncio.Semaphore) -> None:
-        super().__init__(changes(ended), media_type="text/event-stream", headers={"Cache-Control": "no-store"})
+        super().__init__(
+            changes(ended), media_type="text/event-stream", headers={"Cache-Control": "no-store"}
+        )
         self._streams = streams
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
@@ -55,11 +60,17 @@ async def changes(ended: asyncio.Event) -> AsyncIterator[str]:
                 await ended.wait()
         except TimeoutError:
             now = await _stamps(before)
-            changed = sorted(run for run in before.keys() | now.keys() if before.get(run) != now.get(run))
+            changed = sorted(
+                run for run in before.keys() | now.keys() if before.get(run) != now.get(run)
+            )
             before = now
             if changed or time.monotonic() - last >= HEARTBEAT_S:
                 last = time.monotonic()
-                yield f"event: change\ndata: {json.dumps({'runs': changed})}\n\n" if changed else ": alive\n\n"
+                yield (
+                    f"event: change\ndata: {json.dumps({'runs': changed})}\n\n"
+                    if changed
+                    else ": alive\n\n"
+                )
 
 
 async def _stamps(otherwise: Stamps) -> Stamps:
@@ -73,7 +84,9 @@ async def _stamps(otherwise: Stamps) -> Stamps:
 
 
 def stamps() -> Stamps:
-    """For every run something that differs once it has changed; a run whose supervisor is gone has changed too."""
+    """For every run something that differs once it has changed; a run whose supervisor is gone has
+    changed too.
+    """
     found: Stamps = {}
     for run in known_runs():
         stamp: list[object] = [run.facts.status]

@@ -1,4 +1,6 @@
-"""The page's routes: its files, the session that lets a browser in, what it reads of runs, the tools' own answers."""
+"""The page's routes: its files, the session that lets a browser in, what it reads of runs, the
+tools' own answers.
+"""
 
 from __future__ import annotations
 
@@ -50,7 +52,9 @@ def _open_routes() -> list[BaseRoute]:
     tickets = Tickets()
 
     async def page(request: Request) -> Response:
-        """The page, or a 401 that says how to open it (and opens it, for a link of `halteres ui`)."""
+        """The page, or a 401 that says how to open it (and opens it, for a link of `halteres
+        ui`).
+        """
         admitted = is_admitted(request.headers)
         file = STATIC / ("index.html" if admitted else "sign_in.html")
         return FileResponse(file, 200 if admitted else 401, {"Cache-Control": "no-store"})
@@ -59,16 +63,26 @@ def _open_routes() -> list[BaseRoute]:
         """GET /api/session?nonce=...: shows the client that this is a server of the same home."""
         nonce = request.query_params.get("nonce", "")
         if not re.fullmatch(r"[A-Za-z0-9_-]{16,64}", nonce):
-            raise UserError("There is no nonce of 16 to 64 letters and digits.", "", "GET /api/session?nonce=NONCE")
+            raise UserError(
+                "There is no nonce of 16 to 64 letters and digits.",
+                "",
+                "GET /api/session?nonce=NONCE",
+            )
         return answer({"halteres": halteres.__version__, "proof": proof(nonce)})
 
     async def admit(request: Request) -> Response:
         """POST /api/session {token}: a cookie for a ticket, or for the token itself."""
         given = (await arguments_of(request)).get("token")
         if not isinstance(given, str) or not tickets.admits(given):
-            raise Unauthorized("This link was used before, is too old, or is of another home.", "", "Run: halteres ui")
+            raise Unauthorized(
+                "This link was used before, is too old, or is of another home.",
+                "",
+                "Run: halteres ui",
+            )
         response = Response(status_code=204)
-        response.set_cookie(cookie_name(request.headers), page_key(), httponly=True, samesite="strict")
+        response.set_cookie(
+            cookie_name(request.headers), page_key(), httponly=True, samesite="strict"
+        )
         return response
 
     headers = [Middleware(WithHeaders)]
@@ -93,9 +107,13 @@ def page_routes(calls: Calls) -> list[BaseRoute]:
         return await _read(list_of_runs, None if ids is None else set(ids.split(",")))
 
     async def metrics(request: Request) -> Response:
-        """GET /api/runs/{id}/metrics?names=A,B: the curves of these metrics, and all evaluations."""
+        """GET /api/runs/{id}/metrics?names=A,B: the curves of these metrics, and all
+        evaluations.
+        """
         names = request.query_params.get("names", "").split(",")
-        return await of_run(lambda run: curves_of(run.path / "metrics.jsonl").columns(names))(request)
+        return await of_run(lambda run: curves_of(run.path / "metrics.jsonl").columns(names))(
+            request
+        )
 
     async def stop(request: Request) -> Response:
         """POST /api/runs/{id}/stop {mode}."""
@@ -107,16 +125,27 @@ def page_routes(calls: Calls) -> list[BaseRoute]:
         """The endpoint that answers with what a function reads of a run."""
 
         async def endpoint(request: Request) -> Response:
-            return await _read(lambda run_id: reader(chosen_run(run_id)), request.path_params["run_id"])
+            return await _read(
+                lambda run_id: reader(chosen_run(run_id)), request.path_params["run_id"]
+            )
 
         return endpoint
 
     def of_tool(name: str, *queries: str) -> Endpoint:
-        """The endpoint that gives a tool's own answer. What is no number in a query is left for the tool to refuse."""
+        """The endpoint that gives a tool's own answer. What is no number in a query is left for the
+        tool to refuse.
+        """
 
         async def endpoint(request: Request) -> Response:
-            words = {query: request.query_params[query] for query in queries if query in request.query_params}
-            given = {query: int(word) if re.fullmatch(r"\d{1,9}", word) else word for query, word in words.items()}
+            words = {
+                query: request.query_params[query]
+                for query in queries
+                if query in request.query_params
+            }
+            given = {
+                query: int(word) if re.fullmatch(r"\d{1,9}", word) else word
+                for query, word in words.items()
+            }
             reply = await calls.reply(request, name, {**given, **request.path_params})
             return answer(reply.body, reply.status)
 
@@ -136,11 +165,16 @@ def page_routes(calls: Calls) -> list[BaseRoute]:
         ("POST", "/api/runs/{run_id}/stop", stop),
     ]
     guard = [Middleware(WithHeaders), Middleware(Guard, refusal=refuse_outside_page)]
-    routes = [Route(path, endpoint, methods=[method], middleware=guard) for method, path, endpoint in guarded]
+    routes = [
+        Route(path, endpoint, methods=[method], middleware=guard)
+        for method, path, endpoint in guarded
+    ]
     return [*_open_routes(), *routes]
 
 
 async def _read(reader: Callable[..., dict[str, Any]], *arguments: Any) -> Response:
     """What a reader of files says, without secrets; where a number is not finite, null."""
     body = Redactor.of_this_process().json(await asyncio.to_thread(reader, *arguments))
-    return Response(msgspec.json.encode(body), media_type=JSON, headers={"Cache-Control": "no-store"})
+    return Response(
+        msgspec.json.encode(body), media_type=JSON, headers={"Cache-Control": "no-store"}
+    )

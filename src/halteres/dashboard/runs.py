@@ -1,6 +1,8 @@
-"""Runs as the page shows them: the list of all, and one with its timeline, settings and evaluations.
+"""Runs as the page shows them: the list of all, and one with its timeline, settings and
+evaluations.
 
-Nothing here limits how often a person looks (`min_status_interval_s` is for agents), or uses up an agent's look.
+Nothing here limits how often a person looks (`min_status_interval_s` is for agents), or uses up an
+agent's look.
 """
 
 from __future__ import annotations
@@ -32,7 +34,9 @@ ERROR_LENGTH = 200  # characters of an error in the list; the run's own page has
 
 
 def list_of_runs(only: Collection[str] | None = None) -> dict[str, Any]:
-    """Every run, newest first, or those among these ids that there are; `now` is the clock that their times are of."""
+    """Every run, newest first, or those among these ids that there are; `now` is the clock that
+    their times are of.
+    """
     found = [run for run in known_runs() if only is None or run.run_id in only]
     return {"runs": [row for run in found if (row := _row(run)) is not None], "now": time.time()}
 
@@ -61,7 +65,8 @@ def _row(run: Entry) -> dict[str, Any] | None:
     if run.unreadable:
         return row
     try:
-        with boundary(RunUnreadable, f"Reading run {run.run_id}"):  # whatever is wrong with one run, the others stay
+        # whatever is wrong with one run, the others stay
+        with boundary(RunUnreadable, f"Reading run {run.run_id}"):
             state = read_state(run.path / "run.json")
             spark = spark_of(run.path / "metrics.jsonl", state.kind)
             return row | {
@@ -80,7 +85,8 @@ def _row(run: Entry) -> dict[str, Any] | None:
         return None
 
 
-MOST_EVENTS, MOST_MARKS, LENGTH = 60, 300, 200  # the newest that are shown; marks over the curves; characters of one
+# the newest that are shown; marks over the curves; characters of one
+MOST_EVENTS, MOST_MARKS, LENGTH = 60, 300, 200
 
 _EVENT_KEYS: dict[str, tuple[str, ...]] = {
     "status": ("status", "phase"),
@@ -115,7 +121,11 @@ def view_of(run: RunDirectory) -> dict[str, Any]:
             "error": state.error or failure["error"],
             "log_tail": log_tail(snapshot, size_of(failure)),
         }
-    marks = [event for event in events if event.get("type") == "alert" and isinstance(event.get("step"), int)]
+    marks = [
+        event
+        for event in events
+        if event.get("type") == "alert" and isinstance(event.get("step"), int)
+    ]
     return {
         "run_id": run.run_id,
         "folder": str(run.path),
@@ -153,7 +163,10 @@ def view_of(run: RunDirectory) -> dict[str, Any]:
         "failure": failure or None,
         "no_batch": why_no_batch(snapshot),
         # Every time that a rule raised an alert, for marks over the curves.
-        "marks": [{"rule": str(event.get("rule"))[:LENGTH], "step": event["step"]} for event in marks[-MOST_MARKS:]],
+        "marks": [
+            {"rule": str(event.get("rule"))[:LENGTH], "step": event["step"]}
+            for event in marks[-MOST_MARKS:]
+        ],
         "timeline": timeline_of(events),
         "rollouts": steps_of(run)[-1:],  # there is nothing to ask for before there are some
         "logs": sorted(file.stem for file in (run.path / "logs").glob("*.log")),
@@ -165,19 +178,32 @@ def view_of(run: RunDirectory) -> dict[str, Any]:
 def timeline_of(events: Sequence[Row]) -> list[dict[str, Any]]:
     """{t, kind, text}, oldest first."""
     timeline: list[dict[str, Any]] = []
-    known = [event for event in events if isinstance(kind := event.get("type"), str) and kind in _EVENT_KEYS]
+    known = [
+        event
+        for event in events
+        if isinstance(kind := event.get("type"), str) and kind in _EVENT_KEYS
+    ]
     for event in known[-MOST_EVENTS:]:
-        values = [(key, event[key]) for key in _EVENT_KEYS[event["type"]] if event.get(key) is not None]
-        words = [f"{key} {value}" if key in ("step", "code", "attempt") else str(value) for key, value in values]
+        values = [
+            (key, event[key]) for key in _EVENT_KEYS[event["type"]] if event.get(key) is not None
+        ]
+        words = [
+            f"{key} {value}" if key in ("step", "code", "attempt") else str(value)
+            for key, value in values
+        ]
         t = event.get("t")
         text = " ".join(word for word in words if word)[:LENGTH]
-        timeline.append({"t": t if isinstance(t, int | float) else None, "kind": event["type"], "text": text})
+        timeline.append(
+            {"t": t if isinstance(t, int | float) else None, "kind": event["type"], "text": text}
+        )
     return timeline
 
 
 def settings_of(run: RunDirectory) -> dict[str, Any]:
-    """Every setting with its source; `set`: somebody or something set it for this run; `headline`: it matters most.
-    Nothing where they cannot be read: half a run directory, or one of another version."""
+    """Every setting with its source; `set`: somebody or something set it for this run; `headline`:
+    it matters most. Nothing where they cannot be read: half a run directory, or one of another
+    version.
+    """
     try:
         resolved = json.loads(read_regular(run.path / "config.resolved.json"))
     except (OSError, *NOT_JSON):
@@ -201,16 +227,28 @@ MOST_TASKS, PROMPT_LENGTH, ANSWER_LENGTH = 6, 1200, 2400  # tasks that are shown
 
 
 def evaluations_of(run: RunDirectory) -> dict[str, Any]:
-    """Every evaluation's figures, and the held-out tasks that gained most, as answered before and after."""
+    """Every evaluation's figures, and the held-out tasks that gained most, as answered before and
+    after.
+    """
     found = evaluations(run, merge_by_step(run.metrics()))
     tasks: list[dict[str, Any]] = []
     for task in before_and_after(run)[:MOST_TASKS]:
         answers = {
-            "before": {"completion": shortened(task.before, ANSWER_LENGTH), "score": task.before_score},
-            "after": {"completion": shortened(task.after, ANSWER_LENGTH), "score": task.after_score},
+            "before": {
+                "completion": shortened(task.before, ANSWER_LENGTH),
+                "score": task.before_score,
+            },
+            "after": {
+                "completion": shortened(task.after, ANSWER_LENGTH),
+                "score": task.after_score,
+            },
         }
-        prompt: Any = task.prompt  # a text, chat messages, or whatever an environment has written in their place
+        # a text, chat messages, or whatever an environment has written in their place
+        prompt: Any = task.prompt
         if isinstance(prompt, list):
-            prompt = "\n".join(str(one.get("content", one)) if isinstance(one, dict) else str(one) for one in prompt)
+            prompt = "\n".join(
+                str(one.get("content", one)) if isinstance(one, dict) else str(one)
+                for one in prompt
+            )
         tasks.append({"prompt": shortened(str(prompt), PROMPT_LENGTH), **answers})
     return {"evaluations": [{"step": one.step, **one.figures} for one in found], "tasks": tasks}

@@ -1,4 +1,6 @@
-"""The engine's process: `python -m halteres.engine --socket PATH --backend torch|scripted --model FOLDER ...`."""
+"""The engine's process: `python -m halteres.engine --socket PATH --backend torch|scripted --model
+FOLDER ...`.
+"""
 
 from __future__ import annotations
 
@@ -18,16 +20,26 @@ from halteres.process import begin, usable_cores
 
 
 def main() -> int:
-    """Run until SIGTERM, SIGINT, a `close` call or the end of the lifeline; exit code 0, or 1 with one sentence."""
-    parser = argparse.ArgumentParser(prog="python -m halteres.engine", description="One engine behind a Unix socket.")
+    """Run until SIGTERM, SIGINT, a `close` call or the end of the lifeline; exit code 0, or 1 with
+    one sentence.
+    """
+    parser = argparse.ArgumentParser(
+        prog="python -m halteres.engine", description="One engine behind a Unix socket."
+    )
     parser.add_argument("--socket", type=Path, required=True, help="where to listen")
     parser.add_argument("--backend", choices=("torch", "scripted"), required=True)
     parser.add_argument("--model", type=Path, required=True, help="folder of the base model")
     parser.add_argument("--name", required=True, help="name of the base model")
     parser.add_argument("--threads", type=int, default=max(1, usable_cores() - 1))
-    parser.add_argument("--cache-gb", type=float, help="for keys and values; default: by what is free")
-    parser.add_argument("--dtype", choices=get_args(BaseType), default="float32", help="of the base weights")
-    parser.add_argument("--device", choices=environ.DEVICES, help="default: HALTERES_DEVICE, or cpu")
+    parser.add_argument(
+        "--cache-gb", type=float, help="for keys and values; default: by what is free"
+    )
+    parser.add_argument(
+        "--dtype", choices=get_args(BaseType), default="float32", help="of the base weights"
+    )
+    parser.add_argument(
+        "--device", choices=environ.DEVICES, help="default: HALTERES_DEVICE, or cpu"
+    )
     options = parser.parse_args()
     environ.stay_offline()
     begin("engine", torch=options.backend == "torch", threads=options.threads)
@@ -54,11 +66,14 @@ async def _run(options: argparse.Namespace) -> None:
         from halteres.engine.torch.engine import TorchEngine
 
         device = await usable_device(options.device or environ.device(), folder, options.dtype)
-        engine = TorchEngine(folder, name, threads, device=device, cache_gb=options.cache_gb, dtype=options.dtype)
+        engine = TorchEngine(
+            folder, name, threads, device=device, cache_gb=options.cache_gb, dtype=options.dtype
+        )
     async with serve(engine, options.socket) as connections:
         sys.stdout.write("ready\n")
         sys.stdout.flush()
-        os.dup2(sys.stderr.fileno(), sys.stdout.fileno())  # what follows is the log's: nothing can block on it
+        # what follows is the log's: nothing can block on it
+        os.dup2(sys.stderr.fileno(), sys.stdout.fileno())
         waits = {asyncio.create_task(event.wait()) for event in (end, connections.closed)}
         await asyncio.wait(waits, return_when=asyncio.FIRST_COMPLETED)
         for wait in waits:

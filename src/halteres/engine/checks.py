@@ -1,7 +1,7 @@
 """What every engine refuses, whatever holds its weights, and the errors that only engines raise.
 
-A request is checked whole before its first effect, so that a bad datum poisons nobody. What breaks a rule is an
-InvalidData whose message names it: the number, the datum and its input, the position.
+A request is checked whole before its first effect, so that a bad datum poisons nobody. What breaks
+a rule is an InvalidData whose message names it: the number, the datum and its input, the position.
 
 N tokens of a datum, K targets of a token.
 """
@@ -37,44 +37,64 @@ MAX_TEMPERATURE = 1e6
 
 LARGEST = float(np.finfo(np.float32).max)  # of the numbers that weights are made of
 MAX_STOPS, MAX_STOP_BYTES = 64, 1024
-"""Stop strings of one request, and the length of each: after every token the text of so many tokens is looked at."""
+"""Stop strings of one request, and the length of each: after every token the text of so many tokens
+is looked at.
+"""
 
 TEMPERATURE_RULE = f"0 (greedy) to {MAX_TEMPERATURE:g}"
 
 STOP_RULE = f"strings of 1 to {MAX_STOP_BYTES} bytes; an empty list stops at nothing but the limit"
 
-MAX_K = 256  # values per position, of any kind; a smaller vocabulary is the bound for what is most likely
+# values per position, of any kind; a smaller vocabulary is the bound for what is most likely
+MAX_K = 256
 MAX_VALUES = 1 << 25  # all values of one request together, each with its token id: 256 MiB
 TARGETS = "target_tokens"
 
 MAX_TARGETS = 256  # targets of one token
 MAX_SEQUENCE_RATIO = 2.0  # above it stable_reinforce weighs a sequence no more
 SEQUENCES = "sampled_sequences"
-"""Int32 among a loss's inputs: `Datum.sequences`, or who has none, 1 where a token seems sampled."""
+"""Int32 among a loss's inputs: `Datum.sequences`, or who has none, 1 where a token seems
+sampled.
+"""
 
 
 class LossNotFinite(UserError):
-    """A loss or its gradient is NaN or infinite: training has diverged, and nothing of the request counts.
+    """A loss or its gradient is NaN or infinite: training has diverged, and nothing of the request
+    counts.
 
-    Of an error of a request only the text reaches a client of the Tinker API: it begins with the code.
+    Of an error of a request only the text reaches a client of the Tinker API: it begins with the
+    code.
     """
 
     code = "nan_loss"
 
 
 def loss_not_finite(where: str, what: str = "loss", *, ratios: bool) -> LossNotFinite:
-    """A loss, or its gradient, that is NaN or infinite; `ratios`: it compares with the sampler's log-probabilities."""
-    overflowed = "An importance ratio exp(logprob - sampler's logprob)" if ratios else "A weight times a logprob"
-    check = "Check that 'logprobs' belong to these tokens" if ratios else "Check that 'weights' are not huge"
+    """A loss, or its gradient, that is NaN or infinite; `ratios`: it compares with the sampler's
+    log-probabilities.
+    """
+    overflowed = (
+        "An importance ratio exp(logprob - sampler's logprob)"
+        if ratios
+        else "A weight times a logprob"
+    )
+    check = (
+        "Check that 'logprobs' belong to these tokens"
+        if ratios
+        else "Check that 'weights' are not huge"
+    )
     return LossNotFinite(
         f"The {what} is not finite{where}.",
-        f"{overflowed} overflowed, or the adapter's weights have diverged. Nothing of this request was accumulated.",
+        f"{overflowed} overflowed, or the adapter's weights have diverged. Nothing of this "
+        "request was accumulated.",
         f"{check}; lower the learning rate and resume from a checkpoint.",
     )
 
 
 class EngineOutOfMemory(ServerError):
-    """The device or the machine had no memory left for one request; that request failed, the engine goes on."""
+    """The device or the machine had no memory left for one request; that request failed, the engine
+    goes on.
+    """
 
     code = "gpu_oom"
 
@@ -85,7 +105,8 @@ def out_of_memory(where: str, text: str) -> EngineOutOfMemory:
     return EngineOutOfMemory(
         f"The engine ran out of memory in {where}; this request was given up, others go on.",
         f"It said: {first_line}.",
-        "Send shorter sequences, ask for fewer samples or fewer datums at once, or give the engine smaller "
+        "Send shorter sequences, ask for fewer samples or fewer datums at once, or give the "
+        "engine smaller "
         "micro-batches and caches.",
     )
 
@@ -101,7 +122,9 @@ def tokens_of(data: bytes) -> np.ndarray:
 
 
 def bytes_of(text: str) -> int:
-    """Its length in UTF-8; half of a surrogate pair, which JSON can carry, counts like any other character."""
+    """Its length in UTF-8; half of a surrogate pair, which JSON can carry, counts like any other
+    character.
+    """
     return len(text.encode("utf-8", "surrogatepass"))
 
 
@@ -111,25 +134,34 @@ T = TypeVar("T")
 def find_adapter(adapters: Mapping[str, T], name: str) -> T:
     """NotFound if the engine has none of this name."""
     if name not in adapters:
-        raise NotFound(f"The engine holds no adapter '{name}'.", next="Create it, or load it from a checkpoint.")
+        raise NotFound(
+            f"The engine holds no adapter '{name}'.",
+            next="Create it, or load it from a checkpoint.",
+        )
     return adapters[name]
 
 
 def find_snapshot(snapshots: Mapping[str, T], name: str) -> T:
     """NotFound if the engine has none of this name."""
     if name not in snapshots:
-        raise NotFound(f"The engine holds no snapshot '{name}'.", next="Take one, or load it from a checkpoint.")
+        raise NotFound(
+            f"The engine holds no snapshot '{name}'.",
+            next="Take one, or load it from a checkpoint.",
+        )
     return snapshots[name]
 
 
 def check_new(adapters: Mapping[str, T], name: str) -> None:
     """Conflict if there is an adapter of this name."""
     if name in adapters:
-        raise Conflict(f"The adapter '{name}' exists.", next="Drop it first or choose another name.")
+        raise Conflict(
+            f"The adapter '{name}' exists.", next="Drop it first or choose another name."
+        )
 
 
 def check_weights(source: Weights, folder: Path) -> None:
-    """Refuse a folder that is not what was written. It reads the whole folder: not on an event loop.
+    """Refuse a folder that is not what was written. It reads the whole folder: not on an event
+    loop.
 
     Raises:
         WeightsDamaged: a file is missing, cannot be read or is another than was written.
@@ -165,7 +197,9 @@ def check_sampling(
     model: ModelInfo,
     extra: ExtraLogprobs = ExtraLogprobs(),  # noqa: B008 - frozen
 ) -> int:
-    """Refuse a sampling request that cannot be answered; return how many tokens a sequence may have."""
+    """Refuse a sampling request that cannot be answered; return how many tokens a sequence may
+    have.
+    """
     tokens = tokens_of(prompt)
     _check_tokens(tokens, "The prompt", model)
     room = model.max_context_length - len(tokens)
@@ -175,10 +209,25 @@ def check_sampling(
     for name, value, good, rule in (
         ("num_samples", num_samples, 1 <= num_samples <= MAX_SAMPLES, f"1 to {MAX_SAMPLES}"),
         ("max_tokens", params.max_tokens, limit >= 1 or params.max_tokens is None, "at least 1"),
-        ("temperature", params.temperature, 0 <= params.temperature <= MAX_TEMPERATURE, TEMPERATURE_RULE),
+        (
+            "temperature",
+            params.temperature,
+            0 <= params.temperature <= MAX_TEMPERATURE,
+            TEMPERATURE_RULE,
+        ),
         ("top_p", params.top_p, 0 < params.top_p <= 1, "above 0, at most 1"),
-        ("top_k", params.top_k, params.top_k >= -1, "-1 or 0 (off), or the number of tokens to choose from"),
-        ("stop", f"{len(lengths)} strings", len(lengths) <= MAX_STOPS, f"at most {MAX_STOPS} strings"),
+        (
+            "top_k",
+            params.top_k,
+            params.top_k >= -1,
+            "-1 or 0 (off), or the number of tokens to choose from",
+        ),
+        (
+            "stop",
+            f"{len(lengths)} strings",
+            len(lengths) <= MAX_STOPS,
+            f"at most {MAX_STOPS} strings",
+        ),
         ("stop", f"a string of {stop} bytes", stop is None, STOP_RULE),
     ):
         if not good:
@@ -193,7 +242,9 @@ def check_sampling(
     return min(limit, room)
 
 
-def _check_extra(extra: ExtraLogprobs, prompt_length: int, num_samples: int, limit: int, model: ModelInfo) -> None:
+def _check_extra(
+    extra: ExtraLogprobs, prompt_length: int, num_samples: int, limit: int, model: ModelInfo
+) -> None:
     """`limit` is how many tokens a sequence may have."""
     most_likely = min(MAX_K, model.vocab_size)
     for name, k, most in (
@@ -202,14 +253,19 @@ def _check_extra(extra: ExtraLogprobs, prompt_length: int, num_samples: int, lim
         ("prompt_alt_tokens_k", extra.alternatives, MAX_K),
     ):
         if not 0 <= k <= most:
-            raise InvalidData(f"{name} is {k}.", f"It must be 0 (none) to {most}.", "Ask for fewer.")
+            raise InvalidData(
+                f"{name} is {k}.", f"It must be 0 (none) to {most}.", "Ask for fewer."
+            )
     if extra.targets is not None:
         _check_prompt_targets(extra.targets, prompt_length - 1, model)
-    values = (extra.topk_prompt + extra.alternatives) * prompt_length + extra.topk_sampled * num_samples * limit
+    values = (
+        extra.topk_prompt + extra.alternatives
+    ) * prompt_length + extra.topk_sampled * num_samples * limit
     if values > MAX_VALUES:
         raise InvalidData(
             f"This request asks for {values} log-probabilities beside its tokens.",
-            f"{MAX_VALUES} are the limit: positions of the prompt, and num_samples times max_tokens, each times its k.",
+            f"{MAX_VALUES} are the limit: positions of the prompt, and num_samples times "
+            "max_tokens, each times its k.",
             "Ask for a smaller k, fewer samples, or set max_tokens.",
         )
 
@@ -219,13 +275,20 @@ def _check_prompt_targets(targets: Array, rows: int, model: ModelInfo) -> None:
     if targets.dtype != "int64" or len(targets.shape) != 2 or targets.shape[0] != rows:
         raise InvalidData(
             f"{name} is {targets.dtype} of shape {list(targets.shape)}.",
-            f"It must be int64 of shape [{rows}, K]: row i scores position i + 1 of a prompt of {rows + 1} tokens.",
+            f"It must be int64 of shape [{rows}, K]: row i scores position i + 1 of a prompt of "
+            f"{rows + 1} tokens.",
         )
     columns = targets.shape[1]
     if not 1 <= columns <= MAX_K:
-        raise InvalidData(f"{name} has {columns} columns.", f"It must have 1 to {MAX_K}.", "Ask in several requests.")
+        raise InvalidData(
+            f"{name} has {columns} columns.",
+            f"It must have 1 to {MAX_K}.",
+            "Ask in several requests.",
+        )
     if len(targets.data) != rows * columns * 8:
-        raise InvalidData(f"{name} holds {len(targets.data)} bytes, which is not its shape {list(targets.shape)}.")
+        raise InvalidData(
+            f"{name} holds {len(targets.data)} bytes, which is not its shape {list(targets.shape)}."
+        )
     tokens = array(targets)
     next = "Use the model's own tokenizer; -1 skips a cell."
     _check_vocabulary(np.where(tokens == -1, 0, tokens), name, model, next)
@@ -263,8 +326,8 @@ def check_pass(data: tuple[Datum, ...], loss: LossSpec, model: ModelInfo) -> Map
 def inputs_of(datum: Datum, loss: LossSpec, config: Mapping[str, float]) -> dict[str, np.ndarray]:
     """What the loss reads of a checked datum beside its targets.
 
-    float32, shaped as the targets, thresholds among them where the loss has some, one per token, and int32 `SEQUENCES`
-    where it reads them.
+    float32, shaped as the targets, thresholds among them where the loss has some, one per token,
+    and int32 `SEQUENCES` where it reads them.
     """
     kind = find_kind(loss.name)
     inputs = {name: array(datum.inputs[name]) for name in kind.inputs}
@@ -283,8 +346,9 @@ def _threshold(datum: Datum, name: str, config: Mapping[str, float]) -> np.ndarr
 
 
 def _sequences(datum: Datum) -> np.ndarray:
-    """Per token, as the datum says; else one sequence of all tokens with an advantage or a sampler's log-probability:
-    prompts have neither."""
+    """Per token, as the datum says; else one sequence of all tokens with an advantage or a
+    sampler's log-probability: prompts have neither.
+    """
     if datum.sequences is not None:
         return np.frombuffer(datum.sequences, np.int32)
     sampled = [array(datum.inputs[name]) != 0 for name in ("advantages", "logprobs")]
@@ -307,10 +371,17 @@ def _check_targets(datum: Datum, kind: LossKind, where: str, model: ModelInfo) -
             "Send the most likely ones.",
         )
     _check_array(value, TARGETS, "int64", value.shape if wide else (length,), where)
-    targets, scale = array(value), next((name for name in ("weights", "advantages") if name in kind.inputs), "")
+    targets, scale = (
+        array(value),
+        next((name for name in ("weights", "advantages") if name in kind.inputs), ""),
+    )
     hint = "Use the model's own tokenizer."
-    if scale and (targets < 0).any():  # the habit of those who mask with -100, which says nothing here
-        hint = f"To leave a position out, give it 0 in '{scale}' and any token id of the vocabulary as target."
+    # the habit of those who mask with -100, which says nothing here
+    if scale and (targets < 0).any():
+        hint = (
+            f"To leave a position out, give it 0 in '{scale}' and any token id of the "
+            "vocabulary as target."
+        )
     _check_vocabulary(targets, f"{where}: '{TARGETS}'", model, hint)
     return value.shape
 
@@ -320,7 +391,9 @@ def _check_inputs(
 ) -> None:
     for name in kind.inputs:
         _check_array(_input(datum, name, where), name, "float32", shape, where)
-    own_thresholds = [name for name in (CLIP_LOW, CLIP_HIGH) if name in datum.inputs] if kind.clips else []
+    own_thresholds = (
+        [name for name in (CLIP_LOW, CLIP_HIGH) if name in datum.inputs] if kind.clips else []
+    )
     for name in own_thresholds:
         _check_array(_input(datum, name, where), name, "float32", (len(datum.tokens) // 4,), where)
     if own_thresholds:
@@ -339,21 +412,29 @@ def _check_inputs(
         )
     if kind.sequences:
         numbers, advantages = _sequences(datum), array(datum.inputs["advantages"])
-        if len(numbers) != len(advantages) or not ((numbers >= 0) & (numbers <= len(numbers))).all():
-            raise InvalidData(f"{where}: the numbers of its {len(numbers)} targets' sequences cannot be used.")
+        if (
+            len(numbers) != len(advantages)
+            or not ((numbers >= 0) & (numbers <= len(numbers))).all()
+        ):
+            raise InvalidData(
+                f"{where}: the numbers of its {len(numbers)} targets' sequences cannot be used."
+            )
         stray = (numbers == 0) & (advantages != 0)
         if stray.any():
             raise InvalidData(
-                f"{where}: 'advantages' is not 0 at position {_first(stray)}, which no sampled span covers.",
+                f"{where}: 'advantages' is not 0 at position {_first(stray)}, which no sampled "
+                "span covers.",
                 "This loss trains sampled tokens alone.",
-                "Give it the advantage 0, or name the sequence it was sampled in (Datum.with_provenance).",
+                "Give it the advantage 0, or name the sequence it was sampled in "
+                "(Datum.with_provenance).",
             )
 
 
 def _input(datum: Datum, name: str, where: str) -> Array:
     if (value := datum.inputs.get(name)) is None:
         raise InvalidData(
-            f"{where} has no loss function input '{name}'.", f"It has: {', '.join(sorted(datum.inputs)) or 'none'}."
+            f"{where} has no loss function input '{name}'.",
+            f"It has: {', '.join(sorted(datum.inputs)) or 'none'}.",
         )
     return value
 
@@ -366,7 +447,10 @@ def _check_array(value: Array, name: str, dtype: DType, shape: tuple[int, ...], 
             + (", one value per input token." if len(shape) == 1 else f", as '{TARGETS}'."),
         )
     if len(value.data) != math.prod(shape) * np.dtype(dtype).itemsize:
-        raise InvalidData(f"{where}: '{name}' holds {len(value.data)} bytes, which is not its shape {list(shape)}.")
+        raise InvalidData(
+            f"{where}: '{name}' holds {len(value.data)} bytes, which is not its shape "
+            f"{list(shape)}."
+        )
     finite = np.isfinite(array(value))
     if not finite.all():
         raise InvalidData(
@@ -380,7 +464,9 @@ def _check_tokens(tokens: np.ndarray, what: str, model: ModelInfo) -> None:
         raise InvalidData(f"{what} is empty.", next="Send at least one token.")
     if len(tokens) > model.max_context_length:
         raise InvalidData(
-            f"{what} has {len(tokens)} tokens.", f"The model reads {model.max_context_length}.", "Shorten it."
+            f"{what} has {len(tokens)} tokens.",
+            f"The model reads {model.max_context_length}.",
+            "Shorten it.",
         )
     _check_vocabulary(tokens, what, model)
 

@@ -1,4 +1,5 @@
-"""Calls of `Engine` between the training service and an engine's process, as frames on a Unix socket.
+"""Calls of `Engine` between the training service and an engine's process, as frames on a Unix
+socket.
 
     service: connect(path) -> LinkedEngine        engine's process: serve(engine, path)
 
@@ -7,12 +8,14 @@
     Call(8, "stream", ...)    ──▶
                               ◀──   Reply(8, piece, more=True), again and again
                               ◀──   Reply(8, nothing)                 or with a failure
-    Call(8, "cancel")         ──▶                                     no reply; nothing of call 8 is sent any more
+    Call(8, "cancel")         ──▶                                     no reply; nothing of call 8 is
+                                                                      sent any more
 
-A frame is four bytes of length, then msgpack with raw tensor bytes. Arguments and results are read off the signatures
-of `Engine`. Calls reach the engine in the order in which they were made. A broken connection fails every waiting call
-with EngineGone, and takes samples and streams with it; all other calls change something, and run to their end.
-A stream that is read slowly gets longer pieces (`stream_buffer`): neither the socket nor the engine waits for a reader.
+A frame is four bytes of length, then msgpack with raw tensor bytes. Arguments and results are read
+off the signatures of `Engine`. Calls reach the engine in the order in which they were made. A
+broken connection fails every waiting call with EngineGone, and takes samples and streams with it;
+all other calls change something, and run to their end. A stream that is read slowly gets longer
+pieces (`stream_buffer`): neither the socket nor the engine waits for a reader.
 """
 
 from __future__ import annotations
@@ -39,7 +42,8 @@ from halteres.errors import HalteresError, InvalidData, NotReady, ServerError
 
 MAX_FRAME_BYTES = 2**31
 
-CALL_DEADLINE_S = 3600.0  # no call takes longer. An engine that hangs is noticed sooner: `process` pings it.
+# no call takes longer. An engine that hangs is noticed sooner: `process` pings it.
+CALL_DEADLINE_S = 3600.0
 CANCEL = "cancel"  # the operation of a frame that gives up the call of its number
 CANCELLABLE = ("sample", "stream")  # calls that end when their caller goes away
 
@@ -91,13 +95,17 @@ def _operations() -> dict[str, Operation]:
             continue
         hints = typing.get_type_hints(method)
         fields = [
-            (one.name, hints[one.name]) if one.default is one.empty else (one.name, hints[one.name], one.default)
+            (one.name, hints[one.name])
+            if one.default is one.empty
+            else (one.name, hints[one.name], one.default)
             for one in inspect.signature(method).parameters.values()
             if one.name != "self"
         ]
         streamed = typing.get_origin(hints["return"]) is AsyncIterator
         result = typing.get_args(hints["return"])[0] if streamed else hints["return"]
-        found[name] = Operation(name, msgspec.defstruct(name, fields, array_like=True), result, streamed)
+        found[name] = Operation(
+            name, msgspec.defstruct(name, fields, array_like=True), result, streamed
+        )
     return found
 
 
@@ -115,9 +123,12 @@ ERROR_KINDS = {
 
 
 def _packed(error: HalteresError) -> Failure:
-    """An error for the wire; a class that only one room knows travels as its nearest common ancestor."""
+    """An error for the wire; a class that only one room knows travels as its nearest common
+    ancestor.
+    """
     kind = next(kind for kind in type(error).__mro__ if kind in ERROR_KINDS.values())
-    details = msgspec.to_builtins(error.details, enc_hook=str)  # an error must cross, whatever it carries
+    # an error must cross, whatever it carries
+    details = msgspec.to_builtins(error.details, enc_hook=str)
     return Failure(kind.__name__, error.what, error.why, str(error.next), details)
 
 
@@ -136,7 +147,9 @@ def _write_frame(writer: asyncio.StreamWriter, frame: bytes) -> None:
 
 
 class LinkedEngine(Engine):
-    """An `Engine` at the other end of a connection; below, it gets a method for each of `OPERATIONS`."""
+    """An `Engine` at the other end of a connection; below, it gets a method for each of
+    `OPERATIONS`.
+    """
 
     def __init__(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         self._writer = writer
@@ -182,12 +195,16 @@ class LinkedEngine(Engine):
                     await self._drain()
                     reply = await answer
             except TimeoutError:
-                raise NotReady(f"The engine did not answer {operation.name} within {CALL_DEADLINE_S:.0f} s.") from None
+                raise NotReady(
+                    f"The engine did not answer {operation.name} within {CALL_DEADLINE_S:.0f} s."
+                ) from None
         if reply.failure is not None:
             raise _unpacked(reply.failure)
         return decode(reply.result, type=operation.result)
 
-    async def _stream(self, operation: Operation, *args: Any, **kwargs: Any) -> AsyncIterator[Piece]:
+    async def _stream(
+        self, operation: Operation, *args: Any, **kwargs: Any
+    ) -> AsyncIterator[Piece]:
         pieces = PieceQueue()
 
         def take(reply: Reply) -> None:
@@ -206,8 +223,12 @@ class LinkedEngine(Engine):
             await self._writer.drain()
 
     @contextmanager
-    def _sent(self, operation: Operation, arguments: msgspec.Struct, take: Callable[[Reply], None]) -> Iterator[None]:
-        """Send a call, which is waited for inside; whoever leaves before its last reply gives it up."""
+    def _sent(
+        self, operation: Operation, arguments: msgspec.Struct, take: Callable[[Reply], None]
+    ) -> Iterator[None]:
+        """Send a call, which is waited for inside; whoever leaves before its last reply gives it
+        up.
+        """
         if self._failure is not None:
             raise _unpacked(self._failure)
         number = next(self._numbers)
@@ -230,7 +251,11 @@ class LinkedEngine(Engine):
         try:
             while True:
                 reply = decode(await _read_frame(reader), type=Reply)
-                take = self._waiting.get(reply.number) if reply.more else self._waiting.pop(reply.number, None)
+                take = (
+                    self._waiting.get(reply.number)
+                    if reply.more
+                    else self._waiting.pop(reply.number, None)
+                )
                 if take is not None:
                     take(reply)
         except (asyncio.IncompleteReadError, ConnectionError, msgspec.MsgspecError):
@@ -260,7 +285,9 @@ async def connect(socket_path: Path) -> LinkedEngine:
     try:
         reader, writer = await asyncio.open_unix_connection(socket_path)
     except OSError as error:
-        raise NotReady(f"No engine listens on {socket_path}.", f"{error.strerror}.", "Start it first.") from error
+        raise NotReady(
+            f"No engine listens on {socket_path}.", f"{error.strerror}.", "Start it first."
+        ) from error
     return LinkedEngine(reader, writer)  # pyright: ignore[reportAbstractUsage] - its methods are made above
 
 
@@ -274,7 +301,9 @@ class ConnectionServer:
         self.closed = asyncio.Event()  # a client asked the engine to end
 
     async def serve(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        """One connection, until it ends. Tasks start in the order in which they are made: frames keep theirs."""
+        """One connection, until it ends. Tasks start in the order in which they are made: frames
+        keep theirs.
+        """
         self._writers.add(writer)
         cancellable: dict[int, asyncio.Task[None]] = {}
         with suppress(asyncio.IncompleteReadError, ConnectionError):
@@ -284,12 +313,16 @@ class ConnectionServer:
                     if call.number in cancellable:
                         cancellable[call.number].cancel()
                     continue
-                answering = asyncio.create_task(self._answer(call, writer), name=f"engine {call.operation}")
+                answering = asyncio.create_task(
+                    self._answer(call, writer), name=f"engine {call.operation}"
+                )
                 self._running.add(answering)
                 answering.add_done_callback(self._running.discard)
                 if call.operation in CANCELLABLE:
                     cancellable[call.number] = answering
-                    answering.add_done_callback(lambda _, number=call.number: cancellable.pop(number))
+                    answering.add_done_callback(
+                        lambda _, number=call.number: cancellable.pop(number)
+                    )
         self._writers.discard(writer)
         writer.close()
         for answering in cancellable.values():
@@ -311,8 +344,11 @@ class ConnectionServer:
             executed = getattr(self._engine, call.operation)(*arguments)
             if operation.streamed:
                 async with aclosing(executed) as pieces:
-                    async for piece in pieces:  # each is written before the next: a full socket holds up the stream
-                        await _write(writer, Reply(call.number, msgspec.Raw(encode(piece)), more=True))
+                    # each is written before the next: a full socket holds up the stream
+                    async for piece in pieces:
+                        await _write(
+                            writer, Reply(call.number, msgspec.Raw(encode(piece)), more=True)
+                        )
             else:
                 result = msgspec.Raw(encode(await executed))
         except HalteresError as error:
@@ -321,7 +357,9 @@ class ConnectionServer:
             name = uuid.uuid4().hex[:8]
             log.exception("Engine call %s failed, error id %s.", call.operation, name)
             what = f"The engine failed in {call.operation} (error id {name})."
-            failure = _packed(ServerError(what, f"{type(error).__name__}: {error}.", "See the engine's log."))
+            failure = _packed(
+                ServerError(what, f"{type(error).__name__}: {error}.", "See the engine's log.")
+            )
         await _write(writer, Reply(call.number, result, failure))
         if call.operation == "close":
             self.closed.set()
@@ -336,7 +374,9 @@ async def _write(writer: asyncio.StreamWriter, reply: Reply) -> None:
 
 @asynccontextmanager
 async def serve(engine: Engine, socket_path: Path) -> AsyncIterator[ConnectionServer]:
-    """Answer on the socket while the block runs; it is listening when the block begins. The engine is not closed."""
+    """Answer on the socket while the block runs; it is listening when the block begins. The engine
+    is not closed.
+    """
     connections = ConnectionServer(engine)
     server = await asyncio.start_unix_server(connections.serve, socket_path)
     try:

@@ -2,8 +2,8 @@
 
 NAME                 the folder
 .new-ID              being written, or waiting for its place
-.old-ID/NAME         what stood there, from the first rename to the end of the second: if NAME is missing, a writer
-                     was killed between the two, and `recover` puts this back
+.old-ID/NAME         what stood there, from the first rename to the end of the second: if NAME is
+                     missing, a writer was killed between the two, and `recover` puts this back
 """
 
 from __future__ import annotations
@@ -23,14 +23,17 @@ _NEW, _OLD = ".new-", ".old-"
 
 @contextmanager
 def written(folder: Path) -> Iterator[Path]:
-    """A temporary sibling to write in; it takes the place of `folder` when the block ends well, else it vanishes.
+    """A temporary sibling to write in; it takes the place of `folder` when the block ends well,
+    else it vanishes.
 
     Raises:
-        ServerError: the disk is full or the place cannot be written; whatever stood there before still stands.
+        ServerError: the disk is full or the place cannot be written; whatever stood there before
+            still stands.
     """
     temporary = waiting(folder, uuid.uuid4().hex)
     try:
-        temporary.mkdir(parents=True)  # as readable to others as any that this user makes; mkdtemp's are private
+        # as readable to others as any that this user makes; mkdtemp's are private
+        temporary.mkdir(parents=True)
         try:
             yield temporary
             put(temporary, folder)
@@ -41,7 +44,9 @@ def written(folder: Path) -> Iterator[Path]:
 
 
 def waiting(folder: Path, name: str) -> Path:
-    """A sibling of `folder` to write in first; `put` gives it its place, or `recover` removes it."""
+    """A sibling of `folder` to write in first; `put` gives it its place, or `recover` removes
+    it.
+    """
     return folder.with_name(f"{_NEW}{name}")
 
 
@@ -79,7 +84,8 @@ def _unwritable(folder: Path, error: OSError) -> ServerError:
 
 
 def copy_linked(source: Path, target: Path, *, leave_out: str | None = None) -> None:
-    """A second folder of the same files, linked where the disk can; they must never be written again.
+    """A second folder of the same files, linked where the disk can; they must never be written
+    again.
 
     Raises:
         ServerError: as `written`; or `source` is gone.
@@ -91,7 +97,9 @@ def copy_linked(source: Path, target: Path, *, leave_out: str | None = None) -> 
 
 
 def recover(parent: Path) -> None:
-    """Put back what a killed writer moved away, and remove what it did not finish. Nobody may be writing below."""
+    """Put back what a killed writer moved away, and remove what it did not finish. Nobody may be
+    writing below.
+    """
     for old in parent.glob(f"{_OLD}*"):
         for folder in old.iterdir():
             if not (parent / folder.name).exists():
@@ -106,7 +114,9 @@ def digest(folder: Path) -> str:
     whole = hashlib.sha256()
     for file in sorted(folder.iterdir()):
         with file.open("rb") as content:
-            whole.update(file.name.encode() + b"\0" + hashlib.file_digest(content, "sha256").digest())
+            whole.update(
+                file.name.encode() + b"\0" + hashlib.file_digest(content, "sha256").digest()
+            )
     return whole.hexdigest()
 
 

@@ -1,10 +1,13 @@
-"""The engine's process, as the service owns it: started, known to be ready, restarted when it dies or hangs, ended.
+"""The engine's process, as the service owns it: started, known to be ready, restarted when it dies
+or hangs, ended.
 
-    start() ─▶ starting ─▶ ready ──died──▶ starting ... ─▶ failed   (more than `max_restarts` deaths in `window_s`)
+    start() ─▶ starting ─▶ ready ──died──▶ starting ... ─▶ failed   (more than `max_restarts` deaths
+                                                                    in `window_s`)
                   └────────────┴──stop()──▶ stopped
 
-The child prints `ready` on its standard output once its socket listens; the end of that output says that it died first.
-Whoever owns the adapters hears of a death and rebuilds them: nothing here knows what an engine held.
+The child prints `ready` on its standard output once its socket listens; the end of that output says
+that it died first. Whoever owns the adapters hears of a death and rebuilds them: nothing here knows
+what an engine held.
 """
 
 from __future__ import annotations
@@ -50,11 +53,18 @@ class EngineCommand:
     def argv(self, socket_path: Path) -> list[str]:
         """The command line."""
         threads = self.threads or max(1, usable_cores() - 1)
-        options = {"socket": socket_path, "backend": self.backend, "model": self.folder, "name": self.name}
+        options = {
+            "socket": socket_path,
+            "backend": self.backend,
+            "model": self.folder,
+            "name": self.name,
+        }
         options |= {"threads": threads, "dtype": self.dtype}
         options |= {} if self.cache_gb is None else {"cache-gb": self.cache_gb}
         options |= {"device": self.device} if self.device else {}
-        written = (part for option, value in options.items() for part in (f"--{option}", str(value)))
+        written = (
+            part for option, value in options.items() for part in (f"--{option}", str(value))
+        )
         return [sys.executable, "-m", "halteres.engine", *written]
 
 
@@ -68,7 +78,8 @@ class RestartPolicy:
     backoff_s: float = 0.1  # before the first restart, doubled for each further one
     max_backoff_s: float = 5.0
     ping_s: float = 10.0  # between two pings
-    silent_s: float = 60.0  # without an answer to any, while the process lives: it hangs and is killed
+    # without an answer to any, while the process lives: it hangs and is killed
+    silent_s: float = 60.0
 
 
 class EngineChild:
@@ -89,17 +100,23 @@ class EngineChild:
         return cls(process, log, begins)
 
     async def wait_ready(self, socket_path: Path) -> None:
-        """Connect as soon as it listens, and wait for its first answer; ProcessFailed if it ends before."""
+        """Connect as soon as it listens, and wait for its first answer; ProcessFailed if it ends
+        before.
+        """
         output = self.process.process.stdout
         while output is not None and (line := await asyncio.to_thread(output.readline)):
             if line == b"ready\n":
                 self.link = await connect(socket_path)
                 await self.link.info()
                 return
-        raise self.failure("ended before it was ready", await asyncio.wrap_future(self.process.exit))
+        raise self.failure(
+            "ended before it was ready", await asyncio.wrap_future(self.process.exit)
+        )
 
     async def wait_end(self, ping_s: float, silent_s: float) -> ProcessFailed:
-        """Wait for the end of the process, of its connection or of its answers to pings; returns why it ended."""
+        """Wait for the end of the process, of its connection or of its answers to pings; returns
+        why it ended.
+        """
         assert self.link is not None  # noqa: S101 - for the type checker
         silence = asyncio.create_task(_silence(self.link, ping_s, silent_s), name="engine pings")
         broken = asyncio.create_task(self.link.broken.wait(), name="engine connection broken")
@@ -127,7 +144,9 @@ class EngineChild:
     def failure(self, how: str, exit_code: int | None) -> ProcessFailed:
         """What to say about it, with the end of what it has logged."""
         lines = tail(self._log, 40, self._log_begins)
-        killed_by = signal.Signals(-exit_code).name if exit_code is not None and exit_code < 0 else None
+        killed_by = (
+            signal.Signals(-exit_code).name if exit_code is not None and exit_code < 0 else None
+        )
         why = f"It was killed by {killed_by}." if killed_by else f"Exit code {exit_code}."
         last = f" Its log ends with: {lines[-1].strip().removesuffix('.')}." if lines else ""
         return ProcessFailed(
@@ -148,7 +167,8 @@ async def _silence(link: LinkedEngine, ping_s: float, silent_s: float) -> None:
     silent_for = 0.0
     while silent_for < silent_s:
         try:
-            with suppress(HalteresError):  # an error is an answer, too; the end of the connection is noticed by itself
+            # an error is an answer, too; the end of the connection is noticed by itself
+            with suppress(HalteresError):
                 async with asyncio.timeout(ping_s):
                     await link.info()
             silent_for = 0.0
@@ -183,7 +203,8 @@ class EngineProcess:
 
     @property
     def engine(self) -> Engine:
-        """The engine now running; after a death its calls fail with NotReady until another is ready.
+        """The engine now running; after a death its calls fail with NotReady until another is
+        ready.
 
         Raises:
             NotReady: none was ever ready.
@@ -198,11 +219,12 @@ class EngineProcess:
         return self._child.process.pid if self._child else None
 
     async def start(self) -> None:
-        """Start it and wait until it answers. One that a signal ends is started again, as later ones are.
+        """Start it and wait until it answers. One that a signal ends is started again, as later
+        ones are.
 
         Raises:
-            ProcessFailed: it ended by itself, or was not ready within the deadline; its log's tail is in the details.
-                Or there was no process, memory or room left for it.
+            ProcessFailed: it ended by itself, or was not ready within the deadline; its log's tail
+                is in the details. Or there was no process, memory or room left for it.
         """
         self._watch = asyncio.create_task(self._keep_alive(), name="engine watch")
         await self.until("ready", "failed", "stopped")
@@ -216,16 +238,21 @@ class EngineProcess:
             self._watch.cancel()
             await asyncio.gather(self._watch, return_exceptions=True)
         if self._engine is not None:
-            self._engine.fail(EngineGone("The engine was stopped.", next="Start the service again."))
+            self._engine.fail(
+                EngineGone("The engine was stopped.", next="Start the service again.")
+            )
         if self._child is not None:
             await self._child.end()
             self._child = None
 
     async def until(self, *states: State, restarts: int = 0) -> None:
-        """Wait until it is in one of these states; `ready` counts only after at least so many restarts."""
+        """Wait until it is in one of these states; `ready` counts only after at least so many
+        restarts.
+        """
         async with self._changed:
             await self._changed.wait_for(
-                lambda: self.state in states and (self.state != "ready" or self.restarts >= restarts)
+                lambda: self.state in states
+                and (self.state != "ready" or self.restarts >= restarts)
             )
 
     async def _set(self, state: State) -> None:
@@ -234,10 +261,12 @@ class EngineProcess:
             self._changed.notify_all()
 
     async def _start_child(self) -> EngineChild:
-        """A child that answers; one that does not is killed. The connection outlives the socket's name: nothing is left
-        behind, whoever dies first."""
+        """A child that answers; one that does not is killed. The connection outlives the socket's
+        name: nothing is left behind, whoever dies first.
+        """
         try:
-            short = len(os.fsencode(tempfile.gettempdir())) < 70  # a socket's path has 103 bytes at most (macOS)
+            # a socket's path has 103 bytes at most (macOS)
+            short = len(os.fsencode(tempfile.gettempdir())) < 70
             directory = Path(tempfile.mkdtemp(prefix="halteres-", dir=None if short else "/tmp"))  # noqa: S108 - private
             try:
                 child = EngineChild.spawn(self._command.argv(directory / "engine"), self._log)
@@ -247,7 +276,9 @@ class EngineProcess:
                 except BaseException as error:
                     await child.end(grace_s=0)
                     if isinstance(error, TimeoutError):
-                        raise child.failure(f"was not ready within {self._policy.ready_s:g} s", None) from error
+                        raise child.failure(
+                            f"was not ready within {self._policy.ready_s:g} s", None
+                        ) from error
                     raise
             finally:
                 shutil.rmtree(directory, ignore_errors=True)
@@ -255,7 +286,8 @@ class EngineProcess:
             raise ProcessFailed(
                 "The engine could not be started.",
                 f"{getattr(error, 'strerror', None) or error}".removesuffix(".") + ".",
-                "See that processes, memory and room for temporary files are left (ulimit -a, df), and start it again.",
+                "See that processes, memory and room for temporary files are left (ulimit -a, "
+                "df), and start it again.",
             ) from error
         self._engine = child.link
         return child
@@ -278,20 +310,24 @@ class EngineProcess:
                 if was_ready:
                     self._on_restart()
                 was_ready = True
-                self.failure = await self._child.wait_end(self._policy.ping_s, self._policy.silent_s)
+                self.failure = await self._child.wait_end(
+                    self._policy.ping_s, self._policy.silent_s
+                )
                 self._child = None
             except HalteresError as failure:
                 self.failure = failure
                 exit_code = failure.details.get("exit_code")
                 if not was_ready and not (isinstance(exit_code, int) and exit_code < 0):
-                    await self._set("failed")  # it ended by itself, and will not do better another time
+                    # it ended by itself, and will not do better another time
+                    await self._set("failed")
                     return
             self._deaths.append(time.monotonic())
             self._on_death(self.failure)
             await self._set("starting")
         self.failure = ProcessFailed(
             "The engine keeps dying and is not started again.",
-            f"{len(self._deaths)} deaths within {self._policy.window_s:g} s; the last: {self.failure}",
+            f"{len(self._deaths)} deaths within {self._policy.window_s:g} s; the last: "
+            f"{self.failure}",
             f"Read {self._log}, then restart the service.",
         )
         if self._engine is not None:

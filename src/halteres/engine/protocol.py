@@ -1,12 +1,14 @@
-"""What an engine is: the values and the calls between the training service and whatever holds the weights.
+"""What an engine is: the values and the calls between the training service and whatever holds the
+weights.
 
-Messages are msgspec structs, msgpack on the connection, tensors as raw little-endian bytes. What trains (`Trains`) and
-what samples (`Samples`) may be one, as ours are (`Engine`); between two that are not, weights go as a folder
-(`Weights`). An engine keeps nothing durable of its own: all of it can be rebuilt from the service's journal and
-checkpoints.
+Messages are msgspec structs, msgpack on the connection, tensors as raw little-endian bytes. What
+trains (`Trains`) and what samples (`Samples`) may be one, as ours are (`Engine`); between two that
+are not, weights go as a folder (`Weights`). An engine keeps nothing durable of its own: all of it
+can be rebuilt from the service's journal and checkpoints.
 
-An adapter is mutable and trained; a snapshot is an immutable copy of an adapter's weights, for sampling.
-Every call but `sample` is executed in the order in which the service sends it for one adapter.
+An adapter is mutable and trained; a snapshot is an immutable copy of an adapter's weights, for
+sampling. Every call but `sample` is executed in the order in which the service sends it for one
+adapter.
 """
 
 from __future__ import annotations
@@ -24,7 +26,9 @@ class EngineGone(NotReady):
 
 
 class WeightsDamaged(ServerError):
-    """A folder of weights that is not what was written: it is not taken, and may be written again."""
+    """A folder of weights that is not what was written: it is not taken, and may be written
+    again.
+    """
 
     code = "weights_damaged"
 
@@ -34,7 +38,9 @@ DType = Literal["float32", "int64", "int32"]
 BaseType = Literal["float32", "bfloat16"]  # of the base weights and their matmuls in an engine
 
 MergedType = Literal["base", "float32"]
-"""Of merged weights on disk: the base model's own type, to which they are rounded, or all that was computed."""
+"""Of merged weights on disk: the base model's own type, to which they are rounded, or all that was
+computed.
+"""
 
 
 class Array(msgspec.Struct, frozen=True, kw_only=True, array_like=True):
@@ -46,15 +52,21 @@ class Array(msgspec.Struct, frozen=True, kw_only=True, array_like=True):
 
 
 class Datum(msgspec.Struct, frozen=True, kw_only=True):
-    """One training example: N input tokens; every loss input has N rows, or N rows of K values each."""
+    """One training example: N input tokens; every loss input has N rows, or N rows of K values
+    each.
+    """
 
     tokens: bytes  # N int32
-    inputs: dict[str, Array]  # target_tokens (int64), weights | logprobs, advantages (float32); [N] or [N, K]
-    sequences: bytes | None = None  # N int32: the sampled sequence of each target, from 1 on; 0 is none
+    # int64: target_tokens; float32: weights, or logprobs and advantages; of shape [N] or [N, K]
+    inputs: dict[str, Array]
+    # N int32: the sampled sequence of each target, from 1 on; 0 is none
+    sequences: bytes | None = None
 
 
 class LossSpec(msgspec.Struct, frozen=True, kw_only=True):
-    """Which loss, with its settings; those that are absent have the defaults of `halteres.losses`."""
+    """Which loss, with its settings; those that are absent have the defaults of
+    `halteres.losses`.
+    """
 
     name: str
     config: dict[str, float] = {}
@@ -72,7 +84,9 @@ class LoraConfig(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Adam(msgspec.Struct, frozen=True, kw_only=True):
-    """One optimiser step; defaults are the Tinker API's. Decay is decoupled; a clip of 0 is off (global norm)."""
+    """One optimiser step; defaults are the Tinker API's. Decay is decoupled; a clip of 0 is off
+    (global norm).
+    """
 
     learning_rate: float = 1e-4
     beta1: float = 0.9
@@ -83,7 +97,9 @@ class Adam(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class SamplingParams(msgspec.Struct, frozen=True, kw_only=True):
-    """How to sample. `stop_tokens` None means the model's end token; empty means nothing stops but the limit."""
+    """How to sample. `stop_tokens` None means the model's end token; empty means nothing stops but
+    the limit.
+    """
 
     max_tokens: int | None = None  # None: up to the context limit
     temperature: float = 1.0  # 0 is greedy
@@ -92,22 +108,29 @@ class SamplingParams(msgspec.Struct, frozen=True, kw_only=True):
     seed: int = 0  # drawn by the service where the client sent none, and journalled
     stop_tokens: tuple[int, ...] | None = None
     stop_strings: tuple[str, ...] = ()
-    logprobs: Literal["raw", "tempered"] = "raw"  # of sampled tokens: at temperature 1, or at the sampling temperature
+    # of sampled tokens: at temperature 1, or at the sampling temperature
+    logprobs: Literal["raw", "tempered"] = "raw"
 
 
 class ExtraLogprobs(msgspec.Struct, frozen=True, kw_only=True):
-    """Log-probabilities that a sampling request asks for beside those of its tokens. P is the prompt's length."""
+    """Log-probabilities that a sampling request asks for beside those of its tokens. P is the
+    prompt's length.
+    """
 
     prompt_logprobs: bool = False
     topk_prompt: int = 0  # K most likely tokens at each prompt position
     topk_sampled: int = 0  # K most likely tokens at each sampled position
     targets: Array | None = None  # int64 [P - 1, K]: row i scores position i + 1; -1 is skipped
-    alternatives: int = 0  # K tokens drawn with replacement at each prompt position from 1 on, at the temperature
+    # K tokens drawn with replacement at each prompt position from 1 on, at the temperature
+    alternatives: int = 0
 
     @property
     def of_prompt(self) -> bool:
         """Some of these are of the prompt."""
-        return bool(self.prompt_logprobs or self.topk_prompt or self.alternatives) or self.targets is not None
+        return (
+            bool(self.prompt_logprobs or self.topk_prompt or self.alternatives)
+            or self.targets is not None
+        )
 
 
 class ModelInfo(msgspec.Struct, frozen=True, kw_only=True):
@@ -122,7 +145,8 @@ class ModelInfo(msgspec.Struct, frozen=True, kw_only=True):
     dtype: str
     device: str
     threads: int
-    exact: bool = False  # the same request has the same bits in every engine of this base model, whatever its company
+    # the same request has the same bits in every engine of this base model, whatever its company
+    exact: bool = False
     places: int = 0  # sequences of 1,024 positions that can be decoded at once; 0: it has no cache
     trains: bool = True  # it is a `Trains`
     samples: bool = True  # it is a `Samples`
@@ -134,12 +158,15 @@ class ModelInfo(msgspec.Struct, frozen=True, kw_only=True):
 class PassResult(msgspec.Struct, frozen=True, kw_only=True):
     """Of a forward or forward-backward pass."""
 
-    logprobs: tuple[Array, ...]  # per datum, float32, shaped as its target_tokens: their log-softmax at temperature 1
+    # per datum, float32, shaped as its target_tokens: their log-softmax at temperature 1
+    logprobs: tuple[Array, ...]
     metrics: dict[str, float]  # keys `name:reduction`, with `loss:sum` always
 
 
 UPDATE_METRIC = "update_norm:max"
-"""Of an optimiser step: the norm of what the adapter adds to the base weights, relative to that of those weights."""
+"""Of an optimiser step: the norm of what the adapter adds to the base weights, relative to that of
+those weights.
+"""
 
 
 class StepResult(msgspec.Struct, frozen=True, kw_only=True):
@@ -150,7 +177,9 @@ class StepResult(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class TopK(msgspec.Struct, frozen=True, kw_only=True):
-    """The K most likely tokens at each of L positions, row-major; where nothing was computed id 0 and -99999."""
+    """The K most likely tokens at each of L positions, row-major; where nothing was computed id 0
+    and -99999.
+    """
 
     k: int
     length: int
@@ -162,7 +191,8 @@ class Sequence(msgspec.Struct, frozen=True, kw_only=True):
     """One sampled sequence of T tokens."""
 
     tokens: bytes  # T int32, the stop token included where one was sampled
-    logprobs: bytes  # T float32: natural log, full vocabulary, `SamplingParams.logprobs` says at which temperature
+    # T float32: natural log, full vocabulary, `SamplingParams.logprobs` says at which temperature
+    logprobs: bytes
     stop_reason: Literal["stop", "length"]
     top: TopK | None = None
 
@@ -175,12 +205,15 @@ class SampleResult(msgspec.Struct, frozen=True, kw_only=True):
     prompt_cache_hit_tokens: int = 0  # of the prompt, whose keys and values were there already
     prompt_logprobs: bytes | None = None  # prompt length float32; position 0 is NaN
     topk_prompt: TopK | None = None  # prompt length rows; row 0 is filler
-    target_logprobs: Array | None = None  # float32, shaped as `ExtraLogprobs.targets`; 0 where skipped
+    # float32, shaped as `ExtraLogprobs.targets`; 0 where skipped
+    target_logprobs: Array | None = None
     alternatives: TopK | None = None  # P - 1 rows of drawn tokens
 
 
 class Piece(msgspec.Struct, frozen=True, kw_only=True):
-    """The next tokens of one sequence that is being sampled; the last piece of a sequence says why it stopped."""
+    """The next tokens of one sequence that is being sampled; the last piece of a sequence says why
+    it stopped.
+    """
 
     sample: int  # number of the sequence
     tokens: bytes  # int32, at least one
@@ -209,7 +242,9 @@ class Weights(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class HoldsModel(Protocol):
-    """What training and sampling have in common. Errors are HalteresError: UserError fails the request alone."""
+    """What training and sampling have in common. Errors are HalteresError: UserError fails the
+    request alone.
+    """
 
     async def info(self) -> ModelInfo:
         """The base model; also the readiness probe."""
@@ -227,18 +262,22 @@ class HoldsModel(Protocol):
 class Trains(HoldsModel, Protocol):
     """One base model, many adapters.
 
-    `adapter` and `snapshot` are opaque names chosen by the service. Folders are written beside themselves and renamed:
-    half a checkpoint never exists.
+    `adapter` and `snapshot` are opaque names chosen by the service. Folders are written beside
+    themselves and renamed: half a checkpoint never exists.
     """
 
     async def create_adapter(self, adapter: str, config: LoraConfig) -> None:
-        """A new adapter with zero output (version 0) and a fresh optimiser. Same seed, same weights."""
+        """A new adapter with zero output (version 0) and a fresh optimiser. Same seed, same
+        weights.
+        """
         ...
 
     async def forward_backward(
         self, adapter: str, data: tuple[Datum, ...], loss: LossSpec, forward_only: bool = False
     ) -> PassResult:
-        """Add the gradient of the summed loss to the adapter's; `forward_only` computes the same without gradient."""
+        """Add the gradient of the summed loss to the adapter's; `forward_only` computes the same
+        without gradient.
+        """
         ...
 
     async def optim_step(self, adapter: str, adam: Adam) -> StepResult:
@@ -246,11 +285,15 @@ class Trains(HoldsModel, Protocol):
         ...
 
     async def save(self, adapter: str, folder: str, optimizer: bool) -> Saved:
-        """Write a PEFT folder (adapter_config.json, adapter_model.safetensors); `optimizer` adds state and step."""
+        """Write a PEFT folder (adapter_config.json, adapter_model.safetensors); `optimizer` adds
+        state and step.
+        """
         ...
 
     async def load(self, adapter: str, folder: str, optimizer: bool) -> StepResult:
-        """Make or replace `adapter` from a folder. Without `optimizer` it starts fresh; the version stays."""
+        """Make or replace `adapter` from a folder. Without `optimizer` it starts fresh; the version
+        stays.
+        """
         ...
 
     async def snapshot(self, adapter: str, snapshot: str) -> Weights:
@@ -262,7 +305,9 @@ class Trains(HoldsModel, Protocol):
         ...
 
     async def merge(self, folder: str, into: str, dtype: MergedType = "base") -> Saved:
-        """Write the whole base model with the adapter in `folder` merged in, in Hugging Face format."""
+        """Write the whole base model with the adapter in `folder` merged in, in Hugging Face
+        format.
+        """
         ...
 
 
@@ -302,9 +347,13 @@ class Samples(HoldsModel, Protocol):
         params: SamplingParams,
         extra: ExtraLogprobs = ExtraLogprobs(),  # noqa: B008 - frozen
     ) -> AsyncIterator[Piece]:
-        """As `sample`, piece by piece: each sequence's tokens in order. Of `extra`, `topk_sampled` alone."""
+        """As `sample`, piece by piece: each sequence's tokens in order. Of `extra`, `topk_sampled`
+        alone.
+        """
         ...
 
 
 class Engine(Trains, Samples, Protocol):
-    """Both in one: a snapshot that it took can be sampled from at once, without a copy or a folder."""
+    """Both in one: a snapshot that it took can be sampled from at once, without a copy or a
+    folder.
+    """

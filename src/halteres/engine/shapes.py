@@ -1,8 +1,10 @@
-"""The shape of an adapter: which are allowed, and how it is read off a PEFT folder that somebody else wrote.
+"""The shape of an adapter: which are allowed, and how it is read off a PEFT folder that somebody
+else wrote.
 
-A foreign folder's modules are ours by name, with or without `base_model.model.`; `unembed_tokens` is the Tinker API's
-name for `lm_head`. What the folder lacks of a family (attention, MLP, unembedding) that it touches is zero: it adds
-nothing, and since A and B are both zero it never learns, which is what the folder asked for.
+A foreign folder's modules are ours by name, with or without `base_model.model.`; `unembed_tokens`
+is the Tinker API's name for `lm_head`. What the folder lacks of a family (attention, MLP,
+unembedding) that it touches is zero: it adds nothing, and since A and B are both zero it never
+learns, which is what the folder asked for.
 """
 
 from __future__ import annotations
@@ -19,9 +21,12 @@ from halteres.engine.protocol import LoraConfig
 from halteres.errors import InvalidData, NotFound
 from halteres.files import UnreadableFile, read_json
 
-MAX_RANK = 512  # larger ones cost more than the full matrices of most models, and servers of PEFT adapters refuse them
+# larger ones cost more than the full matrices of most models, and servers of PEFT adapters refuse
+# them
+MAX_RANK = 512
 CONFIG, WEIGHTS = "adapter_config.json", "adapter_model.safetensors"
-STATE, OPTIMIZER = "state.json", "optimizer.safetensors"  # files of a checkpoint: PEFT's two, and ours beside them
+# files of a checkpoint: PEFT's two, and ours beside them
+STATE, OPTIMIZER = "state.json", "optimizer.safetensors"
 
 Kind = Literal["attn", "mlp", "unembed"]
 
@@ -29,16 +34,33 @@ TARGETS_OF_ADAPTERS: tuple[Kind, ...] = ("attn", "mlp", "unembed")
 
 _UNEMBED = ("model.unembed_tokens", "unembed_tokens")
 _KEEPS_THE_BASE = ("true", "false", "none", "gaussian", "eva", "orthogonal")
-"""Initialisations of A and B alone, in small letters. Others change the base weights, and such an adapter fits those
-alone, or may do so: PEFT grows."""
+"""Initialisations of A and B alone, in small letters. Others change the base weights, and such an
+adapter fits those alone, or may do so: PEFT grows.
+"""
 
 _READ = (
-    *("r", "lora_alpha", "use_rslora", "peft_type", "bias", "modules_to_save", "rank_pattern", "alpha_pattern"),
+    *(
+        "r",
+        "lora_alpha",
+        "use_rslora",
+        "peft_type",
+        "bias",
+        "modules_to_save",
+        "rank_pattern",
+        "alpha_pattern",
+    ),
     *("init_lora_weights", "target_modules"),
 )
 _SAYS_NOTHING = (
     # What the adapter is for, and how it was made.
-    *("base_model_name_or_path", "revision", "task_type", "auto_mapping", "peft_version", "inference_mode"),
+    *(
+        "base_model_name_or_path",
+        "revision",
+        "task_type",
+        "auto_mapping",
+        "peft_version",
+        "inference_mode",
+    ),
     # Of training alone.
     *("lora_dropout", "eva_config"),
     # Which modules have one: the tensors say so, too.
@@ -69,15 +91,23 @@ def read_state(folder: Path) -> State | None:
     try:
         return read_json(file, State, linked=False) if os.path.lexists(file) else None
     except UnreadableFile as error:
-        raise InvalidData(f"The checkpoint {folder} cannot be read.", f"{error}.", "Use another checkpoint.") from error
+        raise InvalidData(
+            f"The checkpoint {folder} cannot be read.", f"{error}.", "Use another checkpoint."
+        ) from error
 
 
 def check_shape(config: LoraConfig) -> None:
     """Refuse an adapter that cannot be, before anything is allocated for it."""
     if not 1 <= config.rank <= MAX_RANK:
-        raise InvalidData(f"The rank {config.rank} is out of range.", f"It must be 1 to {MAX_RANK}.", "Choose another.")
+        raise InvalidData(
+            f"The rank {config.rank} is out of range.",
+            f"It must be 1 to {MAX_RANK}.",
+            "Choose another.",
+        )
     if not (config.alpha > 0 and math.isfinite(config.alpha)):
-        raise InvalidData(f"The alpha {config.alpha} is out of range.", "It must be a finite number above 0.")
+        raise InvalidData(
+            f"The alpha {config.alpha} is out of range.", "It must be a finite number above 0."
+        )
     if not (config.train_attn or config.train_mlp or config.train_unembed):
         raise InvalidData(
             "This adapter would have no weights.",
@@ -87,14 +117,16 @@ def check_shape(config: LoraConfig) -> None:
 
 
 def check_files(folder: Path, optimizer: bool) -> None:
-    """NotFound if a file is missing that is read from a checkpoint, InvalidData where one of ours is a link: `save`
-    writes none, so it leads to what was never saved there."""
+    """NotFound if a file is missing that is read from a checkpoint, InvalidData where one of ours
+    is a link: `save` writes none, so it leads to what was never saved there.
+    """
     needed = (CONFIG, WEIGHTS, *((OPTIMIZER, STATE) if optimizer else ()))
     if missing := [name for name in needed if not (folder / name).is_file()]:
         raise NotFound(
             f"The folder {folder} is not the checkpoint that was asked for.",
             f"It lacks {', '.join(missing)}.",
-            "Name a folder written by save, or a PEFT adapter; only one saved with the optimiser restores it.",
+            "Name a folder written by save, or a PEFT adapter; only one saved with the optimiser "
+            "restores it.",
         )
     check_unlinked(folder)
 
@@ -110,15 +142,19 @@ def check_unlinked(folder: Path) -> None:
 
 
 def foreign_shape(folder: Path, tensors: Iterable[str]) -> LoraConfig:
-    """The shape of an adapter that was not written by `save`; `tensors` are the names in its weights.
+    """The shape of an adapter that was not written by `save`; `tensors` are the names in its
+    weights.
 
     Raises:
-        InvalidData: the configuration cannot be read, or asks for what this engine does not compute.
+        InvalidData: the configuration cannot be read, or asks for what this engine does not
+            compute.
     """
     try:
         settings = read_json(folder / CONFIG, dict[str, Any])
     except UnreadableFile as error:
-        raise InvalidData(f"{CONFIG} in {folder} cannot be read.", f"{error}.", "Export the adapter again.") from error
+        raise InvalidData(
+            f"{CONFIG} in {folder} cannot be read.", f"{error}.", "Export the adapter again."
+        ) from error
     _check_settings(settings, folder)
     tensors = list(tensors)
     rank, alpha = settings["r"], float(settings["lora_alpha"])
@@ -130,7 +166,11 @@ def foreign_shape(folder: Path, tensors: Iterable[str]) -> LoraConfig:
     if others := sorted(name for name in tensors if not _is_computed(name)):
         raise _refused(folder, f"It has the tensor '{others[0]}', which no engine computes.")
     config = LoraConfig(
-        rank=rank, alpha=alpha, train_attn="attn" in kinds, train_mlp="mlp" in kinds, train_unembed="unembed" in kinds
+        rank=rank,
+        alpha=alpha,
+        train_attn="attn" in kinds,
+        train_mlp="mlp" in kinds,
+        train_unembed="unembed" in kinds,
     )
     check_shape(config)
     return config
@@ -154,8 +194,9 @@ def module_of(tensor: str) -> str:
 def kind_of(module: str) -> Kind:
     """Which switch of an adapter's configuration a module stands under, by its transformers name.
 
-    >>> kind_of("model.layers.0.self_attn.q_proj"), kind_of("gpt_neox.layers.1.mlp.dense_h_to_4h"), kind_of("lm_head")
-    ('attn', 'mlp', 'unembed')
+    >>> own = ("model.layers.0.self_attn.q_proj", "lm_head")
+    >>> tuple(map(kind_of, ("gpt_neox.layers.1.mlp.dense_h_to_4h", *own)))
+    ('mlp', 'attn', 'unembed')
     """
     if not any(part.isdigit() for part in module.split(".")):
         return "unembed"
@@ -177,14 +218,26 @@ def _check_settings(settings: dict[str, Any], folder: Path) -> None:
     known = (*_READ, *_SAYS_NOTHING)
     moves_base = str(settings.get("init_lora_weights", True)).lower() not in _KEEPS_THE_BASE
     for name, refused in (
-        *((f"{name} {value!r}", name not in known and bool(value)) for name, value in settings.items()),
+        *(
+            (f"{name} {value!r}", name not in known and bool(value))
+            for name, value in settings.items()
+        ),
         *((f"an adapter of {name}", True) for name in _embeddings(settings.get("target_modules"))),
-        (f"peft_type {settings.get('peft_type')!r}", settings.get("peft_type") not in (None, "LORA")),
+        (
+            f"peft_type {settings.get('peft_type')!r}",
+            settings.get("peft_type") not in (None, "LORA"),
+        ),
         (f"bias {settings.get('bias')!r}", settings.get("bias") not in (None, "none")),
-        (f"modules_to_save {settings.get('modules_to_save')}", bool(settings.get("modules_to_save"))),
+        (
+            f"modules_to_save {settings.get('modules_to_save')}",
+            bool(settings.get("modules_to_save")),
+        ),
         ("ranks that differ (rank_pattern)", _varies(settings.get("rank_pattern"), rank)),
         ("alphas that differ (alpha_pattern)", _varies(settings.get("alpha_pattern"), alpha)),
-        (f"init_lora_weights {settings.get('init_lora_weights')!r}, which may change the base", moves_base),
+        (
+            f"init_lora_weights {settings.get('init_lora_weights')!r}, which may change the base",
+            moves_base,
+        ),
     ):
         if refused:
             raise _refused(folder, f"{CONFIG} asks for {name}.")
@@ -197,7 +250,9 @@ def _embeddings(targets: object) -> list[str]:
 
 
 def _is_computed(tensor: str) -> bool:
-    """Whether an engine knows what to do with a tensor: LoRA's A and B, or a copy of the base's, which it compares."""
+    """Whether an engine knows what to do with a tensor: LoRA's A and B, or a copy of the base's,
+    which it compares.
+    """
     if module := module_of(tensor):
         return module.rpartition(".")[2] not in NOT_ADAPTED
     copied = tensor.removesuffix(".weight").removesuffix(".base_layer").rpartition(".")[2]
@@ -205,13 +260,16 @@ def _is_computed(tensor: str) -> bool:
 
 
 def _varies(pattern: object, value: float) -> bool:
-    return bool(pattern) and (not isinstance(pattern, dict) or any(other != value for other in pattern.values()))
+    return bool(pattern) and (
+        not isinstance(pattern, dict) or any(other != value for other in pattern.values())
+    )
 
 
 def _refused(folder: Path, why: str) -> InvalidData:
     return InvalidData(
         f"The adapter in {folder} cannot be used.",
         why,
-        f"Use a plain LoRA adapter: one rank, one alpha, no bias, nothing trained in full. What is known to change"
+        "Use a plain LoRA adapter: one rank, one alpha, no bias, nothing trained in full. What "
+        "is known to change"
         f" nothing may be taken out of {CONFIG}.",
     )

@@ -1,7 +1,7 @@
 """Pieces of one streamed request, between whoever samples and whoever reads.
 
-What waits of one sequence is joined, so that a slow reader gets fewer, longer pieces. The writer is never held up, and
-no more than the answer itself is buffered.
+What waits of one sequence is joined, so that a slow reader gets fewer, longer pieces. The writer is
+never held up, and no more than the answer itself is buffered.
 """
 
 from __future__ import annotations

@@ -1,4 +1,6 @@
-"""`python -m halteres.environments FILE VERB …`: `python FILE VERB …`, and a sentence for a file that cannot be run."""
+"""`python -m halteres.environments FILE VERB …`: `python FILE VERB …`, and a sentence for a file
+that cannot be run.
+"""
 
 from __future__ import annotations
 
@@ -12,7 +14,9 @@ from halteres.environments.commands import author_error
 def main() -> None:
     """Run the file named first, with the arguments after it."""
     if len(sys.argv) < 2:
-        sys.stderr.write("error: Name an environment file. usage: python -m halteres.environments FILE VERB …\n")
+        sys.stderr.write(
+            "error: Name an environment file. usage: python -m halteres.environments FILE VERB …\n"
+        )
         sys.exit(2)
     file = Path(sys.argv[1]).absolute()
     sys.argv = sys.argv[1:]

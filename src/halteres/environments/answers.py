@@ -1,8 +1,9 @@
 """Answers in a model's text, and the numbers that they state.
 
-Text is never evaluated. A number may have thousands commas, a sign in digits or in words, a currency, units, decimals,
-be a fraction, or be written with a power of ten. Words that say another number than the digits do, such as "5 million",
-"half of 5" or "not 5", make an answer one that states no number: a wrong number would be paid for.
+Text is never evaluated. A number may have thousands commas, a sign in digits or in words, a
+currency, units, decimals, be a fraction, or be written with a power of ten. Words that say another
+number than the digits do, such as "5 million", "half of 5" or "not 5", make an answer one that
+states no number: a wrong number would be paid for.
 """
 
 from __future__ import annotations
@@ -17,7 +18,8 @@ _BOX = "\\boxed{"
 
 
 def boxed_answer(text: str) -> str | None:
-    """The content of the last `\\boxed{...}` without outer spaces, braces within it balanced; None without a whole one.
+    """The content of the last `\\boxed{...}` without outer spaces, braces within it balanced; None
+    without a whole one.
 
     >>> boxed_answer(r"So \\boxed{1}, no: \\boxed{\\text{2 cm}}.")
     '\\\\text{2 cm}'
@@ -46,7 +48,8 @@ def is_number(answer: str | None, expected: str) -> bool:
     return number is not None and number == number_in(expected)
 
 
-# -- numbers -----------------------------------------------------------------------------------------------------------
+# -- numbers
+# --------------------------------------------------------------------------------------------------
 
 _CURRENCY = "$€£¥₹₩₽₺₫₱¢"
 _DECIMAL = r"(?:[0-9]{1,3}(?:,[0-9]{3})+|[0-9]+)(?:\.[0-9]*)?|\.[0-9]+"
@@ -65,11 +68,14 @@ _AFTER = re.compile(
 
 
 def number_in(answer: str) -> Fraction | None:
-    """The one number that an answer states, exactly; None where it states none, several, a sum or a bound.
+    """The one number that an answer states, exactly; None where it states none, several, a sum or a
+    bound.
 
-    Words around the number are units: "$1,000.50", "72 square feet", "50\\%", "\\frac{1}{2} cup", "x = -3".
+    Words around the number are units: "$1,000.50", "72 square feet", "50\\%", "\\frac{1}{2} cup",
+    "x = -3".
 
-    >>> number_in("1,000.5 dollars"), number_in("minus 5"), number_in("3 + 4"), number_in("5 million")
+    >>> answers = ("1,000.5 dollars", "minus 5", "3 + 4", "5 million")
+    >>> tuple(map(number_in, answers))
     (Fraction(2001, 2), Fraction(-5, 1), None, None)
     """
     if len(answer) > LONGEST:
@@ -104,7 +110,8 @@ def _decimal(digits: str) -> Fraction:
     return Fraction(digits.replace(",", "").rstrip("."))
 
 
-# -- LaTeX and Markdown as plain text ----------------------------------------------------------------------------------
+# -- LaTeX and Markdown as plain text
+# ----------------------------------------------------------------------------------
 
 _BRACKETS = (("\\(", "\\)"), ("\\[", "\\]"), ("(", ")"), ("{", "}"))
 _MARKS = ("$$", "$", "**", "`", '"')
@@ -117,7 +124,9 @@ _FRACTION = re.compile(
     r"\\[cdt]?frac ?(?:\{(?P<top>-?[0-9]+)\}|(?P<digit>[0-9]))"
     r" ?(?:\{(?P<bottom>[0-9]+)\}|(?P<other_digit>[0-9]))"
 )
-_WORDS = re.compile(r"\\(?:text|textbf|textit|textrm|mathrm|mathbf|mathit|mathsf|mbox|operatorname)\{([^{}]*)\}")
+_WORDS = re.compile(
+    r"\\(?:text|textbf|textit|textrm|mathrm|mathbf|mathit|mathsf|mbox|operatorname)\{([^{}]*)\}"
+)
 _SYMBOLS = {
     "\\$": "$",
     "\\%": "%",
@@ -132,7 +141,9 @@ _SYMBOLS = {
 }
 _SYMBOL = re.compile("|".join(re.escape(symbol) + "(?![A-Za-z])" for symbol in _SYMBOLS))
 _MINUS_SIGNS = dict.fromkeys(map(ord, "\u2010\u2011\u2012\u2013\u2212\ufe63\uff0d"), "-")
-_SIGN_WORD = re.compile(rf"\b(?:(?P<minus>minus|negative)|plus|positive) (?=[{_CURRENCY}]? ?[0-9.])", re.IGNORECASE)
+_SIGN_WORD = re.compile(
+    rf"\b(?:(?P<minus>minus|negative)|plus|positive) (?=[{_CURRENCY}]? ?[0-9.])", re.IGNORECASE
+)
 
 
 def _plain(answer: str) -> str:
@@ -160,7 +171,8 @@ def _fraction(found: re.Match[str]) -> str:
     return f" {found['top'] or found['digit']}/{found['bottom'] or found['other_digit']} "
 
 
-# -- words that change the number --------------------------------------------------------------------------------------
+# -- words that change the number
+# --------------------------------------------------------------------------------------
 
 
 def _words(text: str) -> frozenset[str]:
@@ -199,7 +211,9 @@ _RELATIONS_AFTER = _words("""
     or than plus minus negative squared cubed factorial divided multiplied mod modulo choose
     over above below up max maximum minimum
 """)
-_PHRASE_AFTER = re.compile(r"\b(?:at (?:least|most)|and (?:an?|more|some|change)|is (?:wrong|incorrect|false))\b")
+_PHRASE_AFTER = re.compile(
+    r"\b(?:at (?:least|most)|and (?:an?|more|some|change)|is (?:wrong|incorrect|false))\b"
+)
 _VARIABLE = re.compile(r"[xyz]+|[nike]|pi")
 _UNIT_LETTERS = "mgshlpcdtLJNWVACFHSRµμΩ"
 """Letters that are units directly behind the digits; another is a variable (5x) or a scale (5K)."""

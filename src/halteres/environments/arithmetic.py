@@ -1,4 +1,5 @@
-"""The environment `arithmetic`: easy problems of one or two steps; 1 for the right integer in the last box, else 0.
+"""The environment `arithmetic`: easy problems of one or two steps; 1 for the right integer in the
+last box, else 0.
 
 Whether an equation was written is a metric, not a reward.
 """
@@ -20,7 +21,8 @@ class ArithmeticConfig(BaseEnvConfig):
     """Settings of `arithmetic`."""
 
     prompt_template: str = setting(
-        "Question: {question}\nPlease reason step by step, and put your final answer within \\boxed{}.",
+        "Question: {question}\nPlease reason step by step, and put your final answer within "
+        "\\boxed{}.",
         "the user's message; {question} is replaced",
         reaches="nothing",
     )

@@ -1,9 +1,11 @@
-"""Preference pairs made of arithmetic problems: the smallest data on which a reward model can be watched.
+"""Preference pairs made of arithmetic problems: the smallest data on which a reward model can be
+watched.
 
-Three kinds of preference. *polite*: a friendly remark beside the answer against a rude one. *complete*: a whole answer
-against one that breaks off, and is often shorter. *correct*: the right number against a near one, in an answer of the
-same form; the model has to do the sum. In the first and the last, the length of a side does not tell which is chosen.
-Promise: the same seed gives the same rows; training and held-out rows have no problem in common (`problems.split_of`).
+Three kinds of preference. *polite*: a friendly remark beside the answer against a rude one.
+*complete*: a whole answer against one that breaks off, and is often shorter. *correct*: the right
+number against a near one, in an answer of the same form; the model has to do the sum. In the first
+and the last, the length of a side does not tell which is chosen. Promise: the same seed gives the
+same rows; training and held-out rows have no problem in common (`problems.split_of`).
 """
 
 from __future__ import annotations
@@ -33,7 +35,9 @@ _RUDE = (
 _BREAKS_OFF = ("And so on.", "The rest is left out.", "I stop here, without the result.", "")
 
 
-def preference_pairs(count: int, *, seed: int = 0, split: Split = "train") -> Iterator[dict[str, Any]]:
+def preference_pairs(
+    count: int, *, seed: int = 0, split: Split = "train"
+) -> Iterator[dict[str, Any]]:
     """Rows of messages, all different, their kinds in turn: `prompt`, `chosen`, `rejected`, `kind`.
 
     >>> row = next(preference_pairs(1))
@@ -65,7 +69,8 @@ def _sides(rng: random.Random, problem: Problem, kind: Kind) -> tuple[str, str]:
     if kind == "polite":
         first = rng.random() < 0.5
         friendly, rude = (
-            f"{remark} {right}" if first else f"{right} {remark}" for remark in map(rng.choice, (_FRIENDLY, _RUDE))
+            f"{remark} {right}" if first else f"{right} {remark}"
+            for remark in map(rng.choice, (_FRIENDLY, _RUDE))
         )
         return friendly, rude
     begun = " ".join(equations(problem)[: rng.randint(0, 1)])

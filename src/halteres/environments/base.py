@@ -2,11 +2,13 @@
 
 An environment is driven by `serving`, `processing`, `evaluating` and `commands`:
 
-    config_init ─▶ __init__ ─▶ setup ─▶ ( get_next_item ─▶ collect_trajectories ─▶ postprocess_histories )* ─▶ cleanup
-                                              per step: wandb_log, evaluate, save_checkpoint
+    config_init ─▶ __init__ ─▶ setup ─▶ ( get_next_item ─▶ collect_trajectories ─▶
+                                              postprocess_histories )* ─▶ cleanup per step:
+                                              wandb_log, evaluate, save_checkpoint
 
-Source: atroposlib 0.4.0, BaseEnv. Departures: an item whose rollout fails is repeated and counted, not lost;
-`collect_trajectories` keeps every field of its items; `self.rng` and sampling seeds follow from the config's seed.
+Source: atroposlib 0.4.0, BaseEnv. Departures: an item whose rollout fails is repeated and counted,
+not lost; `collect_trajectories` keeps every field of its items; `self.rng` and sampling seeds
+follow from the config's seed.
 """
 
 from __future__ import annotations
@@ -30,7 +32,14 @@ from halteres.environments.evaluating import AnswersOf, evaluate_items
 from halteres.environments.records import Records
 from halteres.environments.scored import ScoredDataGroup, ScoredDataItem, finite, group_of, items_of
 from halteres.environments.scoring import GroupScoring
-from halteres.errors import EnvironmentFailed, EnvironmentGaveUp, InvalidConfig, NotFound, UserError, boundary
+from halteres.errors import (
+    EnvironmentFailed,
+    EnvironmentGaveUp,
+    InvalidConfig,
+    NotFound,
+    UserError,
+    boundary,
+)
 from halteres.files import replace_file
 from halteres.models import builtin_path
 from halteres.rewards.reward_list import RewardList
@@ -45,7 +54,9 @@ Backlog = list[Any]
 
 
 class NoEvaluation(EnvironmentFailed):
-    """The environment has no held-out tasks: nothing is wrong with it, and there will be no held-out figure."""
+    """The environment has no held-out tasks: nothing is wrong with it, and there will be no
+    held-out figure.
+    """
 
     code = "no_evaluation"
 
@@ -57,14 +68,16 @@ class NoEvaluation(EnvironmentFailed):
 class BaseEnv:
     """A source of tasks and scores.
 
-    Write `get_next_item` and `collect_trajectory` (or `collect_trajectories`). For one prompt and one answer
-    `SingleTurnEnv` is shorter, for episodes of several turns `MultiTurnEnv`.
+    Write `get_next_item` and `collect_trajectory` (or `collect_trajectories`). For one prompt and
+    one answer `SingleTurnEnv` is shorter, for episodes of several turns `MultiTurnEnv`.
     """
 
     name: ClassVar[str | None] = None
     variants: ClassVar[tuple[str, ...]] = ()
-    """Names of the environments of a family, the first the default; they are read from the source text. A family's
-    config class has a field `variant`; its `config_init` is given the variant where it takes an argument."""
+    """Names of the environments of a family, the first the default; they are read from the source
+    text. A family's config class has a field `variant`; its `config_init` is given the variant
+    where it takes an argument.
+    """
     trainer_defaults: ClassVar[Mapping[str, float | int | str]] = {}
     """Settings of the trainer that a run of this environment begins with: field -> value."""
     env_config_cls: ClassVar[type[BaseEnvConfig]] = BaseEnvConfig
@@ -83,10 +96,15 @@ class BaseEnv:
         self.server: Sampler = make_sampler(config, self.server_config, self.tokenizer)
         self.records = Records(config.run_dir, self.tokenizer, config.success_threshold)
         self.curr_step = 0  # batches that the trainer has been given
-        self.rng: random.Random = Draw(seed=config.seed, step=0, ordinal=0).rng()  # of the item being drawn now
+        # of the item being drawn now
+        self.rng: random.Random = Draw(seed=config.seed, step=0, ordinal=0).rng()
         self.last_evaluation: dict[str, float] = {}
         try:
-            self.rewards = RewardList(config.all_rewards, config.reward_aggregation) if config.all_rewards else None
+            self.rewards = (
+                RewardList(config.all_rewards, config.reward_aggregation)
+                if config.all_rewards
+                else None
+            )
         except UserError as error:  # started again, it would fail at the same
             self.records.end(EnvironmentGaveUp(error.what, error.why, error.next))
             raise
@@ -94,7 +112,8 @@ class BaseEnv:
     @classmethod
     def cli(cls, arguments: Sequence[str] | None = None) -> None:
         """`serve`, `process`, `evaluate` or `describe`, as the arguments say; ends the process."""
-        from halteres.environments.commands import main  # commands drive environments, so they import this module
+        # commands drive environments, so they import this module
+        from halteres.environments.commands import main
 
         main(cls, arguments)
 
@@ -122,11 +141,18 @@ class BaseEnv:
     async def collect_trajectory(
         self, item: Any
     ) -> tuple[Trajectory | ScoredDataItem | list[ScoredDataItem] | None, Backlog]:
-        """One rollout of the item, scored: a trajectory, or its sequences (`items_of` makes them of a trajectory)."""
-        raise NotImplementedError(f"{type(self).__name__} needs collect_trajectory or collect_trajectories.")
+        """One rollout of the item, scored: a trajectory, or its sequences (`items_of` makes them of
+        a trajectory).
+        """
+        raise NotImplementedError(
+            f"{type(self).__name__} needs collect_trajectory or collect_trajectories."
+        )
 
-    async def collect_trajectories(self, item: Any) -> tuple[ScoredDataGroup | list[ScoredDataGroup] | None, Backlog]:
-        """A group of rollouts; None drops the item. By default `group_size` calls of `collect_trajectory`.
+    async def collect_trajectories(
+        self, item: Any
+    ) -> tuple[ScoredDataGroup | list[ScoredDataGroup] | None, Backlog]:
+        """A group of rollouts; None drops the item. By default `group_size` calls of
+        `collect_trajectory`.
 
         Raises:
             GroupFailed: rollouts failed again and again; it holds what went wrong.
@@ -145,28 +171,41 @@ class BaseEnv:
             finite(items[0]["scores"], where)
             return items
 
-        async def attempt(num_missing: int, number: int) -> list[list[ScoredDataItem] | FailedRollout]:
-            return await asyncio.gather(*(settle(one(rollout, number)) for rollout in range(num_missing)))
+        async def attempt(
+            num_missing: int, number: int
+        ) -> list[list[ScoredDataItem] | FailedRollout]:
+            return await asyncio.gather(
+                *(settle(one(rollout, number)) for rollout in range(num_missing))
+            )
 
         return await self.complete_group(item, attempt), backlog
 
-    async def complete_group(self, item: Any, attempt: Round[list[ScoredDataItem]]) -> ScoredDataGroup:
-        """A whole group of rounds of rollouts, scored by the config's `rewards` where there are any.
+    async def complete_group(
+        self, item: Any, attempt: Round[list[ScoredDataItem]]
+    ) -> ScoredDataGroup:
+        """A whole group of rounds of rollouts, scored by the config's `rewards` where there are
+        any.
 
         Raises:
             GroupFailed: rollouts failed again and again; it holds what went wrong.
         """
         scoring = None if self.rewards is None else GroupScoring(self.rewards, item, self.curr_step)
 
-        async def scored(num_missing: int, number: int) -> Sequence[list[ScoredDataItem] | FailedRollout]:
+        async def scored(
+            num_missing: int, number: int
+        ) -> Sequence[list[ScoredDataItem] | FailedRollout]:
             outcomes = await attempt(num_missing, number)
             return outcomes if scoring is None else await scoring.add(outcomes)
 
-        group = group_of(*await complete(self.config.group_size, scored, self.config.rollout_retries))
+        group = group_of(
+            *await complete(self.config.group_size, scored, self.config.rollout_retries)
+        )
         return group if scoring is None else await scoring.finished(group)
 
     def taken_counts(self) -> dict[str, int]:
-        """What the judges among the config's `rewards` did since the last call of this: judge/NAME/calls, …"""
+        """What the judges among the config's `rewards` did since the last call of this:
+        judge/NAME/calls, …
+        """
         return {} if self.rewards is None else self.rewards.taken_counts()
 
     async def postprocess_histories(
@@ -180,11 +219,15 @@ class BaseEnv:
         raise NoEvaluation(self.title, "eval_items")
 
     async def evaluate(self, *args: Any, **kwargs: Any) -> Mapping[str, float] | None:
-        """Measure the policy on held-out tasks; `eval/…` metrics, returned or given to `evaluate_log`."""
+        """Measure the policy on held-out tasks; `eval/…` metrics, returned or given to
+        `evaluate_log`.
+        """
         raise NoEvaluation(self.title, "evaluate")
 
     async def evaluate_held_out(self, answers_of: AnswersOf) -> Mapping[str, float]:
-        """Answer each of `eval_items` once greedily and `eval_samples` times at temperature 1, and log it."""
+        """Answer each of `eval_items` once greedily and `eval_samples` times at temperature 1, and
+        log it.
+        """
         with boundary(EnvironmentFailed, f"{self.title}.eval_items"):
             items = self.eval_items()
         if not items:
@@ -193,7 +236,12 @@ class BaseEnv:
         panel = RewardList(self.config.panel) if self.config.panel else None
         try:
             metrics, samples = await evaluate_items(
-                items, answers_of, self.config, rewards=self.rewards, panel=panel, step=self.curr_step
+                items,
+                answers_of,
+                self.config,
+                rewards=self.rewards,
+                panel=panel,
+                step=self.curr_step,
             )
         finally:
             if panel is not None:
@@ -202,7 +250,10 @@ class BaseEnv:
             metrics,
             start_time=started,
             end_time=time.time(),
-            generation_parameters={"temperature": [0.0, 1.0], "max_new_tokens": self.config.max_new_tokens},
+            generation_parameters={
+                "temperature": [0.0, 1.0],
+                "max_new_tokens": self.config.max_new_tokens,
+            },
             samples=samples,
         )
         return metrics
@@ -218,7 +269,9 @@ class BaseEnv:
         generation_parameters: Mapping[str, Any] | None = None,
         samples: Sequence[Mapping[str, Any]] = (),
     ) -> None:
-        """Keep an evaluation's metrics, and write its files where `data_dir_to_save_evals` names a folder."""
+        """Keep an evaluation's metrics, and write its files where `data_dir_to_save_evals` names a
+        folder.
+        """
         self.last_evaluation = dict(metrics)
         if not self.config.data_dir_to_save_evals:
             return
@@ -229,10 +282,15 @@ class BaseEnv:
                 "total_evaluation_time_seconds": seconds,
                 "generation_parameters": dict(generation_parameters or {}),
             },
-            "results": {f"atropos|{task_name or self.title}|0": dict(metrics), "all": dict(metrics)},
+            "results": {
+                f"atropos|{task_name or self.title}|0": dict(metrics),
+                "all": dict(metrics),
+            },
         }
         files = {  # the metrics last
-            "evaluate_config.yaml": yaml.safe_dump(self.config.model_dump(mode="json"), sort_keys=False),
+            "evaluate_config.yaml": yaml.safe_dump(
+                self.config.model_dump(mode="json"), sort_keys=False
+            ),
             "samples.jsonl": "".join(json.dumps(dict(sample)) + "\n" for sample in samples),
             "metrics.json": json.dumps(report, indent=2) + "\n",
         }
@@ -246,7 +304,9 @@ class BaseEnv:
         self.records.log(self.curr_step, wandb_metrics or {})
 
     def save_checkpoint(self, step: int, data: Mapping[str, Any] | None = None) -> None:
-        """Write `data`, whose keys are attributes of this object, to be found again by `load_checkpoint`."""
+        """Write `data`, whose keys are attributes of this object, to be found again by
+        `load_checkpoint`.
+        """
         folder = self.checkpoint_folder
         folder.mkdir(parents=True, exist_ok=True)
         replace_file(folder / f"step-{step}.json", json.dumps(dict(data or {})).encode())
@@ -262,7 +322,9 @@ class BaseEnv:
         """Called after every group, and once at the end."""
 
     def chat_of(self, prompt: str | Sequence[Message]) -> list[dict[str, Any]]:
-        """A chat that begins with this: the config's system prompt and a user's message, or whole messages."""
+        """A chat that begins with this: the config's system prompt and a user's message, or whole
+        messages.
+        """
         if not isinstance(prompt, str):
             return [dict(message) for message in prompt]
         system = self.config.system_prompt
@@ -317,4 +379,10 @@ def make_sampler(config: BaseEnvConfig, server: APIServerConfig, tokenizer: Toke
         max_connections=server.num_max_requests_at_once,
     )
     defaults = Sampling(max_new_tokens=config.max_new_tokens, temperature=config.temperature)
-    return Sampler(client, tokenizer, defaults, max_sequence=config.max_token_length, server_type=server.server_type)
+    return Sampler(
+        client,
+        tokenizer,
+        defaults,
+        max_sequence=config.max_token_length,
+        server_type=server.server_type,
+    )

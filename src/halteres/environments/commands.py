@@ -1,7 +1,8 @@
 """What an environment file does when it is run: serve, process, evaluate, describe.
 
-Exit codes: 0; 1 for an error of ours, 2 for usage, 3 where there is nothing to evaluate. Only answers go to stdout.
-Where the author's file is at fault, its file and line are named instead of a traceback.
+Exit codes: 0; 1 for an error of ours, 2 for usage, 3 where there is nothing to evaluate. Only
+answers go to stdout. Where the author's file is at fault, its file and line are named instead of a
+traceback.
 """
 
 from __future__ import annotations
@@ -28,7 +29,14 @@ from halteres.config.discovery import EnvironmentNotFound
 from halteres.config.program import NOTHING_TO_EVALUATE
 from halteres.config.settings import TrainerSettings
 from halteres.environments.base import BaseEnv, NoEvaluation
-from halteres.environments.config import APIServerConfig, BaseEnvConfig, Effective, Overrides, effective, read_file
+from halteres.environments.config import (
+    APIServerConfig,
+    BaseEnvConfig,
+    Effective,
+    Overrides,
+    effective,
+    read_file,
+)
 from halteres.environments.processing import process
 from halteres.environments.serving import Serving
 from halteres.environments.trajectory_link import PATIENCE, TrajectoryLink
@@ -38,7 +46,9 @@ from halteres.redaction import keep_secret
 Kind = type[BaseEnv]
 
 VERBS = ("serve", "process", "evaluate", "describe")
-USAGE = f"usage: {{file}} {'|'.join(VERBS)} [--config FILE] [--env.FIELD VALUE] [--openai.FIELD VALUE]"
+USAGE = (
+    f"usage: {{file}} {'|'.join(VERBS)} [--config FILE] [--env.FIELD VALUE] [--openai.FIELD VALUE]"
+)
 
 PROCESS_PRESETS = Overrides(env={"ensure_scores_are_not_same": False, "include_messages": True})
 """What `process` changes in `config_init`'s values; the file and the arguments win."""
@@ -80,7 +90,9 @@ def parse(arguments: Sequence[str]) -> Arguments:
         section, _, field = option.removeprefix("--").partition(".")
         is_setting = option.startswith("--") and section in sections and bool(field)
         if not is_setting and option not in ("--config", *_IGNORED):
-            raise BadUsage(f"There is no option '{option}'.", "Settings are --env.FIELD and --openai.FIELD.")
+            raise BadUsage(
+                f"There is no option '{option}'.", "Settings are --env.FIELD and --openai.FIELD."
+            )
         if not equals and rest and not rest[0].startswith("--"):
             value = rest.pop(0)
         elif not equals and option not in _IGNORED:
@@ -114,7 +126,9 @@ def run(kind: Kind, arguments: Sequence[str]) -> int:
                 answer = asyncio.run(_until_signal(_run(kind, parsed)))
     except HalteresError as error:
         is_usage = isinstance(error, BadUsage)
-        sys.stderr.write(f"error: {' '.join([*error.sentence.split(), *([usage] if is_usage else [])])}\n")
+        sys.stderr.write(
+            f"error: {' '.join([*error.sentence.split(), *([usage] if is_usage else [])])}\n"
+        )
         return 2 if is_usage else NOTHING_TO_EVALUATE if isinstance(error, NoEvaluation) else 1
     if isinstance(answer, signal.Signals):
         return 0 if parsed.verb == "serve" else 128 + answer  # a signal is how serving ends
@@ -150,7 +164,9 @@ async def _run(kind: Kind, arguments: Arguments) -> str:
     """Run any verb but `describe`; its answer for stdout, if it has one."""
     settings = _settings(kind, arguments).checked()
     if settings.env.set_without_effect:
-        log.warning("These settings have no effect: %s.", ", ".join(settings.env.set_without_effect))
+        log.warning(
+            "These settings have no effect: %s.", ", ".join(settings.env.set_without_effect)
+        )
     server = settings.openai
     if arguments.verb == "serve" and server.server_type == "sglang":
         # It follows the run's newest policy, whatever model the file names.
@@ -213,11 +229,16 @@ def _author_at_fault(kind: Kind, doing: str) -> Iterator[None]:
 
 def author_error(file: Path, doing: str, error: BaseException) -> EnvironmentFailed:
     """The sentence for an exception out of an environment file: file, line, exception."""
-    frames = [frame for frame in traceback.extract_tb(error.__traceback__) if Path(frame.filename) == file]
+    frames = [
+        frame for frame in traceback.extract_tb(error.__traceback__) if Path(frame.filename) == file
+    ]
     line = error.lineno if isinstance(error, SyntaxError) else frames[-1].lineno if frames else None
     why = f"{type(error).__name__}: {error}"
     if isinstance(error, ValidationError):
-        found = [f"{'.'.join(map(str, one['loc']))}: {one['msg']}" for one in error.errors(include_url=False)]
+        found = [
+            f"{'.'.join(map(str, one['loc']))}: {one['msg']}"
+            for one in error.errors(include_url=False)
+        ]
         why = f"{error.title} refuses {'; '.join(found)}"
     return EnvironmentFailed(
         f"The environment file {f'{file}:{line}' if line else file} cannot {doing}.",
@@ -228,20 +249,27 @@ def author_error(file: Path, doing: str, error: BaseException) -> EnvironmentFai
     )
 
 
-def settings_of(kind: Kind, overrides: Overrides, presets: Overrides | None = None) -> Effective[BaseEnvConfig]:
+def settings_of(
+    kind: Kind, overrides: Overrides, presets: Overrides | None = None
+) -> Effective[BaseEnvConfig]:
     """What `config_init` gives, then the presets, then the overrides.
 
     Raises:
-        EnvironmentFailed: `config_init` raised. EnvironmentNotFound: the family has no such variant.
+        EnvironmentFailed: `config_init` raised. EnvironmentNotFound: the family has no such
+            variant.
     """
     variant: dict[str, str] = {}
     if kind.variants:
         name = variant["variant"] = str(overrides.env.get("variant") or kind.variants[0])
         if name not in kind.variants:
-            raise unknown(EnvironmentNotFound, f"variant of {kind.name or kind.__name__}", name, kind.variants)
+            raise unknown(
+                EnvironmentNotFound, f"variant of {kind.name or kind.__name__}", name, kind.variants
+            )
     initial: Callable[..., tuple[BaseEnvConfig, Sequence[APIServerConfig]]] = kind.config_init
     with _author_at_fault(kind, "make its settings (config_init)"):
-        env, servers = initial(*variant.values()) if inspect.signature(initial).parameters else initial()
+        env, servers = (
+            initial(*variant.values()) if inspect.signature(initial).parameters else initial()
+        )
     if presets is not None:
         env = effective(env, APIServerConfig(), presets).env
     openai = servers[0] if servers else APIServerConfig()

@@ -1,7 +1,9 @@
-"""An environment's settings and its inference server's, and how a file and arguments are laid over them.
+"""An environment's settings and its inference server's, and how a file and arguments are laid over
+them.
 
-Source: atroposlib 0.4.0, BaseEnvConfig and APIServerConfig. Departures: `use_wandb` is off (an original defect: a run
-asked for an account), `tokenizer_name` is the built-in model's (the original's must be downloaded).
+Source: atroposlib 0.4.0, BaseEnvConfig and APIServerConfig. Departures: `use_wandb` is off (an
+original defect: a run asked for an account), `tokenizer_name` is the built-in model's (the
+original's must be downloaded).
 """
 
 from __future__ import annotations
@@ -25,10 +27,16 @@ from halteres.rewards.components import Aggregation, RewardSpec, RewardSpecs, ch
 
 
 def setting(
-    default: Any, description: str, *, wiring: str | None = None, reaches: Reach | None = None, **rules: Any
+    default: Any,
+    description: str,
+    *,
+    wiring: str | None = None,
+    reaches: Reach | None = None,
+    **rules: Any,
 ) -> Any:
-    """A field of a config: its default, what it means, pydantic's rules; `wiring`: why its value is not chosen;
-    `reaches`: what a text of it names beyond the run."""
+    """A field of a config: its default, what it means, pydantic's rules; `wiring`: why its value is
+    not chosen; `reaches`: what a text of it names beyond the run.
+    """
     extra = declared(reaches, {"wiring": wiring} if wiring else None)
     return Field(default=default, description=description, json_schema_extra=extra, **rules)
 
@@ -48,13 +56,22 @@ class BaseEnvConfig(BaseModel):
 
     group_size: int = setting(4, "rollouts of one task, scored together", ge=1)
     batch_size: int = setting(
-        -1, "rollouts in one optimiser step, whole groups; -1: the trainer's, about 128 in a run", ge=-1
+        -1,
+        "rollouts in one optimiser step, whole groups; -1: the trainer's, about 128 in a run",
+        ge=-1,
     )
-    total_steps: int = setting(1000, "serve: batches to fill, -1: the trainer's; process: groups to write", ge=-1)
-    max_token_length: int = setting(2048, "tokens; prompt and answer together stay below it; 0 or less: no limit")
+    total_steps: int = setting(
+        1000, "serve: batches to fill, -1: the trainer's; process: groups to write", ge=-1
+    )
+    max_token_length: int = setting(
+        2048, "tokens; prompt and answer together stay below it; 0 or less: no limit"
+    )
     max_new_tokens: int = setting(512, "tokens of one answer at most", ge=1)
     temperature: float = setting(
-        1.0, "sampling temperature of training rollouts; 1 is the policy that is trained", ge=0, le=10
+        1.0,
+        "sampling temperature of training rollouts; 1 is the policy that is trained",
+        ge=0,
+        le=10,
     )
     system_prompt: str | None = setting(
         None, "system message, the first of every chat; default: none", reaches="nothing"
@@ -62,11 +79,19 @@ class BaseEnvConfig(BaseModel):
     seed: int = setting(0, "seeds tasks and sampling", ge=0, lt=2**32)
     success_threshold: float = setting(0.0, "a score above it counts as success")
 
-    max_num_workers: int = setting(-1, "groups under way at once; -1: max_num_workers_per_node", ge=-1)
-    max_num_workers_per_node: int = setting(8, "groups under way at once on one inference server", ge=1)
+    max_num_workers: int = setting(
+        -1, "groups under way at once; -1: max_num_workers_per_node", ge=-1
+    )
+    max_num_workers_per_node: int = setting(
+        8, "groups under way at once on one inference server", ge=1
+    )
     worker_timeout: float = setting(600, "seconds for one group; -1: no limit")
-    rollout_retries: int = setting(3, "rounds in which failed rollouts of a group are sampled again", ge=0, le=100)
-    max_failed_groups: int = setting(8, "groups that fail one after another before the environment gives up", ge=1)
+    rollout_retries: int = setting(
+        3, "rounds in which failed rollouts of a group are sampled again", ge=0, le=100
+    )
+    max_failed_groups: int = setting(
+        8, "groups that fail one after another before the environment gives up", ge=1
+    )
     max_batches_offpolicy: int = setting(
         3, "batches that may wait at the trajectory server, where it names no number itself"
     )
@@ -85,10 +110,13 @@ class BaseEnvConfig(BaseModel):
 
     steps_per_eval: int = setting(100, "serve without a run: optimiser steps between evaluations")
     eval_tasks: int = setting(128, "held-out tasks of an evaluation", ge=1)
-    eval_samples: int = setting(4, "answers to each held-out task at temperature 1, beside one greedy answer", ge=1)
+    eval_samples: int = setting(
+        4, "answers to each held-out task at temperature 1, beside one greedy answer", ge=1
+    )
     max_eval_workers: int = setting(16, "held-out tasks under way at once", ge=1)
     eval_handling: EvalHandling = setting(
-        EvalHandling.STOP_TRAIN, "training rollouts during an evaluation: none, eval_limit_ratio of them, or all (NONE)"
+        EvalHandling.STOP_TRAIN,
+        "training rollouts during an evaluation: none, eval_limit_ratio of them, or all (NONE)",
     )
     eval_limit_ratio: float = setting(
         0.5, "share (0 to 1) of training rollouts that go on under LIMIT_TRAIN", ge=0, le=1
@@ -102,16 +130,26 @@ class BaseEnvConfig(BaseModel):
     )
     include_messages: bool = setting(False, "send and write the chats beside the tokens")
     data_path_to_save_groups: str | None = setting(
-        None, "process: the JSONL file that groups are written to; default: data/NAME.jsonl", reaches="path"
+        None,
+        "process: the JSONL file that groups are written to; default: data/NAME.jsonl",
+        reaches="path",
     )
     min_items_sent_before_logging: int = setting(2, "accepted for compatibility; no effect")
     num_rollouts_to_keep: int = setting(32, "accepted for compatibility; no effect")
     num_rollouts_per_group_for_logging: int = setting(1, "accepted for compatibility; no effect")
     use_wandb: bool = setting(False, "forward the run's metrics to W&B, as run.sinks: [wandb]")
-    thinking_mode: bool = setting(False, "accepted for compatibility; no effect: write a system_prompt")
-    reasoning_effort: str | None = setting(None, "accepted for compatibility; no effect", reaches="nothing")
-    max_reasoning_tokens: int | None = setting(None, "accepted for compatibility; no effect", ge=1024, le=32_000)
-    custom_thinking_prompt: str | None = setting(None, "accepted for compatibility; no effect", reaches="nothing")
+    thinking_mode: bool = setting(
+        False, "accepted for compatibility; no effect: write a system_prompt"
+    )
+    reasoning_effort: str | None = setting(
+        None, "accepted for compatibility; no effect", reaches="nothing"
+    )
+    max_reasoning_tokens: int | None = setting(
+        None, "accepted for compatibility; no effect", ge=1024, le=32_000
+    )
+    custom_thinking_prompt: str | None = setting(
+        None, "accepted for compatibility; no effect", reaches="nothing"
+    )
 
     tokenizer_name: str = setting(
         TINY,
@@ -126,7 +164,10 @@ class BaseEnvConfig(BaseModel):
         wiring="the supervisor writes the trajectory server's address",
     )
     wandb_name: str | None = setting(
-        None, "name given to the trajectory server", reaches="nothing", wiring="the supervisor names the run"
+        None,
+        "name given to the trajectory server",
+        reaches="nothing",
+        wiring="the supervisor names the run",
     )
     weights_lag: int | None = setting(
         None,
@@ -145,16 +186,23 @@ class BaseEnvConfig(BaseModel):
         (), "what rollouts are scored by, summed with weights; default: the environment's own score"
     )
     reward_aggregation: Aggregation = setting(
-        "sum_then_normalize", "sum the components as they are, or each standardised within its group"
+        "sum_then_normalize",
+        "sum the components as they are, or each standardised within its group",
     )
     reward_model_path: str | None = setting(
-        None, "short for one component of weight 1: a reward model's folder or its server's address", reaches="path"
+        None,
+        "short for one component of weight 1: a reward model's folder or its server's address",
+        reaches="path",
     )
-    missing_eos_penalty: float = setting(0.0, "taken off the training score of an answer cut off by length", ge=0)
+    missing_eos_penalty: float = setting(
+        0.0, "taken off the training score of an answer cut off by length", ge=0
+    )
     panel: RewardSpecs = setting(
         (), "what held-out answers are scored by at every evaluation, and nothing is trained on"
     )
-    eval_best_of: int = setting(1, "held-out score of the answer that `rewards` likes best of so many; 1: none", ge=1)
+    eval_best_of: int = setting(
+        1, "held-out score of the answer that `rewards` likes best of so many; 1: none", ge=1
+    )
 
     inert: ClassVar[tuple[str, ...]] = (
         "min_items_sent_before_logging",
@@ -175,7 +223,12 @@ class BaseEnvConfig(BaseModel):
             raise PydanticCustomError(
                 "whole_groups",
                 "a multiple of group_size ({group_size}), for example {example}",
-                {"field": "batch_size", "group_size": self.group_size, "example": suggest[-1], "suggest": suggest},
+                {
+                    "field": "batch_size",
+                    "group_size": self.group_size,
+                    "example": suggest[-1],
+                    "suggest": suggest,
+                },
             )
         return self
 
@@ -186,7 +239,8 @@ class BaseEnvConfig(BaseModel):
         if self.eval_best_of > 1 and not self.all_rewards:
             raise PydanticCustomError(
                 "best_of",
-                "the best of several is chosen by `rewards`, and there are none: set them, or name a reward model"
+                "the best of several is chosen by `rewards`, and there are none: set them, or "
+                "name a reward model"
                 " (env.reward_model_path; `halteres env eval --reward-model`)",
                 {"field": "eval_best_of"},
             )
@@ -221,7 +275,9 @@ class APIServerConfig(BaseModel):
 
     model_config = ConfigDict(extra="forbid", frozen=True)
 
-    model_name: str = setting("default", "process, evaluate: the checkpoint or model that answers; serve: not used")
+    model_name: str = setting(
+        "default", "process, evaluate: the checkpoint or model that answers; serve: not used"
+    )
     base_url: str = setting("http://localhost:8001/v1", "address in OpenAI's form, ending in /v1")
     api_key: str = setting("", "key that is sent along; empty: none")
     server_type: ServerType = setting(
@@ -270,14 +326,17 @@ class Effective(Generic[Config]):
 
 
 def read_file(file: Path) -> Overrides:
-    """The `env` and `openai` parts of a YAML file in the seeds' format; its other parts are the trainer's.
+    """The `env` and `openai` parts of a YAML file in the seeds' format; its other parts are the
+    trainer's.
 
     Raises:
         InvalidConfig: unreadable, no YAML, or of another shape.
     """
     content = read_document(file, "config file") or {}
     if not isinstance(content, dict):
-        raise InvalidConfig(f"The config file {file} is no map.", "It needs 'env:' and 'openai:' at its top level.")
+        raise InvalidConfig(
+            f"The config file {file} is no map.", "It needs 'env:' and 'openai:' at its top level."
+        )
     servers = content.get("openai") or {}
     if isinstance(servers, list):
         if len(servers) > 1:
@@ -295,18 +354,27 @@ def read_file(file: Path) -> Overrides:
 
 
 def effective(env: Config, openai: APIServerConfig, overrides: Overrides) -> Effective[Config]:
-    """Lay the overrides over what `config_init` gave; every problem is found, and no refused value is filled in."""
+    """Lay the overrides over what `config_init` gave; every problem is found, and no refused value
+    is filled in.
+    """
     env_config, env_problems = _laid_over(env, overrides.env, prefix="")
     server_config, server_problems = _laid_over(openai, overrides.openai, prefix="openai.")
-    return Effective(env=env_config, openai=server_config, problems=(*env_problems, *server_problems))
+    return Effective(
+        env=env_config, openai=server_config, problems=(*env_problems, *server_problems)
+    )
 
 
-def _laid_over(base: Model, changes: Mapping[str, Any], prefix: str) -> tuple[Model, tuple[Problem, ...]]:
+def _laid_over(
+    base: Model, changes: Mapping[str, Any], prefix: str
+) -> tuple[Model, tuple[Problem, ...]]:
     """Validate; leave out what is refused and validate the rest once more, until it holds."""
-    left, problems = dict(changes), dict[str, Problem]()  # by field: a rule that joins fields may fail twice
+    # by field: a rule that joins fields may fail twice
+    left, problems = dict(changes), dict[str, Problem]()
     while True:
         try:
-            return type(base).model_validate({**base.model_dump(), **left}), tuple(problems.values())
+            return type(base).model_validate({**base.model_dump(), **left}), tuple(
+                problems.values()
+            )
         except ValidationError as error:
             found = [_problem(detail, base, prefix) for detail in error.errors()]
         for problem in found:
@@ -314,7 +382,8 @@ def _laid_over(base: Model, changes: Mapping[str, Any], prefix: str) -> tuple[Mo
         if not left:
             return base, tuple(problems.values())
         refused = {problem.field.removeprefix(prefix) for problem in found} & left.keys()
-        # Where a rule joins fields, and the one that it names was not changed, none of the changes can stay.
+        # Where a rule joins fields, and the one that it names was not changed, none of the changes
+        # can stay.
         left = {name: value for name, value in left.items() if refused and name not in refused}
 
 
@@ -322,9 +391,12 @@ def _problem(detail: Any, base: BaseModel, prefix: str) -> Problem:
     context = detail.get("ctx", {})
     name, *inside = [str(part) for part in detail["loc"]] or [str(context.get("field", ""))]
     is_unknown = detail["type"] == "extra_forbidden"
-    rule = "there is no such setting" if is_unknown else detail["msg"][:1].lower() + detail["msg"][1:]
+    rule = (
+        "there is no such setting" if is_unknown else detail["msg"][:1].lower() + detail["msg"][1:]
+    )
     got = detail["input"]
-    if not detail["loc"]:  # a rule that joins fields; its input is all of them, as they came or as a model
+    # a rule that joins fields; its input is all of them, as they came or as a model
+    if not detail["loc"]:
         got = got.get(name) if isinstance(got, dict) else getattr(got, name, got)
     return Problem(
         field=prefix + name,

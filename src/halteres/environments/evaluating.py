@@ -1,6 +1,7 @@
 """Evaluation on held-out tasks: greedy and at temperature 1, its metrics and its files.
 
-The seeds of its samples are the same for every run. A failed task is repeated, then counted and left out.
+The seeds of its samples are the same for every run. A failed task is repeated, then counted and
+left out.
 """
 
 from __future__ import annotations
@@ -33,7 +34,9 @@ GREEDY, SAMPLED = 0.0, 1.0  # temperatures
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Answer:
-    """One answer to a held-out task: what the policy did, and the chat as the config's `rewards` and `panel` see it."""
+    """One answer to a held-out task: what the policy did, and the chat as the config's `rewards`
+    and `panel` see it.
+    """
 
     trajectory: Trajectory
     chat: Sample
@@ -44,7 +47,9 @@ class Answer:
         return sum(len(turn.action) for turn in self.trajectory.turns)
 
     def row(self, temperature: float) -> dict[str, Any]:
-        """The answer as a line of samples.jsonl; of a conversation, whose words they are, but for the first."""
+        """The answer as a line of samples.jsonl; of a conversation, whose words they are, but for
+        the first.
+        """
         trajectory, prompt = self.trajectory, self.chat.prompt
         first, *others = self.chat.completion
         later = [f"[{one['role']}]\n{text_of(one.get('content'))}" for one in others]
@@ -67,7 +72,8 @@ class _Task:
     item: Any
     greedy: Answer
     sampled: tuple[Answer, ...]
-    metrics: list[dict[str, float]]  # of each sampled answer: its own, and what rewards and panel gave it
+    # of each sampled answer: its own, and what rewards and panel gave it
+    metrics: list[dict[str, float]]
 
 
 AnswersOf = Callable[[Any, int, float], Awaitable[list[Answer]]]
@@ -83,7 +89,8 @@ async def evaluate_items(
     panel: RewardList | None = None,
     step: int = 0,
 ) -> tuple[dict[str, float], list[dict[str, Any]]]:
-    """Answer every item, `max_eval_workers` at once; the metrics, and every answer (of each task the greedy one first).
+    """Answer every item, `max_eval_workers` at once; the metrics, and every answer (of each task
+    the greedy one first).
 
     Args:
         rewards, panel: what the answers at temperature 1 are scored by beside the environment.
@@ -120,7 +127,9 @@ async def evaluate_items(
     for failure in failed:
         log.warning("A held-out task failed (%s): %s", failure.code, failure.why)
     if not tasks:
-        raise EnvironmentFailed(f"All {len(failed)} held-out tasks failed.", f"Last failure: {failed[-1].why}")
+        raise EnvironmentFailed(
+            f"All {len(failed)} held-out tasks failed.", f"Last failure: {failed[-1].why}"
+        )
     samples: list[dict[str, Any]] = []
     items_of: defaultdict[str, list[str]] = defaultdict(list)  # by prompt
     for task in tasks:
@@ -137,22 +146,30 @@ def _metrics(tasks: Sequence[_Task], num_failed: int, config: BaseEnvConfig) -> 
     least, num = config.success_threshold, len(tasks)
     sampled = [answer for task in tasks for answer in task.sampled]
     versions = [max(turn.version_max for turn in answer.trajectory.turns) for answer in sampled]
-    per_task = [fmean(float(answer.trajectory.score > least) for answer in task.sampled) for task in tasks]
+    per_task = [
+        fmean(float(answer.trajectory.score > least) for answer in task.sampled) for task in tasks
+    ]
     mean = fmean(per_task)
     squares = math.fsum((share - mean) ** 2 for share in per_task)
     metrics: dict[str, float] = {
         "eval/percent_correct": mean,
-        "eval/percent_correct_greedy": fmean(float(task.greedy.trajectory.score > least) for task in tasks),
+        "eval/percent_correct_greedy": fmean(
+            float(task.greedy.trajectory.score > least) for task in tasks
+        ),
         "eval/percent_correct_stderr": math.sqrt(squares / max(1, num - 1) / num),
         "eval/mean_score": fmean(answer.trajectory.score for answer in sampled),
         "eval/completion_lengths": fmean(answer.num_tokens for answer in sampled),
-        "eval/truncated": fmean(float(answer.trajectory.turns[-1].stop_reason == "length") for answer in sampled),
+        "eval/truncated": fmean(
+            float(answer.trajectory.turns[-1].stop_reason == "length") for answer in sampled
+        ),
         "eval/num_tasks": num,
         "eval/num_samples": config.num_eval_samples,
         "eval/num_failed": num_failed,
     }
     measured: defaultdict[str, list[float]] = defaultdict(list)
-    for name, value in ((name, value) for task in tasks for row in task.metrics for name, value in row.items()):
+    for name, value in (
+        (name, value) for task in tasks for row in task.metrics for name, value in row.items()
+    ):
         measured[name].append(value)
     for name, values in measured.items():
         metrics[f"eval/{name}"] = fmean(values)
@@ -161,7 +178,8 @@ def _metrics(tasks: Sequence[_Task], num_failed: int, config: BaseEnvConfig) -> 
         if name.endswith(f"/{DISAGREEMENT}"):
             metrics[f"eval/{name}{QUANTILE}"] = sorted(values)[math.ceil(0.95 * len(values)) - 1]
     if (count := config.eval_best_of) > 1:
-        # The environment's own score of the answer that the rewards like best among so many, mean over tasks.
+        # The environment's own score of the answer that the rewards like best among so many, mean
+        # over tasks.
         best: list[float] = []
         for task in tasks:
             totals = [row[PROXY] for row in task.metrics[:count] if PROXY in row]
@@ -169,7 +187,9 @@ def _metrics(tasks: Sequence[_Task], num_failed: int, config: BaseEnvConfig) -> 
                 best.append(task.sampled[totals.index(max(totals))].trajectory.score)
         if best:
             metrics[f"eval/best_of_{count}"] = fmean(best)
-            metrics[f"eval/percent_correct_best_of_{count}"] = fmean(float(score > least) for score in best)
+            metrics[f"eval/percent_correct_best_of_{count}"] = fmean(
+                float(score > least) for score in best
+            )
     if max(versions) >= 0:
         metrics["eval/policy_version"] = max(versions)
     return metrics

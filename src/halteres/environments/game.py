@@ -1,4 +1,6 @@
-"""The family `game`: text games of several turns under GEM's ids (`game:GuessTheNumber-v0-easy`)."""
+"""The family `game`: text games of several turns under GEM's ids
+(`game:GuessTheNumber-v0-easy`).
+"""
 
 from __future__ import annotations
 
@@ -66,7 +68,9 @@ VARIANTS = (
     "WordSearch-v1-hard",
     "WordSearch-v1-random",
 )
-"""`games.IDS` without "game:", written out: the list of environments is read without running this file."""
+"""`games.IDS` without "game:", written out: the list of environments is read without running this
+file.
+"""
 
 CHATS = (View.CONCAT_CHAT, View.CONCAT_CHAT_ON_RESET)
 """Wrappers that show an episode as a chat: here it is one, in the model's own template."""
@@ -77,11 +81,16 @@ TemplateName = Literal["qwen3_game", "qwen3_general", "no"]
 _REQUEST = "\nPlease reason step by step, and put your final answer within \\boxed{}."
 
 TEMPLATES: Mapping[TemplateName, tuple[str, str]] = {
-    "qwen3_game": ("You are playing language games. Make valid actions to win.\nObservation: ", _REQUEST),
+    "qwen3_game": (
+        "You are playing language games. Make valid actions to win.\nObservation: ",
+        _REQUEST,
+    ),
     "qwen3_general": ("Question: ", _REQUEST),
     "no": ("", ""),
 }
-"""What stands before and behind an observation, in the wordings of GEM's example script (Apache License 2.0)."""
+"""What stands before and behind an observation, in the wordings of GEM's example script (Apache
+License 2.0).
+"""
 
 
 class GameConfig(MultiTurnConfig):
@@ -90,7 +99,8 @@ class GameConfig(MultiTurnConfig):
     variant: str = setting(VARIANTS[0], "the game", reaches="nothing")
     env_wrappers: str = setting(
         "concat",
-        "what the policy sees, GEM's names: concat (all observations), concat_with_action, concat_chat"
+        "what the policy sees, GEM's names: concat (all observations), concat_with_action, "
+        "concat_chat"
         " (a growing chat) or none of them; before it a tool, after it episode_tracking",
         reaches="nothing",
     )
@@ -100,7 +110,9 @@ class GameConfig(MultiTurnConfig):
     words: str | None = setting(
         None, "file with a word a line, for word games; default: the bundled list", reaches="path"
     )
-    search_url: str | None = setting(None, "search server, for search_tool; default: none", reaches="address")
+    search_url: str | None = setting(
+        None, "search server, for search_tool; default: none", reaches="address"
+    )
 
     @model_validator(mode="after")
     def _wrappers_exist(self) -> Self:
@@ -127,8 +139,12 @@ class GameEnv(MultiTurnEnv):
     config: GameConfig  # pyright: ignore[reportIncompatibleVariableOverride]  # narrowed, and only ever read
 
     @classmethod
-    def config_init(cls, variant: str = VARIANTS[0]) -> tuple[GameConfig, Sequence[APIServerConfig]]:
-        """Batches of 48 episodes, 32 at once, each of a game of its own; a game ends by its own rules."""
+    def config_init(
+        cls, variant: str = VARIANTS[0]
+    ) -> tuple[GameConfig, Sequence[APIServerConfig]]:
+        """Batches of 48 episodes, 32 at once, each of a game of its own; a game ends by its own
+        rules.
+        """
         config = GameConfig(
             variant=variant,
             group_size=1,
@@ -147,7 +163,9 @@ class GameEnv(MultiTurnEnv):
         return config, [APIServerConfig()]
 
     async def get_next_item(self) -> dict[str, Any]:
-        """A game and its seed, which is all there is to its first state: a group plays the same one."""
+        """A game and its seed, which is all there is to its first state: a group plays the same
+        one.
+        """
         return {"task": f"game:{self.config.variant}", "seed": self.rng.getrandbits(32)}
 
     def eval_items(self) -> list[dict[str, Any]]:
@@ -162,7 +180,9 @@ class GameEnv(MultiTurnEnv):
         names = [name.strip() for name in config.env_wrappers.split(",") if name.strip()]
         inner = [name for name in names if name not in CHATS]
         self.is_chat, self.has_view = inner != names, any(name in tuple(View) for name in inner)
-        self.game = wrap(make(task["task"], **options), ",".join(inner), search_url=config.search_url)
+        self.game = wrap(
+            make(task["task"], **options), ",".join(inner), search_url=config.search_url
+        )
         # Drawing a Sokoban takes 7 ms.
         observation, info = await asyncio.to_thread(self.game.reset, seed=task["seed"])
         return self._message(observation, info)
@@ -170,7 +190,9 @@ class GameEnv(MultiTurnEnv):
     async def step(self, reply: Reply) -> Step:
         """Play the policy's answer."""
         # A search waits for its server: the other episodes go on meanwhile.
-        observation, reward, terminated, truncated, info = await asyncio.to_thread(self.game.step, reply.text)
+        observation, reward, terminated, truncated, info = await asyncio.to_thread(
+            self.game.step, reply.text
+        )
         return Step(
             messages=self._message(observation, info),
             reward=reward,

@@ -1,4 +1,5 @@
-"""The environment `gsm8k`, also called `gsm8k_tinker`: grade-school word problems with exact answers in a box.
+"""The environment `gsm8k`, also called `gsm8k_tinker`: grade-school word problems with exact
+answers in a box.
 
 A template: copy it, change `load_dataset`, `prompt` and `score_answer`.
 
@@ -18,7 +19,10 @@ from halteres.environments.config import APIServerConfig, BaseEnvConfig, setting
 from halteres.environments.rows import Row, load_rows
 from halteres.environments.single_turn import SingleTurnEnv
 
-INSTALL = "pip install 'halteres[hub]', or name a local JSONL file: --set env.dataset=/path/to/questions.jsonl"
+INSTALL = (
+    "pip install 'halteres[hub]', or name a local JSONL file: --set "
+    "env.dataset=/path/to/questions.jsonl"
+)
 
 
 class GSM8KConfig(BaseEnvConfig):
@@ -30,7 +34,8 @@ class GSM8KConfig(BaseEnvConfig):
         reaches="name",
     )
     prompt_template: str = setting(
-        "Question: {question}\nPlease reason step by step, and put your final answer within \\boxed{}.",
+        "Question: {question}\nPlease reason step by step, and put your final answer within "
+        "\\boxed{}.",
         "the user's message; {question} is replaced",
         reaches="nothing",
     )
@@ -42,7 +47,9 @@ class GSM8KConfig(BaseEnvConfig):
 
 
 class GSM8KEnv(SingleTurnEnv):
-    """GSM8K word problems, from the hub or a local file; 1 for the right number in the last box, else 0."""
+    """GSM8K word problems, from the hub or a local file; 1 for the right number in the last box,
+    else 0.
+    """
 
     name = "gsm8k"
     env_config_cls: ClassVar[type[BaseEnvConfig]] = GSM8KConfig
@@ -60,7 +67,12 @@ class GSM8KEnv(SingleTurnEnv):
     def missing_packages(cls, config: GSM8KConfig) -> Sequence[MissingPackage]:
         """`datasets`, where the questions are on the hub."""
         path = Path(config.dataset).expanduser()
-        if path.is_dir() or path.suffix == ".jsonl" or path.is_absolute() or importlib.util.find_spec("datasets"):
+        if (
+            path.is_dir()
+            or path.suffix == ".jsonl"
+            or path.is_absolute()
+            or importlib.util.find_spec("datasets")
+        ):
             return ()
         return (MissingPackage(package="datasets", fix=INSTALL),)
 

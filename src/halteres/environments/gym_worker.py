@@ -1,11 +1,13 @@
-"""The process in which another package's environment runs: its Python may have none of Halteres, so nothing of it is
-imported here, and its limits and its death are its parent's (`worker_process`).
+"""The process in which another package's environment runs: its Python may have none of Halteres, so
+nothing of it is imported here, and its limits and its death are its parent's (`worker_process`).
 
-    python gym_worker.py reasoning TASK SETTINGS            a task of reasoning-gym: its questions and scores
-    python gym_worker.py text MODULE:FUNCTION ID OPTIONS    the environment that MODULE.FUNCTION(ID, **OPTIONS) makes
+    python gym_worker.py reasoning TASK SETTINGS            a task of reasoning-gym: its questions
+                                                            and scores
+    python gym_worker.py text MODULE:FUNCTION ID OPTIONS    the environment that MODULE.FUNCTION(ID,
+                                                            **OPTIONS) makes
 
-One line of JSON answers each line of JSON. It holds one environment: packages that draw from their process's own
-generators would disturb each other. What a task expects as its answer is never said.
+One line of JSON answers each line of JSON. It holds one environment: packages that draw from their
+process's own generators would disturb each other. What a task expects as its answer is never said.
 """
 
 from __future__ import annotations
@@ -50,7 +52,9 @@ def main() -> None:
 
 
 def reasoning_task(name: str, settings: str) -> Answer:
-    """A data set of reasoning-gym. ImportError where there is no package, ValueError where there is no such task."""
+    """A data set of reasoning-gym. ImportError where there is no package, ValueError where there is
+    no such task.
+    """
     resource.setrlimit(resource.RLIMIT_AS, (MOST_MEMORY, MOST_MEMORY))
     resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
     data = importlib.import_module("reasoning_gym").create_dataset(name, **json.loads(settings))
@@ -68,7 +72,9 @@ def reasoning_task(name: str, settings: str) -> Answer:
 
 
 def text_environment(entry: str, id: str, options: str) -> Answer:
-    """An environment with GEM's or Gymnasium's interface. TypeError where it does not speak in texts."""
+    """An environment with GEM's or Gymnasium's interface. TypeError where it does not speak in
+    texts.
+    """
     module, _, function = entry.partition(":")
     env: Any = getattr(importlib.import_module(module), function)(id, **json.loads(options))
 
@@ -78,11 +84,18 @@ def text_environment(entry: str, id: str, options: str) -> Answer:
             observation, info = env.reset(seed=question["seed"])
         else:
             observation, reward, terminated, truncated, info = env.step(question["action"])
-            played = {"reward": float(reward), "terminated": bool(terminated), "truncated": bool(truncated)}
+            played = {
+                "reward": float(reward),
+                "terminated": bool(terminated),
+                "truncated": bool(truncated),
+            }
         if not isinstance(observation, str):
             raise TypeError(f"its observation is of type {type(observation).__name__}, not a text")
         # What is shown in front of and behind an observation, as GEM says it.
-        beside = {name: str(info.get(name, "")) if isinstance(info, Mapping) else "" for name in ("prefix", "suffix")}
+        beside = {
+            name: str(info.get(name, "")) if isinstance(info, Mapping) else ""
+            for name in ("prefix", "suffix")
+        }
         return {"observation": observation, **played, **beside}
 
     return answer

@@ -1,4 +1,6 @@
-"""One item of `serve` or `process`, from drawn to settled: groups to send, groups dropped for a reason, or failed."""
+"""One item of `serve` or `process`, from drawn to settled: groups to send, groups dropped for a
+reason, or failed.
+"""
 
 from __future__ import annotations
 
@@ -39,7 +41,9 @@ class DrawnItem:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SettledItem:
-    """What became of an item. It failed if `failures` is not empty; failures inside a group lie in the group."""
+    """What became of an item. It failed if `failures` is not empty; failures inside a group lie in
+    the group.
+    """
 
     drawn: DrawnItem
     groups: tuple[ScoredDataGroup, ...] = ()
@@ -72,7 +76,9 @@ class Items:
         if self._env.curr_step != self._step:
             self._step, self._ordinal = self._env.curr_step, 0
         seed = self._env.config.seed
-        draw = Draw(seed=seed, step=self._step, ordinal=self._ordinal, version=version, life=self._life)
+        draw = Draw(
+            seed=seed, step=self._step, ordinal=self._ordinal, version=version, life=self._life
+        )
         self._ordinal += 1  # also where it fails: the same draw would fail again
         if self._backlog:
             return DrawnItem(draw=draw, item=self._backlog.popleft())
@@ -86,13 +92,16 @@ class Items:
 
 
 async def settle_item(env: BaseEnv, drawn: DrawnItem) -> SettledItem:
-    """Roll an item out. Whatever goes wrong in its rollouts is in the result; cancellation passes through."""
+    """Roll an item out. Whatever goes wrong in its rollouts is in the result; cancellation passes
+    through.
+    """
     try:
         with rolling_out(drawn.draw):
             groups, backlog = await _collect(env, drawn.item)
     except GroupFailed as failure:
         return SettledItem(drawn=drawn, failures=failure.failures or (as_data(failure),))
-    except HalteresError as failure:  # an author's call may end in any of them, e.g. a chat the template refuses
+    except HalteresError as failure:
+        # an author's call may end in any of them, e.g. a chat the template refuses
         return SettledItem(drawn=drawn, failures=(as_data(failure),))
     reasons = [(group, _reason_to_drop(env, group)) for group in groups]
     return SettledItem(
@@ -117,11 +126,15 @@ async def _collect(env: BaseEnv, item: Any) -> tuple[list[ScoredDataGroup], Back
                 if env.config.missing_eos_penalty:
                     check(group, where)
                     _penalise_cut_answers(env, group)
-            failures = [failure for group in _listed(collected) for failure in group.get("failures", ())]
+            failures = [
+                failure for group in _listed(collected) for failure in group.get("failures", ())
+            ]
             with boundary(EnvironmentFailed, f"{env.title}.postprocess_histories"):
                 groups = _listed(await env.postprocess_histories(collected))
     except TimeoutError as error:
-        raise RolloutTimedOut("A group was not finished in time.", f"worker_timeout is {limit_s:g} s.") from error
+        raise RolloutTimedOut(
+            "A group was not finished in time.", f"worker_timeout is {limit_s:g} s."
+        ) from error
     for group in groups:
         check(group, where)
     if groups and failures and not any(group.get("failures") for group in groups):
@@ -130,7 +143,9 @@ async def _collect(env: BaseEnv, item: Any) -> tuple[list[ScoredDataGroup], Back
 
 
 def _penalise_cut_answers(env: BaseEnv, group: ScoredDataGroup) -> None:
-    """Take `missing_eos_penalty` off rollouts whose last answer a limit cut off; `train/truncated` is their share."""
+    """Take `missing_eos_penalty` off rollouts whose last answer a limit cut off; `train/truncated`
+    is their share.
+    """
     group["own_scores"], scores = scores_of(group), list(group["scores"])
     for place, rollout in enumerate(rollouts_of(group)):
         if finish_of(group, place, env.tokenizer) == "length":

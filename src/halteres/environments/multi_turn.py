@@ -1,10 +1,13 @@
-"""Episodes of several turns: the policy answers, the environment answers back, until one of them ends it.
+"""Episodes of several turns: the policy answers, the environment answers back, until one of them
+ends it.
 
-    reset(task) ─▶ messages ─▶ ( policy ─▶ Reply ─▶ step(reply) ─▶ Step: messages, reward )* ─▶ outcome, score
+    reset(task) ─▶ messages ─▶ ( policy ─▶ Reply ─▶ step(reply) ─▶ Step: messages, reward )* ─▶
+    outcome, score
 
-Every episode ends in one outcome: success or failure, as the environment says or its score does; turn_limit,
-length_stop, context_overflow, by its limits; format_error, where the environment says so. All of them are trained on
-but those of `mask_outcomes`. An environment that raises has no outcome: that rollout failed, and is repeated.
+Every episode ends in one outcome: success or failure, as the environment says or its score does;
+turn_limit, length_stop, context_overflow, by its limits; format_error, where the environment says
+so. All of them are trained on but those of `mask_outcomes`. An environment that raises has no
+outcome: that rollout failed, and is repeated.
 """
 
 from __future__ import annotations
@@ -36,8 +39,12 @@ class MultiTurnConfig(BaseEnvConfig):
     """Settings of environments of several turns."""
 
     max_turns: int = setting(16, "turns of one episode at most", ge=1)
-    end_on_length: bool = setting(False, "an answer that is cut off at max_new_tokens ends its episode (length_stop)")
-    mask_outcomes: tuple[Outcome, ...] = setting((), "episodes that end so are not trained on; their groups keep them")
+    end_on_length: bool = setting(
+        False, "an answer that is cut off at max_new_tokens ends its episode (length_stop)"
+    )
+    mask_outcomes: tuple[Outcome, ...] = setting(
+        (), "episodes that end so are not trained on; their groups keep them"
+    )
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -47,7 +54,8 @@ class Reply:
     text: str  # without the end token and, in an environment with tools, without calls
     turn: int  # from 0
     stop_reason: StopReason
-    tool_calls: tuple[ToolCall, ...] = ()  # also those that cannot be read, which say why: empty without `tools`
+    # also those that cannot be read, which say why: empty without `tools`
+    tool_calls: tuple[ToolCall, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -57,8 +65,10 @@ class Step:
     messages: str | Sequence[Message] = ()  # appended to the chat; a str is one message of the user
     reward: float = 0.0  # of the reply, in the environment's own units
     done: bool = False  # the episode is over; `messages` are then for the records alone
-    fresh: bool = False  # the chat begins anew with `messages`: an observation that repeats all that matters
-    outcome: Outcome | None = None  # of an episode that is done; None: success or failure, by its score
+    # the chat begins anew with `messages`: an observation that repeats all that matters
+    fresh: bool = False
+    # of an episode that is done; None: success or failure, by its score
+    outcome: Outcome | None = None
 
 
 Messages = list[dict[str, Any]]
@@ -69,7 +79,8 @@ class Episode:
     """One episode: its messages, and its trajectory once it has ended."""
 
     opening: tuple[dict[str, Any], ...]  # what `reset` gave
-    conversation: Messages = field(default_factory=list[Any])  # after it; of a fresh chat what is new
+    # after it; of a fresh chat what is new
+    conversation: Messages = field(default_factory=list[Any])
     turns: list[Turn] = field(default_factory=list[Turn])
     chats: list[Messages] = field(default_factory=list[Any])  # of each turn, with its answer
     trajectory: Trajectory = field(init=False)
@@ -83,26 +94,32 @@ class Episode:
 
 
 Tools = Sequence[Mapping[str, Any]]
-"""Functions in OpenAI's form: {"type": "function", "function": {"name": ..., "parameters": ...}}."""
+"""Functions in OpenAI's form: {"type": "function", "function": {"name": ..., "parameters":
+...}}.
+"""
 
 
 class MultiTurnEnv(BaseEnv):
-    """Write `get_next_item`, `reset` and `step`; `tools` for functions that the policy may call, `load_dataset` for
-    data, `eval_items` for evaluation, `score_episode` where a score is more than the sum of rewards, `measure` for
-    further metrics.
+    """Write `get_next_item`, `reset` and `step`; `tools` for functions that the policy may call,
+    `load_dataset` for data, `eval_items` for evaluation, `score_episode` where a score is more than
+    the sum of rewards, `measure` for further metrics.
 
-    Each episode has a shallow copy of this object to itself: what `reset` and `step` set on `self` belongs to the
-    episode; what they change in place (a list of the original's, say) belongs to all. `self.rng` is the episode's own
-    there, and begins alike for all episodes of a group.
+    Each episode has a shallow copy of this object to itself: what `reset` and `step` set on `self`
+    belongs to the episode; what they change in place (a list of the original's, say) belongs to
+    all. `self.rng` is the episode's own there, and begins alike for all episodes of a group.
     """
 
     env_config_cls: ClassVar[type[BaseEnvConfig]] = MultiTurnConfig
     config: MultiTurnConfig
     tools: Tools | Callable[[], Tools] = ()
-    """What the policy may call: an attribute, a property or a method. Its calls are in `Reply.tool_calls`."""
+    """What the policy may call: an attribute, a property or a method. Its calls are in
+    `Reply.tool_calls`.
+    """
 
     def reset(self, task: Any) -> str | Sequence[Message] | Awaitable[str | Sequence[Message]]:
-        """Begin an episode: the user's first message, or whole messages (then without the config's system prompt)."""
+        """Begin an episode: the user's first message, or whole messages (then without the config's
+        system prompt).
+        """
         raise NotImplementedError(f"{type(self).__name__} needs reset.")
 
     def step(self, reply: Reply) -> Step | Awaitable[Step]:
@@ -110,10 +127,14 @@ class MultiTurnEnv(BaseEnv):
         raise NotImplementedError(f"{type(self).__name__} needs step.")
 
     def close(self) -> Awaitable[None] | None:
-        """Let go of what `reset` took: called once for every `reset`, however the episode ended; `async def` or not."""
+        """Let go of what `reset` took: called once for every `reset`, however the episode ended;
+        `async def` or not.
+        """
 
     def score_episode(self, turns: Sequence[Turn]) -> float | Awaitable[float]:
-        """The score of an ended episode: by default the sum of its rewards. Above `success_threshold` is success."""
+        """The score of an ended episode: by default the sum of its rewards. Above
+        `success_threshold` is success.
+        """
         return math.fsum(turn.reward for turn in turns)
 
     def measure(self, turns: Sequence[Turn]) -> Mapping[str, float]:
@@ -157,12 +178,16 @@ class MultiTurnEnv(BaseEnv):
             messages = self.chat_of(_checked(await awaited(self.reset(task)), "reset"))
             tools = tuple(self.tools() if callable(self.tools) else self.tools)
         # A server that is asked with messages is told of the tools in words.
-        new_chat = partial(Chat, self.tokenizer, tools=tools, in_words=self.server.server_type != "sglang")
+        new_chat = partial(
+            Chat, self.tokenizer, tools=tools, in_words=self.server.server_type != "sglang"
+        )
         chat = new_chat(messages)
         episode = Episode(opening=tuple(messages))
         while True:
             try:
-                (turn,) = await self.server.chat(chat.messages, temperature=temperature, prompt=chat.prompt)
+                (turn,) = await self.server.chat(
+                    chat.messages, temperature=temperature, prompt=chat.prompt
+                )
             except ContextOverflow:
                 if not episode.turns:
                     raise
@@ -171,7 +196,8 @@ class MultiTurnEnv(BaseEnv):
                 episode.add(chat, turn, [])
                 return await self._ended(episode, "length_stop")
             text, calls = read_calls(turn.text) if tools else (turn.text, ())
-            number = len(episode.turns)  # of this turn; in ids of calls, which are the same in a repeated run
+            # of this turn; in ids of calls, which are the same in a repeated run
+            number = len(episode.turns)
             calls = tuple(replace(call, id=f"call_{number}_{call.index}") for call in calls)
             reply = Reply(text=text, turn=number, stop_reason=turn.stop_reason, tool_calls=calls)
             step, messages = await self._step(reply)
@@ -194,11 +220,14 @@ class MultiTurnEnv(BaseEnv):
             if not isinstance(step, Step):
                 raise TypeError(f"a Step is expected, not {type(step).__name__}")
             if step.outcome not in (None, *get_args(Outcome)):
-                raise ValueError(f"there is no outcome '{step.outcome}'; they are {', '.join(get_args(Outcome))}")
+                raise ValueError(
+                    f"there is no outcome '{step.outcome}'; they are {', '.join(get_args(Outcome))}"
+                )
             shown = _checked(step.messages, "Step.messages")
             if isinstance(shown, str) and not step.fresh:
                 shown = [{"role": "user", "content": shown}]
-            messages = self.chat_of(shown)  # which puts the config's system prompt before a fresh chat
+            # which puts the config's system prompt before a fresh chat
+            messages = self.chat_of(shown)
         return replace(step, reward=finite(step.reward, where)), messages
 
     async def _ended(self, episode: Episode, outcome: Outcome | None) -> Episode:
@@ -221,7 +250,11 @@ class MultiTurnEnv(BaseEnv):
         async def one(number: int) -> Answer:
             with one_rollout(number, 0):
                 episode = await self.play(item, temperature)
-            answers = [place for place, message in enumerate(episode.conversation) if message["role"] == "assistant"]
+            answers = [
+                place
+                for place, message in enumerate(episode.conversation)
+                if message["role"] == "assistant"
+            ]
             chat = Sample(
                 prompt=episode.opening,
                 completion=tuple(episode.conversation),
@@ -231,14 +264,17 @@ class MultiTurnEnv(BaseEnv):
             )
             return Answer(trajectory=episode.trajectory, chat=chat)
 
-        # All of them are waited for, also where one fails: what is tried again leaves no episode behind.
+        # All of them are waited for, also where one fails: what is tried again leaves no episode
+        # behind.
         tasks = [asyncio.ensure_future(one(number)) for number in range(count)]
         await asyncio.gather(*tasks, return_exceptions=True)
         return [task.result() for task in tasks]
 
 
 def _checked(messages: Any, what: str) -> str | Sequence[Message]:
-    """What an author's method gave as messages. TypeError: it is no text, and no list of messages."""
+    """What an author's method gave as messages. TypeError: it is no text, and no list of
+    messages.
+    """
     if isinstance(messages, str):
         return messages
     rule = f"{what}: a str or a list of messages is expected"

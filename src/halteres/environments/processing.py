@@ -1,7 +1,8 @@
-"""`process`: groups into a JSONL file (never an existing one), with no trajectory server and no trainer.
+"""`process`: groups into a JSONL file (never an existing one), with no trajectory server and no
+trainer.
 
-Beside the file lies a page to read, in which every text is escaped. Where a run directory is named, it has the
-rollouts, those that were dropped or failed too.
+Beside the file lies a page to read, in which every text is escaped. Where a run directory is named,
+it has the rollouts, those that were dropped or failed too.
 """
 
 from __future__ import annotations
@@ -16,7 +17,14 @@ from pathlib import Path
 from halteres.config.discovery import in_file_name
 from halteres.environments.base import BaseEnv
 from halteres.environments.item_rollout import Items, SettledItem, settle_item
-from halteres.environments.scored import OWN, ScoredDataGroup, action_tokens, prompt_tokens, rollouts_of, scores_of
+from halteres.environments.scored import (
+    OWN,
+    ScoredDataGroup,
+    action_tokens,
+    prompt_tokens,
+    rollouts_of,
+    scores_of,
+)
 from halteres.errors import EnvironmentFailed, InvalidConfig
 from halteres.observe.metrics import append_row
 from halteres.rollouts.groups import as_data
@@ -57,8 +65,15 @@ async def process(env: BaseEnv) -> Path:
     async for group in _groups(env, size):
         append_row(file, {name: value for name, value in group.items() if name not in OWN})
         written.append(group)
-        log.info("group %d of %d: scores %s", len(written), size, ", ".join(f"{score:g}" for score in scores_of(group)))
-    file.with_suffix(".html").write_text(render_page(env.title, written, env.tokenizer), encoding="utf-8")
+        log.info(
+            "group %d of %d: scores %s",
+            len(written),
+            size,
+            ", ".join(f"{score:g}" for score in scores_of(group)),
+        )
+    file.with_suffix(".html").write_text(
+        render_page(env.title, written, env.tokenizer), encoding="utf-8"
+    )
     await env.cleanup()
     return file
 
@@ -72,7 +87,10 @@ async def _groups(env: BaseEnv, size: int) -> AsyncIterator[ScoredDataGroup]:
     last = "get_next_item gave no item."
 
     def may_begin() -> bool:
-        exhausted = max(failed, without_item) >= config.max_failed_groups or 0 < config.max_dropped_groups <= dropped
+        exhausted = (
+            max(failed, without_item) >= config.max_failed_groups
+            or 0 < config.max_dropped_groups <= dropped
+        )
         return tried < ITEMS_PER_GROUP * size and not exhausted
 
     try:
@@ -94,16 +112,23 @@ async def _groups(env: BaseEnv, size: int) -> AsyncIterator[ScoredDataGroup]:
                 await asyncio.sleep(POLL_S)  # no item now may mean one in a moment, as in `serve`
                 continue
             if not under_way:
-                raise EnvironmentFailed(f"{env.title} made {made} of {size} groups of {tried} items.", last)
+                raise EnvironmentFailed(
+                    f"{env.title} made {made} of {size} groups of {tried} items.", last
+                )
             settled = await under_way.popleft()
-            step, ordinal, item = settled.drawn.batch_step, settled.drawn.draw.ordinal, settled.drawn.item
+            step, ordinal, item = (
+                settled.drawn.batch_step,
+                settled.drawn.draw.ordinal,
+                settled.drawn.item,
+            )
             items.put_back(settled.backlog)
             if settled.groups:
                 failed = dropped = 0
             else:
                 reasons = [reason for _, reason in settled.dropped] or ["nothing_collected"]
                 failures = settled.failures or tuple(
-                    FailedRollout(code=reason, why=f"the group was dropped ({reason}).") for reason in reasons
+                    FailedRollout(code=reason, why=f"the group was dropped ({reason}).")
+                    for reason in reasons
                 )
                 failed, dropped = failed + bool(settled.failures), dropped + (not settled.failures)
                 last = f"Last failure: {failures[-1].why}"
@@ -132,16 +157,28 @@ def render_page(title: str, groups: Sequence[ScoredDataGroup], tokenizer: Tokeni
     mean = f"{sum(scores) / len(scores):.3f}" if scores else "–"
     body = [f"<h1>{escape(title)}</h1><p>{len(groups)} groups, mean score {mean}</p>"]
     for number, group in enumerate(groups, 1):
-        listed, messages = " ".join(f"{score:g}" for score in scores_of(group)), group.get("messages")
+        listed, messages = (
+            " ".join(f"{score:g}" for score in scores_of(group)),
+            group.get("messages"),
+        )
         body.append(f"<details><summary>Group {number}: {escape(listed)}</summary>")
         for rollout in rollouts_of(group):
             body.append(f'<p class="score">score {group["scores"][rollout[0]]:g}</p>')
             for sequence in rollout:
                 prompt = tokenizer.decode(prompt_tokens(group, sequence), skip_special_tokens=False)
-                texts = [("prompt", prompt), ("answer", tokenizer.decode(action_tokens(group, sequence)))]
+                texts = [
+                    ("prompt", prompt),
+                    ("answer", tokenizer.decode(action_tokens(group, sequence))),
+                ]
                 if messages:
-                    texts = [(str(one.get("role", "")), str(one.get("content", ""))) for one in messages[sequence]]
-                body += [f'<div class="role">{escape(role)}</div><pre>{escape(text)}</pre>' for role, text in texts]
+                    texts = [
+                        (str(one.get("role", "")), str(one.get("content", "")))
+                        for one in messages[sequence]
+                    ]
+                body += [
+                    f'<div class="role">{escape(role)}</div><pre>{escape(text)}</pre>'
+                    for role, text in texts
+                ]
         body.append("</details>")
     return (
         f'<!doctype html><html lang="en"><head><meta charset="utf-8"><title>{escape(title)}</title>'

@@ -1,8 +1,10 @@
-"""The environment `reasoning_gym`: the tasks of the package reasoning-gym, made and scored by itself.
+"""The environment `reasoning_gym`: the tasks of the package reasoning-gym, made and scored by
+itself.
 
 The package runs in a process that can be killed. No task is run that evaluates what a model wrote.
 
-Source: reasoning-gym 0.1.25. Item i of a task is made from its seed + i, so an index stands for an item.
+Source: reasoning-gym 0.1.25. Item i of a task is made from its seed + i, so an index stands for an
+item.
 """
 
 from __future__ import annotations
@@ -48,7 +50,9 @@ MAKE_S, SCORE_S = 60.0, 10.0
 """How long an item may take to be made, and an answer to be scored."""
 
 NUM_TRAIN, NUM_HELD_OUT = 9_000, 1_000
-"""The items 0 to 8,999 are trained on, the next 1,000 are held out. (A larger data set is slow to make for some.)"""
+"""The items 0 to 8,999 are trained on, the next 1,000 are held out. (A larger data set is slow to
+make for some.)
+"""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -64,11 +68,14 @@ class ReasoningGymConfig(BaseEnvConfig):
 
     task: str = setting("chain_sum", "name of a reasoning-gym task", reaches="nothing")
     task_settings: dict[str, Any] = Field(
-        default_factory=dict, description="its own, e.g. {max_digits: 1}", json_schema_extra=declared("name")
+        default_factory=dict,
+        description="its own, e.g. {max_digits: 1}",
+        json_schema_extra=declared("name"),
     )
     task_seed: int = setting(0, "of its items, the held-out ones too", ge=0, lt=2**31)
     prompt_template: str = setting(
-        "{question}\nReason step by step, and put your final answer between <answer> and </answer>.",
+        "{question}\nReason step by step, and put your final answer between <answer> and "
+        "</answer>.",
         "the user's message; {question} is replaced",
         reaches="nothing",
     )
@@ -78,13 +85,18 @@ class ReasoningGymConfig(BaseEnvConfig):
     def _evaluates_no_text(cls, task: str) -> str:
         does = "may hold one that runs" if task == "composite" else "runs"
         if task in EVALUATING or task == "composite":
-            rule = "another task: the scorer of '{task}' {does} the model's answer as Python; there is no sandbox yet"
+            rule = (
+                "another task: the scorer of '{task}' {does} the model's answer as Python; "
+                "there is no sandbox yet"
+            )
             raise PydanticCustomError("unsafe_task", rule, {"task": task, "does": does})
         return task
 
 
 class ReasoningGymEnv(SingleTurnEnv):
-    """A task of reasoning-gym (env.task), of which there are about a hundred; scored by the package, 0 to 1."""
+    """A task of reasoning-gym (env.task), of which there are about a hundred; scored by the
+    package, 0 to 1.
+    """
 
     name = "reasoning_gym"
     env_config_cls: ClassVar[type[BaseEnvConfig]] = ReasoningGymConfig
@@ -93,10 +105,16 @@ class ReasoningGymEnv(SingleTurnEnv):
 
     @classmethod
     def config_init(cls) -> tuple[ReasoningGymConfig, Sequence[APIServerConfig]]:
-        """Groups of 16, batches of 128, answers of up to 1024 tokens; only full marks are a success."""
+        """Groups of 16, batches of 128, answers of up to 1024 tokens; only full marks are a
+        success.
+        """
         # the package pays 0.01 and more for a wrong answer
         config = ReasoningGymConfig(
-            group_size=16, batch_size=128, max_new_tokens=1024, total_steps=-1, success_threshold=0.99
+            group_size=16,
+            batch_size=128,
+            max_new_tokens=1024,
+            total_steps=-1,
+            success_threshold=0.99,
         )
         return config, [APIServerConfig()]
 
@@ -132,10 +150,12 @@ class ReasoningGymEnv(SingleTurnEnv):
         return self.config.prompt_template.replace("{question}", item.question)
 
     async def score_answer(self, item: TaskItem, answer: str) -> float:
-        """What the task pays for the last `<answer>`, or else the last box; 0 where there is neither.
+        """What the task pays for the last `<answer>`, or else the last box; 0 where there is
+        neither.
 
         Raises:
-            WorkerTimedOut, WorkerLost, WorkerRefused: the scorer gave no score; the rollout failed, it is not worth 0.
+            WorkerTimedOut, WorkerLost, WorkerRefused: the scorer gave no score; the rollout failed,
+                it is not worth 0.
         """
         found = tagged_answer(answer)
         found = boxed_answer(answer) if found is None else found
@@ -155,7 +175,9 @@ class ReasoningGymEnv(SingleTurnEnv):
         return self.held_out
 
     async def _item(self, index: int) -> TaskItem:
-        return TaskItem(index=index, question=str((await self.worker.ask({"index": index}, MAKE_S))["question"]))
+        return TaskItem(
+            index=index, question=str((await self.worker.ask({"index": index}, MAKE_S))["question"])
+        )
 
 
 if __name__ == "__main__":

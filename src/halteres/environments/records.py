@@ -1,7 +1,7 @@
 """What an environment writes into the run directory, and the figures of its groups, step by step.
 
-A file that cannot be written stops no rollout; without a run directory nothing is written. The supervisor makes alerts
-of the notices.
+A file that cannot be written stops no rollout; without a run directory nothing is written. The
+supervisor makes alerts of the notices.
 """
 
 from __future__ import annotations
@@ -56,14 +56,21 @@ class Tally:
         measured: list[Mapping[str, float]] = [
             {
                 "train/percent_correct": float(own[place] > self._success_threshold),
-                "train/completion_lengths": sum(len(action_tokens(group, number)) for number in rollout),
+                "train/completion_lengths": sum(
+                    len(action_tokens(group, number)) for number in rollout
+                ),
                 "train/truncated": float(finish_of(group, place, self._tokenizer) == "length"),
             }
             for place, rollout in enumerate(rollouts_of(group))
         ]
-        measured += ({f"train/{name}": value for name, value in row.items()} for row in group.get("metrics", ()))
+        measured += (
+            {f"train/{name}": value for name, value in row.items()}
+            for row in group.get("metrics", ())
+        )
         if rewards:  # each component's values and seconds, and what the group took as a whole
-            measured += [metrics_of("reward", *one) for values in rewards.values for one in values.items()]
+            measured += [
+                metrics_of("reward", *one) for values in rewards.values for one in values.items()
+            ]
             seconds = {f"reward/{name}_s": value for name, value in rewards.seconds.items()}
             measured.append({**seconds, "rollouts/group_s": rewards.group_s})
             self._counts.update(rewards.counts)
@@ -84,11 +91,16 @@ class Tally:
 class Records:
     """The environment's part of one run directory, or of none."""
 
-    def __init__(self, run_dir: str | None, tokenizer: Tokenizer, success_threshold: float = 0.0) -> None:
-        self._tallies: defaultdict[int, Tally] = defaultdict(lambda: Tally(tokenizer, success_threshold))
+    def __init__(
+        self, run_dir: str | None, tokenizer: Tokenizer, success_threshold: float = 0.0
+    ) -> None:
+        self._tallies: defaultdict[int, Tally] = defaultdict(
+            lambda: Tally(tokenizer, success_threshold)
+        )
         self._tokenizer, self._folder = tokenizer, Path(run_dir) if run_dir else None
         self._rewards_version: str | None = None  # None: of no group yet
-        self._written: dict[int, set[int]] = {}  # groups of a step that an earlier life of this environment wrote
+        # groups of a step that an earlier life of this environment wrote
+        self._written: dict[int, set[int]] = {}
         if self._folder is not None:
             (self._folder / "rollouts").mkdir(parents=True, exist_ok=True)
 
@@ -98,14 +110,18 @@ class Records:
 
     def close(self, before: int) -> dict[int, dict[str, float]]:
         """The figures of all steps before this one, by step; they are forgotten here."""
-        return {step: self._tallies.pop(step).row() for step in sorted(self._tallies) if step < before}
+        return {
+            step: self._tallies.pop(step).row() for step in sorted(self._tallies) if step < before
+        }
 
     def group(self, step: int, number: int, item: Any, group: ScoredDataGroup) -> None:
         """One scored group, on its way into the batch of `step`."""
         self._tallies[step].group(group)
         line = {
             "prompt": self._text(prompt_tokens(group, 0)),
-            "completions": [self._completion(group, place, one) for place, one in enumerate(rollouts_of(group))],
+            "completions": [
+                self._completion(group, place, one) for place, one in enumerate(rollouts_of(group))
+            ],
         }
         if rewards := group.get("rewards"):
             line |= {"rewards_version": rewards.version, "rewards_s": rewards.seconds}
@@ -130,7 +146,9 @@ class Records:
         """One row of metrics.jsonl; a `step` among the metrics wins."""
         self._append("metrics.jsonl", {"step": step, "t": time.time(), "src": src, **metrics})
 
-    def notice(self, rule: str, step: int, evidence: str, next_step: str, **figures: float | None) -> None:
+    def notice(
+        self, rule: str, step: int, evidence: str, next_step: str, **figures: float | None
+    ) -> None:
         """What nobody else can see, among the run's events: the supervisor makes an alert of it."""
         self._event("notice", step, rule=rule, evidence=evidence, remedy=next_step, **figures)
 
@@ -139,7 +157,9 @@ class Records:
         self._append("events.jsonl", {"t": time.time(), "type": kind, "step": step, **facts})
 
     def end(self, error: HalteresError) -> None:
-        """Write control/failure.json: why the environment's process ends, for whoever tells of the run's end."""
+        """Write control/failure.json: why the environment's process ends, for whoever tells of the
+        run's end.
+        """
         if self._folder is not None:
             with contextlib.suppress(OSError):
                 file = self._folder / "control" / "failure.json"
@@ -147,9 +167,16 @@ class Records:
                 replace_file(file, json.dumps({"role": "env", **as_failure(error)}).encode())
 
     def _rollouts(
-        self, step: int, number: int, item: Any, failures: Sequence[FailedRollout], line: Mapping[str, Any]
+        self,
+        step: int,
+        number: int,
+        item: Any,
+        failures: Sequence[FailedRollout],
+        line: Mapping[str, Any],
     ) -> None:
-        """Count failures, and write a group's line: once, also where it is rolled out again after a restart."""
+        """Count failures, and write a group's line: once, also where it is rolled out again after a
+        restart.
+        """
         self._tallies[step].count("rollouts/failed", len(failures))
         for failure in failures:
             self._tallies[step].count(f"rollouts/failed/{failure.code}")
@@ -158,12 +185,18 @@ class Records:
             return
         file = f"rollouts/step_{step}.jsonl"
         if step not in self._written:
-            self._written[step] = {row["group"] for row in read_rows(self._folder / file) if "group" in row}
+            self._written[step] = {
+                row["group"] for row in read_rows(self._folder / file) if "group" in row
+            }
         if number not in self._written[step]:
-            failed = Redactor.of_this_process().json([dataclasses.asdict(failure) for failure in failures])
+            failed = Redactor.of_this_process().json(
+                [dataclasses.asdict(failure) for failure in failures]
+            )
             self._append(file, {"group": number, "item": _plain(item), **line, "failures": failed})
 
-    def _completion(self, group: ScoredDataGroup, place: int, rollout: Sequence[int]) -> dict[str, Any]:
+    def _completion(
+        self, group: ScoredDataGroup, place: int, rollout: Sequence[int]
+    ) -> dict[str, Any]:
         tokens = [token for number in rollout for token in action_tokens(group, number)]
         line: dict[str, Any] = {
             "text": self._tokenizer.decode(tokens),
@@ -173,12 +206,17 @@ class Records:
         }
         if rewards := group.get("rewards"):
             values = rewards.values[place]
-            line["rewards"] = {name: None if value is None else value.total for name, value in values.items()}
+            line["rewards"] = {
+                name: None if value is None else value.total for name, value in values.items()
+            }
         if outcomes := group.get("outcome"):
             line["outcome"] = outcomes[place]
         if len(turns := turns_of(group, rollout)) > 1:  # `text` has them all in one
             line["turns"] = [
-                {"text": self._tokenizer.decode(turn.action), "observation": self._text(turn.observation)}
+                {
+                    "text": self._tokenizer.decode(turn.action),
+                    "observation": self._text(turn.observation),
+                }
                 | ({} if turn.reward is None else {"reward": turn.reward})
                 for turn in turns
             ]
@@ -196,7 +234,9 @@ class Records:
 
 
 def finish_of(group: ScoredDataGroup, rollout: int, tokenizer: Tokenizer) -> str:
-    """Why a rollout's last answer ended, "stop" or "length": as its group says, else by its last token."""
+    """Why a rollout's last answer ended, "stop" or "length": as its group says, else by its last
+    token.
+    """
     finishes = group.get("finish")
     if finishes:
         return finishes[rollout]
@@ -205,7 +245,9 @@ def finish_of(group: ScoredDataGroup, rollout: int, tokenizer: Tokenizer) -> str
 
 
 def _plain(item: Any) -> Any:
-    """An item as JSON: fields of a dataclass, JSON as it is, the beginning of anything else's text."""
+    """An item as JSON: fields of a dataclass, JSON as it is, the beginning of anything else's
+    text.
+    """
     if dataclasses.is_dataclass(item) and not isinstance(item, type):
         item = dataclasses.asdict(item)
     if isinstance(item, Mapping):

@@ -16,7 +16,9 @@ from halteres.environments.answers import number_in
 from halteres.errors import InvalidConfig, InvalidData
 
 HELD_OUT_SHARE = 0.1
-"""Of a single file's questions, chosen by hash: a question keeps its side, whatever rows are added."""
+"""Of a single file's questions, chosen by hash: a question keeps its side, whatever rows are
+added.
+"""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -31,9 +33,10 @@ def load_rows(source: str | Path) -> tuple[Sequence[Row], Sequence[Row]]:
     """The rows to train on and the held-out ones.
 
     Args:
-        source: a `.jsonl` file, of whose questions a tenth is held out; a folder with `train.jsonl` and `test.jsonl`;
-            or a data set on the hub with the splits `train` and `test` of its configuration `main`. A row is
-            `{"question": "...", "answer": "..."}`; of an answer with `####` the number after it counts.
+        source: a `.jsonl` file, of whose questions a tenth is held out; a folder with `train.jsonl`
+            and `test.jsonl`; or a data set on the hub with the splits `train` and `test` of its
+            configuration `main`. A row is `{"question": "...", "answer": "..."}`; of an answer with
+            `####` the number after it counts.
 
     Raises:
         InvalidConfig: no such file; the hub cannot be asked.
@@ -64,7 +67,9 @@ def _read(file: Path) -> list[Row]:
             "Give the whole path of a JSONL file, or of a folder with train.jsonl and test.jsonl.",
         ) from error
     except DocumentError as error:
-        raise InvalidData(f"{file.absolute()} is no file of JSON lines.", f"{error}.", next=_FORM) from error
+        raise InvalidData(
+            f"{file.absolute()} is no file of JSON lines.", f"{error}.", next=_FORM
+        ) from error
 
 
 _FORM = 'A row is {"question": "...", "answer": "7"}; the number may stand after "####".'
@@ -75,7 +80,10 @@ _LARGEST_EXPONENT = 100  # of ten: a longer number is no answer
 def _row(fields: Any, place: str) -> Row:
     """A row of a data set."""
     found = fields if isinstance(fields, Mapping) else {}
-    question, answer = found.get("question"), _decimal(found.get("answer", "")).rpartition("####")[2].strip()
+    question, answer = (
+        found.get("question"),
+        _decimal(found.get("answer", "")).rpartition("####")[2].strip(),
+    )
     if not isinstance(question, str) or number_in(answer) is None:
         raise InvalidData(f"{place} is no question with a number as its answer.", next=_FORM)
     return Row(question=question, answer=answer)
@@ -96,18 +104,24 @@ def _from_hub(name: str) -> tuple[list[Row], list[Row]]:
         raise InvalidConfig(
             f"The data set {name} on the Hugging Face hub needs the package `datasets`.",
             f"{error}.",
-            "pip install 'halteres[hub]', or name a local JSONL file: --set env.dataset=/path/to/questions.jsonl",
+            "pip install 'halteres[hub]', or name a local JSONL file: --set "
+            "env.dataset=/path/to/questions.jsonl",
         ) from error
     try:
         splits: Mapping[str, Iterable[Any]] = datasets.load_dataset(name, "main")
-    except Exception as error:  # any of a library's: no network, no such name, another configuration
+    except Exception as error:
+        # any of a library's: no network, no such name, another configuration
         raise InvalidConfig(
             f"The data set {name} could not be loaded from the Hugging Face hub.",
             f"{type(error).__name__}: {error}.",
-            "See to the network, or name a local JSONL file: --set env.dataset=/path/to/questions.jsonl",
+            "See to the network, or name a local JSONL file: --set "
+            "env.dataset=/path/to/questions.jsonl",
         ) from error
     train, held_out = (
-        [_row(fields, f"{name} {split}, row {number}") for number, fields in enumerate(splits[split])]
+        [
+            _row(fields, f"{name} {split}, row {number}")
+            for number, fields in enumerate(splits[split])
+        ]
         for split in ("train", "test")
     )
     return train, held_out

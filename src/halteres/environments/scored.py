@@ -1,7 +1,8 @@
 """Scored groups in Atropos's form: what an author gives back, what goes to the trajectory server.
 
-A rollout is one sequence as long as each of its prompts begins with all tokens before it; a prompt that does not begins
-another sequence of the same rollout. Every sampled token is in one sequence, and in one span of it.
+A rollout is one sequence as long as each of its prompts begins with all tokens before it; a prompt
+that does not begins another sequence of the same rollout. Every sampled token is in one sequence,
+and in one span of it.
 """
 
 from __future__ import annotations
@@ -25,7 +26,8 @@ class ScoredDataItem(TypedDict):
     tokens: list[int]
     masks: list[int]  # MASKED on context, the token id elsewhere
     scores: float
-    inference_logprobs: NotRequired[list[float] | None]  # aligned with tokens, CONTEXT_LOGPROB on context
+    # aligned with tokens, CONTEXT_LOGPROB on context
+    inference_logprobs: NotRequired[list[float] | None]
     advantages: NotRequired[list[float] | None]
     ref_logprobs: NotRequired[list[float] | None]
     messages: NotRequired[list[dict[str, Any]] | None]
@@ -33,14 +35,17 @@ class ScoredDataItem(TypedDict):
     distill_token_ids: NotRequired[list[list[int]] | None]
     distill_logprobs: NotRequired[list[list[float]] | None]
     policy_version: NotRequired[list[int] | None]  # [smallest, largest]
-    spans: NotRequired[list[tuple[int, int, float]]]  # each turn's action: first token, one past its last, reward
+    # each turn's action: first token, one past its last, reward
+    spans: NotRequired[list[tuple[int, int, float]]]
     metrics: NotRequired[Mapping[str, float]]  # of the rollout; for our own records, not sent
     finish: NotRequired[str]  # why the rollout's last sampling ended; likewise
     outcome: NotRequired[Outcome]  # how the rollout's episode ended; likewise
 
 
 class ScoredDataGroup(TypedDict):
-    """Scored sequences of one item, field by field: one of each per sequence, the scores those of their rollouts."""
+    """Scored sequences of one item, field by field: one of each per sequence, the scores those of
+    their rollouts.
+    """
 
     tokens: list[list[int]]
     masks: list[list[int]]
@@ -53,7 +58,8 @@ class ScoredDataGroup(TypedDict):
     distill_token_ids: NotRequired[list[list[list[int]]] | None]
     distill_logprobs: NotRequired[list[list[list[float]]] | None]
     policy_version: NotRequired[list[list[int]] | None]
-    episodes: NotRequired[list[int] | None]  # the sequence's rollout: 0, 1, ... in order; none: each is one
+    # the sequence's rollout: 0, 1, ... in order; none: each is one
+    episodes: NotRequired[list[int] | None]
     spans: NotRequired[list[tuple[int, int, int, float]] | None]  # of every turn: see `types.Span`
     generation_params: NotRequired[dict[str, Any] | None]
     group_overrides: NotRequired[dict[str, Any] | None]
@@ -61,9 +67,12 @@ class ScoredDataGroup(TypedDict):
     metrics: NotRequired[list[Mapping[str, float]]]  # these three: one per rollout
     finish: NotRequired[list[str]]
     outcome: NotRequired[list[Outcome]]
-    failures: NotRequired[list[FailedRollout]]  # attempts that were replaced; for our own records, not sent
-    own_scores: NotRequired[list[float]]  # of each rollout: before a penalty was taken off; likewise
-    rewards: NotRequired[RewardRecord]  # what the config's `rewards` gave; for our own records, not sent
+    # attempts that were replaced; for our own records, not sent
+    failures: NotRequired[list[FailedRollout]]
+    # of each rollout: before a penalty was taken off; likewise
+    own_scores: NotRequired[list[float]]
+    # what the config's `rewards` gave; for our own records, not sent
+    rewards: NotRequired[RewardRecord]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -78,8 +87,23 @@ class RewardRecord:
     version: str  # of the components: `RewardList.version`
 
 
-PER_TOKEN = ("masks", "inference_logprobs", "advantages", "ref_logprobs", "distill_token_ids", "distill_logprobs")
-PER_SEQUENCE = ("tokens", *PER_TOKEN, "scores", "messages", "overrides", "policy_version", "episodes")
+PER_TOKEN = (
+    "masks",
+    "inference_logprobs",
+    "advantages",
+    "ref_logprobs",
+    "distill_token_ids",
+    "distill_logprobs",
+)
+PER_SEQUENCE = (
+    "tokens",
+    *PER_TOKEN,
+    "scores",
+    "messages",
+    "overrides",
+    "policy_version",
+    "episodes",
+)
 PER_ROLLOUT = ("metrics", "finish", "outcome")
 OWN = (*PER_ROLLOUT, "failures", "own_scores", "rewards")
 _OPTIONAL_OF_ITEM = (*PER_TOKEN[1:], "messages", "policy_version")
@@ -101,16 +125,22 @@ def finite(score: Any, where: str) -> float:
     try:
         value = float(score)
     except (TypeError, ValueError) as error:
-        raise EnvironmentFailed(f"{where} gave {score!r} as a score.", "A score is a number.") from error
+        raise EnvironmentFailed(
+            f"{where} gave {score!r} as a score.", "A score is a number."
+        ) from error
     if not math.isfinite(value):
         raise NotFiniteScore(f"{where} gave the score {value}.", "A score is a finite number.")
     return value
 
 
-def items_of(trajectory: Trajectory, *, messages: Sequence[list[dict[str, Any]]] | None = None) -> list[ScoredDataItem]:
-    """A trajectory as sequences: one, and another from each turn on whose prompt does not begin with all before it.
+def items_of(
+    trajectory: Trajectory, *, messages: Sequence[list[dict[str, Any]]] | None = None
+) -> list[ScoredDataItem]:
+    """A trajectory as sequences: one, and another from each turn on whose prompt does not begin
+    with all before it.
 
-    What the score has beyond the turns' rewards is paid with the last turn: the spans of a rollout add up to its score.
+    What the score has beyond the turns' rewards is paid with the last turn: the spans of a rollout
+    add up to its score.
 
     Args:
         messages: of every turn the chat, its answer included.
@@ -122,7 +152,13 @@ def items_of(trajectory: Trajectory, *, messages: Sequence[list[dict[str, Any]]]
     if not turns:
         raise InvalidData("A rollout without a turn cannot be scored.")
     wholes = [turn.prompt + turn.action for turn in turns]
-    continues = [False, *(turn.prompt[: len(whole)] == whole for whole, turn in zip(wholes, turns[1:], strict=False))]
+    continues = [
+        False,
+        *(
+            turn.prompt[: len(whole)] == whole
+            for whole, turn in zip(wholes, turns[1:], strict=False)
+        ),
+    ]
     begins = [number for number, does in enumerate(continues) if not does]
     items: list[ScoredDataItem] = []
     for begin, end in zip(begins, [*begins[1:], len(turns)], strict=True):
@@ -155,14 +191,20 @@ def _item(turns: Sequence[Turn]) -> ScoredDataItem:
     if len(logprobs) == len(tokens):
         item["inference_logprobs"] = logprobs
     if all(turn.version_min >= 0 for turn in turns):
-        item["policy_version"] = [min(turn.version_min for turn in turns), max(turn.version_max for turn in turns)]
+        item["policy_version"] = [
+            min(turn.version_min for turn in turns),
+            max(turn.version_max for turn in turns),
+        ]
     return item
 
 
-def group_of(rollouts: Sequence[Sequence[ScoredDataItem]], failures: Sequence[FailedRollout] = ()) -> ScoredDataGroup:
+def group_of(
+    rollouts: Sequence[Sequence[ScoredDataItem]], failures: Sequence[FailedRollout] = ()
+) -> ScoredDataGroup:
     """The group of these rollouts' sequences; an optional field is there if every sequence has it.
 
-    `episodes` and `spans` are there where a rollout has several sequences or turns: other groups look as Atropos's do.
+    `episodes` and `spans` are there where a rollout has several sequences or turns: other groups
+    look as Atropos's do.
     """
     items = [item for rollout in rollouts for item in rollout]
     group: dict[str, Any] = {
@@ -181,7 +223,9 @@ def group_of(rollouts: Sequence[Sequence[ScoredDataItem]], failures: Sequence[Fa
     if any(len(rollout) > 1 or len(rollout[0].get("spans", ())) > 1 for rollout in rollouts):
         group["episodes"] = [number for number, rollout in enumerate(rollouts) for _ in rollout]
         if all("spans" in item for item in items):
-            group["spans"] = [(place, *span) for place, item in enumerate(items) for span in item.get("spans", ())]
+            group["spans"] = [
+                (place, *span) for place, item in enumerate(items) for span in item.get("spans", ())
+            ]
     if failures:
         group["failures"] = list(failures)
     return ScoredDataGroup(**group)
@@ -192,7 +236,8 @@ def check(group: ScoredDataGroup, where: str) -> None:
 
     Raises:
         NotFiniteScore: a score is NaN or infinite.
-        EnvironmentFailed: it is empty, lengths differ, or a number is not finite; the text names the field.
+        EnvironmentFailed: it is empty, lengths differ, or a number is not finite; the text names
+            the field.
     """
     fields: Mapping[str, Any] = group
     size = len(group["tokens"])
@@ -208,18 +253,26 @@ def check(group: ScoredDataGroup, where: str) -> None:
     for number in (*(reward for *_, reward in group.get("spans") or ()), *group["scores"]):
         finite(number, where)
     for name in PER_TOKEN:
-        for number, (values, tokens) in enumerate(zip(fields.get(name) or (), group["tokens"], strict=False)):
+        for number, (values, tokens) in enumerate(
+            zip(fields.get(name) or (), group["tokens"], strict=False)
+        ):
             if len(values) != (length := len(tokens)):
-                raise EnvironmentFailed(f"{where} gave sequence {number} of {length} tokens with {len(values)} {name}.")
+                raise EnvironmentFailed(
+                    f"{where} gave sequence {number} of {length} tokens with {len(values)} {name}."
+                )
             flat = chain.from_iterable(values) if name.startswith("distill") else values
             if not all(map(math.isfinite, flat)):
-                raise EnvironmentFailed(f"{where} gave {name} of sequence {number} with NaN or infinity.")
+                raise EnvironmentFailed(
+                    f"{where} gave {name} of sequence {number} with NaN or infinity."
+                )
 
 
 def rollouts_of(group: ScoredDataGroup) -> list[list[int]]:
     """The rollouts of a group, in order: the numbers of each one's sequences."""
     episodes = group.get("episodes") or range(len(group["tokens"]))
-    return [[number for number, _ in part] for _, part in groupby(enumerate(episodes), itemgetter(1))]
+    return [
+        [number for number, _ in part] for _, part in groupby(enumerate(episodes), itemgetter(1))
+    ]
 
 
 def scores_of(group: ScoredDataGroup) -> list[float]:
@@ -230,7 +283,9 @@ def scores_of(group: ScoredDataGroup) -> list[float]:
 def to_wire(group: ScoredDataGroup, *, include_messages: bool) -> dict[str, Any]:
     """The body of POST /scored_data, without `env_id`: what is set, without our own records."""
     left_out = OWN if include_messages else (*OWN, "messages")
-    return {name: value for name, value in group.items() if value is not None and name not in left_out}
+    return {
+        name: value for name, value in group.items() if value is not None and name not in left_out
+    }
 
 
 def action_tokens(group: ScoredDataGroup, number: int) -> list[int]:
@@ -270,7 +325,8 @@ def turns_of(group: ScoredDataGroup, rollout: Sequence[int]) -> list[TurnTokens]
         tokens = group["tokens"][number]
         after, begin, *_ = found[place + 1] if place + 1 < len(found) else (number, len(tokens))
         observation = tokens[stop:begin]
-        if after != number:  # a new sequence's prompt, without the beginning that it shares with the one before it
+        # a new sequence's prompt, without the beginning that it shares with the one before it
+        if after != number:
             prompt = group["tokens"][after][:begin]
             observation = prompt[len(commonprefix([prompt, tokens])) :]
         turns.append(TurnTokens(tokens[start:stop], observation, reward))

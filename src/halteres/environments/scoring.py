@@ -1,6 +1,8 @@
-"""A config's `rewards` at work in an environment: on groups for training, on held-out answers in evaluation.
+"""A config's `rewards` at work in an environment: on groups for training, on held-out answers in
+evaluation.
 
-sampled ─▶ add: components that look at one answer ─▶ whole ─▶ finished: those that compare answers ─▶ composed
+sampled ─▶ add: components that look at one answer ─▶ whole ─▶ finished: those that compare answers
+   ─▶ composed
    ▲            │ without a reward: the rollout failed
    └────────────┘
 """
@@ -30,9 +32,13 @@ MISSING = "reward_missing"
 
 
 class GroupScoring:
-    """One group on its way to being whole. `began`: when sampling did (monotonic s); None: it is about to."""
+    """One group on its way to being whole. `began`: when sampling did (monotonic s); None: it is
+    about to.
+    """
 
-    def __init__(self, rewards: RewardList, item: Any, step: int, began: float | None = None) -> None:
+    def __init__(
+        self, rewards: RewardList, item: Any, step: int, began: float | None = None
+    ) -> None:
         self._rewards, self._item, self._step = rewards, item, step
         self._samples = list[Sample]()  # of the rollouts that stay, in order
         self._values: dict[str, list[Value | None]] = {spec.name: [] for spec in rewards.specs}
@@ -44,8 +50,8 @@ class GroupScoring:
         """Score the rollouts among these outcomes; a failure in place of each that has no reward.
 
         Raises:
-            ScorerFailed: a component could not score at all, or none has scored any rollout of the group, for judges
-                that give no grade.
+            ScorerFailed: a component could not score at all, or none has scored any rollout of the
+                group, for judges that give no grade.
         """
         rollouts = [one for one in outcomes if not isinstance(one, FailedRollout)]
         if not rollouts:
@@ -60,14 +66,17 @@ class GroupScoring:
                 self._samples.append(sample)
                 for name, column in scores.values.items():
                     self._values[name].append(column[place])
-        settled = iter([failure or rollout for failure, rollout in zip(failed, rollouts, strict=True)])
+        settled = iter(
+            [failure or rollout for failure, rollout in zip(failed, rollouts, strict=True)]
+        )
         return [one if isinstance(one, FailedRollout) else next(settled) for one in outcomes]
 
     async def finished(self, group: ScoredDataGroup) -> ScoredDataGroup:
         """The whole group with its rewards.
 
         Raises:
-            ScorerFailed: a component that compares answers could not, or a rollout is left without a reward.
+            ScorerFailed: a component that compares answers could not, or a rollout is left without
+                a reward.
         """
         if any(spec.is_relative for spec in self._rewards.specs):
             self._values.update((await self._scores(self._samples, relative=True)).values)
@@ -77,17 +86,29 @@ class GroupScoring:
             why = self._no_grade or "No component scored the whole group."
             raise ScorerFailed("A rollout is left without a reward.", why)
         # Rewards in place of the environment's own scores, and of its rewards of turns.
-        owner = {number: rollout for rollout, numbers in enumerate(rollouts_of(group)) for number in numbers}
+        owner = {
+            number: rollout
+            for rollout, numbers in enumerate(rollouts_of(group))
+            for number in numbers
+        }
         group["scores"] = [composed[owner[number]].total for number in range(len(group["scores"]))]
         if spans := group.get("spans"):
             of_turns = [iter(reward.turns) for reward in composed]
             group["spans"] = [
-                (sequence, start, stop, composed[rollout].own_weight * own + next(of_turns[rollout], 0.0))
+                (
+                    sequence,
+                    start,
+                    stop,
+                    composed[rollout].own_weight * own + next(of_turns[rollout], 0.0),
+                )
                 for sequence, start, stop, own in spans
                 for rollout in (owner[sequence],)
             ]
         group["rewards"] = RewardRecord(
-            values=[{name: self._values[name][place] for name in self._values} for place in range(len(composed))],
+            values=[
+                {name: self._values[name][place] for name in self._values}
+                for place in range(len(composed))
+            ],
             own=[sample.score for sample in self._samples],
             seconds=dict(self._seconds),
             group_s=time.monotonic() - self._began,
@@ -99,7 +120,8 @@ class GroupScoring:
     async def _scores(self, samples: Sequence[Sample], *, relative: bool) -> GroupScores:
         scores = await self._rewards.score(self._item, samples, self._step, relative=relative)
         for name, error in scores.failures.items():
-            if not isinstance(error, NoGrade):  # judges go without a grade; the other components may still pay
+            # judges go without a grade; the other components may still pay
+            if not isinstance(error, NoGrade):
                 raise ScorerFailed(f"The reward '{name}' could not score.", error.sentence)
             self._no_grade = f"The reward '{name}': {error.sentence}"
         self._seconds.update(scores.seconds)
@@ -113,11 +135,15 @@ class GroupScoring:
         specs = self._rewards.specs
         for spec in specs:
             if spec.gate and scores.values[spec.name][place] is None:
-                return FailedRollout(code=MISSING, why=f"The gate '{spec.name}' could not be evaluated.")
+                return FailedRollout(
+                    code=MISSING, why=f"The gate '{spec.name}' could not be evaluated."
+                )
         has_value = any(column[place] is not None for column in scores.values.values())
         if has_value or any(spec.is_relative for spec in specs):
             return None
-        return FailedRollout(code=MISSING, why=self._no_grade or "No reward applies to it, or could score it.")
+        return FailedRollout(
+            code=MISSING, why=self._no_grade or "No reward applies to it, or could score it."
+        )
 
 
 async def score_group(
@@ -137,7 +163,11 @@ async def score_group(
                 masks=group["masks"][number],
                 scores=group["scores"][number],
                 messages=None if messages is None else messages[number],
-                spans=[(start, stop, reward) for sequence, start, stop, reward in spans if sequence == number],
+                spans=[
+                    (start, stop, reward)
+                    for sequence, start, stop, reward in spans
+                    if sequence == number
+                ],
             )
             for number in rollout
         ]
@@ -166,26 +196,36 @@ def sample_of(rollout: Sequence[ScoredDataItem]) -> Sample:
                 "Give each scored item its `messages`, or leave `rewards` empty.",
             )
         # The policy's answers are the last messages of the assistant.
-        answers = [place for place, message in enumerate(messages) if message.get("role") == "assistant"][-num_answers:]
+        answers = [
+            place for place, message in enumerate(messages) if message.get("role") == "assistant"
+        ][-num_answers:]
         if len(answers) < num_answers:
             raise EnvironmentFailed("A chat to be scored has fewer answers than the policy gave.")
         begin = answers[0]
         places = tuple(place - begin for place in answers)
         chats.append(Sample(prompt=messages[:begin], completion=messages[begin:], answers=places))
     tokens = tuple(
-        token for item in rollout for token, mask in zip(item["tokens"], item["masks"], strict=True) if mask != MASKED
+        token
+        for item in rollout
+        for token, mask in zip(item["tokens"], item["masks"], strict=True)
+        if mask != MASKED
     )
     return replace(chats[-1], tokens=tokens, score=rollout[0]["scores"], earlier=tuple(chats[:-1]))
 
 
 async def held_out_metrics(
-    rewards: RewardList | None, panel: RewardList | None, item: Any, samples: Sequence[Sample], step: int
+    rewards: RewardList | None,
+    panel: RewardList | None,
+    item: Any,
+    samples: Sequence[Sample],
+    step: int,
 ) -> list[dict[str, float]]:
-    """What an evaluation adds to the environment's own scores of these answers: reward/NAME, reward/total, and
-    panel/NAME of a panel that is never trained on. What could not be scored is left out.
+    """What an evaluation adds to the environment's own scores of these answers: reward/NAME,
+    reward/total, and panel/NAME of a panel that is never trained on. What could not be scored is
+    left out.
 
-    The total is the weighted sum, also where training standardises: standardised sums of two evaluations could not be
-    compared.
+    The total is the weighted sum, also where training standardises: standardised sums of two
+    evaluations could not be compared.
     """
     metrics: list[dict[str, float]] = [{} for _ in samples]
     for kind, scorers in (("reward", rewards), ("panel", panel)):
@@ -198,7 +238,9 @@ async def held_out_metrics(
             own = {name: [column[place]] for name, column in scores.values.items()}
             for name, (value,) in own.items():
                 row |= metrics_of(kind, name, value)
-            lacks_a_score = any(own[one.name] == [None] and not one.may_be_inapplicable for one in scorers.specs)
+            lacks_a_score = any(
+                own[one.name] == [None] and not one.may_be_inapplicable for one in scorers.specs
+            )
             if kind == "reward" and not lacks_a_score:
                 for reward in compose(scorers.specs, own, "sum_then_normalize"):
                     row |= {} if reward is None else {f"reward/{TOTAL}": reward.total}
@@ -209,4 +251,7 @@ def metrics_of(kind: str, name: str, value: Value | None) -> Mapping[str, float]
     """A component's value, and the grades it is made of."""
     if value is None:
         return {}
-    return {f"{kind}/{name}": value.total, **{f"{kind}/{name}/{part}": grade for part, grade in value.parts.items()}}
+    return {
+        f"{kind}/{name}": value.total,
+        **{f"{kind}/{name}/{part}": grade for part, grade in value.parts.items()},
+    }

@@ -1,10 +1,12 @@
 """`serve`: keep the trainer's next batch filled.
 
-    status ─▶ step over? (metrics, checkpoint, evaluation) ─▶ start items up to the allowance ─▶ wait for one, or 50 ms
+    status ─▶ step over? (metrics, checkpoint, evaluation) ─▶ start items up to the allowance ─▶
+    wait for one, or 50 ms
 
-Promise: groups under way and on their way never exceed the allowance of the server's last answer; they are sent in the
-order in which they were drawn, so that a batch is the next groups in line, not those that were finished first, which
-would favour short episodes. A group that is finished early waits for its turn; nobody's sampling waits for it.
+Promise: groups under way and on their way never exceed the allowance of the server's last answer;
+they are sent in the order in which they were drawn, so that a batch is the next groups in line, not
+those that were finished first, which would favour short episodes. A group that is finished early
+waits for its turn; nobody's sampling waits for it.
 """
 
 from __future__ import annotations
@@ -45,21 +47,24 @@ SOLVED = 0.9  # share of answers from which on equal scores are no trouble
 class BatchPlan:
     """The batch that a deterministic environment, the only one of its run, is filling.
 
-    Elsewhere the trajectory server says how many groups it has room for, and whatever weights are newest sample them:
-    which those are depends on what took how long. Here the batch after k others is sampled by the weights with which
-    the trainer asked for the batch after k - lag others (before the first: by those of its first question), and holds
-    the first groups in the order of draws. It is begun when that question was asked, so that rollouts go on during
-    `lag` optimiser steps.
+    Elsewhere the trajectory server says how many groups it has room for, and whatever weights are
+    newest sample them: which those are depends on what took how long. Here the batch after k others
+    is sampled by the weights with which the trainer asked for the batch after k - lag others
+    (before the first: by those of its first question), and holds the first groups in the order of
+    draws. It is begun when that question was asked, so that rollouts go on during `lag` optimiser
+    steps.
 
-    The count is this environment's own, from the first batch that was not delivered when it began. Started again, it
-    draws that batch from its beginning: what the server has already counts once, by its key.
+    The count is this environment's own, from the first batch that was not delivered when it began.
+    Started again, it draws that batch from its beginning: what the server has already counts once,
+    by its key.
     """
 
     lag: int  # batches that the weights may lag behind
     batch_size: int  # rollouts
     group_size: int  # rollouts
     step: int  # whole batches before it
-    version: int | None = None  # of the weights that sample it; None: the trainer has not asked with them yet
+    # of the weights that sample it; None: the trainer has not asked with them yet
+    version: int | None = None
     filled: int = 0  # rollouts that it has
 
     @property
@@ -68,8 +73,9 @@ class BatchPlan:
         return 0 if self.version is None else -(-(self.batch_size - self.filled) // self.group_size)
 
     def has_room_for(self, step: int, num_rollouts: int) -> bool:
-        """Whether a group that was drawn for the batch after `step` others has a place in it: not where an item gave
-        several groups, or one larger than what is missing."""
+        """Whether a group that was drawn for the batch after `step` others has a place in it: not
+        where an item gave several groups, or one larger than what is missing.
+        """
         return step == self.step and self.filled + num_rollouts <= self.batch_size
 
     def is_completed_by(self, num_rollouts: int) -> bool:
@@ -94,7 +100,8 @@ class Serving:
         self._delivered = 0  # batches
         self._under_way: dict[asyncio.Task[None], DrawnItem] = {}
         self._rolling_out = 0  # of them, those that are not settled
-        self._last_turn = asyncio.get_running_loop().create_future()  # done once all that was drawn is sent or dropped
+        # done once all that was drawn is sent or dropped
+        self._last_turn = asyncio.get_running_loop().create_future()
         self._last_turn.set_result(None)
         self._evaluation: asyncio.Task[None] | None = None
         self._failed_in_a_row = 0
@@ -134,7 +141,8 @@ class Serving:
     async def _until_enough(self) -> None:
         plan = self._plan
         while True:
-            pending = len(self._under_way)  # before the question: what the answer counts as queued may be in here too
+            # before the question: what the answer counts as queued may be in here too
+            pending = len(self._under_way)
             step = None if plan is None else plan.step
             # Of the batch before the one with whose question the trainer names the weights.
             status = await self._link.status(None if plan is None else plan.step - plan.lag)
@@ -145,18 +153,27 @@ class Serving:
             total = total if total > 0 else self._link.registered.num_steps
             if 0 < total <= status.current_step:
                 log.info("All %d batches were delivered.", status.current_step)
-                if self._under_way:  # hear the acknowledgements of the last posts, which close their step
+                # hear the acknowledgements of the last posts, which close their step
+                if self._under_way:
                     self._reap((await asyncio.wait(self._under_way, timeout=LAST_WORDS_S))[0])
                 self._link.drop_undelivered()
                 await self._report()
                 return
-            room = status.allowance or 0 if plan is None else plan.room if total <= 0 or plan.step < total else 0
+            room = (
+                status.allowance or 0
+                if plan is None
+                else plan.room
+                if total <= 0 or plan.step < total
+                else 0
+            )
             await self._start(room - pending)
             if not self._under_way or self._idle:
                 await asyncio.sleep(POLL_S)
                 self._idle = False
             if self._under_way:
-                first = asyncio.wait(self._under_way, timeout=POLL_S, return_when=asyncio.FIRST_COMPLETED)
+                first = asyncio.wait(
+                    self._under_way, timeout=POLL_S, return_when=asyncio.FIRST_COMPLETED
+                )
                 self._reap((await first)[0])
 
     async def _start(self, room: int) -> None:
@@ -169,7 +186,9 @@ class Serving:
             if self._plan is not None and self._plan.step != self._env.curr_step:
                 return  # the batch became whole meanwhile
             try:
-                drawn = await self._items.next(self._plan.version if self._plan is not None else None)
+                drawn = await self._items.next(
+                    self._plan.version if self._plan is not None else None
+                )
             except EnvironmentFailed as failure:
                 drawn = None
                 self._note_failure(self._env.curr_step + 1, -1, None, (as_data(failure),))
@@ -178,8 +197,12 @@ class Serving:
                 return
             turn, self._last_turn = self._last_turn, asyncio.get_running_loop().create_future()
             self._rolling_out += 1
-            task = asyncio.create_task(self._work(drawn, turn, self._last_turn), name=f"item {drawn.draw.ordinal}")
-            task.add_done_callback(lambda _, turn=turn, after=self._last_turn: _pass_on(turn, after))
+            task = asyncio.create_task(
+                self._work(drawn, turn, self._last_turn), name=f"item {drawn.draw.ordinal}"
+            )
+            task.add_done_callback(
+                lambda _, turn=turn, after=self._last_turn: _pass_on(turn, after)
+            )
             self._under_way[task] = drawn
 
     def _reap(self, finished: set[asyncio.Task[None]]) -> None:
@@ -187,8 +210,12 @@ class Serving:
             del self._under_way[task]
             task.result()  # what stops the environment surfaces here
 
-    async def _work(self, drawn: DrawnItem, turn: asyncio.Future[None], after: asyncio.Future[None]) -> None:
-        """One item, until its groups are acknowledged; they wait for their turn, one that comes to nothing does not."""
+    async def _work(
+        self, drawn: DrawnItem, turn: asyncio.Future[None], after: asyncio.Future[None]
+    ) -> None:
+        """One item, until its groups are acknowledged; they wait for their turn, one that comes to
+        nothing does not.
+        """
         settled = await settle_item(self._env, drawn)
         self._rolling_out -= 1
         self._items.put_back(settled.backlog)
@@ -197,7 +224,8 @@ class Serving:
             return
         self._note_dropped(settled)
         if settled.groups:
-            await asyncio.wait([turn])  # not the future itself: cancelled, it would fail whoever waits for the next
+            # not the future itself: cancelled, it would fail whoever waits for the next
+            await asyncio.wait([turn])
         for number, group in enumerate(settled.groups):
             await self._deliver(drawn, number, group)
         _pass_on(turn, after)
@@ -212,9 +240,10 @@ class Serving:
         records.group(drawn.batch_step, drawn.draw.ordinal, drawn.item, group)
         has_state = type(self._env).save_checkpoint is not BaseEnv.save_checkpoint
         if plan is not None and plan.is_completed_by(num_rollouts) and has_state:
-            # What it has to know of itself when it begins the next batch: started again, or resumed, it begins there.
-            # Before the batch's last group is sent, which may make a batch of it at once: an environment killed between
-            # the two would begin a batch whose checkpoint does not exist.
+            # What it has to know of itself when it begins the next batch: started again, or
+            # resumed, it begins there. Before the batch's last group is sent, which may make a
+            # batch of it at once: an environment killed between the two would begin a batch whose
+            # checkpoint does not exist.
             step = plan.step + 1
             await self._call("save_checkpoint", lambda: self._env.save_checkpoint(step))
         body = to_wire(group, include_messages=self._env.config.include_messages)
@@ -234,7 +263,8 @@ class Serving:
         self._failed_in_a_row = 0
 
     def _note_dropped(self, settled: SettledItem) -> None:
-        """Count what was dropped; many groups in a row that taught nothing are an alert, and in the end the end.
+        """Count what was dropped; many groups in a row that taught nothing are an alert, and in the
+        end the end.
 
         Raises:
             EnvironmentGaveUp: there were `max_dropped_groups` of them.
@@ -248,7 +278,9 @@ class Serving:
         number = self._dropped_in_a_row = 0 if settled.groups else self._dropped_in_a_row + 1
         if number == 0 or number % WARN_AFTER_DROPPED:
             return
-        reasons = ", ".join(sorted({reason for _, reason in settled.dropped})) or "nothing was collected"
+        reasons = (
+            ", ".join(sorted({reason for _, reason in settled.dropped})) or "nothing was collected"
+        )
         evidence = f"{number} groups in a row were dropped (last: {reasons})."
         share = tally.row().get("train/percent_correct")
         if share is not None:
@@ -256,15 +288,25 @@ class Serving:
         if share is not None and share >= SOLVED:
             fix = "Nothing is left to learn: only harder tasks would teach more."
         elif share == 0.0:
-            fix = "See whether the scorer would know a right answer; if so, make the task easier or the groups larger."
+            fix = (
+                "See whether the scorer would know a right answer; if so, make the task easier "
+                "or the groups larger."
+            )
         else:
-            fix = "Make the task easier or harder, or the groups larger, so that some answers of a task are better."
+            fix = (
+                "Make the task easier or harder, or the groups larger, so that some answers of "
+                "a task are better."
+            )
         if limit and number >= limit:
-            raise EnvironmentGaveUp(f"{self._env.title} gives the trainer nothing to learn from.", evidence, fix)
+            raise EnvironmentGaveUp(
+                f"{self._env.title} gives the trainer nothing to learn from.", evidence, fix
+            )
         log.warning("%s", evidence)
         self._env.records.notice("no_reward_variance", step, evidence, fix, percent_correct=share)
 
-    def _note_failure(self, step: int, ordinal: int, item: object, failures: tuple[FailedRollout, ...]) -> None:
+    def _note_failure(
+        self, step: int, ordinal: int, item: object, failures: tuple[FailedRollout, ...]
+    ) -> None:
         """Record a failed group.
 
         Raises:
@@ -292,12 +334,16 @@ class Serving:
             self._env.records.notice("groups_failed", step, evidence, f"{fix}.")
 
     async def _advance(self, status: EnvStatus) -> None:
-        """Do what is due when the trainer took batches: metrics; every so many steps a checkpoint, an evaluation.
+        """Do what is due when the trainer took batches: metrics; every so many steps a checkpoint,
+        an evaluation.
 
-        A deterministic environment's current step is the batch that it fills, so that what it draws, and what it saves
-        of itself, does not depend on when the trainer took one.
+        A deterministic environment's current step is the batch that it fills, so that what it
+        draws, and what it saves of itself, does not depend on when the trainer took one.
         """
-        before, now = self._env.curr_step, status.current_step if self._plan is None else self._plan.step
+        before, now = (
+            self._env.curr_step,
+            status.current_step if self._plan is None else self._plan.step,
+        )
         self._env.curr_step, self._delivered = now, status.current_step
         await self._report()
         if now == before:
@@ -306,19 +352,35 @@ class Serving:
         if self._plan is None and interval > 0 and now // interval > before // interval:
             await self._call("save_checkpoint", lambda: self._env.save_checkpoint(now))
         every = self._env.config.steps_per_eval
-        supervised = self._env.config.run_dir is not None  # then the supervisor evaluates pinned weights
+        # then the supervisor evaluates pinned weights
+        supervised = self._env.config.run_dir is not None
         is_due = not supervised and every > 0 and now // every > before // every
         if is_due and (self._evaluation is None or self._evaluation.done()):
             self._evaluation = asyncio.create_task(self._evaluate(now), name="evaluation")
 
     async def _report(self) -> None:
-        """Write the figures of steps whose batch was delivered and of which nothing is under way any more."""
-        first_open = min((drawn.batch_step for drawn in self._under_way.values()), default=self._delivered + 1)
-        for step, figures in self._env.records.close(before=min(first_open, self._delivered + 1)).items():
-            log.info("step %d: %s", step, ", ".join(f"{name} {value:.3g}" for name, value in figures.items()))
+        """Write the figures of steps whose batch was delivered and of which nothing is under way
+        any more.
+        """
+        first_open = min(
+            (drawn.batch_step for drawn in self._under_way.values()), default=self._delivered + 1
+        )
+        for step, figures in self._env.records.close(
+            before=min(first_open, self._delivered + 1)
+        ).items():
+            log.info(
+                "step %d: %s",
+                step,
+                ", ".join(f"{name} {value:.3g}" for name, value in figures.items()),
+            )
             failed_calls = self._env.server.num_failed_calls - self._num_failed_calls
             self._num_failed_calls += failed_calls
-            row = {"step": step, **figures, **self._env.taken_counts(), "sampling/failed_calls": failed_calls}
+            row = {
+                "step": step,
+                **figures,
+                **self._env.taken_counts(),
+                "sampling/failed_calls": failed_calls,
+            }
             await self._call("wandb_log", lambda row=row: self._env.wandb_log(row))
 
     async def _call(self, name: str, hook: Callable[[], Awaitable[None] | None]) -> None:

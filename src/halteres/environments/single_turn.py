@@ -17,15 +17,18 @@ from halteres.types import FailedRollout, Trajectory, Turn
 
 
 class SingleTurnEnv(BaseEnv):
-    """Write `get_next_item`, `prompt` and `score_answer`; `load_dataset` for data, `eval_items` for evaluation,
-    `measure` for further metrics."""
+    """Write `get_next_item`, `prompt` and `score_answer`; `load_dataset` for data, `eval_items` for
+    evaluation, `measure` for further metrics.
+    """
 
     def prompt(self, item: Any) -> str | Sequence[Message]:
         """The user's message, or whole messages (then without the config's system prompt)."""
         raise NotImplementedError(f"{type(self).__name__} needs prompt.")
 
     def score_answer(self, item: Any, answer: str) -> float | Awaitable[float]:
-        """The reward of an answer, the model's whole text; above 0 counts as success. `async def` or not."""
+        """The reward of an answer, the model's whole text; above 0 counts as success. `async def`
+        or not.
+        """
         raise NotImplementedError(f"{type(self).__name__} needs score_answer.")
 
     def score(self, item: Any, text: str) -> float | Awaitable[float]:
@@ -36,14 +39,20 @@ class SingleTurnEnv(BaseEnv):
         """Further metrics of an answer; their means appear as train/… and eval/…"""
         return {}
 
-    async def collect_trajectories(self, item: Any) -> tuple[ScoredDataGroup | list[ScoredDataGroup] | None, Backlog]:
-        """The whole group in one request; answers whose scoring failed are sampled anew, `rollout_retries` times."""
+    async def collect_trajectories(
+        self, item: Any
+    ) -> tuple[ScoredDataGroup | list[ScoredDataGroup] | None, Backlog]:
+        """The whole group in one request; answers whose scoring failed are sampled anew,
+        `rollout_retries` times.
+        """
         messages = self.messages(item)
 
         async def scored(turn: Turn) -> list[ScoredDataItem]:
             return _items(await self._trajectory(item, turn), messages)
 
-        async def attempt(num_missing: int, number: int) -> list[list[ScoredDataItem] | FailedRollout]:
+        async def attempt(
+            num_missing: int, number: int
+        ) -> list[list[ScoredDataItem] | FailedRollout]:
             with one_rollout(0, number):
                 turns = await self.server.chat(messages, num_missing)
             return [await settle(scored(turn)) for turn in turns]
@@ -63,7 +72,9 @@ class SingleTurnEnv(BaseEnv):
         messages, answers = self.messages(item), list[Answer]()
         for turn in await self.server.chat(messages, count, temperature=temperature):
             trajectory = await self._trajectory(item, turn)
-            answers.append(Answer(trajectory=trajectory, chat=sample_of(_items(trajectory, messages))))
+            answers.append(
+                Answer(trajectory=trajectory, chat=sample_of(_items(trajectory, messages)))
+            )
         return answers
 
     async def _trajectory(self, item: Any, turn: Turn) -> Trajectory:

@@ -1,4 +1,5 @@
-"""The environment `text_gym`: text environments of other packages, GEM's and Gymnasium's, each in its own Python.
+"""The environment `text_gym`: text environments of other packages, GEM's and Gymnasium's, each in
+its own Python.
 
 The package is never imported here: it may want other versions of what Halteres needs.
 """
@@ -26,17 +27,27 @@ class TextGymConfig(MultiTurnConfig):
     """Settings of `text_gym`."""
 
     make: str = setting(
-        "gem:make", "MODULE:FUNCTION that makes the environment of an id", reaches="code", pattern=r"^[\w.]+:\w+$"
+        "gem:make",
+        "MODULE:FUNCTION that makes the environment of an id",
+        reaches="code",
+        pattern=r"^[\w.]+:\w+$",
     )
     task: str = setting(
-        "game:GuessTheNumber-v0-easy", "id of the environment, as its package names it", reaches="nothing"
+        "game:GuessTheNumber-v0-easy",
+        "id of the environment, as its package names it",
+        reaches="nothing",
     )
     options: dict[str, Any] = Field(
-        default_factory=dict, description="further arguments of the function", json_schema_extra=declared("name")
+        default_factory=dict,
+        description="further arguments of the function",
+        json_schema_extra=declared("name"),
     )
-    python: str | None = setting(None, "path of a Python that has the package; default: this one", reaches="code")
+    python: str | None = setting(
+        None, "path of a Python that has the package; default: this one", reaches="code"
+    )
     view: Literal["chat", "concat", "last"] = setting(
-        "chat", "what the policy sees: a growing chat, all observations in one message, or the last alone"
+        "chat",
+        "what the policy sees: a growing chat, all observations in one message, or the last alone",
     )
     prompt_template: str = setting(
         "{observation}\nPlease reason step by step, and put your final answer within \\boxed{}.",
@@ -46,16 +57,23 @@ class TextGymConfig(MultiTurnConfig):
 
 
 class TextGymEnv(MultiTurnEnv):
-    """A text environment of another package with GEM's or Gymnasium's interface (env.make, env.task, env.python)."""
+    """A text environment of another package with GEM's or Gymnasium's interface (env.make,
+    env.task, env.python).
+    """
 
     name = "text_gym"
-    trainer_defaults: ClassVar[Mapping[str, float | int | str]] = {"gamma": 0.9, "advantage": "rebn"}
+    trainer_defaults: ClassVar[Mapping[str, float | int | str]] = {
+        "gamma": 0.9,
+        "advantage": "rebn",
+    }
     env_config_cls: ClassVar[type[BaseEnvConfig]] = TextGymConfig
     config: TextGymConfig  # pyright: ignore[reportIncompatibleVariableOverride]  # narrowed, and only ever read
 
     @classmethod
     def config_init(cls) -> tuple[TextGymConfig, Sequence[APIServerConfig]]:
-        """Batches of 32 episodes, 8 at once, each in a process of its own; only full marks are a success."""
+        """Batches of 32 episodes, 8 at once, each in a process of its own; only full marks are a
+        success.
+        """
         config = TextGymConfig(
             group_size=1,
             batch_size=32,
@@ -82,7 +100,8 @@ class TextGymEnv(MultiTurnEnv):
             raise InvalidConfig(
                 f"{self.config.make}({self.config.task!r}) cannot be played.",
                 error.what,
-                "Set env.make, env.task and env.options, and env.python to a Python that has the package.",
+                "Set env.make, env.task and env.options, and env.python to a Python that has the "
+                "package.",
             ) from error
         self.idle.append(worker)
 
@@ -92,7 +111,10 @@ class TextGymEnv(MultiTurnEnv):
 
     def eval_items(self) -> list[dict[str, Any]]:
         """The same seeds for every run."""
-        return [{"task": self.config.task, "seed": seed} for seed in held_out_seeds(self.config.eval_tasks)]
+        return [
+            {"task": self.config.task, "seed": seed}
+            for seed in held_out_seeds(self.config.eval_tasks)
+        ]
 
     async def reset(self, task: Any) -> str:
         """The first observation; a process is this episode's alone until it ends."""
@@ -117,11 +139,15 @@ class TextGymEnv(MultiTurnEnv):
 
     def _worker(self) -> WorkerProcess:
         config = self.config
-        return gym_worker("text", config.make, config.task, json.dumps(config.options), python=config.python)
+        return gym_worker(
+            "text", config.make, config.task, json.dumps(config.options), python=config.python
+        )
 
     def _message(self, played: Any) -> str:
         self.observations.append(played["observation"])
-        text = "\n".join(self.observations if self.config.view == "concat" else self.observations[-1:])
+        text = "\n".join(
+            self.observations if self.config.view == "concat" else self.observations[-1:]
+        )
         behind = f"\n{played['suffix']}" if played["suffix"] else ""
         observation = f"{played['prefix']}{text}{behind}"
         return self.config.prompt_template.replace("{observation}", observation)

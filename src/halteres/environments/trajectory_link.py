@@ -1,11 +1,14 @@
-"""An environment's connection to the trajectory server: register, ask how it stands, post groups, disconnect.
+"""An environment's connection to the trajectory server: register, ask how it stands, post groups,
+disconnect.
 
-The keys of groups make a repeated group harmless. A group that cannot be delivered goes to disk, in its order:
+The keys of groups make a repeated group harmless. A group that cannot be delivered goes to disk, in
+its order:
 
     send ──▶ acknowledged
       │ the server is away for SEND_S, or this process ends meanwhile
       ▼
-    outbox ── the next look at the server, of this process or its successor ──▶ acknowledged, once, by the same key
+    outbox ── the next look at the server, of this process or its successor ──▶ acknowledged, once,
+    by the same key
 """
 
 from __future__ import annotations
@@ -36,10 +39,14 @@ from halteres.errors import HalteresError, InvalidConfig, InvalidData, NotReady
 from halteres.files import replace_file
 
 PATIENCE = Retries.for_seconds(600.0, longest_wait_s=0.5)
-"""How long the server may be away (its restart takes under a second) before the environment gives up."""
+"""How long the server may be away (its restart takes under a second) before the environment gives
+up.
+"""
 
 SEND_S = 60.0
-"""How long a group may wait for its acknowledgement before it goes to disk, where there is a folder for it."""
+"""How long a group may wait for its acknowledgement before it goes to disk, where there is a folder
+for it.
+"""
 
 GOODBYE_S = 2.0
 
@@ -54,18 +61,28 @@ log = logging.getLogger(__name__)
 class TrajectoryLink:
     """One environment's registration at one server, also after the server has forgotten it."""
 
-    def __init__(self, client: EnvironmentClient, config: BaseEnvConfig, name: str, send_s: float = SEND_S) -> None:
+    def __init__(
+        self, client: EnvironmentClient, config: BaseEnvConfig, name: str, send_s: float = SEND_S
+    ) -> None:
         self._client, self._config, self._name = client, config, name
         self._registered: Registered | None = None
-        self._registering = asyncio.Lock()  # one of those who learn at once that the server forgot us
-        self.batch_size = config.batch_size  # rollouts of a batch; once registered, as the trainer said
+        # one of those who learn at once that the server forgot us
+        self._registering = asyncio.Lock()
+        # rollouts of a batch; once registered, as the trainer said
+        self.batch_size = config.batch_size
         folder = Path(config.run_dir) / "spool" if config.run_dir else None
         self._folder = folder = Path(config.spool_dir) if config.spool_dir else folder
-        # The same for whoever uses the folder after this process: a repeated group has its first key.
-        place = uuid.uuid4().hex if folder is None else hashlib.sha256(str(folder.resolve()).encode()).hexdigest()
+        # The same for whoever uses the folder after this process: a repeated group has its first
+        # key.
+        place = (
+            uuid.uuid4().hex
+            if folder is None
+            else hashlib.sha256(str(folder.resolve()).encode()).hexdigest()
+        )
         self._identity = place[:12]
         self._outbox = Outbox(folder)
-        self._send_s = None if folder is None else send_s  # None: as long as the client has patience
+        # None: as long as the client has patience
+        self._send_s = None if folder is None else send_s
 
     @property
     def registered(self) -> Registered:
@@ -76,12 +93,13 @@ class TrajectoryLink:
 
     @property
     def life(self) -> int:
-        """Which of several environments of this name it is: the server numbers their names, from NAME_0.
+        """Which of several environments of this name it is: the server numbers their names, from
+        NAME_0.
 
-        One with a folder is always the first: started again, it draws what it drew before. What the server has of that
-        already has its key, and counts once, so that the batch, and all later ones, are those of an environment that
-        was never interrupted. One without a folder cannot be told from a twin that goes on beside it, and draws
-        something else.
+        One with a folder is always the first: started again, it draws what it drew before. What the
+        server has of that already has its key, and counts once, so that the batch, and all later
+        ones, are those of an environment that was never interrupted. One without a folder cannot be
+        told from a twin that goes on beside it, and draws something else.
         """
         number = "" if self._folder else self.registered.name.removeprefix(f"{self._name}_")
         return int(number) if number.isdecimal() else 0
@@ -103,21 +121,28 @@ class TrajectoryLink:
         self.batch_size, _ = await self._client.info()
         if self._config.group_size > self.batch_size > 0:
             raise InvalidConfig(
-                f"A group of {self._config.group_size} does not fit into a batch of {self.batch_size}.",
+                f"A group of {self._config.group_size} does not fit into a batch of "
+                f"{self.batch_size}.",
                 "The trainer's batch_size counts sequences.",
                 "Lower group_size, or raise batch_size.",
             )
         return self._registered
 
     async def status(self, num_before: int | None = None) -> EnvStatus:
-        """Deliver what could not be delivered before; then ask how far the trainer is, and for how many groups there is
-        room (`allowance`): those under way before the question included."""
+        """Deliver what could not be delivered before; then ask how far the trainer is, and for how
+        many groups there is room (`allowance`): those under way before the question included.
+        """
         for file, group in self._outbox.groups():
             try:
                 posted = await self._post(group)
                 if posted.set_aside:
-                    log.warning("The trajectory server set aside a group that lay on disk: %s", posted.set_aside)
-            except KeyReused:  # it did arrive, from an environment that had another id, and only the answer was lost
+                    log.warning(
+                        "The trajectory server set aside a group that lay on disk: %s",
+                        posted.set_aside,
+                    )
+            except KeyReused:
+                # it did arrive, from an environment that had another id, and only the answer was
+                # lost
                 pass
             except InvalidData as error:
                 log.warning("A group that lay on disk is refused: %s", error.sentence)
@@ -137,7 +162,8 @@ class TrajectoryLink:
             NotReady: the server stayed away, and the group could not be stored.
         """
         group = OutgoingGroup(key=f"{self._identity}/{place}", body=body)
-        if self._outbox.files() and self._outbox.store(group):  # no group overtakes one that lies there
+        # no group overtakes one that lies there
+        if self._outbox.files() and self._outbox.store(group):
             return Posted(status=STORED)
         try:
             async with asyncio.timeout(self._send_s):
@@ -148,7 +174,9 @@ class TrajectoryLink:
             if not self._outbox.store(group):
                 if isinstance(error, NotReady):
                     raise
-                raise NotReady(f"The trajectory server acknowledged no group within {self._send_s:g} s.") from None
+                raise NotReady(
+                    f"The trajectory server acknowledged no group within {self._send_s:g} s."
+                ) from None
         except asyncio.CancelledError:
             self._outbox.store(group)  # this process ends; the next one finds it
             raise
@@ -172,7 +200,9 @@ class TrajectoryLink:
             log.info("The trajectory server heard no goodbye: %s", error)
 
     async def _post(self, group: OutgoingGroup) -> Posted:
-        return await self._as_known(lambda env_id: self._client.post({**group.body, "env_id": env_id}, key=group.key))
+        return await self._as_known(
+            lambda env_id: self._client.post({**group.body, "env_id": env_id}, key=group.key)
+        )
 
     async def _as_known(self, ask: Callable[[int], Awaitable[T]]) -> T:
         """Ask under our id; where the server knows it no more, under a new one."""
@@ -188,7 +218,9 @@ class TrajectoryLink:
 
 
 LARGEST_BYTES = 1024**3
-"""Of all groups on disk. No group is begun while the server is away, so there are about as many as workers."""
+"""Of all groups on disk. No group is begun while the server is away, so there are about as many as
+workers.
+"""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -200,7 +232,9 @@ class OutgoingGroup:
 
 
 class Outbox:
-    """The folder of one environment, a file for each group; without one (None), nothing is ever stored."""
+    """The folder of one environment, a file for each group; without one (None), nothing is ever
+    stored.
+    """
 
     def __init__(self, folder: Path | None, largest_bytes: int = LARGEST_BYTES) -> None:
         self._folder, self._largest_bytes = folder, largest_bytes
@@ -217,17 +251,26 @@ class Outbox:
         content = json.dumps({"key": group.key, "body": group.body}).encode()
         try:
             self._folder.mkdir(parents=True, exist_ok=True)
-            if len(content) + sum(file.stat().st_size for file in self.files()) > self._largest_bytes:
-                log.warning("%s holds %d MiB already.", self._folder, self._largest_bytes // 1024**2)
+            if (
+                len(content) + sum(file.stat().st_size for file in self.files())
+                > self._largest_bytes
+            ):
+                log.warning(
+                    "%s holds %d MiB already.", self._folder, self._largest_bytes // 1024**2
+                )
                 return False
-            replace_file(self._folder / f"{time.time_ns():020}-{next(self._numbers)}.group", content)
+            replace_file(
+                self._folder / f"{time.time_ns():020}-{next(self._numbers)}.group", content
+            )
         except OSError as error:
             log.warning("A group cannot be written into %s: %s.", self._folder, error.strerror)
             return False
         return True
 
     def groups(self) -> Iterator[tuple[Path, OutgoingGroup]]:
-        """Every group with its file, the oldest first; a file that holds none is moved out of the way."""
+        """Every group with its file, the oldest first; a file that holds none is moved out of the
+        way.
+        """
         for file in self.files():
             try:
                 content = json.loads(file.read_bytes())
@@ -235,7 +278,9 @@ class Outbox:
             except FileNotFoundError:
                 continue
             except (OSError, ValueError, TypeError, KeyError) as error:
-                log.warning("%s holds no group (%s); it is left there under another name.", file, error)
+                log.warning(
+                    "%s holds no group (%s); it is left there under another name.", file, error
+                )
                 file.rename(file.with_suffix(".damaged"))
                 continue
             yield file, group

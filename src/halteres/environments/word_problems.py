@@ -1,6 +1,8 @@
-"""The environment `word_problems`: short stories with small numbers, a set of our own that comes with the package.
+"""The environment `word_problems`: short stories with small numbers, a set of our own that comes
+with the package.
 
-The rows are made by recipes/word_problems.py. Their results are no results on GSM8K, which is another environment.
+The rows are made by recipes/word_problems.py. Their results are no results on GSM8K, which is
+another environment.
 """
 
 from __future__ import annotations
@@ -22,7 +24,8 @@ class WordProblemsConfig(BaseEnvConfig):
     """Settings of `word_problems`."""
 
     prompt_template: str = setting(
-        "Question: {question}\nPlease reason step by step, and put your final answer within \\boxed{}.",
+        "Question: {question}\nPlease reason step by step, and put your final answer within "
+        "\\boxed{}.",
         "the user's message; {question} is replaced",
         reaches="nothing",
     )

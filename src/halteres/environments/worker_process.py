@@ -1,7 +1,9 @@
-"""A child process that is asked one thing at a time and killed, with all that it started, when it takes too long.
+"""A child process that is asked one thing at a time and killed, with all that it started, when it
+takes too long.
 
-Both sides speak lines of JSON. The child's first line says that it is ready, or why it cannot be. Time is the parent's,
-so nothing in the child can put its limit off; a late or broken answer is none.
+Both sides speak lines of JSON. The child's first line says that it is ready, or why it cannot be.
+Time is the parent's, so nothing in the child can put its limit off; a late or broken answer is
+none.
 """
 
 from __future__ import annotations
@@ -46,9 +48,15 @@ class WorkerRefused(EnvironmentFailed):
     code = "scorer_error"
 
 
-def gym_worker(kind: Literal["reasoning", "text"], *arguments: str, python: str | None = None) -> WorkerProcess:
-    """A worker that runs another package's environment (`gym_worker`), by a Python that has the package."""
-    return WorkerProcess((python or sys.executable, str(GYM_WORKER), kind, *arguments), start_within_s=START_S)
+def gym_worker(
+    kind: Literal["reasoning", "text"], *arguments: str, python: str | None = None
+) -> WorkerProcess:
+    """A worker that runs another package's environment (`gym_worker`), by a Python that has the
+    package.
+    """
+    return WorkerProcess(
+        (python or sys.executable, str(GYM_WORKER), kind, *arguments), start_within_s=START_S
+    )
 
 
 class WorkerProcess:
@@ -72,11 +80,16 @@ class WorkerProcess:
         """
         async with self._turn:
             if self._child is None:
-                ours, theirs = socket.socketpair()  # unlike a pipe's, our end can be closed whoever holds theirs
+                # unlike a pipe's, our end can be closed whoever holds theirs
+                ours, theirs = socket.socketpair()
                 with theirs:
-                    self._reader, self._writer = await asyncio.open_connection(sock=ours, limit=LONGEST_ANSWER)
+                    self._reader, self._writer = await asyncio.open_connection(
+                        sock=ours, limit=LONGEST_ANSWER
+                    )
                     end, environment = theirs.fileno(), environ.for_sandboxed()
-                    self._child = Child(self._command, environment=environment, stdin=end, stdout=end)
+                    self._child = Child(
+                        self._command, environment=environment, stdin=end, stdout=end
+                    )
                 await self._answer(self._start_within_s)
             self._writer.write(json.dumps(question).encode() + b"\n")
             return await self._answer(within_s)
@@ -97,7 +110,11 @@ class WorkerProcess:
             with contextlib.suppress(ValueError):
                 answer = json.loads(line)
             if not isinstance(answer, dict):
-                what = f"The worker wrote {line[:80]!r}, which is no object." if line else "The worker ended."
+                what = (
+                    f"The worker wrote {line[:80]!r}, which is no object."
+                    if line
+                    else "The worker ended."
+                )
                 raise WorkerLost(what)
             if "error" in answer:
                 raise WorkerRefused(str(answer["error"]))
@@ -105,7 +122,10 @@ class WorkerProcess:
         except BaseException as error:  # cancellation, too
             self.kill()
             if isinstance(error, TimeoutError):
-                raise WorkerTimedOut("No answer came in time.", f"The limit is {within_s:g} s.") from error
-            if isinstance(error, OSError | ValueError):  # the child ended as it was asked; a line without an end
+                raise WorkerTimedOut(
+                    "No answer came in time.", f"The limit is {within_s:g} s."
+                ) from error
+            # the child ended as it was asked; a line without an end
+            if isinstance(error, OSError | ValueError):
                 raise WorkerLost("The worker ended.", f"{error}.") from error
             raise

@@ -1,17 +1,20 @@
-"""Base models in HALTERES_HOME/models: fetching, registering, listing and removing them; and the entries of a Hugging
-Face cache by which clients find their tokenizers.
+"""Base models in HALTERES_HOME/models: fetching, registering, listing and removing them; and the
+entries of a Hugging Face cache by which clients find their tokenizers.
 
-A model in the store is a link to its folder, or a folder made here (a copy, a converted file) that carries the mark
-`.halteres-copy`; a folder that somebody put there by hand is never removed. A cache's entry lets a name of ours resolve
-without a hub:
+A model in the store is a link to its folder, or a folder made here (a copy, a converted file) that
+carries the mark `.halteres-copy`; a folder that somebody put there by hand is never removed. A
+cache's entry lets a name of ours resolve without a hub:
 
     CACHE/models--ORG--NAME/refs/main               the commit
-    CACHE/models--ORG--NAME/snapshots/<commit>/     copies of config.json and of the tokenizer's files
-    CACHE/models--ORG--NAME/halteres.json           what makes it ours: {"commit": ..., "for": [names of models]}
+    CACHE/models--ORG--NAME/snapshots/<commit>/     copies of config.json and of the tokenizer's
+                                                    files
+    CACHE/models--ORG--NAME/halteres.json           what makes it ours: {"commit": ..., "for":
+                                                    [names of models]}
 
 An entry that somebody else made, or a snapshot within one of ours, is never changed.
-Source: the layout that huggingface_hub 2.4 reads. With HF_HUB_OFFLINE=1 `AutoTokenizer.from_pretrained(NAME)` asks for
-nothing more; a hub that is reached overrides the entry.
+Source: the layout that huggingface_hub 2.4 reads. With HF_HUB_OFFLINE=1
+`AutoTokenizer.from_pretrained(NAME)` asks for nothing more; a hub that is reached overrides the
+entry.
 """
 
 from __future__ import annotations
@@ -34,9 +37,13 @@ from halteres.models.shape import INDEX, ModelShape, read_shape, weight_files
 from halteres.text import TEMPLATES, Tokenizer, tokenizer_files
 
 _MARK = "halteres.json"
-LLAMA_3_TOKENIZERS = ("thinkingmachineslabinc/meta-llama-3-instruct-tokenizer", "baseten/Meta-Llama-3-tokenizer")
-"""What clients load instead of a gated Llama 3 tokenizer: tinker 0.38.0 (sampling_client.py) and tinker-cookbook 0.6.1
-the first, seed 003 the second."""
+LLAMA_3_TOKENIZERS = (
+    "thinkingmachineslabinc/meta-llama-3-instruct-tokenizer",
+    "baseten/Meta-Llama-3-tokenizer",
+)
+"""What clients load instead of a gated Llama 3 tokenizer: tinker 0.38.0 (sampling_client.py) and
+tinker-cookbook 0.6.1 the first, seed 003 the second.
+"""
 
 _FORM = re.compile(r"(?!.*(--|\.\.))[A-Za-z0-9][\w.-]*(/[A-Za-z0-9][\w.-]*)?", re.ASCII)
 _MAX_LENGTH = 96
@@ -54,19 +61,25 @@ class HubCache:
     folder: Path
 
     def check(self, name: str, model: Path) -> None:
-        """That the entry of this name is ours to write, or has the model's tokenizer already: Conflict where somebody
-        else's has another, or cannot be resolved."""
+        """That the entry of this name is ours to write, or has the model's tokenizer already:
+        Conflict where somebody else's has another, or cannot be resolved.
+        """
         entry = self._entry(name)
         tokenizer, own = self._tokenizer(entry), model / "tokenizer.json"
-        if _is_foreign(entry) and not (tokenizer and own.is_file() and tokenizer.read_bytes() == own.read_bytes()):
+        if _is_foreign(entry) and not (
+            tokenizer and own.is_file() and tokenizer.read_bytes() == own.read_bytes()
+        ):
             raise Conflict(
                 f"The Hugging Face cache has another '{name}'.",
-                f"{entry} was not made by `halteres models`, and its tokenizer is not the one in {model}.",
+                f"{entry} was not made by `halteres models`, and its tokenizer is not the one in "
+                f"{model}.",
                 "Give another name with --as, or delete that folder if nothing needs it.",
             )
 
     def write(self, name: str, model: Path, needed_for: str) -> None:
-        """Make the name resolve to the tokenizer of the model in this folder; somebody else's entry is left alone."""
+        """Make the name resolve to the tokenizer of the model in this folder; somebody else's entry
+        is left alone.
+        """
         entry = self._entry(name)
         if _is_foreign(entry):
             return
@@ -78,7 +91,8 @@ class HubCache:
         commit = digest.hexdigest()[:40]
         before = _read_mark(entry)
         (entry / "refs").mkdir(parents=True, exist_ok=True)
-        (entry / "refs" / "main").unlink(missing_ok=True)  # without one the mark holds, whatever comes between
+        # without one the mark holds, whatever comes between
+        (entry / "refs" / "main").unlink(missing_ok=True)
         _write_mark(entry, commit, {*(before.models if before else ()), needed_for})
         if not (snapshot := entry / "snapshots" / commit).is_dir():
             with _writing(snapshot) as beside:
@@ -131,7 +145,9 @@ def _copy(source: Path, names: Iterable[str], place: Path) -> None:
 
 @contextmanager
 def _writing(folder: Path) -> Iterator[Path]:
-    """A new folder beside this one, to be filled; it becomes this one if the block succeeds. Its parents are made."""
+    """A new folder beside this one, to be filled; it becomes this one if the block succeeds. Its
+    parents are made.
+    """
     beside = folder.with_name(f".{folder.name}.{os.getpid()}")
     beside.mkdir(parents=True)
     try:
@@ -210,7 +226,11 @@ class ModelStore:
                 place.unlink(missing_ok=True)  # a link whose model has gone
                 place.parent.mkdir(parents=True, exist_ok=True)
                 if copy:
-                    names = ["config.json", *tokenizer_files(source), *(file.name for file in weight_files(source))]
+                    names = [
+                        "config.json",
+                        *tokenizer_files(source),
+                        *(file.name for file in weight_files(source)),
+                    ]
                     names += [INDEX] if (source / INDEX).is_file() else []
                     with _writing(place) as beside:
                         _copy(source, names, beside)
@@ -228,11 +248,13 @@ class ModelStore:
         )
 
     def add_written(self, write: Callable[[Path], None], name: str) -> RegisteredModel:
-        """Put a model in the store that is written for it, into an empty folder: whole, or not at all. Raises as `add`,
-        and as `write`."""
+        """Put a model in the store that is written for it, into an empty folder: whole, or not at
+        all. Raises as `add`, and as `write`.
+        """
         place = self.folder / checked_name(name)
         self._check_place(name, None)
-        for left in place.parent.glob(f".{place.name}.*"):  # by a process that was killed while it wrote
+        # by a process that was killed while it wrote
+        for left in place.parent.glob(f".{place.name}.*"):
             try:
                 os.kill(int(left.suffix[1:]), 0)
             except ProcessLookupError:
@@ -250,8 +272,10 @@ class ModelStore:
         return self.add(place, name)
 
     def remove(self, name: str) -> None:
-        """Take a model out of the store: its link or copy, and what it has in the Hugging Face cache. NotFound where
-        nothing of this name is registered, Conflict where the folder was put there by hand."""
+        """Take a model out of the store: its link or copy, and what it has in the Hugging Face
+        cache. NotFound where nothing of this name is registered, Conflict where the folder was put
+        there by hand.
+        """
         place = self.folder / checked_name(name)
         if not self._is_registered(name) and place.is_dir():
             raise Conflict(
@@ -262,21 +286,36 @@ class ModelStore:
         if not self._is_registered(name):
             known = list(self.registered())
             why = f"Registered: {', '.join(known) or 'none'}."
-            raise NotFound(f"No model '{name}' is registered.", why, did_you_mean=nearest(name, known), allowed=known)
+            raise NotFound(
+                f"No model '{name}' is registered.",
+                why,
+                did_you_mean=nearest(name, known),
+                allowed=known,
+            )
         with boundary(ServerError, f"Removing '{name}'"):
             self.cache.release(name)
             if place.is_symlink():
                 place.unlink()
             elif place.is_dir():
                 shutil.rmtree(place)
-            if place.parent != self.folder and place.parent.is_dir() and not any(place.parent.iterdir()):
+            if (
+                place.parent != self.folder
+                and place.parent.is_dir()
+                and not any(place.parent.iterdir())
+            ):
                 place.parent.rmdir()
 
     def registered(self) -> dict[str, tuple[str, ...]]:
-        """The names that `add` has put here, each with those under which clients find its tokenizer."""
+        """The names that `add` has put here, each with those under which clients find its
+        tokenizer.
+        """
         stored = {name for name, _ in stored_models(self.folder) if self._is_registered(name)}
         # The cache may be shared with other stores, whose models are not here.
-        cached = {name for name in self.cache.models() if builtin_path(name) or os.path.lexists(self.folder / name)}
+        cached = {
+            name
+            for name in self.cache.models()
+            if builtin_path(name) or os.path.lexists(self.folder / name)
+        }
         return {name: self._found_as(name) for name in sorted(stored | cached)}
 
     def _found_as(self, name: str) -> tuple[str, ...]:
@@ -300,12 +339,15 @@ class ModelStore:
 
 
 def checked_name(name: str) -> str:
-    """The name, if it is of the hub's form: 'name' or 'organisation/name', UserError if it is not. Source:
-    huggingface_hub 2.4, validate_repo_id: a cache entry's folder has '--' for '/', so no name may hold one."""
+    """The name, if it is of the hub's form: 'name' or 'organisation/name', UserError if it is not.
+    Source: huggingface_hub 2.4, validate_repo_id: a cache entry's folder has '--' for '/', so no
+    name may hold one.
+    """
     if len(name) > _MAX_LENGTH or not _FORM.fullmatch(name) or name.endswith((".git", ".", "-")):
         raise UserError(
             f"A model cannot be called '{name}'.",
-            f"A name is 'name' or 'organisation/name' of letters, digits, '_', '.', '-', at most {_MAX_LENGTH} of them,"
+            "A name is 'name' or 'organisation/name' of letters, digits, '_', '.', '-', at most "
+            f"{_MAX_LENGTH} of them,"
             " without '--' and '..'.",
             "Give another with --as.",
         )
@@ -313,7 +355,9 @@ def checked_name(name: str) -> str:
 
 
 def suggested_name(folder: Path) -> str:
-    """The name of the model in a folder: its own last part; of a snapshot in a Hugging Face cache, the entry's."""
+    """The name of the model in a folder: its own last part; of a snapshot in a Hugging Face cache,
+    the entry's.
+    """
     entry = folder.parent.parent.name
     if folder.parent.name == "snapshots" and entry.startswith("models--"):
         return entry.removeprefix("models--").replace("--", "/")
@@ -326,40 +370,46 @@ def tokenizer_names(name: str) -> tuple[str, ...]:
 
 
 def checked_model(folder: Path) -> ModelShape:
-    """The shape of the model in a folder; UserError where it is no decoder, is not whole, or its tokenizer cannot be
-    read."""
+    """The shape of the model in a folder; UserError where it is no decoder, is not whole, or its
+    tokenizer cannot be read.
+    """
     try:
         shape = read_shape(folder)
     except (OSError, ValueError) as error:
         raise UserError(
             f"The folder {folder} holds no whole model.",
             f"{error}.",
-            "Name a folder in Hugging Face format: config.json, tokenizer.json and model.safetensors.",
+            "Name a folder in Hugging Face format: config.json, tokenizer.json and "
+            "model.safetensors.",
         ) from error
     if not shape.is_decoder:
         raise UserError(
             f"The model in {folder} cannot be used.",
-            f"Its architecture is '{shape.architecture}', of model_type '{shape.family}': no causal language model.",
+            f"Its architecture is '{shape.architecture}', of model_type '{shape.family}': no "
+            "causal language model.",
             "Take a decoder, such as Qwen3, Llama or Mistral.",
         )
     if not (folder / "tokenizer.json").is_file():
         raise UserError(
             f"The model in {folder} has no tokenizer.",
             "tokenizer.json is missing.",
-            "Save it with transformers: AutoTokenizer.from_pretrained(FOLDER).save_pretrained(FOLDER).",
+            "Save it with transformers: "
+            "AutoTokenizer.from_pretrained(FOLDER).save_pretrained(FOLDER).",
         )
     Tokenizer(folder)
     return shape
 
 
 def download(name: str, cache: Path) -> Path:
-    """The folder of the model of this name on the hub: a snapshot in the Hugging Face cache, fetched if need be;
-    NotReady where it cannot be."""
+    """The folder of the model of this name on the hub: a snapshot in the Hugging Face cache,
+    fetched if need be; NotReady where it cannot be.
+    """
     from huggingface_hub import snapshot_download
 
     try:
         with boundary(NotReady, "huggingface_hub"):
-            # An ignored pattern counts before an allowed one, so the one folder that is needed is asked for by itself.
+            # An ignored pattern counts before an allowed one, so the one folder that is needed is
+            # asked for by itself.
             snapshot_download(name, cache_dir=cache, allow_patterns=_NAMED_TEMPLATES)
             fetched = snapshot_download(
                 name, cache_dir=cache, allow_patterns=_DOWNLOADED, ignore_patterns=_NOT_DOWNLOADED
@@ -368,7 +418,9 @@ def download(name: str, cache: Path) -> Path:
         raise NotReady(
             f"The model '{name}' is neither on this disk nor could it be downloaded.",
             f"{' '.join(failure.what.split()).rstrip('.')}.",
-            f"Check the name and the network (with HF_HUB_OFFLINE set, nothing is asked; a gated model needs `hf auth"
-            f" login`); or fetch its folder elsewhere, then run `halteres models add FOLDER --as {name}`.",
+            "Check the name and the network (with HF_HUB_OFFLINE set, nothing is asked; a gated "
+            "model needs `hf auth"
+            " login`); or fetch its folder elsewhere, then run `halteres models add FOLDER --as "
+            f"{name}`.",
         ) from failure
     return Path(fetched)

@@ -1,8 +1,9 @@
-"""A base model's size, read off its folder without loading it: config.json and the headers of its weight files.
+"""A base model's size, read off its folder without loading it: config.json and the headers of its
+weight files.
 
-What transformers does not find in a folder it draws at random, anew at each start, and goes on. So a folder whose files
-lack a tensor of its model has no shape; of the families that are computed here the tensors are known without loading
-anything.
+What transformers does not find in a folder it draws at random, anew at each start, and goes on. So
+a folder whose files lack a tensor of its model has no shape; of the families that are computed here
+the tensors are known without loading anything.
 """
 
 from __future__ import annotations
@@ -20,7 +21,9 @@ from safetensors import SafetensorError, safe_open
 from halteres.files import open_regular, read_json
 
 FAMILIES = ("qwen3", "qwen2", "llama")
-"""`model_type`s that the engine computes by itself, not through transformers; a test holds them equal to its own."""
+"""`model_type`s that the engine computes by itself, not through transformers; a test holds them
+equal to its own.
+"""
 
 QUANTISED = ("quantization_config", "compression_config")
 """Fields of a config.json whose weights are packed numbers."""
@@ -47,7 +50,9 @@ class Header(NamedTuple):
 
 
 class NotWhole(ValueError):
-    """A folder whose weights are not those of its model: some are missing, of another shape, or quantised."""
+    """A folder whose weights are not those of its model: some are missing, of another shape, or
+    quantised.
+    """
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -92,13 +97,20 @@ def adapter_numbers(shape: ModelShape, rank: int) -> int:
     """Numbers of an adapter on every projection."""
     heads = shape.heads * shape.head_width
     ins = shape.layers * (3 * shape.width + heads + 2 * shape.width + shape.feed) + shape.width
-    outs = shape.layers * (shape.qkv + shape.width + 2 * shape.feed + shape.width) + shape.vocabulary
+    outs = (
+        shape.layers * (shape.qkv + shape.width + 2 * shape.feed + shape.width) + shape.vocabulary
+    )
     return rank * (ins + outs)
 
 
 def diagonal_numbers(shape: ModelShape, rank: int) -> int:
-    """Numbers of an adapter's B's once more, as block-diagonal matrices: what the engine computes with."""
-    outs = shape.layers * (3 * shape.qkv + shape.width + 4 * shape.feed + shape.width) + shape.vocabulary
+    """Numbers of an adapter's B's once more, as block-diagonal matrices: what the engine computes
+    with.
+    """
+    outs = (
+        shape.layers * (3 * shape.qkv + shape.width + 4 * shape.feed + shape.width)
+        + shape.vocabulary
+    )
     return rank * outs
 
 
@@ -106,8 +118,8 @@ def read_shape(folder: Path) -> ModelShape:
     """The shape of the model in a folder in Hugging Face format.
 
     Raises:
-        OSError, ValueError: a file is missing, incomplete, or not what its name says; weights are missing or quantised;
-            the text names it.
+        OSError, ValueError: a file is missing, incomplete, or not what its name says; weights are
+            missing or quantised; the text names it.
     """
     config = read_config(folder)
 
@@ -139,7 +151,9 @@ def read_shape(folder: Path) -> ModelShape:
         head_width=number("head_dim", width // heads),
         context=number("max_position_embeddings"),
         tied=bool(tied),
-        parameters=sum(math.prod(one.sizes) for name, one in tensors.items() if not (tied and name == HEAD)),
+        parameters=sum(
+            math.prod(one.sizes) for name, one in tensors.items() if not (tied and name == HEAD)
+        ),
         size_bytes=sum(file.stat().st_size for file in files),
     )
     if shape.family in FAMILIES:
@@ -148,17 +162,23 @@ def read_shape(folder: Path) -> ModelShape:
 
 
 def read_config(folder: Path) -> Mapping[str, Any]:
-    """The config.json of a model's folder. ValueError where it cannot be read, also by transformers."""
+    """The config.json of a model's folder. ValueError where it cannot be read, also by
+    transformers.
+    """
     file = folder / "config.json"
     config = read_json(file, dict[str, Any])
     with open_regular(file) as stream:
         if stream.read(len(BOM_UTF8)) == BOM_UTF8:
-            raise ValueError(f"{file} begins with a byte order mark, which transformers refuses: save it without")
+            raise ValueError(
+                f"{file} begins with a byte order mark, which transformers refuses: save it without"
+            )
     return config
 
 
 def check_unquantised(config: Mapping[str, Any]) -> None:
-    """NotWhole for the config.json of a model whose weights are quantised, its language model's part included."""
+    """NotWhole for the config.json of a model whose weights are quantised, its language model's
+    part included.
+    """
     inner = config.get("text_config")
     for part in (config, inner if isinstance(inner, dict) else {}):
         for name in QUANTISED:
@@ -170,7 +190,8 @@ def check_unquantised(config: Mapping[str, Any]) -> None:
 
 
 def weight_files(folder: Path) -> list[Path]:
-    """The safetensors files of a model, as transformers chooses them: one file, or those that the index names.
+    """The safetensors files of a model, as transformers chooses them: one file, or those that the
+    index names.
 
     Raises:
         OSError, ValueError: there are none, or one is missing.
@@ -186,7 +207,10 @@ def weight_files(folder: Path) -> list[Path]:
         if outside := [name for name in names if Path(name).name != name]:
             raise ValueError(f"{index} names '{outside[0]}', which is no file of its folder")
         if absent := [name for name in names if not (folder / name).is_file()]:
-            raise ValueError(f"{len(absent)} of its {len(names)} weight files are missing, the first is {absent[0]}")
+            raise ValueError(
+                f"{len(absent)} of its {len(names)} weight files are missing, the first is "
+                f"{absent[0]}"
+            )
         return [folder / name for name in names]
     raise FileNotFoundError(f"{folder} holds neither {SINGLE} nor {INDEX}")
 
@@ -196,13 +220,17 @@ def tensor_headers(file: Path) -> dict[str, Header]:
     try:
         with safe_open(file, "numpy") as weights:
             slices = {name: weights.get_slice(name) for name in weights.keys()}  # noqa: SIM118
-            return {name: Header(tuple(one.get_shape()), one.get_dtype()) for name, one in slices.items()}
+            return {
+                name: Header(tuple(one.get_shape()), one.get_dtype())
+                for name, one in slices.items()
+            }
     except SafetensorError as error:
         raise ValueError(f"{file} is cut off, or no safetensors file: {error}") from error
 
 
 def own_tensors(shape: ModelShape, config: Mapping[str, Any]) -> Iterator[tuple[str, Sizes]]:
-    """Every tensor of a model of `FAMILIES`, with its sizes; a head that is tied to the embedding is left out.
+    """Every tensor of a model of `FAMILIES`, with its sizes; a head that is tied to the embedding
+    is left out.
 
     A test holds it equal to what transformers makes of the same config.json.
     """
@@ -224,7 +252,10 @@ def own_tensors(shape: ModelShape, config: Mapping[str, Any]) -> Iterator[tuple[
         biased |= {f"self_attn.{one}_proj" for one in "qkvo"}
     if shape.family == "llama" and config.get("mlp_bias"):
         biased |= {f"mlp.{one}_proj" for one in ("gate", "up", "down")}
-    layer: dict[str, Sizes] = {"input_layernorm.weight": (width,), "post_attention_layernorm.weight": (width,)}
+    layer: dict[str, Sizes] = {
+        "input_layernorm.weight": (width,),
+        "post_attention_layernorm.weight": (width,),
+    }
     for module, (rows, columns) in linear.items():
         layer[f"{module}.weight"] = (rows, columns)
         if module in biased:
@@ -245,7 +276,9 @@ def own_tensors(shape: ModelShape, config: Mapping[str, Any]) -> Iterator[tuple[
 def is_classifier(config: Mapping[str, Any]) -> bool:
     """Whether config.json names a model that classifies sequences, as reward models do."""
     kinds = config.get("architectures")
-    return isinstance(kinds, list) and any(str(kind).endswith("ForSequenceClassification") for kind in kinds)
+    return isinstance(kinds, list) and any(
+        str(kind).endswith("ForSequenceClassification") for kind in kinds
+    )
 
 
 def num_outputs_of(config: Mapping[str, Any]) -> int:
@@ -256,25 +289,36 @@ def num_outputs_of(config: Mapping[str, Any]) -> int:
     return config.get("num_labels", 2)  # transformers' default
 
 
-def _check_tensors(shape: ModelShape, config: Mapping[str, Any], found: Mapping[str, Header]) -> None:
-    """NotWhole with the first tensors that the files lack, or that are not what config.json says."""
+def _check_tensors(
+    shape: ModelShape, config: Mapping[str, Any], found: Mapping[str, Header]
+) -> None:
+    """NotWhole with the first tensors that the files lack, or that are not what config.json
+    says.
+    """
     # A folder saved from the model below the head has no `model.` before its names.
     prefix = "" if any(name.startswith("model.") for name in found) else "model."
     there = {name if name in (HEAD, SCORE) else prefix + name: one for name, one in found.items()}
     if shape.tied and HEAD in there:
         there.setdefault(EMBEDDING, there[HEAD])
     # As many as config.json likes: they are followed only as far as is needed.
-    missing = list(islice((name for name, _ in own_tensors(shape, config) if name not in there), FEW))
+    missing = list(
+        islice((name for name, _ in own_tensors(shape, config) if name not in there), FEW)
+    )
     if missing:
         example = f", '{next(iter(found))}' for example" if found else ""
-        raise NotWhole(f"its weight files lack {', '.join(missing)} (they hold {len(found)} tensors{example})")
+        raise NotWhole(
+            f"its weight files lack {', '.join(missing)} (they hold {len(found)} tensors{example})"
+        )
     expected = dict(own_tensors(shape, config))
     for name, sizes in expected.items():
         if there[name].sizes != sizes:
             own = list(there[name].sizes)
             raise NotWhole(f"its tensor {name} is {own}, and by config.json {list(sizes)}")
         if there[name].dtype not in PLAIN:
-            raise NotWhole(f"its tensor {name} is of the type {there[name].dtype}, which is none of {', '.join(PLAIN)}")
+            raise NotWhole(
+                f"its tensor {name} is of the type {there[name].dtype}, which is none of "
+                f"{', '.join(PLAIN)}"
+            )
     surplus = (name for name in there if name.startswith(LAYERS) and not name.endswith(BUFFER))
     if other := next((name for name in surplus if name not in expected), None):
         raise NotWhole(f"its weight files have {other}, and the model of config.json has none")

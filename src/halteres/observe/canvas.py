@@ -1,4 +1,6 @@
-"""What every picture of ours has in common: size, panels, axes, legend, and how it gets onto the disk."""
+"""What every picture of ours has in common: size, panels, axes, legend, and how it gets onto the
+disk.
+"""
 
 from __future__ import annotations
 
@@ -19,7 +21,13 @@ class Canvas:
     """A figure of its own, not pyplot's: nothing global, no display."""
 
     def __init__(
-        self, title: str, *, rows: int = 1, columns: int = 1, heights: Sequence[float] = (), shared: bool = True
+        self,
+        title: str,
+        *,
+        rows: int = 1,
+        columns: int = 1,
+        heights: Sequence[float] = (),
+        shared: bool = True,
     ) -> None:
         from matplotlib.backends.backend_agg import FigureCanvasAgg
         from matplotlib.figure import Figure
@@ -27,10 +35,16 @@ class Canvas:
         self._figure = Figure(figsize=(WIDTH, HEIGHT), dpi=100, layout="constrained")
         FigureCanvasAgg(self._figure)
         grid = self._figure.subplots(
-            rows, columns, squeeze=False, sharex=shared, gridspec_kw={"height_ratios": heights} if heights else None
+            rows,
+            columns,
+            squeeze=False,
+            sharex=shared,
+            gridspec_kw={"height_ratios": heights} if heights else None,
         )
         self.panels: list[Axes] = list(grid.flat)
-        self._figure.suptitle(title, x=0.012, ha="left", fontsize=15, fontweight="bold", parse_math=False)
+        self._figure.suptitle(
+            title, x=0.012, ha="left", fontsize=15, fontweight="bold", parse_math=False
+        )
 
     def legend(self, *of: Axes) -> None:
         """One legend under everything, where it hides nothing, with each entry once."""
@@ -41,7 +55,12 @@ class Canvas:
         if entries:
             columns = min(4, len(entries))
             legend = self._figure.legend(
-                entries.values(), entries.keys(), loc="outside lower center", ncols=columns, frameon=False, fontsize=11
+                entries.values(),
+                entries.keys(),
+                loc="outside lower center",
+                ncols=columns,
+                frameon=False,
+                fontsize=11,
             )
             for text in legend.get_texts():  # names are names, whatever dollars they have
                 text.set_parse_math(False)
@@ -53,7 +72,9 @@ class Canvas:
 
 
 def finish(axes: Axes, up: str, room: float = 0.0) -> None:
-    """Grid, frame, limits. `room`: share of the width left free at both sides, for words beside the curves."""
+    """Grid, frame, limits. `room`: share of the width left free at both sides, for words beside the
+    curves.
+    """
     axes.set_ylabel(up, fontsize=12)
     low, high = axes.get_ylim()
     if low >= -0.12 and high <= 1.12:
@@ -63,7 +84,9 @@ def finish(axes: Axes, up: str, room: float = 0.0) -> None:
     axes.grid(True, color=PALE, alpha=0.25)
     axes.spines[["top", "right"]].set_visible(False)
     if not axes.has_data():
-        axes.text(0.5, 0.5, "nothing yet", transform=axes.transAxes, ha="center", color=PALE, fontsize=16)
+        axes.text(
+            0.5, 0.5, "nothing yet", transform=axes.transAxes, ha="center", color=PALE, fontsize=16
+        )
 
 
 def steps_below(axes: Axes) -> None:

@@ -1,7 +1,7 @@
 """JSON-lines files of a run: metrics, events, checkpoints.
 
-A row that was appended is read back whole, or, if its writer died inside the write, not at all. A value that is not
-finite is null.
+A row that was appended is read back whole, or, if its writer died inside the write, not at all. A
+value that is not finite is null.
 """
 
 from __future__ import annotations
@@ -19,7 +19,9 @@ from halteres.files import MOST_BYTES, NOT_JSON, lines_of, open_regular
 
 T = TypeVar("T")
 Row = dict[str, Any]
-"""One line. In metrics.jsonl: `step` (1-based), `t` (unix seconds), `src` ("trainer", "env", "eval"), then numbers."""
+"""One line. In metrics.jsonl: `step` (1-based), `t` (unix seconds), `src` ("trainer", "env",
+"eval"), then numbers.
+"""
 
 LONGEST_ROW = 4 * 1024 * 1024  # bytes of a line; a longer one is no row of ours
 
@@ -41,7 +43,8 @@ def append_row(file: Path, row: Mapping[str, Any]) -> None:
         descriptor = os.open(file, os.O_RDWR | os.O_APPEND | os.O_CREAT | os.O_CLOEXEC, 0o644)
         try:
             size = os.fstat(descriptor).st_size
-            # A writer that died inside its line left no newline: end its line first, or ours would be lost with it.
+            # A writer that died inside its line left no newline: end its line first, or ours would
+            # be lost with it.
             is_torn = size > 0 and os.pread(descriptor, 1, size - 1) != b"\n"
             whole = b"\n" * is_torn + line
             if os.write(descriptor, whole) != len(whole):
@@ -50,16 +53,22 @@ def append_row(file: Path, row: Mapping[str, Any]) -> None:
             os.close(descriptor)
     except OSError as error:
         next = "Make room (or make the folder writable), then resume the run."
-        raise WriteFailed(f"Could not append to {file}.", f"{error.strerror or error}.", next) from error
+        raise WriteFailed(
+            f"Could not append to {file}.", f"{error.strerror or error}.", next
+        ) from error
 
 
 def read_rows(file: Path) -> list[Row]:
-    """Every whole row in the order of writing; none where the file cannot be read. A torn line is left out."""
+    """Every whole row in the order of writing; none where the file cannot be read. A torn line is
+    left out.
+    """
     return [row for line in read_lines(file) if (row := decoded(_decoder, line)) is not None]
 
 
 def read_lines(file: Path) -> list[bytes]:
-    """The lines of a file; none where it cannot be read. What is longer than a row can be is left out."""
+    """The lines of a file; none where it cannot be read. What is longer than a row can be is left
+    out.
+    """
     try:
         with open_regular(file) as stream:
             return [line for line in lines_of(stream, LONGEST_ROW) if line != b"\n"]
@@ -96,21 +105,27 @@ class Tail:
 
 
 def merge_by_step(rows: Iterable[Mapping[str, Any]]) -> list[Row]:
-    """One row per step, ascending: the keys of all its rows, the last writer of a key wins. No step, no row.
+    """One row per step, ascending: the keys of all its rows, the last writer of a key wins. No
+    step, no row.
 
-    >>> merge_by_step([{"step": 1, "src": "trainer", "a": 1}, {"step": 1, "src": "env", "a": 2, "b": 3}])
+    >>> of_env = {"step": 1, "src": "env", "a": 2, "b": 3}
+    >>> merge_by_step([{"step": 1, "src": "trainer", "a": 1}, of_env])
     [{'step': 1, 'a': 2, 'b': 3}]
     """
     merged: dict[int, Row] = {}
     for row in rows:
         if isinstance(step := row.get("step"), int):
-            merged.setdefault(step, {}).update({key: value for key, value in row.items() if key != "src"})
+            merged.setdefault(step, {}).update(
+                {key: value for key, value in row.items() if key != "src"}
+            )
     return [merged[step] for step in sorted(merged)]
 
 
 def series(rows: Iterable[Mapping[str, Any]], name: str) -> list[tuple[int, float]]:
     """(step, value) of one metric over merged rows, where it is a number."""
-    return [(row["step"], float(row[name])) for row in rows if isinstance(row.get(name), (int, float))]
+    return [
+        (row["step"], float(row[name])) for row in rows if isinstance(row.get(name), (int, float))
+    ]
 
 
 def _plain(value: Any) -> Any:

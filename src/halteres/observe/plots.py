@@ -1,4 +1,6 @@
-"""Pictures of runs (reward, evaluations with their margins, alerts), and a sparkline for terminals."""
+"""Pictures of runs (reward, evaluations with their margins, alerts), and a sparkline for
+terminals.
+"""
 
 from __future__ import annotations
 
@@ -25,7 +27,8 @@ Points = Sequence[tuple[int, float]]
 
 
 def sparkline(values: Sequence[float | None], width: int = 24) -> str:
-    """The values as one line of bars, at most `width` characters: the mean of each stretch, from least to greatest.
+    """The values as one line of bars, at most `width` characters: the mean of each stretch, from
+    least to greatest.
 
     >>> sparkline([0, 1, 2, 3])
     '▁▃▆█'
@@ -49,14 +52,22 @@ def moving_average(points: Points, window: int = WINDOW) -> Points:
     [(1, 0.0), (2, 0.5), (3, 1.5)]
     """
     stretches = [points[max(0, index - window + 1) : index + 1] for index in range(len(points))]
-    return [(stretch[-1][0], sum(value for _, value in stretch) / len(stretch)) for stretch in stretches]
+    return [
+        (stretch[-1][0], sum(value for _, value in stretch) / len(stretch)) for stretch in stretches
+    ]
 
 
 def margins_of(rows: list[Row], name: str) -> list[float]:
-    """95 % of each evaluation: from the standard error it reports, else of a share among so many tasks, else 0."""
+    """95 % of each evaluation: from the standard error it reports, else of a share among so many
+    tasks, else 0.
+    """
     margins: list[float] = []
     for row in rows:
-        share, error, num_tasks = row.get(name), row.get(f"{name}_stderr"), row.get("eval/num_tasks")
+        share, error, num_tasks = (
+            row.get(name),
+            row.get(f"{name}_stderr"),
+            row.get("eval/num_tasks"),
+        )
         if isinstance(share, int | float):
             is_share = name.startswith("eval/percent_correct") and 0 <= share <= 1
             binomial = math.sqrt(share * (1 - share) / num_tasks) if is_share and num_tasks else 0.0
@@ -64,8 +75,14 @@ def margins_of(rows: list[Row], name: str) -> list[float]:
     return margins
 
 
-def plot_run(rows: Iterable[Mapping[str, Any]], file: Path, title: str, alerts: Sequence[tuple[str, int]] = ()) -> None:
-    """Write a PNG, 1200 x 700: reward and success of training, evaluation before, during and after, alerts.
+def plot_run(
+    rows: Iterable[Mapping[str, Any]],
+    file: Path,
+    title: str,
+    alerts: Sequence[tuple[str, int]] = (),
+) -> None:
+    """Write a PNG, 1200 x 700: reward and success of training, evaluation before, during and after,
+    alerts.
 
     Args:
         rows: of metrics.jsonl, merged or not.
@@ -75,7 +92,8 @@ def plot_run(rows: Iterable[Mapping[str, Any]], file: Path, title: str, alerts: 
     """
     merged = merge_by_step(rows)
     reward, success = series(merged, "reward/mean"), series(merged, "reward/success")
-    is_apart = any(not -0.1 <= value <= 1.1 for _, value in reward)  # then shares need a scale of their own
+    # then shares need a scale of their own
+    is_apart = any(not -0.1 <= value <= 1.1 for _, value in reward)
     canvas = _run_canvas(title, 1 + is_apart, alerts)
     above, shares = canvas.panels[0], canvas.panels[1 if is_apart else 0]
     _draw_training(above, reward, REWARD, "reward")
@@ -84,8 +102,12 @@ def plot_run(rows: Iterable[Mapping[str, Any]], file: Path, title: str, alerts: 
         _draw_training(shares, success, SUCCESS, "success rate")
     shift = DODGE * max((row["step"] for row in merged), default=0) / 2
     sampled, greedy = "eval/percent_correct", "eval/percent_correct_greedy"
-    warm = _draw_evaluations(shares, merged, sampled, SAMPLED, "held-out, T = 1, 95 %", shift=-shift)
-    cold = _draw_evaluations(shares, merged, greedy, GREEDY, "held-out, greedy, 95 %", marker="D", shift=shift)
+    warm = _draw_evaluations(
+        shares, merged, sampled, SAMPLED, "held-out, T = 1, 95 %", shift=-shift
+    )
+    cold = _draw_evaluations(
+        shares, merged, greedy, GREEDY, "held-out, greedy, 95 %", marker="D", shift=shift
+    )
     _label_ends(shares, warm, SAMPLED, others=cold)
     _label_ends(shares, cold, GREEDY, others=warm, above_equal=True)
     has_shares = has_rates or bool(warm or cold)
@@ -97,22 +119,32 @@ def plot_run(rows: Iterable[Mapping[str, Any]], file: Path, title: str, alerts: 
 
 
 def plot_reward_training(
-    rows: Iterable[Mapping[str, Any]], file: Path, title: str, alerts: Sequence[tuple[str, int]] = ()
+    rows: Iterable[Mapping[str, Any]],
+    file: Path,
+    title: str,
+    alerts: Sequence[tuple[str, int]] = (),
 ) -> None:
-    """Write a PNG, 1200 x 700, of the training of a reward model: shares of pairs that it puts in the right order, of
-    each batch and held out, and alerts. Arguments are those of `plot_run`."""
+    """Write a PNG, 1200 x 700, of the training of a reward model: shares of pairs that it puts in
+    the right order, of each batch and held out, and alerts. Arguments are those of `plot_run`.
+    """
     merged, canvas = merge_by_step(rows), _run_canvas(title, 1, alerts)
     accuracy = canvas.panels[0]
     _draw_training(accuracy, series(merged, "accuracy"), REWARD, "pairs in the right order")
-    _label_ends(accuracy, _draw_evaluations(accuracy, merged, "eval_accuracy", SAMPLED, "held-out pairs"), SAMPLED)
+    _label_ends(
+        accuracy,
+        _draw_evaluations(accuracy, merged, "eval_accuracy", SAMPLED, "held-out pairs"),
+        SAMPLED,
+    )
     finish(accuracy, "accuracy", room=0.1)
     _finish_run(canvas, alerts, accuracy)
     canvas.save(file)
 
 
-def plot_runs(curves: Mapping[str, Iterable[Mapping[str, Any]]], file: Path, title: str, *names: str) -> None:
-    """Write a PNG with a panel for each metric and a curve for each run: evaluations with their margins, moving
-    averages of what every step reports.
+def plot_runs(
+    curves: Mapping[str, Iterable[Mapping[str, Any]]], file: Path, title: str, *names: str
+) -> None:
+    """Write a PNG with a panel for each metric and a curve for each run: evaluations with their
+    margins, moving averages of what every step reports.
 
     Args:
         curves: label to rows of metrics.jsonl.
@@ -129,11 +161,18 @@ def plot_runs(curves: Mapping[str, Iterable[Mapping[str, Any]]], file: Path, tit
         for place, (label, rows) in enumerate(merged.items()):
             points, colour = series(rows, name), COLOURS[place % len(COLOURS)]
             if name.startswith("eval/"):
-                _draw_evaluations(axes, rows, name, colour, label, shift=apart * (place - (len(merged) - 1) / 2))
+                _draw_evaluations(
+                    axes, rows, name, colour, label, shift=apart * (place - (len(merged) - 1) / 2)
+                )
             elif points:
                 axes.plot(*_columns(points), color=colour, alpha=0.18, linewidth=1)
                 window = max(1, min(WINDOW, len(points) // 5))
-                axes.plot(*_columns(moving_average(points, window)), color=colour, linewidth=2.2, label=label)
+                axes.plot(
+                    *_columns(moving_average(points, window)),
+                    color=colour,
+                    linewidth=2.2,
+                    label=label,
+                )
         finish(axes, name)
         steps_below(axes)
     for unused in canvas.panels[len(shown) :]:
@@ -154,7 +193,15 @@ def _finish_run(canvas: Canvas, alerts: Sequence[tuple[str, int]], *curves: Axes
     axes, rules = canvas.panels[-1], sorted({rule for rule, _ in alerts})
     if rules:
         for rule, step in alerts:
-            axes.plot(step, rules.index(rule), marker="v", markersize=9, color=ALERT, linestyle="none", clip_on=False)
+            axes.plot(
+                step,
+                rules.index(rule),
+                marker="v",
+                markersize=9,
+                color=ALERT,
+                linestyle="none",
+                clip_on=False,
+            )
         axes.set_yticks(range(len(rules)), rules, fontsize=10, color=ALERT)
         axes.set_ylim(len(rules) - 0.4, -0.6)
         axes.tick_params(axis="y", length=0)
@@ -165,19 +212,33 @@ def _finish_run(canvas: Canvas, alerts: Sequence[tuple[str, int]], *curves: Axes
 
 
 def _draw_training(axes: Axes, points: Points, colour: str, label: str) -> None:
-    window = min(WINDOW, len(points) // 5)  # of a short run a shorter mean: a long one would only lag behind
+    # of a short run a shorter mean: a long one would only lag behind
+    window = min(WINDOW, len(points) // 5)
     if points and window < 2:
         axes.plot(*_columns(points), color=colour, linewidth=2.6, label=label)
     elif points:
-        axes.plot(*_columns(points), color=colour, alpha=0.4, linewidth=1.2, label=f"{label}, each step")
+        axes.plot(
+            *_columns(points), color=colour, alpha=0.4, linewidth=1.2, label=f"{label}, each step"
+        )
         mean = moving_average(points, window)
-        axes.plot(*_columns(mean), color=colour, linewidth=2.6, label=f"{label}, mean of {window} steps")
+        axes.plot(
+            *_columns(mean), color=colour, linewidth=2.6, label=f"{label}, mean of {window} steps"
+        )
 
 
 def _draw_evaluations(
-    axes: Axes, rows: list[Row], name: str, colour: str, label: str, *, marker: str = "o", shift: float = 0.0
+    axes: Axes,
+    rows: list[Row],
+    name: str,
+    colour: str,
+    label: str,
+    *,
+    marker: str = "o",
+    shift: float = 0.0,
 ) -> Points:
-    """Joined by a thin line, each with its margin. `shift`: steps to the right, so that margins hide no others."""
+    """Joined by a thin line, each with its margin. `shift`: steps to the right, so that margins
+    hide no others.
+    """
     if points := series(rows, name):
         steps, values = _columns(points)
         axes.errorbar(
@@ -197,10 +258,14 @@ def _draw_evaluations(
     return points
 
 
-def _label_ends(axes: Axes, points: Points, colour: str, *, others: Points = (), above_equal: bool = False) -> None:
-    """Words outside the curves: left of the first point, which mostly is the baseline, and right of the last.
+def _label_ends(
+    axes: Axes, points: Points, colour: str, *, others: Points = (), above_equal: bool = False
+) -> None:
+    """Words outside the curves: left of the first point, which mostly is the baseline, and right of
+    the last.
 
-    A run that was resumed before its first evaluation has no baseline: its first point names its step.
+    A run that was resumed before its first evaluation has no baseline: its first point names its
+    step.
     """
     if not points:
         return
@@ -211,7 +276,8 @@ def _label_ends(axes: Axes, points: Points, colour: str, *, others: Points = (),
     if len(points) > 1:
         ends.append((last, "after", "left", 11))
     for point, word, side, outward in ends:
-        # Of two evaluations that lie close together, the higher one's label goes above, the lower one's below.
+        # Of two evaluations that lie close together, the higher one's label goes above, the lower
+        # one's below.
         other = dict(others).get(point[0], -math.inf)
         is_above = point[1] > other or (point[1] == other and above_equal)
         axes.annotate(
@@ -224,7 +290,12 @@ def _label_ends(axes: Axes, points: Points, colour: str, *, others: Points = (),
             fontsize=11.5,
             fontweight="bold",
             color=colour,
-            bbox={"boxstyle": "round,pad=0.15", "facecolor": "white", "edgecolor": "none", "alpha": 0.8},
+            bbox={
+                "boxstyle": "round,pad=0.15",
+                "facecolor": "white",
+                "edgecolor": "none",
+                "alpha": 0.8,
+            },
             zorder=6,
         )
 

@@ -1,7 +1,9 @@
-"""Metrics where people look: `python -m halteres.observe.sinks RUN` forwards a run's to W&B, trackio and TensorBoard.
+"""Metrics where people look: `python -m halteres.observe.sinks RUN` forwards a run's to W&B,
+trackio and TensorBoard.
 
-In a process of its own each sink follows metrics.jsonl by itself; the run waits for none of them. sinks.json says where
-each is, or why not and what to do. A row has the same names everywhere; a resumed run's old rows come first.
+In a process of its own each sink follows metrics.jsonl by itself; the run waits for none of them.
+sinks.json says where each is, or why not and what to do. A row has the same names everywhere; a
+resumed run's old rows come first.
 """
 
 from __future__ import annotations
@@ -30,9 +32,15 @@ from halteres.redaction import Redactor
 
 FILE = "sinks.json"
 POLL_S = 1.0
-SERVER_WITHIN_S = 12.0  # for W&B's server to answer first (then the run is kept offline), and to take the last rows
-FLUSH_WITHIN_S = SERVER_WITHIN_S + 5  # for what the sinks have not written yet once the run has ended
-PACKAGES: Mapping[SinkName, str] = {"wandb": "wandb", "trackio": "trackio", "tensorboard": "tensorboardX"}
+# for W&B's server to answer first (then the run is kept offline), and to take the last rows
+SERVER_WITHIN_S = 12.0
+# for what the sinks have not written yet once the run has ended
+FLUSH_WITHIN_S = SERVER_WITHIN_S + 5
+PACKAGES: Mapping[SinkName, str] = {
+    "wandb": "wandb",
+    "trackio": "trackio",
+    "tensorboard": "tensorboardX",
+}
 
 _log = logging.getLogger("halteres.observe.sinks")
 
@@ -46,7 +54,8 @@ class SinkFailed(HalteresError):
 class SinkReport(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     """One sink, as sinks.json tells of it."""
 
-    state: Literal["starting", "online", "offline", "off", "failed"]  # offline: on this disk; off: by its own settings
+    # offline: on this disk; off: by its own settings
+    state: Literal["starting", "online", "offline", "off", "failed"]
     url: str | None = None
     folder: str | None = None
     is_complete: bool = False  # the run has ended, and all of its rows were written
@@ -72,16 +81,28 @@ class Reports:
         with self._lock:
             try:
                 reports = {**read_reports(self._run), name: facts}
-                replace_file(self._run / FILE, msgspec.json.format(msgspec.json.encode(reports), indent=1) + b"\n")
+                replace_file(
+                    self._run / FILE,
+                    msgspec.json.format(msgspec.json.encode(reports), indent=1) + b"\n",
+                )
                 if report.state != "starting" and not report.is_complete:
-                    append_row(self._run / "events.jsonl", {"t": time.time(), "type": "sink", "sink": name, **facts})
+                    append_row(
+                        self._run / "events.jsonl",
+                        {"t": time.time(), "type": "sink", "sink": name, **facts},
+                    )
             except (OSError, WriteFailed) as error:
                 _log.warning("%s", error)
 
     def failed(self, name: SinkName, why: str) -> None:
-        """Say that a sink has failed. What it had written is kept; where W&B's is, that can be uploaded later."""
+        """Say that a sink has failed. What it had written is kept; where W&B's is, that can be
+        uploaded later.
+        """
         before = read_reports(self._run).get(name, SinkReport(state="starting"))
-        next = f" Upload what it kept: wandb sync {before.folder}" if name == "wandb" and before.folder else ""
+        next = (
+            f" Upload what it kept: wandb sync {before.folder}"
+            if name == "wandb" and before.folder
+            else ""
+        )
         self.put(name, msgspec.structs.replace(before, state="failed", note=f"{why}{next}"))
 
 
@@ -112,10 +133,11 @@ class Job:
 
 
 class Wandb:
-    """One W&B run: online where W&B finds a key and its server answers, else in RUN/wandb/offline-run-*.
+    """One W&B run: online where W&B finds a key and its server answers, else in
+    RUN/wandb/offline-run-*.
 
-    Rows carry the training step as the metric `step`, which is the axis of all others: W&B's own counter only rises,
-    and an evaluation's row may come many steps late.
+    Rows carry the training step as the metric `step`, which is the axis of all others: W&B's own
+    counter only rises, and an evaluation's row may come many steps late.
     """
 
     def __init__(self, job: Job) -> None:
@@ -148,7 +170,9 @@ class Wandb:
             wandb.teardown()  # it would take the id for one that is in use
             self._run = wandb.init(**facts, mode="offline")
         folder = str(Path(self._run.dir).parent)
-        self.report = SinkReport(state="offline", folder=folder, note=f"{why}. Upload it: wandb sync {folder}")
+        self.report = SinkReport(
+            state="offline", folder=folder, note=f"{why}. Upload it: wandb sync {folder}"
+        )
         if self._run.disabled:
             self.report = SinkReport(state="off", note=f"{why}.")
         elif self._run.url:
@@ -166,7 +190,9 @@ class Wandb:
         try:
             self._run.finish()
         except TimeoutError:
-            raise SinkFailed(f"W&B's server did not take the last rows within {SERVER_WITHIN_S:.0f} s.") from None
+            raise SinkFailed(
+                f"W&B's server did not take the last rows within {SERVER_WITHIN_S:.0f} s."
+            ) from None
         finally:
             self._wandb.teardown()  # returns when its process has written the run's file whole
 
@@ -177,13 +203,19 @@ class Trackio:
     def __init__(self, job: Job) -> None:
         folder = environ.trackio_dir(job.path / "trackio")
         trackio: Any = importlib.import_module("trackio")
-        self._run = trackio.init(project=job.settings.run.project, name=job.name, config=job.config, embed=False)
+        self._run = trackio.init(
+            project=job.settings.run.project, name=job.name, config=job.config, embed=False
+        )
         note = f'TRACKIO_DIR={folder} trackio show --project "{job.settings.run.project}"'
         self.report = SinkReport(state="offline", folder=str(folder), note=note)
 
     def write(self, row: Row) -> None:
         """Log one row; its names of `step` and time are trackio's own."""
-        figures = {name: value for name, value in row.items() if value is not None and name not in ("step", "t")}
+        figures = {
+            name: value
+            for name, value in row.items()
+            if value is not None and name not in ("step", "t")
+        }
         self._run.log(figures, step=row["step"])
 
     def close(self) -> None:
@@ -197,7 +229,9 @@ class TensorBoard:
     def __init__(self, job: Job) -> None:
         folder = str(job.path / "tensorboard")
         self._writer: Any = importlib.import_module("tensorboardX").SummaryWriter(folder)
-        self.report = SinkReport(state="offline", folder=folder, note=f"tensorboard --logdir {folder}")
+        self.report = SinkReport(
+            state="offline", folder=folder, note=f"tensorboard --logdir {folder}"
+        )
 
     def write(self, row: Row) -> None:
         """Write each number as a scalar."""
@@ -227,7 +261,9 @@ def forward(job: Job, ending: threading.Event) -> None:
     reports = Reports(job.path)
     threads: dict[SinkName, threading.Thread] = {}
     for name in job.settings.sinks:
-        threads[name] = threading.Thread(target=_follow, args=(name, job, reports, ending), name=name, daemon=True)
+        threads[name] = threading.Thread(
+            target=_follow, args=(name, job, reports, ending), name=name, daemon=True
+        )
         threads[name].start()
     while any(thread.is_alive() for thread in threads.values()) and not ending.wait(POLL_S):
         pass
@@ -235,7 +271,9 @@ def forward(job: Job, ending: threading.Event) -> None:
     for name, thread in threads.items():
         thread.join(max(0.0, ends - time.monotonic()))
         if thread.is_alive():
-            reports.failed(name, f"It did not finish within {FLUSH_WITHIN_S:.0f} s of the run's end.")
+            reports.failed(
+                name, f"It did not finish within {FLUSH_WITHIN_S:.0f} s of the run's end."
+            )
 
 
 def _follow(name: SinkName, job: Job, reports: Reports, ending: threading.Event) -> None:
@@ -248,12 +286,15 @@ def _follow(name: SinkName, job: Job, reports: Reports, ending: threading.Event)
                 if error.name != package:
                     raise
                 next = f"pip install 'halteres[{name}]'"
-                raise SinkFailed(f"The package {package} is not installed here.", next=next) from None
+                raise SinkFailed(
+                    f"The package {package} is not installed here.", next=next
+                ) from None
             reports.put(name, sink.report)
             tail = Tail(job.path / "metrics.jsonl")
             is_last = False
             while not is_last:
-                is_last = ending.wait(POLL_S)  # before the look: nothing that was written by then is missed
+                # before the look: nothing that was written by then is missed
+                is_last = ending.wait(POLL_S)
                 for row in merge_by_step(tail.fresh()):
                     sink.write(row)
             sink.close()
@@ -270,9 +311,13 @@ def main(arguments: Sequence[str] | None = None) -> None:
     run = Path(folder).absolute()
     ending = threading.Event()
     signal.signal(signal.SIGTERM, lambda *_: ending.set())
-    forward(Job(path=run, settings=Settings.model_validate_json(read_regular(run / "settings.json"))), ending)
+    forward(
+        Job(path=run, settings=Settings.model_validate_json(read_regular(run / "settings.json"))),
+        ending,
+    )
     sys.stdout.flush()
-    os._exit(0)  # what a package registered for the exit would wait for a server that does not answer
+    # what a package registered for the exit would wait for a server that does not answer
+    os._exit(0)
 
 
 if __name__ == "__main__":

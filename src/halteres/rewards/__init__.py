@@ -1,8 +1,10 @@
-"""Rewards: reward models, rubrics and judges, and the list of rewards that an environment is scored by.
+"""Rewards: reward models, rubrics and judges, and the list of rewards that an environment is scored
+by.
 
-Owns: preference data and its checks; how a text is shown to a reward model; training, evaluating, calibrating, serving
-and ranking (torch in `rewards.torch` alone); reward functions, how several make one reward, what they cost.
-Never: samples from the policy, makes advantages; a scorer that could not score gives no number, and never a zero.
+Owns: preference data and its checks; how a text is shown to a reward model; training, evaluating,
+calibrating, serving and ranking (torch in `rewards.torch` alone); reward functions, how several
+make one reward, what they cost. Never: samples from the policy, makes advantages; a scorer that
+could not score gives no number, and never a zero.
 """
 
 from __future__ import annotations
@@ -24,7 +26,9 @@ _PLACES = {
 
 
 def __getattr__(name: str) -> Any:
-    """Classes that need torch, imported when they are asked for: environments import this room without it."""
+    """Classes that need torch, imported when they are asked for: environments import this room
+    without it.
+    """
     from importlib import import_module
 
     if name not in _PLACES:

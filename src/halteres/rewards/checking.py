@@ -1,4 +1,6 @@
-"""Checks of what gives rewards, before a policy learns to exploit it: rubrics read, verifiers tried on odd answers."""
+"""Checks of what gives rewards, before a policy learns to exploit it: rubrics read, verifiers tried
+on odd answers.
+"""
 
 from __future__ import annotations
 
@@ -14,21 +16,49 @@ from halteres.rewards.functions import RewardFunction, Sample
 
 ALLOWED = ("boxless",)  # an odd answer that may be paid: the right one in another form
 _TWO_THINGS = re.compile(r"\b(?:and(?!/or)|as well as)\b|[;&]|\?.*\?", re.IGNORECASE | re.DOTALL)
-_BETTER = {"yes", "good", "right", "correct", "complete", "excellent", "always", "fully", "true", "high"}
-_WORSE = {"no", "not", "bad", "wrong", "incorrect", "incomplete", "poor", "never", "false", "low", "none", "missing"}
+_BETTER = {
+    "yes",
+    "good",
+    "right",
+    "correct",
+    "complete",
+    "excellent",
+    "always",
+    "fully",
+    "true",
+    "high",
+}
+_WORSE = {
+    "no",
+    "not",
+    "bad",
+    "wrong",
+    "incorrect",
+    "incomplete",
+    "poor",
+    "never",
+    "false",
+    "low",
+    "none",
+    "missing",
+}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Finding:
     """Something that a policy could exploit, or that spoils a reward."""
 
-    code: str  # compound_criterion, reversed_choices, unequal_weights, pays_for_nothing, pays_for_prompt, fails
+    # compound_criterion, reversed_choices, unequal_weights, pays_for_nothing, pays_for_prompt,
+    # fails
+    code: str
     subject: str  # the criterion, or the odd answer
     why: str
 
 
 def odd_answers(prompt: str, reference: str = "") -> dict[str, str]:
-    """Answers that models give sooner or later; all but the right one without its box are worth nothing."""
+    """Answers that models give sooner or later; all but the right one without its box are worth
+    nothing.
+    """
     bare = {"boxless": reference} if reference else {}
     return {
         "empty": "",
@@ -44,7 +74,9 @@ def odd_answers(prompt: str, reference: str = "") -> dict[str, str]:
 
 
 def check_rubric(rubric: Rubric) -> list[Finding]:
-    """Criteria that ask for two things at once, whose choices run from best to worst, or of which one decides alone."""
+    """Criteria that ask for two things at once, whose choices run from best to worst, or of which
+    one decides alone.
+    """
     found: list[Finding] = []
     for one in rubric.criteria:
         if (two := _TWO_THINGS.search(one.text)) is not None:
@@ -57,7 +89,10 @@ def check_rubric(rubric: Rubric) -> list[Finding]:
             if words & (_WORSE | _BETTER):
                 levels.append(-1 if words & _WORSE else 1)
         if any(first > second for first, second in pairwise(levels)):
-            why = f"Choices run from worst to best, and '{one.choices[0]}' stands before '{one.choices[-1]}'."
+            why = (
+                f"Choices run from worst to best, and '{one.choices[0]}' stands before "
+                f"'{one.choices[-1]}'."
+            )
             found.append(Finding(code="reversed_choices", subject=one.name, why=why))
     whole = sum(one.weight for one in rubric.criteria)
     for one in rubric.criteria:
@@ -67,7 +102,9 @@ def check_rubric(rubric: Rubric) -> list[Finding]:
     return found
 
 
-def check_answers(scores: Mapping[str, float | str | None], paid_above: float = 0.0) -> list[Finding]:
+def check_answers(
+    scores: Mapping[str, float | str | None], paid_above: float = 0.0
+) -> list[Finding]:
     """What is wrong with a verifier, by its scores of odd answers; a text is why there is none."""
     found: list[Finding] = []
     for name, score in scores.items():
@@ -75,19 +112,31 @@ def check_answers(scores: Mapping[str, float | str | None], paid_above: float = 
             found.append(Finding(code="fails", subject=name, why=score))
         elif score is not None and score > paid_above and name not in ALLOWED:
             code = "pays_for_prompt" if name == "prompt" else "pays_for_nothing"
-            found.append(Finding(code=code, subject=name, why=f"It pays {score:g} for an answer that is none."))
+            found.append(
+                Finding(
+                    code=code, subject=name, why=f"It pays {score:g} for an answer that is none."
+                )
+            )
     return found
 
 
 async def function_scores(
-    function: RewardFunction, prompt: str, reference: str = "", columns: Mapping[str, Any] | None = None
+    function: RewardFunction,
+    prompt: str,
+    reference: str = "",
+    columns: Mapping[str, Any] | None = None,
 ) -> dict[str, float | str | None]:
     """What a reward function gives for odd answers to a prompt; a text is what it raised."""
     found: dict[str, float | str | None] = {}
     for name, text in odd_answers(prompt, reference).items():
-        question, answer = {"role": "user", "content": prompt}, {"role": "assistant", "content": text}
+        question, answer = (
+            {"role": "user", "content": prompt},
+            {"role": "assistant", "content": text},
+        )
         try:
-            (found[name],) = await function(dict(columns or {}), [Sample(prompt=(question,), completion=(answer,))])
+            (found[name],) = await function(
+                dict(columns or {}), [Sample(prompt=(question,), completion=(answer,))]
+            )
         except HalteresError as error:
             found[name] = error.sentence
         except Exception as error:  # noqa: BLE001 - the user's code, which is what is tried here

@@ -1,20 +1,24 @@
-"""The `rewards` list of an environment's config: what each component is, the rubric that a judge grades by, and how
-several components make one reward.
+"""The `rewards` list of an environment's config: what each component is, the rubric that a judge
+grades by, and how several components make one reward.
 
 reward = sum of weight * value, over the components that have a value; a value is clipped first
 
-gate                  below its threshold nothing but the gates counts; without a value the rollout failed
+gate                  below its threshold nothing but the gates counts; without a value the rollout
+                      failed
 sum_then_normalize    that sum; the trainer's advantages normalise it
-normalize_then_sum    each component is standardised within the group first, then summed (TRL's names for both)
+normalize_then_sum    each component is standardised within the group first, then summed (TRL's
+                      names for both)
 
 A rubric is data (JSON, TOML, YAML or a mapping):
 
     criteria:
-      - {name: correct, text: "Is the result right?", weight: 2, choices: [wrong, nearly right, right]}
+      - {name: correct, text: "Is the result right?", weight: 2, choices: [wrong, nearly right,
+        right]}
 
-Choices run from worst to best: the first is worth 0, the last 1, the others lie evenly between. Read as well: a bare
-list of such criteria and `[[criteria]]` (verifiers 0.4), and Harbor's `[[criterion]]` with `description` and `type`
-(binary, likert with `points`, numeric with `min` and `max`).
+Choices run from worst to best: the first is worth 0, the last 1, the others lie evenly between.
+Read as well: a bare list of such criteria and `[[criteria]]` (verifiers 0.4), and Harbor's
+`[[criterion]]` with `description` and `type` (binary, likert with `points`, numeric with `min` and
+`max`).
 """
 
 from __future__ import annotations
@@ -51,41 +55,56 @@ When = Literal["episode", "turn", "difference"]
 Method = Literal["ranking", "pairwise"]
 
 TOTAL, SHARE = "total", "share_of_gain"
-RESERVED = ("mean", "std", "min", "max", "success", TOTAL, SHARE)  # names that metrics use below `reward/` and `panel/`
+# names that metrics use below `reward/` and `panel/`
+RESERVED = ("mean", "std", "min", "max", "success", TOTAL, SHARE)
 
 DISAGREEMENT, OUT_OF_RANGE = "disagreement", "out_of_range"
-"""What comes with a model's value: how far an ensemble's members are apart; 1 where no calibrated score was like it."""
+"""What comes with a model's value: how far an ensemble's members are apart; 1 where no calibrated
+score was like it.
+"""
 
-Aspect = Literal["presence", "correctness"]  # what a rubric's criterion looks for: that something is there, or is right
+# what a rubric's criterion looks for: that something is there, or is right
+Aspect = Literal["presence", "correctness"]
 RESERVED_PARTS = (DISAGREEMENT, OUT_OF_RANGE, SHARE, *get_args(Aspect))
 """Names that metrics use below a component's, and that no criterion and no objective may have."""
 
-MOST_CHOICES = 11  # of a rubric's criterion: each has a letter of its own, and a likert scale seldom has more
+# of a rubric's criterion: each has a letter of its own, and a likert scale seldom has more
+MOST_CHOICES = 11
 QUANTILE = "_q95"  # after a metric's name: the value that 95 % of the answers do not exceed
 _EPSILON = 1e-4  # added to a standard deviation, as TRL does
 _SOURCES = ("environment", "function", "model", "rubric", "rubric_column", "judge")
 
 
 class _Spec(BaseModel):
-    """Settings that are written down without their defaults: a list of components stays readable."""
+    """Settings that are written down without their defaults: a list of components stays
+    readable.
+    """
 
     model_config = ConfigDict(extra="forbid", frozen=True, allow_inf_nan=False)
 
     @model_serializer(mode="wrap")
     def _without_defaults(self, dump: SerializerFunctionWrapHandler) -> dict[str, Any]:
         fields = type(self).model_fields
-        return {name: value for name, value in dump(self).items() if getattr(self, name) != fields[name].default}
+        return {
+            name: value
+            for name, value in dump(self).items()
+            if getattr(self, name) != fields[name].default
+        }
 
 
 class JudgeSpec(_Spec):
     """A judge: a chat model on an OpenAI-compatible endpoint, and what it may cost."""
 
     base_url: Annotated[
-        str, Field(description="address in OpenAI's form, ending in /v1", json_schema_extra=declared("address"))
+        str,
+        Field(
+            description="address in OpenAI's form, ending in /v1",
+            json_schema_extra=declared("address"),
+        ),
     ]
-    model: Annotated[str, Field(description="the model's name there", json_schema_extra=declared("nothing"))] = (
-        "default"
-    )
+    model: Annotated[
+        str, Field(description="the model's name there", json_schema_extra=declared("nothing"))
+    ] = "default"
     key_variable: Annotated[
         str | None,
         Field(
@@ -94,7 +113,9 @@ class JudgeSpec(_Spec):
             json_schema_extra=declared("key"),
         ),
     ] = None
-    method: Annotated[Method, Field(description="without a rubric: rank a group, or compare pairs")] = "ranking"
+    method: Annotated[
+        Method, Field(description="without a rubric: rank a group, or compare pairs")
+    ] = "ranking"
     question: Annotated[
         str,
         Field(
@@ -102,13 +123,27 @@ class JudgeSpec(_Spec):
             json_schema_extra=declared("nothing"),
         ),
     ] = "Which answer serves the user's request better?"
-    max_new_tokens: Annotated[int, Field(ge=1, description="tokens of a written verdict at most")] = 256
-    concurrency: Annotated[int, Field(ge=1, description="grades or comparisons under way at once")] = 8
-    request_timeout_s: Annotated[float, Field(gt=0, description="seconds that one request may take")] = 60
-    calls_per_step: Annotated[int | None, Field(ge=0, description="requests in one optimiser step at most")] = None
-    tokens_per_step: Annotated[int | None, Field(ge=0, description="tokens, both ways, in one step at most")] = None
-    calls_total: Annotated[int | None, Field(ge=0, description="requests of this process at most")] = None
-    tokens_total: Annotated[int | None, Field(ge=0, description="tokens of this process at most")] = None
+    max_new_tokens: Annotated[
+        int, Field(ge=1, description="tokens of a written verdict at most")
+    ] = 256
+    concurrency: Annotated[
+        int, Field(ge=1, description="grades or comparisons under way at once")
+    ] = 8
+    request_timeout_s: Annotated[
+        float, Field(gt=0, description="seconds that one request may take")
+    ] = 60
+    calls_per_step: Annotated[
+        int | None, Field(ge=0, description="requests in one optimiser step at most")
+    ] = None
+    tokens_per_step: Annotated[
+        int | None, Field(ge=0, description="tokens, both ways, in one step at most")
+    ] = None
+    calls_total: Annotated[
+        int | None, Field(ge=0, description="requests of this process at most")
+    ] = None
+    tokens_total: Annotated[
+        int | None, Field(ge=0, description="tokens of this process at most")
+    ] = None
 
 
 class RewardSpec(_Spec):
@@ -125,12 +160,17 @@ class RewardSpec(_Spec):
     environment: Annotated[bool, Field(description="the environment's own score")] = False
     function: Annotated[
         str | None,
-        Field(description="of TRL's signature: module:name or file.py:name", json_schema_extra=declared("code")),
+        Field(
+            description="of TRL's signature: module:name or file.py:name",
+            json_schema_extra=declared("code"),
+        ),
     ] = None
     model: Annotated[
         str | None,
         Field(
-            description="a reward model's folder or its server's address; several by commas: an ensemble",
+            description=(
+                "a reward model's folder or its server's address; several by commas: an ensemble"
+            ),
             json_schema_extra=declared("path"),
         ),
     ] = None
@@ -138,19 +178,34 @@ class RewardSpec(_Spec):
     output: Annotated[Output, Field(description="of a reward model")] = "standardised"
     rubric: Annotated[
         str | dict[str, Any] | list[dict[str, Any]] | None,
-        Field(description="by which `judge` grades, or its file", json_schema_extra=declared("path")),
+        Field(
+            description="by which `judge` grades, or its file", json_schema_extra=declared("path")
+        ),
     ] = None
     rubric_column: Annotated[
         str | None,
-        Field(description="the task's field that holds its own rubric", json_schema_extra=declared("nothing")),
+        Field(
+            description="the task's field that holds its own rubric",
+            json_schema_extra=declared("nothing"),
+        ),
     ] = None
-    judge: Annotated[JudgeSpec | None, Field(description="grades by the rubric, or compares a group's answers")] = None
+    judge: Annotated[
+        JudgeSpec | None, Field(description="grades by the rubric, or compares a group's answers")
+    ] = None
     weight: Annotated[float, Field(description="what its value is multiplied by")] = 1.0
-    clip: Annotated[tuple[float, float] | None, Field(description="lowest and highest value that counts")] = None
-    gate: Annotated[bool, Field(description="unless it is above its threshold, nothing but the gates counts")] = False
+    clip: Annotated[
+        tuple[float, float] | None, Field(description="lowest and highest value that counts")
+    ] = None
+    gate: Annotated[
+        bool, Field(description="unless it is above its threshold, nothing but the gates counts")
+    ] = False
     threshold: Annotated[float, Field(description="of a gate")] = 0.0
-    when: Annotated[When, Field(description="score episodes, after each turn, or what each turn changed")] = "episode"
-    timeout_s: Annotated[float, Field(gt=0, description="seconds in which a group must be scored")] = 120.0
+    when: Annotated[
+        When, Field(description="score episodes, after each turn, or what each turn changed")
+    ] = "episode"
+    timeout_s: Annotated[
+        float, Field(gt=0, description="seconds in which a group must be scored")
+    ] = 120.0
 
     @model_validator(mode="after")
     def _has_one_source(self) -> Self:
@@ -160,12 +215,15 @@ class RewardSpec(_Spec):
             given.remove("judge")
 
         def refused(kind: LiteralString, template: LiteralString) -> PydanticCustomError:
-            return PydanticCustomError(kind, template, {"name": self.name, "given": ", ".join(given) or "none"})
+            return PydanticCustomError(
+                kind, template, {"name": self.name, "given": ", ".join(given) or "none"}
+            )
 
         if len(given) != 1 or (has_rubric and self.judge is None):
             raise refused(
                 "one_source",
-                "the component '{name}' needs exactly one of environment, function, model, judge, or a rubric with its "
+                "the component '{name}' needs exactly one of environment, function, model, judge, "
+                "or a rubric with its "
                 "judge; it has {given}",
             )
         if self.name in RESERVED:
@@ -183,7 +241,9 @@ class RewardSpec(_Spec):
 
     @property
     def may_be_inapplicable(self) -> bool:
-        """Whether a value of None means that the component does not apply, rather than that it could not score."""
+        """Whether a value of None means that the component does not apply, rather than that it
+        could not score.
+        """
         return self.function is not None
 
 
@@ -201,16 +261,24 @@ RewardSpecs = Annotated[tuple[RewardSpec, ...], BeforeValidator(_as_list)]
 
 
 def secret_variables(env: Mapping[str, Any]) -> tuple[str, ...]:
-    """Names of the variables that an environment of these settings needs for its scorers, and is given by name."""
+    """Names of the variables that an environment of these settings needs for its scorers, and is
+    given by name.
+    """
     specs = (*reward_specs(env), *_read_specs(env, "panel"))
-    keys = {spec.judge.key_variable for spec in specs if spec.judge is not None and spec.judge.key_variable}
+    keys = {
+        spec.judge.key_variable
+        for spec in specs
+        if spec.judge is not None and spec.judge.key_variable
+    }
     if any("://" in (spec.model or "") for spec in specs):
         keys.add(environ.REWARD_KEY)
     return tuple(sorted(keys))
 
 
 def reward_specs(env: Mapping[str, Any]) -> tuple[RewardSpec, ...]:
-    """The components of the reward by an environment's settings; none where the environment will refuse them."""
+    """The components of the reward by an environment's settings; none where the environment will
+    refuse them.
+    """
     path = env.get("reward_model_path")
     short = (RewardSpec(name="reward_model", model=str(path)),) if path else ()
     return (*_read_specs(env, "rewards"), *short)
@@ -218,7 +286,9 @@ def reward_specs(env: Mapping[str, Any]) -> tuple[RewardSpec, ...]:
 
 def is_learned(env: Mapping[str, Any]) -> bool:
     """Whether a reward model or a judge has a say in the reward, by the environment's settings."""
-    return any((spec.model or spec.judge) and (spec.weight or spec.gate) for spec in reward_specs(env))
+    return any(
+        (spec.model or spec.judge) and (spec.weight or spec.gate) for spec in reward_specs(env)
+    )
 
 
 def _read_specs(env: Mapping[str, Any], name: str) -> tuple[RewardSpec, ...]:
@@ -228,19 +298,26 @@ def _read_specs(env: Mapping[str, Any], name: str) -> tuple[RewardSpec, ...]:
         return ()  # the environment refuses them, and says why
 
 
-def check_specs(specs: Sequence[RewardSpec], aggregation: Aggregation, field: str = "rewards") -> None:
-    """PydanticCustomError where two components have one name, or turns' values would be standardised."""
+def check_specs(
+    specs: Sequence[RewardSpec], aggregation: Aggregation, field: str = "rewards"
+) -> None:
+    """PydanticCustomError where two components have one name, or turns' values would be
+    standardised.
+    """
     names = [spec.name for spec in specs]
     twice = sorted({name for name in names if names.count(name) > 1 or f"{name}_s" in names})
     if twice:
         raise PydanticCustomError(
-            "names", "two components would share the metrics of '{name}'", {"field": field, "name": twice[0]}
+            "names",
+            "two components would share the metrics of '{name}'",
+            {"field": field, "name": twice[0]},
         )
     turned = [spec.name for spec in specs if spec.when != "episode"]
     if turned and aggregation == "normalize_then_sum":
         raise PydanticCustomError(
             "aggregation",
-            "normalize_then_sum cannot standardise the turns' values of '{name}'; use sum_then_normalize",
+            "normalize_then_sum cannot standardise the turns' values of '{name}'; use "
+            "sum_then_normalize",
             {"field": field, "name": turned[0]},
         )
 
@@ -251,7 +328,11 @@ class Criterion(BaseModel, frozen=True, extra="forbid"):
     name: Annotated[str, Field(pattern=r"^[A-Za-z0-9][A-Za-z0-9_.-]*$")]
     text: Annotated[str, Field(min_length=1)]
     weight: Annotated[float, Field(ge=0, allow_inf_nan=False)] = 1.0
-    choices: Annotated[tuple[str, ...], Field(min_length=2, max_length=MOST_CHOICES)] = ("no", "yes")  # worst … best
+    # worst … best
+    choices: Annotated[tuple[str, ...], Field(min_length=2, max_length=MOST_CHOICES)] = (
+        "no",
+        "yes",
+    )
     aspect: Aspect | None = None
 
     @field_validator("choices", mode="before")
@@ -311,10 +392,14 @@ class Rubric(BaseModel, frozen=True, extra="forbid"):
 
 
 def read_rubric(source: str | Path | Mapping[str, Any] | Sequence[Any]) -> Rubric:
-    """The rubric in a file, a text of JSON or YAML, a mapping or a list; InvalidConfig names the wrong field."""
+    """The rubric in a file, a text of JSON or YAML, a mapping or a list; InvalidConfig names the
+    wrong field.
+    """
     where, criteria = read_data(source, "rubric")
     if isinstance(criteria, Mapping):
-        in_harbors_form = [_from_harbor(one, number) for number, one in enumerate(criteria.get("criterion", ()), 1)]
+        in_harbors_form = [
+            _from_harbor(one, number) for number, one in enumerate(criteria.get("criterion", ()), 1)
+        ]
         criteria = in_harbors_form or criteria.get("criteria")
     try:
         return Rubric.model_validate({"criteria": criteria})
@@ -323,7 +408,9 @@ def read_rubric(source: str | Path | Mapping[str, Any] | Sequence[Any]) -> Rubri
 
 
 def read_data(source: str | Path | Mapping[str, Any] | Sequence[Any], noun: str) -> tuple[str, Any]:
-    """How to call a source in an error, and its content: of a file, a text of JSON or YAML, or the data themselves."""
+    """How to call a source in an error, and its content: of a file, a text of JSON or YAML, or the
+    data themselves.
+    """
     if not isinstance(source, str | Path):
         return "This", source
     if isinstance(source, Path) or not ("\n" in source or source.lstrip()[:1] in ("{", "[")):
@@ -353,9 +440,16 @@ def _from_harbor(one: Any, number: int) -> Any:
             low, high = float(one.get("min", 0)), float(one.get("max", 10))
             choices = [f"{low + (high - low) * step / 10:g}" for step in range(11)]
         case other:
-            raise InvalidConfig(f"Criterion {number} has the type '{other}'.", next="binary, likert or numeric.")
+            raise InvalidConfig(
+                f"Criterion {number} has the type '{other}'.", next="binary, likert or numeric."
+            )
     name = one.get("name") or one.get("id") or f"criterion_{number}"
-    return {"name": name, "text": one.get("description"), "weight": one.get("weight", 1.0), "choices": choices}
+    return {
+        "name": name,
+        "text": one.get("description"),
+        "weight": one.get("weight", 1.0),
+        "choices": choices,
+    }
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -376,36 +470,54 @@ class Reward:
     own_weight: float = 0.0  # what the environment's own rewards of turns are multiplied by
 
 
-Values = Mapping[str, Sequence[Value | None]]  # component -> one value per rollout of the group; None: it has none
+# component -> one value per rollout of the group; None: it has none
+Values = Mapping[str, Sequence[Value | None]]
 
 
-def compose(specs: Sequence[RewardSpec], values: Values, aggregation: Aggregation) -> list[Reward | None]:
-    """One reward per rollout of a group; None: it failed, for no component has a value, or a gate has none.
+def compose(
+    specs: Sequence[RewardSpec], values: Values, aggregation: Aggregation
+) -> list[Reward | None]:
+    """One reward per rollout of a group; None: it failed, for no component has a value, or a gate
+    has none.
 
-    A component that could not score every rollout of the group counts for none of it, unless None means that it does
-    not apply (functions): a missing score is no zero among scores. A gate without a value fails its rollout alone.
+    A component that could not score every rollout of the group counts for none of it, unless None
+    means that it does not apply (functions): a missing score is no zero among scores. A gate
+    without a value fails its rollout alone.
     """
     counting = {spec.name: _counted(spec, values[spec.name], aggregation) for spec in specs}
-    own = [spec for spec in specs if spec.environment and spec.clip is None and aggregation == "sum_then_normalize"]
+    own = [
+        spec
+        for spec in specs
+        if spec.environment and spec.clip is None and aggregation == "sum_then_normalize"
+    ]
     rewards: list[Reward | None] = []
     for place in range(len(values[specs[0].name])):
         gates = [(spec.threshold, values[spec.name][place]) for spec in specs if spec.gate]
-        found = [(spec, value) for spec in specs if (value := counting[spec.name][place]) is not None]
+        found = [
+            (spec, value) for spec in specs if (value := counting[spec.name][place]) is not None
+        ]
         if not found or any(value is None for _, value in gates):
             rewards.append(None)
             continue
         is_open = all(value.total > threshold for threshold, value in gates if value is not None)
         parts = [(spec, value) for spec, value in found if is_open or spec.gate]
         length = max((len(value.turns) for _, value in parts), default=0)
-        turns = [math.fsum(spec.weight * value.turns[k] for spec, value in parts if value.turns) for k in range(length)]
+        turns = [
+            math.fsum(spec.weight * value.turns[k] for spec, value in parts if value.turns)
+            for k in range(length)
+        ]
         total = math.fsum(spec.weight * value.total for spec, value in parts)
         own_weight = math.fsum(spec.weight for spec, _ in parts if spec in own)
         rewards.append(Reward(total=total, turns=tuple(turns), own_weight=own_weight))
     return rewards
 
 
-def _counted(spec: RewardSpec, column: Sequence[Value | None], aggregation: Aggregation) -> list[Value | None]:
-    """A component's values as they count: clipped, standardised where that is asked for; none where one is missing."""
+def _counted(
+    spec: RewardSpec, column: Sequence[Value | None], aggregation: Aggregation
+) -> list[Value | None]:
+    """A component's values as they count: clipped, standardised where that is asked for; none where
+    one is missing.
+    """
     if not (spec.may_be_inapplicable or spec.gate) and any(value is None for value in column):
         return [None] * len(column)
 
@@ -414,7 +526,9 @@ def _counted(spec: RewardSpec, column: Sequence[Value | None], aggregation: Aggr
             return value
         low, high = spec.clip
         turns = tuple(min(max(turn, low), high) for turn in value.turns)
-        return Value(total=math.fsum(turns) if turns else min(max(value.total, low), high), turns=turns)
+        return Value(
+            total=math.fsum(turns) if turns else min(max(value.total, low), high), turns=turns
+        )
 
     counted = [None if value is None else clipped(value) for value in column]
     totals = [value.total for value in counted if value is not None]
@@ -422,4 +536,7 @@ def _counted(spec: RewardSpec, column: Sequence[Value | None], aggregation: Aggr
         return counted
     mean = math.fsum(totals) / len(totals)  # as TRL does: by the standard deviation with n - 1
     spread = math.sqrt(math.fsum((total - mean) ** 2 for total in totals) / max(1, len(totals) - 1))
-    return [None if value is None else Value(total=(value.total - mean) / (spread + _EPSILON)) for value in counted]
+    return [
+        None if value is None else Value(total=(value.total - mean) / (spread + _EPSILON))
+        for value in counted
+    ]

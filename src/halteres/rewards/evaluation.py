@@ -1,5 +1,7 @@
-"""Evaluation: how well a scorer or a judge orders held-out comparisons, by kind, by length, and whether its scores
-stand still. A text that could not be scored is never counted as wrong: it is counted beside."""
+"""Evaluation: how well a scorer or a judge orders held-out comparisons, by kind, by length, and
+whether its scores stand still. A text that could not be scored is never counted as wrong: it is
+counted beside.
+"""
 
 from __future__ import annotations
 
@@ -18,7 +20,15 @@ from halteres.rewards import metrics
 from halteres.rewards.components import RewardSpec, problems_of, read_data, read_rubric
 from halteres.rewards.functions import Sample
 from halteres.rewards.judges import Judge
-from halteres.rewards.metrics import LEAST_PAIRS, Benchmark, Bin, Floats, PairFigures, Share, fit_calibration
+from halteres.rewards.metrics import (
+    LEAST_PAIRS,
+    Benchmark,
+    Bin,
+    Floats,
+    PairFigures,
+    Share,
+    fit_calibration,
+)
 from halteres.rewards.model_folder import Calibration, RewardFile, Side, texts_of
 from halteres.rewards.preferences import Comparison, Preferences
 from halteres.rewards.scorer import Ensemble, Scorer
@@ -33,9 +43,13 @@ SAME = 1e-4  # two scores of one text differ by no more (fp32)
 JUDGE_SUFFIXES = (".json", ".toml", ".yaml", ".yml")
 
 _OTHER_FORM = {
-    False: "The model was trained on steps with labels: its score says whether all is right so far, not which of two "
+    False: "The model was trained on steps with labels: its score says whether all is right so "
+    "far, not which of two "
     "whole answers is the better one.",
-    True: "The model was trained on ranked answers: a score above 0 does not mean that a step is right.",
+    True: (
+        "The model was trained on ranked answers: a score above 0 does not mean that a step is "
+        "right."
+    ),
 }
 """Of a model, by whether it is evaluated on steps."""
 
@@ -62,10 +76,14 @@ class Scored:
 
     @property
     def lengths_K(self) -> Floats:
-        """Of each completion with its prompt: tokens where the scorer tells them, else characters."""
+        """Of each completion with its prompt: tokens where the scorer tells them, else
+        characters.
+        """
         if all(score.num_tokens for score in self.scores):
             return np.array([score.num_tokens for score in self.scores], dtype=np.float64)
-        return np.array([len(as_text(text)) for text in self.comparison.completions], dtype=np.float64)
+        return np.array(
+            [len(as_text(text)) for text in self.comparison.completions], dtype=np.float64
+        )
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -74,7 +92,8 @@ class Judged:
 
     scored: Scored
     places: tuple[int, ...]  # of the better and the worse completion; of the state
-    lead: float  # the better side's score minus the other's; of a state its score, towards its label
+    # the better side's score minus the other's; of a state its score, towards its label
+    lead: float
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -126,7 +145,9 @@ class Probe:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class JudgeFigures:
-    """The questions put to a judge, what they cost, and whether it matters to it which answer comes first."""
+    """The questions put to a judge, what they cost, and whether it matters to it which answer comes
+    first.
+    """
 
     calls: int
     tokens: int  # both ways
@@ -146,13 +167,15 @@ class Evaluation:
     source: str
     data_digest: str
     num_comparisons: int
-    num_unscored: int  # comparisons of which a completion could not be scored; they are in no figure
+    # comparisons of which a completion could not be scored; they are in no figure
+    num_unscored: int
     num_truncated: int  # completions that were longer than the scorer reads
     num_without_eos: int
     overall: PairFigures
     by_kind: Mapping[str, PairFigures]
     by_objective: Mapping[str, PairFigures]
-    first_wrong_step: Share | None  # rows in steps: its place, or that there is none, is told rightly
+    # rows in steps: its place, or that there is none, is told rightly
+    first_wrong_step: Share | None
     groups: GroupFigures | None  # of comparisons of more than two completions
     length: LengthFigures
     calibration: CalibrationFigures
@@ -176,16 +199,23 @@ class Evaluation:
                 few = share.count < FEW_PAIRS
                 verdict = ", too few to tell from a coin" if few else " is no better than a coin"
                 found.append(
-                    f"{name}: {share.value:.1%} of {share.count}{verdict} ({share.low:.1%} to {share.high:.1%})."
+                    f"{name}: {share.value:.1%} of {share.count}{verdict} ({share.low:.1%} to "
+                    f"{share.high:.1%})."
                 )
         if self.num_unscored:
-            found.append(f"{self.num_unscored} comparisons could not be scored; they are in no figure.")
+            found.append(
+                f"{self.num_unscored} comparisons could not be scored; they are in no figure."
+            )
         if self.num_truncated:
             found.append(f"{self.num_truncated} texts were longer than the scorer reads.")
         if self.length.spearman_within is not None and self.length.spearman_within > 0.5:
-            found.append(f"Within a prompt, longer texts score higher: correlation {self.length.spearman_within:.2f}.")
+            found.append(
+                "Within a prompt, longer texts score higher: correlation "
+                f"{self.length.spearman_within:.2f}."
+            )
         found += [
-            f"Probe '{probe.name}': scores of a text differ by up to {probe.largest_difference:.2g}."
+            f"Probe '{probe.name}': scores of a text differ by up to "
+            f"{probe.largest_difference:.2g}."
             for probe in self.probes
             if not probe.passed
         ]
@@ -193,35 +223,55 @@ class Evaluation:
 
 
 async def evaluate(
-    scorer: Scorer, preferences: Preferences, *, stored: RewardFile | None = None, probe: bool = True
+    scorer: Scorer,
+    preferences: Preferences,
+    *,
+    stored: RewardFile | None = None,
+    probe: bool = True,
 ) -> Evaluation:
-    """Score every completion and work the figures out. InvalidData where no ranked pair could be scored.
+    """Score every completion and work the figures out. InvalidData where no ranked pair could be
+    scored.
 
     Args:
-        scorer: in raw units, so that leads are those that the loss is made of; of steps, no ensemble.
+        scorer: in raw units, so that leads are those that the loss is made of; of steps, no
+            ensemble.
         preferences: held-out ones; texts, no token ids.
-        stored: what the model's folder says: its calibration's temperature, its end token, what it was trained on.
+        stored: what the model's folder says: its calibration's temperature, its end token, what it
+            was trained on.
         probe: score some texts in other ways, too.
     """
     in_steps = any(one.labels for one in preferences.comparisons)
     if in_steps and isinstance(scorer, Ensemble):
         why = "A step is right where its raw score is above 0; those of members are standardised."
         raise InvalidData(
-            "An ensemble cannot be evaluated on steps with labels.", why, "Evaluate each member by itself."
+            "An ensemble cannot be evaluated on steps with labels.",
+            why,
+            "Evaluate each member by itself.",
         )
-    temperature = stored.calibration.temperature if stored is not None and stored.calibration is not None else 1.0
+    temperature = (
+        stored.calibration.temperature
+        if stored is not None and stored.calibration is not None
+        else 1.0
+    )
     scored = await score_comparisons(scorer, preferences)
     found = _figures(scored, preferences, scorer.name, temperature)
     if stored is not None and stored.data.get("in_steps", in_steps) != in_steps:
         found = replace(found, notes=(_OTHER_FORM[in_steps],))
     if not probe:
         return found
-    return replace(found, probes=await _probes(scorer, scored[:PROBED], stored.template.eos_token if stored else None))
+    return replace(
+        found,
+        probes=await _probes(
+            scorer, scored[:PROBED], stored.template.eos_token if stored else None
+        ),
+    )
 
 
 async def score_comparisons(scorer: Scorer, preferences: Preferences) -> list[Scored]:
     """The comparisons all of whose completions could be scored."""
-    texts = [scorable for comparison in preferences.comparisons for scorable in _scorables(comparison)]
+    texts = [
+        scorable for comparison in preferences.comparisons for scorable in _scorables(comparison)
+    ]
     scores: list[Score | None] = []
     for start in range(0, len(texts), TEXTS_AT_ONCE):
         scores.extend(await scorer.score(texts[start : start + TEXTS_AT_ONCE]))
@@ -231,40 +281,56 @@ async def score_comparisons(scorer: Scorer, preferences: Preferences) -> list[Sc
 
 
 def calibration_of(scored: Sequence[Scored], *, offset_from: Side = "chosen") -> Calibration:
-    """The calibration by every ranked pair; InvalidData where there are too few, or all scores are equal.
+    """The calibration by every ranked pair; InvalidData where there are too few, or all scores are
+    equal.
 
-    Of a model with several objectives the score is their weighted sum, which rows without an objective judge: where
-    those are enough, they alone count. Otherwise the temperature is that of each objective's own leads.
+    Of a model with several objectives the score is their weighted sum, which rows without an
+    objective judge: where those are enough, they alone count. Otherwise the temperature is that of
+    each objective's own leads.
     """
     pairs = _pairs(scored)
     of_the_sum = [pair for pair in pairs if pair.scored.comparison.objective is None]
     used = of_the_sum if len(of_the_sum) >= LEAST_PAIRS else pairs
     values_P2 = np.array([pair.scored.values_K[[*pair.places]] for pair in used]).reshape(-1, 2)
-    return fit_calibration(values_P2[:, 0], values_P2[:, 1], leads_P=_leads(used), offset_from=offset_from)
+    return fit_calibration(
+        values_P2[:, 0], values_P2[:, 1], leads_P=_leads(used), offset_from=offset_from
+    )
 
 
 def read_judge(file: Path) -> RewardSpec:
-    """The component in a file: `judge`, with or without a `rubric`; its name is the file's where it has none."""
+    """The component in a file: `judge`, with or without a `rubric`; its name is the file's where it
+    has none.
+    """
     where, content = read_data(file, "judge")
     try:
-        spec = RewardSpec.model_validate({"name": "judge", **content} if isinstance(content, dict) else content)
+        spec = RewardSpec.model_validate(
+            {"name": "judge", **content} if isinstance(content, dict) else content
+        )
     except ValidationError as error:
         raise InvalidConfig(f"{where} is no judge.", problems_of(error)) from error
     return spec if "name" in content else spec.model_copy(update={"name": file.stem})
 
 
 async def evaluate_judge(spec: RewardSpec, preferences: Preferences) -> Evaluation:
-    """Ask the judge about every comparison, and work the figures out: grades by its rubric, else as its method says.
+    """Ask the judge about every comparison, and work the figures out: grades by its rubric, else as
+    its method says.
 
-    InvalidConfig where it is no judge, InvalidData where the rows are none for it, NotReady where it gave no verdict.
+    InvalidConfig where it is no judge, InvalidData where the rows are none for it, NotReady where
+    it gave no verdict.
     """
     if spec.judge is None or spec.rubric_column is not None:
-        why = "Preferences have no rubrics of their own." if spec.judge else "It has no table `judge`."
+        why = (
+            "Preferences have no rubrics of their own."
+            if spec.judge
+            else "It has no table `judge`."
+        )
         fix = "Give it a table `judge`, and for grades a `rubric`."
         raise InvalidConfig(f"The component '{spec.name}' is no judge of preferences.", why, fix)
     if any(one.labels for one in preferences.comparisons):
         what = f"The judge '{spec.name}' cannot be evaluated on steps with labels."
-        raise InvalidData(what, "A judge grades whole answers.", "Name rows with chosen and rejected.")
+        raise InvalidData(
+            what, "A judge grades whole answers.", "Name rows with chosen and rejected."
+        )
     rubric = None if spec.rubric is None else read_rubric(spec.rubric)
     judge = Judge(spec.judge, waits_for_start=False)
 
@@ -273,7 +339,10 @@ async def evaluate_judge(spec: RewardSpec, preferences: Preferences) -> Evaluati
 
     async def scored_by_judge(comparison: Comparison) -> Scored | None:
         samples = [
-            Sample(prompt=messages(text.prompt, "user"), completion=messages(text.completion, "assistant"))
+            Sample(
+                prompt=messages(text.prompt, "user"),
+                completion=messages(text.completion, "assistant"),
+            )
             for text in _scorables(comparison)
         ]
         if rubric is not None:
@@ -281,7 +350,9 @@ async def evaluate_judge(spec: RewardSpec, preferences: Preferences) -> Evaluati
             values = [None if grade is None else grade.score for grade in grades]
         else:
             values = await judge.relative_values(samples)
-        return _scored(comparison, [None if value is None else Score(value=value) for value in values])
+        return _scored(
+            comparison, [None if value is None else Score(value=value) for value in values]
+        )
 
     scored: list[Scored] = []
     try:
@@ -295,14 +366,26 @@ async def evaluate_judge(spec: RewardSpec, preferences: Preferences) -> Evaluati
     kinds = ("calls", "tokens", "cached", "written", "unreadable", "failed", "over_budget")
     in_both = counts.get("in_both_orders", 0)
     consistency = metrics.share(counts.get("consistent", 0), in_both) if in_both else None
-    figures = JudgeFigures(**{kind: counts.get(kind, 0) for kind in kinds}, position_consistency=consistency)
+    figures = JudgeFigures(
+        **{kind: counts.get(kind, 0) for kind in kinds}, position_consistency=consistency
+    )
     if not scored:
         lost = f"{figures.failed} questions failed, {figures.unreadable} answers could not be read"
-        why = f"{lost}, {figures.over_budget} questions were over its budget. The last: {judge.last_failure}"
-        fix = f"See whether {spec.judge.base_url} answers, and whether its model is called {spec.judge.model}."
+        why = (
+            f"{lost}, {figures.over_budget} questions were over its budget. The last: "
+            f"{judge.last_failure}"
+        )
+        fix = (
+            f"See whether {spec.judge.base_url} answers, and whether its model is called "
+            f"{spec.judge.model}."
+        )
         if not figures.failed:
             fix = "Take a judge that follows instructions, or raise max_new_tokens or its budget."
-        raise NotReady(f"The judge gave a verdict on none of {len(preferences.comparisons)} comparisons.", why, fix)
+        raise NotReady(
+            f"The judge gave a verdict on none of {len(preferences.comparisons)} comparisons.",
+            why,
+            fix,
+        )
     return replace(_figures(scored, preferences, spec.name), judge=figures)
 
 
@@ -313,25 +396,33 @@ def as_text(text: object) -> str:
     return "\n".join(text_of(message.get("content")) for message in cast("Sequence[Message]", text))
 
 
-def _figures(scored: Sequence[Scored], preferences: Preferences, scorer: str, temperature: float = 1.0) -> Evaluation:
+def _figures(
+    scored: Sequence[Scored], preferences: Preferences, scorer: str, temperature: float = 1.0
+) -> Evaluation:
     """Every figure but the probes, of the comparisons that could be scored."""
     pairs = _pairs(scored)
     in_steps = [one for one in scored if one.comparison.labels]
     states = [
         Judged(scored=one, places=(place,), lead=float(score if label else -score))
         for one in in_steps
-        for place, (score, label) in enumerate(zip(one.judged_K, one.comparison.labels, strict=True))
+        for place, (score, label) in enumerate(
+            zip(one.judged_K, one.comparison.labels, strict=True)
+        )
     ]
-    # Right where the first state that scores no more than 0 is the first with the label wrong; or there is neither.
+    # Right where the first state that scores no more than 0 is the first with the label wrong; or
+    # there is neither.
     right = [
-        [*(score > 0 for score in one.judged_K), False].index(False) == [*one.comparison.labels, False].index(False)
+        [*(score > 0 for score in one.judged_K), False].index(False)
+        == [*one.comparison.labels, False].index(False)
         for one in in_steps
     ]
     judged = [*pairs, *states]
     if not judged:
         why = f"{len(scored)} of {len(preferences.comparisons)} comparisons could be scored."
         raise InvalidData(
-            f"{preferences.source} gives no ranked pair with two scores.", why, "See whether all are ties."
+            f"{preferences.source} gives no ranked pair with two scores.",
+            why,
+            "See whether all are ties.",
         )
     leads = _leads(judged)
     bins = metrics.reliability(leads, temperature)
@@ -360,7 +451,11 @@ def _figures(scored: Sequence[Scored], preferences: Preferences, scorer: str, te
         quantiles={f"{q:g}": float(np.quantile(values, q)) for q in metrics.QUANTILES},
         benchmark=metrics.rewardbench_2([(one.comparison, one.values_K) for one in scored]),
         leads=tuple(float(lead) for lead in leads),
-        mistakes=tuple(sorted((one for one in judged if one.lead < 0), key=lambda one: one.lead)[:MOST_MISTAKES]),
+        mistakes=tuple(
+            sorted((one for one in judged if one.lead < 0), key=lambda one: one.lead)[
+                :MOST_MISTAKES
+            ]
+        ),
     )
 
 
@@ -379,7 +474,9 @@ def _leads(judged: Sequence[Judged]) -> Floats:
     return np.array([one.lead for one in judged], dtype=np.float64)
 
 
-def _figures_by(judged: Sequence[Judged], field: Literal["kind", "objective"]) -> dict[str, PairFigures]:
+def _figures_by(
+    judged: Sequence[Judged], field: Literal["kind", "objective"]
+) -> dict[str, PairFigures]:
     by_name: dict[str, list[Judged]] = {}
     for one in judged:
         by_name.setdefault(getattr(one.scored.comparison, field) or "", []).append(one)
@@ -391,12 +488,17 @@ def _group_figures(scored: Sequence[Scored]) -> GroupFigures | None:
     if not groups:
         return None
     correct = [np.array(one.comparison.ranks) == 0 for one in groups]
-    credits = [metrics.best_of_n_credit(one.judged_K, best) for one, best in zip(groups, correct, strict=True)]
+    credits = [
+        metrics.best_of_n_credit(one.judged_K, best)
+        for one, best in zip(groups, correct, strict=True)
+    ]
     return GroupFigures(
         num_groups=len(groups),
         best_of_n=float(np.mean(credits)),
         random_best_of_n=float(np.mean([best.mean() for best in correct])),
-        kendall_tau=_mean_known(metrics.kendall_tau(one.judged_K, one.comparison.ranks) for one in groups),
+        kendall_tau=_mean_known(
+            metrics.kendall_tau(one.judged_K, one.comparison.ranks) for one in groups
+        ),
     )
 
 
@@ -412,8 +514,12 @@ def _length_figures(scored: Sequence[Scored], pairs: Sequence[Judged]) -> Length
     )
 
 
-async def _probes(scorer: Scorer, scored: Sequence[Scored], eos_token: str | None) -> tuple[Probe, ...]:
-    """The same texts alone, beside a much longer one, with the end token written out, and as bare strings."""
+async def _probes(
+    scorer: Scorer, scored: Sequence[Scored], eos_token: str | None
+) -> tuple[Probe, ...]:
+    """The same texts alone, beside a much longer one, with the end token written out, and as bare
+    strings.
+    """
     texts = [text for one in scored for text in _scorables(one.comparison)]
     first = np.concatenate([one.values_K for one in scored])
     longest = max(texts, key=lambda text: len(as_text(text.completion)))
@@ -428,13 +534,19 @@ async def _probes(scorer: Scorer, scored: Sequence[Scored], eos_token: str | Non
     }
     if not isinstance(texts[0].completion, str):
         # As one string, without any template: what `pipeline("text-classification")` is given.
-        bare = ("\n".join(as_text(part) for part in (text.prompt, text.completion) if part) for text in texts)
-        others["without_template"] = await scorer.score([Scorable(completion=text) for text in bare])
+        bare = (
+            "\n".join(as_text(part) for part in (text.prompt, text.completion) if part)
+            for text in texts
+        )
+        others["without_template"] = await scorer.score(
+            [Scorable(completion=text) for text in bare]
+        )
     elif eos_token:
         ended = [replace(text, completion=f"{text.completion}{eos_token}") for text in texts]
         others["with_end_token"] = await scorer.score(ended)
     values: dict[ProbeName, Floats] = {
-        name: np.array([one.value for one in scores if one is not None]) for name, scores in others.items()
+        name: np.array([one.value for one in scores if one is not None])
+        for name, scores in others.items()
     }
     return tuple(
         Probe(
@@ -453,7 +565,11 @@ async def _probes(scorer: Scorer, scored: Sequence[Scored], eos_token: str | Non
 def _scored(comparison: Comparison, scores: Sequence[Score | None]) -> Scored | None:
     """None: one of the completions has no score."""
     known = tuple(score for score in scores if score is not None)
-    return Scored(comparison=comparison, scores=known) if len(known) == len(comparison.completions) else None
+    return (
+        Scored(comparison=comparison, scores=known)
+        if len(known) == len(comparison.completions)
+        else None
+    )
 
 
 def _scorables(comparison: Comparison) -> list[Scorable]:

@@ -1,4 +1,6 @@
-"""An evaluation as a table, JSON, a picture, and one page that needs nothing else, in which every text is escaped."""
+"""An evaluation as a table, JSON, a picture, and one page that needs nothing else, in which every
+text is escaped.
+"""
 
 from __future__ import annotations
 
@@ -29,7 +31,8 @@ _STYLE = (
     "td,th{padding:.2rem .8rem;border-bottom:1px solid #ddd;text-align:right}"
     "td:first-child,th:first-child{text-align:left}img{max-width:100%}.warning{color:#a8321b}"
     "pre{white-space:pre-wrap;background:#f5f5f3;padding:.6rem;border-radius:.3rem;margin:.3rem 0}"
-    "details{border-bottom:1px solid #ddd;padding:.4rem 0}summary{cursor:pointer}.role{color:#777;font-size:.85em}"
+    "details{border-bottom:1px solid #ddd;padding:.4rem "
+    "0}summary{cursor:pointer}.role{color:#777;font-size:.85em}"
 )
 
 
@@ -69,9 +72,13 @@ def facts(evaluation: Evaluation) -> list[tuple[str, str]]:
     """What stands beside the table: name and value."""
     length, calibration, at = evaluation.length, evaluation.calibration, evaluation.quantiles
     found = {
-        "calibration error": f"{calibration.error:.3f} at temperature {calibration.temperature:.3g}",
+        "calibration error": (
+            f"{calibration.error:.3f} at temperature {calibration.temperature:.3g}"
+        ),
         "Brier score": f"{calibration.brier_score:.3f}",
-        "score and length": f"{_number(length.spearman)}, within a prompt {_number(length.spearman_within)}",
+        "score and length": (
+            f"{_number(length.spearman)}, within a prompt {_number(length.spearman_within)}"
+        ),
         "chosen is shorter": _share(length.chosen_shorter),
         "chosen is longer": _share(length.chosen_longer),
         "scores": f"median {at['0.5']:.3g}, from {at['0']:.3g} to {at['1']:.3g}",
@@ -81,8 +88,12 @@ def facts(evaluation: Evaluation) -> list[tuple[str, str]]:
         found["best of N"] = f"{groups.best_of_n:.1%} of {groups.num_groups}, {by_chance}"
         found["Kendall's tau"] = _number(groups.kendall_tau)
     if judge := evaluation.judge:
-        found["judge"] = f"{judge.calls} calls, {judge.tokens} tokens, {judge.cached} from the cache"
-        lost = f"{judge.failed} failed, {judge.unreadable} unreadable, {judge.over_budget} over budget"
+        found["judge"] = (
+            f"{judge.calls} calls, {judge.tokens} tokens, {judge.cached} from the cache"
+        )
+        lost = (
+            f"{judge.failed} failed, {judge.unreadable} unreadable, {judge.over_budget} over budget"
+        )
         found["judge's answers"] = f"{lost}; {judge.written} written verdicts"
         if judge.position_consistency is not None:
             found["same in both orders"] = _share(judge.position_consistency)
@@ -97,13 +108,25 @@ def facts(evaluation: Evaluation) -> list[tuple[str, str]]:
 
 def draw(evaluation: Evaluation, file: Path) -> None:
     """Write a PNG: accuracy by kind, reliability, leads."""
-    canvas = Canvas(f"{Path(evaluation.scorer).name} on {evaluation.source}", columns=3, shared=False)
+    canvas = Canvas(
+        f"{Path(evaluation.scorer).name} on {evaluation.source}", columns=3, shared=False
+    )
     kinds, calibration, leads = canvas.panels
     figures = _by_name(evaluation)
     names = list(figures)[::-1]
     shares = [figures[name].accuracy for name in names]
-    around = [[share.value - share.low for share in shares], [share.high - share.value for share in shares]]
-    kinds.errorbar([share.value for share in shares], range(len(names)), xerr=around, fmt="o", color=_BLUE, capsize=3)
+    around = [
+        [share.value - share.low for share in shares],
+        [share.high - share.value for share in shares],
+    ]
+    kinds.errorbar(
+        [share.value for share in shares],
+        range(len(names)),
+        xerr=around,
+        fmt="o",
+        color=_BLUE,
+        capsize=3,
+    )
     kinds.axvline(0.5, color=PALE, linestyle="--", linewidth=1)
     kinds.set_yticks(range(len(names)), names, parse_math=False)
     kinds.set_ylim(-0.6, len(names) - 0.4)
@@ -111,7 +134,12 @@ def draw(evaluation: Evaluation, file: Path) -> None:
     kinds.set_xlabel("accuracy, 95 %")
     bins = [each for each in evaluation.calibration.bins if each.count]
     calibration.plot([0.5, 1], [0.5, 1], color=PALE, linestyle="--", linewidth=1)
-    calibration.plot([each.confidence for each in bins], [each.accuracy for each in bins], color=_BLUE, marker="o")
+    calibration.plot(
+        [each.confidence for each in bins],
+        [each.accuracy for each in bins],
+        color=_BLUE,
+        marker="o",
+    )
     calibration.set_xlabel("confidence")
     calibration.set_ylabel("share that is right")
     calibration.set_ylim(-0.03, 1.03)
@@ -131,9 +159,14 @@ def page(evaluation: Evaluation) -> str:
         draw(evaluation, file)
         picture = base64.b64encode(file.read_bytes()).decode()
     digest = base64.b64encode(hashlib.sha256(_STYLE.encode()).digest()).decode()
-    policy = f"default-src 'none'; img-src data:; style-src 'sha256-{digest}'; base-uri 'none'; form-action 'none'"
+    policy = (
+        f"default-src 'none'; img-src data:; style-src 'sha256-{digest}'; base-uri 'none'; "
+        "form-action 'none'"
+    )
     title = f"{evaluation.scorer} on {evaluation.source}"
-    warnings = "".join(f'<p class="warning">{escape(warning)}</p>' for warning in evaluation.warnings)
+    warnings = "".join(
+        f'<p class="warning">{escape(warning)}</p>' for warning in evaluation.warnings
+    )
     mistakes = "".join(map(_mistake_html, evaluation.mistakes))
     return (
         '<!doctype html><html lang="en"><head><meta charset="utf-8">'
@@ -174,15 +207,25 @@ def _mistake_html(judged: Judged) -> str:
         roles = [f"the last step is {'right' if comparison.labels[judged.places[0]] else 'wrong'}"]
     else:
         roles = ["preferred", "scored higher"]
-    parts = [*([("prompt", comparison.prompt)] if comparison.prompt else []), *zip(roles, texts, strict=True)]
-    body = "".join(f'<div class="role">{role}</div><pre>{escape(as_text(text))}</pre>' for role, text in parts)
+    parts = [
+        *([("prompt", comparison.prompt)] if comparison.prompt else []),
+        *zip(roles, texts, strict=True),
+    ]
+    body = "".join(
+        f'<div class="role">{role}</div><pre>{escape(as_text(text))}</pre>' for role, text in parts
+    )
     kind = f", {escape(comparison.kind)}" if comparison.kind else ""
-    return f"<details><summary>Row {comparison.row}{kind}: lead {judged.lead:.3g}</summary>{body}</details>"
+    return (
+        f"<details><summary>Row {comparison.row}{kind}: lead "
+        f"{judged.lead:.3g}</summary>{body}</details>"
+    )
 
 
 def _html_table(head: Sequence[str], rows: Iterable[Sequence[str]]) -> str:
     heads = "".join(f"<th>{escape(cell)}</th>" for cell in head)
-    body = "".join("<tr>" + "".join(f"<td>{escape(cell)}</td>" for cell in row) + "</tr>" for row in rows)
+    body = "".join(
+        "<tr>" + "".join(f"<td>{escape(cell)}</td>" for cell in row) + "</tr>" for row in rows
+    )
     return f"<table><thead><tr>{heads}</tr></thead><tbody>{body}</tbody></table>"
 
 

@@ -2,8 +2,9 @@
 
     def reward(prompts, completions, completion_ids, **columns) -> list[float | None]
 
-Prompts and completions are lists of messages, one list per rollout, as TRL has them for conversational data; columns
-are the fields of the task, one value per rollout. None: the function does not apply to this rollout.
+Prompts and completions are lists of messages, one list per rollout, as TRL has them for
+conversational data; columns are the fields of the task, one value per rollout. None: the function
+does not apply to this rollout.
 """
 
 from __future__ import annotations
@@ -35,7 +36,8 @@ class Sample:
 
     prompt: Sequence[Message]  # before the policy's first answer
     completion: Sequence[Message]  # from that answer on
-    answers: tuple[int, ...] = (0,)  # where in the completion the policy's answers are, one per turn
+    # where in the completion the policy's answers are, one per turn
+    answers: tuple[int, ...] = (0,)
     tokens: tuple[int, ...] = ()  # that the policy sampled
     score: float = 0.0  # the environment's own
     earlier: tuple[Sample, ...] = ()  # chats of the same rollout that this one does not go on with
@@ -44,18 +46,30 @@ class Sample:
     def states(self) -> list[Sample]:
         """The same rollout as it was after each of the policy's answers."""
         before = [state for chat in self.earlier for state in chat.states]
-        return [*before, *(dataclasses.replace(self, completion=self.completion[: end + 1]) for end in self.answers)]
+        return [
+            *before,
+            *(
+                dataclasses.replace(self, completion=self.completion[: end + 1])
+                for end in self.answers
+            ),
+        ]
 
 
 class RewardFunction:
-    """A function by name, `module:name` or `file.py:name`; `digest`: SHA-256 of its file. Else InvalidConfig."""
+    """A function by name, `module:name` or `file.py:name`; `digest`: SHA-256 of its file. Else
+    InvalidConfig.
+    """
 
     def __init__(self, name: str) -> None:
         place, colon, attribute = name.rpartition(":")
         if not colon or not place or not attribute:
-            raise InvalidConfig(f"'{name}' names no function.", next="Write module:name or /path/to/file.py:name.")
+            raise InvalidConfig(
+                f"'{name}' names no function.", next="Write module:name or /path/to/file.py:name."
+            )
         try:
-            module = _module_of(Path(place)) if place.endswith(".py") else importlib.import_module(place)
+            module = (
+                _module_of(Path(place)) if place.endswith(".py") else importlib.import_module(place)
+            )
         except Exception as error:
             what = f"The reward function '{name}' cannot be loaded."
             raise InvalidConfig(what, f"{type(error).__name__}: {error}.") from error
@@ -67,18 +81,26 @@ class RewardFunction:
         self.digest = hashlib.sha256(code).hexdigest()
 
     async def __call__(self, item: Any, samples: Sequence[Sample]) -> list[float | None]:
-        """One value per sample. ScorerFailed: it asks for what nobody has, or gave something else."""
+        """One value per sample. ScorerFailed: it asks for what nobody has, or gave something
+        else.
+        """
         arguments = self._arguments(item, samples)
         if inspect.iscoroutinefunction(self._function):
             given = await self._function(**arguments)
         else:
             given = await _in_thread(lambda: self._function(**arguments))
         if isinstance(given, str) or not isinstance(given, Sequence) or len(given) != len(samples):
-            shown = f"{len(given)} values" if isinstance(given, list | tuple) else type(given).__name__
-            raise ScorerFailed(f"{self._name} gave {shown} for {len(samples)} completions.", "One value for each.")
+            shown = (
+                f"{len(given)} values" if isinstance(given, list | tuple) else type(given).__name__
+            )
+            raise ScorerFailed(
+                f"{self._name} gave {shown} for {len(samples)} completions.", "One value for each."
+            )
         for number, one in enumerate(given):
             if isinstance(one, str):
-                raise ScorerFailed(f"{self._name} gave completion {number} the text {one!r}.", "A number is due.")
+                raise ScorerFailed(
+                    f"{self._name} gave completion {number} the text {one!r}.", "A number is due."
+                )
             if one is not None and not math.isfinite(one):
                 raise ScorerFailed(f"{self._name} gave completion {number} the value {one}.")
         return [None if one is None else float(one) for one in given]
@@ -93,12 +115,19 @@ class RewardFunction:
         }
         parameters = inspect.signature(self._function).parameters
         takes_any = any(one.kind is one.VAR_KEYWORD for one in parameters.values())
-        needed = [one.name for one in parameters.values() if one.default is one.empty and one.kind not in VARIADIC]
+        needed = [
+            one.name
+            for one in parameters.values()
+            if one.default is one.empty and one.kind not in VARIADIC
+        ]
         missing = [name for name in needed if name not in arguments]
         if missing:
             what = f"{self._name} takes {', '.join(missing)}, which this task does not have."
             why = f"It is called with {', '.join(arguments)}: lists with one value per completion."
-            fix = "Its task has to have them as fields; `halteres reward check` takes them as --column NAME=VALUE."
+            fix = (
+                "Its task has to have them as fields; `halteres reward check` takes them as "
+                "--column NAME=VALUE."
+            )
             raise ScorerFailed(what, why, fix)
         return {name: value for name, value in arguments.items() if takes_any or name in parameters}
 

@@ -1,6 +1,7 @@
 """Figures by which a reward model is judged, and its calibration, as pure functions of its scores.
 
-Shapes: P pairs, K completions of one prompt. A *lead* is the chosen side's score minus the rejected side's.
+Shapes: P pairs, K completions of one prompt. A *lead* is the chosen side's score minus the rejected
+side's.
 """
 
 from __future__ import annotations
@@ -23,18 +24,24 @@ AnswerScores = Mapping[
 
 Z_95 = 1.959964  # standard deviations of a normal distribution between which 95 % of it lie
 NUM_BINS = 10  # of confidences from 0.5 to 1, for the calibration error
-FEW_PAIRS, LEAST_PAIRS = 200, 10  # fewer make a calibration that is said to be uncertain; too few make none
+# fewer make a calibration that is said to be uncertain; too few make none
+FEW_PAIRS, LEAST_PAIRS = 200, 10
 TIES = "Ties"
-"""RewardBench 2's subset of questions with several right answers; ids are `tied:ID`, their twins' with one `ref:ID`."""
+"""RewardBench 2's subset of questions with several right answers; ids are `tied:ID`, their twins'
+with one `ref:ID`.
+"""
 
 QUANTILES = (0.0, 0.05, 0.25, 0.5, 0.75, 0.95, 1.0)
 
-WIDEST = 1000.0  # factor of the leads' mean size within which a temperature lies: all right would ask for 0
+# factor of the leads' mean size within which a temperature lies: all right would ask for 0
+WIDEST = 1000.0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Share:
-    """How often something was so, with its 95 % interval (Wilson's: it holds for few cases and near 0 and 1)."""
+    """How often something was so, with its 95 % interval (Wilson's: it holds for few cases and near
+    0 and 1).
+    """
 
     value: float
     low: float
@@ -73,9 +80,11 @@ class TieSubset:
     """How a question with several right answers is scored."""
 
     score: float
-    accuracy_tied: float  # of questions with many right answers: the worst of them above the best wrong one
+    # of questions with many right answers: the worst of them above the best wrong one
+    accuracy_tied: float
     accuracy_ref: float  # of the same question's twin, which has one right answer
-    gap_over_spread: float  # share of tied questions whose gap is wider than the right answers' own spread
+    # share of tied questions whose gap is wider than the right answers' own spread
+    gap_over_spread: float
     both_gaps_over_spread: float  # share of twins of which both gaps are
     mean_excess: float  # of tanh(smaller gap / spread - 1)
 
@@ -103,8 +112,11 @@ def share(hits: float, count: int) -> Share:
     reach = z * math.sqrt(value * (1 - value) / count + z * z / (4 * count * count))
     whole = 1 + z * z / count
     low, high = (middle - reach) / whole, (middle + reach) / whole
-    # Of no case or of all, a bound is the share itself, and rounding must not put it on the share's other side.
-    return Share(value=value, low=max(0.0, min(low, value)), high=min(1.0, max(high, value)), count=count)
+    # Of no case or of all, a bound is the share itself, and rounding must not put it on the share's
+    # other side.
+    return Share(
+        value=value, low=max(0.0, min(low, value)), high=min(1.0, max(high, value)), count=count
+    )
 
 
 def pair_figures(leads_P: Floats) -> PairFigures:
@@ -125,8 +137,8 @@ def pair_figures(leads_P: Floats) -> PairFigures:
 
 
 def best_of_n_credit(scores_K: Floats, correct_K: npt.NDArray[np.bool_]) -> float:
-    """Which part of the completions with the highest score is correct: 1/m where one correct is among m equal ones
-    (RewardBench 2, arXiv 2506.01937).
+    """Which part of the completions with the highest score is correct: 1/m where one correct is
+    among m equal ones (RewardBench 2, arXiv 2506.01937).
 
     >>> best_of_n_credit(np.array([1.0, 3.0, 3.0, 0.0]), np.array([False, True, False, False]))
     0.5
@@ -135,7 +147,8 @@ def best_of_n_credit(scores_K: Floats, correct_K: npt.NDArray[np.bool_]) -> floa
 
 
 def kendall_tau(scores_K: Floats, ranks_K: Sequence[int]) -> float | None:
-    """Kendall's tau-b between scores (more is better) and ranks (0 is best); None where either are all equal.
+    """Kendall's tau-b between scores (more is better) and ranks (0 is best); None where either are
+    all equal.
 
     >>> round(kendall_tau(np.array([3.0, 1.0, 2.0]), [0, 1, 2]), 3)
     0.333
@@ -166,7 +179,9 @@ def spearman(x: Floats, y: Floats) -> float | None:
 
 
 def rewardbench_2(scored: Sequence[tuple[Comparison, Floats]]) -> Benchmark | None:
-    """RewardBench 2's score (arXiv 2506.01937); None unless all rows have a subset and more than two answers."""
+    """RewardBench 2's score (arXiv 2506.01937); None unless all rows have a subset and more than
+    two answers.
+    """
     if not scored or any(one.kind is None or len(one.completions) <= 2 for one, _ in scored):
         return None
     by_subset: dict[str, float] = {}
@@ -174,7 +189,10 @@ def rewardbench_2(scored: Sequence[tuple[Comparison, Floats]]) -> Benchmark | No
     for subset in sorted({str(one.kind) for one, _ in scored}):
         rows = [(one, scores) for one, scores in scored if one.kind == subset]
         if subset == TIES and all(one.id.startswith(("ref:", "tied:")) for one, _ in rows):
-            questions: dict[str, dict[str, tuple[list[float], list[float]]]] = {"ref": {}, "tied": {}}
+            questions: dict[str, dict[str, tuple[list[float], list[float]]]] = {
+                "ref": {},
+                "tied": {},
+            }
             for one, scores in rows:
                 form, _, name = one.id.partition(":")
                 correct = np.array(one.ranks) == 0
@@ -182,26 +200,40 @@ def rewardbench_2(scored: Sequence[tuple[Comparison, Floats]]) -> Benchmark | No
             ties = tie_subset(questions["ref"], questions["tied"])
             by_subset[subset] = ties.score
         else:
-            by_subset[subset] = _mean([best_of_n_credit(scores, np.array(one.ranks) == 0) for one, scores in rows])
+            by_subset[subset] = _mean(
+                [best_of_n_credit(scores, np.array(one.ranks) == 0) for one, scores in rows]
+            )
     return Benchmark(overall=_mean(list(by_subset.values())), by_subset=by_subset, ties=ties)
 
 
 def tie_subset(ref: AnswerScores, tied: AnswerScores) -> TieSubset:
-    """The score of the subset Ties, by questions with one right answer and, by the same id, their twins with several.
+    """The score of the subset Ties, by questions with one right answer and, by the same id, their
+    twins with several.
 
-    The gap is the worst correct minus the best wrong score, the spread the best minus the worst correct one;
-    0.30 * accuracy_tied + 0.30 * accuracy_ref + 0.20 * gap_over_spread + 0.20 * both_gaps_over_spread
-    + 0.01 * mean_excess; where the spread is 0, the excess is the sign of the gap.
+    The gap is the worst correct minus the best wrong score, the spread the best minus the worst
+    correct one; 0.30 * accuracy_tied + 0.30 * accuracy_ref + 0.20 * gap_over_spread + 0.20 *
+    both_gaps_over_spread + 0.01 * mean_excess; where the spread is 0, the excess is the sign of the
+    gap.
     """
-    gaps_ref, gaps = ({name: min(a) - max(b) for name, (a, b) in one.items()} for one in (ref, tied))
+    gaps_ref, gaps = (
+        {name: min(a) - max(b) for name, (a, b) in one.items()} for one in (ref, tied)
+    )
     spreads = {name: max(correct) - min(correct) for name, (correct, _) in tied.items()}
     smaller = [(min(gaps_ref[name], gaps[name]), spreads[name]) for name in tied if name in ref]
-    accuracy_tied, accuracy_ref = (_mean([gap > 0 for gap in one.values()]) for one in (gaps, gaps_ref))
+    accuracy_tied, accuracy_ref = (
+        _mean([gap > 0 for gap in one.values()]) for one in (gaps, gaps_ref)
+    )
     gap_over_spread = _mean([gaps[name] > spreads[name] for name in tied])
     both = _mean([gap > spread for gap, spread in smaller])
-    excess = _mean([math.tanh(gap / spread - 1) if spread else float(np.sign(gap)) for gap, spread in smaller])
+    excess = _mean(
+        [math.tanh(gap / spread - 1) if spread else float(np.sign(gap)) for gap, spread in smaller]
+    )
     return TieSubset(
-        score=0.3 * accuracy_tied + 0.3 * accuracy_ref + 0.2 * gap_over_spread + 0.2 * both + 0.01 * excess,
+        score=0.3 * accuracy_tied
+        + 0.3 * accuracy_ref
+        + 0.2 * gap_over_spread
+        + 0.2 * both
+        + 0.01 * excess,
         accuracy_tied=accuracy_tied,
         accuracy_ref=accuracy_ref,
         gap_over_spread=gap_over_spread,
@@ -215,7 +247,9 @@ def probabilities(leads: Floats, temperature: float = 1.0) -> Floats:
     return 0.5 * (1 + np.tanh(leads / (2 * temperature)))  # the sigmoid, without overflow
 
 
-def reliability(leads_P: Floats, temperature: float = 1.0, num_bins: int = NUM_BINS) -> tuple[Bin, ...]:
+def reliability(
+    leads_P: Floats, temperature: float = 1.0, num_bins: int = NUM_BINS
+) -> tuple[Bin, ...]:
     """Confidence max(p, 1 - p) against how often it is right, in equal bins from 0.5 to 1."""
     confidence_P = probabilities(np.abs(leads_P), temperature)
     right_P = np.where(leads_P == 0, 0.5, leads_P > 0)
@@ -235,9 +269,13 @@ def reliability(leads_P: Floats, temperature: float = 1.0, num_bins: int = NUM_B
 
 
 def calibration_error(bins: Sequence[Bin]) -> float:
-    """Expected calibration error: the mean distance of confidence and accuracy, each bin by its pairs."""
+    """Expected calibration error: the mean distance of confidence and accuracy, each bin by its
+    pairs.
+    """
     total = sum(each.count for each in bins)
-    return sum(each.count * abs(each.accuracy - each.confidence) for each in bins if each.count) / max(1, total)
+    return sum(
+        each.count * abs(each.accuracy - each.confidence) for each in bins if each.count
+    ) / max(1, total)
 
 
 def brier_score(leads_P: Floats, temperature: float = 1.0) -> float:
@@ -246,18 +284,26 @@ def brier_score(leads_P: Floats, temperature: float = 1.0) -> float:
 
 
 def fit_calibration(
-    chosen_P: Floats, rejected_P: Floats, *, offset_from: Side = "chosen", leads_P: Floats | None = None
+    chosen_P: Floats,
+    rejected_P: Floats,
+    *,
+    offset_from: Side = "chosen",
+    leads_P: Floats | None = None,
 ) -> Calibration:
-    """The calibration of a model by its raw scores of held-out pairs; InvalidData: too few, or all scores are equal.
+    """The calibration of a model by its raw scores of held-out pairs; InvalidData: too few, or all
+    scores are equal.
 
     Args:
         chosen_P, rejected_P: raw scores, shape (P,).
-        offset_from: the sides whose mean score becomes 0: the chosen (InstructGPT: demonstrations score 0), or both.
-        leads_P: which the pairs judge, where that is not the score: an objective's own; for the temperature.
+        offset_from: the sides whose mean score becomes 0: the chosen (InstructGPT: demonstrations
+            score 0), or both.
+        leads_P: which the pairs judge, where that is not the score: an objective's own; for the
+            temperature.
     """
     if len(chosen_P) < LEAST_PAIRS:
         why = (
-            f"It takes {LEAST_PAIRS} at least, and {FEW_PAIRS} for a certain temperature; ties and steps are no pairs."
+            f"It takes {LEAST_PAIRS} at least, and {FEW_PAIRS} for a certain temperature; ties "
+            "and steps are no pairs."
         )
         fix = "Name more held-out pairs. The model's calibration, if it has one, stays."
         raise InvalidData(f"Too few ranked pairs to calibrate on: {len(chosen_P)}.", why, fix)
@@ -265,10 +311,12 @@ def fit_calibration(
     scale = float(both.std())
     if scale == 0.0:
         why = f"All {len(both)} scores are equal."
-        raise InvalidData("The model cannot be calibrated on these pairs.", why, "Name pairs that it tells apart.")
+        raise InvalidData(
+            "The model cannot be calibrated on these pairs.", why, "Name pairs that it tells apart."
+        )
     leads = chosen_P - rejected_P if leads_P is None else leads_P
-    # Of the least negative log-likelihood of s(lead / temperature). In 1/temperature the likelihood is concave, so its
-    # slope changes its sign once: bisection finds the place.
+    # Of the least negative log-likelihood of s(lead / temperature). In 1/temperature the likelihood
+    # is concave, so its slope changes its sign once: bisection finds the place.
     size = float(np.abs(leads).mean()) or 1.0
     low, high = math.log(1 / (WIDEST * size)), math.log(WIDEST / size)  # of 1/temperature
     for _ in range(60):
@@ -281,9 +329,14 @@ def fit_calibration(
     before, after = (calibration_error(reliability(leads, each)) for each in (1.0, temperature))
     warnings: list[str] = []
     if len(leads) < FEW_PAIRS:
-        warnings.append(f"{len(leads)} pairs are few: {FEW_PAIRS} or more make the temperature certain.")
+        warnings.append(
+            f"{len(leads)} pairs are few: {FEW_PAIRS} or more make the temperature certain."
+        )
     if float(leads.mean()) <= 0:
-        warnings.append("The rejected side scores no lower than the chosen one: probabilities are near one half.")
+        warnings.append(
+            "The rejected side scores no lower than the chosen one: probabilities are near one "
+            "half."
+        )
     elif bool(np.all(leads > 0)):
         warnings.append("Every pair is right: these pairs do not tell how sure the model may be.")
     return Calibration(

@@ -1,8 +1,9 @@
-"""A reward model's folder, looked at without loading it: what makes a folder one of a reward model, and
-`halteres_reward.json`, which says how its scores are read and how a text becomes the tokens that it reads.
+"""A reward model's folder, looked at without loading it: what makes a folder one of a reward model,
+and `halteres_reward.json`, which says how its scores are read and how a text becomes the tokens
+that it reads.
 
-The scoring template is the same in training and in scoring. Source: TRL 1.16 `RewardTrainer`, whose token ids are these
-(a test holds it); it drops rows that are too long.
+The scoring template is the same in training and in scoring. Source: TRL 1.16 `RewardTrainer`, whose
+token ids are these (a test holds it); it drops rows that are too long.
 """
 
 from __future__ import annotations
@@ -26,15 +27,22 @@ from halteres.rewards.preferences import Comparison, Text
 from halteres.scores import REWARD_FILE, Output, Scorable
 from halteres.text import Message, Tokenizer, text_of
 
-Device = Literal["auto", "cpu", "cuda"]  # where a reward model computes; `auto`: a GPU where there is one
+# where a reward model computes; `auto`: a GPU where there is one
+Device = Literal["auto", "cpu", "cuda"]
 Side = Literal["chosen", "both"]  # whose mean score an offset is
 Truncation = Literal["keep_end", "keep_start", "drop", "error"]
-"""What becomes of a text that is too long: its oldest messages and then its first tokens go; its last tokens before
-the end token go; its row is not used; it is refused."""
+"""What becomes of a text that is too long: its oldest messages and then its first tokens go; its
+last tokens before the end token go; its row is not used; it is refused.
+"""
 
-RESULT = "reward_model"  # folder in the directory of a run that trains one: the model, and checkpoints in it
-SAVING = "saving"  # folder in a model's folder that is being replaced: the new files, until the last is in its place
-_NEXT = "Name a folder that `halteres reward train`, TRL's RewardTrainer or save_pretrained has written."
+# folder in the directory of a run that trains one: the model, and checkpoints in it
+RESULT = "reward_model"
+# folder in a model's folder that is being replaced: the new files, until the last is in its place
+SAVING = "saving"
+_NEXT = (
+    "Name a folder that `halteres reward train`, TRL's RewardTrainer or save_pretrained has "
+    "written."
+)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -42,7 +50,8 @@ class Rendered:
     """A text as the model reads it."""
 
     tokens: tuple[int, ...]
-    num_lost: int = 0  # tokens of the whole text that are not in `tokens`, or too many in it (`drop`, `error`)
+    # tokens of the whole text that are not in `tokens`, or too many in it (`drop`, `error`)
+    num_lost: int = 0
     ended_with_eos: bool = True  # or with what the chat template ends an answer with
     converted: bool = False  # it came in another form than the model reads
 
@@ -50,12 +59,15 @@ class Rendered:
 class ScoringTemplate(BaseModel, frozen=True, extra="forbid"):
     """How a text becomes tokens; stored with the model and used wherever it scores."""
 
-    form: Literal["standard", "conversational", "as_given"] = "as_given"  # strings, chats, or each as it comes
-    eos_token: str  # appended to a string that does not end with it; a chat ends as its chat template does
+    # strings, chats, or each as it comes
+    form: Literal["standard", "conversational", "as_given"] = "as_given"
+    # appended to a string that does not end with it; a chat ends as its chat template does
+    eos_token: str
     max_length: Annotated[int, Field(ge=2)] | None = 1024  # tokens
     truncation: Truncation = "keep_end"
     template_arguments: dict[str, Any] = {}  # of the chat template, for every text
-    unread_token: int | None = None  # tokens of this id at the end are not read: a model trained with pad = EOS
+    # tokens of this id at the end are not read: a model trained with pad = EOS
+    unread_token: int | None = None
 
     @property
     def digest(self) -> str:
@@ -63,7 +75,9 @@ class ScoringTemplate(BaseModel, frozen=True, extra="forbid"):
         return hashlib.sha256(self.model_dump_json().encode()).hexdigest()
 
     def render(self, tokenizer: Tokenizer, text: Scorable | Text) -> Rendered:
-        """The tokens of a text; token ids pass as they are. InvalidData: no chat template, or a text of two forms."""
+        """The tokens of a text; token ids pass as they are. InvalidData: no chat template, or a
+        text of two forms.
+        """
         if not isinstance(text, Scorable):
             if _is_tokens(text):
                 return self._cut(cast("tuple[int, ...]", tuple(text)), 0, ())
@@ -74,31 +88,49 @@ class ScoringTemplate(BaseModel, frozen=True, extra="forbid"):
             raise InvalidData("The prompt and the completion are of two forms.", why)
         parts = ((text.prompt, "user"), (text.completion, "assistant"))
         if self.form == "standard" or (self.form == "as_given" and strings):
-            whole = "".join(part if isinstance(part, str) else _contents(part or ()) for part, _ in parts)
+            whole = "".join(
+                part if isinstance(part, str) else _contents(part or ()) for part, _ in parts
+            )
             ended = whole.removesuffix(self.eos_token) + self.eos_token
             tokens = tuple(tokenizer.encode(ended, add_special_tokens=True))
-            first = tuple(tokenizer.encode("", add_special_tokens=True)[:1])  # a begin token, where there is one
+            # a begin token, where there is one
+            first = tuple(tokenizer.encode("", add_special_tokens=True)[:1])
             num_first = len(first) if tokens[:1] == first else 0
             rendered = self._cut(tokens, num_first, tuple(tokenizer.encode(self.eos_token)))
         else:
-            arguments = {"tools": list(text.tools) or None, **self.template_arguments, **text.template_arguments}
+            arguments = {
+                "tools": list(text.tools) or None,
+                **self.template_arguments,
+                **text.template_arguments,
+            }
             chat: list[Message] = []
             for part, role in parts:
                 chat += [{"role": role, "content": part}] if isinstance(part, str) else part or ()
             rendered = self._chat(tokenizer, chat, arguments)
-        return replace(rendered, converted=self.form != "as_given" and strings != (self.form == "standard"))
+        return replace(
+            rendered, converted=self.form != "as_given" and strings != (self.form == "standard")
+        )
 
-    def render_comparison(self, tokenizer: Tokenizer, comparison: Comparison) -> tuple[Rendered, ...]:
+    def render_comparison(
+        self, tokenizer: Tokenizer, comparison: Comparison
+    ) -> tuple[Rendered, ...]:
         """Every completion of a row behind its prompt."""
         return tuple(self.render(tokenizer, text) for text in texts_of(comparison))
 
-    def _chat(self, tokenizer: Tokenizer, messages: Sequence[Message], arguments: Mapping[str, Any]) -> Rendered:
+    def _chat(
+        self, tokenizer: Tokenizer, messages: Sequence[Message], arguments: Mapping[str, Any]
+    ) -> Rendered:
         text = tokenizer.render(messages, add_generation_prompt=False, **arguments)
         tokens = tuple(tokenizer.encode(text))
         last = text_of(messages[-1].get("content")).strip()
         _, found, after = text.rpartition(last) if last else ("", "", "")
-        ending = tuple(tokenizer.encode(after if found else ""))  # what the chat template ends an answer with
-        if self.truncation != "keep_end" or self.max_length is None or len(tokens) <= self.max_length:
+        # what the chat template ends an answer with
+        ending = tuple(tokenizer.encode(after if found else ""))
+        if (
+            self.truncation != "keep_end"
+            or self.max_length is None
+            or len(tokens) <= self.max_length
+        ):
             return self._cut(tokens, 0, ending)
         num_system = next((i for i, one in enumerate(messages) if one["role"] != "system"), 0)
 
@@ -106,12 +138,19 @@ class ScoringTemplate(BaseModel, frozen=True, extra="forbid"):
             """The chat from this message on, behind the system's; None: the template refuses it."""
             newer = [*messages[:num_system], *messages[oldest:]]
             try:
-                return tuple(tokenizer.apply_chat_template(newer, add_generation_prompt=False, **arguments))
+                return tuple(
+                    tokenizer.apply_chat_template(newer, add_generation_prompt=False, **arguments)
+                )
             except InvalidData:  # it may insist on a user's message first
                 return None
 
-        rest = _longest_within(self.max_length, without, range(num_system + 1, len(messages))) or tokens
-        return replace(self._cut(rest, 0, ending), num_lost=len(tokens) - min(len(rest), self.max_length))
+        rest = (
+            _longest_within(self.max_length, without, range(num_system + 1, len(messages)))
+            or tokens
+        )
+        return replace(
+            self._cut(rest, 0, ending), num_lost=len(tokens) - min(len(rest), self.max_length)
+        )
 
     def _cut(self, tokens: tuple[int, ...], num_first: int, ending: tuple[int, ...]) -> Rendered:
         """Not longer than allowed; the first tokens and the ending stay."""
@@ -120,7 +159,11 @@ class ScoringTemplate(BaseModel, frozen=True, extra="forbid"):
         if lost and self.truncation == "keep_end":
             tokens = tokens[:num_first] + tokens[num_first + lost :]
         elif lost and self.truncation == "keep_start":
-            tokens = tokens[: longest - len(ending)] + ending if len(ending) < longest else tokens[:longest]
+            tokens = (
+                tokens[: longest - len(ending)] + ending
+                if len(ending) < longest
+                else tokens[:longest]
+            )
         ended = not ending or tokens[len(tokens) - len(ending) :] == ending
         while self.unread_token is not None and len(tokens) > 1 and tokens[-1] == self.unread_token:
             tokens = tokens[:-1]
@@ -128,7 +171,9 @@ class ScoringTemplate(BaseModel, frozen=True, extra="forbid"):
 
 
 class Calibration(BaseModel, frozen=True, extra="forbid"):
-    """What raw scores mean, measured on held-out pairs; stored with the model, of whose template it is."""
+    """What raw scores mean, measured on held-out pairs; stored with the model, of whose template it
+    is.
+    """
 
     # Raw score units: P(a preferred to b) = s((a - b) / temperature).
     temperature: Annotated[FiniteFloat, Field(gt=0)] = 1.0
@@ -137,7 +182,8 @@ class Calibration(BaseModel, frozen=True, extra="forbid"):
     offset_from: Side = "chosen"  # whose mean the offset is
     num_pairs: int = 0
     data_digest: str = ""  # SHA-256 of the pairs' data
-    template_digest: str = ""  # of the scoring template under which they were scored; empty: not known
+    # of the scoring template under which they were scored; empty: not known
+    template_digest: str = ""
     calibration_error: tuple[float, float] = (0.0, 0.0)  # before (temperature 1) and after
     brier_score: tuple[float, float] = (0.0, 0.0)
     quantiles: dict[str, float] = {}  # of raw scores, both sides: "0.05" and so on
@@ -166,13 +212,17 @@ class Calibration(BaseModel, frozen=True, extra="forbid"):
         return self.quantiles.get("0.0", -math.inf) <= raw <= self.quantiles.get("1.0", math.inf)
 
     def check_template(self, digest: str) -> None:
-        """InvalidData if the calibration was made with another scoring template, or another rule for the end token."""
+        """InvalidData if the calibration was made with another scoring template, or another rule
+        for the end token.
+        """
         if self.template_digest and self.template_digest != digest:
             what, fix = (
                 "The calibration was made with another scoring template.",
                 "halteres reward calibrate makes one.",
             )
-            raise InvalidData(what, f"It is of {self.template_digest[:12]}, the model's is {digest[:12]}.", fix)
+            raise InvalidData(
+                what, f"It is of {self.template_digest[:12]}, the model's is {digest[:12]}.", fix
+            )
 
 
 class Probe(BaseModel, frozen=True, extra="forbid"):
@@ -190,7 +240,8 @@ class RewardFile(BaseModel, frozen=True, extra="forbid"):
     template: ScoringTemplate
     probes: list[Probe] = []
     calibration: Calibration | None = None
-    objective_weights: dict[str, float] = {}  # of each output, in order; empty: there is one, without a name
+    # of each output, in order; empty: there is one, without a name
+    objective_weights: dict[str, float] = {}
     tie_threshold: float | None = None  # learned with `tie_policy: rao_kupper`
     settings: dict[str, Any] = {}  # of the training
     data: dict[str, Any] = {}  # where the preferences came from, rows, rows cut and dropped
@@ -203,13 +254,17 @@ class ModelFolder:
     """What is known of a reward model before it is loaded."""
 
     path: Path  # absolute
-    num_bytes: int  # of its weights in memory, in fp32; of an adapter, its base's too where that lies on this disk
+    # of its weights in memory, in fp32; of an adapter, its base's too where that lies on this disk
+    num_bytes: int
     base: str | None = None  # of an adapter: the model it was trained on
-    facts: Mapping[str, Any] = field(default_factory=dict[str, Any])  # halteres_reward.json; empty for a foreign one
+    # halteres_reward.json; empty for a foreign one
+    facts: Mapping[str, Any] = field(default_factory=dict[str, Any])
 
 
 def read_reward_file(folder: Path) -> RewardFile | None:
-    """What the folder says; None of somebody else's. InvalidData: damaged, half replaced, or of another template."""
+    """What the folder says; None of somebody else's. InvalidData: damaged, half replaced, or of
+    another template.
+    """
     if (folder / SAVING).is_dir():
         why = f"Whoever saved it was killed, or is at it: {SAVING} holds new files."
         fix = f"Save it anew, or move the files of {SAVING} up and remove it."
@@ -220,9 +275,13 @@ def read_reward_file(folder: Path) -> RewardFile | None:
     try:
         content = RewardFile.model_validate(read_json(file, dict[str, Any]))
     except UnreadableFile as error:
-        raise InvalidData(f"{file} cannot be read.", f"{error}.", "Save the model again.") from error
+        raise InvalidData(
+            f"{file} cannot be read.", f"{error}.", "Save the model again."
+        ) from error
     except ValidationError as error:
-        raise InvalidData(f"{file} cannot be read.", problems_of(error), "Save the model again.") from error
+        raise InvalidData(
+            f"{file} cannot be read.", problems_of(error), "Save the model again."
+        ) from error
     if content.calibration is not None:
         content.calibration.check_template(content.template.digest)
     return content
@@ -234,7 +293,9 @@ def write_reward_file(folder: Path, content: RewardFile) -> None:
 
 
 def read_model_folder(folder: str | Path) -> ModelFolder:
-    """Look at a folder. NotFound: there is none; InvalidData: it holds no reward model, or one half replaced."""
+    """Look at a folder. NotFound: there is none; InvalidData: it holds no reward model, or one half
+    replaced.
+    """
     path = Path(folder).expanduser().absolute()
     if not path.is_dir():
         raise NotFound(f"There is no reward model in {path}.", "There is no such folder.", _NEXT)
@@ -244,7 +305,9 @@ def read_model_folder(folder: str | Path) -> ModelFolder:
 
 
 def check_regular(folder: Path) -> None:
-    """InvalidData where a folder holds what is neither file nor folder: to read it might never end."""
+    """InvalidData where a folder holds what is neither file nor folder: to read it might never
+    end.
+    """
     for one in folder.iterdir():
         if one.exists() and not one.is_file() and not one.is_dir():
             raise _no_model(folder, f"{one.name} is no regular file.")
@@ -256,7 +319,9 @@ def _found_in(path: Path) -> ModelFolder:
     if (path / "adapter_config.json").exists():
         config = _json_object(path / "adapter_config.json")
         if config.get("task_type") != "SEQ_CLS":
-            raise _no_model(path, f"Its adapter is of the task {config.get('task_type')}, not SEQ_CLS.")
+            raise _no_model(
+                path, f"Its adapter is of the task {config.get('task_type')}, not SEQ_CLS."
+            )
         base = str(config.get("base_model_name_or_path") or "")
         num_bytes = 2 * _size(path / "adapter_model.safetensors")
         if base and Path(base).is_dir():
@@ -268,38 +333,66 @@ def _found_in(path: Path) -> ModelFolder:
         raise _no_model(path, f"Its config.json names {names}, not one that classifies.")
     num_outputs, objectives = num_outputs_of(config), facts.get("objective_weights") or {}
     if num_outputs != max(1, len(objectives)):
-        raise _no_model(path, f"It has {num_outputs} outputs; a reward model has one, or one for each objective.")
+        raise _no_model(
+            path,
+            f"It has {num_outputs} outputs; a reward model has one, or one for each objective.",
+        )
     return ModelFolder(path=path, num_bytes=_num_bytes(path), facts=facts)
 
 
-def template_for(tokenizer: Tokenizer, *, eos_token: str | None = None, **settings: Any) -> ScoringTemplate:
-    """A template with the tokenizer's own end token, or another that it knows. InvalidConfig where it knows none."""
+def template_for(
+    tokenizer: Tokenizer, *, eos_token: str | None = None, **settings: Any
+) -> ScoringTemplate:
+    """A template with the tokenizer's own end token, or another that it knows. InvalidConfig where
+    it knows none.
+    """
     token = eos_token or tokenizer.specials.get("eos_token")
     if token is None or len(tokenizer.encode(token)) != 1:
-        what = f"The end token {token!r} is not in the vocabulary." if token else "The tokenizer names no end token."
-        raise InvalidConfig(what, next="Set eos_token to a token that the tokenizer knows.", field="eos_token")
+        what = (
+            f"The end token {token!r} is not in the vocabulary."
+            if token
+            else "The tokenizer names no end token."
+        )
+        raise InvalidConfig(
+            what, next="Set eos_token to a token that the tokenizer knows.", field="eos_token"
+        )
     return ScoringTemplate(eos_token=token, **settings)
 
 
 def padding_token(tokenizer: Tokenizer, eos_token: str) -> str:
-    """The token that pads, never the end token, which would then not be read. InvalidData: there is no other one."""
+    """The token that pads, never the end token, which would then not be read. InvalidData: there is
+    no other one.
+    """
     own = tokenizer.specials.get("pad_token")
     if own is not None and own != eos_token and own in tokenizer.special_tokens:
         return own
     others = set(tokenizer.special_tokens) - {eos_token, tokenizer.specials.get("bos_token")}
     if not others:
-        why = "Its only special token ends texts, and transformers does not read the padding token at a text's end."
+        why = (
+            "Its only special token ends texts, and transformers does not read the padding "
+            "token at a text's end."
+        )
         fix = "Name another special token as pad_token in tokenizer_config.json."
-        raise InvalidData(f"The tokenizer in {tokenizer.folder} has no token to pad with.", why, fix)
+        raise InvalidData(
+            f"The tokenizer in {tokenizer.folder} has no token to pad with.", why, fix
+        )
     in_order = (token for token in tokenizer.special_tokens if token in others)
-    return min(in_order, key=lambda token: ("pad" not in token.lower(), "reserved" not in token.lower()))
+    return min(
+        in_order, key=lambda token: ("pad" not in token.lower(), "reserved" not in token.lower())
+    )
 
 
 def texts_of(comparison: Comparison) -> list[Scorable | Text]:
     """The texts of a row, each as it is scored by itself."""
     texts = cast("Sequence[str | Sequence[Message]]", comparison.completions)
-    how: dict[str, Any] = {"tools": comparison.tools, "template_arguments": comparison.template_arguments}
-    return [text if _is_tokens(text) else Scorable(prompt=comparison.prompt, completion=text, **how) for text in texts]
+    how: dict[str, Any] = {
+        "tools": comparison.tools,
+        "template_arguments": comparison.template_arguments,
+    }
+    return [
+        text if _is_tokens(text) else Scorable(prompt=comparison.prompt, completion=text, **how)
+        for text in texts
+    ]
 
 
 def _is_tokens(text: Any) -> bool:
@@ -344,7 +437,9 @@ def _contents(messages: Sequence[Message]) -> str:
 
 
 def names_of(folders: Sequence[Path]) -> dict[str, Path]:
-    """What the models of these folders are called: by the folder's name, with a number where an earlier one has it."""
+    """What the models of these folders are called: by the folder's name, with a number where an
+    earlier one has it.
+    """
     names: dict[str, Path] = {}
     for folder in folders:
         name, number = folder.resolve().name, 2
@@ -360,7 +455,9 @@ def path_of(name: str) -> str:
 
 
 def _num_bytes(path: Path) -> int:
-    """Of its parameters in fp32; where they cannot be counted, twice their size on disk, as of half precision."""
+    """Of its parameters in fp32; where they cannot be counted, twice their size on disk, as of half
+    precision.
+    """
     try:
         return 4 * read_shape(path).parameters
     except NotWhole as error:

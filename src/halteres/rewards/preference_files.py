@@ -1,4 +1,6 @@
-"""Rows of preference data from where they lie: a file, the package, the Hugging Face hub, or objects in memory."""
+"""Rows of preference data from where they lie: a file, the package, the Hugging Face hub, or
+objects in memory.
+"""
 
 from __future__ import annotations
 
@@ -15,7 +17,8 @@ from halteres.errors import InvalidConfig, InvalidData, NotFound, nearest
 from halteres.files import NOT_JSON, open_regular
 
 Source = str | Path | Iterable[Mapping[str, Any]]
-SHIPPED = "halteres/arithmetic-pairs"  # in the package: alone the half to train on, with `:held_out` the other
+# in the package: alone the half to train on, with `:held_out` the other
+SHIPPED = "halteres/arithmetic-pairs"
 EXAMPLE = '{"prompt": "2 + 2?", "chosen": "4", "rejected": "5"}'
 _HUB = re.compile(r"(?P<name>[\w.-]+/[\w.-]+?)(?::(?P<split>[\w.\[\]%:+-]+))?")
 _SUFFIXES = (".jsonl", ".json", ".parquet")
@@ -31,16 +34,23 @@ class NumberedRows:
 
     source: str  # the file's name, or "data"
     digest: str  # SHA-256 of the file, or of the rows as JSON
-    rows: tuple[tuple[int, Any], ...]  # with numbers from 1: of lines in a JSONL file, of places elsewhere
+    # with numbers from 1: of lines in a JSONL file, of places elsewhere
+    rows: tuple[tuple[int, Any], ...]
 
 
 def read_rows(source: Source) -> NumberedRows:
-    """Every row of a source. NotFound, InvalidConfig, InvalidData where it cannot be read, or holds none."""
+    """Every row of a source. NotFound, InvalidConfig, InvalidData where it cannot be read, or holds
+    none.
+    """
     if isinstance(source, Mapping):
         fix = "Of a data set with several splits hand over one: dataset['train']."
         why = f"Its keys are {', '.join(map(repr, source)) or 'none'}."
         raise InvalidData("The preference data is one mapping, not rows.", why, fix)
-    found = _from_place(str(source)) if isinstance(source, str | Path) else _from_objects("data", source)
+    found = (
+        _from_place(str(source))
+        if isinstance(source, str | Path)
+        else _from_objects("data", source)
+    )
     if not found.rows:
         raise InvalidData(f"{found.source} holds no row.", "It is empty.", f"A row is {EXAMPLE}")
     return found
@@ -52,23 +62,36 @@ def _from_place(place: str) -> NumberedRows:
     shipped, _, split = place.partition(":")
     if shipped == SHIPPED:
         if split not in ("", "train", "held_out"):
-            raise NotFound(f"{SHIPPED} has no split '{split}'.", next=f"Name {SHIPPED}:train or {SHIPPED}:held_out.")
+            raise NotFound(
+                f"{SHIPPED} has no split '{split}'.",
+                next=f"Name {SHIPPED}:train or {SHIPPED}:held_out.",
+            )
         file = Path(__file__).parent / "data" / f"arithmetic_pairs_{split or 'train'}.jsonl"
     elif (hub := _HUB.fullmatch(place)) and not file.exists() and file.suffix not in _SUFFIXES:
         missing = f"There is no file {place}; a data set of this name on the Hugging Face hub"
         datasets = _import_extra("datasets", missing, "name a file: prefs.jsonl")
         try:
-            return _from_objects(place, datasets.load_dataset(hub["name"], split=hub["split"] or "train"))
+            return _from_objects(
+                place, datasets.load_dataset(hub["name"], split=hub["split"] or "train")
+            )
         except Exception as error:  # any of a library's: no network, no such name or split
-            what = f"There is no file {place}, and no such data set could be loaded from the Hugging Face hub."
-            fix = "See to the name, the split (OWNER/NAME:SPLIT) and the network, or name a file: prefs.jsonl"
+            what = (
+                f"There is no file {place}, and no such data set could be loaded from the "
+                "Hugging Face hub."
+            )
+            fix = (
+                "See to the name, the split (OWNER/NAME:SPLIT) and the network, or name a file: "
+                "prefs.jsonl"
+            )
             raise InvalidConfig(what, f"{type(error).__name__}: {error}.", fix) from error
     if file.suffix == ".parquet" and file.is_file():
         parquet = _import_extra("pyarrow.parquet", f"Reading {file.name}", "convert it to JSONL.")
         try:
             return _from_objects(file.name, parquet.read_table(file).to_pylist())
         except Exception as error:  # any of the library's
-            raise InvalidData(f"{file.name} cannot be read as Parquet.", f"{type(error).__name__}: {error}.") from error
+            raise InvalidData(
+                f"{file.name} cannot be read as Parquet.", f"{type(error).__name__}: {error}."
+            ) from error
     return _from_file(file)
 
 
@@ -76,7 +99,11 @@ def _from_file(file: Path) -> NumberedRows:
     """Of JSON lines, or a JSON list."""
     if file.is_dir():
         inside = sorted(one.name for one in file.iterdir() if one.suffix in _SUFFIXES)
-        why = f"It holds {', '.join(inside[:5])}." if inside else "It holds no .jsonl, .json or .parquet file."
+        why = (
+            f"It holds {', '.join(inside[:5])}."
+            if inside
+            else "It holds no .jsonl, .json or .parquet file."
+        )
         fix = f"Name one of them: {file / inside[0]}" if inside else "Name a file."
         raise InvalidData(f"{file} is a folder, not a file of preference data.", why, fix)
     try:
@@ -84,8 +111,14 @@ def _from_file(file: Path) -> NumberedRows:
             content = stream.read()
         text = content.decode("utf-8-sig")
     except FileNotFoundError as error:
-        beside = nearest(file.name, [one.name for one in file.parent.iterdir()]) if file.parent.is_dir() else None
-        why = "" if beside else f"Known names: {SHIPPED}, OWNER/NAME on the Hugging Face hub, files."
+        beside = (
+            nearest(file.name, [one.name for one in file.parent.iterdir()])
+            if file.parent.is_dir()
+            else None
+        )
+        why = (
+            "" if beside else f"Known names: {SHIPPED}, OWNER/NAME on the Hugging Face hub, files."
+        )
         fix = f"Did you mean {file.parent / beside}?" if beside else ""
         raise NotFound(f"There is no file {file}.", why, fix) from error
     except OSError as error:
@@ -116,7 +149,9 @@ def _from_objects(source: str, objects: Iterable[Any]) -> NumberedRows:
     rows = tuple(enumerate(objects, 1))
     sha = hashlib.sha256()
     for _, value in rows:
-        sha.update(json.dumps(value, sort_keys=True, default=str).encode(errors="surrogatepass") + b"\n")
+        sha.update(
+            json.dumps(value, sort_keys=True, default=str).encode(errors="surrogatepass") + b"\n"
+        )
     return NumberedRows(source, sha.hexdigest(), rows)
 
 

@@ -1,5 +1,6 @@
-"""Preference data: completions of one prompt, ranked, or steps of one completion, each right or wrong; read, checked
-and split. Texts are never changed."""
+"""Preference data: completions of one prompt, ranked, or steps of one completion, each right or
+wrong; read, checked and split. Texts are never changed.
+"""
 
 from __future__ import annotations
 
@@ -19,12 +20,17 @@ from halteres.rewards.preference_files import EXAMPLE, NumberedRows, RowProblem,
 from halteres.text import Message, flat, text_of
 
 Text = str | Sequence[Message] | Sequence[int]  # a string, messages, or tokens
-Form = Literal["standard", "conversational", "pre-tokenised"]  # strings, messages, or tokens: all rows are of one form
-OnIdentical = Literal["error", "tie", "drop"]  # what becomes of a row that ranks a text above itself
+# strings, messages, or tokens: all rows are of one form
+Form = Literal["standard", "conversational", "pre-tokenised"]
+# what becomes of a row that ranks a text above itself
+OnIdentical = Literal["error", "tie", "drop"]
 
 MOST_ROWS = 10  # row numbers that are listed of one problem; the rest are counted
-STEP_SEPARATOR = "\n"  # between the steps of a completion that are strings. Steps that are messages need none.
-STEPS_EXAMPLE = '{"prompt": "2 + 2 + 2?", "completions": ["2 + 2 = 4.", "4 + 2 = 7."], "labels": [true, false]}'
+# between the steps of a completion that are strings. Steps that are messages need none.
+STEP_SEPARATOR = "\n"
+STEPS_EXAMPLE = (
+    '{"prompt": "2 + 2 + 2?", "completions": ["2 + 2 = 4.", "4 + 2 = 7."], "labels": [true, false]}'
+)
 IDENTICAL = "the completions are identical"
 PROMPT_TWICE = "the completions hold the prompt, which would be read twice: leave 'prompt' out"
 MIXED = "standard and conversational completions are mixed"
@@ -44,19 +50,23 @@ _PROMPT_COLUMNS = frozenset((
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Comparison:
-    """K >= 2 completions of one prompt with their ranks: one row. A pair is K = 2 with the ranks 0 and 1.
+    """K >= 2 completions of one prompt with their ranks: one row. A pair is K = 2 with the ranks 0
+    and 1.
 
-    Of a completion in steps, the completions are its states: what there is of it after each step that has a label.
+    Of a completion in steps, the completions are its states: what there is of it after each step
+    that has a label.
     """
 
     completions: tuple[Text, ...]  # K, all of one form
     ranks: tuple[int, ...]  # K: 0 is the best; equal ranks are a tie, and states are not ranked
-    labels: tuple[bool, ...] = ()  # of states, K: whether the step that led there is right; empty: ranked completions
+    # of states, K: whether the step that led there is right; empty: ranked completions
+    labels: tuple[bool, ...] = ()
     prompt: str | Sequence[Message] | None = None  # None: each completion holds everything
     margin: float = 0.0  # lead asked of the chosen side, in raw scores; of a pair
     weight: float = 1.0  # in the loss, >= 0
     kind: str | None = None  # a label that results are told apart by
-    objective: str | None = None  # what the ranks or labels judge, of a model with several outputs; None: all of it
+    # what the ranks or labels judge, of a model with several outputs; None: all of it
+    objective: str | None = None
     tools: tuple[Mapping[str, Any], ...] = ()  # functions in OpenAI's form, for the chat template
     template_arguments: Mapping[str, Any] = field(default_factory=dict)  # `chat_template_kwargs`
     id: str = ""  # as the data has it; of a benchmark's rows
@@ -69,11 +79,15 @@ class Comparison:
 
     @property
     def prompt_key(self) -> str:
-        """Equal for rows of one prompt; where the completions hold the prompt, what they begin with alike."""
+        """Equal for rows of one prompt; where the completions hold the prompt, what they begin with
+        alike.
+        """
         if self.prompt is not None:
             return _canonical(self.prompt)
         parts = [text.splitlines() if isinstance(text, str) else text for text in self.completions]
-        alike = takewhile(lambda places: all(place == places[0] for place in places), zip(*parts, strict=False))
+        alike = takewhile(
+            lambda places: all(place == places[0] for place in places), zip(*parts, strict=False)
+        )
         return _canonical([places[0] for places in alike] or self.completions[0])
 
 
@@ -85,7 +99,8 @@ class Preferences:
     source: str  # the file's name, or "data"
     digest: str  # SHA-256 of what was read
     warnings: tuple[str, ...] = ()  # what was dropped or is odd, with its first row numbers
-    on_identical: OnIdentical = "error"  # asked for, of rows whose texts are the same once they are cut, too
+    # asked for, of rows whose texts are the same once they are cut, too
+    on_identical: OnIdentical = "error"
 
     @property
     def form(self) -> Form:
@@ -95,7 +110,9 @@ class Preferences:
     @property
     def objectives(self) -> tuple[str, ...]:
         """Those that rows name, sorted."""
-        return tuple(sorted({one.objective for one in self.comparisons if one.objective is not None}))
+        return tuple(
+            sorted({one.objective for one in self.comparisons if one.objective is not None})
+        )
 
 
 class MarginFrom(BaseModel, frozen=True, extra="forbid"):
@@ -111,48 +128,68 @@ def read_preferences(
     """Read preference data and check every row of it.
 
     Args:
-        source: a JSONL, JSON or Parquet file, OWNER/NAME[:SPLIT] on the Hugging Face hub, `halteres/arithmetic-pairs`,
-            a `datasets.Dataset`, or mappings. A row has `chosen` and `rejected`, strings or messages, with or without
-            a `prompt`; or `chosen_ids` and `rejected_ids`; or several completions of one prompt: `completions` with
-            `ranks` (the lowest is the best) or `scores` (the highest is), or lists in `chosen` and `rejected`, all of
-            one list ranked alike; or the steps of one completion: `completions` with `labels`, true, false, or null
-            for a step that is not judged. Optional: `margin`, `weight`, `kind` (or `subset`), `objective`, `tie`,
-            `tools`, `chat_template_kwargs`, `id`. Content of messages is a text, null, or parts of text. Other columns
-            are left alone, but not without a word where they hold a prompt that is in none of the row's texts.
+        source: a JSONL, JSON or Parquet file, OWNER/NAME[:SPLIT] on the Hugging Face hub,
+            `halteres/arithmetic-pairs`, a `datasets.Dataset`, or mappings. A row has `chosen` and
+            `rejected`, strings or messages, with or without a `prompt`; or `chosen_ids` and
+            `rejected_ids`; or several completions of one prompt: `completions` with `ranks` (the
+            lowest is the best) or `scores` (the highest is), or lists in `chosen` and `rejected`,
+            all of one list ranked alike; or the steps of one completion: `completions` with
+            `labels`, true, false, or null for a step that is not judged. Optional: `margin`,
+            `weight`, `kind` (or `subset`), `objective`, `tie`, `tools`, `chat_template_kwargs`,
+            `id`. Content of messages is a text, null, or parts of text. Other columns are left
+            alone, but not without a word where they hold a prompt that is in none of the row's
+            texts.
         on_identical: what to do with a row that prefers a text to itself.
-        margin_from: the columns of scores that margins are made of; they go before a column `margin`.
+        margin_from: the columns of scores that margins are made of; they go before a column
+            `margin`.
 
     Raises:
-        InvalidData: some rows cannot be used; each problem comes once, with the numbers of its first rows. Or there
-            is no row.
+        InvalidData: some rows cannot be used; each problem comes once, with the numbers of its
+            first rows. Or there is no row.
         NotFound, InvalidConfig: there is no such file, or it cannot be read here.
     """
     return _checked(read_rows(source), on_identical, margin_from)
 
 
 def read_rewardbench(source: Source) -> Preferences:
-    """RewardBench's two versions as conversations: `chosen` and `rejected` are strings, or lists of them."""
+    """RewardBench's two versions as conversations: `chosen` and `rejected` are strings, or lists of
+    them.
+    """
 
     def as_messages(row: Any) -> Any:
         if not isinstance(row, Mapping):
             return row
         changed = dict(row)
-        for column, role in (("prompt", "user"), ("chosen", "assistant"), ("rejected", "assistant")):
+        for column, role in (
+            ("prompt", "user"),
+            ("chosen", "assistant"),
+            ("rejected", "assistant"),
+        ):
             value = row.get(column)
             if isinstance(value, str):
                 changed[column] = [{"role": role, "content": value}]
-            elif column != "prompt" and isinstance(value, Sequence) and all(isinstance(text, str) for text in value):
+            elif (
+                column != "prompt"
+                and isinstance(value, Sequence)
+                and all(isinstance(text, str) for text in value)
+            ):
                 changed[column] = [[{"role": role, "content": text}] for text in value]
         return changed
 
     found = read_rows(source)
-    return _checked(replace(found, rows=tuple((number, as_messages(row)) for number, row in found.rows)))
+    return _checked(
+        replace(found, rows=tuple((number, as_messages(row)) for number, row in found.rows))
+    )
 
 
-def hold_out(preferences: Preferences, share: float = 0.1, *, seed: int = 0) -> tuple[Preferences, Preferences]:
-    """The rows to train on and the held-out ones, about `share` of the prompts; no prompt is on both sides.
+def hold_out(
+    preferences: Preferences, share: float = 0.1, *, seed: int = 0
+) -> tuple[Preferences, Preferences]:
+    """The rows to train on and the held-out ones, about `share` of the prompts; no prompt is on
+    both sides.
 
-    Ordered by a hash with the seed, most prompts keep their side when rows are added. InvalidConfig: a side is empty.
+    Ordered by a hash with the seed, most prompts keep their side when rows are added.
+    InvalidConfig: a side is empty.
     """
     keys = [comparison.prompt_key for comparison in preferences.comparisons]
     ordered = sorted(set(keys), key=lambda key: hashlib.sha256(f"{seed}:{key}".encode()).digest())
@@ -160,7 +197,9 @@ def hold_out(preferences: Preferences, share: float = 0.1, *, seed: int = 0) -> 
     if not 0 < count < len(ordered):
         why = f"It has {len(ordered)} prompts, of which {count} would be held out."
         fix = "Choose another share, or name a file of held-out rows."
-        raise InvalidConfig(f"A share of {share:g} cannot be held out of {preferences.source}.", why, fix)
+        raise InvalidConfig(
+            f"A share of {share:g} cannot be held out of {preferences.source}.", why, fix
+        )
     chosen = set(ordered[:count])
 
     def side(name: str, is_held_out: bool) -> Preferences:
@@ -175,8 +214,14 @@ def hold_out(preferences: Preferences, share: float = 0.1, *, seed: int = 0) -> 
 def overlap(train: Preferences, held_out: Preferences) -> str:
     """The warning that held-out rows have prompts of the training rows; empty where none has."""
     prompts = {comparison.prompt_key for comparison in train.comparisons}
-    rows = [comparison.row for comparison in held_out.comparisons if comparison.prompt_key in prompts]
-    return f"{held_out.source} {row_numbers(rows)}: the prompt is also in {train.source}." if rows else ""
+    rows = [
+        comparison.row for comparison in held_out.comparisons if comparison.prompt_key in prompts
+    ]
+    return (
+        f"{held_out.source} {row_numbers(rows)}: the prompt is also in {train.source}."
+        if rows
+        else ""
+    )
 
 
 def _checked(
@@ -210,33 +255,52 @@ def _checked(
             problems.setdefault(str(problem), []).append(number)
     if problems:
         has_steps = any(isinstance(row, Mapping) and "labels" in row for _, row in found.rows)
-        next = f"A row is {STEPS_EXAMPLE if has_steps else EXAMPLE}, or has messages in place of the strings."
+        next = (
+            f"A row is {STEPS_EXAMPLE if has_steps else EXAMPLE}, or has messages in place of "
+            "the strings."
+        )
         if IDENTICAL in problems:
-            next += " Identical completions can be read as ties or dropped: on_identical 'tie' or 'drop'."
+            next += (
+                " Identical completions can be read as ties or dropped: on_identical 'tie' or "
+                "'drop'."
+            )
         raise InvalidData(
-            f"{source} cannot be used: {sum(map(len, problems.values()))} of {len(found.rows)} rows are wrong.",
-            ". ".join(f"{source} {row_numbers(rows)}: {problem}" for problem, rows in problems.items()) + ".",
+            f"{source} cannot be used: {sum(map(len, problems.values()))} of {len(found.rows)} "
+            "rows are wrong.",
+            ". ".join(
+                f"{source} {row_numbers(rows)}: {problem}" for problem, rows in problems.items()
+            )
+            + ".",
             next,
-            problems=[{"problem": one, "rows": rows[:MOST_ROWS], "count": len(rows)} for one, rows in problems.items()],
+            problems=[
+                {"problem": one, "rows": rows[:MOST_ROWS], "count": len(rows)}
+                for one, rows in problems.items()
+            ],
         )
     if not comparisons:
         why = f"All {len(dropped)} have identical completions."
         raise InvalidData(f"{source} holds no row that can be used.", why)
     firsts: dict[str, int] = {}
     for one in comparisons:
-        firsts.setdefault(_canonical([one.prompt, one.completions, one.ranks, one.labels, one.objective]), one.row)
+        firsts.setdefault(
+            _canonical([one.prompt, one.completions, one.ranks, one.labels, one.objective]), one.row
+        )
     new, labels = set(firsts.values()), {label for one in comparisons for label in one.labels}
     warnings = {
         **odd,
         "dropped, the completions are identical": dropped,
         "the same as a row before": [one.row for one in comparisons if one.row not in new],
-        f"every step is {'right' if True in labels else 'wrong'}": [one.row for one in comparisons if len(labels) == 1],
+        f"every step is {'right' if True in labels else 'wrong'}": [
+            one.row for one in comparisons if len(labels) == 1
+        ],
     }
     return Preferences(
         comparisons=tuple(comparisons),
         source=source,
         digest=found.digest,
-        warnings=tuple(f"{source} {row_numbers(rows)}: {what}." for what, rows in warnings.items() if rows),
+        warnings=tuple(
+            f"{source} {row_numbers(rows)}: {what}." for what, rows in warnings.items() if rows
+        ),
         on_identical=on_identical,
     )
 
@@ -280,8 +344,12 @@ def _comparison(row: Any, number: int, margin_from: MarginFrom | None) -> Compar
     if form == "pre-tokenised":  # the tokens of a side hold the prompt's
         prompt = None
     elif prompt is not None:
-        prompt = _encodable(prompt, "prompt") if isinstance(prompt, str) else _messages(prompt, "prompt")
-        mixed = "a string and a list of messages are mixed: 'prompt' is the one, a completion the other"
+        prompt = (
+            _encodable(prompt, "prompt") if isinstance(prompt, str) else _messages(prompt, "prompt")
+        )
+        mixed = (
+            "a string and a list of messages are mixed: 'prompt' is the one, a completion the other"
+        )
         _require(isinstance(prompt, str) == (form == "standard"), mixed)
         _require(not any(holds_prompt(prompt, text) for text in completions), PROMPT_TWICE)
     _check_prompt_tokens(row, completions)
@@ -295,13 +363,21 @@ def _comparison(row: Any, number: int, margin_from: MarginFrom | None) -> Compar
     tie = _optional(row, "tie", bool)
     if tie or margin:
         _require(not labels, "'tie' and 'margin' are for two completions, not for steps")
-        _require(len(completions) == 2, "'tie' and 'margin' are for two completions; equal 'ranks' are a tie")
+        _require(
+            len(completions) == 2,
+            "'tie' and 'margin' are for two completions; equal 'ranks' are a tie",
+        )
     weight = _number(row, "weight", 1.0)
     _require(weight >= 0, "'weight' is negative")
     objective = _optional(row, "objective", str) or None
-    _require(objective not in RESERVED_PARTS, f"the objective '{objective}' has the name of another metric")
+    _require(
+        objective not in RESERVED_PARTS,
+        f"the objective '{objective}' has the name of another metric",
+    )
     tools, arguments = _parsed(row, "tools"), _parsed(row, "chat_template_kwargs")
-    are_functions = isinstance(tools, list | tuple | None) and all(isinstance(one, Mapping) for one in tools or ())
+    are_functions = isinstance(tools, list | tuple | None) and all(
+        isinstance(one, Mapping) for one in tools or ()
+    )
     _require(are_functions, "'tools' is not a list of functions")
     _require(isinstance(arguments, Mapping | None), "'chat_template_kwargs' is not a mapping")
     return Comparison(
@@ -314,25 +390,34 @@ def _comparison(row: Any, number: int, margin_from: MarginFrom | None) -> Compar
         kind=_optional(row, "kind", str) or _optional(row, "subset", str),
         objective=objective,
         tools=tuple(tools or ()),
-        template_arguments={name: part for name, part in (arguments or {}).items() if part is not None},
+        template_arguments={
+            name: part for name, part in (arguments or {}).items() if part is not None
+        },
         id="" if row.get("id") is None else str(row["id"]),
         row=number,
     )
 
 
 def _check_prompt_tokens(row: Mapping[str, Any], completions: Sequence[Text]) -> None:
-    """RowProblem where the prompt's tokens stand in a column by themselves: they are not put before a side's."""
+    """RowProblem where the prompt's tokens stand in a column by themselves: they are not put before
+    a side's.
+    """
     if _form(completions[0]) != "pre-tokenised":
         return
     for column in _PROMPT_TOKENS:
         prompt = row.get(column)
         if isinstance(prompt, Sequence) and not isinstance(prompt, str):
             begins = all(list(tokens[: len(prompt)]) == list(prompt) for tokens in completions)
-            _require(begins, f"'{column}' is not read: the tokens of each side have to begin with the prompt's")
+            _require(
+                begins,
+                f"'{column}' is not read: the tokens of each side have to begin with the prompt's",
+            )
 
 
 def _warnings_of(row: Mapping[str, Any], comparison: Comparison) -> list[str]:
-    """What is odd about a row that is used. RowProblem where its prompt is in a column that is not read."""
+    """What is odd about a row that is used. RowProblem where its prompt is in a column that is not
+    read.
+    """
     prompt, completions = comparison.prompt, comparison.completions
     if comparison.form == "pre-tokenised":
         return []
@@ -341,11 +426,14 @@ def _warnings_of(row: Mapping[str, Any], comparison: Comparison) -> list[str]:
         begin = prompt.strip()
         if all(isinstance(text, str) and text.lstrip().startswith(begin) for text in completions):
             warnings.append("the completions begin with the prompt, which is read twice")
-    read = _squeezed(" ".join(piece for part in (prompt, *completions) for piece in _texts_in(part)))
+    read = _squeezed(
+        " ".join(piece for part in (prompt, *completions) for piece in _texts_in(part))
+    )
     unread = [
         column
         for column, value in row.items()
-        if str(column).lower() in _PROMPT_COLUMNS and any(_squeezed(piece) not in read for piece in _texts_in(value))
+        if str(column).lower() in _PROMPT_COLUMNS
+        and any(_squeezed(piece) not in read for piece in _texts_in(value))
     ]
     if unread:
         names = ", ".join(map(repr, unread))
@@ -356,15 +444,26 @@ def _warnings_of(row: Mapping[str, Any], comparison: Comparison) -> list[str]:
 
 
 def _has_prompt(comparison: Comparison) -> bool:
-    """Whether the row has a prompt, or its completions a user's message: of strings, it cannot be seen."""
+    """Whether the row has a prompt, or its completions a user's message: of strings, it cannot be
+    seen.
+    """
     chats = [text for text in comparison.completions if not isinstance(text, str)]
-    asked = any(isinstance(one, Mapping) and one["role"] == "user" for chat in chats for one in chat)
+    asked = any(
+        isinstance(one, Mapping) and one["role"] == "user" for chat in chats for one in chat
+    )
     return comparison.prompt is not None or asked
 
 
 def holds_prompt(prompt: str | Sequence[Message] | None, completion: Text) -> bool:
-    """Whether a chat's completion begins with its prompt, or with the end of it: it would be read twice."""
-    if not prompt or isinstance(prompt, str) or not completion or _form(completion) != "conversational":
+    """Whether a chat's completion begins with its prompt, or with the end of it: it would be read
+    twice.
+    """
+    if (
+        not prompt
+        or isinstance(prompt, str)
+        or not completion
+        or _form(completion) != "conversational"
+    ):
         return False
     said = [_said(message) for message in prompt]
     answered = [_said(message) for message in completion]
@@ -374,15 +473,23 @@ def holds_prompt(prompt: str | Sequence[Message] | None, completion: Text) -> bo
 
 def _said(message: Any) -> tuple[str, str, str]:
     calls = message.get("tool_calls")
-    return str(message.get("role")), text_of(message.get("content")).strip(), _canonical(calls) if calls else ""
+    return (
+        str(message.get("role")),
+        text_of(message.get("content")).strip(),
+        _canonical(calls) if calls else "",
+    )
 
 
 def _texts_in(value: Any, depth: int = 4) -> Iterator[str]:
-    """The texts of a prompt, a completion or another column: strings, messages of any form, and lists of them."""
+    """The texts of a prompt, a completion or another column: strings, messages of any form, and
+    lists of them.
+    """
     if isinstance(value, str):
         yield value
     elif isinstance(value, Mapping) and depth:
-        yield from _texts_in(value.get("content") or value.get("value") or value.get("text"), depth - 1)
+        yield from _texts_in(
+            value.get("content") or value.get("value") or value.get("text"), depth - 1
+        )
     elif isinstance(value, Sequence) and depth:
         for one in value:
             yield from _texts_in(one, depth - 1)
@@ -398,7 +505,9 @@ def _ranked(row: Mapping[str, Any]) -> tuple[tuple[Text, ...], tuple[int, ...]]:
         if any(column in row for column in columns):
             values = [_required(row, column) for column in columns]
             for tokens, column in zip(values, columns, strict=True):
-                are_ids = isinstance(tokens, Sequence) and all(type(one) is int and one >= 0 for one in tokens)
+                are_ids = isinstance(tokens, Sequence) and all(
+                    type(one) is int and one >= 0 for one in tokens
+                )
                 _require(are_ids, f"'{column}' is not a list of token ids")
                 _require(tokens, f"'{column}' is empty")
             return tuple(map(tuple, values)), (0, 1)
@@ -408,8 +517,15 @@ def _ranked(row: Mapping[str, Any]) -> tuple[tuple[Text, ...], tuple[int, ...]]:
         column = "ranks" if "ranks" in row else "scores"
         _require(column in row, "'completions' has neither 'ranks' nor 'scores' beside it")
         order = _required(row, column)
-        are_numbers = isinstance(order, Sequence) and len(order) == len(values) and all(map(_is_finite, order))
-        _require(are_numbers, f"'{column}' is not a list of as many finite numbers as there are completions")
+        are_numbers = (
+            isinstance(order, Sequence)
+            and len(order) == len(values)
+            and all(map(_is_finite, order))
+        )
+        _require(
+            are_numbers,
+            f"'{column}' is not a list of as many finite numbers as there are completions",
+        )
         places = sorted(set(order), reverse=column == "scores")
         ranks = tuple(places.index(value) for value in order)
         texts = tuple(_completion(value, "completions") for value in values)
@@ -417,7 +533,8 @@ def _ranked(row: Mapping[str, Any]) -> tuple[tuple[Text, ...], tuple[int, ...]]:
         sides: list[tuple[Text, ...]] = []
         for column in ("chosen", "rejected"):
             side = _required(row, column)
-            # One completion, or a list of several: messages are mappings, so a list of anything else holds texts.
+            # One completion, or a list of several: messages are mappings, so a list of anything
+            # else holds texts.
             several = _is_list(side) and side and not isinstance(side[0], Mapping)
             sides.append(tuple(_completion(one, column) for one in (side if several else [side])))
         texts, ranks = sides[0] + sides[1], (0,) * len(sides[0]) + (1,) * len(sides[1])
@@ -431,7 +548,10 @@ def _states(row: Mapping[str, Any]) -> tuple[tuple[Text, ...], tuple[bool, ...]]
     for column, values in (("completions", steps), ("labels", labels)):
         _require(_is_list(values) and values, f"'{column}' is not a list of one or more")
     _require(len(labels) == len(steps), "'labels' are not as many as 'completions'")
-    _require(all(isinstance(label, bool | None) for label in labels), "a label is neither true, false nor null")
+    _require(
+        all(isinstance(label, bool | None) for label in labels),
+        "a label is neither true, false nor null",
+    )
     _require(any(label is not None for label in labels), "no step has a label")
     _require(len({isinstance(step, str) for step in steps}) == 1, MIXED)
     states: list[Text] = []
@@ -445,7 +565,9 @@ def _states(row: Mapping[str, Any]) -> tuple[tuple[Text, ...], tuple[bool, ...]]
             _require(messages, "'completions' is empty")
             chat += messages
             states.append(chat)
-    judged = [(state, label) for state, label in zip(states, labels, strict=True) if label is not None]
+    judged = [
+        (state, label) for state, label in zip(states, labels, strict=True) if label is not None
+    ]
     return tuple(state for state, _ in judged), tuple(label for _, label in judged)
 
 
@@ -463,7 +585,9 @@ def _completion(value: Any, column: str) -> Text:
 
 
 def _messages(values: Any, column: str) -> tuple[Message, ...]:
-    """With content as one text, and without empty fields: tables give every message the fields of all."""
+    """With content as one text, and without empty fields: tables give every message the fields of
+    all.
+    """
     are_objects = isinstance(values, Sequence) and all(isinstance(one, Mapping) for one in values)
     _require(are_objects, f"'{column}' is {_type_name(values)}, not a string or a list of messages")
     messages: list[Message] = []
@@ -473,9 +597,13 @@ def _messages(values: Any, column: str) -> tuple[Message, ...]:
             message = flat(one)
         except InvalidData as error:
             what = error.what.removesuffix(".")
-            raise RowProblem(f"in '{column}', {what[0].lower()}{what[1:]}, and text alone is read") from None
+            raise RowProblem(
+                f"in '{column}', {what[0].lower()}{what[1:]}, and text alone is read"
+            ) from None
         _encodable(json.dumps(message, ensure_ascii=False, default=str), column)
-        messages.append({name: part for name, part in message.items() if part is not None or name == "content"})
+        messages.append(
+            {name: part for name, part in message.items() if part is not None or name == "content"}
+        )
     return tuple(messages)
 
 
@@ -484,7 +612,9 @@ def _encodable(text: str, column: str) -> str:
     try:
         text.encode()
     except UnicodeEncodeError:
-        raise RowProblem(f"'{column}' holds half of a surrogate pair, which is no character") from None
+        raise RowProblem(
+            f"'{column}' holds half of a surrogate pair, which is no character"
+        ) from None
     return text
 
 
@@ -499,7 +629,9 @@ def _number(row: Mapping[str, Any], column: str, default: float) -> float:
 def _optional(row: Mapping[str, Any], column: str, kind: type) -> Any:
     value = row.get(column)
     noun = "string" if kind is str else "truth value"
-    _require(value is None or isinstance(value, kind), f"'{column}' is {_type_name(value)}, not a {noun}")
+    _require(
+        value is None or isinstance(value, kind), f"'{column}' is {_type_name(value)}, not a {noun}"
+    )
     return value
 
 
@@ -528,11 +660,21 @@ def _is_list(value: Any) -> bool:
 
 def _is_finite(value: Any) -> bool:
     """Also of whole numbers too large for a float, which JSON can hold."""
-    return isinstance(value, int | float) and not isinstance(value, bool) and abs(value) <= sys.float_info.max
+    return (
+        isinstance(value, int | float)
+        and not isinstance(value, bool)
+        and abs(value) <= sys.float_info.max
+    )
 
 
 def _type_name(value: Any) -> str:
-    names = {str: "a string", bool: "a truth value", int: "a number", float: "a number", type(None): "null"}
+    names = {
+        str: "a string",
+        bool: "a truth value",
+        int: "a number",
+        float: "a number",
+        type(None): "null",
+    }
     return names.get(type(value), "a list" if isinstance(value, Sequence) else "an object")
 
 

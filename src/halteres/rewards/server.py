@@ -1,8 +1,9 @@
 """A reward server: `halteres reward serve DIR...`, `python -m halteres.rewards DIR...`.
 
-Token ids are not taken: each model reads text with its own tokenizer. vLLM's shapes (`/classify`, `/pooling`) carry raw
-scores, unless a request says `use_activation: true`: then their sigmoid, as vLLM does for a model of one label.
-Requests of a few milliseconds are computed together, in one thread; the failure of a text reaches no other.
+Token ids are not taken: each model reads text with its own tokenizer. vLLM's shapes (`/classify`,
+`/pooling`) carry raw scores, unless a request says `use_activation: true`: then their sigmoid, as
+vLLM does for a model of one label. Requests of a few milliseconds are computed together, in one
+thread; the failure of a text reaches no other.
 """
 
 from __future__ import annotations
@@ -27,7 +28,16 @@ from starlette.responses import Response
 from starlette.routing import Mount, Route
 
 from halteres.access_policy import AccessControl, AccessPolicy
-from halteres.errors import HalteresError, InvalidData, NotFound, ServerError, UserError, as_http, boundary, unknown
+from halteres.errors import (
+    HalteresError,
+    InvalidData,
+    NotFound,
+    ServerError,
+    UserError,
+    as_http,
+    boundary,
+    unknown,
+)
 from halteres.loopback import HOST, TooLarge, body_within, while_connected
 from halteres.observe.prometheus import MEDIA_TYPE, Metric, text_of
 from halteres.rewards.scorer import calibrated, output_of
@@ -41,7 +51,8 @@ PORT = 8002
 MOST_BODY_BYTES = 32 * 1024 * 1024
 MOST_ITEMS = 1024  # texts of one request
 GATHER_S = 0.003  # how long the first request waits for others to be computed with
-MOST_AT_ONCE = 256  # texts computed together, but for one request of more; the model bounds each forward pass
+# texts computed together, but for one request of more; the model bounds each forward pass
+MOST_AT_ONCE = 256
 MOST_WAITING = 4096  # texts that may wait; a client that brings more has to come again
 
 T = TypeVar("T")
@@ -58,7 +69,8 @@ class Busy(HalteresError):
 class ScoreRequest(msgspec.Struct, kw_only=True):
     """POST /score: one of `items`, `texts`, `messages`."""
 
-    items: list[Any] | None = None  # [{prompt?, completion, id?}], read one by one: a bad one fails alone
+    # [{prompt?, completion, id?}], read one by one: a bad one fails alone
+    items: list[Any] | None = None
     texts: list[Any] | None = None
     messages: list[Any] | None = None  # a chat, or a list of chats
     output: Output = "standardised"
@@ -103,11 +115,14 @@ class _Waiting:
 
 @dataclass(slots=True)
 class ScoringQueue:
-    """One thread that scores, and those who wait for it, in the order they came. `work` runs for the server's life."""
+    """One thread that scores, and those who wait for it, in the order they came. `work` runs for
+    the server's life.
+    """
 
     models: Mapping[str, RewardModel]
     num_waiting: int = 0  # texts, those being computed too
-    # What was done since the start: texts, requests refused because of a full queue, tokens, computations.
+    # What was done since the start: texts, requests refused because of a full queue, tokens,
+    # computations.
     scored: int = 0
     failed: int = 0
     refused: int = 0
@@ -118,11 +133,14 @@ class ScoringQueue:
     _work_waits: asyncio.Event = field(default_factory=asyncio.Event)
 
     async def score(self, model: str, texts: Sequence[Scorable]) -> Sequence[Result]:
-        """One raw score per text, in order; in place of one that could not be made, why. Busy where too many wait;
-        ServerError where the computation failed, whatever the texts. Cancelled, it is computed no further."""
+        """One raw score per text, in order; in place of one that could not be made, why. Busy where
+        too many wait; ServerError where the computation failed, whatever the texts. Cancelled, it
+        is computed no further.
+        """
         if self.num_waiting and self.num_waiting + len(texts) > MOST_WAITING:
             self.refused += 1
-            texts_per_s = (self.scored + self.failed) / self.busy_s if self.busy_s else 100.0  # a guess
+            # a guess
+            texts_per_s = (self.scored + self.failed) / self.busy_s if self.busy_s else 100.0
             after_s = math.ceil(max(1.0, self.num_waiting / texts_per_s / 2))
             why = f"With {len(texts)} more they are above {MOST_WAITING}."
             fix = f"Send them again in {after_s} s."
@@ -184,9 +202,14 @@ class ScoringQueue:
 
 
 def create_app(
-    models: Mapping[str, RewardModel], *, address: str = HOST, key: str | None = None, allowed_hosts: Sequence[str] = ()
+    models: Mapping[str, RewardModel],
+    *,
+    address: str = HOST,
+    key: str | None = None,
+    allowed_hosts: Sequence[str] = (),
 ) -> Starlette:
-    """The app over loaded models, of which the first answers where a request names none; its lifespan owns the queue.
+    """The app over loaded models, of which the first answers where a request names none; its
+    lifespan owns the queue.
 
     By its IP `address` and `allowed_hosts` it may be called; requests must carry the `key`, if any.
     """
@@ -218,7 +241,8 @@ def create_app(
         exception_handlers={
             HalteresError: _on_error,
             HTTPException: _on_missing,
-            ClientDisconnect: lambda *_: Response(status_code=400),  # the client hung up: nobody reads it
+            # the client hung up: nobody reads it
+            ClientDisconnect: lambda *_: Response(status_code=400),
         },
     )
 
@@ -235,19 +259,30 @@ class RewardServer:
         name, model = self._model(request, body.model)
         given = [each for each in (body.items, body.texts, body.messages) if each is not None]
         if len(given) != 1:
-            raise InvalidData(f"{len(given)} of items, texts and messages are there.", next="Send one of them.")
+            raise InvalidData(
+                f"{len(given)} of items, texts and messages are there.", next="Send one of them."
+            )
         output, items = output_of(model, body.output), _counted(given[0])
         if body.items is None:
             is_one_chat = body.messages is not None and isinstance(items[0], dict)
             items = list[Any]({"completion": text} for text in ([items] if is_one_chat else items))
         answers = list[dict[str, Any]]()
-        for index, (item, result) in enumerate(zip(items, await self._results(request, name, items), strict=True)):
-            answer = {"index": index, **({"id": item["id"]} if isinstance(item, dict) and "id" in item else {})}
+        for index, (item, result) in enumerate(
+            zip(items, await self._results(request, name, items), strict=True)
+        ):
+            answer = {
+                "index": index,
+                **({"id": item["id"]} if isinstance(item, dict) and "id" in item else {}),
+            }
             if isinstance(result, HalteresError):
                 answers.append(answer | _failure(result))
                 continue
             score = calibrated(model, result, output)
-            answer |= {"score": score.value, "raw": result.value, "out_of_range": score.out_of_range}
+            answer |= {
+                "score": score.value,
+                "raw": result.value,
+                "out_of_range": score.out_of_range,
+            }
             answer |= {"tokens": result.num_tokens, "truncated": result.truncated}
             answer |= {"ended_with_eos": result.ended_with_eos, "converted": result.converted}
             answers.append(answer | ({"parts": dict(result.parts)} if result.parts else {}))
@@ -258,22 +293,37 @@ class RewardServer:
         body = await _body(request, RankRequest)
         name, model = self._model(request, body.model)
         output = output_of(model, body.output)
-        items = _counted([{"prompt": body.prompt, "completion": completion} for completion in body.completions])
+        items = _counted(
+            [{"prompt": body.prompt, "completion": completion} for completion in body.completions]
+        )
         results = await self._results(request, name, items)
         values = [result.value if isinstance(result, Score) else None for result in results]
         order = [index for index in best_first(values) if values[index] is not None]
         best = (values[order[0]] or 0.0) if order else 0.0
         temperature = model.calibration.temperature if model.calibration else 1.0
-        ties = [[index for index in order if values[index] == value] for value in {values[i]: None for i in order}]
+        ties = [
+            [index for index in order if values[index] == value]
+            for value in {values[i]: None for i in order}
+        ]
         answer = {
             "model": name,
             "output": output,
             "order": order[: body.top_n] if body.top_n else order,
             "best": order[0] if order else None,
-            "scores": [calibrated(model, one, output).value if isinstance(one, Score) else None for one in results],
+            "scores": [
+                calibrated(model, one, output).value if isinstance(one, Score) else None
+                for one in results
+            ],
             "ties": [places for places in ties if len(places) > 1],
-            "probability": [None if value is None else _sigmoid((value - best) / temperature) for value in values],
-            "errors": [{"index": i, **_failure(one)} for i, one in enumerate(results) if not isinstance(one, Score)],
+            "probability": [
+                None if value is None else _sigmoid((value - best) / temperature)
+                for value in values
+            ],
+            "errors": [
+                {"index": i, **_failure(one)}
+                for i, one in enumerate(results)
+                if not isinstance(one, Score)
+            ],
         }
         return _json(answer)
 
@@ -282,7 +332,9 @@ class RewardServer:
         body = await _body(request, ForeignRequest, strict=False)
         name, _ = self._model(request, body.model)
         if (body.input is None) == (body.messages is None):
-            raise InvalidData("Neither input nor messages is there, or both are.", next="Send one of them.")
+            raise InvalidData(
+                "Neither input nor messages is there, or both are.", next="Send one of them."
+            )
         texts = [body.messages] if body.messages is not None else body.input
         texts = [texts] if isinstance(texts, str) else texts or []
         classifies = request.url.path.endswith("/classify")
@@ -293,7 +345,9 @@ class RewardServer:
                 raise result
             x = _sigmoid(result.value) if body.use_activation else result.value
             own = {"label": "LABEL_0", "probs": [x], "num_classes": 1}
-            rows.append({"index": index, **(own if classifies else {"object": "pooling", "data": [x]})})
+            rows.append(
+                {"index": index, **(own if classifies else {"object": "pooling", "data": [x]})}
+            )
             num_tokens += result.num_tokens
         answer = {
             "id": f"{'classify' if classifies else 'pool'}-{uuid.uuid4().hex}",
@@ -301,13 +355,19 @@ class RewardServer:
             "created": int(time.time()),
             "model": name,
             "data": rows,
-            "usage": {"prompt_tokens": num_tokens, "total_tokens": num_tokens, "completion_tokens": 0},
+            "usage": {
+                "prompt_tokens": num_tokens,
+                "total_tokens": num_tokens,
+                "completion_tokens": 0,
+            },
         }
         return _json(answer)
 
     async def health(self, request: Request) -> Response:
         """What is served, and how busy it is."""
-        return _json({"status": "ok", "models": self._cards(), "waiting_texts": self.queue.num_waiting})
+        return _json(
+            {"status": "ok", "models": self._cards(), "waiting_texts": self.queue.num_waiting}
+        )
 
     async def list_models(self, request: Request) -> Response:
         """OpenAI's shape."""
@@ -320,8 +380,18 @@ class RewardServer:
         figures = [
             Metric("texts_total", "counter", "Texts by what became of them.", outcomes, "outcome"),
             one("tokens_total", "counter", "Tokens of scored texts.", done.tokens),
-            one("refused_requests_total", "counter", "Requests refused because too many texts waited.", done.refused),
-            one("computations_total", "counter", "Computations of gathered requests.", done.computations),
+            one(
+                "refused_requests_total",
+                "counter",
+                "Requests refused because too many texts waited.",
+                done.refused,
+            ),
+            one(
+                "computations_total",
+                "counter",
+                "Computations of gathered requests.",
+                done.computations,
+            ),
             one("compute_seconds_total", "counter", "Seconds spent computing.", done.busy_s),
             one("waiting_texts", "gauge", "Texts that wait or are computed.", done.num_waiting),
         ]
@@ -360,14 +430,21 @@ class RewardServer:
 
 
 async def _body(request: Request, kind: type[T], *, strict: bool = True) -> T:
-    """The body. An unknown field of ours is refused, with the nearest name: a misspelt one would change the answer."""
+    """The body. An unknown field of ours is refused, with the nearest name: a misspelt one would
+    change the answer.
+    """
     body = await body_within(request, MOST_BODY_BYTES, "Send fewer texts at once.")
     try:
         content = msgspec.json.decode(body)
         if strict:
             _check_fields(content, kind)
         return msgspec.convert(content, kind)
-    except (msgspec.DecodeError, msgspec.ValidationError, UnicodeDecodeError, RecursionError) as error:
+    except (
+        msgspec.DecodeError,
+        msgspec.ValidationError,
+        UnicodeDecodeError,
+        RecursionError,
+    ) as error:
         raise InvalidData("The body cannot be read.", f"{error}.") from error
 
 
@@ -383,7 +460,11 @@ def _counted(texts: list[Any]) -> list[Any]:
     if not texts:
         raise InvalidData("There is nothing to score.")
     if len(texts) > MOST_ITEMS:
-        raise TooLarge(f"{len(texts)} texts in one request.", f"It may hold {MOST_ITEMS}.", "Send several requests.")
+        raise TooLarge(
+            f"{len(texts)} texts in one request.",
+            f"It may hold {MOST_ITEMS}.",
+            "Send several requests.",
+        )
     return texts
 
 
@@ -396,7 +477,9 @@ def _scorable(item: Any) -> Scorable | UserError:
     except (msgspec.ValidationError, RecursionError) as error:
         return InvalidData("The item cannot be read.", f"{error}.")
     if read.prompt is not None and isinstance(read.prompt, str) != isinstance(read.completion, str):
-        return InvalidData("Prompt and completion are not of one form.", "One is text, the other messages.")
+        return InvalidData(
+            "Prompt and completion are not of one form.", "One is text, the other messages."
+        )
     if [] in (read.prompt, read.completion):
         return InvalidData("The item cannot be read.", "A chat without a message is no text.")
     try:

@@ -1,11 +1,13 @@
-"""A reward model's training as it is asked for: which model, which data, which settings, and what it will take.
+"""A reward model's training as it is asked for: which model, which data, which settings, and what
+it will take.
 
-The settings have TRL's and transformers' names; a preset by the model's size fills in what is not given. Nothing here
-loads weights or needs torch.
+The settings have TRL's and transformers' names; a preset by the model's size fills in what is not
+given. Nothing here loads weights or needs torch.
 
-Sources: TRL 1.16 `RewardConfig`, transformers 5.23 `TrainingArguments`, PEFT 0.21 `LoraConfig`; the presets are those
-of the reward-modelling seed. Different on purpose: no bf16 and no gradient checkpointing unless asked for, batches by
-length, the learning rate of the preset, texts that are too long are cut instead of dropped.
+Sources: TRL 1.16 `RewardConfig`, transformers 5.23 `TrainingArguments`, PEFT 0.21 `LoraConfig`; the
+presets are those of the reward-modelling seed. Different on purpose: no bf16 and no gradient
+checkpointing unless asked for, batches by length, the learning rate of the preset, texts that are
+too long are cut instead of dropped.
 """
 
 from __future__ import annotations
@@ -27,7 +29,14 @@ from halteres.errors import InvalidConfig, InvalidData, nearest, unknown
 from halteres.files import UnreadableFile, read_json, replace_file
 from halteres.models.shape import ModelShape, NotWhole, read_shape
 from halteres.rewards.components import problems_of, read_data
-from halteres.rewards.model_folder import RESULT, Rendered, ScoringTemplate, Truncation, read_reward_file, template_for
+from halteres.rewards.model_folder import (
+    RESULT,
+    Rendered,
+    ScoringTemplate,
+    Truncation,
+    read_reward_file,
+    template_for,
+)
 from halteres.rewards.preferences import (
     IDENTICAL,
     MOST_ROWS,
@@ -47,12 +56,16 @@ from halteres.text import Tokenizer
 TiePolicy = Literal["soft", "rao_kupper", "drop"]
 When = Literal["no", "steps", "epoch"]
 
-RUN_FILE = "reward_training.json"  # in the directory of a run that trains a reward model: what it was asked for
+# in the directory of a run that trains a reward model: what it was asked for
+RUN_FILE = "reward_training.json"
 LORA_LEARNING_RATE = 1e-4
-ADAM_BYTES, FROZEN_BYTES = 16, 4  # of a parameter in fp32: weight, gradient and two moments; a weight alone
+# of a parameter in fp32: weight, gradient and two moments; a weight alone
+ADAM_BYTES, FROZEN_BYTES = 16, 4
 PROCESS_BYTES = 500_000_000  # what torch and transformers take before any weight
 # Settings of TRL's that change no number: accepted, so that a config written for it is read.
-_IGNORED = frozenset({"report_to", "dataset_num_proc", "remove_unused_columns", "activation_offloading", "use_cpu"})
+_IGNORED = frozenset(
+    {"report_to", "dataset_num_proc", "remove_unused_columns", "activation_offloading", "use_cpu"}
+)
 
 
 @dataclass(frozen=True, slots=True)
@@ -95,7 +108,8 @@ class RewardConfig(BaseModel, frozen=True, extra="forbid"):
     preset: Literal["auto", "off"] = "auto"
 
     learning_rate: Annotated[float, Field(gt=0)] | None = None  # None: of the preset
-    per_device_train_batch_size: Annotated[int, Field(ge=1)] | None = None  # rows; None: of the preset
+    # rows; None: of the preset
+    per_device_train_batch_size: Annotated[int, Field(ge=1)] | None = None
     per_device_eval_batch_size: Annotated[int, Field(ge=1)] = 8
     gradient_accumulation_steps: Annotated[int, Field(ge=1)] = 1
     num_train_epochs: Annotated[float, Field(gt=0)] = 1.0
@@ -112,8 +126,10 @@ class RewardConfig(BaseModel, frozen=True, extra="forbid"):
     center_rewards_coefficient: Annotated[float, Field(ge=0)] | None = None
     label_smoothing: Annotated[float, Field(ge=0, lt=0.5)] = 0.0
     tie_policy: TiePolicy = "soft"
-    listwise_loss: Literal["pairs", "plackett_luce"] = "pairs"  # of rows with more than two completions
-    objective_weights: dict[str, FiniteFloat] | None = None  # of each objective in the score; None: equal shares of 1
+    # of rows with more than two completions
+    listwise_loss: Literal["pairs", "plackett_luce"] = "pairs"
+    # of each objective in the score; None: equal shares of 1
+    objective_weights: dict[str, FiniteFloat] | None = None
 
     max_length: Annotated[int, Field(ge=2)] | None = 1024
     truncation: Truncation = "keep_end"
@@ -164,13 +180,21 @@ class RewardConfig(BaseModel, frozen=True, extra="forbid"):
         return given
 
     def settled(self, num_parameters: int) -> RewardConfig:
-        """With nothing left open: the preset fills in what was not given. InvalidConfig where it is off."""
+        """With nothing left open: the preset fills in what was not given. InvalidConfig where it is
+        off.
+        """
         preset = preset_for(num_parameters)
-        rate = LORA_LEARNING_RATE if self.lora is not None and preset is not TINY_PRESET else preset.learning_rate
+        rate = (
+            LORA_LEARNING_RATE
+            if self.lora is not None and preset is not TINY_PRESET
+            else preset.learning_rate
+        )
         own = {"learning_rate": rate, "per_device_train_batch_size": preset.batch_size}
         missing = {name: value for name, value in own.items() if getattr(self, name) is None}
         if missing and self.preset == "off":
-            raise InvalidConfig(f"The setting '{next(iter(missing))}' is missing.", "The preset is off.")
+            raise InvalidConfig(
+                f"The setting '{next(iter(missing))}' is missing.", "The preset is off."
+            )
         return self.model_copy(update=missing)
 
 
@@ -180,13 +204,16 @@ class TrainingPlan(BaseModel, frozen=True, extra="forbid"):
     model: str  # name or folder of a base model
     data: str  # whatever `read_preferences` reads
     eval_data: str | None = None
-    hold_out: Annotated[float, Field(gt=0, lt=1)] | None = None  # share of the prompts, where there is no eval_data
+    # share of the prompts, where there is no eval_data
+    hold_out: Annotated[float, Field(gt=0, lt=1)] | None = None
     on_identical: OnIdentical = "error"
     margin_from: MarginFrom | None = None
     settings: RewardConfig = RewardConfig()
 
     def preferences(self) -> tuple[Preferences, Preferences | None, tuple[str, ...]]:
-        """The rows to train on, the held-out ones, and what is odd about them. Raises as `read_preferences`."""
+        """The rows to train on, the held-out ones, and what is odd about them. Raises as
+        `read_preferences`.
+        """
         how: dict[str, Any] = {"on_identical": self.on_identical, "margin_from": self.margin_from}
         train = read_preferences(self.data, **how)
         if self.eval_data is not None:
@@ -215,30 +242,45 @@ class TrainingRun(BaseModel, frozen=True, extra="forbid"):
 
     def write(self, run: Path) -> None:
         """Into this directory; only what was given, so that what was not stays open."""
-        replace_file(run / RUN_FILE, self.model_dump_json(indent=1, exclude_unset=True).encode() + b"\n")
+        replace_file(
+            run / RUN_FILE, self.model_dump_json(indent=1, exclude_unset=True).encode() + b"\n"
+        )
 
     def settings(self, run: Path) -> RewardConfig:
-        """The settings in the run of this directory: every step is a row of its metrics, unless asked for otherwise."""
+        """The settings in the run of this directory: every step is a row of its metrics, unless
+        asked for otherwise.
+        """
         given = self.plan.settings.model_fields_set
         own: dict[str, Any] = {"output_dir": str(run / RESULT), "disable_tqdm": True}
         if "logging_steps" not in given:
             own["logging_steps"] = 1
-        if "eval_strategy" not in given and (self.plan.eval_data is not None or self.plan.hold_out is not None):
+        if "eval_strategy" not in given and (
+            self.plan.eval_data is not None or self.plan.hold_out is not None
+        ):
             own["eval_strategy"] = "epoch"
         return self.plan.settings.model_copy(update=own)
 
 
 def read_plan(file: Path | None, given: Mapping[str, Any]) -> TrainingPlan:
-    """A plan from a YAML file, whose fields are those of the plan and of `RewardConfig` side by side, and from fields
-    that go before the file's; InvalidConfig names the field that is wrong."""
+    """A plan from a YAML file, whose fields are those of the plan and of `RewardConfig` side by
+    side, and from fields that go before the file's; InvalidConfig names the field that is wrong.
+    """
     content = {} if file is None else read_data(file, "config file")[1]
     if not isinstance(content, Mapping):
-        raise InvalidConfig(f"Config file {file} holds no fields.", next="Start with `model:` and `data:`.")
+        raise InvalidConfig(
+            f"Config file {file} holds no fields.", next="Start with `model:` and `data:`."
+        )
     fields: dict[str, Any] = {**{str(name): value for name, value in content.items()}, **given}
-    own = {name: fields.pop(name) for name in TrainingPlan.model_fields if name in fields and name != "settings"}
+    own = {
+        name: fields.pop(name)
+        for name in TrainingPlan.model_fields
+        if name in fields and name != "settings"
+    }
     for name in ("model", "data"):
         if name not in own:
-            raise InvalidConfig(f"'{name}' is missing.", next=f"Give --{name}, or `{name}:` in a config file.")
+            raise InvalidConfig(
+                f"'{name}' is missing.", next=f"Give --{name}, or `{name}:` in a config file."
+            )
     try:
         return TrainingPlan(**own, settings=RewardConfig(**fields))
     except ValidationError as error:
@@ -246,10 +288,12 @@ def read_plan(file: Path | None, given: Mapping[str, Any]) -> TrainingPlan:
 
 
 def parse_settings(assignments: Sequence[str], schema: Schema | None = None) -> dict[str, Any]:
-    """Fields given as NAME=VALUE, the values read by the fields' types; `lora.r=8` sets a field of a field.
+    """Fields given as NAME=VALUE, the values read by the fields' types; `lora.r=8` sets a field of
+    a field.
 
     Args:
-        schema: JSON Schema of an object with these fields; default: those of a plan and of `RewardConfig`.
+        schema: JSON Schema of an object with these fields; default: those of a plan and of
+            `RewardConfig`.
 
     >>> parse_settings(["learning_rate=1e-3", "lora.r=8", "eos_token=#"])
     {'learning_rate': 0.001, 'lora': {'r': 8}, 'eos_token': '#'}
@@ -265,13 +309,18 @@ def parse_settings(assignments: Sequence[str], schema: Schema | None = None) -> 
         for section in sections:
             place = place.setdefault(section, {})
             if not isinstance(place, dict):
-                raise InvalidConfig(f"'{section}' is given as a whole and by its fields.", next="Give one of the two.")
+                raise InvalidConfig(
+                    f"'{section}' is given as a whole and by its fields.",
+                    next="Give one of the two.",
+                )
         if (halves := half_characters(assignment)) is not None:
             raise InvalidConfig(f"The value of '{edit.name}' cannot be used.", f"{halves}.")
         try:
             place[last] = value_of(edit.value, schema_at(schema, names))
         except DocumentError as error:
-            raise InvalidConfig(f"The value of '{edit.name}' cannot be used.", f"{error}.") from error
+            raise InvalidConfig(
+                f"The value of '{edit.name}' cannot be used.", f"{error}."
+            ) from error
     return found
 
 
@@ -282,26 +331,39 @@ def _schema() -> dict[str, Any]:
 
 
 def objective_weights(
-    settings: RewardConfig, own: Mapping[str, float] | None, train: Preferences, held_out: Preferences | None
+    settings: RewardConfig,
+    own: Mapping[str, float] | None,
+    train: Preferences,
+    held_out: Preferences | None,
 ) -> dict[str, float]:
     """Of each objective what it counts in the score; empty: there is one output, without a name.
 
-    `own`: the weights of the reward model that training goes on from, which keeps its objectives; None: a base model.
-    InvalidConfig for weights, InvalidData for a row that do not fit the objectives.
+    `own`: the weights of the reward model that training goes on from, which keeps its objectives;
+    None: a base model. InvalidConfig for weights, InvalidData for a row that do not fit the
+    objectives.
     """
-    weights = settled_weights(settings.objective_weights or own, train.objectives if own is None else tuple(own))
+    weights = settled_weights(
+        settings.objective_weights or own, train.objectives if own is None else tuple(own)
+    )
     parts = (train, held_out) if held_out is not None else (train,)
     for one, source in [(one, rows.source) for rows in parts for one in rows.comparisons]:
         if one.objective is not None and one.objective not in weights:
-            what = f"Row {one.row} of {source} has the objective '{one.objective}', which the model has not."
+            what = (
+                f"Row {one.row} of {source} has the objective '{one.objective}', which the "
+                "model has not."
+            )
             guess = nearest(one.objective, weights)
             fix = f"Did you mean '{guess}'?" if guess else ""
             raise InvalidData(what, f"It has {', '.join(weights) or 'none'}.", fix)
     return weights
 
 
-def settled_weights(given: Mapping[str, float] | None, objectives: Sequence[str]) -> dict[str, float]:
-    """Of each objective what it counts in the score, in order: as given (else InvalidConfig), or equal shares of 1."""
+def settled_weights(
+    given: Mapping[str, float] | None, objectives: Sequence[str]
+) -> dict[str, float]:
+    """Of each objective what it counts in the score, in order: as given (else InvalidConfig), or
+    equal shares of 1.
+    """
     if not given:
         return {name: 1 / len(objectives) for name in objectives}
     for name in given:
@@ -313,7 +375,9 @@ def settled_weights(given: Mapping[str, float] | None, objectives: Sequence[str]
         raise InvalidConfig(f"objective_weights has none for '{missing[0]}'.", next=fix)
     if not any(given.values()):
         why = "Every text would have the score 0."
-        raise InvalidConfig("Every weight of objective_weights is 0.", why, "Give one of them a weight.")
+        raise InvalidConfig(
+            "Every weight of objective_weights is 0.", why, "Give one of them a weight."
+        )
     return {name: given[name] for name in objectives}
 
 
@@ -321,14 +385,23 @@ def check_inputs(settings: RewardConfig, train: Preferences, held_out: Preferenc
     """Refuse a setting that could have no effect on these rows, with InvalidConfig."""
     if settings.eval_strategy != "no" and held_out is None:
         what = f"eval_strategy is '{settings.eval_strategy}', and there is nothing to evaluate on."
-        raise InvalidConfig(what, next="Give eval_data (or hold_out), or leave it out.", field="eval_strategy")
-    has_ties = any(not one.labels and len(set(one.ranks)) < len(one.ranks) for one in train.comparisons)
+        raise InvalidConfig(
+            what, next="Give eval_data (or hold_out), or leave it out.", field="eval_strategy"
+        )
+    has_ties = any(
+        not one.labels and len(set(one.ranks)) < len(one.ranks) for one in train.comparisons
+    )
     if settings.tie_policy == "rao_kupper" and not has_ties:
-        what, why = "tie_policy 'rao_kupper' learns from ties when a lead is one.", f"{train.source} holds no tie."
+        what, why = (
+            "tie_policy 'rao_kupper' learns from ties when a lead is one.",
+            f"{train.source} holds no tie.",
+        )
         raise InvalidConfig(what, why, "Leave tie_policy out.", field="tie_policy")
     if settings.center_rewards_coefficient and all(one.labels for one in train.comparisons):
         field, why = "center_rewards_coefficient", f"{train.source} holds steps with labels."
-        raise InvalidConfig(f"{field} is for ranked completions.", why, "Leave it out.", field=field)
+        raise InvalidConfig(
+            f"{field} is for ranked completions.", why, "Leave it out.", field=field
+        )
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -342,16 +415,22 @@ class TruncationReport:
     first_rows: tuple[int, ...] = ()  # numbers of the first rows cut or dropped for their length
     rows_alike: int = 0  # whose texts, ranked or labelled apart, are the same tokens
     first_alike: tuple[int, ...] = ()  # their numbers
-    alike_became: OnIdentical = "error"  # what `on_identical` made of them; `error` where there are none
+    # what `on_identical` made of them; `error` where there are none
+    alike_became: OnIdentical = "error"
 
     def sentences(self, max_length: int | None) -> list[str]:
         """For people; none where nothing was lost."""
         found: list[str] = []
         where = f" (first rows: {', '.join(map(str, self.first_rows))})" if self.first_rows else ""
         if self.rows_cut:
-            found.append(f"{self.rows_cut} rows cut to {max_length} tokens, {self.tokens_lost} tokens lost{where}.")
+            found.append(
+                f"{self.rows_cut} rows cut to {max_length} tokens, {self.tokens_lost} tokens "
+                f"lost{where}."
+            )
         if self.rows_dropped:
-            found.append(f"{self.rows_dropped} rows dropped, longer than {max_length} tokens{where}.")
+            found.append(
+                f"{self.rows_dropped} rows dropped, longer than {max_length} tokens{where}."
+            )
         if self.ties_dropped:
             found.append(f"{self.ties_dropped} rows dropped: ties alone, or of weight 0.")
         return [*found, *self.alike_sentences(max_length)]
@@ -371,31 +450,53 @@ class RenderedRows:
     """The rows of a data set that are trained on, as tokens."""
 
     rows: tuple[tuple[Comparison, tuple[Rendered, ...]], ...]
-    lengths: tuple[int, ...]  # tokens of the longest text of each row, also of those that are dropped
+    # tokens of the longest text of each row, also of those that are dropped
+    lengths: tuple[int, ...]
     report: TruncationReport
 
 
 def render_rows(
     preferences: Preferences, template: ScoringTemplate, tokenizer: Tokenizer, tie_policy: TiePolicy
 ) -> RenderedRows:
-    """Tokenise every row that there is something to learn from: not those of weight 0, nor ties alone where ties are
-    dropped. InvalidData where a row is too long and that is an error, and where no row is left."""
+    """Tokenise every row that there is something to learn from: not those of weight 0, nor ties
+    alone where ties are dropped. InvalidData where a row is too long and that is an error, and
+    where no row is left.
+    """
     source, all_rows = preferences.source, preferences.comparisons
     weighing = [one for one in all_rows if one.weight > 0]
-    taught = [one for one in weighing if tie_policy != "drop" or one.labels or len(set(one.ranks)) > 1]
+    taught = [
+        one for one in weighing if tie_policy != "drop" or one.labels or len(set(one.ranks)) > 1
+    ]
     if not taught:
-        why = f"{len(all_rows) - len(weighing)} have the weight 0, {len(weighing)} are ties, and tie_policy is 'drop'."
+        why = (
+            f"{len(all_rows) - len(weighing)} have the weight 0, {len(weighing)} are ties, and "
+            "tie_policy is 'drop'."
+        )
         fix = "Give rows a weight above 0, or take another tie_policy."
         raise InvalidData(f"No row of {source} teaches anything.", why, fix)
     whole = [(one, template.render_comparison(tokenizer, one)) for one in taught]
     stay_whole = template.truncation in ("drop", "error")
-    lengths = [max(len(text.tokens) + (0 if stay_whole else text.num_lost) for text in texts) for _, texts in whole]
+    lengths = [
+        max(len(text.tokens) + (0 if stay_whole else text.num_lost) for text in texts)
+        for _, texts in whole
+    ]
     too_long = [one.row for one, texts in whole if any(text.num_lost for text in texts)]
     if too_long and template.truncation == "error":
-        what = f"{len(too_long)} rows of {source} are longer than max_length = {template.max_length} tokens."
+        what = (
+            f"{len(too_long)} rows of {source} are longer than max_length = "
+            f"{template.max_length} tokens."
+        )
         why = f"The first: {', '.join(map(str, too_long[:MOST_ROWS]))}. {_quantiles(lengths)}"
-        raise InvalidData(what, why, "Set a larger max_length, or truncation to 'keep_end', 'keep_start' or 'drop'.")
-    short = [(one, texts) for one, texts in whole if not (stay_whole and any(text.num_lost for text in texts))]
+        raise InvalidData(
+            what,
+            why,
+            "Set a larger max_length, or truncation to 'keep_end', 'keep_start' or 'drop'.",
+        )
+    short = [
+        (one, texts)
+        for one, texts in whole
+        if not (stay_whole and any(text.num_lost for text in texts))
+    ]
     alike = [one.row for one, texts in short if _are_alike(one, texts)]
     rows = _without_alike(preferences, short, alike, template, lengths)
     if tie_policy == "drop":
@@ -429,7 +530,11 @@ def _are_alike(one: Comparison, texts: Sequence[Rendered]) -> bool:
 
 
 def _without_alike(
-    preferences: Preferences, rows: _Rows, alike: Sequence[int], template: ScoringTemplate, lengths: Sequence[int]
+    preferences: Preferences,
+    rows: _Rows,
+    alike: Sequence[int],
+    template: ScoringTemplate,
+    lengths: Sequence[int],
 ) -> _Rows:
     """The rows as `on_identical` says, where texts that differ as a whole are the same tokens.
 
@@ -437,12 +542,19 @@ def _without_alike(
     """
     if alike and preferences.on_identical == "error":
         numbers = row_numbers(alike)
-        what = f"{len(alike)} rows of {preferences.source} rank a text above itself, as the model reads them."
-        why = f"Within max_length = {template.max_length} tokens their texts are the same: {numbers}. "
+        what = (
+            f"{len(alike)} rows of {preferences.source} rank a text above itself, as the model "
+            "reads them."
+        )
+        why = (
+            f"Within max_length = {template.max_length} tokens their texts are the same: "
+            f"{numbers}. "
+        )
         raise InvalidData(
             what,
             why + _quantiles(lengths),
-            "Set a larger max_length, truncation 'keep_start' or 'keep_end', or on_identical 'tie' or 'drop'.",
+            "Set a larger max_length, truncation 'keep_start' or 'keep_end', or on_identical "
+            "'tie' or 'drop'.",
             problems=[{"problem": IDENTICAL, "rows": list(alike[:MOST_ROWS]), "count": len(alike)}],
         )
     kept: _Rows = []
@@ -474,8 +586,9 @@ class Forecast:
 
 
 def forecast(plan: TrainingPlan, folder: Path) -> Forecast:
-    """What a training will take, without a weight of the base model in `folder`. It raises whatever the training would
-    be refused for before its first step."""
+    """What a training will take, without a weight of the base model in `folder`. It raises whatever
+    the training would be refused for before its first step.
+    """
     train, held_out, warnings = plan.preferences()
     try:
         shape = read_shape(folder)
@@ -486,7 +599,9 @@ def forecast(plan: TrainingPlan, folder: Path) -> Forecast:
         shape = None
     settings = plan.settings if shape is None else plan.settings.settled(shape.parameters)
     stored = read_reward_file(folder)
-    objective_weights(settings, stored.objective_weights if stored is not None else None, train, held_out)
+    objective_weights(
+        settings, stored.objective_weights if stored is not None else None, train, held_out
+    )
     check_inputs(settings, train, held_out)
     tokenizer = Tokenizer(folder)
     how = {"max_length": settings.max_length, "truncation": settings.truncation}
@@ -496,7 +611,10 @@ def forecast(plan: TrainingPlan, folder: Path) -> Forecast:
     if held_out is not None:
         render_rows(held_out, template, tokenizer, settings.tie_policy)
     if idle := rendered.report.ties_dropped:
-        warnings = (*warnings, f"{train.source} holds rows that teach nothing, ties alone or of weight 0: {idle}.")
+        warnings = (
+            *warnings,
+            f"{train.source} holds rows that teach nothing, ties alone or of weight 0: {idle}.",
+        )
     batch, num_rows = settings.per_device_train_batch_size, len(rendered.rows)
     steps = settings.max_steps if settings.max_steps > 0 else None
     if steps is None and batch:
@@ -520,13 +638,21 @@ def forecast(plan: TrainingPlan, folder: Path) -> Forecast:
 def _memory(shape: ModelShape, settings: RewardConfig, rendered: RenderedRows) -> float:
     """Bytes: weights with what trains them, and what a micro-batch keeps for its backward pass."""
     longest = max(len(text.tokens) for _, texts in rendered.rows for text in texts)
-    texts_per_batch = max(len(texts) for _, texts in rendered.rows) * (settings.per_device_train_batch_size or 1)
+    texts_per_batch = max(len(texts) for _, texts in rendered.rows) * (
+        settings.per_device_train_batch_size or 1
+    )
     tokens = max(longest, min(settings.max_tokens_per_forward, longest * texts_per_batch))
-    layer = 8 * shape.width + 3 * shape.feed + 2 * shape.qkv + 2 * shape.heads * longest  # numbers of one token
+    # numbers of one token
+    layer = 8 * shape.width + 3 * shape.feed + 2 * shape.qkv + 2 * shape.heads * longest
     activations = 4 * tokens * layer * (1 if settings.gradient_checkpointing else shape.layers)
     weights = shape.parameters * (FROZEN_BYTES if settings.lora is not None else ADAM_BYTES)
     if settings.lora is not None:
-        weights += ADAM_BYTES * shape.layers * settings.lora.r * (6 * shape.width + 3 * shape.feed + shape.qkv)
+        weights += (
+            ADAM_BYTES
+            * shape.layers
+            * settings.lora.r
+            * (6 * shape.width + 3 * shape.feed + shape.qkv)
+        )
     return weights + activations + PROCESS_BYTES
 
 

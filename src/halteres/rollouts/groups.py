@@ -38,20 +38,24 @@ def as_data(failure: HalteresError) -> FailedRollout:
 
 
 async def settle(attempt: Awaitable[T]) -> T | FailedRollout:
-    """The attempt's result, or its failure as data. Cancellation and what is no failed rollout pass through."""
+    """The attempt's result, or its failure as data. Cancellation and what is no failed rollout pass
+    through.
+    """
     try:
         return await attempt
     except RolloutFailed as failure:
         return as_data(failure)
 
 
-async def complete(size: int, attempt: Round[T], retries: int) -> tuple[list[T], list[FailedRollout]]:
-    """Run rounds until `size` rollouts succeeded: the first asks for all, each further one for what is missing; the
-    rollouts, and the attempts that failed.
+async def complete(
+    size: int, attempt: Round[T], retries: int
+) -> tuple[list[T], list[FailedRollout]]:
+    """Run rounds until `size` rollouts succeeded: the first asks for all, each further one for what
+    is missing; the rollouts, and the attempts that failed.
 
     Raises:
-        GroupFailed: rollouts were still missing after `retries` further rounds, or the sampler or a scorer gave up
-            (they have retries of their own).
+        GroupFailed: rollouts were still missing after `retries` further rounds, or the sampler or a
+            scorer gave up (they have retries of their own).
     """
     rollouts: list[T] = []
     failures: list[FailedRollout] = []

@@ -1,7 +1,8 @@
 """Which item is rolled out, and every random number that follows from it.
 
-Promise: a run that is repeated, or resumed at a step, draws the same items and asks for the same samples, and so does
-its environment when it is started again within a step: what the batch holds already has its key, and counts once.
+Promise: a run that is repeated, or resumed at a step, draws the same items and asks for the same
+samples, and so does its environment when it is started again within a step: what the batch holds
+already has its key, and counts once.
 """
 
 from __future__ import annotations
@@ -22,13 +23,16 @@ T = TypeVar("T")
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Draw:
-    """The place of one item: the `ordinal`-th that was drawn for the optimiser step after `step`."""
+    """The place of one item: the `ordinal`-th that was drawn for the optimiser step after
+    `step`.
+    """
 
     seed: int  # of the run
     step: int  # batches delivered when it was drawn
     ordinal: int  # from 0 within the step
     split: Split = "train"
-    version: int | None = None  # of the weights that sample it, where the run is deterministic; None: the newest
+    # of the weights that sample it, where the run is deterministic; None: the newest
+    version: int | None = None
     life: int = 0  # which of several environments of one name, on one trajectory server, draws it
 
     def rng(self) -> random.Random:
@@ -45,13 +49,17 @@ class Draw:
 
     def _number(self, purpose: str) -> int:
         life = f"life {self.life}/" if self.life else ""  # the first life's numbers are on record
-        name = f"halteres/draws/1:{self.seed}/{self.split}/{self.step}/{self.ordinal}/{life}{purpose}"
+        name = (
+            f"halteres/draws/1:{self.seed}/{self.split}/{self.step}/{self.ordinal}/{life}{purpose}"
+        )
         return int.from_bytes(hashlib.sha256(name.encode()).digest()[:8], "big")
 
 
 def held_out_seeds(count: int) -> list[int]:
     """The seeds of held-out episodes, 32 bits each: the same for every run."""
-    return [Draw(seed=0, step=0, ordinal=n, split="eval").rng().getrandbits(32) for n in range(count)]
+    return [
+        Draw(seed=0, step=0, ordinal=n, split="eval").rng().getrandbits(32) for n in range(count)
+    ]
 
 
 _draw: ContextVar[Draw | None] = ContextVar("halteres_draw", default=None)
@@ -67,9 +75,14 @@ def rolling_out(draw: Draw) -> Iterator[None]:
 
 @contextmanager
 def one_rollout(rollout: int, attempt: int) -> Iterator[None]:
-    """Inside, sampling seeds are those of the item's `rollout`-th rollout at its `attempt`-th attempt."""
+    """Inside, sampling seeds are those of the item's `rollout`-th rollout at its `attempt`-th
+    attempt.
+    """
     draw = _draw.get()
-    with _within(_seeds, None if draw is None else (draw.sampling_seed(rollout, attempt, call) for call in count())):
+    with _within(
+        _seeds,
+        None if draw is None else (draw.sampling_seed(rollout, attempt, call) for call in count()),
+    ):
         yield
 
 
@@ -89,7 +102,9 @@ def pinned_version() -> int | None:
 
 
 def episode_rng() -> random.Random:
-    """A fresh generator for an episode of the item that is rolled out; outside of any, of the first of seed 0."""
+    """A fresh generator for an episode of the item that is rolled out; outside of any, of the first
+    of seed 0.
+    """
     return (_draw.get() or Draw(seed=0, step=0, ordinal=0)).episode_rng()
 
 

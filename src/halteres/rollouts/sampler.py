@@ -1,4 +1,6 @@
-"""Turns: prompts in, actions of the policy out, sampled with retries and within the limits of tokens."""
+"""Turns: prompts in, actions of the policy out, sampled with retries and within the limits of
+tokens.
+"""
 
 from __future__ import annotations
 
@@ -43,8 +45,13 @@ class Sampler:
         retries: Retries | None = None,
     ) -> None:
         self.client, self.tokenizer, self.defaults = client, tokenizer, defaults
-        self.max_sequence, self.server_type, self.retries = max_sequence, server_type, retries or Retries()
-        self.num_failed_calls = 0  # requests that the server failed, whether or not repeating them helped
+        self.max_sequence, self.server_type, self.retries = (
+            max_sequence,
+            server_type,
+            retries or Retries(),
+        )
+        # requests that the server failed, whether or not repeating them helped
+        self.num_failed_calls = 0
 
     async def chat(
         self,
@@ -74,7 +81,8 @@ class Sampler:
     ) -> tuple[Turn, ...]:
         """Sample `n` actions for one prompt of tokens, in one request.
 
-        The seed is the running rollout's next one, so that a repeated run asks for the same samples.
+        The seed is the running rollout's next one, so that a repeated run asks for the same
+        samples.
 
         Raises:
             ContextOverflow: the prompt leaves no room for an answer.
@@ -86,7 +94,9 @@ class Sampler:
                 f"Its server_type is '{self.server_type}'.",
                 "Use server_type sglang, or ask with messages.",
             )
-        return await self._turns(prompt, partial(self.client.generate, prompt), n, temperature, max_new_tokens)
+        return await self._turns(
+            prompt, partial(self.client.generate, prompt), n, temperature, max_new_tokens
+        )
 
     async def close(self) -> None:
         """Close the connections."""
@@ -132,7 +142,9 @@ class Sampler:
         for completion in completions:
             tokens, logprobs = len(completion.tokens), len(completion.logprobs)
             if self.server_type == "sglang" and tokens != logprobs:
-                raise SamplerFailed(f"A completion has {tokens} tokens and {logprobs} log-probabilities.")
+                raise SamplerFailed(
+                    f"A completion has {tokens} tokens and {logprobs} log-probabilities."
+                )
             first, last = completion.versions or (UNTAGGED, UNTAGGED)
             turn = Turn(
                 prompt=prompt,

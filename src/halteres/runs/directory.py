@@ -1,7 +1,8 @@
-"""The run directory, the interface of a run: its files, read and written; listing and finding runs; asking one to stop.
+"""The run directory, the interface of a run: its files, read and written; listing and finding runs;
+asking one to stop.
 
-The supervisor writes by `StateWriter`; a reader writes nothing but a request to stop, and the verdict over a run whose
-supervisor is gone.
+The supervisor writes by `StateWriter`; a reader writes nothing but a request to stop, and the
+verdict over a run whose supervisor is gone.
 """
 
 from __future__ import annotations
@@ -59,14 +60,18 @@ ID_LENGTH = 8  # hex digits of a run id
 NAME_LENGTH, SHOWN = 80, 8  # characters of a run's name; how many runs an error lists
 
 ANOTHER_LOOK_S, LOOKS = 0.005, 10
-"""A reader that writes its verdict holds the lock for an instant; who holds it for ten looks is the supervisor."""
+"""A reader that writes its verdict holds the lock for an instant; who holds it for ten looks is the
+supervisor.
+"""
 
 HEARTBEAT_S = 5.0  # how often a supervisor shows that it lives, and looks for stalls
 LOG_BYTES, KEPT_BYTES = 64 * 1024 * 1024, 16 * 1024 * 1024
 """What a log may grow to, and what is then left of it: the newest."""
 
 _ITS_OWN = ("run.environment", "run.name")
-"""The environment is named beside `changes`, and refused among them; two runs of one name cannot be told apart."""
+"""The environment is named beside `changes`, and refused among them; two runs of one name cannot be
+told apart.
+"""
 
 _log = logging.getLogger(__name__)
 
@@ -83,11 +88,14 @@ class RunDirectory:
         return self.path.name
 
     def state(self) -> RunState:
-        """What the run is doing. A run whose supervisor is gone has failed, and its run.json says so from then on."""
+        """What the run is doing. A run whose supervisor is gone has failed, and its run.json says
+        so from then on.
+        """
         state = read_state(self.path / "run.json")
         if state.terminal or self.supervised:
             return state
-        with suppress(Conflict, OSError), lock_taken(self.path / "lock"):  # unless somebody else is just doing so
+        # unless somebody else is just doing so
+        with suppress(Conflict, OSError), lock_taken(self.path / "lock"):
             state = self._with_verdict()
             (self.path / RESERVE).unlink(missing_ok=True)
             write_state(self.path / "run.json", state)
@@ -96,13 +104,16 @@ class RunDirectory:
 
     @property
     def supervised(self) -> bool:
-        """Whether a supervisor holds the lock. A pid unknown here says nothing: it may be another container's."""
+        """Whether a supervisor holds the lock. A pid unknown here says nothing: it may be another
+        container's.
+        """
         for look in range(LOOKS):
             if not is_locked(self.path / "lock"):
                 return False
             if alive(read_state(self.path / "run.json").supervisor):
                 return True
-            time.sleep(ANOTHER_LOOK_S if look < LOOKS - 1 else 0)  # it may be a reader that writes its verdict
+            # it may be a reader that writes its verdict
+            time.sleep(ANOTHER_LOOK_S if look < LOOKS - 1 else 0)
         return True
 
     def settings(self, edits: Sequence[str] = ()) -> Settings:
@@ -110,8 +121,9 @@ class RunDirectory:
         return self.resolved(edits).settings
 
     def resolved(self, edits: Sequence[str] = ()) -> Resolved:
-        """The run's settings, with edits, and which of them are edits. Their secrets come from config.yaml; where we
-        may not read that, they stay struck out."""
+        """The run's settings, with edits, and which of them are edits. Their secrets come from
+        config.yaml; where we may not read that, they stay struck out.
+        """
         file = self.path / SETTINGS
         try:
             content = read_regular(file)
@@ -148,7 +160,9 @@ class RunDirectory:
         return dict(self.config().get("env") or {})
 
     def own_settings(self) -> dict[str, Any]:
-        """What the run was started with: section.field -> value; nothing where the file that tells cannot be read."""
+        """What the run was started with: section.field -> value; nothing where the file that tells
+        cannot be read.
+        """
         try:
             settings = json.loads(read_regular(self.path / "config.resolved.json"))
         except (OSError, *NOT_JSON):
@@ -157,7 +171,9 @@ class RunDirectory:
         return {
             name: row.get("value")
             for name, row in rows
-            if isinstance(row, dict) and row.get("source") in ("file", "edit", "draft") and name not in _ITS_OWN
+            if isinstance(row, dict)
+            and row.get("source") in ("file", "edit", "draft")
+            and name not in _ITS_OWN
         }
 
     @property
@@ -173,20 +189,30 @@ class RunDirectory:
         return read_rows(self.path / "metrics.jsonl")
 
     def events(self) -> list[Row]:
-        """What happened, oldest first. `seq` is the place of an event, from 1: a line written is there for good."""
-        return [{**row, "seq": seq} for seq, row in enumerate(read_rows(self.path / "events.jsonl"), 1)]
+        """What happened, oldest first. `seq` is the place of an event, from 1: a line written is
+        there for good.
+        """
+        return [
+            {**row, "seq": seq} for seq, row in enumerate(read_rows(self.path / "events.jsonl"), 1)
+        ]
 
     def checkpoints(self) -> list[Row]:
-        """Checkpoints, oldest first: {name, step, state_path, sampler_path, final, t}. Other rows are left out."""
+        """Checkpoints, oldest first: {name, step, state_path, sampler_path, final, t}. Other rows
+        are left out.
+        """
         return [
             row
             for row in read_rows(self.path / "checkpoints.jsonl")
             if isinstance(row.get("step"), int)
-            and all(isinstance(row.get(path), str | None) for path in ("state_path", "sampler_path"))
+            and all(
+                isinstance(row.get(path), str | None) for path in ("state_path", "sampler_path")
+            )
         ]
 
     def newest_checkpoint(self) -> Row | None:
-        """The last checkpoint that training can go on from; one of step 0 is no better than a start."""
+        """The last checkpoint that training can go on from; one of step 0 is no better than a
+        start.
+        """
         resumable = [row for row in self.checkpoints() if row.get("state_path") and row["step"] > 0]
         return max(reversed(resumable), key=lambda row: row["step"], default=None)
 
@@ -215,9 +241,16 @@ class RunDirectory:
             """A process ended too, or is just about to, and nobody saw how."""
             if facts.get("exit") is not None or not facts.get("pid"):
                 return dict(facts)
-            return {**facts, "exit": "unknown", "state": "ending" if alive(facts) else "ended with the supervisor"}
+            return {
+                **facts,
+                "exit": "unknown",
+                "state": "ending" if alive(facts) else "ended with the supervisor",
+            }
 
-        newest, what = self.newest_checkpoint(), "The run's supervisor is gone; its processes ended with it."
+        newest, what = (
+            self.newest_checkpoint(),
+            "The run's supervisor is gone; its processes ended with it.",
+        )
         go_on = "It has no checkpoint yet: start it again."
         if newest:
             go_on = str(state.resume(f"Go on from step {newest['step']}"))
@@ -234,7 +267,12 @@ class RunDirectory:
             exit={"process": "supervisor", "code": None},
             resumable=newest is not None,
             last_checkpoint=newest,
-            step=max([state.step, *(row["step"] for row in self.metrics() if isinstance(row.get("step"), int))]),
+            step=max(
+                [
+                    state.step,
+                    *(row["step"] for row in self.metrics() if isinstance(row.get("step"), int)),
+                ]
+            ),
             ended_at=ended_at,
             processes={role: ended(facts) for role, facts in state.processes.items()},
         )
@@ -243,7 +281,8 @@ class RunDirectory:
 class StateWriter:
     """What a supervisor writes of its run: run.json, events.jsonl, the heartbeat.
 
-    The state is in memory and disk follows every change of it; no text in it holds a secret. It decides no change.
+    The state is in memory and disk follows every change of it; no text in it holds a secret. It
+    decides no change.
     """
 
     def __init__(self, run: RunDirectory) -> None:
@@ -258,7 +297,8 @@ class StateWriter:
             return
         try:
             write_state(self.run.path / "run.json", self.state)
-        except OSError as error:  # a full disk must not keep us from stopping the processes; the end is tried again
+        except OSError as error:
+            # a full disk must not keep us from stopping the processes; the end is tried again
             _log.error("run.json could not be written: %s", error)
         if (before.status, before.phase) != (self.state.status, self.state.phase):
             self.event("status", status=self.state.status, phase=self.state.phase)
@@ -287,7 +327,9 @@ class StateWriter:
 
     @asynccontextmanager
     async def beating(self) -> AsyncIterator[None]:
-        """Show that the supervisor lives, as long as the block runs; meanwhile no log grows without end."""
+        """Show that the supervisor lives, as long as the block runs; meanwhile no log grows without
+        end.
+        """
 
         async def beat() -> None:
             while True:
@@ -307,8 +349,9 @@ class StateWriter:
 
 
 def cut_logs(folder: Path) -> None:
-    """Of every log in this folder that has grown too large, leave the end. Whoever writes it appends, and goes on; what
-    comes in between the reading and the cutting is lost."""
+    """Of every log in this folder that has grown too large, leave the end. Whoever writes it
+    appends, and goes on; what comes in between the reading and the cutting is lost.
+    """
     for log in folder.glob("*.log"):
         with suppress(OSError):  # a disk that takes nothing: the next look tries again
             if log.stat().st_size <= LOG_BYTES:
@@ -318,7 +361,9 @@ def cut_logs(folder: Path) -> None:
                 rest = stream.read().partition(b"\n")[2]  # whole lines
                 stream.truncate(0)
             with log.open("ab", buffering=0) as appending:
-                appending.write(b"[%d bytes of this log were cut away]\n" % (size - len(rest)) + rest)
+                appending.write(
+                    b"[%d bytes of this log were cut away]\n" % (size - len(rest)) + rest
+                )
 
 
 def runs_home() -> Path:
@@ -334,11 +379,15 @@ def new_run_id() -> str:
 
 
 UNREADABLE: Literal["unreadable"] = "unreadable"
-"""The status of a run whose run.json is damaged: what became of it is not known, and it must not seem gone."""
+"""The status of a run whose run.json is damaged: what became of it is not known, and it must not
+seem gone.
+"""
 
 
 class Facts(msgspec.Struct, frozen=True, kw_only=True):
-    """The few fields of a run.json by which a run is found and listed; two hundred are read in a few milliseconds."""
+    """The few fields of a run.json by which a run is found and listed; two hundred are read in a
+    few milliseconds.
+    """
 
     name: str
     environment: str
@@ -378,7 +427,9 @@ class Entry:
 
     @property
     def ended(self) -> bool:
-        """Whether run.json says so; of a lost run it does not say so yet. An unreadable one is not waited for."""
+        """Whether run.json says so; of a lost run it does not say so yet. An unreadable one is not
+        waited for.
+        """
         return self.facts.status in TERMINAL or self.unreadable
 
     @property
@@ -393,11 +444,15 @@ class Entry:
 
 
 def roster(home: Path) -> list[Entry]:
-    """Every run below `home` as its run.json has it, newest first; what has no run.json is no run."""
+    """Every run below `home` as its run.json has it, newest first; what has no run.json is no
+    run.
+    """
     entries = list[Entry]()
     for folder in home.glob("[!.]*"):
         try:
-            entries.append(Entry(folder, _decoder.decode(read_regular(folder / "run.json", MOST_STATE_BYTES))))
+            entries.append(
+                Entry(folder, _decoder.decode(read_regular(folder / "run.json", MOST_STATE_BYTES)))
+            )
         except (FileNotFoundError, NotADirectoryError):
             continue
         except (OSError, *NOT_JSON):
@@ -405,7 +460,13 @@ def roster(home: Path) -> list[Entry]:
                 continue
             with suppress(OSError):  # it was removed while we looked
                 since, name = folder.stat().st_mtime, folder.name
-                facts = Facts(name=name, environment="unknown", status=UNREADABLE, created_at=since, total_steps=0)
+                facts = Facts(
+                    name=name,
+                    environment="unknown",
+                    status=UNREADABLE,
+                    created_at=since,
+                    total_steps=0,
+                )
                 entries.append(Entry(folder, facts))
     return sorted(entries, key=lambda entry: entry.facts.created_at, reverse=True)
 
@@ -416,21 +477,30 @@ def list_runs() -> list[RunDirectory]:
 
 
 def known_runs() -> list[Entry]:
-    """Every run, newest first, as it truly is: of one that was lost, run.json alone does not tell."""
+    """Every run, newest first, as it truly is: of one that was lost, run.json alone does not
+    tell.
+    """
     known = list[Entry]()
     for entry in roster(runs_home()):
         if entry.ended:
             known.append(entry)
             continue
         try:
-            with boundary(RunUnreadable, f"Reading run {entry.run_id}"):  # whatever is wrong with it, the others stay
+            # whatever is wrong with it, the others stay
+            with boundary(RunUnreadable, f"Reading run {entry.run_id}"):
                 now = RunDirectory(entry.path).state()
         except RunUnreadable as error:
-            known.append(Entry(entry.path, msgspec.structs.replace(entry.facts, status=UNREADABLE), error.what))
+            known.append(
+                Entry(
+                    entry.path, msgspec.structs.replace(entry.facts, status=UNREADABLE), error.what
+                )
+            )
         except NotFound:  # removed while we looked
             pass
         else:
-            facts = msgspec.structs.replace(entry.facts, status=now.status, step=now.step, ended_at=now.ended_at)
+            facts = msgspec.structs.replace(
+                entry.facts, status=now.status, step=now.step, ended_at=now.ended_at
+            )
             known.append(Entry(entry.path, facts))
     return known
 
@@ -453,7 +523,9 @@ class RunAmbiguous(RunNotFound):
 
 
 def find_run(prefix_or_name: str) -> RunDirectory:
-    """The run of this id, unique beginning of an id, or name. RunNotFound offers the nearest, or all that fit."""
+    """The run of this id, unique beginning of an id, or name. RunNotFound offers the nearest, or
+    all that fit.
+    """
     word = prefix_or_name
     if len(word) == ID_LENGTH and word.isalnum() and (runs_home() / word / "run.json").exists():
         return RunDirectory(runs_home() / word)
@@ -476,7 +548,9 @@ def find_run(prefix_or_name: str) -> RunDirectory:
             allowed=[entry.run_id for entry in matches[:SHOWN]],
             active_runs=active,
         )
-    by_word = {known: entry for entry in reversed(entries) for known in (entry.facts.name, entry.run_id)}
+    by_word = {
+        known: entry for entry in reversed(entries) for known in (entry.facts.name, entry.run_id)
+    }
     guess = by_word.get(nearest(word[:NAME_LENGTH], by_word) or "")
     hint = f"There are {len(entries)} runs."
     if guess:
@@ -491,10 +565,11 @@ def find_run(prefix_or_name: str) -> RunDirectory:
 
 
 def stop_run(run: RunDirectory, mode: Mode = "now", deadline_s: float = 45) -> RunState:
-    """Ask the run to stop and wait for it, no longer than `deadline_s` (0: only ask): the state then.
+    """Ask the run to stop and wait for it, no longer than `deadline_s` (0: only ask): the state
+    then.
 
-    Safe to repeat: a run that has ended answers with its final state. `now` interrupts the step in progress,
-    `after_step` lets it end; both write a checkpoint first.
+    Safe to repeat: a run that has ended answers with its final state. `now` interrupts the step in
+    progress, `after_step` lets it end; both write a checkpoint first.
     """
     state = run.state()
     if state.terminal:
@@ -504,7 +579,8 @@ def stop_run(run: RunDirectory, mode: Mode = "now", deadline_s: float = 45) -> R
         write_stop_request(run.path / "control" / "stop.json", mode)
     except OSError:  # a full disk: SIGTERM means the same as mode `now`
         wake = signal.SIGTERM
-    supervisor = run.state().supervisor  # read after the request is written: who has no pid here yet will find it
+    # read after the request is written: who has no pid here yet will find it
+    supervisor = run.state().supervisor
     if supervisor and alive(supervisor):
         with suppress(ProcessLookupError):
             os.kill(supervisor["pid"], wake)

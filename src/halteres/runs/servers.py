@@ -1,8 +1,10 @@
-"""A run's servers: where they are, the secret that a request must bring; a training service for the length of a block.
+"""A run's servers: where they are, the secret that a request must bring; a training service for the
+length of a block.
 
-The secret reaches those who may know it by a variable of the run's processes, and by two files that the run's owner
-alone may read (wiring.json, and config.yaml for the environment). It comes in a request's `Authorization`: an inference
-client sends it as its `api_key`; a client of the trajectory server has it as the password of the address.
+The secret reaches those who may know it by a variable of the run's processes, and by two files that
+the run's owner alone may read (wiring.json, and config.yaml for the environment). It comes in a
+request's `Authorization`: an inference client sends it as its `api_key`; a client of the trajectory
+server has it as the password of the address.
 """
 
 from __future__ import annotations
@@ -41,7 +43,8 @@ class Server:
     """One server."""
 
     url: str  # without login
-    key: str | None = field(default=None, repr=False)  # None: it asks for none, or we may not know it
+    # None: it asks for none, or we may not know it
+    key: str | None = field(default=None, repr=False)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -65,7 +68,9 @@ class _Keys(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def servers_of(run: RunDirectory) -> Servers:
-    """Addresses from run.json, keys from wiring.json; no key where that cannot be read or is older than keys."""
+    """Addresses from run.json, keys from wiring.json; no key where that cannot be read or is older
+    than keys.
+    """
     urls = run.state().urls
     service, api = urls.get("service"), urls.get("api")
     try:
@@ -83,8 +88,8 @@ def servers_of(run: RunDirectory) -> Servers:
 def new_secret() -> str:
     """144 random bits, in the form that every version of the SDK takes for a key.
 
-    So short that the address which holds it fits into a line of 80 columns: atroposlib 0.4.0 prints its config, broken
-    there, and half a secret is struck out of no log.
+    So short that the address which holds it fits into a line of 80 columns: atroposlib 0.4.0 prints
+    its config, broken there, and half a secret is struck out of no log.
     """
     return f"tml-run-{secrets.token_urlsafe(18)}"
 
@@ -97,11 +102,14 @@ def with_login(url: str, secret: str) -> str:
 
 READY_WITHIN_S = 300.0  # a large model takes its time to load
 FREE_WITHIN_S = 300.0
-"""How long the state of a run that has ended is waited for, where another evaluation, test or chat is using it."""
+"""How long the state of a run that has ended is waited for, where another evaluation, test or chat
+is using it.
+"""
 
 ASK_EVERY_S, ANSWERS_WITHIN_S = 0.1, 5.0
 ENDS_WITHIN_S = 15.0
-GONE_AFTER_S = 30.0  # a service that computes may be slow to answer; one that has ended refuses the connection at once
+# a service that computes may be slow to answer; one that has ended refuses the connection at once
+GONE_AFTER_S = 30.0
 
 
 @contextmanager
@@ -117,18 +125,26 @@ def served(
 
     Args:
         model: the base model: a built-in name or a folder.
-        run: whose state it works on; its own service is used where it is alive, and so is somebody else's that it has
-            trained on.
+        run: whose state it works on; its own service is used where it is alive, and so is somebody
+            else's that it has trained on.
         arguments: further ones of `python -m halteres.service`.
-        log: the service's log; its state lies beside it where there is no run. Default: both end with it.
+        log: the service's log; its state lies beside it where there is no run. Default: both end
+            with it.
         given_up: set by another thread, it ends the wait for a service that is loading.
 
     Raises:
-        NotReady: the run's state was in use all the time, the service was not ready in time, or given up, or gone.
+        NotReady: the run's state was in use all the time, the service was not ready in time, or
+            given up, or gone.
     """
     state = run.state() if run is not None else None
-    if run and state and (state.service_given or not state.terminal) and (there := servers_of(run).service):
-        try:  # a service that has ended is reported at once: its clients would wait for it to come back
+    if (
+        run
+        and state
+        and (state.service_given or not state.terminal)
+        and (there := servers_of(run).service)
+    ):
+        # a service that has ended is reported at once: its clients would wait for it to come back
+        try:
             json_client.get_json(f"{there.url}/api/v1/healthz", GONE_AFTER_S, there.key)
         except json_client.Refused:
             pass  # it is there
@@ -142,14 +158,26 @@ def served(
         return
     given_up = given_up or threading.Event()
     with ExitStack() as held:
-        log = log or Path(held.enter_context(tempfile.TemporaryDirectory(prefix="halteres-"))) / "service.log"
+        log = (
+            log
+            or Path(held.enter_context(tempfile.TemporaryDirectory(prefix="halteres-")))
+            / "service.log"
+        )
         if run is not None:
             what = f"The weights of run {run.run_id} are in use."
             held.enter_context(locked(run.path / "service.lock", FREE_WITHIN_S, what, given_up))
         place = str((run.path if run is not None else log.parent) / "service")
         with socket.create_server(("127.0.0.1", 0)) as listener, log.open("wb") as output:
             url, descriptor = f"http://127.0.0.1:{listener.getsockname()[1]}", listener.fileno()
-            options = ("--listen-fd", str(descriptor), "--state", place, "--model", model, *arguments)
+            options = (
+                "--listen-fd",
+                str(descriptor),
+                "--state",
+                place,
+                "--model",
+                model,
+                *arguments,
+            )
             child = Child(
                 [sys.executable, "-m", "halteres.service", *options],
                 environment=environ.for_loopback(),
@@ -175,24 +203,43 @@ def _wait_until_ready(url: str, child: Child, log: Path, given_up: threading.Eve
             if given_up.wait(ASK_EVERY_S):
                 raise NotReady("The training service is not waited for any longer.") from None
     raise NotReady(
-        "The training service was not ready in time.", f"It had {READY_WITHIN_S:.0f} s.", "Try: halteres doctor"
+        "The training service was not ready in time.",
+        f"It had {READY_WITHIN_S:.0f} s.",
+        "Try: halteres doctor",
     )
 
 
 def service_arguments(inference: InferenceSettings) -> tuple[str, ...]:
     """The further arguments with which a service computes as these settings say."""
-    given = {"--threads": inference.threads, "--cache-gb": inference.cache_gb, "--samplers": inference.samplers}
-    options = {"--engine": inference.engine, **given, "--device": inference.device, "--dtype": inference.dtype}
+    given = {
+        "--threads": inference.threads,
+        "--cache-gb": inference.cache_gb,
+        "--samplers": inference.samplers,
+    }
+    options = {
+        "--engine": inference.engine,
+        **given,
+        "--device": inference.device,
+        "--dtype": inference.dtype,
+    }
     return tuple(word for name, value in options.items() if value for word in (name, str(value)))
 
 
-def post(service: Server, path: str, body: dict[str, Any], deadline_s: float = 120.0) -> dict[str, Any]:
-    """POST JSON to a service, answer JSON. ProcessFailed: it refused; its own sentence is in the error."""
+def post(
+    service: Server, path: str, body: dict[str, Any], deadline_s: float = 120.0
+) -> dict[str, Any]:
+    """POST JSON to a service, answer JSON. ProcessFailed: it refused; its own sentence is in the
+    error.
+    """
     try:
         return json_client.post_json(f"{service.url}{path}", body, deadline_s, service.key)
     except json_client.Refused as error:
-        raise ProcessFailed(f"The service refused the request ({error.answered}).", error.why) from error
+        raise ProcessFailed(
+            f"The service refused the request ({error.answered}).", error.why
+        ) from error
     except NotReady as error:
         raise NotReady(
-            f"The service at {service.url} does not answer.", error.why, "Look at it with: halteres doctor"
+            f"The service at {service.url} does not answer.",
+            error.why,
+            "Look at it with: halteres doctor",
         ) from error

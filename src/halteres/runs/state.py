@@ -4,8 +4,8 @@ pending -> starting -> running -> completed
               |           |----> failed
               '-----------'----> stopping -> stopped
 
-The supervisor alone changes it, or a reader who found the supervisor gone. The kernel frees a lock with its last
-holder, however that one died.
+The supervisor alone changes it, or a reader who found the supervisor gone. The kernel frees a lock
+with its last holder, however that one died.
 """
 
 from __future__ import annotations
@@ -33,11 +33,14 @@ Phase = Literal["api", "trainer", "environment", "evaluation"]
 """What a starting run waits for; `evaluation`: training has ended, the last evaluation runs."""
 
 Kind = Literal["rl", "reward"]
-"""What is trained: a policy, by reinforcement learning; a reward model on preferences, by one process, no servers."""
+"""What is trained: a policy, by reinforcement learning; a reward model on preferences, by one
+process, no servers.
+"""
 
 TERMINAL: frozenset[Status] = frozenset(("stopped", "completed", "failed"))
 Time = Annotated[float, msgspec.Meta(ge=0, le=1e11)]  # unix seconds of a year that calendars know
-MOST_STATE_BYTES = 1 << 20  # a run.json is a few kilobytes; what is larger was not written by a supervisor
+# a run.json is a few kilobytes; what is larger was not written by a supervisor
+MOST_STATE_BYTES = 1 << 20
 
 RESERVE, RESERVE_BYTES = ".reserve", 128 * 1024
 """A file given up at the end: how a run ended can be written even when the disk is full."""
@@ -59,11 +62,15 @@ class Failure(msgspec.Struct, frozen=True, kw_only=True):
         why, details = error.why, error.details
         if "first" not in details:  # its next step is no way to go on
             why = f"{why} {error.next}".strip()
-        return cls(what=error.what, why=why, first=details.get("first", ""), log=details.get("log", ""))
+        return cls(
+            what=error.what, why=why, first=details.get("first", ""), log=details.get("log", "")
+        )
 
 
 class RunState(msgspec.Struct, frozen=True, kw_only=True):
-    """run.json. Times are unix seconds; `processes` is role -> {pid, start_time, pgid, port, exit, state}."""
+    """run.json. Times are unix seconds; `processes` is role -> {pid, start_time, pgid, port, exit,
+    state}.
+    """
 
     run_id: str
     name: str
@@ -81,7 +88,8 @@ class RunState(msgspec.Struct, frozen=True, kw_only=True):
     step: int = 0
     error: str | None = None
     code: str | None = None
-    exit: dict[str, Any] | None = None  # of a failed run: {process, code} of what ended and should not have
+    # of a failed run: {process, code} of what ended and should not have
+    exit: dict[str, Any] | None = None
     failure: Failure | None = None  # of a failed run: `error` in its parts
     note: str | None = None  # what a person should know though nothing failed
     resumable: bool = False
@@ -95,7 +103,8 @@ class RunState(msgspec.Struct, frozen=True, kw_only=True):
     service_given: bool = False  # somebody else's service: never stopped
     policy: str | None = None  # name of the operator's policy that holds
     resumed_from: str | None = None  # run id
-    resume_point: dict[str, Any] | None = None  # name, step, state_path of the checkpoint it goes on from
+    # name, step, state_path of the checkpoint it goes on from
+    resume_point: dict[str, Any] | None = None
     idempotency_key: str | None = None  # of the call that started it, where it carried one
     schema: int = 1
 
@@ -107,7 +116,9 @@ class RunState(msgspec.Struct, frozen=True, kw_only=True):
             name=self.environment,
             path=file,
             interpreter=self.interpreter,
-            working_directory=Path(self.working_directory) if self.working_directory else project_of(file),
+            working_directory=Path(self.working_directory)
+            if self.working_directory
+            else project_of(file),
             is_foreign=self.is_foreign,
         )
 
@@ -142,7 +153,8 @@ def unreadable(file: Path, why: str) -> RunUnreadable:
     """The error for a damaged file of a run: which, and what can be done."""
     return RunUnreadable(
         f"Run {file.parent.name} cannot be read: {file} is damaged ({why.rstrip('.')}).",
-        f"Its other files are as they were. Put back a copy of {file.name}, or move {file.parent} away.",
+        f"Its other files are as they were. Put back a copy of {file.name}, or move {file.parent} "
+        "away.",
         f"halteres runs logs {file.parent.name}",
         run_id=file.parent.name,
         path=str(file),
@@ -150,7 +162,9 @@ def unreadable(file: Path, why: str) -> RunUnreadable:
 
 
 def read_state(file: Path) -> RunState:
-    """The state in this run.json. NotFound where there is none, RunUnreadable where it is damaged."""
+    """The state in this run.json. NotFound where there is none, RunUnreadable where it is
+    damaged.
+    """
     try:
         content = read_regular(file, MOST_STATE_BYTES)
     except (FileNotFoundError, NotADirectoryError) as error:
@@ -164,20 +178,26 @@ def read_state(file: Path) -> RunState:
 
 
 def write_state(file: Path, state: RunState) -> None:
-    """Replace run.json whole: a reader sees the old or the new, never half, and no login of an address."""
+    """Replace run.json whole: a reader sees the old or the new, never half, and no login of an
+    address.
+    """
     content = without_logins(msgspec.json.format(msgspec.json.encode(state), indent=1).decode())
     replace_file(file, content.encode() + b"\n")
 
 
 def take_lock(file: Path) -> int:
-    """The lock's descriptor. Conflict where another process holds it. It is not inherited unless handed on."""
+    """The lock's descriptor. Conflict where another process holds it. It is not inherited unless
+    handed on.
+    """
     descriptor = os.open(file, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o644)
     try:
         fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
     except BlockingIOError:
         os.close(descriptor)
         what = f"{file.parent} is held by a running supervisor."
-        raise Conflict(what, "One directory is one run.", "Wait for it, stop it, or start another run.") from None
+        raise Conflict(
+            what, "One directory is one run.", "Wait for it, stop it, or start another run."
+        ) from None
     return descriptor
 
 
@@ -209,18 +229,21 @@ def is_locked(file: Path) -> bool:
 
 
 @contextmanager
-def locked(file: Path, within_s: float, what: str, given_up: threading.Event | None = None) -> Iterator[None]:
+def locked(
+    file: Path, within_s: float, what: str, given_up: threading.Event | None = None
+) -> Iterator[None]:
     """Hold the lock for the length of a block; whoever comes later waits, `within_s` at most.
 
-    NotReady, with `what` cannot be done now, where somebody else held it all the time, or `given_up` was set. The file
-    is made where it is not there; its folder must be.
+    NotReady, with `what` cannot be done now, where somebody else held it all the time, or
+    `given_up` was set. The file is made where it is not there; its folder must be.
     """
     ends, given_up = time.monotonic() + within_s, given_up or threading.Event()
     while True:
         descriptor = os.open(file, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o644)
         with suppress(BlockingIOError, FileNotFoundError):
             fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
-            if os.path.samestat(os.fstat(descriptor), file.stat()):  # else somebody took the file away meanwhile
+            # else somebody took the file away meanwhile
+            if os.path.samestat(os.fstat(descriptor), file.stat()):
                 break
         os.close(descriptor)
         if time.monotonic() > ends or given_up.wait(_POLL_S):

@@ -1,4 +1,6 @@
-"""The service's process: `python -m halteres.service --state DIR --port P --engine torch|scripted ...`."""
+"""The service's process: `python -m halteres.service --state DIR --port P --engine torch|scripted
+...`.
+"""
 
 import sys
 

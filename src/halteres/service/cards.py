@@ -1,7 +1,8 @@
 """Cards: which training services this user has running, whatever their state directories.
 
-HALTERES_HOME/services/PID.json, there while its service is. A service that another process of ours has started (a
-run's, an evaluation's) leaves none: its clients know where it is, and it serves no others.
+HALTERES_HOME/services/PID.json, there while its service is. A service that another process of ours
+has started (a run's, an evaluation's) leaves none: its clients know where it is, and it serves no
+others.
 """
 
 from __future__ import annotations
@@ -41,12 +42,15 @@ class Card(msgspec.Struct, frozen=True, kw_only=True):
 
 @contextmanager
 def card_left(url: str, state: Path) -> Iterator[None]:
-    """Have a card of this process in the home while the block runs, and take away those of services that are gone. A
-    home that takes none is logged: the service itself needs no card."""
+    """Have a card of this process in the home while the block runs, and take away those of services
+    that are gone. A home that takes none is logged: the service itself needs no card.
+    """
     if environ.lifeline_fd() is not None:
         yield
         return
-    card = Card(url=url, state=str(state.absolute()), since=time.time(), process=identity(os.getpid()))
+    card = Card(
+        url=url, state=str(state.absolute()), since=time.time(), process=identity(os.getpid())
+    )
     file = _folder() / f"{os.getpid()}.json"
     try:
         file.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
@@ -55,7 +59,9 @@ def card_left(url: str, state: Path) -> Iterator[None]:
         replace_file(file, msgspec.json.encode(card))
     except OSError as error:
         why = error.strerror or error
-        log.warning("`halteres variables` will not find this service: %s cannot be written (%s).", file, why)
+        log.warning(
+            "`halteres variables` will not find this service: %s cannot be written (%s).", file, why
+        )
     try:
         yield
     finally:
@@ -64,8 +70,9 @@ def card_left(url: str, state: Path) -> Iterator[None]:
 
 
 def newest_live(within_s: float = 0.0) -> Card | None:
-    """The service of this user that was started last, of those that run. Where there is none yet, one is waited for:
-    that of `halteres serve &` in the line before."""
+    """The service of this user that was started last, of those that run. Where there is none yet,
+    one is waited for: that of `halteres serve &` in the line before.
+    """
     ends = time.monotonic() + within_s
     while True:
         live = [card for _, card in _cards() if card.is_live]

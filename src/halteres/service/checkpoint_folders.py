@@ -1,15 +1,17 @@
-"""The folders of named weights: their tinker:// paths, adapters copied under other tensor names or taken in.
+"""The folders of named weights: their tinker:// paths, adapters copied under other tensor names or
+taken in.
 
 STATE/checkpoints/<training run, ':' as '_'>/<kind>/<name>/
 
-Source of the file format: https://huggingface.co/docs/safetensors: 8 bytes with the header's length (little endian), a
-JSON header padded with spaces, the data that the header's offsets count from.
+Source of the file format: https://huggingface.co/docs/safetensors: 8 bytes with the header's length
+(little endian), a JSON header padded with spaces, the data that the header's offsets count from.
 
-An engine names the unembedding's tensors `base_model.model.lm_head…`, as PEFT, vLLM and SGLang do. tinker-cookbook
-0.6.1 finds the weight to merge into by the base model's files: `lm_head` where there is a weight of that name; where
-it is tied to the embedding there is none, and only the Tinker API's own name, `base_model.model.model.unembed_tokens…`,
-is merged (into the embedding). So that is the name in an export from a tied model; PEFT reads it with
-`key_mapping={"model.unembed_tokens": "lm_head"}`.
+An engine names the unembedding's tensors `base_model.model.lm_head…`, as PEFT, vLLM and SGLang do.
+tinker-cookbook 0.6.1 finds the weight to merge into by the base model's files: `lm_head` where
+there is a weight of that name; where it is tied to the embedding there is none, and only the Tinker
+API's own name, `base_model.model.model.unembed_tokens…`, is merged (into the embedding). So that is
+the name in an export from a tied model; PEFT reads it with `key_mapping={"model.unembed_tokens":
+"lm_head"}`.
 """
 
 from __future__ import annotations
@@ -40,7 +42,9 @@ Kind = Literal["weights", "sampler_weights", "external_weights"]
 KINDS: tuple[Kind, ...] = get_args(Kind)
 
 LOADABLE: tuple[Kind, ...] = ("weights", "sampler_weights")
-"""What this service trains from and samples; external weights are files for others, perhaps encrypted."""
+"""What this service trains from and samples; external weights are files for others, perhaps
+encrypted.
+"""
 
 SHORTEST_S = 3600
 LONGEST_S = 10 * 366 * 24 * 3600  # ten years, however many of them are leap years
@@ -75,7 +79,9 @@ def parse(path: str) -> TinkerPath:
     parts, what = rest.split("/"), f"'{shortened(path)}' is no path of weights."
     kind: Kind | None = next((kind for kind in KINDS if parts[1:2] == [kind]), None)
     if scheme != "tinker" or len(parts) != 3 or kind is None:
-        forms = "tinker://TRAINING_RUN/weights/NAME, …/sampler_weights/NAME or …/external_weights/NAME"
+        forms = (
+            "tinker://TRAINING_RUN/weights/NAME, …/sampler_weights/NAME or …/external_weights/NAME"
+        )
         raise InvalidData(what, next=f"Write {forms}.")
     if not _RUN.fullmatch(parts[0]) or not _NAME.fullmatch(parts[2]):
         raise InvalidData(what, "Its run or name holds a character that none can have.")
@@ -83,7 +89,9 @@ def parse(path: str) -> TinkerPath:
 
 
 def folder_of(state: Path, tinker_path: str) -> Path:
-    """The folder that a tinker:// path stands for, in a service's state directory; it need not exist."""
+    """The folder that a tinker:// path stands for, in a service's state directory; it need not
+    exist.
+    """
     return parse(tinker_path).folder(state)
 
 
@@ -92,7 +100,8 @@ def checked_name(name: str | None) -> str:
     if not name or not _NAME.fullmatch(name):
         raise InvalidData(
             f"'{shortened(name or '')}' cannot name a checkpoint.",
-            "It may have letters, digits and . _ + = @ -, up to 128, and no '/'; it begins with a letter, digit or _.",
+            "It may have letters, digits and . _ + = @ -, up to 128, and no '/'; it begins with a "
+            "letter, digit or _.",
             "Choose another name.",
         )
     return name
@@ -101,7 +110,10 @@ def checked_name(name: str | None) -> str:
 def checked_run(run: str) -> str:
     """A training run id that weights can be named under."""
     if not _RUN.fullmatch(run):
-        raise InvalidData(f"'{shortened(run)}' cannot name a training run.", "It may have letters, digits and _ . : -.")
+        raise InvalidData(
+            f"'{shortened(run)}' cannot name a training run.",
+            "It may have letters, digits and _ . : -.",
+        )
     return run
 
 
@@ -131,7 +143,12 @@ def refuse_token(token: str | None) -> None:
         )
 
 
-CONFIG, WEIGHTS, STATE, CARD = "adapter_config.json", "adapter_model.safetensors", "state.json", "checkpoint.json"
+CONFIG, WEIGHTS, STATE, CARD = (
+    "adapter_config.json",
+    "adapter_model.safetensors",
+    "state.json",
+    "checkpoint.json",
+)
 
 FILES = (CONFIG, WEIGHTS)  # an adapter as PEFT knows it
 RESUMABLE = (STATE, "optimizer.safetensors")  # what our own checkpoints have beside the adapter
@@ -168,10 +185,13 @@ def read_card(path: TinkerPath, folder: Path) -> Card | None:
     return Card(path=str(path), lora=state.lora, version=state.version, base_model=base_model)
 
 
-def add_adapter(folder: Path, name: str, state: Path, *, run: str = ADDED_RUN, tenant: Tenant = LOCAL) -> TinkerPath:
-    """Copy a PEFT folder into a service's state directory, also while the service runs; returns its path from now on.
-    Of our own checkpoints the optimiser comes along. NotFound where it is no PEFT folder, InvalidData where this
-    service cannot compute it, Conflict where the name is taken."""
+def add_adapter(
+    folder: Path, name: str, state: Path, *, run: str = ADDED_RUN, tenant: Tenant = LOCAL
+) -> TinkerPath:
+    """Copy a PEFT folder into a service's state directory, also while the service runs; returns its
+    path from now on. Of our own checkpoints the optimiser comes along. NotFound where it is no PEFT
+    folder, InvalidData where this service cannot compute it, Conflict where the name is taken.
+    """
     path = TinkerPath(checked_run(run), "weights", checked_name(name))
     check_adapter(folder)
     check_unlinked(folder)
@@ -183,7 +203,9 @@ def add_adapter(folder: Path, name: str, state: Path, *, run: str = ADDED_RUN, t
         version, lora = 0, foreign_shape(folder, tensor_names(folder / WEIGHTS))
     target = path.folder(state)
     if target.exists():
-        raise Conflict(f"{path} exists.", "Saved weights are not replaced by accident.", "Choose another name.")
+        raise Conflict(
+            f"{path} exists.", "Saved weights are not replaced by accident.", "Choose another name."
+        )
     card = Card(path=str(path), lora=lora, tenant=checked_tenant(tenant), version=version)
     with written(target) as place:
         for file in (*FILES, *RESUMABLE):
@@ -204,26 +226,41 @@ def check_adapter(folder: Path) -> None:
             "adapter_model.bin may run code when it is read.",
             "Save it again with safe_serialization=True.",
         )
-    raise NotFound(f"{folder} is no PEFT folder.", f"It lacks {', '.join(missing)}.", "Name a folder that has both.")
+    raise NotFound(
+        f"{folder} is no PEFT folder.",
+        f"It lacks {', '.join(missing)}.",
+        "Name a folder that has both.",
+    )
 
 
 def copy_adapter(source: Path, target: Path, *, for_tinker: Path | None = None) -> None:
-    """Copy the adapter's two files into a folder that exists, named for PEFT, vLLM and SGLang; or `for_tinker`, a base
-    model in whose files tinker-cookbook is to find each weight."""
-    old, new = (_HEAD, _TINKER_HEAD) if for_tinker and not has_own_head(for_tinker) else (_TINKER_HEAD, _HEAD)
+    """Copy the adapter's two files into a folder that exists, named for PEFT, vLLM and SGLang; or
+    `for_tinker`, a base model in whose files tinker-cookbook is to find each weight.
+    """
+    old, new = (
+        (_HEAD, _TINKER_HEAD)
+        if for_tinker and not has_own_head(for_tinker)
+        else (_TINKER_HEAD, _HEAD)
+    )
     check_adapter(source)
     shutil.copyfile(source / CONFIG, target / CONFIG)
     rename_tensors(
-        source / WEIGHTS, target / WEIGHTS, lambda name: new + name.removeprefix(old) if name.startswith(old) else name
+        source / WEIGHTS,
+        target / WEIGHTS,
+        lambda name: new + name.removeprefix(old) if name.startswith(old) else name,
     )
 
 
 def has_own_head(base: Path) -> bool:
-    """Whether the files of a base model hold a weight of the unembedding, or it is tied to the embedding."""
+    """Whether the files of a base model hold a weight of the unembedding, or it is tied to the
+    embedding.
+    """
     try:
         return any(HEAD in tensor_headers(file) for file in weight_files(base))
     except (OSError, ValueError) as error:
-        raise InvalidData(f"The base model in {base} cannot be read.", f"{error}.", "Download it again.") from error
+        raise InvalidData(
+            f"The base model in {base} cannot be read.", f"{error}.", "Download it again."
+        ) from error
 
 
 def tensor_names(file: Path) -> set[str]:
@@ -232,7 +269,9 @@ def tensor_names(file: Path) -> set[str]:
         with safe_open(file, "numpy") as tensors:
             return set(tensors.keys())
     except SafetensorError as error:
-        raise InvalidData(f"{file} is no safetensors file.", f"{error}.", "Export it again.") from error
+        raise InvalidData(
+            f"{file} is no safetensors file.", f"{error}.", "Export it again."
+        ) from error
 
 
 def rename_tensors(source: Path, target: Path, renamed: Callable[[str], str]) -> None:
@@ -240,7 +279,10 @@ def rename_tensors(source: Path, target: Path, renamed: Callable[[str], str]) ->
     tensor_names(source)  # it is whole
     with source.open("rb") as reading, target.open("wb") as writing:
         header = json.loads(reading.read(int.from_bytes(reading.read(8), "little")))
-        facts = {name if name == "__metadata__" else renamed(name): facts for name, facts in header.items()}
+        facts = {
+            name if name == "__metadata__" else renamed(name): facts
+            for name, facts in header.items()
+        }
         text = json.dumps(facts, separators=(",", ":")).encode()
         text += b" " * (-len(text) % 8)
         writing.write(len(text).to_bytes(8, "little") + text)

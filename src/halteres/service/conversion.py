@@ -1,7 +1,8 @@
-"""Adapters in other forms: alone, merged into their base model, in one GGUF file, exported for others.
+"""Adapters in other forms: alone, merged into their base model, in one GGUF file, exported for
+others.
 
-Exports are files that only their recipients can read where that is asked for (age-encryption.org/v1, by the library
-pyrage, the extra `age`).
+Exports are files that only their recipients can read where that is asked for
+(age-encryption.org/v1, by the library pyrage, the extra `age`).
 """
 
 from __future__ import annotations
@@ -21,19 +22,33 @@ from halteres.config import environ
 from halteres.engine.folders import size_of, written
 from halteres.engine.process import EngineCommand, EngineProcess
 from halteres.engine.protocol import MergedType, Saved, Trains
-from halteres.errors import Conflict, InvalidData, NotFound, ProcessFailed, ServerError, UserError, boundary
+from halteres.errors import (
+    Conflict,
+    InvalidData,
+    NotFound,
+    ProcessFailed,
+    ServerError,
+    UserError,
+    boundary,
+)
 from halteres.service.base import BaseModel
 from halteres.service.checkpoint_folders import FILES, check_adapter, copy_adapter
 
-CONVERTERS = ("convert_hf_to_gguf.py", "convert_hf_to_gguf", "convert-hf-to-gguf.py", "convert-hf-to-gguf")
+CONVERTERS = (
+    "convert_hf_to_gguf.py",
+    "convert_hf_to_gguf",
+    "convert-hf-to-gguf.py",
+    "convert-hf-to-gguf",
+)
 """Names that llama.cpp's converter is installed under."""
 
 GGUF = "model.gguf"
 
 
 def write_adapter(adapter: Path, out: Path) -> int:
-    """The adapter as a plain PEFT folder; returns its bytes. NotFound where `adapter` is none, Conflict where `out` has
-    something in it."""
+    """The adapter as a plain PEFT folder; returns its bytes. NotFound where `adapter` is none,
+    Conflict where `out` has something in it.
+    """
     _refuse_full(out)
     check_adapter(adapter)
     with written(out) as place:
@@ -42,10 +57,16 @@ def write_adapter(adapter: Path, out: Path) -> int:
 
 
 async def write_merged(
-    base: BaseModel, adapter: Path, out: Path, *, dtype: MergedType = "base", threads: int | None = None
+    base: BaseModel,
+    adapter: Path,
+    out: Path,
+    *,
+    dtype: MergedType = "base",
+    threads: int | None = None,
 ) -> int:
-    """The base model with the adapter merged in, in Hugging Face format; returns its bytes. InvalidData where it does
-    not fit the base model, ProcessFailed where the engine does not start."""
+    """The base model with the adapter merged in, in Hugging Face format; returns its bytes.
+    InvalidData where it does not fit the base model, ProcessFailed where the engine does not start.
+    """
     _refuse_full(out)
     check_adapter(adapter)
     command = EngineCommand(backend="torch", folder=base.folder, name=base.name, threads=threads)
@@ -68,14 +89,16 @@ async def write_gguf(
     dtype: MergedType = "base",
     threads: int | None = None,
 ) -> int:
-    """The merged model as OUT/model.gguf, by llama.cpp's converter; returns its bytes. NotFound where none is
-    installed, ProcessFailed with its last words where it fails."""
+    """The merged model as OUT/model.gguf, by llama.cpp's converter; returns its bytes. NotFound
+    where none is installed, ProcessFailed with its last words where it fails.
+    """
     found = str(converter) if converter else next(filter(None, map(shutil.which, CONVERTERS)), None)
     if found is None or not Path(found).is_file():
         raise NotFound(
             "There is no converter to GGUF here.",
             f"{found} is no file." if found else f"Looked on PATH for {', '.join(CONVERTERS)}.",
-            "Get llama.cpp with the packages its convert_hf_to_gguf.py needs, and name that file: --converter FILE.",
+            "Get llama.cpp with the packages its convert_hf_to_gguf.py needs, and name that file: "
+            "--converter FILE.",
         )
     command = [found] if os.access(found, os.X_OK) else [sys.executable, found]
     _refuse_full(out)
@@ -94,7 +117,9 @@ async def write_gguf(
                     encoding="utf-8",
                 )
             except OSError as error:
-                raise ProcessFailed("The converter cannot be started.", f"{command[0]}: {error.strerror}.") from error
+                raise ProcessFailed(
+                    "The converter cannot be started.", f"{command[0]}: {error.strerror}."
+                ) from error
             if ended.returncode or not (place / GGUF).is_file():
                 last_words = " ".join((ended.stderr or ended.stdout).strip().splitlines()[-3:])
                 raise ProcessFailed(
@@ -107,7 +132,9 @@ async def write_gguf(
 
 def _refuse_full(out: Path) -> None:
     if out.exists() and not (out.is_dir() and not any(out.iterdir())):
-        raise Conflict(f"{out} exists.", "What is in it is not written over.", "Name a new folder with --out.")
+        raise Conflict(
+            f"{out} exists.", "What is in it is not written over.", "Name a new folder with --out."
+        )
 
 
 # Exports
@@ -120,8 +147,9 @@ Encrypt = Callable[[Path, Path], None]
 
 
 def encryption_to(keys: Sequence[str]) -> Encrypt:
-    """What writes a second file that nobody but the recipients can read: native `age1…` keys (X25519) or SSH public
-    keys."""
+    """What writes a second file that nobody but the recipients can read: native `age1…` keys
+    (X25519) or SSH public keys.
+    """
     if not 1 <= len(keys) <= MAX_RECIPIENTS:
         raise InvalidData(
             f"An export cannot be encrypted to {len(keys)} recipients.",
@@ -145,7 +173,8 @@ def encryption_to(keys: Sequence[str]) -> Encrypt:
             raise InvalidData(
                 f"'{key[:MAX_SHOWN]}' is no age recipient.",
                 f"{error}.",
-                "Send a public key: one that begins with age1 (age-keygen prints it), or an SSH public key.",
+                "Send a public key: one that begins with age1 (age-keygen prints it), or an SSH "
+                "public key.",
             ) from error
 
     def encrypt(source: Path, target: Path) -> None:
@@ -155,7 +184,9 @@ def encryption_to(keys: Sequence[str]) -> Encrypt:
     return encrypt
 
 
-async def write_export(engine: Trains, model_id: str, folder: Path, base: Path, encrypt: Encrypt | None) -> Saved:
+async def write_export(
+    engine: Trains, model_id: str, folder: Path, base: Path, encrypt: Encrypt | None
+) -> Saved:
     """A training run's weights as files for others, as the base model in `base` needs them."""
 
     def fill(plain: Path, place: Path) -> None:
@@ -171,4 +202,8 @@ async def write_export(engine: Trains, model_id: str, folder: Path, base: Path, 
         plain = Path(work) / "plain"
         saved = await engine.save(model_id, str(plain), False)
         await asyncio.to_thread(fill, plain, place)
-    return Saved(folder=str(folder), size_bytes=await asyncio.to_thread(size_of, folder), version=saved.version)
+    return Saved(
+        folder=str(folder),
+        size_bytes=await asyncio.to_thread(size_of, folder),
+        version=saved.version,
+    )

@@ -1,11 +1,13 @@
-"""Training requests, executed: what each asks of the engine, and how an adapter comes back that an engine lost.
+"""Training requests, executed: what each asks of the engine, and how an adapter comes back that an
+engine lost.
 
-What an engine holds dies with it, and with the service. An adapter is brought back by its newest restore point (adapter
-and optimiser on disk, taken where no gradient waits) and by executing again, in order, the settled requests after it.
-A request under way when its engine dies is executed again after that: the outcome is what it would have been, because
-nothing of the first attempt is left.
+What an engine holds dies with it, and with the service. An adapter is brought back by its newest
+restore point (adapter and optimiser on disk, taken where no gradient waits) and by executing again,
+in order, the settled requests after it. A request under way when its engine dies is executed again
+after that: the outcome is what it would have been, because nothing of the first attempt is left.
 
-    STATE/points/<training run, ':' as '_'>/<number of a request>/    PEFT folder, optimiser, state.json
+    STATE/points/<training run, ':' as '_'>/<number of a request>/    PEFT folder, optimiser,
+                                                                      state.json
 """
 
 from __future__ import annotations
@@ -24,7 +26,15 @@ from typing import TypeVar
 
 import msgspec
 
-from halteres.engine.protocol import Adam, LoraConfig, LossSpec, PassResult, Saved, StepResult, Trains
+from halteres.engine.protocol import (
+    Adam,
+    LoraConfig,
+    LossSpec,
+    PassResult,
+    Saved,
+    StepResult,
+    Trains,
+)
 from halteres.errors import HalteresError, InvalidData, NotReady, ServerError, UserError, boundary
 from halteres.losses import STABLE_REINFORCE
 from halteres.service.base import BaseModel, WeightsBudget
@@ -76,21 +86,25 @@ class Training:
         return replace(outcome, repeatable=job.model.placement.is_exact)
 
     async def afterwards(self, job: Job) -> None:
-        """A restore point, if one is due: after each step of an engine that is not exact, whose step is another one
-        when it is taken again."""
+        """A restore point, if one is due: after each step of an engine that is not exact, whose
+        step is another one when it is taken again.
+        """
         outcome = job.future.outcome
         if outcome is not None and outcome.state == "done":
             is_due = job.request.kind == "optim_step" and not job.model.placement.is_exact
             await self.adapters.consider_point(job.model, job.request.seq, is_due=is_due)
 
     async def _create(self, model: Model, request: Request) -> Outcome:
-        await self.adapters.run(model, lambda engine: create_adapter(engine, model, request), made_here=True)
+        await self.adapters.run(
+            model, lambda engine: create_adapter(engine, model, request), made_here=True
+        )
         await record(self.journal, model)
         return result({"type": "create_model", "model_id": model.id})
 
     async def _load(self, model: Model, request: Request) -> Outcome:
-        """Make or replace the adapter from saved state; the restore point is part of it, for what lies at the path may
-        change."""
+        """Make or replace the adapter from saved state; the restore point is part of it, for what
+        lies at the path may change.
+        """
         body = request.of(LoadWeights)
         refuse_token(body.weights_access_token)
         if not body.optimizer:  # a saved optimiser is restored whatever is asked for
@@ -124,31 +138,54 @@ class Training:
     async def _step(self, model: Model, request: Request) -> Outcome:
         stepped = await self.adapters.run(model, lambda engine: step(engine, model, request))
         model.placement.gradient = False
-        finite = {name: value for name, value in stepped.metrics.items() if math.isfinite(value)}  # JSON has no others
-        return result({"type": "optim_step", "metrics": {**finite, "policy_version:max": float(stepped.version)}})
+        # JSON has no others
+        finite = {name: value for name, value in stepped.metrics.items() if math.isfinite(value)}
+        return result(
+            {
+                "type": "optim_step",
+                "metrics": {**finite, "policy_version:max": float(stepped.version)},
+            }
+        )
 
     async def _save(self, model: Model, request: Request) -> Outcome:
         path = self._place(model, request, "weights")
         if self.checkpoints.outcome_of(request.id, model.tenant) is None:
             folder = str(self.checkpoints.waiting_folder(path, request.id))
-            saved = await self.adapters.run(model, lambda engine: engine.save(model.id, folder, True))
-            await self._replace(path, saved, model, request, overwrite=request.of(SaveWeights).overwrite)
+            saved = await self.adapters.run(
+                model, lambda engine: engine.save(model.id, folder, True)
+            )
+            await self._replace(
+                path, saved, model, request, overwrite=request.of(SaveWeights).overwrite
+            )
         return result({"type": "save_weights", "path": str(path)})
 
     async def _publish(self, model: Model, request: Request) -> Outcome:
         """Immutable weights to sample from, on disk if they are named."""
         body, session = request.of(SaveWeights), self.sessions.of_model(model.session_id)
         if body.kind not in ("snapshot", "inflight"):
-            raise UserError(f"There are no sampler weights of kind '{body.kind}'.", next="Use snapshot or inflight.")
+            raise UserError(
+                f"There are no sampler weights of kind '{body.kind}'.",
+                next="Use snapshot or inflight.",
+            )
         if body.path is None:
             if body.sampling_session_seq_id is None:
-                raise InvalidData("The sampler weights have no name and no sampling session.", next="Send path.")
-            snapshot = await self.adapters.run(model, lambda engine: self.snapshots.publish(engine, model, request.seq))
+                raise InvalidData(
+                    "The sampler weights have no name and no sampling session.", next="Send path."
+                )
+            snapshot = await self.adapters.run(
+                model, lambda engine: self.snapshots.publish(engine, model, request.seq)
+            )
             sampler = await self.samplers.add_unnamed(
                 session, body.sampling_session_seq_id, snapshot, inflight=body.kind == "inflight"
             )
             self.samplers.published(session, snapshot)
-            return result({"type": "save_weights_for_sampler", "sampling_session_id": sampler.id, "path": None})
+            return result(
+                {
+                    "type": "save_weights_for_sampler",
+                    "sampling_session_id": sampler.id,
+                    "path": None,
+                }
+            )
         path = self._place(model, request, "sampler_weights")
         if self.checkpoints.outcome_of(request.id, model.tenant) is None:
             folder = str(self.checkpoints.waiting_folder(path, request.id))
@@ -164,10 +201,17 @@ class Training:
         return result({"type": "save_weights_for_sampler", "path": str(path)})
 
     async def _replace(
-        self, path: TinkerPath, saved: Saved, model: Model, request: Request, *, overwrite: bool = False
+        self,
+        path: TinkerPath,
+        saved: Saved,
+        model: Model,
+        request: Request,
+        *,
+        overwrite: bool = False,
     ) -> None:
-        """Put new weights in their place. Older ones get a numbered name, and whoever samples from them follows them
-        there; those that are overwritten live on with whoever samples from them."""
+        """Put new weights in their place. Older ones get a numbered name, and whoever samples from
+        them follows them there; those that are overwritten live on with whoever samples from them.
+        """
         try:
             if overwrite:
                 await self.snapshots.detach(str(path))
@@ -177,26 +221,42 @@ class Training:
                 await self.snapshots.rename(str(path), older)
             await self._add(path, saved, model, request)
         finally:
-            await asyncio.to_thread(shutil.rmtree, saved.folder, ignore_errors=True)  # unless it has its place
+            # unless it has its place
+            await asyncio.to_thread(shutil.rmtree, saved.folder, ignore_errors=True)
 
     async def _add(self, path: TinkerPath, saved: Saved, model: Model, request: Request) -> None:
         ttl_s, metadata = request.of(SaveWeights).ttl_seconds, request.of(SaveWeights).user_metadata
-        await self.checkpoints.add(path, saved, model, ttl_s=ttl_s, user_metadata=metadata, request_id=request.id)
+        await self.checkpoints.add(
+            path, saved, model, ttl_s=ttl_s, user_metadata=metadata, request_id=request.id
+        )
 
     async def _export(self, model: Model, request: Request) -> Outcome:
-        path, keys = self._place(model, request, "external_weights"), request.of(SaveWeights).age_encryption_recipients
-        folder, encrypt = self.checkpoints.folder(path), None if keys is None else encryption_to(keys)
+        path, keys = (
+            self._place(model, request, "external_weights"),
+            request.of(SaveWeights).age_encryption_recipients,
+        )
+        folder, encrypt = (
+            self.checkpoints.folder(path),
+            None if keys is None else encryption_to(keys),
+        )
         saved = await self.adapters.run(
             model, lambda engine: write_export(engine, model.id, folder, self.base.folder, encrypt)
         )
         await self._add(path, saved, model, request)
-        return result({"type": "save_weights_external", "path": str(path), "size_bytes": saved.size_bytes})
+        return result(
+            {"type": "save_weights_external", "path": str(path), "size_bytes": saved.size_bytes}
+        )
 
     def _place(self, model: Model, request: Request, kind: Kind) -> TinkerPath:
         body = request.of(SaveWeights)
         overwrite = body.overwrite and kind == "weights"
         return self.checkpoints.place(
-            model, kind, body.path, overwrite=overwrite, ttl_s=body.ttl_seconds, request_id=request.id
+            model,
+            kind,
+            body.path,
+            overwrite=overwrite,
+            ttl_s=body.ttl_seconds,
+            request_id=request.id,
         )
 
 
@@ -208,7 +268,9 @@ async def create_adapter(engine: Trains, model: Model, request: Request) -> None
     """Make the adapter that a create_model asks for, with the seed drawn for it."""
     body = request.of(CreateModel)
     check_optimizer(body.optimizer_config.type)
-    lora = msgspec.convert({**msgspec.structs.asdict(body.lora_config), **request.drawn}, LoraConfig)
+    lora = msgspec.convert(
+        {**msgspec.structs.asdict(body.lora_config), **request.drawn}, LoraConfig
+    )
     await engine.create_adapter(model.id, lora)
     model.lora = lora
 
@@ -218,7 +280,9 @@ SHAPE = ("rank", "train_mlp", "train_attn", "train_unembed")
 
 
 def refuse_other_shape(path: str, saved: LoraConfig, own: LoraConfig) -> None:
-    """InvalidData where saved weights have another shape than the adapter of the training run that loads them."""
+    """InvalidData where saved weights have another shape than the adapter of the training run that
+    loads them.
+    """
     differences = [
         f"{name} is {getattr(saved, name)} there and {getattr(own, name)} here"
         for name in SHAPE
@@ -228,7 +292,8 @@ def refuse_other_shape(path: str, saved: LoraConfig, own: LoraConfig) -> None:
         raise InvalidData(
             f"The weights {path} do not fit the adapter of this training run.",
             f"{', '.join(differences)}.",
-            f"Go on from them with create_training_client_from_state('{path}'): its adapter has their shape.",
+            f"Go on from them with create_training_client_from_state('{path}'): its adapter has "
+            "their shape.",
         )
 
 
@@ -251,15 +316,25 @@ async def step(engine: Trains, model: Model, request: Request) -> StepResult:
     for name, value in fields.items():
         if value is None:
             why = "It came as null, which is what JSON makes of NaN and infinity."
-            raise InvalidData(f"{name} is no number.", why, "Send a finite number, or leave the field out.")
+            raise InvalidData(
+                f"{name} is no number.", why, "Send a finite number, or leave the field out."
+            )
     return await engine.optim_step(model.id, Adam(**fields))
 
 
 def check_optimizer(kind: str) -> None:
     """Raise UserError for an optimiser that is not here."""
     if kind not in ADAM:
-        why = "Its constants are not public." if kind == "dimuon" else "This service trains with AdamW."
-        raise UserError(f"There is no optimiser '{kind}' here.", why, "Leave optimizer_config out and send AdamParams.")
+        why = (
+            "Its constants are not public."
+            if kind == "dimuon"
+            else "This service trains with AdamW."
+        )
+        raise UserError(
+            f"There is no optimiser '{kind}' here.",
+            why,
+            "Leave optimizer_config out and send AdamParams.",
+        )
 
 
 class AdapterLost(ServerError):
@@ -269,7 +344,9 @@ class AdapterLost(ServerError):
 
 
 class Adapters:
-    """Which adapters the engine holds; one that it lost comes back from its restore point and the requests after it."""
+    """Which adapters the engine holds; one that it lost comes back from its restore point and the
+    requests after it.
+    """
 
     def __init__(
         self,
@@ -287,10 +364,14 @@ class Adapters:
         self._held: OrderedDict[str, Model] = OrderedDict()  # unused for longest first
         snapshots.bring_back = self.bring_back
 
-    async def run(self, model: Model, call: Callable[[Trains], Awaitable[T]], *, made_here: bool = False) -> T:
-        """The result of a call of the engine that holds the adapter, which is brought back where it is lost
-        (AdapterLost where it cannot be); raises as `failover_engines`, which calls again with the next engine.
-        `made_here`: the call makes or replaces the adapter, which need not be there before."""
+    async def run(
+        self, model: Model, call: Callable[[Trains], Awaitable[T]], *, made_here: bool = False
+    ) -> T:
+        """The result of a call of the engine that holds the adapter, which is brought back where it
+        is lost (AdapterLost where it cannot be); raises as `failover_engines`, which calls again
+        with the next engine. `made_here`: the call makes or replaces the adapter, which need not be
+        there before.
+        """
 
         async def attempt(engine: Trains) -> T:
             model.placement.is_exact = await self._fleet.is_exact(engine)
@@ -312,8 +393,9 @@ class Adapters:
 
     @contextmanager
     def replaced(self, model: Model) -> Iterator[None]:
-        """The adapter is made or replaced inside; if that fails, nobody knows how far it came: it is brought back as it
-        was."""
+        """The adapter is made or replaced inside; if that fails, nobody knows how far it came: it
+        is brought back as it was.
+        """
         try:
             yield
         except BaseException:
@@ -332,18 +414,23 @@ class Adapters:
                 raise _lost(model)
             await engine.load(model.id, str(folder), True)
         rows = await self._journal.to_replay(model.id, after)
-        if placement.forgotten or (after < 0 and not any(row.seq == 0 and row.state == "done" for row in rows)):
+        if placement.forgotten or (
+            after < 0 and not any(row.seq == 0 and row.state == "done" for row in rows)
+        ):
             raise _lost(model)
         placement.gradient = False
         for row in rows:
             await self._replay(model, engine, row)
         placement.engine, placement.work_s = engine, time.monotonic() - began
         self._touch(model)
-        log.info("Training run %s is back: %d requests in %.2f s.", model.id, len(rows), placement.work_s)
+        log.info(
+            "Training run %s is back: %d requests in %.2f s.", model.id, len(rows), placement.work_s
+        )
 
     async def _replay(self, model: Model, engine: Trains, row: Recorded) -> None:
-        """Execute a settled request once more, for what it did to the adapter: a failed pass added nothing, but a
-        refused step may have cleared the gradient."""
+        """Execute a settled request once more, for what it did to the adapter: a failed pass added
+        nothing, but a refused step may have cleared the gradient.
+        """
         if row.seq is None or (row.state == "failed_user" and row.kind != "optim_step"):
             return
         if row.kind == "save_weights_for_sampler":
@@ -365,8 +452,9 @@ class Adapters:
     # Restore points
 
     async def consider_point(self, model: Model, seq: int, *, is_due: bool = False) -> None:
-        """Take a restore point if it is due anyway, or if bringing the adapter back would take long, and far longer
-        than the point takes. One that fails leaves the older one."""
+        """Take a restore point if it is due anyway, or if bringing the adapter back would take
+        long, and far longer than the point takes. One that fails leaves the older one.
+        """
         placement, began = model.placement, time.monotonic()
         due_s = max(self._replay_s, POINT_SHARE * placement.point_s) if self._replay_s else 0.0
         is_due = is_due or placement.work_s >= due_s
@@ -381,8 +469,9 @@ class Adapters:
             log.warning("No restore point of %s after request %d: %s", model.id, seq, error)
 
     async def write_point(self, model: Model, engine: Trains, seq: int) -> None:
-        """The folder of a restore point: adapter and optimiser as they are after the request of this number. Unnamed
-        weights published before it cannot be replayed, so they are kept."""
+        """The folder of a restore point: adapter and optimiser as they are after the request of
+        this number. Unnamed weights published before it cannot be replayed, so they are kept.
+        """
         await self._snapshots.keep(model, engine)
         await engine.save(model.id, str(self._folder(model, seq)), True)
 
@@ -400,7 +489,9 @@ class Adapters:
         if not model.placement.forgotten:
             await record_point(self._journal, model, None)
             model.placement.point, model.placement.forgotten = None, True
-            await asyncio.to_thread(shutil.rmtree, self._points / model.id.replace(":", "_"), ignore_errors=True)
+            await asyncio.to_thread(
+                shutil.rmtree, self._points / model.id.replace(":", "_"), ignore_errors=True
+            )
 
     # Leaving the engine
 
@@ -429,7 +520,9 @@ class Adapters:
                 log.warning("The adapter of %s stays in the engine: %s", idle.id, error)
 
         if not known:
-            idle = self._budget.evict(self._held, lambda one: one.queue.idle and one is not model, trained=True)
+            idle = self._budget.evict(
+                self._held, lambda one: one.queue.idle and one is not model, trained=True
+            )
             for one in idle:
                 self._tasks.create_task(leave(one), name="adapter leaves")
 

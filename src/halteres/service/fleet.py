@@ -1,7 +1,8 @@
-"""The engines of one service: one trains, one or more sample. Ours do both, so that one may be all of them.
+"""The engines of one service: one trains, one or more sample. Ours do both, so that one may be all
+of them.
 
-What an engine held dies with it. Whoever keeps something in an engine therefore remembers the engine itself,
-and compares: `placement.engine is host.engine`.
+What an engine held dies with it. Whoever keeps something in an engine therefore remembers the
+engine itself, and compares: `placement.engine is host.engine`.
 """
 
 from __future__ import annotations
@@ -22,7 +23,8 @@ E = TypeVar("E")
 E_co = TypeVar("E_co", covariant=True)
 
 READY_S = 900.0  # how long a request waits for an engine that is starting
-MAX_DEATHS = 3  # engines that may die under one request before it is held to be the cause, and fails
+# engines that may die under one request before it is held to be the cause, and fails
+MAX_DEATHS = 3
 
 
 class EngineDied(ServerError):
@@ -32,7 +34,9 @@ class EngineDied(ServerError):
 
 
 class Host(Protocol[E_co]):
-    """Keeps one engine alive: `engine.process.EngineProcess`, or a test's engine in its own process."""
+    """Keeps one engine alive: `engine.process.EngineProcess`, or a test's engine in its own
+    process.
+    """
 
     restarts: int
 
@@ -61,7 +65,9 @@ class Host(Protocol[E_co]):
         """End it."""
 
     async def until(self, *states: Any, restarts: int = 0) -> None:
-        """Wait until it is in one of these states; `ready` counts only after at least so many restarts."""
+        """Wait until it is in one of these states; `ready` counts only after at least so many
+        restarts.
+        """
 
 
 @dataclass(frozen=True, slots=True)
@@ -99,7 +105,9 @@ class Fleet:
             what, host = "The sampler", self.samplers[0]
         else:
             return ""
-        return f"{what} is not ready. {host.failure.sentence if host.failure else 'It is starting.'}"
+        return (
+            f"{what} is not ready. {host.failure.sentence if host.failure else 'It is starting.'}"
+        )
 
     @property
     def samples(self) -> bool:
@@ -114,8 +122,9 @@ class Fleet:
         return self.known_exact[engine]
 
     def pick(self, snapshot: str | None, prompt: bytes) -> Host[Samples]:
-        """The sampler for a request: the same one for the same prompt, whose keys and values it has; while that one is
-        away, another."""
+        """The sampler for a request: the same one for the same prompt, whose keys and values it
+        has; while that one is away, another.
+        """
         able = [host for host in self.samplers if host.state == "ready"] or self.samplers
         return able[crc32(prompt, crc32((snapshot or "").encode())) % len(able)]
 
@@ -126,15 +135,22 @@ async def running(host: Host[E], *, restarts: int = 0) -> E:
         async with asyncio.timeout(READY_S):
             await host.until("ready", "failed", "stopped", restarts=restarts)
     except TimeoutError:
-        raise NotReady(f"The engine is not ready after {READY_S:g} s.", next="Ask again in a moment.") from None
+        raise NotReady(
+            f"The engine is not ready after {READY_S:g} s.", next="Ask again in a moment."
+        ) from None
     if host.state != "ready":
-        raise NotReady("No engine is running.", host.failure.sentence if host.failure else "", "Restart the service.")
+        raise NotReady(
+            "No engine is running.",
+            host.failure.sentence if host.failure else "",
+            "Restart the service.",
+        )
     return host.engine
 
 
 async def with_failover(pick: Callable[[], Host[E]], call: Callable[[E], Awaitable[T]]) -> T:
-    """The result of a call that needs nothing an engine held before; if that engine dies under it, the next is asked.
-    Raises as `failover_engines`."""
+    """The result of a call that needs nothing an engine held before; if that engine dies under it,
+    the next is asked. Raises as `failover_engines`.
+    """
     async with aclosing(failover_engines(pick)) as engines:
         async for engine in engines:
             try:
@@ -145,8 +161,10 @@ async def with_failover(pick: Callable[[], Host[E]], call: Callable[[E], Awaitab
 
 
 async def failover_engines(pick: Callable[[], Host[E]]) -> AsyncGenerator[E, None]:
-    """The engine of the host that is picked, and after each death that of the one then picked, as long as the caller
-    asks; EngineDied where engines keep dying under this one request, NotReady where none is running."""
+    """The engine of the host that is picked, and after each death that of the one then picked, as
+    long as the caller asks; EngineDied where engines keep dying under this one request, NotReady
+    where none is running.
+    """
     before: dict[Host[E], int] = {}  # restarts of those whose engine died
     why = ""
     for _ in range(MAX_DEATHS):

@@ -1,16 +1,20 @@
 """What all routes share: bodies, answers, errors as HTTP, and the guard before them.
 
-    /v1/…, /runs/RUN/v1/…, /oai/api/…             errors in OpenAI's shape, /tokenize and /detokenize too
+    /v1/…, /runs/RUN/v1/…, /oai/api/…             errors in OpenAI's shape, /tokenize and
+                                                  /detokenize too
     …/v1/messages…, /anthropic/api/v1/…           in Anthropic's
     everything else                               {"detail": …}
 
-    a service without keys    Host, and Origin where there is one, name this machine; everybody is the tenant "local"
-    a service with keys       X-API-Key, or Authorization: Bearer; an Origin names this machine, or the server asked
+    a service without keys    Host, and Origin where there is one, name this machine; everybody is
+                              the tenant "local"
+    a service with keys       X-API-Key, or Authorization: Bearer; an Origin names this machine, or
+                              the server asked
 
-    POST /runs/RUN/…    below 400: answered    408, 429, 499, 503: come again, or gone: neither    other: refused
+    POST /runs/RUN/…    below 400: answered    408, 429, 499, 503: come again, or gone: neither
+                        other: refused
 
-Where no route answered (there is none, it has a bug, the guard refused), OpenAI's and Anthropic's errors have the
-detail too. Source: OpenAI's and Anthropic's API references, errors.
+Where no route answered (there is none, it has a bug, the guard refused), OpenAI's and Anthropic's
+errors have the detail too. Source: OpenAI's and Anthropic's API references, errors.
 """
 
 from __future__ import annotations
@@ -34,7 +38,16 @@ from starlette.responses import Response
 from starlette.routing import Route
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
-from halteres.errors import HalteresError, InvalidData, NotFound, ServerError, UserError, as_http, shortened, size_text
+from halteres.errors import (
+    HalteresError,
+    InvalidData,
+    NotFound,
+    ServerError,
+    UserError,
+    as_http,
+    shortened,
+    size_text,
+)
 from halteres.loopback import FOREIGN, Foreign, TooLarge, body_within, is_foreign, is_local
 from halteres.service.keys import LOCAL, NOBODY, SCOPE_KEY, Keys, Tenant
 from halteres.service.limits import Allowances, overloaded
@@ -45,7 +58,9 @@ T = TypeVar("T")
 HEALTH = "/api/v1/healthz"
 
 SIGNED = "/halteres/v1/files"
-"""Routes below this ask for no key; every one of them checks a signature (`service.routes.checkpoints`)."""
+"""Routes below this ask for no key; every one of them checks a signature
+(`service.routes.checkpoints`).
+"""
 
 BURST_S = 5.0  # so many seconds' worth of requests may come at once
 MOST_RUNS = 256  # of which counts are kept; anybody may name a run
@@ -112,7 +127,11 @@ def page_of(items: Sequence[T], request: Request) -> tuple[Sequence[T], dict[str
     if not all(re.fullmatch(r"[0-9]{1,18}", text) for text in given):
         raise InvalidData("limit and offset are numbers, and not negative.")
     limit, offset = map(int, given)
-    return items[offset : offset + limit], {"offset": offset, "limit": limit, "total_count": len(items)}
+    return items[offset : offset + limit], {
+        "offset": offset,
+        "limit": limit,
+        "total_count": len(items),
+    }
 
 
 # Errors
@@ -135,7 +154,10 @@ def openai_error(error: HalteresError) -> dict[str, Any]:
 
 def anthropic_error(error: HalteresError) -> dict[str, Any]:
     """The body of an error in Anthropic's shape."""
-    return {"type": "error", "error": {"type": _error_type(error, "overloaded_error"), "message": error.sentence}}
+    return {
+        "type": "error",
+        "error": {"type": _error_type(error, "overloaded_error"), "message": error.sentence},
+    }
 
 
 def _error_type(error: HalteresError, unavailable: str) -> str:
@@ -150,8 +172,9 @@ _SHAPES = (
 
 
 def refusal_at(path: str, error: HalteresError, *, routed: bool = False) -> Response:
-    """The answer to a request for this path, in the shape that its clients read. Where no route answers so, nobody
-    knows whose client asked, and each shape has the detail beside."""
+    """The answer to a request for this path, in the shape that its clients read. Where no route
+    answers so, nobody knows whose client asked, and each shape has the detail beside.
+    """
     shape = next((shape for paths, shape in _SHAPES if paths.match(path)), None)
     body = as_http(error) if shape is None else shape(error)
     if shape is not None and not routed:
@@ -177,8 +200,15 @@ async def on_error(request: Request, error: Exception) -> Response:
 
 async def on_missing(request: Request, error: Exception) -> Response:
     """No such route or method."""
-    kind = NoMethod if isinstance(error, HTTPException) and error.status_code == NoMethod.status else NotFound
-    why = "The routes are those of the Tinker API (SDK 0.38), /v1/… of OpenAI's and Anthropic's, and /runs/RUN/…."
+    kind = (
+        NoMethod
+        if isinstance(error, HTTPException) and error.status_code == NoMethod.status
+        else NotFound
+    )
+    why = (
+        "The routes are those of the Tinker API (SDK 0.38), /v1/… of OpenAI's and Anthropic's, "
+        "and /runs/RUN/…."
+    )
     return refusal_at(request.url.path, kind(f"There is no {_called(request)} here.", why))
 
 
@@ -211,19 +241,25 @@ class Meter:
         self._receiving: Counter[Tenant] = Counter()  # bytes
 
     def count(self, tenant: Tenant) -> None:
-        """One request more; Overloaded where they are too many per second: the error says when to come again."""
+        """One request more; Overloaded where they are too many per second: the error says when to
+        come again.
+        """
         per_s, now = self._allowances.of(tenant).requests_per_s, self._clock()
         most = max(1.0, per_s * BURST_S)
         left, at = self._left.get(tenant, (most, now))
         left = min(most, left + (now - at) * per_s)
         self._left[tenant] = (left if left < 1 else left - 1), now
         if left < 1:
-            raise overloaded("Too many requests.", f"{per_s:g} a second are the limit.", (1 - left) / per_s)
+            raise overloaded(
+                "Too many requests.", f"{per_s:g} a second are the limit.", (1 - left) / per_s
+            )
 
     @contextmanager
     def body(self, tenant: Tenant, announced: int) -> Iterator[Callable[[int], None]]:
-        """Count one request's body while the block runs; it yields what is called with the bytes of each piece.
-        TooLarge where it has, or announces, too many bytes; Overloaded where this tenant sends too much at once."""
+        """Count one request's body while the block runs; it yields what is called with the bytes of
+        each piece. TooLarge where it has, or announces, too many bytes; Overloaded where this
+        tenant sends too much at once.
+        """
         limits, size = self._allowances.of(tenant), 0
 
         def add(more: int, announced: int = 0) -> None:
@@ -232,10 +268,16 @@ class Meter:
             self._receiving[tenant] += more
             if max(size, announced) > limits.body_bytes:
                 most = size_text(limits.body_bytes)
-                raise TooLarge("The body is too large.", f"{most} are the limit.", "Send it in parts.")
+                raise TooLarge(
+                    "The body is too large.", f"{most} are the limit.", "Send it in parts."
+                )
             if more and (receiving := self._receiving[tenant]) > limits.incoming_bytes:
                 most = size_text(limits.incoming_bytes)
-                raise overloaded(f"{size_text(receiving)} of requests are on their way.", f"{most} are the limit.", 1)
+                raise overloaded(
+                    f"{size_text(receiving)} of requests are on their way.",
+                    f"{most} are the limit.",
+                    1,
+                )
 
         add(0, announced)
         try:
@@ -261,7 +303,9 @@ class Guard:
                 tenant = scope[SCOPE_KEY] = self._tenant(scope["path"], headers)
                 if tenant != NOBODY:
                     self.meter.count(tenant)
-                add = receiving.enter_context(self.meter.body(tenant, int(length) if length.isdecimal() else 0))
+                add = receiving.enter_context(
+                    self.meter.body(tenant, int(length) if length.isdecimal() else 0)
+                )
             except HalteresError as error:
                 await refusal_at(scope["path"], error)(scope, receive, send)
                 return
@@ -280,8 +324,15 @@ class Guard:
             return LOCAL
         # A browser says whose page asks; only one of the server it asks, or of this machine, may.
         origin = headers.get("origin")
-        if origin is not None and not is_local(origin) and origin.partition("://")[2] != headers.get("host"):
-            raise Foreign("A page of another origin may not use this service.", f"Its origin is {shortened(origin)}.")
+        if (
+            origin is not None
+            and not is_local(origin)
+            and origin.partition("://")[2] != headers.get("host")
+        ):
+            raise Foreign(
+                "A page of another origin may not use this service.",
+                f"Its origin is {shortened(origin)}.",
+            )
         if path == HEALTH or path.startswith(f"{SIGNED}/"):
             return NOBODY
         return self.keys.tenant(presented(headers))
@@ -324,7 +375,10 @@ class RequestCounts:
         """The route: of the caller's run of that name; zeros where nobody has asked for it."""
 
         async def requests(request: Request) -> Any:
-            return self._by_run.get((tenant_of(request), request.path_params["run_id"])) or RunRequests()
+            return (
+                self._by_run.get((tenant_of(request), request.path_params["run_id"]))
+                or RunRequests()
+            )
 
         return [route("/halteres/v1/runs/{run_id}/requests", requests)]
 
@@ -362,7 +416,11 @@ class CountRequests:
 
         def count(refused: str | None = None) -> None:
             why = shortened(refused or "", 600)
-            refusal = None if refused is None else Refusal(status=status, path=path, why=why, at=time.time())
+            refusal = (
+                None
+                if refused is None
+                else Refusal(status=status, path=path, why=why, at=time.time())
+            )
             self.counts.count(scope.get(SCOPE_KEY, LOCAL), run, refusal)
 
         async def watched(message: Message) -> None:
@@ -372,9 +430,15 @@ class CountRequests:
                 if status < 400:
                     count()
             elif status >= 400 and status not in _NEITHER and not message.get("more_body"):
-                body = msgspec.json.decode(message.get("body", b""))  # of a refusal, in any of our shapes
+                # of a refusal, in any of our shapes
+                body = msgspec.json.decode(message.get("body", b""))
                 error = body.get("error")
-                count(str((error.get("message") if isinstance(error, dict) else body.get("detail")) or body))
+                count(
+                    str(
+                        (error.get("message") if isinstance(error, dict) else body.get("detail"))
+                        or body
+                    )
+                )
             await send(message)
 
         try:

@@ -1,10 +1,12 @@
-"""Tenants and their keys: whose a request is, the file that says so, and the check of a key that a request brings.
+"""Tenants and their keys: whose a request is, the file that says so, and the check of a key that a
+request brings.
 
     tml-ID-SECRET      ID: 8 hex digits, public; SECRET: 43 characters that hold 256 random bits
     STATE/keys.json    what is known of every key ever made here; its owner alone may read it
 
-The hash is SHA-256. A slow one (bcrypt, Argon2) makes up for how little there is to guess of a password; of 256 random
-bits nobody guesses a part, however fast the hash is, and a slow one would cost every request its time.
+The hash is SHA-256. A slow one (bcrypt, Argon2) makes up for how little there is to guess of a
+password; of 256 random bits nobody guesses a part, however fast the hash is, and a slow one would
+cost every request its time.
 """
 
 from __future__ import annotations
@@ -25,7 +27,15 @@ from typing import NamedTuple
 
 import msgspec
 
-from halteres.errors import InvalidConfig, NotFound, NotReady, ServerError, UserError, shortened, unknown
+from halteres.errors import (
+    InvalidConfig,
+    NotFound,
+    NotReady,
+    ServerError,
+    UserError,
+    shortened,
+    unknown,
+)
 from halteres.files import replacing
 
 log = logging.getLogger(__name__)
@@ -42,7 +52,8 @@ def checked_name(name: str) -> Tenant:
     if not re.fullmatch(r"[A-Za-z0-9_][A-Za-z0-9_.@+-]{0,63}", name):
         raise InvalidConfig(
             f"'{name}' cannot name a tenant or a key.",
-            "It may have letters, digits and . _ @ + -, up to 64, and begins with a letter, a digit or _.",
+            "It may have letters, digits and . _ @ + -, up to 64, and begins with a letter, a "
+            "digit or _.",
             "Choose another name.",
         )
     return name
@@ -105,10 +116,16 @@ class KeyFile:
             ) from error
 
     def create(
-        self, name: str, *, tenant: Tenant | None = None, note: str = "", lifetime_s: float | None = None
+        self,
+        name: str,
+        *,
+        tenant: Tenant | None = None,
+        note: str = "",
+        lifetime_s: float | None = None,
     ) -> NewKey:
-        """Make a key and write down whose it is: without a `tenant`, that of its own name; without a lifetime it never
-        expires. InvalidConfig for an impossible name."""
+        """Make a key and write down whose it is: without a `tenant`, that of its own name; without
+        a lifetime it never expires. InvalidConfig for an impossible name.
+        """
         now, key_id = time.time(), secrets.token_hex(4)
         text = f"{PREFIX}-{key_id}-{secrets.token_urlsafe(32)}"
         key = Key(
@@ -131,7 +148,9 @@ class KeyFile:
             if key_id not in ids:
                 raise unknown(NotFound, "key", key_id, ids, "`halteres keys list` tells them.")
             key = keys[ids.index(key_id)]
-            keys[ids.index(key_id)] = revoked = replace(key, revoked_at=key.revoked_at or time.time())
+            keys[ids.index(key_id)] = revoked = replace(
+                key, revoked_at=key.revoked_at or time.time()
+            )
             return revoked
 
     @contextmanager
@@ -145,7 +164,9 @@ class KeyFile:
                 keys = self.read()
                 yield keys
                 with replacing(self.path) as beside:
-                    descriptor = os.open(beside, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600)
+                    descriptor = os.open(
+                        beside, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600
+                    )
                     with open(descriptor, "wb") as stream:
                         stream.write(msgspec.json.format(msgspec.json.encode(keys)) + b"\n")
                         stream.flush()
@@ -153,7 +174,9 @@ class KeyFile:
             finally:
                 os.close(folder)
         except OSError as error:
-            raise ServerError(f"The keys in {self._state} cannot be written.", f"{error.strerror}.") from error
+            raise ServerError(
+                f"The keys in {self._state} cannot be written.", f"{error.strerror}."
+            ) from error
 
 
 def hash_of(text: str) -> str:
@@ -171,12 +194,19 @@ def lifetime_s(text: str) -> float:
     seconds = float(found[1]) * _UNITS[found[2]] if found else 0.0
     if not 0 < seconds <= LONGEST_S:
         why = "It is a number above 0 and one of s, m, h, d, w; at most 300 years."
-        raise InvalidConfig(f"'{shortened(text)}' is no lifetime.", why, "Write 30m, 12h, 30d or 8w, or none for ever.")
+        raise InvalidConfig(
+            f"'{shortened(text)}' is no lifetime.",
+            why,
+            "Write 30m, 12h, 30d or 8w, or none for ever.",
+        )
     return seconds
 
 
 HOW = "`halteres keys create NAME` on the service's machine makes one; set TINKER_API_KEY to it."
-OWN = "It is of one run, for its own processes: `halteres runs connect RUN` prints its address and key."
+OWN = (
+    "It is of one run, for its own processes: `halteres runs connect RUN` prints its address "
+    "and key."
+)
 
 
 class KeyRefused(UserError):
@@ -186,9 +216,10 @@ class KeyRefused(UserError):
 
 
 class Keys:
-    """The keys as a running service knows them: every request looks whether the file is still the same. One that
-    required keys once goes on requiring them, also when the file is gone. `own` is a key that is in no file; who brings
-    it is the tenant of a service without keys."""
+    """The keys as a running service knows them: every request looks whether the file is still the
+    same. One that required keys once goes on requiring them, also when the file is gone. `own` is a
+    key that is in no file; who brings it is the tenant of a service without keys.
+    """
 
     def __init__(self, state: Path, *, required: bool = False, own: str | None = None) -> None:
         self._file, self._required, self._own = KeyFile(state), required or own is not None, own
@@ -198,7 +229,9 @@ class Keys:
 
     @property
     def required(self) -> bool:
-        """Whether a request needs a key; NotReady where the file cannot be read: nobody is let in then."""
+        """Whether a request needs a key; NotReady where the file cannot be read: nobody is let in
+        then.
+        """
         self._look()
         return self._required
 
@@ -234,4 +267,6 @@ class Keys:
                 self._unreadable = True
                 log.error("%s Until then every request is refused.", error)
         if self._unreadable:
-            raise NotReady("The keys of this service cannot be read.", next="The service's log says why.")
+            raise NotReady(
+                "The keys of this service cannot be read.", next="The service's log says why."
+            )

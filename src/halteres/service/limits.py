@@ -1,4 +1,5 @@
-"""What one tenant may have, so that none takes from the others: limits, and the fair queue of places and threads.
+"""What one tenant may have, so that none takes from the others: limits, and the fair queue of
+places and threads.
 
 halteres serve --limit requests_per_s=50 --limit checkpoint_bytes=200G
 
@@ -7,8 +8,8 @@ STATE/limits.yaml:
     tenants:
       alice: {models: 8, checkpoint_bytes: 20G}
 
-In the queue, a tenant that holds no place gets one before anything that another has waiting, and at once as long as one
-other tenant alone is busy, whatever that one does with its places.
+In the queue, a tenant that holds no place gets one before anything that another has waiting, and at
+once as long as one other tenant alone is busy, whatever that one does with its places.
 """
 
 from __future__ import annotations
@@ -58,24 +59,31 @@ class Limits:
     samples: int = 2048  # sampling requests under way; one client of the SDK sends up to 2000
     body_bytes: int = 256 * 2**20  # of one request
     incoming_bytes: int = 2**30  # bodies that are being received at a time
-    waiting_bytes: int = 2**30  # bodies of accepted requests, not settled; twice that of those that others wait for
+    # bodies of accepted requests, not settled; twice that of those that others wait for
+    waiting_bytes: int = 2**30
     sessions: int = 1024  # that are alive
-    samplers: int = 65536  # sampling sessions of sessions that are alive, those of published weights too
+    # sampling sessions of sessions that are alive, those of published weights too
+    samplers: int = 65536
     models: int = 256  # training runs of sessions that are alive
     rank: int = 512  # of an adapter
     checkpoint_bytes: int = 2**40  # of named weights on disk
-    result_bytes: int = 4 * 2**30  # of samples that an engine which is not exact has drawn, in the journal
+    # of samples that an engine which is not exact has drawn, in the journal
+    result_bytes: int = 4 * 2**30
 
     def check_samples(self, under_way: int) -> None:
         """Raise Overloaded if no further sampling request can be taken beside those under way."""
         if under_way >= self.samples:
-            what, why = f"{under_way} sampling requests are under way.", f"{self.samples} is the limit."
+            what, why = (
+                f"{under_way} sampling requests are under way.",
+                f"{self.samples} is the limit.",
+            )
             raise Overloaded(what, why, "Wait a second and send it again.")
 
     def check_waiting(self, size: int, *, is_next: bool = False) -> None:
-        """Raise Overloaded if no further request can be taken beside those that wait, of `size` bytes. One that others
-        wait for is let in up to twice the limit: what is above the limit is being executed, so it is let in some
-        time."""
+        """Raise Overloaded if no further request can be taken beside those that wait, of `size`
+        bytes. One that others wait for is let in up to twice the limit: what is above the limit is
+        being executed, so it is let in some time.
+        """
         most = 2 * max(self.waiting_bytes, MAX_BODY_BYTES) if is_next else self.waiting_bytes
         if size >= most:
             why = f"{size_text(most)} are the limit."
@@ -85,16 +93,23 @@ class Limits:
         """Raise LimitReached if no further one can be made beside those alive."""
         if alive >= (most := getattr(self, kind)):
             what, next_step = _ALIVE[kind]
-            raise LimitReached(f"{alive} {what} of yours are alive.", f"{most} is the limit.", next_step)
+            raise LimitReached(
+                f"{alive} {what} of yours are alive.", f"{most} is the limit.", next_step
+            )
 
     def check_rank(self, rank: int) -> None:
         """Raise LimitReached for an adapter larger than a tenant may have."""
         if rank > self.rank:
-            raise LimitReached(f"The rank {rank} is out of range.", f"{self.rank} is the limit.", "Use a lower one.")
+            raise LimitReached(
+                f"The rank {rank} is out of range.",
+                f"{self.rank} is the limit.",
+                "Use a lower one.",
+            )
 
     def check_storage(self, used: int, more: int, sizes: Mapping[str, int] | None = None) -> None:
-        """Raise LimitReached for a save that storage has no room for; it names the largest of `sizes`, the tenant's
-        checkpoints and their bytes."""
+        """Raise LimitReached for a save that storage has no room for; it names the largest of
+        `sizes`, the tenant's checkpoints and their bytes.
+        """
         if used + more <= self.checkpoint_bytes:
             return
         largest = sorted((sizes or {}).items(), key=lambda one: -one[1])[:SHOWN]
@@ -110,13 +125,18 @@ class Limits:
 _ALIVE = {
     "sessions": (
         "sessions",
-        "Close clients that are done (ServiceClient.close()); silent ones count no more after a while.",
+        "Close clients that are done (ServiceClient.close()); silent ones count no more after a "
+        "while.",
     ),
     "samplers": (
         "sampling sessions",
-        "Use one again: the same weights need no second one; close clients that are done (ServiceClient.close()).",
+        "Use one again: the same weights need no second one; close clients that are done "
+        "(ServiceClient.close()).",
     ),
-    "models": ("training runs", "Close clients that are done (ServiceClient.close()), or ask the operator for more."),
+    "models": (
+        "training runs",
+        "Close clients that are done (ServiceClient.close()), or ask the operator for more.",
+    ),
 }
 """What they are called, and what to do where there are too many."""
 
@@ -152,7 +172,9 @@ class LimitsFile(msgspec.Struct, forbid_unknown_fields=True):
 
 
 def read_allowances(state: Path, options: Sequence[str] = ()) -> Allowances:
-    """The limits in a state directory's file, and what the command line says of the default ones."""
+    """The limits in a state directory's file, and what the command line says of the default
+    ones.
+    """
     file = state / FILE
     try:
         content = read_document(file, "file") if file.exists() else None
@@ -162,9 +184,13 @@ def read_allowances(state: Path, options: Sequence[str] = ()) -> Allowances:
         raise InvalidConfig(f"The file {file} cannot be read.", f"{error}.", next_step) from error
     if wrong := [option for option in options if "=" not in option]:
         raise InvalidConfig(f"'{wrong[0]}' is no limit.", next="Write it as NAME=VALUE.")
-    by_option = {name.strip(): value for name, _, value in (option.partition("=") for option in options)}
+    by_option = {
+        name.strip(): value for name, _, value in (option.partition("=") for option in options)
+    }
     default = _changed(Limits(), {**(given.default or {}), **by_option})
-    tenants = {str(name): _changed(default, own or {}) for name, own in (given.tenants or {}).items()}
+    tenants = {
+        str(name): _changed(default, own or {}) for name, own in (given.tenants or {}).items()
+    }
     return Allowances(default=default, tenants=tenants)
 
 
@@ -177,13 +203,16 @@ def _changed(limits: Limits, given: Mapping[str, Any]) -> Limits:
         found = re.fullmatch(r"(\d+(?:\.\d+)?) ?([kmgt]?)(?:i?b)?", str(value).strip().lower())
         number = float(found[1]) * _UNITS[found[2]] if found else 0.0
         if isinstance(value, bool) or number <= 0:
-            raise InvalidConfig(f"The limit {name} is '{value}'.", "It is a number above 0; 20G is 20 * 2**30.")
+            raise InvalidConfig(
+                f"The limit {name} is '{value}'.", "It is a number above 0; 20G is 20 * 2**30."
+            )
         numbers[name] = known[name](number)
     return replace(limits, **numbers)
 
 
 LONG = 2**15  # bytes, or as much work: a text of this length takes the tokenizer some 30 ms
-THREADS, MOST_THREADS = 4, 3  # threads, and those of one tenant. More would only take Python's lock from each other
+# threads, and those of one tenant. More would only take Python's lock from each other
+THREADS, MOST_THREADS = 4, 3
 
 
 class FairQueue:
@@ -213,18 +242,26 @@ class FairQueue:
             self._grant()  # also for one that was cancelled: somebody behind it may fit now
 
     def _grant(self) -> None:
-        """Of those who wait and may hold more, the tenant that holds the fewest comes first; of several, the one that
-        was served longest ago."""
+        """Of those who wait and may hold more, the tenant that holds the fewest comes first; of
+        several, the one that was served longest ago.
+        """
         while True:
             for tenant, own in list(self._waiting.items()):
                 while own and own[0][1].cancelled():
                     own.popleft()
                 if not own:
                     del self._waiting[tenant]
-            allowed = [one for one, own in self._waiting.items() if self._held[one] + own[0][0] <= self._most]
-            tenant = min(allowed, key=lambda one: (self._held[one], self._served[one]), default=None)
+            allowed = [
+                one
+                for one, own in self._waiting.items()
+                if self._held[one] + own[0][0] <= self._most
+            ]
+            tenant = min(
+                allowed, key=lambda one: (self._held[one], self._served[one]), default=None
+            )
             if tenant is None or (count := self._waiting[tenant][0][0]) > self._free:
-                return  # whoever is next waits until it fits: else the small ones would pass it for ever
+                # whoever is next waits until it fits: else the small ones would pass it for ever
+                return
             _, granted = self._waiting[tenant].popleft()
             self._free -= count
             self._held[tenant] += count
@@ -237,10 +274,15 @@ class Threads:
     """The threads of one service."""
 
     def __init__(self) -> None:
-        self._queue, self._pool = FairQueue(THREADS, MOST_THREADS), ThreadPoolExecutor(THREADS, "aside")
+        self._queue, self._pool = (
+            FairQueue(THREADS, MOST_THREADS),
+            ThreadPoolExecutor(THREADS, "aside"),
+        )
 
     async def run(self, tenant: Tenant, size: int, make: Callable[[], T]) -> T:
-        """What `make` makes; of less than LONG it is made at once, of more when it is the tenant's turn."""
+        """What `make` makes; of less than LONG it is made at once, of more when it is the tenant's
+        turn.
+        """
         if size < LONG:
             return make()
         async with self._queue.places(tenant, 1):
@@ -248,7 +290,8 @@ class Threads:
             try:
                 await asyncio.wait((working,))
             except asyncio.CancelledError:
-                while not working.done():  # nobody can end a thread: its place is free when it has ended
+                # nobody can end a thread: its place is free when it has ended
+                while not working.done():
                     with suppress(asyncio.CancelledError):  # one cancellation more
                         await asyncio.wait((working,))
                 working.exception()

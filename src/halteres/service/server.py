@@ -1,4 +1,6 @@
-"""The service's process: its command line, and one service answering on one socket until it is told to end."""
+"""The service's process: its command line, and one service answering on one socket until it is told
+to end.
+"""
 
 from __future__ import annotations
 
@@ -36,7 +38,16 @@ from halteres.scores import is_address
 from halteres.service.base import BaseModel, base_model
 from halteres.service.cards import card_left
 from halteres.service.fleet import Fleet, Host
-from halteres.service.http import CountRequests, Guard, Meter, RequestCounts, on_bug, on_error, on_gone, on_missing
+from halteres.service.http import (
+    CountRequests,
+    Guard,
+    Meter,
+    RequestCounts,
+    on_bug,
+    on_error,
+    on_gone,
+    on_missing,
+)
 from halteres.service.inference.answering import Inference
 from halteres.service.inference.http import Shutdown
 from halteres.service.inference.routes import InferenceRoutes
@@ -70,9 +81,13 @@ async def _run(arguments: argparse.Namespace) -> None:
     keys = KeyFile(state).read()
     try:  # beyond the loopback only with keys
         may_leave = bool(keys) or options.require_keys
-        bound = open_listener(arguments.port, arguments.listen_fd, host=arguments.host, beyond=may_leave)
+        bound = open_listener(
+            arguments.port, arguments.listen_fd, host=arguments.host, beyond=may_leave
+        )
     except Conflict as error:
-        next_step = f"{error.next} A second service on this machine needs a --state DIR of its own, too."
+        next_step = (
+            f"{error.next} A second service on this machine needs a --state DIR of its own, too."
+        )
         raise Conflict(error.what, error.why, next_step) from error
     except InvalidConfig as error:
         next_step = error.next or f"Make a key first: halteres keys create NAME --state {state}"
@@ -80,10 +95,22 @@ async def _run(arguments: argparse.Namespace) -> None:
     with bound:
         beyond = not is_loopback(bound.getsockname()[0])
         if beyond and tls is None:
-            log.warning("Keys and data are readable on the way: use --certificate, or a proxy that ends TLS before it.")
+            log.warning(
+                "Keys and data are readable on the way: use --certificate, or a proxy that ends "
+                "TLS before it."
+            )
         if beyond and not any(key.state(time.time()) == "valid" for key in keys):
-            log.warning("No key of %s is valid: nobody can use this service until one is made.", state)
-        await serve(state, base, fleet, bound, replace(options, require_keys=options.require_keys or beyond), tls)
+            log.warning(
+                "No key of %s is valid: nobody can use this service until one is made.", state
+            )
+        await serve(
+            state,
+            base,
+            fleet,
+            bound,
+            replace(options, require_keys=options.require_keys or beyond),
+            tls,
+        )
 
 
 def _fleet(arguments: argparse.Namespace, base: BaseModel) -> Fleet:
@@ -102,14 +129,20 @@ def _fleet(arguments: argparse.Namespace, base: BaseModel) -> Fleet:
             command,
             arguments.state / f"{name}.log",
             on_death=lambda why: note_end(arguments.state / f"{name}_exit.json", why),
-            on_restart=lambda: log.warning("The engine runs again; what it held comes back when it is asked for."),
+            on_restart=lambda: log.warning(
+                "The engine runs again; what it held comes back when it is asked for."
+            ),
         )
 
-    return Fleet.of(engine("engine"), *(engine(f"sampler-{number + 1}") for number in range(arguments.samplers)))
+    return Fleet.of(
+        engine("engine"), *(engine(f"sampler-{number + 1}") for number in range(arguments.samplers))
+    )
 
 
 def note_end(file: Path, why: HalteresError) -> None:
-    """An engine has ended: for whoever reads the log, and for programs (`runs.supervision.run_processes`)."""
+    """An engine has ended: for whoever reads the log, and for programs
+    (`runs.supervision.run_processes`).
+    """
     log.error("%s", why)
     exit = {"pid": why.details.get("pid"), "code": why.details.get("exit_code")}
     with suppress(OSError):  # the log has it
@@ -151,7 +184,8 @@ def _tls(arguments: argparse.Namespace) -> Tls | None:
         raise InvalidConfig(
             f"The certificate {certificate} and its key {key} cannot be used.",
             f"{error}.",
-            "Give the chain with --certificate and its key, without a password, with --certificate-key: both PEM.",
+            "Give the chain with --certificate and its key, without a password, with "
+            "--certificate-key: both PEM.",
         ) from error
     return Tls(certificate, key)
 
@@ -159,7 +193,12 @@ def _tls(arguments: argparse.Namespace) -> Tls | None:
 def _parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(prog="halteres serve", description="The training service.")
     add = parser.add_argument
-    add("--state", type=Path, default=environ.home() / "service", help="directory that everything durable is kept in")
+    add(
+        "--state",
+        type=Path,
+        default=environ.home() / "service",
+        help="directory that everything durable is kept in",
+    )
     add("--host", default=HOST, help="where to listen; beyond the loopback only with keys")
     add("--port", type=int, default=8001, help="0 takes a free one")
     add("--listen-fd", type=int, help="an inherited socket that listens already")
@@ -168,19 +207,40 @@ def _parser() -> argparse.ArgumentParser:
     samplers = "engines that only sample, each a process; 0: the one that trains does"
     add("--samplers", type=int, default=0, choices=range(65), metavar="N", help=samplers)
     add("--threads", type=int, help="of each engine; default: cores - 1, shared among them")
-    add("--cache-gb", type=float, help="for keys and values of sequences; default: see inference.cache_gb")
+    add(
+        "--cache-gb",
+        type=float,
+        help="for keys and values of sequences; default: see inference.cache_gb",
+    )
     add("--dtype", choices=get_args(BaseType), default="float32", help="of the base weights")
-    add("--device", choices=environ.DEVICES, help="what engines compute on; default: HALTERES_DEVICE, or cpu")
+    add(
+        "--device",
+        choices=environ.DEVICES,
+        help="what engines compute on; default: HALTERES_DEVICE, or cpu",
+    )
     add("--require-keys", action="store_true", help="ask for a key also while none was made")
-    add("--limit", action="append", default=[], metavar="NAME=VALUE", help="of every tenant; see docs")
-    add("--reward-model", action="append", default=[], metavar="NAME=URL", help="by which `best_of` may choose")
+    add(
+        "--limit",
+        action="append",
+        default=[],
+        metavar="NAME=VALUE",
+        help="of every tenant; see docs",
+    )
+    add(
+        "--reward-model",
+        action="append",
+        default=[],
+        metavar="NAME=URL",
+        help="by which `best_of` may choose",
+    )
     add("--sample-logprobs", choices=("raw", "tempered"), default="raw", help="of sampled tokens")
     refuse = "rather than compute it by a formula of ours"
     add("--refuse-stable-reinforce", action="store_true", help=refuse)
     replay = "engine seconds after which an adapter's restore point is due; 0: after every request"
     add("--replay-s", type=float, default=Options().replay_s, help=replay)
     weights = (
-        "for adapters and snapshots in the engine, in 10^9 bytes; those unused for longest leave it; default: a quarter"
+        "for adapters and snapshots in the engine, in 10^9 bytes; those unused for longest leave "
+        "it; default: a quarter"
         " of the memory that the model leaves free (on a GPU, say how much)"
     )
     add("--weights-gb", type=float, help=weights)
@@ -190,14 +250,18 @@ def _parser() -> argparse.ArgumentParser:
 
 
 KEEP_ALIVE_S = 900
-"""How long an idle connection is kept: a client that reuses one just as it is closed would see an error."""
+"""How long an idle connection is kept: a client that reuses one just as it is closed would see an
+error.
+"""
 
 DRAIN_S = 2  # how long answers under way may take after the end was asked for
 
 
 def worth_a_line(record: logging.LogRecord) -> bool:
-    """Whether uvicorn's record is written: not its warnings, one for each bad request, nor the traceback of an answer
-    that is cancelled because it did not end in time, of which it says so in a line of its own."""
+    """Whether uvicorn's record is written: not its warnings, one for each bad request, nor the
+    traceback of an answer that is cancelled because it did not end in time, of which it says so in
+    a line of its own.
+    """
     cancelled = record.exc_info and isinstance(record.exc_info[1], asyncio.CancelledError)
     return record.levelno != logging.WARNING and not cancelled
 
@@ -205,7 +269,12 @@ def worth_a_line(record: logging.LogRecord) -> bool:
 def create_app(service: Service, shutdown: Shutdown | None = None) -> Starlette:
     """The routes over an open service, those called most first; `shutdown` cuts answers short."""
     counts, inference, options = RequestCounts(), Inference(service), service.options
-    routes = (TrainingRoutes(service), InferenceRoutes(inference), SessionRoutes(service), CheckpointRoutes(service))
+    routes = (
+        TrainingRoutes(service),
+        InferenceRoutes(inference),
+        SessionRoutes(service),
+        CheckpointRoutes(service),
+    )
     keys = Keys(service.state, required=options.require_keys, own=options.own_key)
     app = Starlette(
         routes=[route for part in (*routes, counts) for route in part.table()],
@@ -262,10 +331,16 @@ class ServiceServer(Server):
 
 
 async def serve(
-    state: Path, base: BaseModel, fleet: Fleet, bound: socket.socket, options: Options, tls: Tls | None = None
+    state: Path,
+    base: BaseModel,
+    fleet: Fleet,
+    bound: socket.socket,
+    options: Options,
+    tls: Tls | None = None,
 ) -> None:
-    """Serve until a signal comes; raises where the state directory is taken, or the engine cannot be started or
-    named."""
+    """Serve until a signal comes; raises where the state directory is taken, or the engine cannot
+    be started or named.
+    """
     url = url_of(bound, "https" if tls else "http")
     with locked(state), card_left(url, state):
         async with opened(state, base, fleet, options) as service:
@@ -280,9 +355,12 @@ async def serve(
             raise failure
 
 
-async def _tend(fleet: Fleet, state: Path, url: str, bound: socket.socket, server: ServiceServer) -> None:
-    """Start the engines, one after the other, for each looks how much memory is free; name them, and every later one,
-    in service.json."""
+async def _tend(
+    fleet: Fleet, state: Path, url: str, bound: socket.socket, server: ServiceServer
+) -> None:
+    """Start the engines, one after the other, for each looks how much memory is free; name them,
+    and every later one, in service.json.
+    """
 
     async def name_successors(host: Host[Any]) -> None:
         while True:
@@ -319,4 +397,6 @@ def _write_card(state: Path, fleet: Fleet, url: str, bound: socket.socket) -> No
         replace_file(file, msgspec.json.encode(card))
     except OSError as error:
         next_step = f"See that {state} is yours to write and not full, and start the service again."
-        raise ServerError(f"{file} cannot be written.", f"{error.strerror or error}.", next_step) from error
+        raise ServerError(
+            f"{file} cannot be written.", f"{error.strerror or error}.", next_step
+        ) from error

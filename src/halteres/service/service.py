@@ -5,7 +5,8 @@ STATE/journal.sqlite     accepted requests, sessions, models, samplers, checkpoi
 STATE/checkpoints/       named weights
 STATE/points/            restore points of training runs
 STATE/spill/             unnamed snapshots that had to leave the engine, or go to another one
-STATE/engine.log         the engine's standard error; STATE/sampler-1.log and on, those of engines that only sample
+STATE/engine.log         the engine's standard error; STATE/sampler-1.log and on, those of engines
+                         that only sample
 """
 
 from __future__ import annotations
@@ -37,8 +38,10 @@ from halteres.service.training_runs import Job, Models, Session, Sessions
 from halteres.service.wire.training import Request
 from halteres.text import Tokenizer, load_tokenizer
 
-FULL_KEEP_S = 60.0  # how long a settled request may be asked for again of a journal that has grown too large
-FINISHED_KEEP_S = 60.0  # how long a session that has finished may ask for samples that are not drawn again
+# how long a settled request may be asked for again of a journal that has grown too large
+FULL_KEEP_S = 60.0
+# how long a session that has finished may ask for samples that are not drawn again
+FINISHED_KEEP_S = 60.0
 GENERATE = "generate"  # inference answered on its own connection, which ended with the earlier life
 
 log = logging.getLogger(__name__)
@@ -48,42 +51,75 @@ log = logging.getLogger(__name__)
 class Options:
     """The choices of one service."""
 
-    own_key: str | None = field(default=None, repr=False)  # of its one user, beside those of its file
+    # of its one user, beside those of its file
+    own_key: str | None = field(default=None, repr=False)
     require_keys: bool = False  # also where none was made; beyond the loopback always
     limits: Allowances = Allowances()  # noqa: RUF009 - frozen
-    sample_logprobs: Literal["raw", "tempered"] = "raw"  # of sampled tokens: at temperature 1, or at the sampling one
+    # of sampled tokens: at temperature 1, or at the sampling one
+    sample_logprobs: Literal["raw", "tempered"] = "raw"
     refuse_stable_reinforce: bool = False  # rather than compute it by a formula of ours
     replay_s: float = 1.0  # engine time after which a restore point is due; 0: after every request
-    reward_models: Mapping[str, str] = field(default_factory=dict[str, str], repr=False)  # name -> server: for best_of
-    weights_bytes: int | None = None  # for adapters and snapshots in the engine; None: by what memory is free
+    # name -> server: for best_of
+    reward_models: Mapping[str, str] = field(default_factory=dict[str, str], repr=False)
+    # for adapters and snapshots in the engine; None: by what memory is free
+    weights_bytes: int | None = None
     silent_s: float = 600.0  # without a word from its client: a session's adapters leave the engine
     keep_requests_s: float = 3600.0  # how long a settled request may be asked for again
     journal_bytes: int = 16 * 2**30  # a larger journal keeps settled requests for a minute
-    keep_points_s: float = 24 * 3600.0  # how long the adapters of a finished or silent session can be brought back
+    # how long the adapters of a finished or silent session can be brought back
+    keep_points_s: float = 24 * 3600.0
     reap_s: float = 30.0  # between two looks at what has ended
-    client_flags: Mapping[str, bool] = field(default_factory=dict[str, bool])  # other than `routes.sessions` has them
+    # other than `routes.sessions` has them
+    client_flags: Mapping[str, bool] = field(default_factory=dict[str, bool])
 
 
 class Service:
     """Everything behind the routes; `opened` opens and closes it."""
 
     def __init__(
-        self, state: Path, base: BaseModel, fleet: Fleet, journal: Journal, tasks: asyncio.TaskGroup, options: Options
+        self,
+        state: Path,
+        base: BaseModel,
+        fleet: Fleet,
+        journal: Journal,
+        tasks: asyncio.TaskGroup,
+        options: Options,
     ) -> None:
-        self.state, self.base, self.fleet, self.journal, self.options = state, base, fleet, journal, options
+        self.state, self.base, self.fleet, self.journal, self.options = (
+            state,
+            base,
+            fleet,
+            journal,
+            options,
+        )
         self.tokenizer: Tokenizer = load_tokenizer(str(base.folder))
         self.futures, self.threads = Futures(journal), Threads()
         self.sessions = Sessions(journal)
         budget = WeightsBudget.of(base.folder, options.weights_bytes)
         self.snapshots = Snapshots(fleet, state / "spill", tasks, budget)
-        self.checkpoints = Checkpoints(journal, state, options.limits, on_removed=self.snapshots.forget)
+        self.checkpoints = Checkpoints(
+            journal, state, options.limits, on_removed=self.snapshots.forget
+        )
         self.adapters = Adapters(
-            fleet, journal, self.snapshots, state / "points", tasks, budget, replay_s=options.replay_s
+            fleet,
+            journal,
+            self.snapshots,
+            state / "points",
+            tasks,
+            budget,
+            replay_s=options.replay_s,
         )
         self.samplers = Samplers(journal, self.sessions, self.checkpoints, self.snapshots, base)
         logprobs, limits = options.sample_logprobs, options.limits
         self.samples = Samples(
-            fleet, self.futures, self.samplers, self.snapshots, tasks, self.threads, logprobs=logprobs, limits=limits
+            fleet,
+            self.futures,
+            self.samplers,
+            self.snapshots,
+            tasks,
+            self.threads,
+            logprobs=logprobs,
+            limits=limits,
         )
         training = Training(
             journal=journal,
@@ -102,17 +138,22 @@ class Service:
         self.options.limits.of(tenant).check_alive("sessions", len(self._alive(tenant)))
 
     def refuse_model(self, session: Session, model_id: str, rank: int | None = None) -> None:
-        """Raise LimitReached if a tenant has as many training runs as it may have, or none of this rank; a repetition
-        of what made one is not refused."""
+        """Raise LimitReached if a tenant has as many training runs as it may have, or none of this
+        rank; a repetition of what made one is not refused.
+        """
         if self.models.of_id(model_id) is not None:
             return
         limits, alive = self.options.limits.of(session.tenant), self._alive(session.tenant)
-        limits.check_alive("models", sum(model.session_id in alive for model in self.models.all(session.tenant)))
+        limits.check_alive(
+            "models", sum(model.session_id in alive for model in self.models.all(session.tenant))
+        )
         if rank is not None:
             limits.check_rank(rank)
 
     def refuse_sampler(self, session: Session, seq: int) -> None:
-        """Raise LimitReached if a tenant has as many sampling sessions as it may have; a repetition is not refused."""
+        """Raise LimitReached if a tenant has as many sampling sessions as it may have; a repetition
+        is not refused.
+        """
         of_session = self.samplers.of_session
         if sampler_id(session.id, seq) not in of_session(session.id):
             alive = self._alive(session.tenant) | {session.id}
@@ -123,7 +164,11 @@ class Service:
         """The ids of sessions that have not finished, nor fallen silent."""
         oldest = steady_time() - self.options.silent_s
         known = self.sessions.all(tenant)
-        return {session.id for session in known if session.finished is None and session.last_seen >= oldest}
+        return {
+            session.id
+            for session in known
+            if session.finished is None and session.last_seen >= oldest
+        }
 
     async def reap_for_ever(self) -> None:
         """Look again and again for what has ended, until cancelled."""
@@ -154,8 +199,11 @@ class Service:
     async def _clear_adapters(self, now: float) -> None:
         for session in self.sessions.all():
             for model in self.models.of_session(session.id):
-                silent_s = now - max(session.finished_at or session.last_seen, model.last_request_at)
-                # An adapter that leaves now is forgotten in a later look: a client may have been held as we were.
+                silent_s = now - max(
+                    session.finished_at or session.last_seen, model.last_request_at
+                )
+                # An adapter that leaves now is forgotten in a later look: a client may have been
+                # held as we were.
                 if model.placement.engine is not None:
                     if session.finished is not None or silent_s > self.options.silent_s:
                         await self.adapters.unload(model)
@@ -164,12 +212,16 @@ class Service:
                     await self.samplers.forget(model)
 
     async def retire(self, session: Session) -> None:
-        """The adapters of a session that nothing runs or waits for leave the engine; they come back when asked for."""
+        """The adapters of a session that nothing runs or waits for leave the engine; they come back
+        when asked for.
+        """
         for model in self.models.of_session(session.id):
             await self.adapters.unload(model)
 
     async def recover(self) -> None:
-        """Go on with every request that an earlier life of the service accepted and did not settle, oldest first."""
+        """Go on with every request that an earlier life of the service accepted and did not settle,
+        oldest first.
+        """
         rows = await self.journal.left_open()
         for row in rows:
             if row.kind == SAMPLE:
@@ -183,10 +235,13 @@ class Service:
                     self.futures.settle(future, unloaded(row.subject))
                 elif (model := self.models.of_id(row.subject)) is None or row.seq is None:
                     raise NotFound(
-                        f"There is no training run '{row.subject}' here.", next="Make a new training client."
+                        f"There is no training run '{row.subject}' here.",
+                        next="Make a new training client.",
                     )
                 else:
-                    request = Request.read(row.id, row.kind, row.seq, row.content_type, row.body, row.drawn)
+                    request = Request.read(
+                        row.id, row.kind, row.seq, row.content_type, row.body, row.drawn
+                    )
                     model.queue.put(Job(model, request, future))
             except HalteresError as error:
                 self.futures.settle(future, failure(error))
@@ -201,7 +256,9 @@ def locked(state: Path) -> Iterator[None]:
         state.mkdir(mode=0o700, parents=True, exist_ok=True)
         descriptor = os.open(state / "lock", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
     except OSError as error:
-        raise ServerError(f"The state directory {state} cannot be used.", f"{error.strerror}.") from error
+        raise ServerError(
+            f"The state directory {state} cannot be used.", f"{error.strerror}."
+        ) from error
     try:
         try:
             fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
@@ -217,9 +274,12 @@ def locked(state: Path) -> Iterator[None]:
 
 
 @asynccontextmanager
-async def opened(state: Path, base: BaseModel, fleet: Fleet, options: Options | None = None) -> AsyncIterator[Service]:
-    """A service over engines that somebody starts; when the block ends they are stopped, and what is open stays
-    accepted in the journal: the next service on this state goes on with it."""
+async def opened(
+    state: Path, base: BaseModel, fleet: Fleet, options: Options | None = None
+) -> AsyncIterator[Service]:
+    """A service over engines that somebody starts; when the block ends they are stopped, and what
+    is open stays accepted in the journal: the next service on this state goes on with it.
+    """
     journal = Journal(state / FILE)
     await journal.open()
     try:

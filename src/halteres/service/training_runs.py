@@ -1,4 +1,5 @@
-"""Sessions and their training runs: who owns one, where its adapter is, and the order of its requests.
+"""Sessions and their training runs: who owns one, where its adapter is, and the order of its
+requests.
 
 put(7) put(8)      gap at 6: both wait
 put(6)             6, 7, 8 run, one after the other
@@ -19,7 +20,16 @@ import msgspec
 from sqlalchemy import update
 
 from halteres.engine.protocol import LoraConfig, Trains
-from halteres.errors import HalteresError, InvalidData, NotFound, NotReady, ServerError, boundary, shortened, unknown
+from halteres.errors import (
+    HalteresError,
+    InvalidData,
+    NotFound,
+    NotReady,
+    ServerError,
+    boundary,
+    shortened,
+    unknown,
+)
 from halteres.process import steady_time
 from halteres.service.durable.futures import Future, Futures, Outcome, Place, failure, outcome_of
 from halteres.service.durable.journal import BURNT, MODELS, SESSIONS, Journal
@@ -43,7 +53,8 @@ class Session:
     project_id: str | None = None
     display_name: str | None = None
     created_at: float = field(default_factory=steady_time)  # unix s
-    last_seen: float = field(default_factory=steady_time)  # unix s; nobody can be heard while no service runs
+    # unix s; nobody can be heard while no service runs
+    last_seen: float = field(default_factory=steady_time)
     finished: str | None = None  # success, errored or interrupted
     finished_at: float | None = None  # unix s
 
@@ -75,12 +86,17 @@ class Sessions:
         """The session of this id, seen now."""
         session = self._known.get(session_id)
         if session is None or session.tenant != tenant:
-            raise NotFound(f"There is no session '{shortened(session_id)}' here.", next="Make a new ServiceClient.")
+            raise NotFound(
+                f"There is no session '{shortened(session_id)}' here.",
+                next="Make a new ServiceClient.",
+            )
         session.last_seen = steady_time()
         return session
 
     def of_model(self, session_id: str) -> Session:
-        """The session of a training run or sampler that was found for its owner; it is not seen by this."""
+        """The session of a training run or sampler that was found for its owner; it is not seen by
+        this.
+        """
         return self._known[session_id]
 
     def finish(self, session: Session, reason: str) -> None:
@@ -106,7 +122,9 @@ class Sessions:
 MAX_WAITING = 4096  # requests of one model that may wait for an earlier one
 
 GAP_S = 900.0
-"""How long requests wait for one before them that does not arrive: the SDK gives up sending it long before."""
+"""How long requests wait for one before them that does not arrive: the SDK gives up sending it long
+before.
+"""
 
 EVERY_SEQ = 2**63 - 1  # above every request's number
 
@@ -115,7 +133,9 @@ NEW_CLIENT = "Make a new training client, from a checkpoint if there is one."
 
 @dataclass(slots=True, kw_only=True, eq=False)
 class Placement:
-    """Where a training run's adapter is, and from what it would come back; `service.execution` changes it."""
+    """Where a training run's adapter is, and from what it would come back; `service.execution`
+    changes it.
+    """
 
     engine: Trains | None = None  # the engine that holds it
     lock: asyncio.Lock = field(default_factory=asyncio.Lock)  # of whoever uses it
@@ -141,7 +161,8 @@ class Model:
     created_at: float = field(default_factory=steady_time)  # unix s
     last_request_at: float = field(default_factory=steady_time)  # unix s
     placement: Placement = field(default_factory=Placement)
-    stand_in_announced: bool = False  # its client and the log have read that stable_reinforce is ours here
+    # its client and the log have read that stable_reinforce is ours here
+    stand_in_announced: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -167,7 +188,9 @@ class Executor(Protocol):
 class RequestQueue:
     """One model's requests, by sequence number."""
 
-    def __init__(self, futures: Futures, tasks: asyncio.TaskGroup, work: Executor, next_seq: int = 0) -> None:
+    def __init__(
+        self, futures: Futures, tasks: asyncio.TaskGroup, work: Executor, next_seq: int = 0
+    ) -> None:
         self._futures, self._tasks, self._work = futures, tasks, work
         self._next = next_seq
         self._waiting: dict[int, Job] = {}
@@ -179,8 +202,13 @@ class RequestQueue:
         """Execute the job once every earlier number was executed or burnt."""
         seq = job.request.seq
         if seq < self._next or seq in self._burnt:
-            what, why = f"Request {seq} of this model comes too late.", f"request {self._next} is next."
-            self._refuse(job, InvalidData(what, f"It was refused or lost before, and {why}", NEW_CLIENT))
+            what, why = (
+                f"Request {seq} of this model comes too late.",
+                f"request {self._next} is next.",
+            )
+            self._refuse(
+                job, InvalidData(what, f"It was refused or lost before, and {why}", NEW_CLIENT)
+            )
             return
         self._waiting[seq] = job
         job.future.place = partial(self._place, seq)
@@ -188,7 +216,9 @@ class RequestQueue:
         self._mind_the_gap()
 
     def burn(self, seq: int) -> None:
-        """This number will never be put: its request was refused. A number that was put already is none."""
+        """This number will never be put: its request was refused. A number that was put already is
+        none.
+        """
         if seq >= self._next and not self.holds(seq):
             self._burnt.add(seq)
             self._go_on()
@@ -208,7 +238,9 @@ class RequestQueue:
         return not self._running and not self._waiting
 
     def refuse_if_full(self, seq: int) -> None:
-        """Raise NotReady rather than hold more requests than a client can mean; the one they wait for is let in."""
+        """Raise NotReady rather than hold more requests than a client can mean; the one they wait
+        for is let in.
+        """
         if len(self._waiting) >= MAX_WAITING and seq != self._next and not self.holds(seq):
             raise NotReady(
                 f"{len(self._waiting)} requests of this model wait.",
@@ -221,9 +253,13 @@ class RequestQueue:
 
     def _place(self, seq: int) -> Place:
         if not self._running:
-            return Place(f"request {self._next} of this model comes first, and has not arrived", stuck=True)
+            return Place(
+                f"request {self._next} of this model comes first, and has not arrived", stuck=True
+            )
         return Place(
-            "it is being executed" if seq == self._next else f"request {self._next} of this model is executed first"
+            "it is being executed"
+            if seq == self._next
+            else f"request {self._next} of this model is executed first"
         )
 
     def _go_on(self) -> None:
@@ -239,12 +275,18 @@ class RequestQueue:
 
     async def _drain(self) -> None:
         try:
-            while not self._futures.closing and (job := self._waiting.pop(self._next, None)) is not None:
-                self._futures.settle(job.future, await outcome_of(job.future, self._work.execute(job)))
+            while (
+                not self._futures.closing
+                and (job := self._waiting.pop(self._next, None)) is not None
+            ):
+                self._futures.settle(
+                    job.future, await outcome_of(job.future, self._work.execute(job))
+                )
                 try:
                     with boundary(ServerError, "What follows a request"):
                         await self._work.afterwards(job)
-                except HalteresError as error:  # it has no future to fail, and must not stop the queue
+                except HalteresError as error:
+                    # it has no future to fail, and must not stop the queue
                     log.error("After request %s: %s", job.future.request_id, error)
                 self._next += 1
                 self._skip_burnt()
@@ -266,11 +308,18 @@ class RequestQueue:
         if self._running or self._next != missing:
             self._mind_the_gap()
             return
-        log.warning("Request %d of a training run did not arrive in %g s; %d fail.", missing, GAP_S, len(self._waiting))
+        log.warning(
+            "Request %d of a training run did not arrive in %g s; %d fail.",
+            missing,
+            GAP_S,
+            len(self._waiting),
+        )
         jobs, self._waiting = self._waiting, {}
         self._next = max(jobs) + 1
         what = f"Request {missing} of this model never arrived, and this one comes after it."
-        why = "Its client gave its number away and did not send it: an error was raised there before."
+        why = (
+            "Its client gave its number away and did not send it: an error was raised there before."
+        )
         for job in jobs.values():
             self._refuse(job, InvalidData(what, why, NEW_CLIENT))
 
@@ -283,7 +332,9 @@ def model_id_of(session_id: str, seq: int) -> str:
 class Models:
     """All training runs of this state directory."""
 
-    def __init__(self, journal: Journal, futures: Futures, tasks: asyncio.TaskGroup, work: Executor) -> None:
+    def __init__(
+        self, journal: Journal, futures: Futures, tasks: asyncio.TaskGroup, work: Executor
+    ) -> None:
         self._journal, self._futures, self._tasks, self._work = journal, futures, tasks, work
         self._known: dict[str, Model] = {}
         self._of_session: defaultdict[str, list[Model]] = defaultdict(list)
@@ -294,7 +345,9 @@ class Models:
         for row in await self._journal.rows(MODELS):
             lora = msgspec.convert(row.pop("lora"), LoraConfig | None)
             point, settled, covered = (row.pop(name) for name in ("point", "settled", "covered"))
-            known = (number for number in (last.get(row["id"]), point, settled) if number is not None)
+            known = (
+                number for number in (last.get(row["id"]), point, settled) if number is not None
+            )
             next_seq = min(max(known, default=-1) + 1, first_open.get(row["id"], EVERY_SEQ))
             queue = RequestQueue(self._futures, self._tasks, self._work, next_seq)
             placement = Placement(point=point, forgotten=covered == EVERY_SEQ)
@@ -312,7 +365,10 @@ class Models:
         model = self._known.get(model_id)
         if model is None or model.tenant != tenant:
             known = [model.id for model in self.all(tenant)]
-            following = "RestClient.list_training_runs tells them all; to train, make a new training client."
+            following = (
+                "RestClient.list_training_runs tells them all; to train, make a new "
+                "training client."
+            )
             raise unknown(NotFound, "training run", model_id, known, following)
         model.last_request_at = steady_time()
         return model
@@ -330,7 +386,12 @@ class Models:
         return self._of_session.get(session_id, [])
 
     async def add(
-        self, model_id: str, session_id: str, tenant: Tenant, base_model: str, user_metadata: dict[str, Any]
+        self,
+        model_id: str,
+        session_id: str,
+        tenant: Tenant,
+        base_model: str,
+        user_metadata: dict[str, Any],
     ) -> Model:
         """The training run of this id: made now, or the one made before."""
         if model_id not in self._known:
@@ -359,11 +420,18 @@ class Models:
 async def record(journal: Journal, model: Model) -> None:
     """Write down what is known of a training run."""
     point, lora = model.placement.point, msgspec.to_builtins(model.lora)
-    await journal.put(MODELS, model, lora=lora, point=point, covered=point, settled=model.queue.settled)
+    await journal.put(
+        MODELS, model, lora=lora, point=point, covered=point, settled=model.queue.settled
+    )
 
 
 async def record_point(journal: Journal, model: Model, seq: int | None) -> None:
-    """Write down that the newest restore point was taken after the request of this number; or that there is none any
-    more, and that no request of the training run is needed."""
-    values = {"point": seq, "covered": EVERY_SEQ if seq is None else seq, "settled": model.queue.settled}
+    """Write down that the newest restore point was taken after the request of this number; or that
+    there is none any more, and that no request of the training run is needed.
+    """
+    values = {
+        "point": seq,
+        "covered": EVERY_SEQ if seq is None else seq,
+        "settled": model.queue.settled,
+    }
     await journal.change(update(MODELS).where(MODELS.c.id == model.id).values(**values))

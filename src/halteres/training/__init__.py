@@ -6,7 +6,8 @@ objective         from a batch to examples: the order of what the next three do
 turns             a batch as turns of episodes, with their rewards and returns
 advantages        how much better than its baseline a turn was
 datums            sequences and advantages as training examples
-policy            the model being trained, behind the Tinker SDK; learning rate and minibatches of each step
+policy            the model being trained, behind the Tinker SDK; learning rate and minibatches of
+                  each step
 logprob_mismatch  how far sampler and trainer differ on the same tokens
 report            metrics, events, checkpoints on disk
 stopping          when and how to end early

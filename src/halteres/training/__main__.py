@@ -1,6 +1,7 @@
 """The trainer's process: `python -m halteres.training --run DIR`.
 
-Exit codes: 0: the final weights exist. 1: a failure, in one sentence on stderr and in control/failure.json. 2: usage.
+Exit codes: 0: the final weights exist. 1: a failure, in one sentence on stderr and in
+control/failure.json. 2: usage.
 """
 
 from __future__ import annotations
@@ -36,7 +37,9 @@ def main(arguments: list[str] | None = None) -> int:
     """Run the trainer; answers the exit code."""
     environ.stay_offline()
     process.begin("trainer")
-    parser = argparse.ArgumentParser(prog="python -m halteres.training", description="Train one run by RL.")
+    parser = argparse.ArgumentParser(
+        prog="python -m halteres.training", description="Train one run by RL."
+    )
     parser.add_argument("--run", type=Path, required=True, help="the run directory")
     folder = RunFolder(parser.parse_args(arguments).run)
     try:
@@ -53,7 +56,8 @@ async def run(folder: RunFolder) -> None:
     settings, wiring = folder.settings(), folder.wiring()
     stopping = Stopping(folder.stop, settings.run.max_minutes)
     obey_signals(stopping)
-    # An environment of atroposlib's writes no rollouts: they are written here, where the base model's tokenizer is.
+    # An environment of atroposlib's writes no rollouts: they are written here, where the base
+    # model's tokenizer is.
     rollouts = None
     if wiring.is_foreign and wiring.tokenizer and Path(wiring.tokenizer).is_dir():
         rollouts = Rollouts(folder.path / "rollouts", load_tokenizer(wiring.tokenizer))
@@ -63,7 +67,9 @@ async def run(folder: RunFolder) -> None:
     if (point := wiring.resume_from) is None:
         policy = await Policy.create(wiring, settings.trainer, settings.run.seed)
     else:
-        policy = await Policy.resume(wiring, settings.trainer, point.state_path, folder.version_at(point))
+        policy = await Policy.resume(
+            wiring, settings.trainer, point.state_path, folder.version_at(point)
+        )
     policy.exact = await samples_exactly(wiring)
     given = folder.is_given("trainer.correction", settings.trainer.correction != "none")
     trainer = corrected(settings.trainer, exact=policy.exact, given=given)
@@ -72,28 +78,40 @@ async def run(folder: RunFolder) -> None:
     report.begins(settings.env, done, tempered=policy.tempered)
     if not policy.exact:
         report.inexact(trainer.correction)
-    trajectories = Trajectories(TrainerClient(wiring.api_url, Retries.for_seconds(4.0)), registration, stopping)
+    trajectories = Trajectories(
+        TrainerClient(wiring.api_url, Retries.for_seconds(4.0)), registration, stopping
+    )
     await trajectories.register()
     stopping.start_clock()
     try:
         done = await train(policy, trajectories, report, settings, done)
     except (NoExperience, BatchNotOurs):
-        await keep(policy, report)  # the service is well: what was learnt need not be lost with the environment
+        # the service is well: what was learnt need not be lost with the environment
+        await keep(policy, report)
         raise
     request = stopping.request()
     done_all = f"all {settings.trainer.total_steps} steps are done"
-    await close(policy, report, done, request.why if request else done_all, request.reason if request else None)
+    await close(
+        policy,
+        report,
+        done,
+        request.why if request else done_all,
+        request.reason if request else None,
+    )
 
 
 def write_failure(folder: RunFolder, error: HalteresError) -> None:
-    """Write why the trainer ends, for whoever reports the run's end; on a full disk it is on stderr alone."""
+    """Write why the trainer ends, for whoever reports the run's end; on a full disk it is on stderr
+    alone.
+    """
     with contextlib.suppress(OSError):
         failure = Redactor.of_this_process().json({"role": "trainer", **as_failure(error)})
         replace_file(folder.failure, json.dumps(failure).encode())
 
 
 if __name__ == "__main__":
-    # tinker 0.38 leaves threads running; an interpreter that ended beside them was once killed by SIGABRT, all said.
+    # tinker 0.38 leaves threads running; an interpreter that ended beside them was once killed by
+    # SIGABRT, all said.
     code = main()
     logging.shutdown()
     sys.stderr.flush()

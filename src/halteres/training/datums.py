@@ -1,8 +1,8 @@
 """Datums: sequences and their advantages as training examples.
 
-A sequence of T tokens becomes N = T - 1 rows: row i predicts token i + 1. A context token is known by its
-log-probability, which is the sentinel 1.0 (where there are none, by its mask); its advantage is 0, and so it moves
-nothing. The group's masks must agree. S sequences of a batch, K turns.
+A sequence of T tokens becomes N = T - 1 rows: row i predicts token i + 1. A context token is known
+by its log-probability, which is the sentinel 1.0 (where there are none, by its mask); its advantage
+is 0, and so it moves nothing. The group's masks must agree. S sequences of a batch, K turns.
 """
 
 from __future__ import annotations
@@ -30,15 +30,21 @@ class Example:
 
     tokens_N: NDArray[np.int64]  # model input: the sequence without its last token
     targets_N: NDArray[np.int64]  # the sequence without its first
-    logprobs_N: Row  # of the targets, as the loss reads them: the sampler's, or corrected ones; 0 on context
+    # of the targets, as the loss reads them: the sampler's, or corrected ones; 0 on context
+    logprobs_N: Row
     sampled_N: Row  # ... as the sampler gave them
     advantages_N: Row  # 0 on context
     actions_N: NDArray[np.bool_]  # the target was sampled by the policy
-    versions: tuple[int, int] | None  # smallest and largest policy version that wrote it; None if untagged
+    # smallest and largest policy version that wrote it; None if untagged
+    versions: tuple[int, int] | None
 
     def moves(self, loss: LossKind, config: Mapping[str, float]) -> bool:
-        """True where it can move a weight: it has an advantage, or the loss pulls sampled tokens without one."""
-        pulled = bool(loss.kl_setting) and config.get(loss.kl_setting, loss.config[loss.kl_setting]) > 0
+        """True where it can move a weight: it has an advantage, or the loss pulls sampled tokens
+        without one.
+        """
+        pulled = (
+            bool(loss.kl_setting) and config.get(loss.kl_setting, loss.config[loss.kl_setting]) > 0
+        )
         return bool(self.advantages_N.any()) or (pulled and bool(self.actions_N.any()))
 
     def masked(self) -> Example:
@@ -46,7 +52,9 @@ class Example:
         return replace(self, actions_N=np.zeros_like(self.actions_N))
 
     def inputs(self, loss: LossKind) -> dict[str, Row]:
-        """What the loss reads beside the targets, N of each, by the names that the Tinker API gives them."""
+        """What the loss reads beside the targets, N of each, by the names that the Tinker API gives
+        them.
+        """
         known = {
             "logprobs": self.logprobs_N,
             "advantages": self.advantages_N,
@@ -69,8 +77,8 @@ def to_sequences(batch: Batch, *, needs_logprobs: bool) -> tuple[Example, ...]:
     """The sequences of a batch, shifted and masked, S of them, without advantages.
 
     Raises:
-        InvalidData: a group has no log-probabilities and they are needed, lengths differ, or masks and
-            log-probabilities disagree.
+        InvalidData: a group has no log-probabilities and they are needed, lengths differ, or masks
+            and log-probabilities disagree.
     """
     for index, group in enumerate(batch.groups):
         _check(group, index, needs_logprobs=needs_logprobs)
@@ -97,12 +105,16 @@ def to_examples(
 
     Args:
         sequences: of the batch, in order.
-        advantages_S: of each sequence's tokens, shape (T,); what they say of context is not looked at.
+        advantages_S: of each sequence's tokens, shape (T,); what they say of context is not looked
+            at.
         max_length: longest sequence in tokens; longer ones are left out and counted.
         loss: what reads them, with its settings.
     """
     examples = [
-        replace(sequence, advantages_N=np.where(sequence.actions_N, advantages_T[1:], 0.0).astype(np.float32))
+        replace(
+            sequence,
+            advantages_N=np.where(sequence.actions_N, advantages_T[1:], 0.0).astype(np.float32),
+        )
         for sequence, advantages_T in zip(sequences, advantages_S, strict=True)
         if len(sequence.tokens_N) < max_length
     ]
@@ -112,7 +124,10 @@ def to_examples(
 
 
 def spread(
-    turns: Turns, advantages_K: FloatArray, sequences: Sequence[Example], weighting: Weighting = "token"
+    turns: Turns,
+    advantages_K: FloatArray,
+    sequences: Sequence[Example],
+    weighting: Weighting = "token",
 ) -> tuple[FloatArray, ...]:
     """Advantages of turns as advantages of tokens, S arrays of shape (T,).
 
@@ -120,12 +135,16 @@ def spread(
         turns: of the batch.
         advantages_K: one per turn.
         sequences: of the batch, in order.
-        weighting: what counts the same in the loss, which sums over tokens. "token": every token of an action has its
-            turn's advantage. "turn", "episode": the tokens of a turn or an episode share what one token of average
-            length would have, so that long ones weigh no more than short ones (GRPO's 1/|o| is "episode").
+        weighting: what counts the same in the loss, which sums over tokens. "token": every token of
+            an action has its turn's advantage. "turn", "episode": the tokens of a turn or an
+            episode share what one token of average length would have, so that long ones weigh no
+            more than short ones (GRPO's 1/|o| is "episode").
     """
     # Token i is the target of row i - 1.
-    rows_K = [(sequences[s.sequence].actions_N, max(0, s.start - 1), max(0, s.stop - 1)) for s in turns.spans_K]
+    rows_K = [
+        (sequences[s.sequence].actions_N, max(0, s.start - 1), max(0, s.stop - 1))
+        for s in turns.spans_K
+    ]
     lengths_K = np.array([int(actions_N[start:stop].sum()) for actions_N, start, stop in rows_K])
     shared_K = advantages_K * _weights(turns, lengths_K, weighting)
     advantages_S = tuple(np.zeros(len(sequence.tokens_N) + 1) for sequence in sequences)
@@ -140,7 +159,9 @@ def _weights(turns: Turns, lengths_K: NDArray[np.int64], weighting: Weighting) -
     part_K = np.arange(len(lengths_K)) if weighting == "turn" else turns.episode_K
     length_P = np.bincount(part_K, lengths_K)
     used_P = length_P[length_P > 0]
-    return used_P.mean() / np.maximum(1, length_P[part_K]) if used_P.size else np.ones(len(lengths_K))
+    return (
+        used_P.mean() / np.maximum(1, length_P[part_K]) if used_P.size else np.ones(len(lengths_K))
+    )
 
 
 def to_sequence(
@@ -177,17 +198,21 @@ def _check(group: Group, index: int, *, needs_logprobs: bool) -> None:
         return
     if len(group.logprobs) != len(group.tokens):
         raise InvalidData(
-            f"Group {index} of the batch has {len(group.tokens)} sequences and log-probabilities for "
+            f"Group {index} of the batch has {len(group.tokens)} sequences and log-probabilities "
+            "for "
             f"{len(group.logprobs)}.",
-            "The loss, the KL penalty or the correction needs the sampler's log-probability of every token.",
-            "Let the environment send inference_logprobs (with atroposlib: server_type sglang and a managed server), "
+            "The loss, the KL penalty or the correction needs the sampler's log-probability of "
+            "every token.",
+            "Let the environment send inference_logprobs (with atroposlib: server_type sglang and "
+            "a managed server), "
             "or train with trainer.loss cross_entropy, which needs none.",
         )
     for i, (tokens, logprobs) in enumerate(zip(group.tokens, group.logprobs, strict=True)):
         which = f"Sequence {i} of group {index}"
         if len(tokens) != len(logprobs) or not np.isfinite(logprobs).all():
             raise InvalidData(
-                f"{which} has {len(tokens)} tokens and {len(logprobs)} log-probabilities, or one is not finite.",
+                f"{which} has {len(tokens)} tokens and {len(logprobs)} log-probabilities, or one "
+                "is not finite.",
                 "They must be aligned, one finite number per token (1.0 on context).",
                 FIX,
             )
@@ -203,6 +228,7 @@ def _check(group: Group, index: int, *, needs_logprobs: bool) -> None:
             at = int(np.flatnonzero(differ_T)[0])
             raise InvalidData(
                 f"{which} has mask {masks[at]} and log-probability {logprobs[at]:g} at token {at}.",
-                f"A context token has mask {MASKED} and log-probability {CONTEXT_LOGPROB}, a sampled token neither.",
+                f"A context token has mask {MASKED} and log-probability {CONTEXT_LOGPROB}, a "
+                "sampled token neither.",
                 FIX,
             )

@@ -26,7 +26,9 @@ class NoExperience(HalteresError):
 
 
 class BatchNotOurs(HalteresError):
-    """The trajectory server delivered a batch that is not this run's; nothing was learnt from it."""
+    """The trajectory server delivered a batch that is not this run's; nothing was learnt from
+    it.
+    """
 
     code = "batch_not_ours"
 
@@ -37,7 +39,9 @@ class ServiceFailed(HalteresError):
     code = "service_failed"
 
     def __init__(self, what: str, why: str = "", next: str = "", **details: Any) -> None:
-        look = "Look into logs/service.log and logs/engine.log, then resume from the last checkpoint."
+        look = (
+            "Look into logs/service.log and logs/engine.log, then resume from the last checkpoint."
+        )
         super().__init__(what, why, next or look, **details)
 
 

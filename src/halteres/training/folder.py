@@ -1,5 +1,6 @@
-"""The run directory as the trainer sees it: files that it reads (settings, wiring, stop requests) and that it writes
-(metrics, events, checkpoints, its failure)."""
+"""The run directory as the trainer sees it: files that it reads (settings, wiring, stop requests)
+and that it writes (metrics, events, checkpoints, its failure).
+"""
 
 from __future__ import annotations
 
@@ -36,7 +37,8 @@ class Wiring(msgspec.Struct, frozen=True, kw_only=True):
     base_model: str
     tokenizer: str = ""  # folder of the base model, or its name
     is_foreign: bool = False  # the environment is written for atroposlib
-    tempered: bool = False  # the service gives sampled log-probabilities at env.temperature, not at 1
+    # the service gives sampled log-probabilities at env.temperature, not at 1
+    tempered: bool = False
     api_key: str | None = None
     resume_from: ResumePoint | None = None
 
@@ -55,20 +57,30 @@ class RunFolder:
         self.events = path / "events.jsonl"  # what happened, in order
         self.checkpoints = path / "checkpoints.jsonl"  # what can be resumed, sampled, evaluated
         self.stop = path / "control" / "stop.json"  # somebody asks for an end
-        self.ready = path / "control" / "trainer.ready"  # exists once environments can sample the policy
-        self.failure = path / "control" / "failure.json"  # why a process of the run ended, in its own words
+        # exists once environments can sample the policy
+        self.ready = path / "control" / "trainer.ready"
+        # why a process of the run ended, in its own words
+        self.failure = path / "control" / "failure.json"
 
     def version_at(self, point: ResumePoint) -> int:
-        """Optimiser steps of a checkpoint: fewer than its step where batches without signal were skipped."""
-        rows = [row for row in read_rows(self.checkpoints) if row.get("state_path") == point.state_path]
+        """Optimiser steps of a checkpoint: fewer than its step where batches without signal were
+        skipped.
+        """
+        rows = [
+            row for row in read_rows(self.checkpoints) if row.get("state_path") == point.state_path
+        ]
         return int(rows[-1].get("version", point.step)) if rows else point.step
 
     def is_given(self, setting: str, otherwise: bool) -> bool:
-        """Whether a setting was given, in this run or in one that it goes on from; `otherwise`: where no run says."""
+        """Whether a setting was given, in this run or in one that it goes on from; `otherwise`:
+        where no run says.
+        """
         folder = self.path
         while True:
             try:
-                source = json.loads((folder / "config.resolved.json").read_text("utf-8"))[setting]["source"]
+                source = json.loads((folder / "config.resolved.json").read_text("utf-8"))[setting][
+                    "source"
+                ]
                 if source != "resume":
                     return source != "default"
                 earlier = json.loads((folder / "run.json").read_text("utf-8"))["resumed_from"]
@@ -96,4 +108,6 @@ class RunFolder:
             ) from error
         except (ValidationError, msgspec.DecodeError) as error:
             why = error.errors()[0]["msg"] if isinstance(error, ValidationError) else str(error)
-            raise InvalidConfig(f"{file} cannot be used.", f"{why}.", "Let `halteres train` write it.") from error
+            raise InvalidConfig(
+                f"{file} cannot be used.", f"{why}.", "Let `halteres train` write it."
+            ) from error

@@ -21,17 +21,25 @@ BASELINE = "step-000000"
 FINAL = "final"
 
 
-async def train(policy: Policy, trajectories: Trajectories, report: Report, settings: Settings, done: int = 0) -> int:
-    """Train from step `done` to `trainer.total_steps`, or until an end is asked for; answers the last step."""
+async def train(
+    policy: Policy, trajectories: Trajectories, report: Report, settings: Settings, done: int = 0
+) -> int:
+    """Train from step `done` to `trainer.total_steps`, or until an end is asked for; answers the
+    last step.
+    """
     config, timer = settings.trainer, Timer()
     objective = Objective(config, policy)
-    async for step, batch in trajectories.batches(range(done + 1, config.total_steps + 1), lambda: policy.version):
+    async for step, batch in trajectories.batches(
+        range(done + 1, config.total_steps + 1), lambda: policy.version
+    ):
         timer.lap("batch")
         version, rate = policy.version, learning_rate(config, step)
         training_batch = await objective.training_batch(batch)
         passes = [
             await learn(policy, examples, rate, report, step)
-            for examples in minibatches(training_batch.examples.useful, config, settings.run.seed, step)
+            for examples in minibatches(
+                training_batch.examples.useful, config, settings.run.seed, step
+            )
         ]
         timer.lap("train")
         await policy.publish()
@@ -57,7 +65,9 @@ async def train(policy: Policy, trajectories: Trajectories, report: Report, sett
 
 
 def checkpoint_due(step: int, config: TrainerSettings) -> bool:
-    """True where a checkpoint or an evaluation (which samples one) falls on this step; the last step has "final"."""
+    """True where a checkpoint or an evaluation (which samples one) falls on this step; the last
+    step has "final".
+    """
     periods = (config.checkpoint_every, config.eval_every)
     return step < config.total_steps and any(period and step % period == 0 for period in periods)
 
@@ -65,7 +75,9 @@ def checkpoint_due(step: int, config: TrainerSettings) -> bool:
 async def learn(
     policy: Policy, examples: Sequence[Example], rate: float, report: Report, step: int
 ) -> tuple[Sequence[Example], Pass]:
-    """One optimiser step. Without examples none is taken: Adam's momentum alone must not move weights."""
+    """One optimiser step. Without examples none is taken: Adam's momentum alone must not move
+    weights.
+    """
     passed = policy.forward_backward(examples)
     stepped = policy.optim_step(rate)  # both promised before either is awaited
     try:
@@ -78,7 +90,9 @@ async def learn(
 
 
 async def open_to_environments(policy: Policy, report: Report, *, fresh: bool) -> None:
-    """Publish the first version; a fresh run keeps it by name, for the evaluation before training."""
+    """Publish the first version; a fresh run keeps it by name, for the evaluation before
+    training.
+    """
     await policy.publish()
     if fresh:
         report.checkpoint(await policy.save(BASELINE, 0, with_state=False))
@@ -96,6 +110,10 @@ def checkpoint_name(step: int) -> str:
     return f"step-{step:06d}"
 
 
-async def close(policy: Policy, report: Report, step: int, why: str, reason: StopReason | None = None) -> None:
-    """Write the final weights: a run has ended well only once they exist. `reason`: of an early end."""
+async def close(
+    policy: Policy, report: Report, step: int, why: str, reason: StopReason | None = None
+) -> None:
+    """Write the final weights: a run has ended well only once they exist. `reason`: of an early
+    end.
+    """
     report.checkpoint(await policy.save(FINAL, step), final=True, why=why, reason=reason)

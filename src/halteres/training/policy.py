@@ -1,7 +1,7 @@
 """The policy: the model being trained, behind the Tinker SDK, and the count of its optimiser steps.
 
-A call is sent at once and awaited later, so that the next one can be sent meanwhile. The SDK is imported inside
-functions: it is heavy, and torch stays out.
+A call is sent at once and awaited later, so that the next one can be sent meanwhile. The SDK is
+imported inside functions: it is heavy, and torch stays out.
 """
 
 from __future__ import annotations
@@ -33,7 +33,8 @@ if TYPE_CHECKING:
 
 T = TypeVar("T")
 
-CALL_S = 1800.0  # deadline of any one call: a pass over a large model takes long; for ever it must not
+# deadline of any one call: a pass over a large model takes long; for ever it must not
+CALL_S = 1800.0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -42,7 +43,8 @@ class Pass:
 
     loss: float  # summed over tokens
     logprobs: tuple[Row, ...]  # per example, N: of its targets, before the step
-    clipped: float | None = None  # tokens whose ratio the loss clipped; None of a loss or a service that does not say
+    # tokens whose ratio the loss clipped; None of a loss or a service that does not say
+    clipped: float | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -77,7 +79,10 @@ class SentCall(Generic[T]):
             except HalteresError:
                 raise
             except TimeoutError as error:
-                why = f"The training service did not answer {self._name} within {self._within_s:.0f} s."
+                why = (
+                    f"The training service did not answer {self._name} within "
+                    f"{self._within_s:.0f} s."
+                )
                 raise ServiceFailed(why) from error
             except Exception as error:
                 raise _as_ours(error, self._name) from error
@@ -91,39 +96,55 @@ _SERVICE_SENTENCE = re.compile(r"Request failed: (.*) for self\.request_id=", re
 
 
 def _as_ours(error: Exception, call: str) -> HalteresError:
-    """What the SDK raised, as an error of ours, with the service's own sentence where there is one."""
+    """What the SDK raised, as an error of ours, with the service's own sentence where there is
+    one.
+    """
     category = getattr(error, "category", None)  # of a RequestFailedError
     if category is None:
-        return ServiceFailed(f"The training service's {call} raised {type(error).__name__}: {error}.")
+        return ServiceFailed(
+            f"The training service's {call} raised {type(error).__name__}: {error}."
+        )
     inside = _SERVICE_SENTENCE.search(str(error))
     code, sentence = failed_future(inside[1] if inside else str(error))
     if category != "user":
         return ServiceFailed(f"The training service failed at {call}: {sentence}")
     if code == LossNotFinite.code:
-        return LossNotFinite(sentence, next="Resume from the last checkpoint with a lower trainer.learning_rate.")
+        return LossNotFinite(
+            sentence, next="Resume from the last checkpoint with a lower trainer.learning_rate."
+        )
     return RequestRefused(f"The training service refused {call}: {sentence}")
 
 
-ANY_KEY = "tml-local"  # the SDK refuses to start without a key of this shape; a service on this machine asks for none
+# the SDK refuses to start without a key of this shape; a service on this machine asks for none
+ANY_KEY = "tml-local"
 VERSION_METRIC = "policy_version:max"  # of an optimiser step: the service's own count
-CLIPPED_METRIC = "num_clipped_tokens:sum"  # of a pass: tokens with an advantage whose ratio was clipped
+# of a pass: tokens with an advantage whose ratio was clipped
+CLIPPED_METRIC = "num_clipped_tokens:sum"
 UPDATE_METRIC = "update_norm:max"
-"""Of an optimiser step: what the adapter adds to the base weights, relative to them (Frobenius norms)."""
+"""Of an optimiser step: what the adapter adds to the base weights, relative to them (Frobenius
+norms).
+"""
 
 UP_S, SESSION_S, FIRST_S = 120.0, 60.0, 300.0
-"""How long the service may take to load its model, then to open a session, then to make the adapter or read it from a
-checkpoint. Together they are less than the supervisor gives a trainer, so that it is the trainer who says why."""
+"""How long the service may take to load its model, then to open a session, then to make the adapter
+or read it from a checkpoint. Together they are less than the supervisor gives a trainer, so that it
+is the trainer who says why.
+"""
 INFO_S = 30.0
 """How long a service that is up may take to say what it is."""
 
 
 class Policy:
-    """One LoRA adapter in training. Make it with `create` or `resume`. What answers a SentCall has sent its request."""
+    """One LoRA adapter in training. Make it with `create` or `resume`. What answers a SentCall has
+    sent its request.
+    """
 
     version: int  # optimiser steps taken so far
-    tempered: bool  # sampled log-probabilities are those of the sampling temperature, which is not 1
+    # sampled log-probabilities are those of the sampling temperature, which is not 1
+    tempered: bool
     exact: bool = True  # what samples computes the same bits as what trains
-    update_norm: float | None = None  # of what the adapter adds, relative to the base weights; None: nobody has said
+    # of what the adapter adds, relative to the base weights; None: nobody has said
+    update_norm: float | None = None
 
     def __init__(
         self,
@@ -152,10 +173,16 @@ class Policy:
         return cls(service, client, wiring, settings, version=0)
 
     @classmethod
-    async def resume(cls, wiring: Wiring, settings: TrainerSettings, state_path: str, version: int) -> Policy:
-        """The adapter of a checkpoint with its optimiser, which had taken `version` steps. Raises as `create`."""
+    async def resume(
+        cls, wiring: Wiring, settings: TrainerSettings, state_path: str, version: int
+    ) -> Policy:
+        """The adapter of a checkpoint with its optimiser, which had taken `version` steps. Raises
+        as `create`.
+        """
         service = await _connect(wiring)
-        call = service.create_training_client_from_state_with_optimizer(state_path, user_metadata=wiring.metadata)
+        call = service.create_training_client_from_state_with_optimizer(
+            state_path, user_metadata=wiring.metadata
+        )
         client = await SentCall[Any](call, "load_weights", within_s=FIRST_S)
         return cls(service, client, wiring, settings, version)
 
@@ -166,7 +193,9 @@ class Policy:
         """
         loss = find_kind(self._settings.loss)
         data = [_datum(example, loss) for example in examples]
-        call = self._client.forward_backward(data, self._settings.loss, self._settings.loss_config or None)  # type: ignore[arg-type]  # any loss that the service knows
+        call = self._client.forward_backward(
+            data, self._settings.loss, self._settings.loss_config or None
+        )  # type: ignore[arg-type]  # any loss that the service knows
         return SentCall(call, "forward_backward", _finite_pass)
 
     def forward(self, examples: Sequence[Example]) -> SentCall[tuple[Row, ...]]:
@@ -174,7 +203,9 @@ class Policy:
         return SentCall(_forward(self._client, examples), "forward", _rows)
 
     def reference(self, examples: Sequence[Example]) -> SentCall[tuple[Row, ...]]:
-        """The same under the base model: a fresh adapter of rank 1 adds nothing to it, for its B is 0."""
+        """The same under the base model: a fresh adapter of rank 1 adds nothing to it, for its B is
+        0.
+        """
 
         async def forward() -> Any:
             reference = self._reference
@@ -204,22 +235,31 @@ class Policy:
             counted = metrics.get(VERSION_METRIC)  # a service that is not ours says none
             if counted not in (None, self.version):
                 raise VersionsDiffer(
-                    f"The service has taken {counted:.0f} optimiser steps, the trainer counts {self.version}.",
-                    "Staleness, and which tokens are compared, would be judged by a wrong policy version.",
-                    "Resume from the last checkpoint, with the checkpoints.jsonl that was written beside it.",
+                    f"The service has taken {counted:.0f} optimiser steps, the trainer counts "
+                    f"{self.version}.",
+                    "Staleness, and which tokens are compared, would be judged by a wrong policy "
+                    "version.",
+                    "Resume from the last checkpoint, with the checkpoints.jsonl that was written "
+                    "beside it.",
                 )
             return self.version
 
         return SentCall(self._client.optim_step(adam), "optim_step", count)
 
     async def publish(self) -> None:
-        """Make the present weights the ones that environments sample. Nothing is written to disk."""
+        """Make the present weights the ones that environments sample. Nothing is written to
+        disk.
+        """
         await SentCall[Any](self._client.save_weights_and_get_sampling_client(), "publish")
 
     async def save(self, name: str, step: int, *, with_state: bool = True) -> Checkpoint:
-        """A named checkpoint: weights to sample from and, with the optimiser's, state to resume from."""
+        """A named checkpoint: weights to sample from and, with the optimiser's, state to resume
+        from.
+        """
         state = SentCall[Any](self._client.save_state(name), "save_state") if with_state else None
-        sampler = SentCall[Any](self._client.save_weights_for_sampler(name), "save_weights_for_sampler")
+        sampler = SentCall[Any](
+            self._client.save_weights_for_sampler(name), "save_weights_for_sampler"
+        )
         return Checkpoint(
             name=name,
             step=step,
@@ -230,8 +270,9 @@ class Policy:
 
 
 async def samples_exactly(wiring: Wiring) -> bool:
-    """Whether the service says that what samples there is exact. One that is not ours does not say; nothing is assumed
-    of it."""
+    """Whether the service says that what samples there is exact. One that is not ours does not say;
+    nothing is assumed of it.
+    """
     url = f"{wiring.service_url.rstrip('/')}/halteres/v1/info"
     try:
         info = await asyncio.to_thread(get_json, url, INFO_S, wiring.api_key)
@@ -241,7 +282,9 @@ async def samples_exactly(wiring: Wiring) -> bool:
 
 
 async def _connect(wiring: Wiring) -> tinker.ServiceClient:
-    """Open a session. It is never finished explicitly: the final evaluation still samples its checkpoints."""
+    """Open a session. It is never finished explicitly: the final evaluation still samples its
+    checkpoints.
+    """
     deadline = time.monotonic() + UP_S
     while True:  # the SDK would wait for the service too, but with pauses of seconds
         try:
@@ -250,7 +293,8 @@ async def _connect(wiring: Wiring) -> tinker.ServiceClient:
         except (NotReady, Refused) as error:
             if time.monotonic() > deadline:
                 raise NotReady(
-                    f"The training service at {wiring.service_url} is not ready after {UP_S:.0f} s.",
+                    f"The training service at {wiring.service_url} is not ready after {UP_S:.0f} "
+                    "s.",
                     next="Look into logs/service.log and logs/engine.log.",
                 ) from error
         await asyncio.sleep(0.05)
@@ -271,16 +315,21 @@ async def _connect(wiring: Wiring) -> tinker.ServiceClient:
             return await _within(SESSION_S, opened)
         except TimeoutError:
             raise NotReady(
-                f"The training service at {wiring.service_url} opened no session within {SESSION_S:.0f} s.",
-                "It answers other requests. The SDK's may be lost on their way: to a proxy, or to a server that"
+                f"The training service at {wiring.service_url} opened no session within "
+                f"{SESSION_S:.0f} s.",
+                "It answers other requests. The SDK's may be lost on their way: to a proxy, or to "
+                "a server that"
                 " speaks another protocol.",
-                "See that HTTP_PROXY, HTTPS_PROXY and ALL_PROXY are not set, or that NO_PROXY names the service.",
+                "See that HTTP_PROXY, HTTPS_PROXY and ALL_PROXY are not set, or that NO_PROXY "
+                "names the service.",
             ) from None
 
 
 async def _within(deadline_s: float, call: Callable[[], T]) -> T:
-    """What a call returns that blocks its thread; TimeoutError after the deadline. The thread is then left behind: the
-    process can end beside it, which one of the event loop's own threads would prevent."""
+    """What a call returns that blocks its thread; TimeoutError after the deadline. The thread is
+    then left behind: the process can end beside it, which one of the event loop's own threads would
+    prevent.
+    """
     result = Future[T]()
 
     def run() -> None:
@@ -304,7 +353,9 @@ def _datum(example: Example, loss: LossKind) -> tinker.Datum:
 
 
 def _forward(client: tinker.TrainingClient, examples: Sequence[Example]) -> Awaitable[Any]:
-    """cross_entropy reads no log-probabilities, and answers those of the targets, whatever their weights."""
+    """cross_entropy reads no log-probabilities, and answers those of the targets, whatever their
+    weights.
+    """
     kind = find_kind("cross_entropy")
     return client.forward([_datum(example, kind) for example in examples], "cross_entropy")
 
@@ -314,7 +365,8 @@ def _finite_pass(answer: tinker.ForwardBackwardOutput) -> Pass:
     logprobs = _rows(answer)
     if not np.isfinite(loss) or not all(np.isfinite(row).all() for row in logprobs):
         raise LossNotFinite(
-            f"The loss is {loss}" + ("." if not np.isfinite(loss) else ", but a log-probability is not finite."),
+            f"The loss is {loss}"
+            + ("." if not np.isfinite(loss) else ", but a log-probability is not finite."),
             "The weights have diverged, most likely because the learning rate is too high.",
             "Resume from the last checkpoint with a lower trainer.learning_rate.",
         )
@@ -322,13 +374,18 @@ def _finite_pass(answer: tinker.ForwardBackwardOutput) -> Pass:
 
 
 def _rows(answer: tinker.ForwardBackwardOutput) -> tuple[Row, ...]:
-    return tuple(output["logprobs"].to_numpy().astype(np.float32).reshape(-1) for output in answer.loss_fn_outputs)
+    return tuple(
+        output["logprobs"].to_numpy().astype(np.float32).reshape(-1)
+        for output in answer.loss_fn_outputs
+    )
 
 
 def learning_rate(config: TrainerSettings, step: int) -> float:
-    """The learning rate of a step, counted from 1: warm-up in a straight line, then constant or down to 0.
+    """The learning rate of a step, counted from 1: warm-up in a straight line, then constant or
+    down to 0.
 
-    >>> [round(learning_rate(TrainerSettings(learning_rate=1, total_steps=4, schedule="linear"), s), 2) for s in (1, 4)]
+    >>> settings = TrainerSettings(learning_rate=1, total_steps=4, schedule="linear")
+    >>> [round(learning_rate(settings, step), 2) for step in (1, 4)]
     [1.0, 0.25]
     """
     if step <= config.warmup_steps:
@@ -347,7 +404,9 @@ def learning_rate(config: TrainerSettings, step: int) -> float:
 def minibatches(
     examples: Sequence[Example], config: TrainerSettings, seed: int, step: int
 ) -> Iterator[Sequence[Example]]:
-    """What each optimiser step of a batch is taken on; shuffled by (seed, step, epoch) where there are several."""
+    """What each optimiser step of a batch is taken on; shuffled by (seed, step, epoch) where there
+    are several.
+    """
     if not examples:
         return
     if config.updates_per_batch == 1:

@@ -1,4 +1,5 @@
-"""What training writes into the run directory: a metrics row per step, events, checkpoints, notices.
+"""What training writes into the run directory: a metrics row per step, events, checkpoints,
+notices.
 
 What to do about them is said by a reader of the run directory (`runs.diagnosis`).
 """
@@ -36,20 +37,24 @@ class Step:
 
     number: int  # 1-based
     version: int  # policy version before the step
-    tempered: bool = False  # sampled log-probabilities are those of the sampling temperature, which is not 1
+    # sampled log-probabilities are those of the sampling temperature, which is not 1
+    tempered: bool = False
     learning_rate: float
     batch: Batch
     training_batch: TrainingBatch
-    passes: Sequence[tuple[Sequence[Example], Pass]]  # of each optimiser step; none: nothing could move a weight
-    update_norm: float | None = None  # of the adapter's update after the step, relative to the base weights
+    # of each optimiser step; none: nothing could move a weight
+    passes: Sequence[tuple[Sequence[Example], Pass]]
+    # of the adapter's update after the step, relative to the base weights
+    update_norm: float | None = None
     seconds: dict[str, float]  # by phase
 
 
 @dataclass(frozen=True, slots=True)
 class Rollouts:
-    """Writes the groups of each step for people to look at, rollouts/step_N.jsonl, in the form of our own environments:
-    for environments that write none. A file that cannot be written, or a foreign group that cannot be decoded, ends no
-    run."""
+    """Writes the groups of each step for people to look at, rollouts/step_N.jsonl, in the form of
+    our own environments: for environments that write none. A file that cannot be written, or a
+    foreign group that cannot be decoded, ends no run.
+    """
 
     folder: Path  # rollouts/
     tokenizer: Tokenizer  # of the base model
@@ -60,19 +65,28 @@ class Rollouts:
             with boundary(WriteFailed, "The rollouts of a batch could not be written down"):
                 for number, group in enumerate(batch.groups):
                     if group.tokens:
-                        append_row(self.folder / f"step_{step}.jsonl", {"group": number, **self._line(group)})
-        except WriteFailed as error:  # the metrics' next row meets the same disk, and speaks for the run
+                        append_row(
+                            self.folder / f"step_{step}.jsonl",
+                            {"group": number, **self._line(group)},
+                        )
+        except WriteFailed as error:
+            # the metrics' next row meets the same disk, and speaks for the run
             logger.warning("%s", error.sentence)
 
     def _line(self, group: Group) -> dict[str, Any]:
-        actions = [[place for place, one in enumerate(row) if one != CONTEXT_LOGPROB] for row in group.logprobs]
+        actions = [
+            [place for place, one in enumerate(row) if one != CONTEXT_LOGPROB]
+            for row in group.logprobs
+        ]
         prompt = group.tokens[0][: actions[0][0]] if actions[0] else group.tokens[0]
         completions: list[dict[str, Any]] = []
         for row, places, score in zip(group.tokens, actions, group.scores, strict=True):
             tokens = [row[place] for place in places]
             finish = "stop" if tokens and tokens[-1] in self.tokenizer.eos_token_ids else "length"
             text = self.tokenizer.decode(tokens)
-            completions.append({"text": text, "score": score, "tokens": len(tokens), "finish": finish})
+            completions.append(
+                {"text": text, "score": score, "tokens": len(tokens), "finish": finish}
+            )
         return {
             "item": None,  # what the environment was given is not part of a group
             "prompt": self.tokenizer.decode(prompt, skip_special_tokens=False),
@@ -133,21 +147,28 @@ class Report:
             return
         if tempered:
             logger.info(
-                "env.temperature is %g, and sampled log-probabilities are those of that temperature: the ratio to them "
-                "corrects every token's probability. They differ rightly from the trainer's, and are not compared.",
+                "env.temperature is %g, and sampled log-probabilities are those of that "
+                "temperature: the ratio to them "
+                "corrects every token's probability. They differ rightly from the trainer's, and "
+                "are not compared.",
                 temperature,
             )
         else:
             evidence = (
-                f"env.temperature is {temperature:g}: answers are sampled from another distribution than the one whose "
-                "log-probabilities are recorded and trained, and no ratio corrects it; the gradient is biased."
+                f"env.temperature is {temperature:g}: answers are sampled from another "
+                "distribution than the one whose "
+                "log-probabilities are recorded and trained, and no ratio corrects it; the "
+                "gradient is biased."
             )
             self._notice("temperature", done, evidence)
 
     def inexact(self, correction: str) -> None:
-        """The sampler does not compute what the trainer does; `correction`: what training does about it."""
+        """The sampler does not compute what the trainer does; `correction`: what training does
+        about it.
+        """
         logger.info(
-            "What samples is not exact: its log-probabilities differ from the trainer's in their last digits or more,"
+            "What samples is not exact: its log-probabilities differ from the trainer's in their "
+            "last digits or more,"
             " also of the present version. trainer.correction is %s.",
             correction,
         )
@@ -162,25 +183,46 @@ class Report:
         metrics = metrics_of(step, self._success_threshold)
         if self._rollouts is not None:
             self._rollouts.write(step.number, step.batch)
-        append_row(self._folder.metrics, {"step": step.number, "t": self._clock(), "src": "trainer", **metrics})
+        append_row(
+            self._folder.metrics,
+            {"step": step.number, "t": self._clock(), "src": "trainer", **metrics},
+        )
         logger.info(
             "Step %d: reward %.3f, %.2f s.%s",
             step.number,
             metrics["reward/mean"],
             step.seconds["step"],
-            "" if step.passes else " Skipped: no advantage differs from 0, nothing can be learnt from this batch.",
+            ""
+            if step.passes
+            else " Skipped: no advantage differs from 0, nothing can be learnt from this batch.",
         )
         self.unsaved_step = step.number
 
     def checkpoint(
-        self, checkpoint: Checkpoint, *, final: bool = False, why: str | None = None, reason: StopReason | None = None
+        self,
+        checkpoint: Checkpoint,
+        *,
+        final: bool = False,
+        why: str | None = None,
+        reason: StopReason | None = None,
     ) -> None:
-        """A checkpoint exists. `final`: the last one of this process, and why it is; `reason`: of an early end."""
+        """A checkpoint exists. `final`: the last one of this process, and why it is; `reason`: of
+        an early end.
+        """
         self.unsaved_step = None
         facts = {**asdict(checkpoint), "final": final}
-        # The multi-turn seed's name for the step, beside ours: whoever read its rows can read these.
-        append_row(self._folder.checkpoints, {**facts, "policy_iteration_step": checkpoint.step, "t": self._clock()})
-        self._event("checkpoint", **facts, **({"why": why} if why else {}), **({"reason": reason} if reason else {}))
+        # The multi-turn seed's name for the step, beside ours: whoever read its rows can read
+        # these.
+        append_row(
+            self._folder.checkpoints,
+            {**facts, "policy_iteration_step": checkpoint.step, "t": self._clock()},
+        )
+        self._event(
+            "checkpoint",
+            **facts,
+            **({"why": why} if why else {}),
+            **({"reason": reason} if reason else {}),
+        )
         logger.info("Checkpoint '%s' of step %d is written.", checkpoint.name, checkpoint.step)
 
     def diverged(self, step: int, evidence: str) -> None:
@@ -190,22 +232,30 @@ class Report:
     def _notice_unused(self, step: Step) -> None:
         """What groups say of themselves that training passes over, once each."""
         groups = step.batch.groups
-        if not step.training_batch.uses_own_advantages and (own := sum(bool(group.advantages) for group in groups)):
+        if not step.training_batch.uses_own_advantages and (
+            own := sum(bool(group.advantages) for group in groups)
+        ):
             evidence = (
-                f"{own} of {len(groups)} groups of the batch carry advantages of their own, which are not used: "
-                "trainer.advantage makes them of scores and rewards. With 'environment' theirs are trained on."
+                f"{own} of {len(groups)} groups of the batch carry advantages of their own, which "
+                "are not used: "
+                "trainer.advantage makes them of scores and rewards. With 'environment' theirs "
+                "are trained on."
             )
             self._notice("own_advantages", step.number, evidence, once=True)
         if cut := sum(group.is_truncated for group in groups):
             evidence = (
-                f"{cut} of {len(groups)} groups of the batch were sampled with top_p, top_k or min_p, as their "
-                "generation_params say: tokens outside were never tried, the log-probabilities are of all tokens, and "
+                f"{cut} of {len(groups)} groups of the batch were sampled with top_p, top_k or "
+                "min_p, as their "
+                "generation_params say: tokens outside were never tried, the log-probabilities "
+                "are of all tokens, and "
                 "no ratio corrects that; the gradient is biased."
             )
             fix = "Let the environment sample with top_p 1, top_k -1 and min_p 0."
             self._notice("truncated_sampling", step.number, evidence, once=True, remedy=fix)
 
-    def _notice(self, rule: str, step: int, evidence: str, *, once: bool = False, **more: str) -> None:
+    def _notice(
+        self, rule: str, step: int, evidence: str, *, once: bool = False, **more: str
+    ) -> None:
         if once and rule in self._noticed:
             return
         self._noticed.add(rule)
@@ -213,7 +263,9 @@ class Report:
         self._event("notice", rule=rule, step=step, evidence=evidence, **more)
 
     def _event(self, kind: str, **facts: Any) -> None:
-        append_row(self._folder.events, {"t": self._clock(), "type": kind, **self._redactor.json(facts)})
+        append_row(
+            self._folder.events, {"t": self._clock(), "type": kind, **self._redactor.json(facts)}
+        )
 
 
 def metrics_of(step: Step, success_threshold: float = 0.0) -> logprob_mismatch.Metrics:
@@ -224,8 +276,14 @@ def metrics_of(step: Step, success_threshold: float = 0.0) -> logprob_mismatch.M
         success_threshold: a score above it is a success.
     """
     batch, training_batch, passes = step.batch, step.training_batch, step.passes
-    turns, advantages_K, examples = training_batch.turns, training_batch.advantages_K, training_batch.examples
-    num_trained = max(1, sum(int(example.actions_N.sum()) for trained, _ in passes for example in trained))
+    turns, advantages_K, examples = (
+        training_batch.turns,
+        training_batch.advantages_K,
+        training_batch.examples,
+    )
+    num_trained = max(
+        1, sum(int(example.actions_N.sum()) for trained, _ in passes for example in trained)
+    )
     loss = sum(passed.loss for _, passed in passes) if passes else None
     clipped = [passed.clipped for _, passed in passes if passed.clipped is not None]
     scores, group_K = turns.scores_E, turns.group_E[turns.episode_K]
@@ -233,11 +291,12 @@ def metrics_of(step: Step, success_threshold: float = 0.0) -> logprob_mismatch.M
     lags = [step.version - oldest for group in batch.groups for oldest, _ in group.versions]
     sampled = sampled_logprobs(batch)
     entropy = -float(sampled.mean()) if sampled.size else None
-    # Later passes start from weights that sampled nothing: the first one shows whether sampler and trainer agree.
+    # Later passes start from weights that sampled nothing: the first one shows whether sampler and
+    # trainer agree.
     first, logprobs = (passes[0][0], passes[0][1].logprobs) if passes else ((), ())
     agreed = logprob_mismatch.agreement(first, logprobs, None if step.tempered else step.version)
-    # Episodes of several turns have further figures, by the names of the multi-turn seed: four of them are in every
-    # row under names of ours, too.
+    # Episodes of several turns have further figures, by the names of the multi-turn seed: four of
+    # them are in every row under names of ours, too.
     of_episodes: logprob_mismatch.Metrics = {
         "sampler/episode_return": float(turns.rewards_K.sum()) / max(1, turns.num_episodes),
         "sampler/num_turns_per_episode": len(turns.rewards_K) / max(1, turns.num_episodes),
@@ -256,7 +315,8 @@ def metrics_of(step: Step, success_threshold: float = 0.0) -> logprob_mismatch.M
         "train/learning_rate": step.learning_rate,
         "train/updates": float(len(passes)),
         "train/skipped": 0.0 if passes else 1.0,
-        "tokens/clipped": sum(clipped) / num_trained if clipped else None,  # None: the loss does not clip
+        # None: the loss does not clip
+        "tokens/clipped": sum(clipped) / num_trained if clipped else None,
         "reward/mean": float(scores.mean()),
         "reward/std": float(scores.std()),
         "reward/min": float(scores.min()),
@@ -292,9 +352,10 @@ def metrics_of(step: Step, success_threshold: float = 0.0) -> logprob_mismatch.M
 def sampled_logprobs(batch: Batch) -> FloatArray:
     """The sampler's log-probability of every sampled token of the whole batch.
 
-    Minus their mean is an unbiased (Monte Carlo) estimate of the policy's entropy per token, in nats: E[-ln p] over
-    tokens drawn from p itself. That is the policy, at temperature 1, or the tempered one, where the log-probabilities
-    are those of env.temperature. (`logprobs/mean` covers only what was trained on.)
+    Minus their mean is an unbiased (Monte Carlo) estimate of the policy's entropy per token, in
+    nats: E[-ln p] over tokens drawn from p itself. That is the policy, at temperature 1, or the
+    tempered one, where the log-probabilities are those of env.temperature. (`logprobs/mean` covers
+    only what was trained on.)
     """
     rows = [np.asarray(row, dtype=np.float64) for group in batch.groups for row in group.logprobs]
     every = np.concatenate(rows) if rows else np.empty(0)
@@ -302,7 +363,9 @@ def sampled_logprobs(batch: Batch) -> FloatArray:
 
 
 def _length_correlation(turns: Turns) -> float | None:
-    """Spearman's correlation of score and sampled tokens within a group, mean over groups; None where none varies."""
+    """Spearman's correlation of score and sampled tokens within a group, mean over groups; None
+    where none varies.
+    """
     length_K = np.array([float(span.stop - span.start) for span in turns.spans_K])
     length_E = np.bincount(turns.episode_K, length_K, turns.num_episodes).astype(np.float64)
     found: list[float] = []
@@ -317,4 +380,6 @@ def _length_correlation(turns: Turns) -> float | None:
 def _ranks(values: FloatArray) -> FloatArray:
     """Equal values share the mean of their ranks."""
     ordered = np.sort(values)
-    return (np.searchsorted(ordered, values, "left") + np.searchsorted(ordered, values, "right")) / 2
+    return (
+        np.searchsorted(ordered, values, "left") + np.searchsorted(ordered, values, "right")
+    ) / 2

@@ -3,8 +3,10 @@
 Owns: whether an end was asked for, in which mode, and by whom; what signals do.
 Never: ends anything itself, save on a second signal or when the grace after a signal is over.
 
-    after_step   the batch under way is waited for and trained on, then the final checkpoint is written
-    now          no further batch is waited for; a pass under way ends (it is promised already), then the checkpoint
+    after_step   the batch under way is waited for and trained on, then the final checkpoint is
+                 written
+    now          no further batch is waited for; a pass under way ends (it is promised already),
+                 then the checkpoint
 """
 
 from __future__ import annotations
@@ -25,7 +27,8 @@ from halteres.training.failures import StopTimedOut
 
 logger = logging.getLogger(__name__)
 
-SIGNAL_GRACE_S = 9.0  # after a signal the process is gone within 10 s, with or without its final checkpoint
+# after a signal the process is gone within 10 s, with or without its final checkpoint
+SIGNAL_GRACE_S = 9.0
 
 
 StopReason = Literal["time_limit", "asked", "signal"]
@@ -41,10 +44,15 @@ class StopRequest:
 
 
 class Stopping:
-    """Whether to end early. Checked between waits; asking is idempotent, and "now" overrules "after_step"."""
+    """Whether to end early. Checked between waits; asking is idempotent, and "now" overrules
+    "after_step".
+    """
 
     def __init__(
-        self, file: Path, max_minutes: float | None = None, clock: Callable[[], float] = time.monotonic
+        self,
+        file: Path,
+        max_minutes: float | None = None,
+        clock: Callable[[], float] = time.monotonic,
     ) -> None:
         self._file, self._max_s, self._clock = file, (max_minutes or 0.0) * 60, clock
         self._started: float | None = None
@@ -64,7 +72,11 @@ class Stopping:
         if self._request is None or self._request.mode != "now":
             started = self._started
             if self._max_s and started is not None and self._clock() - started >= self._max_s:
-                self.ask(StopRequest("now", f"the limit of {self._max_s / 60:g} minutes is reached", "time_limit"))
+                self.ask(
+                    StopRequest(
+                        "now", f"the limit of {self._max_s / 60:g} minutes is reached", "time_limit"
+                    )
+                )
             elif (mode := read_stop_request(self._file)) is not None:
                 self.ask(StopRequest(mode, "a stop was requested"))
         return self._request
@@ -77,7 +89,9 @@ class Stopping:
 
 
 def obey_signals(stopping: Stopping) -> None:
-    """SIGINT and SIGTERM ask for an end with a checkpoint; a second one ends the process at once."""
+    """SIGINT and SIGTERM ask for an end with a checkpoint; a second one ends the process at
+    once.
+    """
     loop = asyncio.get_running_loop()
     seen: list[int] = []
 

@@ -1,6 +1,7 @@
 """A batch as turns of episodes, with their rewards and returns: what advantages are made of.
 
-K turns of E episodes of G groups, in the batch's order and, within an episode, in order of time. S sequences.
+K turns of E episodes of G groups, in the batch's order and, within an episode, in order of time. S
+sequences.
 """
 
 from __future__ import annotations
@@ -21,7 +22,8 @@ BoolArray = NDArray[np.bool_]
 UNKNOWN_ENVIRONMENT = -1
 
 FIX_MASKS = (
-    f"Let the environment send {MASKED} on context and token ids elsewhere, then resume from the last checkpoint."
+    f"Let the environment send {MASKED} on context and token ids elsewhere, then resume "
+    "from the last checkpoint."
 )
 
 
@@ -51,12 +53,12 @@ class Turns:
 def turns_of(batch: Batch) -> Turns:
     """The turns of a batch.
 
-    A group without spans has one turn per sequence, which earns the score of the sequence's episode where it is the
-    episode's last, and 0 before.
+    A group without spans has one turn per sequence, which earns the score of the sequence's episode
+    where it is the episode's last, and 0 before.
 
     Raises:
-        InvalidData: a score or reward is NaN or infinite, or masks are not those of the tokens; the message names group
-            and sequence.
+        InvalidData: a score or reward is NaN or infinite, or masks are not those of the tokens; the
+            message names group and sequence.
     """
     rewards: list[float] = []
     spans: list[Span] = []
@@ -68,8 +70,12 @@ def turns_of(batch: Batch) -> Turns:
     sequences_before = 0
     for number, group in enumerate(batch.groups):
         check_masks(group, number)
-        scored = [(f"Sequence {sequence}", "score", score) for sequence, score in enumerate(group.scores)]
-        paid = [(f"A turn of sequence {span.sequence}", "reward", span.reward) for span in group.spans]
+        scored = [
+            (f"Sequence {sequence}", "score", score) for sequence, score in enumerate(group.scores)
+        ]
+        paid = [
+            (f"A turn of sequence {span.sequence}", "reward", span.reward) for span in group.spans
+        ]
         for what, noun, value in scored + paid:
             if not np.isfinite(value):
                 raise InvalidData(
@@ -79,7 +85,9 @@ def turns_of(batch: Batch) -> Turns:
                 )
         episodes_S = group.episodes or tuple(range(len(group.tokens)))
         first_S = [episodes_S.index(one) for one in range(group.num_rollouts)]
-        for span in sorted(group.spans or _one_turn_each(group), key=lambda span: episodes_S[span.sequence]):
+        for span in sorted(
+            group.spans or _one_turn_each(group), key=lambda span: episodes_S[span.sequence]
+        ):
             rewards.append(span.reward)
             episode.append(len(scores) + episodes_S[span.sequence])
             spans.append(replace(span, sequence=sequences_before + span.sequence))
@@ -87,7 +95,9 @@ def turns_of(batch: Batch) -> Turns:
         overrides = group.overrides or ({},) * len(group.tokens)
         masked += (bool(overrides[first].get("set_advantage_to_zero")) for first in first_S)
         groups += [number] * group.num_rollouts
-        environments += [UNKNOWN_ENVIRONMENT if group.env_id is None else group.env_id] * group.num_rollouts
+        environments += [
+            UNKNOWN_ENVIRONMENT if group.env_id is None else group.env_id
+        ] * group.num_rollouts
         sequences_before += len(group.tokens)
     return Turns(
         rewards_K=np.array(rewards, dtype=np.float64),
@@ -115,17 +125,21 @@ def returns(turns: Turns, discount: float) -> FloatArray:
 
 
 def with_scores_at_end(turns: Turns) -> Turns:
-    """The same turns, whose rewards add up to their episode's score: the last one earns what is missing.
+    """The same turns, whose rewards add up to their episode's score: the last one earns what is
+    missing.
 
     A score may be more than the sum of rewards (`score_episode`), or all that an environment gives.
     """
     rest_E = turns.scores_E - np.bincount(turns.episode_K, turns.rewards_K, turns.num_episodes)
     last_K = np.diff(turns.episode_K, append=turns.num_episodes) != 0
-    return replace(turns, rewards_K=turns.rewards_K + np.where(last_K, rest_E[turns.episode_K], 0.0))
+    return replace(
+        turns, rewards_K=turns.rewards_K + np.where(last_K, rest_E[turns.episode_K], 0.0)
+    )
 
 
 def state_differences(turns: Turns) -> Turns:
-    """Each turn paid by how much it improved the state, where rewards are the values of the states that turns led to.
+    """Each turn paid by how much it improved the state, where rewards are the values of the states
+    that turns led to.
 
     The state before an episode's first turn is worth 0.
     """
@@ -144,8 +158,8 @@ def action_mask(group: Group, sequence: int) -> BoolArray:
 def check_masks(group: Group, number: int) -> None:
     """Refuse a group without log-probabilities whose masks do not say which tokens were sampled.
 
-    A mask is MASKED or its token's id. In a sequence with both, any other positive number marks a sampled token, too;
-    masks of 0 and 1 would make a prompt one that was sampled.
+    A mask is MASKED or its token's id. In a sequence with both, any other positive number marks a
+    sampled token, too; masks of 0 and 1 would make a prompt one that was sampled.
 
     Args:
         number: of the group in its batch.
@@ -157,7 +171,8 @@ def check_masks(group: Group, number: int) -> None:
         return
     if len(group.masks) != len(group.tokens):
         raise InvalidData(
-            f"Group {number} of the batch has {len(group.tokens)} sequences and masks for {len(group.masks)}.",
+            f"Group {number} of the batch has {len(group.tokens)} sequences and masks for "
+            f"{len(group.masks)}.",
             "Without log-probabilities, its masks say which tokens were sampled.",
             FIX_MASKS,
         )
@@ -175,7 +190,8 @@ def check_masks(group: Group, number: int) -> None:
             at = int(np.flatnonzero(other_T)[0])
             raise InvalidData(
                 f"{which} has the mask {masks[at]} at token {at}, whose id is {tokens[at]}.",
-                f"A context token has the mask {MASKED}, a sampled token its own id; 0 and 1 would make every token a "
+                f"A context token has the mask {MASKED}, a sampled token its own id; 0 and 1 "
+                "would make every token a "
                 "sampled one.",
                 FIX_MASKS,
             )
@@ -186,5 +202,7 @@ def _one_turn_each(group: Group) -> Iterator[Span]:
     for sequence, score in enumerate(group.scores):
         places = np.flatnonzero(action_mask(group, sequence))
         start, stop = (int(places[0]), int(places[-1]) + 1) if places.size else (0, 0)
-        is_last = not group.episodes or [*group.episodes, None][sequence + 1] != group.episodes[sequence]
+        is_last = (
+            not group.episodes or [*group.episodes, None][sequence + 1] != group.episodes[sequence]
+        )
         yield Span(sequence=sequence, start=start, stop=stop, reward=score if is_last else 0.0)

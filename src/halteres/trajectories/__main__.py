@@ -1,4 +1,6 @@
-"""The trajectory server's process: `python -m halteres.trajectories`, `halteres serve trajectories`, `run-api`."""
+"""The trajectory server's process: `python -m halteres.trajectories`, `halteres serve
+trajectories`, `run-api`.
+"""
 
 from __future__ import annotations
 
@@ -17,7 +19,10 @@ from halteres.trajectories.server import serve
 log = logging.getLogger(__name__)
 
 _OPEN = "Whoever reaches this address can read the queue, fill it and reset it: there is no token."
-_READABLE = "Token and data are readable on the way: let a proxy end TLS before it, or stay in a safe network."
+_READABLE = (
+    "Token and data are readable on the way: let a proxy end TLS before it, or stay in a "
+    "safe network."
+)
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -28,10 +33,14 @@ def main(arguments: Sequence[str] | None = None) -> int:
 def run_api(arguments: Sequence[str] | None = None) -> int:
     """`run-api`: the command of the original, with its flags."""
     accepted = parser("run-api")
-    accepted.add_argument("--reload", action="store_true", help="accepted, and of no use: this server's code is fixed")
+    accepted.add_argument(
+        "--reload", action="store_true", help="accepted, and of no use: this server's code is fixed"
+    )
     given = accepted.parse_args(arguments)
     if given.reload:
-        sys.stdout.write("--reload is of no use here: the code of this server does not change while it runs.\n")
+        sys.stdout.write(
+            "--reload is of no use here: the code of this server does not change while it runs.\n"
+        )
     if given.host == HOST and given.listen_fd is None:
         sys.stdout.write(
             f"Only this machine is served ({HOST}; the original served everybody). "
@@ -47,9 +56,14 @@ def _run(arguments: argparse.Namespace) -> int:
         options = options_of(arguments)
         beyond = options.token is not None or options.insecure
         try:
-            listening = open_listener(options.port, options.listen_fd, host=options.host, beyond=beyond)
+            listening = open_listener(
+                options.port, options.listen_fd, host=options.host, beyond=beyond
+            )
         except InvalidConfig as error:
-            advice = "Give it a token (--token-file FILE, or HALTERES_TRAJECTORY_TOKEN), or say --insecure."
+            advice = (
+                "Give it a token (--token-file FILE, or HALTERES_TRAJECTORY_TOKEN), or say "
+                "--insecure."
+            )
             raise InvalidConfig(error.what, error.why, error.next or advice) from error
         with listening:
             if not is_loopback(listening.getsockname()[0]):
@@ -63,12 +77,20 @@ def _run(arguments: argparse.Namespace) -> int:
 
 
 def _announce_file(options: Options) -> None:
-    """Which file the queue is in, and whether it is new: of a mistyped path, one is made too. Makes the folder."""
+    """Which file the queue is in, and whether it is new: of a mistyped path, one is made too. Makes
+    the folder.
+    """
     if "://" in options.database:
         return
     file = Path(options.database).expanduser().resolve()
     try:
-        new = "" if file.exists() else ", a new file" if file.parent.exists() else ", a new file in a new folder"
+        new = (
+            ""
+            if file.exists()
+            else ", a new file"
+            if file.parent.exists()
+            else ", a new file in a new folder"
+        )
         file.parent.mkdir(parents=True, exist_ok=True)
     except OSError as error:
         raise InvalidConfig(

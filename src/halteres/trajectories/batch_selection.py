@@ -1,9 +1,11 @@
-"""The queue of groups that wait, and batch forming: which of them make a batch of exactly so many sequences.
+"""The queue of groups that wait, and batch forming: which of them make a batch of exactly so many
+sequences.
 
-Rule: every environment with a minimum share gives one group, then as many more as its share asks for; the rest is taken
-oldest first, or by the environments' weights. A group is taken if the rest can still be completed exactly from what is
-queued, so no choice leads into a dead end, and the oldest group that fits beside the shares is in the next batch.
-Within an environment and a size the order is that of arrival. No group is split, and none blocks the others.
+Rule: every environment with a minimum share gives one group, then as many more as its share asks
+for; the rest is taken oldest first, or by the environments' weights. A group is taken if the rest
+can still be completed exactly from what is queued, so no choice leads into a dead end, and the
+oldest group that fits beside the shares is in the next batch. Within an environment and a size the
+order is that of arrival. No group is split, and none blocks the others.
 """
 
 from __future__ import annotations
@@ -19,12 +21,16 @@ from halteres.trajectories.records import GroupRecord, Versions
 EnvId = int | None
 ALL = -1  # environments; their ids are from 0
 Fifo = OrderedDict[int, GroupRecord]
-"""Groups of one environment and one size by id, oldest first; unlike a dict's, its front stays cheap when emptied."""
+"""Groups of one environment and one size by id, oldest first; unlike a dict's, its front stays
+cheap when emptied.
+"""
 
 
 class Queue:
-    """Queued groups. Adding, removing, putting back and every counter cost O(1); groups are added in the order of their
-    positions. Those that were put back are sorted in when somebody next reads an order: once, however many they are."""
+    """Queued groups. Adding, removing, putting back and every counter cost O(1); groups are added
+    in the order of their positions. Those that were put back are sorted in when somebody next reads
+    an order: once, however many they are.
+    """
 
     def __init__(self) -> None:
         self.groups: dict[int, GroupRecord] = {}
@@ -34,7 +40,8 @@ class Queue:
         self.sequences_of_env: Counter[EnvId] = Counter()
         self._fifos: defaultdict[EnvId, dict[int, Fifo]] = defaultdict(dict)
         self._by_versions: defaultdict[Versions, Fifo] = defaultdict(OrderedDict)
-        self._unsorted: set[tuple[EnvId, int]] = set()  # fifos with groups at their end that were put back
+        # fifos with groups at their end that were put back
+        self._unsorted: set[tuple[EnvId, int]] = set()
 
     def __len__(self) -> int:
         return len(self.groups)
@@ -85,7 +92,9 @@ class Queue:
         return next(iter(self._fifos[env_id][size].values()))
 
     def outside(self, oldest: int, newest: int) -> list[GroupRecord]:
-        """Tagged groups whose versions reach below `oldest` or above `newest`; costs O(distinct versions + result)."""
+        """Tagged groups whose versions reach below `oldest` or above `newest`; costs O(distinct
+        versions + result).
+        """
         spans = [span for span in self._by_versions if span[0] < oldest or span[1] > newest]
         return [group for span in spans for group in self._by_versions[span].values()]
 
@@ -110,17 +119,20 @@ class Queue:
             del self.num_by_size[group.size]
 
 
-Weight = Callable[[EnvId], float]  # the weight of an environment, above 0; groups without one share the weight of None
+# the weight of an environment, above 0; groups without one share the weight of None
+Weight = Callable[[EnvId], float]
 
 
 class Shares:
-    """What everybody was given, by weighted fair queueing (Demers, Keshav and Shenker, 1989) over sequences.
+    """What everybody was given, by weighted fair queueing (Demers, Keshav and Shenker, 1989) over
+    sequences.
 
-    A group of n sequences moves its environment's tag on by n / weight, and the smallest tag is served next. Whoever
-    had nothing queued, or nothing that fitted, goes on from where the last batch began: its credit is one batch at
-    most. Exactness goes first: the end of a batch may take a group before its turn, and the next one makes up for it.
-    Tags are made of the batches that were formed, so that all servers on a queue have the same; no store keeps them,
-    and a restart begins from equal ones.
+    A group of n sequences moves its environment's tag on by n / weight, and the smallest tag is
+    served next. Whoever had nothing queued, or nothing that fitted, goes on from where the last
+    batch began: its credit is one batch at most. Exactness goes first: the end of a batch may take
+    a group before its turn, and the next one makes up for it. Tags are made of the batches that
+    were formed, so that all servers on a queue have the same; no store keeps them, and a restart
+    begins from equal ones.
     """
 
     def __init__(self, weight: Weight) -> None:
@@ -133,7 +145,9 @@ class Shares:
         return max(self._tags.get(env_id, 0.0), self._floor)
 
     def took(self, env_id: EnvId, size: int) -> None:
-        """Count so many sequences of an environment: the larger its weight, the less they move it back."""
+        """Count so many sequences of an environment: the larger its weight, the less they move it
+        back.
+        """
         self._tags[env_id] = self.rank(env_id) + size / self._weight(env_id)
 
     def formed(self, groups: Iterable[tuple[EnvId, int]]) -> None:
@@ -151,19 +165,23 @@ class Shares:
         return other
 
 
-# -- forming a batch ---------------------------------------------------------------------------------------------------
+# -- forming a batch
+# --------------------------------------------------------------------------------------------------
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Minimum:
-    """Sequences of every batch that an environment asked for. Soft: one group suffices, others may fill the rest."""
+    """Sequences of every batch that an environment asked for. Soft: one group suffices, others may
+    fill the rest.
+    """
 
     env_id: int
     need: int
 
 
 def unmet(queue: Queue, batch_size: int, minima: Iterable[Minimum]) -> Minimum | None:
-    """The first minimum that holds every batch back: its environment has nothing queued that fits one now.
+    """The first minimum that holds every batch back: its environment has nothing queued that fits
+    one now.
 
     One whose groups can never fit, however many come, holds nobody back.
     """
@@ -177,9 +195,10 @@ def choose(
 ) -> list[GroupRecord] | None:
     """The groups of the next batch in queue order, or None if none can be formed.
 
-    There is one wherever groups add up exactly and no minimum is `unmet`. Every environment with a minimum is in it if
-    any batch holds them all. Otherwise whose group has waited longest is, and who can be beside it: each has its turn.
-    `by_weight`: what everybody was given, where batches follow weights; notes what is taken. None: oldest first.
+    There is one wherever groups add up exactly and no minimum is `unmet`. Every environment with a
+    minimum is in it if any batch holds them all. Otherwise whose group has waited longest is, and
+    who can be beside it: each has its turn. `by_weight`: what everybody was given, where batches
+    follow weights; notes what is taken. None: oldest first.
     """
     if batch_size <= 0 or not can_add_up(queue.num_by_size, batch_size):
         return None
@@ -198,17 +217,22 @@ def choose(
 
 
 class _GreedyFill:
-    """Looks at no more groups than the batch holds, plus one per fifo: its cost does not grow with the queue."""
+    """Looks at no more groups than the batch holds, plus one per fifo: its cost does not grow with
+    the queue.
+    """
 
     def __init__(self, queue: Queue, batch_size: int, by_weight: Shares | None) -> None:
         self.taken: list[GroupRecord] = []
         self._room, self._by_weight = RemainingCapacity(queue.num_by_size, batch_size), by_weight
         self._fifos = {(env_id, size): iter(fifo.values()) for env_id, size, fifo in queue.fifos()}
-        self._heads = {key: next(fifo) for key, fifo in self._fifos.items()}  # the oldest of each that is not taken
+        # the oldest of each that is not taken
+        self._heads = {key: next(fifo) for key, fifo in self._fifos.items()}
         self._given: Counter[EnvId] = Counter()  # sequences
 
     def take(self, env_id: EnvId, size: int) -> bool:
-        """Take the oldest group of a fifo, if there is one left and the rest can still be completed."""
+        """Take the oldest group of a fifo, if there is one left and the rest can still be
+        completed.
+        """
         fifo = env_id, size
         if fifo not in self._heads or not self._room.take(size):
             return False
@@ -222,7 +246,9 @@ class _GreedyFill:
 
     def take_until(self, env_id: int, need: int) -> None:
         """An environment's groups, oldest first, until it gave so many sequences."""
-        own = [(head.position, size) for (owner, size), head in self._heads.items() if owner == env_id]
+        own = [
+            (head.position, size) for (owner, size), head in self._heads.items() if owner == env_id
+        ]
         heapq.heapify(own)
         while own and self._given[env_id] < need:
             _, size = heapq.heappop(own)
@@ -235,7 +261,10 @@ class _GreedyFill:
         def rank(env_id: EnvId) -> float:
             return 0.0 if self._by_weight is None else self._by_weight.rank(env_id)
 
-        ahead = [(rank(env_id), head.position, size, env_id) for (env_id, size), head in self._heads.items()]
+        ahead = [
+            (rank(env_id), head.position, size, env_id)
+            for (env_id, size), head in self._heads.items()
+        ]
         heapq.heapify(ahead)
         while ahead and self._room.missing:
             ranked, _, size, env_id = heapq.heappop(ahead)
@@ -250,14 +279,17 @@ class MinimumShares:
 
     def __init__(self, queue: Queue, batch_size: int, env_ids: Iterable[int]) -> None:
         self._queue, self._batch_size = queue, batch_size
-        self.fitting: dict[int, list[int]] = {}  # sizes of groups that fit a batch now; that of the oldest group first
+        # sizes of groups that fit a batch now; that of the oldest group first
+        self.fitting: dict[int, list[int]] = {}
         fits: dict[int, bool] = {}  # per size: whether some batch can be made with such a group now
         num = queue.num_by_size
         for env_id in env_ids:
             heads = {size: queue.head(env_id, size).position for size in queue.sizes_of(env_id)}
             for size in heads.keys() - fits.keys():
                 fits[size] = can_add_up({**num, size: num[size] - 1}, batch_size - size)
-            self.fitting[env_id] = sorted((size for size in heads if fits[size]), key=heads.__getitem__)
+            self.fitting[env_id] = sorted(
+                (size for size in heads if fits[size]), key=heads.__getitem__
+            )
 
     def holds_back(self, env_id: int) -> bool:
         """Whether every batch waits for this environment, which has nothing that fits one now."""
@@ -265,13 +297,16 @@ class MinimumShares:
             return False
         own = self._queue.sizes_of(env_id)
         known = {size for size in self._queue.num_by_size if size <= self._batch_size}
-        return not own or any(can_ever_add_up(known, self._batch_size - size) for size in own if size in known)
+        return not own or any(
+            can_ever_add_up(known, self._batch_size - size) for size in own if size in known
+        )
 
     def together(self) -> dict[int, int]:
-        """The size of each environment's first group in one exact batch, who has waited longest first.
+        """The size of each environment's first group in one exact batch, who has waited longest
+        first.
 
-        All are in it if that can be. Otherwise the group that has waited longest is, and whoever can be beside those
-        before: each environment has its turn.
+        All are in it if that can be. Otherwise the group that has waited longest is, and whoever
+        can be beside those before: each environment has its turn.
         """
 
         def age(env_id: int) -> int:
@@ -287,7 +322,9 @@ class MinimumShares:
         return self._one_of_each(by_age, by_age if all_can else [])
 
     def _one_of_each(self, by_age: Sequence[int], owing: Sequence[int]) -> dict[int, int]:
-        """Each one's oldest group with which the batch is exact, and with which all that owe one can give theirs."""
+        """Each one's oldest group with which the batch is exact, and with which all that owe one
+        can give theirs.
+        """
         left, missing = Counter(self._queue.num_by_size), self._batch_size
         given: dict[int, int] = {}
         for at, env_id in enumerate(by_age, 1):
@@ -301,22 +338,29 @@ class MinimumShares:
         return given
 
     def _can_all_give(self, left: Mapping[int, int], env_ids: Sequence[int], missing: int) -> bool:
-        """Whether `missing` sequences can be made of what is left, with a group of each of these, untouched so far."""
+        """Whether `missing` sequences can be made of what is left, with a group of each of these,
+        untouched so far.
+        """
         if sum(min(self.fitting[env_id]) for env_id in env_ids) > missing:
             return False
         if not env_ids:
             return can_add_up(left, missing)
-        own = [{size: len(fifo) for size, fifo in self._queue.sizes_of(env_id).items()} for env_id in env_ids]
+        own = [
+            {size: len(fifo) for size, fifo in self._queue.sizes_of(env_id).items()}
+            for env_id in env_ids
+        ]
         others = Counter(left)
         for each in own:
             others.subtract(each)
         return can_add_up_with_each(others, own, missing)
 
 
-# -- exact sums ------------------------------------------------------------------------------------------------------
+# -- exact sums
+# --------------------------------------------------------------------------------------------------
 #
-# A set of totals is an integer: bit i says that i sequences can be made. Adding groups of a size shifts it; n groups
-# cost log2(n) shifts, an answer O(distinct sizes * total) bits, however many groups there are.
+# A set of totals is an integer: bit i says that i sequences can be made. Adding groups of a size
+# shifts it; n groups cost log2(n) shifts, an answer O(distinct sizes * total) bits, however many
+# groups there are.
 
 
 def can_add_up(num_by_size: Mapping[int, int], total: int) -> bool:
@@ -328,7 +372,8 @@ def can_add_up(num_by_size: Mapping[int, int], total: int) -> bool:
     if total % unit:
         return False
     rest = total
-    for size in sorted(useful, reverse=True):  # the simplest choice: it nearly always is exact, without long integers
+    # the simplest choice: it nearly always is exact, without long integers
+    for size in sorted(useful, reverse=True):
         rest -= min(useful[size], rest // size) * size
     if rest == 0:
         return True
@@ -344,8 +389,12 @@ def can_ever_add_up(sizes: Iterable[int], total: int) -> bool:
     return can_add_up({size: total // size for size in sizes if 0 < size <= total}, total)
 
 
-def can_add_up_with_each(num_by_size: Mapping[int, int], owners: Sequence[Mapping[int, int]], total: int) -> bool:
-    """Whether some of these groups (per size) have exactly `total` sequences with one of each owner's own or more."""
+def can_add_up_with_each(
+    num_by_size: Mapping[int, int], owners: Sequence[Mapping[int, int]], total: int
+) -> bool:
+    """Whether some of these groups (per size) have exactly `total` sequences with one of each
+    owner's own or more.
+    """
     owned = sum(size * num for own in owners for size, num in own.items())
     if total < 0 or sum(size * num for size, num in num_by_size.items()) + owned < total:
         return False
@@ -364,7 +413,8 @@ def can_add_up_with_each(num_by_size: Mapping[int, int], owners: Sequence[Mappin
 class RemainingCapacity:
     """What a batch still lacks, and how many groups per size may still be taken.
 
-    Once a group of a size cannot be taken, none of that size can any more, because what is missing only shrinks.
+    Once a group of a size cannot be taken, none of that size can any more, because what is missing
+    only shrinks.
     """
 
     def __init__(self, num_by_size: Mapping[int, int], total: int) -> None:

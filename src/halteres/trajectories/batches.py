@@ -1,29 +1,36 @@
 """A batch's way from the queue to a trainer, and the run that counts it.
 
-    queue ──▶ OFFERED ── its reply was written whole ───▶ DELIVERED: step + 1, in nobody else's batch for ever
+    queue ──▶ OFFERED ── its reply was written whole ───▶ DELIVERED: step + 1, in nobody else's
+       batch for ever
        │         │ the client was gone ▼                      ▲
        │      RETURNED ── the next question, under a new id ──┤
        │         ▲ nacked, or its time is up                  │
        └────▶ LEASED ──────────── acknowledged ───────────────┘
 
-On-policy means the trainer's own version: `max_staleness` bounds the distance both ways. A trainer that registers with
-a step before batches that it got went back to a checkpoint: what later weights sampled is set aside.
+On-policy means the trainer's own version: `max_staleness` bounds the distance both ways. A trainer
+that registers with a step before batches that it got went back to a checkpoint: what later weights
+sampled is set aside.
 
-A trainer whose reply was lost, or that crashed before the step, gets the batch delivered last once more, and it counts
-once. What a question says it holds (`after`), and whether that batch answers it again:
+A trainer whose reply was lost, or that crashed before the step, gets the batch delivered last once
+more, and it counts once. What a question says it holds (`after`), and whether that batch answers it
+again:
 
     after     the batch that came last    again where
-    -------   -------------------------   ------------------------------------------------------------------------
-    not said  any                         the run is on-policy, and the version that of the last question
-    0         was not acknowledged        the version is that of the last question: nothing was trained on since
+    -------   -------------------------   ----------------------------------------------------------
+    not said  any                         the run is on-policy, and the version that of the last
+                                          question
+    0         was not acknowledged        the version is that of the last question: nothing was
+                                          trained on since
     0         was acknowledged            never: a trainer that leased it has learnt from it
-    K         answered one who held K     any version: its reply was lost, whoever has trained since has not on this
+    K         answered one who held K     any version: its reply was lost, whoever has trained since
+                                          has not on this
     K         answered another question   never: it is another trainer's, or K itself
 
-In every row no lease is asked for, and the batch is of this run, its size and its bound on staleness; in those with
-`after`, the trainer did not register with a step that contains it. So after a registration, when nothing is held: a
-trainer that died before its step has the version it asked with, and gets its batch; one that died after it has a newer
-version, or a checkpoint with that step; one that lost more has an older version. Those two get another batch.
+In every row no lease is asked for, and the batch is of this run, its size and its bound on
+staleness; in those with `after`, the trainer did not register with a step that contains it. So
+after a registration, when nothing is held: a trainer that died before its step has the version it
+asked with, and gets its batch; one that died after it has a newer version, or a checkpoint with
+that step; one that lost more has an older version. Those two get another batch.
 """
 
 from __future__ import annotations
@@ -45,7 +52,8 @@ from halteres.trajectories.records import (
 from halteres.trajectories.schema import BatchQuery, Registration
 from halteres.trajectories.state import State
 
-OFFER_S = 60.0  # how long the reply of a batch may take to be written, before the batch answers another question
+# how long the reply of a batch may take to be written, before the batch answers another question
+OFFER_S = 60.0
 
 
 class LeaseLost(Conflict):
@@ -54,7 +62,8 @@ class LeaseLost(Conflict):
     code, status = "lease_lost", 409
 
 
-# -- which batch -------------------------------------------------------------------------------------------------------
+# -- which batch
+# --------------------------------------------------------------------------------------------------
 
 
 def span_for(state: State, version: int | None) -> Versions | None:
@@ -69,38 +78,53 @@ def _is_within(versions: Versions | None, span: Versions | None) -> bool:
 
 
 def version_at_request(state: State, step: int) -> int | None:
-    """The trainer's version when it asked for the batch after so many; None: it has not yet, or told none.
+    """The trainer's version when it asked for the batch after so many; None: it has not yet, or
+    told none.
 
-    Of a batch before those of this run, what it said with its first question: a deterministic environment samples the
-    batch after k by the weights with which the trainer asked for the batch after k - lag, and a run has to begin.
+    Of a batch before those of this run, what it said with its first question: a deterministic
+    environment samples the batch after k by the weights with which the trainer asked for the batch
+    after k - lag, and a run has to begin.
     """
     run = state.run
     step = max(step, run.registration.starting_step if run.registration else 0)
     if step == run.step:
         return run.asked_version
     for batch in reversed(state.settled.values()):
-        if batch.standing is Standing.DELIVERED and batch.step == step + 1 and batch.groups[0] >= run.first_group:
+        if (
+            batch.standing is Standing.DELIVERED
+            and batch.step == step + 1
+            and batch.groups[0] >= run.first_group
+        ):
             return batch.version
     return None
 
 
 def has_gone_back(run: RunRecord) -> bool:
-    """Whether the trainer said at its registration that it has not done the steps of batches that it got.
+    """Whether the trainer said at its registration that it has not done the steps of batches that
+    it got.
 
-    True from then on until it has a batch again. Only a trainer that names its run is believed about its step; one
-    that merely asks with a smaller version may be late, or another.
+    True from then on until it has a batch again. Only a trainer that names its run is believed
+    about its step; one that merely asks with a smaller version may be late, or another.
     """
     has_name = run.registration is not None and run.registration.run_id is not None
-    return has_name and run.last is not None and run.last.step is not None and run.last.step > run.step
+    return (
+        has_name and run.last is not None and run.last.step is not None and run.last.step > run.step
+    )
 
 
 def minima(state: State) -> list[batch_selection.Minimum]:
-    """Minimum shares of the next batch; without those that starved for longer than the operator waits."""
+    """Minimum shares of the next batch; without those that starved for longer than the operator
+    waits.
+    """
     now, patience_s = state.clock(), state.rules.min_share_patience_s
     registered = state.envs.minima(state.run.batch_size, now)
     if patience_s is None:
         return registered
-    return [each for each in registered if not state.envs.by_id[each.env_id].starves_for(now) > patience_s]
+    return [
+        each
+        for each in registered
+        if not state.envs.by_id[each.env_id].starves_for(now) > patience_s
+    ]
 
 
 def choose(state: State) -> list[GroupRecord] | None:
@@ -136,10 +160,12 @@ def next_batch(state: State, query: BatchQuery) -> Delivery | None:
     for each in list(state.out.values()):  # offers and leases whose time is up come back whole
         if each.expires_at is not None and each.expires_at <= now:
             give_back(state, each.id)
-    if query.after is not None and query.after in state.out:  # the last batch that the trainer holds: acknowledged
+    # the last batch that the trainer holds: acknowledged
+    if query.after is not None and query.after in state.out:
         _deliver(state, state.out[query.after])
     span = span_for(state, version)
-    if span and version is not None and has_gone_back(state.run):  # nothing of the weights that it left behind
+    # nothing of the weights that it left behind
+    if span and version is not None and has_gone_back(state.run):
         span = span[0], version
     if (last := redelivery_of(state, query, version)) is not None:
         if has_gone_back(state.run):
@@ -147,12 +173,17 @@ def next_batch(state: State, query: BatchQuery) -> Delivery | None:
         if version != last.version:  # a trainer that dies before its step comes back with this one
             last = replace(last, version=version)
             state.do(last)
-        state.save_run(replace(state.run, step=max(state.run.step, last.step or 0), last=last, asked_version=None))
+        state.save_run(
+            replace(
+                state.run, step=max(state.run.step, last.step or 0), last=last, asked_version=None
+            )
+        )
         return last
     _move_on(state, span, version)
     came_back = [each for each in state.out.values() if each.is_back]
     if came_back:
-        back = min(came_back, key=lambda each: min(each.groups))  # the oldest, however often it was handed out
+        # the oldest, however often it was handed out
+        back = min(came_back, key=lambda each: min(each.groups))
         state.do(replace(back, standing=Standing.REPLACED))
         return _hand_out(state, back.groups, query, version)
     for minimum in state.envs.minima(state.run.batch_size, now):
@@ -160,7 +191,11 @@ def next_batch(state: State, query: BatchQuery) -> Delivery | None:
         starves = batch_selection.unmet(state.queue, state.run.batch_size, [minimum]) is not None
         env.starving_since = (env.starving_since or now) if starves else None
     chosen = choose(state)
-    return None if chosen is None else _hand_out(state, tuple(group.id for group in chosen), query, version)
+    return (
+        None
+        if chosen is None
+        else _hand_out(state, tuple(group.id for group in chosen), query, version)
+    )
 
 
 def redelivery_of(state: State, query: BatchQuery, version: int | None) -> Delivery | None:
@@ -172,7 +207,11 @@ def redelivery_of(state: State, query: BatchQuery, version: int | None) -> Deliv
         return None
     if after is None:
         return last if state.max_staleness == 0 and version == last.version else None
-    start = registration.starting_step if registration is not None and registration.run_id is not None else None
+    start = (
+        registration.starting_step
+        if registration is not None and registration.run_id is not None
+        else None
+    )
     if start is not None and last.step is not None and last.step <= start:
         return None  # the trainer said when it registered that it had trained on it
     if last.held is None:
@@ -204,7 +243,9 @@ def _drop_outside(state: State, span: Versions | None, version: int | None) -> N
         state.put(group, Place.SET_ASIDE, too_far(group.versions, version, state.max_staleness))
 
 
-def _hand_out(state: State, groups: tuple[int, ...], query: BatchQuery, version: int | None) -> Delivery:
+def _hand_out(
+    state: State, groups: tuple[int, ...], query: BatchQuery, version: int | None
+) -> Delivery:
     now, members = state.clock(), [state.waiting[group_id] for group_id in groups]
     tagged = [group.versions for group in members if group.versions]
     batch = Delivery(
@@ -215,14 +256,17 @@ def _hand_out(state: State, groups: tuple[int, ...], query: BatchQuery, version:
         num_sequences=sum(group.size for group in members),
         made_at=now,
         expires_at=now + (OFFER_S if query.lease is None else query.lease),
-        versions=(min(low for low, _ in tagged), max(high for _, high in tagged)) if tagged else None,
+        versions=(min(low for low, _ in tagged), max(high for _, high in tagged))
+        if tagged
+        else None,
         held=query.after or 0,
     )
     state.do(batch)
     return batch
 
 
-# -- what becomes of a batch -------------------------------------------------------------------------------------------
+# -- what becomes of a batch
+# -------------------------------------------------------------------------------------------
 
 
 def give_back(state: State, batch_id: int) -> None:
@@ -240,13 +284,16 @@ def take_back_offers(state: State) -> None:
 
 
 def count_delivered(state: State, batch_id: int) -> None:
-    """The reply of an offered batch was written whole; nothing happens where it is settled already."""
+    """The reply of an offered batch was written whole; nothing happens where it is settled
+    already.
+    """
     if (batch := state.out.get(batch_id)) is not None and batch.standing is not Standing.LEASED:
         _deliver(state, batch)
 
 
 def acknowledge(state: State, batch_id: int, long_ago: Delivery | None = None) -> Delivery:
-    """A trainer has it for good. Safe to repeat; also while it is back, but not served to another yet.
+    """A trainer has it for good. Safe to repeat; also while it is back, but not served to another
+    yet.
 
     `long_ago`: what the store knows of a batch that memory does not know any more.
 
@@ -270,7 +317,9 @@ def nack(state: State, batch_id: int) -> Delivery:
 
 
 def extend(state: State, batch_id: int, lease_s: float) -> Delivery:
-    """A trainer needs longer: the lease ends `lease_s` seconds from now. Raises NotFound, LeaseLost."""
+    """A trainer needs longer: the lease ends `lease_s` seconds from now. Raises NotFound,
+    LeaseLost.
+    """
     batch = state.out.get(batch_id)
     if batch is None or batch.standing is Standing.OFFERED:
         raise _not_theirs(state, batch_id)
@@ -280,7 +329,9 @@ def extend(state: State, batch_id: int, lease_s: float) -> Delivery:
 
 
 def dissolve(state: State, batch: Delivery, unfit: dict[int, Problem]) -> None:
-    """Take a batch that is out apart: what fits no batch is set aside, the rest queues at its old place."""
+    """Take a batch that is out apart: what fits no batch is set aside, the rest queues at its old
+    place.
+    """
     groups = [state.waiting[group_id] for group_id in batch.groups]
     state.do(replace(batch, standing=Standing.BROKEN, expires_at=None))
     for group in groups:
@@ -289,12 +340,15 @@ def dissolve(state: State, batch: Delivery, unfit: dict[int, Problem]) -> None:
 
 
 def lose_tokens(state: State, batch_id: int, lost: set[int]) -> None:
-    """The tokens of these groups of a batch cannot be read: they are set aside, the others queue again."""
+    """The tokens of these groups of a batch cannot be read: they are set aside, the others queue
+    again.
+    """
     why = Problem("tokens_lost", "Its tokens cannot be read any more.")
     if batch_id in state.out:
         dissolve(state, state.out[batch_id], dict.fromkeys(lost, why))
     elif state.run.last is not None and state.run.last.id == batch_id:
-        state.save_run(replace(state.run, last=None, parked=False))  # it was counted, and is served no more
+        # it was counted, and is served no more
+        state.save_run(replace(state.run, last=None, parked=False))
 
 
 def _deliver(state: State, batch: Delivery) -> Delivery:
@@ -306,26 +360,35 @@ def _deliver(state: State, batch: Delivery) -> Delivery:
     return done
 
 
-def _not_theirs(state: State, batch_id: int, long_ago: Delivery | None = None) -> NotFound | LeaseLost:
+def _not_theirs(
+    state: State, batch_id: int, long_ago: Delivery | None = None
+) -> NotFound | LeaseLost:
     settled = state.settled.get(batch_id, long_ago)
     if settled is None and batch_id not in state.out and not 0 < batch_id <= state.last_delivery:
         return NotFound(f"There is no batch {batch_id}.", "No batch with that id was ever served.")
     why = {
-        Standing.REPLACED: "It came back first, and was served to another question under another id.",
+        Standing.REPLACED: (
+            "It came back first, and was served to another question under another id."
+        ),
         Standing.DELIVERED: "It is acknowledged.",
         Standing.BROKEN: "It came back, and was taken apart because it no longer fits the run.",
     }.get(settled.standing if settled else Standing.OFFERED, "It is no lease.")
-    return LeaseLost(f"Batch {batch_id} is not yours any more.", why, "Drop it, and ask for the next one.")
+    return LeaseLost(
+        f"Batch {batch_id} is not yours any more.", why, "Drop it, and ask for the next one."
+    )
 
 
-# -- the run -----------------------------------------------------------------------------------------------------------
+# -- the run
+# --------------------------------------------------------------------------------------------------
 
 
 def register(state: State, registration: Registration) -> int:
-    """A trainer registers: the same run goes on, another one begins. Gives the registration's uuid, 128 bits.
+    """A trainer registers: the same run goes on, another one begins. Gives the registration's uuid,
+    128 bits.
 
-    A trainer that names its run is believed about its step, because environments count evaluations and their end by it:
-    after a crash it comes back at its last checkpoint. Nobody is parked any more where the bound is not 0 now.
+    A trainer that names its run is believed about its step, because environments count evaluations
+    and their end by it: after a crash it comes back at its last checkpoint. Nobody is parked any
+    more where the bound is not 0 now.
     """
     uuid, run = secrets.randbits(128), state.run
     if run.registration is not None and run.registration.identity == registration.identity:
@@ -335,7 +398,12 @@ def register(state: State, registration: Registration) -> int:
         return uuid
     first = run.first_group if run.registration is None else archive(state)
     state.save_run(
-        RunRecord(registration=registration, uuid=str(uuid), step=registration.starting_step, first_group=first)
+        RunRecord(
+            registration=registration,
+            uuid=str(uuid),
+            step=registration.starting_step,
+            first_group=first,
+        )
     )
     return uuid
 
@@ -346,10 +414,11 @@ def reset(state: State) -> None:
 
 
 def archive(state: State) -> int:
-    """Take everything that waits out of the way of another run; gives the id of that run's first group.
+    """Take everything that waits out of the way of another run; gives the id of that run's first
+    group.
 
-    Environments count in that run once they poll or register: nobody says goodbye to the original's server, and the
-    minimum share of one that is gone would hold back the first batches.
+    Environments count in that run once they poll or register: nobody says goodbye to the original's
+    server, and the minimum share of one that is gone would hold back the first batches.
     """
     for batch in list(state.out.values()):
         state.do(replace(batch, standing=Standing.BROKEN, expires_at=None))

@@ -1,4 +1,6 @@
-"""The environments a server knows: ids, names, heartbeats, weights, minimum shares, and what each has buffered."""
+"""The environments a server knows: ids, names, heartbeats, weights, minimum shares, and what each
+has buffered.
+"""
 
 from __future__ import annotations
 
@@ -9,9 +11,12 @@ from halteres.trajectories.batch_selection import Minimum, RemainingCapacity, ca
 from halteres.trajectories.records import EnvRecord, GroupRecord, Place, Tally
 from halteres.trajectories.schema import EnvRegistration
 
-LEAST_WEIGHT, MOST_WEIGHT = 1e-6, 1e6  # in batches; beyond them what it was given could not be counted exactly
-TIMEOUT_S = 60.0  # an environment silent for longer has no weight and no minimum, until its next request
-ADOPTED_FROM = 2**30  # ids from here were made up by somebody; the next one is not counted from them
+# in batches; beyond them what it was given could not be counted exactly
+LEAST_WEIGHT, MOST_WEIGHT = 1e-6, 1e6
+# an environment silent for longer has no weight and no minimum, until its next request
+TIMEOUT_S = 60.0
+# ids from here were made up by somebody; the next one is not counted from them
+ADOPTED_FROM = 2**30
 POLLING_S = 5.0  # an environment that was heard of within this time shares what a batch still lacks
 
 
@@ -38,15 +43,19 @@ class Buffer:
         self._num_by_size[group.size] -= 1
 
     def completed_by(self, group: GroupRecord, group_size: int) -> list[GroupRecord]:
-        """Groups of exactly `group_size` sequences, in order of arrival, where this new one makes that possible.
+        """Groups of exactly `group_size` sequences, in order of arrival, where this new one makes
+        that possible.
 
-        Older ones are preferred: each is taken if the rest can still be completed. None where it does not add up.
+        Older ones are preferred: each is taken if the rest can still be completed. None where it
+        does not add up.
         """
         num_by_size = self._num_by_size + Counter([group.size])
         if not can_add_up(num_by_size, group_size):
             return []
         room = RemainingCapacity(num_by_size, group_size)
-        return [each for each in (*self.groups.values(), group) if room.missing and room.take(each.size)]
+        return [
+            each for each in (*self.groups.values(), group) if room.missing and room.take(each.size)
+        ]
 
 
 @dataclass(slots=True, kw_only=True)
@@ -57,12 +66,14 @@ class Environment:
     last_seen: float  # unix s
     timeout_s: float = TIMEOUT_S  # of silence, after which it counts for nothing
     buffer: Buffer = field(default_factory=Buffer)
-    noted_seen: float = 0.0  # unix s, when others on the same queue were last told that it was heard of
+    # unix s, when others on the same queue were last told that it was heard of
+    noted_seen: float = 0.0
     num_accepted: int = 0
     num_set_aside: int = 0
     num_duplicates: int = 0  # groups that came again with their key
     last_rejection: str = ""  # why its last group was set aside or refused
-    starving_since: float | None = None  # unix s; it asked for a share of every batch and has nothing that fits
+    # unix s; it asked for a share of every batch and has nothing that fits
+    starving_since: float | None = None
 
     @property
     def id(self) -> int:
@@ -71,8 +82,14 @@ class Environment:
 
     @property
     def group_size(self) -> int:
-        """Sequences per group: as registered; as in its first group where it was adopted, 0 before that."""
-        return self.record.registration.group_size if self.record.registration else self.record.adopted_size
+        """Sequences per group: as registered; as in its first group where it was adopted, 0 before
+        that.
+        """
+        return (
+            self.record.registration.group_size
+            if self.record.registration
+            else self.record.adopted_size
+        )
 
     @property
     def min_share(self) -> float:
@@ -142,7 +159,9 @@ class Environments:
         self._unknown.clear()
 
     def weight(self, env_id: int | None) -> float:
-        """Its weight in batches that follow weights; 1 where it has none, or one that is to be ignored."""
+        """Its weight in batches that follow weights; 1 where it has none, or one that is to be
+        ignored.
+        """
         env = self.get(env_id)
         registration = env.record.registration if env else None
         weight = registration.weight if registration and registration.weight > 0 else 1.0
@@ -161,11 +180,17 @@ class Environments:
 
     def live(self, now: float) -> list[Environment]:
         """Those connected and heard of lately, by id."""
-        return sorted((env for env in self.by_id.values() if env.is_live(now)), key=lambda env: env.id)
+        return sorted(
+            (env for env in self.by_id.values() if env.is_live(now)), key=lambda env: env.id
+        )
 
     def polling(self, now: float) -> list[Environment]:
         """Those that ask for work now."""
-        return [env for env in self.by_id.values() if env.record.connected and now - env.last_seen <= self.polling_s]
+        return [
+            env
+            for env in self.by_id.values()
+            if env.record.connected and now - env.last_seen <= self.polling_s
+        ]
 
     def weight_of(self, env: Environment, now: float) -> float:
         """Its part of all requests, at least 0.01; 1 where weights are to be ignored."""
@@ -173,11 +198,16 @@ class Environments:
         return max(0.01, env.pull / total) if env.pull > 0 and total > 0 else 1.0
 
     def minima(self, batch_size: int, now: float) -> list[Minimum]:
-        """Minimum shares of live environments in sequences; scaled down together where they exceed the batch."""
+        """Minimum shares of live environments in sequences; scaled down together where they exceed
+        the batch.
+        """
         needs = [(env, int(batch_size * env.min_share)) for env in self.live(now)]
         needs = [(env, need) for env, need in needs if need > 0 and env.group_size <= batch_size]
         total = sum(need for _, need in needs)
         if total <= batch_size:
             return [Minimum(env_id=env.id, need=need) for env, need in needs]
         scale = batch_size / total
-        return [Minimum(env_id=env.id, need=max(env.group_size, int(need * scale))) for env, need in needs]
+        return [
+            Minimum(env_id=env.id, need=max(env.group_size, int(need * scale)))
+            for env, need in needs
+        ]

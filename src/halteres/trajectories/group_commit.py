@@ -1,14 +1,16 @@
-"""Group commit: requests submit decisions, one task takes them in turns, nobody is answered before they are kept.
+"""Group commit: requests submit decisions, one task takes them in turns, nobody is answered before
+they are kept.
 
     decisions that wait ──▶ begin ──▶ decide, one after another ──▶ commit ──▶ answers
                             (shared stores: lock, what others did)   (in the store's thread)
 
-A lone decision is committed where it is taken while the store is quick: a thread's wake-up costs more than the commit
-that it is woken for.
+A lone decision is committed where it is taken while the store is quick: a thread's wake-up costs
+more than the commit that it is woken for.
 
-When the store fails, everything of that turn fails with it, and memory goes back to what is kept. Where that cannot be
-read either, the turns end: memory holds what nobody was promised, so nothing may be built on it. A shared store may
-come back: after a failure it begins every turn with what is kept.
+When the store fails, everything of that turn fails with it, and memory goes back to what is kept.
+Where that cannot be read either, the turns end: memory holds what nobody was promised, so nothing
+may be built on it. A shared store may come back: after a failure it begins every turn with what is
+kept.
 """
 
 from __future__ import annotations
@@ -27,8 +29,10 @@ from halteres.trajectories.state import State
 from halteres.trajectories.stores.store import Store, StoreFailed
 
 T = TypeVar("T")
-Decision = Callable[[State], T]  # changes the state by `state.do`, or raises before it changed anything
-QUICK_S = 0.005  # a commit that took longer sends the next ones into the store's thread, where nobody waits for them
+# changes the state by `state.do`, or raises before it changed anything
+Decision = Callable[[State], T]
+# a commit that took longer sends the next ones into the store's thread, where nobody waits for them
+QUICK_S = 0.005
 CATCH_UP_S = 0.2  # how far a server may lag behind others on the same queue in what it only tells
 
 _log = logging.getLogger(__name__)
@@ -50,7 +54,9 @@ class GroupCommit:
         self._ended: StoreFailed | None = None
 
     def submit(self, decide: Decision[T]) -> asyncio.Future[T]:
-        """Have a decision taken. The answer raises what the decision raised, or StoreFailed: it is not kept."""
+        """Have a decision taken. The answer raises what the decision raised, or StoreFailed: it is
+        not kept.
+        """
         answer: asyncio.Future[T] = asyncio.get_running_loop().create_future()
         if self._ended is not None:
             answer.set_exception(self._ended)
@@ -60,7 +66,9 @@ class GroupCommit:
         return answer
 
     def leave(self, decide: Decision[Any]) -> None:
-        """Have a decision taken that nobody waits for: where the store is gone, whoever opens it next decides it."""
+        """Have a decision taken that nobody waits for: where the store is gone, whoever opens it
+        next decides it.
+        """
         self.submit(decide).add_done_callback(lambda done: done.cancelled() or done.exception())
 
     @property
@@ -92,7 +100,9 @@ class GroupCommit:
                     await self._commit_round()
             return self._ended
         finally:
-            self._ended = self._ended or StoreFailed("The trajectory store is closed.", "", "Ask again in a moment.")
+            self._ended = self._ended or StoreFailed(
+                "The trajectory store is closed.", "", "Ask again in a moment."
+            )
             for _, answer in self._waiting:
                 _settle(answer, self._ended)
 
@@ -145,7 +155,8 @@ class GroupCommit:
         _log.error("The store failed; going back to its last committed state.")
         try:
             with boundary(StoreFailed, "The trajectory store"):
-                await self._in_thread(self._store.abandon)  # where a defect, not the store, ended the turn
+                # where a defect, not the store, ended the turn
+                await self._in_thread(self._store.abandon)
                 self.state = self._remember(await self._in_thread(self._store.load))
         except StoreFailed as loss:
             if not self._store.is_shared:  # there the next turn begins afresh

@@ -1,7 +1,7 @@
 """What all routes share: request bodies read within bounds, JSON replies, errors as replies.
 
-Bodies are bounded in bytes and in time, each and all together; gzip is inflated. A small body, such as a heartbeat's,
-never waits for large ones.
+Bodies are bounded in bytes and in time, each and all together; gzip is inflated. A small body, such
+as a heartbeat's, never waits for large ones.
 """
 
 from __future__ import annotations
@@ -30,17 +30,25 @@ T = TypeVar("T")
 JSON = "application/json"
 CLIENT = "halteres-client"  # header of a client that knows our extensions
 
-# -- request bodies ----------------------------------------------------------------------------------------------------
+# -- request bodies
+# --------------------------------------------------------------------------------------------------
 
-AT_ONCE = 1024**3  # bytes of all bodies being read or used; beyond, later ones wait, but for small ones
-SMALL = 64 * 1024  # bytes up to which a body that says its length waits for nobody: a connection keeps more anyway
+# bytes of all bodies being read or used; beyond, later ones wait, but for small ones
+AT_ONCE = 1024**3
+# bytes up to which a body that says its length waits for nobody: a connection keeps more anyway
+SMALL = 64 * 1024
 LARGEST_BODY = 256 * 1024 * 1024  # bytes of a request, inflated
-MOST_MEMBERS = 16  # members of a gzipped request. Clients send one; what follows it is copied for each.
-LARGE_PACKED = 128 * 1024  # bytes of gzip from which a thread inflates them: of what clients send, 1 MB or more inside
-INFLATED_AT_ONCE = 1024 * 1024  # bytes inflated on the event loop, in 2 ms at most; what holds more, in a thread
+# members of a gzipped request. Clients send one; what follows it is copied for each.
+MOST_MEMBERS = 16
+# bytes of gzip from which a thread inflates them: of what clients send, 1 MB or more inside
+LARGE_PACKED = 128 * 1024
+# bytes inflated on the event loop, in 2 ms at most; what holds more, in a thread
+INFLATED_AT_ONCE = 1024 * 1024
 GZIPPED = b"\x1f\x8b"  # how every gzip stream begins
-STALL_S = 10.0  # how long nothing of a body may arrive: one that stops holds its place for no longer
-DEADLINE_S = 120.0  # how long a body may take from first byte to last: one that trickles holds its place for no longer
+# how long nothing of a body may arrive: one that stops holds its place for no longer
+STALL_S = 10.0
+# how long a body may take from first byte to last: one that trickles holds its place for no longer
+DEADLINE_S = 120.0
 
 
 class BadBody(HalteresError):
@@ -66,14 +74,16 @@ class Bodies:
     stall_s: float = STALL_S
     held: int = 0  # bytes
     _num_large: int = 0  # bodies that are not small
-    _line: asyncio.Lock = field(default_factory=asyncio.Lock)  # of large ones that wait, in order of arrival
+    # of large ones that wait, in order of arrival
+    _line: asyncio.Lock = field(default_factory=asyncio.Lock)
     _freed: asyncio.Event = field(default_factory=asyncio.Event)
 
     @asynccontextmanager
     async def of(self, scope: Scope, receive: Receive) -> AsyncIterator[bytes]:
         """The body of a request, whole and inflated; its bytes count until the context ends.
 
-        It is counted at first with the length that it declares, or the largest where it declares none.
+        It is counted at first with the length that it declares, or the largest where it declares
+        none.
 
         Raises:
             BadBody: the gzip stream is broken or ends early.
@@ -90,7 +100,8 @@ class Bodies:
         is_large = counted > self.small
         if is_large:
             async with self._line:
-                while self._num_large and self.held + counted > self.at_once:  # alone, any body is let in
+                # alone, any body is let in
+                while self._num_large and self.held + counted > self.at_once:
                     self._freed.clear()
                     await self._freed.wait()
         self._num_large += is_large
@@ -99,8 +110,11 @@ class Bodies:
             body = await self._read(receive)
             counted = self._recount(counted, len(body))
             encoding = headers.get(b"content-encoding", b"").lower()
-            # What a client calls encoded and is not, or as nobody knows, is left to the reader of JSON.
-            if body and (encoding in (b"gzip", b"x-gzip") or (b"gzip" in encoding and body[:2] == GZIPPED)):
+            # What a client calls encoded and is not, or as nobody knows, is left to the reader of
+            # JSON.
+            if body and (
+                encoding in (b"gzip", b"x-gzip") or (b"gzip" in encoding and body[:2] == GZIPPED)
+            ):
                 body = await self._inflated(body)
                 counted = self._recount(counted, len(body))
             yield body
@@ -109,7 +123,9 @@ class Bodies:
             self._recount(counted, 0)
 
     def _recount(self, before: int, now: int) -> int:
-        """A body that was counted with so many bytes has so many; what it does not need is the next one's."""
+        """A body that was counted with so many bytes has so many; what it does not need is the next
+        one's.
+        """
         self.held += now - before
         self._freed.set()
         return now
@@ -131,7 +147,10 @@ class Bodies:
                         return b"".join(parts)
                     stalled.reschedule(min(now() + self.stall_s, ends))
         except TimeoutError as error:
-            what = f"The body did not arrive within {self.deadline_s:g} s, or nothing of it for {self.stall_s:g} s."
+            what = (
+                f"The body did not arrive within {self.deadline_s:g} s, or nothing of it for "
+                f"{self.stall_s:g} s."
+            )
             raise TooSlow(what, "", "Send it again on a better connection.") from error
 
     async def _inflated(self, body: bytes) -> bytes:
@@ -144,7 +163,9 @@ class Bodies:
         return await asyncio.to_thread(inflate, body, self.largest)
 
     def _too_large(self) -> TooLarge:
-        return TooLarge(f"The body is larger than {self.largest} bytes.", "", "Send fewer groups at once.")
+        return TooLarge(
+            f"The body is larger than {self.largest} bytes.", "", "Send fewer groups at once."
+        )
 
 
 def inflate(body: bytes, limit: int = LARGEST_BODY) -> bytes:
@@ -157,7 +178,9 @@ def inflate(body: bytes, limit: int = LARGEST_BODY) -> bytes:
     parts, left = [], limit
     while body or not parts:
         if len(parts) == MOST_MEMBERS:
-            raise BadBody(f"The gzip body has more than {MOST_MEMBERS} members.", "", "Send it as one.")
+            raise BadBody(
+                f"The gzip body has more than {MOST_MEMBERS} members.", "", "Send it as one."
+            )
         stream = isal_zlib.decompressobj(wbits=31)
         try:
             part = stream.decompress(body, left + 1)
@@ -173,7 +196,8 @@ def inflate(body: bytes, limit: int = LARGEST_BODY) -> bytes:
     return b"".join(parts)
 
 
-# -- requests ----------------------------------------------------------------------------------------------------------
+# -- requests
+# --------------------------------------------------------------------------------------------------
 
 
 @dataclass(frozen=True, slots=True)
@@ -211,14 +235,19 @@ def query_of(request: Request, kind: type[T], *lists: str) -> T:
     return convert(posted, kind, "query")
 
 
-# -- replies -----------------------------------------------------------------------------------------------------------
+# -- replies
+# --------------------------------------------------------------------------------------------------
 
 SMALLEST_GZIPPED = 1000  # bytes from which a reply is gzipped if the client accepts that
-LARGE_TO_PACK = 256 * 1024  # bytes from which a reply is compressed in a thread, which costs 0.1 ms; up to here 0.7
+# bytes from which a reply is compressed in a thread, which costs 0.1 ms; up to here 0.7
+LARGE_TO_PACK = 256 * 1024
 LEVEL = 1  # the original compresses at 9: many times the time for a tenth of the size
 RETRY_AFTER_S = 1  # what a 503 advises where the error does not say
-TOO_DEEP = Unprocessable([{"type": "json_too_deep", "loc": ["body"], "msg": "The body is nested too deeply to read."}])
-TRAINERS = "/v1/batches/"  # where only trainers post; what else is refused says what an environment does wrong
+TOO_DEEP = Unprocessable(
+    [{"type": "json_too_deep", "loc": ["body"], "msg": "The body is nested too deeply to read."}]
+)
+# where only trainers post; what else is refused says what an environment does wrong
+TRAINERS = "/v1/batches/"
 
 
 def reply(value: Any, status: int = 200, headers: Mapping[str, str] | None = None) -> Response:
@@ -227,13 +256,22 @@ def reply(value: Any, status: int = 200, headers: Mapping[str, str] | None = Non
 
 
 async def large_reply(request: Request, body: bytes) -> Response:
-    """A JSON reply that may be large, gzipped where the client accepts it and the operator wants it."""
+    """A JSON reply that may be large, gzipped where the client accepts it and the operator wants
+    it.
+    """
     rule: Gzip = request.app.state.context.gzip
     is_accepted = "gzip" in request.headers.get("accept-encoding", "").lower()
-    if not is_accepted or len(body) < SMALLEST_GZIPPED or rule == "never" or (rule == "auto" and _is_here(request)):
+    if (
+        not is_accepted
+        or len(body) < SMALLEST_GZIPPED
+        or rule == "never"
+        or (rule == "auto" and _is_here(request))
+    ):
         return Response(body, media_type=JSON)
     packed = await asyncio.to_thread(deflate, body) if len(body) > LARGE_TO_PACK else deflate(body)
-    return Response(packed, headers={"content-encoding": "gzip", "vary": "Accept-Encoding"}, media_type=JSON)
+    return Response(
+        packed, headers={"content-encoding": "gzip", "vary": "Accept-Encoding"}, media_type=JSON
+    )
 
 
 def deflate(body: bytes) -> bytes:
@@ -282,7 +320,12 @@ def _headers(error: HalteresError) -> dict[str, str]:
 async def _handle(request: Request, error: Exception) -> Response:
     answer, path = answer_to(error), request.url.path
     is_refused = 400 <= answer.status_code < 500 and answer.status_code != 408
-    if is_refused and not isinstance(error, ClientDisconnect) and request.method == "POST" and TRAINERS not in path:
+    if (
+        is_refused
+        and not isinstance(error, ClientDisconnect)
+        and request.method == "POST"
+        and TRAINERS not in path
+    ):
         why = error.detail if isinstance(error, HTTPException) else TOO_DEEP.sentence
         why = error.sentence if isinstance(error, HalteresError) else why
         service_of(request).note_refusal(path, answer.status_code, why)

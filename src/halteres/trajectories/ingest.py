@@ -1,6 +1,8 @@
-"""Posted groups: where each one goes (queue, buffer, set aside with a reason), and which came before.
+"""Posted groups: where each one goes (queue, buffer, set aside with a reason), and which came
+before.
 
-Nothing that fits the schema is refused, but in strict mode: what cannot train anybody is set aside, with a reason.
+Nothing that fits the schema is refused, but in strict mode: what cannot train anybody is set aside,
+with a reason.
 """
 
 from __future__ import annotations
@@ -37,32 +39,46 @@ def accept_all(state: State, groups: Sequence[Scored]) -> list[Verdict]:
     """Take posted groups in, all or none.
 
     Raises:
-        KeyReused: a key came before with another body, in an earlier request or in this one; nothing was taken.
+        KeyReused: a key came before with another body, in an earlier request or in this one;
+            nothing was taken.
         Unprocessable: in strict mode, a group that no batch can hold; nothing was taken.
     """
     _check_keys(state, groups)
     problems = [scored.problem or _reject_reason(state, scored) for scored in groups]
     # In strict mode they are refused; a group that came before keeps its first answer.
-    refused = [(at, problem) for at, problem in enumerate(problems) if problem and not state.known(groups[at].key)]
+    refused = [
+        (at, problem)
+        for at, problem in enumerate(problems)
+        if problem and not state.known(groups[at].key)
+    ]
     if refused and state.rules.validation == "strict":
         for at, problem in refused:
             if (env := state.envs.get(groups[at].env_id)) is not None:
                 env.last_rejection = problem.why
         paths = (["body"] if len(groups) == 1 else ["body", at] for at, _ in refused)
         details = zip(paths, (problem for _, problem in refused), strict=True)
-        raise Unprocessable([{"type": problem.code, "loc": path, "msg": problem.why} for path, problem in details])
-    return [_accept(state, scored, problem) for scored, problem in zip(groups, problems, strict=True)]
+        raise Unprocessable(
+            [{"type": problem.code, "loc": path, "msg": problem.why} for path, problem in details]
+        )
+    return [
+        _accept(state, scored, problem) for scored, problem in zip(groups, problems, strict=True)
+    ]
 
 
 def content_of(group: Scored) -> tuple[str, int]:
-    """What a group without a key is known by, and its fingerprint: the same content, however it was written down."""
+    """What a group without a key is known by, and its fingerprint: the same content, however it was
+    written down.
+    """
     digest = hashlib.blake2b(group.element, digest_size=16)
     return f"content-{group.env_id}-{digest.hexdigest()}", int.from_bytes(digest.digest()[:7])
 
 
-def keyed(state: State, groups: Sequence[Scored], contents: Sequence[tuple[str, int]]) -> list[Scored]:
-    """Groups without a key get one by their content, for the rules' window at least and less than twice that: that of
-    the same content before, or a new one."""
+def keyed(
+    state: State, groups: Sequence[Scored], contents: Sequence[tuple[str, int]]
+) -> list[Scored]:
+    """Groups without a key get one by their content, for the rules' window at least and less than
+    twice that: that of the same content before, or a new one.
+    """
     window, found = int(state.clock() // state.rules.same_content_s), list[Scored]()
     for group, (name, fingerprint) in zip(groups, contents, strict=True):
         if group.key is None:
@@ -95,7 +111,11 @@ def _check_keys(state: State, groups: Sequence[Scored]) -> None:
         first = known.fingerprint if known else seen.setdefault(group.key, group.fingerprint)
         if first != group.fingerprint:
             next = "Make a new key for every group, and keep it for its retries."
-            raise KeyReused(f"The Idempotency-Key '{group.key}' was used before.", "It came with another body.", next)
+            raise KeyReused(
+                f"The Idempotency-Key '{group.key}' was used before.",
+                "It came with another body.",
+                next,
+            )
 
 
 def _accept(state: State, scored: Scored, problem: Problem | None) -> Verdict:
@@ -104,11 +124,17 @@ def _accept(state: State, scored: Scored, problem: Problem | None) -> Verdict:
         if (env := state.envs.get(scored.env_id)) is not None:
             env.num_duplicates += 1
         return msgspec.json.decode(known.verdict, type=Verdict)
-    env = None if scored.problem or scored.env_id is None else state.note_seen(scored.env_id, polls=False)
+    env = (
+        None
+        if scored.problem or scored.env_id is None
+        else state.note_seen(scored.env_id, polls=False)
+    )
     if env is not None and env.group_size == 0 and problem is None:
         state.save_env(replace(env.record, adopted_size=scored.size))
     # Smaller than its environment's registered group: it waits for the rest. A larger one is whole.
-    is_part = env is not None and env.record.registration is not None and scored.size < env.group_size
+    is_part = (
+        env is not None and env.record.registration is not None and scored.size < env.group_size
+    )
     place = Place.SET_ASIDE if problem else Place.BUFFERED if is_part else Place.QUEUED
     flaw = problem or scored.flaw
     group = GroupRecord(

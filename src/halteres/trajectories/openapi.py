@@ -1,4 +1,6 @@
-"""The API described by itself: /openapi.json, and /docs for people; nothing is loaded from another host."""
+"""The API described by itself: /openapi.json, and /docs for people; nothing is loaded from another
+host.
+"""
 
 from __future__ import annotations
 
@@ -32,7 +34,9 @@ PROTOCOL = "0.4.0"  # the version of Atropos whose API this is
 
 
 class Described(Route):
-    """A route with what it takes and replies; its endpoint's docstring begins with its name and a word on it."""
+    """A route with what it takes and replies; its endpoint's docstring begins with its name and a
+    word on it.
+    """
 
     def __init__(
         self,
@@ -50,10 +54,16 @@ class Described(Route):
         statuses: Sequence[int] = (),  # beside 200, those of every route and those of what it takes
     ) -> None:
         super().__init__(path, endpoint, methods=[method])
-        self.methods = {method}  # without the HEAD that Starlette adds: HEAD /batch would deliver a batch to nobody
+        # without the HEAD that Starlette adds: HEAD /batch would deliver a batch to nobody
+        self.methods = {method}
         self.method, self.answer, self.media_type = method, answer, media_type
         self.body, self.needs_body = body, needs_body
-        self.in_path, self.query, self.headers, self.statuses = in_path, query, headers or {}, set(statuses)
+        self.in_path, self.query, self.headers, self.statuses = (
+            in_path,
+            query,
+            headers or {},
+            set(statuses),
+        )
         self.statuses |= {*ALWAYS, *(WITH_BODY if body else (422,) if query or in_path else ())}
         words = (endpoint.__doc__ or "").partition("\n")[0].partition(": ")[2]
         self.summary = words[:1].upper() + words[1:]
@@ -64,7 +74,10 @@ def openapi(routes: Sequence[Described]) -> dict[str, Any]:
     components: dict[str, Any] = {}
     paths: dict[str, dict[str, Any]] = {}
     for route in routes:
-        described: dict[str, Any] = {"summary": route.summary, "responses": _responses(route, components)}
+        described: dict[str, Any] = {
+            "summary": route.summary,
+            "responses": _responses(route, components),
+        }
         if parameters := _parameters(route):
             described["parameters"] = parameters
         if route.body is not None:
@@ -80,7 +93,11 @@ def openapi(routes: Sequence[Described]) -> dict[str, Any]:
             "schemas": components,
             "securitySchemes": {
                 "bearer": {"type": "http", "scheme": "bearer"},
-                "basic": {"type": "http", "scheme": "basic", "description": "The password is the token."},
+                "basic": {
+                    "type": "http",
+                    "scheme": "basic",
+                    "description": "The password is the token.",
+                },
             },
         },
     }
@@ -96,13 +113,18 @@ def page(routes: Sequence[Described]) -> str:
         )
         lines += f"<dt><code>{route.method} {route.path}</code><dd>{html.escape(route.summary)}"
         lines += f"<ul>{items}</ul>" if items else ""
-    head = "<!doctype html><meta charset=utf-8><title>Halteres trajectory server</title><h1>Trajectory server</h1>"
+    head = (
+        "<!doctype html><meta charset=utf-8><title>Halteres trajectory "
+        "server</title><h1>Trajectory server</h1>"
+    )
     return f"{head}<dl>{lines}</dl><p>Schemas: <a href=/openapi.json>openapi.json</a></p>"
 
 
 def _schema_of(kind: Any, components: dict[str, Any]) -> dict[str, Any]:
     """The schema of a type; structs within it become components."""
-    (found,), more = msgspec.json.schema_components([kind], ref_template="#/components/schemas/{name}")
+    (found,), more = msgspec.json.schema_components(
+        [kind], ref_template="#/components/schemas/{name}"
+    )
     components |= more
     return found
 
@@ -117,7 +139,11 @@ def _parameters(route: Described) -> list[dict[str, Any]]:
         described = components[kind.__name__]
         needed = described["required"] if where == "path" or route.body is None else ()
         for name, each in described["properties"].items():  # a parameter is left out, not null
-            rest = {key: value for key, value in each.items() if key not in ("anyOf", "default", "description")}
+            rest = {
+                key: value
+                for key, value in each.items()
+                if key not in ("anyOf", "default", "description")
+            }
             kinds = [kind for kind in each.get("anyOf", ()) if kind != {"type": "null"}]
             default = {} if each.get("default") is None else {"default": each["default"]}
             found.append(
@@ -130,14 +156,18 @@ def _parameters(route: Described) -> list[dict[str, Any]]:
                 }
             )
     for name, words in route.headers.items():
-        found.append({"name": name, "in": "header", "description": words, "schema": {"type": "string"}})
+        found.append(
+            {"name": name, "in": "header", "description": words, "schema": {"type": "string"}}
+        )
     return found
 
 
 def _responses(route: Described, components: dict[str, Any]) -> dict[str, Any]:
     kinds = [_schema_of(kind, components) for kind in route.answer]
     answer = {"type": "string"} if not kinds else kinds[0] if len(kinds) == 1 else {"anyOf": kinds}
-    found: dict[str, Any] = {"200": {"description": WORDS[200], "content": {route.media_type: {"schema": answer}}}}
+    found: dict[str, Any] = {
+        "200": {"description": WORDS[200], "content": {route.media_type: {"schema": answer}}}
+    }
     for status in sorted(route.statuses):
         if status in TEXT:
             content: dict[str, Any] = {"text/plain": {"schema": {"type": "string"}}}

@@ -1,6 +1,7 @@
 """What an operator may choose about a trajectory server: rules, bounds, the command line's flags.
 
-The token comes from a file or a variable, never as an argument, which every user of the machine could read.
+The token comes from a file or a variable, never as an argument, which every user of the machine
+could read.
 """
 
 from __future__ import annotations
@@ -35,15 +36,21 @@ _UNITS = {"": 1, "k": 1024, "m": 1024**2, "g": 1024**3, "t": 1024**4}
 class Rules:
     """The rules of one server. A trainer's own `max_staleness` goes before the server's."""
 
-    validation: Validation = "quarantine"  # strict: 422 instead of setting a useless group aside, and more checks
-    composition: Composition = "fifo"  # weighted: batches follow the environments' weights (fair queueing)
+    # strict: 422 instead of setting a useless group aside, and more checks
+    validation: Validation = "quarantine"
+    # weighted: batches follow the environments' weights (fair queueing)
+    composition: Composition = "fifo"
     max_staleness: int | None = None  # policy versions; None: unbounded
     require_version: bool = False  # untagged groups are set aside
-    env_timeout_s: float = 60.0  # an environment silent for longer has no weight and no minimum share
-    min_share_patience_s: float | None = None  # then a batch goes without a starved environment; None: never
+    # an environment silent for longer has no weight and no minimum share
+    env_timeout_s: float = 60.0
+    # then a batch goes without a starved environment; None: never
+    min_share_patience_s: float | None = None
     max_queue_batches: int | None = None  # of what waits; from there environments are told to pause
-    max_queue_bytes: int = 32 * 1024**3  # of what waits; from there posts are held back, then refused with 503
-    same_content_s: float = 0.0  # a body that an environment sends again within it counts once; 0: off
+    # of what waits; from there posts are held back, then refused with 503
+    max_queue_bytes: int = 32 * 1024**3
+    # a body that an environment sends again within it counts once; 0: off
+    same_content_s: float = 0.0
 
 
 def default_database() -> str:
@@ -62,12 +69,16 @@ class Options:
     database: str = field(default_factory=default_database)  # SQLite file, or postgresql:// URL
     host: str = HOST
     port: int = 8000  # 0: a free one
-    listen_fd: int | None = None  # an inherited socket that listens already; host and port are then ignored
+    # an inherited socket that listens already; host and port are then ignored
+    listen_fd: int | None = None
     durability: Durability = "process"  # power: a reply also survives the loss of power
-    token: str | None = field(default=None, repr=False)  # every request must carry it; None: nobody is asked
+    # every request must carry it; None: nobody is asked
+    token: str | None = field(default=None, repr=False)
     insecure: bool = False  # beyond this machine without a token
-    gzip: Gzip = "auto"  # of replies, where the client accepts it; auto: only those that leave this machine
-    allowed_hosts: frozenset[str] = frozenset()  # further DNS names of this server, in small letters
+    # of replies, where the client accepts it; auto: only those that leave this machine
+    gzip: Gzip = "auto"
+    # further DNS names of this server, in small letters
+    allowed_hosts: frozenset[str] = frozenset()
     max_body: int = 256 * MEBIBYTE  # bytes of one request, inflated
     rules: Rules = field(default_factory=Rules)
 
@@ -82,16 +93,21 @@ class Options:
         _check("--max-staleness", rules.max_staleness, 0, 2**31)
         _check("--min-alloc-patience", rules.min_share_patience_s, 0, 86400)
         _check("--max-queue-batches", rules.max_queue_batches, 1, 2**31)
-        if self.token is not None and (len(self.token) < SMALLEST_TOKEN or not _TOKEN.fullmatch(self.token)):
+        if self.token is not None and (
+            len(self.token) < SMALLEST_TOKEN or not _TOKEN.fullmatch(self.token)
+        ):
             raise InvalidConfig(
                 "The token cannot be used.",
-                f"It must have {SMALLEST_TOKEN} characters or more, letters, digits and signs, no blanks.",
+                f"It must have {SMALLEST_TOKEN} characters or more, letters, digits and signs, no "
+                "blanks.",
                 'Make one: python -c "import secrets; print(secrets.token_urlsafe(24))"',
             )
         for name in self.allowed_hosts:
             if not _NAME.fullmatch(name):
                 why = "It has no scheme, no port, no path."
-                raise InvalidConfig(f"--allow-host '{name}' is no name of a host.", why, "E.g. gpu7.lan.")
+                raise InvalidConfig(
+                    f"--allow-host '{name}' is no name of a host.", why, "E.g. gpu7.lan."
+                )
 
     @property
     def is_shared(self) -> bool:
@@ -101,7 +117,9 @@ class Options:
 
 _RULES = tuple(each.name for each in fields(Rules))
 _PLAIN = tuple(
-    each.name for each in fields(Options) if each.name not in ("database", "token", "allowed_hosts", "rules")
+    each.name
+    for each in fields(Options)
+    if each.name not in ("database", "token", "allowed_hosts", "rules")
 )  # options that are arguments as they are
 
 
@@ -125,22 +143,48 @@ def num_bytes(text: str) -> int:
 
 
 def parser(program: str = "halteres serve trajectories") -> argparse.ArgumentParser:
-    """A parser whose result `options_of` understands: the names of its arguments are those of the options and rules."""
-    made = argparse.ArgumentParser(prog=program, description="Serve the Atropos trajectory API.", allow_abbrev=False)
+    """A parser whose result `options_of` understands: the names of its arguments are those of the
+    options and rules.
+    """
+    made = argparse.ArgumentParser(
+        prog=program, description="Serve the Atropos trajectory API.", allow_abbrev=False
+    )
     add = made.add_argument
-    add("--database", metavar="FILE|URL", help="SQLite file, or postgresql://... [HALTERES_DATABASE_URL]")
+    add(
+        "--database",
+        metavar="FILE|URL",
+        help="SQLite file, or postgresql://... [HALTERES_DATABASE_URL]",
+    )
     add("--host", help="address to listen on; beyond this machine with a token [%(default)s]")
     add("--port", type=int, help="0 takes a free one [%(default)s]")
-    add("--listen-fd", type=int, metavar="FD", help="inherited socket that listens already, instead of host and port")
-    durability = "what an answer survives: the death of the process, or the loss of power too [%(default)s]"
+    add(
+        "--listen-fd",
+        type=int,
+        metavar="FD",
+        help="inherited socket that listens already, instead of host and port",
+    )
+    durability = (
+        "what an answer survives: the death of the process, or the loss of power too [%(default)s]"
+    )
     add("--durability", choices=get_args(Durability), help=durability)
     add("--gzip", choices=get_args(Gzip), help="replies; auto: only to other machines [auto]")
     add("--max-body", type=num_bytes, metavar="BYTES", help="of a request, inflated [256M]")
 
     add = made.add_argument_group("who may talk to it").add_argument
-    add("--token-file", type=Path, metavar="FILE", help="holds what requests must carry [HALTERES_TRAJECTORY_TOKEN]")
+    add(
+        "--token-file",
+        type=Path,
+        metavar="FILE",
+        help="holds what requests must carry [HALTERES_TRAJECTORY_TOKEN]",
+    )
     add("--insecure", action="store_true", help="serve other machines without a token")
-    add("--allow-host", action="append", default=[], metavar="NAME", help="a DNS name of this server; may be repeated")
+    add(
+        "--allow-host",
+        action="append",
+        default=[],
+        metavar="NAME",
+        help="a DNS name of this server; may be repeated",
+    )
 
     add = made.add_argument_group("rules").add_argument
     validate = "useless groups are set aside, or refused with 422 [%(default)s]"
@@ -153,7 +197,12 @@ def parser(program: str = "halteres serve trajectories") -> argparse.ArgumentPar
     add("--env-timeout", dest="env_timeout_s", type=float, metavar="S", help=silence)
     patience = "then a batch goes without a starved environment [never]"
     add("--min-alloc-patience", dest="min_share_patience_s", type=float, metavar="S", help=patience)
-    add("--max-queue-batches", type=int, metavar="N", help="that wait; then environments pause [unbounded]")
+    add(
+        "--max-queue-batches",
+        type=int,
+        metavar="N",
+        help="that wait; then environments pause [unbounded]",
+    )
     hold = "that wait; then posts are held back, and refused with 503 [32G]"
     add("--max-queue-bytes", type=num_bytes, metavar="BYTES", help=hold)
     twice = "a body that an environment sends twice within it counts once [0: off]"
@@ -161,7 +210,8 @@ def parser(program: str = "halteres serve trajectories") -> argparse.ArgumentPar
 
     defaults = Options(database="")
     made.set_defaults(
-        **{name: getattr(defaults, name) for name in _PLAIN}, **{name: getattr(defaults.rules, name) for name in _RULES}
+        **{name: getattr(defaults, name) for name in _PLAIN},
+        **{name: getattr(defaults.rules, name) for name in _RULES},
     )
     return made
 
@@ -170,7 +220,8 @@ def options_of(arguments: argparse.Namespace) -> Options:
     """The options that these arguments, and the environment, make.
 
     Raises:
-        InvalidConfig: a value is out of bounds, the token's file cannot be read, or the database's name is no file's.
+        InvalidConfig: a value is out of bounds, the token's file cannot be read, or the database's
+            name is no file's.
     """
     token = environ.trajectory_token()
     if (file := arguments.token_file) is not None:
@@ -201,7 +252,8 @@ def _database(name: str) -> str:
             why = "It is there, but is no file"
         else:
             return name
-    except (OSError, RuntimeError) as error:  # RuntimeError: nobody is called so whose home a ~ means
+    except (OSError, RuntimeError) as error:
+        # RuntimeError: nobody is called so whose home a ~ means
         why = f"{error.strerror if isinstance(error, OSError) else error}".rstrip(".")
     next = f"Name a file in a folder of yours: --database {instead}."
     raise InvalidConfig(f"--database '{name}' can be no database.", f"{why}.", next)

@@ -1,8 +1,10 @@
-"""A posted group: its schema, the batch element that is made of it, and what makes a group useless to every trainer.
+"""A posted group: its schema, the batch element that is made of it, and what makes a group useless
+to every trainer.
 
-A body that needs no coercion is decoded to check it, and delivered as the bytes it came as: without unknown keys, with
-absent ones as null, of a key that comes twice the last. Any other body is read value by value, as the original reads it
-(numbers written as text, truth values, integral floats, Python's NaN and Infinity), and written anew.
+A body that needs no coercion is decoded to check it, and delivered as the bytes it came as: without
+unknown keys, with absent ones as null, of a key that comes twice the last. Any other body is read
+value by value, as the original reads it (numbers written as text, truth values, integral floats,
+Python's NaN and Infinity), and written anew.
 
     body ──▶ strict ──────────────────────────────▶ ScoredData, element
                └── does not fit ──▶ lenient ──▶ the same, or a refusal
@@ -29,29 +31,44 @@ from halteres.errors import shortened
 from halteres.trajectories.records import Versions
 from halteres.trajectories.schema import UNREADABLE, Key, Unprocessable, coerced, convert, refusal
 
-DEEPEST = 200  # brackets within brackets: readers of JSON give up below 1,000, and one group must not spoil a batch
+# brackets within brackets: readers of JSON give up below 1,000, and one group must not spoil a
+# batch
+DEEPEST = 200
 MOST_VALUES = 4_000_000  # values of a body that is read leniently, at 150 bytes and 1 us each
 BLANKS = b" \t\n\r"  # what may stand before and behind a JSON value
 LARGEST_TOKEN = 2**63  # a token id beyond it is none: no trainer can hold it
-LARGE = 512 * 1024  # bytes from which a body is read in a thread, which costs 0.1 ms; reading takes 2 ms up to here
+# bytes from which a body is read in a thread, which costs 0.1 ms; reading takes 2 ms up to here
+LARGE = 512 * 1024
 LARGE_LENIENT = 64 * 1024  # ... that needs coercions: at 80 ns per byte, 5 ms up to here
-MANY = 64  # objects of a list, its groups and those within them, from which a thread reads it: a group costs 40 us
+# objects of a list, its groups and those within them, from which a thread reads it: a group costs
+# 40 us
+MANY = 64
 MOST_GROUPS = 16_384  # groups of one list: all are decided upon at once, while everybody else waits
-LARGEST_ENV_ID = 2**31  # an id beyond it was never given by a server: no database has room for just any number
+# an id beyond it was never given by a server: no database has room for just any number
+LARGEST_ENV_ID = 2**31
 CONTEXT = -100  # in masks: not sampled
 SENTINEL = 1.0  # in inference_logprobs: not sampled. No probability has this logarithm.
-# Fields with a row per sequence, and an item per token; and those without which a trainer can do: that one of them does
-# not fit the tokens is no reason to keep a group from it.
-ARRAYS = ("masks", "inference_logprobs", "advantages", "ref_logprobs", "distill_token_ids", "distill_logprobs")
+# Fields with a row per sequence, and an item per token; and those without which a trainer can do:
+# that one of them does not fit the tokens is no reason to keep a group from it.
+ARRAYS = (
+    "masks",
+    "inference_logprobs",
+    "advantages",
+    "ref_logprobs",
+    "distill_token_ids",
+    "distill_logprobs",
+)
 OPTIONAL = ("advantages", "ref_logprobs")
 LISTS = ("scores", "messages", "overrides")  # fields with an item per sequence
 
 T = TypeVar("T")
 Version = Annotated[int, msgspec.Meta(ge=-1, le=2**31)]
-VersionTag = Version | list[tuple[Version, Version]]  # of all tokens, or the smallest and the largest per sequence
+# of all tokens, or the smallest and the largest per sequence
+VersionTag = Version | list[tuple[Version, Version]]
 Ordinal = Annotated[int, msgspec.Meta(ge=0, le=2**31)]
 Episodes = list[Ordinal]
-SpanTuple = tuple[Ordinal, Ordinal, Ordinal, float]  # sequence, start, stop, reward: see `types.Span`
+# sequence, start, stop, reward: see `types.Span`
+SpanTuple = tuple[Ordinal, Ordinal, Ordinal, float]
 Ints = list[list[int]]
 Floats = list[list[float]]
 Token = Annotated[int, msgspec.Meta(ge=-LARGEST_TOKEN, le=LARGEST_TOKEN - 1)]
@@ -60,8 +77,9 @@ Token = Annotated[int, msgspec.Meta(ge=-LARGEST_TOKEN, le=LARGEST_TOKEN - 1)]
 class ScoredData(msgspec.Struct, kw_only=True):
     """POST /scored_data: G sequences, T_i tokens each; unknown keys are ignored.
 
-    `policy_version` (one, or smallest and largest per sequence), `episodes` (which rollout of the group a sequence
-    belongs to: 0, 1, ... in order), `spans` (turns and their rewards) and `halteres_key` are our extensions.
+    `policy_version` (one, or smallest and largest per sequence), `episodes` (which rollout of the
+    group a sequence belongs to: 0, 1, ... in order), `spans` (turns and their rewards) and
+    `halteres_key` are our extensions.
     """
 
     tokens: Ints
@@ -84,8 +102,11 @@ class ScoredData(msgspec.Struct, kw_only=True):
     halteres_key: Key | None | UnsetType = UNSET
 
 
-EXTENSIONS = ("policy_version", "episodes", "spans")  # keys of ours that a batch element has where the group had them
-KEYS = tuple(name for name in ScoredData.__struct_fields__ if name not in (*EXTENSIONS, "halteres_key"))
+# keys of ours that a batch element has where the group had them
+EXTENSIONS = ("policy_version", "episodes", "spans")
+KEYS = tuple(
+    name for name in ScoredData.__struct_fields__ if name not in (*EXTENSIONS, "halteres_key")
+)
 """The 14 keys of a batch element."""
 
 
@@ -101,11 +122,17 @@ _SHAPE = msgspec.inspect.type_info(ScoredData)
 _NULL = Raw(b"null")
 _EPISODES, _SPANS = Episodes | None, list[SpanTuple] | None
 # A text that cannot be a key is a mistake of a client of ours: it is refused, not passed over.
-_OURS = {"policy_version": VersionTag | None, "episodes": _EPISODES, "spans": _SPANS, "halteres_key": str | None}
+_OURS = {
+    "policy_version": VersionTag | None,
+    "episodes": _EPISODES,
+    "spans": _SPANS,
+    "halteres_key": str | None,
+}
 
 
 def read_strictly(body: bytes) -> tuple[ScoredData, bytes] | None:
-    """A body that fits the schema as it is, and its batch element; None where it needs coercions, or fits not at all.
+    """A body that fits the schema as it is, and its batch element; None where it needs coercions,
+    or fits not at all.
 
     Raises:
         RecursionError: it nests too deeply.
@@ -113,7 +140,9 @@ def read_strictly(body: bytes) -> tuple[ScoredData, bytes] | None:
     try:
         values = _fields.decode(body)
         names = (*KEYS, *(name for name in EXTENSIONS if name in values))
-        parts = [part for name in names for part in (b',"%s":' % name.encode(), values.get(name, _NULL))]
+        parts = [
+            part for name in names for part in (b',"%s":' % name.encode(), values.get(name, _NULL))
+        ]
         element = b"".join((b"{" + parts[0][1:], *parts[1:], b"}"))
         group = _strict.decode(element)
         if "halteres_key" in values:
@@ -127,26 +156,34 @@ def read_strictly(body: bytes) -> tuple[ScoredData, bytes] | None:
 
 
 def read_leniently(body: bytes) -> tuple[ScoredData, bytes | None]:
-    """As `read_strictly`, with every coercion of the original; no element where JSON cannot say what the body says.
+    """As `read_strictly`, with every coercion of the original; no element where JSON cannot say
+    what the body says.
 
     Raises:
         Unprocessable: it does not fit the schema, or holds too many values.
         RecursionError: it nests too deeply.
     """
     values = read_values(body)
-    if isinstance(values, dict):  # unknown keys that are called as our extensions are are ignored, too
+    # unknown keys that are called as our extensions are are ignored, too
+    if isinstance(values, dict):
         posted = cast("dict[str, Any]", values)
-        foreign = {name for name, kind in _OURS.items() if name in posted and not _fits(posted[name], kind)}
+        foreign = {
+            name for name, kind in _OURS.items() if name in posted and not _fits(posted[name], kind)
+        }
         values = {name: value for name, value in posted.items() if name not in foreign}
     group = convert(coerced(values, _SHAPE), ScoredData, "body")
     if (found := _without_role_or_content(group)) is not None:
-        raise Unprocessable([{"type": "missing", "loc": ["body", "messages", *found], "msg": "Field required"}])
+        raise Unprocessable(
+            [{"type": "missing", "loc": ["body", "messages", *found], "msg": "Field required"}]
+        )
     _check_depth(group)
     if not_finite(group) is not None or has_endless_token(group):
         return group, None
     fields = [(name, getattr(group, name)) for name in (*KEYS, *EXTENSIONS)]
     try:
-        return group, msgspec.json.encode({name: value for name, value in fields if value is not UNSET})
+        return group, msgspec.json.encode(
+            {name: value for name, value in fields if value is not UNSET}
+        )
     except UnicodeEncodeError:
         return group, None
 
@@ -157,7 +194,10 @@ def read_values(body: bytes) -> Any:
     Raises:
         Unprocessable: it is no JSON, or would become more objects than one request may cost.
     """
-    if len(body) >= MOST_VALUES and sum(body.count(mark) for mark in (b",", b"[", b"{")) > MOST_VALUES:
+    if (
+        len(body) >= MOST_VALUES
+        and sum(body.count(mark) for mark in (b",", b"[", b"{")) > MOST_VALUES
+    ):
         text = f"A body that must be read value by value may hold {MOST_VALUES} of them."
         raise Unprocessable([{"type": "value_error", "loc": ["body"], "msg": text}])
     try:
@@ -168,7 +208,14 @@ def read_values(body: bytes) -> Any:
 
 def not_finite(group: ScoredData) -> str | None:
     """The path of the first number that JSON cannot say."""
-    return next((path for name in group.__struct_fields__ for path in _not_finite_in(getattr(group, name), name)), None)
+    return next(
+        (
+            path
+            for name in group.__struct_fields__
+            for path in _not_finite_in(getattr(group, name), name)
+        ),
+        None,
+    )
 
 
 def has_endless_token(group: ScoredData) -> bool:
@@ -183,9 +230,19 @@ def given(value: T | None | UnsetType) -> T | None:
 
 def _check_depth(group: ScoredData) -> None:
     """Raises RecursionError where a text nests deeper than every reader can read."""
-    level: list[Any] = [group.messages, group.overrides, group.generation_params, group.group_overrides, group.images]
+    level: list[Any] = [
+        group.messages,
+        group.overrides,
+        group.generation_params,
+        group.group_overrides,
+        group.images,
+    ]
     for _ in range(DEEPEST):
-        items = (each.values() if isinstance(each, dict) else each for each in level if isinstance(each, dict | list))
+        items = (
+            each.values() if isinstance(each, dict) else each
+            for each in level
+            if isinstance(each, dict | list)
+        )
         level = [item for each in items for item in each if isinstance(item, dict | list)]
         if not level:
             return
@@ -242,12 +299,14 @@ class Scored:
     flaw: Problem | None = None  # it is of use all the same
 
 
-# -- reading -----------------------------------------------------------------------------------------------------------
+# -- reading
+# --------------------------------------------------------------------------------------------------
 
 
 MOST_PARTS = 2**20
-"""Lists, objects and their fields in one body: each takes 60 to 100 bytes and up to a microsecond, and is two bytes of
-the body. Numbers count nothing."""
+"""Lists, objects and their fields in one body: each takes 60 to 100 bytes and up to a microsecond,
+and is two bytes of the body. Numbers count nothing.
+"""
 
 _TEXT = re.compile(rb'"(?:[^"\\]|\\.)*"', re.DOTALL)
 
@@ -264,13 +323,16 @@ _items = msgspec.json.Decoder(list[_Item])
 
 
 def check_parts(body: bytes) -> None:
-    """Raise Unprocessable where a body has more than MOST_PARTS parts: before any of them is made."""
+    """Raise Unprocessable where a body has more than MOST_PARTS parts: before any of them is
+    made.
+    """
     if len(body) < 2 * MOST_PARTS or _num_parts(body) <= MOST_PARTS:
         return
     # Texts may hold as many brackets as they like.
     if _num_parts(_TEXT.sub(b"", body)) > MOST_PARTS:
         text = (
-            f"A body, which is read value by value, may hold {MOST_PARTS} lists, objects and fields: "
+            f"A body, which is read value by value, may hold {MOST_PARTS} lists, objects and "
+            "fields: "
             "send fewer groups at once."
         )
         raise Unprocessable([{"type": "value_error", "loc": ["body"], "msg": text}])
@@ -304,7 +366,9 @@ async def read_list(body: bytes) -> list[Scored]:
 
 
 def parse_list(body: bytes) -> list[Scored]:
-    """Read a list of posted groups; one that does not fit refuses them all. Raises as `parse` does."""
+    """Read a list of posted groups; one that does not fit refuses them all. Raises as `parse`
+    does.
+    """
     check_parts(body)
     try:
         if len(body) > LARGE:
@@ -347,7 +411,9 @@ def _scored(body: bytes, key: str | None, group: ScoredData, element: bytes | No
     return Scored(
         element=b"null" if element is None else element,
         size=len(group.tokens) if problem or not episodes else episodes[-1] + 1,
-        env_id=group.env_id if group.env_id is not None and 0 <= group.env_id < LARGEST_ENV_ID else None,
+        env_id=group.env_id
+        if group.env_id is not None and 0 <= group.env_id < LARGEST_ENV_ID
+        else None,
         versions=None if problem else versions,
         key=key or given(group.halteres_key),
         fingerprint=isal_zlib.crc32(body) << 31 ^ len(body),
@@ -356,7 +422,8 @@ def _scored(body: bytes, key: str | None, group: ScoredData, element: bytes | No
     )
 
 
-# -- what makes a group useless ----------------------------------------------------------------------------------------
+# -- what makes a group useless
+# ----------------------------------------------------------------------------------------
 
 
 def exceeds_batch(size: int, batch_size: int) -> Problem:
@@ -366,16 +433,24 @@ def exceeds_batch(size: int, batch_size: int) -> Problem:
 
 def stale(version: int, trainer: int, bound: int) -> Problem:
     """The problem of a group that came too late; `trainer`: the trainer's version."""
-    return Problem("stale", f"Sampled by version {version}; the trainer is at {trainer} and allows a lag of {bound}.")
+    return Problem(
+        "stale",
+        f"Sampled by version {version}; the trainer is at {trainer} and allows a lag of {bound}.",
+    )
 
 
 def too_far(versions: Versions | None, version: int | None, bound: int | None) -> Problem:
-    """The problem of a group that waited until it was too old, or that a trainer went back behind."""
+    """The problem of a group that waited until it was too old, or that a trainer went back
+    behind.
+    """
     trainer, lag = version or 0, bound or 0
     low, high = versions or (trainer, trainer)
     if low < trainer - lag:
         return stale(low, trainer, lag)
-    return Problem("ahead", f"Sampled by version {high}; the trainer is at {trainer}, and allows a distance of {lag}.")
+    return Problem(
+        "ahead",
+        f"Sampled by version {high}; the trainer is at {trainer}, and allows a distance of {lag}.",
+    )
 
 
 def _problems(group: ScoredData) -> Iterator[Problem]:
@@ -383,7 +458,9 @@ def _problems(group: ScoredData) -> Iterator[Problem]:
         yield Problem("empty", "The group holds no sequence, or an empty one.")
         return
     if group.env_id is not None and not 0 <= group.env_id < LARGEST_ENV_ID:
-        yield Problem("env_id", f"env_id is {group.env_id}; ids are from 0 to {LARGEST_ENV_ID - 1}.")
+        yield Problem(
+            "env_id", f"env_id is {group.env_id}; ids are from 0 to {LARGEST_ENV_ID - 1}."
+        )
     size = len(group.tokens)
     for name, why in _uneven_arrays(group):
         if name not in OPTIONAL:
@@ -395,18 +472,34 @@ def _problems(group: ScoredData) -> Iterator[Problem]:
         if len(items) != size and (items or name == "scores"):
             yield Problem("lengths", f"{name} holds {len(items)} items, tokens {size} sequences.")
     versions, numbers = given(group.policy_version), given(group.episodes) or []
-    if isinstance(versions, list) and (len(versions) != size or any(low > high for low, high in versions)):
-        yield Problem("policy_version", f"policy_version must be one number, or {size} pairs [smallest, largest].")
-    if numbers and (len(numbers) != size or numbers[0] != 0 or any(b - a not in (0, 1) for a, b in pairwise(numbers))):
-        yield Problem("episodes", f"episodes must be {size} numbers, one per sequence: 0, 1, ... in order.")
+    if isinstance(versions, list) and (
+        len(versions) != size or any(low > high for low, high in versions)
+    ):
+        yield Problem(
+            "policy_version",
+            f"policy_version must be one number, or {size} pairs [smallest, largest].",
+        )
+    if numbers and (
+        len(numbers) != size
+        or numbers[0] != 0
+        or any(b - a not in (0, 1) for a, b in pairwise(numbers))
+    ):
+        yield Problem(
+            "episodes", f"episodes must be {size} numbers, one per sequence: 0, 1, ... in order."
+        )
     for sequence, start, stop, _ in given(group.spans) or ():
         if sequence >= size or not start < stop <= len(group.tokens[sequence]):
-            why = f"spans names tokens {start} to {stop} of sequence {sequence}, which the group does not have."
+            why = (
+                f"spans names tokens {start} to {stop} of sequence {sequence}, which the group "
+                "does not have."
+            )
             yield Problem("spans", why)
 
 
 def _uneven_arrays(group: ScoredData) -> Iterator[tuple[str, str]]:
-    """Names of arrays that do not fit the tokens, and what is wrong with each; an empty one counts as absent."""
+    """Names of arrays that do not fit the tokens, and what is wrong with each; an empty one counts
+    as absent.
+    """
     lengths = list(map(len, group.tokens))
     for name in ARRAYS:
         rows: Sequence[Sequence[object]] = getattr(group, name) or ()
@@ -414,11 +507,16 @@ def _uneven_arrays(group: ScoredData) -> Iterator[tuple[str, str]]:
         if len(rows) not in (0, len(lengths)):
             yield name, f"{name} holds {len(found)} sequences, tokens {len(lengths)}."
         elif rows and found != lengths:
-            row = next(row for row, (one, other) in enumerate(zip(found, lengths, strict=True)) if one != other)
+            row = next(
+                row
+                for row, (one, other) in enumerate(zip(found, lengths, strict=True))
+                if one != other
+            )
             yield name, f"{name}[{row}] is {found[row]} long, tokens[{row}] {lengths[row]}."
 
 
-# -- strict mode: what a group must hold to beyond making sense (spec 5.7) ---------------------------------------------
+# -- strict mode: what a group must hold to beyond making sense (spec 5.7)
+# ---------------------------------------------
 
 
 class _Numbers(msgspec.Struct):
@@ -443,19 +541,28 @@ def held_to_conventions(group: Scored, longest: int) -> Scored:
 def _broken(group: _Numbers, longest: int) -> Iterator[Problem]:
     for row, tokens in enumerate(group.tokens):
         if 0 < longest < len(tokens):
-            yield Problem("too_long", f"tokens[{row}] is {len(tokens)} long; the trainer takes {longest}.")
+            yield Problem(
+                "too_long", f"tokens[{row}] is {len(tokens)} long; the trainer takes {longest}."
+            )
         if (at := _first(token < 0 for token in tokens)) is not None:
             yield Problem("token", f"tokens[{row}][{at}] is negative; ids start at 0.")
-    for row, (masks, logprobs) in enumerate(zip(group.masks, group.inference_logprobs or (), strict=False)):
+    for row, (masks, logprobs) in enumerate(
+        zip(group.masks, group.inference_logprobs or (), strict=False)
+    ):
         pairs = list(zip((mask == CONTEXT for mask in masks), logprobs, strict=True))
-        if (at := _first((logprob == SENTINEL) != context for context, logprob in pairs)) is not None:
+        if (
+            at := _first((logprob == SENTINEL) != context for context, logprob in pairs)
+        ) is not None:
             yield Problem(
                 "sentinel",
                 f"inference_logprobs[{row}][{at}] is {logprobs[at]:g}, masks[{row}][{at}] "
-                f"{'is' if masks[at] == CONTEXT else 'is not'} {CONTEXT}: {SENTINEL} marks context, and nothing else.",
+                f"{'is' if masks[at] == CONTEXT else 'is not'} {CONTEXT}: {SENTINEL} marks "
+                "context, and nothing else.",
             )
         if (at := _first(logprob > 0 and not context for context, logprob in pairs)) is not None:
-            yield Problem("logprob", f"inference_logprobs[{row}][{at}] is {logprobs[at]:g}, above 0.")
+            yield Problem(
+                "logprob", f"inference_logprobs[{row}][{at}] is {logprobs[at]:g}, above 0."
+            )
 
 
 def _first(found: Iterable[bool]) -> int | None:

@@ -1,4 +1,6 @@
-"""What the trajectory server remembers: frozen records, and the changes that bring one state to the next."""
+"""What the trajectory server remembers: frozen records, and the changes that bring one state to the
+next.
+"""
 
 from __future__ import annotations
 
@@ -9,7 +11,8 @@ from typing import NamedTuple
 
 from halteres.trajectories.schema import EnvRegistration, Registration
 
-Versions = tuple[int, int]  # smallest and largest policy version of a group's tokens, or of a batch's
+# smallest and largest policy version of a group's tokens, or of a batch's
+Versions = tuple[int, int]
 
 
 class Place(StrEnum):
@@ -23,7 +26,8 @@ class Place(StrEnum):
     ARCHIVED = "archived"  # of a run that was reset or replaced
 
 
-WAITING = (Place.QUEUED, Place.BUFFERED, Place.OUT)  # places of groups whose tokens will be asked for
+# places of groups whose tokens will be asked for
+WAITING = (Place.QUEUED, Place.BUFFERED, Place.OUT)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -57,7 +61,8 @@ class Standing(StrEnum):
     BROKEN = "broken"  # dissolved: its groups queue again, or are set aside
 
 
-OPEN = (Standing.OFFERED, Standing.LEASED, Standing.RETURNED)  # not settled: their groups are `Place.OUT`
+# not settled: their groups are `Place.OUT`
+OPEN = (Standing.OFFERED, Standing.LEASED, Standing.RETURNED)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -73,7 +78,8 @@ class Delivery:
     made_at: float  # unix s
     expires_at: float | None = None  # unix s, of an offer or a lease
     versions: Versions | None = None  # of its groups; None: all are untagged
-    held: int | None = None  # what its asker held: a batch's id, 0: it named none; None: this one is acknowledged
+    # what its asker held: a batch's id, 0: it named none; None: this one is acknowledged
+    held: int | None = None
 
     @property
     def is_back(self) -> bool:
@@ -90,14 +96,19 @@ class RunRecord:
     started: bool = False  # a trainer has asked for a batch, so environments may register
     step: int = 0  # batches delivered, plus the starting step
     first_group: int = 0  # smallest group id that belongs to this run
-    asked_version: int | None = None  # the trainer's, with its question for the next batch; None: it has not asked yet
+    # the trainer's, with its question for the next batch; None: it has not asked yet
+    asked_version: int | None = None
     last: Delivery | None = None
     parked: bool = False  # delivered on-policy; nothing to do until the trainer moves on
 
     @property
     def known_version(self) -> int | None:
         """The newest version that the trainer is known to have."""
-        return self.last.version if self.asked_version is None and self.last is not None else self.asked_version
+        return (
+            self.last.version
+            if self.asked_version is None and self.last is not None
+            else self.asked_version
+        )
 
     @property
     def batch_size(self) -> int:
@@ -134,9 +145,10 @@ class EnvSeen:
 
 
 Change = RunRecord | EnvRecord | EnvSeen | GroupArrived | GroupRecord | Delivery
-"""A record is what it became. The groups of a batch that is OFFERED or LEASED are out, in this batch; of one that is
-DELIVERED they are delivered, and the tokens of the batches delivered before are not needed any more; where those of one
-that is REPLACED or BROKEN are, other changes say."""
+"""A record is what it became. The groups of a batch that is OFFERED or LEASED are out, in this
+batch; of one that is DELIVERED they are delivered, and the tokens of the batches delivered before
+are not needed any more; where those of one that is REPLACED or BROKEN are, other changes say.
+"""
 
 
 @dataclass(frozen=True, slots=True)

@@ -40,11 +40,16 @@ NO_EXAMPLE = msgspec.json.encode(schema.Example())
 PAGE = 32 * 1024 * 1024  # bytes of elements on one page; one group is always on it
 GONE = msgspec.Raw(b"null")
 KEYED = {KEY: "Of this group, kept for its retries: the same key never counts twice."}
-OURS = {"Halteres-Client": "Any value: the client knows our extensions, and registers again when it is answered 410."}
+OURS = {
+    "Halteres-Client": (
+        "Any value: the client knows our extensions, and registers again when it is answered 410."
+    )
+}
 
 _KEY, _CLIENT = KEY.lower().encode(), CLIENT.encode()
 _QUEUED = Verdict(place=Place.QUEUED)
-_RECEIVED = reply(schema.Received(status="received"))  # to nearly every group; a response may be sent more than once
+# to nearly every group; a response may be sent more than once
+_RECEIVED = reply(schema.Received(status="received"))
 
 T = TypeVar("T")
 
@@ -62,7 +67,12 @@ def _route(method: str, path: str, **takes: Any) -> Callable[[T], T]:
     return entered
 
 
-@_route("POST", "/register-env", body=schema.EnvRegistration, answer=[schema.EnvRegistered, schema.EnvWaits])
+@_route(
+    "POST",
+    "/register-env",
+    body=schema.EnvRegistration,
+    answer=[schema.EnvRegistered, schema.EnvWaits],
+)
 async def register_env(request: Request) -> Response:
     """POST /register-env: an environment, as soon as a trainer has asked for a batch."""
     service, registration = service_of(request), await body_of(request, schema.EnvRegistration)
@@ -82,20 +92,37 @@ async def register_env(request: Request) -> Response:
     )
 
 
-@_route("POST", "/disconnect-env", body=schema.EnvReference, answer=[schema.Succeeded, schema.Failed])
+@_route(
+    "POST", "/disconnect-env", body=schema.EnvReference, answer=[schema.Succeeded, schema.Failed]
+)
 async def disconnect_env(request: Request) -> Response:
     """POST /disconnect-env: an environment ends; failures are 200 too."""
     env_id = (await body_of(request, schema.EnvReference)).env_id
     is_known = await service_of(request).disconnect_env(env_id)
-    return reply(schema.Succeeded() if is_known else schema.Failed(error=f"There is no environment {env_id}."))
+    return reply(
+        schema.Succeeded()
+        if is_known
+        else schema.Failed(error=f"There is no environment {env_id}.")
+    )
 
 
-@_route("GET", "/status-env", body=schema.EnvReference, headers=OURS, answer=[schema.EnvStatus], statuses=(410,))
+@_route(
+    "GET",
+    "/status-env",
+    body=schema.EnvReference,
+    headers=OURS,
+    answer=[schema.EnvStatus],
+    statuses=(410,),
+)
 async def status_env(request: Request) -> Response:
-    """GET /status-env: the run's step, and what waits, for one environment; which one, a JSON body says."""
+    """GET /status-env: the run's step, and what waits, for one environment; which one, a JSON body
+    says.
+    """
     env = await body_of(request, schema.EnvReference)
     ours = CLIENT in request.headers  # it understands what the original never says
-    return reply(await service_of(request).status_env(env.env_id, ours=ours, asked_for=env.asked_for))
+    return reply(
+        await service_of(request).status_env(env.env_id, ours=ours, asked_for=env.asked_for)
+    )
 
 
 @_route(
@@ -130,13 +157,22 @@ class PostScoredData:
 
 
 @_route(
-    "POST", "/scored_data_list", body=list[ScoredData], headers=OURS, answer=[schema.ListReceived], statuses=(409, 410)
+    "POST",
+    "/scored_data_list",
+    body=list[ScoredData],
+    headers=OURS,
+    answer=[schema.ListReceived],
+    statuses=(409, 410),
 )
 async def scored_data_list(request: Request) -> Response:
-    """POST /scored_data_list: all groups, or none if one does not fit the schema; at most 16,384."""
+    """POST /scored_data_list: all groups, or none if one does not fit the schema; at most
+    16,384.
+    """
     if KEY in request.headers:
         raise schema.refusal(
-            msgspec.ValidationError("A list has none: give each group its own, halteres_key."), "header", KEY
+            msgspec.ValidationError("A list has none: give each group its own, halteres_key."),
+            "header",
+            KEY,
         )
     async with request.app.state.context.bodies.of(request.scope, request.receive) as body:
         groups = await posted_group.read_list(body)
@@ -158,7 +194,11 @@ async def register(request: Request) -> Response:
     """POST /register: a trainer begins a run, or goes on with its own."""
     registration = (await body_of(request, schema.Registration)).checked()
     decisions = service_of(request).decisions
-    return reply(schema.Registered(uuid=await decisions.submit(lambda state: batches.register(state, registration))))
+    return reply(
+        schema.Registered(
+            uuid=await decisions.submit(lambda state: batches.register(state, registration))
+        )
+    )
 
 
 @_route("GET", "/wandb_info", answer=[schema.WandbInfo])
@@ -167,31 +207,45 @@ async def wandb_info(request: Request) -> Response:
     registration = await service_of(request).registration()
     if registration is None:
         return reply(schema.WandbInfo())
-    return reply(schema.WandbInfo(group=registration.wandb_group, project=registration.wandb_project))
+    return reply(
+        schema.WandbInfo(group=registration.wandb_group, project=registration.wandb_project)
+    )
 
 
 @_route("GET", "/info", answer=[schema.Info])
 async def info(request: Request) -> Response:
-    """GET /info: sequences of a batch, tokens of the longest sequence, as the trainer registered them; -1 before."""
+    """GET /info: sequences of a batch, tokens of the longest sequence, as the trainer registered
+    them; -1 before.
+    """
     registration = await service_of(request).registration()
     if registration is None:
         return reply(schema.Info())
-    return reply(schema.Info(batch_size=registration.batch_size, max_token_len=registration.max_token_len))
+    return reply(
+        schema.Info(batch_size=registration.batch_size, max_token_len=registration.max_token_len)
+    )
 
 
 @_route("GET", "/batch", query=schema.BatchQuery, answer=[schema.BatchAnswer, schema.NotRegistered])
 async def batch(request: Request) -> Response:
-    """GET /batch: exactly batch_size sequences, or null. Ours: ?lease, ?policy_version, ?after, ?wait."""
+    """GET /batch: exactly batch_size sequences, or null. Ours: ?lease, ?policy_version, ?after,
+    ?wait.
+    """
     query = query_of(request, schema.BatchQuery)
     service = service_of(request)
-    made = await service.batch(query, request.is_disconnected) if await service.registration() else None
+    made = (
+        await service.batch(query, request.is_disconnected)
+        if await service.registration()
+        else None
+    )
     if made is None:
         known = service.state.run.registration is not None
         return Response(NO_BATCH, media_type=JSON) if known else reply(schema.NotRegistered())
     body = b'{"batch":[' + b",".join(made.elements) + b"]"  # the elements are JSON already
     if query.extended:
         delivery, registration = made.delivery, service.state.run.registration
-        lease_expires = UNSET if query.lease is None or delivery.expires_at is None else delivery.expires_at
+        lease_expires = (
+            UNSET if query.lease is None or delivery.expires_at is None else delivery.expires_at
+        )
         tail = schema.BatchTail(
             batch_id=delivery.id,
             step=made.step if lease_expires is UNSET else UNSET,
@@ -215,15 +269,18 @@ async def batch(request: Request) -> Response:
 class _PlainBatch(Response):
     """The reply of a batch without a lease, and how it is known to have arrived.
 
-        everything but the last byte ──▶ is the client there, the batch still its own? ──▶ the last byte ──▶ counted
-                                             │ no
-                                             ▼ given back: it answers the next question
+        everything but the last byte ──▶ is the client there, the batch still its own? ──▶ the last
+                                             byte ──▶ counted │ no ▼ given back: it answers the next
+                                             question
 
-    A client that left before the last byte cannot have the batch. One that got it is served it again only where the
-    server dies, or the store fails, in the instant between the last byte and the count; leases close that gap.
+    A client that left before the last byte cannot have the batch. One that got it is served it
+    again only where the server dies, or the store fails, in the instant between the last byte and
+    the count; leases close that gap.
     """
 
-    def __init__(self, whole: Response, request: Request, service: TrajectoryService, batch: Delivery) -> None:
+    def __init__(
+        self, whole: Response, request: Request, service: TrajectoryService, batch: Delivery
+    ) -> None:
         self.status_code, self.background = whole.status_code, None
         self.body, self.raw_headers = whole.body, whole.raw_headers
         self._gone, self._service, self._batch = request.is_disconnected, service, batch
@@ -232,13 +289,28 @@ class _PlainBatch(Response):
         """Write it."""
         written = False
         try:
-            await send({"type": "http.response.start", "status": self.status_code, "headers": self.raw_headers})
-            await send({"type": "http.response.body", "body": memoryview(self.body)[:-1], "more_body": True})
-            await send({"type": "http.response.body", "body": b"", "more_body": True})  # waits until the rest is sent
+            await send(
+                {
+                    "type": "http.response.start",
+                    "status": self.status_code,
+                    "headers": self.raw_headers,
+                }
+            )
+            await send(
+                {
+                    "type": "http.response.body",
+                    "body": memoryview(self.body)[:-1],
+                    "more_body": True,
+                }
+            )
+            # waits until the rest is sent
+            await send({"type": "http.response.body", "body": b"", "more_body": True})
             if await self._gone() or not await self._service.is_out(self._batch):
                 return
             with self._service.handing_over():
-                await send({"type": "http.response.body", "body": self.body[-1:], "more_body": False})
+                await send(
+                    {"type": "http.response.body", "body": self.body[-1:], "more_body": False}
+                )
                 written = True
                 await self._service.count(self._batch)
         finally:
@@ -247,18 +319,28 @@ class _PlainBatch(Response):
 
 
 @_route(
-    "POST", "/v1/batches/{batch_id}/ack", in_path=schema.BatchReference, answer=[schema.Settled], statuses=(404, 409)
+    "POST",
+    "/v1/batches/{batch_id}/ack",
+    in_path=schema.BatchReference,
+    answer=[schema.Settled],
+    statuses=(404, 409),
 )
 async def acknowledge(request: Request) -> Response:
     """POST /v1/batches/{batch_id}/ack: a leased batch is the trainer's for good."""
     service, batch_id = service_of(request), _batch_id(request)
     known = batch_id in service.state.out or batch_id in service.state.settled
     long_ago = None if known else await asyncio.to_thread(service.store.delivery, batch_id)
-    return await _settled(request, lambda state, batch_id: batches.acknowledge(state, batch_id, long_ago))
+    return await _settled(
+        request, lambda state, batch_id: batches.acknowledge(state, batch_id, long_ago)
+    )
 
 
 @_route(
-    "POST", "/v1/batches/{batch_id}/nack", in_path=schema.BatchReference, answer=[schema.Settled], statuses=(404, 409)
+    "POST",
+    "/v1/batches/{batch_id}/nack",
+    in_path=schema.BatchReference,
+    answer=[schema.Settled],
+    statuses=(404, 409),
 )
 async def nack(request: Request) -> Response:
     """POST /v1/batches/{batch_id}/nack: a leased batch goes back; it answers the next question."""
@@ -278,8 +360,14 @@ async def nack(request: Request) -> Response:
 async def extend(request: Request) -> Response:
     """POST /v1/batches/{batch_id}/extend: the lease ends so many seconds from now."""
     in_query = "lease" in request.query_params
-    until = query_of(request, schema.LeaseRequest) if in_query else await body_of(request, schema.LeaseRequest)
-    return await _settled(request, lambda state, batch_id: batches.extend(state, batch_id, until.lease))
+    until = (
+        query_of(request, schema.LeaseRequest)
+        if in_query
+        else await body_of(request, schema.LeaseRequest)
+    )
+    return await _settled(
+        request, lambda state, batch_id: batches.extend(state, batch_id, until.lease)
+    )
 
 
 @_route("GET", "/reset_data", media_type="text/plain")
@@ -321,7 +409,9 @@ async def get_status(request: Request) -> Response:
 @_route("GET", "/latest_example", answer=[schema.Example])
 async def latest_example(request: Request) -> Response:
     """GET /latest_example: the group that entered the queue last."""
-    return await large_reply(request, await asyncio.to_thread(service_of(request).store.latest_body) or NO_EXAMPLE)
+    return await large_reply(
+        request, await asyncio.to_thread(service_of(request).store.latest_body) or NO_EXAMPLE
+    )
 
 
 @_route("GET", "/v1/diagnostics", answer=[schema.Diagnostics])
@@ -338,18 +428,34 @@ async def get_metrics(request: Request) -> Response:
 
 @_route("GET", "/v1/groups", query=schema.GroupsRequest, answer=[schema.Groups])
 async def groups(request: Request) -> Response:
-    """GET /v1/groups: what became of posted groups, oldest first; ?bodies=1 with what the trainer gets of them."""
+    """GET /v1/groups: what became of posted groups, oldest first; ?bodies=1 with what the trainer
+    gets of them.
+    """
     query, store = query_of(request, schema.GroupsRequest, "place"), service_of(request).store
     one_more = msgspec.structs.replace(query, limit=query.limit + 1)  # tells whether there are more
     found = await asyncio.to_thread(store.groups, one_more)
     page = page_of(found, query)
-    elements = await asyncio.to_thread(store.bodies, [group.id for group in page]) if query.bodies and page else {}
-    listed = [_group_reply(group, elements.get(group.id) if query.bodies else b"") for group in page]
+    elements = (
+        await asyncio.to_thread(store.bodies, [group.id for group in page])
+        if query.bodies and page
+        else {}
+    )
+    listed = [
+        _group_reply(group, elements.get(group.id) if query.bodies else b"") for group in page
+    ]
     following = page[-1].id if len(page) < len(found) and not query.newest else None
-    return await large_reply(request, msgspec.json.encode(schema.Groups(groups=listed, next=following)))
+    return await large_reply(
+        request, msgspec.json.encode(schema.Groups(groups=listed, next=following))
+    )
 
 
-@_route("GET", "/v1/groups/{group_id}", in_path=schema.GroupReference, answer=[schema.Group], statuses=(404,))
+@_route(
+    "GET",
+    "/v1/groups/{group_id}",
+    in_path=schema.GroupReference,
+    answer=[schema.Group],
+    statuses=(404,),
+)
 async def group(request: Request) -> Response:
     """GET /v1/groups/{group_id}: one group, with its element while that is kept."""
     group_id = schema.convert(dict(request.path_params), schema.GroupReference, "path").group_id
@@ -361,8 +467,12 @@ async def group(request: Request) -> Response:
     return await large_reply(request, msgspec.json.encode(_group_reply(found[0], element)))
 
 
-def page_of(found: Sequence[GroupRecord], query: schema.GroupsRequest, most: int = PAGE) -> list[GroupRecord]:
-    """Those of the found ones that fit on the page: the first, or the last of the newest; the order stays."""
+def page_of(
+    found: Sequence[GroupRecord], query: schema.GroupsRequest, most: int = PAGE
+) -> list[GroupRecord]:
+    """Those of the found ones that fit on the page: the first, or the last of the newest; the order
+    stays.
+    """
     within = list(found[-query.limit :] if query.newest else found[: query.limit])
     if not query.bodies:
         return within

@@ -1,8 +1,10 @@
-"""The trajectory API's messages: what clients send, checked once, and the shapes of what they are answered.
+"""The trajectory API's messages: what clients send, checked once, and the shapes of what they are
+answered.
 
-A refusal is 422 with `{"detail": [{"type", "loc", "msg"}]}`, as the original's framework words it. Truth values and
-numbers written as text are numbers where the schema wants one; only bodies that the strict reader refused are coerced.
-In replies a field that only our own clients get is absent, not null, where it does not apply.
+A refusal is 422 with `{"detail": [{"type", "loc", "msg"}]}`, as the original's framework words it.
+Truth values and numbers written as text are numbers where the schema wants one; only bodies that
+the strict reader refused are coerced. In replies a field that only our own clients get is absent,
+not null, where it does not apply.
 """
 
 from __future__ import annotations
@@ -27,14 +29,18 @@ T = TypeVar("T")
 Count = Annotated[int, msgspec.Meta(ge=1, le=2**31)]
 Bounded = Annotated[int, msgspec.Meta(ge=0, le=2**31)]
 Integer = Annotated[int, msgspec.Meta(ge=-(2**62), le=2**62)]
-Text = Annotated[str, msgspec.Meta(max_length=4096, pattern=r"^[^\x00]*$")]  # PostgreSQL has no place for NUL
-Key = Annotated[str, msgspec.Meta(min_length=1, max_length=256, pattern="^[ -~]*$")]  # of a group; held in memory
+# PostgreSQL has no place for NUL
+Text = Annotated[str, msgspec.Meta(max_length=4096, pattern=r"^[^\x00]*$")]
+# of a group; held in memory
+Key = Annotated[str, msgspec.Meta(min_length=1, max_length=256, pattern="^[ -~]*$")]
 Lease = Annotated[float, msgspec.Meta(ge=0.1, le=86400)]  # seconds
 LONGEST_NAME = 4096  # characters of an environment's name
 HEAVIEST = 1e12  # a weight: times the length of a context it must stay a number
 _MOST = 2**31
-PlaceName = Literal["queued", "buffered", "out", "delivered", "set_aside", "archived"]  # as `records.Place`
-UNREADABLE = (msgspec.DecodeError, UnicodeDecodeError)  # no JSON, or not of the shape that is decoded
+# as `records.Place`
+PlaceName = Literal["queued", "buffered", "out", "delivered", "set_aside", "archived"]
+# no JSON, or not of the shape that is decoded
+UNREADABLE = (msgspec.DecodeError, UnicodeDecodeError)
 LARGEST_REREAD = 1024 * 1024  # bytes of a body that is read a second time, value by value
 _AT = re.compile(r" - at `\$([^`]*)`$")
 _MISSING = re.compile(r"^Object missing required field `(\w+)`")
@@ -56,10 +62,13 @@ class Unprocessable(InvalidData):
 
     def of_item(self, index: int) -> Unprocessable:
         """The same of one item of a body that is a list."""
-        return Unprocessable([{**each, "loc": [*each["loc"][:1], index, *each["loc"][1:]]} for each in self.problems])
+        return Unprocessable(
+            [{**each, "loc": [*each["loc"][:1], index, *each["loc"][1:]]} for each in self.problems]
+        )
 
 
-# -- requests ----------------------------------------------------------------------------------------------------------
+# -- requests
+# --------------------------------------------------------------------------------------------------
 
 
 class Registration(msgspec.Struct, frozen=True, kw_only=True):
@@ -78,7 +87,9 @@ class Registration(msgspec.Struct, frozen=True, kw_only=True):
     updates_per_batch: Count = 1  # policy versions that one batch may make
 
     def __post_init__(self) -> None:
-        """Refuse half a surrogate pair, which an escape of JSON may write: no store has a place for it."""
+        """Refuse half a surrogate pair, which an escape of JSON may write: no store has a place for
+        it.
+        """
         for name in ("wandb_group", "wandb_project", "checkpoint_dir", "run_id"):
             text: str = getattr(self, name) or ""
             if any("\ud800" <= letter <= "\udfff" for letter in text):
@@ -104,7 +115,9 @@ class Registration(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class EnvRegistration(msgspec.Struct, frozen=True, kw_only=True):
-    """POST /register-env. An unmodified client dies of a refusal, so what cannot be used is brought within bounds."""
+    """POST /register-env. An unmodified client dies of a refusal, so what cannot be used is brought
+    within bounds.
+    """
 
     max_token_length: int
     desired_name: str | None = None
@@ -113,15 +126,23 @@ class EnvRegistration(msgspec.Struct, frozen=True, kw_only=True):
     min_batch_allocation: float | None = None
 
     def __post_init__(self) -> None:
-        """A weight that is no finite number is 1, an allocation none; a group has a sequence or more.
+        """A weight that is no finite number is 1, an allocation none; a group has a sequence or
+        more.
 
-        With a group size below 1 the original's client drops every group but those with a size of their own, which
-        are whole whatever their size: as they are beside a group size of 1.
+        With a group size below 1 the original's client drops every group but those with a size of
+        their own, which are whole whatever their size: as they are beside a group size of 1.
         """
-        share, name = self.min_batch_allocation, (self.desired_name or "").replace("\0", "")[:LONGEST_NAME]
+        share, name = (
+            self.min_batch_allocation,
+            (self.desired_name or "").replace("\0", "")[:LONGEST_NAME],
+        )
         self._set("max_token_length", min(max(self.max_token_length, -_MOST), _MOST))
-        self._set("desired_name", name.encode(errors="replace").decode() or None)  # half a surrogate pair becomes "?"
-        self._set("weight", min(max(self.weight, -HEAVIEST), HEAVIEST) if math.isfinite(self.weight) else 1.0)
+        # half a surrogate pair becomes "?"
+        self._set("desired_name", name.encode(errors="replace").decode() or None)
+        self._set(
+            "weight",
+            min(max(self.weight, -HEAVIEST), HEAVIEST) if math.isfinite(self.weight) else 1.0,
+        )
         self._set("group_size", min(max(self.group_size, 1), _MOST))
         self._set("min_batch_allocation", share if share is None or math.isfinite(share) else None)
 
@@ -133,7 +154,8 @@ class EnvReference(msgspec.Struct, frozen=True):
     """POST /disconnect-env, GET /status-env."""
 
     env_id: int
-    asked_for: Integer | None = None  # ours, of /status-env: batches before one whose `asked_version` is to be shown
+    # ours, of /status-env: batches before one whose `asked_version` is to be shown
+    asked_for: Integer | None = None
 
 
 class PostHeaders(msgspec.Struct, frozen=True, kw_only=True):
@@ -142,10 +164,13 @@ class PostHeaders(msgspec.Struct, frozen=True, kw_only=True):
     key: Key | None = msgspec.field(name="Idempotency-Key", default=None)
 
 
-_OF_WEIGHTS = _says("Version of the trainer's weights; groups that are too far from it are set aside.")
+_OF_WEIGHTS = _says(
+    "Version of the trainer's weights; groups that are too far from it are set aside."
+)
 _AFTER = _says("Id of the last batch the trainer holds, which acknowledges it; 0: it holds none.")
 _LEASE = _says(
-    "Seconds until the batch comes back unless it is acknowledged; without it, the reply delivers the batch."
+    "Seconds until the batch comes back unless it is acknowledged; without it, the reply delivers "
+    "the batch."
 )
 
 
@@ -154,7 +179,9 @@ class BatchQuery(msgspec.Struct, frozen=True, kw_only=True):
 
     policy_version: Annotated[Bounded | None, _OF_WEIGHTS] = None
     after: Annotated[Integer | None, _AFTER] = None
-    wait: Annotated[float, msgspec.Meta(ge=0, le=60), _says("Seconds to hold the reply until there is a batch.")] = 0.0
+    wait: Annotated[
+        float, msgspec.Meta(ge=0, le=60), _says("Seconds to hold the reply until there is a batch.")
+    ] = 0.0
     lease: Annotated[Lease | None, _LEASE] = None
 
     @property
@@ -186,13 +213,19 @@ class GroupsRequest(msgspec.Struct, frozen=True, kw_only=True):
 
     after: Annotated[Integer, _says("Only groups with a larger id.")] = 0
     limit: Annotated[int, msgspec.Meta(ge=1, le=1000, description="The first so many.")] = 100
-    place: Annotated[tuple[PlaceName, ...], _says("Only groups that are there; may be repeated. Without it, all.")] = ()
+    place: Annotated[
+        tuple[PlaceName, ...],
+        _says("Only groups that are there; may be repeated. Without it, all."),
+    ] = ()
     env_id: Annotated[Integer | None, _says("Only groups of this environment.")] = None
-    newest: Annotated[bool, _says("The last `limit` groups instead of the first; the oldest of them first.")] = False
+    newest: Annotated[
+        bool, _says("The last `limit` groups instead of the first; the oldest of them first.")
+    ] = False
     bodies: Annotated[bool, _says("With their tokens: what a trainer gets of them.")] = False
 
 
-# -- replies -----------------------------------------------------------------------------------------------------------
+# -- replies
+# --------------------------------------------------------------------------------------------------
 
 Pair = Annotated[Sequence[int], msgspec.Meta(min_length=2, max_length=2)]
 
@@ -258,7 +291,9 @@ class NotRegistered(msgspec.Struct, frozen=True):
     """GET /batch, before a trainer registers."""
 
     status: Literal["error"] = "error"
-    message: Literal["Trainer not registered. Call /register first."] = "Trainer not registered. Call /register first."
+    message: Literal["Trainer not registered. Call /register first."] = (
+        "Trainer not registered. Call /register first."
+    )
     batch: tuple[()] = ()
 
 
@@ -266,10 +301,12 @@ class BatchTail(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     """GET /batch: what follows its elements, for clients that asked for it."""
 
     batch_id: int | UnsetType = UNSET
-    step: int | UnsetType = UNSET  # of the run, with this batch; none of a lease, which is not counted yet
+    # of the run, with this batch; none of a lease, which is not counted yet
+    step: int | UnsetType = UNSET
     lease_expires: float | UnsetType = UNSET  # unix s
     num_stale: int | UnsetType = UNSET  # groups of the run that were set aside as too old so far
-    run_id: str | UnsetType = UNSET  # of the trainer that registered last; empty where that named none
+    # of the trainer that registered last; empty where that named none
+    run_id: str | UnsetType = UNSET
 
 
 class BatchAnswer(BatchTail, frozen=True, kw_only=True):
@@ -304,7 +341,8 @@ class EnvStatus(msgspec.Struct):
     max_group_size: int = 1
     env_weight: float = 1.0
     allowance: int = 0
-    asked_version: int | UnsetType = UNSET  # the trainer's, with its question for the batch after `asked_for`
+    # the trainer's, with its question for the batch after `asked_for`
+    asked_version: int | UnsetType = UNSET
 
 
 class SetAside(msgspec.Struct, frozen=True):
@@ -322,7 +360,9 @@ class Received(msgspec.Struct, frozen=True, omit_defaults=True):
 
 
 class Buffered(msgspec.Struct, frozen=True, kw_only=True):
-    """POST /scored_data of a part of a group: how many sequences its environment has waiting now."""
+    """POST /scored_data of a part of a group: how many sequences its environment has waiting
+    now.
+    """
 
     status: Literal["buffered"] = "buffered"
     buffer_size: int
@@ -339,7 +379,9 @@ class ListReceived(msgspec.Struct, frozen=True, omit_defaults=True):
 
 
 class Group(msgspec.Struct, frozen=True):
-    """GET /v1/groups/{id}: what is known of a group; `element` is what a trainer gets of it, null where it is gone."""
+    """GET /v1/groups/{id}: what is known of a group; `element` is what a trainer gets of it, null
+    where it is gone.
+    """
 
     id: int
     env_id: int | None
@@ -413,11 +455,13 @@ class Refused(msgspec.Struct, frozen=True):
     code: str | UnsetType = UNSET
 
 
-# -- reading -----------------------------------------------------------------------------------------------------------
+# -- reading
+# --------------------------------------------------------------------------------------------------
 
 
 def decode(body: bytes, kind: type[T]) -> T:
-    """A JSON body as a value of `kind`; where it must, with Python's NaN, truth values and padded texts as numbers.
+    """A JSON body as a value of `kind`; where it must, with Python's NaN, truth values and padded
+    texts as numbers.
 
     Raises:
         Unprocessable: it is no JSON, or does not fit.
@@ -456,7 +500,9 @@ def refusal(error: Exception, *where: str | int) -> Unprocessable:
     if missing:
         path.append(missing.group(1))
     kind = "missing" if missing else "value_error"
-    return Unprocessable([{"type": kind, "loc": path, "msg": "Field required" if missing else message}])
+    return Unprocessable(
+        [{"type": kind, "loc": path, "msg": "Field required" if missing else message}]
+    )
 
 
 def coerced(value: Any, kind: inspect.Type) -> Any:
@@ -465,7 +511,9 @@ def coerced(value: Any, kind: inspect.Type) -> Any:
         case inspect.StructType() if isinstance(value, dict):
             known = {field.encode_name: field.type for field in kind.fields}
             items = cast("dict[str, Any]", value).items()
-            return {name: coerced(item, known[name]) if name in known else item for name, item in items}
+            return {
+                name: coerced(item, known[name]) if name in known else item for name, item in items
+            }
         case inspect.UnionType():
             for each in kind.types:
                 value = coerced(value, each)

@@ -1,4 +1,6 @@
-"""The trajectory server: its app over a store, and one socket that it answers on until it is told to end."""
+"""The trajectory server: its app over a store, and one socket that it answers on until it is told
+to end.
+"""
 
 from __future__ import annotations
 
@@ -39,7 +41,8 @@ def create_app(
     address: str = HOST,
     on_ready: Callable[[TrajectoryService], None] = lambda service: None,
 ) -> Starlette:
-    """The app over a store. Its lifespan owns the turns; `app.state.service` is there from the start of it.
+    """The app over a store. Its lifespan owns the turns; `app.state.service` is there from the
+    start of it.
 
     Args:
         store: closed by its owner, after the app.
@@ -58,7 +61,9 @@ def create_app(
     @asynccontextmanager
     async def lifespan(app: Starlette) -> AsyncIterator[None]:
         try:
-            service = app.state.service = TrajectoryService(store, clock or clock_of(store), chosen.rules)
+            service = app.state.service = TrajectoryService(
+                store, clock or clock_of(store), chosen.rules
+            )
         except StoreFailed as failure:
             on_loss(failure)
             raise
@@ -73,12 +78,16 @@ def create_app(
 
     policy = AccessPolicy.of(address, chosen.token, chosen.allowed_hosts)
     access = Middleware(AccessControl, policy=policy, answer_to=answer_to)
-    return Starlette(routes=ROUTES, lifespan=lifespan, middleware=[access], exception_handlers=HANDLERS)
+    return Starlette(
+        routes=ROUTES, lifespan=lifespan, middleware=[access], exception_handlers=HANDLERS
+    )
 
 
 def clock_of(store: Store) -> Callable[[], float]:
-    """Unix s. One server's never jump. Those of several on one queue are compared with each other, so they are what the
-    machines' clocks say: each server's own steady ones would part for good at the first correction."""
+    """Unix s. One server's never jump. Those of several on one queue are compared with each other,
+    so they are what the machines' clocks say: each server's own steady ones would part for good at
+    the first correction.
+    """
     return time.time if store.is_shared else steady_time
 
 
@@ -95,7 +104,8 @@ def open_store(options: Options) -> Store:
         return PostgresStore(options.database, durability=options.durability)
     if "://" in options.database:
         raise InvalidConfig(
-            f"--database names no database that is known: '{options.database.partition('://')[0]}://'.",
+            "--database names no database that is known: "
+            f"'{options.database.partition('://')[0]}://'.",
             "A queue lies in an SQLite file, or in PostgreSQL.",
             "Name a file, or postgresql://USER@HOST/DATABASE.",
         )
@@ -109,7 +119,8 @@ def serve(options: Options, listening: socket.socket) -> None:
 
     Raises:
         InvalidConfig, Conflict, StoreFailed: the database cannot be opened.
-        StoreFailed: it was lost on the way; whoever starts the process again finds what was acknowledged.
+        StoreFailed: it was lost on the way; whoever starts the process again finds what was
+            acknowledged.
     """
     lost: list[StoreFailed] = []
 
@@ -120,7 +131,10 @@ def serve(options: Options, listening: socket.socket) -> None:
     def greet(service: TrajectoryService) -> None:
         run, waiting = service.state.run, status(service.state).queue_size
         trainer = f"step {run.step}" if run.registration else "no trainer yet"
-        sys.stdout.write(f"The trajectory server answers on {url_of(listening)}: {waiting} groups wait, {trainer}.\n")
+        sys.stdout.write(
+            f"The trajectory server answers on {url_of(listening)}: {waiting} groups wait, "
+            f"{trainer}.\n"
+        )
         sys.stdout.flush()
 
     def release() -> None:  # whoever is held is answered now
@@ -128,7 +142,9 @@ def serve(options: Options, listening: socket.socket) -> None:
             app.state.service.decisions.release()
 
     with listening, closing(open_store(options)) as store:
-        app = create_app(store, on_loss=end, options=options, address=listening.getsockname()[0], on_ready=greet)
+        app = create_app(
+            store, on_loss=end, options=options, address=listening.getsockname()[0], on_ready=greet
+        )
         server = Server(_config(app), on_end=release)
         try:
             with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:

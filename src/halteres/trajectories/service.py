@@ -18,18 +18,27 @@ from halteres.trajectories.ingest import Verdict, accept_all, content_of, keyed
 from halteres.trajectories.options import Rules
 from halteres.trajectories.posted_group import LARGEST_ENV_ID, Scored, held_to_conventions
 from halteres.trajectories.records import Delivery, EnvRecord
-from halteres.trajectories.schema import BatchQuery, EnvRegistration, EnvStatus, Registration, Status
+from halteres.trajectories.schema import (
+    BatchQuery,
+    EnvRegistration,
+    EnvStatus,
+    Registration,
+    Status,
+)
 from halteres.trajectories.state import Clock, State
 from halteres.trajectories.stores.store import Store, StoreFailed
 
 REPEAT_S = 0.005  # pause before a decision about a batch is repeated, whatever happens meanwhile
-LOOK_S = 0.25  # how often a held request looks where nothing changed but the time: patience and heartbeats run out
-# How long the poll of a paused environment with a minimum share is held: its client starts work whatever we answer, and
-# waits 5 minutes for an answer.
+# how often a held request looks where nothing changed but the time: patience and heartbeats run out
+LOOK_S = 0.25
+# How long the poll of a paused environment with a minimum share is held: its client starts work
+# whatever we answer, and waits 5 minutes for an answer.
 PAUSE_HOLD_S = 30.0
 SEEN_EVERY_S = 5.0  # how often an environment whose poll is held counts as heard of
-FULL_HOLD_S = 30.0  # for a post while the queue is full; the clients wait 5 minutes, and drop what is refused
-RECOUNT_S = 0.2  # pause before a batch that was written is counted once more, where the store failed
+# for a post while the queue is full; the clients wait 5 minutes, and drop what is refused
+FULL_HOLD_S = 30.0
+# pause before a batch that was written is counted once more, where the store failed
+RECOUNT_S = 0.2
 COUNTING_S = 5.0  # how long a question about the step waits for batches that are being handed over
 LONGEST_REFUSAL = 600  # characters
 Gone = Callable[[], Awaitable[bool]]  # whether the client has hung up
@@ -57,16 +66,22 @@ class Batch:
 
 
 class TrajectoryService:
-    """What the routes call. Everything raises StoreFailed where the store takes or gives nothing."""
+    """What the routes call. Everything raises StoreFailed where the store takes or gives
+    nothing.
+    """
 
     def __init__(self, store: Store, clock: Clock, rules: Rules | None = None) -> None:
         self.store, self._rules = store, rules or Rules()
-        self.decisions = GroupCommit(store, lambda found: State(found, clock, self._rules, shared=store.is_shared))
-        self._counting: set[asyncio.Future[None]] = set()  # of batches that are written and not counted yet
+        self.decisions = GroupCommit(
+            store, lambda found: State(found, clock, self._rules, shared=store.is_shared)
+        )
+        # of batches that are written and not counted yet
+        self._counting: set[asyncio.Future[None]] = set()
         self._no_batch_warning = diagnostics.NoBatchWarning()
         self.num_refused = 0  # posts of environments, since one registered
         self.last_refusal: dict[str, Any] | None = None  # path, status, why
-        if not store.is_shared:  # nobody else writes replies: those of the server before this one reached nobody
+        # nobody else writes replies: those of the server before this one reached nobody
+        if not store.is_shared:
             self.decisions.leave(batches.take_back_offers)
 
     @property
@@ -75,13 +90,16 @@ class TrajectoryService:
         return self.decisions.state
 
     async def registration(self) -> Registration | None:
-        """The trainer's; where none is known here, it may have registered at another server on the queue."""
+        """The trainer's; where none is known here, it may have registered at another server on the
+        queue.
+        """
         if self.state.run.registration is None and self.store.is_shared:
             await self.decisions.submit(lambda state: None)
         return self.state.run.registration
 
     async def batch(self, query: BatchQuery, gone: Gone) -> Batch | None:
-        """GET /batch of a registered run; None if there is none within `query.wait`, or another run was registered.
+        """GET /batch of a registered run; None if there is none within `query.wait`, or another run
+        was registered.
 
         Whoever passes it on calls `count` or `give_back`.
         """
@@ -100,12 +118,18 @@ class TrajectoryService:
         return None
 
     async def _hold(self, run: object, deadline: float, gone: Gone) -> bool:
-        """Wait until a batch may be had. False: the time is up, the run is over, or nobody waits for the answer."""
-        while self._now() < deadline and not self.decisions.is_ending and run == _run_key(self.state):
+        """Wait until a batch may be had. False: the time is up, the run is over, or nobody waits
+        for the answer.
+        """
+        while (
+            self._now() < deadline and not self.decisions.is_ending and run == _run_key(self.state)
+        ):
             if await gone():
                 return False
             changed, now = self.decisions.changed, self.state.clock()
-            has_expired = any(each.expires_at and each.expires_at <= now for each in self.state.out.values())
+            has_expired = any(
+                each.expires_at and each.expires_at <= now for each in self.state.out.values()
+            )
             if batches.is_ready(self.state) or has_expired:
                 await asyncio.sleep(min(REPEAT_S, max(0.0, deadline - self._now())))
                 return True
@@ -113,9 +137,13 @@ class TrajectoryService:
         return False
 
     async def _read(self, made: Delivery) -> Batch | None:
-        """The batch with its tokens. Groups whose tokens are lost are set aside: the others queue again, and None."""
+        """The batch with its tokens. Groups whose tokens are lost are set aside: the others queue
+        again, and None.
+        """
         # The run's step once this batch is delivered, if those that are out before it are, too.
-        step = made.step or self.state.run.step + sum(batch_id <= made.id for batch_id in self.state.out)
+        step = made.step or self.state.run.step + sum(
+            batch_id <= made.id for batch_id in self.state.out
+        )
         try:
             found = await asyncio.to_thread(self.store.bodies, made.groups)
         except BaseException:
@@ -128,7 +156,9 @@ class TrajectoryService:
         return None
 
     async def is_out(self, batch: Delivery) -> bool:
-        """Whether nobody else has the batch; on a shared store another server may have handed it out since."""
+        """Whether nobody else has the batch; on a shared store another server may have handed it
+        out since.
+        """
 
         def look(state: State) -> bool:
             return batch.id in state.out or state.run.last == batch
@@ -137,7 +167,9 @@ class TrajectoryService:
 
     @contextmanager
     def handing_over(self) -> Iterator[None]:
-        """Until it ends, questions about the step wait: a batch is written that is not counted yet."""
+        """Until it ends, questions about the step wait: a batch is written that is not counted
+        yet.
+        """
         counting: asyncio.Future[None] = asyncio.get_running_loop().create_future()
         self._counting.add(counting)
         try:
@@ -147,7 +179,8 @@ class TrajectoryService:
             counting.set_result(None)
 
     async def count(self, batch: Delivery) -> None:
-        """The reply was written whole to a live connection; a lease still wants its acknowledgement.
+        """The reply was written whole to a live connection; a lease still wants its
+        acknowledgement.
 
         Raises:
             StoreFailed: for longer than an offer lasts.
@@ -155,7 +188,9 @@ class TrajectoryService:
         ends = self._now() + batches.OFFER_S
         while True:
             try:
-                return await self.decisions.submit(lambda state: batches.count_delivered(state, batch.id))
+                return await self.decisions.submit(
+                    lambda state: batches.count_delivered(state, batch.id)
+                )
             except StoreFailed:  # the trainer has it: uncounted, it would be served again
                 if self._now() > ends or self.decisions.has_ended:
                     raise
@@ -169,7 +204,11 @@ class TrajectoryService:
         """POST /register-env: None until a trainer has asked for a batch."""
 
         def decide(state: State) -> EnvRecord | None:
-            return state.save_env(state.envs.new_record(registration)).record if state.run.started else None
+            return (
+                state.save_env(state.envs.new_record(registration)).record
+                if state.run.started
+                else None
+            )
 
         registered = await self.decisions.submit(decide)
         self.num_refused, self.last_refusal = 0, None
@@ -187,12 +226,14 @@ class TrajectoryService:
         return await self.decisions.submit(decide)
 
     async def accept(self, groups: Sequence[Scored], *, ours: bool = False) -> list[Verdict]:
-        """POST /scored_data, /scored_data_list: when it returns, the groups survive the death of the process.
+        """POST /scored_data, /scored_data_list: when it returns, the groups survive the death of
+        the process.
 
         `ours`: the client understands that it should register again.
 
         Raises:
-            EnvironmentUnknown, KeyReused, QueueFull; Unprocessable in strict mode. Nothing was taken.
+            EnvironmentUnknown, KeyReused, QueueFull; Unprocessable in strict mode. Nothing was
+            taken.
         """
         if ours:
             self._check_known(group.env_id for group in groups)
@@ -200,16 +241,24 @@ class TrajectoryService:
         if self._rules.validation == "strict":
             registration = self.state.run.registration
             longest = registration.max_token_len if registration else 0
-            groups = await asyncio.to_thread(lambda: [held_to_conventions(group, longest) for group in groups])
+            groups = await asyncio.to_thread(
+                lambda: [held_to_conventions(group, longest) for group in groups]
+            )
         if self._rules.same_content_s:
             contents = await asyncio.to_thread(lambda: [content_of(group) for group in groups])
-            return await self.decisions.submit(lambda state: accept_all(state, keyed(state, groups, contents)))
+            return await self.decisions.submit(
+                lambda state: accept_all(state, keyed(state, groups, contents))
+            )
         return await self.decisions.submit(lambda state: accept_all(state, groups))
 
-    async def status_env(self, env_id: int, *, ours: bool = False, asked_for: int | None = None) -> EnvStatus:
-        """GET /status-env; an unknown id is adopted, or EnvironmentUnknown if it is `ours`; an impossible one pauses.
+    async def status_env(
+        self, env_id: int, *, ours: bool = False, asked_for: int | None = None
+    ) -> EnvStatus:
+        """GET /status-env; an unknown id is adopted, or EnvironmentUnknown if it is `ours`; an
+        impossible one pauses.
 
-        `asked_for`: the answer has the policy version with which the trainer asked for the batch after so many.
+        `asked_for`: the answer has the policy version with which the trainer asked for the batch
+        after so many.
         """
         if ours:
             self._check_known([env_id])
@@ -221,7 +270,8 @@ class TrajectoryService:
             await self.decisions.submit(lambda state: state.note_seen(env_id))
         await self._settled()
         deadline = self._now() + PAUSE_HOLD_S
-        while True:  # an answer that says "pause" to a client that would not listen comes late instead
+        # an answer that says "pause" to a client that would not listen comes late instead
+        while True:
             changed, env = self.decisions.changed, self.state.envs.by_id[env_id]
             answer = diagnostics.status_env(self.state, env)
             if not env.min_share or not diagnostics.is_paused(self.state):
@@ -231,7 +281,10 @@ class TrajectoryService:
                 break
             if self.state.is_seen_lately(env_id):  # it may have said goodbye
                 self.state.note_seen(env_id)
-        if asked_for is not None and (version := batches.version_at_request(self.state, asked_for)) is not None:
+        if (
+            asked_for is not None
+            and (version := batches.version_at_request(self.state, asked_for)) is not None
+        ):
             answer.asked_version = version
         return answer
 
@@ -256,11 +309,15 @@ class TrajectoryService:
             await asyncio.wait(self._counting, timeout=COUNTING_S)
 
     async def _room_for(self, groups: Sequence[Scored]) -> None:
-        """Wait until what is new of the groups fits onto the disk and into the queue; an empty one takes anything."""
+        """Wait until what is new of the groups fits onto the disk and into the queue; an empty one
+        takes anything.
+        """
         deadline, most = self._now() + FULL_HOLD_S, self._rules.max_queue_bytes
         while True:
             state = self.state
-            num_bytes = sum(len(group.element) for group in groups if state.known(group.key) is None)
+            num_bytes = sum(
+                len(group.element) for group in groups if state.known(group.key) is None
+            )
             if not num_bytes or not (self.store.is_full or 0 < state.num_bytes > most - num_bytes):
                 return
             if await self._wait_until(deadline, self.decisions.changed):
@@ -276,7 +333,10 @@ class TrajectoryService:
     def _check_known(self, env_ids: Iterable[int | None]) -> None:
         for env_id in env_ids:
             if env_id is not None and env_id not in self.state.envs.by_id:
-                what, why = f"This server knows no environment {env_id}.", "Another server, or database, gave that id."
+                what, why = (
+                    f"This server knows no environment {env_id}.",
+                    "Another server, or database, gave that id.",
+                )
                 raise EnvironmentUnknown(what, why, "Register again, and go on with the new id.")
 
     async def _wait_until(self, deadline: float, changed: asyncio.Event) -> bool:

@@ -1,4 +1,5 @@
-"""The state of the trajectory server in memory, made of nothing but the changes that a store remembers.
+"""The state of the trajectory server in memory, made of nothing but the changes that a store
+remembers.
 
 decide ── do(change) ──▶ apply, and note it for the store          another server's change ── apply
 """
@@ -30,15 +31,23 @@ from halteres.trajectories.records import (
 )
 
 Clock = Callable[[], float]  # gives the time in unix s
-KEPT_SETTLED = 256  # batches that are known by their ids after they are settled; the store knows all
+# batches that are known by their ids after they are settled; the store knows all
+KEPT_SETTLED = 256
 NOTED_S = 10.0  # how exactly other servers on the same queue know when an environment was heard of
 
 
 class State:
-    """Everything the server decides upon. Whoever changes it has what `drain` gives committed before anyone is told."""
+    """Everything the server decides upon. Whoever changes it has what `drain` gives committed
+    before anyone is told.
+    """
 
     def __init__(
-        self, remembered: Remembered, clock: Clock, rules: Rules | None = None, *, shared: bool = False
+        self,
+        remembered: Remembered,
+        clock: Clock,
+        rules: Rules | None = None,
+        *,
+        shared: bool = False,
     ) -> None:
         self.clock, self.rules, self._shared = clock, rules or Rules(), shared
         self.run: RunRecord = remembered.run
@@ -48,12 +57,14 @@ class State:
         self.shares = Shares(self.envs.weight)
         self.waiting: dict[int, GroupRecord] = {}  # queued, buffered or out, by id
         self.out: dict[int, Delivery] = {}  # open batches, by id
-        self.settled = {delivery.id: delivery for delivery in remembered.settled}  # those that are not, the newest
+        # those that are not, the newest
+        self.settled = {delivery.id: delivery for delivery in remembered.settled}
         self.num_out: Counter[int | None] = Counter()  # sequences of open batches, per environment
         self.sizes_out: Counter[int] = Counter()  # groups of open batches, per size
         self.num_bytes = 0  # of everything that waits
         self.set_aside: Counter[str] = Counter()  # groups of this run, per reason
-        self.flagged: Counter[str] = Counter()  # groups of this run that are served with a flaw, per reason
+        # groups of this run that are served with a flaw, per reason
+        self.flagged: Counter[str] = Counter()
         self.num_accepted = 0  # groups of this run that were not set aside
         self.num_duplicates = 0  # groups that came again with their key, since this server started
         self.first_group_at = remembered.first_group_at  # unix s
@@ -116,7 +127,9 @@ class State:
                     self._leave(before)
                 self._enter(group)
                 if group.place is Place.SET_ASIDE:
-                    self._count(Tally(group.env_id, Place.QUEUED, before.reason if before else None, -1))
+                    self._count(
+                        Tally(group.env_id, Place.QUEUED, before.reason if before else None, -1)
+                    )
                     self._count(Tally(group.env_id, group.place, group.reason, 1))
             case Delivery() as delivery:
                 self._deliver(delivery)
@@ -130,14 +143,20 @@ class State:
                 del self.settled[next(iter(self.settled))]
         else:
             self.out[delivery.id] = delivery
-            queued = [self.queue.groups[group_id] for group_id in delivery.groups if group_id in self.queue.groups]
+            queued = [
+                self.queue.groups[group_id]
+                for group_id in delivery.groups
+                if group_id in self.queue.groups
+            ]
             self.shares.formed((group.env_id, group.size) for group in queued)
         for group in map(self.waiting.get, delivery.groups):
             if group is None:
                 continue
             if delivery.standing is Standing.DELIVERED:
                 self._leave(group)
-            elif delivery.standing in OPEN and (group.place is not Place.OUT or group.delivery != delivery.id):
+            elif delivery.standing in OPEN and (
+                group.place is not Place.OUT or group.delivery != delivery.id
+            ):
                 self._leave(group)
                 self._enter(replace(group, place=Place.OUT, delivery=delivery.id))
 
@@ -198,12 +217,15 @@ class State:
     def note_seen(self, env_id: int, *, polls: bool = True) -> Environment:
         """An environment was heard of; one that nobody knows is adopted under the id it uses.
 
-        A poll also brings back one that had said goodbye, or is of an earlier run; its last groups do not.
+        A poll also brings back one that had said goodbye, or is of an earlier run; its last groups
+        do not.
         """
         env = self.envs.by_id.get(env_id)
         if env is None:
             name = f"adopted_{env_id}"
-            env = self.save_env(EnvRecord(id=env_id, name=name, desired_name=name, registration=None))
+            env = self.save_env(
+                EnvRecord(id=env_id, name=name, desired_name=name, registration=None)
+            )
         if polls:
             self.save_env(replace(env.record, connected=True))
         now = self.clock()
@@ -229,7 +251,9 @@ class State:
 
     @property
     def max_staleness(self) -> int | None:
-        """Versions a group may lag behind the trainer; None: unbounded. The trainer's word goes before the server's."""
+        """Versions a group may lag behind the trainer; None: unbounded. The trainer's word goes
+        before the server's.
+        """
         own = self.run.registration.max_staleness if self.run.registration else None
         return self.rules.max_staleness if own is None else own
 

@@ -1,7 +1,7 @@
 """The newest SDK on the package index, tried before anybody upgrades.
 
-Owns: finding the newest release, the table of green and red, the list of methods that nobody here has met.
-Never: changes what is installed in our own environment.
+Owns: finding the newest release, the table of green and red, the list of methods that nobody here
+has met. Never: changes what is installed in our own environment.
 
     scripts/probe-sdk [VERSION]      exit code 0 where every step is ok, 1 otherwise
 """
@@ -38,17 +38,31 @@ def newest() -> str:
     Raises:
         RuntimeError: the index cannot be asked, or its answer cannot be read.
     """
-    command = [sys.executable, "-m", "pip", "--disable-pip-version-check", "index", "versions", "tinker"]
+    command = [
+        sys.executable,
+        "-m",
+        "pip",
+        "--disable-pip-version-check",
+        "index",
+        "versions",
+        "tinker",
+    ]
     asked = subprocess.run(command, capture_output=True, text=True, timeout=120)
     found = re.search(r"^tinker \(([^)]+)\)", asked.stdout, re.MULTILINE)
     if asked.returncode or not found:
-        raise RuntimeError(f"pip could not tell the newest tinker:\n{(asked.stderr or asked.stdout)[-1000:]}")
+        raise RuntimeError(
+            f"pip could not tell the newest tinker:\n{(asked.stderr or asked.stdout)[-1000:]}"
+        )
     return found.group(1)
 
 
 def unknown_methods(python: str) -> tuple[list[str], list[str]]:
-    """Public methods of that SDK which docs/compatibility.md does not list, and those it lists that the SDK lacks."""
-    asked = subprocess.run([python, "-W", "ignore", "-c", LISTING], capture_output=True, text=True, check=True)
+    """Public methods of that SDK which docs/compatibility.md does not list, and those it lists that
+    the SDK lacks.
+    """
+    asked = subprocess.run(
+        [python, "-W", "ignore", "-c", LISTING], capture_output=True, text=True, check=True
+    )
     theirs = set(asked.stdout.split())
     ours = set(re.findall(r"^\| `(\w+\.\w+)` \|", PAGE.read_text(), re.MULTILINE))
     return sorted(theirs - ours), sorted(ours - theirs)
@@ -67,19 +81,28 @@ def table(outcome: Outcome, *, coloured: bool) -> str:
 
 def main() -> int:
     """Try one SDK; the newest where none is named."""
-    parser = argparse.ArgumentParser(prog="scripts/probe-sdk", description=(__doc__ or "").partition("\n")[0])
-    parser.add_argument("version", nargs="?", help="of tinker; default: the newest on the package index")
+    parser = argparse.ArgumentParser(
+        prog="scripts/probe-sdk", description=(__doc__ or "").partition("\n")[0]
+    )
+    parser.add_argument(
+        "version", nargs="?", help="of tinker; default: the newest on the package index"
+    )
     sdk = parser.parse_args().version or newest()
     python, folder = environment(sdk), builtin_path(TINY)
     assert folder is not None
     with tempfile.TemporaryDirectory() as scratch, serving(Path(scratch)) as service:
-        outcome = drive(python, service.url, model=TINY, folder=folder, report=Path(scratch) / "report.json")
+        outcome = drive(
+            python, service.url, model=TINY, folder=folder, report=Path(scratch) / "report.json"
+        )
     new, gone = unknown_methods(python)
     failed = outcome.failed
     told = [f"tinker {outcome.sdk}", table(outcome, coloured=sys.stdout.isatty())]
     told += [f"new     {method}: docs/compatibility.md does not know it" for method in new]
     told += [f"gone    {method}" for method in gone]
-    told.append(f"tinker {outcome.sdk} is {'RED' if failed else 'green'}: {len(failed)} of {len(outcome.steps)} fail.")
+    told.append(
+        f"tinker {outcome.sdk} is {'RED' if failed else 'green'}: {len(failed)} of "
+        f"{len(outcome.steps)} fail."
+    )
     sys.stdout.write("\n".join(told) + "\n")
     return 1 if failed else 0
 

@@ -55,15 +55,19 @@ def environment(version: str) -> str:
     Raises:
         CalledProcessError: it could not be installed.
     """
-    torch = ["torch"] if version == "0.3.0" else []  # the only one that asks for it: else pip takes gigabytes of CUDA
+    # the only one that asks for it: else pip takes gigabytes of CUDA
+    torch = ["torch"] if version == "0.3.0" else []
     command = [ROOT / "scripts" / "client", f"tinker-{version}", f"tinker=={version}", *torch]
-    return subprocess.run(command, check=True, stdout=subprocess.PIPE, text=True, timeout=900).stdout.strip()
+    return subprocess.run(
+        command, check=True, stdout=subprocess.PIPE, text=True, timeout=900
+    ).stdout.strip()
 
 
 def drive(python: str, url: str, *, model: str, folder: Path, report: Path) -> Outcome:
     """Run the program with that interpreter against a service.
 
-    torch is looked for in our own environment where the SDK's has none: most SDKs can do without it.
+    torch is looked for in our own environment where the SDK's has none: most SDKs can do without
+    it.
     """
     argv = [python, "-m", "program", "--report", report, "--model", model, "--folder", folder]
     argv += ["--also", sysconfig.get_paths()["purelib"]]
@@ -78,8 +82,13 @@ def drive(python: str, url: str, *, model: str, folder: Path, report: Path) -> O
         "OMP_NUM_THREADS": "1",
         "PYTHONDONTWRITEBYTECODE": "1",
     }
-    ended = subprocess.run(list(map(str, argv)), cwd=HERE, env=variables, capture_output=True, text=True, timeout=RUN_S)
+    ended = subprocess.run(
+        list(map(str, argv)), cwd=HERE, env=variables, capture_output=True, text=True, timeout=RUN_S
+    )
     if not report.is_file():
-        raise RuntimeError(f"The program wrote no report and ended with {ended.returncode}:\n{ended.stderr[-4000:]}")
+        raise RuntimeError(
+            "The program wrote no report and ended with "
+            f"{ended.returncode}:\n{ended.stderr[-4000:]}"
+        )
     told = json.loads(report.read_text())
     return Outcome(told["sdk"], told["steps"], ended.stderr)

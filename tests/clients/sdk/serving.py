@@ -55,9 +55,17 @@ def serving(folder: Path, engine: str = "torch", samplers: int = 0) -> Iterator[
             "--samplers",
             samplers,
         ]
-        argv += ["--limit", "models=4096"]  # SDKs before 0.27.2 cannot close: their models stay alive for ten minutes
+        # SDKs before 0.27.2 cannot close: their models stay alive for ten minutes
+        argv += ["--limit", "models=4096"]
         child = subprocess.Popen(
-            [sys.executable, "-m", "halteres.service", *map(str, argv), "--listen-fd", str(bound.fileno())],
+            [
+                sys.executable,
+                "-m",
+                "halteres.service",
+                *map(str, argv),
+                "--listen-fd",
+                str(bound.fileno()),
+            ],
             stdout=output,
             stderr=output,
             pass_fds=(bound.fileno(), reading),
@@ -77,7 +85,9 @@ def _until_ready(probe: str, child: subprocess.Popen[bytes], log: Path) -> None:
     deadline = time.monotonic() + READY_S
     while time.monotonic() < deadline:
         if child.poll() is not None:
-            raise RuntimeError(f"The service ended with {child.returncode}:\n{log.read_text()[-3000:]}")
+            raise RuntimeError(
+                f"The service ended with {child.returncode}:\n{log.read_text()[-3000:]}"
+            )
         try:
             with urllib.request.urlopen(probe, timeout=5) as answer:  # noqa: S310 - our own address
                 if answer.status == 200:
@@ -85,7 +95,9 @@ def _until_ready(probe: str, child: subprocess.Popen[bytes], log: Path) -> None:
         except (urllib.error.URLError, TimeoutError):
             pass
         time.sleep(0.1)  # between probes of a process that has no other way to say that it is ready
-    raise RuntimeError(f"The service was not ready after {READY_S:.0f} s:\n{log.read_text()[-3000:]}")
+    raise RuntimeError(
+        f"The service was not ready after {READY_S:.0f} s:\n{log.read_text()[-3000:]}"
+    )
 
 
 def _ended(child: subprocess.Popen[bytes]) -> None:

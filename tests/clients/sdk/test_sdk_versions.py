@@ -1,4 +1,6 @@
-"""Every generation of the SDK drives one service: each step that the SDK has gives the right values."""
+"""Every generation of the SDK drives one service: each step that the SDK has gives the right
+values.
+"""
 
 from __future__ import annotations
 
@@ -40,7 +42,13 @@ def check(version: str, service: Serving, tmp_path: Path) -> None:
     """Drive the service with this SDK: every step that it has gives the right values."""
     folder = builtin_path(TINY)
     assert folder is not None
-    outcome = drive(environment(version), service.url, model=TINY, folder=folder, report=tmp_path / "report.json")
+    outcome = drive(
+        environment(version),
+        service.url,
+        model=TINY,
+        folder=folder,
+        report=tmp_path / "report.json",
+    )
     assert outcome.sdk == version
     expected = [step.name for step in STEPS if step.exists_in(as_version(version))]
     assert [step["name"] for step in outcome.steps] == expected

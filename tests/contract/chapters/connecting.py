@@ -7,7 +7,10 @@ from .requirement import Requirement as Must
 CONNECTING = (
     Must(
         id="connect:start-up",
-        says="client/config, client/dynamic_config and create_session answer in this order, and steer the client",
+        says=(
+            "client/config, client/dynamic_config and create_session answer in this order, and "
+            "steer the client"
+        ),
         source="tinker 0.38.0 lib/internal_client_holder.py",
     ),
     Must(
@@ -22,12 +25,18 @@ CONNECTING = (
     ),
     Must(
         id="connect:retired-routes",
-        says="routes that only older SDKs call (models/{id}/checkpoints, forward, archive) answer as they did",
+        says=(
+            "routes that only older SDKs call (models/{id}/checkpoints, forward, archive) answer "
+            "as they did"
+        ),
         source="tinker 0.3.0, 0.24 and 0.35 resources/",
     ),
     Must(
         id="wire:null-and-unknown",
-        says="unknown request fields are ignored, null counts as absent, and absent fields get the SDK's defaults",
+        says=(
+            "unknown request fields are ignored, null counts as absent, and absent fields get "
+            "the SDK's defaults"
+        ),
         source="recorded traffic of 0.9.0: only fields that the user set are sent",
     ),
     Must(
@@ -37,7 +46,10 @@ CONNECTING = (
     ),
     Must(
         id="wire:accept",
-        says="samples and passes are answered in protobuf or JSON as Accept says: JSON up to 0.24, protobuf since",
+        says=(
+            "samples and passes are answered in protobuf or JSON as Accept says: JSON up to "
+            "0.24, protobuf since"
+        ),
         source="tinker 0.18.2 lib/api_future_impl.py",
     ),
     Must(
@@ -47,12 +59,18 @@ CONNECTING = (
     ),
     Must(
         id="wire:nothing-breaks-it",
-        says="random, truncated or absurd bodies give a 4xx or a typed failure, never a 500 and never a dead engine",
+        says=(
+            "random, truncated or absurd bodies give a 4xx or a typed failure, never a 500 and "
+            "never a dead engine"
+        ),
         source="our choice",
     ),
     Must(
         id="session:heartbeat",
-        says="a heartbeat keeps a session alive; a finished one answers 410, which ends the client's loop",
+        says=(
+            "a heartbeat keeps a session alive; a finished one answers 410, which ends the "
+            "client's loop"
+        ),
         source="tinker 0.38.0 lib/internal_client_holder.py",
     ),
     Must(
@@ -62,7 +80,9 @@ CONNECTING = (
     ),
     Must(
         id="session:silent",
-        says="a session that falls silent is reaped late and configurably; its checkpoints never are",
+        says=(
+            "a session that falls silent is reaped late and configurably; its checkpoints never are"
+        ),
         source="our choice",
     ),
     Must(
@@ -72,12 +92,20 @@ CONNECTING = (
     ),
     Must(
         id="session:tokenizer",
-        says="training clients find their tokenizer without a hub: get_info names an absolute folder",
-        source="tinker 0.38.0 lib/public_interfaces/training_client.py, _load_tokenizer_from_model_info",
+        says=(
+            "training clients find their tokenizer without a hub: get_info names an absolute folder"
+        ),
+        source=(
+            "tinker 0.38.0 lib/public_interfaces/training_client.py, "
+            "_load_tokenizer_from_model_info"
+        ),
     ),
     Must(
         id="session:sampler-tokenizer",
-        says="sampling clients find it where the base model is named by its folder or registered in the hub's cache",
+        says=(
+            "sampling clients find it where the base model is named by its folder or registered "
+            "in the hub's cache"
+        ),
         source="tinker 0.38.0 lib/public_interfaces/sampling_client.py",
     ),
     Must(
@@ -97,13 +125,19 @@ CONNECTING = (
     ),
     Must(
         id="keys:limits",
-        says="rates and sizes beyond a tenant's limits are refused with a sentence and leave the others alone",
+        says=(
+            "rates and sizes beyond a tenant's limits are refused with a sentence and leave the "
+            "others alone"
+        ),
         source="our choice",
     ),
     Must(
         id="keys:whoami",
         says="rest.whoami() tells who the caller is",
         source="tinker 0.38.0 lib/public_interfaces/rest_client.py",
-        gap="the SDK reads it from a JWT that only the hosted service's login issues; it asks no server",
+        gap=(
+            "the SDK reads it from a JWT that only the hosted service's login issues; it asks no "
+            "server"
+        ),
     ),
 )

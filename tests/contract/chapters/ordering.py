@@ -7,7 +7,10 @@ from .requirement import Requirement as Must
 ORDERING = (
     Must(
         id="promise:not-ready",
-        says="an unsettled promise answers 408 with its queue state within 30 s, and the SDK asks again",
+        says=(
+            "an unsettled promise answers 408 with its queue state within 30 s, and the SDK asks "
+            "again"
+        ),
         source="tinker 0.38.0 lib/api_future_impl.py",
     ),
     Must(
@@ -17,7 +20,10 @@ ORDERING = (
     ),
     Must(
         id="promise:failure",
-        says="a request that fails settles as 200 {error, category} and raises RequestFailedError with the sentence",
+        says=(
+            "a request that fails settles as 200 {error, category} and raises RequestFailedError "
+            "with the sentence"
+        ),
         source="tinker 0.38.0 lib/api_future_impl.py",
     ),
     Must(
@@ -27,12 +33,18 @@ ORDERING = (
     ),
     Must(
         id="promise:metadata",
-        says="complete_metadata with the payload's size is sent only where allow_metadata_only is true",
+        says=(
+            "complete_metadata with the payload's size is sent only where allow_metadata_only is "
+            "true"
+        ),
         source="tinker 0.38.0 lib/api_future_impl.py",
     ),
     Must(
         id="promise:retrieve-futures",
-        says="retrieve_futures lists what a sampling session's promises became, with a cursor, at once or by long poll",
+        says=(
+            "retrieve_futures lists what a sampling session's promises became, with a cursor, at "
+            "once or by long poll"
+        ),
         source="tinker 0.38.0 lib/session_futures_poller.py",
     ),
     Must(
@@ -48,7 +60,9 @@ ORDERING = (
     Must(
         id="order:first-chunk-last",
         says="chunks of one pass may arrive in any order, the first one last",
-        source="tinker 0.38.0 lib/public_interfaces/training_client.py, _run_fwd_bwd; recorded traffic",
+        source=(
+            "tinker 0.38.0 lib/public_interfaces/training_client.py, _run_fwd_bwd; recorded traffic"
+        ),
     ),
     Must(
         id="order:burnt-number",
@@ -77,7 +91,10 @@ ORDERING = (
     ),
     Must(
         id="retry:sampling",
-        says="a repeated (sampling_session_id, seq_id) gets the same sample, and a repeated session the same id",
+        says=(
+            "a repeated (sampling_session_id, seq_id) gets the same sample, and a repeated "
+            "session the same id"
+        ),
         source="tinker 0.38.0 lib/public_interfaces/sampling_client.py",
     ),
     Must(
@@ -107,17 +124,24 @@ ORDERING = (
     ),
     Must(
         id="durable:kill-service",
-        says="after kill -9 of the service a plain SDK loop ends with the losses of an undisturbed run",
+        says=(
+            "after kill -9 of the service a plain SDK loop ends with the losses of an "
+            "undisturbed run"
+        ),
         source="our choice",
     ),
     Must(
         id="durable:kill-engine",
-        says="after kill -9 of the engine a plain SDK loop ends with the losses of an undisturbed run",
+        says=(
+            "after kill -9 of the engine a plain SDK loop ends with the losses of an undisturbed "
+            "run"
+        ),
         source="our choice",
     ),
     Must(
         id="durable:one-answer",
-        says="a sample that its engine would not draw the same way again is kept: it has one answer, the first, or an"
+        says="a sample that its engine would not draw the same way again is kept: it has one "
+        "answer, the first, or an"
         " error that says that it is gone",
         source="our choice",
     ),
@@ -128,7 +152,10 @@ ORDERING = (
     ),
     Must(
         id="tenants:no-leak",
-        says="no weight and no sample of one client changes by a bit because of another's requests or failures",
+        says=(
+            "no weight and no sample of one client changes by a bit because of another's "
+            "requests or failures"
+        ),
         source="our choice",
     ),
     Must(
@@ -138,7 +165,10 @@ ORDERING = (
     ),
     Must(
         id="id:path",
-        says="a path is tinker://RUN/KIND/NAME; a name with '/' or a way out of the folder is refused",
+        says=(
+            "a path is tinker://RUN/KIND/NAME; a name with '/' or a way out of the folder is "
+            "refused"
+        ),
         source="tinker 0.38.0 types/checkpoint.py",
     ),
     Must(
@@ -148,7 +178,10 @@ ORDERING = (
     ),
     Must(
         id="id:int64",
-        says="a sampling seq_id may be near 1e18: unpickled clients start at a random multiple of 1e9",
+        says=(
+            "a sampling seq_id may be near 1e18: unpickled clients start at a random multiple of "
+            "1e9"
+        ),
         source="recorded traffic of 0.38.0 (60_pickled_sampler_sample)",
     ),
 )

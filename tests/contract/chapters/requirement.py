@@ -9,8 +9,9 @@ from dataclasses import dataclass
 class Requirement:
     """An entry of the manifest.
 
-    `source` is where it can be looked up: the file of an SDK, recorded traffic of one, public documentation, or
-    "our choice" where the protocol is silent. `gap` is set only where it cannot be met, and says why.
+    `source` is where it can be looked up: the file of an SDK, recorded traffic of one, public
+    documentation, or "our choice" where the protocol is silent. `gap` is set only where it cannot
+    be met, and says why.
     """
 
     id: str

@@ -13,7 +13,10 @@ SAMPLING = (
     Must(id="sample:greedy", says="temperature 0 takes the likeliest token", source="our choice"),
     Must(
         id="sample:stop",
-        says="stop is a text, texts, tokens or absent; [] disables every stop, the end token's included",
+        says=(
+            "stop is a text, texts, tokens or absent; [] disables every stop, the end token's "
+            "included"
+        ),
         source="tinker 0.38.0 types/sampling_params.py",
     ),
     Must(
@@ -38,7 +41,10 @@ SAMPLING = (
     ),
     Must(
         id="sample:prompt-logprobs",
-        says="prompt logprobs are one per prompt token, NaN (None) at the first and before the last n",
+        says=(
+            "prompt logprobs are one per prompt token, NaN (None) at the first and before the "
+            "last n"
+        ),
         source="tinker 0.38.0 types/sample_response.py",
     ),
     Must(
@@ -78,7 +84,10 @@ SAMPLING = (
     ),
     Must(
         id="sample:join",
-        says="join_sampling_session gives every client of a sampling session a number of its own, at least 1",
+        says=(
+            "join_sampling_session gives every client of a sampling session a number of its own, "
+            "at least 1"
+        ),
         source="tinker 0.38.0 types/join_sampling_session_response.py",
     ),
     Must(
@@ -93,7 +102,10 @@ SAMPLING = (
     ),
     Must(
         id="inference:openai",
-        says="/v1/models, /v1/completions and /v1/chat/completions answer for base models, paths and runs",
+        says=(
+            "/v1/models, /v1/completions and /v1/chat/completions answer for base models, paths "
+            "and runs"
+        ),
         source="OpenAI's API reference",
     ),
     Must(
@@ -108,8 +120,14 @@ SAMPLING = (
     ),
     Must(
         id="inference:harmless",
-        says="fields that change no answer are passed over; any other that is not read is a 400 with its name",
-        source="API references of OpenAI and Anthropic, vLLM 0.11 and sglang 0.5: clients send them unasked",
+        says=(
+            "fields that change no answer are passed over; any other that is not read is a 400 "
+            "with its name"
+        ),
+        source=(
+            "API references of OpenAI and Anthropic, vLLM 0.11 and sglang 0.5: clients send "
+            "them unasked"
+        ),
     ),
     Must(
         id="inference:stop-tokens",

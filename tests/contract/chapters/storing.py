@@ -9,7 +9,10 @@ _REST = "tinker 0.38.0 lib/public_interfaces/rest_client.py"
 STORING = (
     Must(
         id="checkpoint:exact",
-        says="state with its optimiser is restored exactly: the next steps are those of an undisturbed run",
+        says=(
+            "state with its optimiser is restored exactly: the next steps are those of an "
+            "undisturbed run"
+        ),
         source="tinker 0.38.0 lib/public_interfaces/training_client.py, load_state_with_optimizer",
     ),
     Must(
@@ -19,14 +22,22 @@ STORING = (
     ),
     Must(
         id="checkpoint:new-client",
-        says="a client from state is one session-addressed load_weights (0.38) or three requests (before)",
+        says=(
+            "a client from state is one session-addressed load_weights (0.38) or three requests "
+            "(before)"
+        ),
         source="recorded traffic of 0.38.0 and 0.25.0 (24, 25)",
     ),
     Must(
         id="checkpoint:other-shape",
-        says="a load of weights of another rank, or other trained families, into a training run is a user error",
-        source="the hosted service's answer, in github.com/thinking-machines-lab/tinker-feedback/issues/65:"
-        " 'Checkpoint model configuration is incompatible with target model'; that this holds for the rank, too, is"
+        says=(
+            "a load of weights of another rank, or other trained families, into a training run "
+            "is a user error"
+        ),
+        source="the hosted service's answer, in "
+        "github.com/thinking-machines-lab/tinker-feedback/issues/65:"
+        " 'Checkpoint model configuration is incompatible with target model'; that this holds for "
+        "the rank, too, is"
         " our choice",
     ),
     Must(
@@ -36,9 +47,13 @@ STORING = (
     ),
     Must(
         id="checkpoint:saved-again",
-        says="a name of one's own training run that is saved again holds the newer weights, the older stay as NAME.1,"
+        says="a name of one's own training run that is saved again holds the newer weights, the "
+        "older stay as NAME.1,"
         " NAME.2, …; what a publication, an export or somebody else holds is a user error",
-        source="our choice; GEM's example saves its last state under a number that it may have saved before",
+        source=(
+            "our choice; GEM's example saves its last state under a number that it may have "
+            "saved before"
+        ),
     ),
     Must(
         id="checkpoint:ttl",
@@ -52,7 +67,10 @@ STORING = (
     ),
     Must(
         id="checkpoint:delete",
-        says="a deleted checkpoint is not listed, and using it is a user error that names what there is",
+        says=(
+            "a deleted checkpoint is not listed, and using it is a user error that names what "
+            "there is"
+        ),
         source=_REST,
     ),
     Must(
@@ -67,12 +85,18 @@ STORING = (
     ),
     Must(
         id="checkpoint:peft",
-        says="sampler and training weights are PEFT folders that peft loads and computes the same logits with",
+        says=(
+            "sampler and training weights are PEFT folders that peft loads and computes the same "
+            "logits with"
+        ),
         source="peft documentation",
     ),
     Must(
         id="export:external",
-        says="external weights are files behind URLs that need no key, valid for more than five minutes",
+        says=(
+            "external weights are files behind URLs that need no key, valid for more than five "
+            "minutes"
+        ),
         source="tinker 0.38.0 cli/commands/checkpoint.py",
     ),
     Must(
@@ -82,7 +106,10 @@ STORING = (
     ),
     Must(
         id="export:age",
-        says="with recipients every file is an age v1 file NAME.age; a malformed one is a user error, never plain text",
+        says=(
+            "with recipients every file is an age v1 file NAME.age; a malformed one is a user "
+            "error, never plain text"
+        ),
         source="age specification; tinker 0.33.1 types/save_weights_external_request.py",
     ),
     Must(
@@ -100,17 +127,37 @@ STORING = (
         says="the SDK's own checkpoint commands list, show, download and delete",
         source="tinker 0.38.0 cli/",
     ),
-    Must(id="records:runs", says="training runs are listed, newest first, and described", source=_REST),
-    Must(id="records:checkpoints", says="checkpoints are listed per run and for the user, with a cursor", source=_REST),
-    Must(id="records:weights-info", says="weights_info tells base model, rank and what is trained", source=_REST),
-    Must(id="records:sessions", says="sessions are listed, shown with their runs and samplers", source=_REST),
+    Must(
+        id="records:runs",
+        says="training runs are listed, newest first, and described",
+        source=_REST,
+    ),
+    Must(
+        id="records:checkpoints",
+        says="checkpoints are listed per run and for the user, with a cursor",
+        source=_REST,
+    ),
+    Must(
+        id="records:weights-info",
+        says="weights_info tells base model, rank and what is trained",
+        source=_REST,
+    ),
+    Must(
+        id="records:sessions",
+        says="sessions are listed, shown with their runs and samplers",
+        source=_REST,
+    ),
     Must(
         id="records:search",
         says="sessions are found by id, metadata, name and status, newest first, with a cursor",
         source="tinker 0.36.0 types/session_search_request.py",
     ),
     Must(id="records:samplers", says="a sampler tells its base model and path", source=_REST),
-    Must(id="records:zones", says="every time carries a zone", source="tinker 0.38.0 types/checkpoint.py"),
+    Must(
+        id="records:zones",
+        says="every time carries a zone",
+        source="tinker 0.38.0 types/checkpoint.py",
+    ),
     Must(
         id="records:administration",
         says="audit and billing answer with empty books",
@@ -123,7 +170,10 @@ STORING = (
     ),
     Must(
         id="error:sentence",
-        says="every refusal says what, why and what to do next, in `detail` or `error`; no body is empty",
+        says=(
+            "every refusal says what, why and what to do next, in `detail` or `error`; no body "
+            "is empty"
+        ),
         source="tinker 0.38.0 _exceptions.py: the text is what the user reads",
     ),
     Must(

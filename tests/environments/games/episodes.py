@@ -1,4 +1,6 @@
-"""Episodes of the games for comparing ours with GEM's: random, skilled and malformed actions; what came of them."""
+"""Episodes of the games for comparing ours with GEM's: random, skilled and malformed actions; what
+came of them.
+"""
 
 from __future__ import annotations
 
@@ -39,7 +41,9 @@ RAISED = "raised"
 TOLERANCE = 1e-12
 
 Transcript = list[Any]
-"""[observation, suffix] of the reset, then [observation, reward, terminated, truncated, suffix] of each step."""
+"""[observation, suffix] of the reset, then [observation, reward, terminated, truncated, suffix] of
+each step.
+"""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -81,7 +85,11 @@ def draw_action(game: Game[Any, Any], rng: random.Random, skill: float, careless
     action = (solve(game, rng) if solve and skilled else None) or game.random_action(rng)
     if rng.random() < carelessness:
         return rng.choice([rng.choice(MALFORMED), mutated(action, rng), mutated(action, rng)])
-    return rng.choice(DRESSINGS).format(action=action, other=game.random_action(rng)) if rng.random() < 0.3 else action
+    return (
+        rng.choice(DRESSINGS).format(action=action, other=game.random_action(rng))
+        if rng.random() < 0.3
+        else action
+    )
 
 
 DRESSINGS = (
@@ -134,7 +142,9 @@ def mutated(action: str, rng: random.Random) -> str:
     """One or two characters taken out, put in or replaced."""
     for _ in range(rng.randint(1, 2)):
         at = rng.randrange(len(action) + 1)
-        action = action[:at] + rng.choice(["", *"019 ,{}\tABcup\\٣ı"]) + action[at + rng.randint(0, 1) :]
+        action = (
+            action[:at] + rng.choice(["", *"019 ,{}\tABcup\\٣ı"]) + action[at + rng.randint(0, 1) :]
+        )
     return action
 
 
@@ -149,7 +159,9 @@ def play(episode: Episode) -> Transcript:
     return transcript
 
 
-def play_with_gem(python: str, episodes: list[Episode], folder: Path, source: Path | None = None) -> list[Transcript]:
+def play_with_gem(
+    python: str, episodes: list[Episode], folder: Path, source: Path | None = None
+) -> list[Transcript]:
     """What GEM makes of them; `source` is a folder with another state of its package."""
     asked, answered = folder / "episodes.json", folder / "transcripts.json"
     asked.write_text(json.dumps([asdict(episode) for episode in episodes]))
@@ -158,12 +170,16 @@ def play_with_gem(python: str, episodes: list[Episode], folder: Path, source: Pa
     corpus.mkdir(parents=True)
     for name, words in (("en-basic", load_words().basic), ("en", load_words().full)):
         (corpus / name).write_text("\n".join(words))
-    subprocess.run([python, PROGRAM, asked, answered], check=True, env=variables, timeout=600, cwd=folder)
+    subprocess.run(
+        [python, PROGRAM, asked, answered], check=True, env=variables, timeout=600, cwd=folder
+    )
     return json.loads(answered.read_text())
 
 
 def difference(ours: Transcript, gems: Transcript) -> str | None:
-    """The first place where they differ; where GEM raises, ours has to answer with a format error."""
+    """The first place where they differ; where GEM raises, ours has to answer with a format
+    error.
+    """
     for turn, (our, gem) in enumerate(zip(ours, gems, strict=True)):
         if gem[0] == RAISED and our[1:3] == [FORMAT_ERROR_REWARD, True]:
             continue
@@ -180,7 +196,10 @@ def guess_the_number(game: GuessTheNumber, rng: random.Random) -> str:
 
 def guess_the_code(game: Mastermind, rng: random.Random) -> str:
     """At first only some digits in their places."""
-    code = [digit if rng.random() < 0.7 else rng.randint(1, game.level.num_digits) for digit in game.code]
+    code = [
+        digit if rng.random() < 0.7 else rng.randint(1, game.level.num_digits)
+        for digit in game.code
+    ]
     return f"\\boxed{{{' '.join(map(str, code))}}}"
 
 
@@ -188,8 +207,14 @@ def open_or_flag(game: Minesweeper, rng: random.Random) -> str | None:
     """Flags first, so that the last reveal wins."""
     if MINE not in game.counts:
         return None
-    unflagged = [cell for cell, count in enumerate(game.counts) if count == MINE and game.shown[cell] != FLAG]
-    closed = [cell for cell, count in enumerate(game.counts) if count != MINE and game.shown[cell] == UNKNOWN]
+    unflagged = [
+        cell for cell, count in enumerate(game.counts) if count == MINE and game.shown[cell] != FLAG
+    ]
+    closed = [
+        cell
+        for cell, count in enumerate(game.counts)
+        if count != MINE and game.shown[cell] == UNKNOWN
+    ]
     if not unflagged and not closed:
         return None
     row, column = divmod(rng.choice(unflagged or closed), game.level.side)
@@ -215,7 +240,9 @@ def move_a_disk(game: TowerOfHanoi, rng: random.Random) -> str:
 
 
 def slide_a_tile(game: FifteenPuzzle, rng: random.Random) -> str | None:
-    """The first move of a shortest way to the end, where the board is small enough to look for it."""
+    """The first move of a shortest way to the end, where the board is small enough to look for
+    it.
+    """
     if game.level.side > 2:
         return None
     start, goal = tuple(game.tiles), (1, 2, 3, 0)
@@ -238,7 +265,9 @@ def slide_a_tile(game: FifteenPuzzle, rng: random.Random) -> str | None:
 
 
 def push_a_box(game: Sokoban, rng: random.Random) -> str | None:
-    """The first move of a shortest way to the end, where the room is small enough to look for it."""
+    """The first move of a shortest way to the end, where the room is small enough to look for
+    it.
+    """
     if game.level.num_boxes > 2:
         return None
     key = (tuple(game.cells), tuple(game.structure))
@@ -255,8 +284,12 @@ WAYS: dict[tuple[tuple[int, ...], tuple[int, ...]], str | None] = {}
 """The next move by room and its structure."""
 
 
-def way_out(cells: list[int], structure: list[int], level: RoomSize) -> list[tuple[tuple[int, ...], str]]:
-    """Rooms from this one on, and the move in each of them; none where the room is solved, or cannot be."""
+def way_out(
+    cells: list[int], structure: list[int], level: RoomSize
+) -> list[tuple[tuple[int, ...], str]]:
+    """Rooms from this one on, and the move in each of them; none where the room is solved, or
+    cannot be.
+    """
     start = tuple(cells)
     came: dict[tuple[int, ...], tuple[tuple[int, ...], str]] = {start: (start, "")}
     waiting = deque([start])
@@ -274,7 +307,9 @@ def way_out(cells: list[int], structure: list[int], level: RoomSize) -> list[tup
     return way
 
 
-def moves(cells: tuple[int, ...], structure: list[int], width: int) -> Iterator[tuple[str, tuple[int, ...]]]:
+def moves(
+    cells: tuple[int, ...], structure: list[int], width: int
+) -> Iterator[tuple[str, tuple[int, ...]]]:
     """Possible moves in a room, and the room after each; Sokoban's rules, said once more."""
     at = cells.index(PLAYER)
     for direction, step in zip(STEPS, (-width, width, -1, 1), strict=True):
@@ -305,7 +340,10 @@ def find_a_word(game: WordSearch, rng: random.Random) -> str:
     """Either way round, a word that was found before too."""
     word, (row, column, direction) = rng.choice(list(game.places.items()))
     length = len(word) - 1
-    ends = [(row, column), (row, column + length) if direction == "across" else (row + length, column)]
+    ends = [
+        (row, column),
+        (row, column + length) if direction == "across" else (row + length, column),
+    ]
     rng.shuffle(ends)
     return f"\\boxed{{{ends[0][0]} {ends[0][1]} {ends[1][0]} {ends[1][1]}}}"
 
@@ -322,4 +360,6 @@ SOLVERS: dict[str, Callable[[Any, random.Random], str | None]] = {
     "Wordle": guess_the_word,
     "WordSearch": find_a_word,
 }
-"""A good action by family, found by looking behind the board; None where there is none to be found quickly."""
+"""A good action by family, found by looking behind the board; None where there is none to be found
+quickly.
+"""

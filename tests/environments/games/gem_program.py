@@ -1,4 +1,6 @@
-"""Runs where GEM is installed: plays the episodes of a file with GEM's games and writes what came of them."""
+"""Runs where GEM is installed: plays the episodes of a file with GEM's games and writes what came
+of them.
+"""
 
 from __future__ import annotations
 
@@ -26,7 +28,9 @@ def made(id: str, **parameters: Any) -> Any:
 
 
 def play(episode: dict[str, Any]) -> list[Any]:
-    """[observation, suffix] of the reset, then [observation, reward, terminated, truncated, suffix] of each step."""
+    """[observation, suffix] of the reset, then [observation, reward, terminated, truncated, suffix]
+    of each step.
+    """
     env = made(episode["id"], **episode["parameters"])
     observation, info = env.reset(seed=episode["seed"])
     transcript: list[Any] = [[observation, info.get("suffix")]]

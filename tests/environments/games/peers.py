@@ -1,4 +1,6 @@
-"""What wrappers talk to: a chat template that is easily read, and a search server on this machine."""
+"""What wrappers talk to: a chat template that is easily read, and a search server on this
+machine.
+"""
 
 from __future__ import annotations
 
@@ -14,7 +16,9 @@ import msgspec
 class Markup:
     """A chat template."""
 
-    def render(self, messages: Sequence[Mapping[str, Any]], /, *, add_generation_prompt: bool = True) -> str:
+    def render(
+        self, messages: Sequence[Mapping[str, Any]], /, *, add_generation_prompt: bool = True
+    ) -> str:
         opened = "<assistant>" if add_generation_prompt else ""
         return "".join(f"<{one['role']}>{one['content']}</>" for one in messages) + opened
 
@@ -35,7 +39,9 @@ class Search(BaseHTTPRequestHandler):
     def do_POST(self) -> None:
         server = self.server
         assert isinstance(server, SearchServer)
-        server.asked.append(msgspec.msgpack.decode(self.rfile.read(int(self.headers["Content-Length"]))))
+        server.asked.append(
+            msgspec.msgpack.decode(self.rfile.read(int(self.headers["Content-Length"])))
+        )
         self.send_response(server.status)
         self.end_headers()
         self.wfile.write(msgspec.msgpack.encode(server.result))
@@ -50,7 +56,9 @@ def running_search_server() -> Iterator[SearchServer]:
     with SearchServer(("127.0.0.1", 0), Search) as server:
         server.asked = []
         documents = ("Sky\nIt is blue.\nMostly.", "Sea")
-        server.result = {"result": [{"document": {"contents": text}, "score": 1.0} for text in documents]}
+        server.result = {
+            "result": [{"document": {"contents": text}, "score": 1.0} for text in documents]
+        }
         thread = Thread(target=server.serve_forever, kwargs={"poll_interval": 0.01})
         thread.start()
         yield server

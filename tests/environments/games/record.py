@@ -2,8 +2,9 @@
 
 Usage: python -m environments.games.record [--source FOLDER] [FAMILY...]
 
-FOLDER holds another state of the package `gem`; its episodes go to FAMILY-head. The release 0.1.0 lacks FifteenPuzzle's
-ways to draw a solvable board: FifteenPuzzle-head comes from 0.1.0 with those of axon-rl/gem at 1406ac9.
+FOLDER holds another state of the package `gem`; its episodes go to FAMILY-head. The release 0.1.0
+lacks FifteenPuzzle's ways to draw a solvable board: FifteenPuzzle-head comes from 0.1.0 with those
+of axon-rl/gem at 1406ac9.
 """
 
 from __future__ import annotations
@@ -37,7 +38,10 @@ def episodes(id: str, parameters: dict[str, Any]) -> list[Episode]:
     """A few, the long ones cut off."""
     drawn = islice(draw_episodes(id, 10_000, seed=1, **parameters), NUM_EPISODES)
     short = None if id.endswith("easy") else MAX_STEPS
-    return [Episode(id=id, seed=one.seed, actions=one.actions[:short], parameters=parameters) for one in drawn]
+    return [
+        Episode(id=id, seed=one.seed, actions=one.actions[:short], parameters=parameters)
+        for one in drawn
+    ]
 
 
 def main() -> None:
@@ -46,7 +50,9 @@ def main() -> None:
     parser.add_argument("--source", type=Path)
     parser.add_argument("families", nargs="*", default=[family.name for family in FAMILIES])
     arguments = parser.parse_args()
-    python = subprocess.run([ROOT / "scripts" / "client", *GEM], check=True, stdout=subprocess.PIPE, text=True)
+    python = subprocess.run(
+        [ROOT / "scripts" / "client", *GEM], check=True, stdout=subprocess.PIPE, text=True
+    )
     for family in FAMILIES:
         if family.name in arguments.families:
             asked = [
@@ -56,14 +62,18 @@ def main() -> None:
                 for episode in episodes(id, parameters)
             ]
             with tempfile.TemporaryDirectory() as folder:
-                transcripts = play_with_gem(python.stdout.strip(), asked, Path(folder), arguments.source)
+                transcripts = play_with_gem(
+                    python.stdout.strip(), asked, Path(folder), arguments.source
+                )
             write(family.name + ("-head" if arguments.source else ""), asked, transcripts)
 
 
 def write(name: str, asked: list[Episode], transcripts: list[list[Any]]) -> None:
     """One line for each reset and step, so that a change of one is seen as such."""
     lines = [
-        json.dumps({"id": one.id, "parameters": one.parameters, "seed": one.seed, "actions": one.actions})
+        json.dumps(
+            {"id": one.id, "parameters": one.parameters, "seed": one.seed, "actions": one.actions}
+        )
         + "".join(f"\n{json.dumps(step)}" for step in transcript)
         for one, transcript in zip(asked, transcripts, strict=True)
     ]

@@ -123,7 +123,9 @@ def test_a_damaged_state_is_refused_and_changes_nothing_or_can_be_played(id: str
         lambda saved: saved["task"].pop("id"),
     ],
 )
-def test_a_state_that_no_episode_comes_to_is_refused(damage: Callable[[dict[str, Any]], object]) -> None:
+def test_a_state_that_no_episode_comes_to_is_refused(
+    damage: Callable[[dict[str, Any]], object],
+) -> None:
     game = make("game:FifteenPuzzle-v0-easy")
     game.reset(5)
     saved = game.save()
@@ -155,7 +157,11 @@ def test_a_saved_game_goes_on_identically_in_another_process() -> None:
         saved.append(game.save())
         expected.append([game.step(game.random_action(rng)) for _ in range(5)])
     continued = subprocess.run(
-        [sys.executable, "-c", CONTINUED], input=json.dumps(saved), capture_output=True, text=True, check=True
+        [sys.executable, "-c", CONTINUED],
+        input=json.dumps(saved),
+        capture_output=True,
+        text=True,
+        check=True,
     )
     assert json.loads(continued.stdout) == json.loads(json.dumps(expected))
 
@@ -213,7 +219,9 @@ def test_an_episode_ends_by_its_last_turn_and_says_how(id: str) -> None:
         assert truncated == (info["outcome"] == "turn_limit")
         assert info["success"] == (info["outcome"] == "success")
         assert sum(info["reward_components"].values()) == reward
-        assert all(result[4]["outcome"] is None and result[4]["seed"] == seed for result in results[:-1])
+        assert all(
+            result[4]["outcome"] is None and result[4]["seed"] == seed for result in results[:-1]
+        )
 
 
 @each_game
@@ -222,7 +230,10 @@ def test_a_format_error_ends_the_episode_and_is_truncated_only_on_the_last_turn(
     game.reset(1)
     _, reward, terminated, truncated, info = game.step("I give up.")
     assert (reward, terminated, truncated) == (FORMAT_ERROR_REWARD, True, False)
-    assert (info["outcome"], info["reward_components"]) == ("format_error", {"format_error": FORMAT_ERROR_REWARD})
+    assert (info["outcome"], info["reward_components"]) == (
+        "format_error",
+        {"format_error": FORMAT_ERROR_REWARD},
+    )
     game.reset(1)
     game.turn = game.level.max_turns - 1
     assert game.step("I give up.")[2:4] == (True, True)
@@ -262,7 +273,9 @@ def test_an_unknown_option_and_value_name_the_known_ones() -> None:
 def test_a_state_of_another_task_is_refused() -> None:
     game = make("game:Sudoku-v0-easy")
     game.reset(1)
-    with pytest.raises(InvalidData, match="Sudoku-v0-easy cannot be restored into game:Sudoku-v0-hard"):
+    with pytest.raises(
+        InvalidData, match="Sudoku-v0-easy cannot be restored into game:Sudoku-v0-hard"
+    ):
         make("game:Sudoku-v0-hard").restore(game.save())
 
 
@@ -275,5 +288,7 @@ print(*{name.split(".")[0] for name in set(sys.modules) - before})
 
 
 def test_importing_the_games_loads_the_standard_library_alone() -> None:
-    loaded = subprocess.run([sys.executable, "-c", LOADED], capture_output=True, text=True, check=True)
+    loaded = subprocess.run(
+        [sys.executable, "-c", LOADED], capture_output=True, text=True, check=True
+    )
     assert set(loaded.stdout.split()) <= {*sys.stdlib_module_names, "halteres"}

@@ -30,12 +30,16 @@ from halteres.errors import InvalidConfig, NotFound
 )
 def test_an_id_of_another_family_says_what_to_use(id: str, instead: str) -> None:
     for asked_for in (make, find_environment):
-        with pytest.raises(InvalidConfig, match=f"(?s){id} is no game.*{instead.replace('(', '.')}"):
+        with pytest.raises(
+            InvalidConfig, match=f"(?s){id} is no game.*{instead.replace('(', '.')}"
+        ):
             asked_for(id)
 
 
 def test_games_are_native_and_other_names_are_unknown() -> None:
-    assert all(family_of(id) == next(one for one in OTHER_FAMILIES if one.prefix == "game:") for id in IDS)
+    assert all(
+        family_of(id) == next(one for one in OTHER_FAMILIES if one.prefix == "game:") for id in IDS
+    )
     assert family_of("chess") is None
     with pytest.raises(NotFound, match="'game:Wordle-v0-easy'"):
         make("Wordle-v0-easy")

@@ -20,16 +20,23 @@ def playing(secret: str, id: str = "game:Hangman-v0-easy") -> Hangman:
 def test_a_letter_pays_half_of_its_share_and_is_shown_everywhere() -> None:
     game = playing("EGG")
     observation, reward, terminated, _, info = game.step("\\boxed{g}")
-    assert observation == "At turn 1, you successfully guessed a letter 'G' that is in the secret word."
+    assert (
+        observation
+        == "At turn 1, you successfully guessed a letter 'G' that is in the secret word."
+    )
     assert reward == pytest.approx(1 / 3) and not terminated
     assert info["suffix"] == (
-        "Here is the current state of the Hangman grid:\nC00 C01 C02\n  _   G   G \n\nEnter your guess."
+        "Here is the current state of the Hangman grid:\nC00 C01 C02\n  _   G   G \n\nEnter your "
+        "guess."
     )
 
 
 def test_a_miss_and_a_repeated_letter_pay_nothing() -> None:
     game = playing("EGG")
-    assert game.step("\\boxed{X}")[:2] == ("At turn 1, you guessed a letter 'X' that is not in the secret word.", 0.0)
+    assert game.step("\\boxed{X}")[:2] == (
+        "At turn 1, you guessed a letter 'X' that is not in the secret word.",
+        0.0,
+    )
     told = "At turn 2, you guessed 'X', which has been already guessed before."
     assert game.step("\\boxed{x}")[:2] == (told, 0.0)
 
@@ -47,7 +54,10 @@ def test_other_words_are_told_by_their_length_or_as_wrong() -> None:
     game = playing("EGG")
     told = "At turn 1, You guessed 'EGGS' which is of length 4, but the secret word is of length 3."
     assert game.step("\\boxed{eggs}")[:2] == (told, 0.0)
-    assert game.step("\\boxed{elk}")[:2] == ("At turn 2, You guessed 'ELK' which is incorrect.", 0.0)
+    assert game.step("\\boxed{elk}")[:2] == (
+        "At turn 2, You guessed 'ELK' which is incorrect.",
+        0.0,
+    )
 
 
 def test_version_0_goes_on_when_all_letters_are_found_and_version_1_ends() -> None:

@@ -42,7 +42,11 @@ def test_guess_the_number_hints_and_pays_the_right_guess() -> None:
     assert played(game, "7") == (text, 0.0, None)
     text = "At turn 2, you guessed 7, which has been already guessed before."
     assert played(game, "7") == (text, 0.0, None)
-    assert played(game, "4") == ("Congratulations! You guessed the correct number 4 in 3 turns.", 1.0, "success")
+    assert played(game, "4") == (
+        "Congratulations! You guessed the correct number 4 in 3 turns.",
+        1.0,
+        "success",
+    )
 
 
 @pytest.mark.parametrize(("last", "reward"), [("1", 1 - 3 / 9), ("2", 1 - 2 / 9), ("11", 0.0)])
@@ -91,14 +95,18 @@ def test_mastermind_refuses_an_impossible_guess(guess: str, told: str) -> None:
 
 
 def test_mastermind_alone_has_no_suffix_at_reset() -> None:
-    assert [id for id in IDS if "suffix" not in make(id).reset(1)[1]] == [id for id in IDS if "Mastermind" in id]
+    assert [id for id in IDS if "suffix" not in make(id).reset(1)[1]] == [
+        id for id in IDS if "Mastermind" in id
+    ]
 
 
 def minefield(version: int = 0) -> Any:
     """5 times 5 cells, the first column mined."""
     laid = [cell % 5 == 0 for cell in range(25)]
     around = neighbours_of(5)
-    counts = [-1 if laid[cell] else sum(laid[other] for other in around[cell]) for cell in range(25)]
+    counts = [
+        -1 if laid[cell] else sum(laid[other] for other in around[cell]) for cell in range(25)
+    ]
     return begun(f"game:Minesweeper-v{version}-easy", counts=counts)
 
 
@@ -106,7 +114,9 @@ def test_the_first_reveal_of_minesweeper_opens_a_block_without_mines() -> None:
     for seed in range(30):
         game = begun("game:Minesweeper-v0-easy", seed)
         assert "successfully revealed" in played(game, "reveal 2 2")[0]
-        assert all(game.shown[row * 5 + column] != UNKNOWN for row in (1, 2, 3) for column in (1, 2, 3))
+        assert all(
+            game.shown[row * 5 + column] != UNKNOWN for row in (1, 2, 3) for column in (1, 2, 3)
+        )
         assert game.counts.count(-1) == 5
 
 
@@ -124,7 +134,11 @@ def test_minesweeper_floods_from_a_cell_without_mines_around_it_but_not_over_fla
 
 
 def test_a_mine_ends_minesweeper_even_under_a_flag() -> None:
-    assert played(minefield(), "flag 0 0", "reveal 0 0") == ("Game over! You hit a mine at (0, 0)", 0.0, "failure")
+    assert played(minefield(), "flag 0 0", "reveal 0 0") == (
+        "Game over! You hit a mine at (0, 0)",
+        0.0,
+        "failure",
+    )
 
 
 def test_minesweeper_v0_is_won_only_with_all_mines_flagged_before_the_last_reveal() -> None:
@@ -159,7 +173,11 @@ def test_fifteen_puzzle_slides_a_tile_into_the_gap() -> None:
     assert played(game, "right") == (text, 0.0, None)
     assert played(game, "down") == ("At turn 2, you made a valid move: down.\n", 0.0, None)
     assert game.tiles == [0, 2, 1, 3]
-    assert played(game, "up", "left") == ("Congratulations! You have solved the puzzle!", 1.0, "success")
+    assert played(game, "up", "left") == (
+        "Congratulations! You have solved the puzzle!",
+        1.0,
+        "success",
+    )
 
 
 def test_fifteen_puzzle_pays_at_the_turn_limit_the_cells_that_are_right() -> None:
@@ -183,15 +201,22 @@ def test_fifteen_puzzle_easy_has_two_boards_in_v0_and_all_solvable_ones_in_v1() 
     }  # fmt: skip
     assert len(small_boards("game:FifteenPuzzle-v0-easy", 20)) == 2
     assert set(small_boards("game:FifteenPuzzle-v1-easy", 200)) == solvable
-    assert set(small_boards("game:FifteenPuzzle-v0-easy", 200, init_algo="pure_random")) == {*solvable, (1, 2, 3, 0)}
-    assert len(small_boards("game:FifteenPuzzle-v0-easy", 400, init_algo="gem-0.1.0")) == math.factorial(4)
+    assert set(small_boards("game:FifteenPuzzle-v0-easy", 200, init_algo="pure_random")) == {
+        *solvable,
+        (1, 2, 3, 0),
+    }
+    assert len(
+        small_boards("game:FifteenPuzzle-v0-easy", 400, init_algo="gem-0.1.0")
+    ) == math.factorial(4)
 
 
 def test_sudoku_pays_each_digit_of_the_solution_an_equal_share() -> None:
     game = begun("game:Sudoku-v0-easy", 3)
     empty = [cell for cell, digit in enumerate(game.cells) if not digit]
     assert 8 <= len(empty) <= 10
-    results = [played(game, f"{cell // 4 + 1} {cell % 4 + 1} {game.solution[cell]}") for cell in empty]
+    results = [
+        played(game, f"{cell // 4 + 1} {cell % 4 + 1} {game.solution[cell]}") for cell in empty
+    ]
     assert [reward for _, reward, _ in results] == [1 / len(empty)] * len(empty)
     assert [outcome for *_, outcome in results] == [None] * (len(empty) - 1) + ["success"]
 
@@ -250,9 +275,14 @@ def test_tower_of_hanoi_refuses_a_larger_disk_on_a_smaller_and_an_empty_tower() 
     assert "is larger than the top disk on tower C" in played(game, "A C", "A C")[0]
 
 
-def test_tower_of_hanoi_takes_a_move_onto_the_same_tower_and_pays_disks_on_c_at_the_turn_limit() -> None:
+def test_tower_of_hanoi_takes_a_move_onto_the_same_tower_and_pays_disks_on_c_at_the_turn_limit() -> (
+    None
+):
     game = begun("game:TowerofHanoi-v0-easy")
-    assert played(game, "A C", *["A A"] * 8)[0] == "At turn 9, you moved disk 2 from tower A to tower A."
+    assert (
+        played(game, "A C", *["A A"] * 8)[0]
+        == "At turn 9, you moved disk 2 from tower A to tower A."
+    )
     assert played(game, "A A")[1:] == (pytest.approx(1 / 3), "turn_limit")
 
 
@@ -265,7 +295,10 @@ def test_2048_merges_each_tile_once() -> None:
     ]
     assert slid([[2, 2, 2, 0]], "right") == [[0, 0, 2, 4]]
     column = [[2], [2], [2], [4]]
-    assert (slid(column, "up"), slid(column, "down")) == ([[4], [2], [4], [0]], [[0], [2], [4], [4]])
+    assert (slid(column, "up"), slid(column, "down")) == (
+        [[4], [2], [4], [0]],
+        [[0], [2], [4], [4]],
+    )
 
 
 def board(*tiles: int) -> list[list[int]]:

@@ -6,7 +6,15 @@ import pytest
 
 from environments.games.episodes import way_out
 from halteres.environments.games import make
-from halteres.environments.games.map_games import BOX, BOX_ON_TARGET, FLOOR, PLAYER, SYMBOLS, TARGET, Sokoban
+from halteres.environments.games.map_games import (
+    BOX,
+    BOX_ON_TARGET,
+    FLOOR,
+    PLAYER,
+    SYMBOLS,
+    TARGET,
+    Sokoban,
+)
 
 ROOM = """
 # # # # # #
@@ -36,7 +44,11 @@ def walk(game: Sokoban, *directions: str) -> str:
 
 def board(game: Sokoban) -> str:
     """As the policy sees it."""
-    return game._suffix().removeprefix("Here is the current board layout:\n").removesuffix("\nEnter your move.")
+    return (
+        game._suffix()
+        .removeprefix("Here is the current board layout:\n")
+        .removesuffix("\nEnter your move.")
+    )
 
 
 def test_the_board_is_shown_by_symbols() -> None:
@@ -63,12 +75,17 @@ def test_walls_and_boxes_that_cannot_be_pushed_stop_the_player(direction: str) -
     game = playing(blocked)
     before = board(game)
     observation, reward, terminated, _, _ = game.step(f"\\boxed{{{direction}}}")
-    assert observation == f"At turn 1, you cannot move {direction} - you would collide with wall or other boxes!"
+    assert (
+        observation
+        == f"At turn 1, you cannot move {direction} - you would collide with wall or other boxes!"
+    )
     assert (reward, terminated, board(game)) == (0.0, False, before)
 
 
 def test_all_boxes_on_targets_win_and_nothing_pays_before() -> None:
-    game = playing(ROOM.replace("X _ _ #\n# _ O _ X #\n# _ _ O _ #", "X _ _ #\n# _ O _ _ #\n# _ _ √ _ #"))
+    game = playing(
+        ROOM.replace("X _ _ #\n# _ O _ X #\n# _ _ O _ #", "X _ _ #\n# _ O _ _ #\n# _ _ √ _ #")
+    )
     results = [game.step(f"\\boxed{{{direction}}}") for direction in ("RIGHT", "down")]
     assert [result[1] for result in results] == [0.0, 1.0]
     assert results[1][0] == "Congratulations! You have solved the Sokoban puzzle!"
@@ -85,7 +102,11 @@ def test_the_turn_limit_pays_the_share_of_boxes_on_targets() -> None:
 def test_a_dotless_i_is_a_format_error() -> None:
     """GEM raises."""
     observation, reward, terminated, _, _ = playing().step("\\boxed{rıght}")
-    assert (observation, reward, terminated) == ("At turn 1, your submitted action is not valid.", -0.1, True)
+    assert (observation, reward, terminated) == (
+        "At turn 1, your submitted action is not valid.",
+        -0.1,
+        True,
+    )
 
 
 def test_rooms_can_be_solved() -> None:

@@ -12,7 +12,8 @@ GAME = f"You are playing language games. Make valid actions to win.\nObservation
 
 
 @pytest.mark.parametrize(
-    ("template", "content"), [("qwen3_game", GAME), ("qwen3_general", f"Question: board{STEPS}"), ("no", "board")]
+    ("template", "content"),
+    [("qwen3_game", GAME), ("qwen3_general", f"Question: board{STEPS}"), ("no", "board")],
 )
 def test_a_template_is_the_scripts_wording_and_in_qwens_markup_its_very_prompt(
     template: TemplateName, content: str

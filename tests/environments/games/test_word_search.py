@@ -25,14 +25,20 @@ def test_every_word_lies_where_it_is_said_to() -> None:
         game.reset(seed)
         assert game.places
         for word, (row, column, direction) in game.places.items():
-            cells = [(row, column + i) if direction == "across" else (row + i, column) for i in range(len(word))]
+            cells = [
+                (row, column + i) if direction == "across" else (row + i, column)
+                for i in range(len(word))
+            ]
             assert "".join(game.grid[row][column] for row, column in cells) == word
 
 
 def test_a_word_pays_its_share_and_is_bracketed() -> None:
     game = playing()
     observation, reward, terminated, _, info = game.step("\\boxed{0 0 2 0}")
-    assert observation == "At turn 1, correct! You found the word 'COW' at coordinates (0, 0) to (2, 0)."
+    assert (
+        observation
+        == "At turn 1, correct! You found the word 'COW' at coordinates (0, 0) to (2, 0)."
+    )
     assert (reward, terminated) == (0.5, False)
     assert info["suffix"] == (
         "Current Board:\n   C00 C01 C02\nR00 [C]  A   T  \nR01 [O]  X   X  \nR02 [W]  X   X  \n"

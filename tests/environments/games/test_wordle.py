@@ -28,7 +28,9 @@ def playing(secret: str, id: str = "game:Wordle-v0-hard") -> Wordle:
         ("ABBEY", "KEBAB", "XYGYY"),
     ],
 )
-def test_each_letter_of_the_word_is_marked_once_greens_first(secret: str, guess: str, marks: str) -> None:
+def test_each_letter_of_the_word_is_marked_once_greens_first(
+    secret: str, guess: str, marks: str
+) -> None:
     for version, shown in ((0, str(list(marks))), (1, marks)):
         observation = playing(secret, f"game:Wordle-v{version}-hard").step(f"\\boxed{{{guess}}}")[0]
         assert observation == f"At turn 1, you guessed {guess}\nFeedback:\n{guess}\n{shown}"

@@ -37,8 +37,13 @@ def test_the_bundled_words_are_many_lower_case_and_each_there_once() -> None:
 def test_a_task_names_the_hash_of_its_words(file: Path) -> None:
     bundled, other = make("game:Wordle-v0-easy"), make("game:Wordle-v0-easy", words=file)
     assert bundled.task.parameters["words_sha256"] == load_words().sha256
-    assert other.task.parameters["words_sha256"] == hashlib.sha256(b"Ada\nelk\nfir\noak\nB2B").hexdigest()
-    assert json.loads(json.dumps(other.save.__self__.task.parameters)) == dict(other.task.parameters)
+    assert (
+        other.task.parameters["words_sha256"]
+        == hashlib.sha256(b"Ada\nelk\nfir\noak\nB2B").hexdigest()
+    )
+    assert json.loads(json.dumps(other.save.__self__.task.parameters)) == dict(
+        other.task.parameters
+    )
 
 
 def test_a_list_of_ones_own_is_played_with_and_spawned(file: Path) -> None:
@@ -48,7 +53,9 @@ def test_a_list_of_ones_own_is_played_with_and_spawned(file: Path) -> None:
         game.reset(seed)
         secrets.add(game.save()["state"]["secret"])
     assert secrets == {"ELK", "FIR", "OAK"}
-    assert game.spawn(same_state=True).random_action(random.Random(1)) == game.random_action(random.Random(1))
+    assert game.spawn(same_state=True).random_action(random.Random(1)) == game.random_action(
+        random.Random(1)
+    )
 
 
 def test_another_list_than_the_task_names_is_refused(file: Path) -> None:
@@ -69,6 +76,10 @@ def test_a_file_that_holds_no_words_is_refused(tmp_path: Path) -> None:
     empty, binary = tmp_path / "empty", tmp_path / "binary"
     empty.write_text("\n\n")
     binary.write_bytes(b"\xff\xfe\x00")
-    for file, why in ((empty, "is empty"), (binary, "cannot be read"), (tmp_path / "none", "cannot be read")):
+    for file, why in (
+        (empty, "is empty"),
+        (binary, "cannot be read"),
+        (tmp_path / "none", "cannot be read"),
+    ):
         with pytest.raises(InvalidConfig, match=why):
             make("game:WordSearch-v0-easy", words=file)

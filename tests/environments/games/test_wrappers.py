@@ -54,7 +54,11 @@ class Scripted:
 @pytest.fixture
 def played() -> Scripted:
     """Three observations, one of them empty, with a suffix for each and a prefix for the last."""
-    infos: list[dict[str, Any]] = [{"suffix": "board 0"}, {"suffix": "board 1"}, {"suffix": "board 2", "prefix": "P:"}]
+    infos: list[dict[str, Any]] = [
+        {"suffix": "board 0"},
+        {"suffix": "board 1"},
+        {"suffix": "board 2", "prefix": "P:"},
+    ]
     return Scripted(("rules", infos[0]), ("", infos[1]), ("second\n", infos[2]))
 
 
@@ -94,7 +98,11 @@ def test_tracking_counts_steps_and_rewards_and_remembers_the_last_episode(played
     env = wrap(played, "concat,episode_tracking")
     env.reset()
     infos = [env.step("one")[4], env.step("two")[4], env.reset()[1]]
-    assert [(info["step_counter"], info["cumulative_rewards"]) for info in infos] == [(1, 0.25), (2, 0.5), (0, 0.0)]
+    assert [(info["step_counter"], info["cumulative_rewards"]) for info in infos] == [
+        (1, 0.25),
+        (2, 0.5),
+        (0, 0.0),
+    ]
     assert (infos[2]["prev_ep_step_counter"], infos[2]["prev_ep_cumulative_rewards"]) == (2, 0.5)
 
 
@@ -114,25 +122,45 @@ def test_a_search_is_answered_paid_and_costs_no_turn(search_server: SearchServer
     assert (info["tool_use_counter"], info["use_tool"]) == (0, False)
     observation, reward, terminated, truncated, info = env.step(CALL)
     assert observation == (
-        "\n\n<information>Doc 1(Title: Sky) It is blue.\nMostly.\nDoc 2(Title: Sea) \n</information>\n\n"
+        "\n\n<information>Doc 1(Title: Sky) It is blue.\nMostly.\nDoc 2(Title: Sea) "
+        "\n</information>\n\n"
     )
     assert (reward, terminated, truncated, game.turn) == (0.3, False, False, 0)
     assert info["parsed_action"] == "Let me see. <search> who?\n</search>"
-    assert (info["tool_use_counter"], info["tool_success_counter"], info["tool_type"]) == (1, 1, "search")
-    assert (info["reward_components"], info["outcome"], info["seed"]) == ({"tool_use": 0.3}, None, 3)
+    assert (info["tool_use_counter"], info["tool_success_counter"], info["tool_type"]) == (
+        1,
+        1,
+        "search",
+    )
+    assert (info["reward_components"], info["outcome"], info["seed"]) == (
+        {"tool_use": 0.3},
+        None,
+        3,
+    )
     assert search_server.asked == [{"query": "who?", "topk": 3, "return_scores": True}]
 
 
 def test_what_follows_a_call_is_not_shown_again(search_server: SearchServer) -> None:
-    env = wrap(Scripted(("rules", {})), "search_tool,concat_with_action", search_url=search_server.url)
+    env = wrap(
+        Scripted(("rules", {})), "search_tool,concat_with_action", search_url=search_server.url
+    )
     assert "</search>\n\n\n<information>" in observations(env, CALL)[1]
 
 
-def test_the_fifth_use_is_told_to_be_the_last_and_the_next_call_is_an_action(search_server: SearchServer) -> None:
-    env = wrap(make("game:GuessTheNumber-v0-easy"), "search_tool_no_int_reward", search_url=search_server.url)
+def test_the_fifth_use_is_told_to_be_the_last_and_the_next_call_is_an_action(
+    search_server: SearchServer,
+) -> None:
+    env = wrap(
+        make("game:GuessTheNumber-v0-easy"),
+        "search_tool_no_int_reward",
+        search_url=search_server.url,
+    )
     env.reset(3)
     results = [env.step(CALL) for _ in range(6)]
-    last = "</information>\n\n\n\nReached the maximum number of tool use. Please output final answer directly."
+    last = (
+        "</information>\n\n\n\nReached the maximum number of tool use. Please output final "
+        "answer directly."
+    )
     assert [result[0].endswith(last) for result in results] == [False] * 4 + [True, False]
     assert [result[1] for result in results] == [0.0] * 5 + [-0.1]
     assert results[5][4]["outcome"] == "format_error"
@@ -236,7 +264,9 @@ def test_what_a_wrapper_needs_is_named() -> None:
         lambda saved: saved["env"]["env"].update(state=None),
     ],
 )
-def test_a_damaged_state_is_refused_and_changes_nothing(damage: Callable[[dict[str, Any]], object]) -> None:
+def test_a_damaged_state_is_refused_and_changes_nothing(
+    damage: Callable[[dict[str, Any]], object],
+) -> None:
     env = wrap(make("game:GuessTheNumber-v0-easy"), "concat_with_action,episode_tracking")
     env.reset(seed=3)
     env.step("\\boxed{5}")

@@ -1,6 +1,8 @@
-"""A login within an address is in one file, which its owner alone may read, and in no answer, log or other file.
+"""A login within an address is in one file, which its owner alone may read, and in no answer, log
+or other file.
 
-It is planted in every setting that takes a text, by the settings' own models: one that is added later is here, too.
+It is planted in every setting that takes a text, by the settings' own models: one that is added
+later is here, too.
 """
 
 from __future__ import annotations
@@ -28,7 +30,13 @@ from halteres.agent.transports.http_server import create_app
 from halteres.config.files import load_settings
 from halteres.config.operator_policy import Policy
 from halteres.config.program import find_program
-from halteres.config.settings import ENV_WIRING, InferenceSettings, RunSettings, Settings, TrainerSettings
+from halteres.config.settings import (
+    ENV_WIRING,
+    InferenceSettings,
+    RunSettings,
+    Settings,
+    TrainerSettings,
+)
 from halteres.environments.config import BaseEnvConfig
 from halteres.errors import InvalidConfig
 from halteres.models import TINY
@@ -58,7 +66,11 @@ def texts_of(model: type[BaseModel], *but: str) -> list[str]:
     def takes_text(annotation: Any) -> bool:
         return annotation is str or any(map(takes_text, get_args(annotation)))
 
-    return [name for name, field in model.model_fields.items() if takes_text(field.annotation) and name not in but]
+    return [
+        name
+        for name, field in model.model_fields.items()
+        if takes_text(field.annotation) and name not in but
+    ]
 
 
 def planted() -> Settings:
@@ -66,7 +78,11 @@ def planted() -> Settings:
     judge = dict.fromkeys(texts_of(JudgeSpec), ADDRESS)
     component = {**dict.fromkeys(texts_of(RewardSpec), ADDRESS), "judge": judge}
     env = dict.fromkeys(texts_of(BaseEnvConfig, *ENV_WIRING), ADDRESS)
-    env |= {"rewards": [component], "panel": yaml.safe_dump([component]), "of_its_own": {"places": [ADDRESS]}}
+    env |= {
+        "rewards": [component],
+        "panel": yaml.safe_dump([component]),
+        "of_its_own": {"places": [ADDRESS]},
+    }
     env |= {"judge_api_key": KEY, "group_size": 4, "batch_size": 16}
     run = dict.fromkeys(texts_of(RunSettings, "environment", "on_drift", "sinks", "tags"), ADDRESS)
     inference = dict.fromkeys(texts_of(InferenceSettings, "dtype", "device", "engine"), ADDRESS)
@@ -80,15 +96,24 @@ def planted() -> Settings:
 
 def made_run(home: Path, settings: Settings) -> RunDirectory:
     """A run's directory as its start makes it, and its end leaves it."""
-    ground = Ground(environment=find_program("arithmetic"), model=RunModel(name=TINY, tokenizer=""), resume=None)
-    start = Start(plan=Plan(settings=settings), ground=ground, sources={}, policy=Policy(lock={"env.x": ADDRESS}))
+    ground = Ground(
+        environment=find_program("arithmetic"), model=RunModel(name=TINY, tokenizer=""), resume=None
+    )
+    start = Start(
+        plan=Plan(settings=settings),
+        ground=ground,
+        sources={},
+        policy=Policy(lock={"env.x": ADDRESS}),
+    )
     run = RunDirectory(home / "runs" / start.run_id)
     for folder in FOLDERS:
         (run.path / folder).mkdir(parents=True)
     start.write(run.path, run.path)
     state = read_state(run.path / "run.json")
     words = f"{ADDRESS} gave no scores."
-    ended = msgspec.structs.replace(state, status="failed", code="scorer_failed", error=words, ended_at=2.0)
+    ended = msgspec.structs.replace(
+        state, status="failed", code="scorer_failed", error=words, ended_at=2.0
+    )
     write_state(run.path / "run.json", ended)
     assert conclude(run, read_state(run.path / "run.json")) == []
     return run
@@ -97,15 +122,25 @@ def made_run(home: Path, settings: Settings) -> RunDirectory:
 def holding(folder: Path, secret: str = KEY) -> dict[str, int]:
     """Files that hold it, and who may read them."""
     files = (file for file in folder.rglob("*") if file.is_file() and not file.is_symlink())
-    return {file.name: file.stat().st_mode & 0o777 for file in files if secret.encode() in file.read_bytes()}
+    return {
+        file.name: file.stat().st_mode & 0o777
+        for file in files
+        if secret.encode() in file.read_bytes()
+    }
 
 
-def test_of_a_runs_files_config_yaml_alone_has_it_and_its_owner_alone_reads_that(home: Path) -> None:
+def test_of_a_runs_files_config_yaml_alone_has_it_and_its_owner_alone_reads_that(
+    home: Path,
+) -> None:
     settings = planted()
     run = made_run(home, settings)
-    assert {"settings.json", "config.resolved.json", "STATUS.md", "results.json", "policy.json"} <= {
-        file.name for file in run.path.iterdir()
-    }
+    assert {
+        "settings.json",
+        "config.resolved.json",
+        "STATUS.md",
+        "results.json",
+        "policy.json",
+    } <= {file.name for file in run.path.iterdir()}
     assert holding(home) == {"config.yaml": 0o600}
 
 
@@ -114,7 +149,9 @@ def test_a_run_that_goes_on_has_it_again(home: Path) -> None:
     run = made_run(home, settings)
     assert run.settings().env == {**settings.env, "panel": settings.env["rewards"]}
     (run.path / "config.yaml").unlink()
-    assert KEY not in run.settings().model_dump_json(), "where it cannot be read it stays struck out"
+    assert KEY not in run.settings().model_dump_json(), (
+        "where it cannot be read it stays struck out"
+    )
 
 
 def test_a_sink_is_given_settings_without_it(home: Path) -> None:
@@ -129,7 +166,9 @@ async def control_server() -> AsyncIterator[tuple[httpx.AsyncClient, list[Route]
     """The control server's app, for the browser that was let in and holds the token as well."""
     app = create_app()
     here = httpx.ASGITransport(app=app, client=("127.0.0.1", 1))
-    async with httpx.AsyncClient(transport=here, base_url="http://localhost:8080", timeout=100) as client:
+    async with httpx.AsyncClient(
+        transport=here, base_url="http://localhost:8080", timeout=100
+    ) as client:
         client.headers["Authorization"] = f"Bearer {token()}"
         client.cookies.set(cookie_name(Headers({"host": "localhost:8080"})), page_key())
         yield client, [route for route in app.routes if isinstance(route, Route)]
@@ -190,7 +229,9 @@ async def test_no_answer_about_a_draft_shows_it_and_a_copied_one_is_refused(home
     assert refused["code"] == "invalid_config"
     assert refused["problems"][0]["field"] == "reward_model_path"
     assert set(holding(home).values()) == {0o600}, "its draft has it, for its owner alone"
-    assert {file.parent.name for file in home.rglob("*.json") if KEY in file.read_text()} == {"drafts"}
+    assert {file.parent.name for file in home.rglob("*.json") if KEY in file.read_text()} == {
+        "drafts"
+    }
 
 
 def test_a_copied_address_is_refused_on_every_way_in(home: Path) -> None:
@@ -239,8 +280,18 @@ def test_of_all_that_a_run_writes_config_yaml_alone_has_it(home: Path) -> None:
         rewards = [{"name": "served", "model": address}, {"name": "own", "environment": True}]
         panel = [{"name": "judged", "judge": {"base_url": f"{address}/v1", "request_timeout_s": 5}}]
         edits = (
-            *("inference.engine=scripted", "env.group_size=4", "env.batch_size=16", "env.eval_tasks=4"),
-            *("env.eval_samples=2", "trainer.total_steps=2", "trainer.eval_every=1", "run.sinks=[tensorboard]"),
+            *(
+                "inference.engine=scripted",
+                "env.group_size=4",
+                "env.batch_size=16",
+                "env.eval_tasks=4",
+            ),
+            *(
+                "env.eval_samples=2",
+                "trainer.total_steps=2",
+                "trainer.eval_every=1",
+                "run.sinks=[tensorboard]",
+            ),
             *(f"env.rewards={json.dumps(rewards)}", f"env.panel={json.dumps(panel)}"),
         )
         run = start_run(load_settings("arithmetic", None, edits))

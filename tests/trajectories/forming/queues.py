@@ -16,10 +16,14 @@ from halteres.trajectories.records import (
 Queued = Sequence[tuple[int | None, int]]
 """Environment and size of each group, in order."""
 
-queues = st.lists(st.tuples(st.sampled_from([None, 0, 1, 2]), st.sampled_from([1, 2, 3, 4, 6, 8])), max_size=10)
+queues = st.lists(
+    st.tuples(st.sampled_from([None, 0, 1, 2]), st.sampled_from([1, 2, 3, 4, 6, 8])), max_size=10
+)
 
 
-def record(position: int, size: int, env_id: int | None = None, versions: Versions | None = None) -> GroupRecord:
+def record(
+    position: int, size: int, env_id: int | None = None, versions: Versions | None = None
+) -> GroupRecord:
     """A group; its id is its position."""
     return GroupRecord(
         id=position,

@@ -1,4 +1,6 @@
-"""Groups smaller than their environment's: some of them make a whole one, the others wait and cost nothing."""
+"""Groups smaller than their environment's: some of them make a whole one, the others wait and cost
+nothing.
+"""
 
 from __future__ import annotations
 
@@ -30,7 +32,8 @@ def ids(groups: list[GroupRecord]) -> list[int]:
 def test_a_group_is_completed_from_the_oldest_parts() -> None:
     assert ids(buffer(5, 2, 2).completed_by(record(3, 3), 8)) == [0, 3]
     assert ids(buffer(3, 2, 6).completed_by(record(3, 3), 8)) == [0, 1, 3]
-    assert ids(buffer(3, 5).completed_by(record(2, 5), 8)) == [0, 1]  # whatever is older, should it wait already
+    # whatever is older, should it wait already
+    assert ids(buffer(3, 5).completed_by(record(2, 5), 8)) == [0, 1]
     assert ids(buffer(5, 5).completed_by(record(2, 4), 8)) == []
     assert ids(Buffer().completed_by(record(0, 4), 4)) == [0]
 

@@ -20,15 +20,22 @@ from halteres.trajectories.compat import (
 
 Group = dict[str, Any]
 
-groups = st.lists(st.tuples(st.sampled_from([None, 0, 1, 2]), st.sampled_from([0, 1, 2, 3, 4, 6, 8])), max_size=8)
-parts = st.dictionaries(st.sampled_from([0, 1, 2]), st.sampled_from([None, 0.0, 0.2, 0.5, 1.0, 1.5]), max_size=3)
+groups = st.lists(
+    st.tuples(st.sampled_from([None, 0, 1, 2]), st.sampled_from([0, 1, 2, 3, 4, 6, 8])), max_size=8
+)
+parts = st.dictionaries(
+    st.sampled_from([0, 1, 2]), st.sampled_from([None, 0.0, 0.2, 0.5, 1.0, 1.5]), max_size=3
+)
 batch_sizes = st.integers(-1, 20)
 
 
 def queued(*named: tuple[int | None, int]) -> list[Group]:
     """Groups of these environments and sizes; without an environment the field is absent."""
     owners = [{} if env_id is None else {"env_id": env_id} for env_id, _ in named]
-    return [{"tokens": [[at]] * size, **owner} for at, ((_, size), owner) in enumerate(zip(named, owners, strict=True))]
+    return [
+        {"tokens": [[at]] * size, **owner}
+        for at, ((_, size), owner) in enumerate(zip(named, owners, strict=True))
+    ]
 
 
 def of_sizes(*sizes: int) -> list[Group]:
@@ -36,7 +43,10 @@ def of_sizes(*sizes: int) -> list[Group]:
 
 
 def configs(asked: dict[int, float | None], connected: bool = True) -> list[Group]:
-    return [{"registered_id": env, "connected": connected, "min_batch_allocation": part} for env, part in asked.items()]
+    return [
+        {"registered_id": env, "connected": connected, "min_batch_allocation": part}
+        for env, part in asked.items()
+    ]
 
 
 def places(queue: list[Group], batch: list[Group] | None) -> list[int] | None:
@@ -46,11 +56,17 @@ def places(queue: list[Group], batch: list[Group] | None) -> list[int] | None:
 
 
 def can_add_up(sizes: list[int], total: int) -> bool:
-    return any(sum(some) == total for num in range(1, len(sizes) + 1) for some in itertools.combinations(sizes, num))
+    return any(
+        sum(some) == total
+        for num in range(1, len(sizes) + 1)
+        for some in itertools.combinations(sizes, num)
+    )
 
 
 def check_parted(queue: list[Group], batch: list[Group] | None, rest: list[Group]) -> None:
-    """Batch and new queue are the queue, the latter in order; without a batch it is the very list that came."""
+    """Batch and new queue are the queue, the latter in order; without a batch it is the very list
+    that came.
+    """
     if batch is None:
         assert rest is queue
         return
@@ -79,7 +95,9 @@ def check_parted(queue: list[Group], batch: list[Group] | None, rest: list[Group
         ((), 4, None),
     ],
 )
-def test_the_oldest_groups_that_add_up(sizes: tuple[int, ...], batch_size: int, taken: list[int] | None) -> None:
+def test_the_oldest_groups_that_add_up(
+    sizes: tuple[int, ...], batch_size: int, taken: list[int] | None
+) -> None:
     queue = of_sizes(*sizes)
     assert find_groups_summing_to_target(queue, batch_size) == (taken or [])
     batch, rest = grab_exact_from_heterogeneous_queue(queue, batch_size)
@@ -93,18 +111,23 @@ A, B, C = 0, 1, 2
 @pytest.mark.parametrize(
     ("named", "batch_size", "asked", "taken"),
     [
-        ([(A, 4), (A, 4), (B, 4), (B, 4)], 8, {B: 0.5}, [2, 0]),  # what is B's first, then the oldest
+        # what is B's first, then the oldest
+        ([(A, 4), (A, 4), (B, 4), (B, 4)], 8, {B: 0.5}, [2, 0]),
         ([(A, 4), (A, 4), (B, 4)], 8, {A: 0.5, B: 0.5}, [0, 2]),
         ([(A, 4), (A, 4), (B, 4)], 8, {B: 0.5, A: 0.5}, [2, 0]),  # in the order of the environments
         ([(A, 4), (A, 4)], 8, {B: 0.5}, None),  # B has nothing queued
         ([(A, 4), (A, 4)], 8, {B: 0.1}, [0, 1]),  # a part of less than a sequence asks for nothing
         ([(A, 4), (A, 4)], 8, {B: 0.0, C: None}, [0, 1]),
-        ([(A, 4), (A, 4), (B, 4)], 8, {A: 1.0, B: 1.5}, [0, 2]),  # 8 + 12 of 8: 4 each, at least a group
+        # 8 + 12 of 8: 4 each, at least a group
+        ([(A, 4), (A, 4), (B, 4)], 8, {A: 1.0, B: 1.5}, [0, 2]),
         ([(A, 4), (B, 4), (C, 4)], 8, {A: 0.9, B: 0.9, C: 0.9}, [0, 1]),  # no room for C
-        ([(A, 3), (B, 4), (B, 4)], 8, {A: 0.5}, [1, 2]),  # what A has cannot be completed: others fill the batch
+        # what A has cannot be completed: others fill the batch
+        ([(A, 3), (B, 4), (B, 4)], 8, {A: 0.5}, [1, 2]),
         ([(A, 4), (B, 8)], 12, {A: 0.3}, [0, 1]),  # the original: nothing of A makes a pack of 8
-        ([(A, 16), (B, 4), (B, 4)], 8, {A: 0.5}, [1, 2]),  # the original: one too large, and nothing packs
-        ([(None, 4), (A, 4)], 8, {A: 0.5}, [1, 0]),  # the original never takes a group without an environment
+        # the original: one too large, and nothing packs
+        ([(A, 16), (B, 4), (B, 4)], 8, {A: 0.5}, [1, 2]),
+        # the original never takes a group without an environment
+        ([(None, 4), (A, 4)], 8, {A: 0.5}, [1, 0]),
         ([(None, 4), (A, 4), (A, 4)], 8, {A: 0.5}, [1, 2]),  # they come last, as nobody's
         ([(A, 0), (B, 4)], 4, {A: 0.5}, None),  # a group without sequences is as good as none
         ([(A, 4)], 0, {A: 0.5}, []),  # nothing was asked for, and that is found
@@ -113,7 +136,10 @@ A, B, C = 0, 1, 2
     ],
 )
 def test_parts_come_first_where_they_can(
-    named: list[tuple[int | None, int]], batch_size: int, asked: dict[int, float | None], taken: list[int] | None
+    named: list[tuple[int | None, int]],
+    batch_size: int,
+    asked: dict[int, float | None],
+    taken: list[int] | None,
 ) -> None:
     queue = queued(*named)
     batch, rest = grab_batch_with_minimum_allocations(queue, batch_size, configs(asked))
@@ -132,7 +158,9 @@ def test_who_is_not_connected_has_no_part() -> None:
     queue = queued((A, 4), (A, 4))
     batch, _ = grab_batch_with_minimum_allocations(queue, 8, configs({B: 0.5}, connected=False))
     assert places(queue, batch) == [0, 1]
-    batch, _ = grab_batch_with_minimum_allocations(queue, 8, [{"registered_id": B, "min_batch_allocation": 0.5}])
+    batch, _ = grab_batch_with_minimum_allocations(
+        queue, 8, [{"registered_id": B, "min_batch_allocation": 0.5}]
+    )
     assert places(queue, batch) == [0, 1]
 
 
@@ -144,7 +172,9 @@ def test_groups_without_an_environment_keep_their_place_where_nobody_has_a_part(
 
 @settings(max_examples=200, deadline=None, derandomize=True)
 @given(groups, batch_sizes)
-def test_a_batch_is_exact_and_found_where_one_exists(named: list[tuple[int | None, int]], batch_size: int) -> None:
+def test_a_batch_is_exact_and_found_where_one_exists(
+    named: list[tuple[int | None, int]], batch_size: int
+) -> None:
     queue = queued(*named)
     before = copy.deepcopy(queue)
     batch, rest = grab_exact_from_heterogeneous_queue(queue, batch_size)
@@ -178,7 +208,9 @@ def test_only_an_empty_environment_with_a_part_holds_an_exact_batch_back(
 
 @settings(max_examples=200, deadline=None, derandomize=True)
 @given(groups, batch_sizes)
-def test_what_first_in_first_out_finds_is_what_is_found(named: list[tuple[int | None, int]], target: int) -> None:
+def test_what_first_in_first_out_finds_is_what_is_found(
+    named: list[tuple[int | None, int]], target: int
+) -> None:
     """Taking whatever still fits, in order, where that ends exactly."""
     buffer = queued(*named)
     taken, total = list[int](), 0

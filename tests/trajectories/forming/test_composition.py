@@ -42,19 +42,29 @@ def served(
     return given_out
 
 
-def check_shares(weights: Weights, sizes: Sizes, given_out: Counter[int | None], num_groups: float = 1) -> None:
-    """What two environments were given, each in its own weight, differs by no more than so many groups of each."""
+def check_shares(
+    weights: Weights, sizes: Sizes, given_out: Counter[int | None], num_groups: float = 1
+) -> None:
+    """What two environments were given, each in its own weight, differs by no more than so many
+    groups of each.
+    """
     for one, other in itertools.combinations(weights, 2):
         apart = abs(given_out[one] / weights[one] - given_out[other] / weights[other])
-        assert apart <= num_groups * (sizes[one] / weights[one] + sizes[other] / weights[other]) + 1e-6
+        assert (
+            apart <= num_groups * (sizes[one] / weights[one] + sizes[other] / weights[other]) + 1e-6
+        )
 
 
-weights = st.dictionaries(st.sampled_from([None, 0, 1, 2]), st.sampled_from([0.5, 1.0, 2.0, 3.0]), min_size=2)
+weights = st.dictionaries(
+    st.sampled_from([None, 0, 1, 2]), st.sampled_from([0.5, 1.0, 2.0, 3.0]), min_size=2
+)
 
 
 @settings(max_examples=60, deadline=None, derandomize=True)
 @given(weights, st.sampled_from([1, 2, 4]), st.integers(2, 6))
-def test_shares_follow_the_weights_while_everybody_has_groups(weights: Weights, size: int, per_batch: int) -> None:
+def test_shares_follow_the_weights_while_everybody_has_groups(
+    weights: Weights, size: int, per_batch: int
+) -> None:
     sizes = dict.fromkeys(weights, size)
     check_shares(weights, sizes, served(weights, sizes, size * per_batch, 40, {}))
 
@@ -86,9 +96,17 @@ def test_one_to_three() -> None:
 
 
 @settings(max_examples=60, deadline=None, derandomize=True)
-@given(weights, st.lists(st.sampled_from([1, 2, 4, 8]), min_size=4, max_size=4), st.sampled_from([16, 24, 32]))
-def test_shares_follow_the_weights_whatever_the_sizes(weights: Weights, drawn: list[int], batch_size: int) -> None:
-    """The end of a batch may take a group before its turn, to be exact; the next batch makes up for it."""
+@given(
+    weights,
+    st.lists(st.sampled_from([1, 2, 4, 8]), min_size=4, max_size=4),
+    st.sampled_from([16, 24, 32]),
+)
+def test_shares_follow_the_weights_whatever_the_sizes(
+    weights: Weights, drawn: list[int], batch_size: int
+) -> None:
+    """The end of a batch may take a group before its turn, to be exact; the next batch makes up for
+    it.
+    """
     sizes = dict(zip(weights, drawn, strict=False))
     check_shares(weights, sizes, served(weights, sizes, batch_size, 40, {}), num_groups=3)
 
@@ -99,7 +117,11 @@ def test_a_minimum_goes_before_the_weights() -> None:
 
 
 def test_whoever_was_idle_has_a_credit_of_one_batch_at_most() -> None:
-    order, queue, given_out = Shares(lambda env_id: 1.0), filled([(0, 4), (1, 4)] * 200), Counter[int | None]()
+    order, queue, given_out = (
+        Shares(lambda env_id: 1.0),
+        filled([(0, 4), (1, 4)] * 200),
+        Counter[int | None](),
+    )
     for _ in range(50):
         order.formed([(0, 4)] * 4)
     for _ in range(20):
@@ -113,9 +135,15 @@ def test_whoever_was_idle_has_a_credit_of_one_batch_at_most() -> None:
 
 
 def test_whoever_waits_while_others_are_served_keeps_its_turn() -> None:
-    """Eight and eight, or sixteen of one: what is served alone for a batch must not cost the others their place."""
+    """Eight and eight, or sixteen of one: what is served alone for a batch must not cost the others
+    their place.
+    """
     given_out = served({0: 2.0, 1: 2.0, 2: 3.0}, {0: 8, 1: 8, 2: 1}, 16, 70, {})
-    assert abs(given_out[0] - 320) <= 16 and abs(given_out[1] - 320) <= 16 and abs(given_out[2] - 480) <= 16
+    assert (
+        abs(given_out[0] - 320) <= 16
+        and abs(given_out[1] - 320) <= 16
+        and abs(given_out[2] - 480) <= 16
+    )
 
 
 def test_an_environment_without_groups_holds_nobody_back() -> None:
@@ -134,13 +162,18 @@ def test_trying_a_batch_out_counts_nothing() -> None:
 
 
 @pytest.mark.parametrize(
-    ("weight", "counts_as"), [(2.5, 2.5), (0.0, 1.0), (-1.0, 1.0), (1e-320, LEAST_WEIGHT), (1e12, MOST_WEIGHT)]
+    ("weight", "counts_as"),
+    [(2.5, 2.5), (0.0, 1.0), (-1.0, 1.0), (1e-320, LEAST_WEIGHT), (1e12, MOST_WEIGHT)],
 )
 def test_weights_that_count(weight: float, counts_as: float) -> None:
-    """0 and below mean: ignore. What is too small or too large to be counted by is brought into bounds."""
+    """0 and below mean: ignore. What is too small or too large to be counted by is brought into
+    bounds.
+    """
     envs = Environments()
     registration = EnvRegistration(max_token_length=8, weight=weight, group_size=4)
     envs.save(EnvRecord(id=3, name="e_0", desired_name="e", registration=registration), now=0.0)
-    envs.save(EnvRecord(id=4, name="adopted_4", desired_name="adopted_4", registration=None), now=0.0)
+    envs.save(
+        EnvRecord(id=4, name="adopted_4", desired_name="adopted_4", registration=None), now=0.0
+    )
     assert envs.weight(3) == counts_as
     assert envs.weight(4) == envs.weight(None) == envs.weight(99) == 1.0

@@ -123,16 +123,22 @@ def test_emptying_a_queue_stays_cheap() -> None:
 @pytest.mark.parametrize(
     ("groups", "batch_size", "needs", "taken"),
     [
-        ([(0, 6)] * 4 + [(1, 8)] * 3, 24, {0: 6, 1: 8}, [0, 1, 2, 3]),  # never in one batch: who waits longest
+        # never in one batch: who waits longest
+        ([(0, 6)] * 4 + [(1, 8)] * 3, 24, {0: 6, 1: 8}, [0, 1, 2, 3]),
         ([(1, 8)] * 3 + [(0, 6)] * 4, 24, {0: 6, 1: 8}, [0, 1, 2]),
         ([(0, 16), (1, 16), (2, 16)], 16, {1: 8, 2: 8}, [1]),  # what is nobody's share comes after
-        ([(0, 6), (0, 4), (0, 2), (1, 8)], 10, {0: 1, 1: 8}, [2, 3]),  # with its oldest, the other could give nothing
-        ([(0, 16), (0, 4), (1, 4)], 8, {0: 4, 1: 4}, [1, 2]),  # a group larger than the batch blocks nobody
+        # with its oldest, the other could give nothing
+        ([(0, 6), (0, 4), (0, 2), (1, 8)], 10, {0: 1, 1: 8}, [2, 3]),
+        # a group larger than the batch blocks nobody
+        ([(0, 16), (0, 4), (1, 4)], 8, {0: 4, 1: 4}, [1, 2]),
         ([(0, 4)] * 3 + [(1, 12)] * 2, 24, {0: 12}, [0, 1, 2, 3]),
-        ([(0, 4)] * 6 + [(1, 12)] * 2, 24, {0: 16}, [0, 1, 2, 3, 4, 5]),  # no 12 fits beside 16 of 24
-        ([(2, 4), (2, 4), (0, 4), (1, 4)], 12, {0: 4, 1: 4}, [0, 2, 3]),  # the oldest has what shares leave
+        # no 12 fits beside 16 of 24
+        ([(0, 4)] * 6 + [(1, 12)] * 2, 24, {0: 16}, [0, 1, 2, 3, 4, 5]),
+        # the oldest has what shares leave
+        ([(2, 4), (2, 4), (0, 4), (1, 4)], 12, {0: 4, 1: 4}, [0, 2, 3]),
         ([(None, 4), (2, 4), (0, 4), (1, 4)], 8, {0: 4, 1: 4}, [2, 3]),  # and they leave nothing
-        ([(0, 3), (1, 4), (1, 4)], 8, {0: 4}, [1, 2]),  # no batch ever holds a 3: it holds nobody back
+        # no batch ever holds a 3: it holds nobody back
+        ([(0, 3), (1, 4), (1, 4)], 8, {0: 4}, [1, 2]),
     ],
 )
 def test_minimum_shares_with_awkward_sizes(
@@ -151,7 +157,10 @@ def test_a_minimum_share_whose_groups_do_not_fit_yet_holds_every_batch_back_and_
 
 
 def test_environments_whose_shares_exclude_each_other_take_turns() -> None:
-    waiting, served = filled([(env_id, 16) for _ in range(6) for env_id in (0, 1)]), list[int | None]()
+    waiting, served = (
+        filled([(env_id, 16) for _ in range(6) for env_id in (0, 1)]),
+        list[int | None](),
+    )
     for position in range(12, 24):
         (group,) = choose(waiting, 16, minima({0: 8, 1: 8})) or []
         waiting.remove(group)
@@ -161,7 +170,9 @@ def test_environments_whose_shares_exclude_each_other_take_turns() -> None:
 
 
 def test_many_shares_of_many_sizes_are_all_kept() -> None:
-    """More combinations of sizes than could be tried: all but the last one of each environment lead nowhere."""
+    """More combinations of sizes than could be tried: all but the last one of each environment lead
+    nowhere.
+    """
     groups = [(env_id, size) for env_id in range(12) for size in (17, 13, 11, 7, 2)]
     taken = choose(filled(groups), 24, minima(dict.fromkeys(range(12), 2)))
     assert taken is not None and [group.size for group in taken] == [2] * 12

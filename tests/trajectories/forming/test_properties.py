@@ -30,14 +30,20 @@ def exact(groups: Queued, batch_size: int) -> list[Choice]:
 
 
 class Expected:
-    """The rule, word for word: of all exact batches, those are kept that have each group that comes first."""
+    """The rule, word for word: of all exact batches, those are kept that have each group that comes
+    first.
+    """
 
     def __init__(self, groups: Queued, batch_size: int, needs: dict[int, int]) -> None:
         self.groups, self.choices = groups, exact(groups, batch_size)
         self.taken = list[int]()
-        waiting = {env_id: min(fitting) for env_id in needs if (fitting := self.of(env_id) & self.some())}
+        waiting = {
+            env_id: min(fitting) for env_id in needs if (fitting := self.of(env_id) & self.some())
+        }
         by_age = sorted(waiting, key=waiting.__getitem__)
-        together = [choice for choice in self.choices if all(choice & self.of(env_id) for env_id in by_age)]
+        together = [
+            choice for choice in self.choices if all(choice & self.of(env_id) for env_id in by_age)
+        ]
         self.choices = together or self.choices
         given = [env_id for env_id in by_age if self.take_one(self.of(env_id))]
         for env_id in given:
@@ -53,10 +59,16 @@ class Expected:
         return frozenset().union(*self.choices)
 
     def given(self, env_id: int) -> int:
-        return sum(size for at, (owner, size) in enumerate(self.groups) if owner == env_id and at in self.taken)
+        return sum(
+            size
+            for at, (owner, size) in enumerate(self.groups)
+            if owner == env_id and at in self.taken
+        )
 
     def take_one(self, positions: Iterable[int]) -> bool:
-        """Take the oldest of these that is in one of the batches left, and leave the batches without it."""
+        """Take the oldest of these that is in one of the batches left, and leave the batches
+        without it.
+        """
         for position in sorted(set(positions) - set(self.taken)):
             if left := [choice for choice in self.choices if position in choice]:
                 self.taken.append(position)
@@ -105,7 +117,11 @@ def test_every_environment_with_a_minimum_gives_a_group_where_that_is_possible(
     taken = choose(filled(groups), batch_size, minima(needs))
     if taken is None:
         return
-    everybody = [choice for choice in exact(groups, batch_size) if set(needs) <= {groups[at][0] for at in choice}]
+    everybody = [
+        choice
+        for choice in exact(groups, batch_size)
+        if set(needs) <= {groups[at][0] for at in choice}
+    ]
     if everybody:
         assert set(needs) <= {group.env_id for group in taken}
 
@@ -125,8 +141,12 @@ def test_a_minimum_holds_batches_back_only_while_it_may_still_be_met(
 
 @settings(max_examples=60, deadline=None, derandomize=True)
 @given(queues, batch_sizes)
-def test_whatever_can_be_served_is_served_while_nothing_new_comes(groups: Queued, batch_size: int) -> None:
-    """No group waits for ever that fits into some batch: batches go on until nothing adds up any more."""
+def test_whatever_can_be_served_is_served_while_nothing_new_comes(
+    groups: Queued, batch_size: int
+) -> None:
+    """No group waits for ever that fits into some batch: batches go on until nothing adds up any
+    more.
+    """
     queue = filled(groups)
     while taken := choose(queue, batch_size):
         for group in taken:

@@ -19,7 +19,9 @@ from .queues import Queued, filled, queues, record
 def of_env(waiting: Queue, env_id: int | None) -> list[GroupRecord]:
     """Groups of an environment, oldest first."""
     fifos = waiting.sizes_of(env_id).values()
-    return sorted((group for fifo in fifos for group in fifo.values()), key=lambda group: group.position)
+    return sorted(
+        (group for fifo in fifos for group in fifo.values()), key=lambda group: group.position
+    )
 
 
 def test_a_queue_counts_what_it_holds() -> None:
@@ -30,7 +32,9 @@ def test_a_queue_counts_what_it_holds() -> None:
         waiting.remove(waiting.groups[position])
     held = list(waiting.groups.values())
     assert (len(waiting), waiting.num_sequences) == (50, sum(group.size for group in held))
-    assert waiting.num_by_size == {size: sum(group.size == size for group in held) for size in (2, 4, 7)}
+    assert waiting.num_by_size == {
+        size: sum(group.size == size for group in held) for size in (2, 4, 7)
+    }
     for env_id in (None, 0, 1):
         own = [group for group in held if group.env_id == env_id]
         assert of_env(waiting, env_id) == own
@@ -79,7 +83,13 @@ def test_whoever_comes_goes_and_is_looked_at_meanwhile_the_order_is_that_of_posi
     for _ in range(data.draw(st.integers(1, 25))):
         choice = data.draw(st.sampled_from(["add", "remove", "put back", "look"]))
         if choice == "add":
-            waiting.add(record(following, data.draw(st.sampled_from([1, 2])), data.draw(st.sampled_from([None, 0]))))
+            waiting.add(
+                record(
+                    following,
+                    data.draw(st.sampled_from([1, 2])),
+                    data.draw(st.sampled_from([None, 0])),
+                )
+            )
             following += 1
         elif choice == "remove" and waiting.groups:
             position = data.draw(st.sampled_from(sorted(waiting.groups)))
@@ -102,7 +112,9 @@ def check_order(waiting: Queue) -> None:
 
 
 def test_a_large_batch_that_is_dissolved_over_a_long_queue_costs_one_walk() -> None:
-    """The youngest groups come back, one by one: each stands behind all the others, then before those that followed."""
+    """The youngest groups come back, one by one: each stands behind all the others, then before
+    those that followed.
+    """
     waiting = filled([(0, 1)] * 40_000)
     batch = [waiting.groups[position] for position in range(37_000, 39_000)]
     for group in batch:
@@ -111,7 +123,8 @@ def test_a_large_batch_that_is_dissolved_over_a_long_queue_costs_one_walk() -> N
     for group in batch:
         waiting.put_back(group)
     assert next(iter(of_env(waiting, 0))).position == 0
-    assert time.process_time() - began < 0.5  # 0.03 on the machine it was written on; 9 in a walk for each
+    # 0.03 on the machine it was written on; 9 in a walk for each
+    assert time.process_time() - began < 0.5
     assert [group.position for group in of_env(waiting, 0)] == list(range(40_000))
 
 
@@ -123,5 +136,6 @@ def test_a_batch_that_comes_back_costs_no_walk_through_the_queue() -> None:
     began = time.process_time()
     for group in batch:
         waiting.put_back(group)
-    assert time.process_time() - began < 0.5  # 0.02 on the machine it was written on; 1.5 in a walk for each
+    # 0.02 on the machine it was written on; 1.5 in a walk for each
+    assert time.process_time() - began < 0.5
     assert next(iter(of_env(waiting, 0))) is batch[0]

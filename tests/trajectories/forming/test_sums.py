@@ -11,7 +11,12 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from halteres.trajectories.batch_selection import RemainingCapacity, can_add_up, can_add_up_with_each, can_ever_add_up
+from halteres.trajectories.batch_selection import (
+    RemainingCapacity,
+    can_add_up,
+    can_add_up_with_each,
+    can_ever_add_up,
+)
 
 sizes_of_groups = st.lists(st.sampled_from([1, 2, 3, 4, 5, 6, 8, 12, 16]), max_size=5)
 
@@ -31,8 +36,12 @@ def test_adding_up_agrees_with_trying_everything(seed: int) -> None:
 def test_adding_up_with_a_group_of_each_agrees_with_trying_everything(
     others: list[int], givers: list[list[int]], total: int
 ) -> None:
-    owners = [(size, None) for size in others] + [(size, at) for at, own in enumerate(givers) for size in own]
-    choices = itertools.chain.from_iterable(itertools.combinations(owners, num) for num in range(len(owners) + 1))
+    owners = [(size, None) for size in others] + [
+        (size, at) for at, own in enumerate(givers) for size in own
+    ]
+    choices = itertools.chain.from_iterable(
+        itertools.combinations(owners, num) for num in range(len(owners) + 1)
+    )
     exists = any(
         sum(size for size, _ in choice) == total
         and {at for _, at in choice if at is not None} == set(range(len(givers)))
@@ -68,9 +77,12 @@ def test_room_closes_a_size_that_cannot_be_completed() -> None:
     assert room.missing == 0
 
 
-def test_a_very_large_batch_takes_no_arithmetic_on_as_large_numbers_for_each_of_its_groups() -> None:
+def test_a_very_large_batch_takes_no_arithmetic_on_as_large_numbers_for_each_of_its_groups() -> (
+    None
+):
     began = time.process_time()
     room = RemainingCapacity({16: 2**16, 48: 10, 2**21: 1}, 2**20)
     while room.missing:
         assert room.take(16)
-    assert time.process_time() - began < 5  # 0.2 on the machine it was written on; a minute the other way
+    # 0.2 on the machine it was written on; a minute the other way
+    assert time.process_time() - began < 5

@@ -30,7 +30,9 @@ async def status(scene: ServerFixture, **headers: str) -> int:
     return (await scene.http.get("/info", headers=named)).status_code
 
 
-def guarded(folder: Path, address: str = "127.0.0.1", **options: object) -> AbstractAsyncContextManager[ServerFixture]:
+def guarded(
+    folder: Path, address: str = "127.0.0.1", **options: object
+) -> AbstractAsyncContextManager[ServerFixture]:
     """A server with these options, as if it listened there."""
     return opened(folder / "queue.sqlite", options=Options(database="", **options), address=address)  # type: ignore[arg-type]
 
@@ -38,7 +40,9 @@ def guarded(folder: Path, address: str = "127.0.0.1", **options: object) -> Abst
 @pytest.fixture
 async def beyond(tmp_path: Path) -> AsyncIterator[ServerFixture]:
     """A server that other machines reach, without a token."""
-    async with guarded(tmp_path, EVERYWHERE, insecure=True, allowed_hosts=frozenset({"gpu7.lan"})) as scene:
+    async with guarded(
+        tmp_path, EVERYWHERE, insecure=True, allowed_hosts=frozenset({"gpu7.lan"})
+    ) as scene:
         yield scene
 
 
@@ -49,7 +53,9 @@ async def locked(tmp_path: Path) -> AsyncIterator[ServerFixture]:
         yield scene
 
 
-@pytest.mark.parametrize("host", ["127.0.0.1", "127.0.0.1:8000", "localhost:1", "[::1]:8000", "LOCALHOST"])
+@pytest.mark.parametrize(
+    "host", ["127.0.0.1", "127.0.0.1:8000", "localhost:1", "[::1]:8000", "LOCALHOST"]
+)
 async def test_on_the_loopback_its_names_pass(scene: ServerFixture, host: str) -> None:
     assert await status(scene, host=host) == 200
     assert await status(scene, host=host, origin=f"http://{host}") == 200
@@ -59,38 +65,60 @@ async def test_on_the_loopback_its_names_pass(scene: ServerFixture, host: str) -
 @pytest.mark.parametrize(
     "name", ["evil.example", "evil.example:8000", "192.168.1.7", "localhost@evil.example", "", "["]
 )
-async def test_on_the_loopback_no_other_name_and_no_other_page_passes(scene: ServerFixture, name: str) -> None:
+async def test_on_the_loopback_no_other_name_and_no_other_page_passes(
+    scene: ServerFixture, name: str
+) -> None:
     assert await status(scene, host=name) == 403
     assert await status(scene, origin=f"http://{name}") == 403
 
 
 @pytest.mark.parametrize("method", ["GET", "POST", "OPTIONS", "HEAD", "DELETE"])
-async def test_no_answer_says_that_other_pages_may_read_it(scene: ServerFixture, method: str) -> None:
+async def test_no_answer_says_that_other_pages_may_read_it(
+    scene: ServerFixture, method: str
+) -> None:
     for headers in ({}, {"origin": "http://evil.example"}, {"origin": "http://localhost"}):
         answer = await scene.http.request(method, "/batch", headers=headers)
         assert not [name for name in answer.headers if name.startswith("access-control")]
 
 
 @pytest.mark.parametrize("path", ["/reset_data", "/batch", "/"])
-async def test_an_address_embedded_in_a_foreign_page_does_nothing(scene: ServerFixture, path: str) -> None:
+async def test_an_address_embedded_in_a_foreign_page_does_nothing(
+    scene: ServerFixture, path: str
+) -> None:
     """`<img src="http://127.0.0.1:8000/reset_data">` has no Origin, and the right Host."""
     await scene.begin()
-    embedded = {"sec-fetch-site": "cross-site", "sec-fetch-mode": "no-cors", "sec-fetch-dest": "image"}
+    embedded = {
+        "sec-fetch-site": "cross-site",
+        "sec-fetch-mode": "no-cors",
+        "sec-fetch-dest": "image",
+    }
     assert (await scene.http.get(path, headers=embedded)).status_code == 403
     assert (await scene.get("/info"))["batch_size"] == 4
     for site in ("none", "same-origin", "same-site"):
         assert (await scene.http.get("/info", headers={"sec-fetch-site": site})).status_code == 200
-    assert (await scene.http.get("/info", headers={**embedded, "origin": "http://localhost:3000"})).status_code == 200
+    assert (
+        await scene.http.get("/info", headers={**embedded, "origin": "http://localhost:3000"})
+    ).status_code == 200
 
 
 @pytest.mark.parametrize("path", ["/reset_data", "/batch"])
-async def test_a_page_that_only_its_referer_tells_of_is_known_too(scene: ServerFixture, path: str) -> None:
+async def test_a_page_that_only_its_referer_tells_of_is_known_too(
+    scene: ServerFixture, path: str
+) -> None:
     """Without TLS browsers send neither Sec-Fetch-Site nor, for an image, Origin."""
     await scene.begin()
-    for page in ("http://evil.example/", "http://evil.example", "https://evil.example/127.0.0.1/", "evil", ""):
+    for page in (
+        "http://evil.example/",
+        "http://evil.example",
+        "https://evil.example/127.0.0.1/",
+        "evil",
+        "",
+    ):
         assert (await scene.http.get(path, headers={"referer": page})).status_code == 403
     assert (await scene.get("/info"))["batch_size"] == 4
-    assert (await scene.http.get("/info", headers={"referer": "http://127.0.0.1:8000/docs?x"})).status_code == 200
+    assert (
+        await scene.http.get("/info", headers={"referer": "http://127.0.0.1:8000/docs?x"})
+    ).status_code == 200
 
 
 async def test_a_second_host_or_origin_does_not_hide_the_first() -> None:
@@ -98,19 +126,31 @@ async def test_a_second_host_or_origin_does_not_hide_the_first() -> None:
     assert keeper.refusal([ours]) is None
     assert keeper.refusal([ours, theirs]) is not None
     assert keeper.refusal([]) is not None
-    assert keeper.refusal([ours, (b"origin", b"http://localhost"), (b"origin", b"http://evil.example")]) is not None
+    assert (
+        keeper.refusal(
+            [ours, (b"origin", b"http://localhost"), (b"origin", b"http://evil.example")]
+        )
+        is not None
+    )
 
 
-@pytest.mark.parametrize("host", ["10.0.0.7:8000", "[fd00::7]:8000", "127.0.0.1", "gpu7.lan:8000", "GPU7.LAN"])
+@pytest.mark.parametrize(
+    "host", ["10.0.0.7:8000", "[fd00::7]:8000", "127.0.0.1", "gpu7.lan:8000", "GPU7.LAN"]
+)
 async def test_beyond_it_addresses_and_allowed_names_pass(beyond: ServerFixture, host: str) -> None:
     assert await status(beyond, host=host) == 200
     assert await status(beyond, host=host, origin=f"http://{host}") == 200
 
 
-async def test_beyond_it_other_names_and_pages_are_refused_and_told_the_flag(beyond: ServerFixture) -> None:
+async def test_beyond_it_other_names_and_pages_are_refused_and_told_the_flag(
+    beyond: ServerFixture,
+) -> None:
     answer = await beyond.http.get("/info", headers={"host": "evil.example"})
     assert answer.status_code == 403
-    assert "Host names 'evil.example'." in answer.json()["detail"] and "--allow-host NAME" in answer.json()["detail"]
+    assert (
+        "Host names 'evil.example'." in answer.json()["detail"]
+        and "--allow-host NAME" in answer.json()["detail"]
+    )
     assert await status(beyond, host="10.0.0.7", origin="http://10.0.0.8") == 403
     assert await status(beyond, host="10.0.0.7", origin="null") == 403
     assert await status(beyond, host="10.0.0.7", sec_fetch_site="cross-site") == 403
@@ -128,7 +168,9 @@ async def test_on_the_loopback_they_do_not(scene: ServerFixture) -> None:
     assert await status(scene, host="trajectories:8000") == 403
 
 
-async def test_beyond_it_the_machines_own_names_pass(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_beyond_it_the_machines_own_names_pass(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr(socket, "gethostname", lambda: "GPU8.lan")
     monkeypatch.setattr(socket, "getfqdn", lambda: "GPU8.rack.example")
     async with guarded(tmp_path, EVERYWHERE, insecure=True) as scene:
@@ -153,8 +195,12 @@ async def kept(tmp_path: Path) -> AsyncIterator[ServerFixture]:
         yield scene
 
 
-@pytest.mark.parametrize("host", ["trajectories.default.svc.cluster.local:8000", "gpu9.lan", "10.0.0.7", "trainer"])
-async def test_who_knows_the_token_may_call_the_server_as_it_likes(kept: ServerFixture, host: str) -> None:
+@pytest.mark.parametrize(
+    "host", ["trajectories.default.svc.cluster.local:8000", "gpu9.lan", "10.0.0.7", "trainer"]
+)
+async def test_who_knows_the_token_may_call_the_server_as_it_likes(
+    kept: ServerFixture, host: str
+) -> None:
     assert await status(kept, host=host, authorization=f"Bearer {TOKEN}") == 200
     assert await status(kept, host=host, authorization=basic("x", TOKEN)) == 200
 
@@ -179,7 +225,9 @@ async def test_a_page_may_not_though_its_browser_knows_the_token(kept: ServerFix
         basic("x", TOKEN).lower()[:6] + basic("x", TOKEN)[6:],
     ],
 )
-async def test_the_token_passes_as_bearer_and_as_anybodys_password(locked: ServerFixture, login: str) -> None:
+async def test_the_token_passes_as_bearer_and_as_anybodys_password(
+    locked: ServerFixture, login: str
+) -> None:
     assert await status(locked, authorization=login) == 200
 
 
@@ -202,7 +250,9 @@ async def test_the_token_passes_as_bearer_and_as_anybodys_password(locked: Serve
         "Basic " + "A" * 5000,
     ],
 )
-async def test_anything_else_is_401_with_a_sentence(locked: ServerFixture, login: str | None) -> None:
+async def test_anything_else_is_401_with_a_sentence(
+    locked: ServerFixture, login: str | None
+) -> None:
     headers = {} if login is None else {b"authorization": login.encode("latin-1")}
     answer = await locked.http.get("/info", headers=headers)
     assert answer.status_code == 401
@@ -214,12 +264,16 @@ async def test_anything_else_is_401_with_a_sentence(locked: ServerFixture, login
 async def test_every_route_wants_the_token(locked: ServerFixture) -> None:
     paths = ["/", "/docs", "/openapi.json", "/metrics", "/v1/groups", "/nope", "/reset_data"]
     assert {(await locked.http.get(path)).status_code for path in paths} == {401}
-    assert {(await locked.raw_post(path, b"{}")).status_code for path in ("/register", "/scored_data")} == {401}
+    assert {
+        (await locked.raw_post(path, b"{}")).status_code for path in ("/register", "/scored_data")
+    } == {401}
 
 
 async def test_a_token_does_not_open_the_door_to_a_foreign_page(locked: ServerFixture) -> None:
     """A browser that knows the password sends it for any page."""
-    assert await status(locked, authorization=f"Bearer {TOKEN}", origin="http://evil.example") == 403
+    assert (
+        await status(locked, authorization=f"Bearer {TOKEN}", origin="http://evil.example") == 403
+    )
     assert await status(locked, authorization=f"Bearer {TOKEN}", sec_fetch_site="cross-site") == 403
 
 
@@ -232,7 +286,9 @@ async def test_the_token_in_the_url_is_understood(locked: ServerFixture) -> None
         assert (await client.get("http://x:wrong@127.0.0.1:8000/info")).status_code == 401
 
 
-@pytest.mark.parametrize("path", ["/batch", "/", "/status", "/reset_data", "/v1/groups", "/scored_data"])
+@pytest.mark.parametrize(
+    "path", ["/batch", "/", "/status", "/reset_data", "/v1/groups", "/scored_data"]
+)
 async def test_head_serves_nothing(scene: ServerFixture, path: str) -> None:
     await scene.begin(batch_size=2)
     await scene.send({"tokens": [[1], [2]], "masks": [[1], [2]], "scores": [0, 1]})

@@ -14,7 +14,14 @@ import pytest
 from starlette.types import Receive, Scope
 
 from halteres.trajectories import http
-from halteres.trajectories.http import INFLATED_AT_ONCE, LARGE_PACKED, Bodies, TooLarge, TooSlow, inflate
+from halteres.trajectories.http import (
+    INFLATED_AT_ONCE,
+    LARGE_PACKED,
+    Bodies,
+    TooLarge,
+    TooSlow,
+    inflate,
+)
 from halteres.trajectories.options import Options, Rules
 from trajectories.server_fixtures import ServerFixture, group, opened
 
@@ -23,7 +30,9 @@ class Sender:
     """A client whose chunks come when told."""
 
     def __init__(self, **headers: str) -> None:
-        self._headers = [(name.replace("_", "-").encode(), value.encode()) for name, value in headers.items()]
+        self._headers = [
+            (name.replace("_", "-").encode(), value.encode()) for name, value in headers.items()
+        ]
         self._chunks: asyncio.Queue[dict[str, object]] = asyncio.Queue()
 
     def send(self, chunk: bytes, *, more: bool = False) -> Sender:
@@ -64,7 +73,12 @@ async def test_a_body_that_says_it_is_too_large_is_not_read(declared: str) -> No
 async def test_a_body_that_becomes_too_large_is_not_read_to_its_end() -> None:
     bodies = Bodies(largest=100)
     with pytest.raises(TooLarge):
-        await read(bodies, Sender(transfer_encoding="chunked").send(b"x" * 60, more=True).send(b"x" * 60, more=True))
+        await read(
+            bodies,
+            Sender(transfer_encoding="chunked")
+            .send(b"x" * 60, more=True)
+            .send(b"x" * 60, more=True),
+        )
     with pytest.raises(TooLarge, match="when inflated"):
         await read(bodies, Sender(content_encoding="gzip").send(gzip.compress(b"0" * 101)))
     assert bodies.held == 0
@@ -123,12 +137,18 @@ async def test_beyond_the_bound_later_bodies_wait_in_order() -> None:
         async with bodies.of(*sent.request):
             order.append(name)
 
-    async with asyncio.timeout(5), asyncio.TaskGroup() as tasks, bodies.of(*first.send(b"1" * 60).request):
+    async with (
+        asyncio.timeout(5),
+        asyncio.TaskGroup() as tasks,
+        bodies.of(*first.send(b"1" * 60).request),
+    ):
         tasks.create_task(follow("second", second))
         tasks.create_task(follow("third", third))
         await asyncio.sleep(0)
         await asyncio.sleep(0)
-        assert (bodies.held, order) == (60, []), "the third is small enough, but the second was there before it"
+        assert (bodies.held, order) == (60, []), (
+            "the third is small enough, but the second was there before it"
+        )
     assert (order, bodies.held) == (["second", "third"], 0)
 
 
@@ -145,7 +165,9 @@ async def test_a_body_that_did_not_say_its_length_keeps_no_more_room_than_it_nee
     bodies = Bodies(largest=100, at_once=200, small=0)
     async with asyncio.timeout(5), AsyncExitStack() as held:
         for _ in range(10):
-            await held.enter_async_context(bodies.of(*Sender(transfer_encoding="chunked").send(b"abc").request))
+            await held.enter_async_context(
+                bodies.of(*Sender(transfer_encoding="chunked").send(b"abc").request)
+            )
         assert bodies.held == 30
     assert bodies.held == 0
 
@@ -154,7 +176,9 @@ async def test_while_one_of_unknown_length_is_read_the_next_waits_until_it_is_kn
     bodies = Bodies(largest=100, at_once=100, small=0)
     unknown = Sender(transfer_encoding="chunked").send(b"x", more=True)
     async with asyncio.timeout(5), asyncio.TaskGroup() as tasks:
-        first, second = (tasks.create_task(read(bodies, sent)) for sent in (unknown, sender(2).send(b"ab")))
+        first, second = (
+            tasks.create_task(read(bodies, sent)) for sent in (unknown, sender(2).send(b"ab"))
+        )
         await asyncio.sleep(0)
         await asyncio.sleep(0)
         assert bodies.held == 100
@@ -164,7 +188,11 @@ async def test_while_one_of_unknown_length_is_read_the_next_waits_until_it_is_kn
 
 async def test_a_small_body_waits_for_nobody() -> None:
     bodies = Bodies(largest=1000, at_once=1000, small=10)
-    async with asyncio.timeout(5), asyncio.TaskGroup() as tasks, bodies.of(*sender(999).send(b"1" * 999).request):
+    async with (
+        asyncio.timeout(5),
+        asyncio.TaskGroup() as tasks,
+        bodies.of(*sender(999).send(b"1" * 999).request),
+    ):
         waiting = tasks.create_task(read(bodies, sender(11).send(b"2" * 11)))
         for _ in range(3):
             assert await read(bodies, sender(10).send(b"0123456789")) == b"0123456789"
@@ -179,7 +207,9 @@ async def test_a_small_body_does_not_keep_the_largest_out() -> None:
     assert bodies.held == 0
 
 
-async def test_heartbeats_come_through_while_posts_of_unknown_length_are_held_at_a_full_queue(tmp_path: Path) -> None:
+async def test_heartbeats_come_through_while_posts_of_unknown_length_are_held_at_a_full_queue(
+    tmp_path: Path,
+) -> None:
     full = Options(database="", rules=Rules(max_queue_bytes=1024 * 1024))
     async with opened(tmp_path / "queue.sqlite", options=full) as scene:
         await scene.begin(batch_size=1000)
@@ -189,7 +219,10 @@ async def test_heartbeats_come_through_while_posts_of_unknown_length_are_held_at
         async def content() -> AsyncIterator[bytes]:
             yield json.dumps(group()).encode() + b" " * 100
 
-        posts = [asyncio.create_task(scene.http.post("/scored_data", content=content())) for _ in range(5)]
+        posts = [
+            asyncio.create_task(scene.http.post("/scored_data", content=content()))
+            for _ in range(5)
+        ]
         async with asyncio.timeout(5):
             await asyncio.wait(posts, timeout=0.1)
             assert 5 * 100 < scene.app.state.context.bodies.held < 5 * 1000
@@ -201,7 +234,8 @@ async def test_heartbeats_come_through_while_posts_of_unknown_length_are_held_at
 
 
 @pytest.mark.parametrize(
-    ("num_bytes", "in_thread"), [(INFLATED_AT_ONCE, False), (INFLATED_AT_ONCE + 1, True), (40 * INFLATED_AT_ONCE, True)]
+    ("num_bytes", "in_thread"),
+    [(INFLATED_AT_ONCE, False), (INFLATED_AT_ONCE + 1, True), (40 * INFLATED_AT_ONCE, True)],
 )
 async def test_what_is_large_inside_is_inflated_in_a_thread(
     monkeypatch: pytest.MonkeyPatch, num_bytes: int, in_thread: bool
@@ -215,14 +249,21 @@ async def test_what_is_large_inside_is_inflated_in_a_thread(
     monkeypatch.setattr(http, "inflate", watched)
     packed = gzip.compress(text)
     assert len(packed) < LARGE_PACKED
-    assert await read(Bodies(largest=256 * INFLATED_AT_ONCE), Sender(content_encoding="gzip").send(packed)) == text
+    assert (
+        await read(
+            Bodies(largest=256 * INFLATED_AT_ONCE), Sender(content_encoding="gzip").send(packed)
+        )
+        == text
+    )
     assert [name == "MainThread" for name in threads] == [True, False][: 1 + in_thread]
 
 
 async def test_a_bomb_beyond_the_limit_is_told_from_a_thread_as_well() -> None:
     packed = gzip.compress(bytes(3 * INFLATED_AT_ONCE))
     with pytest.raises(TooLarge, match=f"larger than {2 * INFLATED_AT_ONCE} bytes when inflated"):
-        await read(Bodies(largest=2 * INFLATED_AT_ONCE), Sender(content_encoding="gzip").send(packed))
+        await read(
+            Bodies(largest=2 * INFLATED_AT_ONCE), Sender(content_encoding="gzip").send(packed)
+        )
 
 
 async def test_a_request_that_is_given_up_while_it_waits_leaves_no_hole() -> None:
@@ -241,18 +282,26 @@ async def test_a_request_that_is_given_up_while_it_waits_leaves_no_hole() -> Non
 @pytest.fixture
 async def narrow(tmp_path: object) -> AsyncIterator[ServerFixture]:
     """A server that takes small bodies only."""
-    async with opened(tmp_path / "queue.sqlite", options=Options(database="", max_body=1024)) as scene:  # type: ignore[operator]
+    async with opened(
+        tmp_path / "queue.sqlite", options=Options(database="", max_body=1024)
+    ) as scene:  # type: ignore[operator]
         yield scene
 
 
-@pytest.mark.parametrize("path", ["/register", "/scored_data", "/scored_data_list", "/v1/batches/1/extend"])
-async def test_too_large_a_body_is_413_and_ends_the_connection(narrow: ServerFixture, path: str) -> None:
+@pytest.mark.parametrize(
+    "path", ["/register", "/scored_data", "/scored_data_list", "/v1/batches/1/extend"]
+)
+async def test_too_large_a_body_is_413_and_ends_the_connection(
+    narrow: ServerFixture, path: str
+) -> None:
     answer = await narrow.raw_post(path, b" " * 1025)
     assert (answer.status_code, answer.headers["connection"]) == (413, "close")
     assert answer.text.startswith("The body is larger than 1024 bytes.")
 
 
-async def test_a_sender_that_never_ends_is_408_and_loses_the_connection(scene: ServerFixture) -> None:
+async def test_a_sender_that_never_ends_is_408_and_loses_the_connection(
+    scene: ServerFixture,
+) -> None:
     scene.app.state.context.bodies.deadline_s = 0.05
 
     async def trickle() -> AsyncIterator[bytes]:
@@ -267,7 +316,9 @@ async def test_a_sender_that_never_ends_is_408_and_loses_the_connection(scene: S
 
 async def test_a_sender_that_hangs_up_is_nobody_s_error(scene: ServerFixture) -> None:
     sent: list[dict[str, object]] = []
-    messages = iter([{"type": "http.request", "body": b"[", "more_body": True}, {"type": "http.disconnect"}])
+    messages = iter(
+        [{"type": "http.request", "body": b"[", "more_body": True}, {"type": "http.disconnect"}]
+    )
 
     async def receive() -> dict[str, object]:
         return next(messages)
@@ -276,7 +327,13 @@ async def test_a_sender_that_hangs_up_is_nobody_s_error(scene: ServerFixture) ->
         sent.append(message)
 
     headers = [(b"host", b"localhost"), (b"content-length", b"9")]
-    scope = {"type": "http", "method": "POST", "path": "/scored_data", "headers": headers, "query_string": b""}
+    scope = {
+        "type": "http",
+        "method": "POST",
+        "path": "/scored_data",
+        "headers": headers,
+        "query_string": b"",
+    }
     await scene.app(scope, receive, send)  # type: ignore[arg-type]
     assert sent[0]["status"] == 400
     assert scene.app.state.context.bodies.held == 0

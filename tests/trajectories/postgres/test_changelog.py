@@ -20,7 +20,11 @@ from .samples import ADOPTED, CHANGES, arrived
 
 
 def test_there_is_a_sample_of_every_kind_of_change() -> None:
-    assert {type(change) for change in CHANGES} == set(get_args(Change)) == set(postgres.KINDS.values())
+    assert (
+        {type(change) for change in CHANGES}
+        == set(get_args(Change))
+        == set(postgres.KINDS.values())
+    )
 
 
 @pytest.mark.parametrize("change", CHANGES, ids=lambda change: type(change).__name__)

@@ -49,7 +49,9 @@ async def test_a_group_posted_at_one_is_in_the_batch_of_another(pair: Pair) -> N
     assert await other.batch() is None
 
 
-async def test_a_question_that_waits_at_one_is_answered_by_a_group_that_comes_to_another(pair: Pair) -> None:
+async def test_a_question_that_waits_at_one_is_answered_by_a_group_that_comes_to_another(
+    pair: Pair,
+) -> None:
     one, other = pair
     asked = asyncio.create_task(one.batch(wait=10))
     await other.send(group(mark=1), group(mark=2))
@@ -71,7 +73,11 @@ async def test_a_lease_of_one_is_acknowledged_at_another(pair: Pair) -> None:
     batch = await one.get("/batch", lease=60)
     assert (await other.raw_post(f"/v1/batches/{batch['batch_id']}/ack", {})).status_code == 200
     assert (await one.raw_post(f"/v1/batches/{batch['batch_id']}/ack", {})).status_code == 200
-    assert await one.get("/status") == await other.get("/status") == {"current_step": 1, "queue_size": 0}
+    assert (
+        await one.get("/status")
+        == await other.get("/status")
+        == {"current_step": 1, "queue_size": 0}
+    )
 
 
 async def test_a_lease_of_one_that_expires_comes_back_at_another(pair: Pair) -> None:
@@ -120,7 +126,9 @@ async def test_a_reset_at_one_is_a_reset_of_all(pair: Pair) -> None:
 async def test_servers_outlive_a_postgresql_that_starts_again(
     pair: Pair, cluster: Cluster, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """What was acknowledged before is served; what was asked meanwhile is refused with 503, to be sent again."""
+    """What was acknowledged before is served; what was asked meanwhile is refused with 503, to be
+    sent again.
+    """
     one, other = pair
     await one.send(group(mark=1))
     going_back: list[PostgresStore] = []
@@ -136,6 +144,11 @@ async def test_servers_outlive_a_postgresql_that_starts_again(
     await until(lambda: len(set(going_back)) == 2)
     cluster.start()
     refused = await asked
-    assert (refused.status_code, "Look whether PostgreSQL runs there" in refused.text) == (503, True)
-    assert await other.post("/scored_data", group(mark=2), Idempotency_Key="k") == {"status": "received"}
+    assert (refused.status_code, "Look whether PostgreSQL runs there" in refused.text) == (
+        503,
+        True,
+    )
+    assert await other.post("/scored_data", group(mark=2), Idempotency_Key="k") == {
+        "status": "received"
+    }
     assert marks(await one.batch()) == [1, 2]

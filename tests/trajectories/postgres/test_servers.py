@@ -1,4 +1,6 @@
-"""Three server processes on one PostgreSQL under load, one of them killed: nothing lost, nothing doubled."""
+"""Three server processes on one PostgreSQL under load, one of them killed: nothing lost, nothing
+doubled.
+"""
 
 from __future__ import annotations
 
@@ -71,7 +73,9 @@ async def fleet(url: str) -> AsyncIterator[Fleet]:
     """Three servers on one database, a registered trainer that has asked once."""
     servers = await asyncio.gather(*(asyncio.to_thread(ServerProcess, url) for _ in range(3)))
     trainer = TrainerClient(servers[0].url)
-    trainer.register(TrainerRegistration(batch_size=BATCH_SIZE, max_token_len=64, num_steps=NUM_BATCHES))
+    trainer.register(
+        TrainerRegistration(batch_size=BATCH_SIZE, max_token_len=64, num_steps=NUM_BATCHES)
+    )
     servers[1].ask("/batch")
     yield Fleet(servers)
     trainer.close()
@@ -80,7 +84,9 @@ async def fleet(url: str) -> AsyncIterator[Fleet]:
 
 
 async def post(fleet: Fleet, marks: range) -> None:
-    """An environment: every group until it is acknowledged, under one key, wherever somebody listens."""
+    """An environment: every group until it is acknowledged, under one key, wherever somebody
+    listens.
+    """
     for mark in marks:
         send = partial(send_once, body=group(GROUP_SIZE, mark), key=new_key())
         await fleet.somewhere(send)
@@ -102,7 +108,9 @@ async def train(fleet: Fleet) -> None:
             continue
         number, marks = leased
         with contextlib.suppress(LeaseLost):
-            await fleet.somewhere(lambda url, number=number: asyncio.to_thread(acknowledge, url, number))
+            await fleet.somewhere(
+                lambda url, number=number: asyncio.to_thread(acknowledge, url, number)
+            )
             fleet.trained.append(marks)
 
 
@@ -152,9 +160,14 @@ async def test_with_three_servers_and_a_kill_every_acknowledged_group_is_in_exac
         tasks.create_task(kill_and_restart(fleet, fleet.servers[1]))
 
     assert fleet.posted == set(range(1, NUM_GROUPS + 1))
-    assert sorted(mark for batch in fleet.trained for mark in batch) == list(range(1, NUM_GROUPS + 1))
+    assert sorted(mark for batch in fleet.trained for mark in batch) == list(
+        range(1, NUM_GROUPS + 1)
+    )
     assert {len(batch) for batch in fleet.trained} == {BATCH_SIZE // GROUP_SIZE}
     assert all(fleet.answered[server.url] for server in fleet.servers)
     for server in fleet.servers:
-        await until(lambda server=server: server.ask("/status") == {"current_step": NUM_BATCHES, "queue_size": 0})
+        await until(
+            lambda server=server: server.ask("/status")
+            == {"current_step": NUM_BATCHES, "queue_size": 0}
+        )
         assert server.ask("/v1/diagnostics")["groups_accepted"] == NUM_GROUPS

@@ -1,4 +1,6 @@
-"""Several servers on one database: their turns exclude each other, and each begins with what the others did."""
+"""Several servers on one database: their turns exclude each other, and each begins with what the
+others did.
+"""
 
 from __future__ import annotations
 
@@ -42,7 +44,9 @@ def test_turns_exclude_each_other(pair: Pair, cluster: Cluster) -> None:
     one.begin()
     with ThreadPoolExecutor(1) as thread:
         begun = thread.submit(other.begin)
-        wait_until(lambda: cluster.execute(WAITS) == [(1,)], what="the other server waits for its turn")
+        wait_until(
+            lambda: cluster.execute(WAITS) == [(1,)], what="the other server waits for its turn"
+        )
         assert not begun.done()
         one.commit([arrived(1)])
         assert begun.result(10) == Update(changes=[bare(arrived(1))])
@@ -61,7 +65,9 @@ def test_news_are_what_others_did_in_order(pair: Pair) -> None:
     one, other = pair
     turn(one, arrived(1))
     turn(one, RunRecord(step=1), arrived(2))
-    assert other.catch_up() == Update(changes=[bare(arrived(1)), RunRecord(step=1), bare(arrived(2))])
+    assert other.catch_up() == Update(
+        changes=[bare(arrived(1)), RunRecord(step=1), bare(arrived(2))]
+    )
 
 
 def test_news_are_told_once_inside_a_turn_or_outside_and_never_of_oneself(pair: Pair) -> None:
@@ -97,7 +103,9 @@ def test_keys_of_another_run_are_unknown(pair: Pair) -> None:
     assert pair[1].load().keyed == (KnownKey("b", 2**33, b'{"status":"received"}'),)
 
 
-def test_a_server_that_was_away_too_long_begins_afresh(pair: Pair, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_server_that_was_away_too_long_begins_afresh(
+    pair: Pair, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr(postgres, "KEPT_S", -1)
     monkeypatch.setattr(postgres, "PRUNED_EVERY", 1)
     one, other = pair
@@ -105,13 +113,17 @@ def test_a_server_that_was_away_too_long_begins_afresh(pair: Pair, monkeypatch: 
     turn(one, arrived(2))
     news = other.begin()
     other.abandon()
-    assert news.changes == () and news.afresh and [each.id for each in news.afresh.waiting] == [1, 2]
+    assert (
+        news.changes == () and news.afresh and [each.id for each in news.afresh.waiting] == [1, 2]
+    )
     assert turn(one, arrived(3)) == Update(changes=[]), "the newest turn is never pruned"
     assert other.catch_up().afresh
     assert other.catch_up() == Update(changes=[])
 
 
-def test_a_server_that_is_too_far_behind_begins_afresh(pair: Pair, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_server_that_is_too_far_behind_begins_afresh(
+    pair: Pair, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr(postgres, "MOST_READ", 2)
     one, other = pair
     turn(one, arrived(1))
@@ -121,7 +133,9 @@ def test_a_server_that_is_too_far_behind_begins_afresh(pair: Pair, monkeypatch: 
     assert other.catch_up().afresh
 
 
-def test_a_database_that_went_back_in_time_is_noticed(pair: Pair, cluster: Cluster, database: str) -> None:
+def test_a_database_that_went_back_in_time_is_noticed(
+    pair: Pair, cluster: Cluster, database: str
+) -> None:
     """E.g. a replica took over that had not caught up, and other servers went on there."""
     one, other = pair
     turn(one, arrived(1))
@@ -130,7 +144,9 @@ def test_a_database_that_went_back_in_time_is_noticed(pair: Pair, cluster: Clust
     assert other.catch_up().afresh and one.catch_up().afresh
 
 
-def test_a_group_is_in_the_log_without_its_tokens(pair: Pair, cluster: Cluster, database: str) -> None:
+def test_a_group_is_in_the_log_without_its_tokens(
+    pair: Pair, cluster: Cluster, database: str
+) -> None:
     turn(pair[0], arrived(1, b"x" * 10_000))
     assert cluster.execute("SELECT max(length(changes)) < 300 FROM turns", database) == [(True,)]
     assert pair[1].catch_up() == Update(changes=[bare(arrived(1))])
@@ -146,7 +162,9 @@ def test_delivered_tokens_are_released_whoever_delivers(pair: Pair) -> None:
 
 
 def test_ids_from_memory_never_meet(open_store: OpenStore) -> None:
-    """Four servers give ids at once, each the next after what it knows: nobody else gives any in its turn."""
+    """Four servers give ids at once, each the next after what it knows: nobody else gives any in
+    its turn.
+    """
     num_servers, num_turns = 4, 25
     together = threading.Barrier(num_servers)
 
@@ -155,7 +173,15 @@ def test_ids_from_memory_never_meet(open_store: OpenStore) -> None:
         together.wait(10)
         for _ in range(num_turns):
             news = store.begin()
-            last = max([last, *(each.group.id for each in news.changes if isinstance(each, GroupArrived))]) + 1
+            last = (
+                max(
+                    [
+                        last,
+                        *(each.group.id for each in news.changes if isinstance(each, GroupArrived)),
+                    ]
+                )
+                + 1
+            )
             store.commit([arrived(last)])
 
     with ThreadPoolExecutor(num_servers) as threads:

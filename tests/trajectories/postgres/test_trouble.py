@@ -22,7 +22,10 @@ from .samples import arrived, turn
 
 OpenStore = Callable[[], PostgresStore]
 
-CUT = "SELECT pg_terminate_backend(pid, 5000) FROM pg_stat_activity WHERE application_name LIKE 'halteres%'"
+CUT = (
+    "SELECT pg_terminate_backend(pid, 5000) FROM pg_stat_activity WHERE application_name LIKE "
+    "'halteres%'"
+)
 
 
 @pytest.fixture
@@ -34,10 +37,14 @@ def store(open_store: OpenStore) -> PostgresStore:
     return store
 
 
-def test_a_connection_lost_within_a_turn_fails_that_turn_only(store: PostgresStore, cluster: Cluster) -> None:
+def test_a_connection_lost_within_a_turn_fails_that_turn_only(
+    store: PostgresStore, cluster: Cluster
+) -> None:
     store.begin()
     cluster.execute(CUT)
-    with pytest.raises(StoreFailed, match=r"^The changes were not stored\. postgresql://halteres:\*\*\*@") as failed:
+    with pytest.raises(
+        StoreFailed, match=r"^The changes were not stored\. postgresql://halteres:\*\*\*@"
+    ) as failed:
         store.commit([arrived(2)])
     assert PASSWORD not in failed.value.sentence
     news = store.begin()
@@ -46,14 +53,18 @@ def test_a_connection_lost_within_a_turn_fails_that_turn_only(store: PostgresSto
     assert [each.id for each in store.load().waiting] == [1, 2]
 
 
-def test_a_connection_lost_between_turns_is_made_again_unnoticed(store: PostgresStore, cluster: Cluster) -> None:
+def test_a_connection_lost_between_turns_is_made_again_unnoticed(
+    store: PostgresStore, cluster: Cluster
+) -> None:
     cluster.execute(CUT)
     assert turn(store, arrived(2)).changes == []
     cluster.execute(CUT)
     assert list(store.bodies([2]).values()) == [b"2"]
 
 
-def test_a_turn_whose_connection_is_lost_can_be_abandoned(store: PostgresStore, cluster: Cluster) -> None:
+def test_a_turn_whose_connection_is_lost_can_be_abandoned(
+    store: PostgresStore, cluster: Cluster
+) -> None:
     store.begin()
     cluster.execute(CUT)
     store.abandon()
@@ -65,7 +76,10 @@ def test_a_postgresql_that_is_down_fails_turns_and_readers_until_it_is_back(
 ) -> None:
     cluster.stop()
     try:
-        with pytest.raises(StoreFailed, match=r"^The trajectory queue gave no turn\. .* Look whether PostgreSQL runs"):
+        with pytest.raises(
+            StoreFailed,
+            match=r"^The trajectory queue gave no turn\. .* Look whether PostgreSQL runs",
+        ):
             store.begin()
         with pytest.raises(StoreFailed, match=r"^The trajectory database cannot be read\. "):
             list(store.bodies([1]).values())
@@ -85,7 +99,9 @@ def test_going_back_to_what_is_kept_waits_for_a_postgresql_that_starts_again(
         assert [each.id for each in loaded.result(10).waiting] == [1]
 
 
-def test_that_wait_has_an_end(store: PostgresStore, cluster: Cluster, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_that_wait_has_an_end(
+    store: PostgresStore, cluster: Cluster, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr(postgres, "PATIENCE_S", 0.1)
     cluster.stop()
     try:
@@ -112,7 +128,9 @@ def test_a_server_that_starts_meanwhile_is_told_the_same(
 ) -> None:
     monkeypatch.setattr(postgres, "LOCK_S", 0.2)
     store.begin()
-    with pytest.raises(StoreFailed, match=r"gave no turn within 0\.2 s\. Another server on it hangs"):
+    with pytest.raises(
+        StoreFailed, match=r"gave no turn within 0\.2 s\. Another server on it hangs"
+    ):
         open_store()
 
 
@@ -120,7 +138,10 @@ def test_a_user_without_rights_is_told_what_is_missing(cluster: Cluster, databas
     cluster.execute("DROP ROLE IF EXISTS guest")
     cluster.execute("CREATE ROLE guest LOGIN")
     cluster.execute("GRANT USAGE ON SCHEMA public TO guest", database)
-    with pytest.raises(StoreFailed, match=r"permission denied for schema public\. Give that user the right to create"):
+    with pytest.raises(
+        StoreFailed,
+        match=r"permission denied for schema public\. Give that user the right to create",
+    ):
         PostgresStore(f"postgresql://guest@/{database}?host={cluster.folder}")
 
 
@@ -171,7 +192,9 @@ def test_a_database_of_another_version_is_refused(
     store: PostgresStore, open_store: OpenStore, cluster: Cluster, database: str
 ) -> None:
     cluster.execute("UPDATE schema_version SET version = 1", database)
-    with pytest.raises(Conflict, match=r"^The trajectory database postgresql://halteres:\*\*\*@.* has version 1\."):
+    with pytest.raises(
+        Conflict, match=r"^The trajectory database postgresql://halteres:\*\*\*@.* has version 1\."
+    ):
         open_store()
 
 
@@ -179,9 +202,13 @@ def test_a_database_with_somebody_elses_tables_is_refused(
     open_store: OpenStore, cluster: Cluster, database: str
 ) -> None:
     cluster.execute("CREATE TABLE groups (name text)", database)
-    with pytest.raises(Conflict, match=r"tables of the same names that are somebody else's: groups\."):
+    with pytest.raises(
+        Conflict, match=r"tables of the same names that are somebody else's: groups\."
+    ):
         open_store()
-    assert cluster.execute("SELECT count(*) FROM pg_tables WHERE schemaname = 'public'", database) == [(1,)]
+    assert cluster.execute(
+        "SELECT count(*) FROM pg_tables WHERE schemaname = 'public'", database
+    ) == [(1,)]
 
 
 @pytest.mark.parametrize(
@@ -209,7 +236,9 @@ def test_a_server_that_is_not_there_is_one_sentence_without_a_password() -> None
     with pytest.raises(StoreFailed) as failed:
         PostgresStore("postgresql://me:hunter22@127.0.0.1:1/x?sslmode=disable")
     sentence = failed.value.sentence
-    assert sentence.startswith("The trajectory database cannot be opened. postgresql://me:***@127.0.0.1:1/x: ")
+    assert sentence.startswith(
+        "The trajectory database cannot be opened. postgresql://me:***@127.0.0.1:1/x: "
+    )
     assert "hunter22" not in sentence and "\n" not in sentence
 
 

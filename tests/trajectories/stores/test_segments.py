@@ -1,4 +1,6 @@
-"""Segment files alone: what was appended is read back, what nobody vouches for is gone, damage is told."""
+"""Segment files alone: what was appended is read back, what nobody vouches for is gone, damage is
+told.
+"""
 
 from __future__ import annotations
 
@@ -88,7 +90,9 @@ def test_what_was_taken_back_is_overwritten(tmp_path: Path) -> None:
     held.close()
 
 
-def test_a_disk_that_takes_a_little_at_a_time_gets_everything(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_disk_that_takes_a_little_at_a_time_gets_everything(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     write = os.pwrite
     calls: list[int] = []
 
@@ -104,7 +108,9 @@ def test_a_disk_that_takes_a_little_at_a_time_gets_everything(tmp_path: Path, mo
     held.close()
 
 
-def test_a_read_that_comes_in_pieces_is_whole(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_read_that_comes_in_pieces_is_whole(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     held = opened(tmp_path)
     extents = held.append([b"0123456789" * 10])
     read = os.pread
@@ -153,7 +159,9 @@ def test_damage_is_told_apart_from_what_is_whole(tmp_path: Path, damage: str) ->
     if damage == "gone":
         path.unlink()
     else:
-        path.write_bytes(path.read_bytes()[:9] if damage == "short" else path.read_bytes()[:-1] + b"D")
+        path.write_bytes(
+            path.read_bytes()[:9] if damage == "short" else path.read_bytes()[:-1] + b"D"
+        )
     first = None if damage == "gone" else b"whole"
     assert held.read(extents) == [first, None, b"elsewhere"]
     held.close()

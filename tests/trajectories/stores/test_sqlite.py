@@ -27,7 +27,9 @@ from .conftest import OpenStore
 
 
 def tallies(store: Store) -> dict[tuple[int | None, Place, str | None], int]:
-    return {(each.env_id, each.place, each.reason): each.num_groups for each in store.load().tallies}
+    return {
+        (each.env_id, each.place, each.reason): each.num_groups for each in store.load().tallies
+    }
 
 
 def test_a_new_store_remembers_nothing(store: SqliteStore) -> None:
@@ -65,7 +67,15 @@ def test_every_change_reaches_the_next_server(open_store: OpenStore) -> None:
         verdict=b'{"status":"received"}',
     )
     store.commit([env, adopted, EnvSeen(0, 1234.5)])
-    store.commit([arrived(1), arrived(2), arrived(3, versions=(0, 4)), arrived(4), arrived(5, place=Place.BUFFERED)])
+    store.commit(
+        [
+            arrived(1),
+            arrived(2),
+            arrived(3, versions=(0, 4)),
+            arrived(4),
+            arrived(5, place=Place.BUFFERED),
+        ]
+    )
     store.commit([batch(1, 2, 1), done, run])
     store.commit([batch(2, 4, 3, expires_at=2060.5, version=1), GroupArrived(aside, b"{}")])
 
@@ -107,8 +117,16 @@ def test_an_environment_that_is_saved_again_was_still_seen(store: SqliteStore) -
     ("changes", "places", "standings"),
     [
         ([], [Place.OUT, Place.OUT], {1: Standing.LEASED}),
-        ([batch(1, 1, 2, standing=Standing.OFFERED)], [Place.OUT, Place.OUT], {1: Standing.OFFERED}),
-        ([batch(1, 1, 2, standing=Standing.RETURNED)], [Place.OUT, Place.OUT], {1: Standing.RETURNED}),
+        (
+            [batch(1, 1, 2, standing=Standing.OFFERED)],
+            [Place.OUT, Place.OUT],
+            {1: Standing.OFFERED},
+        ),
+        (
+            [batch(1, 1, 2, standing=Standing.RETURNED)],
+            [Place.OUT, Place.OUT],
+            {1: Standing.RETURNED},
+        ),
         (
             [batch(1, 1, 2, standing=Standing.REPLACED), batch(2, 1, 2)],
             [Place.OUT, Place.OUT],
@@ -123,7 +141,11 @@ def test_an_environment_that_is_saved_again_was_still_seen(store: SqliteStore) -
             [Place.QUEUED, Place.SET_ASIDE],
             {1: Standing.BROKEN},
         ),
-        ([*delivered(1, 1, 2, step=1)], [Place.DELIVERED, Place.DELIVERED], {1: Standing.DELIVERED}),
+        (
+            [*delivered(1, 1, 2, step=1)],
+            [Place.DELIVERED, Place.DELIVERED],
+            {1: Standing.DELIVERED},
+        ),
     ],
 )
 def test_where_a_batch_stands_its_groups_are(
@@ -178,7 +200,9 @@ def test_tokens_come_back_byte_for_byte_in_the_order_asked_for(open_store: OpenS
 
 def test_any_number_of_groups_can_be_asked_for(store: SqliteStore) -> None:
     store.commit([arrived(number) for number in range(1, 2001)])
-    assert list(store.bodies(range(2000, 0, -1)).values()) == [b"%d" % number for number in range(2000, 0, -1)]
+    assert list(store.bodies(range(2000, 0, -1)).values()) == [
+        b"%d" % number for number in range(2000, 0, -1)
+    ]
 
 
 def test_the_latest_body_is_of_the_group_that_entered_the_queue_last(store: SqliteStore) -> None:
@@ -199,11 +223,15 @@ def test_keys_live_for_their_run(open_store: OpenStore) -> None:
     assert open_store().load().keyed == (again,)
 
 
-def test_only_the_newest_settled_batches_are_loaded(store: SqliteStore, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_only_the_newest_settled_batches_are_loaded(
+    store: SqliteStore, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr(tables, "KEPT_SETTLED", 2)
     store.commit([arrived(number) for number in range(1, 6)])
     store.commit([batch(1, 1, standing=Standing.RETURNED), batch(5, 5)])
-    store.commit([change for number in (2, 3, 4) for change in delivered(number, number, step=number)])
+    store.commit(
+        [change for number in (2, 3, 4) for change in delivered(number, number, step=number)]
+    )
     loaded = store.load()
     assert [each.id for each in loaded.settled] == [3, 4]
     assert [each.id for each in loaded.deliveries] == [1, 5]
@@ -213,7 +241,13 @@ def test_groups_are_counted_once_wherever_they_go(open_store: OpenStore) -> None
     store = open_store()
     late = {"place": Place.SET_ASIDE, "reason": "stale", "why": "Too old."}
     store.commit(
-        [arrived(1), arrived(2), arrived(3, env_id=None), arrived(4, **late), arrived(5, place=Place.BUFFERED)]
+        [
+            arrived(1),
+            arrived(2),
+            arrived(3, env_id=None),
+            arrived(4, **late),
+            arrived(5, place=Place.BUFFERED),
+        ]
     )
     store.commit([batch(1, 1, 3), *delivered(1, 1, 3, step=1), *delivered(1, 1, 3, step=1)])
     store.commit([group(2, **late), group(2, **late)])
@@ -262,7 +296,16 @@ def test_another_run_counts_from_nothing(store: SqliteStore) -> None:
 )
 def test_groups_are_listed_by_id(store: SqliteStore, query: GroupsRequest, ids: list[int]) -> None:
     elsewhere = {"place": Place.BUFFERED, "env_id": 9}
-    store.commit([arrived(1), arrived(2), arrived(3), arrived(4, **elsewhere), arrived(5), arrived(6, **elsewhere)])
+    store.commit(
+        [
+            arrived(1),
+            arrived(2),
+            arrived(3),
+            arrived(4, **elsewhere),
+            arrived(5),
+            arrived(6, **elsewhere),
+        ]
+    )
     store.commit(delivered(1, 1, 3, step=1))
     assert [each.id for each in store.groups(query)] == ids
 

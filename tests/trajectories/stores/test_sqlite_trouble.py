@@ -1,4 +1,6 @@
-"""A store in trouble: full disks, torn tails, lost power, damage, a second server. Told, and nothing lost."""
+"""A store in trouble: full disks, torn tails, lost power, damage, a second server. Told, and
+nothing lost.
+"""
 
 from __future__ import annotations
 
@@ -48,12 +50,16 @@ def largest_file(num_bytes: int) -> Iterator[None]:
 
 
 def test_a_file_that_cannot_grow_takes_nothing_and_goes_on_later(open_store: OpenStore) -> None:
-    """Refused by the kernel, in the middle of the tokens: the turn is not remembered, what came before is."""
+    """Refused by the kernel, in the middle of the tokens: the turn is not remembered, what came
+    before is.
+    """
     store = open_store()
     store.commit([arrived(1, b"a" * MEBIBYTE), keyed(2, "k")])
     with (
         largest_file(3 * MEBIBYTE // 2),
-        pytest.raises(StoreFailed, match=r"It was not stored\. .*File too large\. Make room on the disk;"),
+        pytest.raises(
+            StoreFailed, match=r"It was not stored\. .*File too large\. Make room on the disk;"
+        ),
     ):
         store.commit([arrived(3, b"b" * MEBIBYTE)])
     assert [each.id for each in store.load().waiting] == [1, 2]
@@ -77,10 +83,14 @@ def test_a_full_database_takes_nothing_and_the_place_of_the_tokens_is_used_again
     for reader in (store, open_store()):
         assert [each.id for each in reader.load().waiting] == [1, 2]
         assert list(reader.bodies([1, 2]).values()) == [b"kept", b"kept as well"]
-    assert [path.stat().st_size for path in tokens(file).iterdir()] == [len(b"kept" + b"kept as well")]
+    assert [path.stat().st_size for path in tokens(file).iterdir()] == [
+        len(b"kept" + b"kept as well")
+    ]
 
 
-def test_a_database_whose_log_cannot_grow_is_drained_in_the_room_that_the_log_has(open_store: OpenStore) -> None:
+def test_a_database_whose_log_cannot_grow_is_drained_in_the_room_that_the_log_has(
+    open_store: OpenStore,
+) -> None:
     """As on a full disk, where this process alone is refused more."""
     store = open_store()
     store.commit([arrived(number) for number in range(1, 101)])
@@ -97,9 +107,12 @@ def test_groups_are_stored_only_beside_room_that_is_kept_for_a_full_disk(
 ) -> None:
     reserve = store.file.with_name(f"{store.file.name}.reserve")
     with monkeypatch.context() as patch:
-        patch.setattr(shutil, "disk_usage", lambda folder: SimpleNamespace(free=2 * RESERVE_BYTES - 1))
+        patch.setattr(
+            shutil, "disk_usage", lambda folder: SimpleNamespace(free=2 * RESERVE_BYTES - 1)
+        )
         with pytest.raises(
-            StoreFailed, match=r"It was not stored\. .*No space left on device\. Make room on the disk;"
+            StoreFailed,
+            match=r"It was not stored\. .*No space left on device\. Make room on the disk;",
         ):
             store.commit([arrived(1)])
         assert store.is_full
@@ -123,7 +136,9 @@ def test_a_turn_is_remembered_whole_or_not_at_all(store: SqliteStore) -> None:
     assert store.load().run.step == 1
 
 
-def test_a_kill_between_the_tokens_and_their_rows_leaves_no_trace(open_store: OpenStore, file: Path) -> None:
+def test_a_kill_between_the_tokens_and_their_rows_leaves_no_trace(
+    open_store: OpenStore, file: Path
+) -> None:
     store = open_store()
     store.commit([arrived(1, b"vouched for")])
     store._segments.append([b"written by a server that was killed before it could commit"])
@@ -146,17 +161,33 @@ def test_with_power_the_tokens_are_on_the_disk_before_their_rows_are_committed(
 
     monkeypatch.setattr(os, "pwrite", written)
     monkeypatch.setattr(os, "fdatasync", lambda file: happened.append("on disk") or sync(file))
-    monkeypatch.setattr(os, "fsync", lambda file: happened.append("named on disk") or sync_folder(file))
+    monkeypatch.setattr(
+        os, "fsync", lambda file: happened.append("named on disk") or sync_folder(file)
+    )
     driver = store._driver
-    driver.set_trace_callback(lambda statement: happened.append(statement) if statement == "COMMIT" else None)
+    driver.set_trace_callback(
+        lambda statement: happened.append(statement) if statement == "COMMIT" else None
+    )
     store.commit([arrived(1)])
     store.commit([arrived(2), arrived(3)])
     store.commit([batch(1, 1)])
-    assert happened == ["tokens", "on disk", "named on disk", "COMMIT", *["tokens"] * 2, "on disk", "COMMIT", "COMMIT"]
-    assert driver.execute("PRAGMA synchronous").fetchone() == (2,)  # FULL: a commit ends when the log is on disk
+    assert happened == [
+        "tokens",
+        "on disk",
+        "named on disk",
+        "COMMIT",
+        *["tokens"] * 2,
+        "on disk",
+        "COMMIT",
+        "COMMIT",
+    ]
+    # FULL: a commit ends when the log is on disk
+    assert driver.execute("PRAGMA synchronous").fetchone() == (2,)
 
 
-def test_without_it_nothing_waits_for_the_disk(open_store: OpenStore, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_without_it_nothing_waits_for_the_disk(
+    open_store: OpenStore, monkeypatch: pytest.MonkeyPatch
+) -> None:
     store = open_store(segment_bytes=1)
     monkeypatch.setattr(os, "fdatasync", lambda file: pytest.fail("it waited"))
     store.commit([arrived(1)])
@@ -192,12 +223,16 @@ def test_damaged_tokens_are_told_and_the_others_are_found(
     if damage == "gone":
         path.unlink()
     else:
-        path.write_bytes(path.read_bytes()[:9] if damage == "short" else path.read_bytes()[:-1] + b"D")
+        path.write_bytes(
+            path.read_bytes()[:9] if damage == "short" else path.read_bytes()[:-1] + b"D"
+        )
     for reader in (store, open_store()):
         caplog.clear()
         with caplog.at_level(logging.ERROR):
             assert reader.bodies([2, 3]) == {3: b"elsewhere"}
-        assert caplog.messages == [f"Tokens of 1 groups of {file} are damaged; the first is group 2."]
+        assert caplog.messages == [
+            f"Tokens of 1 groups of {file} are damaged; the first is group 2."
+        ]
         assert [each.id for each in reader.load().waiting] == [1, 2, 3]
 
 
@@ -207,7 +242,9 @@ def test_a_damaged_database_is_told_in_a_sentence(open_store: OpenStore, file: P
     store.close()
     whole = file.read_bytes()
     file.write_bytes(whole[:8192] + b"\xff" * (len(whole) - 8192))
-    with pytest.raises(StoreFailed, match=r"queue\.sqlite cannot be (opened|read)\. .*malformed") as told:
+    with pytest.raises(
+        StoreFailed, match=r"queue\.sqlite cannot be (opened|read)\. .*malformed"
+    ) as told:
         open_store().load()
     assert "\n" not in told.value.sentence
 
@@ -227,7 +264,10 @@ def test_a_database_of_another_version_is_refused_and_left_alone(file: Path, ver
     connection.close()
     before = file.read_bytes()
     for _ in range(2):  # the refusal lets go of the lock
-        with pytest.raises(Conflict, match=rf"has version {version}\. This server reads version 3\. Name another file"):
+        with pytest.raises(
+            Conflict,
+            match=rf"has version {version}\. This server reads version 3\. Name another file",
+        ):
             SqliteStore(file)
     with sqlite3.connect(file) as connection:
         assert connection.execute("SELECT name FROM sqlite_master").fetchall() == [("groups",)]
@@ -236,7 +276,9 @@ def test_a_database_of_another_version_is_refused_and_left_alone(file: Path, ver
 
 
 def test_what_is_no_database_is_refused_in_a_sentence(tmp_path: Path) -> None:
-    (tmp_path / "text").write_text("this is no database, but a text long enough to have a header" * 20)
+    (tmp_path / "text").write_text(
+        "this is no database, but a text long enough to have a header" * 20
+    )
     with pytest.raises(StoreFailed, match="cannot be opened"):
         SqliteStore(tmp_path / "text" / "queue.sqlite")
     with pytest.raises(StoreFailed, match=r"text cannot be opened\. file is not a database\."):
@@ -246,7 +288,9 @@ def test_what_is_no_database_is_refused_in_a_sentence(tmp_path: Path) -> None:
 def test_a_folder_of_tokens_that_cannot_be_made_is_told(file: Path) -> None:
     tokens(file).write_text("in the way")
     for _ in range(2):
-        with pytest.raises(StoreFailed, match=r"cannot be opened\. .*queue\.sqlite\.tokens: File exists\."):
+        with pytest.raises(
+            StoreFailed, match=r"cannot be opened\. .*queue\.sqlite\.tokens: File exists\."
+        ):
             SqliteStore(file)
 
 
@@ -289,7 +333,9 @@ def test_readers_are_served_while_turns_are_committed_and_files_go(open_store: O
     assert store._segments.num_bytes < 20_000
 
 
-def test_the_same_turn_can_be_committed_after_it_failed(store: SqliteStore, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_same_turn_can_be_committed_after_it_failed(
+    store: SqliteStore, monkeypatch: pytest.MonkeyPatch
+) -> None:
     turn = [arrived(1, b"tokens"), *delivered(1, 1, step=1)]
     assert isinstance(turn[1], Delivery) and isinstance(turn[2], RunRecord)
     with monkeypatch.context() as patch:
@@ -319,7 +365,9 @@ def test_a_server_under_another_name_of_the_file_is_refused(tmp_path: Path) -> N
     store = SqliteStore(soft)
     assert store.file == real
     store.close()
-    assert sorted(path.name for path in tmp_path.iterdir() if path.name.endswith((".lock", ".tokens"))) == [
+    assert sorted(
+        path.name for path in tmp_path.iterdir() if path.name.endswith((".lock", ".tokens"))
+    ) == [
         "real.sqlite.lock",
         "real.sqlite.tokens",
     ]
@@ -338,7 +386,9 @@ def test_another_programs_database_is_left_alone(tmp_path: Path) -> None:
 
 
 def test_a_database_that_is_refused_gets_no_lock_beside_it(tmp_path: Path) -> None:
-    (file := tmp_path / "notes.sqlite").write_bytes(b"no database, and longer than its head would be" * 40)
+    (file := tmp_path / "notes.sqlite").write_bytes(
+        b"no database, and longer than its head would be" * 40
+    )
     with pytest.raises(StoreFailed):
         SqliteStore(file)
     assert [path.name for path in tmp_path.iterdir()] == ["notes.sqlite"]

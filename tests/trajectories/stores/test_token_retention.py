@@ -1,4 +1,6 @@
-"""Tokens that nobody will ask for again: kept while there is room, the oldest go first, what is wanted never goes."""
+"""Tokens that nobody will ask for again: kept while there is room, the oldest go first, what is
+wanted never goes.
+"""
 
 from __future__ import annotations
 
@@ -57,7 +59,9 @@ def test_within_its_bounds_everything_is_kept(open_store: OpenStore) -> None:
     assert kept(store) == kept(open_store(**FILE)) == [1, 2, 3, 4, 5]
 
 
-def test_beyond_them_the_oldest_go_first_and_only_as_many_as_must(open_store: OpenStore, file: Path) -> None:
+def test_beyond_them_the_oldest_go_first_and_only_as_many_as_must(
+    open_store: OpenStore, file: Path
+) -> None:
     store = open_store(**FILE, keep_bytes=130)
     fill(store, 1, 2, 3, 4)
     store.commit([*delivered(1, 1, 2, step=1), *delivered(2, 3, step=2)])
@@ -128,7 +132,10 @@ def test_a_file_stays_as_long_as_one_of_its_groups_is_wanted(open_store: OpenSto
 
 
 def test_a_file_that_cannot_be_removed_fails_no_turn_and_goes_at_the_next_start(
-    open_store: OpenStore, file: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+    open_store: OpenStore,
+    file: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    caplog: pytest.LogCaptureFixture,
 ) -> None:
     store = open_store(**FILE, keep_bytes=0)
     fill(store, 1, 2)
@@ -151,17 +158,25 @@ def refuse(store: SqliteStore, number: int, *, row: bool = False) -> None:
     """A group comes that the disk has no room for, or none for its row."""
     full = OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
     refusing = mock.patch.object(tables, "write", side_effect=full) if row else None
-    with refusing or mock.patch.object(os, "pwrite", side_effect=full), pytest.raises(StoreFailed, match="No space"):
+    with (
+        refusing or mock.patch.object(os, "pwrite", side_effect=full),
+        pytest.raises(StoreFailed, match="No space"),
+    ):
         store.commit([arrived(number, body(number))])
 
 
 @pytest.mark.parametrize("row", [False, True])
-def test_a_file_is_cut_at_its_own_end_where_the_one_behind_it_was_removed(open_store: OpenStore, *, row: bool) -> None:
-    """A group that was refused had begun a file: the one before counted as full, and went before an older one."""
+def test_a_file_is_cut_at_its_own_end_where_the_one_behind_it_was_removed(
+    open_store: OpenStore, *, row: bool
+) -> None:
+    """A group that was refused had begun a file: the one before counted as full, and went before an
+    older one.
+    """
     options = {"segment_bytes": 60, "keep_bytes": 0}
     store = open_store(**options)
     fill(store, 1)
-    store.commit([arrived(2, body(2)), arrived(3, body(3)), arrived(4, body(4))])  # 120 bytes are in the first file
+    # 120 bytes are in the first file
+    store.commit([arrived(2, body(2)), arrived(3, body(3)), arrived(4, body(4))])
     store.commit([arrived(5, body(5)), arrived(6, body(6))])  # and 60 in the second
     refuse(store, 7, row=row)
     store.commit([*delivered(1, 5, 6, step=1), *delivered(2, 1, step=2)])
@@ -180,7 +195,8 @@ def test_what_is_in_a_file_whose_number_is_used_again_is_nobody_else_s(
     store = open_store(**options)
     fill(store, 1, 2, 3, 4)  # two files, both full
     refuse(store, 5, row=row)
-    store.commit([*delivered(1, 3, 4, step=1), *delivered(2, 1, step=2)])  # 2 waits, the second file goes
+    # 2 waits, the second file goes
+    store.commit([*delivered(1, 3, 4, step=1), *delivered(2, 1, step=2)])
     store = open_store(**options)
     caplog.clear()
     fill(store, 5, 6, 7)  # the second file, again
@@ -193,7 +209,9 @@ def test_what_is_in_a_file_whose_number_is_used_again_is_nobody_else_s(
 Step = tuple[str, int]
 STEPS = st.lists(
     st.tuples(
-        st.sampled_from(["arrive", "buffer", "aside", "lease", "deliver", "return", "refused", "restart"]),
+        st.sampled_from(
+            ["arrive", "buffer", "aside", "lease", "deliver", "return", "refused", "restart"]
+        ),
         st.integers(0, 5),
     ),
     min_size=5,
@@ -212,7 +230,11 @@ class Run:
 
     @property
     def wanted(self) -> set[int]:
-        return {*self.waiting, *self.last, *(number for groups in self.out.values() for number in groups)}
+        return {
+            *self.waiting,
+            *self.last,
+            *(number for groups in self.out.values() for number in groups),
+        }
 
     def changes(self, what: str, which: int) -> list[Change]:
         if what in ("arrive", "buffer"):
@@ -239,8 +261,14 @@ class Run:
         return []
 
 
-@given(steps=STEPS, segment_bytes=st.sampled_from([1, 70, 200]), keep_bytes=st.sampled_from([0, 150, 600]))
-@settings(max_examples=25, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@given(
+    steps=STEPS,
+    segment_bytes=st.sampled_from([1, 70, 200]),
+    keep_bytes=st.sampled_from([0, 150, 600]),
+)
+@settings(
+    max_examples=25, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture]
+)
 def test_whatever_happens_what_is_wanted_can_be_read(
     tmp_path_factory: pytest.TempPathFactory, steps: list[Step], segment_bytes: int, keep_bytes: int
 ) -> None:
@@ -257,5 +285,6 @@ def test_whatever_happens_what_is_wanted_can_be_read(
     everything = set(kept(store, range(1, run.num_groups + 1)))
     assert everything >= run.wanted
     in_vain = 30 * len(everything - run.wanted)
-    assert segment_bytes > 1 or in_vain <= keep_bytes + 30 * 6  # one file, of one turn, may still be written
+    # one file, of one turn, may still be written
+    assert segment_bytes > 1 or in_vain <= keep_bytes + 30 * 6
     store.close()

@@ -11,7 +11,14 @@ import pytest
 
 from halteres.errors import HalteresError
 from halteres.trajectories import posted_group
-from halteres.trajectories.posted_group import LARGE, MANY, MOST_GROUPS, MOST_PARTS, parse, parse_list
+from halteres.trajectories.posted_group import (
+    LARGE,
+    MANY,
+    MOST_GROUPS,
+    MOST_PARTS,
+    parse,
+    parse_list,
+)
 from halteres.trajectories.schema import Unprocessable
 
 LOTS = 300_000
@@ -51,7 +58,9 @@ COSTLY = {
 
 
 def answered(read: Callable[[bytes], object], body: bytes) -> bool:
-    """Whether it was taken; a reader may refuse, or say that it nests too deeply, which routes answer with 422."""
+    """Whether it was taken; a reader may refuse, or say that it nests too deeply, which routes
+    answer with 422.
+    """
     began = time.perf_counter()
     try:
         read(body)
@@ -93,7 +102,9 @@ def test_a_list_holds_so_many_groups_and_no_more(last: bytes) -> None:
     few = b"[" + b",".join([b"{}"] * (MOST_GROUPS - 1) + [last]) + b"]"
     with pytest.raises(Unprocessable, match="Field required"):
         parse_list(few)
-    with pytest.raises(Unprocessable, match=f"at most {MOST_GROUPS} groups, not {MOST_GROUPS + 1}: send several"):
+    with pytest.raises(
+        Unprocessable, match=f"at most {MOST_GROUPS} groups, not {MOST_GROUPS + 1}: send several"
+    ):
         parse_list(few[:-1] + b",{}]")
 
 

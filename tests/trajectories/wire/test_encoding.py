@@ -1,4 +1,6 @@
-"""Gzip both ways: what the standard's library writes and reads, ours reads and writes; what is broken is told."""
+"""Gzip both ways: what the standard's library writes and reads, ours reads and writes; what is
+broken is told.
+"""
 
 from __future__ import annotations
 
@@ -59,24 +61,33 @@ def test_the_limit_is_met_exactly(text: bytes) -> None:
         assert outcome(packed, len(text)) == text
         assert outcome(packed * 2, 2 * len(text)) == text * 2
         if text:
-            assert outcome(packed, len(text) - 1) == outcome(packed * 2, 2 * len(text) - 1) == "too large"
+            assert (
+                outcome(packed, len(text) - 1)
+                == outcome(packed * 2, 2 * len(text) - 1)
+                == "too large"
+            )
 
 
 def test_a_body_cut_anywhere_is_broken() -> None:
     for packed in (gzip.compress(TEXTS[3]), deflate(TEXTS[5])):
         assert {outcome(packed[:at]) for at in range(len(packed))} == {"broken"}
-        assert {outcome(packed + packed[:at]) for at in range(1, min(60, len(packed)))} == {"broken"}
+        assert {outcome(packed + packed[:at]) for at in range(1, min(60, len(packed)))} == {
+            "broken"
+        }
 
 
 def test_a_byte_that_fell_over_is_found_wherever_it_is() -> None:
-    """As zlib finds it: but for what the header says of its sender, the checksum covers everything."""
+    """As zlib finds it: but for what the header says of its sender, the checksum covers
+    everything.
+    """
     text = TEXTS[5]
     for packed in (gzip.compress(text, mtime=0), deflate(text)):
         for at in range(len(packed)):
             for bit in range(8):
                 damaged = packed[:at] + bytes([packed[at] ^ 1 << bit]) + packed[at + 1 :]
                 found = outcome(damaged)
-                if (at, bit) not in ((3, 5), (3, 6), (3, 7)):  # reserved flags, which the faster library passes over
+                # reserved flags, which the faster library passes over
+                if (at, bit) not in ((3, 5), (3, 6), (3, 7)):
                     assert found == reference(damaged), (at, bit)
                 assert found in (text, "broken")
 
@@ -96,23 +107,33 @@ def test_every_field_a_header_may_have_is_read(field: str) -> None:
 
 
 @pytest.mark.parametrize(
-    "garbage", [b"x", b"garbage" * 9, b"\x1f", b"\x1f\x8b", b"\0\0x", b"{}", bytes(9) + b"\x1f\x8b\x08"]
+    "garbage",
+    [b"x", b"garbage" * 9, b"\x1f", b"\x1f\x8b", b"\0\0x", b"{}", bytes(9) + b"\x1f\x8b\x08"],
 )
 def test_what_follows_the_last_member_must_be_nothing(garbage: bytes) -> None:
     for text in TEXTS:
-        assert outcome(gzip.compress(text) + garbage) == outcome(deflate(text) + garbage) == "broken"
+        assert (
+            outcome(gzip.compress(text) + garbage) == outcome(deflate(text) + garbage) == "broken"
+        )
 
 
 @pytest.mark.parametrize("padding", [b"", b"\0", bytes(7), bytes(5000)])
 def test_members_stand_side_by_side_with_zeros_between(padding: bytes) -> None:
-    packed = padding.join([gzip.compress(b"ab"), deflate(b""), gzip.compress(b"c", 0), deflate(TEXTS[4])]) + padding
+    packed = (
+        padding.join(
+            [gzip.compress(b"ab"), deflate(b""), gzip.compress(b"c", 0), deflate(TEXTS[4])]
+        )
+        + padding
+    )
     assert outcome(packed) == b"abc" + TEXTS[4]
     members = [gzip.compress(b"%x" % at) for at in range(MOST_MEMBERS)]
     assert outcome(padding.join(members) + padding) == b"0123456789abcdef"
     assert outcome(padding.join([*members, deflate(b"")])) == "many members"
 
 
-@pytest.mark.parametrize("packed", [b"", b"\0", b"{}", b"\x1f\x8b", zlib.compress(b"{}"), zlib.compress(b"{}")[2:-4]])
+@pytest.mark.parametrize(
+    "packed", [b"", b"\0", b"{}", b"\x1f\x8b", zlib.compress(b"{}"), zlib.compress(b"{}")[2:-4]]
+)
 def test_what_is_no_gzip_is_told(packed: bytes) -> None:
     with pytest.raises(BadBody, match="Invalid gzip payload"):
         inflate(packed)

@@ -27,7 +27,16 @@ def kept(name: str, value: Any) -> Any:
 @pytest.mark.parametrize(
     ("text", "number"),
     [
-        *((" 1 ", 1), ("\t1\n", 1), ("+1", 1), ("-1", -1), ("1_000", 1000), ("1.0", 1), (" 1.000", 1), ("1_0.0", 10)),
+        *(
+            (" 1 ", 1),
+            ("\t1\n", 1),
+            ("+1", 1),
+            ("-1", -1),
+            ("1_000", 1000),
+            ("1.0", 1),
+            (" 1.000", 1),
+            ("1_0.0", 10),
+        ),
         *(("01", 1), ("00", 0), ("-0", 0), (True, 1), (False, 0), (2.0, 2), ("\xa01", 1)),
     ],
 )
@@ -40,7 +49,24 @@ def test_integers_are_spelt_as_for_the_original(name: str, text: object, number:
 
 @pytest.mark.parametrize(
     "text",
-    ["- 1", "_1", "1__0", "1_", "1.", "1.5", ".0", "0x1", "", "\u0661", "None", "+-1", 1.5, None, {}, [1]],
+    [
+        "- 1",
+        "_1",
+        "1__0",
+        "1_",
+        "1.",
+        "1.5",
+        ".0",
+        "0x1",
+        "",
+        "\u0661",
+        "None",
+        "+-1",
+        1.5,
+        None,
+        {},
+        [1],
+    ],
 )
 def test_what_it_does_not_take_is_refused(text: object) -> None:
     for name in ("tokens", "masks"):
@@ -62,7 +88,9 @@ def test_what_it_does_not_take_is_refused(text: object) -> None:
         ("-1", -1.0),
     ],
 )
-@pytest.mark.parametrize("name", ["scores", "advantages", "inference_logprobs", "ref_logprobs", "distill_logprobs"])
+@pytest.mark.parametrize(
+    "name", ["scores", "advantages", "inference_logprobs", "ref_logprobs", "distill_logprobs"]
+)
 def test_so_are_numbers(name: str, text: object, number: float) -> None:
     nested: Any = {"scores": [text], "distill_logprobs": [[[text]]]}.get(name, [[text]])
     found = kept(name, nested)
@@ -96,10 +124,14 @@ def test_texts_that_are_meant_as_texts_stay() -> None:
 
 
 @pytest.mark.parametrize(
-    "version", ["v1", "zzz", -7, {"a": 1}, [1, 2, 3], 1.5, True, 2**40, [["a", "b"]], float("nan"), "\ud800"]
+    "version",
+    ["v1", "zzz", -7, {"a": 1}, [1, 2, 3], 1.5, True, 2**40, [["a", "b"]], float("nan"), "\ud800"],
 )
 def test_somebody_elses_policy_version_is_an_unknown_key(version: object) -> None:
-    for found in (posted(policy_version=version), *parse_list(json.dumps([_group(policy_version=version)]).encode())):
+    for found in (
+        posted(policy_version=version),
+        *parse_list(json.dumps([_group(policy_version=version)]).encode()),
+    ):
         assert (found.problem, found.versions) == (None, None)
         assert "policy_version" not in json.loads(found.element)
 

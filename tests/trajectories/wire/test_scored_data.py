@@ -57,17 +57,23 @@ def same(one: Any, other: Any) -> bool:
     if isinstance(one, dict) and isinstance(other, dict):
         return one.keys() == other.keys() and all(same(one[name], other[name]) for name in one)
     if isinstance(one, float) != isinstance(other, float):
-        return not isinstance(one, bool) and not isinstance(other, bool) and float(one) == float(other)
+        return (
+            not isinstance(one, bool) and not isinstance(other, bool) and float(one) == float(other)
+        )
     return type(one) is type(other) and one == other
 
 
 def check(body: bytes) -> bool:
-    """Whether it was read strictly; if so, nothing differs from what the lenient reader makes of it."""
+    """Whether it was read strictly; if so, nothing differs from what the lenient reader makes of
+    it.
+    """
     if (strictly := read_strictly(body)) is None:
         return False
     (group, element), (expected, written) = strictly, read_leniently(body)
     assert written is not None
-    assert all(same(getattr(group, name), getattr(expected, name)) for name in group.__struct_fields__)
+    assert all(
+        same(getattr(group, name), getattr(expected, name)) for name in group.__struct_fields__
+    )
     found = load(element)
     assert set(found) == {*KEYS} | ({*EXTENSIONS} & {*json.loads(body)})
     assert same(found, load(written))
@@ -97,7 +103,9 @@ def sampled(size: int, length: int, **extra: object) -> dict[str, object]:
         "masks": [[-100] * context + row[context:] for row in tokens],
         "scores": [draw.random() for _ in range(size)],
         "inference_logprobs": [
-            [1.0] * context + [-draw.expovariate(1) * 10 ** -draw.randrange(9) for _ in row[context:]] for row in tokens
+            [1.0] * context
+            + [-draw.expovariate(1) * 10 ** -draw.randrange(9) for _ in row[context:]]
+            for row in tokens
         ],
         **extra,
     }
@@ -124,21 +132,35 @@ def test_the_usual_body_needs_no_coercion(
     "extra",
     [
         {"messages": [[MESSAGE, {**MESSAGE, "tool_calls": [{"x": 1e-7}]}]] * 16},
-        {"messages": None, "advantages": None, "ref_logprobs": None, "images": None, "distill_token_ids": None},
+        {
+            "messages": None,
+            "advantages": None,
+            "ref_logprobs": None,
+            "images": None,
+            "distill_token_ids": None,
+        },
         {"messages": []},
-        {"overrides": [{"set_advantage_to_zero": True}] * 16, "group_overrides": {"temperature": 0.7}},
+        {
+            "overrides": [{"set_advantage_to_zero": True}] * 16,
+            "group_overrides": {"temperature": 0.7},
+        },
         {"generation_params": {"temperature": 1, "stop": ["[", "]]"], "seed": 2**63}},
         {"images": [{"any": [[["thing"]]]}] * 16},
         {"advantages": [[0.5] * 512] * 16, "ref_logprobs": [[-2.3841855790367e-07] * 512] * 16},
         {"env_id": 3, "policy_version": 7},
-        {"distill_token_ids": [[[1, 2]] * 512] * 16, "distill_logprobs": [[[-0.5, -1e-7]] * 512] * 16},
+        {
+            "distill_token_ids": [[[1, 2]] * 512] * 16,
+            "distill_logprobs": [[[-0.5, -1e-7]] * 512] * 16,
+        },
         {"policy_version": [[3, 4]] * 16},
         {"scores": [1] * 16, "inference_logprobs": [[0] * 512] * 16},
         {"masks": [[-100] * 512] * 16},
     ],
     ids=lambda extra: "-".join(extra),
 )
-def test_neither_does_one_with_more_in_it(monkeypatch: pytest.MonkeyPatch, extra: dict[str, object]) -> None:
+def test_neither_does_one_with_more_in_it(
+    monkeypatch: pytest.MonkeyPatch, extra: dict[str, object]
+) -> None:
     body = json.dumps(sampled(16, 512, **extra)).encode()
     assert check(body)
     monkeypatch.setattr(posted_group, "read_leniently", pytest.fail)
@@ -171,7 +193,9 @@ def test_the_last_of_two_keys_counts() -> None:
         ("messages", r'[[{"role":"\ud800","content":""}]]', "text"),
     ],
 )
-def test_what_json_cannot_say_is_a_problem_and_never_an_element(name: str, text: str, code: str) -> None:
+def test_what_json_cannot_say_is_a_problem_and_never_an_element(
+    name: str, text: str, code: str
+) -> None:
     body = f'{{"tokens":[[1]],"masks":[[1]],"scores":[1],"{name}":{text}}}'.encode()
     found = parse(body)
     assert found.problem is not None
@@ -192,10 +216,26 @@ def body(**texts: str) -> bytes:
 
 
 def without(name: str) -> bytes:
-    return json.dumps({key: value for key, value in json.loads(body()).items() if key != name}).encode()
+    return json.dumps(
+        {key: value for key, value in json.loads(body()).items() if key != name}
+    ).encode()
 
 
-SHAPES = ["1", "1,2", "[]", "[1]", "[1,2]", "[1,2,3]", "[[1]]", "[1,[2]]", "[[1],2]", "[[],1]", '"]"', "null", "{}"]
+SHAPES = [
+    "1",
+    "1,2",
+    "[]",
+    "[1]",
+    "[1,2]",
+    "[1,2,3]",
+    "[[1]]",
+    "[1,[2]]",
+    "[[1],2]",
+    "[[],1]",
+    '"]"',
+    "null",
+    "{}",
+]
 
 
 def test_every_small_array_is_taken_or_refused_as_its_shape_says() -> None:
@@ -203,7 +243,9 @@ def test_every_small_array_is_taken_or_refused_as_its_shape_says() -> None:
     for parts in (parts for num in range(4) for parts in itertools.product(SHAPES, repeat=num)):
         text = f"[{','.join(parts)}]"
         array = json.loads(text)
-        usual = all(isinstance(row, list) and all(type(number) is int for number in row) for row in array)
+        usual = all(
+            isinstance(row, list) and all(type(number) is int for number in row) for row in array
+        )
         for name in ("tokens", "masks", "inference_logprobs"):
             found = read_strictly(body(**{name: text}))
             assert (found is not None) == usual, text
@@ -322,7 +364,9 @@ def test_what_nests_deeper_than_a_client_can_read_is_refused_and_never_kept(name
 
 
 def test_an_unknown_field_is_dropped_or_refused_however_deep_it_nests() -> None:
-    """From which depth it is refused is the interpreter's affair: 1,000 up to Python 3.11, about 10,000 after it."""
+    """From which depth it is refused is the interpreter's affair: 1,000 up to Python 3.11, about
+    10,000 after it.
+    """
     load(parse(body(unknown="[" * 900 + "]" * 900)).element)
     for depth in (1024, 5000, 20_000):
         with contextlib.suppress(RecursionError):
@@ -349,7 +393,9 @@ def test_threads_get_each_their_own_answer() -> None:
     assert not any(thread.is_alive() for thread in threads)
 
 
-@pytest.mark.parametrize("text", ["[[-0],[0]]", "[[-100],[999999999999999999]]", f"[[{2**63 - 1}],[{-(2**63)}]]"])
+@pytest.mark.parametrize(
+    "text", ["[[-0],[0]]", "[[-100],[999999999999999999]]", f"[[{2**63 - 1}],[{-(2**63)}]]"]
+)
 def test_any_id_of_64_bits_is_kept_as_it_was_written(text: str) -> None:
     assert check(body(tokens=text, masks=text))
 
@@ -360,7 +406,9 @@ def test_a_key_may_be_written_with_escapes() -> None:
     assert load(parse(twice).element)["tokens"] == [[9], [9]]
 
 
-@pytest.mark.parametrize("more", [{"unknown": '{"a":[[1]]}'}, {"halteres_key": '"k"'}, {"halteres_key": "null"}])
+@pytest.mark.parametrize(
+    "more", [{"unknown": '{"a":[[1]]}'}, {"halteres_key": '"k"'}, {"halteres_key": "null"}]
+)
 def test_keys_beyond_an_elements_are_cut_out(more: dict[str, str]) -> None:
     """Our own clients send `halteres_key` with every group of a list."""
     found, usual = read_strictly(body(**more)), read_strictly(body())
@@ -377,7 +425,9 @@ def test_of_a_key_that_comes_twice_the_last_counts() -> None:
 
 
 def test_what_would_become_too_many_objects_is_refused() -> None:
-    """Not finite, so only the lenient reader could say what is wrong, at 150 bytes of memory for each value."""
+    """Not finite, so only the lenient reader could say what is wrong, at 150 bytes of memory for
+    each value.
+    """
     rows = b"[" + b"[1]," * (MOST_VALUES // 2) + b"[1]]"
     with pytest.raises(Unprocessable, match="value by value"):
         parse(b'{"tokens":' + rows + b',"masks":' + rows + b',"scores":[NaN]}')

@@ -1,8 +1,9 @@
-"""Who may call this machine's HTTP servers: the token in HALTERES_HOME/token, the guard that asks for it, and how a
-browser is let to the page.
+"""Who may call this machine's HTTP servers: the token in HALTERES_HOME/token, the guard that asks
+for it, and how a browser is let to the page.
 
-A browser proves itself by a ticket that opens once, and from then on by the key in its cookie; our server proves itself
-to whoever opens the page (`halteres ui`); answers say what a browser may do with them.
+A browser proves itself by a ticket that opens once, and from then on by the key in its cookie; our
+server proves itself to whoever opens the page (`halteres ui`); answers say what a browser may do
+with them.
 """
 
 from __future__ import annotations
@@ -36,7 +37,8 @@ from halteres.redaction import Redactor
 
 JSON: Final = "application/json"
 FILE: Final = "token"
-SHORTEST = 16  # characters; a file that holds less was cut off, or written by a person who should not have
+# characters; a file that holds less was cut off, or written by a person who should not have
+SHORTEST = 16
 
 
 def token() -> str:
@@ -66,7 +68,9 @@ def token() -> str:
 
 
 def _make(file: Path) -> None:
-    """Write beside, then link: of two processes that do this at once one wins, and both read the winner's."""
+    """Write beside, then link: of two processes that do this at once one wins, and both read the
+    winner's.
+    """
     file.parent.mkdir(parents=True, exist_ok=True)
     beside = file.with_name(f".{FILE}.{os.getpid()}.{threading.get_ident()}")
     descriptor = os.open(beside, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600)
@@ -85,7 +89,8 @@ def is_token(given: str) -> bool:
 
 
 def carries_token(headers: Headers) -> bool:
-    """Whether a request shows the token, as Bearer or as Basic password (`http://halteres:TOKEN@localhost`).
+    """Whether a request shows the token, as Bearer or as Basic password
+    (`http://halteres:TOKEN@localhost`).
 
     Raises:
         InvalidConfig: there is no token that it could show.
@@ -110,9 +115,13 @@ class _TokenMissing(Unauthorized):
 
 
 class Guard:
-    """ASGI middleware: answers a request that `refusal` objects to with its error, and passes on the others."""
+    """ASGI middleware: answers a request that `refusal` objects to with its error, and passes on
+    the others.
+    """
 
-    def __init__(self, app: ASGIApp, refusal: Callable[[HTTPConnection], HalteresError | None]) -> None:
+    def __init__(
+        self, app: ASGIApp, refusal: Callable[[HTTPConnection], HalteresError | None]
+    ) -> None:
         self.app, self._refusal = app, refusal
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
@@ -134,7 +143,9 @@ def refuse_elsewhere(request: HTTPConnection) -> HalteresError | None:
     except ValueError:
         is_here = False
     if not is_here:
-        return Forbidden("This server answers its own machine only.", "", "Reach it through a tunnel (ssh -L).")
+        return Forbidden(
+            "This server answers its own machine only.", "", "Reach it through a tunnel (ssh -L)."
+        )
     return FOREIGN if is_foreign(request.headers) else None
 
 
@@ -157,11 +168,13 @@ def error_response(error: HalteresError, status: int | None = None) -> Response:
     return answer(Redactor.of_this_process().json(as_answer(error)), status or error.status)
 
 
-TICKET_S: Final = 600  # how long a ticket lets somebody in, once; long enough to carry a link to another window
+# how long a ticket lets somebody in, once; long enough to carry a link to another window
+TICKET_S: Final = 600
 
 ANSWER_HEADERS: Final = {
     "Content-Security-Policy": (
-        "default-src 'self'; base-uri 'none'; form-action 'none'; frame-ancestors 'none'; object-src 'none'; "
+        "default-src 'self'; base-uri 'none'; form-action 'none'; frame-ancestors 'none'; "
+        "object-src 'none'; "
         "require-trusted-types-for 'script'; trusted-types 'none'"
     ),
     "X-Content-Type-Options": "nosniff",
@@ -199,7 +212,9 @@ class Tickets:
         self._used: dict[str, int] = {}  # ticket -> expiry
 
     def admits(self, given: str, now: float | None = None) -> bool:
-        """Whether this is the token, or a ticket that has neither been used nor run out; it is used now."""
+        """Whether this is the token, or a ticket that has neither been used nor run out; it is used
+        now.
+        """
         if is_token(given):
             return True
         now = time.time() if now is None else now
@@ -209,7 +224,9 @@ class Tickets:
         expiry = int(content.partition(".")[0])
         if expiry < now or given in self._used:
             return False
-        self._used = {used: until for used, until in self._used.items() if until >= now} | {given: expiry}
+        self._used = {used: until for used, until in self._used.items() if until >= now} | {
+            given: expiry
+        }
         return True
 
 
@@ -231,23 +248,29 @@ class WithHeaders:
 
 
 def refuse_outside_page(request: HTTPConnection) -> HalteresError | None:
-    """The refusal of a request that is neither the page's, with its cookie, nor a program's, with the token."""
+    """The refusal of a request that is neither the page's, with its cookie, nor a program's, with
+    the token.
+    """
     headers = request.headers
     if "authorization" in headers:
-        return refuse_without_token(request)  # no browser sends that header by itself: there is nothing to forge
+        # no browser sends that header by itself: there is nothing to forge
+        return refuse_without_token(request)
     if not is_admitted(headers):
         return Unauthorized("This page is not open in this browser.", "", "Run: halteres ui")
     # SameSite takes every port of a host for one site, and we do not.
     is_own = headers.get("sec-fetch-site", "same-origin") in ("same-origin", "none")
     if is_own and (
-        request.scope["method"] in ("GET", "HEAD") or headers.get("origin") == f"http://{headers.get('host')}"
+        request.scope["method"] in ("GET", "HEAD")
+        or headers.get("origin") == f"http://{headers.get('host')}"
     ):
         return None
     return Forbidden("This request comes from another page.", "", "Use the page itself.")
 
 
 def cookie_name(headers: Headers) -> str:
-    """Cookies know no ports: the port is in the name, so that servers of two homes do not shut each other out."""
+    """Cookies know no ports: the port is in the name, so that servers of two homes do not shut each
+    other out.
+    """
     port = headers.get("host", "").rpartition(":")[2]
     return f"halteres-{port}" if port.isascii() and port.isdecimal() else "halteres"
 
@@ -272,7 +295,9 @@ def check_ours(port: int) -> None:
         answered = get_json(f"http://{HOST}:{port}/api/session?nonce={nonce}", 5.0).get("proof")
     except (NotReady, Refused):
         answered = None
-    if not isinstance(answered, str) or not hmac.compare_digest(answered.encode(), proof(nonce).encode()):
+    if not isinstance(answered, str) or not hmac.compare_digest(
+        answered.encode(), proof(nonce).encode()
+    ):
         raise Conflict(
             f"Port {port} of {HOST} is taken.",
             f"What answers there is no control server of {environ.home()}.",
@@ -288,4 +313,6 @@ def link(url: str) -> str:
 def show(address: str) -> None:
     """Open a browser, if windows can be opened here; nobody waits for it to start."""
     if environ.has_display():
-        threading.Thread(target=webbrowser.open, args=(address,), name="browser", daemon=True).start()
+        threading.Thread(
+            target=webbrowser.open, args=(address,), name="browser", daemon=True
+        ).start()

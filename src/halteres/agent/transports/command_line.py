@@ -1,7 +1,8 @@
 """`halteres rl`: the tools on the command line.
 
-Each tool's command is read off its argument model; values are checked by the call, as for every transport. Programs get
-JSON; people get one line per key, tables for lists, blocks for long texts, and calls as commands.
+Each tool's command is read off its argument model; values are checked by the call, as for every
+transport. Programs get JSON; people get one line per key, tables for lists, blocks for long texts,
+and calls as commands.
 """
 
 from __future__ import annotations
@@ -33,10 +34,16 @@ from halteres.redaction import printable
 
 HELP = """The agent's tools on the command line; --json prints what an agent sees.
 
-Edits go to one draft, "default" unless HALTERES_SESSION names another, or --draft after a command that edits or uses
-one: halteres rl get-current-config --draft NAME."""
+Edits go to one draft, "default" unless HALTERES_SESSION names another, or --draft after a command
+that edits or uses one: halteres rl get-current-config --draft NAME."""
 
-_METAVARS: Final[dict[Any, str | None]] = {str: "TEXT", list[str]: "TEXT", int: "N", float: "X", bool: None}
+_METAVARS: Final[dict[Any, str | None]] = {
+    str: "TEXT",
+    list[str]: "TEXT",
+    int: "N",
+    float: "X",
+    bool: None,
+}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -55,16 +62,24 @@ class Parameter:
     def of(cls, name: str, field: FieldInfo, *, positional: bool) -> Parameter:
         """Read off the argument model."""
         annotation: Any = field.annotation
-        if get_origin(annotation) in (Union, types.UnionType):  # null stands for a value that is not given
+        # null stands for a value that is not given
+        if get_origin(annotation) in (Union, types.UnionType):
             options = [option for option in get_args(annotation) if option is not types.NoneType]
             annotation = options[0] if len(options) == 1 else Any
         choices = get_args(annotation) if get_origin(annotation) is Literal else ()
         is_setting = annotation is Any and positional
-        is_word = annotation in (str, bool, list[str])  # taken as it stands; any other value is written as JSON
-        is_shown = isinstance(field.default, int | float | str) and not isinstance(field.default, bool)
+        # taken as it stands; any other value is written as JSON
+        is_word = annotation in (str, bool, list[str])
+        is_shown = isinstance(field.default, int | float | str) and not isinstance(
+            field.default, bool
+        )
         default = "yes" if field.default is True else field.default if is_shown else None
         repeated = "(may be repeated)" if get_origin(annotation) is list and not positional else ""
-        tails = (field.description or "", repeated, "" if default is None else f"[default: {default}]")
+        tails = (
+            field.description or "",
+            repeated,
+            "" if default is None else f"[default: {default}]",
+        )
         return cls(
             name=name,
             type=annotation if is_word else str,
@@ -72,7 +87,9 @@ class Parameter:
             is_setting=is_setting,
             positional=positional,
             help=" ".join(part for part in tails if part),
-            metavar=name.upper() if positional else "|".join(choices) or _METAVARS.get(annotation, "JSON"),
+            metavar=name.upper()
+            if positional
+            else "|".join(choices) or _METAVARS.get(annotation, "JSON"),
         )
 
     @property
@@ -89,8 +106,9 @@ class Parameter:
 
 
 def parameters_of(tool: Tool[...]) -> tuple[Parameter, ...]:
-    """The tool's arguments, in order. What the seeds' calls give without a name is positional: what is required, a run,
-    a field and its value."""
+    """The tool's arguments, in order. What the seeds' calls give without a name is positional: what
+    is required, a run, a field and its value.
+    """
     fields = tool.arguments.model_fields
     pair = ("field", "value") if "value" in fields else ()
     return tuple(
@@ -130,8 +148,9 @@ def answer(name: str, arguments: Mapping[str, Any], caller: Caller | None = None
 
 
 def _command(tool: Tool[...]) -> Callable[..., None]:
-    """The function that typer makes a command of; its signature is the tool's. What is not given stays None: the tool's
-    own defaults hold."""
+    """The function that typer makes a command of; its signature is the tool's. What is not given
+    stays None: the tool's own defaults hold.
+    """
     parameters = parameters_of(tool)
 
     def command(as_json: bool, **given: Any) -> None:
@@ -142,21 +161,39 @@ def _command(tool: Tool[...]) -> Callable[..., None]:
         }
         if as_json:
             reply = answer(tool.name, arguments)
-            sys.stdout.write(json.dumps(reply.for_agents, ensure_ascii=False, separators=(",", ":")) + "\n")
+            sys.stdout.write(
+                json.dumps(reply.for_agents, ensure_ascii=False, separators=(",", ":")) + "\n"
+            )
         else:
             reply = answer(tool.name, arguments, Caller.own(as_command))
             show(reply)
         if "error" in reply.body:
             raise typer.Exit(1)
 
-    as_json = Annotated[bool, typer.Option("--json", help="Print the answer as compact JSON, and nothing else.")]
-    signature = [inspect.Parameter("as_json", inspect.Parameter.KEYWORD_ONLY, default=False, annotation=as_json)]
+    as_json = Annotated[
+        bool, typer.Option("--json", help="Print the answer as compact JSON, and nothing else.")
+    ]
+    signature = [
+        inspect.Parameter(
+            "as_json", inspect.Parameter.KEYWORD_ONLY, default=False, annotation=as_json
+        )
+    ]
     for parameter in parameters:
-        known: dict[str, Any] = {"help": parameter.help, "metavar": parameter.metavar, "show_default": False}
-        how = typer.Argument(**known) if parameter.positional else typer.Option(parameter.flag, **known)
+        known: dict[str, Any] = {
+            "help": parameter.help,
+            "metavar": parameter.metavar,
+            "show_default": False,
+        }
+        how = (
+            typer.Argument(**known)
+            if parameter.positional
+            else typer.Option(parameter.flag, **known)
+        )
         annotation = Annotated[parameter.type | None, how]
         signature.append(
-            inspect.Parameter(parameter.name, inspect.Parameter.KEYWORD_ONLY, default=None, annotation=annotation)
+            inspect.Parameter(
+                parameter.name, inspect.Parameter.KEYWORD_ONLY, default=None, annotation=annotation
+            )
         )
     command.__signature__ = inspect.Signature(signature)  # type: ignore[attr-defined] - what typer reads
     return command
@@ -180,7 +217,13 @@ def as_command(step: NextStep) -> str:
     if tool is None:  # of another version's event
         return step.call
     return shlex.join(
-        words_of(tool, {**dict(zip(tool.arguments.model_fields, step.positional or (), strict=False)), **step.given})
+        words_of(
+            tool,
+            {
+                **dict(zip(tool.arguments.model_fields, step.positional or (), strict=False)),
+                **step.given,
+            },
+        )
     )
 
 
@@ -247,20 +290,24 @@ def _grid(body: Mapping[str, Any], width: int) -> Table:
 def _shown(value: Any, width: int) -> RenderableType:
     if isinstance(value, Mapping) and value:
         inline = _inline(value)
-        is_deep = any(isinstance(item, Mapping) for item in value.values()) or len(inline) > 2 * LONG
+        is_deep = (
+            any(isinstance(item, Mapping) for item in value.values()) or len(inline) > 2 * LONG
+        )
         return _grid(value, width) if is_deep else Text(inline)
     if not isinstance(value, list):
         return Text(_word(value))
     if value and all(isinstance(item, Mapping) and item for item in value):
         return _table(value, width)
-    words = [_word(item) for item in value]  # names and figures side by side, sentences on one line each
+    # names and figures side by side, sentences on one line each
+    words = [_word(item) for item in value]
     is_prose = any(len(word.split()) > 1 or len(word) > LONG for word in words)
     return Text(("\n" if is_prose else ", ").join(words) or "–")
 
 
 def _inline(value: Mapping[str, Any]) -> str:
     words = {
-        name: f"[{_word(item)}]" if isinstance(item, list) and item else _word(item) for name, item in value.items()
+        name: f"[{_word(item)}]" if isinstance(item, list) and item else _word(item)
+        for name, item in value.items()
     }
     return "  ".join(f"{name}={word}" for name, word in words.items())
 

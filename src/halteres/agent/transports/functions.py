@@ -1,6 +1,8 @@
-"""The tools as Python functions: `await rl_list_environments()` answers JSON in a text, as in seed 002.
+"""The tools as Python functions: `await rl_list_environments()` answers JSON in a text, as in seed
+002.
 
-Nothing here raises, unless Python refuses the call itself: what goes wrong is an answer with `error`.
+Nothing here raises, unless Python refuses the call itself: what goes wrong is an answer with
+`error`.
 """
 
 from __future__ import annotations
@@ -49,7 +51,9 @@ def _function(tool: Tool[P]) -> Callable[P, Coroutine[Any, Any, str]]:
         reply = await call(tool.name, signature.bind(*args, **kwargs).arguments, Caller.own())
         return json.dumps(reply.for_agents, ensure_ascii=False, indent=2)
 
-    function.__annotations__ = {parameter.name: parameter.annotation for parameter in typed} | {"return": str}
+    function.__annotations__ = {parameter.name: parameter.annotation for parameter in typed} | {
+        "return": str
+    }
     function.__signature__ = signature  # pyright: ignore[reportFunctionMemberAccess] - what `help` shows
     function.__name__ = function.__qualname__ = tool.name
     function.__doc__ = tool.description
@@ -95,7 +99,9 @@ def check_rl_python_version() -> bool:
 
 
 def check_rl_api_keys() -> bool:
-    """Whether the tools can be used: the Python version, and keys where the policy in force asks for some."""
+    """Whether the tools can be used: the Python version, and keys where the policy in force asks
+    for some.
+    """
     return not get_missing_keys()
 
 
@@ -107,9 +113,12 @@ def get_missing_keys() -> list[str]:
     try:
         required = load_policy().require_keys.gate
     except InvalidConfig:
-        required = ()  # a policy that cannot be read hides no tool: each of them says what is wrong with it
+        # a policy that cannot be read hides no tool: each of them says what is wrong with it
+        required = ()
     missing = [name for name in required if not environ.is_set(name)]
     if not check_rl_python_version():
-        oldest, current = (".".join(map(str, version[:2])) for version in (OLDEST_PYTHON, sys.version_info))
+        oldest, current = (
+            ".".join(map(str, version[:2])) for version in (OLDEST_PYTHON, sys.version_info)
+        )
         missing.insert(0, f"Python >= {oldest} (current: {current})")
     return missing

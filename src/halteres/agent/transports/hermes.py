@@ -1,7 +1,7 @@
 """The tools as a plugin of Hermes Agent, in its toolset `rl`; nothing of Hermes is imported.
 
-Found by the entry point group `hermes_agent.plugins`; the host must have it in `plugins.enabled`. A handler answers
-JSON in a text, or, where there is something to see, the host's multimodal envelope.
+Found by the entry point group `hermes_agent.plugins`; the host must have it in `plugins.enabled`. A
+handler answers JSON in a text, or, where there is something to see, the host's multimodal envelope.
 """
 
 from __future__ import annotations
@@ -33,12 +33,17 @@ def register_with(registry: Any) -> None:
 
 
 def registration(tool: Tool[...]) -> dict[str, Any]:
-    """A tool's arguments for either contract. A plugin context takes no `max_result_size_chars`; the host's default
-    is far above our longest answer."""
+    """A tool's arguments for either contract. A plugin context takes no `max_result_size_chars`;
+    the host's default is far above our longest answer.
+    """
     return {
         "name": tool.name,
         "toolset": "rl",
-        "schema": {"name": tool.name, "description": tool.description, "parameters": tool.input_schema()},
+        "schema": {
+            "name": tool.name,
+            "description": tool.description,
+            "parameters": tool.input_schema(),
+        },
         "handler": functools.partial(handle, tool.name),
         "check_fn": check_rl_api_keys,
         "requires_env": [],
@@ -58,4 +63,8 @@ async def handle(name: str, args: Mapping[str, Any], **_: Any) -> str | dict[str
     ]
     if not pictures:
         return text
-    return {"_multimodal": True, "content": [{"type": "text", "text": text}, *pictures], "text_summary": text}
+    return {
+        "_multimodal": True,
+        "content": [{"type": "text", "text": text}, *pictures],
+        "text_summary": text,
+    }

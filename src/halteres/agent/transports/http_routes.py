@@ -1,7 +1,8 @@
-"""The tools over HTTP: calls under way; /api/tools, /openapi.json, and the routes that the seed's client calls.
+"""The tools over HTTP: calls under way; /api/tools, /openapi.json, and the routes that the seed's
+client calls.
 
-The seed's routes can be asked without the token, by every user of this machine: such a request may not name a program,
-a file or a folder, which would be run, read or written as this server's user.
+The seed's routes can be asked without the token, by every user of this machine: such a request may
+not name a program, a file or a folder, which would be run, read or written as this server's user.
 """
 
 from __future__ import annotations
@@ -28,10 +29,14 @@ from halteres.errors import HalteresError, NotFound, NotReady, UserError, as_ans
 from halteres.loopback import TooLarge, body_within, departure
 from halteres.next_step import NextStep
 
-SESSION = "X-Halteres-Session"  # header that names the draft a call works on, unless its arguments do
+# header that names the draft a call works on, unless its arguments do
+SESSION = "X-Halteres-Session"
 MAX_BODY_BYTES = 2**20  # arguments are short; the longest are prompts to try
-LIMIT_S = 25  # when a call of a seed's route is answered for a tool that is not done; those that wait are, within 25 s
-TEST_WAIT_S = 20  # how long a test is waited for; the answer of a longer one has a `test_id` to go on with
+# when a call of a seed's route is answered for a tool that is not done; those that wait are, within
+# 25 s
+LIMIT_S = 25
+# how long a test is waited for; the answer of a longer one has a `test_id` to go on with
+TEST_WAIT_S = 20
 
 Endpoint = Callable[[Request], Awaitable[Response]]
 
@@ -55,11 +60,15 @@ async def arguments_of(request: Request) -> dict[str, Any]:
         if isinstance(value, dict):
             return value
         why = f"It holds a value of type {type(value).__name__}."
-    raise UserError("The body is no JSON object of arguments.", why, 'Send {"argument": value, ...}.')
+    raise UserError(
+        "The body is no JSON object of arguments.", why, 'Send {"argument": value, ...}.'
+    )
 
 
 class Calls:
-    """The calls of one server. Each ends with its client, with the server, or at its route's limit."""
+    """The calls of one server. Each ends with its client, with the server, or at its route's
+    limit.
+    """
 
     def __init__(self) -> None:
         self._open_threads = OpenThreads()
@@ -81,7 +90,8 @@ class Calls:
             request: its client, when it leaves, takes the call along.
             name: of the tool.
             arguments: of the tool.
-            limit_s: seconds after which the answer is `not_ready`; what a tool does in a thread goes on.
+            limit_s: seconds after which the answer is `not_ready`; what a tool does in a thread
+                goes on.
             is_open: it came without the token.
         """
         session = request.headers.get(SESSION)
@@ -92,7 +102,9 @@ class Calls:
         gone = asyncio.create_task(departure(request), name=f"client of {name}")
         self._under_way.add(work)
         try:
-            done, _ = await asyncio.wait((work, gone), timeout=limit_s, return_when=asyncio.FIRST_COMPLETED)
+            done, _ = await asyncio.wait(
+                (work, gone), timeout=limit_s, return_when=asyncio.FIRST_COMPLETED
+            )
         finally:
             self._under_way.discard(work)
             work.cancel()
@@ -100,7 +112,9 @@ class Calls:
             await asyncio.gather(work, gone, return_exceptions=True)
         if not work.cancelled():
             return work.result()
-        why = "The server ends." if done else f"{limit_s:g} s are the limit here; it may still go on."
+        why = (
+            "The server ends." if done else f"{limit_s:g} s are the limit here; it may still go on."
+        )
         error = NotReady(f"{name} was not answered.", why, NextStep("rl_list_runs"))
         return Reply(body=as_answer(error), failed=True, status=error.status)
 
@@ -123,12 +137,16 @@ async def _on_missing(request: Request, error: Exception) -> Response:
 
 
 async def _on_departure(_: Request, __: Exception) -> Response:
-    """The client left while its body was read: nobody reads this answer, whose number is nginx's."""
+    """The client left while its body was read: nobody reads this answer, whose number is
+    nginx's.
+    """
     return Response(status_code=499)
 
 
 async def _on_defect(request: Request, error: Exception) -> Response:
-    return error_response(record_defect(f"{request.method} {request.url.path} raised {type(error).__name__}.", error))
+    return error_response(
+        record_defect(f"{request.method} {request.url.path} raised {type(error).__name__}.", error)
+    )
 
 
 ERRORS: Final = {
@@ -141,8 +159,9 @@ ERRORS: Final = {
 
 
 def legacy_routes(calls: Calls, guard: list[Middleware]) -> list[Route]:
-    """The seed's routes over the table of tools. Names may hold slashes: the client puts them into the URL as they
-    are."""
+    """The seed's routes over the table of tools. Names may hold slashes: the client puts them into
+    the URL as they are.
+    """
 
     async def environments(request: Request) -> Response:
         """A bare list, which the client wraps itself."""
@@ -177,7 +196,9 @@ def legacy_routes(calls: Calls, guard: list[Middleware]) -> list[Route]:
         ("POST", "/test/inference", of_tool("rl_test_inference", wait_s=TEST_WAIT_S)),
         ("GET", "/health", of_tool("rl_health_check")),
     ]
-    return [Route(path, endpoint, methods=[method], middleware=guard) for method, path, endpoint in rows]
+    return [
+        Route(path, endpoint, methods=[method], middleware=guard) for method, path, endpoint in rows
+    ]
 
 
 def tool_routes(calls: Calls, guard: list[Middleware]) -> list[Route]:
@@ -215,12 +236,23 @@ def tool_routes(calls: Calls, guard: list[Middleware]) -> list[Route]:
 def openapi_document() -> dict[str, Any]:
     """The OpenAPI 3.1 document of /api/tools/{name}."""
     shared: dict[str, Any] = {}
-    session = {"name": SESSION, "in": "header", "schema": {"type": "string"}, "description": "the draft to work on"}
+    session = {
+        "name": SESSION,
+        "in": "header",
+        "schema": {"type": "string"},
+        "description": "the draft to work on",
+    }
     names = ("error", "code", "next")
-    failure = {"type": "object", "properties": {name: {"type": "string"} for name in names}, "required": list(names)}
+    failure = {
+        "type": "object",
+        "properties": {name: {"type": "string"} for name in names},
+        "required": list(names),
+    }
 
     def content(schema: dict[str, Any]) -> dict[str, Any]:
-        """With the schema's definitions moved to the document's own: references are from the document's root."""
+        """With the schema's definitions moved to the document's own: references are from the
+        document's root.
+        """
         moved = json.loads(json.dumps(schema).replace("#/$defs/", "#/components/schemas/"))
         shared.update(moved.pop("$defs", {}))
         return {"content": {JSON: {"schema": moved}}}
@@ -241,8 +273,14 @@ def openapi_document() -> dict[str, Any]:
         paths[f"/api/tools/{tool.name}"] = {"post": operation}
     return {
         "openapi": "3.1.0",
-        "info": {"title": "Halteres: tools for training by reinforcement learning", "version": halteres.__version__},
+        "info": {
+            "title": "Halteres: tools for training by reinforcement learning",
+            "version": halteres.__version__,
+        },
         "security": [{"token": []}],
         "paths": paths,
-        "components": {"schemas": shared, "securitySchemes": {"token": {"type": "http", "scheme": "bearer"}}},
+        "components": {
+            "schemas": shared,
+            "securitySchemes": {"token": {"type": "http", "scheme": "bearer"}},
+        },
     }

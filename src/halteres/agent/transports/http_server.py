@@ -21,7 +21,13 @@ from starlette.routing import Route
 
 from halteres import process
 from halteres.agent.transports import mcp
-from halteres.agent.transports.access import FILE, Guard, refuse_elsewhere, refuse_without_token, token
+from halteres.agent.transports.access import (
+    FILE,
+    Guard,
+    refuse_elsewhere,
+    refuse_without_token,
+    token,
+)
 from halteres.agent.transports.http_routes import ERRORS, Calls, legacy_routes, tool_routes
 from halteres.config import environ
 from halteres.dashboard.routes import page_routes
@@ -76,7 +82,8 @@ class ControlServer(Server):
                 lifespan="on",
                 access_log=False,
                 log_config=None,
-                timeout_keep_alive=75,  # longer than the clients': who closes first leaves the other a broken request
+                # longer than the clients': who closes first leaves the other a broken request
+                timeout_keep_alive=75,
                 timeout_graceful_shutdown=2,
                 server_header=False,
             )
@@ -96,7 +103,11 @@ def serve(listening: socket.socket, legacy_auth: LegacyAuth) -> None:
     """
     with listening:
         token()  # there before the first request: its clients read the file
-        _log.info("The control server answers on %s; its token is in %s.", url_of(listening), environ.home() / FILE)
+        _log.info(
+            "The control server answers on %s; its token is in %s.",
+            url_of(listening),
+            environ.home() / FILE,
+        )
         asyncio.run(ControlServer(legacy_auth).serve(sockets=[listening]))
 
 
@@ -108,8 +119,12 @@ def main(argv: list[str] | None = None) -> int:
         prog="python -m halteres.agent.transports.http_server", description="The control server."
     )
     parser.add_argument("--port", type=int, default=8080, help="port on 127.0.0.1; 0: a free one")
-    parser.add_argument("--listen-fd", type=int, help="inherited socket that listens already; --port is ignored")
-    parser.add_argument("--auth", choices=("open", "token"), default="open", help="of the seed's routes")
+    parser.add_argument(
+        "--listen-fd", type=int, help="inherited socket that listens already; --port is ignored"
+    )
+    parser.add_argument(
+        "--auth", choices=("open", "token"), default="open", help="of the seed's routes"
+    )
     arguments = parser.parse_args(argv)
     try:
         serve(open_listener(arguments.port, arguments.listen_fd), arguments.auth)

@@ -22,14 +22,20 @@ def definitions() -> list[dict[str, Any]]:
     return [
         {
             "type": "function",
-            "function": {"name": tool.name, "description": tool.description, "parameters": tool.input_schema()},
+            "function": {
+                "name": tool.name,
+                "description": tool.description,
+                "parameters": tool.input_schema(),
+            },
         }
         for tool in TOOLS
     ]
 
 
 async def answer(tool_call: Mapping[str, Any], caller: Caller | None = None) -> dict[str, Any]:
-    """The `tool` message for one tool call of an assistant message; its content is compact JSON. Raises nothing."""
+    """The `tool` message for one tool call of an assistant message; its content is compact JSON.
+    Raises nothing.
+    """
     function, caller = tool_call.get("function") or {}, caller or Caller.own()
     name = str(function.get("name") or "")
     try:
@@ -46,7 +52,9 @@ def _arguments(name: str, given: Any) -> dict[str, Any]:
         try:
             given = json.loads(given) if given.strip() else None
         except (ValueError, RecursionError) as error:
-            raise UserError(f"{name} was called with arguments that are no JSON: {error}.") from error
+            raise UserError(
+                f"{name} was called with arguments that are no JSON: {error}."
+            ) from error
     if given is not None and not isinstance(given, dict):
         raise UserError(f"{name} takes a JSON object of arguments, not {reprlib.repr(given)}.")
     return given or {}

@@ -4,6 +4,6 @@
                         ┆                  │ groups                      │ traffic
     answer ◀── report ◀─┆──────────────────┴─────────────────────────────┘
 
-The dotted line is a process: the tester is detached, so a test outlives the call, and the host, that started it. It
-works in one folder, HALTERES_HOME/tests/<test_id>, which everybody may read.
+The dotted line is a process: the tester is detached, so a test outlives the call, and the host,
+that started it. It works in one folder, HALTERES_HOME/tests/<test_id>, which everybody may read.
 """

@@ -1,10 +1,10 @@
 """The process that answers free prompts, or scores given texts:
 `python -m halteres.agent.trial.answering CONFIG JOB [FILE CLASS]`.
 
-JOB is JSON: `prompts` and the file `out`, which gets a line for each; or `completions` (none: the odd answers), with
-the `prompt` that they answer, whose scores are printed as one object. It executes the environment's file, as
-`python FILE process` would, and so runs in no process that holds a key beside those of the environment's own judges
-and reward servers.
+JOB is JSON: `prompts` and the file `out`, which gets a line for each; or `completions` (none: the
+odd answers), with the `prompt` that they answer, whose scores are printed as one object. It
+executes the environment's file, as `python FILE process` would, and so runs in no process that
+holds a key beside those of the environment's own judges and reward servers.
 """
 
 from __future__ import annotations
@@ -38,7 +38,10 @@ KNOWN_STEPS, KNOWN_PER_STEP = 64, 32
 """Of training, beside the tasks of the evaluation: what is drawn depends on the step."""
 
 NO_SCORER = "this environment cannot score a free prompt: it scores whole episodes"
-NOT_KNOWN = "none of the environment's tasks asks this word for word, so nothing says what a right answer is"
+NOT_KNOWN = (
+    "none of the environment's tasks asks this word for word, so nothing says what a "
+    "right answer is"
+)
 """Notes of a score that is null."""
 
 
@@ -66,7 +69,11 @@ class Tasks:
         """Under its whole question, and under those of its texts that the question holds."""
         question = text_of(self.env.messages(item)[-1].get("content"))
         texts = [item] if isinstance(item, str) else fields_of(item).values()
-        phrases = (text for text in texts if isinstance(text, str) and " " in text.strip() and text in question)
+        phrases = (
+            text
+            for text in texts
+            if isinstance(text, str) and " " in text.strip() and text in question
+        )
         for text in (question, *phrases):
             self._items.setdefault(text.strip(), item)
 
@@ -94,9 +101,12 @@ class Tasks:
             return {"score": None, "note": error.sentence}
 
 
-async def answer_prompts(config: Path, prompts: Sequence[str], out: Path, env: BaseEnv | None) -> None:
-    """Answer every prompt into `out`, in order; scored where an environment of a single turn knows a task that asks
-    it, and then in the words of that task."""
+async def answer_prompts(
+    config: Path, prompts: Sequence[str], out: Path, env: BaseEnv | None
+) -> None:
+    """Answer every prompt into `out`, in order; scored where an environment of a single turn knows
+    a task that asks it, and then in the words of that task.
+    """
     sampler = env.server if env else _sampler(config)
     tasks = Tasks(env) if isinstance(env, SingleTurnEnv) else None
 
@@ -113,8 +123,15 @@ async def answer_prompts(config: Path, prompts: Sequence[str], out: Path, env: B
                 (turn,) = await sampler.chat(tasks.env.messages(item))
                 score = await tasks.score(item, turn.text)
             return {"prompt": prompt, "completion": turn.text, "finish": turn.stop_reason, **score}
-        except RolloutFailed as error:  # the model gave no answer, or the environment no words for it
-            return {"prompt": prompt, "completion": "", "finish": None, "score": None, "note": error.sentence}
+        except RolloutFailed as error:
+            # the model gave no answer, or the environment no words for it
+            return {
+                "prompt": prompt,
+                "completion": "",
+                "finish": None,
+                "score": None,
+                "note": error.sentence,
+            }
 
     try:
         if tasks:
@@ -126,14 +143,18 @@ async def answer_prompts(config: Path, prompts: Sequence[str], out: Path, env: B
 
 
 async def score_texts(env: BaseEnv, job: Mapping[str, Any]) -> dict[str, Any]:
-    """Score the `completions`, or the odd answers where there are none, as answers to `prompt`, or to the first task.
+    """Score the `completions`, or the odd answers where there are none, as answers to `prompt`, or
+    to the first task.
 
     Raises:
-        NotFound: none of the environment's tasks asks this prompt. EnvironmentFailed: it cannot score, or has no task.
+        NotFound: none of the environment's tasks asks this prompt. EnvironmentFailed: it cannot
+            score, or has no task.
     """
     try:
         if not isinstance(env, SingleTurnEnv):
-            raise EnvironmentFailed(f"{env.title} cannot score a text by itself.", "It scores whole episodes.")
+            raise EnvironmentFailed(
+                f"{env.title} cannot score a text by itself.", "It scores whole episodes."
+            )
         tasks = Tasks(env)
         if job.get("prompt") is None:
             item = await tasks.first()
@@ -141,7 +162,10 @@ async def score_texts(env: BaseEnv, job: Mapping[str, Any]) -> dict[str, Any]:
             await tasks.gather()
             item = tasks.find(job["prompt"])
             if item is None:
-                raise NotFound(f"{env.title} cannot score answers to this prompt.", f"It is unknown: {NOT_KNOWN}.")
+                raise NotFound(
+                    f"{env.title} cannot score answers to this prompt.",
+                    f"It is unknown: {NOT_KNOWN}.",
+                )
         prompt, reference = text_of(env.messages(item)[-1].get("content")), reference_of(item)
         texts = job.get("completions")
         named = enumerate(texts) if texts is not None else odd_answers(prompt, reference).items()
@@ -156,7 +180,11 @@ def environment_of(config: Path, file: Path, class_name: str) -> BaseEnv:
     name = "halteres_answering"
     sys.path.insert(0, str(file.parent))
     defined = runpy.run_path(str(file), run_name=name).values()
-    kinds = [one for one in defined if isinstance(one, type) and issubclass(one, BaseEnv) and one.__module__ == name]
+    kinds = [
+        one
+        for one in defined
+        if isinstance(one, type) and issubclass(one, BaseEnv) and one.__module__ == name
+    ]
     named = [kind for kind in kinds if kind.__name__ == class_name] or kinds
     if not named:
         raise EnvironmentFailed(f"{file} defines no environment.")
@@ -165,14 +193,18 @@ def environment_of(config: Path, file: Path, class_name: str) -> BaseEnv:
 
 
 def _sampler(config: Path) -> Sampler:
-    """For an environment that is not ours: its config says where to sample, and nothing else of it counts."""
+    """For an environment that is not ours: its config says where to sample, and nothing else of it
+    counts.
+    """
     settings = read_file(config)
     env = BaseEnvConfig(tokenizer_name=settings.env["tokenizer_name"], max_token_length=-1)
     tokenizer = load_tokenizer(str(tokenizer_folder(env.tokenizer_name)))
     return make_sampler(env, APIServerConfig(**settings.openai), tokenizer)
 
 
-async def _run(config: Path, job: Mapping[str, Any], environment: Sequence[str]) -> dict[str, Any] | None:
+async def _run(
+    config: Path, job: Mapping[str, Any], environment: Sequence[str]
+) -> dict[str, Any] | None:
     env = environment_of(config, Path(environment[0]), environment[1]) if environment else None
     if "prompts" in job:
         await answer_prompts(config, job["prompts"], Path(job["out"]), env)
@@ -195,7 +227,9 @@ def main() -> int:
         sentence = error.sentence
     except Exception as error:  # noqa: BLE001 - the environment's file runs here; its failure is the answer
         verb = "be asked" if "prompts" in job else "score"
-        sentence = author_error(Path(environment[0] if environment else __file__), verb, error).sentence
+        sentence = author_error(
+            Path(environment[0] if environment else __file__), verb, error
+        ).sentence
     else:
         if scores is not None:
             stdout.write(json.dumps(scores) + "\n")

@@ -1,4 +1,5 @@
-"""The folder of one test or evaluation: the interface between the process that works in it and everybody who asks.
+"""The folder of one test or evaluation: the interface between the process that works in it and
+everybody who asks.
 
     request.json            what was asked
     <stem>.jsonl, .log      a model's groups, one line each, and what its environment said
@@ -8,8 +9,8 @@
     result.json             the whole answer; written last
     collected               empty; there once somebody was given the whole answer
 
-Whoever reads a test believes none that is older than the environment's file, or that says little of training: of
-greedy, cut or few answers.
+Whoever reads a test believes none that is older than the environment's file, or that says little of
+training: of greedy, cut or few answers.
 """
 
 from __future__ import annotations
@@ -33,7 +34,12 @@ import msgspec
 
 from halteres.agent.trial.request import ADDRESS, KEY, LOCAL, Request, TestedModel
 from halteres.config import environ
-from halteres.config.discovery import EnvironmentBroken, EnvironmentNotFound, find_environment, split_name
+from halteres.config.discovery import (
+    EnvironmentBroken,
+    EnvironmentNotFound,
+    find_environment,
+    split_name,
+)
 from halteres.errors import HalteresError, NotFound, ServerError, boundary, nearest
 from halteres.files import replace_file
 from halteres.next_step import Advice, NextStep
@@ -47,7 +53,9 @@ T = TypeVar("T")
 Phase = Literal["running", "done", "failed", "lost"]
 
 Kind = Literal["t", "e", "r"]
-"""A test of an environment; an evaluation, of a policy or of a reward model. A folder's name begins with it."""
+"""A test of an environment; an evaluation, of a policy or of a reward model. A folder's name begins
+with it.
+"""
 
 POLL_S = 0.05
 OPEN_S = 600.0  # so long after its end a test whose answer nobody was given waits for the same call
@@ -90,7 +98,9 @@ class TestFolder:
 
     def request(self, kind: type[T]) -> T:
         """What was asked."""
-        return msgspec.json.decode((self.path / "request.json").read_bytes(), type=kind, dec_hook=lambda of, it: of(it))
+        return msgspec.json.decode(
+            (self.path / "request.json").read_bytes(), type=kind, dec_hook=lambda of, it: of(it)
+        )
 
     def result(self) -> dict[str, Any] | None:
         """The whole answer, once there is one."""
@@ -109,14 +119,17 @@ class TestFolder:
 
     def phase(self) -> Phase:
         """What goes on here. Without a result, and with its process gone, it is lost."""
-        held = is_locked(self.lock)  # before the look at the result: a process lets go after writing it
+        # before the look at the result: a process lets go after writing it
+        held = is_locked(self.lock)
         result = self.result()
         if result is not None:
             return result["status"]
         return "running" if held else "lost"
 
     def write(self, name: str, value: Any) -> None:
-        """Write one JSON file whole, for its owner alone, for a request has keys; its folder must exist."""
+        """Write one JSON file whole, for its owner alone, for a request has keys; its folder must
+        exist.
+        """
         content = msgspec.json.format(msgspec.json.encode(value, enc_hook=str), indent=1) + b"\n"
         replace_file(self.path / name, content, private=True)
 
@@ -153,7 +166,8 @@ def new_folder(kind: Kind = "t") -> TestFolder:
     while True:
         path = tests_folder() / f"{kind}-{secrets.token_hex(4)}"
         with contextlib.suppress(FileExistsError):
-            path.mkdir(0o700, parents=True)  # its relay's address lies in it, which the endpoint bills us for
+            # its relay's address lies in it, which the endpoint bills us for
+            path.mkdir(0o700, parents=True)
             return TestFolder(path)
 
 
@@ -166,7 +180,9 @@ def start(request: Request) -> TestFolder:
     folder = begin("t", "halteres.agent.trial.tester", request, *keys_for(request))
     hermes = environ.hermes_home()
     for logs in (environ.home() / "logs", *((hermes / "logs" / "rl_training",) if hermes else ())):
-        for file in (file for one in request.models for file in (folder.groups(one), folder.log(one))):
+        for file in (
+            file for one in request.models for file in (folder.groups(one), folder.log(one))
+        ):
             link = logs / "inference_tests" / file.name
             with contextlib.suppress(OSError):  # the folder is not ours to write
                 link.parent.mkdir(parents=True, exist_ok=True)
@@ -205,7 +221,9 @@ def begin(kind: Kind, module: str, request: msgspec.Struct, *keys: str) -> TestF
     except OSError as error:
         if folder is not None:
             shutil.rmtree(folder.path, ignore_errors=True)
-        raise ServerError(f"No test can be started in {tests_folder()}.", f"{error.strerror or error}.") from error
+        raise ServerError(
+            f"No test can be started in {tests_folder()}.", f"{error.strerror or error}."
+        ) from error
     finally:
         if held is not None:
             os.close(held)
@@ -215,7 +233,9 @@ def own_folder() -> TestFolder:
     """In the process that `begin` started: the folder that it works in, whose lock it holds."""
     parser = argparse.ArgumentParser()
     parser.add_argument("folder", type=Path)
-    parser.add_argument("--lock-fd", type=int, help="descriptor of the folder's lock, taken already")
+    parser.add_argument(
+        "--lock-fd", type=int, help="descriptor of the folder's lock, taken already"
+    )
     options = parser.parse_args()
     if options.lock_fd is None:
         take_lock(options.folder / "lock")
@@ -223,7 +243,9 @@ def own_folder() -> TestFolder:
 
 
 def leave_result(folder: TestFolder, what: str, work: Callable[[], dict[str, Any]]) -> int:
-    """Do the work, and write what it comes to, or how it failed, as result.json; the process's exit code."""
+    """Do the work, and write what it comes to, or how it failed, as result.json; the process's exit
+    code.
+    """
     try:
         with boundary(ServerError, what):
             result = {"status": "done", **work()}
@@ -235,9 +257,14 @@ def leave_result(folder: TestFolder, what: str, work: Callable[[], dict[str, Any
 
 
 async def awaited(
-    kind: Kind, evaluation_id: str | None, wait_s: float, start_one: Callable[[], TestFolder], instead: Advice
+    kind: Kind,
+    evaluation_id: str | None,
+    wait_s: float,
+    start_one: Callable[[], TestFolder],
+    instead: Advice,
 ) -> TestFolder:
-    """The folder of the evaluation of this id, or of a new one, once nothing goes on there or the time is over.
+    """The folder of the evaluation of this id, or of a new one, once nothing goes on there or the
+    time is over.
 
     Raises:
         NotFound: there is none of this id; `instead`: what to call then.
@@ -274,7 +301,12 @@ def unfinished(folder: TestFolder, tool: str, worker: str) -> dict[str, Any] | N
         return {"status": phase, "next": NextStep.of(tool, evaluation_id=folder.test_id, wait_s=45)}
     gone = f"The {worker} is gone (killed, or the machine was restarted)."
     error, code = result.get("error", gone), result.get("code", "process_exited")
-    return {"status": "failed", "error": error, "code": code, "next": f"read {folder.path / 'tester.log'}, mend it"}
+    return {
+        "status": "failed",
+        "error": error,
+        "code": code,
+        "next": f"read {folder.path / 'tester.log'}, mend it",
+    }
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -292,12 +324,15 @@ class TestOutcome:
 
 
 def latest_test(environment: str, model: str, draft: str = "") -> TestOutcome | None:
-    """The newest finished test of this environment with this model that scored anything as training would.
+    """The newest finished test of this environment with this model that scored anything as training
+    would.
 
     Args:
-        environment: its name, or its file: as a run's settings have it; of a family's file, one of the same variant.
+        environment: its name, or its file: as a run's settings have it; of a family's file, one of
+            the same variant.
         model: as a draft names it, or an endpoint's id.
-        draft: handle; a test of this draft comes before those of others, which may have other settings.
+        draft: handle; a test of this draft comes before those of others, which may have other
+            settings.
     """
     try:
         found = find_environment(environment)
@@ -307,7 +342,8 @@ def latest_test(environment: str, model: str, draft: str = "") -> TestOutcome | 
     alike = [
         (request.draft == draft, folder.finished_at, folder)
         for folder, request in _requests()
-        if (str(request.program.path), split_name(request.program.name)[1]) == (found.file_path, variant)
+        if (str(request.program.path), split_name(request.program.name)[1])
+        == (found.file_path, variant)
         and request.is_like_training
     ]
     for *_, folder in sorted(alike, key=lambda test: test[:2], reverse=True):
@@ -328,9 +364,11 @@ def latest_test(environment: str, model: str, draft: str = "") -> TestOutcome | 
 
 
 def open_test(request: Request) -> TestFolder | None:
-    """The newest test of the same arguments that goes on, or has ended and nobody was given its answer.
+    """The newest test of the same arguments that goes on, or has ended and nobody was given its
+    answer.
 
-    Clients that cannot pass a test_id ask again with the same arguments until the test has ended (seed 001).
+    Clients that cannot pass a test_id ask again with the same arguments until the test has ended
+    (seed 001).
     """
     newest_first = sorted(_requests(), key=lambda pair: pair[1].created_at, reverse=True)
     for folder, other in newest_first:
@@ -345,7 +383,8 @@ def open_test(request: Request) -> TestFolder | None:
 
 def _requests() -> Iterator[tuple[TestFolder, Request]]:
     for folder in all_folders():
-        with contextlib.suppress(OSError, msgspec.MsgspecError):  # just removed, or of another version
+        # just removed, or of another version
+        with contextlib.suppress(OSError, msgspec.MsgspecError):
             yield folder, folder.request(Request)
 
 

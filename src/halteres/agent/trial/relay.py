@@ -1,8 +1,9 @@
-"""The relay between a tested environment and its model: the only address that the environment knows.
+"""The relay between a tested environment and its model: the only address that the environment
+knows.
 
-A port of the loopback with one secret path for each model. Requests, in OpenAI's form or sglang's /generate, are
-forwarded with bounded retries, for as many completions as were wanted, and counted (`Traffic`). An environment is
-given neither a key nor where its requests go.
+A port of the loopback with one secret path for each model. Requests, in OpenAI's form or sglang's
+/generate, are forwarded with bounded retries, for as many completions as were wanted, and counted
+(`Traffic`). An environment is given neither a key nor where its requests go.
 """
 
 from __future__ import annotations
@@ -27,8 +28,10 @@ from halteres.redaction import Redactor
 Body = Mapping[str, Any]
 
 ATTEMPTS = 3
-RETRIED = frozenset((0, 408, 409, 429, 500, 502, 503, 504, 520, 522, 524, 529))  # 0: no answer at all
-FOR_GOOD = frozenset((401, 402, 403, 404))  # no key, no money, not allowed, no such model: never asked again
+# 0: no answer at all
+RETRIED = frozenset((0, 408, 409, 429, 500, 502, 503, 504, 520, 522, 524, 529))
+# no key, no money, not allowed, no such model: never asked again
+FOR_GOOD = frozenset((401, 402, 403, 404))
 NOT_SO = (400, 422)  # the request is at fault; `n` above 1 is to some endpoints
 GIVEN_UP_AFTER = 2  # requests in a row, before any was answered
 FIRST_WAIT_S, LONGEST_WAIT_S = 0.5, 10.0
@@ -54,7 +57,8 @@ class Traffic(msgspec.Struct, kw_only=True):
     tokens: int = 0  # of them
     truncated: int = 0  # cut off by the limit of tokens
     last_error: str = ""
-    over: Literal["", "model", "budget"] = ""  # why nothing more is sent: the model fails for good, or enough was spent
+    # why nothing more is sent: the model fails for good, or enough was spent
+    over: Literal["", "model", "budget"] = ""
     in_flight: int = 0
     busy_s: float = 0.0  # during which anything was in flight
     busy_since: float = 0.0  # monotonic
@@ -80,8 +84,12 @@ class Traffic(msgspec.Struct, kw_only=True):
         self.completions += len(_completions(answer))
         self.tokens += _num_tokens(answer)
         for one in _completions(answer):
-            reason = _meta(one).get("finish_reason") or (one.get("finish_reason") if isinstance(one, Mapping) else None)
-            self.truncated += (reason.get("type") if isinstance(reason, Mapping) else reason) == "length"
+            reason = _meta(one).get("finish_reason") or (
+                one.get("finish_reason") if isinstance(one, Mapping) else None
+            )
+            self.truncated += (
+                reason.get("type") if isinstance(reason, Mapping) else reason
+            ) == "length"
 
     @property
     def tokens_per_s(self) -> float | None:
@@ -137,20 +145,29 @@ class Upstream:
 
     def _limited(self, body: Body) -> Body:
         """The request as this model gets it: its name, no streaming, the test's limits."""
-        own = {name: value for name, value in body.items() if name != "stream"} | {"model": self._to.model}
+        own = {name: value for name, value in body.items() if name != "stream"} | {
+            "model": self._to.model
+        }
         params, limit = own.get("sampling_params"), "max_new_tokens"
         is_generate = isinstance(params, Mapping)
         if not is_generate:
-            params, limit = own, "max_completion_tokens" if "max_completion_tokens" in own else "max_tokens"
+            params, limit = (
+                own,
+                "max_completion_tokens" if "max_completion_tokens" in own else "max_tokens",
+            )
         limits: dict[str, Any] = {}
         if self._to.max_tokens is not None:
             limits[limit] = min(params.get(limit) or self._to.max_tokens, self._to.max_tokens)
         if self._to.temperature is not None:
             limits["temperature"] = self._to.temperature
-        return {**own, "sampling_params": {**params, **limits}} if is_generate else {**own, **limits}
+        return (
+            {**own, "sampling_params": {**params, **limits}} if is_generate else {**own, **limits}
+        )
 
     async def _complete(self, path: str, body: Body) -> Any:
-        """All choices. Many endpoints give one whatever `n` says: what is missing is asked for one by one."""
+        """All choices. Many endpoints give one whatever `n` says: what is missing is asked for one
+        by one.
+        """
         number = _num_requested(body)
         if path == "generate" or isinstance(body.get("prompt"), list) or number == 1:
             return await self._send(path, body)
@@ -173,7 +190,10 @@ class Upstream:
                 raise one
         answers += more
         choices = [choice for answer in answers for choice in answer["choices"]]
-        usage = {**(answers[0].get("usage") or {}), "completion_tokens": sum(map(_num_tokens, answers))}
+        usage = {
+            **(answers[0].get("usage") or {}),
+            "completion_tokens": sum(map(_num_tokens, answers)),
+        }
         numbered = [{**choice, "index": number} for number, choice in enumerate(choices)]
         return {**answers[0], "choices": numbered, "usage": usage}
 
@@ -197,7 +217,11 @@ class Upstream:
     async def _once(self, path: str, body: Body) -> tuple[int, Any, float]:
         """Status, answer (or what went wrong), and the wait that was asked for in s."""
         base = self._to.base_url.rstrip("/")
-        url = f"{base.removesuffix('/v1')}/generate" if path == "generate" else f"{base}/{path.removeprefix('v1/')}"
+        url = (
+            f"{base.removesuffix('/v1')}/generate"
+            if path == "generate"
+            else f"{base}/{path.removeprefix('v1/')}"
+        )
         limit = aiohttp.ClientTimeout(total=max(0.1, self._to.ends_at - time.monotonic()))
         try:
             async with (
@@ -207,8 +231,11 @@ class Upstream:
                 ) as reply,
             ):
                 text = self._redactor.text((await reply.read()).decode(errors="replace"))
-                retry_after = reply.headers.get("Retry-After", "")  # seconds, or a date, which is not heeded
-                wait_s = float(retry_after) if re.fullmatch(r"\d{1,9}(\.\d+)?", retry_after) else 0.0
+                # seconds, or a date, which is not heeded
+                retry_after = reply.headers.get("Retry-After", "")
+                wait_s = (
+                    float(retry_after) if re.fullmatch(r"\d{1,9}(\.\d+)?", retry_after) else 0.0
+                )
                 return *_read(path, reply.status, text), wait_s
         except TimeoutError:
             return 0, "It gave no answer in time.", 0.0
@@ -217,8 +244,14 @@ class Upstream:
 
     def _given_up(self, status: int, why: Any) -> Refusal:
         self._failed_in_a_row += 1
-        what = f"{self._to.model}: the endpoint answered {status}. {why}" if status else f"{self._to.model}: {why}"
-        refusal = Refusal(status if 400 <= status < 500 and status not in RETRIED else GIVEN_UP, what)
+        what = (
+            f"{self._to.model}: the endpoint answered {status}. {why}"
+            if status
+            else f"{self._to.model}: {why}"
+        )
+        refusal = Refusal(
+            status if 400 <= status < 500 and status not in RETRIED else GIVEN_UP, what
+        )
         hopeless = self.traffic.completions == 0 and self._failed_in_a_row >= GIVEN_UP_AFTER
         if status in FOR_GOOD or (hopeless and status in RETRIED):
             self._closed = refusal
@@ -259,7 +292,9 @@ class Relay:
 @asynccontextmanager
 async def relaying() -> AsyncIterator[Relay]:
     """A relay that answers inside; who hangs up takes back what was asked."""
-    async with aiohttp.ClientSession(trust_env=True, connector=aiohttp.TCPConnector(limit=0)) as session:
+    async with aiohttp.ClientSession(
+        trust_env=True, connector=aiohttp.TCPConnector(limit=0)
+    ) as session:
         relay = Relay(session)
         app = web.Application(client_max_size=LARGEST_REQUEST)
         app.router.add_post("/{name}/{path:.+}", relay.handle)
@@ -277,24 +312,36 @@ def _num_requested(body: Body) -> int:
     """Completions that one request asks for."""
     params, prompt = body.get("sampling_params") or body, body.get("prompt")
     each = params.get("n") if isinstance(params, Mapping) else None
-    several = len(prompt) if isinstance(prompt, list) and prompt and not isinstance(prompt[0], int) else 1
+    several = (
+        len(prompt) if isinstance(prompt, list) and prompt and not isinstance(prompt[0], int) else 1
+    )
     return max(1, each if isinstance(each, int) else 1) * several
 
 
 def _read(path: str, status: int, text: str) -> tuple[int, Any]:
-    """Status and content. Some endpoints send an error, or nothing usable, with status 200: that is a 502."""
+    """Status and content. Some endpoints send an error, or nothing usable, with status 200: that is
+    a 502.
+    """
     try:
         answer = json.loads(text)
     except ValueError:
         answer = None
     choices = answer.get("choices") if isinstance(answer, dict) else None
-    has_choices = isinstance(choices, list) and bool(choices) and all(isinstance(one, dict) for one in choices)
+    has_choices = (
+        isinstance(choices, list)
+        and bool(choices)
+        and all(isinstance(one, dict) for one in choices)
+    )
     if status == 200 and (isinstance(answer, list | dict) if path == "generate" else has_choices):
         return 200, answer
     error = answer.get("error") or answer.get("detail") if isinstance(answer, dict) else None
-    code, message = (error.get("code"), error.get("message")) if isinstance(error, dict) else (None, error)
+    code, message = (
+        (error.get("code"), error.get("message")) if isinstance(error, dict) else (None, error)
+    )
     inside = code if isinstance(code, int) and 400 <= code < 600 else 502
-    return (status if status != 200 else inside), " ".join(str(message or text)[:LONGEST_ERROR].split())
+    return (status if status != 200 else inside), " ".join(
+        str(message or text)[:LONGEST_ERROR].split()
+    )
 
 
 def _completions(answer: Any) -> list[Any]:

@@ -1,7 +1,9 @@
-"""The answer to a test: what result.json holds, and what an unfinished test has so far, read from its files.
+"""The answer to a test: what result.json holds, and what an unfinished test has so far, read from
+its files.
 
-The seeds' keys of the answer and ours; the verdict (can one train on this environment with this model, why, and what to
-do now); answers of models shown as samples; everything shortened to the budget of an answer, the verdict last.
+The seeds' keys of the answer and ours; the verdict (can one train on this environment with this
+model, why, and what to do now); answers of models shown as samples; everything shortened to the
+budget of an answer, the verdict last.
 """
 
 from __future__ import annotations
@@ -31,10 +33,20 @@ from halteres.text import text_of
 DROPPED = frozenset(("too_long", "wrong_size", "same_scores", "nothing_collected"))
 """What `process` records of a group that did not fail and was not kept all the same."""
 
-REFERENCES = ("answer", "solution", "target", "expected", "reference", "ground_truth", "gold", "label")
+REFERENCES = (
+    "answer",
+    "solution",
+    "target",
+    "expected",
+    "reference",
+    "ground_truth",
+    "gold",
+    "label",
+)
 """What the right answer is called in an item; the first that is there."""
 
-ODD_ANSWERS = "odd_answers.json"  # what the scorer gives for odd answers: name -> score, or why there is none
+# what the scorer gives for odd answers: name -> score, or why there is none
+ODD_ANSWERS = "odd_answers.json"
 
 Fault = Literal["model", "environment", "test"]
 
@@ -83,7 +95,9 @@ class Outcome:
     def scores(self) -> tuple[float, ...]:
         """All that were given."""
         if self.request.prompts:
-            return tuple(row["score"] for row in self.responses if isinstance(row.get("score"), int | float))
+            return tuple(
+                row["score"] for row in self.responses if isinstance(row.get("score"), int | float)
+            )
         return tuple(score for group in self.groups for score in group.scores)
 
     @property
@@ -103,7 +117,9 @@ class Outcome:
     @property
     def varied(self) -> float | None:
         """The share of groups that teach something."""
-        return sum(group.varies for group in self.groups) / len(self.groups) if self.groups else None
+        return (
+            sum(group.varies for group in self.groups) / len(self.groups) if self.groups else None
+        )
 
     @property
     def truncated(self) -> float:
@@ -114,7 +130,11 @@ class Outcome:
     @property
     def scorer_failures(self) -> tuple[Row, ...]:
         """Attempts that the environment's own code failed at."""
-        return tuple(row for row in self.failures if row["code"] not in DROPPED | {"sampler_error", "group_failed"})
+        return tuple(
+            row
+            for row in self.failures
+            if row["code"] not in DROPPED | {"sampler_error", "group_failed"}
+        )
 
     def facts(self) -> dict[str, Any]:
         """The seeds' figures of one model, then ours; what went wrong only where something did."""
@@ -128,7 +148,12 @@ class Outcome:
             "wandb_run": one.wandb_run,
             "output_file": str(self.output_file),
             "steps": [
-                {"step": at, "completions": len(group.scores), "correct": number, "scores": _plain(group.scores)}
+                {
+                    "step": at,
+                    "completions": len(group.scores),
+                    "correct": number,
+                    "scores": _plain(group.scores),
+                }
                 for at, (group, number) in enumerate(zip(self.groups, correct, strict=True), 1)
             ],
             "steps_tested": num_steps,
@@ -139,7 +164,10 @@ class Outcome:
             "step_success_rate": round(with_correct / num_steps, 3) if num_steps else 0,
         }
         if self.completions:
-            failed, knows_truncated = len(self.scorer_failures), self.ended and self.ended.traffic.completions
+            failed, knows_truncated = (
+                len(self.scorer_failures),
+                self.ended and self.ended.traffic.completions,
+            )
             facts |= {
                 "mean_score": round(sum(scores) / len(scores), 3) if scores else None,
                 "score_range": _plain([min(scores), max(scores)]) if scores else None,
@@ -180,7 +208,9 @@ def read_outcome(folder: TestFolder, request: Request, model: TestedModel) -> Ou
         request=request,
         output_file=output,
         log_file=folder.log(model),
-        groups=() if request.prompts else tuple(_groups(output, [row for row in rows if row["completions"]])),
+        groups=()
+        if request.prompts
+        else tuple(_groups(output, [row for row in rows if row["completions"]])),
         responses=tuple(read_rows(output)) if request.prompts else (),
         failures=tuple(failure for row in rows for failure in row["failures"]),
         ended=ended,
@@ -196,7 +226,9 @@ class _Line(msgspec.Struct):
 
 
 def _groups(output: Path, rollouts: Sequence[Row]) -> Iterator[Group]:
-    """Whole groups; a line that is none is passed over. Texts are those of the messages, else of the rollouts."""
+    """Whole groups; a line that is none is passed over. Texts are those of the messages, else of
+    the rollouts.
+    """
     lines = [line for line in output.read_bytes().split(b"\n") if line] if output.exists() else []
     for number, text in enumerate(lines):
         try:
@@ -207,23 +239,35 @@ def _groups(output: Path, rollouts: Sequence[Row]) -> Iterator[Group]:
         scores, chats, prompt = tuple(line.scores), line.messages or [], row.get("prompt", "")
         answers = [
             "\n\n".join(
-                text for turn in one.get("turns") or [one] for text in (turn["text"], turn.get("observation")) if text
+                text
+                for turn in one.get("turns") or [one]
+                for text in (turn["text"], turn.get("observation"))
+                if text
             )
             for one in row.get("completions", ())
         ]
-        if line.episodes is not None:  # a group of several turns, by rollout: its answers are whole conversations
+        # a group of several turns, by rollout: its answers are whole conversations
+        if line.episodes is not None:
             scores = tuple(dict(zip(line.episodes, scores, strict=False)).values())
-        elif len(chats) == len(scores) and all(isinstance(chat, list) and len(chat) > 1 for chat in chats):
+        elif len(chats) == len(scores) and all(
+            isinstance(chat, list) and len(chat) > 1 for chat in chats
+        ):
             prompt = text_of(chats[0][-2].get("content"))
             answers = [text_of(chat[-1].get("content")) for chat in chats]
         shown = tuple(answers) if len(answers) == len(scores) else ()
-        yield Group(scores=scores, prompt=prompt, answers=shown, reference=reference_of(row.get("item")))
+        yield Group(
+            scores=scores, prompt=prompt, answers=shown, reference=reference_of(row.get("item"))
+        )
 
 
 def reference_of(item: Any) -> str:
-    """The right answer of an item that is a dataclass or a mapping (in JSON both are objects); else nothing."""
+    """The right answer of an item that is a dataclass or a mapping (in JSON both are objects); else
+    nothing.
+    """
     fields = fields_of(item)
-    return next((str(fields[name]) for name in REFERENCES if fields.get(name) not in (None, "")), "")
+    return next(
+        (str(fields[name]) for name in REFERENCES if fields.get(name) not in (None, "")), ""
+    )
 
 
 def fields_of(item: Any) -> Mapping[str, Any]:
@@ -236,7 +280,9 @@ def fields_of(item: Any) -> Mapping[str, Any]:
 MUCH_TRUNCATED, MANY_FAILURES = 0.3, 0.1
 LONGEST_WHY = 300  # characters of what an environment's code said
 PARTIAL = 0.5
-"""Where an environment does not say what counts as success, a best score below it is hardly a right answer's."""
+"""Where an environment does not say what counts as success, a best score below it is hardly a right
+answer's.
+"""
 
 Steps = str | NextStep | tuple[str | NextStep, ...]
 """What to do next, as result.json holds it."""
@@ -262,7 +308,9 @@ def judge(outcome: Outcome) -> Verdict:
         return _judge_nothing(outcome)
     if outcome.request.prompts:
         scored = f"{len(outcome.scores)} of {len(outcome.responses)} answers could be scored"
-        return Verdict(None, f"{scored}; whether rewards vary, only the environment's own tasks tell.", AGAIN)
+        return Verdict(
+            None, f"{scored}; whether rewards vary, only the environment's own tasks tell.", AGAIN
+        )
     if {len(group.scores) for group in groups} == {1}:
         larger = NextStep.of("rl_test_inference", group_size=16)
         return Verdict(None, "A group of one answer has no variance: ask for more.", larger)
@@ -272,9 +320,15 @@ def judge(outcome: Outcome) -> Verdict:
         varied = sum(group.varies for group in groups)
         why = f"{varied} of {len(groups)} groups have {_kinds_of_answers(outcome)}"
     elif correct == number:
-        why, following = f"Too easy: all {number} answers are right", (SETTINGS, ": make its tasks harder")
+        why, following = (
+            f"Too easy: all {number} answers are right",
+            (SETTINGS, ": make its tasks harder"),
+        )
     elif correct:
-        why, following = "Within every group all answers score the same", (SETTINGS, ": is its scorer coarse?")
+        why, following = (
+            "Within every group all answers score the same",
+            (SETTINGS, ": is its scorer coarse?"),
+        )
     elif len(set(outcome.scores)) > 1:
         why, following = f"Too hard: none of {number} answers is right", _ease(outcome)
     else:  # a scorer that knows no right answer looks the same as a task that is too hard
@@ -292,7 +346,9 @@ def _judge_nothing(outcome: Outcome) -> Verdict:
         return Verdict(None, "Nothing is scored yet.", AGAIN)
     failures = outcome.scorer_failures
     # What foreign code said may be long, and ends with where it failed; the log has all of it.
-    cause = shortened(failures[-1]["why"] if failures else f"{ended.error}. {ended.why}", LONGEST_WHY)
+    cause = shortened(
+        failures[-1]["why"] if failures else f"{ended.error}. {ended.why}", LONGEST_WHY
+    )
     if ended.fault == "environment":
         fix = f"mend {outcome.request.program.path}, then "
         return Verdict(False, f"No answer was scored: {cause}", (fix, AGAIN))
@@ -305,8 +361,13 @@ def _kinds_of_answers(outcome: Outcome) -> str:
     if not outcome.num_correct(outcome.scores):
         return f"answers of different scores, but the best is {best:.4g}: no answer is right"
     if best < PARTIAL and not outcome.request.success_above:
-        return f"answers of different scores, but the best is {best:.4g}: no answer is right, if a right one scores 1"
-    is_mixed = any(0 < outcome.num_correct(group.scores) < len(group.scores) for group in outcome.groups)
+        return (
+            f"answers of different scores, but the best is {best:.4g}: no answer is right, if "
+            "a right one scores 1"
+        )
+    is_mixed = any(
+        0 < outcome.num_correct(group.scores) < len(group.scores) for group in outcome.groups
+    )
     return "both good and bad answers" if is_mixed else "answers of different scores"
 
 
@@ -324,13 +385,18 @@ def _caveats(outcome: Outcome) -> Iterator[str]:
         yield f"{outcome.truncated:.0%} of the answers are cut off"
     failed = outcome.scorer_failures
     if len(failed) > MANY_FAILURES * (outcome.completions + len(failed)):
-        yield f"{len(failed)} times its code failed ({shortened(failed[-1]['why'], LONGEST_WHY).rstrip('.')})"
+        yield (
+            f"{len(failed)} times its code failed "
+            f"({shortened(failed[-1]['why'], LONGEST_WHY).rstrip('.')})"
+        )
     if outcome.ended and outcome.ended.error:
         yield outcome.ended.error
 
 
 def odd_caveats(scores: Mapping[str, Any], success_above: float) -> list[str]:
-    """What is wrong with a scorer, by its scores of odd answers (name -> score, or why there is none)."""
+    """What is wrong with a scorer, by its scores of odd answers (name -> score, or why there is
+    none).
+    """
     found = check_answers(scores, success_above)
     paid = [one.subject for one in found if one.code != "fails"]
     failed = [one for one in found if one.code == "fails"]
@@ -343,7 +409,9 @@ def odd_caveats(scores: Mapping[str, Any], success_above: float) -> list[str]:
 
 SAMPLES, LONGEST_SAMPLE = 2, 2000  # characters of each text of one
 
-IN_CHARACTERS = "The base model '{model}' is not here: prompts were counted in characters, not in its tokens."
+IN_CHARACTERS = (
+    "The base model '{model}' is not here: prompts were counted in characters, not in its tokens."
+)
 
 
 def report(folder: TestFolder, request: Request, status: str) -> dict[str, Any]:
@@ -351,24 +419,37 @@ def report(folder: TestFolder, request: Request, status: str) -> dict[str, Any]:
     outcomes = [read_outcome(folder, request, model) for model in request.models]
     verdicts = [judge(outcome) for outcome in outcomes]
     several, each = len(outcomes) > 1, request.rollouts
-    # The model that would be trained decides; where it was not tested, the one whose rewards vary most.
-    trained = next((at for at, it in enumerate(outcomes) if it.model.model == LOCAL + request.base_model), None)
+    # The model that would be trained decides; where it was not tested, the one whose rewards vary
+    # most.
+    trained = next(
+        (at for at, it in enumerate(outcomes) if it.model.model == LOCAL + request.base_model), None
+    )
     varied = [-1.0 if outcome.varied is None else outcome.varied for outcome in outcomes]
     decides = varied.index(max(varied)) if trained is None else trained
     deciding, verdict = outcomes[decides], verdicts[decides]
-    why = verdict.why if trained is not None and not several else f"{deciding.model.model}: {verdict.why}"
+    why = (
+        verdict.why
+        if trained is not None and not several
+        else f"{deciding.model.model}: {verdict.why}"
+    )
     try:
         odd = msgspec.json.decode((folder.path / ODD_ANSWERS).read_bytes(), type=dict[str, Any])
         why = "; ".join([why.rstrip("."), *odd_caveats(odd, request.success_above)]) + "."
     except OSError:  # not tried, or not yet
         odd = {}
     counts_characters = any(not one.is_local and not one.tokenizer for one in request.models)
-    num_steps, group_size = (len(request.prompts), 1) if request.prompts else (request.num_steps, request.group_size)
-    accuracies = {outcome.model.model: outcome.accuracy for outcome in outcomes if outcome.completions}
+    num_steps, group_size = (
+        (len(request.prompts), 1) if request.prompts else (request.num_steps, request.group_size)
+    )
+    accuracies = {
+        outcome.model.model: outcome.accuracy for outcome in outcomes if outcome.completions
+    }
     answers: dict[str, Any] = {"samples": _samples(deciding)}
     if request.prompts:
         rows = [(outcome.model.model, row) for outcome in outcomes for row in outcome.responses]
-        answers = {"responses": [{**({"model": model} if several else {}), **row} for model, row in rows]}
+        answers = {
+            "responses": [{**({"model": model} if several else {}), **row} for model, row in rows]
+        }
     return {
         "status": status,
         "test_id": folder.test_id,
@@ -383,15 +464,23 @@ def report(folder: TestFolder, request: Request, status: str) -> dict[str, Any]:
         },
         "models_tested": [
             # Why the only model can be trained or not, the summary has.
-            {**outcome.facts(), "trainable": judged.trainable, **({"verdict": judged.why} if several else {})}
+            {
+                **outcome.facts(),
+                "trainable": judged.trainable,
+                **({"verdict": judged.why} if several else {}),
+            }
             for outcome, judged in zip(outcomes, verdicts, strict=True)
         ],
         "summary": {
             "steps_requested": num_steps,
             "models_tested": len(outcomes),
             "models_succeeded": len(accuracies),
-            "best_model": max(accuracies, key=lambda model: accuracies[model]) if accuracies else None,
-            "avg_accuracy": round(sum(accuracies.values()) / len(accuracies), 3) if accuracies else 0,
+            "best_model": max(accuracies, key=lambda model: accuracies[model])
+            if accuracies
+            else None,
+            "avg_accuracy": round(sum(accuracies.values()) / len(accuracies), 3)
+            if accuracies
+            else 0,
             "environment_working": bool(accuracies),
             "output_directory": str(folder.path),
             **nonempty(odd_answers=odd),
@@ -399,7 +488,9 @@ def report(folder: TestFolder, request: Request, status: str) -> dict[str, Any]:
             "why": why,
         },
         **answers,
-        **nonempty(note=IN_CHARACTERS.format(model=request.base_model) if counts_characters else ""),
+        **nonempty(
+            note=IN_CHARACTERS.format(model=request.base_model) if counts_characters else ""
+        ),
         "next": verdict.next,
     }
 
@@ -409,10 +500,25 @@ def _samples(outcome: Outcome) -> list[dict[str, Any]]:
     answered = [(step, group) for step, group in enumerate(outcome.groups, 1) if group.answers]
     samples: list[dict[str, Any]] = []
     for step, group in sorted(answered, key=lambda one: not one[1].varies)[:SAMPLES]:
-        ranked = [answer for _, answer in sorted(zip(group.scores, group.answers, strict=True), key=lambda it: it[0])]
+        ranked = [
+            answer
+            for _, answer in sorted(
+                zip(group.scores, group.answers, strict=True), key=lambda it: it[0]
+            )
+        ]
         worst = next((answer for answer in ranked if answer != ranked[-1]), ranked[-1])
-        texts = {"prompt": group.prompt, "best": ranked[-1], "worst": worst, **nonempty(reference=group.reference)}
-        samples.append({"step": step, **{name: shortened(text, LONGEST_SAMPLE) for name, text in texts.items()}})
+        texts = {
+            "prompt": group.prompt,
+            "best": ranked[-1],
+            "worst": worst,
+            **nonempty(reference=group.reference),
+        }
+        samples.append(
+            {
+                "step": step,
+                **{name: shortened(text, LONGEST_SAMPLE) for name, text in texts.items()},
+            }
+        )
     return samples
 
 
@@ -428,18 +534,28 @@ _CUTS: tuple[tuple[int, tuple[str, ...]], ...] = (
     (40, ("verdict", "scores", "steps")),
     (40, ("verdict", "scores", "steps", "samples")),
     (40, ("verdict", "scores", "steps", "samples", "stdout", "stderr")),  # the log file has them
-    (40, ("verdict", "scores", "steps", "samples", "stdout", "stderr", "log_file", "why", "folder")),
+    (
+        40,
+        ("verdict", "scores", "steps", "samples", "stdout", "stderr", "log_file", "why", "folder"),
+    ),
 )
 """Characters of each text, and what is left out, tried one after another until the answer fits."""
 
 
 def brief(body: Body) -> Body:
-    """The answer, cut as far as it must be: words first, then scores, then steps, then samples, then paths."""
-    following: Steps = msgspec.convert(body["next"], Steps)  # in JSON's types, where it comes from a file
+    """The answer, cut as far as it must be: words first, then scores, then steps, then samples,
+    then paths.
+    """
+    # in JSON's types, where it comes from a file
+    following: Steps = msgspec.convert(body["next"], Steps)
     # Half of a secret would not be known as one.
     whole: Body = Redactor.of_this_process().json({**body, "next": for_agents(following)})
     cuts = (_cut(whole, length, left_out) for length, left_out in _CUTS)
-    short = whole if _fits(whole) else next((short for short in cuts if _fits(short)), _cut(whole, *_CUTS[-1]))
+    short = (
+        whole
+        if _fits(whole)
+        else next((short for short in cuts if _fits(short)), _cut(whole, *_CUTS[-1]))
+    )
     return {**short, "next": following}
 
 
@@ -456,8 +572,12 @@ def _cut(body: Body, length: int, left_out: Sequence[str]) -> Body:
         one.update({name: cut(text, length) for name, text in one.items() if isinstance(text, str)})
     for model in short["models_tested"]:
         # Of what was printed the end counts.
-        model.update({name: model[name][-length:] for name in ("stdout", "stderr") if name in model})
-        model.update({name: clipped(model[name], 2 * length) for name in ("why", "verdict") if name in model})
+        model.update(
+            {name: model[name][-length:] for name in ("stdout", "stderr") if name in model}
+        )
+        model.update(
+            {name: clipped(model[name], 2 * length) for name in ("why", "verdict") if name in model}
+        )
         for row in (model, *model["steps"]):
             for name in {*left_out} - {"steps"}:
                 row.pop(name, None)

@@ -1,4 +1,5 @@
-"""What a test of an environment is asked to do: `Request`, checked before anything is started, and its models.
+"""What a test of an environment is asked to do: `Request`, checked before anything is started, and
+its models.
 
 A request is stored as request.json and holds no key.
 """
@@ -37,9 +38,11 @@ from halteres.runs.starting.run_models import found_model, models_home
 
 LOCAL = "local:"  # what the names of this machine's models begin with in answers
 MODEL_WITHIN_S = 600.0  # how long one model may take (seed 002)
-SERVICE_WITHIN_S = 330.0  # what a service of our own may take to start and to end, beside its model's time
+# what a service of our own may take to start and to end, beside its model's time
+SERVICE_WITHIN_S = 330.0
 ENDING_S = 15.0  # what it may take to end an environment, and to say how it ended
-REMOTE_AT_ONCE = 4  # so many models of an endpoint are tested side by side; those of this machine one after another
+# so many models of an endpoint are tested side by side; those of this machine one after another
+REMOTE_AT_ONCE = 4
 LEAST_GROUP = 4  # of fewer answers it is chance whether their scores differ
 DEFAULTS = {
     "qwen/qwen3-8b": ("Qwen3 8B", "small"),
@@ -61,8 +64,10 @@ class TestedModel(msgspec.Struct, frozen=True, kw_only=True):
     model: str  # as answers name it: an endpoint's id, or "local:<name>"
     name: str  # for people
     scale: str  # small, medium, large, custom, local
-    base: str  # as its server names it: a built-in name, a folder, a tinker:// path, an endpoint's id
-    tokenizer: str  # folder; empty: the base model is not here, and lengths are counted in characters
+    # as its server names it: a built-in name, a folder, a tinker:// path, an endpoint's id
+    base: str
+    # folder; empty: the base model is not here, and lengths are counted in characters
+    tokenizer: str
     stem: str = ""  # of its files
     wandb_run: str = ""  # the seeds' name of the attempt
     run: str = ""  # id of the run whose weights they are; its service has them
@@ -79,7 +84,8 @@ class Request(msgspec.Struct, frozen=True, kw_only=True):
     """request.json: one test."""
 
     draft: str  # handle
-    program: EnvironmentProgram  # a foreign one knows `process`, and neither our fields nor free prompts
+    # a foreign one knows `process`, and neither our fields nor free prompts
+    program: EnvironmentProgram
     env: Mapping[str, Any]  # the environment's effective settings
     num_steps: int
     group_size: int
@@ -105,7 +111,9 @@ class Request(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def is_like_training(self) -> bool:
-        """Whether what it finds is what training would: answers sampled, several of each task, none cut shorter."""
+        """Whether what it finds is what training would: answers sampled, several of each task, none
+        cut shorter.
+        """
         own = self.env.get("max_new_tokens")
         is_cut = self.max_tokens is not None and (not isinstance(own, int) or self.max_tokens < own)
         is_greedy = self.temperature is not None and self.temperature <= 0
@@ -127,7 +135,11 @@ class Request(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def new_request(
-    caller: Caller, draft: Draft, models: Sequence[str] | None = None, backend: Backend | None = None, **limits: Any
+    caller: Caller,
+    draft: Draft,
+    models: Sequence[str] | None = None,
+    backend: Backend | None = None,
+    **limits: Any,
 ) -> Request:
     """A test of a draft, not yet started; `limits` are further fields of it.
 
@@ -141,7 +153,9 @@ def new_request(
     program, description, env = described(settings)
     what = "{} not set. Required for inference testing."
     if missing := [key for key in load_policy().require_keys.test if not environ.is_set(key)]:
-        raise MissingKey(what.format(missing[0]), "Set it where these tools are started.", field=missing[0])
+        raise MissingKey(
+            what.format(missing[0]), "Set it where these tools are started.", field=missing[0]
+        )
     tested = models_to_test(program.name, settings, models, backend)
     if not all(one.is_local for one in tested) and not environ.is_set(KEY):
         why = "Set it where these tools are started, or test the local model, which needs none."
@@ -162,9 +176,14 @@ def new_request(
 
 
 def models_to_test(
-    environment: str, settings: Settings, names: Sequence[str] | None = None, backend: Backend | None = None
+    environment: str,
+    settings: Settings,
+    names: Sequence[str] | None = None,
+    backend: Backend | None = None,
 ) -> tuple[TestedModel, ...]:
-    """The models of a test. ModelMissing where none is named and the draft's base model is not there."""
+    """The models of a test. ModelMissing where none is named and the draft's base model is not
+    there.
+    """
     if names:
         found = [_named_model(name, settings, backend) for name in dict.fromkeys(names)]
     elif backend == "openrouter":
@@ -183,7 +202,10 @@ def models_to_test(
 
 def _named_model(name: str, settings: Settings, backend: Backend | None) -> TestedModel:
     """Whatever is not there is tested too: it fails, and the others do not."""
-    here, in_store = TestedModel(model=name, name=name, scale="local", base=name, tokenizer=""), models_home()
+    here, in_store = (
+        TestedModel(model=name, name=name, scale="local", base=name, tokenizer=""),
+        models_home(),
+    )
     if backend != "openrouter" and _names_weights(name):
         try:
             found = weights_of(name)
@@ -193,17 +215,23 @@ def _named_model(name: str, settings: Settings, backend: Backend | None) -> Test
         weights = {"base": found.path, "tokenizer": run.state().tokenizer, "run": run.run_id}
         return msgspec.structs.replace(here, name=f"weights of run {run.run_id}", **weights)
     is_here = name == settings.inference.model or model_folder(name, in_store) is not None
-    if not name.startswith(LOCAL) and (backend == "openrouter" or not (backend == "local" or is_here)):
+    if not name.startswith(LOCAL) and (
+        backend == "openrouter" or not (backend == "local" or is_here)
+    ):
         return _remote(name, settings)
     model = name.removeprefix(LOCAL)
     try:
         return _base(model, settings)
     except HalteresError as error:
-        return msgspec.structs.replace(here, model=LOCAL + model, name=model, base=model, problem=error.what)
+        return msgspec.structs.replace(
+            here, model=LOCAL + model, name=model, base=model, problem=error.what
+        )
 
 
 def _names_weights(name: str) -> bool:
-    """Whether it is one of the forms in which rl_get_results names weights: tinker://, an adapter folder, a run."""
+    """Whether it is one of the forms in which rl_get_results names weights: tinker://, an adapter
+    folder, a run.
+    """
     if name.startswith("tinker://") or (Path(name).expanduser() / CONFIG).is_file():
         return True
     if "/" in name or model_folder(name, models_home()) is not None:
@@ -220,12 +248,19 @@ def _names_weights(name: str) -> bool:
 def _base(model: str, settings: Settings) -> TestedModel:
     url, found = found_model(settings.inference.model_copy(update={"model": model}))
     return TestedModel(
-        model=LOCAL + model, name=model, scale="local", base=found.name, tokenizer=found.tokenizer, service_url=url
+        model=LOCAL + model,
+        name=model,
+        scale="local",
+        base=found.name,
+        tokenizer=found.tokenizer,
+        service_url=url,
     )
 
 
 def _remote(model: str, settings: Settings) -> TestedModel:
-    """Prompts are counted with the base model's tokenizer, nobody else's is here; without it, in characters."""
+    """Prompts are counted with the base model's tokenizer, nobody else's is here; without it, in
+    characters.
+    """
     tokenizer = str(model_folder(settings.inference.model, models_home()) or "")
     if not tokenizer:
         with contextlib.suppress(HalteresError):  # an endpoint's model is tested without it too

@@ -1,8 +1,10 @@
-"""The process that tests an environment: `python -m halteres.agent.trial.tester FOLDER --lock-fd N`.
+"""The process that tests an environment: `python -m halteres.agent.trial.tester FOLDER --lock-fd
+N`.
 
-Each model is tested by the environment's own `process` in a child process: models of this machine one after another,
-those of the endpoint side by side; what goes wrong with one never reaches another. A child cannot outlive the tester,
-has bounded memory, files and output, and is ended at its deadline. Each model's end is written to its ended.json.
+Each model is tested by the environment's own `process` in a child process: models of this machine
+one after another, those of the endpoint side by side; what goes wrong with one never reaches
+another. A child cannot outlive the tester, has bounded memory, files and output, and is ended at
+its deadline. Each model's end is written to its ended.json.
 """
 
 from __future__ import annotations
@@ -45,18 +47,23 @@ from halteres.runs.reading.failures import how, reason
 from halteres.runs.servers import Server, served, service_arguments
 
 COMPLETIONS_PER_ROLLOUT = 32
-"""A model answers so many times for each rollout asked for, at most: the turns of a long game, or a scorer that never
-gives a score, which would go on asking for ever."""
+"""A model answers so many times for each rollout asked for, at most: the turns of a long game, or a
+scorer that never gives a score, which would go on asking for ever.
+"""
 
 RETRIES = {"rollout_retries": 1, "max_failed_groups": 3, "max_dropped_groups": 6}
 """At most: a failing scorer is told before it has asked for thousands of answers."""
 
 FOREIGN_TOKENS = 8
-"""An answer of another model may be so many times longer in the draft's tokens: no group is dropped for that."""
+"""An answer of another model may be so many times longer in the draft's tokens: no group is dropped
+for that.
+"""
 
 LOCAL_REQUESTS, REMOTE_REQUESTS = 256, 16  # of one model, under way at once
 BEYOND_S = 60
-"""So long after the test's deadline the kernel ends this process, should nothing else have; children end with it."""
+"""So long after the test's deadline the kernel ends this process, should nothing else have;
+children end with it.
+"""
 
 GRACE_S = 2.0
 HEAD, TAIL = 32 * 1024, 64 * 1024  # bytes of a child's output that its log holds
@@ -92,7 +99,8 @@ def main() -> int:
             asyncio.run(_test(folder, request, write))
     except HalteresError as error:
         sys.stderr.write(f"error: {Redactor.of_this_process().text(error.sentence)}\n")
-        if folder.result() is None:  # else all was measured, and only what comes after it went wrong
+        # else all was measured, and only what comes after it went wrong
+        if folder.result() is None:
             write(error)
         return 1
     return 0
@@ -101,14 +109,21 @@ def main() -> int:
 async def _test(folder: TestFolder, request: Request, write: Callable[[], None]) -> None:
     """Test until it is done. SIGTERM and the deadline end it in order.
 
-    The result is there as soon as all is measured, before services are closed: who waits for it waits no longer."""
-    loop, testing = asyncio.get_running_loop(), asyncio.ensure_future(Tester(folder, request, done=write).run())
+    The result is there as soon as all is measured, before services are closed: who waits for it
+    waits no longer.
+    """
+    loop, testing = (
+        asyncio.get_running_loop(),
+        asyncio.ensure_future(Tester(folder, request, done=write).run()),
+    )
     for number in (signal.SIGTERM, signal.SIGINT):
         loop.add_signal_handler(number, testing.cancel)
     try:
         await asyncio.wait_for(testing, request.within_s)
     except TimeoutError as error:
-        raise Interrupted("The test was ended at its deadline.", f"It had {request.within_s:.0f} s.") from error
+        raise Interrupted(
+            "The test was ended at its deadline.", f"It had {request.within_s:.0f} s."
+        ) from error
     except asyncio.CancelledError as error:
         raise Interrupted("The test was ended by a signal.") from error
 
@@ -116,7 +131,9 @@ async def _test(folder: TestFolder, request: Request, write: Callable[[], None])
 class Tester:
     """One test, from its relay's first request to the last model's end."""
 
-    def __init__(self, folder: TestFolder, request: Request, done: Callable[[], None] = lambda: None) -> None:
+    def __init__(
+        self, folder: TestFolder, request: Request, done: Callable[[], None] = lambda: None
+    ) -> None:
         """`done` is called once all is measured; services may still be closing then."""
         keep_secret(request.env)
         self._folder, self._request, self._done = folder, request, done
@@ -134,15 +151,21 @@ class Tester:
                     if not one.is_local:
                         tasks.create_task(self._test_remote(relay, one), name=one.model)
                 await self._measured.wait()  # what follows would disturb the measured time
-                if any(read_outcome(self._folder, self._request, one).completions for one in models):
-                    self._folder.write(ODD_ANSWERS, await asyncio.to_thread(odd_scores, self._request))
+                if any(
+                    read_outcome(self._folder, self._request, one).completions for one in models
+                ):
+                    self._folder.write(
+                        ODD_ANSWERS, await asyncio.to_thread(odd_scores, self._request)
+                    )
                 self._done()
         finally:
             self._lifeline.close()
 
     async def _test_remote(self, relay: Relay, one: TestedModel) -> None:
         async with self._places:
-            to = self._destination(one, environ.openrouter_url(), REMOTE_REQUESTS, environ.openrouter_key())
+            to = self._destination(
+                one, environ.openrouter_url(), REMOTE_REQUESTS, environ.openrouter_key()
+            )
             await self._test_model(one, *relay.open(to))
 
     async def _test_locals(self, relay: Relay) -> None:
@@ -159,8 +182,9 @@ class Tester:
 
     @asynccontextmanager
     async def _service(self, one: TestedModel) -> AsyncIterator[Server]:
-        """A service for one model: a new one, unless one was given; for weights of a run its own, or one on its
-        state."""
+        """A service for one model: a new one, unless one was given; for weights of a run its own,
+        or one on its state.
+        """
         if one.problem:
             raise NotFound(one.problem)
         if one.service_url:
@@ -172,19 +196,26 @@ class Tester:
             run = find_run(one.run)
             inference = run.settings().inference
             base, arguments = inference.model, service_arguments(inference)
-        service: AbstractContextManager[Server] = served(base, run, arguments=arguments, log=log, given_up=given_up)
+        service: AbstractContextManager[Server] = served(
+            base, run, arguments=arguments, log=log, given_up=given_up
+        )
         stack = ExitStack()
         starting = asyncio.ensure_future(asyncio.to_thread(stack.enter_context, service))
         try:
             yield await asyncio.shield(starting)
         finally:
             given_up.set()
-            await asyncio.gather(starting, return_exceptions=True)  # its thread goes on where the task is cancelled
+            # its thread goes on where the task is cancelled
+            await asyncio.gather(starting, return_exceptions=True)
             await asyncio.to_thread(stack.close)
             shutil.rmtree(log.with_suffix(""), ignore_errors=True)  # its state
 
-    def _destination(self, one: TestedModel, base_url: str, parallel: int, key: str | None = None) -> Destination:
-        """An environment of ours is given the limits of answers; for another they are set on its requests."""
+    def _destination(
+        self, one: TestedModel, base_url: str, parallel: int, key: str | None = None
+    ) -> Destination:
+        """An environment of ours is given the limits of answers; for another they are set on its
+        requests.
+        """
         request = self._request
         return Destination(
             base_url=base_url,
@@ -204,7 +235,10 @@ class Tester:
             with boundary(ServerError, "The test"):
                 ended = await self._run(one, command_of(folder, request, one, address), upstream)
                 outcome = read_outcome(folder, request, one)
-                made, expected = len(outcome.groups or outcome.responses), len(request.prompts) or request.num_steps
+                made, expected = (
+                    len(outcome.groups or outcome.responses),
+                    len(request.prompts) or request.num_steps,
+                )
                 if not ended.error and made < expected:
                     what = f"Process exited with code 0 after {made} of {expected} steps"
                     if not outcome.output_file.exists():
@@ -223,13 +257,19 @@ class Tester:
             self._measured.set()
 
     async def _run(self, one: TestedModel, command: Sequence[str], upstream: Upstream) -> Ended:
-        """Run the environment's command to its end, or to the deadline. OSError: it cannot be started."""
+        """Run the environment's command to its end, or to the deadline. OSError: it cannot be
+        started.
+        """
         request, log, began = self._request, self._folder.log(one), time.monotonic()
         variables = {"PYTHONUNBUFFERED": "1", "PYTHONFAULTHANDLER": "1"}
         variables["HALTERES_LIFELINE_FD"] = str(self._lifeline.read_end)
-        if not one.is_local:  # an environment of atroposlib's wants it where the model gives no tokens
+        # an environment of atroposlib's wants it where the model gives no tokens
+        if not one.is_local:
             variables["ATROPOS_ALLOW_DUMMY_MANAGED_SERVER"] = "1"
-        with tempfile.TemporaryFile(dir=log.parent) as out, tempfile.TemporaryFile(dir=log.parent) as err:
+        with (
+            tempfile.TemporaryFile(dir=log.parent) as out,
+            tempfile.TemporaryFile(dir=log.parent) as err,
+        ):
             child = await asyncio.create_subprocess_exec(
                 *command,
                 cwd=request.program.working_directory,
@@ -247,7 +287,8 @@ class Tester:
                 code = await _end(child)
             stdout, stderr = _printed(out), _printed(err)
         folder = request.program.working_directory
-        text = f"Command: {' '.join(command)}\nWorking dir: {folder}\nReturn code: {code}\n"  # the seeds' form
+        # the seeds' form
+        text = f"Command: {' '.join(command)}\nWorking dir: {folder}\nReturn code: {code}\n"
         for name, printed in (("STDOUT", stdout), ("STDERR", stderr)):
             text += f"\n{RULE}\n{name}:\n{RULE}\n{printed or '(empty)'}\n"
         log.write_text(Redactor.of_this_process().text(text), encoding="utf-8")
@@ -259,12 +300,19 @@ class Tester:
         else:
             hung = hung_at(str(request.program.path), stderr)
             error, why, fault = timed_out(request.model_within_s, unanswered, hung)
-        ends = {"stdout": folded(stdout)[-LONGEST_OUTPUT:], "stderr": folded(stderr)[-LONGEST_OUTPUT:]}
+        ends = {
+            "stdout": folded(stdout)[-LONGEST_OUTPUT:],
+            "stderr": folded(stderr)[-LONGEST_OUTPUT:],
+        }
         return msgspec.structs.replace(ended, error=error, why=why, fault=fault, **ends)
 
 
-def command_of(folder: TestFolder, request: Request, one: TestedModel, address: str) -> tuple[str, ...]:
-    """Write what the environment reads into its folder, which is made here; the command that runs it."""
+def command_of(
+    folder: TestFolder, request: Request, one: TestedModel, address: str
+) -> tuple[str, ...]:
+    """Write what the environment reads into its folder, which is made here; the command that runs
+    it.
+    """
     work, is_foreign = folder.work(one), request.program.is_foreign
     work.mkdir()
     tokenizer = one.tokenizer or str(character_tokenizer(work / "characters"))
@@ -303,9 +351,12 @@ def command_of(folder: TestFolder, request: Request, one: TestedModel, address: 
     replace_file(config, yaml.safe_dump(settings, sort_keys=False).encode(), private=True)
     if not request.prompts:
         return request.program.command("process", "--config", str(config))
-    # Free prompts go through our own program, in the environment's interpreter where it is one of ours.
+    # Free prompts go through our own program, in the environment's interpreter where it is one of
+    # ours.
     job = work / "job.json"
-    job.write_text(json.dumps({"prompts": request.prompts, "out": str(folder.groups(one))}), encoding="utf-8")
+    job.write_text(
+        json.dumps({"prompts": request.prompts, "out": str(folder.groups(one))}), encoding="utf-8"
+    )
     answering = ("-m", "halteres.agent.trial.answering", str(config), str(job))
     if is_foreign:
         return (sys.executable, *answering)
@@ -321,8 +372,12 @@ def _bounded() -> None:
     resource.setrlimit(resource.RLIMIT_FSIZE, (LARGEST_FILE, LARGEST_FILE))
 
 
-async def _until_over(child: asyncio.subprocess.Process, upstream: Upstream, within_s: float) -> int | None:
-    """Until it has ended, or its model has for good: None. At the deadline, how many requests have no answer."""
+async def _until_over(
+    child: asyncio.subprocess.Process, upstream: Upstream, within_s: float
+) -> int | None:
+    """Until it has ended, or its model has for good: None. At the deadline, how many requests have
+    no answer.
+    """
     waits = [asyncio.create_task(wait) for wait in (upstream.over.wait(), child.wait())]
     try:
         await asyncio.wait(waits, timeout=within_s, return_when=asyncio.FIRST_COMPLETED)
@@ -386,7 +441,11 @@ def timed_out(within_s: float, unanswered: int, hung_at: str) -> tuple[str, str,
     what = f"Process timed out after {limit}"
     if unanswered:
         return what, f"The model was too slow: {unanswered} requests had no answer yet.", "model"
-    why = f"It hung in {hung_at}." if hung_at else "It neither asked the model for anything nor ended."
+    why = (
+        f"It hung in {hung_at}."
+        if hung_at
+        else "It neither asked the model for anything nor ended."
+    )
     return what, why, "environment"
 
 
@@ -403,7 +462,9 @@ def exited(code: int, traffic: Traffic, stderr: str) -> tuple[str, str, Fault]:
 
 
 def hung_at(file: str, stacks: str) -> str:
-    """The innermost place in the environment's file, of the stacks that Python dumps at SIGABRT; "" if none."""
+    """The innermost place in the environment's file, of the stacks that Python dumps at SIGABRT; ""
+    if none.
+    """
     found = re.search(rf'File "{re.escape(file)}", line (\d+) in (\S+)', stacks)
     return f"{found[2]} ({file.rpartition('/')[2]}:{found[1]})" if found else ""
 

@@ -23,17 +23,27 @@ if TYPE_CHECKING:
     from halteres.cli.groups.transfer import Imported, Line
 
 app = typer.Typer(
-    help="Groups on a trajectory server: look at them, write them to a file, post them from one.", no_args_is_help=True
+    help="Groups on a trajectory server: look at them, write them to a file, post them from one.",
+    no_args_is_help=True,
 )
 
-Url = Annotated[str, typer.Option(help="The trajectory server; a token goes into it, or HALTERES_TRAJECTORY_TOKEN.")]
+Url = Annotated[
+    str,
+    typer.Option(help="The trajectory server; a token goes into it, or HALTERES_TRAJECTORY_TOKEN."),
+]
 Places = Annotated[
     list[str] | None,
     typer.Option(
-        "--place", help="queued, buffered, out, delivered, set_aside or archived; may be repeated. [default: all]"
+        "--place",
+        help=(
+            "queued, buffered, out, delivered, set_aside or archived; may be repeated. [default: "
+            "all]"
+        ),
     ),
 ]
-Env = Annotated[str | None, typer.Option(help="Only groups of this environment: its name or its id.")]
+Env = Annotated[
+    str | None, typer.Option(help="Only groups of this environment: its name or its id.")
+]
 
 HERE = "http://127.0.0.1:8000"
 SHOWN, ON_PAGE = 20, 100
@@ -46,21 +56,29 @@ MOST_BAD = 5  # bad lines that are named; of a file of another kind every line i
 def view(
     url: Url = HERE,
     tokenizer: Annotated[
-        str | None, typer.Option(help="A model by name or folder, whose tokenizer makes the tokens text.")
+        str | None,
+        typer.Option(help="A model by name or folder, whose tokenizer makes the tokens text."),
     ] = None,
     follow: Annotated[
-        bool | None, typer.Option("--follow/--once", help="Go on with what comes. [default: on a terminal]")
+        bool | None,
+        typer.Option("--follow/--once", help="Go on with what comes. [default: on a terminal]"),
     ] = None,
     place: Places = None,
     env: Env = None,
-    html: Annotated[Path | None, typer.Option(help="Write one page instead, with all sequences.")] = None,
+    html: Annotated[
+        Path | None, typer.Option(help="Write one page instead, with all sequences.")
+    ] = None,
     limit: Annotated[
         int | None,
-        typer.Option(min=1, max=1000, help=f"The newest so many. [default: {SHOWN}, on a page {ON_PAGE}]"),
+        typer.Option(
+            min=1, max=1000, help=f"The newest so many. [default: {SHOWN}, on a page {ON_PAGE}]"
+        ),
     ] = None,
     full: Annotated[bool, typer.Option("--full", help="All sequences, whole texts.")] = False,
 ) -> None:
-    """Show groups as they arrive: scores, and the best and the worst sequence; changes nothing on the server."""
+    """Show groups as they arrive: scores, and the best and the worst sequence; changes nothing on
+    the server.
+    """
     from rich.console import Console
 
     from halteres.cli.groups.page import PageFile
@@ -83,7 +101,10 @@ def view(
         )
         display: Display = Terminal(console, words, full=full)
         if html is not None:
-            text = f"{html}: open it in a browser{'; reload it to see what came' if selection.follow else ''}."
+            text = (
+                f"{html}: open it in a "
+                f"browser{'; reload it to see what came' if selection.follow else ''}."
+            )
             source, limit = reader.at.url, selection.limit
             display = PageFile(html, words, source=source, limit=limit, written=lambda: _say(text))
         if not show(reader, selection, display):
@@ -92,14 +113,20 @@ def view(
 
 @app.command()
 def export(
-    file: Annotated[Path, typer.Argument(help="FILE.jsonl or FILE.jsonl.gz; - is standard output.")],
+    file: Annotated[
+        Path, typer.Argument(help="FILE.jsonl or FILE.jsonl.gz; - is standard output.")
+    ],
     url: Url = HERE,
     place: Places = None,
     env: Env = None,
     since: Annotated[int, typer.Option(min=0, help="Only groups with a larger id.")] = 0,
-    follow: Annotated[bool, typer.Option("--follow", help="Go on with what comes; Ctrl-C ends the file.")] = False,
+    follow: Annotated[
+        bool, typer.Option("--follow", help="Go on with what comes; Ctrl-C ends the file.")
+    ] = False,
 ) -> None:
-    """Write groups to a file, one per line, as a trainer gets them; changes nothing on the server."""
+    """Write groups to a file, one per line, as a trainer gets them; changes nothing on the
+    server.
+    """
     from halteres.cli.groups import transfer
     from halteres.cli.groups.group import counted
     from halteres.cli.groups.view import Selection
@@ -113,23 +140,42 @@ def export(
         env_id = None if env is None else reader.environment(env)
         selection = Selection(places=_places(place), env_id=env_id, since=since, follow=follow)
         transfer.export(reader, selection, file, lambda done: _progress(size()), done)
-    gone = f"; {counted(done.num_gone, 'group')} left out: no tokens are kept of them" if done.num_gone else ""
+    gone = (
+        f"; {counted(done.num_gone, 'group')} left out: no tokens are kept of them"
+        if done.num_gone
+        else ""
+    )
     _say(f"{file}: {size()}{gone}")
     if done.last > since:  # of a URL without its token, which is nobody else's to read
         server = [] if url == HERE else ["--url", reader.at.url]
         places = [word for name in place or () for word in ("--place", name)]
-        options = [*server, *places, *([] if env is None else ["--env", env]), "--since", str(done.last)]
+        options = [
+            *server,
+            *places,
+            *([] if env is None else ["--env", env]),
+            "--since",
+            str(done.last),
+        ]
         _say(f"What comes later: halteres groups export {shlex.join(options)} FILE")
 
 
 @app.command("import")
 def import_(
-    file: Annotated[Path, typer.Argument(help="Groups, one per line; may be gzip; - is standard input.")],
+    file: Annotated[
+        Path, typer.Argument(help="Groups, one per line; may be gzip; - is standard input.")
+    ],
     url: Url = HERE,
-    env_id: Annotated[int | None, typer.Option(min=0, help="Post them as groups of this environment.")] = None,
-    env_name: Annotated[str | None, typer.Option(help="The same, by its name. [default: of no environment]")] = None,
+    env_id: Annotated[
+        int | None, typer.Option(min=0, help="Post them as groups of this environment.")
+    ] = None,
+    env_name: Annotated[
+        str | None, typer.Option(help="The same, by its name. [default: of no environment]")
+    ] = None,
     keep_version: Annotated[
-        bool, typer.Option("--keep-version", help="Keep policy_version, by which the server judges staleness.")
+        bool,
+        typer.Option(
+            "--keep-version", help="Keep policy_version, by which the server judges staleness."
+        ),
     ] = False,
 ) -> None:
     """Post groups from a file. Again is harmless: a line that is there already is not doubled."""
@@ -139,7 +185,9 @@ def import_(
     from halteres.cli.groups.group import counted
 
     if env_id is not None and env_name is not None:
-        raise InvalidConfig("--env-id and --env-name both name an environment.", "", "Give one of them.")
+        raise InvalidConfig(
+            "--env-id and --env-name both name an environment.", "", "Give one of them."
+        )
     done = transfer.Imported()
 
     def complain(line: Line, error: HalteresError) -> None:
@@ -151,7 +199,8 @@ def import_(
             _progress(f"{counted(done.num_posted, 'group')} posted")
 
     with _reading(url) as reader:
-        reader.environment_names()  # before anything is posted: whoever has none knows no keys either
+        # before anything is posted: whoever has none knows no keys either
+        reader.environment_names()
         owner = env_name if env_id is None else str(env_id)
         whose = None if owner is None else reader.environment(owner)
         try:
@@ -171,15 +220,24 @@ def import_(
 
 
 def _say_imported(file: Path, done: Imported) -> None:
-    """What became of the file's lines. The server does not say of a post whether it had come before."""
+    """What became of the file's lines. The server does not say of a post whether it had come
+    before.
+    """
     from halteres.cli.groups.group import counted
 
     if done.num_bad > MOST_BAD:
         _say(f"{counted(done.num_bad - MOST_BAD, 'more bad line')}.")
     once = " What was there already counts once." if done.num_posted else ""
-    _say(f"{file}: {counted(done.num_posted, 'group')} posted, {counted(done.num_bad, 'bad line')}.{once}")
+    _say(
+        f"{file}: {counted(done.num_posted, 'group')} posted, "
+        f"{counted(done.num_bad, 'bad line')}.{once}"
+    )
     if done.num_buffered:
-        rest = "waits for the rest of its group" if done.num_buffered == 1 else "wait for the rest of their groups"
+        rest = (
+            "waits for the rest of its group"
+            if done.num_buffered == 1
+            else "wait for the rest of their groups"
+        )
         _say(f"{done.num_buffered} of them {rest}.")
     for why, count in done.set_aside.most_common():
         _say(f"{count} of them set aside, never to be delivered: {on_one_line(why)}")
@@ -200,13 +258,16 @@ def _progress(text: str) -> None:
 
 @contextmanager
 def _reading(url: str) -> Iterator[Reader]:
-    """A client of the server. Whoever read our output may have had enough: that is no error, and nothing is written."""
+    """A client of the server. Whoever read our output may have had enough: that is no error, and
+    nothing is written.
+    """
     reader = Reader(url)
     try:
         yield reader
         sys.stdout.flush()
     except BrokenPipeError:
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())  # or the interpreter complains at its end
+        # or the interpreter complains at its end
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         raise typer.Exit from None
     finally:
         reader.close()

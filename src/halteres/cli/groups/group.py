@@ -1,4 +1,6 @@
-"""One group as it is shown, in a terminal as on a page: its facts, its sequences in parts, how likely tokens were."""
+"""One group as it is shown, in a terminal as on a page: its facts, its sequences in parts, how
+likely tokens were.
+"""
 
 from __future__ import annotations
 
@@ -20,14 +22,18 @@ if TYPE_CHECKING:  # whoever names no tokenizer need not wait for its libraries
 
 MOST_SCORES = 16
 MOST_IDS = 24  # token ids shown of a part that nobody can decode
-LONGEST_CHARACTER = 8  # tokens that may share one character; what is no text after so many will not become one
+# tokens that may share one character; what is no text after so many will not become one
+LONGEST_CHARACTER = 8
 HALF_A_CHARACTER = "\ufffd"
-BOUNDS = (0.5, 0.1, 0.01)  # probabilities; a token below the first one is surprising, below the last one most so
+# probabilities; a token below the first one is surprising, below the last one most so
+BOUNDS = (0.5, 0.1, 0.01)
 _LOG_BOUNDS = tuple(map(math.log, BOUNDS))
 
 
 class Element(msgspec.Struct, frozen=True, kw_only=True):
-    """What a trainer gets of a group, as far as it is shown: G sequences, where nothing was set aside."""
+    """What a trainer gets of a group, as far as it is shown: G sequences, where nothing was set
+    aside.
+    """
 
     tokens: list[list[int]] = []
     masks: list[list[int]] = []
@@ -47,7 +53,9 @@ class Part:
     tokens: tuple[int, int] | None = None  # first, and behind the last; None: of a message
 
     def shortened(self, most: int) -> Part:
-        """At most about so many characters: of context the end, of sampled text its beginning and its end."""
+        """At most about so many characters: of context the end, of sampled text its beginning and
+        its end.
+        """
         if len(self.text) <= most:
             return self
         left = len(self.text) - most
@@ -66,7 +74,9 @@ class Stretch:
 
 @dataclass(frozen=True)
 class Group:
-    """A group: what is known of it, whose it is, and its element where that is kept. Sequences count from 0."""
+    """A group: what is known of it, whose it is, and its element where that is kept. Sequences
+    count from 0.
+    """
 
     info: GroupInfo
     env_name: str  # harmless; "" where it has none, or an unknown one
@@ -74,7 +84,11 @@ class Group:
     @cached_property
     def element(self) -> Element:
         """Read when it is looked at; an empty one where there is none."""
-        return msgspec.json.decode(self.info.element, type=Element) if self.info.has_tokens else Element()
+        return (
+            msgspec.json.decode(self.info.element, type=Element)
+            if self.info.has_tokens
+            else Element()
+        )
 
     @property
     def num_sequences(self) -> int:
@@ -86,7 +100,11 @@ class Group:
         """Its environment."""
         if self.info.env_id is None:
             return "no environment"
-        return f"{self.env_name} ({self.info.env_id})" if self.env_name else f"environment {self.info.env_id}"
+        return (
+            f"{self.env_name} ({self.info.env_id})"
+            if self.env_name
+            else f"environment {self.info.env_id}"
+        )
 
     @property
     def scores(self) -> str:
@@ -121,7 +139,11 @@ class Group:
     def rank(self, at: int) -> str:
         """Whether a sequence is the best or the worst one, where they differ."""
         extremes = self.extremes
-        return dict(zip(extremes, ("best", "worst"), strict=True)).get(at, "") if len(extremes) == 2 else ""
+        return (
+            dict(zip(extremes, ("best", "worst"), strict=True)).get(at, "")
+            if len(extremes) == 2
+            else ""
+        )
 
     def score(self, at: int) -> str:
         """Of one sequence."""
@@ -132,16 +154,23 @@ class Group:
         """Of one sequence: tokens, advantage and log-probability where they came along."""
         element, mask = self.element, self._mask(at)
         found = [f"{counted(len(element.tokens[at]), 'token')}, {self._num_sampled(at)} sampled"]
-        for name, rows in (("advantage", element.advantages), ("mean logprob", element.inference_logprobs)):
+        for name, rows in (
+            ("advantage", element.advantages),
+            ("mean logprob", element.inference_logprobs),
+        ):
             row = zip(self._per_token(rows, at) or (), mask, strict=False)
             if (mean := mean_of([value for value, each in row if each != CONTEXT])) is not None:
                 found.append(f"{name} {number(mean)}")
         return ", ".join(found)
 
     def parts(self, at: int, tokenizer: Tokenizer | None) -> tuple[Part, ...]:
-        """One sequence: decoded where there is a tokenizer, else its messages, else the ids of its tokens."""
+        """One sequence: decoded where there is a tokenizer, else its messages, else the ids of its
+        tokens.
+        """
         every: Any = self.element.messages
-        messages: Any = every[at] if isinstance(every, list) and at < len(cast("list[Any]", every)) else None
+        messages: Any = (
+            every[at] if isinstance(every, list) and at < len(cast("list[Any]", every)) else None
+        )
         if tokenizer is None and isinstance(messages, list) and messages:
             return tuple(map(_of_message, cast("list[Any]", messages)))
         parts, begin = list[Part](), 0
@@ -159,7 +188,9 @@ class Group:
         return tuple(parts)
 
     def stretches(self, at: int, part: Part, tokenizer: Tokenizer | None) -> tuple[Stretch, ...]:
-        """A part in stretches; one where nothing tells them apart, or a token's text depends on its neighbours."""
+        """A part in stretches; one where nothing tells them apart, or a token's text depends on its
+        neighbours.
+        """
         whole = (Stretch(part.text, 0),)
         logprobs = self._per_token(self.element.inference_logprobs, at)
         if tokenizer is None or logprobs is None or part.tokens is None or not part.is_sampled:
@@ -187,12 +218,15 @@ class Group:
         return sum(mask != CONTEXT for mask in self._mask(at))
 
     def _per_token(self, rows: list[list[float]] | None, at: int) -> list[float] | None:
-        """A sequence's row of advantages or log-probabilities; None where it does not fit its tokens."""
+        """A sequence's row of advantages or log-probabilities; None where it does not fit its
+        tokens.
+        """
         fits = rows is not None and at < len(rows) and len(rows[at]) == len(self.element.tokens[at])
         return rows[at] if rows is not None and fits else None
 
 
-# -- facts of a group without its element ------------------------------------------------------------------------------
+# -- facts of a group without its element
+# ------------------------------------------------------------------------------
 
 
 def version(info: GroupInfo) -> str:
@@ -205,15 +239,21 @@ def version(info: GroupInfo) -> str:
 
 def reason(info: GroupInfo) -> str:
     """Why it was set aside, or what is wrong with it."""
-    return on_one_line(" ".join(filter(None, (info.why, f"({info.reason})" if info.reason else ""))))
+    return on_one_line(
+        " ".join(filter(None, (info.why, f"({info.reason})" if info.reason else "")))
+    )
 
 
 def no_tokens(info: GroupInfo) -> str:
     """What stands in the place of its sequences."""
-    return f"{counted(info.size, 'sequence')}; no tokens are kept of {'it' if info.size == 1 else 'them'}"
+    return (
+        f"{counted(info.size, 'sequence')}; no tokens are kept of "
+        f"{'it' if info.size == 1 else 'them'}"
+    )
 
 
-# -- words and figures -------------------------------------------------------------------------------------------------
+# -- words and figures
+# -------------------------------------------------------------------------------------------------
 
 
 def counted(number: int, noun: str) -> str:
@@ -240,7 +280,11 @@ def mean_of(values: Sequence[float]) -> float | None:
     if not values:
         return None
     total = sum(values)
-    return total / len(values) if math.isfinite(total) else sum(value / len(values) for value in values)
+    return (
+        total / len(values)
+        if math.isfinite(total)
+        else sum(value / len(values) for value in values)
+    )
 
 
 def _span(numbers: Sequence[int]) -> str:
@@ -268,6 +312,8 @@ def _decoded(tokenizer: Tokenizer, tokens: Sequence[int]) -> str:
         return tokenizer.decode(tokens, skip_special_tokens=False)
     runs = groupby(tokens, key=lambda token: 0 <= token < 2**32 and tokenizer.knows(token))
     return "".join(
-        tokenizer.decode(list(run), skip_special_tokens=False) if known else "".join(f"⟨{token}⟩" for token in run)
+        tokenizer.decode(list(run), skip_special_tokens=False)
+        if known
+        else "".join(f"⟨{token}⟩" for token in run)
         for known, run in runs
     )

@@ -1,4 +1,5 @@
-"""Groups as one HTML file, which needs nothing else: a head, and a <details> for each with all its sequences.
+"""Groups as one HTML file, which needs nothing else: a head, and a <details> for each with all its
+sequences.
 
 Its policy lets nothing be loaded or run; no character of a group is written unescaped.
 """
@@ -64,7 +65,9 @@ class PageFile:
             mean=group.mean,
             scores=group.scores,
             lengths=group.lengths,
-            sequences="".join(_sequence(group, at, self._tokenizer) for at in range(group.num_sequences)),
+            sequences="".join(
+                _sequence(group, at, self._tokenizer) for at in range(group.num_sequences)
+            ),
         )
         self._entries.append(entry)
         self._is_written = False
@@ -74,10 +77,15 @@ class PageFile:
         if self._is_written and self._entries:
             after, many = min(entry.info.id for entry in self._entries) - 1, len(self._entries)
             try:
-                now = {info.id: info for info in reader.page(after=after, limit=many, bodies=False).groups}
+                now = {
+                    info.id: info
+                    for info in reader.page(after=after, limit=many, bodies=False).groups
+                }
             except NotReady:
                 return
-            moved = [replace(entry, info=now.get(entry.info.id, entry.info)) for entry in self._entries]
+            moved = [
+                replace(entry, info=now.get(entry.info.id, entry.info)) for entry in self._entries
+            ]
             self._is_written = moved == list(self._entries)
             self._entries = deque(moved, maxlen=self._entries.maxlen)
         if self._is_written:
@@ -106,12 +114,15 @@ def render(entries: Sequence[Entry], source: str) -> str:
         "set aside": sum(entry.info.place == "set_aside" for entry in entries),
     }
     terms = "".join(f"<div><dt>{name}</dt><dd>{fact}</dd></div>" for name, fact in facts.items())
-    tints = " ".join(f'<mark class="p{at}">below {bound:.0%}</mark>' for at, bound in enumerate(BOUNDS, 1))
+    tints = " ".join(
+        f'<mark class="p{at}">below {bound:.0%}</mark>' for at, bound in enumerate(BOUNDS, 1)
+    )
     unlikely = any("<mark " in entry.sequences for entry in entries)
     return (
         '<!doctype html><html lang="en"><head><meta charset="utf-8">'
         f'<meta http-equiv="Content-Security-Policy" content="{policy}">'
-        '<meta name="referrer" content="no-referrer"><meta name="color-scheme" content="light dark">'
+        '<meta name="referrer" content="no-referrer"><meta name="color-scheme" content="light '
+        'dark">'
         '<meta name="viewport" content="width=device-width, initial-scale=1">'
         f"<title>{counted(len(entries), 'group')}</title><style>{style}</style></head><body><main>"
         f"<header><h1>Groups</h1><p>{escape(source)} · written {when}</p><dl>{terms}</dl>"
@@ -136,7 +147,8 @@ def _entry(entry: Entry) -> str:
         f'<span class="scores">{entry.scores}</span><span class="mean">{number(entry.mean)}</span>'
         f'<span class="quiet lengths">{escape(entry.lengths)}</span>'
         f'<span class="quiet">{escape(shown.version(info))}</span>'
-        f'<time class="quiet">{shown.clock(info.received_at)}</time></summary>{why}{gone}{entry.sequences}</details>'
+        "<time "
+        f'class="quiet">{shown.clock(info.received_at)}</time></summary>{why}{gone}{entry.sequences}</details>'
     )
 
 
@@ -146,13 +158,20 @@ def _sequence(group: Group, at: int, tokenizer: Tokenizer | None) -> str:
     for part in parts:
         kind, text = "sampled" if part.is_sampled else "context", escape(part.text)
         if as_messages:
-            body += f'<div class="message"><b>{escape(part.label)}</b><pre class="{kind}">{text}</pre></div>'
+            body += (
+                f'<div class="message"><b>{escape(part.label)}</b><pre '
+                f'class="{kind}">{text}</pre></div>'
+            )
             continue
         tinted = (
-            f'<mark class="p{stretch.level}">{escape(stretch.text)}</mark>' if stretch.level else escape(stretch.text)
+            f'<mark class="p{stretch.level}">{escape(stretch.text)}</mark>'
+            if stretch.level
+            else escape(stretch.text)
             for stretch in group.stretches(at, part, tokenizer)
         )
         body += f'<span class="{kind}">{"".join(tinted)}</span>'
     figures = f"<small>{escape(group.figures(at))}</small>"
     head = f'<h2>{escape(group.score(at))} <span class="rank">{rank}</span> {figures}</h2>'
-    return f'<section class="{rank}">{head}{body if as_messages else f"<pre>{body}</pre>"}</section>'
+    return (
+        f'<section class="{rank}">{head}{body if as_messages else f"<pre>{body}</pre>"}</section>'
+    )

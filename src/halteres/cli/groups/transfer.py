@@ -1,4 +1,6 @@
-"""Groups into a file, a line each as a trainer gets them, and out of one into the queue of a server."""
+"""Groups into a file, a line each as a trainer gets them, and out of one into the queue of a
+server.
+"""
 
 from __future__ import annotations
 
@@ -30,7 +32,8 @@ STANDARD = Path("-")  # standard output, or input
 BOM = b"\xef\xbb\xbf"
 GZIP = b"\x1f\x8b"
 
-# -- export ------------------------------------------------------------------------------------------------------------
+# -- export
+# --------------------------------------------------------------------------------------------------
 
 
 @dataclass(slots=True)
@@ -51,7 +54,9 @@ def export(
     done: Exported,
     wait: Wait = time.sleep,
 ) -> None:
-    """Write the file; `done` counts meanwhile. KeyboardInterrupt ends a following export well: what came is kept."""
+    """Write the file; `done` counts meanwhile. KeyboardInterrupt ends a following export well: what
+    came is kept.
+    """
     with _opened(file) as stream:
         try:
             for infos in _pages(reader, selection, wait):
@@ -60,7 +65,8 @@ def export(
                     if not info.has_tokens:
                         done.num_gone += 1
                         continue
-                    # The server's element, without the white space between its tokens: it may have come on many lines.
+                    # The server's element, without the white space between its tokens: it may have
+                    # come on many lines.
                     line = msgspec.json.format(bytes(info.element), indent=-1) + b"\n"
                     stream.write(line)
                     done.num_groups += 1
@@ -104,7 +110,8 @@ def _opened(file: Path) -> Iterator[IO[bytes]]:
         raise unwritable(file, error) from error
 
 
-# -- import ------------------------------------------------------------------------------------------------------------
+# -- import
+# --------------------------------------------------------------------------------------------------
 
 UNDER_WAY = 8  # posts at a time
 WHILE_AWAY = Retries.for_seconds(120.0)  # how long a server may be away in the middle of a file
@@ -151,22 +158,28 @@ async def import_lines(
         done: counts meanwhile.
         complain: called with each bad line.
         report: called after each post.
-        env_id: whose groups they are; None: no environment's. An id counts only on the server that gave it.
+        env_id: whose groups they are; None: no environment's. An id counts only on the server that
+            gave it.
         keep_version: their policy versions stay.
 
     Raises:
-        NotReady: the server stayed away. NotAllowed: it asks for a token. What was posted stays, and `done` counts it.
+        NotReady: the server stayed away. NotAllowed: it asks for a token. What was posted stays,
+            and `done` counts it.
     """
 
     async def work() -> None:
         for line in lines:  # shared by all
             try:
-                posted = await client.post(group_of(line, env_id, keep_version=keep_version), key=line.key)
+                posted = await client.post(
+                    group_of(line, env_id, keep_version=keep_version), key=line.key
+                )
             except (NotAllowed, UnknownEnvironment):
                 raise
             except InvalidData as error:
                 done.num_bad += 1
-                reused = InvalidData("It was imported before, with another environment or other versions.")
+                reused = InvalidData(
+                    "It was imported before, with another environment or other versions."
+                )
                 complain(line, reused if isinstance(error, KeyReused) else error)
                 continue
             done.num_posted += 1
@@ -221,12 +234,15 @@ def group_of(line: Line, env_id: int | None, *, keep_version: bool) -> dict[str,
     group = cast("dict[str, Any]", group)
     missing = [name for name in ("tokens", "masks", "scores") if group.get(name) is None]
     if missing:
-        raise InvalidData(f"{' and '.join(missing)} {'is' if len(missing) == 1 else 'are'} missing.")
+        raise InvalidData(
+            f"{' and '.join(missing)} {'is' if len(missing) == 1 else 'are'} missing."
+        )
     try:
         group["scores"] = msgspec.convert(group["scores"], list[float], strict=False)
     except msgspec.ValidationError as error:
         raise InvalidData("scores is no list of numbers.", f"{error}.") from error
-    if isinstance(group.get("messages"), list):  # the original's tools also know a whole conversation as one text
+    # the original's tools also know a whole conversation as one text
+    if isinstance(group.get("messages"), list):
         group["messages"] = [
             [{"role": "user", "content": each}] if isinstance(each, str) else each
             for each in cast("list[Any]", group["messages"])

@@ -1,8 +1,9 @@
-"""Looking at groups until somebody stops: what is there, then what comes; and how a terminal shows them.
+"""Looking at groups until somebody stops: what is there, then what comes; and how a terminal shows
+them.
 
-In a terminal a group is a block: one line of facts, one of figures, then the best and the worst sequence. Context is
-quiet, and sampled text has a thick bar before it, so that it can be told apart without colours too. Markup in what a
-model wrote stays text.
+In a terminal a group is a block: one line of facts, one of figures, then the best and the worst
+sequence. Context is quiet, and sampled text has a thick bar before it, so that it can be told apart
+without colours too. Markup in what a model wrote stays text.
 """
 
 from __future__ import annotations
@@ -27,7 +28,13 @@ if TYPE_CHECKING:  # whoever names no tokenizer need not wait for its libraries
 POLL_S = 0.5  # pause between two questions while following
 SHORT = 480  # characters of one part where not all is wanted
 MOST_PARTS = 6  # parts of one sequence where not all is wanted: the last ones
-STYLES = {"queued": "cyan", "buffered": "cyan", "out": "yellow", "delivered": "green", "set_aside": "bold red"}
+STYLES = {
+    "queued": "cyan",
+    "buffered": "cyan",
+    "out": "yellow",
+    "delivered": "green",
+    "set_aside": "bold red",
+}
 CONTEXT_BAR, SAMPLED_BAR = ("  ┊ ", "dim"), ("  ┃ ", "bold green")
 Wait = Callable[[float], object]
 
@@ -90,9 +97,13 @@ def view(reader: Reader, selection: Selection, display: Display, wait: Wait = ti
 
 
 def _newest(reader: Reader, selection: Selection) -> list[GroupInfo]:
-    """The last `limit` of those selected, the oldest first; as many questions as their size asks for."""
+    """The last `limit` of those selected, the oldest first; as many questions as their size asks
+    for.
+    """
     places, env_id, limit = selection.places, selection.env_id, selection.limit
-    listed = reader.page(newest=True, limit=limit, places=places, env_id=env_id, bodies=False).groups
+    listed = reader.page(
+        newest=True, limit=limit, places=places, env_id=env_id, bodies=False
+    ).groups
     found = list[GroupInfo]()
     for infos in reader.pages(listed[0].id - 1, places, env_id) if listed else ():
         found += infos
@@ -123,26 +134,39 @@ class Terminal:
         heading.append(f"  {shown.clock(info.received_at)}")
         yield heading.append(f"  {shown.version(info)}" if info.policy_version else "", "dim")
         if info.why:
-            yield Text(f"  {shown.reason(info)}", style="red" if info.place == "set_aside" else "yellow")
+            yield Text(
+                f"  {shown.reason(info)}", style="red" if info.place == "set_aside" else "yellow"
+            )
         if not info.has_tokens:
             yield Text(f"  {shown.no_tokens(info)}", style="dim")
             return
         mean, lengths = (shown.number(group.mean), "bold"), (f"  {group.lengths}", "dim")
         yield Text.assemble(("  scores ", "dim"), group.scores, ("  mean ", "dim"), mean, lengths)
-        alike = ", as all" if len(group.extremes) == 1 and group.num_sequences > 1 and group.element.scores else ""
+        alike = (
+            ", as all"
+            if len(group.extremes) == 1 and group.num_sequences > 1 and group.element.scores
+            else ""
+        )
         for at in range(group.num_sequences) if self._full else group.extremes:
             rank = f"{group.rank(at)}: " if group.rank(at) else ""
-            yield Text(f"  {rank}sequence {at}, {group.score(at)}{alike if at in group.extremes else ''}", style="bold")
+            yield Text(
+                f"  {rank}sequence {at}, {group.score(at)}{alike if at in group.extremes else ''}",
+                style="bold",
+            )
             yield from self._texts(group, at)
 
     def _texts(self, group: Group, at: int) -> Iterator[Text]:
         parts = group.parts(at, self._tokenizer)
         if not self._full and len(parts) > MOST_PARTS:
-            yield Text.assemble(CONTEXT_BAR, (f"… {counted(len(parts) - MOST_PARTS, 'earlier part')}", "dim"))
+            yield Text.assemble(
+                CONTEXT_BAR, (f"… {counted(len(parts) - MOST_PARTS, 'earlier part')}", "dim")
+            )
             parts = parts[-MOST_PARTS:]
         for part in parts:
             bar, style = SAMPLED_BAR if part.is_sampled else CONTEXT_BAR
-            text = Text(f"{part.label}: " if part.label else "", style="" if part.is_sampled else "dim")
+            text = Text(
+                f"{part.label}: " if part.label else "", style="" if part.is_sampled else "dim"
+            )
             text.append((part if self._full else part.shortened(SHORT)).text)
             for line in text.wrap(self._console, max(20, self._console.width - len(bar))):
                 line.rstrip()

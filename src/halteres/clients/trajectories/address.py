@@ -14,7 +14,9 @@ from halteres.config import environ
 from halteres.errors import InvalidConfig
 
 CLIENT = "Halteres-Client"
-"""Header of a client that knows our extensions: the server may then say 410 where an environment is unknown."""
+"""Header of a client that knows our extensions: the server may then say 410 where an environment is
+unknown.
+"""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -29,7 +31,8 @@ class Address:
     def of(cls, url: str, otherwise: Callable[[], str | None] = environ.trajectory_token) -> Self:
         """An address like `http://HOST:PORT`, or `http://anybody:TOKEN@HOST:PORT`.
 
-        The token is the URL's password, else what `otherwise` gives: the variable for this kind of server.
+        The token is the URL's password, else what `otherwise` gives: the variable for this kind of
+        server.
 
         Raises:
             InvalidConfig: it is no address of a web server.
@@ -40,7 +43,8 @@ class Address:
             host = parts.hostname if parts.port != 0 else None
         if host is None or parts.scheme not in ("http", "https"):
             raise InvalidConfig(
-                f"'{bare.geturl()}' is no address of a server.", next="For example http://127.0.0.1:8000."
+                f"'{bare.geturl()}' is no address of a server.",
+                next="For example http://127.0.0.1:8000.",
             )
         return cls(
             url=bare._replace(query="", fragment="").geturl().rstrip("/"),

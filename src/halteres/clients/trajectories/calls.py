@@ -1,5 +1,6 @@
-"""What calls to the trajectory server have in common: how bodies are written, what a refusal is called; and a client
-of plain calls."""
+"""What calls to the trajectory server have in common: how bodies are written, what a refusal is
+called; and a client of plain calls.
+"""
 
 from __future__ import annotations
 
@@ -18,7 +19,9 @@ from halteres.errors import Conflict, HalteresError, InvalidConfig, InvalidData,
 if TYPE_CHECKING:
     import httpx
 
-REPLY_S = 60.0  # how long a reply may take; the server answers in milliseconds, and holds a reply for seconds at most
+# how long a reply may take; the server answers in milliseconds, and holds a reply for seconds at
+# most
+REPLY_S = 60.0
 POLL_S = 0.1  # pause between questions to a server that does not hold its reply
 MOST_PROBLEMS = 8  # of a refusal that are shown
 LEAST_COMPRESSED = 1024  # bytes from which a body is worth compressing
@@ -26,7 +29,9 @@ RETRIES = Retries.for_seconds(30.0)  # while nobody answers, or the answer is a 
 
 
 class UnknownEnvironment(NotFound):
-    """The server knows no environment of this id: it was reset, or another database is behind its URL."""
+    """The server knows no environment of this id: it was reset, or another database is behind its
+    URL.
+    """
 
     code, status = "environment_unknown", 410
 
@@ -38,7 +43,9 @@ class KeyReused(InvalidData):
 
 
 class LeaseLost(Conflict):
-    """The batch was leased again meanwhile, or is settled: what was made of it must not count twice."""
+    """The batch was leased again meanwhile, or is settled: what was made of it must not count
+    twice.
+    """
 
     code, status = "lease_lost", 409
 
@@ -53,12 +60,16 @@ Refusals = Mapping[int, type[HalteresError]]  # what a status means, where it is
 EVERYWHERE: Refusals = {401: NotAllowed, 410: UnknownEnvironment}
 
 _NEXT: Mapping[type[HalteresError], str] = {
-    NotAllowed: "Put its token into HALTERES_TRAJECTORY_TOKEN, or into the URL: http://any:TOKEN@HOST:PORT.",
+    NotAllowed: (
+        "Put its token into HALTERES_TRAJECTORY_TOKEN, or into the URL: http://any:TOKEN@HOST:PORT."
+    ),
 }
 
 
 def encode(body: Mapping[str, Any]) -> bytes:
-    """JSON. A NaN score goes as Python writes it, for the server to set aside and name; msgspec would say null."""
+    """JSON. A NaN score goes as Python writes it, for the server to set aside and name; msgspec
+    would say null.
+    """
     scores = body.get("scores")
     if scores and not all(map(math.isfinite, scores)):
         return json.dumps(body).encode()
@@ -66,7 +77,9 @@ def encode(body: Mapping[str, Any]) -> bytes:
 
 
 def compress(body: bytes) -> bytes:
-    """For the way to another machine. Level 1: numbers become a third of their size, at a fifth of level 9's cost."""
+    """For the way to another machine. Level 1: numbers become a third of their size, at a fifth of
+    level 9's cost.
+    """
     return gzip.compress(body, compresslevel=1, mtime=0)
 
 
@@ -90,16 +103,23 @@ def checked(status: int, answer: bytes, path: str, refusals: Refusals) -> bytes:
         return answer
     route, text = path.partition("?")[0], answer[:2000].decode(errors="replace")
     if status >= 500:
-        raise NotReady(f"The trajectory server answered {route} with {status}.", text, "Look at its log.")
+        raise NotReady(
+            f"The trajectory server answered {route} with {status}.", text, "Look at its log."
+        )
     try:
         detail = msgspec.json.decode(answer, type=_Refusal).detail
     except (msgspec.DecodeError, UnicodeDecodeError):
         detail = ""
     if isinstance(detail, list):  # of each field in words
-        problems = [f"{'.'.join(map(str, each.loc[1:])) or 'body'}: {each.msg.rstrip('.')}" for each in detail]
+        problems = [
+            f"{'.'.join(map(str, each.loc[1:])) or 'body'}: {each.msg.rstrip('.')}"
+            for each in detail
+        ]
         detail = f"{'; '.join(problems[:MOST_PROBLEMS])}." if problems else ""
     kind = refusals.get(status, InvalidData)
-    raise kind(f"The trajectory server refused {route} with {status}.", detail or text, _NEXT.get(kind, ""))
+    raise kind(
+        f"The trajectory server refused {route} with {status}.", detail or text, _NEXT.get(kind, "")
+    )
 
 
 def unreachable(url: str, error: Exception) -> NotReady:
@@ -124,7 +144,8 @@ class PlainClient:
         body: Mapping[str, Any] | None = None,
         is_over: Callable[[], bool] = lambda: False,
     ) -> bytes:
-        """What is answered; sent again while the server is away, as long as `retries` say and it is not over.
+        """What is answered; sent again while the server is away, as long as `retries` say and it is
+        not over.
 
         Raises:
             NotReady: it stayed away.
@@ -132,7 +153,8 @@ class PlainClient:
         """
         data = None if body is None else encode(body)
         return self._retries.call_blocking(
-            lambda: checked(*self.ask_once(method, path, data), path, self.refusals), is_over=is_over
+            lambda: checked(*self.ask_once(method, path, data), path, self.refusals),
+            is_over=is_over,
         )
 
     def ask_once(self, method: str, path: str, data: bytes | None = None) -> tuple[int, bytes]:
@@ -143,10 +165,18 @@ class PlainClient:
 
         try:
             if self._connection is None:
-                # The system's authorities, as the environments' client has them; a context takes 20 ms.
-                trusted = ssl.create_default_context() if self.at.url.startswith("https:") else False
-                headers = {**self.at.headers, "Accept-Encoding": "identity" if self.at.is_here else "gzip"}
-                self._connection = httpx.Client(headers=headers, timeout=REPLY_S, trust_env=False, verify=trusted)
+                # The system's authorities, as the environments' client has them; a context takes 20
+                # ms.
+                trusted = (
+                    ssl.create_default_context() if self.at.url.startswith("https:") else False
+                )
+                headers = {
+                    **self.at.headers,
+                    "Accept-Encoding": "identity" if self.at.is_here else "gzip",
+                }
+                self._connection = httpx.Client(
+                    headers=headers, timeout=REPLY_S, trust_env=False, verify=trusted
+                )
             answer = self._connection.request(method, self.at.url + path, content=data)
             return answer.status_code, answer.content
         except (httpx.InvalidURL, httpx.LocalProtocolError, ValueError) as error:

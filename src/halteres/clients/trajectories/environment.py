@@ -57,7 +57,8 @@ class EnvStatus:
     unallocated_fraction: float
     env_weight: float
     allowance: int | None = None  # groups to have in flight at most; None: an original server
-    asked_version: int | None = None  # the trainer's, with its question for the batch that was named; None: not yet
+    # the trainer's, with its question for the batch that was named; None: not yet
+    asked_version: int | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -78,7 +79,8 @@ class EnvironmentClient(Connected):
 
     Raises:
         NotReady: the server stayed away for as long as `retries` say.
-        UnknownEnvironment: it knows no environment of that id; register again, and go on under the new one.
+        UnknownEnvironment: it knows no environment of that id; register again, and go on under the
+            new one.
         InvalidData: it refuses the request.
     """
 
@@ -112,15 +114,20 @@ class EnvironmentClient(Connected):
                     await asyncio.sleep(POLL_S)
         except TimeoutError:
             what = f"No trainer asked {self._at.url} for a batch within {deadline_s:g} s."
-            raise NotReady(what, "Environments may register only then.", "Look at the trainer's log.") from None
+            raise NotReady(
+                what, "Environments may register only then.", "Look at the trainer's log."
+            ) from None
 
     async def status(self, env_id: int, asked_for: int | None = None) -> EnvStatus:
-        """Step, queue and allowance. Groups in flight when this is *sent* count against the allowance of the answer.
+        """Step, queue and allowance. Groups in flight when this is *sent* count against the
+        allowance of the answer.
 
         `asked_for`: the number of batches before one of which `asked_version` is to be told.
         """
         more = {} if asked_for is None else {"asked_for": asked_for}
-        return msgspec.convert(await self._call("GET", "/status-env", {"env_id": env_id, **more}), EnvStatus)
+        return msgspec.convert(
+            await self._call("GET", "/status-env", {"env_id": env_id, **more}), EnvStatus
+        )
 
     async def info(self) -> tuple[int, int]:
         """batch_size in sequences, and max_token_len; -1, -1 before a trainer registered."""
@@ -164,7 +171,9 @@ class EnvironmentClient(Connected):
             if self._session is None:
                 self._session = aiohttp.ClientSession(timeout=aiohttp.ClientTimeout(total=REPLY_S))
             try:
-                async with self._session.request(method, self._at.url + path, data=data, headers=headers) as response:
+                async with self._session.request(
+                    method, self._at.url + path, data=data, headers=headers
+                ) as response:
                     return checked(response.status, await response.read(), path, _REFUSALS)
             except (OSError, aiohttp.ClientError) as error:  # a timeout is an OSError
                 raise unreachable(self._at.url, error) from error

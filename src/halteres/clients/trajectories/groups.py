@@ -18,9 +18,11 @@ from halteres.errors import NotFound, unknown
 
 PlaceName = Literal["queued", "buffered", "out", "delivered", "set_aside", "archived"]
 PLACES: tuple[PlaceName, ...] = ("queued", "buffered", "out", "delivered", "set_aside", "archived")
-WAITING: tuple[PlaceName, ...] = ("queued", "buffered", "out")  # places that a group leaves for another
+# places that a group leaves for another
+WAITING: tuple[PlaceName, ...] = ("queued", "buffered", "out")
 CONTEXT = -100  # the mask of a token that the policy was given, rather than sampled
-PAGE = 100  # groups with tokens asked for at a time; the server cuts a page earlier where it grows too large
+# groups with tokens asked for at a time; the server cuts a page earlier where it grows too large
+PAGE = 100
 MOST = 1000  # groups that one page may hold
 RETRIES = Retries.for_seconds(1.0)  # somebody waits for the first answer
 T = TypeVar("T")
@@ -39,7 +41,8 @@ class GroupInfo(msgspec.Struct, frozen=True, kw_only=True):
     reason: str | None = None  # code, where set aside, or served with a flaw
     why: str | None = None  # one sentence, as well
     batch_id: int | None = None
-    element: msgspec.Raw = msgspec.Raw(b"")  # b"" where not asked for, b"null" where it is kept no more
+    # b"" where not asked for, b"null" where it is kept no more
+    element: msgspec.Raw = msgspec.Raw(b"")
 
     @property
     def has_tokens(self) -> bool:
@@ -63,11 +66,14 @@ class _Diagnostics(msgspec.Struct, frozen=True):  # as far as it is of use here
     environments: list[_Environment]
 
 
-_HIDDEN = re.compile(r"[\x00-\x08\x0b-\x1f\x7f-\x9f\u061c\u200e\u200f\u2028-\u202e\u2066-\u2069\ufeff\ud800-\udfff]")
+_HIDDEN = re.compile(
+    r"[\x00-\x08\x0b-\x1f\x7f-\x9f\u061c\u200e\u200f\u2028-\u202e\u2066-\u2069\ufeff\ud800-\udfff]"
+)
 
 
 def harmless(text: str) -> str:
-    """The text without characters that move a cursor, start a terminal's command or turn the direction of reading.
+    """The text without characters that move a cursor, start a terminal's command or turn the
+    direction of reading.
 
     >>> harmless("a\\x1b[2J\\u202eb")
     'a<U+001B>[2J<U+202E>b'
@@ -117,9 +123,15 @@ class Reader(PlainClient):
         bodies: bool = True,
     ) -> Page:
         """GET /v1/groups: the first `limit` after an id, or the last; the oldest first."""
-        query = [("after", str(after)), ("limit", str(limit)), *(("place", place) for place in places)]
+        query = [
+            ("after", str(after)),
+            ("limit", str(limit)),
+            *(("place", place) for place in places),
+        ]
         query += [] if env_id is None else [("env_id", str(env_id))]
-        query += [(name, "true") for name, is_on in (("newest", newest), ("bodies", bodies)) if is_on]
+        query += [
+            (name, "true") for name, is_on in (("newest", newest), ("bodies", bodies)) if is_on
+        ]
         return self._get(f"/v1/groups?{urlencode(query)}", Page)
 
     def pages(
@@ -143,12 +155,15 @@ class Reader(PlainClient):
         return self._get(f"/v1/groups/{group_id}", GroupInfo)
 
     def environment_names(self) -> dict[int, str]:
-        """Names of the environments that the server knows, by id; harmless ones, of one line each."""
+        """Names of the environments that the server knows, by id; harmless ones, of one line
+        each.
+        """
         found = self._get("/v1/diagnostics", _Diagnostics)
         return {env.env_id: on_one_line(env.name) for env in found.environments}
 
     def environment(self, name_or_id: str) -> int:
-        """The id that somebody means by an id, by a name, or by a name without its number where only one has it.
+        """The id that somebody means by an id, by a name, or by a name without its number where
+        only one has it.
 
         Raises:
             NotFound: the server knows none, or several.
@@ -163,7 +178,9 @@ class Reader(PlainClient):
         if found:
             several = ", ".join(f"'{names[id]}' ({id})" for id in found)
             raise NotFound(
-                f"'{name_or_id}' is the name of {len(found)} environments.", f"{several}.", "Give one whole."
+                f"'{name_or_id}' is the name of {len(found)} environments.",
+                f"{several}.",
+                "Give one whole.",
             )
         raise unknown(NotFound, "environment", name_or_id, names.values())
 
@@ -189,11 +206,13 @@ class Reader(PlainClient):
 class Follower:
     """What has come to these places since the last look, each group once.
 
-    Groups come to a place in another order than to the server, so what still waits is looked at again: a look begins at
-    the oldest group that could move since.
+    Groups come to a place in another order than to the server, so what still waits is looked at
+    again: a look begins at the oldest group that could move since.
     """
 
-    def __init__(self, reader: Reader, after: int, places: Sequence[PlaceName], env_id: int | None) -> None:
+    def __init__(
+        self, reader: Reader, after: int, places: Sequence[PlaceName], env_id: int | None
+    ) -> None:
         self._reader, self._places, self._env_id = reader, tuple(places), env_id
         self._after = after  # everything up to this id was seen
         self._seen: set[int] = set()  # of those behind it
@@ -208,14 +227,17 @@ class Follower:
         self._seen.update(group_ids)
 
     def look(self) -> Iterator[list[GroupInfo]]:
-        """Pages of what is new, with tokens. A look that failed may be repeated: what it gave is not given again."""
+        """Pages of what is new, with tokens. A look that failed may be repeated: what it gave is
+        not given again.
+        """
         if not self._places:  # in the order of their ids
             for infos in self._reader.pages(self._after, (), self._env_id):
                 if fresh := [info for info in infos if info.id not in self._seen]:
                     yield fresh
                 self._settle(max((info.id for info in infos), default=0))
             return
-        settled = self._settled()  # before the list: what moves in between is found now or at the next look
+        # before the list: what moves in between is found now or at the next look
+        settled = self._settled()
         for info in self._listed():
             if info.id not in self._seen:
                 yield [self._reader.group(info.id)]
@@ -223,7 +245,9 @@ class Follower:
         self._settle(settled)
 
     def _listed(self) -> list[GroupInfo]:
-        pages = self._reader.pages(self._after, self._places, self._env_id, limit=MOST, bodies=False)
+        pages = self._reader.pages(
+            self._after, self._places, self._env_id, limit=MOST, bodies=False
+        )
         return [info for page in pages for info in page]
 
     def _settle(self, upto: int) -> None:

@@ -1,13 +1,13 @@
 """A trainer's client of the trajectory server: plain calls, no event loop.
 
     client = TrainerClient(url)
-    client.register(TrainerRegistration(batch_size=128, max_token_len=256, num_steps=40, run_id="r1", max_staleness=0))
-    batch = client.batch(0, deadline_s=600)
+    client.register(TrainerRegistration(batch_size=128, max_token_len=256, num_steps=40,
+    run_id="r1", max_staleness=0)) batch = client.batch(0, deadline_s=600)
 
-A question names the batch that its asker holds, or 0, and so acknowledges it: whoever lost a reply asks again and gets
-the same batch. That takes no clock and no further request, and is what our own trainer does. Leases are for a trainer
-that works on several batches at a time, or wants one back in the queue when it dies before it has learnt from it, and
-for several trainers on one queue:
+A question names the batch that its asker holds, or 0, and so acknowledges it: whoever lost a reply
+asks again and gets the same batch. That takes no clock and no further request, and is what our own
+trainer does. Leases are for a trainer that works on several batches at a time, or wants one back in
+the queue when it dies before it has learnt from it, and for several trainers on one queue:
 
     batch = client.batch(0, deadline_s=600, lease_s=60)
     client.extend(client.leased.id, 60)      # before it expires, while the work goes on
@@ -25,11 +25,19 @@ from typing import Any, ClassVar
 import msgspec
 
 from halteres.clients.retries import Retries
-from halteres.clients.trajectories.calls import EVERYWHERE, POLL_S, RETRIES, LeaseLost, PlainClient, Refusals
+from halteres.clients.trajectories.calls import (
+    EVERYWHERE,
+    POLL_S,
+    RETRIES,
+    LeaseLost,
+    PlainClient,
+    Refusals,
+)
 from halteres.errors import InvalidData, NotFound, NotReady
 from halteres.types import Batch, Group, Span
 
-HOLD_S = 1.0  # how long one question for a batch asks the server to hold its reply; a stop is noticed as late
+# how long one question for a batch asks the server to hold its reply; a stop is noticed as late
+HOLD_S = 1.0
 
 
 class Element(msgspec.Struct):
@@ -56,7 +64,9 @@ class Element(msgspec.Struct):
             masks=self.masks,
             scores=self.scores,
             logprobs=self.inference_logprobs or (),
-            versions=((version, version),) * len(self.tokens) if isinstance(version, int) else version or (),
+            versions=((version, version),) * len(self.tokens)
+            if isinstance(version, int)
+            else version or (),
             overrides=self.overrides or (),
             episodes=self.episodes or (),
             spans=tuple(
@@ -66,7 +76,10 @@ class Element(msgspec.Struct):
             advantages=self._aligned(self.advantages),
             ref_logprobs=self._aligned(self.ref_logprobs),
             env_id=self.env_id,
-            is_truncated=any((self.generation_params or {}).get(name) not in off for name, off in _UNTRUNCATED.items()),
+            is_truncated=any(
+                (self.generation_params or {}).get(name) not in off
+                for name, off in _UNTRUNCATED.items()
+            ),
         )
 
     def _aligned(self, rows: tuple[tuple[float, ...], ...] | None) -> tuple[tuple[float, ...], ...]:
@@ -102,8 +115,10 @@ class TrainerRegistration:
     max_token_len: int  # of one sequence
     num_steps: int  # optimiser steps in all
     starting_step: int = 0  # optimiser steps done
-    run_id: str | None = None  # the run it goes on with when it registers again; None: named by the strings below
-    max_staleness: int | None = None  # policy versions; None: unbounded; 0: environments pause while the trainer works
+    # the run it goes on with when it registers again; None: named by the strings below
+    run_id: str | None = None
+    # policy versions; None: unbounded; 0: environments pause while the trainer works
+    max_staleness: int | None = None
     updates_per_batch: int = 1  # policy versions that one batch may make
     checkpoint_dir: str = ""  # told to environments
     save_checkpoint_interval: int = 0  # steps; told to environments
@@ -161,12 +176,13 @@ class TrainerClient(PlainClient):
         """The next batch for this version, as soon as there is one.
 
         Args:
-            policy_version: of the trainer's weights; groups too far from it are set aside by the server.
+            policy_version: of the trainer's weights; groups too far from it are set aside by the
+                server.
             deadline_s: how long to wait; a question under way is waited for.
-            stopped: asked after every question, answered or not (a server holds it for HOLD_S at most); where it says
-                yes, the answer is None.
-            lease_s: how long the batch stays ours without a word; `leased` then has its id. None: the next question
-                settles it.
+            stopped: asked after every question, answered or not (a server holds it for HOLD_S at
+                most); where it says yes, the answer is None.
+            lease_s: how long the batch stays ours without a word; `leased` then has its id. None:
+                the next question settles it.
 
         Raises:
             NotReady: no batch came in time; the sentence says why, as the server sees it.
@@ -178,7 +194,9 @@ class TrainerClient(PlainClient):
             path = f"/batch?policy_version={policy_version}&after={self._held}{lease}"
             path += f"&wait={max(0.0, min(HOLD_S, ends - began)):.3f}"
             try:
-                answer = self.ask("GET", path, is_over=lambda: stopped() or time.monotonic() >= ends)
+                answer = self.ask(
+                    "GET", path, is_over=lambda: stopped() or time.monotonic() >= ends
+                )
             except NotReady:
                 if stopped():
                     break
@@ -188,7 +206,8 @@ class TrainerClient(PlainClient):
             now = time.monotonic()
             if now >= ends:
                 raise self._no_batch(deadline_s)
-            time.sleep(max(0.0, min(began + POLL_S, ends) - now))  # no pause where the server held its reply
+            # no pause where the server held its reply
+            time.sleep(max(0.0, min(began + POLL_S, ends) - now))
         return None
 
     def acknowledge(self, batch_id: int) -> None:
@@ -200,7 +219,9 @@ class TrainerClient(PlainClient):
         self._settle(batch_id, "ack")
 
     def nack(self, batch_id: int) -> None:
-        """Give a leased batch back: it answers the next question, unchanged. Raises as `acknowledge`."""
+        """Give a leased batch back: it answers the next question, unchanged. Raises as
+        `acknowledge`.
+        """
         self._settle(batch_id, "nack")
 
     def extend(self, batch_id: int, lease_s: float) -> None:
@@ -219,7 +240,9 @@ class TrainerClient(PlainClient):
     def _read(self, answer: bytes) -> Batch | None:
         reply = decoder.decode(answer)
         if reply.status == "error":
-            raise NotReady("The trajectory server knows no trainer.", reply.message, "Register first.")
+            raise NotReady(
+                "The trajectory server knows no trainer.", reply.message, "Register first."
+            )
         if reply.batch and (reply.lease_expires is None or reply.batch_id is None):
             self._held = reply.batch_id or 0  # the original server names none
         elif reply.batch and reply.lease_expires is not None and reply.batch_id is not None:
@@ -238,4 +261,8 @@ class TrainerClient(PlainClient):
             why = found.get("why") or " ".join(reason["sentence"] for reason in found["reasons"])
         except (InvalidData, NotFound):  # the original server has no diagnostics
             why = ""
-        return NotReady(f"No batch came within {deadline_s:g} s.", why, "Does the environment's log show groups?")
+        return NotReady(
+            f"No batch came within {deadline_s:g} s.",
+            why,
+            "Does the environment's log show groups?",
+        )

@@ -1,20 +1,22 @@
 """An engine without weights, for tests of everything around an engine: ours and our users'.
 
-It answers the whole `Engine` protocol from a fixed bigram model; its weights are a version and a shape, in real PEFT
-folders. It needs no torch: a model folder's config and tokenizer are all it looks at. Log-probabilities are a pure
-function of (tokens, policy version); samples of (policy version, prompt, seed, index).
+It answers the whole `Engine` protocol from a fixed bigram model; its weights are a version and a
+shape, in real PEFT folders. It needs no torch: a model folder's config and tokenizer are all it
+looks at. Log-probabilities are a pure function of (tokens, policy version); samples of (policy
+version, prompt, seed, index).
 
 A test holds, fails, slows and counts its calls:
 
-    hold = engine.block("forward_backward")    # calls stop inside from now on; of "piece", streams before each piece
+    hold = engine.block("forward_backward")    # calls stop inside from now on; of "piece", streams
+                                               before each piece
     await hold.inside()                        # one is there
     hold.release()                             # they go on; later ones do not stop
     engine.fail_next("optim_step", ServerError("The device is lost."))
     engine.latency_s["sample"] = 0.05
     engine.calls["sample"], engine.under_way["sample"]
 
-With `exact=False` it is like an engine whose kernels depend on their company: the same request draws other tokens each
-time, and log-probabilities of a pass differ in their last digits.
+With `exact=False` it is like an engine whose kernels depend on their company: the same request
+draws other tokens each time, and log-probabilities of a pass differ in their last digits.
 """
 
 # ruff: noqa: D102 - `Engine` says what each call does
@@ -41,7 +43,15 @@ from safetensors.numpy import load_file, save_file
 from halteres.engine import checks, protocol
 from halteres.engine.checks import TARGETS, array, check_pass, inputs_of, tokens_of
 from halteres.engine.folders import digest, size_of, written
-from halteres.engine.protocol import ExtraLogprobs, LoraConfig, ModelInfo, Piece, SamplingParams, Saved, StepResult
+from halteres.engine.protocol import (
+    ExtraLogprobs,
+    LoraConfig,
+    ModelInfo,
+    Piece,
+    SamplingParams,
+    Saved,
+    StepResult,
+)
 from halteres.engine.scripted.sampling import Bigram, SamplingRequest
 from halteres.engine.shapes import (
     CONFIG,
@@ -61,7 +71,9 @@ from halteres.losses import find_kind
 from halteres.text import load_tokenizer
 
 NOISE = 1e-4
-"""Nats by which log-probabilities of an engine that is not exact differ from one pass to the next."""
+"""Nats by which log-probabilities of an engine that is not exact differ from one pass to the
+next.
+"""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -72,8 +84,9 @@ class Weights:
     version: int
 
     def write(self, folder: Path, optimizer: bool, base_model: str, hidden_size: int) -> Saved:
-        """Write a PEFT folder with its state, whole or not at all: one adapted projection, A from the seed, B filled
-        with the version."""
+        """Write a PEFT folder with its state, whole or not at all: one adapted projection, A from
+        the seed, B filled with the version.
+        """
         config = {
             "peft_type": "LORA",
             "task_type": "CAUSAL_LM",
@@ -84,7 +97,10 @@ class Weights:
             "bias": "none",
             "inference_mode": True,
         }
-        prefix, shape = "base_model.model.model.layers.0.self_attn.q_proj", (self.lora.rank, hidden_size)
+        prefix, shape = (
+            "base_model.model.model.layers.0.self_attn.q_proj",
+            (self.lora.rank, hidden_size),
+        )
         generator = np.random.default_rng((self.lora.seed or 0) % 2**64)
         tensors = {
             f"{prefix}.lora_A.weight": generator.standard_normal(shape, np.float32),
@@ -100,7 +116,8 @@ class Weights:
 
     @classmethod
     def read(cls, folder: Path, optimizer: bool) -> Weights:
-        """Read a folder that `write` wrote or, without the optimiser, any plain PEFT adapter: that has version 0.
+        """Read a folder that `write` wrote or, without the optimiser, any plain PEFT adapter: that
+        has version 0.
 
         Raises:
             NotFound: a file is missing; the message names it.
@@ -110,7 +127,9 @@ class Weights:
         try:
             names = load_file(folder / WEIGHTS).keys()
         except SafetensorError as error:
-            raise InvalidData(f"The checkpoint {folder} cannot be read.", f"{error}.", "Use another one.") from error
+            raise InvalidData(
+                f"The checkpoint {folder} cannot be read.", f"{error}.", "Use another one."
+            ) from error
         if (own := read_state(folder)) is not None:
             return cls(lora=own.lora, version=own.version)
         return cls(lora=foreign_shape(folder, names), version=0)
@@ -224,7 +243,11 @@ class ScriptedEngine:
             self._adapters[adapter] = Adapter(weights=Weights(lora=config, version=0))
 
     async def forward_backward(
-        self, adapter: str, data: tuple[protocol.Datum, ...], loss: protocol.LossSpec, forward_only: bool = False
+        self,
+        adapter: str,
+        data: tuple[protocol.Datum, ...],
+        loss: protocol.LossSpec,
+        forward_only: bool = False,
     ) -> protocol.PassResult:
         async with self._inside("forward_backward", adapter):
             found = checks.find_adapter(self._adapters, adapter)
@@ -234,13 +257,19 @@ class ScriptedEngine:
                 targets = array(datum.inputs[TARGETS])
                 before = np.repeat(tokens_of(datum.tokens), targets[0].size)
                 bigram = self._bigram(found.weights.version)
-                rows.append(self._rounded(bigram.logprobs_of(before, targets.reshape(-1)).reshape(targets.shape)))
+                rows.append(
+                    self._rounded(
+                        bigram.logprobs_of(before, targets.reshape(-1)).reshape(targets.shape)
+                    )
+                )
                 total += _loss(rows[-1], datum, loss, settings)
             if not math.isfinite(total):
                 raise checks.loss_not_finite("", ratios="logprobs" in find_kind(loss.name).inputs)
             if not forward_only:
                 found.accumulated += len(data)
-            arrays = tuple(protocol.Array(dtype="float32", shape=row.shape, data=row.tobytes()) for row in rows)
+            arrays = tuple(
+                protocol.Array(dtype="float32", shape=row.shape, data=row.tobytes()) for row in rows
+            )
             return protocol.PassResult(logprobs=arrays, metrics={"loss:sum": total})
 
     async def optim_step(self, adapter: str, adam: protocol.Adam) -> StepResult:
@@ -254,7 +283,10 @@ class ScriptedEngine:
                     "Send forward_backward first.",
                 )
             metrics = {"grad_norm:mean": float(found.accumulated)}
-            found.weights, found.accumulated = replace(found.weights, version=found.weights.version + 1), 0
+            found.weights, found.accumulated = (
+                replace(found.weights, version=found.weights.version + 1),
+                0,
+            )
             return StepResult(version=found.weights.version, metrics=metrics)
 
     async def save(self, adapter: str, folder: str, optimizer: bool) -> Saved:
@@ -337,7 +369,9 @@ class ScriptedEngine:
     @asynccontextmanager
     async def _inside(self, operation: str, adapter: str | None = None) -> AsyncIterator[None]:
         """One call: in its adapter's turn, counted, held, slowed and failed as planned."""
-        turn = asyncio.Lock() if adapter is None else self._turns.setdefault(adapter, asyncio.Lock())
+        turn = (
+            asyncio.Lock() if adapter is None else self._turns.setdefault(adapter, asyncio.Lock())
+        )
         async with turn:  # first come, first served
             self._refuse_if_closed()
             self.calls[operation] += 1
@@ -362,7 +396,11 @@ class ScriptedEngine:
             raise protocol.EngineGone("The engine is closed.", next="Start another.")
 
     def _bigram(self, version: int) -> Bigram:
-        return Bigram(vocab_size=self._info.vocab_size, end_token=self._tokenizer.eos_token_id, version=version)
+        return Bigram(
+            vocab_size=self._info.vocab_size,
+            end_token=self._tokenizer.eos_token_id,
+            version=version,
+        )
 
     def _rounded(self, logprobs: np.ndarray) -> np.ndarray:
         if self._info.exact:
@@ -370,18 +408,29 @@ class ScriptedEngine:
         return logprobs + self._noise.normal(scale=NOISE, size=logprobs.shape).astype(np.float32)
 
     def _request(
-        self, snapshot: str | None, prompt: bytes, num_samples: int, params: SamplingParams, extra: ExtraLogprobs
+        self,
+        snapshot: str | None,
+        prompt: bytes,
+        num_samples: int,
+        params: SamplingParams,
+        extra: ExtraLogprobs,
     ) -> SamplingRequest:
         version = 0 if snapshot is None else checks.find_snapshot(self._snapshots, snapshot).version
         limit = checks.check_sampling(prompt, num_samples, params, self._info, extra)
         if not self._info.exact:
             params = msgspec.structs.replace(params, seed=int(self._noise.integers(2**62)))
-        stop_tokens = self._tokenizer.eos_token_ids if params.stop_tokens is None else params.stop_tokens
+        stop_tokens = (
+            self._tokenizer.eos_token_ids if params.stop_tokens is None else params.stop_tokens
+        )
 
         def stops(tokens: list[int]) -> bool:
             if tokens[-1] in stop_tokens:
                 return True
-            text = self._tokenizer.decode(tokens, skip_special_tokens=False) if params.stop_strings else ""
+            text = (
+                self._tokenizer.decode(tokens, skip_special_tokens=False)
+                if params.stop_strings
+                else ""
+            )
             return any(stop in text for stop in params.stop_strings)
 
         return SamplingRequest(
@@ -395,9 +444,15 @@ class ScriptedEngine:
         )
 
 
-def _loss(logprobs: np.ndarray, datum: protocol.Datum, loss: protocol.LossSpec, settings: Mapping[str, float]) -> float:
-    """A number for a loss, not its formula: `cross_entropy` and `importance_sampling` are exact, others like one of
-    them."""
+def _loss(
+    logprobs: np.ndarray,
+    datum: protocol.Datum,
+    loss: protocol.LossSpec,
+    settings: Mapping[str, float],
+) -> float:
+    """A number for a loss, not its formula: `cross_entropy` and `importance_sampling` are exact,
+    others like one of them.
+    """
     inputs, lp = inputs_of(datum, loss, settings), logprobs.astype(np.float64)
     if find_kind(loss.name).importance_weighted:
         with np.errstate(over="ignore", invalid="ignore"):

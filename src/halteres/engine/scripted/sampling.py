@@ -1,4 +1,5 @@
-"""Sampling without weights: a fixed bigram model, and the walk of one request's sequences through it.
+"""Sampling without weights: a fixed bigram model, and the walk of one request's sequences through
+it.
 
 Distributions and random numbers are pure functions of what was sampled before.
 
@@ -15,11 +16,21 @@ import msgspec
 import numpy as np
 
 from halteres.engine.checks import array, tokens_of
-from halteres.engine.protocol import Array, ExtraLogprobs, Piece, SampleResult, SamplingParams, Sequence, TopK
+from halteres.engine.protocol import (
+    Array,
+    ExtraLogprobs,
+    Piece,
+    SampleResult,
+    SamplingParams,
+    Sequence,
+    TopK,
+)
 from halteres.engine.stream_buffer import joined
 
 END_SHARE = 1 / 16
-"""Probability of the end token after any token, so that tests see answers that stop and answers that are cut."""
+"""Probability of the end token after any token, so that tests see answers that stop and answers
+that are cut.
+"""
 
 FILLER = -99999.0
 
@@ -39,7 +50,9 @@ class Bigram:
         """Log-softmax rows, shape (R, V), float32."""
         tokens_V = np.arange(self.vocab_size, dtype=np.uint64)
         keys_RV = before_R.astype(np.uint64)[:, None] * np.uint64(self.vocab_size) + tokens_V
-        weights_RV = np.exp(3.0 * _uniform(keys_RV ^ _mixed(np.uint64(self.version) + np.uint64(1))))
+        weights_RV = np.exp(
+            3.0 * _uniform(keys_RV ^ _mixed(np.uint64(self.version) + np.uint64(1)))
+        )
         shares_RV = weights_RV / weights_RV.sum(axis=1, keepdims=True) * (1 - END_SHARE)
         shares_RV[:, self.end_token] += END_SHARE
         return np.log(shares_RV).astype(np.float32)
@@ -51,7 +64,9 @@ class Bigram:
 
 
 def _mixed(value: np.ndarray | np.uint64) -> np.ndarray:
-    """The finaliser of splitmix64 (Steele, Lea, Flood 2014): equal inputs, equal outputs, on every machine."""
+    """The finaliser of splitmix64 (Steele, Lea, Flood 2014): equal inputs, equal outputs, on every
+    machine.
+    """
     mixed = np.atleast_1d(np.asarray(value, np.uint64)) + np.uint64(0x9E3779B97F4A7C15)
     mixed = (mixed ^ (mixed >> np.uint64(30))) * np.uint64(0xBF58476D1CE4E5B9)
     mixed = (mixed ^ (mixed >> np.uint64(27))) * np.uint64(0x94D049BB133111EB)
@@ -69,7 +84,9 @@ def _uniform_numbers(seed: int, prompt: bytes, num_sequences: int, position: int
 
 
 def _choose(logprobs_SV: np.ndarray, params: SamplingParams, uniform_S: np.ndarray) -> np.ndarray:
-    """The token of each row under temperature, top-k and top-p, by inverse distribution; greedy at temperature 0."""
+    """The token of each row under temperature, top-k and top-p, by inverse distribution; greedy at
+    temperature 0.
+    """
     if params.temperature == 0:
         return logprobs_SV.argmax(axis=1)
     scaled_SV = logprobs_SV.astype(np.float64) / params.temperature
@@ -107,15 +124,27 @@ class SamplingRequest:
         before_S = np.full(self.num_samples, tokens_of(self.prompt)[-1])
         for position in range(self.limit):
             shown_SV = raw_SV = self.bigram.logprobs(before_S)
-            before_S = _choose(raw_SV, params, _uniform_numbers(params.seed, self.prompt, self.num_samples, position))
+            before_S = _choose(
+                raw_SV,
+                params,
+                _uniform_numbers(params.seed, self.prompt, self.num_samples, position),
+            )
             if params.logprobs == "tempered" and params.temperature != 0:
                 scaled_SV = raw_SV.astype(np.float64) / params.temperature
                 scaled_SV -= scaled_SV.max(axis=1, keepdims=True)
-                shown_SV = (scaled_SV - np.log(np.exp(scaled_SV).sum(axis=1, keepdims=True))).astype(np.float32)
+                shown_SV = (
+                    scaled_SV - np.log(np.exp(scaled_SV).sum(axis=1, keepdims=True))
+                ).astype(np.float32)
             for sample in sorted(set(range(self.num_samples)) - ended):
                 token, tokens = int(before_S[sample]), written[sample]
                 tokens.append(token)
-                reason = "stop" if self.stops(tokens) else "length" if len(tokens) == self.limit else None
+                reason = (
+                    "stop"
+                    if self.stops(tokens)
+                    else "length"
+                    if len(tokens) == self.limit
+                    else None
+                )
                 yield Piece(
                     sample=sample,
                     tokens=np.int32(token).tobytes(),
@@ -135,9 +164,22 @@ class SamplingRequest:
         for sample in range(self.num_samples):
             whole = joined([piece for piece in pieces if piece.sample == sample])
             reason = whole.stop_reason or "length"
-            sequences.append(Sequence(tokens=whole.tokens, logprobs=whole.logprobs, stop_reason=reason, top=whole.top))
-        extra, prompt, own, top, targets, drawn = self.extra, tokens_of(self.prompt), None, None, None, None
-        after_PV = self.bigram.logprobs(prompt[:-1]) if extra.of_prompt else np.empty((0, 0), np.float32)
+            sequences.append(
+                Sequence(
+                    tokens=whole.tokens, logprobs=whole.logprobs, stop_reason=reason, top=whole.top
+                )
+            )
+        extra, prompt, own, top, targets, drawn = (
+            self.extra,
+            tokens_of(self.prompt),
+            None,
+            None,
+            None,
+            None,
+        )
+        after_PV = (
+            self.bigram.logprobs(prompt[:-1]) if extra.of_prompt else np.empty((0, 0), np.float32)
+        )
         if extra.prompt_logprobs:
             own_P1 = np.take_along_axis(after_PV, prompt[1:, None].astype(np.int64), axis=1)
             own = np.append(np.float32(np.nan), own_P1).tobytes()

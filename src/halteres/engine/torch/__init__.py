@@ -1,8 +1,10 @@
-"""The engine on torch: one base model, many LoRA adapters, training and sampling with one forward implementation.
+"""The engine on torch: one base model, many LoRA adapters, training and sampling with one forward
+implementation.
 
-Shape suffixes in this package: B rows of a padded batch, T positions of it, N tokens end to end (N = B*T), D width,
-E outputs of a projection, R stacked adapter ranks, H query heads, K key/value heads, W head width, V vocabulary,
-S slots of the KV cache, L cached positions that are read, C rows of one chunk.
+Shape suffixes in this package: B rows of a padded batch, T positions of it, N tokens end to end (N
+= B*T), D width, E outputs of a projection, R stacked adapter ranks, H query heads, K key/value
+heads, W head width, V vocabulary, S slots of the KV cache, L cached positions that are read, C rows
+of one chunk.
 """
 
 from halteres.engine.torch.engine import TorchEngine

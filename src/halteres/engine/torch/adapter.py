@@ -1,9 +1,11 @@
-"""An adapter: LoRA weights, all views of one flat buffer; what they add to a projection; gradient, optimiser, version.
+"""An adapter: LoRA weights, all views of one flat buffer; what they add to a projection; gradient,
+optimiser, version.
 
-    forward_backward ──▶ pass gradient ──whole pass succeeded──▶ gradient ──optim_step──▶ weights, version + 1
+    forward_backward ──▶ pass gradient ──whole pass succeeded──▶ gradient ──optim_step──▶ weights,
+    version + 1
 
-A's of one projection lie next to each other, so the stacked A of a fused projection is a view too. No tensor is shared
-with a snapshot, or with a copy for the disk.
+A's of one projection lie next to each other, so the stacked A of a fused projection is a view too.
+No tensor is shared with a snapshot, or with a copy for the disk.
 """
 
 from __future__ import annotations
@@ -28,9 +30,10 @@ from halteres.errors import UserError
 class Lora:
     """The adapter of one projection: `scale * B_i @ A_i` for each part i. R = parts * rank.
 
-    One A serves all parts; the B's go part by part. They are also kept times the scale, as blocks of one matrix. What
-    matmuls read has the type of the base's weights; what is trained is fp32. Whoever changes an A or a B calls `fuse`.
-    All of it is left to torch's default BLAS: oneDNN lays such narrow matrices out anew, and takes twice as long.
+    One A serves all parts; the B's go part by part. They are also kept times the scale, as blocks
+    of one matrix. What matmuls read has the type of the base's weights; what is trained is fp32.
+    Whoever changes an A or a B calls `fuse`. All of it is left to torch's default BLAS: oneDNN lays
+    such narrow matrices out anew, and takes twice as long.
     """
 
     a_RD: Tensor
@@ -60,7 +63,9 @@ class Lora:
             y_NE[:, outputs].addmm_(h_NR[:, columns], self.scaled_b_ER[outputs, columns].t())
         return h_NR
 
-    def gradients(self, dy_NE: Tensor, x_ND: Tensor, h: Tensor, dx_ND: Tensor | None) -> tuple[Tensor, ...]:
+    def gradients(
+        self, dy_NE: Tensor, x_ND: Tensor, h: Tensor, dx_ND: Tensor | None
+    ) -> tuple[Tensor, ...]:
         """See `Adaptation`."""
         g_NR = torch.empty_like(h)
         for outputs, columns in self.blocks:
@@ -76,7 +81,9 @@ LoraWeights = Mapping[Projection, Lora]  # a projection without an adapter is ab
 
 @dataclass(frozen=True, slots=True)
 class Layout:
-    """Where an adapter's tensors lie in its flat buffer; a pure function of base model and configuration."""
+    """Where an adapter's tensors lie in its flat buffer; a pure function of base model and
+    configuration.
+    """
 
     config: LoraConfig
     projections: tuple[Projection, ...]
@@ -101,7 +108,9 @@ class Layout:
     def size(self) -> int:
         """Numbers in the flat buffer."""
         rank = self.config.rank
-        return sum(rank * (len(p.parts) * p.inputs + p.weight_ED.shape[0]) for p in self.projections)
+        return sum(
+            rank * (len(p.parts) * p.inputs + p.weight_ED.shape[0]) for p in self.projections
+        )
 
     def views(self, flat: Tensor) -> dict[Projection, Lora]:
         """The adapter's tensors in a flat buffer, as views, and its B's fused."""
@@ -114,7 +123,9 @@ class Layout:
                 a_RD=a_RD,
                 b=b,
                 read_a_RD=a_RD.to(dtype),
-                scaled_b_ER=a_RD.new_zeros((projection.weight_ED.shape[0], a_RD.shape[0]), dtype=dtype),
+                scaled_b_ER=a_RD.new_zeros(
+                    (projection.weight_ED.shape[0], a_RD.shape[0]), dtype=dtype
+                ),
                 blocks=tuple(zip(rows, columns, strict=True)),
                 scale=self.scale,
             )
@@ -122,16 +133,22 @@ class Layout:
         return views
 
     def named(self, flat: Tensor) -> dict[str, Tensor]:
-        """The tensors by PEFT's names, as views: `<module>.lora_A.weight` (rank x in), `lora_B` (out x rank)."""
+        """The tensors by PEFT's names, as views: `<module>.lora_A.weight` (rank x in), `lora_B`
+        (out x rank).
+        """
         rank, found = self.config.rank, dict[str, Tensor]()
         for projection, a_RD, b in self._split(flat):
             for i, part in enumerate(projection.parts):
-                found[f"base_model.model.{part.module}.lora_A.weight"] = a_RD[i * rank : (i + 1) * rank]
+                found[f"base_model.model.{part.module}.lora_A.weight"] = a_RD[
+                    i * rank : (i + 1) * rank
+                ]
                 found[f"base_model.model.{part.module}.lora_B.weight"] = b[i]
         return found
 
     def initial(self, device: torch.device) -> Tensor:
-        """A fresh flat buffer: A kaiming-uniform (as PEFT draws it), B zero. Same seed, same numbers; no seed is 0."""
+        """A fresh flat buffer: A kaiming-uniform (as PEFT draws it), B zero. Same seed, same
+        numbers; no seed is 0.
+        """
         generator = torch.Generator().manual_seed(as_seed(self.config.seed or 0))
         flat = torch.zeros(self.size)
         for _, a_RD, _ in self._split(flat):
@@ -150,7 +167,11 @@ class Layout:
 
         for projection in self.projections:
             a_RD = take(len(projection.parts) * rank, projection.inputs)
-            yield projection, a_RD, tuple(take(part.stop - part.start, rank) for part in projection.parts)
+            yield (
+                projection,
+                a_RD,
+                tuple(take(part.stop - part.start, rank) for part in projection.parts),
+            )
 
 
 @dataclass(frozen=True, slots=True, weakref_slot=True, kw_only=True, eq=False)
@@ -170,7 +191,9 @@ class Snapshot:
     def checkpoint(self) -> Checkpoint:
         """The same weights, for the disk."""
         if self.layout is None or self.flat is None:
-            raise UserError("The base model has no adapter to save.", next="Name a snapshot of an adapter.")
+            raise UserError(
+                "The base model has no adapter to save.", next="Name a snapshot of an adapter."
+            )
         return Checkpoint(layout=self.layout, flat=self.flat, version=self.version, adam=None)
 
 
@@ -202,7 +225,9 @@ class Adapter:
     Between passes the pass gradient holds nothing: a step borrows its memory.
     """
 
-    def __init__(self, layout: Layout, flat: Tensor, version: int = 0, adam: AdamState | None = None) -> None:
+    def __init__(
+        self, layout: Layout, flat: Tensor, version: int = 0, adam: AdamState | None = None
+    ) -> None:
         self.layout, self.flat, self.version = layout, flat, version
         self.adam = adam or AdamState(torch.zeros_like(flat), torch.zeros_like(flat))
         self._gradient, self._pass_gradient = torch.zeros_like(flat), torch.zeros_like(flat)
@@ -232,13 +257,15 @@ class Adapter:
         """A copy in main memory; what happens to the adapter from now on is not in it."""
         own = self.adam
         adam = AdamState(_copied(own.first), _copied(own.second), own.steps) if optimizer else None
-        return Checkpoint(layout=self.layout, flat=_copied(self.flat), version=self.version, adam=adam)
+        return Checkpoint(
+            layout=self.layout, flat=_copied(self.flat), version=self.version, adam=adam
+        )
 
     def step(self, adam: Adam) -> StepResult:
         """Apply and clear the gradient.
 
-        Whatever raises here has changed no weight and no moment. After a LossNotFinite the gradient is cleared: the
-        same step on it would be refused again.
+        Whatever raises here has changed no weight and no moment. After a LossNotFinite the gradient
+        is cleared: the same step on it would be refused again.
         """
         check_adam(adam)
         if not self._accumulated:
@@ -253,7 +280,8 @@ class Adapter:
             raise LossNotFinite(
                 "The step was refused: the gradient is not finite.",
                 f"Its norm is {norm}. The weights are untouched, the gradient has been cleared.",
-                "Look for huge importance ratios, advantages or weights in the data; lower the learning rate.",
+                "Look for huge importance ratios, advantages or weights in the data; lower the "
+                "learning rate.",
             )
         free = (
             torch.empty_like(self.flat),
@@ -269,7 +297,8 @@ class Adapter:
             raise LossNotFinite(
                 "The step was refused: what it makes of the weights is not finite.",
                 "Weights and optimiser are untouched, the gradient has been cleared.",
-                f"Lower learning_rate ({adam.learning_rate:g}) or weight_decay ({adam.weight_decay:g}), keep eps "
+                f"Lower learning_rate ({adam.learning_rate:g}) or weight_decay "
+                f"({adam.weight_decay:g}), keep eps "
                 f"({adam.eps:g}) above 0, and send forward_backward again.",
             )
         for own, new in zip((self.flat, self.adam.first, self.adam.second), stepped, strict=True):
@@ -279,10 +308,14 @@ class Adapter:
             lora.fuse()
         self._clear()
         self.version += 1
-        return StepResult(version=self.version, metrics={"grad_norm:mean": norm, UPDATE_METRIC: self.update_norm()})
+        return StepResult(
+            version=self.version,
+            metrics={"grad_norm:mean": norm, UPDATE_METRIC: self.update_norm()},
+        )
 
     def update_norm(self) -> float:
-        """The Frobenius norm of what the adapter adds to the base weights, relative to that of those weights.
+        """The Frobenius norm of what the adapter adds to the base weights, relative to that of
+        those weights.
 
         The product B A is never made: |BA|^2 is the sum of B'B times AA', element by element.
         """
@@ -290,8 +323,13 @@ class Adapter:
             self._base_norm = _norm(
                 torch.linalg.vector_norm(one.weight_ED, dtype=torch.float32) for one in self.weights
             )
-        weights = ((one.scaled_b_ER.detach().float(), one.a_RD.detach().float()) for one in self.weights.values())
-        products = (((b_ER.T @ b_ER) * (a_RD @ a_RD.T)).sum().clamp(min=0).sqrt() for b_ER, a_RD in weights)
+        weights = (
+            (one.scaled_b_ER.detach().float(), one.a_RD.detach().float())
+            for one in self.weights.values()
+        )
+        products = (
+            ((b_ER.T @ b_ER) * (a_RD @ a_RD.T)).sum().clamp(min=0).sqrt() for b_ER, a_RD in weights
+        )
         return _norm(products) / self._base_norm
 
     def _clear(self) -> None:
@@ -300,7 +338,9 @@ class Adapter:
 
 
 def _leaves(layout: Layout, flat: Tensor, gradient: Tensor) -> dict[Projection, Lora]:
-    """Views of the weights that autograd treats as leaves, accumulating into views of `gradient`."""
+    """Views of the weights that autograd treats as leaves, accumulating into views of
+    `gradient`.
+    """
 
     def leaf(weight: Tensor, grad: Tensor) -> Tensor:
         made = weight.detach().requires_grad_()
@@ -327,15 +367,22 @@ def _copied(tensor: Tensor) -> Tensor:
 
 
 def _adamw(
-    weights: Tensor, gradient: Tensor, state: AdamState, adam: Adam, free: tuple[Tensor, Tensor, Tensor]
+    weights: Tensor,
+    gradient: Tensor,
+    state: AdamState,
+    adam: Adam,
+    free: tuple[Tensor, Tensor, Tensor],
 ) -> tuple[Tensor, Tensor, Tensor]:
-    """Weights and both moments after one step of torch.optim.AdamW (decoupled decay; eps outside the root), in `free`.
+    """Weights and both moments after one step of torch.optim.AdamW (decoupled decay; eps outside
+    the root), in `free`.
 
     It uses `gradient` up: three buffers hold the result, a fourth the denominator.
     """
     steps = state.steps + 1
     first = torch.lerp(state.first, gradient, 1 - adam.beta1, out=free[0])
-    second = torch.mul(state.second, adam.beta2, out=free[1]).addcmul_(gradient, gradient, value=1 - adam.beta2)
+    second = torch.mul(state.second, adam.beta2, out=free[1]).addcmul_(
+        gradient, gradient, value=1 - adam.beta2
+    )
     correction1, correction2 = 1 - adam.beta1**steps, 1 - adam.beta2**steps
     denominator = torch.sqrt(second, out=gradient).div_(math.sqrt(correction2)).add_(adam.eps)
     moved = torch.mul(weights, _as_float32(1 - adam.learning_rate * adam.weight_decay), out=free[2])
@@ -344,5 +391,7 @@ def _adamw(
 
 
 def _as_float32(factor: float) -> float:
-    """torch refuses a factor that float32 cannot hold; an infinite one makes a step that we refuse."""
+    """torch refuses a factor that float32 cannot hold; an infinite one makes a step that we
+    refuse.
+    """
     return factor if abs(factor) <= LARGEST else math.copysign(math.inf, factor)

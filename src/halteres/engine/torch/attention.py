@@ -2,12 +2,14 @@
 
 Owns: how queries meet keys: causally inside a batch, or each row with its own past.
 Never: expands keys and values to the number of query heads.
-Promise: on a CPU a query's result has the same bits in training, prefill and decoding, so that the sampler's and the
-trainer's log-probabilities are equal, not merely close: the built-in model amplifies fp32 rounding to 2e-5 (p99.9).
+Promise: on a CPU a query's result has the same bits in training, prefill and decoding, so that the
+sampler's and the trainer's log-probabilities are equal, not merely close: the built-in model
+amplifies fp32 rounding to 2e-5 (p99.9).
 
-The promise rests on three properties of the batched matmul (MKL 2024.2; the tests of equal bits hold them). With at
-least 4 rows the bits of a row do not depend on the other rows. Keys of weight 0 at the end change nothing. But sums
-over more than 192 keys are split by rules that depend on their number; so they are split here, always at the same keys.
+The promise rests on three properties of the batched matmul (MKL 2024.2; the tests of equal bits
+hold them). With at least 4 rows the bits of a row do not depend on the other rows. Keys of weight 0
+at the end change nothing. But sums over more than 192 keys are split by rules that depend on their
+number; so they are split here, always at the same keys.
 """
 
 from __future__ import annotations
@@ -30,15 +32,19 @@ KEY_BLOCK = 192
 """Keys of one matmul of weights and values."""
 
 QUERY_BLOCK = 32
-"""Queries of one block of a causal pass: it sees no key after its last one. 32 is fastest (24 to 192 were tried)."""
+"""Queries of one block of a causal pass: it sees no key after its last one. 32 is fastest (24 to
+192 were tried).
+"""
 
 WIDENED = 1 << 18
-"""How many numbers of a bfloat16 cache are converted to fp32 at once: so few stay in a core's own cache. Whole blocks
-were 4 times as slow; these are as fast as an fp32 cache in main memory."""
+"""How many numbers of a bfloat16 cache are converted to fp32 at once: so few stay in a core's own
+cache. Whole blocks were 4 times as slow; these are as fast as an fp32 cache in main memory.
+"""
 
 MIN_ROWS = 4
-"""Below this many rows matmul kernels change, and with them bits. Queries are padded to a multiple of it: threads share
-the rows of a single matrix, and an odd rest has other bits."""
+"""Below this many rows matmul kernels change, and with them bits. Queries are padded to a multiple
+of it: threads share the rows of a single matrix, and an odd rest has other bits.
+"""
 
 
 def weights(q_XMW: Tensor, k_XLW: Tensor, mask_ML: Tensor) -> Tensor:
@@ -65,7 +71,11 @@ class _CausalBlocks(Function):
     def forward(ctx: Any, q_XGTW: Tensor, k_XTW: Tensor, v_XTW: Tensor) -> Tensor:
         out_XGTW = torch.empty_like(q_XGTW)
         for block in _blocks(q_XGTW.shape[2]):
-            q_XMW, k_XLW, v_XLW = _block(q_XGTW, block), k_XTW[:, : block.stop], v_XTW[:, : block.stop]
+            q_XMW, k_XLW, v_XLW = (
+                _block(q_XGTW, block),
+                k_XTW[:, : block.stop],
+                v_XTW[:, : block.stop],
+            )
             p_XML = weights(q_XMW, k_XLW, _causal_mask(block, q_XGTW))
             out_XGTW[:, :, block] = weighted(p_XML, v_XLW).view_as(out_XGTW[:, :, block])
         ctx.save_for_backward(q_XGTW, k_XTW, v_XTW)
@@ -74,22 +84,34 @@ class _CausalBlocks(Function):
     @staticmethod
     def backward(ctx: Any, *grads: Any) -> Any:
         (q_XGTW, k_XTW, v_XTW), (do_XGTW, *_) = ctx.saved_tensors, grads
-        dq_XGTW, dk_XTW, dv_XTW = torch.empty_like(q_XGTW), torch.zeros_like(k_XTW), torch.zeros_like(v_XTW)
+        dq_XGTW, dk_XTW, dv_XTW = (
+            torch.empty_like(q_XGTW),
+            torch.zeros_like(k_XTW),
+            torch.zeros_like(v_XTW),
+        )
         scale = q_XGTW.shape[-1] ** -0.5
         for block in _blocks(q_XGTW.shape[2]):
-            q_XMW, k_XLW, v_XLW = _block(q_XGTW, block), k_XTW[:, : block.stop], v_XTW[:, : block.stop]
+            q_XMW, k_XLW, v_XLW = (
+                _block(q_XGTW, block),
+                k_XTW[:, : block.stop],
+                v_XTW[:, : block.stop],
+            )
             do_XMW = _block(do_XGTW, block)
             p_XML = weights(q_XMW, k_XLW, _causal_mask(block, q_XGTW))
             dv_XTW[:, : block.stop].baddbmm_(p_XML.transpose(1, 2), do_XMW)
             dp_XML = torch.bmm(do_XMW, v_XLW.transpose(1, 2))
             ds_XML = torch.ops.aten._softmax_backward_data(dp_XML, p_XML, -1, p_XML.dtype)
-            dq_XGTW[:, :, block] = torch.bmm(ds_XML, k_XLW).mul_(scale).view_as(dq_XGTW[:, :, block])
+            dq_XGTW[:, :, block] = (
+                torch.bmm(ds_XML, k_XLW).mul_(scale).view_as(dq_XGTW[:, :, block])
+            )
             dk_XTW[:, : block.stop].baddbmm_(ds_XML.transpose(1, 2), q_XMW, alpha=scale)
         return dq_XGTW, dk_XTW, dv_XTW
 
 
 def _blocks(length: int) -> list[slice]:
-    return [slice(start, min(start + QUERY_BLOCK, length)) for start in range(0, length, QUERY_BLOCK)]
+    return [
+        slice(start, min(start + QUERY_BLOCK, length)) for start in range(0, length, QUERY_BLOCK)
+    ]
 
 
 def _block(x_XGTW: Tensor, block: slice) -> Tensor:
@@ -117,8 +139,12 @@ class Causal:
             return self._flash(heads)
         if q_XGTW.device.type == "cpu":
             out_XGTW = _CausalBlocks.apply(q_XGTW, heads.k_XTW, heads.v_XTW)
-        else:  # not verified on a GPU; with enable_gqa fp32 would have only the kernel that keeps all scores
-            k_XGTW, v_XGTW = (x_XTW.unsqueeze(1).expand_as(q_XGTW) for x_XTW in (heads.k_XTW, heads.v_XTW))
+        else:
+            # not verified on a GPU; with enable_gqa fp32 would have only the kernel that keeps all
+            # scores
+            k_XGTW, v_XGTW = (
+                x_XTW.unsqueeze(1).expand_as(q_XGTW) for x_XTW in (heads.k_XTW, heads.v_XTW)
+            )
             out_XGTW = F.scaled_dot_product_attention(q_XGTW, k_XGTW, v_XGTW, is_causal=True)
         assert isinstance(out_XGTW, Tensor)  # noqa: S101 - for the type checker
         return self._merged(out_XGTW)
@@ -131,19 +157,27 @@ class Causal:
             for part in (heads.q_XGTW, heads.k_XTW, heads.v_XTW)
         )
         if self._lengths is None:
-            self._lengths = flash.Lengths([length] * self._rows, [length] * self._rows, q_IHW.device)
+            self._lengths = flash.Lengths(
+                [length] * self._rows, [length] * self._rows, q_IHW.device
+            )
         return flash.attend(q_IHW, k_IKW, v_IKW, self._lengths).flatten(1)
 
     def _merged(self, out_XGTW: Tensor) -> Tensor:
         """Heads side by side again."""
         length, width = out_XGTW.shape[2:]
-        return out_XGTW.reshape(self._rows, -1, length, width).transpose(1, 2).reshape(self._rows * length, -1)
+        return (
+            out_XGTW.reshape(self._rows, -1, length, width)
+            .transpose(1, 2)
+            .reshape(self._rows * length, -1)
+        )
 
 
 class Prefill(Causal):
     """Causal, and every row's keys and values go into a slot, behind those that it has."""
 
-    def __init__(self, grid: Grid, slots: Sequence[tuple[Block, int]], positions: Sequence[range]) -> None:
+    def __init__(
+        self, grid: Grid, slots: Sequence[tuple[Block, int]], positions: Sequence[range]
+    ) -> None:
         """Positions of every row's tokens; they begin where a block of queries does."""
         super().__init__(grid)
         self.slots, self.positions = slots, positions
@@ -158,12 +192,16 @@ class Prefill(Causal):
         out_XGTW = torch.empty_like(heads.q_XGTW)
         for row, ((block, slot), own) in enumerate(zip(self.slots, self.positions, strict=True)):
             rows = slice(row * block.kv_heads, (row + 1) * block.kv_heads)
-            k_XLW, v_XLW = (part.float() for part in block.slot(layer, slot, own.start + out_XGTW.shape[2]))
+            k_XLW, v_XLW = (
+                part.float() for part in block.slot(layer, slot, own.start + out_XGTW.shape[2])
+            )
             _attend_behind(heads.q_XGTW[rows].float(), k_XLW, v_XLW, own.start, out_XGTW[rows])
         return self._merged(out_XGTW)
 
 
-def _attend_behind(q_XGTW: Tensor, k_XLW: Tensor, v_XLW: Tensor, start: int, out_XGTW: Tensor) -> None:
+def _attend_behind(
+    q_XGTW: Tensor, k_XLW: Tensor, v_XLW: Tensor, start: int, out_XGTW: Tensor
+) -> None:
     """As in a causal pass over all L positions, of which the queries are those from `start` on."""
     for block in _blocks(q_XGTW.shape[2]):
         own = slice(start + block.start, start + block.stop)
@@ -172,10 +210,11 @@ def _attend_behind(q_XGTW: Tensor, k_XLW: Tensor, v_XLW: Tensor, start: int, out
 
 
 class Cached:
-    """One new token per row, in the order of blocks; each row reads its own past up to its position.
+    """One new token per row, in the order of blocks; each row reads its own past up to its
+    position.
 
-    Blocks read up to bounds of their own, so that short rows do not pay for long ones. Rows behind those of all blocks
-    are padding, and attend to nothing.
+    Blocks read up to bounds of their own, so that short rows do not pay for long ones. Rows behind
+    those of all blocks are padding, and attend to nothing.
     """
 
     def __init__(self, blocks: Sequence[tuple[Block, int, int]], positions_S: Tensor) -> None:
@@ -206,9 +245,15 @@ class _BlockRead:
     """What one step reads and writes of one block; X of its own rows' key heads."""
 
     def __init__(self, block: Block, start: int, positions_S: Tensor, last: int) -> None:
-        count, heads, bound = positions_S.shape[0], block.kv_heads, round_up(last + 1, POSITION_STEP)
+        count, heads, bound = (
+            positions_S.shape[0],
+            block.kv_heads,
+            round_up(last + 1, POSITION_STEP),
+        )
         unseen_SL = torch.arange(bound, device=positions_S.device) > positions_S[:, None]
-        mask_SL = torch.zeros(unseen_SL.shape, device=positions_S.device).masked_fill_(unseen_SL, -math.inf)
+        mask_SL = torch.zeros(unseen_SL.shape, device=positions_S.device).masked_fill_(
+            unseen_SL, -math.inf
+        )
         self.block, self.own = block, slice(start * heads, (start + count) * heads)
         self.mask_X1L = mask_SL.repeat_interleave(heads, dim=0).unsqueeze(1)
         self.index_X, self.views = block.index(positions_S), block.read(count, bound)

@@ -1,7 +1,7 @@
 """Where keys and values lie while sequences are decoded: blocks of slots of one length.
 
-A position that its slot's sequence has not written is zero, whatever the slot's last tenant left: attention gives it
-the weight 0, but 0 * NaN is NaN.
+A position that its slot's sequence has not written is zero, whatever the slot's last tenant left:
+attention gives it the weight 0, but 0 * NaN is NaN.
 """
 
 from __future__ import annotations
@@ -21,15 +21,19 @@ from halteres.engine.torch.projections import round_up
 
 POSITION_STEP = 32  # bounds of what attention reads are multiples of this, as are lengths of slots
 SHORTEST = 128
-"""Positions of the shortest slot: steps of a small model have one or two blocks, and each costs calls of its own."""
+"""Positions of the shortest slot: steps of a small model have one or two blocks, and each costs
+calls of its own.
+"""
 
 MOST_BYTES, MOST_SHARE = 32 << 20, 32
-"""A block of several slots holds at most so many bytes, or this part of all memory where that is more: blocks grow by
-copying, and what a copy takes has to be small beside a step's reading."""
+"""A block of several slots holds at most so many bytes, or this part of all memory where that is
+more: blocks grow by copying, and what a copy takes has to be small beside a step's reading.
+"""
 
 
 def slot_length(positions: int, context: int) -> int:
-    """Positions of the shortest slot that holds so many: 128, 256, 384, 512, 768, 1024, ..., the context.
+    """Positions of the shortest slot that holds so many: 128, 256, 384, 512, 768, 1024, ..., the
+    context.
 
     >>> [slot_length(positions, 2000) for positions in (1, 129, 300, 513, 1025, 1900)]
     [128, 256, 384, 768, 1536, 2016]
@@ -46,7 +50,9 @@ class Block:
     def __init__(self, base: BaseModel, slots: int, length: int) -> None:
         layers, heads, width = len(base.layers), base.kv_heads, base.head_width
         self.slots, self.length, self.kv_heads = slots, length, heads
-        self._data = torch.zeros((2, layers, slots, heads, length, width), dtype=base.cache_dtype, device=base.device)
+        self._data = torch.zeros(
+            (2, layers, slots, heads, length, width), dtype=base.cache_dtype, device=base.device
+        )
         self._rows = self._data.view(2 * layers, slots * heads, length, width)
         self._positions = self._data.view(2, layers, slots * heads * length, width)
 
@@ -68,7 +74,9 @@ class Block:
     def append(self, layer: int, index_X: Tensor, k_X1W: Tensor, v_X1W: Tensor) -> None:
         """Write one position of each of the first slots."""
         for part, new_X1W in enumerate((k_X1W, v_X1W)):
-            self._positions[part, layer].index_copy_(0, index_X, new_X1W.squeeze(1).to(self._data.dtype))
+            self._positions[part, layer].index_copy_(
+                0, index_X, new_X1W.squeeze(1).to(self._data.dtype)
+            )
 
     def read(self, slots: int, bound: int) -> Sequence[Tensor]:
         """Keys of every layer, then values of every layer, of the first slots up to a bound.
@@ -81,15 +89,21 @@ class Block:
         """Copy a row of a prefill, without its padding, to these positions of a slot."""
         own, count = slice(row * self.kv_heads, (row + 1) * self.kv_heads), len(positions)
         for part, new_XTW in enumerate((heads.k_XTW, heads.v_XTW)):
-            self._data[part, layer, slot, :, positions.start : positions.stop] = new_XTW[own, :count]
+            self._data[part, layer, slot, :, positions.start : positions.stop] = new_XTW[
+                own, :count
+            ]
 
     def slot(self, layer: int, slot: int, bound: int) -> tuple[Tensor, Tensor]:
         """Keys and values of one slot up to a bound: views, key heads x L x W."""
         return self._data[0, layer, slot, :, :bound], self._data[1, layer, slot, :, :bound]
 
-    def copy(self, slots: Sequence[int], source: Block, sources: Sequence[int], length: int) -> None:
+    def copy(
+        self, slots: Sequence[int], source: Block, sources: Sequence[int], length: int
+    ) -> None:
         """Copy slots of a block, this or another, up to a length; one source may go to all."""
-        self._data[:, :, _range(slots), :, :length] = source._data[:, :, _range(sources), :, :length]
+        self._data[:, :, _range(slots), :, :length] = source._data[
+            :, :, _range(sources), :, :length
+        ]
 
     def pages(self, slot: int, numbers: range) -> list[Tensor]:
         """Copies of these pages of a slot, each 2 x layers x key heads x POSITION_STEP x width."""
@@ -109,7 +123,11 @@ class Block:
 def _range(slots: Sequence[int]) -> slice | list[int]:
     """Neighbours as a slice, which is a view."""
     first, last = slots[0], slots[-1]
-    return slice(first, last + 1) if last - first + 1 == len(slots) and sorted(slots) == [*slots] else [*slots]
+    return (
+        slice(first, last + 1)
+        if last - first + 1 == len(slots) and sorted(slots) == [*slots]
+        else [*slots]
+    )
 
 
 Pages = dict[bytes, "Page"]  # by their tokens, int64
@@ -125,7 +143,8 @@ class Page:
 
 
 class PrefixCache:
-    """What ended sequences began with, in memory that no row needs: for each snapshot a tree of pages.
+    """What ended sequences began with, in memory that no row needs: for each snapshot a tree of
+    pages.
 
     A text is found page by page, so that its queries fall into the blocks in which a whole prefill
     has them, and have the same bits. What several texts begin with is kept once.
@@ -162,7 +181,9 @@ class PrefixCache:
             block.write_pages(slot, [page.heads for page in path])
         return len(path) * POSITION_STEP
 
-    def keep(self, snapshot: Snapshot, tokens: np.ndarray, block: Block, slot: int, room: int) -> None:
+    def keep(
+        self, snapshot: Snapshot, tokens: np.ndarray, block: Block, slot: int, room: int
+    ) -> None:
         """Keep what a slot holds of these tokens, as far as `room` for all pages allows it."""
         room = min(room, self._most)
         texts = _pages(tokens[: max(room, 0)])
@@ -236,7 +257,9 @@ class CacheMemory:
 
     @property
     def free(self) -> int:
-        """Positions that no row has; prefixes make way. Below 0 where one row alone needed more than there is."""
+        """Positions that no row has; prefixes make way. Below 0 where one row alone needed more
+        than there is.
+        """
         return self._area - self.used
 
     @property

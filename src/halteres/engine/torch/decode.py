@@ -1,7 +1,8 @@
-"""Sequences, of whatever snapshots, decoded together: prefill of rows that have entered, one decode step of all rows.
+"""Sequences, of whatever snapshots, decoded together: prefill of rows that have entered, one decode
+step of all rows.
 
-A row's tokens and log-probabilities depend neither on its neighbours nor on the slots that it had. Who may enter or
-makes way is the scheduler's to decide (`worker`).
+A row's tokens and log-probabilities depend neither on its neighbours nor on the slots that it had.
+Who may enter or makes way is the scheduler's to decide (`worker`).
 """
 
 from __future__ import annotations
@@ -32,7 +33,9 @@ from halteres.errors import UserError
 
 @dataclass(slots=True)
 class Text:
-    """The tokens that several rows share, prompt and answer so far: prefilled once, in the first of their slots."""
+    """The tokens that several rows share, prompt and answer so far: prefilled once, in the first of
+    their slots.
+    """
 
     tokens: np.ndarray  # int64
     snapshot: Snapshot
@@ -64,7 +67,9 @@ class DecodeBatch:
         return bool(self._entered)
 
     def abandon(self) -> dict[SampleRequest, list[Row]]:
-        """Let go of every row, and of blocks that nobody may trust; the rows that are lost, by request."""
+        """Let go of every row, and of blocks that nobody may trust; the rows that are lost, by
+        request.
+        """
         lost: defaultdict[SampleRequest, list[Row]] = defaultdict(list)
         for row in self.rows:
             lost[row.request].append(row)
@@ -74,7 +79,9 @@ class DecodeBatch:
         return lost
 
     def enter(self, request: SampleRequest, length: int, count: int) -> None:
-        """The first rows that wait get slots of this length, for which there is room; `prefill` fills them."""
+        """The first rows that wait get slots of this length, for which there is room; `prefill`
+        fills them.
+        """
         rows = list(islice(request.waiting, count))
         # The newest token of each is the last of what it has so far.
         params, columns_N = request.params, np.zeros(len(rows), COLUMNS)
@@ -91,14 +98,18 @@ class DecodeBatch:
             request.waiting.popleft()
 
     def prefill(self) -> None:
-        """Fill the slots of all rows that have entered, equal texts once, and sample a token for each row."""
+        """Fill the slots of all rows that have entered, equal texts once, and sample a token for
+        each row.
+        """
         places, self._entered = self._entered, []
         self.mixture.hold(_owners(self.rows.places))
         columns_N = _columns(places)
         texts, text_of_row = _texts(places)
         prefixes = self._memory.prefixes
         for text in texts:
-            scored = any(request.scores is None and request.extra.of_prompt for request in text.requests)
+            scored = any(
+                request.scores is None and request.extra.of_prompt for request in text.requests
+            )
             if not scored:
                 block, slot = text.slots[0]
                 text.start = prefixes.restore(text.snapshot, text.tokens, block.cache, slot)
@@ -136,13 +147,16 @@ class DecodeBatch:
     def _last_hidden(self, texts: Sequence[Text]) -> Tensor:
         """The hidden state of every text's last token, U x D, in order.
 
-        Texts run with others of the same padded length only, so that their bits do not depend on company.
+        Texts run with others of the same padded length only, so that their bits do not depend on
+        company.
         """
         by_length: defaultdict[tuple[int, bool], list[int]] = defaultdict(list)
         for i, text in enumerate(texts):
             by_length[round_up(len(text.rest), POSITION_STEP), text.start > 0].append(i)
         base = self.base
-        hidden_UD = base.embedding_VD.new_empty((len(texts), base.embedding_VD.shape[1]), dtype=base.operands)
+        hidden_UD = base.embedding_VD.new_empty(
+            (len(texts), base.embedding_VD.shape[1]), dtype=base.operands
+        )
         for (padded, _), members in sorted(by_length.items()):
             size = max(1, self.limits.pass_tokens // padded)
             for chunk in (members[i : i + size] for i in range(0, len(members), size)):
@@ -159,15 +173,21 @@ class DecodeBatch:
         grid = Grid.following(self.base, [text.start for text in texts], length)
         slots = [(block.cache, slot) for block, slot in (text.slots[0] for text in texts)]
         attention = Prefill(grid, slots, [text.rest for text in texts])
-        adaptations = self.mixture.adaptations([text.snapshot for text in texts], length, tokens.size)
+        adaptations = self.mixture.adaptations(
+            [text.snapshot for text in texts], length, tokens.size
+        )
         hidden_ND = self.base.hidden_states(adaptations, tokens_BT.view(-1), grid, attention)
         hidden_BTD = hidden_ND.view(len(texts), length, -1)
         for row, text in enumerate(texts):
             # Of a row that goes on, its request has the scores already.
             requests = [request for request in text.requests if request.scores is None]
             tokens_P, elements = tokens_BT[row, : len(text)], self.limits.head_elements
-            scorers = [PromptScorer(request.extra, request.params, tokens_P) for request in requests]
-            score_prompt(self.base.head, text.snapshot.weights, hidden_BTD[row], len(text), scorers, elements)
+            scorers = [
+                PromptScorer(request.extra, request.params, tokens_P) for request in requests
+            ]
+            score_prompt(
+                self.base.head, text.snapshot.weights, hidden_BTD[row], len(text), scorers, elements
+            )
             for request, scorer in zip(requests, scorers, strict=True):
                 request.scores = scorer.result()
             block, slot = text.slots[0]
@@ -178,7 +198,8 @@ class DecodeBatch:
     def _advance(self, places: Sequence[Place], columns_N: np.ndarray, hidden_ND: Tensor) -> None:
         """Sample a token for each of these rows, given the hidden state of its newest token.
 
-        Every row takes its token before any leaves: a request that has diverged costs its neighbours nothing.
+        Every row takes its token before any leaves: a request that has diverged costs its
+        neighbours nothing.
         """
         columns_N["position"] += 1
         newest = self._sample(hidden_ND, columns_N, _owners(places))
@@ -188,41 +209,57 @@ class DecodeBatch:
             rows += block.rows[slots.start : slots.stop]
             block.columns_S[slots.start : slots.stop] = columns_N[start : start + len(slots)]
             start += len(slots)
-        broken = {row.request for row, new in zip(rows, newest, strict=True) if not math.isfinite(new.logprob)}
+        broken = {
+            row.request
+            for row, new in zip(rows, newest, strict=True)
+            if not math.isfinite(new.logprob)
+        }
         taken = zip(rows, newest, strict=True)
         ended = [row for row, new in taken if row.request not in broken and row.take(new)]
         if ended:
-            attempt("a cached prefix", lambda: self.rows.keep_prefixes(ended))  # nobody needs it: a failure is nobody's
+            # nobody needs it: a failure is nobody's
+            attempt("a cached prefix", lambda: self.rows.keep_prefixes(ended))
             self._leave(ended)
         for request in broken:
             request.fail(
                 UserError(
                     "Sampling gave a log-probability that is not finite.",
-                    f"The weights of this snapshot (policy version {request.snapshot.version}) have diverged.",
+                    f"The weights of this snapshot (policy version {request.snapshot.version}) "
+                    "have diverged.",
                     "Resume from an earlier checkpoint with a lower learning rate.",
                 )
             )
         if broken:
             self.forget(broken)
 
-    def _sample(self, hidden_ND: Tensor, columns_N: np.ndarray, owners: Sequence[Snapshot]) -> list[Newest]:
+    def _sample(
+        self, hidden_ND: Tensor, columns_N: np.ndarray, owners: Sequence[Snapshot]
+    ) -> list[Newest]:
         """A token for every row; the logits of a few rows at a time."""
         shaping = Shaping(
-            uniforms_N=uniforms(columns_N["seed"], columns_N["sample"], columns_N["position"].astype(np.uint64)),
+            uniforms_N=uniforms(
+                columns_N["seed"], columns_N["sample"], columns_N["position"].astype(np.uint64)
+            ),
             temperature_N=columns_N["temperature"],
             top_k_N=columns_N["top_k"],
             top_p_N=columns_N["top_p"],
             tempered_N=columns_N["tempered"],
             num_top_N=columns_N["num_top"],
         )
-        size = max(LEAST_ROWS, self.limits.head_elements // self.base.vocabulary // LEAST_ROWS * LEAST_ROWS)
+        size = max(
+            LEAST_ROWS, self.limits.head_elements // self.base.vocabulary // LEAST_ROWS * LEAST_ROWS
+        )
         found, tops = list[Chosen](), dict[int, TopK]()
         for start in range(0, hidden_ND.shape[0], size):
             rows_CD = hidden_ND[start : start + size]
             if missing := -rows_CD.shape[0] % LEAST_ROWS:
                 rows_CD = torch.cat([rows_CD, rows_CD.new_zeros((missing, rows_CD.shape[1]))])
-            adaptations = self.mixture.adaptations(owners[start : start + size], 1, rows_CD.shape[0])
-            logits_CV = head_logits(self.base.head, adaptations, rows_CD)[: hidden_ND.shape[0] - start]
+            adaptations = self.mixture.adaptations(
+                owners[start : start + size], 1, rows_CD.shape[0]
+            )
+            logits_CV = head_logits(self.base.head, adaptations, rows_CD)[
+                : hidden_ND.shape[0] - start
+            ]
             found.append(choose(logits_CV, shaping[start : start + size]))
             tops.update({start + row: top for row, top in found[-1].tops.items()})
         tokens = torch.cat([chosen.tokens_N for chosen in found]).tolist()
@@ -244,11 +281,17 @@ def _columns(places: Sequence[Place], multiple_of: int = 1) -> np.ndarray:
 
 
 def _owners(places: Sequence[Place]) -> list[Snapshot]:
-    return [row.request.snapshot for block, slots in places for row in block.rows[slots.start : slots.stop]]
+    return [
+        row.request.snapshot
+        for block, slots in places
+        for row in block.rows[slots.start : slots.stop]
+    ]
 
 
 def _texts(places: Sequence[Place]) -> tuple[list[Text], np.ndarray]:
-    """What these rows have so far, each text of a snapshot once; and of every row the number of its text."""
+    """What these rows have so far, each text of a snapshot once; and of every row the number of its
+    text.
+    """
     found: dict[tuple[Snapshot, bytes], tuple[int, Text]] = {}
     numbers: list[int] = []
     for block, slots in places:

@@ -1,8 +1,8 @@
 """`Engine` on torch: asynchronous outside, one thread inside.
 
-Nothing is computed on the event loop, and no adapter is changed outside the order of calls. The disk holds up nobody:
-what is saved is copied in its turn and written by another thread, what is loaded is read by another and taken in its
-turn.
+Nothing is computed on the event loop, and no adapter is changed outside the order of calls. The
+disk holds up nobody: what is saved is copied in its turn and written by another thread, what is
+loaded is read by another and taken in its turn.
 """
 
 # ruff: noqa: D102 - `Engine` says what each call does
@@ -70,7 +70,8 @@ class TorchEngine:
         limits: Limits | None = None,  # None: the usual ones
         device: str = "cpu",  # or "cuda": `device.usable_device` says which
         cache_gb: float | None = None,  # of keys and values, in 10^9 bytes; None: by what is free
-        dtype: BaseType = "float32",  # of base weights, their matmuls, cached keys and values; all else is fp32
+        # of base weights, their matmuls, cached keys and values; all else is fp32
+        dtype: BaseType = "float32",
     ) -> None:
         """Read a model folder, which takes seconds.
 
@@ -99,11 +100,13 @@ class TorchEngine:
             targets=TARGETS_OF_ADAPTERS,
             incarnation=uuid.uuid4().hex,
             places=min(
-                self._limits.decode_rows, self._limits.cache_bytes // (PLACE * self._base.cache_bytes_per_token)
+                self._limits.decode_rows,
+                self._limits.cache_bytes // (PLACE * self._base.cache_bytes_per_token),
             ),
         )
         self._adapters: dict[str, Adapter] = {}
-        self._budgets: dict[str, PassBudget] = {}  # one for each: what one finds out moves no bit of another
+        # one for each: what one finds out moves no bit of another
+        self._budgets: dict[str, PassBudget] = {}
         self._snapshots: dict[str, Snapshot] = {}
         self._worker = Worker(Scheduler(self._base, self._limits), threads, self._limits)
         self._files = Files()
@@ -125,7 +128,9 @@ class TorchEngine:
         def begin() -> Slices:
             found = self._adapter(adapter)
             budget = self._budgets.setdefault(adapter, PassBudget.of(self._limits))
-            return run_pass(self._base, self._info, found, data, loss, budget, forward_only=forward_only)
+            return run_pass(
+                self._base, self._info, found, data, loss, budget, forward_only=forward_only
+            )
 
         return await self._in_slices("forward_backward", (adapter,), begin, batches=True)
 
@@ -133,7 +138,9 @@ class TorchEngine:
         return await self._call("optim_step", (adapter,), lambda: self._adapter(adapter).step(adam))
 
     async def save(self, adapter: str, folder: str, optimizer: bool) -> Saved:
-        return await self._save("save", adapter, Path(folder), lambda: self._adapter(adapter).checkpoint(optimizer))
+        return await self._save(
+            "save", adapter, Path(folder), lambda: self._adapter(adapter).checkpoint(optimizer)
+        )
 
     async def load(self, adapter: str, folder: str, optimizer: bool) -> StepResult:
         def take(found: Checkpoint) -> StepResult:
@@ -142,7 +149,11 @@ class TorchEngine:
 
         place = Path(folder)
         return await self._load(
-            "load", adapter, place, partial(read_checkpoint, place, self._base, optimizer=optimizer), take
+            "load",
+            adapter,
+            place,
+            partial(read_checkpoint, place, self._base, optimizer=optimizer),
+            take,
         )
 
     async def snapshot(self, adapter: str, snapshot: str) -> Weights:
@@ -157,7 +168,11 @@ class TorchEngine:
             return msgspec.structs.replace(saved, sha256=digest(Path(saved.folder)))
 
         return await self._save(
-            "save_snapshot", snapshot, Path(folder), lambda: self._snapshot(snapshot).checkpoint(), digested
+            "save_snapshot",
+            snapshot,
+            Path(folder),
+            lambda: self._snapshot(snapshot).checkpoint(),
+            digested,
         )
 
     async def hold(self, name: str, source: Weights) -> int:
@@ -166,7 +181,9 @@ class TorchEngine:
             return found.version
 
         if source.folder is None:
-            return await self._call("hold", (name, source.name), lambda: take(self._snapshot(source.name)))
+            return await self._call(
+                "hold", (name, source.name), lambda: take(self._snapshot(source.name))
+            )
         place = Path(source.folder)
 
         def read() -> Checkpoint:
@@ -174,7 +191,11 @@ class TorchEngine:
             return read_checkpoint(place, self._base, optimizer=False)
 
         return await self._load(
-            "hold", name, place, read, lambda found: take(Snapshot.of(found.layout, found.flat, found.version))
+            "hold",
+            name,
+            place,
+            read,
+            lambda found: take(Snapshot.of(found.layout, found.flat, found.version)),
         )
 
     async def sample(
@@ -211,7 +232,9 @@ class TorchEngine:
         model = Path(self._info.folder)
 
         def merge() -> Saved | HalteresError:
-            return attempt("merge", lambda: merge_into(Path(into), model, Path(folder), self._base, dtype))
+            return attempt(
+                "merge", lambda: merge_into(Path(into), model, Path(folder), self._base, dtype)
+            )
 
         return _raised(await asyncio.to_thread(merge))
 
@@ -224,7 +247,9 @@ class TorchEngine:
         await self._call("drop", (name,), forget)
 
     def gradient(self, adapter: str) -> dict[str, Tensor]:
-        """What the adapter's next step would apply, by PEFT's names; while no call of it is under way."""
+        """What the adapter's next step would apply, by PEFT's names; while no call of it is under
+        way.
+        """
         return self._adapter(adapter).gradient
 
     async def close(self) -> None:
@@ -232,7 +257,12 @@ class TorchEngine:
         await asyncio.to_thread(self._files.close)
 
     def _request(
-        self, snapshot: str | None, prompt: bytes, num_samples: int, params: SamplingParams, extra: ExtraLogprobs
+        self,
+        snapshot: str | None,
+        prompt: bytes,
+        num_samples: int,
+        params: SamplingParams,
+        extra: ExtraLogprobs,
     ) -> SampleRequest:
         limit = checks.check_sampling(prompt, num_samples, params, self._info, extra)
         stops = self._base.eos_tokens if params.stop_tokens is None else params.stop_tokens
@@ -244,7 +274,9 @@ class TorchEngine:
             params=params,
             limit=limit,
             stop_tokens=frozenset(stops),
-            decode=lambda tokens: load_tokenizer(self._info.folder).decode(tokens, skip_special_tokens=False),
+            decode=lambda tokens: load_tokenizer(self._info.folder).decode(
+                tokens, skip_special_tokens=False
+            ),
             future=Future(),
             extra=extra,
         )
@@ -257,21 +289,33 @@ class TorchEngine:
         copied: Callable[[], Checkpoint],
         finished: Callable[[Saved], Saved] = lambda saved: saved,
     ) -> Saved:
-        """Copied in its turn, written while others have theirs; also if the caller goes away meanwhile."""
+        """Copied in its turn, written while others have theirs; also if the caller goes away
+        meanwhile.
+        """
 
         def queue() -> Future[Saved | HalteresError]:
             checkpoint = copied()
             return self._files.write(
-                place, lambda: attempt(name, lambda: finished(write_checkpoint(place, self._info.name, checkpoint)))
+                place,
+                lambda: attempt(
+                    name, lambda: finished(write_checkpoint(place, self._info.name, checkpoint))
+                ),
             )
 
         writing = await self._call(name, (subject, _folder(place)), queue)
         return _raised(await asyncio.shield(asyncio.wrap_future(writing)))
 
     async def _load(
-        self, name: str, subject: str, place: Path, read: Callable[[], Checkpoint], take: Callable[[Checkpoint], Any]
+        self,
+        name: str,
+        subject: str,
+        place: Path,
+        read: Callable[[], Checkpoint],
+        take: Callable[[Checkpoint], Any],
     ) -> Any:
-        """Read by another thread once earlier calls of the subject and of the folder are done; then taken."""
+        """Read by another thread once earlier calls of the subject and of the folder are done; then
+        taken.
+        """
 
         def begin() -> Slices:
             if (writing := self._files.pending(place)) is not None:
@@ -290,7 +334,12 @@ class TorchEngine:
         return await self._in_slices(name, subjects, begin)
 
     async def _in_slices(
-        self, name: str, subjects: tuple[str, ...], begin: Callable[[], Slices], *, batches: bool = False
+        self,
+        name: str,
+        subjects: tuple[str, ...],
+        begin: Callable[[], Slices],
+        *,
+        batches: bool = False,
     ) -> Any:
         call = Call(name, subjects, begin, Future(), batches)
         self._worker.submit(call)

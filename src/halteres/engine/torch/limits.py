@@ -1,11 +1,12 @@
 """What bounds the engine's memory and latency, and what happens where memory ends.
 
-But for want of memory the plan of micro-batches is a pure function of the request and these limits. What torch raises
-where memory ends, on a CPU or a GPU, becomes a value, and everything that the broken work held is given back; whose
-request fails is decided elsewhere.
+But for want of memory the plan of micro-batches is a pure function of the request and these limits.
+What torch raises where memory ends, on a CPU or a GPU, becomes a value, and everything that the
+broken work held is given back; whose request fails is decided elsewhere.
 
-Some errors of CUDA stay: after an illegal access or a failed assertion every operation of this process fails. Such an
-engine exits, so that the service starts another and brings back what this one held.
+Some errors of CUDA stay: after an illegal access or a failed assertion every operation of this
+process fails. Such an engine exits, so that the service starts another and brings back what this
+one held.
 """
 
 from __future__ import annotations
@@ -26,17 +27,21 @@ from halteres.engine.torch.model import BaseModel, FusedModel
 from halteres.errors import HalteresError, ServerError, boundary
 from halteres.process import main_memory
 
-PLACE = 1024  # positions of a sequence of usual length, in which the number that can be decoded at once is given
+# positions of a sequence of usual length, in which the number that can be decoded at once is given
+PLACE = 1024
 
 
 GPU_PASS_TOKENS, GPU_HEAD_ELEMENTS = 16_384, 1 << 28
 """Of a GPU, which is idle in small micro-batches. Not measured yet."""
 
-RECOMPUTED_BYTES = 20_000_000_000  # activations of a micro-batch on a GPU that are too many to keep. Not measured yet.
+# activations of a micro-batch on a GPU that are too many to keep. Not measured yet.
+RECOMPUTED_BYTES = 20_000_000_000
 
 
 def activation_bytes(base: FusedModel) -> int:
-    """What the backward of a micro-batch on a GPU would need: inputs and outputs of every projection, in fp32."""
+    """What the backward of a micro-batch on a GPU would need: inputs and outputs of every
+    projection, in fp32.
+    """
     projections = [one for layer in base.layers for one in (*layer.attention, *layer.mlp)]
     return 4 * GPU_PASS_TOKENS * sum(one.inputs + one.weight_ED.shape[0] for one in projections)
 
@@ -45,21 +50,27 @@ def activation_bytes(base: FusedModel) -> int:
 class Limits:
     """Bounds of one engine process."""
 
-    pass_tokens: int = 2048  # computed tokens, padding among them, of one micro-batch of a training pass or a prefill
-    head_elements: int = 1 << 24  # logits that exist at once (64 MiB in fp32; twice as many were 7 % slower)
+    # computed tokens, padding among them, of one micro-batch of a training pass or a prefill
+    pass_tokens: int = 2048
+    # logits that exist at once (64 MiB in fp32; twice as many were 7 % slower)
+    head_elements: int = 1 << 24
     decode_rows: int = 512  # sequences decoded together, all snapshots
     cache_bytes: int = 1 << 30  # blocks of keys and values, all snapshots
-    mixture_bytes: int = 1 << 28  # copies of the adapters that decode together; those without room go one by one
+    # copies of the adapters that decode together; those without room go one by one
+    mixture_bytes: int = 1 << 28
     # Keys and values that stay when their sequences have ended, while there is room: as many
     # positions as so many sequences of full context have. 0: none.
     prefixes: int = 256
     turn_steps: int = 8  # decode steps between two turns of other work
 
-    recomputes: bool = False  # layers of a pass are computed once more in the backward, and keep little until then
+    # layers of a pass are computed once more in the backward, and keep little until then
+    recomputes: bool = False
 
     @classmethod
     def of(cls, base: BaseModel, cache_bytes: int) -> Limits:
-        """The usual ones for a model on its device; large passes are a GPU's in bfloat16, of layers computed here."""
+        """The usual ones for a model on its device; large passes are a GPU's in bfloat16, of layers
+        computed here.
+        """
         if base.attention_dtype == torch.float32 or not isinstance(base, FusedModel):
             return cls(cache_bytes=cache_bytes)
         return cls(
@@ -76,7 +87,8 @@ class PassBudget:
 
     tokens: int  # that one computes
     head_elements: int  # logits that exist at once
-    recomputes: bool = False  # layers are computed once more in the backward, and keep little until then
+    # layers are computed once more in the backward, and keep little until then
+    recomputes: bool = False
 
     @classmethod
     def of(cls, limits: Limits) -> PassBudget:
@@ -86,7 +98,8 @@ class PassBudget:
     def shrink(self, tokens: int, rows: int) -> bool:
         """A micro-batch of so many tokens and rows found no memory: smaller ones from now on.
 
-        Rows by themselves are computed in less memory and a third more time. False: nothing is left to save.
+        Rows by themselves are computed in less memory and a third more time. False: nothing is left
+        to save.
         """
         if rows > 1:
             self.tokens = tokens // 2
@@ -103,8 +116,9 @@ LEAST_CACHE = 1 << 30  # bytes that keys and values may take however little is f
 _OUT_OF_MEMORY = ("out of memory", "not enough memory", "can't allocate memory", "alloc_failed")
 
 FREED_BYTES, FREED_SHARE = 1 << 30, 4
-"""What the allocator of an idle engine may keep of freed memory; while the engine works also this part of all memory,
-if that is more. Every page that was given back costs a fault: the next pass of a 135 M model would take a tenth longer.
+"""What the allocator of an idle engine may keep of freed memory; while the engine works also this
+part of all memory, if that is more. Every page that was given back costs a fault: the next pass of
+a 135 M model would take a tenth longer.
 """
 
 IDLE_S = 30.0  # seconds without work after which an engine is idle
@@ -117,8 +131,9 @@ log = logging.getLogger(__name__)
 class FreedMemory:
     """Freed memory of this process, given back to the kernel where much of it has piled up.
 
-    glibc takes chunks of up to 32 MiB from heaps, which shrink at their ends only: activations of a pass (3 GB of a
-    135 M model) leave holes between whatever outlives them, and each pass of another shape adds to them.
+    glibc takes chunks of up to 32 MiB from heaps, which shrink at their ends only: activations of a
+    pass (3 GB of a 135 M model) leave holes between whatever outlives them, and each pass of
+    another shape adds to them.
     """
 
     def __init__(self, freed_bytes: int = FREED_BYTES) -> None:
@@ -144,7 +159,8 @@ def resident_bytes() -> int:
 def is_out_of_memory(error: BaseException | None) -> bool:
     """Whether torch, or Python, raised it for want of memory."""
     return isinstance(error, MemoryError | torch.OutOfMemoryError) or (
-        isinstance(error, RuntimeError) and any(phrase in str(error).lower() for phrase in _OUT_OF_MEMORY)
+        isinstance(error, RuntimeError)
+        and any(phrase in str(error).lower() for phrase in _OUT_OF_MEMORY)
     )
 
 
@@ -158,8 +174,8 @@ def let_go() -> None:
 def attempt(where: str, work: Callable[[], T]) -> T | HalteresError:
     """The result of `work`, or what went wrong in it.
 
-    An EngineOutOfMemory holds no traceback: its frames would keep the tensors of the broken work alive for as long as
-    somebody holds the error.
+    An EngineOutOfMemory holds no traceback: its frames would keep the tensors of the broken work
+    alive for as long as somebody holds the error.
     """
     try:
         with boundary(ServerError, where):
@@ -174,8 +190,13 @@ def attempt(where: str, work: Callable[[], T]) -> T | HalteresError:
     if isinstance(failure, ServerError) and torch.cuda.is_initialized():
         try:
             torch.cuda.synchronize()
-        except RuntimeError as error:  # even a trivial operation fails: the process ends, without cleaning up
-            log.critical("The GPU is lost since %s (%s); the engine ends.", where, str(error).strip().splitlines()[0])
+        except RuntimeError as error:
+            # even a trivial operation fails: the process ends, without cleaning up
+            log.critical(
+                "The GPU is lost since %s (%s); the engine ends.",
+                where,
+                str(error).strip().splitlines()[0],
+            )
             os._exit(LOST)
     if isinstance(failure, EngineOutOfMemory):
         let_go()

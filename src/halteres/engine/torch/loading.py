@@ -1,8 +1,9 @@
-"""Reading a model folder: one of the families that are computed here, or whatever transformers computes.
+"""Reading a model folder: one of the families that are computed here, or whatever transformers
+computes.
 
-What a folder lacks transformers would draw at random, anew at each start; here it is refused. `python -m
-halteres.engine.torch.loading FOLDER` looks for that without reading a weight: it prints a JSON object of what is wrong,
-by which a folder is refused before anything waits for it.
+What a folder lacks transformers would draw at random, anew at each start; here it is refused.
+`python -m halteres.engine.torch.loading FOLDER` looks for that without reading a weight: it prints
+a JSON object of what is wrong, by which a folder is refused before anything waits for it.
 """
 
 from __future__ import annotations
@@ -27,7 +28,8 @@ def load_base(folder: Path, dtype: torch.dtype, device: torch.device) -> BaseMod
 
     Raises:
         NotFound: the folder is missing or holds no config.json.
-        InvalidConfig: an architecture or a variant of it that is not understood, or weights that are not there.
+        InvalidConfig: an architecture or a variant of it that is not understood, or weights that
+            are not there.
     """
     config, model = _read(folder, dtype=dtype)
     with boundary(InvalidConfig, f"Reading the model in {folder}"):
@@ -60,7 +62,9 @@ def _read(folder: Path, **how: Any) -> tuple[Any, Any]:
         check_unquantised(read_config(folder))
         config: Any = AutoConfig.from_pretrained(folder, **asked)
         # With `output_loading_info` it returns a pair, which its type does not say.
-        found: Any = AutoModelForCausalLM.from_pretrained(folder, output_loading_info=True, **how, **asked)
+        found: Any = AutoModelForCausalLM.from_pretrained(
+            folder, output_loading_info=True, **how, **asked
+        )
         model, report = found
     refuse_missing(folder, report["missing_keys"])
     if config.model_type in FAMILIES:
@@ -69,24 +73,29 @@ def _read(folder: Path, **how: Any) -> tuple[Any, Any]:
 
 
 def refuse_missing(folder: Path, missing: Collection[str]) -> None:
-    """InvalidConfig where transformers found no value for some weights of a model, with the first of their names."""
+    """InvalidConfig where transformers found no value for some weights of a model, with the first
+    of their names.
+    """
     if missing:
         first = ", ".join(sorted(missing)[:FEW])
         raise InvalidConfig(
             f"The model in {folder} is not whole.",
-            f"Its files lack {len(missing)} of its weights, {first} first; they would be random, anew at each start.",
+            f"Its files lack {len(missing)} of its weights, {first} first; they would be random, "
+            "anew at each start.",
             "Download or save it again: every name in its weight files must be one of the model's.",
         )
 
 
 def refuse_surplus(folder: Path, surplus: Collection[str]) -> None:
-    """InvalidConfig where the layers in a model's files have more than its config.json says, so that not all would be
-    computed."""
+    """InvalidConfig where the layers in a model's files have more than its config.json says, so
+    that not all would be computed.
+    """
     layers = sorted(name for name in surplus if LAYERS in name and not name.endswith(BUFFER))
     if layers:
         raise InvalidConfig(
             f"The model in {folder} is not what its config.json says.",
-            f"Its files have {len(layers)} tensors of layers that its model has not, {layers[0]} first.",
+            f"Its files have {len(layers)} tensors of layers that its model has not, {layers[0]} "
+            "first.",
             "Take config.json and weights from one place.",
         )
 

@@ -1,17 +1,21 @@
-"""The losses, as sums over tokens: each one's formula per token, and its value, gradient and metrics of a micro-batch.
+"""The losses, as sums over tokens: each one's formula per token, and its value, gradient and
+metrics of a micro-batch.
 
-Nothing is divided by anything: the caller's weights are the normalisation. No loss sees weights of a model: its
-gradient is of the log-probabilities, and the pass carries it on.
+Nothing is divided by anything: the caller's weights are the normalisation. No loss sees weights of
+a model: its gradient is of the log-probabilities, and the pass carries it on.
 
-Source: the Tinker API's losses. lp: log-probability under the adapter, q: under the sampler, A: advantage, w: weight,
-r = exp(lp - q), sg: stop-gradient, lo and hi: thresholds of the ratio, per token.
+Source: the Tinker API's losses. lp: log-probability under the adapter, q: under the sampler, A:
+advantage, w: weight, r = exp(lp - q), sg: stop-gradient, lo and hi: thresholds of the ratio, per
+token.
 
-A token whose advantage is 0 has no loss, so that its q, which on a prompt says nothing, may be anything finite: so say
-the formulas, but for dro, whose quadratic term needs no advantage. There a token is left out only where q is 0 as well:
-the filler of prompts, which it would pull towards probability 1.
+A token whose advantage is 0 has no loss, so that its q, which on a prompt says nothing, may be
+anything finite: so say the formulas, but for dro, whose quadratic term needs no advantage. There a
+token is left out only where q is 0 as well: the filler of prompts, which it would pull towards
+probability 1.
 
-stable_reinforce is a formula of ours under the hosted service's name: that one's is not public. Which tokens were
-sampled is an input, so that no prompt's q counts; the q of a sampled token counts, whatever its advantage.
+stable_reinforce is a formula of ours under the hosted service's name: that one's is not public.
+Which tokens were sampled is an input, so that no prompt's q counts; the q of a sampled token
+counts, whatever its advantage.
 
 B datums, T tokens of each, padded at the end with zeros; the padding has no loss.
 """
@@ -30,7 +34,9 @@ from halteres.engine.torch.micro_batches import MicroBatch
 from halteres.losses import CLIP_HIGH, CLIP_LOW, STABLE_REINFORCE
 
 Inputs = Mapping[str, Tensor]
-"""Float32 arrays (int32 SEQUENCES), B x T, by name; of cross_entropy shaped as the log-probabilities."""
+"""Float32 arrays (int32 SEQUENCES), B x T, by name; of cross_entropy shaped as the
+log-probabilities.
+"""
 
 Settings = Mapping[str, float]
 
@@ -64,7 +70,11 @@ def ppo(logprobs_BT: Tensor, inputs: Inputs, settings: Settings) -> TokenLosses:
 
 def cispo(logprobs_BT: Tensor, inputs: Inputs, settings: Settings) -> TokenLosses:
     """-sg(clip(r, lo, hi)) * lp * A (arXiv 2506.13585)."""
-    ratio_BT, low_BT, high_BT = _log_ratio(logprobs_BT, inputs).detach().exp(), inputs[CLIP_LOW], inputs[CLIP_HIGH]
+    ratio_BT, low_BT, high_BT = (
+        _log_ratio(logprobs_BT, inputs).detach().exp(),
+        inputs[CLIP_LOW],
+        inputs[CLIP_HIGH],
+    )
     clipped_BT = (ratio_BT < low_BT) | (ratio_BT > high_BT)
     return -ratio_BT.clamp(low_BT, high_BT) * logprobs_BT * inputs["advantages"], clipped_BT
 
@@ -78,28 +88,36 @@ def dro(logprobs_BT: Tensor, inputs: Inputs, settings: Settings) -> TokenLosses:
 
 
 def gspo(logprobs_BT: Tensor, inputs: Inputs, settings: Settings) -> TokenLosses:
-    """-min(r * A, clip(r, lo, hi) * A) with the sequence's ratio at every token (arXiv 2507.18071, GSPO-token).
+    """-min(r * A, clip(r, lo, hi) * A) with the sequence's ratio at every token (arXiv 2507.18071,
+    GSPO-token).
 
-    r = sg(s) * exp(lp - sg(lp)), and s = exp(mean of lp - q over the tokens whose mask is not 0). The mean is of 64
-    bits: thresholds lie 3e-4 from 1.
+    r = sg(s) * exp(lp - sg(lp)), and s = exp(mean of lp - q over the tokens whose mask is not 0).
+    The mean is of 64 bits: thresholds lie 3e-4 from 1.
     """
     fixed_BT = logprobs_BT.detach()
     mask_BT = inputs["sequence_ratio_mask"] != 0
-    sum_B1 = torch.where(mask_BT, (fixed_BT - inputs["logprobs"]).double(), 0.0).sum(1, keepdim=True)
+    sum_B1 = torch.where(mask_BT, (fixed_BT - inputs["logprobs"]).double(), 0.0).sum(
+        1, keepdim=True
+    )
     mean_BT = (sum_B1 / mask_BT.sum(1, keepdim=True)).expand_as(mask_BT)
-    return _clipped_surrogate(mean_BT.to(logprobs_BT.dtype) + (logprobs_BT - fixed_BT), mean_BT.exp(), inputs)
+    return _clipped_surrogate(
+        mean_BT.to(logprobs_BT.dtype) + (logprobs_BT - fixed_BT), mean_BT.exp(), inputs
+    )
 
 
 def stable_reinforce(logprobs_BT: Tensor, inputs: Inputs, settings: Settings) -> TokenLosses:
-    """-w * A * lp + kl_coeff / 2 * (lp - q)² over the sampled tokens, w = sg(min(s, 2)), s = exp(mean of lp - q).
+    """-w * A * lp + kl_coeff / 2 * (lp - q)² over the sampled tokens, w = sg(min(s, 2)), s =
+    exp(mean of lp - q).
 
-    The mean is over the tokens of a datum that one sequence sampled, of 64 bits, and bounded before the exponential.
-    S is the largest number of sequences of a datum, and one for what none sampled.
+    The mean is over the tokens of a datum that one sequence sampled, of 64 bits, and bounded before
+    the exponential. S is the largest number of sequences of a datum, and one for what none sampled.
     """
     sequences_BT = inputs[SEQUENCES].long()
     sampled_BT = sequences_BT != 0
     difference_BT = torch.where(sampled_BT, logprobs_BT - inputs["logprobs"], 0.0)
-    sum_BS = difference_BT.new_zeros(len(sequences_BT), int(sequences_BT.max()) + 1, dtype=torch.float64)
+    sum_BS = difference_BT.new_zeros(
+        len(sequences_BT), int(sequences_BT.max()) + 1, dtype=torch.float64
+    )
     count_BS = torch.zeros_like(sum_BS).scatter_add_(1, sequences_BT, sampled_BT.double())
     sum_BS.scatter_add_(1, sequences_BT, difference_BT.detach().double())
     mean_BT = (sum_BS / count_BS.clamp(min=1)).gather(1, sequences_BT)
@@ -130,7 +148,8 @@ def _log_ratio(logprobs_BT: Tensor, inputs: Inputs) -> Tensor:
 def _clipped_surrogate(log_ratio_BT: Tensor, ratio_BT: Tensor, inputs: Inputs) -> TokenLosses:
     """-min(r * A, clip(r) * A) of r = exp(log ratio); `ratio_BT` is the same without gradient.
 
-    A ratio that is clipped is not formed with gradient: it may overflow, and 0 times infinity is no gradient.
+    A ratio that is clipped is not formed with gradient: it may overflow, and 0 times infinity is no
+    gradient.
     """
     advantages_BT, low_BT, high_BT = inputs["advantages"], inputs[CLIP_LOW], inputs[CLIP_HIGH]
     clipped_BT = torch.where(advantages_BT >= 0, ratio_BT > high_BT, ratio_BT < low_BT)
@@ -145,7 +164,8 @@ class Value:
 
     total: float  # summed over tokens and datums
     gradient: Tensor | None  # shaped as the log-probabilities; None in a forward pass
-    metrics: Mapping[str, float] = field(default_factory=dict[str, float])  # `:mean` as its sum over datums
+    # `:mean` as its sum over datums
+    metrics: Mapping[str, float] = field(default_factory=dict[str, float])
 
 
 @dataclass(frozen=True, slots=True)
@@ -178,8 +198,12 @@ def _check_finite(tokens: Tensor, batch: MicroBatch, what: str) -> None:
         raise loss_not_finite(where, what, ratios="logprobs" in batch.inputs())
 
 
-def _metrics(scale: str, logprobs: Tensor, clipped_BT: Tensor | None, inputs: Inputs) -> dict[str, float]:
-    """Counts, and how far the policy is from the sampler: sums, since a request may come in chunks."""
+def _metrics(
+    scale: str, logprobs: Tensor, clipped_BT: Tensor | None, inputs: Inputs
+) -> dict[str, float]:
+    """Counts, and how far the policy is from the sampler: sums, since a request may come in
+    chunks.
+    """
     live_BT = inputs[scale].flatten(2).any(2) if inputs[scale].ndim > 2 else inputs[scale] != 0
     metrics = {"num_loss_tokens:sum": float(live_BT.sum())}
     if clipped_BT is not None:

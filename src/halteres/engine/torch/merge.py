@@ -1,8 +1,8 @@
 """A base model with an adapter merged in, as a folder in Hugging Face format.
 
-A tensor becomes W + alpha / rank * B @ A in fp32, rounded to the type on disk unless everything is written in fp32.
-Where the adapter trains an output matrix and the base shares it with the embedding, it becomes one of its own. No more
-than one file of the base is in memory at once.
+A tensor becomes W + alpha / rank * B @ A in fp32, rounded to the type on disk unless everything is
+written in fp32. Where the adapter trains an output matrix and the base shares it with the
+embedding, it becomes one of its own. No more than one file of the base is in memory at once.
 
 The files, and which tensor lies in which, are those of the base.
 """
@@ -31,12 +31,20 @@ from halteres.models.shape import EMBEDDING, HEAD, INDEX, weight_files
 from halteres.text import TEMPLATES
 
 COMPANIONS = (
-    *("generation_config.json", "tokenizer*", "vocab*", "merges.txt", "special_tokens_map.json", "added_tokens.json"),
+    *(
+        "generation_config.json",
+        "tokenizer*",
+        "vocab*",
+        "merges.txt",
+        "special_tokens_map.json",
+        "added_tokens.json",
+    ),
     *("chat_template*", f"{TEMPLATES}/*.jinja", "*.model", "*.tiktoken", "LICENSE*", "NOTICE*"),
 )
 """What goes with the weights, as it is."""
 
-ROWS = 16384  # rows of a matrix that are merged at once: fp32 copies of a large vocabulary's matrix stay small
+# rows of a matrix that are merged at once: fp32 copies of a large vocabulary's matrix stay small
+ROWS = 16384
 
 
 @dataclass(frozen=True, slots=True)
@@ -56,8 +64,12 @@ class Delta:
         return out_ED
 
 
-def merge_into(into: Path, model: Path, adapter: Path, base: BaseModel, dtype: MergedType = "base") -> Saved:
-    """Write `model` with the adapter in the folder `adapter` into the folder `into`, whole or not at all."""
+def merge_into(
+    into: Path, model: Path, adapter: Path, base: BaseModel, dtype: MergedType = "base"
+) -> Saved:
+    """Write `model` with the adapter in the folder `adapter` into the folder `into`, whole or not
+    at all.
+    """
     checkpoint = read_checkpoint(adapter, base, optimizer=False)
     named = checkpoint.layout.named(checkpoint.flat.detach().to("cpu", torch.float32))
     scale, deltas = checkpoint.layout.scale, dict[str, Delta]()
@@ -77,17 +89,21 @@ def merge_into(into: Path, model: Path, adapter: Path, base: BaseModel, dtype: M
             for file in files:
                 tensors = _merged(model / file, deltas, dtype)
                 save_file(tensors, place / file, metadata={"format": "pt"})
-                (place / file).chmod(place.stat().st_mode & 0o666)  # as all files here: safetensors' own are private
+                # as all files here: safetensors' own are private
+                (place / file).chmod(place.stat().st_mode & 0o666)
                 merged |= dict.fromkeys(tensors, file)
             if missing := sorted(deltas.keys() - merged.keys()):
                 raise InvalidData(
                     f"The model in {model} cannot be merged.",
-                    f"Its files do not hold {missing[0]}, which the adapter changes ({len(missing)} such tensors).",
+                    f"Its files do not hold {missing[0]}, which the adapter changes "
+                    f"({len(missing)} such tensors).",
                     "Use a folder that transformers wrote with save_pretrained.",
                 )
             _write_rest(model, place, merged, dtype, untied=HEAD in deltas)
     except SafetensorError as error:
-        raise InvalidData(f"The model in {model} cannot be merged.", f"{error}.", "Download it again.") from error
+        raise InvalidData(
+            f"The model in {model} cannot be merged.", f"{error}.", "Download it again."
+        ) from error
     return Saved(folder=str(into), size_bytes=size_of(into), version=checkpoint.version)
 
 
@@ -95,7 +111,9 @@ def _merged(file: Path, deltas: Mapping[str, Delta], dtype: MergedType) -> dict[
     """The tensors of one file; a head that was the embedding stands beside it."""
     with safe_open(file, framework="pt") as opened:  # pyright: ignore[reportUnknownVariableType]
         tensors: dict[str, Tensor] = {name: opened.get_tensor(name) for name in opened.keys()}  # noqa: SIM118
-    head_elsewhere = (file.parent / INDEX).is_file() and HEAD in _object(file.parent / INDEX)["weight_map"]
+    head_elsewhere = (file.parent / INDEX).is_file() and HEAD in _object(file.parent / INDEX)[
+        "weight_map"
+    ]
     if HEAD in deltas and EMBEDDING in tensors and HEAD not in tensors and not head_elsewhere:
         tensors[HEAD] = tensors[EMBEDDING]
     for name, tensor in tensors.items():
@@ -104,7 +122,9 @@ def _merged(file: Path, deltas: Mapping[str, Delta], dtype: MergedType) -> dict[
     return tensors
 
 
-def _write_rest(model: Path, place: Path, merged: Mapping[str, str], dtype: MergedType, *, untied: bool) -> None:
+def _write_rest(
+    model: Path, place: Path, merged: Mapping[str, str], dtype: MergedType, *, untied: bool
+) -> None:
     config = _object(model / "config.json")
     if untied:
         config["tie_word_embeddings"] = False
@@ -120,7 +140,9 @@ def _write_rest(model: Path, place: Path, merged: Mapping[str, str], dtype: Merg
 
 def copy_companions(model: Path, place: Path) -> None:
     """Copy what goes with a model's weights into a folder; what stands there already stays."""
-    for file in sorted({file for pattern in COMPANIONS for file in model.glob(pattern) if file.is_file()}):
+    for file in sorted(
+        {file for pattern in COMPANIONS for file in model.glob(pattern) if file.is_file()}
+    ):
         target = place / file.relative_to(model)
         if not target.exists():
             target.parent.mkdir(exist_ok=True)
@@ -131,4 +153,6 @@ def _object(file: Path) -> dict[str, Any]:
     try:
         return read_json(file, dict[str, Any])
     except UnreadableFile as error:
-        raise InvalidData(f"{file} cannot be read.", f"{error}.", "Download the model again.") from error
+        raise InvalidData(
+            f"{file} cannot be read.", f"{error}.", "Download the model again."
+        ) from error

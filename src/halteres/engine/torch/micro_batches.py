@@ -17,7 +17,8 @@ from halteres.engine.protocol import Datum, LossSpec, ModelInfo
 from halteres.engine.torch.projections import round_up
 from halteres.engine.torch.trie import Trie, axis_length, shared_length
 
-LEAST_SHARED = 8  # sequences that share fewer tokens stay in the order of their lengths, which wastes less
+# sequences that share fewer tokens stay in the order of their lengths, which wastes less
+LEAST_SHARED = 8
 LEAST_SAVING = 0.9  # a trie is computed if it has at most this part of the padded rows' tokens
 
 
@@ -53,17 +54,19 @@ def read_examples(data: tuple[Datum, ...], loss: LossSpec, model: ModelInfo) -> 
 
 
 def padded_length(longest: int) -> int:
-    """Positions of every row of a micro-batch: steps of 8 from 16, so that no matmul is so small that its kernel
-    changes."""
+    """Positions of every row of a micro-batch: steps of 8 from 16, so that no matmul is so small
+    that its kernel changes.
+    """
     return max(16, round_up(longest, 8))
 
 
 def plan(sequences: Sequence[np.ndarray], tokens: int, share: bool = True) -> list[tuple[int, ...]]:
     """Micro-batches as indices into `sequences`, of at most `tokens` computed tokens.
 
-    Sequences that begin alike come together, in lexicographic order; such families, and those without one, by their
-    longest, longest first. A single sequence longer than the bound is a micro-batch of its own; a family larger than
-    it is split, and its prefix computed once in each part.
+    Sequences that begin alike come together, in lexicographic order; such families, and those
+    without one, by their longest, longest first. A single sequence longer than the bound is a
+    micro-batch of its own; a family larger than it is split, and its prefix computed once in each
+    part.
 
     >>> plan([np.arange(3), np.arange(9), np.arange(4), np.arange(8)], tokens=32, share=False)
     [(1, 3), (2, 0)]
@@ -72,7 +75,9 @@ def plan(sequences: Sequence[np.ndarray], tokens: int, share: bool = True) -> li
     rows = longest = size = 0  # of the newest; the size is that of its trie
     for index in [index for family in _families(sequences, share) for index in family]:
         length = len(sequences[index])
-        shared = shared_length(sequences[batches[-1][-1]], sequences[index]) if batches and share else 0
+        shared = (
+            shared_length(sequences[batches[-1][-1]], sequences[index]) if batches and share else 0
+        )
         rows, longest, size = rows + 1, max(longest, length), size + length - shared
         if not batches or _computed(rows, longest, size) > tokens:
             batches.append([])
@@ -82,14 +87,19 @@ def plan(sequences: Sequence[np.ndarray], tokens: int, share: bool = True) -> li
 
 
 def _families(sequences: Sequence[np.ndarray], share: bool) -> list[list[int]]:
-    """Indices of sequences that share at least `LEAST_SHARED` tokens with their neighbours; longest first."""
+    """Indices of sequences that share at least `LEAST_SHARED` tokens with their neighbours; longest
+    first.
+    """
     by_length = sorted(range(len(sequences)), key=lambda i: (-len(sequences[i]), i))
     if not share:
         return [[index] for index in by_length]
     rank = {index: place for place, index in enumerate(by_length)}
     families: list[list[int]] = []
     for index in sorted(by_length, key=lambda i: sequences[i].astype(">i4").tobytes()):
-        if families and shared_length(sequences[families[-1][-1]], sequences[index]) >= LEAST_SHARED:
+        if (
+            families
+            and shared_length(sequences[families[-1][-1]], sequences[index]) >= LEAST_SHARED
+        ):
             families[-1].append(index)
         else:
             families.append([index])
@@ -97,7 +107,9 @@ def _families(sequences: Sequence[np.ndarray], share: bool) -> list[list[int]]:
 
 
 def _computed(rows: int, longest: int, size: int) -> int:
-    """Tokens, padding among them: of the trie where it is less work than rows, which need no gathering of keys."""
+    """Tokens, padding among them: of the trie where it is less work than rows, which need no
+    gathering of keys.
+    """
     padded, size = rows * padded_length(longest), axis_length(size)
     return size if size <= LEAST_SAVING * padded else padded
 
@@ -125,7 +137,9 @@ class MicroBatch:
     trie: Trie | None = None  # where computing shared tokens once is less work
 
     @classmethod
-    def of(cls, examples: Sequence[Example], device: torch.device, share: bool = True) -> MicroBatch:
+    def of(
+        cls, examples: Sequence[Example], device: torch.device, share: bool = True
+    ) -> MicroBatch:
         """Pad all to the length that the longest needs."""
         length = padded_length(max(map(len, examples)))
         trie = Trie.of([e.tokens for e in examples]) if share else None
@@ -150,16 +164,26 @@ class MicroBatch:
         return self.rows * self.length if self.trie is None else len(self.trie.tokens_N)
 
     def weighted(self) -> Tensor:
-        """B x T: tokens that a weight or an advantage gives a loss; some losses have others, too."""
+        """B x T: tokens that a weight or an advantage gives a loss; some losses have others,
+        too.
+        """
         scales = [e.inputs.get("advantages", e.inputs.get("weights")) for e in self.examples]
-        found = [np.ones(len(e), np.bool_) if s is None else s != 0 for e, s in zip(self.examples, scales, strict=True)]
+        found = [
+            np.ones(len(e), np.bool_) if s is None else s != 0
+            for e, s in zip(self.examples, scales, strict=True)
+        ]
         return _padded(found, self.length, self.tokens_N.device)
 
     def inputs(self) -> dict[str, Tensor]:
-        """The loss's inputs, padded like the targets with zeros, so that the padding has no loss."""
+        """The loss's inputs, padded like the targets with zeros, so that the padding has no
+        loss.
+        """
         device = self.tokens_N.device
         names = self.examples[0].inputs
-        return {name: _padded([e.inputs[name] for e in self.examples], self.length, device) for name in names}
+        return {
+            name: _padded([e.inputs[name] for e in self.examples], self.length, device)
+            for name in names
+        }
 
 
 def _padded(arrays: Sequence[np.ndarray], length: int, device: torch.device) -> Tensor:

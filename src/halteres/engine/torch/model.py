@@ -1,7 +1,9 @@
-"""Decoder-only models with frozen weights: what all have in common, and the families whose layers are computed here.
+"""Decoder-only models with frozen weights: what all have in common, and the families whose layers
+are computed here.
 
-`FusedModel` joins projections that read the same input, and writes its backward out; `transformers_model` has the
-others, computed by transformers with our attention and adapters inside.
+`FusedModel` joins projections that read the same input, and writes its backward out;
+`transformers_model` has the others, computed by transformers with our attention and adapters
+inside.
 """
 
 from __future__ import annotations
@@ -25,7 +27,9 @@ ROPES = ("default", "linear", "llama3", "yarn")
 
 @dataclass(frozen=True, slots=True)
 class Grid:
-    """How the N = B * T tokens of a pass lie, and their positions: A is B where every row has its own, else 1."""
+    """How the N = B * T tokens of a pass lie, and their positions: A is B where every row has its
+    own, else 1.
+    """
 
     rows: int  # B
     length: int  # T
@@ -38,7 +42,9 @@ class Grid:
 
     @classmethod
     def following(cls, base: BaseModel, starts: Sequence[int], length: int) -> Grid:
-        """B rows of T tokens, each from a position of its own on; padding may lie beyond the last position."""
+        """B rows of T tokens, each from a position of its own on; padding may lie beyond the last
+        position.
+        """
         if not any(starts):
             return cls.padded(base, len(starts), length)
         positions_BT = torch.tensor(starts)[:, None] + torch.arange(length)
@@ -69,7 +75,9 @@ class Attention(Protocol):
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class Layer:
-    """What an adapter may change of one decoder layer: projections in the order of the computation."""
+    """What an adapter may change of one decoder layer: projections in the order of the
+    computation.
+    """
 
     attention: tuple[Projection, ...]  # of queries, keys, values, and of what attention gives
     mlp: tuple[Projection, ...]  # all others
@@ -108,7 +116,9 @@ class BaseModel:
 
     @property
     def attention_dtype(self) -> torch.dtype:
-        """Of queries, keys and values as attention reads them: fp32; on a GPU bfloat16 where the weights are."""
+        """Of queries, keys and values as attention reads them: fp32; on a GPU bfloat16 where the
+        weights are.
+        """
         return self.dtype if self.device.type != "cpu" else torch.float32
 
     @property
@@ -122,19 +132,28 @@ class BaseModel:
         return 2 * len(self.layers) * self.kv_heads * self.head_width * self.cache_dtype.itemsize
 
     def hidden_states(
-        self, lora: Adaptations, tokens_N: Tensor, grid: Grid, attention: Attention, *, recompute: bool = False
+        self,
+        lora: Adaptations,
+        tokens_N: Tensor,
+        grid: Grid,
+        attention: Attention,
+        *,
+        recompute: bool = False,
     ) -> Tensor:
-        """The final, normalised hidden state of every token, N x D, in the type of the base's weights.
+        """The final, normalised hidden state of every token, N x D, in the type of the base's
+        weights.
 
-        `recompute`: for the backward, each layer keeps its input alone and is computed once more there, to the same
-        bits (of models that transformers computes, layers keep everything).
+        `recompute`: for the backward, each layer keeps its input alone and is computed once more
+        there, to the same bits (of models that transformers computes, layers keep everything).
         """
         raise NotImplementedError
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class FusedLayer(Layer):
-    """Its attention is qkv and output, its MLP gate with up, and down. J = query and key heads; norms are fp32."""
+    """Its attention is qkv and output, its MLP gate with up, and down. J = query and key heads;
+    norms are fp32.
+    """
 
     attention_norm_D: Tensor
     qk_norm_J1W: Tensor | None  # of queries and keys, head by head
@@ -152,11 +171,19 @@ class FusedModel(BaseModel):
     sin_PW: Tensor  # the sign of the rotation folded in: minus in the first half
 
     def hidden_states(
-        self, lora: Adaptations, tokens_N: Tensor, grid: Grid, attention: Attention, *, recompute: bool = False
+        self,
+        lora: Adaptations,
+        tokens_N: Tensor,
+        grid: Grid,
+        attention: Attention,
+        *,
+        recompute: bool = False,
     ) -> Tensor:
         """See `BaseModel`."""
         x_ND = self.embedding_VD.index_select(0, tokens_N).float()
-        rotation = tuple(table[grid.positions_AT].unsqueeze(1) for table in (self.cos_PW, self.sin_PW))
+        rotation = tuple(
+            table[grid.positions_AT].unsqueeze(1) for table in (self.cos_PW, self.sin_PW)
+        )
 
         def after(i: int, x_ND: Tensor) -> Tensor:
             layer, eps, dtype = self.layers[i], self.norm_eps, self.operands
@@ -208,7 +235,9 @@ def extract(model: Any, eos_tokens: tuple[int, ...]) -> FusedModel:
         eos_tokens=eos_tokens,
         num_parameters=model.num_parameters(),
         embedding_VD=embedding,
-        layers=tuple(_layer(f"model.layers.{i}", module, config) for i, module in enumerate(body.layers)),
+        layers=tuple(
+            _layer(f"model.layers.{i}", module, config) for i, module in enumerate(body.layers)
+        ),
         final_norm_D=body.norm.weight.detach().float(),
         head=_fuse("", [("lm_head", model.lm_head)]),
         cos_PW=cos[0].contiguous(),
@@ -218,7 +247,11 @@ def extract(model: Any, eos_tokens: tuple[int, ...]) -> FusedModel:
 
 def _layer(name: str, module: Any, config: Any) -> FusedLayer:
     attention, mlp = module.self_attn, module.mlp
-    norms_W = [child.weight.detach() for n, child in attention.named_children() if n in ("q_norm", "k_norm")]
+    norms_W = [
+        child.weight.detach()
+        for n, child in attention.named_children()
+        if n in ("q_norm", "k_norm")
+    ]
     sizes = config.num_attention_heads, config.num_key_value_heads
     norms_JW = [norm_W.expand(size, -1) for norm_W, size in zip(norms_W, sizes, strict=False)]
     qkv = [(f"{n}_proj", attention.get_submodule(f"{n}_proj")) for n in "qkv"]
@@ -234,8 +267,9 @@ def _layer(name: str, module: Any, config: Any) -> FusedLayer:
 
 
 def _fuse(prefix: str, modules: list[tuple[str, nn.Linear]]) -> Projection:
-    """One projection of several modules, whose own weights are let go of at once, so that no model is held twice; a
-    single module keeps its own storage (a tied head stays tied)."""
+    """One projection of several modules, whose own weights are let go of at once, so that no model
+    is held twice; a single module keeps its own storage (a tied head stays tied).
+    """
     parts, start = [], 0
     for name, module in modules:
         parts.append(Part(module=prefix + name, start=start, stop=start + module.out_features))
@@ -257,12 +291,18 @@ def _fuse(prefix: str, modules: list[tuple[str, nn.Linear]]) -> Projection:
 def _split_heads(
     base: FusedModel, layer: FusedLayer, grid: Grid, rotation: tuple[Tensor, ...], qkv_NE: Tensor
 ) -> Heads:
-    """Queries and keys normalised (where the model does) and rotated by tables of A x 1 x T x W, values as they are."""
+    """Queries and keys normalised (where the model does) and rotated by tables of A x 1 x T x W,
+    values as they are.
+    """
     outputs = _Split.apply(qkv_NE, base, layer.qk_norm_J1W, grid, *rotation)
     assert isinstance(outputs, tuple)  # noqa: S101 - for the type checker
     q_BHTW, k_BKTW, v_BKTW = outputs
     group, length, width = base.heads // base.kv_heads, grid.length, base.head_width
-    return Heads(q_BHTW.view(-1, group, length, width), k_BKTW.view(-1, length, width), v_BKTW.view(-1, length, width))
+    return Heads(
+        q_BHTW.view(-1, group, length, width),
+        k_BKTW.view(-1, length, width),
+        v_BKTW.view(-1, length, width),
+    )
 
 
 class _Split(Function):
@@ -300,14 +340,18 @@ class _Split(Function):
             q_BHTW, k_BKTW = (part.contiguous() for part in y_BJTW.split(sizes, dim=1))
         ctx.save_for_backward(qkv_NE, r_BJT1)
         ctx.base, ctx.grid, ctx.tables = base, grid, (weight_J1W, cos_A1TW, sin_A1TW)
-        k_BKTW, v_BKTW = (x.to(base.cache_dtype).to(base.attention_dtype) for x in (k_BKTW, v_BKTW.contiguous()))
+        k_BKTW, v_BKTW = (
+            x.to(base.cache_dtype).to(base.attention_dtype) for x in (k_BKTW, v_BKTW.contiguous())
+        )
         return q_BHTW.to(base.attention_dtype), k_BKTW, v_BKTW
 
     @staticmethod
     def backward(ctx: Any, *grads: Any) -> Any:
         (qkv_NE, r_BJT1), (weight_J1W, cos_A1TW, sin_A1TW) = ctx.saved_tensors, ctx.tables
         dqkv_NE = torch.empty_like(qkv_NE, dtype=torch.float32)
-        (x_BJTW, _), (dx_BJTW, dv_BKTW) = (_Split.views(one, ctx.base, ctx.grid) for one in (qkv_NE, dqkv_NE))
+        (x_BJTW, _), (dx_BJTW, dv_BKTW) = (
+            _Split.views(one, ctx.base, ctx.grid) for one in (qkv_NE, dqkv_NE)
+        )
         dv_BKTW.copy_(grads[2])
         dy_BJTW = torch.cat(grads[:2], dim=1).float()
         g_BJTW = _swapped(dy_BJTW * sin_A1TW).addcmul_(dy_BJTW, cos_A1TW)
@@ -340,7 +384,9 @@ def rms_norm(x_ND: Tensor, weight_D: Tensor, eps: float, dtype: torch.dtype) -> 
 
 
 class _RmsNorm(Function):
-    """As `F.rms_norm`; autograd's backward has a gradient of the weight, too, and takes twice as long."""
+    """As `F.rms_norm`; autograd's backward has a gradient of the weight, too, and takes twice as
+    long.
+    """
 
     @staticmethod
     def forward(ctx: Any, x_ND: Tensor, weight_D: Tensor, eps: float, dtype: torch.dtype) -> Tensor:
@@ -352,14 +398,22 @@ class _RmsNorm(Function):
     def backward(ctx: Any, *grads: Any) -> Any:
         x_ND, weight_D = ctx.saved_tensors
         width = x_ND.shape[-1]
-        r_N1 = torch.linalg.vector_norm(x_ND, dim=-1, keepdim=True).square_().div_(width).add_(ctx.eps).rsqrt_()
+        r_N1 = (
+            torch.linalg.vector_norm(x_ND, dim=-1, keepdim=True)
+            .square_()
+            .div_(width)
+            .add_(ctx.eps)
+            .rsqrt_()
+        )
         g_ND = grads[0] * weight_D
         c_N1 = torch.linalg.vecdot(g_ND, x_ND).unsqueeze(-1).mul_(r_N1 * r_N1).div_(-width)
         return g_ND.addcmul_(x_ND, c_N1).mul_(r_N1), None, None, None
 
 
 def _added(x_ND: Tensor, y_ND: Tensor) -> Tensor:
-    """The residual stream x and what a layer adds, whose memory is used where its type is that of the sum."""
+    """The residual stream x and what a layer adds, whose memory is used where its type is that of
+    the sum.
+    """
     return y_ND.add_(x_ND) if y_ND.dtype == x_ND.dtype else x_ND + y_ND
 
 

@@ -1,10 +1,12 @@
 """Adapters of several snapshots side by side, so that their rows share one step.
 
-Copies of the weights of snapshots that decode together lie in stacks of like rank; rows are multiplied with a stack in
-one batched matmul, or with their own adapter. A row has the bits that it has by itself: on a CPU both ways add up the
-same products in the same order (`projections.stackable`), and padding adds zeros.
+Copies of the weights of snapshots that decode together lie in stacks of like rank; rows are
+multiplied with a stack in one batched matmul, or with their own adapter. A row has the bits that it
+has by itself: on a CPU both ways add up the same products in the same order
+(`projections.stackable`), and padding adds zeros.
 
-S slots of snapshots, M rows of each (padding among them); N rows of a step, J of one snapshot; P outputs of a part.
+S slots of snapshots, M rows of each (padding among them); N rows of a step, J of one snapshot; P
+outputs of a part.
 """
 
 from __future__ import annotations
@@ -28,7 +30,9 @@ from halteres.engine.torch.projections import (
 )
 
 RANKS = (16, 32, 64, 128, SEQUENTIAL)
-"""What ranks are padded to: with fewer than 16 outputs bits change, and sums over more than 192 are split."""
+"""What ranks are padded to: with fewer than 16 outputs bits change, and sums over more than 192 are
+split.
+"""
 
 ROWS_PER_CALL = 64  # what the calls for one adapter cost in all, in rows of a batched matmul
 ROW_STEP, SLOT_STEP = 4, 4  # rows of a batched matmul, and slots, are multiples of these
@@ -49,7 +53,9 @@ class MultiLora:
         return sum(stack.nbytes for stack in self._stacks.values())
 
     def hold(self, snapshots: Iterable[Snapshot]) -> None:
-        """These decode together from now on; copies of others' weights go, those of new ones are made."""
+        """These decode together from now on; copies of others' weights go, those of new ones are
+        made.
+        """
         if self._members == (members := frozenset(snapshots)):
             return
         self._members, self._newest = members, None
@@ -57,7 +63,9 @@ class MultiLora:
         if len(members) > 1 and stackable(self._base.embedding_VD):
             for one in sorted(members, key=lambda one: one.version):
                 if one.layout is not None and one.layout.config.rank <= RANKS[-1]:
-                    ranks.setdefault(next(rank for rank in RANKS if one.layout.config.rank <= rank), []).append(one)
+                    ranks.setdefault(
+                        next(rank for rank in RANKS if one.layout.config.rank <= rank), []
+                    ).append(one)
         self._stacks = {rank: stack for rank, stack in self._stacks.items() if rank in ranks}
         for rank, fit in ranks.items():
             if rank not in self._stacks or not self._stacks[rank].suits(fit):
@@ -68,8 +76,8 @@ class MultiLora:
     def adaptations(self, owners: Sequence[Snapshot], rows_each: int, num_rows: int) -> Adaptations:
         """What is added to the rows of a step.
 
-        `owners` are the snapshots of the rows as they lie, `rows_each` of each one; what is behind them, up to
-        `num_rows`, is padding. `hold` has heard of them.
+        `owners` are the snapshots of the rows as they lie, `rows_each` of each one; what is behind
+        them, up to `num_rows`, is padding. `hold` has heard of them.
         """
         if owners.count(owners[0]) == len(owners):
             return owners[0].weights
@@ -86,7 +94,9 @@ class MultiLora:
         }
         device, stacked = self._base.device, list[_StackedRows]()
         for stack in self._stacks.values():
-            chosen = _worth_stacking({one: len(own) for one, own in alone.items() if one in stack.slots})
+            chosen = _worth_stacking(
+                {one: len(own) for one, own in alone.items() if one in stack.slots}
+            )
             if chosen:
                 slots = {stack.slots[one]: alone.pop(one) for one in chosen}
                 stacked.append(_StackedRows(stack, slots, num_rows, device))
@@ -96,11 +106,15 @@ class MultiLora:
 
 
 def _worth_stacking(counts: Mapping[Snapshot, int]) -> list[Snapshot]:
-    """Those of which a batched matmul is least work: all are padded to as many rows as the largest of them has."""
+    """Those of which a batched matmul is least work: all are padded to as many rows as the largest
+    of them has.
+    """
     found = sorted(counts, key=lambda one: counts[one])
     rows = [counts[one] for one in found]
     costs = [
-        (stop * rows[stop - 1] if stop else 0) + sum(rows[stop:]) + ROWS_PER_CALL * (len(rows) - stop)
+        (stop * rows[stop - 1] if stop else 0)
+        + sum(rows[stop:])
+        + ROWS_PER_CALL * (len(rows) - stop)
         for stop in range(len(rows) + 1)
     ]
     return found[: costs.index(min(costs))]
@@ -114,7 +128,9 @@ class _Stack:
         self._rank = rank
         self.slots: dict[Snapshot, int] = {}
         self.weights: dict[Projection, _Weights] = {}
-        projections = {projection: lora.read_a_RD for one in fit for projection, lora in one.weights.items()}
+        projections = {
+            projection: lora.read_a_RD for one in fit for projection, lora in one.weights.items()
+        }
         bytes_each = sum(
             rank * (len(p.parts) * p.inputs + p.weight_ED.shape[0]) * like.element_size()
             for p, like in projections.items()
@@ -124,16 +140,22 @@ class _Stack:
             parts, columns = projection.parts, rank * len(projection.parts)
             self.weights[projection] = _Weights(
                 a_SDR=like.new_zeros((count, projection.inputs, columns)),
-                b_SRP=tuple(like.new_zeros((count, rank, part.stop - part.start)) for part in parts),
+                b_SRP=tuple(
+                    like.new_zeros((count, rank, part.stop - part.start)) for part in parts
+                ),
                 parts=tuple(
-                    (slice(i * rank, (i + 1) * rank), slice(part.start, part.stop)) for i, part in enumerate(parts)
+                    (slice(i * rank, (i + 1) * rank), slice(part.start, part.stop))
+                    for i, part in enumerate(parts)
                 ),
             )
 
     @property
     def nbytes(self) -> int:
         """Of the copies."""
-        return sum(one.a_SDR.nbytes + sum(b_SRP.nbytes for b_SRP in one.b_SRP) for one in self.weights.values())
+        return sum(
+            one.a_SDR.nbytes + sum(b_SRP.nbytes for b_SRP in one.b_SRP)
+            for one in self.weights.values()
+        )
 
     def suits(self, fit: Collection[Snapshot]) -> bool:
         """It has slots for them, and not far more."""
@@ -154,7 +176,8 @@ class _Stack:
 class _Weights:
     """One projection's; zeros where a rank is lower, or an adapter leaves the projection alone.
 
-    By part: a block-diagonal B, as a single adapter has it, would be read from main memory with all its zeros.
+    By part: a block-diagonal B, as a single adapter has it, would be read from main memory with all
+    its zeros.
     """
 
     a_SDR: Tensor  # of all parts, side by side
@@ -176,15 +199,17 @@ class _Weights:
 class _StackedRows:
     """Rows, by slot, that are multiplied with the slots of a stack."""
 
-    def __init__(self, stack: _Stack, rows: Mapping[int, np.ndarray], num_rows: int, device: torch.device) -> None:
+    def __init__(
+        self, stack: _Stack, rows: Mapping[int, np.ndarray], num_rows: int, device: torch.device
+    ) -> None:
         self.stack = stack
         self._shape = slots, most = max(rows) + 1, round_up(max(map(len, rows.values())), ROW_STEP)
         taken_SM, found_N = np.zeros((slots, most), np.int64), np.full(num_rows, slots * most)
         for slot, rows_J in rows.items():
             taken_SM[slot, : len(rows_J)] = rows_J
             found_N[rows_J] = slot * most + np.arange(len(rows_J))
-        # Of every place the row that it takes; padding takes the first. Of every row its place; behind the last lies a
-        # row of zeros, for rows that have none.
+        # Of every place the row that it takes; padding takes the first. Of every row its place;
+        # behind the last lies a row of zeros, for rows that have none.
         self._taken_I = torch.from_numpy(taken_SM.reshape(-1)).to(device)
         self._found_N = torch.from_numpy(found_N).to(device)
 
@@ -202,7 +227,9 @@ class _StackedRows:
 class _OwnRows:
     """Rows that are multiplied with one adapter, padded to as many as keep their bits."""
 
-    def __init__(self, weights: Mapping[Projection, Lora], rows_J: np.ndarray, device: torch.device) -> None:
+    def __init__(
+        self, weights: Mapping[Projection, Lora], rows_J: np.ndarray, device: torch.device
+    ) -> None:
         self.weights, self._rows_J = weights, torch.from_numpy(rows_J).to(device)
         padded_J = np.pad(rows_J, (0, -len(rows_J) % LEAST_ROWS), constant_values=rows_J[0])
         self._padded_J = torch.from_numpy(padded_J).to(device)
@@ -213,7 +240,9 @@ class _OwnRows:
         y_NE.index_copy_(0, self._rows_J, y_JE[: len(self._rows_J)])
 
 
-def _mixed(stacked: Sequence[_StackedRows], alone: Sequence[_OwnRows]) -> dict[Projection, _MixedProjection]:
+def _mixed(
+    stacked: Sequence[_StackedRows], alone: Sequence[_OwnRows]
+) -> dict[Projection, _MixedProjection]:
     found: dict[Projection, _MixedProjection] = {}
     for rows in stacked:
         for projection, weights in rows.stack.weights.items():
@@ -242,5 +271,7 @@ class _MixedProjection:
             own_rows.add(y_NE, x_ND, lora)
         return x_ND
 
-    def gradients(self, dy_NE: Tensor, x_ND: Tensor, h: Tensor, dx_ND: Tensor | None) -> tuple[Tensor, ...]:
+    def gradients(
+        self, dy_NE: Tensor, x_ND: Tensor, h: Tensor, dx_ND: Tensor | None
+    ) -> tuple[Tensor, ...]:
         raise NotImplementedError

@@ -1,7 +1,8 @@
 """Forward and forward-backward passes.
 
-A pass leads from checked datums to log-probabilities in their order, one micro-batch at a time, alone or together with
-those of other adapters' passes: end to end on one axis, where each keeps the bits that it has alone.
+A pass leads from checked datums to log-probabilities in their order, one micro-batch at a time,
+alone or together with those of other adapters' passes: end to end on one axis, where each keeps the
+bits that it has alone.
 """
 
 from __future__ import annotations
@@ -83,8 +84,15 @@ class PendingBatch:
         )
 
     def logprobs_of(self, hidden_ND: Tensor) -> Tensor:
-        """Of every target, shaped as they are, given the hidden states; what examples share is computed once."""
-        base, batch, lora, elements = self.base, self.batch, self.adapter.weights, self.budget.head_elements
+        """Of every target, shaped as they are, given the hidden states; what examples share is
+        computed once.
+        """
+        base, batch, lora, elements = (
+            self.base,
+            self.batch,
+            self.adapter.weights,
+            self.budget.head_elements,
+        )
         expected_N, expected_P = None, None
         if torch.is_grad_enabled() and batch.targets.dim() == 2:  # tokens with one target each
             expected_N = batch.weighted().view(-1)
@@ -92,7 +100,9 @@ class PendingBatch:
             targets_NK = batch.targets.flatten(0, 1)
             found_NK = target_logprobs(base.head, lora, hidden_ND, targets_NK, elements, expected_N)
             return found_NK.view_as(batch.targets)
-        arrays = target_cells(batch.trie, [example.targets for example in batch.examples], batch.length)
+        arrays = target_cells(
+            batch.trie, [example.targets for example in batch.examples], batch.length
+        )
         rows_P, targets_P, cells_BT = (torch.from_numpy(a).to(base.device) for a in arrays)
         if expected_N is not None:
             expected_P = torch.zeros(len(rows_P), dtype=torch.bool, device=base.device)
@@ -103,22 +113,32 @@ class PendingBatch:
 
 
 def compute_together(pending: Sequence[PendingBatch]) -> None:
-    """Micro-batches of different adapters that fit together. A loss that fails is the outcome of its own alone.
+    """Micro-batches of different adapters that fit together. A loss that fails is the outcome of
+    its own alone.
 
     Whatever else raises here has changed no adapter, and left every one without an outcome.
     """
     first = pending[0]
     base, gradient = first.base, not first.forward_only
     axis = JointAxis(base, [one.batch for one in pending])
-    adaptations = _joint([(span, one.adapter.weights) for span, one in zip(axis.spans, pending, strict=True)])
+    adaptations = _joint(
+        [(span, one.adapter.weights) for span, one in zip(axis.spans, pending, strict=True)]
+    )
     with torch.set_grad_enabled(gradient):
         grid, recompute = Grid.single(axis.positions_N), first.budget.recomputes
         hidden_ND = base.hidden_states(adaptations, axis.tokens_N, grid, axis, recompute=recompute)
-        found = [one.logprobs_of(own_ND) for one, own_ND in zip(pending, axis.own(hidden_ND), strict=True)]
+        found = [
+            one.logprobs_of(own_ND)
+            for one, own_ND in zip(pending, axis.own(hidden_ND), strict=True)
+        ]
     outcomes: list[Outcome | HalteresError] = []
     for one, logprobs in zip(pending, found, strict=True):
         try:
-            outcomes.append(Outcome(logprobs.detach(), one.objective.value(logprobs.detach(), one.batch, gradient)))
+            outcomes.append(
+                Outcome(
+                    logprobs.detach(), one.objective.value(logprobs.detach(), one.batch, gradient)
+                )
+            )
         except HalteresError as failure:
             outcomes.append(failure)
     _backward(pending, found, outcomes)
@@ -127,9 +147,13 @@ def compute_together(pending: Sequence[PendingBatch]) -> None:
 
 
 def _backward(
-    pending: Sequence[PendingBatch], found: Sequence[Tensor], outcomes: Sequence[Outcome | HalteresError]
+    pending: Sequence[PendingBatch],
+    found: Sequence[Tensor],
+    outcomes: Sequence[Outcome | HalteresError],
 ) -> None:
-    """Add the gradients of those that have one to their adapters', once all are there: none if memory ends before."""
+    """Add the gradients of those that have one to their adapters', once all are there: none if
+    memory ends before.
+    """
     outputs, gradients, leaves = list[Tensor](), list[Tensor](), list[Tensor]()
     for one, logprobs, outcome in zip(pending, found, outcomes, strict=True):
         if isinstance(outcome, Outcome) and outcome.value.gradient is not None:
@@ -153,10 +177,12 @@ def run_pass(
     *,
     forward_only: bool,
 ) -> Generator[PendingBatch | None, None, PassResult]:
-    """Yields between micro-batches, so that others get their turn; nothing counts unless the whole pass succeeds.
+    """Yields between micro-batches, so that others get their turn; nothing counts unless the whole
+    pass succeeds.
 
-    What it yields before a micro-batch may be computed with others' (`compute_together`) before it goes on. One that
-    finds no memory is tried again in halves, and those after it, also of later passes, are no larger.
+    What it yields before a micro-batch may be computed with others' (`compute_together`) before it
+    goes on. One that finds no memory is tried again in halves, and those after it, also of later
+    passes, are no larger.
 
     Raises:
         InvalidData: unknown loss or setting, or an unusable datum.
@@ -165,19 +191,25 @@ def run_pass(
     examples = read_examples(data, loss, info)
     objective = PerToken(LOSSES[loss.name], complete_loss(loss))
     logprobs: dict[int, Array] = {}
-    metrics: list[Mapping[str, float]] = [{"loss:sum": 0.0, "num_tokens:sum": float(sum(map(len, examples)))}]
+    metrics: list[Mapping[str, float]] = [
+        {"loss:sum": 0.0, "num_tokens:sum": float(sum(map(len, examples)))}
+    ]
     adapter.begin_pass()
     batches = micro_batches(examples, budget.tokens, base.device)
     while (batch := next(batches, None)) is not None:
         if batch.rows > 1 and batch.size > budget.tokens:  # planned before memory was found to end
             batches = chain(micro_batches(batch.examples, budget.tokens, base.device), batches)
             continue
-        outcome = yield from _outcome(PendingBatch(base, budget, adapter, batch, objective, forward_only))
+        outcome = yield from _outcome(
+            PendingBatch(base, budget, adapter, batch, objective, forward_only)
+        )
         if outcome is None:
             batches = chain((batch,), batches)
             continue
         for one, row in zip(batch.examples, outcome.logprobs.cpu().numpy(), strict=True):
-            logprobs[one.index] = Array(dtype="float32", shape=one.targets.shape, data=row[: len(one)].tobytes())
+            logprobs[one.index] = Array(
+                dtype="float32", shape=one.targets.shape, data=row[: len(one)].tobytes()
+            )
         metrics.append({"loss:sum": outcome.value.total, **outcome.value.metrics})
     if not forward_only:
         adapter.end_pass()
@@ -207,13 +239,18 @@ def _merged(found: Sequence[Mapping[str, float]], num_datums: int) -> dict[str, 
         for key, value in metrics.items():
             values[key].append(value)
     merged = {key: max(all_) if key.endswith(":max") else sum(all_) for key, all_ in values.items()}
-    return {key: value / num_datums if key.endswith(":mean") else value for key, value in merged.items()}
+    return {
+        key: value / num_datums if key.endswith(":mean") else value for key, value in merged.items()
+    }
 
 
 def _tokens_and_positions(batch: MicroBatch, base: BaseModel) -> tuple[Tensor, Tensor]:
     if batch.trie is None:
         return batch.tokens_N, torch.arange(batch.length, device=base.device).repeat(batch.rows)
-    tokens_N, positions_N = torch.from_numpy(batch.trie.tokens_N), torch.from_numpy(batch.trie.positions_N)
+    tokens_N, positions_N = (
+        torch.from_numpy(batch.trie.tokens_N),
+        torch.from_numpy(batch.trie.positions_N),
+    )
     return tokens_N.to(base.device), positions_N.to(base.device)
 
 
@@ -226,7 +263,9 @@ class JointAxis:
             if batch.trie is None:
                 groups.setdefault(batch.length, []).append(i)
             else:
-                groups.setdefault("tries" if joins(batch.trie, base) else ("alone", i), []).append(i)
+                groups.setdefault("tries" if joins(batch.trie, base) else ("alone", i), []).append(
+                    i
+                )
         tokens, positions = list[Tensor](), list[Tensor]()
         self.spans, start = [slice(0)] * len(batches), 0  # of each micro-batch
         self.attentions: list[tuple[int, Attention]] = []  # of so many tokens each
@@ -239,7 +278,11 @@ class JointAxis:
                 self.spans[i] = slice(start, start + len(own_tokens))
                 start = self.spans[i].stop
             tries = [trie for i in members if (trie := batches[i].trie) is not None]
-            attention = trie_attention(tries, base) if tries else _PaddedRows(base, [batches[i] for i in members])
+            attention = (
+                trie_attention(tries, base)
+                if tries
+                else _PaddedRows(base, [batches[i] for i in members])
+            )
             self.attentions.append((start - before, attention))
         self.tokens_N, self.positions_N = torch.cat(tokens), torch.cat(positions)
 
@@ -247,8 +290,16 @@ class JointAxis:
         """See `Attention`; every sequence sees itself."""
         key_heads = heads.k_XTW.shape[0] // len(self.tokens_N)
         sizes = [size * key_heads for size, _ in self.attentions]
-        own = zip(heads.q_XGTW.split(sizes), heads.k_XTW.split(sizes), heads.v_XTW.split(sizes), strict=True)
-        found = [attend(layer, Heads(*parts)) for (_, attend), parts in zip(self.attentions, own, strict=True)]
+        own = zip(
+            heads.q_XGTW.split(sizes),
+            heads.k_XTW.split(sizes),
+            heads.v_XTW.split(sizes),
+            strict=True,
+        )
+        found = [
+            attend(layer, Heads(*parts))
+            for (_, attend), parts in zip(self.attentions, own, strict=True)
+        ]
         return torch.cat(found) if len(found) > 1 else found[0]
 
     def own(self, rows_ND: Tensor) -> list[Tensor]:
@@ -267,7 +318,9 @@ class _PaddedRows:
         self._causal = Causal(Grid.padded(base, self._rows, self._length))
 
     def __call__(self, layer: int, heads: Heads) -> Tensor:
-        return self._causal(layer, Heads(self._laid(heads.q_XGTW), self._laid(heads.k_XTW), self._laid(heads.v_XTW)))
+        return self._causal(
+            layer, Heads(self._laid(heads.q_XGTW), self._laid(heads.k_XTW), self._laid(heads.v_XTW))
+        )
 
     def _laid(self, tokens: Tensor) -> Tensor:
         """From B * T * K (x G) x 1 x W to B * K (x G) x T x W."""
@@ -296,12 +349,19 @@ class _JointProjection:
         return tuple(tensor for _, lora in self.parts for tensor in lora.tensors)
 
     def add_to(self, y_NE: Tensor, x_ND: Tensor) -> Tensor:
-        return torch.cat([lora.add_to(y_NE[span], x_ND[span]).view(-1) for span, lora in self.parts])
+        return torch.cat(
+            [lora.add_to(y_NE[span], x_ND[span]).view(-1) for span, lora in self.parts]
+        )
 
-    def gradients(self, dy_NE: Tensor, x_ND: Tensor, h: Tensor, dx_ND: Tensor | None) -> tuple[Tensor, ...]:
+    def gradients(
+        self, dy_NE: Tensor, x_ND: Tensor, h: Tensor, dx_ND: Tensor | None
+    ) -> tuple[Tensor, ...]:
         sizes = [(span.stop - span.start) * lora.a_RD.shape[0] for span, lora in self.parts]
         found: list[Tensor] = []
         for (span, lora), own in zip(self.parts, h.split(sizes), strict=True):
-            h_NR, own_dx_ND = own.view(-1, lora.a_RD.shape[0]), None if dx_ND is None else dx_ND[span]
+            h_NR, own_dx_ND = (
+                own.view(-1, lora.a_RD.shape[0]),
+                None if dx_ND is None else dx_ND[span],
+            )
             found += lora.gradients(dy_NE[span], x_ND[span], h_NR, own_dx_ND)
         return tuple(found)

@@ -1,11 +1,13 @@
 """Adapters on disk: PEFT folders, with optimiser state beside them.
 
-An accumulated gradient is not part of a checkpoint. Adapters that somebody else wrote are brought into our layout.
+An accumulated gradient is not part of a checkpoint. Adapters that somebody else wrote are brought
+into our layout.
 
     adapter_config.json          PEFT's LoraConfig
     adapter_model.safetensors    base_model.model.<module>.lora_A.weight, lora_B
     state.json                   version, adapter shape, steps of the optimiser
-    optimizer.safetensors        first and second moments by the same names (weights for resuming only)
+    optimizer.safetensors        first and second moments by the same names (weights for resuming
+                                 only)
 """
 
 from __future__ import annotations
@@ -48,24 +50,33 @@ READERS = 4  # folders that are read at a time: a disk that hangs under one need
 def write_checkpoint(folder: Path, base_name: str, checkpoint: Checkpoint) -> Saved:
     """Write a folder, whole or not at all."""
     layout, adam = checkpoint.layout, checkpoint.adam
-    state = State(version=checkpoint.version, lora=layout.config, adam_steps=adam.steps if adam else 0)
+    state = State(
+        version=checkpoint.version, lora=layout.config, adam_steps=adam.steps if adam else 0
+    )
     with written(folder) as place:
-        (place / CONFIG).write_text(json.dumps(_peft_config(layout, base_name), indent=2), encoding="utf-8")
+        (place / CONFIG).write_text(
+            json.dumps(_peft_config(layout, base_name), indent=2), encoding="utf-8"
+        )
         (place / STATE).write_bytes(msgspec.json.format(msgspec.json.encode(state)))
         _save(layout.named(checkpoint.flat), place / WEIGHTS)
         if adam is not None:
             moments = {"first": adam.first, "second": adam.second}
             named = {kind: layout.named(moment) for kind, moment in moments.items()}
-            _save({f"{kind}.{n}": t for kind, found in named.items() for n, t in found.items()}, place / OPTIMIZER)
+            _save(
+                {f"{kind}.{n}": t for kind, found in named.items() for n, t in found.items()},
+                place / OPTIMIZER,
+            )
     return Saved(folder=str(folder), size_bytes=size_of(folder), version=checkpoint.version)
 
 
 def read_checkpoint(folder: Path, base: BaseModel, *, optimizer: bool) -> Checkpoint:
-    """Read a folder: one of ours, or (without the optimiser) any plain PEFT adapter that fits; that one has version 0.
+    """Read a folder: one of ours, or (without the optimiser) any plain PEFT adapter that fits; that
+    one has version 0.
 
     Raises:
         NotFound: a file that is needed is missing.
-        InvalidData: unreadable, made for another base model, or asking for what this engine does not compute.
+        InvalidData: unreadable, made for another base model, or asking for what this engine does
+            not compute.
     """
     check_files(folder, optimizer)
     tensors, state = _load(folder / WEIGHTS), read_state(folder)
@@ -75,11 +86,18 @@ def read_checkpoint(folder: Path, base: BaseModel, *, optimizer: bool) -> Checkp
     if optimizer:
         moments = _load(folder / OPTIMIZER)
         first, second = (
-            _flat(layout, {n.removeprefix(kind): t for n, t in moments.items() if n.startswith(kind)}, base, folder)
+            _flat(
+                layout,
+                {n.removeprefix(kind): t for n, t in moments.items() if n.startswith(kind)},
+                base,
+                folder,
+            )
             for kind in ("first.", "second.")
         )
         adam = AdamState(first, second, state.adam_steps)
-    return Checkpoint(layout=layout, flat=_flat(layout, tensors, base, folder), version=state.version, adam=adam)
+    return Checkpoint(
+        layout=layout, flat=_flat(layout, tensors, base, folder), version=state.version, adam=adam
+    )
 
 
 def _load(file: Path) -> dict[str, Tensor]:
@@ -90,11 +108,15 @@ def _load(file: Path) -> dict[str, Tensor]:
 
 
 def _unreadable(folder: Path, error: Exception) -> InvalidData:
-    return InvalidData(f"The checkpoint {folder} cannot be read.", f"{error}.", "Use another checkpoint.")
+    return InvalidData(
+        f"The checkpoint {folder} cannot be read.", f"{error}.", "Use another checkpoint."
+    )
 
 
 def _save(tensors: Mapping[str, Tensor], file: Path) -> None:
-    """safetensors raises errors of its own for what the disk refuses; they become OSError like all others."""
+    """safetensors raises errors of its own for what the disk refuses; they become OSError like all
+    others.
+    """
     try:
         save_file({name: tensor.cpu().contiguous() for name, tensor in tensors.items()}, file)
     except SafetensorError as error:
@@ -104,11 +126,16 @@ def _save(tensors: Mapping[str, Tensor], file: Path) -> None:
 def _flat(layout: Layout, tensors: Mapping[str, Tensor], base: BaseModel, folder: Path) -> Tensor:
     flat = torch.zeros(layout.size)
     views = layout.named(flat)
-    wrong = sorted(name for name, view in views.items() if name not in tensors or tensors[name].shape != view.shape)
+    wrong = sorted(
+        name
+        for name, view in views.items()
+        if name not in tensors or tensors[name].shape != view.shape
+    )
     if wrong or len(tensors) != len(views):
         raise InvalidData(
             f"The checkpoint {folder} does not fit this base model.",
-            f"{len(wrong)} of {len(views)} tensors are missing or of another shape, {wrong[0]} first."
+            f"{len(wrong)} of {len(views)} tensors are missing or of another shape, {wrong[0]} "
+            "first."
             if wrong
             else f"It holds {len(tensors)} tensors, its configuration asks for {len(views)}.",
             "Load it with the base model it was trained on.",
@@ -117,7 +144,9 @@ def _flat(layout: Layout, tensors: Mapping[str, Tensor], base: BaseModel, folder
         view.copy_(tensors[name])
     if not all(math.isfinite(float(end)) for end in flat.aminmax()):
         raise InvalidData(
-            f"The checkpoint {folder} cannot be used.", "It holds a NaN or infinite value.", "Use an earlier one."
+            f"The checkpoint {folder} cannot be used.",
+            "It holds a NaN or infinite value.",
+            "Use an earlier one.",
         )
     return flat.to(base.device)
 
@@ -132,7 +161,9 @@ def _peft_config(layout: Layout, base_name: str) -> dict[str, object]:
         "r": config.rank,
         "lora_alpha": int(config.alpha) if config.alpha == int(config.alpha) else config.alpha,
         "lora_dropout": 0.0,
-        "target_modules": sorted({part.module.rpartition(".")[2] for one in layout.projections for part in one.parts}),
+        "target_modules": sorted(
+            {part.module.rpartition(".")[2] for one in layout.projections for part in one.parts}
+        ),
         "bias": "none",
         "inference_mode": True,
         "init_lora_weights": True,
@@ -147,7 +178,11 @@ def _read_foreign(folder: Path, tensors: Mapping[str, Tensor], base: BaseModel) 
     layout = Layout.of(base, foreign_shape(folder, tensors))
     flat = torch.zeros(layout.size)
     views = layout.named(flat)
-    found = {canonical(name): tensor for name, tensor in tensors.items() if not _is_a_copy(name, tensor, base)}
+    found = {
+        canonical(name): tensor
+        for name, tensor in tensors.items()
+        if not _is_a_copy(name, tensor, base)
+    }
     for name, tensor in found.items():
         other, flaw = name.replace(".lora_A.", ".lora_B."), ""
         if other == name:
@@ -155,7 +190,10 @@ def _read_foreign(folder: Path, tensors: Mapping[str, Tensor], base: BaseModel) 
         if name not in views:
             flaw = f"'{name}' is no LoRA tensor of a module that the base model has."
         elif not tensor.is_floating_point() or tensor.shape != views[name].shape:
-            flaw = f"'{name}' is {tensor.dtype} of shape {list(tensor.shape)}, not {list(views[name].shape)}."
+            flaw = (
+                f"'{name}' is {tensor.dtype} of shape {list(tensor.shape)}, not "
+                f"{list(views[name].shape)}."
+            )
         elif other not in found:
             flaw = f"'{name}' is there and '{other}' is not."
         elif not bool(torch.isfinite(tensor).all()):
@@ -164,23 +202,31 @@ def _read_foreign(folder: Path, tensors: Mapping[str, Tensor], base: BaseModel) 
             raise InvalidData(
                 f"The adapter in {folder} does not fit this base model.",
                 flaw,
-                "Load it with the base model it was trained on, and export it again if it is damaged.",
+                "Load it with the base model it was trained on, and export it again if it is "
+                "damaged.",
             )
         views[name].copy_(tensor)
     return Checkpoint(layout=layout, flat=flat.to(base.device), version=0, adam=None)
 
 
 def _is_a_copy(name: str, tensor: Tensor, base: BaseModel) -> bool:
-    """PEFT writes embeddings beside an adapter of lm_head, unchanged ones too; those say nothing."""
-    module = name.removeprefix("base_model.model.").removesuffix(".weight").removesuffix(".base_layer")
+    """PEFT writes embeddings beside an adapter of lm_head, unchanged ones too; those say
+    nothing.
+    """
+    module = (
+        name.removeprefix("base_model.model.").removesuffix(".weight").removesuffix(".base_layer")
+    )
     own = {"model.embed_tokens": base.embedding_VD, "lm_head": base.head.weight_ED}.get(module)
     if own is None or own.shape != tensor.shape:
         return False
-    return torch.allclose(tensor.to(own), own, rtol=2**-8, atol=1e-6)  # it may have been rounded to bfloat16
+    # it may have been rounded to bfloat16
+    return torch.allclose(tensor.to(own), own, rtol=2**-8, atol=1e-6)
 
 
 class Files:
-    """Writes folders one after the other, and reads them, in the background; called from one thread."""
+    """Writes folders one after the other, and reads them, in the background; called from one
+    thread.
+    """
 
     def __init__(self) -> None:
         self._writer = ThreadPoolExecutor(max_workers=1, thread_name_prefix="checkpoints")
@@ -189,13 +235,17 @@ class Files:
 
     def write(self, folder: Path, work: Callable[[], T]) -> Future[T]:
         """Queue the writing of a folder."""
-        self._newest = {place: pending for place, pending in self._newest.items() if not pending.done()}
+        self._newest = {
+            place: pending for place, pending in self._newest.items() if not pending.done()
+        }
         future = self._writer.submit(work)
         self._newest[folder.absolute()] = future
         return future
 
     def pending(self, folder: Path) -> Future[Any] | None:
-        """Done once what was queued for this folder is written, or has failed; None if nothing was."""
+        """Done once what was queued for this folder is written, or has failed; None if nothing
+        was.
+        """
         return self._newest.get(folder.absolute())
 
     def read(self, work: Callable[[], T]) -> Future[T]:

@@ -1,12 +1,14 @@
-"""The linear modules of a base model: x @ W^T by the fastest kernel at hand, what an adapter adds, and both backward.
+"""The linear modules of a base model: x @ W^T by the fastest kernel at hand, what an adapter adds,
+and both backward.
 
-Base weights are frozen: nothing here computes their gradients. The same functions run without gradient in the sampler,
-so that sampled and trained log-probabilities agree. Sums are fp32, and what is given has the type of what is read.
+Base weights are frozen: nothing here computes their gradients. The same functions run without
+gradient in the sampler, so that sampled and trained log-probabilities agree. Sums are fp32, and
+what is given has the type of what is read.
 
-torch 2.13 sends fp32 `addmm` to MKL, which runs its AVX2 kernels on AMD processors (119 GFLOP/s on a Zen 5 core);
-oneDNN, in the same wheel, uses AVX-512 there (260). Its operator is private to torch's own compiler, so it is tried
-once at load and replaced by `F.linear` where it is missing or wrong; and where the processor has no AVX-512: there MKL
-is faster, with few rows up to twice.
+torch 2.13 sends fp32 `addmm` to MKL, which runs its AVX2 kernels on AMD processors (119 GFLOP/s on
+a Zen 5 core); oneDNN, in the same wheel, uses AVX-512 there (260). Its operator is private to
+torch's own compiler, so it is tried once at load and replaced by `F.linear` where it is missing or
+wrong; and where the processor has no AVX-512: there MKL is faster, with few rows up to twice.
 """
 
 from __future__ import annotations
@@ -21,19 +23,23 @@ from torch import Tensor
 from torch.autograd import Function
 
 SEQUENTIAL = 192
-"""Inputs of a matmul that MKL adds up one after the other. Beyond, it splits the sum by rules that depend on their
-number."""
+"""Inputs of a matmul that MKL adds up one after the other. Beyond, it splits the sum by rules that
+depend on their number.
+"""
 
 LEAST_ROWS = 8
-"""Rows are padded to a multiple of this: with fewer than 4 kernels change, and with them bits. 4 are no faster than 8:
-reading the weights is what takes time (measured on a Zen 3 core)."""
+"""Rows are padded to a multiple of this: with fewer than 4 kernels change, and with them bits. 4
+are no faster than 8: reading the weights is what takes time (measured on a Zen 3 core).
+"""
 
 LEAST_COLUMNS = 16  # with 8 outputs or fewer, MKL's bits are others
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Part:
-    """One linear module inside a projection, by its transformers name, and the outputs that are its own."""
+    """One linear module inside a projection, by its transformers name, and the outputs that are its
+    own.
+    """
 
     module: str  # e.g. model.layers.0.self_attn.q_proj
     start: int
@@ -55,7 +61,9 @@ class Projection:
 
 
 class Adaptation(Protocol):
-    """What adapters add to the outputs of one projection: one adapter to all rows, or several, each to its own."""
+    """What adapters add to the outputs of one projection: one adapter to all rows, or several, each
+    to its own.
+    """
 
     @property
     def tensors(self) -> tuple[Tensor, ...]:
@@ -66,7 +74,9 @@ class Adaptation(Protocol):
         """Add it; what A makes of x, which `gradients` needs."""
         ...
 
-    def gradients(self, dy_NE: Tensor, x_ND: Tensor, h: Tensor, dx_ND: Tensor | None) -> tuple[Tensor, ...]:
+    def gradients(
+        self, dy_NE: Tensor, x_ND: Tensor, h: Tensor, dx_ND: Tensor | None
+    ) -> tuple[Tensor, ...]:
         """Of `tensors`; that of x is added to `dx_ND`."""
         ...
 
@@ -88,17 +98,27 @@ def _onednn(x_ND: Tensor, weight_ED: Tensor, bias_E: Tensor | None) -> Tensor:
     return torch.ops.mkldnn._linear_pointwise.default(x_ND, weight_ED, bias_E, "none", [], "")
 
 
-def _onednn_with(x_ND: Tensor, weight_ED: Tensor, bias_E: Tensor | None, other_NE: Tensor, sign: str) -> Tensor:
+def _onednn_with(
+    x_ND: Tensor, weight_ED: Tensor, bias_E: Tensor | None, other_NE: Tensor, sign: str
+) -> Tensor:
     return torch.ops.mkldnn._linear_pointwise.binary(x_ND, other_NE, weight_ED, bias_E, sign)
 
 
 def _fastest() -> Callable[[Tensor, Tensor, Tensor | None], Tensor]:
-    """oneDNN where it has instructions that MKL leaves unused, answers and agrees with the default."""
+    """oneDNN where it has instructions that MKL leaves unused, answers and agrees with the
+    default.
+    """
     if torch.backends.cpu.get_cpu_capability() == "AVX2":
         return F.linear
-    x, weight, bias = torch.arange(48.0).view(4, 12) / 48, torch.arange(60.0).view(5, 12) / 60, torch.arange(5.0)
+    x, weight, bias = (
+        torch.arange(48.0).view(4, 12) / 48,
+        torch.arange(60.0).view(5, 12) / 60,
+        torch.arange(5.0),
+    )
     try:
-        agrees = torch.allclose(_onednn(x, weight, bias), F.linear(x, weight, bias), rtol=1e-5, atol=1e-6)
+        agrees = torch.allclose(
+            _onednn(x, weight, bias), F.linear(x, weight, bias), rtol=1e-5, atol=1e-6
+        )
     except (AttributeError, RuntimeError, NotImplementedError):
         return F.linear
     return _onednn if agrees else F.linear
@@ -108,14 +128,18 @@ _cpu_linear = _fastest()
 
 
 def _sums_before_rounding() -> bool:
-    """Whether oneDNN adds to a product of bf16 matrices on a CPU, and takes from it, before it rounds.
+    """Whether oneDNN adds to a product of bf16 matrices on a CPU, and takes from it, before it
+    rounds.
 
     Without AVX-512 it rounds first: of 2 + 2**-8 nothing is left but 2.
     """
     x, weight, two = (torch.full((4, 4), value, dtype=torch.bfloat16) for value in (1.0, 0.5, 2.0))
     weight[:, 0] += 2**-8
     try:
-        added, taken = _onednn_with(x, weight, None, -two, "add"), _onednn_with(x, weight, None, two, "sub")
+        added, taken = (
+            _onednn_with(x, weight, None, -two, "add"),
+            _onednn_with(x, weight, None, two, "sub"),
+        )
     except (AttributeError, RuntimeError, NotImplementedError):
         return False
     return bool((added == 2**-8).all() and (taken == 2**-8).all())
@@ -125,20 +149,21 @@ _bf16_by_onednn = _sums_before_rounding()
 
 
 def operand_type(weight_ED: Tensor) -> torch.dtype:
-    """What x must be, and what `linear` gives: the weights' type, but fp32 for bf16 weights on a CPU without
-    instructions for them.
+    """What x must be, and what `linear` gives: the weights' type, but fp32 for bf16 weights on a
+    CPU without instructions for them.
 
-    There the weights are converted for each call: on a Zen 3 core, from 8 rows, 2 to 12 times as fast as torch's own
-    bf16 (one row of a large head: a tenth), and nothing is rounded.
+    There the weights are converted for each call: on a Zen 3 core, from 8 rows, 2 to 12 times as
+    fast as torch's own bf16 (one row of a large head: a tenth), and nothing is rounded.
     """
     return torch.float32 if _converted(weight_ED) else weight_ED.dtype
 
 
 def linear(x_ND: Tensor, weight_ED: Tensor, bias_E: Tensor | None = None) -> Tensor:
-    """x @ W^T + b for 2-D operands, x of the type that `operand_type` says. Not differentiable: callers bring their own
-    backward.
+    """x @ W^T + b for 2-D operands, x of the type that `operand_type` says. Not differentiable:
+    callers bring their own backward.
 
-    Operands are contiguous, or transposes of contiguous ones: oneDNN's fallback for other strides is 100x slower.
+    Operands are contiguous, or transposes of contiguous ones: oneDNN's fallback for other strides
+    is 100x slower.
     """
     if _converted(weight_ED):
         weight_ED, bias_E = weight_ED.float(), None if bias_E is None else bias_E.float()
@@ -159,8 +184,9 @@ def plus(x_ND: Tensor, weight_ED: Tensor, bias_E: Tensor | None, other_NE: Tenso
 def unrounded(x_ND: Tensor, weight_ED: Tensor, bias_E: Tensor | None = None) -> Tensor:
     """x @ W^T + b in fp32, whatever is read.
 
-    No operator for a CPU reads bf16 and gives fp32. The product again, less its rounded self, is what rounding took:
-    two matmuls are as fast as one in fp32, which would need the weights in fp32.
+    No operator for a CPU reads bf16 and gives fp32. The product again, less its rounded self, is
+    what rounding took: two matmuls are as fast as one in fp32, which would need the weights in
+    fp32.
     """
     if x_ND.dtype == torch.bfloat16 and not _bf16_on_cpu(x_ND):  # not verified on a GPU
         found_NE = torch.mm(x_ND, weight_ED.t(), out_dtype=torch.float32)
@@ -180,7 +206,9 @@ def _converted(weight_ED: Tensor) -> bool:
 
 
 def reduced(x_ND: Tensor, a_RD: Tensor) -> Tensor:
-    """x @ A^T of an adapter, to the bit what `torch.bmm` computes over stacked A's, if `stackable` says so."""
+    """x @ A^T of an adapter, to the bit what `torch.bmm` computes over stacked A's, if `stackable`
+    says so.
+    """
     missing = LEAST_COLUMNS - a_RD.shape[0]
     if missing <= 0:
         return torch.mm(x_ND, a_RD.t())
@@ -188,16 +216,28 @@ def reduced(x_ND: Tensor, a_RD: Tensor) -> Tensor:
 
 
 def stackable(weight_ED: Tensor) -> bool:
-    """Whether rows have the same bits in `torch.bmm` as in matmuls of their own, or bits are no matter."""
-    return weight_ED.device.type != "cpu" or operand_type(weight_ED) != torch.float32 or _batched_agrees
+    """Whether rows have the same bits in `torch.bmm` as in matmuls of their own, or bits are no
+    matter.
+    """
+    return (
+        weight_ED.device.type != "cpu"
+        or operand_type(weight_ED) != torch.float32
+        or _batched_agrees
+    )
 
 
 def _agrees_batched() -> bool:
     """Tried with inputs on both sides of the bound, and of fewer that are padded with zeros."""
     drawn = torch.Generator().manual_seed(0)
     for inputs in (LEAST_COLUMNS, SEQUENTIAL, 2 * SEQUENTIAL):
-        x_SMD, a_SRD = torch.randn((3, 8, inputs), generator=drawn), torch.randn((3, 48, inputs), generator=drawn)
-        h_SMR, b_SRP = torch.bmm(x_SMD, a_SRD.transpose(1, 2).contiguous()), torch.randn((3, 48, 64), generator=drawn)
+        x_SMD, a_SRD = (
+            torch.randn((3, 8, inputs), generator=drawn),
+            torch.randn((3, 48, inputs), generator=drawn),
+        )
+        h_SMR, b_SRP = (
+            torch.bmm(x_SMD, a_SRD.transpose(1, 2).contiguous()),
+            torch.randn((3, 48, 64), generator=drawn),
+        )
         b_SRP[:, 40:] = 0
         y_SMP = torch.randn((3, 8, 64), generator=drawn)
         for i in range(3):
@@ -223,19 +263,26 @@ def project(x_ND: Tensor, projection: Projection, lora: Adaptation | None) -> Te
     return _Project.apply(x_ND, projection, lora, *tensors)  # pyright: ignore[reportReturnType]
 
 
-def project_forward(x_ND: Tensor, projection: Projection, lora: Adaptation | None) -> tuple[Tensor, Tensor | None]:
+def project_forward(
+    x_ND: Tensor, projection: Projection, lora: Adaptation | None
+) -> tuple[Tensor, Tensor | None]:
     """The outputs, and x @ A^T, which the backward needs."""
     if lora is None or x_ND.dtype == torch.float32:
         y_NE = linear(x_ND, projection.weight_ED, projection.bias_E)
         return y_NE, None if lora is None else lora.add_to(y_NE, x_ND)
-    # Rounded once: what an adapter adds is often smaller than what rounding the sum without it takes.
+    # Rounded once: what an adapter adds is often smaller than what rounding the sum without it
+    # takes.
     added_NE = x_ND.new_zeros((x_ND.shape[0], projection.weight_ED.shape[0]))
     h = lora.add_to(added_NE, x_ND)
     return plus(x_ND, projection.weight_ED, projection.bias_E, added_NE), h
 
 
-def logits_forward(x_ND: Tensor, head: Projection, lora: Adaptation | None) -> tuple[Tensor, Tensor | None]:
-    """As `project_forward`, in fp32: rounded to eight bits, the likeliest of many tokens would be equal."""
+def logits_forward(
+    x_ND: Tensor, head: Projection, lora: Adaptation | None
+) -> tuple[Tensor, Tensor | None]:
+    """As `project_forward`, in fp32: rounded to eight bits, the likeliest of many tokens would be
+    equal.
+    """
     logits_NV = unrounded(x_ND, head.weight_ED, head.bias_E)
     if lora is None or x_ND.dtype == torch.float32:
         return logits_NV, None if lora is None else lora.add_to(logits_NV, x_ND)
@@ -245,7 +292,12 @@ def logits_forward(x_ND: Tensor, head: Projection, lora: Adaptation | None) -> t
 
 
 def project_backward(
-    dy_NE: Tensor, x_ND: Tensor, h_NR: Tensor | None, projection: Projection, lora: Adaptation | None, need_dx: bool
+    dy_NE: Tensor,
+    x_ND: Tensor,
+    h_NR: Tensor | None,
+    projection: Projection,
+    lora: Adaptation | None,
+    need_dx: bool,
 ) -> tuple[Tensor | None, ...]:
     """Gradients of x (None if not needed) and, in fp32, of the adapter's tensors."""
     weight_DE = projection.weight_ED.t()
@@ -261,7 +313,9 @@ def project_backward(
 
 class _Project(Function):
     @staticmethod
-    def forward(ctx: Any, x_ND: Tensor, projection: Projection, lora: Adaptation | None, *tensors: Tensor) -> Tensor:
+    def forward(
+        ctx: Any, x_ND: Tensor, projection: Projection, lora: Adaptation | None, *tensors: Tensor
+    ) -> Tensor:
         y_NE, h_NR = project_forward(x_ND, projection, lora)
         ctx.save_for_backward(x_ND, h_NR)
         ctx.projection, ctx.lora = projection, lora
@@ -291,8 +345,8 @@ def target_logprobs(
 ) -> Tensor:
     """log-softmax at temperature 1 of each token's target, or targets: N or N x K, as they are.
 
-    At most `elements` logits exist at once. `expected` says which tokens will probably have a gradient: it costs them
-    no second look at their logits.
+    At most `elements` logits exist at once. `expected` says which tokens will probably have a
+    gradient: it costs them no second look at their logits.
     """
     rows = max(LEAST_ROWS, elements // head.weight_ED.shape[0] // LEAST_ROWS * LEAST_ROWS)
     own = lora.get(head)
@@ -302,12 +356,13 @@ def target_logprobs(
 
 
 class _TargetLogprobs(Function):
-    """The gradient of a single target's log-probability is a number times W[target] - p @ W, which the forward computes
-    for the rows that are expected to have one, while it has their logits: forward and backward of the head in one.
+    """The gradient of a single target's log-probability is a number times W[target] - p @ W, which
+    the forward computes for the rows that are expected to have one, while it has their logits:
+    forward and backward of the head in one.
 
-    Of other rows, and beside an adapter of the head or several targets, the backward computes those whose gradient is
-    not zero, and their logits again, if there are several chunks. What a single chunk keeps instead is no more than
-    what the forward held anyhow.
+    Of other rows, and beside an adapter of the head or several targets, the backward computes those
+    whose gradient is not zero, and their logits again, if there are several chunks. What a single
+    chunk keeps instead is no more than what the forward held anyhow.
     """
 
     @staticmethod
@@ -330,9 +385,13 @@ class _TargetLogprobs(Function):
             logprobs_NK[chunk] = logprobs_CV.gather(1, targets_NK[chunk])
             if slopes_ND is not None and expected_N is not None:
                 rows_E = expected_N[chunk].nonzero().squeeze(1)
-                p_EV = (logprobs_CV if len(rows_E) == len(logprobs_CV) else logprobs_CV[rows_E]).exp_()
+                p_EV = (
+                    logprobs_CV if len(rows_E) == len(logprobs_CV) else logprobs_CV[rows_E]
+                ).exp_()
                 own_ED = head.weight_ED.index_select(0, targets_NK[chunk][rows_E, 0]).to(x_ND.dtype)
-                slopes_ND[chunk][rows_E] = own_ED.sub_(linear(p_EV.to(x_ND.dtype), head.weight_ED.t()))
+                slopes_ND[chunk][rows_E] = own_ED.sub_(
+                    linear(p_EV.to(x_ND.dtype), head.weight_ED.t())
+                )
             else:
                 reused = logprobs_CV, h_CR
         ctx.save_for_backward(x_ND, targets_NK, slopes_ND, expected_N)
@@ -353,7 +412,9 @@ class _TargetLogprobs(Function):
             p_CV, h_CR = _TargetLogprobs.probabilities(ctx, x_CD, rows_C)
             d_CV = p_CV.mul_(-g_CK.sum(1, keepdim=True))
             d_CV.scatter_add_(1, targets_NK[rows_C], g_CK)
-            dx_CD, *rest = project_backward(d_CV.to(x_CD.dtype), x_CD, h_CR, ctx.head, ctx.lora, True)
+            dx_CD, *rest = project_backward(
+                d_CV.to(x_CD.dtype), x_CD, h_CR, ctx.head, ctx.lora, True
+            )
             dx_ND[rows_C] = dx_CD  # pyright: ignore[reportArgumentType]
             found = [tensor for tensor in rest if tensor is not None]
             sums = [a + b for a, b in zip(sums, found, strict=True)] if sums else found

@@ -1,8 +1,10 @@
-"""Sampling requests on their way, the sequences that they wait for (rows), and the cache slots that rows have.
+"""Sampling requests on their way, the sequences that they wait for (rows), and the cache slots that
+rows have.
 
-Rows lie without gaps: all blocks of one length but the last are full, and a block's rows have its first slots. A row
-has a slot of the shortest length that holds it, and moves on when it has filled that. A row that loses its slot goes on
-from its prompt and the tokens it has, bit for bit: its random numbers are a function of (seed, sample, position).
+Rows lie without gaps: all blocks of one length but the last are full, and a block's rows have its
+first slots. A row has a slot of the shortest length that holds it, and moves on when it has filled
+that. A row that loses its slot goes on from its prompt and the tokens it has, bit for bit: its
+random numbers are a function of (seed, sample, position).
 """
 
 from __future__ import annotations
@@ -69,7 +71,9 @@ class SampleRequest:
         return self.num_samples * self.full_length
 
     def wait_for_slots(self, rows: Iterable[Row]) -> None:
-        """These rows have lost their slots and wait for others, in order with those that never had one."""
+        """These rows have lost their slots and wait for others, in order with those that never had
+        one.
+        """
         self.waiting = deque(sorted([*self.waiting, *rows], key=lambda row: row.sample))
 
     def finish(self, sample: int, sequence: Sampled) -> None:
@@ -129,7 +133,8 @@ class Row:
         request = self.request
         reason = "length" if len(self.tokens) >= request.limit else None
         stops = request.params.stop_strings
-        tail = max(map(bytes_of, stops)) + 4 if stops else 0  # a token holds at least one byte of text
+        # a token holds at least one byte of text
+        tail = max(map(bytes_of, stops)) + 4 if stops else 0
         text = request.decode(self.tokens[-tail:]) if stops else ""
         if newest.token in request.stop_tokens or any(stop in text for stop in stops):
             reason = "stop"
@@ -235,7 +240,9 @@ class Rows:
         return sum(block.vacant * block.cache.length for block in self.blocks)
 
     def make_room(self, length: int, count: int, *, forced: bool = False) -> int:
-        """Slots of this length that are free now: `count`, or as many as there is memory for; forced, at least one."""
+        """Slots of this length that are free now: `count`, or as many as there is memory for;
+        forced, at least one.
+        """
         memory = self._memory
         while (vacant := self._vacant(length)) < count:
             fit = memory.free // length
@@ -277,13 +284,18 @@ class Rows:
         """Rows that have filled their slots, by the slots' length."""
         found: dict[int, list[Row]] = {}
         for length, blocks in self._blocks.items():
-            full = [(block, slot) for block in blocks for slot in np.flatnonzero(block.written_R >= length)]
+            full = [
+                (block, slot)
+                for block in blocks
+                for slot in np.flatnonzero(block.written_R >= length)
+            ]
             if full:
                 found[length] = [block.rows[slot] for block, slot in full]
         return found
 
     def move_on(self, *, forced: bool = False) -> int:
-        """Rows that have filled their slots get longer ones, the oldest first, while there is memory; how many did.
+        """Rows that have filled their slots get longer ones, the oldest first, while there is
+        memory; how many did.
 
         Forced, one does in any case.
         """
@@ -304,7 +316,9 @@ class Rows:
             for slot, row in enumerate(block.rows):
                 if row in gone:
                     text = row.text[: int(block.columns_S["position"][slot])]
-                    self._memory.prefixes.keep(row.request.snapshot, text, block.cache, slot, self._memory.free)
+                    self._memory.prefixes.keep(
+                        row.request.snapshot, text, block.cache, slot, self._memory.free
+                    )
 
     def trim(self) -> None:
         """Free the memory of slots without rows."""
@@ -320,7 +334,11 @@ class Rows:
         self._blocks = {}
 
     def _move(self, rows: Sequence[Row], length: int, longer: int) -> None:
-        slots = {row: (block, slot) for block in self._blocks[length] for slot, row in enumerate(block.rows)}
+        slots = {
+            row: (block, slot)
+            for block in self._blocks[length]
+            for slot, row in enumerate(block.rows)
+        }
         old = [slots[row] for row in rows]
         columns = np.array([block.columns_S[slot] for block, slot in old], COLUMNS)
         moved = 0
@@ -347,7 +365,9 @@ class Rows:
 
 
 def _leave(blocks: Sequence[RowBlock], rows: Collection[Row]) -> None:
-    """The last rows of all these blocks close the gaps; nothing stays behind in slots that are free then."""
+    """The last rows of all these blocks close the gaps; nothing stays behind in slots that are free
+    then.
+    """
     gone = set(rows)
     before = [(len(block.rows), int(block.written_R.max(initial=0))) for block in blocks]
     for block in reversed(blocks):
@@ -356,9 +376,14 @@ def _leave(blocks: Sequence[RowBlock], rows: Collection[Row]) -> None:
                 last = next(last for last in reversed(blocks) if last.rows)
                 number = len(last.rows) - 1
                 if block is not last or slot != number:  # the last row takes this slot
-                    length = int(max(block.columns_S["position"][slot], last.columns_S["position"][number]))
+                    length = int(
+                        max(block.columns_S["position"][slot], last.columns_S["position"][number])
+                    )
                     block.cache.copy([slot], last.cache, [number], length)
-                    block.rows[slot], block.columns_S[slot] = last.rows[number], last.columns_S[number]
+                    block.rows[slot], block.columns_S[slot] = (
+                        last.rows[number],
+                        last.columns_S[number],
+                    )
                 last.rows.pop()
                 last.columns_S[number] = np.zeros((), COLUMNS)
     for block, (count, written) in zip(blocks, before, strict=True):

@@ -1,9 +1,12 @@
-"""Log-probabilities of a prompt for sampling requests: of its tokens, the likeliest, given and drawn ones.
+"""Log-probabilities of a prompt for sampling requests: of its tokens, the likeliest, given and
+drawn ones.
 
-One walk over the prompt's logits, a chunk at a time, serves all requests that share the prompt. All are of temperature
+One walk over the prompt's logits, a chunk at a time, serves all requests that share the prompt. All
+are of temperature
 1.
 
-P tokens of the prompt, T of them with padding, C of one chunk, K values per position. Row i scores position i + 1.
+P tokens of the prompt, T of them with padding, C of one chunk, K values per position. Row i scores
+position i + 1.
 """
 
 from __future__ import annotations
@@ -17,10 +20,24 @@ from torch import Tensor
 from halteres.engine.checks import array
 from halteres.engine.protocol import Array, ExtraLogprobs, SampleResult, SamplingParams, TopK
 from halteres.engine.stream_buffer import end_to_end
-from halteres.engine.torch.projections import LEAST_ROWS, Adaptations, Projection, head_logits, round_up
-from halteres.engine.torch.token_sampling import COLDEST, as_seed, inverted, most_likely, tempered, uniforms
+from halteres.engine.torch.projections import (
+    LEAST_ROWS,
+    Adaptations,
+    Projection,
+    head_logits,
+    round_up,
+)
+from halteres.engine.torch.token_sampling import (
+    COLDEST,
+    as_seed,
+    inverted,
+    most_likely,
+    tempered,
+    uniforms,
+)
 
-FILLER = -99999.0  # the log-probability of a list's entries where nothing was computed; their token is 0
+# the log-probability of a list's entries where nothing was computed; their token is 0
+FILLER = -99999.0
 
 
 class PromptScorer:
@@ -33,11 +50,15 @@ class PromptScorer:
         ids, logprobs = np.zeros(k, np.int32), np.full(k, FILLER, np.float32)
         self._tops = [TopK(k=k, length=1, ids=ids.tobytes(), logprobs=logprobs.tobytes())]
         self._targets = None if extra.targets is None else array(extra.targets)
-        self._target_logprobs = None if self._targets is None else np.zeros(self._targets.shape, np.float32)
+        self._target_logprobs = (
+            None if self._targets is None else np.zeros(self._targets.shape, np.float32)
+        )
         self._drawn_ids, self._drawn_logprobs = list[np.ndarray](), list[np.ndarray]()
 
     def take(self, start: int, logits_CV: Tensor, raw_CV: Tensor) -> None:
-        """Rows `start` to `start + C`, none of them padding; `raw` is their log-softmax at temperature 1."""
+        """Rows `start` to `start + C`, none of them padding; `raw` is their log-softmax at
+        temperature 1.
+        """
         rows = raw_CV.shape[0]
         if self.extra.prompt_logprobs:
             next_C = self._tokens_P[start + 1 : start + 1 + rows]
@@ -75,14 +96,20 @@ class PromptScorer:
     def _draw(self, start: int, logits_CV: Tensor, raw_CV: Tensor) -> Tensor:
         """K tokens of each row with replacement at the request's temperature.
 
-        Their random numbers have the seed of the request and coordinates (k, position): the request's own samples use
-        positions behind the prompt only.
+        Their random numbers have the seed of the request and coordinates (k, position): the
+        request's own samples use positions behind the prompt only.
         """
-        rows, k, temperature = raw_CV.shape[0], self.extra.alternatives, np.float32(self._params.temperature)
+        rows, k, temperature = (
+            raw_CV.shape[0],
+            self.extra.alternatives,
+            np.float32(self._params.temperature),
+        )
         if temperature < COLDEST:
             return logits_CV.argmax(dim=-1, keepdim=True).expand(rows, k)
         positions, numbers = np.meshgrid(
-            np.arange(start + 1, start + 1 + rows, dtype=np.uint64), np.arange(k, dtype=np.uint64), indexing="ij"
+            np.arange(start + 1, start + 1 + rows, dtype=np.uint64),
+            np.arange(k, dtype=np.uint64),
+            indexing="ij",
         )
         seeds = np.full(positions.shape, as_seed(self._params.seed), np.uint64)
         uniforms_CK = torch.from_numpy(uniforms(seeds, numbers, positions)).to(raw_CV.device)

@@ -1,7 +1,9 @@
-"""From logits to tokens: temperature, top-k, top-p, greedy; by the inverse of the cumulative distribution in fp32.
+"""From logits to tokens: temperature, top-k, top-p, greedy; by the inverse of the cumulative
+distribution in fp32.
 
-Log-probabilities, of temperature 1 or of the sampling temperature, are always over the full vocabulary: before top-k
-and top-p take anything away. No row's parameters change another row's bits: rows that truncate are computed apart.
+Log-probabilities, of temperature 1 or of the sampling temperature, are always over the full
+vocabulary: before top-k and top-p take anything away. No row's parameters change another row's
+bits: rows that truncate are computed apart.
 """
 
 from __future__ import annotations
@@ -19,8 +21,9 @@ COLDEST = 1e-4  # a temperature below this is greedy: logits divided by it would
 
 
 CANDIDATES = (512, 8192)
-"""Likeliest tokens that top-k and top-p look at; those of a row where so many do not hold enough are looked at again
-with more, and at last sorted whole."""
+"""Likeliest tokens that top-k and top-p look at; those of a row where so many do not hold enough
+are looked at again with more, and at last sorted whole.
+"""
 
 _SMALLEST = np.nextafter(np.float32(0), np.float32(1))
 
@@ -35,7 +38,8 @@ class Shaping:
     temperature_N: np.ndarray  # float32; 0 is greedy
     top_k_N: np.ndarray  # int64; below 1 is off
     top_p_N: np.ndarray  # float32; 1 is off
-    tempered_N: np.ndarray  # bool: log-probabilities are of the sampling temperature; of 1 where that is greedy
+    # bool: log-probabilities are of the sampling temperature; of 1 where that is greedy
+    tempered_N: np.ndarray
     num_top_N: np.ndarray  # int64; how many of the most likely tokens go with it
 
     def __getitem__(self, rows: slice | np.ndarray) -> Shaping:
@@ -63,26 +67,35 @@ def choose(logits_NV: Tensor, shaping: Shaping) -> Chosen:
     logprobs_N = _of(raw_NV, tokens_N)
     as_sampled_N = shaping.tempered_N & (warm_N != 1)
     if as_sampled_N.any():
-        logprobs_N = torch.where(_on(logits_NV, as_sampled_N), _of(tempered_NV, tokens_N), logprobs_N)
+        logprobs_N = torch.where(
+            _on(logits_NV, as_sampled_N), _of(tempered_NV, tokens_N), logprobs_N
+        )
     tops: dict[int, TopK] = {}
     for k in np.unique(shaping.num_top_N[shaping.num_top_N > 0]).tolist():
-        # Rows of one k together, never of several: the order of equally likely tokens must not depend on company.
+        # Rows of one k together, never of several: the order of equally likely tokens must not
+        # depend on company.
         for source_NV, of_source_N in ((raw_NV, ~as_sampled_N), (tempered_NV, as_sampled_N)):
             rows = np.flatnonzero((shaping.num_top_N == k) & of_source_N)
             if rows.size:
-                tops.update(zip(rows.tolist(), most_likely(source_NV[_on(source_NV, rows)], k), strict=True))
+                tops.update(
+                    zip(rows.tolist(), most_likely(source_NV[_on(source_NV, rows)], k), strict=True)
+                )
     return Chosen(tokens_N, logprobs_N, tops)
 
 
 def tempered(logits_NV: Tensor, raw_NV: Tensor, warm_N: np.ndarray) -> Tensor:
-    """log-softmax at each row's temperature, which is above 0; `raw_NV` is that of temperature 1."""
+    """log-softmax at each row's temperature, which is above 0; `raw_NV` is that of temperature
+    1.
+    """
     if not (warm_N != 1).any():
         return raw_NV
     return torch.log_softmax(logits_NV / _on(logits_NV, warm_N)[:, None], dim=1)
 
 
 def inverted(probs_NV: Tensor, uniforms_NK: Tensor) -> Tensor:
-    """The first tokens whose cumulative probability exceeds u * total, N x K; one of probability 0 is never it."""
+    """The first tokens whose cumulative probability exceeds u * total, N x K; one of probability 0
+    is never it.
+    """
     cumulative_NV = probs_NV.cumsum(dim=-1)
     targets_NK = uniforms_NK * cumulative_NV[:, -1:]
     tokens_NK = torch.searchsorted(cumulative_NV, targets_NK, right=True)
@@ -93,7 +106,10 @@ def most_likely(logprobs_NV: Tensor, k: int) -> list[TopK]:
     """The K most likely tokens of each row, the likeliest first; a list of length 1 for each."""
     values_NK, ids_NK = logprobs_NV.topk(k, dim=1)
     ids, values = ids_NK.to(torch.int32).cpu().numpy(), values_NK.float().cpu().numpy()
-    return [TopK(k=k, length=1, ids=i.tobytes(), logprobs=v.tobytes()) for i, v in zip(ids, values, strict=True)]
+    return [
+        TopK(k=k, length=1, ids=i.tobytes(), logprobs=v.tobytes())
+        for i, v in zip(ids, values, strict=True)
+    ]
 
 
 def _sampled(logprobs_NV: Tensor, shaping: Shaping) -> Tensor:
@@ -114,7 +130,8 @@ def _sampled(logprobs_NV: Tensor, shaping: Shaping) -> Tensor:
 def _truncated(probs_NV: Tensor, shaping: Shaping) -> Tensor:
     """Among the top k, and the smallest set of at least probability p.
 
-    A CPU looks at few tokens first: it sorts a large vocabulary for longer than all else of a step takes.
+    A CPU looks at few tokens first: it sorts a large vocabulary for longer than all else of a step
+    takes.
     """
     tokens_N = np.full(probs_NV.shape[0], -1)
     for count in CANDIDATES if probs_NV.device.type == "cpu" else ():
@@ -135,7 +152,8 @@ def among_all(probs_NV: Tensor, shaping: Shaping) -> Tensor:
     """A token for each row that truncates; sorts whole vocabularies."""
     sorted_NV, order_NV = probs_NV.sort(dim=-1, descending=True, stable=True)
     top_k_N1, top_p_N1, uniforms_N1 = (
-        _on(probs_NV, values_N)[:, None] for values_N in (shaping.top_k_N, shaping.top_p_N, shaping.uniforms_N)
+        _on(probs_NV, values_N)[:, None]
+        for values_N in (shaping.top_k_N, shaping.top_p_N, shaping.uniforms_N)
     )
     ranks_V = torch.arange(probs_NV.shape[1], device=probs_NV.device)
     before_NV = sorted_NV.cumsum(dim=-1) - sorted_NV
@@ -147,15 +165,18 @@ def among_all(probs_NV: Tensor, shaping: Shaping) -> Tensor:
 
 
 def _among_likeliest(probs_NV: Tensor, shaping: Shaping, count: int) -> np.ndarray:
-    """What `among_all` gives, bit for bit; -1 where the likeliest tokens do not hold enough to say it.
+    """What `among_all` gives, bit for bit; -1 where the likeliest tokens do not hold enough to say
+    it.
 
-    At least `count` tokens, where so many can be drawn, reach a bound that as many maxima of disjoint parts of the
-    vocabulary reach; to find it costs a tenth of `topk`.
+    At least `count` tokens, where so many can be drawn, reach a bound that as many maxima of
+    disjoint parts of the vocabulary reach; to find it costs a tenth of `topk`.
     """
     rows, vocabulary = probs_NV.shape
     parts = 4 * count
     maxima_NP = probs_NV[:, : vocabulary // parts * parts].view(rows, -1, parts).amax(dim=1)
-    bounds_N = np.maximum(maxima_NP.topk(count, dim=1, sorted=False).values.amin(dim=1).numpy(), _SMALLEST)
+    bounds_N = np.maximum(
+        maxima_NP.topk(count, dim=1, sorted=False).values.amin(dim=1).numpy(), _SMALLEST
+    )
     settings = zip(shaping.uniforms_N, shaping.top_k_N.tolist(), shaping.top_p_N, strict=True)
     return np.array(
         [
@@ -165,7 +186,9 @@ def _among_likeliest(probs_NV: Tensor, shaping: Shaping, count: int) -> np.ndarr
     )
 
 
-def _of_candidates(probs_V: np.ndarray, ids_C: np.ndarray, uniform: np.float32, top_k: int, top_p: np.float32) -> int:
+def _of_candidates(
+    probs_V: np.ndarray, ids_C: np.ndarray, uniform: np.float32, top_k: int, top_p: np.float32
+) -> int:
     """Cumulative sums as torch makes them on a CPU: in float64, each rounded to float32."""
     order_C = np.argsort(-probs_V[ids_C], kind="stable")
     sorted_C = probs_V[ids_C[order_C]]
@@ -191,7 +214,9 @@ def _on(like: Tensor, values: np.ndarray) -> Tensor:
     return torch.from_numpy(np.ascontiguousarray(values)).to(like.device)
 
 
-_BITS = 23  # so that u * total < total in fp32 for every u: the inverse of a cumulative sum never runs past its end
+# so that u * total < total in fp32 for every u: the inverse of a cumulative sum never runs past its
+# end
+_BITS = 23
 
 
 def as_seed(seed: int) -> int:

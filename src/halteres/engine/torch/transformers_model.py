@@ -1,8 +1,8 @@
 """Decoders of any family that transformers computes, with our attention and adapters inside.
 
-transformers' attention interface is the place where queries meet keys; adapters are on every plain linear module but
-routers. At load a model has to agree with transformers' own logits. A window of attention is none of ours: sequences
-end where the smallest window of a layer does.
+transformers' attention interface is the place where queries meet keys; adapters are on every plain
+linear module but routers. At load a model has to agree with transformers' own logits. A window of
+attention is none of ours: sequences end where the smallest window of a layer does.
 
 Slower than `FusedModel`, which joins projections of one input and knows its backward.
 """
@@ -32,7 +32,9 @@ ROUTERS = ("gate", "router", "shared_expert_gate")
 
 TRIAL_SHAPE = 2, 24
 STRETCHED = ("dynamic", "longrope")
-"""Rotary embeddings whose angles change once some row of a batch is longer than the model was first made for."""
+"""Rotary embeddings whose angles change once some row of a batch is longer than the model was first
+made for.
+"""
 
 UNBOUNDED = 1 << 17  # positions of a model that names no bound
 AGREES = {torch.float32: 1e-3, torch.bfloat16: 5e-2}
@@ -46,13 +48,21 @@ class TransformersModel(BaseModel):
     body: Any  # from tokens to the final hidden state
 
     def hidden_states(
-        self, lora: Adaptations, tokens_N: Tensor, grid: Grid, attention: Attention, *, recompute: bool = False
+        self,
+        lora: Adaptations,
+        tokens_N: Tensor,
+        grid: Grid,
+        attention: Attention,
+        *,
+        recompute: bool = False,
     ) -> Tensor:
         """See `BaseModel`; the residual stream has the type of the weights."""
         shape, token = (grid.rows, grid.length), _pass.set((lora, attention))
         try:
             output = self.body(
-                input_ids=tokens_N.view(shape), position_ids=grid.positions_AT.expand(shape), use_cache=False
+                input_ids=tokens_N.view(shape),
+                position_ids=grid.positions_AT.expand(shape),
+                use_cache=False,
             )
         finally:
             _pass.reset(token)
@@ -82,7 +92,9 @@ def _attend(
     if key.shape != value.shape:
         raise _Unsupported(f"keys are {key.shape[-1]} wide, values {value.shape[-1]}")
     if softcap is not None or s_aux is not None:
-        raise _Unsupported("attention scores are capped" if softcap is not None else "attention has sinks")
+        raise _Unsupported(
+            "attention scores are capped" if softcap is not None else "attention has sinks"
+        )
     batch, heads, length, width = query.shape
     key_heads = key.shape[1]
     factor = 1.0 if scaling is None else scaling * math.sqrt(width)
@@ -96,7 +108,9 @@ def _attend(
         query.reshape(rows[0], -1, length, width).to(attended),
         *(part.reshape(rows).to(cached).to(attended) for part in (key, value)),
     )
-    return attention(module.layer_idx, found).view(batch, length, heads, width).to(query.dtype), None
+    return attention(module.layer_idx, found).view(batch, length, heads, width).to(
+        query.dtype
+    ), None
 
 
 def _projected(projection: Projection, x: Tensor) -> Tensor:
@@ -119,7 +133,9 @@ def wrap(model: Any, eos_tokens: tuple[int, ...]) -> TransformersModel:
     config, name = model.config.get_text_config(), type(model).__name__
     embedding, head = model.get_input_embeddings().weight.detach(), model.get_output_embeddings()
     generator = torch.Generator().manual_seed(0)
-    tokens_BT = torch.randint(embedding.shape[0], TRIAL_SHAPE, generator=generator).to(embedding.device)
+    tokens_BT = torch.randint(embedding.shape[0], TRIAL_SHAPE, generator=generator).to(
+        embedding.device
+    )
     with torch.inference_mode():
         expected_BTV = model(input_ids=tokens_BT, use_cache=False).logits
     model.set_attn_implementation(ATTENTION)
@@ -159,12 +175,18 @@ def _agreed(model: TransformersModel, tokens_BT: Tensor, expected_BTV: Tensor) -
     except _Unsupported as unsupported:
         raise _refused(model, f"In it, {unsupported}.") from None
     if sorted(seen) != list(range(len(model.layers))) or len(set(seen.values())) != 1:
-        raise _refused(model, "Not all of its layers have attention of one shape that can be replaced.")
+        raise _refused(
+            model, "Not all of its layers have attention of one shape that can be replaced."
+        )
     if not any(layer.attention or layer.mlp for layer in model.layers):
-        raise _refused(model, "Its layers have no plain linear modules, which an adapter could change.")
+        raise _refused(
+            model, "Its layers have no plain linear modules, which an adapter could change."
+        )
     apart = float((found_BTV - expected_BTV).abs().max() / expected_BTV.abs().max())
     if not apart <= AGREES[model.dtype]:
-        raise _refused(model, f"Its logits are {apart:.1%} of the largest apart from transformers' own.")
+        raise _refused(
+            model, f"Its logits are {apart:.1%} of the largest apart from transformers' own."
+        )
     heads, kv_heads, width = seen[0]
     return replace(model, heads=heads, kv_heads=kv_heads, head_width=width)
 
@@ -173,12 +195,15 @@ def _refused(model: TransformersModel, why: str) -> InvalidConfig:
     return InvalidConfig(
         f"{model.architecture} cannot be computed here.",
         why,
-        "Use a decoder with full attention and plain output logits, such as Qwen3, Llama, Mistral or Phi-3.",
+        "Use a decoder with full attention and plain output logits, such as Qwen3, Llama, Mistral "
+        "or Phi-3.",
     )
 
 
 def _context(config: Any) -> int:
-    """Positions, up to the smallest window that a layer's attention has, and to where its rotary embedding changes."""
+    """Positions, up to the smallest window that a layer's attention has, and to where its rotary
+    embedding changes.
+    """
     kinds = getattr(config, "layer_types", None) or ("sliding_attention",)
     window = getattr(config, "sliding_window", None) if "sliding_attention" in kinds else None
     if not getattr(config, "use_sliding_window", True):
@@ -196,10 +221,17 @@ def _context(config: Any) -> int:
 
 def _layers(model: Any, head: nn.Module) -> tuple[Layer, ...]:
     """Plain linear modules by layer, which is the first number in their names."""
-    kinds: defaultdict[int, tuple[list[Projection], list[Projection]]] = defaultdict(lambda: ([], []))
+    kinds: defaultdict[int, tuple[list[Projection], list[Projection]]] = defaultdict(
+        lambda: ([], [])
+    )
     for name, module in model.named_modules():
         number = re.search(r"\.(\d+)\.", name)
-        if type(module) is not nn.Linear or module is head or number is None or name.rpartition(".")[2] in ROUTERS:
+        if (
+            type(module) is not nn.Linear
+            or module is head
+            or number is None
+            or name.rpartition(".")[2] in ROUTERS
+        ):
             continue
         projection = _projection(name, module)
         module.forward = partial(_projected, projection)  # pyright: ignore[reportAttributeAccessIssue]

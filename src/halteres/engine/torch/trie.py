@@ -1,13 +1,16 @@
-"""The sequences of a micro-batch as a prefix trie on one flat axis: what they share is computed once.
+"""The sequences of a micro-batch as a prefix trie on one flat axis: what they share is computed
+once.
 
-A sequence shares its longest common prefix with the one before it, which shares with its own predecessor; in
-lexicographic order that is the whole trie. What is left of it, its run, is appended to the flat axis.
+A sequence shares its longest common prefix with the one before it, which shares with its own
+predecessor; in lexicographic order that is the whole trie. What is left of it, its run, is appended
+to the flat axis.
 
-Promise: bits of what is attended are those of `attention.Causal` on separate rows: keys of a run are gathered,
-contiguous from position 0, so that the sums over them are split at the same keys.
+Promise: bits of what is attended are those of `attention.Causal` on separate rows: keys of a run
+are gathered, contiguous from position 0, so that the sums over them are split at the same keys.
 
-N tokens of the axis, L tokens of a sequence or keys, P log-probabilities (of K targets each), B sequences, T of
-the longest. In attention: H query heads, K key heads, G = H / K; R runs side by side, X = R * K, M = G * queries.
+N tokens of the axis, L tokens of a sequence or keys, P log-probabilities (of K targets each), B
+sequences, T of the longest. In attention: H query heads, K key heads, G = H / K; R runs side by
+side, X = R * K, M = G * queries.
 """
 
 from __future__ import annotations
@@ -68,13 +71,15 @@ class Trie:
         return cls(tokens_N, positions_N, tuple(runs))
 
 
-def target_cells(trie: Trie, targets: Sequence[np.ndarray], length: int) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+def target_cells(
+    trie: Trie, targets: Sequence[np.ndarray], length: int
+) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
     """Which log-probabilities are computed, and which of them each target of each sequence reads.
 
     Sequences that share a token share its log-probability where they share the target, too.
 
-    Targets are L or L x K for each sequence. Returns rows_P on the flat axis; targets, P or P x K; and numbers among
-    the P for the cells of B x T (`length`), of which padding reads the first.
+    Targets are L or L x K for each sequence. Returns rows_P on the flat axis; targets, P or P x K;
+    and numbers among the P for the cells of B x T (`length`), of which padding reads the first.
     """
     rows: list[np.ndarray] = []
     chosen: list[np.ndarray] = []
@@ -105,13 +110,17 @@ def shared_length(one: np.ndarray, other: np.ndarray) -> int:
 
 
 def axis_length(size: int) -> int:
-    """With padding, of which there is at least one: queries and keys that are none are read there."""
+    """With padding, of which there is at least one: queries and keys that are none are read
+    there.
+    """
     return max(2 * LEAST_ROWS, round_up(size + 1, LEAST_ROWS))
 
 
 KEY_STEP = 16
-"""Keys of a matmul are a multiple of this; the last ones of shorter paths are padding, and never seen. With a rest of 8
-keys the backward of a softmax adds up in another order, and 8 scores have other bits than the same among 16."""
+"""Keys of a matmul are a multiple of this; the last ones of shorter paths are padding, and never
+seen. With a rest of 8 keys the backward of a softmax adds up in another order, and 8 scores have
+other bits than the same among 16.
+"""
 
 
 @dataclass(frozen=True, slots=True)
@@ -131,7 +140,9 @@ class _Block:
         """The mask for every run and head, X x M x L: scores are added to it."""
         runs, groups = shape[0], shape[1:]
         size, stop = self.mask.shape[-2:]
-        return self.mask.expand(runs, *groups, size, stop).reshape(runs * groups[0], groups[1] * size, stop)
+        return self.mask.expand(runs, *groups, size, stop).reshape(
+            runs * groups[0], groups[1] * size, stop
+        )
 
 
 @dataclass(frozen=True, slots=True)
@@ -157,13 +168,18 @@ class TrieAttention:
         self.buckets = tuple(self._bucket(paths, found_NH) for paths in _buckets(tries))
         for padding in {path.padding for bucket in _buckets(tries) for path in bucket}:
             found_NH[padding * base.heads : (padding + 1) * base.heads] = -1
-        found_NH[found_NH < 0] = self.num_results  # padding reads a row of zeros, so that it has no gradient
+        # padding reads a row of zeros, so that it has no gradient
+        found_NH[found_NH < 0] = self.num_results
         self.found_NH = torch.from_numpy(found_NH).to(device)
 
     def __call__(self, layer: int, heads: Heads) -> Tensor:
         """Attended values, N x (H*W)."""
         width = heads.q_XGTW.shape[-1]
-        rows = (heads.q_XGTW.view(-1, width), heads.k_XTW.view(-1, width), heads.v_XTW.view(-1, width))
+        rows = (
+            heads.q_XGTW.view(-1, width),
+            heads.k_XTW.view(-1, width),
+            heads.v_XTW.view(-1, width),
+        )
         out = _TrieBlocks.apply(*rows, self)
         assert isinstance(out, Tensor)  # noqa: S101 - for the type checker
         return out.view(-1, self._sizes[0] * self._sizes[1] * width)
@@ -176,7 +192,10 @@ class TrieAttention:
 
     def _bucket(self, paths: Sequence[_Path], found_NH: np.ndarray) -> _Bucket:
         kv_heads, group = self._sizes
-        runs, padding_R1 = [path.run for path in paths], np.array([[path.padding] for path in paths])
+        runs, padding_R1 = (
+            [path.run for path in paths],
+            np.array([[path.padding] for path in paths]),
+        )
         paths_RL = np.tile(padding_R1, round_up(max(map(len, runs)), KEY_STEP))
         for path_L, run in zip(paths_RL, runs, strict=True):
             path_L[: len(run)] = run.path_L
@@ -189,19 +208,27 @@ class TrieAttention:
             order_I=self._tensor(order_I),
             offsets_J=self._tensor(offsets_J),
             blocks=tuple(
-                self._block(runs, padding_R1, first, longest, found_NH) for first in range(0, longest, QUERY_BLOCK)
+                self._block(runs, padding_R1, first, longest, found_NH)
+                for first in range(0, longest, QUERY_BLOCK)
             ),
             shape=(len(runs), kv_heads, group),
         )
 
     def _block(
-        self, runs: Sequence[Run], padding_R1: np.ndarray, first: int, longest: int, found_NH: np.ndarray
+        self,
+        runs: Sequence[Run],
+        padding_R1: np.ndarray,
+        first: int,
+        longest: int,
+        found_NH: np.ndarray,
     ) -> _Block:
         """Queries from number `first` of each run."""
         kv_heads, group = self._sizes
         size = round_up(min(QUERY_BLOCK, longest - first), MIN_ROWS)
         tokens_RM = np.tile(padding_R1, size)
-        positions_RM = np.array([run.start for run in runs])[:, None] + np.arange(first, first + size)
+        positions_RM = np.array([run.start for run in runs])[:, None] + np.arange(
+            first, first + size
+        )
         for tokens_M, run in zip(tokens_RM, runs, strict=True):
             own = run.path_L[run.start + first : run.start + first + size]
             tokens_M[: len(own)] = own
@@ -222,15 +249,19 @@ class TrieAttention:
 
 
 class FlashTrieAttention:
-    """What `TrieAttention` computes, by a GPU's kernels in one call: a run's queries are the last of its path.
+    """What `TrieAttention` computes, by a GPU's kernels in one call: a run's queries are the last
+    of its path.
 
-    Gathered keys are computed again in the backward, never kept. Not verified on a GPU; there the bits of a gradient
-    depend on the order in which its kernels add.
+    Gathered keys are computed again in the backward, never kept. Not verified on a GPU; there the
+    bits of a gradient depend on the order in which its kernels add.
     """
 
     def __init__(self, tries: Sequence[Trie], base: BaseModel) -> None:
         device = base.device
-        self._length, self._shape = sum(len(trie.tokens_N) for trie in tries), (base.heads, base.kv_heads)
+        self._length, self._shape = (
+            sum(len(trie.tokens_N) for trie in tries),
+            (base.heads, base.kv_heads),
+        )
         ends = accumulate((len(trie.tokens_N) for trie in tries), initial=0)
         runs = [
             Run(run.path_L + offset, run.start)
@@ -238,9 +269,17 @@ class FlashTrieAttention:
             for run in trie.runs
             if len(run) > run.start
         ]
-        self._lengths = flash.Lengths([len(run) - run.start for run in runs], [len(run) for run in runs], device)
-        own, paths = np.concatenate([run.path_L[run.start :] for run in runs]), np.concatenate([r.path_L for r in runs])
-        self._own_I, self._paths_L = torch.from_numpy(own).to(device), torch.from_numpy(paths).to(device)
+        self._lengths = flash.Lengths(
+            [len(run) - run.start for run in runs], [len(run) for run in runs], device
+        )
+        own, paths = (
+            np.concatenate([run.path_L[run.start :] for run in runs]),
+            np.concatenate([r.path_L for r in runs]),
+        )
+        self._own_I, self._paths_L = (
+            torch.from_numpy(own).to(device),
+            torch.from_numpy(paths).to(device),
+        )
 
     def __call__(self, layer: int, heads: Heads) -> Tensor:
         """Attended values, N x (H*W); zeros where there is padding."""
@@ -251,9 +290,13 @@ class FlashTrieAttention:
     def _attended(self, q_XGTW: Tensor, k_XTW: Tensor, v_XTW: Tensor) -> Tensor:
         num_heads, kv_heads = self._shape
         q_IHW = q_XGTW.view(self._length, num_heads, -1).index_select(0, self._own_I)
-        # Gathered in fp32: what flows back into a shared key is a sum, which bfloat16 would round at every addition.
+        # Gathered in fp32: what flows back into a shared key is a sum, which bfloat16 would round
+        # at every addition.
         k_LKW, v_LKW = (
-            x_XTW.view(self._length, kv_heads, -1).float().index_select(0, self._paths_L).to(x_XTW.dtype)
+            x_XTW.view(self._length, kv_heads, -1)
+            .float()
+            .index_select(0, self._paths_L)
+            .to(x_XTW.dtype)
             for x_XTW in (k_XTW, v_XTW)
         )
         return flash.attend(q_IHW, k_LKW, v_LKW, self._lengths).flatten(1)
@@ -261,7 +304,9 @@ class FlashTrieAttention:
 
 def trie_attention(tries: Sequence[Trie], base: BaseModel) -> Attention:
     """By what queries and keys of this model are read."""
-    return (FlashTrieAttention if base.attention_dtype == torch.bfloat16 else TrieAttention)(tries, base)
+    return (FlashTrieAttention if base.attention_dtype == torch.bfloat16 else TrieAttention)(
+        tries, base
+    )
 
 
 class _Path(NamedTuple):
@@ -272,14 +317,18 @@ class _Path(NamedTuple):
 
 
 def _buckets(tries: Sequence[Trie]) -> list[list[_Path]]:
-    """Runs that are attended together. Those of one trie that have a bucket alone have one here, in the same order:
-    what flows back into shared keys is added up bucket by bucket."""
+    """Runs that are attended together. Those of one trie that have a bucket alone have one here, in
+    the same order: what flows back into shared keys is added up bucket by bucket.
+    """
     buckets: list[list[_Path]] = []
     offset = 0
     for trie in tries:
         padding, first = offset + len(trie.tokens_N) - 1, 0
         for runs in alike(trie.runs, len(trie.tokens_N)):
-            place = next((i for i in range(first, len(buckets)) if _near(buckets[i][0].run, runs[0])), len(buckets))
+            place = next(
+                (i for i in range(first, len(buckets)) if _near(buckets[i][0].run, runs[0])),
+                len(buckets),
+            )
             buckets += [[]] if place == len(buckets) else []
             buckets[place] += [_Path(Run(run.path_L + offset, run.start), padding) for run in runs]
             first = place + 1
@@ -288,9 +337,13 @@ def _buckets(tries: Sequence[Trie]) -> list[list[_Path]]:
 
 
 def joins(trie: Trie, base: BaseModel) -> bool:
-    """Whether its bits stay among other tries: sums over keys, and over the queries of a block, have to be so short
-    that zeros within them do not change how they are split."""
-    return max(map(len, trie.runs)) <= KEY_BLOCK and base.heads // base.kv_heads * QUERY_BLOCK <= KEY_BLOCK
+    """Whether its bits stay among other tries: sums over keys, and over the queries of a block,
+    have to be so short that zeros within them do not change how they are split.
+    """
+    return (
+        max(map(len, trie.runs)) <= KEY_BLOCK
+        and base.heads // base.kv_heads * QUERY_BLOCK <= KEY_BLOCK
+    )
 
 
 def _shape(run: Run) -> tuple[int, int]:
@@ -300,11 +353,15 @@ def _shape(run: Run) -> tuple[int, int]:
 
 def _near(one: Run, other: Run) -> bool:
     (blocks, length), (other_blocks, other_length) = _shape(one), _shape(other)
-    return blocks == other_blocks and abs(length - other_length) <= max(QUERY_BLOCK, max(length, other_length) // 4)
+    return blocks == other_blocks and abs(length - other_length) <= max(
+        QUERY_BLOCK, max(length, other_length) // 4
+    )
 
 
 def alike(runs: Sequence[Run], most_keys: int) -> Iterator[list[Run]]:
-    """Runs in groups of equally many blocks of queries and like length, of at most so many keys together."""
+    """Runs in groups of equally many blocks of queries and like length, of at most so many keys
+    together.
+    """
     found: list[Run] = []
     for run in sorted((run for run in runs if len(run) > run.start), key=_shape, reverse=True):
         if found and (not _near(found[0], run) or (len(found) + 1) * len(found[0]) > most_keys):

@@ -1,18 +1,21 @@
 """The one thread on which torch runs: calls and sampling take turns.
 
-Turns: while calls can go on, one slice of one of them (a micro-batch of a pass, or a whole short call), then up to
-`turn_steps` decode steps, and so on. So a training call never waits for a decode to end, nor a decode for a pass. Where
-the slice is a micro-batch with room for more, those of other calls that could have a turn, too, are computed with it:
-as many as fit, so that no slice is longer than the longest pass's.
+Turns: while calls can go on, one slice of one of them (a micro-batch of a pass, or a whole short
+call), then up to `turn_steps` decode steps, and so on. So a training call never waits for a decode
+to end, nor a decode for a pass. Where the slice is a micro-batch with room for more, those of other
+calls that could have a turn, too, are computed with it: as many as fit, so that no slice is longer
+than the longest pass's.
 
-Order: each call says which adapters, snapshots and folders it reads or changes. Calls that have one in common run one
-after the other, as they came; of the others, the one goes on whose first subject had its last slice longest ago. So no
-adapter's pass stops another adapter. A call that waits for a file gives its slices away.
+Order: each call says which adapters, snapshots and folders it reads or changes. Calls that have one
+in common run one after the other, as they came; of the others, the one goes on whose first subject
+had its last slice longest ago. So no adapter's pass stops another adapter. A call that waits for a
+file gives its slices away.
 
-Sampling: a request that waits when a step begins enters before that step, whatever else is being decoded, and decodes
-together with all others, of whatever snapshots. Where the cache is full the youngest rows make way. Where the machine's
-memory ends, the request that needs most of those concerned fails, alone; the others begin again, and give the same
-bits. Any other failure of the batch fails its requests.
+Sampling: a request that waits when a step begins enters before that step, whatever else is being
+decoded, and decodes together with all others, of whatever snapshots. Where the cache is full the
+youngest rows make way. Where the machine's memory ends, the request that needs most of those
+concerned fails, alone; the others begin again, and give the same bits. Any other failure of the
+batch fails its requests.
 """
 
 from __future__ import annotations
@@ -40,8 +43,9 @@ from halteres.engine.torch.rows import Row, SampleRequest
 from halteres.errors import HalteresError
 
 Slices = Generator[Future[Any] | PendingBatch | None, None, Any]
-"""A call in slices; after one that yields a future it goes on once that is done; a micro-batch may be computed with
-others' before it goes on. Its return value is the answer."""
+"""A call in slices; after one that yields a future it goes on once that is done; a micro-batch may
+be computed with others' before it goes on. Its return value is the answer.
+"""
 
 
 @dataclass(slots=True, eq=False)
@@ -49,7 +53,8 @@ class Call:
     """A call that waits or runs."""
 
     name: str
-    subjects: tuple[str, ...]  # adapters, snapshots and folders that it reads or changes, the foremost first
+    # adapters, snapshots and folders that it reads or changes, the foremost first
+    subjects: tuple[str, ...]
     begin: Callable[[], Slices]
     future: Future[Any]
     batches: bool = False  # its slices are micro-batches, which may be computed with others'
@@ -77,12 +82,14 @@ class Worker:
 
     def __init__(self, sampler: Scheduler, threads: int, limits: Limits) -> None:
         self._sampler, self._threads, self._turn_steps = sampler, threads, limits.turn_steps
-        self._most_together = limits.pass_tokens  # of micro-batches computed together, as far as there is memory
+        # of micro-batches computed together, as far as there is memory
+        self._most_together = limits.pass_tokens
         self._inbox: deque[Call | SampleRequest] = deque()
         self._calls: list[Call] = []  # in the order in which they came
         self._freed = FreedMemory()
         self._slices = 0  # run so far
-        self._last_slices: dict[str, int] = {}  # number of the newest one of each subject that calls are about
+        # number of the newest one of each subject that calls are about
+        self._last_slices: dict[str, int] = {}
         self._changed = threading.Condition()
         self._closed = False
         self._thread = threading.Thread(target=self._run, name="torch", daemon=True)
@@ -112,7 +119,10 @@ class Worker:
         while True:
             with self._changed:
                 there_is_work = self._changed.wait_for(
-                    lambda: bool(self._closed or self._inbox or self._sampler.busy or self._free_calls()), IDLE_S
+                    lambda: bool(
+                        self._closed or self._inbox or self._sampler.busy or self._free_calls()
+                    ),
+                    IDLE_S,
                 )
             if not there_is_work:
                 self._freed.look(idle=True)
@@ -123,10 +133,15 @@ class Worker:
             if calls := self._free_calls():
                 self._run_slice(calls[0])
             steps = 0
-            while self._sampler.busy and not self._closed and (steps < self._turn_steps or not self._free_calls()):
+            while (
+                self._sampler.busy
+                and not self._closed
+                and (steps < self._turn_steps or not self._free_calls())
+            ):
                 with torch.inference_mode():
                     failure = attempt("sampling", self._sampler.step)
-                if isinstance(failure, HalteresError):  # the sampler itself is broken: nobody may wait for ever
+                # the sampler itself is broken: nobody may wait for ever
+                if isinstance(failure, HalteresError):
                     self._sampler.fail_all(failure)
                 steps += 1
                 self._take_inbox()
@@ -136,7 +151,9 @@ class Worker:
         self._sampler.fail_all(_closed_error())
 
     def _free_calls(self) -> list[Call]:
-        """The calls that can go on and wait for no older one; the subject that has waited longest first."""
+        """The calls that can go on and wait for no older one; the subject that has waited longest
+        first.
+        """
         taken: set[str] = set()
         free: list[Call] = []
         for call in self._calls:
@@ -152,20 +169,28 @@ class Worker:
                 self._sampler.add(item)
             else:
                 self._calls.append(item)
-                self._last_slices.setdefault(item.subjects[0], self._slices)  # before others' next turns, not for ever
+                # before others' next turns, not for ever
+                self._last_slices.setdefault(item.subjects[0], self._slices)
 
     def _run_slice(self, call: Call) -> None:
         """The next slice of a call, and of those that are computed with it."""
         together = [call] if not call.batches or self._has_begun(call) else []
         pending = [one.pending for one in together if one.pending is not None]
         if pending and pending[0].batch.size < self._most_together:
-            for other in [other for other in self._free_calls() if other.batches and other is not call]:
+            for other in [
+                other for other in self._free_calls() if other.batches and other is not call
+            ]:
                 begun = self._has_begun(other)
-                if begun and other.pending is not None and other.pending.fits(pending, self._most_together):
+                if (
+                    begun
+                    and other.pending is not None
+                    and other.pending.fits(pending, self._most_together)
+                ):
                     together.append(other)
                     pending.append(other.pending)
         if len(together) > 1:
-            failure = attempt("several passes", lambda: compute_together(pending))  # where it fails, each tries alone
+            # where it fails, each tries alone
+            failure = attempt("several passes", lambda: compute_together(pending))
             if isinstance(failure, EngineOutOfMemory):
                 self._most_together = sum(one.batch.size for one in pending) // 2
         for one in together:
@@ -188,7 +213,9 @@ class Worker:
             return
         self._calls.remove(call)
         waiting = {call.subjects[0] for call in self._calls}
-        self._last_slices = {name: last for name, last in self._last_slices.items() if name in waiting}
+        self._last_slices = {
+            name: last for name, last in self._last_slices.items() if name in waiting
+        }
         if isinstance(outcome, HalteresError):
             with suppress(InvalidStateError):  # cancelled
                 call.future.set_exception(outcome)
@@ -205,7 +232,9 @@ def _closed_error() -> HalteresError:
 
 
 class Scheduler:
-    """All sampling of an engine: the waiting requests, in the order in which they came, and the running batch."""
+    """All sampling of an engine: the waiting requests, in the order in which they came, and the
+    running batch.
+    """
 
     def __init__(self, base: BaseModel, limits: Limits) -> None:
         self._base, self._limits = base, limits
@@ -282,7 +311,9 @@ class Scheduler:
 
     def _length(self, row: Row) -> int:
         """Of the slot that a row enters with: what it has, and a little more."""
-        return slot_length(min(row.length + POSITION_STEP, row.request.full_length), self._base.context)
+        return slot_length(
+            min(row.length + POSITION_STEP, row.request.full_length), self._base.context
+        )
 
     def _make_room(self, length: int, count: int) -> int:
         """Slots for this many rows or, if there are fewer, for those."""
@@ -293,8 +324,9 @@ class Scheduler:
         return found or self._rows.make_room(length, 1, forced=not self.num_rows)
 
     def _make_way(self) -> None:
-        """Rows that have filled their slots get longer ones. The youngest lose theirs to them, before anything is
-        allocated, which may fail."""
+        """Rows that have filled their slots get longer ones. The youngest lose theirs to them,
+        before anything is allocated, which may fail.
+        """
         while self._missing() > 0 and self.num_rows > 1:
             row = max(self._rows, key=lambda row: row.age)
             self._rows.leave([row])
@@ -305,19 +337,25 @@ class Scheduler:
                 self._rows.move_on(forced=True)
 
     def _missing(self) -> int:
-        """Positions that are too few for all rows that have filled their slots. One by one, a row leaves its old slot
-        behind for the next."""
+        """Positions that are too few for all rows that have filled their slots. One by one, a row
+        leaves its old slot behind for the next.
+        """
         grown = {length: len(rows) for length, rows in self._rows.grown.items()}
         if not grown:
             return 0
-        more = sum((slot_length(length + 1, self._base.context) - length) * count for length, count in grown.items())
+        more = sum(
+            (slot_length(length + 1, self._base.context) - length) * count
+            for length, count in grown.items()
+        )
         return more + max(grown) - self.memory.free - self._rows.vacant
 
     def _requeue(self, request: SampleRequest, rows: Iterable[Row]) -> None:
         """These rows have no slots any more; requests wait in the order in which they came."""
         request.wait_for_slots([row for row in rows if row.sample not in request.finished])
         if request not in self._waiting:
-            self._waiting = deque(sorted([*self._waiting, request], key=lambda waiting: waiting.number))
+            self._waiting = deque(
+                sorted([*self._waiting, request], key=lambda waiting: waiting.number)
+            )
 
     def _run(self, work: Callable[[], None], entering: Iterable[SampleRequest] = ()) -> None:
         """What goes wrong inside concerns the batch's requests, and nobody else."""

@@ -1,9 +1,9 @@
 """Text games of several turns, played by the rules, words and random draws of GEM.
 
-Owns: the games of GEM under its ids; their levels, prompts, rewards and ends; corrected variants (`-v1-`).
-Never: touches a process-wide generator, imports GEM, reads a clock, executes what a policy wrote.
-Guarantees: a task and a seed are the whole initial state; a saved game goes on identically in another process; an
-action of any text gives a result, never an exception.
+Owns: the games of GEM under its ids; their levels, prompts, rewards and ends; corrected variants
+(`-v1-`). Never: touches a process-wide generator, imports GEM, reads a clock, executes what a
+policy wrote. Guarantees: a task and a seed are the whole initial state; a saved game goes on
+identically in another process; an action of any text gives a result, never an exception.
 """
 
 from __future__ import annotations
@@ -50,14 +50,15 @@ def make(id: str, *, split: Split = "train", base_seed: int = 0, **options: Any)
 
     Args:
         id: one of `IDS`.
-        split: of the seeds that `reset` takes when it is given none; training and evaluation never share a sequence.
+        split: of the seeds that `reset` takes when it is given none; training and evaluation never
+            share a sequence.
         base_seed: of the same.
         options: of the family, e.g. `init_algo` of FifteenPuzzle.
 
     Raises:
         NotFound: no game has this id; the nearest is named.
-        InvalidConfig: it is an id of GEM's that is no game played here; the family has no such option, or not with
-            this value.
+        InvalidConfig: it is an id of GEM's that is no game played here; the family has no such
+            option, or not with this value.
     """
     if id not in _FAMILY_OF:
         raise not_a_game(id, IDS)

@@ -1,4 +1,6 @@
-"""Games on boards: FifteenPuzzle (slide tiles into the gap), Game2048 (merge tiles), TowerofHanoi (move disks)."""
+"""Games on boards: FifteenPuzzle (slide tiles into the gap), Game2048 (merge tiles), TowerofHanoi
+(move disks).
+"""
 
 from __future__ import annotations
 
@@ -31,16 +33,19 @@ class Frame(Level):
 class FifteenPuzzle(DirectionGame[Frame]):
     """Order the tiles; at the turn limit, the cells that hold what they should are paid.
 
-    Its option `init_algo` says how the first board is drawn: "monte_carlo" slides 100 tiles away from the goal;
-    "pure_random" draws among all solvable boards; "gem-0.1.0" among all, as that release does, so that about half of
-    them cannot be solved.
+    Its option `init_algo` says how the first board is drawn: "monte_carlo" slides 100 tiles away
+    from the goal; "pure_random" draws among all solvable boards; "gem-0.1.0" among all, as that
+    release does, so that about half of them cannot be solved.
 
-    v0: on the side of 2, sliding 100 tiles leads to one of two boards, both four moves from the goal.
-    v1: there, the board is drawn among all solvable ones but the goal.
+    v0: on the side of 2, sliding 100 tiles leads to one of two boards, both four moves from the
+    goal. v1: there, the board is drawn among all solvable ones but the goal.
     """
 
     name = "FifteenPuzzle"
-    levels: ClassVar[Mapping[str, Frame]] = {"easy": Frame(side=2, max_turns=10), "hard": Frame(side=4, max_turns=50)}
+    levels: ClassVar[Mapping[str, Frame]] = {
+        "easy": Frame(side=2, max_turns=10),
+        "hard": Frame(side=4, max_turns=50),
+    }
     random_levels = (levels["easy"], Frame(side=3, max_turns=20), levels["hard"])
     corrected = ("easy", "random")
     options: ClassVar[Mapping[str, Any]] = {"init_algo": "monte_carlo"}
@@ -50,7 +55,9 @@ class FifteenPuzzle(DirectionGame[Frame]):
 
     tiles: list[int]  # row after row, GAP among them
 
-    def __init__(self, id: str, *, split: Split = "train", base_seed: int = 0, **parameters: Any) -> None:
+    def __init__(
+        self, id: str, *, split: Split = "train", base_seed: int = 0, **parameters: Any
+    ) -> None:
         super().__init__(id, split=split, base_seed=base_seed, **parameters)
         self.init_algo: str = self.task.parameters["init_algo"]
         if self.init_algo not in ALGORITHMS:
@@ -67,15 +74,18 @@ class FifteenPuzzle(DirectionGame[Frame]):
         greatest = self.level.side**2 - 1
         return (
             f"You are playing the {greatest}-Puzzle game.\n"
-            f"You have to arrange the numbered tiles in ascending order from 1 to {greatest}, with the empty space"
+            f"You have to arrange the numbered tiles in ascending order from 1 to {greatest}, "
+            "with the empty space"
             " located in the bottom-right corner.\n"
-            "To make a move, you can slide a tile into the empty space (represented by a double underscore, e.g. __)"
+            "To make a move, you can slide a tile into the empty space (represented by a double "
+            "underscore, e.g. __)"
             " by using one of the following commands:\n"
             "- 'up': Move the tile below the empty space up.\n"
             "- 'down': Move the tile above the empty space down.\n"
             "- 'left': Move the tile to the right of the empty space left.\n"
             "- 'right': Move the tile to the left of the empty space right.\n"
-            "To submit your move, type the direction (e.g., 'up', 'down', 'left', or 'right') in \\boxed{...}.\n"
+            "To submit your move, type the direction (e.g., 'up', 'down', 'left', or 'right') in "
+            "\\boxed{...}.\n"
             "The current board layout is shown below\n"
             "Use logic and planning to solve the puzzle.\n"
         )
@@ -83,7 +93,9 @@ class FifteenPuzzle(DirectionGame[Frame]):
     def _suffix(self) -> str:
         side = self.level.side
         drawn = ["__" if tile == GAP else f"{tile:2}" for tile in self.tiles]
-        board = "\n".join(" ".join(drawn[start : start + side]) for start in range(0, side**2, side))
+        board = "\n".join(
+            " ".join(drawn[start : start + side]) for start in range(0, side**2, side)
+        )
         return f"Here is the current board layout: \n{board}\n\nEnter your move."
 
     def _is_possible(self) -> bool:
@@ -93,7 +105,10 @@ class FifteenPuzzle(DirectionGame[Frame]):
         gap = self.tiles.index(GAP)
         tile = tiles_beside(gap, self.level.side).get(action)
         if tile is None:
-            text = f"At turn {self.turn}, you chose a move {action} that is outside the bounds of the board."
+            text = (
+                f"At turn {self.turn}, you chose a move {action} that is outside the bounds of "
+                "the board."
+            )
             return Move(text)
         self.tiles[gap], self.tiles[tile] = self.tiles[tile], GAP
         if self.tiles == self._goal():
@@ -113,7 +128,9 @@ class FifteenPuzzle(DirectionGame[Frame]):
         gap, last = len(tiles) - 1, ""
         for _ in range(NUM_SCRAMBLING_MOVES):
             beside = tiles_beside(gap, self.level.side)
-            last = self.rng.choice([direction for direction in beside if direction != OPPOSITE.get(last)])
+            last = self.rng.choice(
+                [direction for direction in beside if direction != OPPOSITE.get(last)]
+            )
             tile = beside[last]
             tiles[gap], tiles[tile] = tiles[tile], GAP
             gap = tile
@@ -122,10 +139,13 @@ class FifteenPuzzle(DirectionGame[Frame]):
     def _shuffled(self) -> list[int]:
         tiles = self._goal()
         self.rng.shuffle(tiles)
-        # A move swaps two cells and moves the gap by one: the parities of swaps and of the gap's way stay equal.
+        # A move swaps two cells and moves the gap by one: the parities of swaps and of the gap's
+        # way stay equal.
         gap_row, gap_column = divmod(tiles.index(GAP), self.level.side)
         order = [tile or len(tiles) for tile in tiles]
-        num_inversions = sum(left > right for i, left in enumerate(order) for right in order[i + 1 :])
+        num_inversions = sum(
+            left > right for i, left in enumerate(order) for right in order[i + 1 :]
+        )
         is_solvable = (num_inversions + 2 * (self.level.side - 1) - gap_row - gap_column) % 2 == 0
         if self.init_algo != "gem-0.1.0" and not is_solvable:
             one, other = self.rng.sample([tile for tile in tiles if tile != GAP], 2)
@@ -157,9 +177,11 @@ class Target(Level):
 
 
 class Game2048(DirectionGame[Target]):
-    """Merge tiles; each doubling of the largest one is paid an equal share of the way to the target.
+    """Merge tiles; each doubling of the largest one is paid an equal share of the way to the
+    target.
 
-    A move is paid before the new tile appears: a new 4 that is the largest tile is paid with the next move.
+    A move is paid before the new tile appears: a new 4 that is the largest tile is paid with the
+    next move.
     """
 
     name = "Game2048"
@@ -170,7 +192,9 @@ class Game2048(DirectionGame[Target]):
     }
     random_levels = (Target(tile=16, max_turns=20), Target(tile=32, max_turns=30), levels["easy"])
     state = ("rows", "largest", "largest_at_start")
-    format_error = "At turn {turn}, you did not provide a valid move. Please use \\boxed{{direction}} format."
+    format_error = (
+        "At turn {turn}, you did not provide a valid move. Please use \\boxed{{direction}} format."
+    )
     turn_limit = "You have reached the maximum number of turns ({max_turns})."
 
     rows: Rows
@@ -189,7 +213,8 @@ class Game2048(DirectionGame[Target]):
             f"Your goal is to reach the {self.level.tile} tile by sliding and merging tiles.\n"
             f"You have {self.level.max_turns} turns maximum.\n\n"
             "Rules:\n"
-            "- When two tiles with the same number touch, they merge into one tile with double the value.\n"
+            "- When two tiles with the same number touch, they merge into one tile with double "
+            "the value.\n"
             "- After each move, a new tile (2 or 4) appears in a random empty spot.\n"
             "- You can move tiles in four directions: 'up', 'down', 'left', 'right'.\n\n"
             "To submit your move, type the direction in \\boxed{...}.\n"
@@ -213,7 +238,8 @@ class Game2048(DirectionGame[Target]):
         rows = slid(self.rows, action)
         if rows == self.rows:
             return Move(
-                f"At turn {self.turn}, you chose move '{action}' which doesn't change the board state. Try a different"
+                f"At turn {self.turn}, you chose move '{action}' which doesn't change the board "
+                "state. Try a different"
                 " direction."
             )
         self.rows, reward = rows, 0.0
@@ -232,7 +258,12 @@ class Game2048(DirectionGame[Target]):
         return Move(f"At turn {self.turn}, you moved {action}", reward)
 
     def _add_tile(self) -> None:
-        empty = [(row, column) for row in range(SIDE) for column in range(SIDE) if self.rows[row][column] == EMPTY]
+        empty = [
+            (row, column)
+            for row in range(SIDE)
+            for column in range(SIDE)
+            if self.rows[row][column] == EMPTY
+        ]
         row, column = self.rng.choice(empty)
         self.rows[row][column] = 2 if self.rng.random() < 0.9 else 4
 
@@ -246,7 +277,8 @@ def slid(rows: Rows, direction: str) -> Rows:
             return [_merged(row[::-1])[::-1] for row in rows]
         case "up" | "down":
             columns = slid(
-                [list(column) for column in zip(*rows, strict=True)], "left" if direction == "up" else "right"
+                [list(column) for column in zip(*rows, strict=True)],
+                "left" if direction == "up" else "right",
             )
             return [list(row) for row in zip(*columns, strict=True)]
         case _:
@@ -298,7 +330,8 @@ class TowerOfHanoi(Game[Disks, tuple[str, str]]):
             f"You are playing Tower of Hanoi with {self.level.num_disks} disks.\n"
             "You have to move the disks from tower A to tower C.\n"
             "To move a disk, type the source tower and the target tower (e.g., '\\boxed{A C}').\n"
-            "Note that you can only move the top disk of a tower, and that a bigger disk cannot be placed on a smaller"
+            "Note that you can only move the top disk of a tower, and that a bigger disk cannot "
+            "be placed on a smaller"
             " disk.\n"
             "As you play, the history of your moves will be displayed.\n"
         )
@@ -313,18 +346,23 @@ class TowerOfHanoi(Game[Disks, tuple[str, str]]):
     def _move(self, action: tuple[str, str]) -> Move:
         source, target = action
         if not self.towers[source]:
-            return Move(f"At turn {self.turn}, you tried to move from tower {source}, which is empty.")
+            return Move(
+                f"At turn {self.turn}, you tried to move from tower {source}, which is empty."
+            )
         disk = self.towers[source][-1]
         if self.towers[target] and disk > self.towers[target][-1]:
             return Move(
-                f"At turn {self.turn}, you tried to move from tower {source} to tower {target}, but the top disk on"
+                f"At turn {self.turn}, you tried to move from tower {source} to tower {target}, "
+                "but the top disk on"
                 f" tower {source} is larger than the top disk on tower {target}."
             )
         self.towers[source].pop()
         self.towers[target].append(disk)
         if len(self.towers["C"]) == self.level.num_disks:
             return Move("Congratulations! You solved the Tower of Hanoi Puzzle", 1.0, "success")
-        return Move(f"At turn {self.turn}, you moved disk {disk} from tower {source} to tower {target}.")
+        return Move(
+            f"At turn {self.turn}, you moved disk {disk} from tower {source} to tower {target}."
+        )
 
     def _turn_limit_reward(self, action: tuple[str, str]) -> float:
         """The share of disks on C."""

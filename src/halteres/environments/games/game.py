@@ -61,7 +61,8 @@ class Move(NamedTuple):
 
     observation: str
     reward: float = 0.0
-    outcome: Literal["success", "failure"] | None = None  # None: play goes on, unless this was the last turn
+    # None: play goes on, unless this was the last turn
+    outcome: Literal["success", "failure"] | None = None
 
 
 class Info(TypedDict, total=False):
@@ -71,7 +72,8 @@ class Info(TypedDict, total=False):
     seed: int  # of this episode
     outcome: Outcome | None  # None while play goes on; this and the next two only from `step`
     success: bool
-    reward_components: dict[str, float]  # by what paid: "move", "format_error", "turn_limit"; their sum is the reward
+    # by what paid: "move", "format_error", "turn_limit"; their sum is the reward
+    reward_components: dict[str, float]
 
 
 Step = tuple[str, float, bool, bool, Info]
@@ -93,13 +95,17 @@ _SAVED: Mapping[str, Any] = {
 
 
 def taken(value: Any, kind: Any, name: str) -> Any:
-    """A copy of a value of JSON that is of a type, or a map that has fields of some types. ValueError: it is not."""
+    """A copy of a value of JSON that is of a type, or a map that has fields of some types.
+    ValueError: it is not.
+    """
     if isinstance(kind, Mapping):
         fields = taken(value, dict[str, Any], name)
         missing = kind.keys() - fields.keys()
         if missing:
             raise ValueError(f"{name} has no {min(missing)}")
-        return {field: taken(fields[field], part, f"{name}.{field}") for field, part in kind.items()}
+        return {
+            field: taken(fields[field], part, f"{name}.{field}") for field, part in kind.items()
+        }
     origin, parts = get_origin(kind), get_args(kind)
     if origin is list and isinstance(value, list):
         return [taken(item, parts[0], name) for item in value]
@@ -116,9 +122,9 @@ def taken(value: Any, kind: Any, name: str) -> Any:
 class Game(ABC, Generic[LevelT, ActionT]):
     """One environment that plays episodes of one task, one after another; `reset` comes first.
 
-    Reset with seed s, all draws come from one `random.Random(s)`, in the order in which GEM draws: ours and GEM's
-    environment after `reset(seed=s)` play the same episode. Another process that restores what `save` gave goes on
-    identically.
+    Reset with seed s, all draws come from one `random.Random(s)`, in the order in which GEM draws:
+    ours and GEM's environment after `reset(seed=s)` play the same episode. Another process that
+    restores what `save` gave goes on identically.
 
     Args:
         id: e.g. "game:GuessTheNumber-v0-easy".
@@ -136,7 +142,8 @@ class Game(ABC, Generic[LevelT, ActionT]):
     corrected: ClassVar[Sequence[str]] = ()  # levels that exist as v1 too
     options: ClassVar[Mapping[str, Any]] = {}  # parameters beyond the id: their defaults, JSON-able
     pattern: ClassVar[re.Pattern[str]]  # of an action; the last match within the answer counts
-    state: ClassVar[Sequence[str]]  # the attributes that `_setup` and `_move` write; their values are JSON-able
+    # the attributes that `_setup` and `_move` write; their values are JSON-able
+    state: ClassVar[Sequence[str]]
 
     format_error: ClassVar[str] = "At turn {turn}, you did not provide a valid guess."
     turn_limit: ClassVar[str] = "You have reached the maximum number of turns."
@@ -145,7 +152,9 @@ class Game(ABC, Generic[LevelT, ActionT]):
     seed: int
     level: LevelT
 
-    def __init__(self, id: str, *, split: Split = "train", base_seed: int = 0, **parameters: Any) -> None:
+    def __init__(
+        self, id: str, *, split: Split = "train", base_seed: int = 0, **parameters: Any
+    ) -> None:
         _, version, self.level_name = id.split("-", 2)
         self.version = int(version[1:])
         for option in parameters:
@@ -180,12 +189,15 @@ class Game(ABC, Generic[LevelT, ActionT]):
 
     @abstractmethod
     def _move(self, action: ActionT) -> Move:
-        """Play an action; one that is against the rules changes nothing, pays nothing and is told why."""
+        """Play an action; one that is against the rules changes nothing, pays nothing and is told
+        why.
+        """
 
     @abstractmethod
     def _is_possible(self) -> bool:
-        """Whether the values of `state`, restored and of the right types, are of the level's sizes and fit each other:
-        then no move raises."""
+        """Whether the values of `state`, restored and of the right types, are of the level's sizes
+        and fit each other: then no move raises.
+        """
 
     @abstractmethod
     def random_action(self, rng: random.Random) -> str:
@@ -196,11 +208,15 @@ class Game(ABC, Generic[LevelT, ActionT]):
         return self.rng.choice(self.random_levels)
 
     def _turn_limit_reward(self, action: ActionT) -> float | None:
-        """What the last turn pays instead of its move where no move ended the episode; None: its move is paid."""
+        """What the last turn pays instead of its move where no move ended the episode; None: its
+        move is paid.
+        """
         return None
 
     def reset(self, seed: int | None = None) -> tuple[str, Info]:
-        """Begin an episode; without a seed, of the next one in the sequence of this task, split and base seed."""
+        """Begin an episode; without a seed, of the next one in the sequence of this task, split and
+        base seed.
+        """
         if seed is None:
             seed = episode_seed(self.task, self._split, self._base_seed, self._num_seeds_taken)
             self._num_seeds_taken += 1
@@ -208,7 +224,9 @@ class Game(ABC, Generic[LevelT, ActionT]):
         self.turn = 0
         self._setup()
         observation = self._rules()
-        return observation, {"suffix": self._suffix(), "seed": seed} if self.suffix_at_reset else {"seed": seed}
+        return observation, {"suffix": self._suffix(), "seed": seed} if self.suffix_at_reset else {
+            "seed": seed
+        }
 
     def step(self, action: str) -> Step:
         """Play the last action within an answer of the policy."""
@@ -227,7 +245,10 @@ class Game(ABC, Generic[LevelT, ActionT]):
         else:
             observation, reward, outcome = self._move(parsed)
             if outcome is None and self.turn >= self.level.max_turns:
-                observation, outcome = self.turn_limit.format(max_turns=self.level.max_turns), "turn_limit"
+                observation, outcome = (
+                    self.turn_limit.format(max_turns=self.level.max_turns),
+                    "turn_limit",
+                )
                 truncated = True
                 if (instead := self._turn_limit_reward(parsed)) is not None:
                     component, reward = "turn_limit", instead
@@ -245,7 +266,11 @@ class Game(ABC, Generic[LevelT, ActionT]):
         version, numbers, gauss = self.rng.getstate()
         return {
             "task": {"id": self.task.id, "parameters": dict(self.task.parameters)},
-            "seeds": {"split": self._split, "base_seed": self._base_seed, "num_taken": self._num_seeds_taken},
+            "seeds": {
+                "split": self._split,
+                "base_seed": self._base_seed,
+                "num_taken": self._num_seeds_taken,
+            },
             "seed": self.seed,
             "turn": self.turn,
             "generator": [version, list(numbers), gauss],
@@ -256,7 +281,8 @@ class Game(ABC, Generic[LevelT, ActionT]):
         """Go on where `save` was called, of a game of the same task.
 
         Raises:
-            InvalidData: it was saved by a game of another task, or is damaged; this game is as it was then.
+            InvalidData: it was saved by a game of another task, or is damaged; this game is as it
+                was then.
         """
         try:
             content = taken(saved, _SAVED, "the state")
@@ -280,11 +306,17 @@ class Game(ABC, Generic[LevelT, ActionT]):
         seeds, kinds = content["seeds"], get_type_hints(type(self))
         if seeds["split"] not in get_args(Split) or content["turn"] < 0:
             raise ValueError(f"the split is {seeds['split']!r}, the turn {content['turn']}")
-        self._split, self._base_seed, self._num_seeds_taken = seeds["split"], seeds["base_seed"], seeds["num_taken"]
+        self._split, self._base_seed, self._num_seeds_taken = (
+            seeds["split"],
+            seeds["base_seed"],
+            seeds["num_taken"],
+        )
         self.rng = random.Random()  # noqa: S311 - games, not secrets
         self._begin(content["seed"])
         self.turn = content["turn"]
-        for name, value in taken(content["state"], {name: kinds[name] for name in self.state}, "the state").items():
+        for name, value in taken(
+            content["state"], {name: kinds[name] for name in self.state}, "the state"
+        ).items():
             setattr(self, name, value)
         if not self._is_possible():
             raise ValueError("no episode of this game comes to such a state")
@@ -292,8 +324,12 @@ class Game(ABC, Generic[LevelT, ActionT]):
         self.rng.setstate((version, tuple(numbers), gauss))
 
     def spawn(self, same_state: bool = False) -> Self:
-        """Another game of the same task and sequence of seeds; with `same_state`, in the middle of this episode."""
-        twin = type(self)(self.task.id, split=self._split, base_seed=self._base_seed, **self.task.parameters)
+        """Another game of the same task and sequence of seeds; with `same_state`, in the middle of
+        this episode.
+        """
+        twin = type(self)(
+            self.task.id, split=self._split, base_seed=self._base_seed, **self.task.parameters
+        )
         if same_state:
             twin.restore(self.save())
         return twin
@@ -304,12 +340,18 @@ class Game(ABC, Generic[LevelT, ActionT]):
     def _begin(self, seed: int) -> None:
         self.seed = seed
         self.rng.seed(seed)
-        self.level = self._random_level() if self.level_name == "random" else self.levels[self.level_name]
+        self.level = (
+            self._random_level() if self.level_name == "random" else self.levels[self.level_name]
+        )
 
 
 def episode_seed(task: Task, split: Split, base_seed: int, index: int) -> int:
-    """The seed, 32 bits without sign, of the `index`-th episode that is played of a task without naming one."""
-    name = f"halteres/games/1:{task.id}/{sorted(task.parameters.items())}/{split}/{base_seed}/{index}"
+    """The seed, 32 bits without sign, of the `index`-th episode that is played of a task without
+    naming one.
+    """
+    name = (
+        f"halteres/games/1:{task.id}/{sorted(task.parameters.items())}/{split}/{base_seed}/{index}"
+    )
     return int.from_bytes(hashlib.sha256(name.encode()).digest()[:4], "big")
 
 

@@ -1,4 +1,6 @@
-"""Games on a map: Minesweeper (open all cells without a mine) and Sokoban (push boxes onto targets)."""
+"""Games on a map: Minesweeper (open all cells without a mine) and Sokoban (push boxes onto
+targets).
+"""
 
 from __future__ import annotations
 
@@ -27,8 +29,8 @@ class Minefield(Level):
 class Minesweeper(Game[Minefield, tuple[str, int, int]]):
     """Reveal and flag cells; every opened cell is paid.
 
-    v0: won only if every mine is flagged when the last safe cell is opened; otherwise play runs to the turn limit.
-    v1: won as soon as all safe cells are open.
+    v0: won only if every mine is flagged when the last safe cell is opened; otherwise play runs to
+    the turn limit. v1: won as soon as all safe cells are open.
     """
 
     name = "Minesweeper"
@@ -40,7 +42,8 @@ class Minesweeper(Game[Minefield, tuple[str, int, int]]):
     pattern = re.compile(r"\\boxed\{([a-zA-Z]+)\s(\d+)\s(\d+)\}")
     state = ("counts", "shown")
 
-    counts: list[int]  # of mines around each cell, row after row; MINE at a mine; all 0 until the first reveal
+    # of mines around each cell, row after row; MINE at a mine; all 0 until the first reveal
+    counts: list[int]
     shown: list[str]  # what the player sees of each cell: UNKNOWN, FLAG or its count
 
     def _random_level(self) -> Minefield:
@@ -59,17 +62,22 @@ class Minesweeper(Game[Minefield, tuple[str, int, int]]):
         return (
             "You are playing the Minesweeper game.\n"
             "The objective of the game is to reveal all cells that do not contain mines.\n"
-            "To make a move, you can either reveal a cell or place a flag on a suspected mine location using one of"
+            "To make a move, you can either reveal a cell or place a flag on a suspected mine "
+            "location using one of"
             " the following commands:\n"
             "- 'reveal': Reveal the contents of a specific cell.\n"
             "- 'flag': Place or remove a flag on a specific cell to mark it as a potential mine.\n"
             "To submit your move, type the command followed by the row and column in \\boxed{}.\n"
             "For example:\n"
-            f"- \\boxed{{reveal {row} {column}}} to reveal the cell in Row {row}, Column {column}.\n"
-            f"- \\boxed{{flag {flag_row} {flag_column}}} to place or remove a flag on the cell in Row {flag_row},"
+            f"- \\boxed{{reveal {row} {column}}} to reveal the cell in Row {row}, Column "
+            f"{column}.\n"
+            f"- \\boxed{{flag {flag_row} {flag_column}}} to place or remove a flag on the cell in "
+            f"Row {flag_row},"
             f" Column {flag_column}.\n"
-            "The current board layout is shown below. Cells that are unrevealed are represented by a dot ('.'),"
-            " revealed numbers show the count of adjacent mines, and flagged cells are marked with an 'F'.\n"
+            "The current board layout is shown below. Cells that are unrevealed are represented "
+            "by a dot ('.'),"
+            " revealed numbers show the count of adjacent mines, and flagged cells are marked "
+            "with an 'F'.\n"
             "Use logic and deduction to avoid revealing cells with mines!\n"
             "Be mindful not to choose revealed or flagged cells.\n"
         )
@@ -77,8 +85,13 @@ class Minesweeper(Game[Minefield, tuple[str, int, int]]):
     def _suffix(self) -> str:
         side = self.level.side
         heading = " ".join(f"{column:2}" for column in range(side))
-        rows = [f"{row:2}  {'  '.join(self.shown[row * side : (row + 1) * side])} \n" for row in range(side)]
-        return f"Here is the current board layout:\n   {heading}\n{''.join(rows)}\nEnter your guess."
+        rows = [
+            f"{row:2}  {'  '.join(self.shown[row * side : (row + 1) * side])} \n"
+            for row in range(side)
+        ]
+        return (
+            f"Here is the current board layout:\n   {heading}\n{''.join(rows)}\nEnter your guess."
+        )
 
     def _parse(self, found: re.Match[str]) -> tuple[str, int, int]:
         return found[1].lower(), int(found[2]), int(found[3])
@@ -87,28 +100,46 @@ class Minesweeper(Game[Minefield, tuple[str, int, int]]):
         command, row, column = action
         side, turn = self.level.side, f"At turn {self.turn}, you"
         if not (row < side and column < side):
-            return Move(f"{turn} chose cell ({row}, {column}), which is outside the bounds of the grid.")
+            return Move(
+                f"{turn} chose cell ({row}, {column}), which is outside the bounds of the grid."
+            )
         cell = row * side + column
         if command == "flag":
             if self.shown[cell] not in (UNKNOWN, FLAG):
-                return Move(f"{turn} chose to flag cell ({row}, {column}), which has already been revealed.")
+                return Move(
+                    f"{turn} chose to flag cell ({row}, {column}), which has already been revealed."
+                )
             added = self.shown[cell] == UNKNOWN
             self.shown[cell] = FLAG if added else UNKNOWN
-            return Move(f"{turn} {'added' if added else 'removed'} a flag on cell ({row}, {column}).")
+            return Move(
+                f"{turn} {'added' if added else 'removed'} a flag on cell ({row}, {column})."
+            )
         if command != "reveal":
-            return Move(f"{turn} chose an invalid action '{command}'. Valid actions are 'reveal' or 'flag'.")
+            return Move(
+                f"{turn} chose an invalid action '{command}'. Valid actions are 'reveal' or 'flag'."
+            )
         if MINE not in self.counts:
             self._lay_mines(row, column)
         if self.counts[cell] == MINE:  # a flag does not protect
             return Move(f"Game over! You hit a mine at ({row}, {column})", 0.0, "failure")
         if self.shown[cell] != UNKNOWN:
-            return Move(f"{turn} chose to reveal cell ({row}, {column}), which has already been revealed.")
+            return Move(
+                f"{turn} chose to reveal cell ({row}, {column}), which has already been revealed."
+            )
         reward = self._open(cell) / (side**2 - self.level.num_mines)
-        of_mines = [shown for count, shown in zip(self.counts, self.shown, strict=True) if count == MINE]
-        of_others = [shown for count, shown in zip(self.counts, self.shown, strict=True) if count != MINE]
+        of_mines = [
+            shown for count, shown in zip(self.counts, self.shown, strict=True) if count == MINE
+        ]
+        of_others = [
+            shown for count, shown in zip(self.counts, self.shown, strict=True) if count != MINE
+        ]
         are_flagged = self.version > 0 or set(of_mines) == {FLAG}
         if are_flagged and not {UNKNOWN, FLAG} & set(of_others):
-            return Move("Congratulations! You have successfully cleared the Minesweeper board.", reward, "success")
+            return Move(
+                "Congratulations! You have successfully cleared the Minesweeper board.",
+                reward,
+                "success",
+            )
         return Move(f"{turn} successfully revealed cell ({row}, {column}).", reward)
 
     def _is_possible(self) -> bool:
@@ -128,7 +159,10 @@ class Minesweeper(Game[Minefield, tuple[str, int, int]]):
         while num_laid < self.level.num_mines:
             row, column = self._random_cell(self.rng)
             cell = row * self.level.side + column
-            if self.counts[cell] != MINE and max(abs(row - safe_row), abs(column - safe_column)) > 1:
+            if (
+                self.counts[cell] != MINE
+                and max(abs(row - safe_row), abs(column - safe_column)) > 1
+            ):
                 self.counts[cell] = MINE
                 num_laid += 1
         for cell, around in enumerate(neighbours_of(self.level.side)):
@@ -136,7 +170,9 @@ class Minesweeper(Game[Minefield, tuple[str, int, int]]):
                 self.counts[cell] = sum(self.counts[other] == MINE for other in around)
 
     def _open(self, cell: int) -> int:
-        """Open a safe cell and, where no mine is around it, its neighbours in turn; how many were opened."""
+        """Open a safe cell and, where no mine is around it, its neighbours in turn; how many were
+        opened.
+        """
         neighbours = neighbours_of(self.level.side)
         opened = [cell]
         self.shown[cell] = str(self.counts[cell])
@@ -170,7 +206,9 @@ FREE = (FLOOR, TARGET)
 BOXES = (BOX_ON_TARGET, BOX)
 
 MASKS = ("000111000", "010010010", "000110010", "000110110", "000011010")
-"""Three rows of three cells: what becomes floor around a position of the walk that carves a room."""
+"""Three rows of three cells: what becomes floor around a position of the walk that carves a
+room.
+"""
 
 TURN_SHARE = 0.35
 """Of the steps of that walk, those before which it takes a new direction."""
@@ -216,7 +254,8 @@ class Sokoban(DirectionGame[RoomSize]):
         example = self.random_action(self.rng)
         direction = example.removeprefix("\\boxed{").removesuffix("}")
         return (
-            "You are solving the Sokoban puzzle. You are the player and you need to push all boxes to targets.\n"
+            "You are solving the Sokoban puzzle. You are the player and you need to push all "
+            "boxes to targets.\n"
             "When you are right next to a box, you can push it by moving in the same direction.\n"
             "You cannot push a box through a wall or another box, and you cannot pull a box.\n"
             f"you have to complete the puzzle within {self.level.max_turns} turns.\n"
@@ -235,7 +274,10 @@ class Sokoban(DirectionGame[RoomSize]):
     def _suffix(self) -> str:
         symbols = [SYMBOLS[cell] for cell in self.cells]
         width = self.level.width
-        rows = "".join(" ".join(symbols[start : start + width]) + "\n" for start in range(0, len(symbols), width))
+        rows = "".join(
+            " ".join(symbols[start : start + width]) + "\n"
+            for start in range(0, len(symbols), width)
+        )
         return f"Here is the current board layout:\n{rows}\nEnter your move."
 
     def _parse(self, found: re.Match[str]) -> str | None:
@@ -249,13 +291,18 @@ class Sokoban(DirectionGame[RoomSize]):
         ahead, behind = player + step, player + 2 * step
         pushes = self.cells[ahead] in BOXES
         if self.cells[ahead] == WALL or (pushes and self.cells[behind] not in FREE):
-            return Move(f"At turn {self.turn}, you cannot move {action} - you would collide with wall or other boxes!")
+            return Move(
+                f"At turn {self.turn}, you cannot move {action} - you would collide with wall or "
+                "other boxes!"
+            )
         if pushes:
             self.cells[behind] = BOX_ON_TARGET if self.structure[behind] == TARGET else BOX
         self.cells[ahead], self.cells[player] = PLAYER, self.structure[player]
         if self.cells.count(BOX_ON_TARGET) == self.level.num_boxes:
             return Move("Congratulations! You have solved the Sokoban puzzle!", 1.0, "success")
-        return Move(f"At turn {self.turn}, you {'pushed a box while you ' if pushes else ''}moved {action}.")
+        return Move(
+            f"At turn {self.turn}, you {'pushed a box while you ' if pushes else ''}moved {action}."
+        )
 
     def _is_possible(self) -> bool:
         height, width = self.level.height, self.level.width
@@ -280,7 +327,8 @@ class Sokoban(DirectionGame[RoomSize]):
 
 @functools.lru_cache(maxsize=256)
 def _make_room(level: RoomSize, seed: int) -> tuple[bytes, bytes]:
-    """A room that can be solved, with its structure; cached, because all rollouts of a group begin in it.
+    """A room that can be solved, with its structure; cached, because all rollouts of a group begin
+    in it.
 
     Raises:
         EnvironmentFailed: no room of this size and so many boxes was found.
@@ -304,7 +352,8 @@ def _make_room(level: RoomSize, seed: int) -> tuple[bytes, bytes]:
                 if cells is not None and not _is_dead(cells, structure, level.width):
                     return cells, structure
     raise EnvironmentFailed(
-        f"No Sokoban room of {level.height} by {level.width} cells with {level.num_boxes} boxes was found.",
+        f"No Sokoban room of {level.height} by {level.width} cells with {level.num_boxes} boxes "
+        "was found.",
         f"{NUM_SEEDS * TRIES_PER_SEED} were tried, from seed {seed} on.",
         "Take another seed.",
     )
@@ -332,24 +381,29 @@ def _carve(height: int, width: int, rng: random.Random) -> list[int]:
 def _is_dead(cells: bytes, structure: bytes, width: int) -> bool:
     """Whether some box is in a corner or, where there are several, can be pushed nowhere.
 
-    The corner is GEM's, which is none: walls above and below a cell count, above and to the left do not.
+    The corner is GEM's, which is none: walls above and below a cell count, above and to the left do
+    not.
     """
     boxes = [position for position, cell in enumerate(cells) if cell in BOXES]
     for box in boxes:
         walls = [index for index, step in enumerate(_steps(width)) if structure[box + step] == WALL]
         in_corner = len(walls) > 2 or (len(walls) == 2 and walls[1] - walls[0] in (1, 3))
-        pushes = (cells[box + step] in FREE and cells[box - step] in (*FREE, PLAYER) for step in _steps(width))
+        pushes = (
+            cells[box + step] in FREE and cells[box - step] in (*FREE, PLAYER)
+            for step in _steps(width)
+        )
         if (in_corner and structure[box] != TARGET) or (len(boxes) > 1 and not any(pushes)):
             return True
     return False
 
 
 def _play_backwards(solved: bytes, structure: bytes, width: int) -> bytes | None:
-    """The room from which most has to be done: pulls on the way to it, times the distances of boxes from their targets.
+    """The room from which most has to be done: pulls on the way to it, times the distances of boxes
+    from their targets.
 
-    Depth-first over the player's steps; whoever steps away from a box drags it along. Rooms in which a target is
-    taken do not count; None where there is no other. Boxes are sets of bits, one for each cell; a box that was never
-    dragged is not the same as one that was dragged back.
+    Depth-first over the player's steps; whoever steps away from a box drags it along. Rooms in
+    which a target is taken do not count; None where there is no other. Boxes are sets of bits, one
+    for each cell; a box that was never dragged is not the same as one that was dragged back.
     """
     targets = tuple(position for position, cell in enumerate(structure) if cell == TARGET)
     all_targets = sum(1 << target for target in targets)
@@ -388,7 +442,10 @@ def _play_backwards(solved: bytes, structure: bytes, width: int) -> bytes | None
     if best is None:
         return None
     player, untouched, dragged = best
-    cells = [BOX if (untouched | dragged) >> position & 1 else cell for position, cell in enumerate(structure)]
+    cells = [
+        BOX if (untouched | dragged) >> position & 1 else cell
+        for position, cell in enumerate(structure)
+    ]
     cells[player] = PLAYER
     return bytes(cells)
 

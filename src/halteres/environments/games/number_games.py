@@ -1,4 +1,6 @@
-"""Games with numbers: GuessTheNumber (hints of "lower" and "higher"), Mastermind (black and white pegs), Sudoku."""
+"""Games with numbers: GuessTheNumber (hints of "lower" and "higher"), Mastermind (black and white
+pegs), Sudoku.
+"""
 
 from __future__ import annotations
 
@@ -38,7 +40,9 @@ class GuessTheNumber(Game[NumberRange, int]):
         """6 to 51 numbers, the smallest of them 1 to 10; the wider the range, the more turns."""
         low = self.rng.randint(1, 10)
         high = self.rng.randint(low + 5, low + 50)
-        return NumberRange(min_number=low, max_number=high, max_turns=math.ceil(math.sqrt(high - low)) + 1)
+        return NumberRange(
+            min_number=low, max_number=high, max_turns=math.ceil(math.sqrt(high - low)) + 1
+        )
 
     def _setup(self) -> None:
         self.number = self.rng.randint(self.level.min_number, self.level.max_number)
@@ -47,13 +51,17 @@ class GuessTheNumber(Game[NumberRange, int]):
     def _rules(self) -> str:
         return (
             "You are playing Guess The Number.\n"
-            f"You have to guess the number between {self.level.min_number} and {self.level.max_number} (inclusive)"
+            f"You have to guess the number between {self.level.min_number} and "
+            f"{self.level.max_number} (inclusive)"
             f" within {self.level.max_turns} turns.\n"
-            "As you enter your guess, the game will provide you with hints such as the target number is 'higher' or"
+            "As you enter your guess, the game will provide you with hints such as the target "
+            "number is 'higher' or"
             " 'lower'.\n"
-            "You may provide your response in any manner. Only the number that is wrapped inside \\boxed{} will be"
+            "You may provide your response in any manner. Only the number that is wrapped inside "
+            "\\boxed{} will be"
             f" considered as your guess, for example, {self.random_action(self.rng)}.\n"
-            "As you play, the history of your guesses will be appended below. Use the information to complete the game"
+            "As you play, the history of your guesses will be appended below. Use the information "
+            "to complete the game"
             " before you run out of guesses.\n"
             "Enter your first guess to start the game.\n"
         )
@@ -73,7 +81,10 @@ class GuessTheNumber(Game[NumberRange, int]):
             return Move(f"{guessed} which has been already guessed before.")
         self.guesses.append(action)
         if action == self.number:
-            text = f"Congratulations! You guessed the correct number {self.number} in {self.turn} turns."
+            text = (
+                f"Congratulations! You guessed the correct number {self.number} in {self.turn} "
+                "turns."
+            )
             return Move(text, 1.0, "success")
         hint = "lower" if action > self.number else "higher"
         return Move(f"{guessed} and the target number is {hint} than {action}.")
@@ -129,15 +140,20 @@ class Mastermind(Game[Code, list[int]]):
     def _rules(self) -> str:
         return (
             "You are playing Mastermind.\n"
-            f"You have to guess the secret {self.level.length} digit code within {self.level.max_turns} turns.\n"
-            f"The code consists of digits from 1 to {self.level.num_digits} (inclusive). Duplicate numbers are not"
+            f"You have to guess the secret {self.level.length} digit code within "
+            f"{self.level.max_turns} turns.\n"
+            f"The code consists of digits from 1 to {self.level.num_digits} (inclusive). "
+            "Duplicate numbers are not"
             " allowed.\n"
-            "After you enter your guess, I will say mark your guess with black and white pegs, where a black peg"
-            " indicates a correct digit in the correct position, while a white peg indicates a correct digit in the"
+            "After you enter your guess, I will say mark your guess with black and white pegs, "
+            "where a black peg"
+            " indicates a correct digit in the correct position, while a white peg indicates a "
+            "correct digit in the"
             " wrong position.\n"
             f"After thinking, format your final answer inside \\boxed{{...}}, for example,"
             f" {self.random_action(self.rng)}.\n"
-            "As you play, the history of your guesses will be appended below. Use the information to complete the game"
+            "As you play, the history of your guesses will be appended below. Use the information "
+            "to complete the game"
             " before you run out of guesses.\n"
             "Enter your first guess to start the game.\n"
         )
@@ -151,9 +167,14 @@ class Mastermind(Game[Code, list[int]]):
     def _move(self, action: list[int]) -> Move:
         guessed = f"At turn {self.turn}, you guessed {action}"
         if len(action) != self.level.length:
-            return Move(f"{guessed} which has {len(action)} entries but the code has length {self.level.length}.")
+            return Move(
+                f"{guessed} which has {len(action)} entries but the code has length "
+                f"{self.level.length}."
+            )
         if not all(1 <= digit <= self.level.num_digits for digit in action):
-            return Move(f"{guessed}, which has numbers outside the range 1 to {self.level.num_digits}.")
+            return Move(
+                f"{guessed}, which has numbers outside the range 1 to {self.level.num_digits}."
+            )
         if action in self.guesses:
             return Move(f"{guessed}, which has been already guessed before.")
         self.guesses.append(action)
@@ -162,9 +183,13 @@ class Mastermind(Game[Code, list[int]]):
         reward = max(0, black - self.most_black) / self.level.length
         self.most_black = max(self.most_black, black)
         if black == self.level.length:
-            text = f"Congratulations! You guessed the correct code {self.code} in {self.turn} turns."
+            text = (
+                f"Congratulations! You guessed the correct code {self.code} in {self.turn} turns."
+            )
             return Move(text, reward, "success")
-        return Move(f"{guessed}. This guess receives {black} black peg(s) and {white} white peg(s).", reward)
+        return Move(
+            f"{guessed}. This guess receives {black} black peg(s) and {white} white peg(s).", reward
+        )
 
     def _is_possible(self) -> bool:
         return len(self.code) == self.level.length and 0 <= self.most_black <= self.level.length
@@ -182,7 +207,8 @@ class Puzzle(Level):
     """A grid of `side` times `side` cells."""
 
     side: int
-    num_removals: int  # cells of the full grid that are tried; one stays where the solution would not be the only one
+    # cells of the full grid that are tried; one stays where the solution would not be the only one
+    num_removals: int
 
 
 class Sudoku(Game[Puzzle, tuple[int, int, int]]):
@@ -217,28 +243,38 @@ class Sudoku(Game[Puzzle, tuple[int, int, int]]):
         side = self.level.side
         return (
             f"You are playing {'A simple version of' if side == 4 else ''} Sudoku.\n"
-            f"Each row is numbered from 1 to {side}, and each column is also numbered from 1 to {side}.\n"
-            f"Empty cells are represented by '.', and pre-filled cells contain digits from 1 to {side}.\n\n"
-            f"Your objective is to fill the empty cells in the {side}x{side} grid with digits from 1 to {side} such"
+            f"Each row is numbered from 1 to {side}, and each column is also numbered from 1 to "
+            f"{side}.\n"
+            "Empty cells are represented by '.', and pre-filled cells contain digits from 1 to "
+            f"{side}.\n\n"
+            f"Your objective is to fill the empty cells in the {side}x{side} grid with digits "
+            f"from 1 to {side} such"
             " that:\n"
             f"1. Each row contains all digits from 1 to {side} without repetition.\n"
             f"2. Each column contains all digits from 1 to {side} without repetition.\n"
-            f"3. Each of the nine {side}x{side} subgrids contains all digits from 1 to {side} without repetition.\n\n"
+            f"3. Each of the nine {side}x{side} subgrids contains all digits from 1 to {side} "
+            "without repetition.\n\n"
             "Rules and Instructions:\n"
             "1. **Do not overwrite** the initial numbers provided in the grid.\n"
             "2. **Only fill** empty cells represented by '.'.\n"
-            "3. You may respond in any manner you prefer, but ensure that your response includes the format of"
+            "3. You may respond in any manner you prefer, but ensure that your response includes "
+            "the format of"
             " '\\boxed{row column number}', e.g. \\boxed{1 1 5}.\n"
-            "4. **Ensure** that your move does not violate Sudoku rules. Invalid moves, including overwriting"
-            " pre-filled cells and placing two numbers in one row/col/sub-grid will result in penalties.\n"
-            "The history of your moves will be appended as you play more rounds. Use the history of your move to"
+            "4. **Ensure** that your move does not violate Sudoku rules. Invalid moves, including "
+            "overwriting"
+            " pre-filled cells and placing two numbers in one row/col/sub-grid will result in "
+            "penalties.\n"
+            "The history of your moves will be appended as you play more rounds. Use the history "
+            "of your move to"
             " improve your decision making by avoiding the moves you have tried. Good luck!\n\n"
         )
 
     def _suffix(self) -> str:
         side = self.level.side
         box = math.isqrt(side)
-        headings = [f"C{column + 1}" + ("  " if (column + 1) % box == 0 else "") for column in range(side)]
+        headings = [
+            f"C{column + 1}" + ("  " if (column + 1) % box == 0 else "") for column in range(side)
+        ]
         lines = ["   " + " ".join(headings)]
         for row in range(side):
             digits = [str(digit or ".") for digit in self.cells[row * side : (row + 1) * side]]
@@ -266,7 +302,10 @@ class Sudoku(Game[Puzzle, tuple[int, int, int]]):
         reward = 1 / self.num_empty_at_start
         if EMPTY not in self.cells:
             return Move("Congratulations! You have completed the Sudoku puzzle!", reward, "success")
-        return Move(f"At turn {self.turn}, you placed {digit} at R{row} C{column}, which is correct.", reward)
+        return Move(
+            f"At turn {self.turn}, you placed {digit} at R{row} C{column}, which is correct.",
+            reward,
+        )
 
     def _is_possible(self) -> bool:
         side = self.level.side
@@ -323,10 +362,13 @@ class Grid:
         digit = self.cells[cell]
         self._toggle(cell, digit)
         for other in range(1, self.side + 1):
-            # A second solution must differ here: with this digit, the grid has the one solution that it had before.
+            # A second solution must differ here: with this digit, the grid has the one solution
+            # that it had before.
             if other != digit and self._possible(cell) >> other - 1 & 1:
                 self._toggle(cell, other)
-                is_solvable = self._is_solvable([empty for empty, held in enumerate(self.cells) if held == EMPTY])
+                is_solvable = self._is_solvable(
+                    [empty for empty, held in enumerate(self.cells) if held == EMPTY]
+                )
                 self._toggle(cell, other)
                 if is_solvable:
                     self._toggle(cell, digit)

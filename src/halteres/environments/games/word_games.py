@@ -49,7 +49,9 @@ def load_words(file: str | None = None) -> WordList:
         texts = [one.read_text(encoding="utf-8") for one in files]
     except (OSError, ValueError) as error:
         raise InvalidConfig(
-            f"{source} cannot be read.", f"{error}.", "Set `words` to a text file with one word a line."
+            f"{source} cannot be read.",
+            f"{error}.",
+            "Set `words` to a text file with one word a line.",
         ) from error
     basic, *others = ([line for line in text.splitlines() if line.strip()] for text in texts)
     full = sum(others, basic)
@@ -65,18 +67,23 @@ def words_of_length(words: WordList, length: int) -> list[str]:
     Raises:
         InvalidConfig: there is none.
     """
-    found = [word for word in words.basic if len(word) == length and word.isalpha() and word.islower()]
+    found = [
+        word for word in words.basic if len(word) == length and word.isalpha() and word.islower()
+    ]
     if not found:
         raise InvalidConfig(
             f"{words.source} has no word of {length} letters.",
             "This level of the game hides one.",
-            "Add some, one a line in lower case, or leave `words` out: the bundled list has 3 to 10 letters.",
+            "Add some, one a line in lower case, or leave `words` out: the bundled list has 3 to "
+            "10 letters.",
         )
     return found
 
 
 class WordGame(Game[LevelT, ActionT]):
-    """A game that hides words. The list's hash is a parameter of its task, so that the task says what a seed means."""
+    """A game that hides words. The list's hash is a parameter of its task, so that the task says
+    what a seed means.
+    """
 
     options: ClassVar[Mapping[str, Any]] = {"words": None, "words_sha256": None}
 
@@ -99,7 +106,9 @@ class WordGame(Game[LevelT, ActionT]):
                 "Set `words` to the list that the task was made with, or leave words_sha256 out.",
             )
         super().__init__(id, split=split, base_seed=base_seed, words=file, **parameters)
-        self.task = replace(self.task, parameters={**self.task.parameters, "words_sha256": self.words.sha256})
+        self.task = replace(
+            self.task, parameters={**self.task.parameters, "words_sha256": self.words.sha256}
+        )
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -122,8 +131,9 @@ class HiddenWordGame(WordGame[WordLength, str]):
 class Hangman(HiddenWordGame):
     """Guess letters or the whole word.
 
-    Half of the reward is for letters, half for the word. Version 0 goes on when all letters are found, until the word
-    is said; its examples of a letter and of a word are exchanged. Version 1 corrects both.
+    Half of the reward is for letters, half for the word. Version 0 goes on when all letters are
+    found, until the word is said; its examples of a letter and of a word are exchanged. Version 1
+    corrects both.
     """
 
     name = "Hangman"
@@ -152,14 +162,17 @@ class Hangman(HiddenWordGame):
             word, letter = letter, word
         return (
             "You are playing Hangman.\n"
-            f"The objective of the game is to guess the {self.level.word_length}-letter word by providing one letter"
+            f"The objective of the game is to guess the {self.level.word_length}-letter word by "
+            "providing one letter"
             " guesses or the entire word.\n"
             "The cells that need to be populated with letters are represented by '_'.\n\n"
-            f"There are two ways you can answer. You can provide one letter guesses in the format of {letter}, or you"
+            "There are two ways you can answer. You can provide one letter guesses in the format "
+            f"of {letter}, or you"
             f" can guess the entire word in the format of {word}.\n"
             "If the given letter is in the word, it will be revealed in the grid.\n"
             "If the given word is correct, you win.\n"
-            "As you play, the history of your choices will be appended below. Use the information to figure out the"
+            "As you play, the history of your choices will be appended below. Use the information "
+            "to figure out the"
             " word and win.\n"
             "Some rules:\n"
             "1. You can only guess one letter/word at a time.\n"
@@ -169,7 +182,9 @@ class Hangman(HiddenWordGame):
     def _suffix(self) -> str:
         columns = " ".join(f"C{column:02}" for column in range(len(self.board)))
         row = "".join(f"  {letter} " for letter in self.board)
-        return f"Here is the current state of the Hangman grid:\n{columns}\n{row}\n\nEnter your guess."
+        return (
+            f"Here is the current state of the Hangman grid:\n{columns}\n{row}\n\nEnter your guess."
+        )
 
     def _parse(self, found: re.Match[str]) -> str:
         return found[1].upper()
@@ -183,19 +198,30 @@ class Hangman(HiddenWordGame):
                 return Move(won, self.board.count("_") / len(self.board) * 0.5 + 0.5, "success")
             if len(action) != len(self.secret):
                 length = len(self.secret)
-                return Move(f"{guessed} of length {len(action)}, but the secret word is of length {length}.")
+                return Move(
+                    f"{guessed} of length {len(action)}, but the secret word is of length {length}."
+                )
             return Move(f"{guessed} incorrect.")
         if action in self.guessed:
-            return Move(f"At turn {self.turn}, you guessed '{action}', which has been already guessed before.")
+            return Move(
+                f"At turn {self.turn}, you guessed '{action}', which has been already guessed "
+                "before."
+            )
         self.guessed.append(action)
         if action not in self.secret:
-            return Move(f"At turn {self.turn}, you guessed a letter '{action}' that is not in the secret word.")
+            return Move(
+                f"At turn {self.turn}, you guessed a letter '{action}' that is not in the secret "
+                "word."
+            )
         pairs = zip(self.secret, self.board, strict=True)
         self.board = [letter if letter == action else shown for letter, shown in pairs]
         reward = self.secret.count(action) / len(self.secret) * 0.5
         if self.version > 0 and "_" not in self.board:
             return Move(won, reward + 0.5, "success")
-        text = f"At turn {self.turn}, you successfully guessed a letter '{action}' that is in the secret word."
+        text = (
+            f"At turn {self.turn}, you successfully guessed a letter '{action}' that is in the "
+            "secret word."
+        )
         return Move(text, reward)
 
     def _is_possible(self) -> bool:
@@ -215,8 +241,9 @@ class Hangman(HiddenWordGame):
 class Wordle(HiddenWordGame):
     """Guess the word; half of the reward is for letters found in their place, half for the word.
 
-    Any letters are a guess, in both versions: no list has all words. Version 0 shows the marks as a Python list and
-    leaves tabs within a guess; version 1 shows them as letters and takes all blanks out.
+    Any letters are a guess, in both versions: no list has all words. Version 0 shows the marks as a
+    Python list and leaves tabs within a guess; version 1 shows them as letters and takes all blanks
+    out.
     """
 
     name = "Wordle"
@@ -244,14 +271,16 @@ class Wordle(HiddenWordGame):
     def _rules(self) -> str:
         return (
             "You are playing Wordle.\n"
-            f"You have to guess the secret {self.level.word_length}-letter word within {self.level.max_turns} turns.\n"
+            f"You have to guess the secret {self.level.word_length}-letter word within "
+            f"{self.level.max_turns} turns.\n"
             "After you enter your guess, I will say mark your guess as follows:\n"
             "  - G (green): correct letter in the correct position\n"
             "  - Y (yellow): letter exists in the word but in the wrong position\n"
             "  - X (wrong): letter is not in the word\n"
             "After thinking, format your final answer inside \\boxed{...},"
             f" for example, {self.random_action(self.rng)}.\n"
-            "As you play, the history of your guesses will be appended below. Use the information to complete the game"
+            "As you play, the history of your guesses will be appended below. Use the information "
+            "to complete the game"
             " before you run out of guesses.\n"
         )
 
@@ -266,13 +295,17 @@ class Wordle(HiddenWordGame):
         guessed = f"At turn {self.turn}, you guessed {action}"
         if len(action) != len(self.secret):
             return Move(
-                f"{guessed} which has {len(action)} letters but the secret word has {len(self.secret)} letters."
+                f"{guessed} which has {len(action)} letters but the secret word has "
+                f"{len(self.secret)} letters."
             )
         if action in self.guesses:
             return Move(f"{guessed}, which has been already guessed before.")
         self.guesses.append(action)
-        # G for a letter in its place, Y for one elsewhere in the secret, X for others; each letter counts once.
-        left = [hidden for letter, hidden in zip(action, self.secret, strict=True) if letter != hidden]
+        # G for a letter in its place, Y for one elsewhere in the secret, X for others; each letter
+        # counts once.
+        left = [
+            hidden for letter, hidden in zip(action, self.secret, strict=True) if letter != hidden
+        ]
         marks: list[str] = []
         for letter, hidden in zip(action, self.secret, strict=True):
             if letter != hidden and letter in left:
@@ -280,11 +313,15 @@ class Wordle(HiddenWordGame):
                 marks.append("Y")
             else:
                 marks.append("G" if letter == hidden else "X")
-        newly_found = [mark == "G" and not before for mark, before in zip(marks, self.found, strict=True)]
+        newly_found = [
+            mark == "G" and not before for mark, before in zip(marks, self.found, strict=True)
+        ]
         self.found = [before or now for before, now in zip(self.found, newly_found, strict=True)]
         reward = 0.5 * sum(newly_found) / len(self.secret)
         if action == self.secret:
-            text = f"Congratulations! You guessed the secret word {self.secret} in {self.turn} turns."
+            text = (
+                f"Congratulations! You guessed the secret word {self.secret} in {self.turn} turns."
+            )
             return Move(text, reward + 0.5, "success")
         shown = str(marks) if self.version == 0 else "".join(marks)
         return Move(f"{guessed}\nFeedback:\n{action}\n{shown}", reward)
@@ -301,7 +338,9 @@ Line = tuple[int, int, int, int]
 """Start row, start column, end row, end column; from 0."""
 
 Place = list[Any]
-"""Row and column of a word's first letter, "across" or "down"; a list, because JSON has no tuples."""
+"""Row and column of a word's first letter, "across" or "down"; a list, because JSON has no
+tuples.
+"""
 
 EMPTY = "."
 
@@ -317,8 +356,8 @@ class WordCount(Level):
 class WordSearch(WordGame[WordCount, Line]):
     """Say where words begin and end.
 
-    Version 0 pays a word again when its ends are exchanged, and never says which words are hidden. Version 1 pays it
-    once and lists them.
+    Version 0 pays a word again when its ends are exchanged, and never says which words are hidden.
+    Version 1 pays it once and lists them.
     """
 
     name = "WordSearch"
@@ -331,7 +370,8 @@ class WordSearch(WordGame[WordCount, Line]):
     pattern = re.compile(r"\\boxed\{(\d+)\s+(\d+)\s+(\d+)\s+(\d+)\}")
     state = ("grid", "places", "found", "marked", "attempts")
     format_error = (
-        "At turn {turn}, you did not provide a valid guess in \\boxed{{start_row start_col end_row end_col}} format."
+        "At turn {turn}, you did not provide a valid guess in \\boxed{{start_row "
+        "start_col end_row end_col}} format."
     )
 
     grid: list[list[str]]  # square; a capital letter in each cell
@@ -347,14 +387,21 @@ class WordSearch(WordGame[WordCount, Line]):
 
     def _setup(self) -> None:
         words = self.words.full if self.level.full_list else self.words.basic
-        drawn = [word.upper() for word in self.rng.sample(words, min(self.level.num_words, len(words)))]
+        drawn = [
+            word.upper() for word in self.rng.sample(words, min(self.level.num_words, len(words)))
+        ]
         self.grid, self.places = _hide(sorted(drawn, key=len, reverse=True), self.rng)
         self.found, self.marked, self.attempts = [], [], []
 
     def _rules(self) -> str:
-        hidden = "" if self.version == 0 else f"\nThe hidden words are: {', '.join(sorted(self.places))}."
+        hidden = (
+            ""
+            if self.version == 0
+            else f"\nThe hidden words are: {', '.join(sorted(self.places))}."
+        )
         return (
-            f"You are participating in a Word Search challenge ({'Hardcore' if self.level.full_list else 'Basic'}).\n"
+            "You are participating in a Word Search challenge "
+            f"({'Hardcore' if self.level.full_list else 'Basic'}).\n"
             "The objective is to find and highlight hidden words on the grid below.\n"
             "The rows and columns are numbered for your reference.\n\n"
             "Words you have already found are marked in square brackets [ ].\n"
@@ -376,12 +423,16 @@ class WordSearch(WordGame[WordCount, Line]):
         rows = [
             f"R{row:02} "
             + "".join(
-                f"[{letter}] " if (row, column) in marked else f" {letter}  " for column, letter in enumerate(line)
+                f"[{letter}] " if (row, column) in marked else f" {letter}  "
+                for column, letter in enumerate(line)
             )
             for row, line in enumerate(self.grid)
         ]
         board = "\n".join([columns, *rows])
-        return f"Current Board:\n{board}\nWords Found: {len(self.found)}/{len(self.places)}\nEnter your guess."
+        return (
+            f"Current Board:\n{board}\nWords Found: "
+            f"{len(self.found)}/{len(self.places)}\nEnter your guess."
+        )
 
     def _parse(self, found: re.Match[str]) -> Line:
         start_row, start_column, end_row, end_column = (int(number) for number in found.groups())
@@ -398,13 +449,17 @@ class WordSearch(WordGame[WordCount, Line]):
             return Move(f"At turn {self.turn}, you have already tried the coordinates {ends}.")
         if start_row != end_row and start_column != end_column:
             return Move(
-                f"At turn {self.turn}, you tried {ends}, which is not valid because words must be either across"
+                f"At turn {self.turn}, you tried {ends}, which is not valid because words must be "
+                "either across"
                 " (horizontal) or down (vertical)."
             )
-        ways = (action, (*action[2:], *action[:2]))  # the first placed word with these ends, either way round
+        # the first placed word with these ends, either way round
+        ways = (action, (*action[2:], *action[:2]))
         word = next((word for word in self.places if self._line(word) in ways), None)
         if word is None:
-            return Move(f"At turn {self.turn}, incorrect attempt. No word found at coordinates {ends}.")
+            return Move(
+                f"At turn {self.turn}, incorrect attempt. No word found at coordinates {ends}."
+            )
         if word not in self.found:
             self.found.append(word)
             self.marked += [list(cell) for cell in _span(word, self.places[word])]
@@ -413,7 +468,10 @@ class WordSearch(WordGame[WordCount, Line]):
         reward = 1 / len(self.places)
         if len(self.found) == len(self.places):
             return Move("Congratulations! You completed the Word Search puzzle!", reward, "success")
-        return Move(f"At turn {self.turn}, correct! You found the word '{word}' at coordinates {ends}.", reward)
+        return Move(
+            f"At turn {self.turn}, correct! You found the word '{word}' at coordinates {ends}.",
+            reward,
+        )
 
     def _is_possible(self) -> bool:
         side = len(self.grid)
@@ -438,7 +496,9 @@ class WordSearch(WordGame[WordCount, Line]):
 
 
 def _hide(words: list[str], rng: random.Random) -> tuple[list[list[str]], dict[str, Place]]:
-    """A grid with the words, and where each of them is; one for which there is no room is left out."""
+    """A grid with the words, and where each of them is; one for which there is no room is left
+    out.
+    """
     directions = {word: rng.choice(["across", "down"]) for word in words}
     size = round(1.5 * max(len(word) for word in words))
     grid = [[EMPTY] * size for _ in range(size)]
@@ -450,23 +510,33 @@ def _hide(words: list[str], rng: random.Random) -> tuple[list[list[str]], dict[s
             best = list(_crossings(word, direction, places, size))
             rng.shuffle(best)
         else:
-            best = [[middle, start, direction] if direction == "across" else [start, middle, direction]]
+            best = [
+                [middle, start, direction] if direction == "across" else [start, middle, direction]
+            ]
         anywhere = [[row, column, direction] for row in range(size) for column in range(size)]
         for place in best + anywhere:
             cells = list(zip(word, _span(word, place), strict=True))
             is_inside = max(cells[-1][1]) < size
-            if is_inside and all(grid[row][column] in (EMPTY, letter) for letter, (row, column) in cells):
+            if is_inside and all(
+                grid[row][column] in (EMPTY, letter) for letter, (row, column) in cells
+            ):
                 places[word] = place
                 for letter, (row, column) in cells:
                     grid[row][column] = letter
                 break
     for line in grid:
-        line[:] = [rng.choice(string.ascii_uppercase) if letter == EMPTY else letter for letter in line]
+        line[:] = [
+            rng.choice(string.ascii_uppercase) if letter == EMPTY else letter for letter in line
+        ]
     return grid, places
 
 
-def _crossings(word: str, direction: str, places: Mapping[str, Place], size: int) -> Iterator[Place]:
-    """Places at which a word shares a letter with a placed word of the other direction and begins inside the grid."""
+def _crossings(
+    word: str, direction: str, places: Mapping[str, Place], size: int
+) -> Iterator[Place]:
+    """Places at which a word shares a letter with a placed word of the other direction and begins
+    inside the grid.
+    """
     for placed, (placed_row, placed_column, placed_direction) in places.items():
         if placed_direction == direction:
             continue
@@ -482,4 +552,6 @@ def _crossings(word: str, direction: str, places: Mapping[str, Place], size: int
 def _span(word: str, place: Place) -> list[tuple[int, int]]:
     """The cells of a word, in its order."""
     row, column, direction = place
-    return [(row, column + i) if direction == "across" else (row + i, column) for i in range(len(word))]
+    return [
+        (row, column + i) if direction == "across" else (row + i, column) for i in range(len(word))
+    ]

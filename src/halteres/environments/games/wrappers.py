@@ -1,10 +1,10 @@
 """GEM's wrappers by their names: tools, what of an episode the policy sees, counters of an episode.
 
-A wrapper is an environment around another. Names are given from the inside out, separated by commas: at most one tool,
-then at most one observation wrapper, then `episode_tracking`.
+A wrapper is an environment around another. Names are given from the inside out, separated by
+commas: at most one tool, then at most one observation wrapper, then `episode_tracking`.
 
-Source: gem-llm 0.1.0 (wrappers/, tools/tool_env_wrapper.py). Unlike there, attributes of the inner environment are
-asked each time, never copied, and every wrapper saves and restores its state.
+Source: gem-llm 0.1.0 (wrappers/, tools/tool_env_wrapper.py). Unlike there, attributes of the inner
+environment are asked each time, never copied, and every wrapper saves and restores its state.
 """
 
 from __future__ import annotations
@@ -73,7 +73,10 @@ class Wrapper(ABC):
 
     def save(self) -> dict[str, Any]:
         """The state of this wrapper and of what it wraps, JSON-able."""
-        return {"env": self.env.save(), "state": {name: copy.deepcopy(getattr(self, name)) for name in self.state}}
+        return {
+            "env": self.env.save(),
+            "state": {name: copy.deepcopy(getattr(self, name)) for name in self.state},
+        }
 
     def restore(self, saved: Mapping[str, Any]) -> None:
         """Go on where `save` was called, of the same wrappers around a game of the same task.
@@ -123,13 +126,15 @@ class _Reply(msgspec.Struct):
 
 
 class SearchTool(Wrapper):
-    """An answer with `<search>…</search>` is answered by a search server; any other is an action. At most 5 searches.
+    """An answer with `<search>…</search>` is answered by a search server; any other is an action.
+    At most 5 searches.
 
-    A search costs no turn of the game. From the first step on `use_tool` is true in every info, as in GEM, where it
-    marks a game's observations as the tool's too; `tool_error` says why a search failed, which is paid for as a use.
+    A search costs no turn of the game. From the first step on `use_tool` is true in every info, as
+    in GEM, where it marks a game's observations as the tool's too; `tool_error` says why a search
+    failed, which is paid for as a use.
 
-    The server is GEM's, or one that answers in its form; no proxy is asked. POST of a msgpack map {query, topk,
-    return_scores}; {result: [{document: {contents: "title\\ntext"}}]} comes back.
+    The server is GEM's, or one that answers in its form; no proxy is asked. POST of a msgpack map
+    {query, topk, return_scores}; {result: [{document: {contents: "title\\ntext"}}]} comes back.
 
     Args:
         env: what is wrapped.
@@ -146,7 +151,8 @@ class SearchTool(Wrapper):
     instructions = (
         "You have access to a search engine to help answer questions.\n\n"
         "Additional instructions:\n"
-        "- If your initial reasoning in <think> shows you lack some knowledge, explain what you need to find next"
+        "- If your initial reasoning in <think> shows you lack some knowledge, explain what you "
+        "need to find next"
         " inside a new <think> block.\n"
         "- Then issue a search query using:\n"
         "  <search> your query here </search>\n"
@@ -166,23 +172,39 @@ class SearchTool(Wrapper):
 
     def reset(self, seed: int | None = None) -> tuple[str, dict[str, Any]]:
         """The inner observation, and how to search."""
-        before = {"prev_ep_tool_use_counter": self.num_uses, "prev_ep_tool_success_counter": self.num_successes}
+        before = {
+            "prev_ep_tool_use_counter": self.num_uses,
+            "prev_ep_tool_success_counter": self.num_successes,
+        }
         self._begin()
         observation, info = self.env.reset(seed=seed)
-        return f"{observation}\n{self.instructions}", {**info, **before, **self._counters(), "use_tool": False}
+        return f"{observation}\n{self.instructions}", {
+            **info,
+            **before,
+            **self._counters(),
+            "use_tool": False,
+        }
 
     def step(self, action: str) -> Step:
         """The first search of an answer, or a step of the inner environment."""
         found = self.query.search(action) if self.num_uses < self.max_uses else None
         if found is None:
             observation, reward, terminated, truncated, info = self.env.step(action)
-            return observation, reward, terminated, truncated, {**info, **self._counters(), "use_tool": True}
+            return (
+                observation,
+                reward,
+                terminated,
+                truncated,
+                {**info, **self._counters(), "use_tool": True},
+            )
         shown, error = "", None
         query = {"query": found[1].strip(), "topk": self.num_passages, "return_scores": True}
         try:
             body = msgspec.msgpack.encode(query)
             reply = post_bytes(self.url, body, self.timeout_s, content_type="application/msgpack")
-            for number, passage in enumerate(msgspec.msgpack.decode(reply, type=_Reply).result, start=1):
+            for number, passage in enumerate(
+                msgspec.msgpack.decode(reply, type=_Reply).result, start=1
+            ):
                 title, _, text = passage.document.contents.partition("\n")
                 shown += f"Doc {number}(Title: {title}) {text}\n"
         except (HalteresError, msgspec.MsgspecError, UnicodeError) as failure:
@@ -193,7 +215,9 @@ class SearchTool(Wrapper):
         self.num_successes += error is None
         observation = f"\n\n<information>{shown}</information>\n\n"
         if self.num_uses == self.max_uses:
-            observation += "\n\nReached the maximum number of tool use. Please output final answer directly."
+            observation += (
+                "\n\nReached the maximum number of tool use. Please output final answer directly."
+            )
         info = {
             "parsed_action": action[: found.end()],
             "tool_type": "search",
@@ -217,15 +241,16 @@ class View(StrEnum):
     CONCAT = "concat"  # all observations
     CONCAT_WITH_ACTION = "concat_with_action"  # observations and actions in turn
     CONCAT_CHAT = "concat_chat"  # the same as the messages of a chat
-    CONCAT_CHAT_ON_RESET = "concat_chat_on_reset"  # in turn, the first observation in a chat's markup
+    # in turn, the first observation in a chat's markup
+    CONCAT_CHAT_ON_RESET = "concat_chat_on_reset"
 
 
 class ObservationWrapper(Wrapper):
     """Shows the policy the episode so far; each text ends in a newline, an empty one adds nothing.
 
-    In front of all that stands the latest info's `prefix`, behind it its `suffix`. As in GEM, that is outside of a
-    chat's markup: with `concat_chat` and `concat_chat_on_reset` a game's board follows the opening of the assistant's
-    turn.
+    In front of all that stands the latest info's `prefix`, behind it its `suffix`. As in GEM, that
+    is outside of a chat's markup: with `concat_chat` and `concat_chat_on_reset` a game's board
+    follows the opening of the assistant's turn.
 
     Args:
         env: what is wrapped.
@@ -260,14 +285,18 @@ class ObservationWrapper(Wrapper):
 
     def _is_possible(self) -> bool:
         are_messages = all(message.keys() == {"role", "content"} for message in self.observations)
-        return are_messages and len(self.observations) == len(self.actions) + bool(self.observations)
+        return are_messages and len(self.observations) == len(self.actions) + bool(
+            self.observations
+        )
 
     def reset(self, seed: int | None = None) -> tuple[str, dict[str, Any]]:
         """Forget the episode before."""
         self._begin()
         observation, info = self.env.reset(seed=seed)
         if self.view == View.CONCAT_CHAT_ON_RESET:
-            observation = self._chat.render([{"role": "user", "content": observation}], add_generation_prompt=True)
+            observation = self._chat.render(
+                [{"role": "user", "content": observation}], add_generation_prompt=True
+            )
         return self._shown(observation, dict(info)), dict(info)
 
     def step(self, action: str) -> Step:
@@ -279,7 +308,9 @@ class ObservationWrapper(Wrapper):
 
     def _shown(self, observation: str, info: Mapping[str, Any]) -> str:
         """The episode with its latest observation."""
-        self.observations.append({"role": "tool" if info.get("use_tool", False) else "user", "content": observation})
+        self.observations.append(
+            {"role": "tool" if info.get("use_tool", False) else "user", "content": observation}
+        )
         messages = self.observations
         if self.view != View.CONCAT:  # observations and actions in turn
             messages = [messages[0]]
@@ -289,12 +320,16 @@ class ObservationWrapper(Wrapper):
             shown = self._chat.render(messages, add_generation_prompt=True)
         else:
             texts = [message["content"] for message in messages]
-            shown = "".join(text if not text or text.endswith("\n") else f"{text}\n" for text in texts)
+            shown = "".join(
+                text if not text or text.endswith("\n") else f"{text}\n" for text in texts
+            )
         return f"{info.get('prefix', '')}{shown}{info.get('suffix', '')}"
 
 
 class EpisodeTracking(Wrapper):
-    """Adds steps and rewards of the episode so far to info, after a reset also those of the episode before."""
+    """Adds steps and rewards of the episode so far to info, after a reset also those of the episode
+    before.
+    """
 
     state = ("num_steps", "cumulative_rewards")
     num_steps: int
@@ -305,7 +340,10 @@ class EpisodeTracking(Wrapper):
 
     def reset(self, seed: int | None = None) -> tuple[str, dict[str, Any]]:
         """Count from 0."""
-        before = {"prev_ep_step_counter": self.num_steps, "prev_ep_cumulative_rewards": self.cumulative_rewards}
+        before = {
+            "prev_ep_step_counter": self.num_steps,
+            "prev_ep_cumulative_rewards": self.cumulative_rewards,
+        }
         observation, info = self.env.reset(seed=seed)
         self._begin()
         return observation, {**info, **before, **self._counters()}
@@ -324,7 +362,11 @@ class EpisodeTracking(Wrapper):
 SEARCH_REWARDS = {"search_tool": 0.3, "search_tool_no_int_reward": 0.0}
 """Of each use."""
 
-PYTHON_TOOLS = ("python_tool", "python_tool_no_int_reward", "python_tool_no_int_reward_last_line_error")
+PYTHON_TOOLS = (
+    "python_tool",
+    "python_tool_no_int_reward",
+    "python_tool_no_int_reward_last_line_error",
+)
 
 STAGES = {
     **dict.fromkeys((*PYTHON_TOOLS, *SEARCH_REWARDS), 0),
@@ -345,8 +387,9 @@ def wrappers(
         search_url: a search server, which the search tools need.
 
     Raises:
-        InvalidConfig: a name is unknown, the order another than tool, observation, tracking, or a tool cannot be had. A
-            chat template that is missing is told when an environment is wrapped.
+        InvalidConfig: a name is unknown, the order another than tool, observation, tracking, or a
+            tool cannot be had. A chat template that is missing is told when an environment is
+            wrapped.
     """
     listed = [name.strip() for name in names.split(",")] if names.strip() else []
     made: list[Callable[[Environment], Wrapper]] = []
@@ -371,7 +414,8 @@ def wrappers(
             )
         elif not search_url.startswith(("http://", "https://")):
             raise InvalidConfig(
-                f"The search_url '{search_url}' is no address of a web server.", next="It begins with http://."
+                f"The search_url '{search_url}' is no address of a web server.",
+                next="It begins with http://.",
             )
         else:
             made.append(partial(SearchTool, url=search_url, reward=SEARCH_REWARDS[name]))
@@ -379,13 +423,17 @@ def wrappers(
     if stages != sorted(set(stages)):
         raise InvalidConfig(
             f"The wrappers '{names}' cannot stand in this order.",
-            "At most one tool comes first, then at most one observation wrapper, then episode_tracking.",
-            f"'{','.join(sorted(dict.fromkeys(listed), key=lambda name: STAGES[name]))}' is the order.",
+            "At most one tool comes first, then at most one observation wrapper, then "
+            "episode_tracking.",
+            f"'{','.join(sorted(dict.fromkeys(listed), key=lambda name: STAGES[name]))}' is the "
+            "order.",
         )
     return tuple(made)
 
 
-def wrap(env: Environment, names: str, *, chat: Tokenizer | None = None, search_url: str | None = None) -> Environment:
+def wrap(
+    env: Environment, names: str, *, chat: Tokenizer | None = None, search_url: str | None = None
+) -> Environment:
     """An environment within wrappers; arguments and errors as of `wrappers`."""
     for wrapper in wrappers(names, chat=chat, search_url=search_url):
         env = wrapper(env)

@@ -1,7 +1,8 @@
 """The process that trains a reward model as a run: `python -m halteres.rewards.torch --run RUN`.
 
-It writes the run's metrics.jsonl, checkpoints.jsonl, events.jsonl, control/trainer.ready and control/failure.json; a
-request in `control` ends it after its step, with a checkpoint. The run's state is the supervisor's.
+It writes the run's metrics.jsonl, checkpoints.jsonl, events.jsonl, control/trainer.ready and
+control/failure.json; a request in `control` ends it after its step, with a checkpoint. The run's
+state is the supervisor's.
 """
 
 from __future__ import annotations
@@ -29,8 +30,12 @@ log = logging.getLogger(__name__)
 
 
 def main() -> int:
-    """Train to the end, or until SIGTERM or a request to stop; exit code 0, or 1 with what, why and next."""
-    parser = argparse.ArgumentParser(prog="python -m halteres.rewards.torch", description="Train a reward model.")
+    """Train to the end, or until SIGTERM or a request to stop; exit code 0, or 1 with what, why and
+    next.
+    """
+    parser = argparse.ArgumentParser(
+        prog="python -m halteres.rewards.torch", description="Train a reward model."
+    )
     parser.add_argument("--run", type=Path, required=True, help="the run's directory")
     run: Path = parser.parse_args().run
     environ.stay_offline()
@@ -51,7 +56,9 @@ def main() -> int:
 def _train(run: Path, training: TrainingRun) -> None:
     from halteres.rewards.torch.trainer import RewardTrainer
 
-    files = RunFiles(run, int(Path(training.resume_from).name.rpartition("-")[2]) if training.resume_from else 0)
+    files = RunFiles(
+        run, int(Path(training.resume_from).name.rpartition("-")[2]) if training.resume_from else 0
+    )
     train, held_out, _ = training.plan.preferences()
     trainer = RewardTrainer(
         training.plan.model,
@@ -61,13 +68,22 @@ def _train(run: Path, training: TrainingRun) -> None:
         on_step=files.report,
         should_stop=lambda: read_stop_request(run / "control" / "stop.json") is not None,
     )
-    append_row(run / "events.jsonl", {"type": "planned", "total_steps": trainer.total_steps, "t": time.time()})
+    append_row(
+        run / "events.jsonl",
+        {"type": "planned", "total_steps": trainer.total_steps, "t": time.time()},
+    )
     (run / "control" / "trainer.ready").touch()
-    # train() listens to SIGTERM; one that comes after it must not keep the checkpoint from being recorded.
+    # train() listens to SIGTERM; one that comes after it must not keep the checkpoint from being
+    # recorded.
     signal.signal(signal.SIGTERM, lambda *_: None)
     result = trainer.train(training.resume_from)
     files.checkpoint(result.folder, result.num_steps, final=result.stop_reason == "finished")
-    log.info("Training ended (%s) after step %d of %d.", result.stop_reason, result.num_steps, result.total_steps)
+    log.info(
+        "Training ended (%s) after step %d of %d.",
+        result.stop_reason,
+        result.num_steps,
+        result.total_steps,
+    )
 
 
 class RunFiles:
@@ -84,7 +100,12 @@ class RunFiles:
 
         now, steps = time.monotonic(), max(1.0, metrics["step"] - self._last_step)
         finite = {name: value for name, value in metrics.items() if math.isfinite(value)}
-        row: dict[str, Any] = {"t": time.time(), "src": "trainer", **finite, "time/step": (now - self._last) / steps}
+        row: dict[str, Any] = {
+            "t": time.time(),
+            "src": "trainer",
+            **finite,
+            "time/step": (now - self._last) / steps,
+        }
         append_row(self._run / "metrics.jsonl", row)
         self._last, self._last_step = now, metrics["step"]
         for folder in checkpoints(self._run / RESULT):

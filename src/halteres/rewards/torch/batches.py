@@ -1,10 +1,12 @@
-"""Which texts are computed together: those that begin alike as one row, rows in passes, comparisons in batches.
+"""Which texts are computed together: those that begin alike as one row, rows in passes, comparisons
+in batches.
 
-The longest text is the trunk, branch 0; where another text leaves it, the rest of that text stands in a branch of its
-own, before the trunk goes on: texts that grow, each out of the one before, are hardly longer than the last of them. A
-token sees the tokens before it in branch 0 and in its own branch, at the positions that they have in the text alone,
-so that the text's hidden states are those of a row of its own. Shape suffixes: B rows, L tokens of the longest row,
-K texts of a row, T texts of all rows end to end.
+The longest text is the trunk, branch 0; where another text leaves it, the rest of that text stands
+in a branch of its own, before the trunk goes on: texts that grow, each out of the one before, are
+hardly longer than the last of them. A token sees the tokens before it in branch 0 and in its own
+branch, at the positions that they have in the text alone, so that the text's hidden states are
+those of a row of its own. Shape suffixes: B rows, L tokens of the longest row, K texts of a row, T
+texts of all rows end to end.
 """
 
 from __future__ import annotations
@@ -18,8 +20,12 @@ import numpy as np
 import torch
 from torch import Tensor
 
-WINDOW = 64  # batches that are sorted by length together: rows of one length meet, and still differ from epoch to epoch
-PADDING = -1  # the branch of padding: it sees tokens, for no softmax may be over nothing; none sees it, it comes last
+# batches that are sorted by length together: rows of one length meet, and still differ from epoch
+# to epoch
+WINDOW = 64
+# the branch of padding: it sees tokens, for no softmax may be over nothing; none sees it, it comes
+# last
+PADDING = -1
 
 
 @dataclass(frozen=True, slots=True)
@@ -47,7 +53,8 @@ def shared_row(texts: Sequence[Sequence[int]]) -> SharedRow:
     """The longest text, and of every other what it does not begin with."""
     trunk = max(texts, key=len)
     shared = [shared_length(text, trunk) for text in texts]
-    tokens, positions, branches, places = list[int](), list[int](), list[int](), list[int]()  # places: of the trunk
+    # places: of the trunk
+    tokens, positions, branches, places = list[int](), list[int](), list[int](), list[int]()
     ends = [0] * len(texts)
     for k in sorted(range(len(texts)), key=shared.__getitem__):
         first, own = len(places), texts[k][shared[k] :]
@@ -67,22 +74,28 @@ def single_row(text: Sequence[int], ends: Sequence[int] | None = None) -> Shared
 
 def shared_length(text: Sequence[int], other: Sequence[int]) -> int:
     """Tokens that both begin with."""
-    return sum(1 for _ in takewhile(lambda pair: pair[0] == pair[1], zip(text, other, strict=False)))
+    return sum(
+        1 for _ in takewhile(lambda pair: pair[0] == pair[1], zip(text, other, strict=False))
+    )
 
 
 def sharing_pays(lengths: Sequence[int], together: int, width: int) -> bool:
     """Whether one row of so many tokens is less work than K rows of these lengths.
 
-    A token costs about 24 * width² operations in a layer's matrices, and 4 * width for each token of its row in
-    attention, where a mask spares nothing: a short shared prefix before long texts is computed faster apart.
+    A token costs about 24 * width² operations in a layer's matrices, and 4 * width for each token
+    of its row in attention, where a mask spares nothing: a short shared prefix before long texts is
+    computed faster apart.
     """
-    return 6 * width * (sum(lengths) - together) + sum(length**2 for length in lengths) > together**2
+    return (
+        6 * width * (sum(lengths) - together) + sum(length**2 for length in lengths) > together**2
+    )
 
 
 def forward_parts(
     sizes: Sequence[tuple[int, int]], max_tokens: float = math.inf, max_padding: float = math.inf
 ) -> list[list[int]]:
-    """Cut items, the longest first, into parts; an item that is larger than allowed is a part by itself.
+    """Cut items, the longest first, into parts; an item that is larger than allowed is a part by
+    itself.
 
     Args:
         sizes: of each item, its number of rows and the tokens of its longest.
@@ -107,23 +120,31 @@ def forward_parts(
 def epoch_batches(
     lengths: Sequence[int], batch_size: int, *, seed: int, epoch: int, by_length: bool = True
 ) -> list[list[int]]:
-    """Every row once, in batches: shuffled, sorted by length within large windows, cut, and the batches shuffled.
+    """Every row once, in batches: shuffled, sorted by length within large windows, cut, and the
+    batches shuffled.
 
     A pure function of lengths, seed and epoch, so that training resumes by its step number.
     """
     random = np.random.default_rng([seed, epoch])
     order = random.permutation(len(lengths))
     if not by_length:
-        return [order[start : start + batch_size].tolist() for start in range(0, len(order), batch_size)]
+        return [
+            order[start : start + batch_size].tolist() for start in range(0, len(order), batch_size)
+        ]
     batches: list[list[int]] = []
     for start in range(0, len(order), WINDOW * batch_size):
         window = order[start : start + WINDOW * batch_size]
         falling = window[np.argsort([-lengths[row] for row in window], kind="stable")]
-        batches += [falling[first : first + batch_size].tolist() for first in range(0, len(window), batch_size)]
+        batches += [
+            falling[first : first + batch_size].tolist()
+            for first in range(0, len(window), batch_size)
+        ]
     return [batches[place] for place in random.permutation(len(batches))]
 
 
-def batch_of(rows: Sequence[SharedRow], padding: int, device: torch.device, multiple_of: int = 1) -> SharedBatch:
+def batch_of(
+    rows: Sequence[SharedRow], padding: int, device: torch.device, multiple_of: int = 1
+) -> SharedBatch:
     """Rows side by side; their length a multiple."""
     longest = -(-max(len(row.tokens_L) for row in rows) // multiple_of) * multiple_of
     shape = (len(rows), longest)
@@ -147,7 +168,9 @@ def batch_of(rows: Sequence[SharedRow], padding: int, device: torch.device, mult
 
 
 def branch_mask(branches_BL: Tensor) -> Tensor:
-    """Added to attention scores, shape (B, 1, L, L): 0 where a token sees another, else the lowest number."""
+    """Added to attention scores, shape (B, 1, L, L): 0 where a token sees another, else the lowest
+    number.
+    """
     keys_B1L, queries_BL1 = branches_BL.unsqueeze(1), branches_BL.unsqueeze(2)
     seen_BLL = ((keys_B1L == 0) | (keys_B1L == queries_BL1) | (queries_BL1 == PADDING)).tril()
     mask_BLL = torch.zeros(seen_BLL.shape, device=branches_BL.device)

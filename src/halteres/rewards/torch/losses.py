@@ -1,13 +1,14 @@
-"""The losses of reward modelling: pairs, rankings, ties, centring; labels of states; and the metrics beside them.
+"""The losses of reward modelling: pairs, rankings, ties, centring; labels of states; and the
+metrics beside them.
 
-A sum of weighted losses is never divided by a batch's size here: the caller divides by the weights of the whole
-optimiser step, so that it is exact however the step is cut into micro-batches.
+A sum of weighted losses is never divided by a batch's size here: the caller divides by the weights
+of the whole optimiser step, so that it is exact however the step is cut into micro-batches.
 
-Sources: Bradley-Terry with a margin (Llama 2, arXiv 2307.09288) and centring (arXiv 2312.09244), as TRL 1.16 has them;
-all pairs of a ranking over their number (InstructGPT, arXiv 2203.02155); ties by Rao and Kupper (1967); rankings by
-Plackett and Luce, tied completions in Breslow's way; the score of a state as the logit that all is right so far
-(process supervision, arXiv 2305.20050), the mean over a row's states.
-Shape suffixes: T texts of a batch end to end, P pairs, C comparisons.
+Sources: Bradley-Terry with a margin (Llama 2, arXiv 2307.09288) and centring (arXiv 2312.09244), as
+TRL 1.16 has them; all pairs of a ranking over their number (InstructGPT, arXiv 2203.02155); ties by
+Rao and Kupper (1967); rankings by Plackett and Luce, tied completions in Breslow's way; the score
+of a state as the logit that all is right so far (process supervision, arXiv 2305.20050), the mean
+over a row's states. Shape suffixes: T texts of a batch end to end, P pairs, C comparisons.
 """
 
 from __future__ import annotations
@@ -53,7 +54,9 @@ class Pair:
 
 
 def pairs_of(comparisons: Sequence[Comparison], *, ties: bool = True) -> list[Pair]:
-    """All pairs of each comparison, of texts that lie end to end; without `ties`, of two ranks. States have none."""
+    """All pairs of each comparison, of texts that lie end to end; without `ties`, of two ranks.
+    States have none.
+    """
     found: list[Pair] = []
     start = 0
     for c, one in enumerate(comparisons):
@@ -67,12 +70,15 @@ def pairs_of(comparisons: Sequence[Comparison], *, ties: bool = True) -> list[Pa
 
 
 def comparison_loss(
-    scores_T: Tensor, comparisons: Sequence[Comparison], settings: RewardConfig, threshold: Tensor | None = None
+    scores_T: Tensor,
+    comparisons: Sequence[Comparison],
+    settings: RewardConfig,
+    threshold: Tensor | None = None,
 ) -> Tensor:
     """The sum over comparisons of weight times loss, a scalar.
 
-    `scores_T`: raw, of all comparisons' texts, end to end. `threshold`: of `rao_kupper`, a scalar >= 0: the lead below
-    which a tie is the likelier.
+    `scores_T`: raw, of all comparisons' texts, end to end. `threshold`: of `rao_kupper`, a scalar
+    >= 0: the lead below which a tie is the likelier.
     """
     pairs = pairs_of(comparisons, ties=settings.tie_policy != "drop")
     listwise = settings.listwise_loss == "plackett_luce"
@@ -85,11 +91,18 @@ def comparison_loss(
         if is_listed:
             total = total + one.weight * plackett_luce(scores_K, one.ranks)
     if any(one.labels for one in comparisons):
-        # Binary cross-entropy, of each comparison the mean over its states; of ranked texts nothing.
-        label_T = torch.tensor([label for one in comparisons for label in one.labels or (False,) * len(one.ranks)])
-        shares = [one.weight * bool(one.labels) / len(one.ranks) for one in comparisons for _ in one.ranks]
+        # Binary cross-entropy, of each comparison the mean over its states; of ranked texts
+        # nothing.
+        label_T = torch.tensor(
+            [label for one in comparisons for label in one.labels or (False,) * len(one.ranks)]
+        )
+        shares = [
+            one.weight * bool(one.labels) / len(one.ranks) for one in comparisons for _ in one.ranks
+        ]
         target_T = label_T * (1 - 2 * settings.label_smoothing) + settings.label_smoothing
-        losses_T = F.binary_cross_entropy_with_logits(scores_T, target_T.to(scores_T), reduction="none")
+        losses_T = F.binary_cross_entropy_with_logits(
+            scores_T, target_T.to(scores_T), reduction="none"
+        )
         total = total + (torch.tensor(shares).to(scores_T) * losses_T).sum()
     return total
 
@@ -107,10 +120,15 @@ def _pair_losses(
     def column(values: Sequence[float]) -> Tensor:
         return torch.tensor(values, device=scores_T.device)
 
-    share_P = column([comparisons[pair.comparison].weight / counts[pair.comparison] for pair in pairs])
+    share_P = column(
+        [comparisons[pair.comparison].weight / counts[pair.comparison] for pair in pairs]
+    )
     in_pairs_P = column([0.0 if listed[pair.comparison] else 1.0 for pair in pairs])
     margin_P = column([comparisons[pair.comparison].margin for pair in pairs])
-    better_P, worse_P = scores_T[[pair.better for pair in pairs]], scores_T[[pair.worse for pair in pairs]]
+    better_P, worse_P = (
+        scores_T[[pair.better for pair in pairs]],
+        scores_T[[pair.worse for pair in pairs]],
+    )
     lead_P = better_P - worse_P
     z_P = lead_P - (margin_P if threshold is None else margin_P + threshold)
     smoothing = settings.label_smoothing
@@ -126,13 +144,17 @@ def _pair_losses(
         loss_P = torch.where(column([pair.tied for pair in pairs]), tied_P, loss_P)
     total = (share_P * in_pairs_P * loss_P).sum()
     if settings.center_rewards_coefficient:
-        total = total + settings.center_rewards_coefficient * (share_P * (better_P + worse_P) ** 2).sum()
+        total = (
+            total
+            + settings.center_rewards_coefficient * (share_P * (better_P + worse_P) ** 2).sum()
+        )
     return total
 
 
 def plackett_luce(scores_K: Tensor, ranks: Sequence[int]) -> Tensor:
-    """-log of choosing the texts in this order, per choice; K = 2 is the pair loss. Each is chosen out of those not yet
-    chosen, tied texts out of all of them and what is below."""
+    """-log of choosing the texts in this order, per choice; K = 2 is the pair loss. Each is chosen
+    out of those not yet chosen, tied texts out of all of them and what is below.
+    """
     chosen, choices = scores_K.new_zeros(()), 0
     for k, rank in enumerate(ranks):
         rest = [i for i, other in enumerate(ranks) if other >= rank]
@@ -144,12 +166,16 @@ def plackett_luce(scores_K: Tensor, ranks: Sequence[int]) -> Tensor:
 
 @dataclass(slots=True)
 class Interval:
-    """Sums over the steps since the last report; its metrics have TRL's names, extremes are true ones."""
+    """Sums over the steps since the last report; its metrics have TRL's names, extremes are true
+    ones.
+    """
 
     losses: list[float] = field(default_factory=list)  # of each step
     scores: list[float] = field(default_factory=list)
-    leads: list[float] = field(default_factory=list)  # better minus worse, of each pair; of a state, towards its label
-    leads_of: dict[str, list[float]] = field(default_factory=dict)  # ... by kind, and by objective: objective/NAME
+    # better minus worse, of each pair; of a state, towards its label
+    leads: list[float] = field(default_factory=list)
+    # ... by kind, and by objective: objective/NAME
+    leads_of: dict[str, list[float]] = field(default_factory=dict)
     num_ties: int = 0
     num_pairs: int = 0
     useful_tokens: int = 0
@@ -164,7 +190,9 @@ class Interval:
             self.num_pairs += 1
             self.num_ties += pair.tied
             if not pair.tied:
-                self._add_lead(comparisons[pair.comparison], scores[pair.better] - scores[pair.worse])
+                self._add_lead(
+                    comparisons[pair.comparison], scores[pair.better] - scores[pair.worse]
+                )
         states = [(one, k) for one in comparisons for k in range(len(one.ranks))]
         for score, (one, k) in zip(scores, states, strict=True):
             if one.labels:

@@ -1,7 +1,7 @@
 """A trained reward model: loaded from a folder, scoring, ranking, saved.
 
-Probes, texts stored with their scores, show that a loaded model scores as the saved one did. Of a folder that was
-trained elsewhere, notes say what is assumed.
+Probes, texts stored with their scores, show that a loaded model scores as the saved one did. Of a
+folder that was trained elsewhere, notes say what is assumed.
 """
 
 from __future__ import annotations
@@ -50,7 +50,8 @@ from halteres.rewards.training_plan import RewardConfig, settled_weights
 from halteres.scores import REWARD_FILE, Scorable, Score, best_first
 from halteres.text import Message, Tokenizer
 
-PROBE_TOLERANCE = 1e-4  # of a probe's score, or absolutely, between the loaded model and the saved one, in fp32
+# of a probe's score, or absolutely, between the loaded model and the saved one, in fp32
+PROBE_TOLERANCE = 1e-4
 MAX_PROBES = 4
 TRAINER_STATE = "trainer.pt"  # what a checkpoint of a training has beside the model
 UNSHARED = "Each text is a row of its own: this model takes no mask of shared prefixes."
@@ -82,14 +83,22 @@ class RewardModel:
         self.notes: tuple[str, ...] = ()  # what is assumed of a model that was trained elsewhere
 
     @classmethod
-    def load(cls, folder: str | Path, *, max_tokens_per_forward: int = 8192, device: Device = "auto") -> RewardModel:
-        """A reward model's folder: ours, or one of TRL, PEFT or transformers. InvalidConfig for a device that is
-        not there, NotFound for such a folder, InvalidData where it is no reward model or its probes score otherwise."""
+    def load(
+        cls, folder: str | Path, *, max_tokens_per_forward: int = 8192, device: Device = "auto"
+    ) -> RewardModel:
+        """A reward model's folder: ours, or one of TRL, PEFT or transformers. InvalidConfig for a
+        device that is not there, NotFound for such a folder, InvalidData where it is no reward
+        model or its probes score otherwise.
+        """
         place = Path(folder)
         has_model = any((place / name).is_file() for name in (REWARD_FILE, "config.json"))
         if not has_model and (found := checkpoints(place)):
             fix = f"Go on with it (halteres reward train ... --resume), or name {found[-1]}."
-            raise NotFound(f"The training in {place} has not finished.", f"Its newest is {found[-1].name}.", fix)
+            raise NotFound(
+                f"The training in {place} has not finished.",
+                f"Its newest is {found[-1].name}.",
+                fix,
+            )
         with boundary(InvalidData, f"Loading the reward model in {place}"):
             return cls._loaded(place, max_tokens_per_forward, device)
 
@@ -121,9 +130,13 @@ class RewardModel:
 
     @property
     def digest(self) -> str:
-        """SHA-256 of weights, template and calibration: models of one digest give equal scores in every unit."""
+        """SHA-256 of weights, template and calibration: models of one digest give equal scores in
+        every unit.
+        """
         calibration = self.calibration.model_dump_json() if self.calibration is not None else ""
-        objectives = json.dumps(self.network.objective_weights) if self.network.objective_weights else ""
+        objectives = (
+            json.dumps(self.network.objective_weights) if self.network.objective_weights else ""
+        )
         parts = f"{self._weights_digest} {self.template.digest} {calibration}{objectives}"
         return hashlib.sha256(parts.encode()).hexdigest()
 
@@ -133,11 +146,15 @@ class RewardModel:
         found = hashlib.sha256()
         for name, tensor in sorted(self.network.model.state_dict().items()):
             found.update(name.encode())
-            found.update(tensor.detach().reshape(-1).contiguous().cpu().view(torch.uint8).numpy().data)
+            found.update(
+                tensor.detach().reshape(-1).contiguous().cpu().view(torch.uint8).numpy().data
+            )
         return found.hexdigest()
 
     def score(self, texts: Sequence[Scored]) -> list[Score]:
-        """The raw score of each text, whatever the texts beside it; InvalidData where one has none."""
+        """The raw score of each text, whatever the texts beside it; InvalidData where one has
+        none.
+        """
         scores: list[Score] = []
         for result in self.score_each(texts):
             if isinstance(result, InvalidData):
@@ -148,7 +165,8 @@ class RewardModel:
     def score_each(
         self, texts: Sequence[Scored], are_wanted: Callable[[], bool] = lambda: True
     ) -> list[Score | InvalidData]:
-        """As `score`, but in place of a score that could not be made, why: such a text spoils no other.
+        """As `score`, but in place of a score that could not be made, why: such a text spoils no
+        other.
 
         NotWanted as soon as `are_wanted`, asked between texts and passes, says no.
         """
@@ -156,11 +174,15 @@ class RewardModel:
         for number, text in enumerate(texts):
             _check_wanted(are_wanted)
             rendered.append(self._rendered(text, number))
-        tokens = {number: one.tokens for number, one in enumerate(rendered) if isinstance(one, Rendered)}
+        tokens = {
+            number: one.tokens for number, one in enumerate(rendered) if isinstance(one, Rendered)
+        }
         groups = _computed_together(texts, tokens)
         rows: list[SharedRow] = []
         for group in groups:
-            rows += self.network.rows_of([tokens[number] for number in group], self.max_tokens_per_forward)
+            rows += self.network.rows_of(
+                [tokens[number] for number in group], self.max_tokens_per_forward
+            )
         order = [number for group in groups for number in group]
         values = dict(zip(order, self._forward(rows, are_wanted), strict=True))
         found: list[Score | InvalidData] = []
@@ -179,30 +201,46 @@ class RewardModel:
                 truncated=one.num_lost > 0,
                 ended_with_eos=one.ended_with_eos,
                 converted=one.converted,
-                parts=dict(zip(self.network.objective_weights, outputs, strict=False)),  # without a name it is no part
+                # without a name it is no part
+                parts=dict(zip(self.network.objective_weights, outputs, strict=False)),
             )
             found.append(score)
         return found
 
     def score_states(self, chats: Sequence[Sequence[Message]]) -> list[tuple[Score, ...]]:
-        """Of each chat the raw score after each of the assistant's turns; the differences reward each turn."""
-        states = [[chat[:end] for end, one in enumerate(chat, start=1) if one["role"] == "assistant"] for chat in chats]
+        """Of each chat the raw score after each of the assistant's turns; the differences reward
+        each turn.
+        """
+        states = [
+            [chat[:end] for end, one in enumerate(chat, start=1) if one["role"] == "assistant"]
+            for chat in chats
+        ]
         scores = iter(self.score([state for of_one in states for state in of_one]))
         return [tuple(next(scores) for _ in of_one) for of_one in states]
 
-    def rank(self, prompt: str | Sequence[Message] | None, completions: Sequence[str | Sequence[Message]]) -> list[int]:
+    def rank(
+        self, prompt: str | Sequence[Message] | None, completions: Sequence[str | Sequence[Message]]
+    ) -> list[int]:
         """Places of the completions, the best first; of equal scores, the earlier."""
-        scores = self.score([Scorable(prompt=prompt, completion=completion) for completion in completions])
+        scores = self.score(
+            [Scorable(prompt=prompt, completion=completion) for completion in completions]
+        )
         return best_first([score.value for score in scores])
 
     def save(
-        self, folder: Path, *, probes: Sequence[Scored] | None = None, beside: Mapping[str, bytes] | None = None
+        self,
+        folder: Path,
+        *,
+        probes: Sequence[Scored] | None = None,
+        beside: Mapping[str, bytes] | None = None,
     ) -> None:
-        """Write the model's files: weights, tokenizer, `file` with probes; what else is in the folder stays.
+        """Write the model's files: weights, tokenizer, `file` with probes; what else is in the
+        folder stays.
 
-        A new folder appears whole. In one that is there, all new files are first written into a folder of their own,
-        which says until the last is in its place that the model is half replaced. ServerError: it cannot be written.
-        `probes`: texts to be stored with their scores; without, those that the model has. `beside`: further files.
+        A new folder appears whole. In one that is there, all new files are first written into a
+        folder of their own, which says until the last is in its place that the model is half
+        replaced. ServerError: it cannot be written. `probes`: texts to be stored with their scores;
+        without, those that the model has. `beside`: further files.
         """
         target = folder if not folder.exists() else folder / SAVING
         stored = self.file or RewardFile(template=self.template)
@@ -211,7 +249,9 @@ class RewardModel:
             "template": self.template,
             "objective_weights": self.network.objective_weights,
             "probes": [self._probe(text) for text in texts[:MAX_PROBES]],
-            "versions": {name: version(name) for name in ("halteres", "torch", "transformers", "tokenizers")},
+            "versions": {
+                name: version(name) for name in ("halteres", "torch", "transformers", "tokenizers")
+            },
         }
         with written(target) as place:
             try:
@@ -229,10 +269,14 @@ class RewardModel:
                 file.replace(folder / file.name)
             target.rmdir()
 
-    def save_merged(self, folder: Path, objective_weights: Mapping[str, float] | None = None) -> None:
-        """Write the folder with the adapter put into the weights, several outputs into one; the model is plain then.
+    def save_merged(
+        self, folder: Path, objective_weights: Mapping[str, float] | None = None
+    ) -> None:
+        """Write the folder with the adapter put into the weights, several outputs into one; the
+        model is plain then.
 
-        `objective_weights`: what each objective counts; a calibration that was made with other weights is left out.
+        `objective_weights`: what each objective counts; a calibration that was made with other
+        weights is left out.
         """
         own = self.network.objective_weights
         weights = settled_weights(objective_weights or own, tuple(own))
@@ -253,14 +297,21 @@ class RewardModel:
         except InvalidData as error:
             return error
         if not rendered.tokens:
-            return InvalidData(f"Text {number} is empty.", "There is no token to read.", index=number)
+            return InvalidData(
+                f"Text {number} is empty.", "There is no token to read.", index=number
+            )
         if rendered.num_lost and self.template.truncation in ("drop", "error"):
-            why = f"It has {len(rendered.tokens)} tokens; the model was trained on at most {self.template.max_length}."
+            why = (
+                f"It has {len(rendered.tokens)} tokens; the model was trained on at most "
+                f"{self.template.max_length}."
+            )
             fix = "Shorten it, or train with truncation 'keep_end'."
             return InvalidData(f"Text {number} is too long to be scored.", why, fix, index=number)
         return rendered
 
-    def _forward(self, rows: Sequence[SharedRow], are_wanted: Callable[[], bool] = lambda: True) -> list[list[float]]:
+    def _forward(
+        self, rows: Sequence[SharedRow], are_wanted: Callable[[], bool] = lambda: True
+    ) -> list[list[float]]:
         """Of all rows' texts, end to end, the score and every output."""
         found: list[list[list[float]]] = [[] for _ in rows]
         parts = forward_parts([(1, len(row.tokens_L)) for row in rows], self.max_tokens_per_forward)
@@ -306,7 +357,9 @@ class RewardModel:
             if (place / name).is_file():
                 content = read_json(place / name, dict[str, Any])
                 content["pad_token"] = names.get(self.network.padding, content.get("pad_token"))
-                (place / name).write_text(json.dumps(content, indent=2, ensure_ascii=False) + "\n", encoding="utf-8")
+                (place / name).write_text(
+                    json.dumps(content, indent=2, ensure_ascii=False) + "\n", encoding="utf-8"
+                )
 
 
 def checkpoints(folder: Path) -> list[Path]:
@@ -316,7 +369,9 @@ def checkpoints(folder: Path) -> list[Path]:
 
 
 def model_place(name: str | Path) -> Path:
-    """The folder that a model's name or path means: built-in, registered by `halteres models add`, or anywhere."""
+    """The folder that a model's name or path means: built-in, registered by `halteres models add`,
+    or anywhere.
+    """
     return known_folder(str(name), environ.home() / "models") or Path(name)
 
 
@@ -329,8 +384,12 @@ def _probed_text(probe: Probe) -> Scored:
     return Scorable(**probe.text) if probe.text is not None else probe.tokens
 
 
-def _computed_together(texts: Sequence[Scored], tokens: Mapping[int, tuple[int, ...]]) -> list[list[int]]:
-    """Places of texts that may share a row: states that go on with the text before; else those of one prompt."""
+def _computed_together(
+    texts: Sequence[Scored], tokens: Mapping[int, tuple[int, ...]]
+) -> list[list[int]]:
+    """Places of texts that may share a row: states that go on with the text before; else those of
+    one prompt.
+    """
     chains: list[list[int]] = []
     before: tuple[int, ...] = ()
     for number, text in tokens.items():
@@ -363,13 +422,18 @@ def _assumed(base: Path, tokenizer: Tokenizer) -> tuple[ScoringTemplate, int, li
     own = config.get("pad_token_id", tokenizer.pad_token_id)
     if own == eos:
         template = template.model_copy(update={"unread_token": eos})
-        notes.append(f"It pads with its end token {template.eos_token!r}, so that one at a text's end is not read.")
+        notes.append(
+            f"It pads with its end token {template.eos_token!r}, so that one at a text's end is "
+            "not read."
+        )
     return template, own if own is not None else eos, notes
 
 
 def open_tokenizer(model: Any, processing_class: Any, chat_template: str | None) -> Tokenizer:
     """As a folder: what is not one yet is saved into one that lives as long as the tokenizer."""
-    given: Any = processing_class or (model if isinstance(model, str | Path) else model.config._name_or_path)
+    given: Any = processing_class or (
+        model if isinstance(model, str | Path) else model.config._name_or_path
+    )
     source = given.folder if isinstance(given, Tokenizer) else None
     if isinstance(given, str | Path):
         source = model_place(given)
@@ -379,22 +443,37 @@ def open_tokenizer(model: Any, processing_class: Any, chat_template: str | None)
     if source is None:
         cast("Any", given).save_pretrained(scratch)
     else:
-        shutil.copytree(source, scratch, dirs_exist_ok=True, ignore=shutil.ignore_patterns("*.safetensors", "*.bin"))
+        shutil.copytree(
+            source,
+            scratch,
+            dirs_exist_ok=True,
+            ignore=shutil.ignore_patterns("*.safetensors", "*.bin"),
+        )
     if chat_template is not None:
         template = Path(chat_template)
         template = template / "chat_template.jinja" if template.is_dir() else template
         if not template.is_file():
-            raise NotFound(f"There is no chat template at {chat_template}.", next="Name a .jinja file.")
-        (scratch / "chat_template.jinja").write_text(template.read_text(encoding="utf-8"), encoding="utf-8")
+            raise NotFound(
+                f"There is no chat template at {chat_template}.", next="Name a .jinja file."
+            )
+        (scratch / "chat_template.jinja").write_text(
+            template.read_text(encoding="utf-8"), encoding="utf-8"
+        )
     tokenizer = Tokenizer(scratch)
     weakref.finalize(tokenizer, shutil.rmtree, scratch, True)
     return tokenizer
 
 
 def base_network(
-    model: Any, tokenizer: Tokenizer, template: ScoringTemplate, config: RewardConfig, weights: Mapping[str, float]
+    model: Any,
+    tokenizer: Tokenizer,
+    template: ScoringTemplate,
+    config: RewardConfig,
+    weights: Mapping[str, float],
 ) -> ScoringNetwork:
-    """The network that is trained: a reward model's own, of a folder, or of a model of transformers."""
+    """The network that is trained: a reward model's own, of a folder, or of a model of
+    transformers.
+    """
     padding = tokenizer.special_tokens[padding_token(tokenizer, template.eos_token)]
     if isinstance(model, RewardModel):
         model.network.objective_weights = dict(weights)
@@ -411,7 +490,11 @@ def base_network(
         )
     if config.lora is not None:
         torch.manual_seed(config.seed)
-    own: dict[str, Any] = {"padding": padding, "settings": config.lora, "objective_weights": weights}
+    own: dict[str, Any] = {
+        "padding": padding,
+        "settings": config.lora,
+        "objective_weights": weights,
+    }
     return ScoringNetwork(model.to(device_of()), base=model.config._name_or_path, **own)
 
 

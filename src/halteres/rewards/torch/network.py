@@ -1,6 +1,7 @@
-"""A transformers sequence classifier with one output, or one for each objective, run over rows that share prefixes;
-with or without LoRA, saved as PEFT saves it. The head is never adapted: it is trained whole and saved beside the
-adapter."""
+"""A transformers sequence classifier with one output, or one for each objective, run over rows that
+share prefixes; with or without LoRA, saved as PEFT saves it. The head is never adapted: it is
+trained whole and saved beside the adapter.
+"""
 
 from __future__ import annotations
 
@@ -23,16 +24,26 @@ from halteres.errors import InvalidConfig, InvalidData, NotFound
 from halteres.files import UnreadableFile, read_json
 from halteres.models.shape import check_unquantised, is_classifier, num_outputs_of, read_config
 from halteres.rewards.model_folder import Device, check_regular
-from halteres.rewards.torch.batches import SharedRow, batch_of, forward_parts, shared_row, sharing_pays, single_row
+from halteres.rewards.torch.batches import (
+    SharedRow,
+    batch_of,
+    forward_parts,
+    shared_row,
+    sharing_pays,
+    single_row,
+)
 from halteres.rewards.training_plan import LoraSettings
 
 PART_TOKENS = {"cpu": 128, "cuda": 4096}  # padding tokens that cost as much as another pass
-CLOSE = 1e-5  # scores of a row with branches and of rows apart differ by no more, in fp32, where prefixes are shared
+# scores of a row with branches and of rows apart differ by no more, in fp32, where prefixes are
+# shared
+CLOSE = 1e-5
 HEAD = "score"
 ADAPTER_CONFIG, ADAPTER_WEIGHTS = "adapter_config.json", "adapter_model.safetensors"
 
 _PEFT_PREFIX = "base_model.model."
-_PEFT_OPTIONS = ("use_dora", "use_rslora", "rank_pattern", "alpha_pattern", "layers_to_transform")  # not read here
+# not read here
+_PEFT_OPTIONS = ("use_dora", "use_rslora", "rank_pattern", "alpha_pattern", "layers_to_transform")
 
 
 class LoraLinear(nn.Module):
@@ -43,8 +54,12 @@ class LoraLinear(nn.Module):
         self.base = base.requires_grad_(False)
         self.scale = settings.lora_alpha / settings.r
         self.dropout = settings.lora_dropout
-        self.lora_A = nn.Parameter(torch.empty(settings.r, base.in_features, device=base.weight.device))
-        self.lora_B = nn.Parameter(torch.zeros(base.out_features, settings.r, device=base.weight.device))
+        self.lora_A = nn.Parameter(
+            torch.empty(settings.r, base.in_features, device=base.weight.device)
+        )
+        self.lora_B = nn.Parameter(
+            torch.zeros(base.out_features, settings.r, device=base.weight.device)
+        )
         nn.init.kaiming_uniform_(self.lora_A, a=math.sqrt(5))
 
     def forward(self, x: Tensor) -> Tensor:
@@ -60,18 +75,29 @@ class LoraLinear(nn.Module):
 
 
 def read_adapter_config(folder: Path) -> tuple[str, LoraSettings]:
-    """Where the base model lies, and the settings. InvalidData: an option of PEFT's that is not read here."""
+    """Where the base model lies, and the settings. InvalidData: an option of PEFT's that is not
+    read here.
+    """
     try:
         config = read_json(folder / ADAPTER_CONFIG, dict[str, Any])
     except UnreadableFile as error:
-        raise InvalidData(f"The adapter in {folder} cannot be read.", f"{error}.", "Save it again.") from error
+        raise InvalidData(
+            f"The adapter in {folder} cannot be read.", f"{error}.", "Save it again."
+        ) from error
     odd = [name for name in _PEFT_OPTIONS if config.get(name)]
     if config.get("peft_type") != "LORA" or odd or config.get("bias", "none") != "none":
-        why = f"It has {', '.join(odd) or config.get('peft_type')}; plain LoRA without biases is read."
+        why = (
+            f"It has {', '.join(odd) or config.get('peft_type')}; plain LoRA without biases is "
+            "read."
+        )
         fix = "Merge it into its base with PEFT, and name that folder."
         raise InvalidData(f"The adapter in {folder} cannot be read.", why, fix)
     found = config.get("target_modules") or ()
-    targets = found if found == "all-linear" else tuple(name.rpartition(".")[2] for name in found if name != HEAD)
+    targets = (
+        found
+        if found == "all-linear"
+        else tuple(name.rpartition(".")[2] for name in found if name != HEAD)
+    )
     settings = LoraSettings(r=config["r"], lora_alpha=config["lora_alpha"], target_modules=targets)
     return config["base_model_name_or_path"], settings
 
@@ -82,7 +108,8 @@ class ScoringNetwork:
     Args:
         model: of transformers, with a head that scores; InvalidConfig for any other.
         padding: the token that pads.
-        settings: of an adapter; its weights are drawn here, and but for them and the head all weights are frozen.
+        settings: of an adapter; its weights are drawn here, and but for them and the head all
+            weights are frozen.
         base: where the model lies that the adapter is for.
         objective_weights: of each output, in order; empty: there is one, without a name.
     """
@@ -104,13 +131,20 @@ class ScoringNetwork:
         self.num_computed_tokens = 0  # so far, padding among them
         self._head: Any = getattr(model, HEAD, None)
         if not isinstance(self._head, nn.Linear):
-            what = f"{type(model).__name__} has no head named '{HEAD}', as decoders that score have."
-            fix = "Give a decoder's folder, or load it with AutoModelForSequenceClassification and num_labels=1."
+            what = (
+                f"{type(model).__name__} has no head named '{HEAD}', as decoders that score have."
+            )
+            fix = (
+                "Give a decoder's folder, or load it with AutoModelForSequenceClassification "
+                "and num_labels=1."
+            )
             raise InvalidConfig(what, next=fix)
         num_outputs = max(1, len(self.objective_weights))
         if self._head.out_features != num_outputs:
             what = f"The model has {self._head.out_features} outputs."
-            raise InvalidConfig(what, next=f"Load it with num_labels={num_outputs}: one, or one for each objective.")
+            raise InvalidConfig(
+                what, next=f"Load it with num_labels={num_outputs}: one, or one for each objective."
+            )
         self.config.pad_token_id = padding
         self.config.problem_type = "regression"  # transformers' pipeline then gives the raw score
         self._backbone: Any = getattr(model, model.base_model_prefix)
@@ -121,9 +155,15 @@ class ScoringNetwork:
     def _attach(self, settings: LoraSettings) -> None:
         self.model.requires_grad_(False)
         self._head.requires_grad_(True)
-        linear = {name: one for name, one in self.model.named_modules() if isinstance(one, nn.Linear) and name != HEAD}
+        linear = {
+            name: one
+            for name, one in self.model.named_modules()
+            if isinstance(one, nn.Linear) and name != HEAD
+        }
         wide = settings.target_modules == "all-linear"
-        targets = [name for name in linear if wide or name.rpartition(".")[2] in settings.target_modules]
+        targets = [
+            name for name in linear if wide or name.rpartition(".")[2] in settings.target_modules
+        ]
         if not targets:
             what = f"No layer of the model is named {settings.target_modules}."
             why = "LoRA is put on linear layers, never on the head."
@@ -147,15 +187,22 @@ class ScoringNetwork:
         return {name: one for name, one in self.model.named_parameters() if one.requires_grad}
 
     def rows_of(self, texts: Sequence[tuple[int, ...]], most: int) -> list[SharedRow]:
-        """Texts as rows: one, where that is less work and has at most so many tokens, else one each."""
+        """Texts as rows: one, where that is less work and has at most so many tokens, else one
+        each.
+        """
         if len(texts) > 1:
             row = shared_row(texts)
             together, width = len(row.tokens_L), self.config.get_text_config().hidden_size
             if together > most and len(texts) > 2:
                 half = len(texts) // 2
                 return self.rows_of(texts[:half], most) + self.rows_of(texts[half:], most)
-            possible = self.shares_prefixes or not any(row.branches_L)  # without branches it is one text, read often
-            if possible and together <= most and sharing_pays([len(text) for text in texts], together, width):
+            # without branches it is one text, read often
+            possible = self.shares_prefixes or not any(row.branches_L)
+            if (
+                possible
+                and together <= most
+                and sharing_pays([len(text) for text in texts], together, width)
+            ):
                 return [row]
         return [single_row(text) for text in texts]
 
@@ -178,9 +225,16 @@ class ScoringNetwork:
         parts = forward_parts([(1, len(row.tokens_L)) for row in rows], max_padding=most)
         if len(parts) == 1:
             return self._pass(rows, multiple_of)
-        outputs_TO = torch.cat([self._pass([rows[place] for place in part], multiple_of) for part in parts])
+        outputs_TO = torch.cat(
+            [self._pass([rows[place] for place in part], multiple_of) for part in parts]
+        )
         firsts = np.cumsum([0, *(len(row.ends_K) for row in rows)])
-        texts = [text for part in parts for place in part for text in range(firsts[place], firsts[place + 1])]
+        texts = [
+            text
+            for part in parts
+            for place in part
+            for text in range(firsts[place], firsts[place + 1])
+        ]
         return outputs_TO[np.argsort(texts)]
 
     def _pass(self, rows: Sequence[SharedRow], multiple_of: int) -> Tensor:
@@ -197,7 +251,9 @@ class ScoringNetwork:
             weight_OD, bias_O = self._head.weight, self._head.bias
             # One output at a time, so that its bits do not depend on how many there are.
             columns = [
-                F.linear(hidden_TD, weight_OD[o : o + 1], None if bias_O is None else bias_O[o : o + 1])
+                F.linear(
+                    hidden_TD, weight_OD[o : o + 1], None if bias_O is None else bias_O[o : o + 1]
+                )
                 for o in range(self._head.out_features)
             ]
             return torch.cat(columns, -1).float()
@@ -208,7 +264,10 @@ class ScoringNetwork:
             with _quiet():
                 self.model.save_pretrained(folder)  # pyright: ignore[reportCallIssue]
             return
-        whole = {name: tensor.detach().cpu().contiguous() for name, tensor in self._adapter_tensors().items()}
+        whole = {
+            name: tensor.detach().cpu().contiguous()
+            for name, tensor in self._adapter_tensors().items()
+        }
         save_file(whole, folder / ADAPTER_WEIGHTS, metadata={"format": "pt"})
         config = {
             "peft_type": "LORA",
@@ -231,9 +290,13 @@ class ScoringNetwork:
             self.model.load_state_dict(model.state_dict())
             return
         found, own = load_file(folder / ADAPTER_WEIGHTS), self._adapter_tensors()
-        wrong = sorted(own.keys() ^ found.keys()) or [name for name in own if own[name].shape != found[name].shape]
+        wrong = sorted(own.keys() ^ found.keys()) or [
+            name for name in own if own[name].shape != found[name].shape
+        ]
         if wrong:
-            why = f"{wrong[0]} is missing, too many or of another shape ({len(wrong)} such tensors)."
+            why = (
+                f"{wrong[0]} is missing, too many or of another shape ({len(wrong)} such tensors)."
+            )
             raise InvalidData(f"The adapter in {folder} does not fit its base model.", why)
         with torch.no_grad():
             for name, parameter in own.items():
@@ -248,7 +311,9 @@ class ScoringNetwork:
     def fold(self, objective_weights: Mapping[str, float]) -> None:
         """Make one output of several: the weighted sum of linear outputs is one of them."""
         weight_OD, bias_O = self._head.weight, self._head.bias
-        shares_1O = weight_OD.new_tensor([[objective_weights[name] for name in self.objective_weights]])
+        shares_1O = weight_OD.new_tensor(
+            [[objective_weights[name] for name in self.objective_weights]]
+        )
         head = nn.Linear(weight_OD.shape[1], 1, bias=bias_O is not None).to(weight_OD)
         with torch.no_grad():
             head.weight.copy_(shares_1O @ weight_OD)
@@ -259,7 +324,11 @@ class ScoringNetwork:
         self.config.num_labels = 1
 
     def _adapters(self) -> dict[str, LoraLinear]:
-        return {name: module for name, module in self.model.named_modules() if isinstance(module, LoraLinear)}
+        return {
+            name: module
+            for name, module in self.model.named_modules()
+            if isinstance(module, LoraLinear)
+        }
 
     def _adapter_tensors(self) -> dict[str, Tensor]:
         """Adapter and head, by PEFT's names."""
@@ -271,10 +340,16 @@ class ScoringNetwork:
         return tensors
 
     def _can_share(self) -> bool:
-        """Whether it takes a mask of branches and positions: by its layers' kinds, then tried on a few tokens."""
+        """Whether it takes a mask of branches and positions: by its layers' kinds, then tried on a
+        few tokens.
+        """
         config = self.config.get_text_config()
         kinds = set(getattr(config, "layer_types", None) or ())
-        window = getattr(config, "sliding_window", None) if getattr(config, "use_sliding_window", True) else None
+        window = (
+            getattr(config, "sliding_window", None)
+            if getattr(config, "use_sliding_window", True)
+            else None
+        )
         if kinds - {"full_attention"} or (window and not kinds):
             return False
         texts = [[(7 * i + 3) % config.vocab_size for i in range(length)] for length in (9, 12)]
@@ -285,7 +360,8 @@ class ScoringNetwork:
             with torch.inference_mode():
                 together = self.scores([shared_row(texts)])
                 apart = self.scores([single_row(text) for text in texts])
-        except (TypeError, ValueError, RuntimeError):  # a model that takes no mask or no positions of this shape
+        except (TypeError, ValueError, RuntimeError):
+            # a model that takes no mask or no positions of this shape
             return False
         finally:
             self.model.train(training)
@@ -296,7 +372,9 @@ def device_of(name: Device = "auto") -> torch.device:
     """The device of this name. InvalidConfig for `cuda` where there is none."""
     found = torch.cuda.is_available()
     if name == "cuda" and not found:
-        raise InvalidConfig("There is no GPU to compute on.", next="Say cpu, or auto.", field="device")
+        raise InvalidConfig(
+            "There is no GPU to compute on.", next="Say cpu, or auto.", field="device"
+        )
     return torch.device("cuda" if found and name != "cpu" else "cpu")
 
 
@@ -311,13 +389,15 @@ def open_network(
     arguments: Mapping[str, Any] | None = None,
     objective_weights: Mapping[str, float] | None = None,
 ) -> ScoringNetwork:
-    """Read the weights of a folder, in Hugging Face's format or PEFT's: a base model or a reward model.
+    """Read the weights of a folder, in Hugging Face's format or PEFT's: a base model or a reward
+    model.
 
     Args:
         lora_settings: train an adapter on it; a folder that is one goes on with its own.
         seed: of what is drawn: a new head, a new adapter.
         arguments: of `from_pretrained`.
-        objective_weights: the objectives that it has an output for, with what each counts; none: it has one output.
+        objective_weights: the objectives that it has an output for, with what each counts; none: it
+            has one output.
 
     NotFound where no model is there, InvalidConfig or InvalidData where its head has other outputs.
     """
@@ -330,7 +410,11 @@ def open_network(
     check_regular(base)
     config, names = base_config(base), tuple(objective_weights or ())
     if is_classifier(config) and num_outputs_of(config) != max(1, len(names)):
-        why = f"It is to have one for each of {', '.join(names)}." if names else "A reward model has one."
+        why = (
+            f"It is to have one for each of {', '.join(names)}."
+            if names
+            else "A reward model has one."
+        )
         raise InvalidData(f"The model in {folder} has {num_outputs_of(config)} outputs.", why)
     with torch.random.fork_rng(devices=[where] if where.type == "cuda" else []), _quiet():
         torch.manual_seed(seed)
@@ -347,8 +431,9 @@ def open_network(
 
 
 def base_config(base: Path) -> Mapping[str, Any]:
-    """The config.json of a reward model, or of what an adapter is for. NotFound where there is none, InvalidData where
-    it cannot be read, or the weights are quantised."""
+    """The config.json of a reward model, or of what an adapter is for. NotFound where there is
+    none, InvalidData where it cannot be read, or the weights are quantised.
+    """
     next = "Name a model folder in Hugging Face format."
     if not (base / "config.json").is_file():
         raise NotFound(f"No model is in {base}.", "config.json is missing.", next)
@@ -367,7 +452,10 @@ def _from_pretrained(
 
     labels: dict[str, Any] = {"num_labels": max(1, len(objectives))}
     if objectives:
-        labels |= {"id2label": dict(enumerate(objectives)), "label2id": {name: o for o, name in enumerate(objectives)}}
+        labels |= {
+            "id2label": dict(enumerate(objectives)),
+            "label2id": {name: o for o, name in enumerate(objectives)},
+        }
     chosen = {"dtype": torch.float32, "trust_remote_code": trust_remote_code, **labels, **arguments}
     chosen["output_loading_info"] = True
     model, report = AutoModelForSequenceClassification.from_pretrained(folder, **chosen)
@@ -375,14 +463,17 @@ def _from_pretrained(
     if not is_classifier(read_config(folder)):
         missing -= {f"{HEAD}.weight"}  # of a new reward model it is drawn, and nothing else
     refuse_missing(folder, missing)
-    for parameter in model.parameters():  # a mapped file's addresses are not aligned, and that moves a score's last bit
+    # a mapped file's addresses are not aligned, and that moves a score's last bit
+    for parameter in model.parameters():
         parameter.data = parameter.data.clone()
     return model
 
 
 @contextmanager
 def _quiet() -> Iterator[None]:
-    """transformers reports the head that a base model does not have, and shows a bar for each file."""
+    """transformers reports the head that a base model does not have, and shows a bar for each
+    file.
+    """
     from transformers.utils import logging as theirs
 
     level, bars = theirs.get_verbosity(), theirs.is_progress_bar_enabled()

@@ -1,8 +1,8 @@
-"""Training a reward model on preferences: the loop, the optimiser and its schedule, evaluation, checkpoints, what ends
-a training early.
+"""Training a reward model on preferences: the loop, the optimiser and its schedule, evaluation,
+checkpoints, what ends a training early.
 
-Guarantees: killed and resumed, a training in fp32 on a CPU ends with the same bits as one that was never killed;
-a checkpoint and a result are written whole or not at all.
+Guarantees: killed and resumed, a training in fp32 on a CPU ends with the same bits as one that was
+never killed; a checkpoint and a result are written whole or not at all.
 
 The arguments are those of TRL's `RewardTrainer`, which its guide calls by name.
 """
@@ -31,7 +31,14 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from halteres.engine.folders import recover
-from halteres.errors import Conflict, HalteresError, InvalidConfig, InvalidData, NotFound, ServerError
+from halteres.errors import (
+    Conflict,
+    HalteresError,
+    InvalidConfig,
+    InvalidData,
+    NotFound,
+    ServerError,
+)
 from halteres.rewards.model_folder import RewardFile, template_for, texts_of
 from halteres.rewards.preferences import Preferences, read_preferences
 from halteres.rewards.torch.batches import epoch_batches, forward_parts
@@ -56,11 +63,15 @@ from halteres.rewards.training_plan import (
 )
 from halteres.scores import REWARD_FILE
 
-StopReason = Literal["finished", "stopped", "terminated"]  # `should_stop` said so; SIGTERM or Ctrl-C did
+# `should_stop` said so; SIGTERM or Ctrl-C did
+StopReason = Literal["finished", "stopped", "terminated"]
 ShowStep = Callable[[int, Mapping[str, float] | None], None]
-# Settings on which it depends which rows the next step sees: a checkpoint goes on only under the same.
-ORDER = ("seed", "per_device_train_batch_size", "gradient_accumulation_steps", "train_sampling_strategy", "max_steps",
-         "num_train_epochs")  # fmt: skip
+# Settings on which it depends which rows the next step sees: a checkpoint goes on only under the
+# same.
+ORDER = (
+    *("seed", "per_device_train_batch_size", "gradient_accumulation_steps"),
+    *("train_sampling_strategy", "max_steps", "num_train_epochs"),
+)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -86,9 +97,10 @@ class RewardTrainer:
     """Trains a reward model; `train()` leaves it in `args.output_dir`.
 
     Args:
-        model: the name or folder of a base model, of a reward model to go on from, or a transformers model with one
-            output, or one for each objective that the data name.
-        processing_class: a tokenizer's folder, a `halteres.text.Tokenizer`, one of transformers; None: the model's own.
+        model: the name or folder of a base model, of a reward model to go on from, or a
+            transformers model with one output, or one for each objective that the data name.
+        processing_class: a tokenizer's folder, a `halteres.text.Tokenizer`, one of transformers;
+            None: the model's own.
         train_dataset, eval_dataset: whatever `read_preferences` reads.
         peft_config: a `peft.LoraConfig` or its settings; like `args.lora`.
         on_step: called after every report with step and metrics.
@@ -110,10 +122,16 @@ class RewardTrainer:
         given = args or RewardConfig()
         if peft_config is not None:
             values = peft_config if isinstance(peft_config, Mapping) else vars(peft_config)
-            lora = {name: values[name] for name in LoraSettings.model_fields if values.get(name) is not None}
+            lora = {
+                name: values[name]
+                for name in LoraSettings.model_fields
+                if values.get(name) is not None
+            }
             given = given.model_copy(update={"lora": LoraSettings(**lora)})
         if train_dataset is None:
-            raise InvalidConfig("The argument train_dataset is missing.", next="Give rows with chosen and rejected.")
+            raise InvalidConfig(
+                "The argument train_dataset is missing.", next="Give rows with chosen and rejected."
+            )
         self.on_step, self.should_stop = on_step, should_stop
         self._preferences = _preferences(train_dataset)
         held_out = None if eval_dataset is None else _preferences(eval_dataset)
@@ -121,13 +139,18 @@ class RewardTrainer:
         form = "conversational" if self._preferences.form == "conversational" else "standard"
         how = {"form": form, "max_length": given.max_length, "truncation": given.truncation}
         template = template_for(tokenizer, eos_token=given.eos_token, **how)
-        weights = objective_weights(given, own_objective_weights(model), self._preferences, held_out)
+        weights = objective_weights(
+            given, own_objective_weights(model), self._preferences, held_out
+        )
         check_inputs(given, self._preferences, held_out)
         network = base_network(model, tokenizer, template, given, weights)
-        network.model.float()  # AdamW's steps are lost in bf16 weights; `bf16` is of what is computed with them
+        # AdamW's steps are lost in bf16 weights; `bf16` is of what is computed with them
+        network.model.float()
         self.args = given.settled(network.num_parameters)
         network.bf16 = self.args.bf16
-        self.model = RewardModel(network, tokenizer, template, max_tokens_per_forward=self.args.max_tokens_per_forward)
+        self.model = RewardModel(
+            network, tokenizer, template, max_tokens_per_forward=self.args.max_tokens_per_forward
+        )
         self._train, self._truncation = self._examples(self._preferences)
         self._held_out = self._examples(held_out)[0] if held_out is not None else None
         # The learned lead of `rao_kupper`, before its softplus.
@@ -135,9 +158,15 @@ class RewardTrainer:
         if self.args.tie_policy == "rao_kupper":
             self._threshold = nn.Parameter(torch.zeros((), device=network.device))
         # AdamW with transformers' defaults; biases and norms do not decay.
-        self._parameters = [*network.trained().values(), *([] if self._threshold is None else [self._threshold])]
+        self._parameters = [
+            *network.trained().values(),
+            *([] if self._threshold is None else [self._threshold]),
+        ]
         groups = [
-            {"params": [one for one in self._parameters if one.ndim > 1], "weight_decay": self.args.weight_decay},
+            {
+                "params": [one for one in self._parameters if one.ndim > 1],
+                "weight_decay": self.args.weight_decay,
+            },
             {"params": [one for one in self._parameters if one.ndim < 2], "weight_decay": 0.0},
         ]
         self._optimiser = torch.optim.AdamW(
@@ -162,10 +191,12 @@ class RewardTrainer:
         return math.ceil(self.args.num_train_epochs * self._steps_per_epoch)
 
     def train(self, resume_from_checkpoint: str | Path | bool | None = None) -> TrainingResult:
-        """Train, from the start or from a checkpoint (True: the newest in `output_dir`, or the start).
+        """Train, from the start or from a checkpoint (True: the newest in `output_dir`, or the
+        start).
 
-        Conflict where the folder holds other checkpoints or a finished model, or is in use. InvalidData where
-        the checkpoint is of other data or settings. LossNotFinite: the step was not taken, and nothing is saved.
+        Conflict where the folder holds other checkpoints or a finished model, or is in use.
+        InvalidData where the checkpoint is of other data or settings. LossNotFinite: the step was
+        not taken, and nothing is saved.
         """
         torch.manual_seed(self.args.seed)
         model, config = self.model.network.model, self.args
@@ -177,11 +208,14 @@ class RewardTrainer:
             cast("Any", model).gradient_checkpointing_enable()
         model.train()
         place = Path(config.output_dir)
-        with alone_in(place), termination() as terminated:  # until all is saved: whoever asked before may ask again
+        # until all is saved: whoever asked before may ask again
+        with alone_in(place), termination() as terminated:
             recover(place)  # what a killed training was just writing
             if not resume_from_checkpoint and checkpoints(place):
                 fix = "Go on with it (--resume), name another folder (--out), or remove them."
-                raise Conflict(f"The folder {place} holds the checkpoints of another training.", next=fix)
+                raise Conflict(
+                    f"The folder {place} holds the checkpoints of another training.", next=fix
+                )
             step = self._resumed(resume_from_checkpoint)
             with progress(self.total_steps, self._notes(), shown=not config.disable_tqdm) as show:
                 step, reason = self._steps(step, terminated, show)
@@ -201,13 +235,17 @@ class RewardTrainer:
             truncation=self._truncation,
         )
 
-    def _steps(self, step: int, terminated: threading.Event, show: ShowStep) -> tuple[int, StopReason]:
+    def _steps(
+        self, step: int, terminated: threading.Event, show: ShowStep
+    ) -> tuple[int, StopReason]:
         """Train from this step on; where it ended, and why."""
         from transformers import get_scheduler
 
         config, interval = self.args, Interval()
         warmup = config.warmup_steps * (self.total_steps if config.warmup_steps < 1 else 1)
-        scheduler: Any = get_scheduler(config.lr_scheduler_type, self._optimiser, math.ceil(warmup), self.total_steps)
+        scheduler: Any = get_scheduler(
+            config.lr_scheduler_type, self._optimiser, math.ceil(warmup), self.total_steps
+        )
         (share_of_rate, *_) = scheduler.lr_lambdas
         while step < self.total_steps:
             rate = (config.learning_rate or 0.0) * share_of_rate(step)
@@ -216,7 +254,11 @@ class RewardTrainer:
             gradient_norm = self._step(step, interval)
             step += 1
             metrics: dict[str, float] | None = None
-            if step % config.logging_steps == 0 or step == self.total_steps or self._is_due("eval", step):
+            if (
+                step % config.logging_steps == 0
+                or step == self.total_steps
+                or self._is_due("eval", step)
+            ):
                 metrics = {
                     "step": step,
                     "epoch": step / self._steps_per_epoch,
@@ -226,7 +268,9 @@ class RewardTrainer:
                     "learning_rate": rate,
                     "truncated_rows": self._truncation.rows_cut,
                 }
-                if self._held_out is not None and (self._is_due("eval", step) or step == self.total_steps):
+                if self._held_out is not None and (
+                    self._is_due("eval", step) or step == self.total_steps
+                ):
                     metrics |= self.evaluate()
                 self._history.append(metrics)
                 if self.on_step is not None:
@@ -242,7 +286,9 @@ class RewardTrainer:
         return step, "finished"
 
     def evaluate(self) -> dict[str, float]:
-        """Loss and accuracy on the held-out rows, overall and by kind, as `eval_*`; InvalidConfig without any."""
+        """Loss and accuracy on the held-out rows, overall and by kind, as `eval_*`; InvalidConfig
+        without any.
+        """
         if self._held_out is None:
             raise InvalidConfig("There is nothing to evaluate on.", next="Give an eval_dataset.")
         model, batch = self.model.network.model, self.args.per_device_eval_batch_size
@@ -258,7 +304,9 @@ class RewardTrainer:
         if not math.isfinite(total):
             raise _not_finite("loss", "on the held-out rows")
         interval.losses.append(total / sum(one.comparison.weight for one in self._held_out))
-        self._last_evaluation = {f"eval_{name}": value for name, value in interval.metrics().items()}
+        self._last_evaluation = {
+            f"eval_{name}": value for name, value in interval.metrics().items()
+        }
         return self._last_evaluation
 
     def _examples(self, preferences: Preferences) -> tuple[list[Example], TruncationReport]:
@@ -268,12 +316,15 @@ class RewardTrainer:
         examples: list[Example] = []
         for comparison, texts in rendered.rows:
             tokens = [text.tokens for text in texts]
-            count = len(tokens[-1]) if comparison.labels else sum(map(len, tokens))  # the last state holds the others
+            # the last state holds the others
+            count = len(tokens[-1]) if comparison.labels else sum(map(len, tokens))
             examples.append(Example(comparison, tuple(model.network.rows_of(tokens, most)), count))
         return examples, rendered.report
 
     def _step(self, step: int, interval: Interval) -> float:
-        """One optimiser step, of rows that its number decides; the norm of its gradient before it is clipped."""
+        """One optimiser step, of rows that its number decides; the norm of its gradient before it
+        is clipped.
+        """
         config = self.args
         epoch, place = divmod(step, self._steps_per_epoch)
         if self._epoch[0] != epoch:
@@ -298,7 +349,9 @@ class RewardTrainer:
         interval.losses.append(summed)
         norm = nn.utils.clip_grad_norm_(self._parameters, config.max_grad_norm or math.inf).item()
         if not math.isfinite(summed) or not math.isfinite(norm):
-            raise _not_finite("gradient" if math.isfinite(summed) else "loss", f"at step {step + 1}")
+            raise _not_finite(
+                "gradient" if math.isfinite(summed) else "loss", f"at step {step + 1}"
+            )
         self._optimiser.step()
         self._optimiser.zero_grad(set_to_none=True)
         return norm
@@ -313,8 +366,12 @@ class RewardTrainer:
         """Sum of weight times loss of a micro-batch."""
         comparisons, network = [one.comparison for one in examples], self.model.network
         computed = network.num_computed_tokens
-        outputs_TO = network.outputs([row for one in examples for row in one.rows], self.args.pad_to_multiple_of or 1)
-        scores_T = network.mixed(outputs_TO, [one.objective for one in comparisons for _ in one.ranks])
+        outputs_TO = network.outputs(
+            [row for one in examples for row in one.rows], self.args.pad_to_multiple_of or 1
+        )
+        scores_T = network.mixed(
+            outputs_TO, [one.objective for one in comparisons for _ in one.ranks]
+        )
         interval.add(examples, scores_T.detach().tolist(), network.num_computed_tokens - computed)
         threshold = F.softplus(self._threshold) if self._threshold is not None else None
         return comparison_loss(scores_T, comparisons, self.args, threshold)
@@ -328,25 +385,36 @@ class RewardTrainer:
         every = (config.eval_steps or config.logging_steps) if what == "eval" else config.save_steps
         if strategy == "epoch":
             every = self._steps_per_epoch
-        return strategy != "no" and step % every == 0 and (what == "save" or self._held_out is not None)
+        return (
+            strategy != "no"
+            and step % every == 0
+            and (what == "save" or self._held_out is not None)
+        )
 
     def _notes(self) -> list[str]:
         config, tokenizer, network = self.args, self.model.tokenizer, self.model.network
         notes = [
-            f"{len(self._train)} rows, {self.total_steps} steps of {config.per_device_train_batch_size} x "
+            f"{len(self._train)} rows, {self.total_steps} steps of "
+            f"{config.per_device_train_batch_size} x "
             f"{config.gradient_accumulation_steps}, learning rate {config.learning_rate:g}.",
             *self._preferences.warnings,
             *self._truncation.sentences(config.max_length),
         ]
-        padding = {number: name for name, number in tokenizer.special_tokens.items()}[network.padding]
+        padding = {number: name for name, number in tokenizer.special_tokens.items()}[
+            network.padding
+        ]
         if padding != tokenizer.specials.get("pad_token"):
-            notes.append(f"Texts are padded with {padding!r}: the padding token must not be the end token.")
+            notes.append(
+                f"Texts are padded with {padding!r}: the padding token must not be the end token."
+            )
         if not network.shares_prefixes and config.share_prefixes:
             notes.append(UNSHARED)
         return notes
 
     def save_model(self, folder: str | Path, beside: Mapping[str, bytes] | None = None) -> None:
-        """Write the model as it is now, with what its folder says of the training, and files beside it."""
+        """Write the model as it is now, with what its folder says of the training, and files beside
+        it.
+        """
         rows = self._preferences
         self.model.file = RewardFile(
             template=self.model.template,
@@ -359,7 +427,9 @@ class RewardTrainer:
                 "truncation": asdict(self._truncation),
             },
             metrics=self._latest(),
-            tie_threshold=F.softplus(self._threshold).item() if self._threshold is not None else None,
+            tie_threshold=F.softplus(self._threshold).item()
+            if self._threshold is not None
+            else None,
         )
         probes = [text for one in rows.comparisons[:MAX_PROBES] for text in texts_of(one)]
         self.model.save(Path(folder), probes=probes, beside=beside)
@@ -385,7 +455,10 @@ class RewardTrainer:
         return folder
 
     def _order(self) -> dict[str, Any]:
-        return {"data": self._preferences.digest, **{name: getattr(self.args, name) for name in ORDER}}
+        return {
+            "data": self._preferences.digest,
+            **{name: getattr(self.args, name) for name in ORDER},
+        }
 
     def _resumed(self, checkpoint: str | Path | bool | None) -> int:
         """The step to go on from, everything put back as it was there."""
@@ -395,20 +468,29 @@ class RewardTrainer:
         found = checkpoints(place)
         if checkpoint is True and not found:
             if (place / REWARD_FILE).is_file():
-                fix = "Leave --resume out to train anew and replace it, or name another folder (--out)."
+                fix = (
+                    "Leave --resume out to train anew and replace it, or name another folder "
+                    "(--out)."
+                )
                 what = f"The training in {place} has finished; it left no checkpoint to go on from."
                 raise Conflict(what, next=fix)
             return 0
         folder = found[-1] if checkpoint is True else Path(str(checkpoint))
         try:
-            state: dict[str, Any] = torch.load(folder / TRAINER_STATE, weights_only=True, map_location="cpu")
+            state: dict[str, Any] = torch.load(
+                folder / TRAINER_STATE, weights_only=True, map_location="cpu"
+            )
         except FileNotFoundError as error:
-            raise NotFound(f"There is no checkpoint in {folder}.", f"{TRAINER_STATE} is missing.") from error
+            raise NotFound(
+                f"There is no checkpoint in {folder}.", f"{TRAINER_STATE} is missing."
+            ) from error
         except (EOFError, RuntimeError, pickle.UnpicklingError) as error:
             fix = "Remove its folder: --resume then goes on from the one before, if there is one."
             why = f"{TRAINER_STATE} cannot be read ({type(error).__name__})."
             raise InvalidData(f"The checkpoint {folder} is damaged.", why, fix) from error
-        differing = [name for name, value in self._order().items() if state["order"].get(name) != value]
+        differing = [
+            name for name, value in self._order().items() if state["order"].get(name) != value
+        ]
         if differing:
             fix = "Resume with the data and the settings that it was made with."
             why = f"It differs in {', '.join(differing)}."
@@ -425,7 +507,9 @@ class RewardTrainer:
 
 @contextmanager
 def alone_in(place: Path) -> Iterator[None]:
-    """The folder is this training's alone until the block ends, or its process. Conflict: another trains into it."""
+    """The folder is this training's alone until the block ends, or its process. Conflict: another
+    trains into it.
+    """
     try:
         place.mkdir(parents=True, exist_ok=True)
         if not os.access(place, os.W_OK):
@@ -450,13 +534,27 @@ def alone_in(place: Path) -> Iterator[None]:
 
 @contextmanager
 def progress(total: int, notes: Sequence[str], *, shown: bool) -> Iterator[ShowStep]:
-    """Show notes, and give what shows a step and its metrics: a bar in a terminal, for 80 columns, else plain lines."""
+    """Show notes, and give what shows a step and its metrics: a bar in a terminal, for 80 columns,
+    else plain lines.
+    """
     from rich.console import Console
-    from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
+    from rich.progress import (
+        BarColumn,
+        MofNCompleteColumn,
+        Progress,
+        TextColumn,
+        TimeRemainingColumn,
+    )
 
     console = Console(stderr=True, quiet=not shown)
-    width = max(5, min(40, console.width - 75))  # what the other columns leave of 80, at their widest
-    columns = (BarColumn(width), MofNCompleteColumn(), TextColumn("{task.description}"), TimeRemainingColumn())
+    # what the other columns leave of 80, at their widest
+    width = max(5, min(40, console.width - 75))
+    columns = (
+        BarColumn(width),
+        MofNCompleteColumn(),
+        TextColumn("{task.description}"),
+        TimeRemainingColumn(),
+    )
     bar = Progress(*columns, console=console, disable=not (shown and console.is_terminal))
     for note in notes:
         console.print(note, highlight=False, markup=False, soft_wrap=bar.disable)
@@ -466,13 +564,19 @@ def progress(total: int, notes: Sequence[str], *, shown: bool) -> Iterator[ShowS
         def show(step: int, metrics: Mapping[str, float] | None) -> None:
             if metrics is not None and bar.disable:
                 names = ("loss", "accuracy", "margin", "eval_accuracy", "tokens_per_cpu_s")
-                figures = ", ".join(f"{name} {metrics[name]:.4g}" for name in names if name in metrics)
-                console.print(f"step {step}/{total}: {figures}", highlight=False, markup=False, soft_wrap=True)
+                figures = ", ".join(
+                    f"{name} {metrics[name]:.4g}" for name in names if name in metrics
+                )
+                console.print(
+                    f"step {step}/{total}: {figures}", highlight=False, markup=False, soft_wrap=True
+                )
                 return
             line = None  # leaves the last one
             if metrics is not None:
                 shares = {"accuracy": "accuracy", "eval_accuracy": "held out"}
-                figures = [f"{name} {metrics[key]:.0%}" for key, name in shares.items() if key in metrics]
+                figures = [
+                    f"{name} {metrics[key]:.0%}" for key, name in shares.items() if key in metrics
+                ]
                 speed = metrics["tokens_per_cpu_s"]
                 in_words = f"{speed:,.0f}" if speed < 10_000 else f"{speed / 1000:.0f}k"
                 line = ", ".join([f"loss {metrics['loss']:.3f}", *figures, f"{in_words} tokens/s"])
@@ -483,7 +587,9 @@ def progress(total: int, notes: Sequence[str], *, shown: bool) -> Iterator[ShowS
 
 @contextmanager
 def termination() -> Iterator[threading.Event]:
-    """Set when the process is asked to end (only a main thread can listen); a second Ctrl-C ends it at once."""
+    """Set when the process is asked to end (only a main thread can listen); a second Ctrl-C ends it
+    at once.
+    """
     ended = threading.Event()
     if threading.current_thread() is not threading.main_thread():
         yield ended
@@ -493,10 +599,16 @@ def termination() -> Iterator[threading.Event]:
         if number == signal.SIGINT and ended.is_set():
             raise KeyboardInterrupt
         if number == signal.SIGINT:
-            sys.stderr.write("Ending after this step, with a checkpoint; Ctrl-C again ends at once.\n")
+            sys.stderr.write(
+                "Ending after this step, with a checkpoint; Ctrl-C again ends at once.\n"
+            )
         ended.set()
 
-    signals = [one for one in (signal.SIGTERM, signal.SIGINT) if signal.getsignal(one) is not signal.SIG_IGN]
+    signals = [
+        one
+        for one in (signal.SIGTERM, signal.SIGINT)
+        if signal.getsignal(one) is not signal.SIG_IGN
+    ]
     before = [(one, signal.signal(one, end)) for one in signals]
     try:
         yield ended

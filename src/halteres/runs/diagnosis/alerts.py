@@ -1,7 +1,9 @@
-"""Diagnosis of a run that has not failed: rows through the rules, notices of its roles, stalls, refused calls.
+"""Diagnosis of a run that has not failed: rows through the rules, notices of its roles, stalls,
+refused calls.
 
 Owns: the rules, each with its thresholds and what to do; that what lasts is reported once.
-Never: writes (the supervisor does), changes a run, reads a metric's history from anywhere but the rows it is given.
+Never: writes (the supervisor does), changes a run, reads a metric's history from anywhere but the
+rows it is given.
 """
 
 from __future__ import annotations
@@ -26,17 +28,23 @@ from halteres.runs.reading.progress import Alert
 from halteres.runs.state import RunState
 
 STALLED, REFUSED = "stalled", "calls_refused"  # rules that read no rows
-STALE_S = 2.5 * HEARTBEAT_S  # a heartbeat older than this, under a held lock: the supervisor does nothing any more
+# a heartbeat older than this, under a held lock: the supervisor does nothing any more
+STALE_S = 2.5 * HEARTBEAT_S
 
 OVERDUE_STEPS, LEAST_S = 10, 60.0
-"""A step is overdue after so many times the median of the last ones, and after a minute at least: an evaluation on the
-same engine makes steps three times as long."""
+"""A step is overdue after so many times the median of the last ones, and after a minute at least:
+an evaluation on the same engine makes steps three times as long.
+"""
 
 FIRST_STEP_S = 600.0
-"""How long the first step may take once every role is ready: large models compile and warm up in it."""
+"""How long the first step may take once every role is ready: large models compile and warm up in
+it.
+"""
 
 LASTING_S, LEAST_CALLS = 15.0, 3
-"""So long nothing was answered, and so many calls were refused: one that is refused now and then is no trouble."""
+"""So long nothing was answered, and so many calls were refused: one that is refused now and then is
+no trouble.
+"""
 
 
 class Diagnosis:
@@ -66,13 +74,15 @@ class Diagnosis:
             self._step, self.has_trained = step, True
             self.stalls.step(row)
         found = [
-            (rule.name, debounce.found(rule.look(self._run, self._history, row))) for rule, debounce in self._rules
+            (rule.name, debounce.found(rule.look(self._run, self._history, row)))
+            for rule, debounce in self._rules
         ]
         return [_alert(name, step, finding) for name, finding in found if finding]
 
     def notice(self, event: Mapping[str, Any], *, resumable: bool) -> Alert:
-        """What a role has noticed that no row shows: {rule, step, evidence}, perhaps a remedy in words; of groups
-        without variance also percent_correct."""
+        """What a role has noticed that no row shows: {rule, step, evidence}, perhaps a remedy in
+        words; of groups without variance also percent_correct.
+        """
         rule, step = str(event.get("rule")), event.get("step")
         remedy, words = self._remedy(rule, event, resumable), str(event.get("remedy") or "")
         return Alert(
@@ -85,28 +95,37 @@ class Diagnosis:
     def _remedy(self, rule: str, event: Mapping[str, Any], resumable: bool) -> Remedy:
         run = self._run
         if rule == no_variance.name:
-            # Groups of equal scores that the environment drops are in no batch: its own share correct tells why.
+            # Groups of equal scores that the environment drops are in no batch: its own share
+            # correct tells why.
             share = number(dict(event), "percent_correct")
             if share is not None and share >= CEILING:
                 return Remedy((run.stop(), run.results()))
-            if share == 0.0 and self._step > 0:  # before the first batch there are no rollouts to read
+            # before the first batch there are no rollouts to read
+            if share == 0.0 and self._step > 0:
                 return run.unscored()
             return Remedy(run.go_on_with(run.larger_groups()))
         if rule == "temperature":
             return Remedy(run.go_on_with({"env.temperature": 1.0}))
         if rule == "own_advantages":
             return Remedy(run.go_on_with({"trainer.advantage": "environment"}))
-        if rule == "nan_loss":  # the trainer ends itself; what it had learnt is in its last checkpoint
-            return Remedy((run.resume(run.rate_times()) if resumable else run.begin_anew(run.rate_times()),))
+        # the trainer ends itself; what it had learnt is in its last checkpoint
+        if rule == "nan_loss":
+            return Remedy(
+                (run.resume(run.rate_times()) if resumable else run.begin_anew(run.rate_times()),)
+            )
         return Remedy((run.logs("env"),))
 
     def look(self, processes: Mapping[str, Mapping[str, Any]], *, training: bool) -> Alert | None:
-        """With every heartbeat: does anything still happen? `training`: steps are to be expected."""
+        """With every heartbeat: does anything still happen? `training`: steps are to be
+        expected.
+        """
         finding = self.stalls.look(processes, training=training)
         return _alert(STALLED, self._step, finding) if finding else None
 
     def look_at_calls(self, calls: Calls) -> Alert | None:
-        """Before the first step, with every heartbeat: what a server says of the environment's calls."""
+        """Before the first step, with every heartbeat: what a server says of the environment's
+        calls.
+        """
         finding = None if self.has_trained else self._refused_calls.look(calls)
         return _alert(REFUSED, self._step, finding) if finding else None
 
@@ -116,13 +135,16 @@ def _alert(rule: str, step: int, finding: Finding) -> Alert:
 
 
 class StallDetector:
-    """Finds that nothing happens any more, or that a process is stopped (SIGSTOP); looks with every heartbeat."""
+    """Finds that nothing happens any more, or that a process is stopped (SIGSTOP); looks with every
+    heartbeat.
+    """
 
     def __init__(self, run: RunFacts, clock: Callable[[], float] = time.monotonic) -> None:
         self._run, self._clock = run, clock
         self._last = clock()
         self._seconds: deque[float] = deque(maxlen=8)
-        # Twice: the first look after our own sleep (SIGSTOP, a closed laptop) comes before the rows of meanwhile.
+        # Twice: the first look after our own sleep (SIGSTOP, a closed laptop) comes before the rows
+        # of meanwhile.
         self._overdue, self._stopped = Debounce(2, calm=1), Debounce(2, calm=1)
 
     def begin(self) -> None:
@@ -146,22 +168,34 @@ class StallDetector:
             roles = ", ".join(f"{role} (process {pid})" for role, pid in stopped.items())
             return Finding(
                 evidence=f"Stopped by a signal (SIGSTOP), neither running nor ended: {roles}.",
-                remedy=Remedy(self._run.go_on_with({}), f"or let it go on: kill -CONT {' '.join(stopped.values())}"),
+                remedy=Remedy(
+                    self._run.go_on_with({}),
+                    f"or let it go on: kill -CONT {' '.join(stopped.values())}",
+                ),
             )
         passed_s = self._clock() - self._last
-        limit_s = max(LEAST_S, OVERDUE_STEPS * median(self._seconds)) if self._seconds else FIRST_STEP_S
+        limit_s = (
+            max(LEAST_S, OVERDUE_STEPS * median(self._seconds)) if self._seconds else FIRST_STEP_S
+        )
         if not self._overdue.begins(training and passed_s > limit_s and not stopped):
             return None
-        usual = f"a step takes {median(self._seconds):.2g} s" if self._seconds else "the first step is awaited"
+        usual = (
+            f"a step takes {median(self._seconds):.2g} s"
+            if self._seconds
+            else "the first step is awaited"
+        )
         return Finding(
             evidence=f"No step was done for {passed_s:.0f} s; {usual}.",
-            remedy=Remedy((self._run.logs("trainer"), self._run.logs("env"), *self._run.go_on_with({}))),
+            remedy=Remedy(
+                (self._run.logs("trainer"), self._run.logs("env"), *self._run.go_on_with({}))
+            ),
         )
 
 
 def stalled(run: RunDirectory, state: RunState | None = None) -> Alert | None:
-    """What a reader has to say of a supervisor that holds its lock and does nothing; None of one that shows that it
-    lives. Cheap there. `state`: where it was read just before."""
+    """What a reader has to say of a supervisor that holds its lock and does nothing; None of one
+    that shows that it lives. Cheap there. `state`: where it was read just before.
+    """
     try:
         state = state or run.state()
         silent_s = time.time() - (run.path / "heartbeat").stat().st_mtime
@@ -174,7 +208,10 @@ def stalled(run: RunDirectory, state: RunState | None = None) -> Alert | None:
     if not stopped and silent_s < STALE_S:
         return None
     why = f" Its process {who.get('pid')} was stopped by a signal (SIGSTOP)." if stopped else ""
-    words = f"let it go on with kill -CONT {who.get('pid')}, or end it with kill -KILL {who.get('pid')} and then"
+    words = (
+        f"let it go on with kill -CONT {who.get('pid')}, or end it with kill -KILL "
+        f"{who.get('pid')} and then"
+    )
     logs = NextStep("rl_get_logs", {"run_id": run.run_id, "role": "supervisor"})
     resume = NextStep("rl_start_training", {"resume_from": run.run_id})
     # A trainer may go on while the supervisor, and with it run.json, stands still.
@@ -182,7 +219,9 @@ def stalled(run: RunDirectory, state: RunState | None = None) -> Alert | None:
     return Alert(
         rule=STALLED,
         step=max(state.step, *steps, 0),
-        evidence=f"The run's supervisor lives, but has shown no sign of it for {silent_s:.0f} s.{why}",
+        evidence=(
+            f"The run's supervisor lives, but has shown no sign of it for {silent_s:.0f} s.{why}"
+        ),
         remedy=Remedy((logs,), words, (resume,)),
     )
 
@@ -204,14 +243,19 @@ class Calls:
 
     server: Server
     refused: int  # in a row, up to now
-    status: int = 0  # HTTP, of the last refusal; 0: the call was answered, and what it brought was set aside
+    # HTTP, of the last refusal; 0: the call was answered, and what it brought was set aside
+    status: int = 0
     path: str = ""
     why: str = ""  # in the server's words
 
     @classmethod
     def of_service(cls, answer: Mapping[str, Any]) -> Self:
         """From the answer of /halteres/v1/runs/RUN/requests."""
-        last = {name: value for name, value in (answer.get("last_refusal") or {}).items() if name != "at"}
+        last = {
+            name: value
+            for name, value in (answer.get("last_refusal") or {}).items()
+            if name != "at"
+        }
         return cls(server="inference server", refused=answer.get("refused_in_a_row", 0), **last)
 
     @classmethod
@@ -223,12 +267,20 @@ class Calls:
         rejecting = [env for env in answer.get("environments", ()) if env.get("last_rejection")]
         num_rejected = sum(env.get("rejected", 0) for env in rejecting)
         if last := answer.get("last_refusal"):
-            return cls(server=server, refused=answer.get("requests_refused", 0) + num_rejected, **last)
-        return cls(server=server, refused=num_rejected, why=rejecting[-1]["last_rejection"] if rejecting else "")
+            return cls(
+                server=server, refused=answer.get("requests_refused", 0) + num_rejected, **last
+            )
+        return cls(
+            server=server,
+            refused=num_rejected,
+            why=rejecting[-1]["last_rejection"] if rejecting else "",
+        )
 
 
 class RefusedCalls:
-    """Finds, before the first batch, that nothing which the environment asks of a server is answered."""
+    """Finds, before the first batch, that nothing which the environment asks of a server is
+    answered.
+    """
 
     def __init__(self, run: RunFacts, clock: Callable[[], float] = time.monotonic) -> None:
         self._run, self._clock = run, clock
@@ -257,9 +309,15 @@ class RefusedCalls:
             return Remedy((self._run.logs("service"),), "the server itself failed.")
         words = "first change what these words name: a setting, or what the request asks for."
         if status in (401, 403):
-            words = "first see that the key which it sends (openai.api_key) is one of this server's."
+            words = (
+                "first see that the key which it sends (openai.api_key) is one of this server's."
+            )
         elif status in (404, 405):
-            words = "first let it call openai.base_url of its config as it is, with that model_name."
+            words = (
+                "first let it call openai.base_url of its config as it is, with that model_name."
+            )
         elif status == 0:
-            words = "first see that the groups which the environment makes hold what is asked of them."
+            words = (
+                "first see that the groups which the environment makes hold what is asked of them."
+            )
         return Remedy((self._run.stop(), self._run.begin_anew({})), words)

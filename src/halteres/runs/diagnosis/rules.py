@@ -1,7 +1,8 @@
-"""The rules that read rows of metrics.jsonl: what is learnt, how it is learnt, and where rewards lead.
+"""The rules that read rows of metrics.jsonl: what is learnt, how it is learnt, and where rewards
+lead.
 
-Thresholds were set on runs of the built-in model (arithmetic, three seeds of 40 steps; figures beside each rule) and
-are silent on a healthy run, the stretch included where every answer is right.
+Thresholds were set on runs of the built-in model (arithmetic, three seeds of 40 steps; figures
+beside each rule) and are silent on a healthy run, the stretch included where every answer is right.
 """
 
 from __future__ import annotations
@@ -13,7 +14,13 @@ from statistics import fmean
 
 from halteres.next_step import Remedy
 from halteres.observe.metrics import Row
-from halteres.rewards.components import DISAGREEMENT, OUT_OF_RANGE, QUANTILE, is_learned, reward_specs
+from halteres.rewards.components import (
+    DISAGREEMENT,
+    OUT_OF_RANGE,
+    QUANTILE,
+    is_learned,
+    reward_specs,
+)
 from halteres.rewards.panel import PROXY, divergences, transfers
 from halteres.runs.diagnosis.run_facts import CEILING, Finding, History, RunFacts, number, trend
 from halteres.runs.reading.evaluations import CORRECT, SCORE, Evaluation, differences, evaluation
@@ -37,7 +44,8 @@ def rule(name: str, *, steps: int = 1, calm: int | None = None) -> Callable[[Loo
     return lambda look: Rule(name=name, look=look, steps=steps, calm=calm)
 
 
-# What is learnt. Silent where rewards are at their ceiling, save to say that nothing is left to learn.
+# What is learnt. Silent where rewards are at their ceiling, save to say that nothing is left to
+# learn.
 
 SILENT = 0.95  # share of groups without signal from which on there is no gradient to speak of
 
@@ -46,22 +54,27 @@ SILENT = 0.95  # share of groups without signal from which on there is no gradie
 def no_variance(run: RunFacts, history: History, row: Row) -> Finding | None:
     """Nearly all groups have equal scores, step after step: there is no gradient.
 
-    Nearly all, so that one lucky group of many does not hide it; at the ceiling of arithmetic .69 to 1.00 of the groups
-    are silent, never more than .94 for five steps in a row before all answers are right.
+    Nearly all, so that one lucky group of many does not hide it; at the ceiling of arithmetic .69
+    to 1.00 of the groups are silent, never more than .94 for five steps in a row before all answers
+    are right.
     """
     silent, mean = number(row, "groups/without_signal"), number(row, "reward/mean")
     if silent is None or mean is None:
         return None
     evidence = (
-        f"In {no_variance.steps} steps in a row at least {SILENT:.0%} of the groups had equal scores (now {silent:.0%}"
+        f"In {no_variance.steps} steps in a row at least {SILENT:.0%} of the groups had equal "
+        f"scores (now {silent:.0%}"
         f", mean reward {mean:.3g}): nothing is learnt from them."
     )
     if history.at_ceiling(mean):
         evidence = (
-            f"Rewards are at their ceiling ({mean:.3g} of {history.highest:.3g}): all answers of nearly every group "
+            f"Rewards are at their ceiling ({mean:.3g} of {history.highest:.3g}): all answers of "
+            "nearly every group "
             f"were equally good in {no_variance.steps} steps in a row. Nothing is left to learn."
         )
-        remedy = Remedy((run.stop("after_step"), run.results()), "only harder tasks would teach more.")
+        remedy = Remedy(
+            (run.stop("after_step"), run.results()), "only harder tasks would teach more."
+        )
     elif history.collapsed:
         remedy = run.spoilt(history.best)
     elif silent >= 1.0 and mean <= history.lowest:
@@ -76,12 +89,13 @@ def no_variance(run: RunFacts, history: History, row: Row) -> Finding | None:
 def reward_flat(run: RunFacts, history: History, row: Row) -> Finding | None:
     """Rewards surely do not rise, or fall, below their ceiling.
 
-    Flat: the line through the last 30 to 40 steps rises by less than a tenth of what the scale has left, even with two
-    standard errors more, and not for certain. Where rewards scatter too much for that, nothing is reported.
-    Falling: the line through 20 steps falls by .05 of the scale, and by three standard errors.
+    Flat: the line through the last 30 to 40 steps rises by less than a tenth of what the scale has
+    left, even with two standard errors more, and not for certain. Where rewards scatter too much
+    for that, nothing is reported. Falling: the line through 20 steps falls by .05 of the scale, and
+    by three standard errors.
 
-    Of runs that rise by .004 a step at most 1 % are reported, of flat ones with 256 rollouts a step all, after 34 steps
-    (median; tasks of equal difficulty): benchmarks/alerts.py.
+    Of runs that rise by .004 a step at most 1 % are reported, of flat ones with 256 rollouts a step
+    all, after 34 steps (median; tasks of equal difficulty): benchmarks/alerts.py.
     """
     if number(row, "reward/mean") is None or len(history.means) < 20:
         return None
@@ -94,9 +108,16 @@ def reward_flat(run: RunFacts, history: History, row: Row) -> Finding | None:
     middle = fmean(over)
     highest_rise = rise + 2 * (rise / errors if errors else 0.0)
     is_flat = len(means) >= 30 and highest_rise < 0.1 * (history.highest - middle) and errors < 2
-    has_variance = (number(row, "groups/without_signal") or 0.0) < SILENT  # else that rule reports it
-    went = f"Over {len(over)} steps the mean reward went from {middle - rise / 2:.3g} to {middle + rise / 2:.3g}"
-    evidence, remedy = f"{went}: it falls.", Remedy(run.go_on_with(run.rate_times()), "a smaller learning rate.")
+    # else that rule reports it
+    has_variance = (number(row, "groups/without_signal") or 0.0) < SILENT
+    went = (
+        f"Over {len(over)} steps the mean reward went from {middle - rise / 2:.3g} to "
+        f"{middle + rise / 2:.3g}"
+    )
+    evidence, remedy = (
+        f"{went}: it falls.",
+        Remedy(run.go_on_with(run.rate_times()), "a smaller learning rate."),
+    )
     if falls and history.collapsed:
         remedy = run.spoilt(history.best)
     elif not falls:
@@ -111,15 +132,17 @@ def reward_flat(run: RunFacts, history: History, row: Row) -> Finding | None:
 def entropy_collapse(run: RunFacts, history: History, row: Row) -> Finding | None:
     """The policy answers the same again and again, though its rewards are not at their ceiling.
 
-    Below a tenth of the median of the first three steps. Arithmetic goes from .15 nats per token to .001 to .009, which
-    is 1 to 6 % of it, as it ought to: rewards are at their ceiling by then. At .87 of the scale it has 29 %.
+    Below a tenth of the median of the first three steps. Arithmetic goes from .15 nats per token to
+    .001 to .009, which is 1 to 6 % of it, as it ought to: rewards are at their ceiling by then. At
+    .87 of the scale it has 29 %.
     """
     entropy, mean = number(row, "policy/entropy"), number(row, "reward/mean")
     if entropy is None or mean is None or (before := history.at_first("entropy", entropy)) is None:
         return None
     share = entropy / before if before else 1.0
     return Finding(
-        evidence=f"The policy's entropy is {entropy:.2g} nats per token, {share:.0%} of what it began with "
+        evidence=f"The policy's entropy is {entropy:.2g} nats per token, {share:.0%} of what it "
+        "began with "
         f"({before:.2g}), at a mean reward of {mean:.3g}: it explores no more.",
         remedy=Remedy(
             (run.stop(), run.begin_anew({**run.rate_times(), **run.larger_groups()})),
@@ -149,7 +172,9 @@ class _Stretch:
         return self.reward_after - self.reward_before
 
     def highest_gain(self, name: str, confidence: float) -> float:
-        """The most that this held-out figure can have risen; unbounded where nothing is known of its error."""
+        """The most that this held-out figure can have risen; unbounded where nothing is known of
+        its error.
+        """
         difference = differences(self.before, self.after, confidence).get(name)
         return difference.interval[1] if difference and difference.interval else math.inf
 
@@ -160,9 +185,14 @@ class _Stretch:
         return fell and rose and self.highest_gain(CORRECT, confidence) < 0
 
     def is_left_behind(self, confidence: float) -> bool:
-        """Rewards rose by half of the scale, and held-out answers, for certain, by less than a quarter of that."""
+        """Rewards rose by half of the scale, and held-out answers, for certain, by less than a
+        quarter of that.
+        """
         due = 0.25 * self.rise
-        if not self.rise >= 0.5 * self.span > 0 or self.after.figures[CORRECT] + due / self.span >= CEILING:
+        if (
+            not self.rise >= 0.5 * self.span > 0
+            or self.after.figures[CORRECT] + due / self.span >= CEILING
+        ):
             return False
         if self.highest_gain(CORRECT, confidence) >= due / self.span:
             return False
@@ -172,22 +202,27 @@ class _Stretch:
         first, last = self.before.figures[CORRECT], self.after.figures[CORRECT]
         went = "fell" if last < first else "went"
         return (
-            f"From step {self.before.step} to {self.after.step} the held-out share correct {went} from {first:.3g} to "
-            f"{last:.3g}, while the mean reward rose from {self.reward_before:.3g} to {self.reward_after:.3g}."
+            f"From step {self.before.step} to {self.after.step} the held-out share correct {went} "
+            f"from {first:.3g} to "
+            f"{last:.3g}, while the mean reward rose from {self.reward_before:.3g} to "
+            f"{self.reward_after:.3g}."
         )
 
 
 @rule("reward_hacking", steps=2)
 def reward_hacking(run: RunFacts, history: History, row: Row) -> Finding | None:
-    """Held-out answers do not follow the rewards: the scorer is being pleased, or training tasks learnt by heart.
+    """Held-out answers do not follow the rewards: the scorer is being pleased, or training tasks
+    learnt by heart.
 
-    They are worse than at the best evaluation so far, or left behind since the first one, at two evaluations in a row;
-    a fall that leaves only .002 for chance is reported at once. Evaluations are compared task by task where their
-    samples are there, by their standard errors otherwise; where neither is known, nothing is reported.
+    They are worse than at the best evaluation so far, or left behind since the first one, at two
+    evaluations in a row; a fall that leaves only .002 for chance is reported at once. Evaluations
+    are compared task by task where their samples are there, by their standard errors otherwise;
+    where neither is known, nothing is reported.
 
-    Certain: each of the pairs that could have been compared so far has its part of a chance of .01, since the best was
-    chosen by looking. Of runs whose held-out share never falls at most 1 % are reported within 20 evaluations, of those
-    that fall from .6 to .4 over five (128 tasks, 4 samples) over 99 %: benchmarks/alerts.py.
+    Certain: each of the pairs that could have been compared so far has its part of a chance of .01,
+    since the best was chosen by looking. Of runs whose held-out share never falls at most 1 % are
+    reported within 20 evaluations, of those that fall from .6 to .4 over five (128 tasks, 4
+    samples) over 99 %: benchmarks/alerts.py.
     """
     rows = [row for row in history.evaluations if number(row, CORRECT) is not None]
     if number(row, CORRECT) is None or not history.means:
@@ -198,13 +233,17 @@ def reward_hacking(run: RunFacts, history: History, row: Row) -> Finding | None:
         return None
     steps = sorted(history.means)
 
-    def mean_around(step: int) -> float:  # of the last steps up to this one; before training, of the first ones
-        return fmean(history.means[one] for one in ([it for it in steps if it <= step][-5:] or steps[:5]))
+    # of the last steps up to this one; before training, of the first ones
+    def mean_around(step: int) -> float:
+        return fmean(
+            history.means[one] for one in ([it for it in steps if it <= step][-5:] or steps[:5])
+        )
 
     def since(before: Evaluation) -> _Stretch:
         return _Stretch(before, now, mean_around(before.step), mean_around(now.step), history.span)
 
-    def confidence(chance: float) -> float:  # of two-sided intervals of which one bound is looked at
+    # of two-sided intervals of which one bound is looked at
+    def confidence(chance: float) -> float:
         return 1 - 2 * chance / math.comb(len(evaluations), 2)
 
     from_best = since(max(earlier, key=lambda one: (one.figures[CORRECT], one.step)))
@@ -221,9 +260,13 @@ def reward_hacking(run: RunFacts, history: History, row: Row) -> Finding | None:
 
 @rule("panel_disagrees")
 def panel_disagrees(run: RunFacts, history: History, row: Row) -> Finding | None:
-    """Most of what the trained reward has gained on held-out answers does not show in the panel; or a rubric's criteria
-    of presence rise while those of correctness fall. Compared with the first evaluation, by the worst member."""
-    base = next((row for row in history.evaluations if number(row, f"eval/{PROXY}") is not None), row)
+    """Most of what the trained reward has gained on held-out answers does not show in the panel; or
+    a rubric's criteria of presence rise while those of correctness fall. Compared with the first
+    evaluation, by the worst member.
+    """
+    base = next(
+        (row for row in history.evaluations if number(row, f"eval/{PROXY}") is not None), row
+    )
     if number(row, f"eval/{PROXY}") is None or base is row:
         return None
     low = [transfer for transfer in transfers(base, row) if transfer.is_low]
@@ -232,22 +275,27 @@ def panel_disagrees(run: RunFacts, history: History, row: Row) -> Finding | None
     if low:
         worst = min(low, key=lambda transfer: transfer.panel)
         evidence = (
-            f"Held out, the reward gained {worst.proxy:.2g} standard deviations and '{worst.member}' of the panel "
+            f"Held out, the reward gained {worst.proxy:.2g} standard deviations and "
+            f"'{worst.member}' of the panel "
             f"{worst.panel:.2g}: {worst.share or 0:.0%} of the gain transfers."
         )
     elif diverging:
         found = diverging[0]
         evidence = (
-            f"By '{found.component}', criteria of presence rose by {found.presence:.2g} and those of correctness fell "
+            f"By '{found.component}', criteria of presence rose by {found.presence:.2g} and those "
+            "of correctness fell "
             f"by {-found.correctness:.2g}."
         )
-    words = "see what the reward pays for and the panel does not; then fix `rewards` and start again from an earlier"
+    words = (
+        "see what the reward pays for and the panel does not; then fix `rewards` and start "
+        "again from an earlier"
+    )
     remedy = Remedy((run.stop(), run.rollouts("best")), f"{words} checkpoint.")
     return Finding(evidence=evidence, remedy=remedy, holds=bool(low or diverging))
 
 
-# Drift: the policy leads the rewards to where they were not made for, or is paid for something else. Each must hold for
-# several steps in a row: one batch is small, and an alarm may end a run.
+# Drift: the policy leads the rewards to where they were not made for, or is paid for something
+# else. Each must hold for several steps in a row: one batch is small, and an alarm may end a run.
 
 
 def _see_what_pays(run: RunFacts, fix: str) -> Remedy:
@@ -256,23 +304,35 @@ def _see_what_pays(run: RunFacts, fix: str) -> Remedy:
 
 
 def _components(row: Row, before: str, after: str) -> Iterator[tuple[str, float]]:
-    """(component, value) of the metrics whose names are `before`, a component's name and `after`."""
+    """(component, value) of the metrics whose names are `before`, a component's name and
+    `after`.
+    """
     for name in row:
         component = name.removeprefix(before).removesuffix(after)
-        if name == f"{before}{component}{after}" and "/" not in component and (value := number(row, name)) is not None:
+        if (
+            name == f"{before}{component}{after}"
+            and "/" not in component
+            and (value := number(row, name)) is not None
+        ):
             yield component, value
 
 
 @rule("ensemble_disagrees", steps=3)
 def ensemble_disagrees(run: RunFacts, history: History, row: Row) -> Finding | None:
-    """The members of an ensemble are further apart, on the mean of a batch, than on 95 % of the base model's answers.
+    """The members of an ensemble are further apart, on the mean of a batch, than on 95 % of the
+    base model's answers.
 
-    The limit is that of the first evaluation. A mean of many answers stays far below their 95 % quantile by chance.
+    The limit is that of the first evaluation. A mean of many answers stays far below their 95 %
+    quantile by chance.
     """
     limits: dict[str, float] = {}
     for evaluated in reversed(history.evaluations):
         limits.update(_components(evaluated, "eval/reward/", f"/{DISAGREEMENT}{QUANTILE}"))
-    apart = {name: value for name, value in _components(row, "reward/", f"/{DISAGREEMENT}") if name in limits}
+    apart = {
+        name: value
+        for name, value in _components(row, "reward/", f"/{DISAGREEMENT}")
+        if name in limits
+    }
     if not apart:
         return None
     worst = max(apart, key=lambda name: apart[name] - limits[name])
@@ -280,7 +340,8 @@ def ensemble_disagrees(run: RunFacts, history: History, row: Row) -> Finding | N
     if any(spec.name == worst and spec.combination == "min" for spec in reward_specs(run.env)):
         fix = "train its members on answers like these"
     return Finding(
-        evidence=f"The members of '{worst}' are {apart[worst]:.2g} apart, {ensemble_disagrees.steps} steps in a row "
+        evidence=f"The members of '{worst}' are {apart[worst]:.2g} apart, "
+        f"{ensemble_disagrees.steps} steps in a row "
         f"above {limits[worst]:.2g}, the 95 % quantile of the base model's answers.",
         remedy=_see_what_pays(run, fix),
         holds=apart[worst] > limits[worst],
@@ -291,13 +352,17 @@ def ensemble_disagrees(run: RunFacts, history: History, row: Row) -> Finding | N
 def scores_out_of_range(run: RunFacts, history: History, row: Row) -> Finding | None:
     """Many scores of a reward model are beyond every one that it was calibrated on.
 
-    Of n pairs like the answers, about 1 in n scores is; a fifth is of another kind, whatever the pairs were.
+    Of n pairs like the answers, about 1 in n scores is; a fifth is of another kind, whatever the
+    pairs were.
     """
-    model, share = max(_components(row, "reward/", f"/{OUT_OF_RANGE}"), key=lambda it: it[1], default=("", None))
+    model, share = max(
+        _components(row, "reward/", f"/{OUT_OF_RANGE}"), key=lambda it: it[1], default=("", None)
+    )
     if share is None:
         return None
     return Finding(
-        evidence=f"{share:.0%} of the scores of '{model}' are lower or higher than any that it was calibrated on, more "
+        evidence=f"{share:.0%} of the scores of '{model}' are lower or higher than any that it "
+        "was calibrated on, more "
         f"than 20% in {scores_out_of_range.steps} steps in a row.",
         remedy=_see_what_pays(run, f"train or calibrate '{model}' on answers like these"),
         holds=share > 0.2,
@@ -307,13 +372,15 @@ def scores_out_of_range(run: RunFacts, history: History, row: Row) -> Finding | 
 
 @rule("reward_follows_length", steps=8)
 def reward_follows_length(run: RunFacts, history: History, row: Row) -> Finding | None:
-    """Within a group, longer answers score higher, and answers are more than twice as long as they were at first.
+    """Within a group, longer answers score higher, and answers are more than twice as long as they
+    were at first.
 
-    Only where a reward model or a judge scores: a verifier may rightly pay for worked-out answers. So may a model, so
-    length must have grown, too: on arithmetic the correlation is .7 to .9 from the first step on, and answers that
-    are learnt honestly become up to 1.7 times as long. Spearman's, mean over the groups of a batch. Where length counts
-    for nothing, a batch of one group of four is above .5 with a chance of .21, and 8 of them in a row with 4e-6; of one
-    group of two with .5 and .004.
+    Only where a reward model or a judge scores: a verifier may rightly pay for worked-out answers.
+    So may a model, so length must have grown, too: on arithmetic the correlation is .7 to .9 from
+    the first step on, and answers that are learnt honestly become up to 1.7 times as long.
+    Spearman's, mean over the groups of a batch. Where length counts for nothing, a batch of one
+    group of four is above .5 with a chance of .21, and 8 of them in a row with 4e-6; of one group
+    of two with .5 and .004.
     """
     tokens, count = number(row, "tokens/action"), number(row, "sequences/count")
     if not tokens or not count or not is_learned(run.env):
@@ -322,9 +389,12 @@ def reward_follows_length(run: RunFacts, history: History, row: Row) -> Finding 
         return None
     longer, follows = tokens / count / before, number(row, "groups/length_correlation") or 0.0
     return Finding(
-        evidence=f"Longer answers score higher (rank correlation {follows:.2f} within a group), and they are "
+        evidence=f"Longer answers score higher (rank correlation {follows:.2f} within a group), "
+        "and they are "
         f"{longer:.2g} times as long as at first, {reward_follows_length.steps} steps in a row.",
-        remedy=_see_what_pays(run, "where length is not what is wanted, take it off with a reward function"),
+        remedy=_see_what_pays(
+            run, "where length is not what is wanted, take it off with a reward function"
+        ),
         holds=follows > 0.5 and longer > 2.0,
     )
 
@@ -337,7 +407,8 @@ def kl_over_budget(run: RunFacts, history: History, row: Row) -> Finding | None:
         return None
     stronger = run.go_on_with({"trainer.kl_coef": float(f"{2 * run.trainer.kl_coef:.3g}")})
     return Finding(
-        evidence=f"The policy is {apart:.2g} nats per token from its reference, {kl_over_budget.steps} steps in a row "
+        evidence=f"The policy is {apart:.2g} nats per token from its reference, "
+        f"{kl_over_budget.steps} steps in a row "
         f"above trainer.kl_budget ({budget:g}).",
         remedy=Remedy(stronger, "twice the penalty. Earlier checkpoints:", (run.results(),)),
         holds=apart > budget,
@@ -346,7 +417,8 @@ def kl_over_budget(run: RunFacts, history: History, row: Row) -> Finding | None:
 
 @rule("judge_fails", steps=3)
 def judge_fails(run: RunFacts, history: History, row: Row) -> Finding | None:
-    """A judge gives no grade to many of the answers that it is asked about: they go unscored, by no choice of ours.
+    """A judge gives no grade to many of the answers that it is asked about: they go unscored, by no
+    choice of ours.
 
     What it was not asked for want of budget does not count.
     """
@@ -361,7 +433,8 @@ def judge_fails(run: RunFacts, history: History, row: Row) -> Finding | None:
     worst = max(shares, key=lambda judge: shares[judge])
     words = "then a judge that answers, or fewer requests at once (its concurrency)."
     return Finding(
-        evidence=f"The judge of '{worst}' failed, or could not be read, for {shares[worst]:.0%} of the questions, more "
+        evidence=f"The judge of '{worst}' failed, or could not be read, for {shares[worst]:.0%} "
+        "of the questions, more "
         f"than 20% in {judge_fails.steps} steps in a row.",
         remedy=Remedy((run.logs("env"),), words),
         holds=shares[worst] > 0.2,
@@ -369,12 +442,15 @@ def judge_fails(run: RunFacts, history: History, row: Row) -> Finding | None:
     )
 
 
-# How it is learnt: truncation, sampler and trainer apart, starving and idling, numbers that are not finite.
+# How it is learnt: truncation, sampler and trainer apart, starving and idling, numbers that are not
+# finite.
 
 
 @rule("truncation", steps=3)
 def truncation(run: RunFacts, history: History, row: Row) -> Finding | None:
-    """Many answers hit the token limit: their ends, and with them most rewards, are cut off. Arithmetic: none."""
+    """Many answers hit the token limit: their ends, and with them most rewards, are cut off.
+    Arithmetic: none.
+    """
     share = number(row, "train/truncated")
     if share is None:
         return None
@@ -382,7 +458,8 @@ def truncation(run: RunFacts, history: History, row: Row) -> Finding | None:
     given = ", ".join(f"{name} {value}" for name, value in limits.items() if value)
     longer = Remedy(run.go_on_with(run.longer_answers()), "or ask for short answers in the prompt.")
     return Finding(
-        evidence=f"{share:.0%} of the answers were cut off by the token limit{f' ({given})' if given else ''}, and "
+        evidence=f"{share:.0%} of the answers were cut off by the token "
+        f"limit{f' ({given})' if given else ''}, and "
         f"more than 30% in {truncation.steps} steps in a row.",
         remedy=run.spoilt(history.best) if history.collapsed else longer,
         holds=share > 0.3,
@@ -392,17 +469,19 @@ def truncation(run: RunFacts, history: History, row: Row) -> Finding | None:
 
 @rule("logprob_drift")
 def logprob_drift(run: RunFacts, history: History, row: Row) -> Finding | None:
-    """Sampler and trainer no longer compute the same function: on tokens of one policy version they must agree.
+    """Sampler and trainer no longer compute the same function: on tokens of one policy version they
+    must agree.
 
-    The bound is for fp32, on the 99.9th percentile (`halteres.training.logprob_mismatch`); the built-in model
-    differs by 0.
+    The bound is for fp32, on the 99.9th percentile (`halteres.training.logprob_mismatch`); the
+    built-in model differs by 0.
     """
     apart, most = number(row, "logprobs/absdiff_p999"), 3e-5
     if apart is None:
         return None
     words = "run sampler and trainer in the same dtype: if they do, this is a defect of the engine."
     return Finding(
-        evidence=f"The 99.9th percentile of |sampler - trainer| log-probability is {apart:.1e} (alarm above "
+        evidence=f"The 99.9th percentile of |sampler - trainer| log-probability is {apart:.1e} "
+        "(alarm above "
         f"{most:.0e}), on tokens of the same policy version.",
         remedy=Remedy((run.logs("engine"),), words),
         holds=apart > most,
@@ -413,7 +492,8 @@ def logprob_drift(run: RunFacts, history: History, row: Row) -> Finding | None:
 def kl_drift(run: RunFacts, history: History, row: Row) -> Finding | None:
     """What is trained on was sampled by a policy too far from the present one, all tokens counted.
 
-    Nats per token. Trust regions of PPO's kind keep an update to about .01 to .02; at `max_staleness` 0 it is 0.
+    Nats per token. Trust regions of PPO's kind keep an update to about .01 to .02; at
+    `max_staleness` 0 it is 0.
     """
     apart, most = number(row, "logprobs/diff"), 0.05
     if apart is None:
@@ -421,19 +501,23 @@ def kl_drift(run: RunFacts, history: History, row: Row) -> Finding | None:
     staleness, oldest = run.trainer.max_staleness, number(row, "policy/staleness_max") or 0.0
     fresher = {"trainer.max_staleness": staleness // 2} if staleness else {}
     return Finding(
-        evidence=f"Sampler and trainer are {apart:.2g} nats per token apart (alarm above {most:g}, {kl_drift.steps} "
+        evidence=f"Sampler and trainer are {apart:.2g} nats per token apart (alarm above "
+        f"{most:g}, {kl_drift.steps} "
         f"steps in a row); the oldest group was {oldest:.0f} policy versions old.",
-        remedy=Remedy(run.go_on_with({**fresher, **run.rate_times()}), "fresher batches, smaller updates."),
+        remedy=Remedy(
+            run.go_on_with({**fresher, **run.rate_times()}), "fresher batches, smaller updates."
+        ),
         holds=abs(apart) > most,
         is_over=abs(apart) < most / 2,
     )
 
 
 def _step_times(row: Row) -> tuple[float, float] | None:
-    """Seconds that the trainer waited for its batch, and of the whole step; None where there were so few groups to
-    train on that a short pass says nothing.
+    """Seconds that the trainer waited for its batch, and of the whole step; None where there were
+    so few groups to train on that a short pass says nothing.
 
-    On-policy the trainer waits a fifth to a third of a step of arithmetic, up to .98 where nearly no group has signal.
+    On-policy the trainer waits a fifth to a third of a step of arithmetic, up to .98 where nearly
+    no group has signal.
     """
     waited_s, step_s = number(row, "time/batch"), number(row, "time/step")
     if waited_s is None or not step_s or (number(row, "groups/without_signal") or 0.0) > 0.5:
@@ -454,7 +538,8 @@ def trainer_starved(run: RunFacts, history: History, row: Row) -> Finding | None
         words = f"{workers} groups at a time do not fill a batch of {groups}."
         remedy = Remedy(run.go_on_with({"env.max_num_workers": groups}), words)
     return Finding(
-        evidence=f"In {trainer_starved.steps} steps in a row the trainer waited {waited_s / step_s:.0%} of the time "
+        evidence=f"In {trainer_starved.steps} steps in a row the trainer waited "
+        f"{waited_s / step_s:.0%} of the time "
         f"for its batch ({waited_s:.1f} of {step_s:.1f} s).",
         remedy=remedy,
         holds=waited_s / step_s >= 0.9 and waited_s >= 2.0,
@@ -469,9 +554,12 @@ def env_idle(run: RunFacts, history: History, row: Row) -> Finding | None:
     idle_s, step_s = times[1] - times[0], times[1]
     calls = run.go_on_with({"trainer.max_staleness": run.trainer.max_staleness + 1})
     return Finding(
-        evidence=f"In {env_idle.steps} steps in a row the environment waited {idle_s / step_s:.0%} of the time "
+        evidence=f"In {env_idle.steps} steps in a row the environment waited "
+        f"{idle_s / step_s:.0%} of the time "
         f"for the trainer ({idle_s:.1f} of {step_s:.1f} s).",
-        remedy=Remedy(calls, "rollouts then go on while the trainer trains; or a smaller env.batch_size."),
+        remedy=Remedy(
+            calls, "rollouts then go on while the trainer trains; or a smaller env.batch_size."
+        ),
         holds=times[0] / step_s <= 0.05 and idle_s >= 2.0,
     )
 
@@ -486,9 +574,12 @@ def environment_ahead(run: RunFacts, history: History, row: Row) -> Finding | No
     older = run.go_on_with({"trainer.max_staleness": run.trainer.max_staleness + 1})
     remedy = Remedy(older, "groups may be older.")
     if groups and (workers is None or workers > groups):
-        remedy = Remedy(run.go_on_with({"env.max_num_workers": groups}), "fewer groups under way at once.")
+        remedy = Remedy(
+            run.go_on_with({"env.max_num_workers": groups}), "fewer groups under way at once."
+        )
     return Finding(
-        evidence=f"{lost:.0f} of {sent:.0f} groups were set aside by the trajectory server, most likely as too old, "
+        evidence=f"{lost:.0f} of {sent:.0f} groups were set aside by the trajectory server, most "
+        "likely as too old, "
         f"and at least 30% in {environment_ahead.steps} steps in a row: they were sampled in vain.",
         remedy=remedy,
         holds=lost / sent >= 0.3,
@@ -502,12 +593,17 @@ def scorer_slow(run: RunFacts, history: History, row: Row) -> Finding | None:
     group_s = number(row, "rollouts/group_s")
     if not group_s:
         return None
-    scorer, taken_s = max(_components(row, "reward/", "_s"), key=lambda it: it[1], default=("", 0.0))
+    scorer, taken_s = max(
+        _components(row, "reward/", "_s"), key=lambda it: it[1], default=("", 0.0)
+    )
     room = "or let more groups be under way (env.max_num_workers)."
     return Finding(
-        evidence=f"The reward '{scorer}' takes {taken_s:.1f} of the {group_s:.1f} s of a group, in {scorer_slow.steps} "
+        evidence=f"The reward '{scorer}' takes {taken_s:.1f} of the {group_s:.1f} s of a group, "
+        f"in {scorer_slow.steps} "
         "steps in a row.",
-        remedy=Remedy((run.logs("env"),), f"give '{scorer}' more of the machine or a smaller model, {room}"),
+        remedy=Remedy(
+            (run.logs("env"),), f"give '{scorer}' more of the machine or a smaller model, {room}"
+        ),
         holds=taken_s >= 1.0 and taken_s > 0.5 * group_s,
     )
 
@@ -519,7 +615,10 @@ def eval_tasks_failed(run: RunFacts, history: History, row: Row) -> Finding | No
     if failed is None or rest is None:
         return None
     return Finding(
-        evidence=f"{failed:.0f} of {failed + rest:.0f} held-out tasks failed; the figures are of the other {rest:.0f}.",
+        evidence=(
+            f"{failed:.0f} of {failed + rest:.0f} held-out tasks failed; the figures are of "
+            f"the other {rest:.0f}."
+        ),
         remedy=Remedy((run.logs("eval"),), "it says why each of them failed."),
         holds=failed > 0.1 * (failed + rest),
     )
@@ -527,7 +626,9 @@ def eval_tasks_failed(run: RunFacts, history: History, row: Row) -> Finding | No
 
 @rule("nan_loss")
 def nan_loss(run: RunFacts, history: History, row: Row) -> Finding | None:
-    """The loss of a step that was not skipped is NaN or infinite: metrics.jsonl has null for both."""
+    """The loss of a step that was not skipped is NaN or infinite: metrics.jsonl has null for
+    both.
+    """
     if "train/loss" not in row:
         return None
     return Finding(
@@ -538,14 +639,29 @@ def nan_loss(run: RunFacts, history: History, row: Row) -> Finding | None:
 
 
 DRIFT = (
-    *(reward_hacking, panel_disagrees, ensemble_disagrees, scores_out_of_range, reward_follows_length, kl_over_budget),
+    *(
+        reward_hacking,
+        panel_disagrees,
+        ensemble_disagrees,
+        scores_out_of_range,
+        reward_follows_length,
+        kl_over_budget,
+    ),
     judge_fails,
 )
 """Rules at whose alerts a run with `on_drift: stop` ends."""
 
 RULES = (
     *(no_variance, reward_flat, entropy_collapse, *DRIFT),
-    *(truncation, logprob_drift, kl_drift, trainer_starved, env_idle, environment_ahead, scorer_slow),
+    *(
+        truncation,
+        logprob_drift,
+        kl_drift,
+        trainer_starved,
+        env_idle,
+        environment_ahead,
+        scorer_slow,
+    ),
     *(eval_tasks_failed, nan_loss),
 )
 """Every rule that reads rows."""

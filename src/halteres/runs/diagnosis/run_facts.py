@@ -1,4 +1,6 @@
-"""What the rules read and give: a run's settings and the calls that fix it, its history, findings, debouncing."""
+"""What the rules read and give: a run's settings and the calls that fix it, its history, findings,
+debouncing.
+"""
 
 from __future__ import annotations
 
@@ -25,7 +27,8 @@ class RunFacts:
     environment: str
     trainer: TrainerSettings
     env: Mapping[str, Any] = field(default_factory=dict)  # the environment's effective settings
-    given: Changes = field(default_factory=dict)  # what the run was started with, as `changes` of a new one
+    # what the run was started with, as `changes` of a new one
+    given: Changes = field(default_factory=dict)
     folder: Path | None = None  # the run's; its evaluations' samples lie there
     success_threshold: float = 0.0  # a score above it is a success
 
@@ -57,7 +60,9 @@ class RunFacts:
 
     def stop(self, mode: Literal["now", "after_step"] = "now") -> NextStep:
         """Stop it."""
-        return NextStep("rl_stop_training", {"run_id": self.run_id, **({} if mode == "now" else {"mode": mode})})
+        return NextStep(
+            "rl_stop_training", {"run_id": self.run_id, **({} if mode == "now" else {"mode": mode})}
+        )
 
     def resume(self, changes: Changes) -> NextStep:
         """Go on from its newest checkpoint, once it has ended."""
@@ -68,8 +73,13 @@ class RunFacts:
         return self.stop(), self.resume(changes)
 
     def begin_anew(self, changes: Changes) -> NextStep:
-        """Start again from the base model, with what this run was started with and other settings."""
-        return NextStep("rl_start_training", {"environment": self.environment, "changes": {**self.given, **changes}})
+        """Start again from the base model, with what this run was started with and other
+        settings.
+        """
+        return NextStep(
+            "rl_start_training",
+            {"environment": self.environment, "changes": {**self.given, **changes}},
+        )
 
     def spoilt(self, best: float) -> Remedy:
         """For a policy that has lost most of what it scored: its checkpoints have lost it too."""
@@ -83,7 +93,9 @@ class RunFacts:
 
     def rate_times(self, factor: float = 0.5) -> Changes:
         """A smaller or larger learning rate."""
-        return {"trainer.learning_rate": float(f"{min(1.0, self.trainer.learning_rate * factor):.3g}")}
+        return {
+            "trainer.learning_rate": float(f"{min(1.0, self.trainer.learning_rate * factor):.3g}")
+        }
 
     def larger_groups(self) -> Changes:
         """Twice as many rollouts of a task, in batches of whole groups."""
@@ -121,13 +133,15 @@ class Finding:
     evidence: str  # a sentence with the figures
     remedy: Remedy
     holds: bool = True  # whether the condition holds now; an alert needs it several times in a row
-    is_over: bool | None = None  # whether it is clearly over, where that is more than that it does not hold
+    # whether it is clearly over, where that is more than that it does not hold
+    is_over: bool | None = None
     at_once: bool = False  # it is so certain that once is enough
 
 
 class Debounce:
-    """A condition is reported once it has held `lasting` times in a row, and again only after it was clearly over
-    `calm` times in a row (default: as many)."""
+    """A condition is reported once it has held `lasting` times in a row, and again only after it
+    was clearly over `calm` times in a row (default: as many).
+    """
 
     def __init__(self, lasting: int, calm: int | None = None) -> None:
         self._lasting, self._calm = lasting, calm or lasting
@@ -151,7 +165,9 @@ class Debounce:
 
 
 CEILING = 0.9
-"""From this share of the scale up, rewards are at their ceiling: little is left to learn, and nothing to alarm."""
+"""From this share of the scale up, rewards are at their ceiling: little is left to learn, and
+nothing to alarm.
+"""
 
 SMOOTH, LEAST_LEARNT = 3, 0.05
 """Steps whose mean is a reward to go by; the share of the scale from which on it can be lost."""
@@ -168,7 +184,9 @@ class History:
         self._first: dict[str, list[float]] = {}
 
     def see(self, row: Row) -> None:
-        """Take in a row, before the rules; without the extremes (an older run's) the mean stands for them."""
+        """Take in a row, before the rules; without the extremes (an older run's) the mean stands
+        for them.
+        """
         if any(name.startswith("eval/") for name in row):
             self.evaluations.append(row)
         if (mean := number(row, "reward/mean")) is not None:
@@ -184,7 +202,9 @@ class History:
         return list(self.means.values())[-count:]
 
     def at_first(self, name: str, value: float) -> float | None:
-        """The median of the first three values of this name; None while they come in. `value`: one more."""
+        """The median of the first three values of this name; None while they come in. `value`: one
+        more.
+        """
         first = self._first.setdefault(name, [])
         if len(first) == 3:
             return median(first)
@@ -198,23 +218,32 @@ class History:
 
     @property
     def collapsed(self) -> bool:
-        """Whether more than half of what the policy once scored is lost: it was spoilt, and its other ails follow."""
+        """Whether more than half of what the policy once scored is lost: it was spoilt, and its
+        other ails follow.
+        """
         had = self.best - self.lowest
-        return had > LEAST_LEARNT * self.span and fmean(self.last_means(SMOOTH)) < self.best - had / 2
+        return (
+            had > LEAST_LEARNT * self.span and fmean(self.last_means(SMOOTH)) < self.best - had / 2
+        )
 
     def at_ceiling(self, mean: float) -> bool:
-        """Whether a mean reward is as good as the best answers; where no answer ever scored above 0, none is good."""
+        """Whether a mean reward is as good as the best answers; where no answer ever scored above
+        0, none is good.
+        """
         return self.highest > 0 and mean >= self.lowest + CEILING * self.span
 
 
 def number(row: Row, name: str) -> float | None:
-    """A figure of a row, where it has one that can be reckoned with: its square must be a number too."""
+    """A figure of a row, where it has one that can be reckoned with: its square must be a number
+    too.
+    """
     value = row.get(name)
     return float(value) if isinstance(value, int | float) and abs(value) < 1e100 else None
 
 
 def trend(values: Sequence[float]) -> tuple[float, float]:
-    """Rise of the line of least squares from the first to the last value, and that rise in its standard errors.
+    """Rise of the line of least squares from the first to the last value, and that rise in its
+    standard errors.
 
     >>> trend([0.0, 1.0, 2.0])
     (2.0, inf)
@@ -226,4 +255,6 @@ def trend(values: Sequence[float]) -> tuple[float, float]:
     left = math.fsum((value - mean - slope * (i - centre)) ** 2 for i, value in enumerate(values))
     error = math.sqrt(left / max(1, count - 2) / spread)
     rise = slope * (count - 1)
-    return rise, slope / error if error > 1e-12 else math.copysign(math.inf, slope) if slope else 0.0
+    return rise, slope / error if error > 1e-12 else math.copysign(
+        math.inf, slope
+    ) if slope else 0.0

@@ -1,4 +1,6 @@
-"""Which weights a name means: a run's result, a checkpoint's tinker:// path, a folder; and how vLLM serves them."""
+"""Which weights a name means: a run's result, a checkpoint's tinker:// path, a folder; and how vLLM
+serves them.
+"""
 
 from __future__ import annotations
 
@@ -20,9 +22,14 @@ CONFIG = "adapter_config.json"
 
 VLLM_DEFAULT_RANK = 16
 VLLM_RANKS = (32, 64, 128, 256, 320, 512)
-"""The largest adapter that vLLM (0.11 to 0.32) has room for unless it is told, and what else it can be told."""
+"""The largest adapter that vLLM (0.11 to 0.32) has room for unless it is told, and what else it can
+be told.
+"""
 
-NO_RUN = "A run's own service samples them: give the run's id, a tinker:// path of rl_get_results, or its adapter/."
+NO_RUN = (
+    "A run's own service samples them: give the run's id, a tinker:// path of "
+    "rl_get_results, or its adapter/."
+)
 
 
 @dataclass(frozen=True, slots=True)
@@ -43,9 +50,10 @@ class PolicyWeights:
 
 
 def weights_of(name: str) -> PolicyWeights:
-    """The weights that a name means: of a run (id, unique beginning, name) the newest; a tinker:// path of a run; the
-    adapter folder of a run, or the run's own folder. NotFound: there are none, or they are no run's; InvalidData: a
-    broken tinker:// path."""
+    """The weights that a name means: of a run (id, unique beginning, name) the newest; a tinker://
+    path of a run; the adapter folder of a run, or the run's own folder. NotFound: there are none,
+    or they are no run's; InvalidData: a broken tinker:// path.
+    """
     if name.startswith("tinker://"):
         for run in list_runs():
             for row in run.checkpoints():
@@ -64,8 +72,9 @@ def weights_of(name: str) -> PolicyWeights:
 
 
 def _run_of(name: str, folder: Path) -> RunDirectory | None:
-    """The run of this name; None where it means a folder: one that holds an adapter, whose name is a path, or that no
-    run is called after. RunNotFound: it is neither."""
+    """The run of this name; None where it means a folder: one that holds an adapter, whose name is
+    a path, or that no run is called after. RunNotFound: it is neither.
+    """
     if folder.is_dir() and ("/" in name or (folder / CONFIG).is_file()):
         return None
     try:
@@ -96,11 +105,15 @@ def newest_weights(run: RunDirectory) -> PolicyWeights:
 def adapter_of(name: str, state: Path | None = None) -> Adapter:
     """The adapter that a tinker:// path, a folder, or a run (id, unique beginning, name) means.
 
-    `state`: the state directory that a tinker:// path is looked for in; None: the service's own, and every run's.
-    NotFound: there is none. InvalidData: a broken tinker:// path.
+    `state`: the state directory that a tinker:// path is looked for in; None: the service's own,
+    and every run's. NotFound: there is none. InvalidData: a broken tinker:// path.
     """
     if name.startswith("tinker://"):
-        states = [state] if state else [environ.home() / "service", *(run.path / "service" for run in list_runs())]
+        states = (
+            [state]
+            if state
+            else [environ.home() / "service", *(run.path / "service" for run in list_runs())]
+        )
         for one in states:
             if (folder := folder_of(one, name)).is_dir():
                 return Adapter(folder, _model_in(folder))
@@ -127,8 +140,9 @@ def adapter_of(name: str, state: Path | None = None) -> Adapter:
 
 
 def base_of(adapter: Adapter, name: str | None = None) -> BaseModel:
-    """The base model of this name, else the one that the adapter was trained on. NotFound: it is not on this disk, or
-    nobody says which it is."""
+    """The base model of this name, else the one that the adapter was trained on. NotFound: it is
+    not on this disk, or nobody says which it is.
+    """
     model = name or adapter.model
     if model is None:
         what = f"The adapter in {adapter.folder} does not say which base model it belongs to."
@@ -137,9 +151,17 @@ def base_of(adapter: Adapter, name: str | None = None) -> BaseModel:
 
 
 def vllm_command(base: str | Path, folder: Path, name: str) -> str:
-    """The line for a shell with which vLLM serves the adapter in `folder` as `name`. `base` is a folder: vLLM looks for
-    a name on the hub."""
-    words = ["vllm", "serve", str(base), "--enable-lora", "--lora-modules", f"{name}={folder.absolute()}"]
+    """The line for a shell with which vLLM serves the adapter in `folder` as `name`. `base` is a
+    folder: vLLM looks for a name on the hub.
+    """
+    words = [
+        "vllm",
+        "serve",
+        str(base),
+        "--enable-lora",
+        "--lora-modules",
+        f"{name}={folder.absolute()}",
+    ]
     rank = _config_in(folder).get("r")
     if isinstance(rank, int) and rank > VLLM_DEFAULT_RANK:
         words += ["--max-lora-rank", str(next((room for room in VLLM_RANKS if room >= rank), rank))]

@@ -1,4 +1,6 @@
-"""What a run has come to: its evaluations, how two differ and how certain that is; figures, weights, cost, plots."""
+"""What a run has come to: its evaluations, how two differ and how certain that is; figures,
+weights, cost, plots.
+"""
 
 from __future__ import annotations
 
@@ -37,7 +39,9 @@ TRUNCATED, LENGTH = "eval/truncated", "eval/completion_lengths"
 _SHARES = (CORRECT, GREEDY, TRUNCATED)
 
 AGREES = 1e-4
-"""How far the mean of the samples may be from the figure that was reported, to be taken for the same thing."""
+"""How far the mean of the samples may be from the figure that was reported, to be taken for the
+same thing.
+"""
 
 _NO_GAIN = ("eval/num_", "eval/policy_version")
 
@@ -57,7 +61,8 @@ class Difference:
 
     delta: float
     interval: tuple[float, float] | None = None  # None: nothing is known about its size
-    num_tasks: int | None = None  # a repeated one counts as often as it was asked; None: not known one by one
+    # a repeated one counts as often as it was asked; None: not known one by one
+    num_tasks: int | None = None
     method: Literal["paired", "unpaired", "none"] = "none"
 
     @property
@@ -68,7 +73,8 @@ class Difference:
     @property
     def facts(self) -> dict[str, Any]:
         """As answers and results.json have it; four decimals."""
-        ci95 = [round(bound, 4) + 0.0 for bound in self.interval] if self.interval else None  # + 0: no -0.0
+        # + 0: no -0.0
+        ci95 = [round(bound, 4) + 0.0 for bound in self.interval] if self.interval else None
         facts = {"delta": round(self.delta, 4) + 0.0, "ci95": ci95, "num_tasks": self.num_tasks}
         return {**facts, "certain": self.certain, "method": self.method}
 
@@ -76,15 +82,16 @@ class Difference:
 def paired(pairs: Sequence[Pair], spread: float, confidence: float = CONFIDENCE) -> Difference:
     """The mean difference over tasks that were measured twice.
 
-    It speaks of these two sets of weights on all tasks like these: both the choice of tasks and the noise of sampling
-    are in the interval. What another seed of training would have given is not.
+    It speaks of these two sets of weights on all tasks like these: both the choice of tasks and the
+    noise of sampling are in the interval. What another seed of training would have given is not.
 
     `spread`: how far apart two measurements can be, 1 for shares.
 
-    Source: Bonett and Price (2012), the adjusted Wald interval for a difference of paired proportions: the interval
-    of the plain mean after two more tasks, one that gained everything and one that lost everything. Here it is used
-    for means over several samples as well, and repeated tasks count as one observation of that weight. A t interval
-    fails where few tasks change, for then nearly all differences are 0; how often this one holds is simulated in
+    Source: Bonett and Price (2012), the adjusted Wald interval for a difference of paired
+    proportions: the interval of the plain mean after two more tasks, one that gained everything and
+    one that lost everything. Here it is used for means over several samples as well, and repeated
+    tasks count as one observation of that weight. A t interval fails where few tasks change, for
+    then nearly all differences are 0; how often this one holds is simulated in
     `tests/runs/test_intervals.py`.
     """
     observed = [(pair.after - pair.before, pair.weight) for pair in pairs]
@@ -98,10 +105,14 @@ def paired(pairs: Sequence[Pair], spread: float, confidence: float = CONFIDENCE)
     return Difference(delta=delta, interval=(low, high), num_tasks=round(num), method="paired")
 
 
-def unpaired(before: tuple[float, float], after: tuple[float, float], confidence: float = CONFIDENCE) -> Difference:
-    """The difference of two (mean, standard error), as if they were of different tasks: wider than `paired`.
+def unpaired(
+    before: tuple[float, float], after: tuple[float, float], confidence: float = CONFIDENCE
+) -> Difference:
+    """The difference of two (mean, standard error), as if they were of different tasks: wider than
+    `paired`.
 
-    Standard errors of 0 are those of a single task, or of tasks that all came out alike: then there is no interval.
+    Standard errors of 0 are those of a single task, or of tasks that all came out alike: then there
+    is no interval.
     """
     delta, error = after[0] - before[0], math.hypot(before[1], after[1])
     if error == 0:
@@ -134,26 +145,41 @@ def evaluations(run: RunDirectory, rows: Iterable[Row]) -> list[Evaluation]:
 def evaluation(folder: Path | None, row: Row, success_threshold: float = 0.0) -> Evaluation:
     """What a row tells of one; `folder`: the run's, None where there is none to find samples in."""
     samples = folder / "evals" / f"step_{row['step']}/samples.jsonl" if folder else None
-    figures = {name: float(value) for name, value in row.items() if name.startswith("eval/") and _is_finite(value)}
-    return Evaluation(step=row["step"], figures=figures, samples=samples, success_threshold=success_threshold)
+    figures = {
+        name: float(value)
+        for name, value in row.items()
+        if name.startswith("eval/") and _is_finite(value)
+    }
+    return Evaluation(
+        step=row["step"], figures=figures, samples=samples, success_threshold=success_threshold
+    )
 
 
-def differences(before: Evaluation, after: Evaluation, confidence: float = CONFIDENCE) -> dict[str, Difference]:
+def differences(
+    before: Evaluation, after: Evaluation, confidence: float = CONFIDENCE
+) -> dict[str, Difference]:
     """How much higher each figure of `after` is than the same of `before`.
 
-    Shares, scores, lengths are compared task by task where both have samples of the same prompts. Other figures have
-    an interval where the evaluation reports their standard error (`NAME_stderr`), and none else.
+    Shares, scores, lengths are compared task by task where both have samples of the same prompts.
+    Other figures have an interval where the evaluation reports their standard error
+    (`NAME_stderr`), and none else.
     """
     first, second = _by_task(before), _by_task(after)
     found: dict[str, Difference] = {}
     for name in after.figures:
         if name not in before.figures or name.endswith("_stderr") or name.startswith(_NO_GAIN):
             continue
-        by_task = _paired(first[name], second[name], name, confidence) if name in first and name in second else None
+        by_task = (
+            _paired(first[name], second[name], name, confidence)
+            if name in first and name in second
+            else None
+        )
         error, mean, later = f"{name}_stderr", before.figures[name], after.figures[name]
         apart = Difference(delta=later - mean)
         if error in before.figures and error in after.figures:
-            apart = unpaired((mean, before.figures[error]), (later, after.figures[error]), confidence)
+            apart = unpaired(
+                (mean, before.figures[error]), (later, after.figures[error]), confidence
+            )
         found[name] = by_task or apart
     return found
 
@@ -193,7 +219,9 @@ def _by_task(evaluation: Evaluation) -> dict[str, _Figure]:
         return {}
     try:
         stat = evaluation.samples.stat()
-        found = _read(evaluation.samples, stat.st_size, stat.st_mtime_ns, evaluation.success_threshold)
+        found = _read(
+            evaluation.samples, stat.st_size, stat.st_mtime_ns, evaluation.success_threshold
+        )
     except OSError:
         return {}
     return {
@@ -227,14 +255,19 @@ def _read(file: Path, size: int, mtime_ns: int, success_threshold: float) -> Map
             sample = decoded(_decoder, line)
             if sample is None or not sample.prompt:
                 continue  # torn, of another kind, or of a task that is not told
-            prompt = hashlib.blake2b(bytes(sample.prompt) + bytes(sample.task), digest_size=16).digest()
+            prompt = hashlib.blake2b(
+                bytes(sample.prompt) + bytes(sample.task), digest_size=16
+            ).digest()
             values: dict[str, float] = {}
             if sample.temperature == 0:
                 if _is_finite(sample.score):
                     values[GREEDY] = float(sample.score > success_threshold)
             else:  # without a temperature it counts as sampled at 1
                 if _is_finite(sample.score):
-                    values |= {CORRECT: float(sample.score > success_threshold), SCORE: float(sample.score)}
+                    values |= {
+                        CORRECT: float(sample.score > success_threshold),
+                        SCORE: float(sample.score),
+                    }
                 if _is_finite(sample.tokens):
                     values[LENGTH] = float(sample.tokens)
                 if sample.finish is not None:
@@ -276,7 +309,9 @@ class Compared:
 
 
 def before_and_after(run: RunDirectory) -> list[Compared]:
-    """Tasks that the first and the last evaluation with answers share, those first that gained most."""
+    """Tasks that the first and the last evaluation with answers share, those first that gained
+    most.
+    """
 
     def step_of(samples: Path) -> int:
         digits = samples.parent.name.removeprefix("step_")
@@ -313,7 +348,8 @@ LOGGED = "logged.jsonl"  # rows that a foreign environment logged to W&B while i
 
 
 def figures_of(program: EnvironmentProgram, folder: Path, output: str) -> dict[str, Any]:
-    """Its figures: numbers, each called `eval/...` (where its own name is another, `eval/` is put before it).
+    """Its figures: numbers, each called `eval/...` (where its own name is another, `eval/` is put
+    before it).
 
     Args:
         folder: the environment's `data_dir_to_save_evals`.
@@ -325,9 +361,14 @@ def figures_of(program: EnvironmentProgram, folder: Path, output: str) -> dict[s
     how = "`evaluate` has to return them, or to give them to evaluate_log."
     found: Mapping[str, Any] | None = None
     if program.is_foreign:
-        how = "`evaluate` has to give them to evaluate_log, or to the next wandb_log under names that begin with eval/."
+        how = (
+            "`evaluate` has to give them to evaluate_log, or to the next wandb_log under names "
+            "that begin with eval/."
+        )
         rows = read_rows(folder / LOGGED)
-        found = {name: value for row in rows for name, value in row.items() if name.startswith("eval/")}
+        found = {
+            name: value for row in rows for name, value in row.items() if name.startswith("eval/")
+        }
         try:
             found |= json.loads(read_regular(folder / "metrics.json"))["results"]["all"]
         except (OSError, *NOT_JSON, TypeError, LookupError):
@@ -342,10 +383,14 @@ def figures_of(program: EnvironmentProgram, folder: Path, output: str) -> dict[s
     if found is None:
         raise EnvironmentFailed(f"The evaluation of {program.path.name} gave no figures.", how)
     numbers = {name: value for name, value in found.items() if isinstance(value, int | float)}
-    return {name if name.startswith("eval/") else f"eval/{name}": value for name, value in numbers.items()}
+    return {
+        name if name.startswith("eval/") else f"eval/{name}": value
+        for name, value in numbers.items()
+    }
 
 
-_TRAINED = ("reward/mean", "num_tokens")  # metrics that every trained step has: of a policy, of a reward model
+# metrics that every trained step has: of a policy, of a reward model
+_TRAINED = ("reward/mean", "num_tokens")
 
 _NO_METRICS = ("step", "t", "src")
 
@@ -377,14 +422,24 @@ class Outcome:
     evaluations: Sequence[Evaluation]  # oldest first
     weights: Weights
     cost: Cost
-    gains: Mapping[str, Difference]  # the last evaluation over the first; nothing where there is only one
+    # the last evaluation over the first; nothing where there is only one
+    gains: Mapping[str, Difference]
 
     @property
     def final(self) -> dict[str, float]:
         """The last trained step's metrics and the last evaluation's."""
-        trained = next((row for row in reversed(self.rows) if any(name in row for name in _TRAINED)), {})
+        trained = next(
+            (row for row in reversed(self.rows) if any(name in row for name in _TRAINED)), {}
+        )
         last = self.evaluations[-1].figures if self.evaluations else {}
-        return {**{k: v for k, v in trained.items() if k not in _NO_METRICS and not k.startswith("eval/")}, **last}
+        return {
+            **{
+                k: v
+                for k, v in trained.items()
+                if k not in _NO_METRICS and not k.startswith("eval/")
+            },
+            **last,
+        }
 
     @property
     def baseline(self) -> Evaluation | None:
@@ -396,7 +451,9 @@ def outcome_of(run: RunDirectory, state: RunState) -> Outcome:
     """Read it now; at any time of a run."""
     rows, checkpoints = merge_by_step(run.metrics()), run.checkpoints()
     found = evaluations(run, rows)
-    newest = next((row for row in reversed(checkpoints) if row.get("sampler_path") or row.get("final")), {})
+    newest = next(
+        (row for row in reversed(checkpoints) if row.get("sampler_path") or row.get("final")), {}
+    )
     resumable = next((row for row in reversed(checkpoints) if row.get("state_path")), {})
     adapter, model = run.path / "adapter", run.path / RESULT
     began = int((state.resume_point or {}).get("step", 0))
@@ -425,11 +482,15 @@ _drawing = threading.Lock()  # tools run in threads, and matplotlib's fonts are 
 
 
 def draw(run: RunDirectory, state: RunState, rows: Sequence[Row], file: Path) -> None:
-    """Draw one run; ServerError where matplotlib cannot: it reads fonts and caches of the machine."""
+    """Draw one run; ServerError where matplotlib cannot: it reads fonts and caches of the
+    machine.
+    """
     alerts = [
         (event["rule"], event["step"])
         for event in run.events()
-        if event.get("type") == "alert" and isinstance(event.get("rule"), str) and isinstance(event.get("step"), int)
+        if event.get("type") == "alert"
+        and isinstance(event.get("rule"), str)
+        and isinstance(event.get("step"), int)
     ]
     with _drawing, boundary(ServerError, "Plotting"):
         from halteres.observe import plots
@@ -450,7 +511,9 @@ def picture_of(run: RunDirectory, state: RunState, rows: Sequence[Row]) -> Path:
 
 
 def comparison_of(curves: Mapping[str, Sequence[Row]], metrics: Sequence[str]) -> Path:
-    """One picture of several runs, by label, in the cache; the same runs and metrics always have the same file."""
+    """One picture of several runs, by label, in the cache; the same runs and metrics always have
+    the same file.
+    """
     known = hashlib.sha256(repr((sorted(curves), list(metrics))).encode()).hexdigest()[:12]
     file, redactor = _cache() / f"compare-{known}.png", Redactor.of_this_process()
     with _drawing, boundary(ServerError, "Plotting"):

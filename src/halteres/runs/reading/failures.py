@@ -1,6 +1,8 @@
-"""How a run's failure is reported: which process, at which step, what its log says, which settings would fix it.
+"""How a run's failure is reported: which process, at which step, what its log says, which settings
+would fix it.
 
-Whether memory ran out is read from the words of processes and libraries and, where it counts them, from the kernel.
+Whether memory ran out is read from the words of processes and libraries and, where it counts them,
+from the kernel.
 """
 
 from __future__ import annotations
@@ -29,13 +31,16 @@ TOKENS = 64  # lengths are lowered to a multiple of this many tokens
 
 
 def smaller(env: Mapping[str, Any]) -> Changes:
-    """What takes less memory, each a fix of its own: max_token_length a quarter shorter, half the batch_size.
+    """What takes less memory, each a fix of its own: max_token_length a quarter shorter, half the
+    batch_size.
 
     >>> smaller({"max_token_length": 1024, "batch_size": 64, "group_size": 8})
     {'max_token_length': 768, 'batch_size': 32}
     """
     values = (env.get(name) for name in ("max_token_length", "batch_size", "group_size"))
-    length, batch, group = (value if isinstance(value, int) and value > 0 else 0 for value in values)
+    length, batch, group = (
+        value if isinstance(value, int) and value > 0 else 0 for value in values
+    )
     changes = {
         "max_token_length": length * 3 // 4 // TOKENS * TOKENS,
         "batch_size": batch // 2 // max(1, group) * max(1, group),  # whole groups
@@ -44,9 +49,12 @@ def smaller(env: Mapping[str, Any]) -> Changes:
 
 
 def mending(code: str | None, given: Given) -> Changes:
-    """The change that a failed run is best gone on with; none where its settings were not what failed it."""
+    """The change that a failed run is best gone on with; none where its settings were not what
+    failed it.
+    """
     if code == "gpu_oom":
-        return dict(list(smaller(given.env).items())[-1:])  # the batch rather than the length: answers stay whole
+        # the batch rather than the length: answers stay whole
+        return dict(list(smaller(given.env).items())[-1:])
     if code == "nan_loss" and given.trainer.learning_rate:
         return {"learning_rate": float(f"{given.trainer.learning_rate / 2:.2g}")}
     return {}
@@ -55,10 +63,19 @@ def mending(code: str | None, given: Given) -> Changes:
 Memory = Literal["GPU memory", "memory"]  # as a sentence calls it
 
 _WORDS: tuple[tuple[Memory, re.Pattern[str]], ...] = (
-    ("GPU memory", re.compile(r"\b(CUDA|HIP|XPU|MPS|GPU)\b.*out of memory|OutOfMemoryError|_ALLOC_FAILED", re.I)),
+    (
+        "GPU memory",
+        re.compile(
+            r"\b(CUDA|HIP|XPU|MPS|GPU)\b.*out of memory|OutOfMemoryError|_ALLOC_FAILED", re.I
+        ),
+    ),
     (
         "memory",
-        re.compile(r"out of memory|not enough memory|can(no|')t allocate memory|\bMemoryError\b|\bbad_alloc\b", re.I),
+        re.compile(
+            r"out of memory|not enough memory|can(no|')t allocate "
+            r"memory|\bMemoryError\b|\bbad_alloc\b",
+            re.I,
+        ),
     ),
 )
 
@@ -77,10 +94,14 @@ def ran_out(lines: Iterable[str]) -> Memory | None:
 
 
 def kernel_kills() -> int:
-    """Processes that the kernel has killed for want of memory since it began to count; 0 where it does not tell."""
+    """Processes that the kernel has killed for want of memory since it began to count; 0 where it
+    does not tell.
+    """
     for file in COUNTERS:
         try:
-            counted = re.search(r"^oom_kill (\d+)$", Path(file).read_text(encoding="utf-8"), re.MULTILINE)
+            counted = re.search(
+                r"^oom_kill (\d+)$", Path(file).read_text(encoding="utf-8"), re.MULTILINE
+            )
         except OSError:
             continue
         if counted:
@@ -108,20 +129,30 @@ _LOG_LINES = 60
 _ERROR = re.compile(r"(error: |.* (?:ERROR|CRITICAL) \S+: )(.+)")
 """A line that tells of an error: our processes' last words, or a log line of that level."""
 
-_REMARK = re.compile(r"\S+ \S+ (?:\S+ )?(?:DEBUG|INFO) \S+: |Unclosed |(?:connector|connections|client_session): ")
-"""A line that gives no reason: a log's remark, or what aiohttp says of a process that ends at once."""
+_REMARK = re.compile(
+    r"\S+ \S+ (?:\S+ )?(?:DEBUG|INFO) \S+: |Unclosed |(?:connector|connections|client_session): "
+)
+"""A line that gives no reason: a log's remark, or what aiohttp says of a process that ends at
+once.
+"""
 
 NO_REASON = "It gave no reason: does its code end the process (sys.exit, os._exit)?"
 
 
-def died(run: RunDirectory, role: str, title: str, code: int | None, *, step: int, ready: bool) -> ProcessFailed:
+def died(
+    run: RunDirectory, role: str, title: str, code: int | None, *, step: int, ready: bool
+) -> ProcessFailed:
     """A process of the run ended though it should not have."""
     when = f"at step {step}" if ready else "before it was ready"
     last_words, exited = _last_words(run, role, code), {"process": role, "code": code}
     if role in ("trainer", "service"):  # what an environment needs is not for our settings to fix
-        # The service's log is not asked which memory there was too little of: trainer and engine tell it themselves.
+        # The service's log is not asked which memory there was too little of: trainer and engine
+        # tell it themselves.
         lines = [last_words.what, last_words.why] if last_words else []
-        lines += [*(run.log_tail(role, _LOG_LINES) if role == "trainer" else []), *run.log_tail("engine", _LOG_LINES)]
+        lines += [
+            *(run.log_tail(role, _LOG_LINES) if role == "trainer" else []),
+            *run.log_tail("engine", _LOG_LINES),
+        ]
         if memory := ran_out(lines):
             fixes = [f"{name} to {value}" for name, value in smaller(read_given(run).env).items()]
             lower = f"Lower {' or '.join(fixes)}" if fixes else "Take a smaller inference.model"
@@ -137,8 +168,12 @@ def died(run: RunDirectory, role: str, title: str, code: int | None, *, step: in
         return failed
     why, is_unknown = _reason(run, role, code), code is None and role == "service"
     if not why and (code == -signal.SIGKILL or is_unknown) and (kills := kernel_kills()):
-        # A guess, and told as one: who sends SIGKILL is not known afterwards, and how an engine ended not always.
-        why = f"Possibly for want of memory: the kernel has killed {kills} processes here for that since it started."
+        # A guess, and told as one: who sends SIGKILL is not known afterwards, and how an engine
+        # ended not always.
+        why = (
+            f"Possibly for want of memory: the kernel has killed {kills} processes here for "
+            "that since it started."
+        )
     return _ended(run, role, what, why, exited)
 
 
@@ -165,7 +200,9 @@ def disk_full(run: RunDirectory) -> DiskFull:
     return DiskFull("The disk is full.", why, _going_on(run, first), first=first)
 
 
-def _ended(run: RunDirectory, role: str, what: str, why: str, exited: dict[str, Any] | None = None) -> ProcessFailed:
+def _ended(
+    run: RunDirectory, role: str, what: str, why: str, exited: dict[str, Any] | None = None
+) -> ProcessFailed:
     facts = {} if exited is None else {"exit": exited}
     return ProcessFailed(what, why, _going_on(run), first="", log=str(run.log(role)), **facts)
 
@@ -174,17 +211,27 @@ def _going_on(run: RunDirectory, first: str = "") -> NextStep | str:
     """How to go on from the newest checkpoint, once something else is done."""
     newest = run.newest_checkpoint()
     if newest is None:
-        return f"{first}, then start again." if first else "There is no checkpoint to go on from: start the run again."
+        return (
+            f"{first}, then start again."
+            if first
+            else "There is no checkpoint to go on from: start the run again."
+        )
     go_on = f"go on from step {newest['step']}"
-    return read_state(run.path / "run.json").resume(f"{first}, then {go_on}" if first else go_on.capitalize())
+    return read_state(run.path / "run.json").resume(
+        f"{first}, then {go_on}" if first else go_on.capitalize()
+    )
 
 
 def _last_words(run: RunDirectory, role: str, code: int | None) -> LastWords | None:
-    """What the process wrote as its reason; None for foreign programs, and for one that did not end by itself."""
+    """What the process wrote as its reason; None for foreign programs, and for one that did not end
+    by itself.
+    """
     if code != 1:
         return None
     try:
-        words = msgspec.json.decode(read_regular(run.path / "control" / "failure.json"), type=LastWords)
+        words = msgspec.json.decode(
+            read_regular(run.path / "control" / "failure.json"), type=LastWords
+        )
     except (OSError, *NOT_JSON):
         return None
     return words if words.role == role else None
@@ -198,16 +245,22 @@ def how(code: int | None) -> str:
 
 
 def reason(lines: Sequence[str], code: int) -> str:
-    """The last of a process's last words that may be a reason for this exit code; else that there is none."""
+    """The last of a process's last words that may be a reason for this exit code; else that there
+    is none.
+    """
     none = NO_REASON if code >= 0 else "It said nothing."
     return next((line for line in reversed(lines) if not _REMARK.match(line)), none)
 
 
 def _reason(run: RunDirectory, role: str, code: int | None) -> str:
-    """What the process itself gave as its reason: its last error; else its last line, if it ended by itself."""
+    """What the process itself gave as its reason: its last error; else its last line, if it ended
+    by itself.
+    """
     lines = [line.strip() for line in run.log_tail(role, _LOG_LINES) if line.strip()]
     errors = [error[2] for line in lines if (error := _ERROR.match(line))]
-    last = (errors[-1] if errors else reason(lines, code) if code is not None and code > 0 else "")[:600]
+    last = (errors[-1] if errors else reason(lines, code) if code is not None and code > 0 else "")[
+        :600
+    ]
     return last if not last or last.endswith((".", "!", "?")) else f"{last}."
 
 
@@ -216,7 +269,8 @@ class FailedProcess:
     """The process that ended though it should not have, or never became ready."""
 
     process: str
-    code: int | None  # its exit code, negative for a signal; None: unknown, or it did not end by itself
+    # its exit code, negative for a signal; None: unknown, or it did not end by itself
+    code: int | None
 
     @property
     def facts(self) -> dict[str, Any]:
@@ -229,13 +283,18 @@ def failed_process(state: RunState) -> FailedProcess | None:
     if state.status != "failed":
         return None
     if state.processes.get("engine", {}).get("state") == "ended":
-        return FailedProcess("engine", None)  # where its service or we had ended it, the word would be another
+        # where its service or we had ended it, the word would be another
+        return FailedProcess("engine", None)
     if state.exit:
         return FailedProcess(str(state.exit.get("process")), state.exit.get("code"))
-    waited_for = {"api": "service", "trainer": "trainer", "environment": "env"}.get(state.phase or "")
+    waited_for = {"api": "service", "trainer": "trainer", "environment": "env"}.get(
+        state.phase or ""
+    )
     return FailedProcess(waited_for, None) if waited_for else None  # it never became ready
 
 
 def read_restarts(events: Path) -> dict[str, int]:
     """Role -> how often it was started again; none where nothing was."""
-    return dict(Counter(str(row.get("role")) for row in read_rows(events) if row.get("type") == "restart"))
+    return dict(
+        Counter(str(row.get("role")) for row in read_rows(events) if row.get("type") == "restart")
+    )

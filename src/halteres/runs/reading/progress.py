@@ -1,4 +1,6 @@
-"""What a run has reached, read from its directory: figures of its steps, alerts, how its processes are."""
+"""What a run has reached, read from its directory: figures of its steps, alerts, how its processes
+are.
+"""
 
 from __future__ import annotations
 
@@ -27,7 +29,9 @@ FAILED_ROLLOUTS, DROPPED_GROUPS = "rollouts/failed/", "groups/dropped/"
 """Before a reason: counts in an environment's row."""
 
 SEED_ROLES = ("api", "trainer", "env")
-"""Processes that every RL run has: clients of the seeds read them without asking whether they are there."""
+"""Processes that every RL run has: clients of the seeds read them without asking whether they are
+there.
+"""
 
 
 def conditions(state: RunState) -> dict[str, str]:
@@ -42,9 +46,12 @@ def signal_name(number: int) -> str:
 
 
 def condition(facts: Mapping[str, Any]) -> str:
-    """One process of run.json, in words: "running", "exited (N)" (the seeds' two), "ended by SIGKILL" and others."""
+    """One process of run.json, in words: "running", "exited (N)" (the seeds' two), "ended by
+    SIGKILL" and others.
+    """
     code, state = facts.get("exit"), str(facts.get("state") or "")
-    if isinstance(code, int) and code < 0 and not state.startswith("ended"):  # else it was the run that ended it
+    # else it was the run that ended it
+    if isinstance(code, int) and code < 0 and not state.startswith("ended"):
         return f"ended by {signal_name(-code)}"
     if code is not None:
         return state or (f"exited ({code})" if isinstance(code, int) else "ended")
@@ -77,12 +84,24 @@ class Alert:
         def calls(steps: Iterable[NextStep]) -> list[Row]:
             return [{"tool": step.tool, "args": dict(step.args)} for step in steps]
 
-        parts = {"steps": calls(self.remedy.steps), "words": self.remedy.words, "later": calls(self.remedy.later)}
-        return {"rule": self.rule, "step": self.step, "evidence": self.evidence, "remedy": str(self.remedy), **parts}
+        parts = {
+            "steps": calls(self.remedy.steps),
+            "words": self.remedy.words,
+            "later": calls(self.remedy.later),
+        }
+        return {
+            "rule": self.rule,
+            "step": self.step,
+            "evidence": self.evidence,
+            "remedy": str(self.remedy),
+            **parts,
+        }
 
 
 def read_alerts(file: Path) -> tuple[Alert, ...]:
-    """One alert for each rule that has spoken, in the order of their first words; none where there is no file."""
+    """One alert for each rule that has spoken, in the order of their first words; none where there
+    is no file.
+    """
     return _alerts(_events(read_lines(file), "alert"))
 
 
@@ -90,10 +109,13 @@ def _alerts(events: Iterable[Row]) -> tuple[Alert, ...]:
     by_rule: dict[str, Alert] = {}
     for event in events:
         rule, step = str(event.get("rule")), event.get("step")
-        remedy = Remedy(words=str(event.get("remedy") or ""))  # of an earlier version's event, which has the text alone
+        # of an earlier version's event, which has the text alone
+        remedy = Remedy(words=str(event.get("remedy") or ""))
         if "steps" in event:
             calls = (event[name] for name in ("steps", "later"))
-            steps, later = (tuple(NextStep(step["tool"], step["args"]) for step in part) for part in calls)
+            steps, later = (
+                tuple(NextStep(step["tool"], step["args"]) for step in part) for part in calls
+            )
             remedy = Remedy(steps, event["words"], later)
         by_rule[rule] = Alert(
             rule=rule,
@@ -129,7 +151,10 @@ class DroppedGroups:
         return sum(self.reasons.values()) >= MANY * self.num_groups
 
     def __str__(self) -> str:
-        return f"{sum(self.reasons.values())} of {self.num_groups} groups dropped ({', '.join(self.reasons)})"
+        return (
+            f"{sum(self.reasons.values())} of {self.num_groups} groups dropped "
+            f"({', '.join(self.reasons)})"
+        )
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -147,26 +172,36 @@ class Progress:
     reward: Series = ()  # mean over the batch, reward units
     success: Series = ()  # share of rollouts whose score is a success
     evaluation: Series = ()  # held-out share correct at temperature 1
-    correct: Series = ()  # share of all rollouts that are a success, also of groups that were dropped
+    # share of all rollouts that are a success, also of groups that were dropped
+    correct: Series = ()
     evaluated_tasks: Series = ()  # held-out tasks that an evaluation's figures are of
     failed_tasks: Series = ()  # ... and those that failed, which they are not of
-    failed_rollouts: Mapping[str, int] = field(default_factory=dict[str, int])  # by the failure's code, of all steps
-    dropped: Mapping[int, DroppedGroups] = field(default_factory=dict[int, DroppedGroups])  # by step
+    # by the failure's code, of all steps
+    failed_rollouts: Mapping[str, int] = field(default_factory=dict[str, int])
+    # by step
+    dropped: Mapping[int, DroppedGroups] = field(default_factory=dict[int, DroppedGroups])
     loss_per_token: Series = ()
     kl: Series = ()  # kl_sample_train_v2: how far sampler and trainer disagree
     kl_reference: Series = ()  # how far the policy is from its reference, nats per token
-    implicit_reward_gap: Series = ()  # ... further towards its better answers than towards its worse ones
-    share_of_gain: Series = ()  # of the reward's held-out gain, what the worst member of the panel confirms
+    # ... further towards its better answers than towards its worse ones
+    implicit_reward_gap: Series = ()
+    # of the reward's held-out gain, what the worst member of the panel confirms
+    share_of_gain: Series = ()
     without_signal: Series = ()  # share of groups whose scores are all equal
-    skipped_steps: int = 0  # steps that moved no weight: the scores of each of their groups were all equal
-    policy_version: int | None = None  # optimiser steps that the newest weights have had; less than steps where skipped
-    update_norm: float | None = None  # of what the adapter adds to the base weights, relative to them
-    preferred: Series = ()  # of a reward model: share of the trained pairs whose better side scores higher
+    # steps that moved no weight: the scores of each of their groups were all equal
+    skipped_steps: int = 0
+    # optimiser steps that the newest weights have had; less than steps where skipped
+    policy_version: int | None = None
+    # of what the adapter adds to the base weights, relative to them
+    update_norm: float | None = None
+    # of a reward model: share of the trained pairs whose better side scores higher
+    preferred: Series = ()
     held_out_preferred: Series = ()  # ... and of the held-out ones
     sinks: tuple[str, ...] = ()  # where its metrics are forwarded to, a line each
     eval_failed: tuple[FailedEvaluation, ...] = ()  # in the order of their ends
     no_evaluation: str = ""  # why the environment is not evaluated at all
-    evaluation_s: float = 0.0  # seconds that the evaluation after the last step will take, by the newest one
+    # seconds that the evaluation after the last step will take, by the newest one
+    evaluation_s: float = 0.0
 
     @property
     def step_s(self) -> float | None:
@@ -175,7 +210,9 @@ class Progress:
 
     @property
     def remaining_s(self) -> float | None:
-        """Seconds left by the last steps' pace, the last evaluation included, or None before the first."""
+        """Seconds left by the last steps' pace, the last evaluation included, or None before the
+        first.
+        """
         return None if self.step_s is None else self._remaining_s(self.step_s)
 
     @property
@@ -184,31 +221,50 @@ class Progress:
         if not self.recent_s:
             return None
         ordered = sorted(self.recent_s)
-        return self._remaining_s(ordered[len(ordered) // 4]), self._remaining_s(ordered[len(ordered) * 3 // 4])
+        return self._remaining_s(ordered[len(ordered) // 4]), self._remaining_s(
+            ordered[len(ordered) * 3 // 4]
+        )
 
     def _remaining_s(self, step_s: float) -> float:
         return step_s * max(0, self.total_steps - self.step) + self.evaluation_s
 
     @property
     def success_rates(self) -> Series:
-        """Share of rollouts that are a success: of all of them, or (of a foreign environment) of those in the batch."""
+        """Share of rollouts that are a success: of all of them, or (of a foreign environment) of
+        those in the batch.
+        """
         return self.correct or self.success
 
     def tasks_evaluated(self, step: int) -> str:
-        """Of how many held-out tasks an evaluation's figures are, where others failed; else nothing."""
-        done, failed = (int(dict(series).get(step, 0)) for series in (self.evaluated_tasks, self.failed_tasks))
-        return f"of {done} of {done + failed} tasks; {failed} failed, see the run's log 'eval'" if failed else ""
+        """Of how many held-out tasks an evaluation's figures are, where others failed; else
+        nothing.
+        """
+        done, failed = (
+            int(dict(series).get(step, 0)) for series in (self.evaluated_tasks, self.failed_tasks)
+        )
+        return (
+            f"of {done} of {done + failed} tasks; {failed} failed, see the run's log 'eval'"
+            if failed
+            else ""
+        )
 
     def evaluation_line(self, step: int, share: float) -> str:
         """An evaluation's figure as a sentence."""
         partly = self.tasks_evaluated(step)
-        return f"evaluation after step {step}: {share:.1%} correct on held-out tasks{f' ({partly})' if partly else ''}"
+        return (
+            f"evaluation after step {step}: {share:.1%} correct on held-out "
+            f"tasks{f' ({partly})' if partly else ''}"
+        )
 
     @property
     def unevaluated(self) -> FailedEvaluation | None:
         """The newest evaluation, where it failed and none came after it."""
         newest = self.eval_failed[-1] if self.eval_failed else None
-        return newest if newest and newest.step > max((step for step, _ in self.evaluation), default=-1) else None
+        return (
+            newest
+            if newest and newest.step > max((step for step, _ in self.evaluation), default=-1)
+            else None
+        )
 
 
 def read_progress(run: RunDirectory, state: RunState | None = None) -> Progress:
@@ -225,7 +281,8 @@ def read_progress(run: RunDirectory, state: RunState | None = None) -> Progress:
     over_steps = {name: series(name) for name in _SERIES}
     evaluation, versions, norms = over_steps["evaluation"], series("version"), series("update_norm")
     trained, evaluated = over_steps["reward"] or over_steps["preferred"], _events(events, "eval")
-    is_evaluated = bool(evaluation) and evaluation[-1][0] >= state.total_steps  # the last evaluation is over
+    # the last evaluation is over
+    is_evaluated = bool(evaluation) and evaluation[-1][0] >= state.total_steps
     failed_rollouts = Counter[str]()
     for _, counts in _counts(lines, FAILED_ROLLOUTS):
         failed_rollouts.update(counts)
@@ -244,16 +301,23 @@ def read_progress(run: RunDirectory, state: RunState | None = None) -> Progress:
         recent_s=tuple(seconds for _, seconds in series("step_s")[-RECENT:]),
         alerts=_alerts(_events(events, "alert")),
         eval_failed=tuple(
-            FailedEvaluation(step=it.get("step", 0), why=it.get("error", "")) for it in _events(events, "eval_failed")
+            FailedEvaluation(step=it.get("step", 0), why=it.get("error", ""))
+            for it in _events(events, "eval_failed")
         ),
-        no_evaluation=next((event.get("error", "") for event in _events(events, "no_evaluation")), ""),
+        no_evaluation=next(
+            (event.get("error", "") for event in _events(events, "no_evaluation")), ""
+        ),
         error=state.error,
         failed_rollouts=dict(failed_rollouts),
         dropped=dropped,
         skipped_steps=sum(value > 0 for _, value in series("skipped")),
         policy_version=int(versions[-1][1]) if versions else None,
         update_norm=norms[-1][1] if norms else None,
-        sinks=tuple(f"{name}: {it.line}" for name, it in read_reports(run.path).items() if it.state != "starting"),
+        sinks=tuple(
+            f"{name}: {it.line}"
+            for name, it in read_reports(run.path).items()
+            if it.state != "starting"
+        ),
         evaluation_s=0.0 if is_evaluated or not evaluated else evaluated[-1].get("took_s", 0.0),
         **over_steps,
     )
@@ -272,7 +336,9 @@ def last_reward(run: RunDirectory) -> float | None:
 
 
 class _Row(msgspec.Struct, kw_only=True, gc=False):
-    """What is read of a row of metrics.jsonl: decoding the rest of it would cost ten times as much."""
+    """What is read of a row of metrics.jsonl: decoding the rest of it would cost ten times as
+    much.
+    """
 
     step: int
     reward: float | None = msgspec.field(name="reward/mean", default=None)
@@ -287,7 +353,9 @@ class _Row(msgspec.Struct, kw_only=True, gc=False):
     update_norm: float | None = msgspec.field(name="policy/update_norm", default=None)
     kl: float | None = msgspec.field(name="kl_sample_train_v2", default=None)
     kl_reference: float | None = msgspec.field(name="policy/kl_reference", default=None)
-    implicit_reward_gap: float | None = msgspec.field(name="policy/implicit_reward_gap", default=None)
+    implicit_reward_gap: float | None = msgspec.field(
+        name="policy/implicit_reward_gap", default=None
+    )
     share_of_gain: float | None = msgspec.field(name="eval/panel/share_of_gain", default=None)
     without_signal: float | None = msgspec.field(name="groups/without_signal", default=None)
     step_s: float | None = msgspec.field(name="time/step", default=None)
@@ -296,8 +364,24 @@ class _Row(msgspec.Struct, kw_only=True, gc=False):
 
 
 _SERIES = (
-    *("reward", "success", "evaluation", "correct", "evaluated_tasks", "failed_tasks", "loss_per_token", "kl"),
-    *("kl_reference", "implicit_reward_gap", "share_of_gain", "without_signal", "preferred", "held_out_preferred"),
+    *(
+        "reward",
+        "success",
+        "evaluation",
+        "correct",
+        "evaluated_tasks",
+        "failed_tasks",
+        "loss_per_token",
+        "kl",
+    ),
+    *(
+        "kl_reference",
+        "implicit_reward_gap",
+        "share_of_gain",
+        "without_signal",
+        "preferred",
+        "held_out_preferred",
+    ),
 )
 """Fields of a row that are series of `Progress` by the same name."""
 
@@ -306,19 +390,29 @@ _row_decoder = msgspec.json.Decoder(Row)
 
 
 def _counts(lines: Sequence[bytes], prefix: str) -> list[tuple[Row, dict[str, int]]]:
-    """Rows that count something under names with this prefix, and these counts by what comes after it."""
+    """Rows that count something under names with this prefix, and these counts by what comes after
+    it.
+    """
     mark, found = f'"{prefix}'.encode(), list[tuple[Row, dict[str, int]]]()
     for line in lines:
         if mark in line and (row := decoded(_row_decoder, line)) is not None:
-            counts = {name: count for name, count in row.items() if name.startswith(prefix) and isinstance(count, int)}
-            found.append((row, {name.removeprefix(prefix): count for name, count in counts.items()}))
+            counts = {
+                name: count
+                for name, count in row.items()
+                if name.startswith(prefix) and isinstance(count, int)
+            }
+            found.append(
+                (row, {name.removeprefix(prefix): count for name, count in counts.items()})
+            )
     return found
 
 
 def _events(lines: Sequence[bytes], kind: str) -> list[Row]:
     """Events of this kind; most lines are looked at and not decoded."""
     mark = f'"{kind}"'.encode()
-    found = (row for line in lines if mark in line and (row := decoded(_row_decoder, line)) is not None)
+    found = (
+        row for line in lines if mark in line and (row := decoded(_row_decoder, line)) is not None
+    )
     return [event for event in found if event.get("type") == kind]
 
 

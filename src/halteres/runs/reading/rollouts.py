@@ -1,6 +1,8 @@
-"""The rollouts of a run, as its environment wrote them: rollouts/step_N.jsonl, one line for each group.
+"""The rollouts of a run, as its environment wrote them: rollouts/step_N.jsonl, one line for each
+group.
 
-They are read while they grow and however large they are: first as marks, then those that are wanted in full.
+They are read while they grow and however large they are: first as marks, then those that are wanted
+in full.
 """
 
 from __future__ import annotations
@@ -88,7 +90,8 @@ class StepOfRollouts:
     file: Path
     marks: list[Mark] = field(default_factory=list)
     num_groups: int = 0  # that have rollouts
-    failures: Counter[str] = field(default_factory=Counter)  # by code: rollouts that came to nothing
+    # by code: rollouts that came to nothing
+    failures: Counter[str] = field(default_factory=Counter)
     why: str | None = None  # of the last failure
     whole: bool = True  # everything was read
 

@@ -1,1 +1,3 @@
-"""From settings to a run directory with a supervisor: what must be true before, what is carried over."""
+"""From settings to a run directory with a supervisor: what must be true before, what is carried
+over.
+"""

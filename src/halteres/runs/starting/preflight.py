@@ -1,5 +1,5 @@
-"""What must be true before a run begins: keys, disk, model, memory, environment, batch, rewards, caps, and the
-checkpoint that it goes on from.
+"""What must be true before a run begins: keys, disk, model, memory, environment, batch, rewards,
+caps, and the checkpoint that it goes on from.
 
 Each check is named and has figures and a sentence; all are made, whichever fails.
 """
@@ -49,16 +49,21 @@ from halteres.runs.starting.run_models import (
 
 T = TypeVar("T")
 FREE_BYTES = 256 * 1024 * 1024
-"""What a run needs at least: logs, journal and checkpoints of the built-in model take about a tenth of it."""
+"""What a run needs at least: logs, journal and checkpoints of the built-in model take about a tenth
+of it.
+"""
 
 ROLES_END_WITHIN_S = 15.0  # of a run whose supervisor was killed
 
 MODEL = "inference.model"
 
-LEAST_LENGTH = 32  # tokens: a chat's own marks and one short question take as many; no answer fits beside them
+# tokens: a chat's own marks and one short question take as many; no answer fits beside them
+LEAST_LENGTH = 32
 
 LARGE_MODEL, HIGH_RATE = 20_000_000, 1e-3
-"""Parameters of a model that has much to forget, and a rate of LoRA that is for smaller ones, as the default is."""
+"""Parameters of a model that has much to forget, and a rate of LoRA that is for smaller ones, as
+the default is.
+"""
 
 
 class MissingKey(UserError):
@@ -86,7 +91,8 @@ class Check:
     found: str = ""  # what was found, a phrase
     remedy: str = ""
     figures: Mapping[str, Any] = field(default_factory=dict[str, Any])
-    failure: HalteresError | None = None  # with which a run is refused; a failed check without one is advice
+    # with which a run is refused; a failed check without one is advice
+    failure: HalteresError | None = None
 
     @property
     def warning(self) -> str:
@@ -96,8 +102,17 @@ class Check:
     @property
     def facts(self) -> dict[str, Any]:
         """As an answer has it, without what is empty."""
-        words = {"found": self.found, "problem": self.failure.sentence if self.failure else "", "remedy": self.remedy}
-        return {"check": self.name, "ok": self.ok, **self.figures, **{k: v for k, v in words.items() if v}}
+        words = {
+            "found": self.found,
+            "problem": self.failure.sentence if self.failure else "",
+            "remedy": self.remedy,
+        }
+        return {
+            "check": self.name,
+            "ok": self.ok,
+            **self.figures,
+            **{k: v for k, v in words.items() if v},
+        }
 
 
 def attempt(name: str, work: Callable[[], T]) -> tuple[Check, T | None]:
@@ -142,9 +157,12 @@ def resume_point(old: RunDirectory, settings: Settings, service_url: str | None)
     if not state.terminal:
         stop = NextStep("rl_stop_training", {"run_id": old.run_id}, "Stop it first")
         raise Conflict(f"Run {old.run_id} is still {state.status}.", next=stop)
-    # A run whose supervisor was killed has processes that are just ending; their files must be at rest.
+    # A run whose supervisor was killed has processes that are just ending; their files must be at
+    # rest.
     ends = time.monotonic() + ROLES_END_WITHIN_S
-    while living := {role: str(facts["pid"]) for role, facts in state.processes.items() if alive(facts)}:
+    while living := {
+        role: str(facts["pid"]) for role, facts in state.processes.items() if alive(facts)
+    }:
         if time.monotonic() > ends:
             raise Conflict(
                 f"Processes of run {state.run_id} are still alive: {', '.join(living)}.",
@@ -160,10 +178,13 @@ def resume_point(old: RunDirectory, settings: Settings, service_url: str | None)
             f"Start anew with its environment, {state.environment}.",
             environment=state.environment,
         )
-    _check_settings(old.settings(), settings, checkpoint["step"], has_completed=state.status == "completed")
+    _check_settings(
+        old.settings(), settings, checkpoint["step"], has_completed=state.status == "completed"
+    )
     if state.service_given and service_url is None:
         raise NotFound(
-            f"The checkpoints of run {old.run_id} are in the service at {state.urls.get('service')}.",
+            f"The checkpoints of run {old.run_id} are in the service at "
+            f"{state.urls.get('service')}.",
             "It used a service that it had not started.",
             f"Set TINKER_BASE_URL={state.urls.get('service')} where it is started.",
         )
@@ -177,11 +198,14 @@ def resume_point(old: RunDirectory, settings: Settings, service_url: str | None)
 
 
 def _check_settings(before: Settings, now: Settings, step: int, *, has_completed: bool) -> None:
-    """Raise where the settings do not fit. All steps done and the run not completed: its last evaluation and its
-    results are left to do."""
+    """Raise where the settings do not fit. All steps done and the run not completed: its last
+    evaluation and its results are left to do.
+    """
 
     def made_with(field: str, old: object, new: object) -> Problem:
-        return Problem(field=field, got=new, rule=f"the checkpoint was made with {old!r}", suggest=(old,))
+        return Problem(
+            field=field, got=new, rule=f"the checkpoint was made with {old!r}", suggest=(old,)
+        )
 
     problems: list[Problem] = []
     old, new = before.inference.model, now.inference.model
@@ -189,12 +213,18 @@ def _check_settings(before: Settings, now: Settings, step: int, *, has_completed
     if str(folders[0]) != str(folders[1]):
         problems.append(made_with("inference.model", old, new))
     if before.trainer.lora_rank != now.trainer.lora_rank:
-        problems.append(made_with("trainer.lora_rank", before.trainer.lora_rank, now.trainer.lora_rank))
+        problems.append(
+            made_with("trainer.lora_rank", before.trainer.lora_rank, now.trainer.lora_rank)
+        )
     concludes = not has_completed and before.trainer.total_steps == now.trainer.total_steps == step
     if now.trainer.total_steps <= step and not concludes:
         rule = f"the checkpoint is at step {step}: nothing is left to do"
         more = step + before.trainer.total_steps
-        problems.append(Problem(field="trainer.total_steps", got=now.trainer.total_steps, rule=rule, suggest=(more,)))
+        problems.append(
+            Problem(
+                field="trainer.total_steps", got=now.trainer.total_steps, rule=rule, suggest=(more,)
+            )
+        )
     if problems:
         raise refusal(problems)
 
@@ -259,24 +289,38 @@ def examine(plan: Plan) -> Examined:
     if (old := plan.resume) is not None:
         check, point = attempt("checkpoint", lambda: resume_point(old, settings, plan.service_url))
         checks.append(
-            replace(check, figures={"step": point.step}, found=f"of run {old.run_id}") if point is not None else check
+            replace(check, figures={"step": point.step}, found=f"of run {old.run_id}")
+            if point is not None
+            else check
         )
     inference, url = settings.inference, plan.service_url
-    has_model, model = attempt("model present", lambda: given_model(inference, url) if url else own_model(inference))
+    has_model, model = attempt(
+        "model present", lambda: given_model(inference, url) if url else own_model(inference)
+    )
     shape = model.shape if model else None
     reward_checks, reward_models = examine_reward_models(settings.env)
-    model_checks = [has_model, *([_memory(plan, shape, server_bytes(reward_models))] if model else [])]
+    model_checks = [
+        has_model,
+        *([_memory(plan, shape, server_bytes(reward_models))] if model else []),
+    ]
     for check in model_checks:
         failure = check.failure
         if failure is not None and failure.details.get("field") == MODEL and MODEL in policy.lock:
             failure.next = how_to_unlock(MODEL, policy)  # not for whoever starts a run to change
     described, environment = attempt("environment", lambda: _environment(settings))
-    checks += [*model_checks, _disk(plan, shape), described, attempt("batch", lambda: check_batch(settings))[0]]
+    checks += [
+        *model_checks,
+        _disk(plan, shape),
+        described,
+        attempt("batch", lambda: check_batch(settings))[0],
+    ]
     checks += [*_advice(settings, shape), *reward_checks, *examine_components(settings.env)]
     if policy.caps.max_steps is not None:
         checks.append(attempt("steps allowed", lambda: check_steps(plan))[0])
     if plan.is_open or policy.caps.max_concurrent_runs is not None:
-        checks.append(attempt("runs allowed", lambda: check_concurrency(policy, is_open=plan.is_open))[0])
+        checks.append(
+            attempt("runs allowed", lambda: check_concurrency(policy, is_open=plan.is_open))[0]
+        )
     ground = None
     if model and environment and not any(check.failure for check in checks):
         ground = Ground(environment=environment, model=model, resume=point)
@@ -284,7 +328,9 @@ def examine(plan: Plan) -> Examined:
 
 
 def check_concurrency(policy: Policy, *, is_open: bool = False) -> None:
-    """PolicyCap where as many runs go on as the policy allows; `is_open`: to a start without the token."""
+    """PolicyCap where as many runs go on as the policy allows; `is_open`: to a start without the
+    token.
+    """
     name, cap = policy.caps.at_once(is_open=is_open)
     active = [run.run_id for run in active_runs()]
     if cap is None or len(active) < cap:
@@ -343,7 +389,9 @@ def _memory(plan: Plan, shape: ModelShape | None, beside: int) -> Check:
     figures = {"need_gb": resources.gb(needed), "free_gb": resources.gb(free)}
     if free is None or needed <= free:
         return Check(name=name, figures=figures)
-    what = f"Too little {name}: about {needed / 1e9:.1f} GB are needed, {free / 1e9:.1f} GB are free."
+    what = (
+        f"Too little {name}: about {needed / 1e9:.1f} GB are needed, {free / 1e9:.1f} GB are free."
+    )
     if name == "memory" and batch_bytes > needed / 2:  # it is the batch that does not fit
         why = f"A batch is {work.batch_size:,} sequences of up to {work.positions:,} tokens."
         failure = TooLarge(what, why, "Lower env.batch_size.", field="env.batch_size", **figures)
@@ -360,9 +408,12 @@ def _disk(plan: Plan, shape: ModelShape | None) -> Check:
     there = next(folder for folder in (home, *home.parents) if folder.exists())
     disk, needed, trainer = shutil.disk_usage(there), FREE_BYTES, plan.settings.trainer
     free = disk.free
-    if not there.is_dir() or not os.access(there, os.W_OK | os.X_OK) or disk.total == 0:  # /proc and the like have none
+    # /proc and the like have none
+    if not there.is_dir() or not os.access(there, os.W_OK | os.X_OK) or disk.total == 0:
         why = f"{there} {'takes no new files' if there.is_dir() else 'is no folder'}."
-        failure = PreflightFailed(f"The folder {home} cannot be made.", why, "Set HALTERES_HOME to a folder of yours.")
+        failure = PreflightFailed(
+            f"The folder {home} cannot be made.", why, "Set HALTERES_HOME to a folder of yours."
+        )
         return Check(name="disk", ok=False, failure=failure)
     if shape is not None:  # checkpoints: weights and two moments each
         intervals = (trainer.checkpoint_every, trainer.eval_every)
@@ -391,49 +442,75 @@ def _environment(settings: Settings) -> EnvironmentProgram:
     for missing in description.missing:
         what = f"The environment {environment.name} needs the package {missing.package}."
         raise PreflightFailed(
-            what, f"{environment.interpreter} does not have it.", missing.fix, package=missing.package
+            what,
+            f"{environment.interpreter} does not have it.",
+            missing.fix,
+            package=missing.package,
         )
     data = settings.env.get("dataset")
     if isinstance(data, str) and os.path.isabs(data) and not os.path.exists(data):
-        raise refusal([Problem(field="env.dataset", got=data, rule="there is no such file or folder")])
+        raise refusal(
+            [Problem(field="env.dataset", got=data, rule="there is no such file or folder")]
+        )
     if isinstance(data, str) and os.path.isabs(data):
         check_lines(Path(data))
     if description.is_foreign and settings.trainer.deterministic:
-        rule = "an environment of atroposlib's draws and samples in an order of its own, which cannot be repeated"
+        rule = (
+            "an environment of atroposlib's draws and samples in an order of its own, which "
+            "cannot be repeated"
+        )
         raise refusal([Problem(field="trainer.deterministic", got=True, rule=rule)])
     return replace(environment, is_foreign=description.is_foreign)
 
 
 def check_lines(data: Path) -> None:
-    """Refuse a data set whose lines are not JSON: the environment would fail at them as soon as it begins."""
-    files = sorted(data.glob("*.jsonl")) if data.is_dir() else [data] if data.suffix == ".jsonl" else []
+    """Refuse a data set whose lines are not JSON: the environment would fail at them as soon as it
+    begins.
+    """
+    files = (
+        sorted(data.glob("*.jsonl")) if data.is_dir() else [data] if data.suffix == ".jsonl" else []
+    )
     for file in files:
         try:
             for _ in read_json_lines(file):
                 pass
         except OSError as error:
-            problem = Problem(field="env.dataset", got=str(file), rule=f"it cannot be read: {error.strerror}")
+            problem = Problem(
+                field="env.dataset", got=str(file), rule=f"it cannot be read: {error.strerror}"
+            )
             raise refusal([problem]) from error
         except DocumentError as error:
             raise refusal([Problem(field="env.dataset", got=str(file), rule=str(error))]) from error
 
 
 def _advice(settings: Settings, shape: ModelShape | None) -> Iterator[Check]:
-    """What no run is refused for: no room for prompts beside their answers, a large model at a small one's rate."""
+    """What no run is refused for: no room for prompts beside their answers, a large model at a
+    small one's rate.
+    """
     longest, answer = settings.env.get("max_token_length"), settings.env.get("max_new_tokens")
     if isinstance(longest, int) and isinstance(answer, int) and 0 < longest <= answer:
-        found = f"prompt and answer together stay below max_token_length {longest}; max_new_tokens is {answer}"
+        found = (
+            f"prompt and answer together stay below max_token_length {longest}; "
+            f"max_new_tokens is {answer}"
+        )
         fix = "raise max_token_length above max_new_tokens by the length of a prompt"
         yield Check(name="room for answers", ok=longest > LEAST_LENGTH, found=found, remedy=fix)
     rate = settings.trainer.learning_rate
     if shape is not None and shape.parameters >= LARGE_MODEL and rate >= HIGH_RATE:
-        found = f"{rate:g} suits the built-in model of 0.9 M parameters; this model has {shape.parameters / 1e6:.0f} M"
-        fix = "set trainer.learning_rate to 3e-4 or less, from 1,000 M parameters on to 1e-4 or less"
+        found = (
+            f"{rate:g} suits the built-in model of 0.9 M parameters; this model has "
+            f"{shape.parameters / 1e6:.0f} M"
+        )
+        fix = (
+            "set trainer.learning_rate to 3e-4 or less, from 1,000 M parameters on to 1e-4 or less"
+        )
         yield Check(name="learning rate", ok=False, found=found, remedy=fix)
 
 
 def examine_reward_models(env: Mapping[str, Any]) -> tuple[list[Check], list[ModelFolder]]:
-    """A check per folder that an environment's settings name as a reward model, and those that are one."""
+    """A check per folder that an environment's settings name as a reward model, and those that are
+    one.
+    """
     checks, models = list[Check](), list[ModelFolder]()
     for folder in reward_folders(env):
         check, model = attempt("reward model", lambda folder=folder: read_model_folder(folder))
@@ -447,7 +524,8 @@ def examine_reward_models(env: Mapping[str, Any]) -> tuple[list[Check], list[Mod
 
 
 def examine_components(env: Mapping[str, Any]) -> list[Check]:
-    """A check per function in a file and per rubric, which the environment would fail at as soon as it begins.
+    """A check per function in a file and per rubric, which the environment would fail at as soon as
+    it begins.
 
     A function of a module is the environment's to find: its interpreter and its folder are others.
     """
@@ -456,8 +534,12 @@ def examine_components(env: Mapping[str, Any]) -> list[Check]:
         for component in components_of(env.get(name)):
             function, rubric = component.get("function"), component.get("rubric")
             if isinstance(function, str) and function.rpartition(":")[0].endswith(".py"):
-                checks.append(attempt("reward function", lambda given=function: _check_function(given))[0])
-            if rubric and (not isinstance(rubric, str) or "\n" in rubric or rubric.endswith(RUBRIC_FILES)):
+                checks.append(
+                    attempt("reward function", lambda given=function: _check_function(given))[0]
+                )
+            if rubric and (
+                not isinstance(rubric, str) or "\n" in rubric or rubric.endswith(RUBRIC_FILES)
+            ):
                 checks.append(attempt("rubric", lambda given=rubric: read_rubric(given))[0])
             for failure in (check.failure for check in checks if check.failure):
                 failure.details.setdefault("field", f"env.{name}")
@@ -472,12 +554,22 @@ def _check_function(function: str) -> None:
         tree = ast.parse(source)
     except FileNotFoundError as error:
         beside = nearest(file.name, [one.name for one in file.parent.glob("*.py")])
-        next = f"Did you mean {file.parent / beside}?" if beside else "Name the file that defines it."
-        raise NotFound(f"There is no file {file} for the reward function '{name}'.", next=next) from error
+        next = (
+            f"Did you mean {file.parent / beside}?" if beside else "Name the file that defines it."
+        )
+        raise NotFound(
+            f"There is no file {file} for the reward function '{name}'.", next=next
+        ) from error
     except (OSError, SyntaxError, ValueError) as error:
-        raise InvalidConfig(f"The reward function '{function}' cannot be read.", f"{error}.", "Mend it.") from error
+        raise InvalidConfig(
+            f"The reward function '{function}' cannot be read.", f"{error}.", "Mend it."
+        ) from error
     if not re.search(rf"\b{re.escape(name)}\b|import \*", source):
-        defined = [node.name for node in tree.body if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef)]
+        defined = [
+            node.name
+            for node in tree.body
+            if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef)
+        ]
         why, guess = f"It defines {', '.join(defined) or 'none'}.", nearest(name, defined)
         next = f"Did you mean '{guess}'?" if guess else ""
         raise InvalidConfig(f"There is no function '{name}' in {file}.", why, next)

@@ -1,28 +1,39 @@
-"""This machine, as a run sees it, and how much of its memory a run needs: a formula, measured against the engine.
+"""This machine, as a run sees it, and how much of its memory a run needs: a formula, measured
+against the engine.
 
-Bytes of the place where the model lies (P parameters, L layers, D width, F width of the MLP, E outputs of the query,
-key and value projection, H*W of all heads, V vocabulary, r rank of the adapter):
+Bytes of the place where the model lies (P parameters, L layers, D width, F width of the MLP, E
+outputs of the query, key and value projection, H*W of all heads, V vocabulary, r rank of the
+adapter):
 
-    weights       4 P                          in bfloat16 2 P; all else is counted as if it were fp32, as most of it is
-    loading       + 4 L (D E + 2 D F)          while it reads: fused copies of projections beside their originals; or 2
-    activations   4 L T (4 D + 2 E + H W + 4 F + 7 r) * 1.5    T = 2,048 tokens of one micro-batch; in bfloat16 on
-                                               a GPU 16,384 and up to 2^28 logits, and where projections' inputs
-                                               and outputs are more than 20 GB, one layer's and 4 L T D
-                                               (layers are computed once more)
-    logits        + 4 * 2.5 * min(T V, 2^24)   of a micro-batch; or, alone, 4 * 4 * min(rows V, 2^24) of a decode step
-    cache         8 L K W * rows * positions   keys and values (in bfloat16 half of it), positions rounded up to a
-                                               power of 2; for the policy and an evaluation beside it; at most
-                                               inference.cache_gb, without it 1 GiB (where more is free, the engine may
-                                               take up to a quarter of that), unless one row alone needs more
-    adapter       4 A * 7 + 4 B * 3            A numbers: weights, two gradients, two moments, two snapshots;
-                                               B numbers: each weight's B once more, as a block-diagonal matrix
+    weights       4 P                          in bfloat16 2 P; all else is counted as if it were
+                                               fp32, as most of it is
+    loading       + 4 L (D E + 2 D F)          while it reads: fused copies of projections beside
+                                               their originals; or 2
+    activations   4 L T (4 D + 2 E + H W + 4 F + 7 r) * 1.5    T = 2,048 tokens of one micro-batch;
+                                                               in bfloat16 on
+                                               a GPU 16,384 and up to 2^28 logits, and where
+                                               projections' inputs and outputs are more than 20 GB,
+                                               one layer's and 4 L T D (layers are computed once
+                                               more)
+    logits        + 4 * 2.5 * min(T V, 2^24)   of a micro-batch; or, alone, 4 * 4 * min(rows V,
+                                               2^24) of a decode step
+    cache         8 L K W * rows * positions   keys and values (in bfloat16 half of it), positions
+                                               rounded up to a power of 2; for the policy and an
+                                               evaluation beside it; at most inference.cache_gb,
+                                               without it 1 GiB (where more is free, the engine may
+                                               take up to a quarter of that), unless one row alone
+                                               needs more
+    adapter       4 A * 7 + 4 B * 3            A numbers: weights, two gradients, two moments, two
+                                               snapshots; B numbers: each weight's B once more, as a
+                                               block-diagonal matrix
     processes     the engine without a model, and the six small processes of a run
 
-Each engine of `inference.samplers` has weights and a process of its own, and the cache instead of the one that trains.
+Each engine of `inference.samplers` has weights and a process of its own, and the cache instead of
+the one that trains.
 
-The peak is the greater of loading and of everything after it. On a GPU `processes` leaves out the small ones, which
-need none of its memory. Peak resident memory of the engine on a CPU against this formula, in GB: a run of the built-in
-model 1.5 / 1.4, 42 M parameters 2.1 / 2.5, 0.6 B 11.4 / 13.3.
+The peak is the greater of loading and of everything after it. On a GPU `processes` leaves out the
+small ones, which need none of its memory. Peak resident memory of the engine on a CPU against this
+formula, in GB: a run of the built-in model 1.5 / 1.4, 42 M parameters 2.1 / 2.5, 0.6 B 11.4 / 13.3.
 """
 
 from __future__ import annotations
@@ -69,13 +80,21 @@ class Machine:
     @property
     def mark(self) -> str:
         """Tells this machine from others, for figures that were measured on one."""
-        return f"{platform.node()}/{platform.machine()}/{self.cores} cores/{self.gpu.name if self.gpu else 'no GPU'}"
+        return (
+            f"{platform.node()}/{platform.machine()}/{self.cores} "
+            f"cores/{self.gpu.name if self.gpu else 'no GPU'}"
+        )
 
 
 def look(device: str | None = None) -> Machine:
     """This machine, now; `device` is that of the settings."""
     used = gpu(device)
-    return Machine(cores=usable_cores(), memory=main_memory(), gpu=used, unused_gpu=None if used else _usable_gpu())
+    return Machine(
+        cores=usable_cores(),
+        memory=main_memory(),
+        gpu=used,
+        unused_gpu=None if used else _usable_gpu(),
+    )
 
 
 def gb(count: int | None) -> float | None:
@@ -89,12 +108,15 @@ def gpu(device: str | None = None) -> Gpu | None:
 
 
 def check_device(device: str | None = None) -> None:
-    """InvalidConfig where the settings' device, or else HALTERES_DEVICE, is a GPU that is not here."""
+    """InvalidConfig where the settings' device, or else HALTERES_DEVICE, is a GPU that is not
+    here.
+    """
     if (device or environ.device()) == "cuda" and gpu(device) is None:
         raise InvalidConfig(
             "The engine is to compute on a GPU, and there is none that it can use.",
             "nvidia-smi names none, or the installed torch is a build for the CPU.",
-            "Set inference.device (or HALTERES_DEVICE) to cpu or auto, or install a torch build for your GPU.",
+            "Set inference.device (or HALTERES_DEVICE) to cpu or auto, or install a torch build "
+            "for your GPU.",
             field="inference.device",
         )
 
@@ -111,7 +133,12 @@ def _usable_gpu() -> Gpu | None:
     query = [program, "--query-gpu=name,memory.total,memory.free", "--format=csv,noheader,nounits"]
     try:
         answer = subprocess.run(
-            query, capture_output=True, text=True, timeout=ANSWERS_WITHIN_S, check=True, encoding="utf-8"
+            query,
+            capture_output=True,
+            text=True,
+            timeout=ANSWERS_WITHIN_S,
+            check=True,
+            encoding="utf-8",
         )
         name, total, free = answer.stdout.splitlines()[0].rsplit(",", 2)
         return Gpu(name=name.strip(), memory=Memory(total=int(total) * MIB, free=int(free) * MIB))
@@ -119,7 +146,8 @@ def _usable_gpu() -> Gpu | None:
         return None  # a driver that does not answer is no GPU to count on
 
 
-WORKERS_PER_NODE = 8  # groups under way at once where neither field says: atroposlib's default, and ours
+# groups under way at once where neither field says: atroposlib's default, and ours
+WORKERS_PER_NODE = 8
 ANSWER_TOKENS = 512  # tokens of an answer where the environment sets no limit of its own
 
 
@@ -149,9 +177,14 @@ class Workload:
 def workload_of(settings: Settings) -> Workload:
     """The demands of a run with these settings."""
 
-    def number(name: str, default: int) -> int:  # what says "no limit" (0, -1, null) or is no number is the default
+    # what says "no limit" (0, -1, null) or is no number is the default
+    def number(name: str, default: int) -> int:
         value = settings.env.get(name)
-        return value if isinstance(value, int) and not isinstance(value, bool) and value > 0 else default
+        return (
+            value
+            if isinstance(value, int) and not isinstance(value, bool) and value > 0
+            else default
+        )
 
     longest = number("max_token_length", settings.trainer.max_token_trainer_length)
     group = number("group_size", 1)
@@ -159,7 +192,8 @@ def workload_of(settings: Settings) -> Workload:
         rank=settings.trainer.lora_rank,
         group_size=group,
         batch_size=number("batch_size", group),
-        rows=group * number("max_num_workers", number("max_num_workers_per_node", WORKERS_PER_NODE)),
+        rows=group
+        * number("max_num_workers", number("max_num_workers_per_node", WORKERS_PER_NODE)),
         positions=longest,
         answer_tokens=min(number("max_new_tokens", ANSWER_TOKENS), longest),
         steps=settings.trainer.total_steps,
@@ -175,16 +209,22 @@ NUMBER = 4  # bytes of what is computed with weights
 
 PASS_TOKENS, HEAD_ELEMENTS, DECODE_ROWS, CACHE_BYTES = 2048, 1 << 24, 512, 1 << 30
 GPU_PASS_TOKENS, GPU_HEAD_ELEMENTS, RECOMPUTED_BYTES = 16_384, 1 << 28, 20_000_000_000
-"""The engine's limits (`engine.torch.limits`, which cannot be read without torch; a test holds them equal)."""
+"""The engine's limits (`engine.torch.limits`, which cannot be read without torch; a test holds them
+equal).
+"""
 
 CACHES = 2  # the policy's rows, and an evaluation's beside them
 
-UNFREED = 1.5  # between what a pass must hold and what it takes: gradients on their way, holes of the allocator
+# between what a pass must hold and what it takes: gradients on their way, holes of the allocator
+UNFREED = 1.5
 
 ENGINE_BYTES, OTHERS_BYTES = 450_000_000, 350_000_000
-"""The engine's process without a model; service, trajectory server, trainer, environment, evaluation, supervisor."""
+"""The engine's process without a model; service, trajectory server, trainer, environment,
+evaluation, supervisor.
+"""
 
-HELD_BYTES = 48  # of one token of a batch, in the processes that hold it: trajectory server, trainer, environment
+# of one token of a batch, in the processes that hold it: trajectory server, trainer, environment
+HELD_BYTES = 48
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -204,12 +244,19 @@ class Need:
 
 def need(shape: ModelShape, work: Workload, *, on_gpu: bool = False) -> Need:
     """What a run of this model needs where the model lies."""
-    per_token = 4 * shape.width + 2 * shape.qkv + shape.heads * shape.head_width + 4 * shape.feed + 7 * work.rank
+    per_token = (
+        4 * shape.width
+        + 2 * shape.qkv
+        + shape.heads * shape.head_width
+        + 4 * shape.feed
+        + 7 * work.rank
+    )
     on_large_passes = on_gpu and work.weight_bytes == 2 and shape.family in FAMILIES
     pass_tokens, most_logits = PASS_TOKENS, HEAD_ELEMENTS
     if on_large_passes:
         pass_tokens, most_logits = GPU_PASS_TOKENS, GPU_HEAD_ELEMENTS
-    activations = int(pass_tokens * shape.layers * per_token * UNFREED)  # numbers, until the backward
+    # numbers, until the backward
+    activations = int(pass_tokens * shape.layers * per_token * UNFREED)
     if on_large_passes and kept_bytes(shape) > RECOMPUTED_BYTES:
         activations = int(pass_tokens * (shape.layers * shape.width + per_token) * UNFREED)
 
@@ -217,7 +264,8 @@ def need(shape: ModelShape, work: Workload, *, on_gpu: bool = False) -> Need:
         return min(rows * shape.vocabulary, most_logits)
 
     training = activations + 5 * logits(pass_tokens) // 2
-    busiest = max(training, 4 * logits(min(work.rows, DECODE_ROWS)))  # one or the other: the engine has one thread
+    # one or the other: the engine has one thread
+    busiest = max(training, 4 * logits(min(work.rows, DECODE_ROWS)))
     adapter = 7 * adapter_numbers(shape, work.rank) + 3 * diagonal_numbers(shape, work.rank)
     engines, caches = 1 + work.samplers, max(1, work.samplers)
     return Need(
@@ -229,7 +277,9 @@ def need(shape: ModelShape, work: Workload, *, on_gpu: bool = False) -> Need:
 
 
 def kept_bytes(shape: ModelShape) -> int:
-    """By which the engine decides on a GPU whether layers are computed once more in the backward."""
+    """By which the engine decides on a GPU whether layers are computed once more in the
+    backward.
+    """
     per_token = 4 * shape.width + shape.qkv + shape.heads * shape.head_width + 3 * shape.feed
     return NUMBER * GPU_PASS_TOKENS * shape.layers * per_token
 

@@ -1,5 +1,6 @@
-"""The models that a run uses: its base model (which one a name means, here or in a service), and reward models by their
-folders. Nothing is downloaded or loaded."""
+"""The models that a run uses: its base model (which one a name means, here or in a service), and
+reward models by their folders. Nothing is downloaded or loaded.
+"""
 
 from __future__ import annotations
 
@@ -53,7 +54,9 @@ def models_home() -> Path:
 
 
 def find_folder(name: str) -> Path:
-    """The absolute folder of the base model of this name, or at this path. ModelMissing where there is none."""
+    """The absolute folder of the base model of this name, or at this path. ModelMissing where there
+    is none.
+    """
     if (folder := model_folder(name, models_home())) is not None:
         return folder
     path = Path(name).expanduser()
@@ -61,8 +64,11 @@ def find_folder(name: str) -> Path:
     here = [*builtin_names(), *(known for known, _ in stored_models(models_home()))]
     raise ModelMissing(
         f"Model '{name}' is not there.",
-        f"{expected} has no config.json." if expected.is_dir() else f"There is no folder {expected.absolute()}.",
-        "Register it with `halteres models add` (a folder, a GGUF file, a name of the hub), or set inference.model to"
+        f"{expected} has no config.json."
+        if expected.is_dir()
+        else f"There is no folder {expected.absolute()}.",
+        "Register it with `halteres models add` (a folder, a GGUF file, a name of the hub), or "
+        "set inference.model to"
         f" the path of a folder or to one of: {', '.join(here)}.",
         field="inference.model",
         did_you_mean=nearest(name, here),
@@ -71,7 +77,9 @@ def find_folder(name: str) -> Path:
 
 
 def own_model(inference: InferenceSettings) -> RunModel:
-    """For a service of the run's own: the model must lie on this disk, and be one that the engine computes."""
+    """For a service of the run's own: the model must lie on this disk, and be one that the engine
+    computes.
+    """
     folder = find_folder(inference.model)
     name = inference.model if builtin_path(inference.model) else str(folder)
     if inference.engine == "scripted":  # it reads the vocabulary's size and no weights
@@ -86,7 +94,8 @@ def own_model(inference: InferenceSettings) -> RunModel:
     if not shape.is_decoder:
         raise InvalidConfig(
             f"The model in {folder} cannot be used.",
-            f"Its architecture is '{shape.architecture}', of model_type '{shape.family}': no causal language model.",
+            f"Its architecture is '{shape.architecture}', of model_type '{shape.family}': no "
+            "causal language model.",
             "Take a decoder, such as Qwen3, Llama or Mistral.",
             field="inference.model",
         )
@@ -94,8 +103,9 @@ def own_model(inference: InferenceSettings) -> RunModel:
 
 
 def given_model(inference: InferenceSettings, service_url: str) -> RunModel:
-    """For somebody else's service. NotReady, ServiceUnusable, InvalidConfig: it does not answer, lets no environment
-    sample, has another model."""
+    """For somebody else's service. NotReady, ServiceUnusable, InvalidConfig: it does not answer,
+    lets no environment sample, has another model.
+    """
     if without_logins(service_url) != service_url:
         raise ServiceUnusable(
             f"The address {without_logins(service_url)} has a login.",
@@ -109,21 +119,29 @@ def given_model(inference: InferenceSettings, service_url: str) -> RunModel:
         if _ask("/runs/preflight/v1/models", service_url) is None:
             raise ServiceUnusable(
                 f"Environments cannot sample from the service at {service_url}.",
-                "It has no routes /runs/RUN/..., from which environments take their answers; Halteres's own service has"
+                "It has no routes /runs/RUN/..., from which environments take their answers; "
+                "Halteres's own service has"
                 " them.",
-                "Name a Halteres service, or leave --service and TINKER_BASE_URL out: the run then starts one of its"
+                "Name a Halteres service, or leave --service and TINKER_BASE_URL out: the run "
+                "then starts one of its"
                 " own.",
             )
         return RunModel(name=inference.model, tokenizer=folder)
-    if not {inference.model, folder, str(Path(inference.model).expanduser().absolute())} & {name, there}:
+    if not {inference.model, folder, str(Path(inference.model).expanduser().absolute())} & {
+        name,
+        there,
+    }:
         rule = f"the service at {service_url} serves '{name}'"
-        raise refusal([Problem(field="inference.model", got=inference.model, rule=rule, suggest=(name,))])
+        raise refusal(
+            [Problem(field="inference.model", got=inference.model, rule=rule, suggest=(name,))]
+        )
     return RunModel(name=name, tokenizer=there if there and Path(there).is_dir() else folder)
 
 
 def found_model(inference: InferenceSettings) -> tuple[str | None, RunModel]:
-    """The model on this disk, or else in the service that TINKER_BASE_URL names: that one's address, and the model.
-    Raises as `own_model` where no service is named, else as `given_model`."""
+    """The model on this disk, or else in the service that TINKER_BASE_URL names: that one's
+    address, and the model. Raises as `own_model` where no service is named, else as `given_model`.
+    """
     try:
         return None, own_model(inference)
     except ModelMissing:
@@ -147,13 +165,16 @@ def _ask(path: str, service_url: str) -> dict[str, Any] | None:
                 "Set TINKER_API_KEY to a key of it.",
             ) from error
         raise NotReady(
-            f"The training service at {service_url} is not ready.", f"It answered {error.answered}.", "Try again soon."
+            f"The training service at {service_url} is not ready.",
+            f"It answered {error.answered}.",
+            "Try again soon.",
         ) from error
     except NotReady as error:
         raise NotReady(
             f"No training service answers at {service_url}.",
             error.why,
-            f"Check the address{_asked_directly(service_url)}, or leave it out: the run then starts its own service.",
+            f"Check the address{_asked_directly(service_url)}, or leave it out: the run then "
+            "starts its own service.",
         ) from error
 
 
@@ -173,7 +194,9 @@ RUBRIC_FILES = (".json", ".toml", ".yaml", ".yml")
 SERVER_BYTES = 500_000_000  # a reward server's process without a model: torch and transformers
 
 WORKING_BYTES = 200_000_000
-"""One forward pass of its limit of tokens, of a small model; of a large one it is a small part of its weights."""
+"""One forward pass of its limit of tokens, of a small model; of a large one it is a small part of
+its weights.
+"""
 
 
 def server_bytes(models: Sequence[ModelFolder]) -> int:
@@ -183,9 +206,13 @@ def server_bytes(models: Sequence[ModelFolder]) -> int:
 
 def reward_folders(env: Mapping[str, Any]) -> tuple[Path, ...]:
     """The local folders, each once, in order."""
-    models = [component.get("model") for name in LISTS for component in components_of(env.get(name))]
+    models = [
+        component.get("model") for name in LISTS for component in components_of(env.get(name))
+    ]
     places = [place for model in (*models, env.get(SHORT)) for place in _split(model)]
-    return tuple(dict.fromkeys(Path(place).expanduser() for place in places if not is_address(place)))
+    return tuple(
+        dict.fromkeys(Path(place).expanduser() for place in places if not is_address(place))
+    )
 
 
 def _split(given: Any) -> list[str]:
@@ -194,17 +221,25 @@ def _split(given: Any) -> list[str]:
 
 
 def components_of(given: Any) -> list[dict[str, Any]]:
-    """A list of components, which may have come as YAML; what is none is for the environment to refuse."""
+    """A list of components, which may have come as YAML; what is none is for the environment to
+    refuse.
+    """
     if isinstance(given, str):
         try:
             given = parse_yaml(given)
         except DocumentError:
             return []
-    return [component for component in given or () if isinstance(component, dict)] if isinstance(given, list) else []
+    return (
+        [component for component in given or () if isinstance(component, dict)]
+        if isinstance(given, list)
+        else []
+    )
 
 
 def with_absolute_folders(settings: Settings) -> Settings:
-    """The settings with folders, and files of data, functions and rubrics, called as they are from anywhere."""
+    """The settings with folders, and files of data, functions and rubrics, called as they are from
+    anywhere.
+    """
 
     def absolute(component: dict[str, Any]) -> dict[str, Any]:
         changes: dict[str, Any] = {}
@@ -227,14 +262,18 @@ def with_places(settings: Settings, place_of: Callable[[Path], str]) -> Settings
 
     def moved(values: Mapping[str, Any], name: str) -> dict[str, Any]:
         places = _split(values.get(name))
-        replaced = (place if is_address(place) else place_of(Path(place).expanduser()) for place in places)
+        replaced = (
+            place if is_address(place) else place_of(Path(place).expanduser()) for place in places
+        )
         return {**values, name: ",".join(replaced)} if places else dict(values)
 
     settings = _with_components(settings, lambda component: moved(component, "model"))
     return settings.model_copy(update={"env": moved(settings.env, SHORT)})
 
 
-def _with_components(settings: Settings, change: Callable[[dict[str, Any]], dict[str, Any]]) -> Settings:
+def _with_components(
+    settings: Settings, change: Callable[[dict[str, Any]], dict[str, Any]]
+) -> Settings:
     env = dict(settings.env)
     for name in LISTS:
         if components := components_of(env.get(name)):

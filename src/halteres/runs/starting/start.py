@@ -1,12 +1,15 @@
-"""Starting a run, of RL or of a reward model: everything or nothing. A failed check leaves no directory.
+"""Starting a run, of RL or of a reward model: everything or nothing. A failed check leaves no
+directory.
 
-The detached supervisor holds the run's lock from before the directory can be seen. One key starts one run, and the
-policy's cap on runs at once holds, however many processes start at the same time: a lock admits one after another.
+The detached supervisor holds the run's lock from before the directory can be seen. One key starts
+one run, and the policy's cap on runs at once holds, however many processes start at the same time:
+a lock admits one after another.
 
-A resumed run is a new run with `resumed_from`; the old one's end stays what it was. Its service stands on a copy of the
-old one's state (journal copied, checkpoint files linked: they alone are never written again), so that the new run lives
-on when the old one is deleted; somebody else's service must be the same. Metrics, evaluations, rollouts and what the
-environment saved of itself come along up to the checkpoint. Groups do not: those under way are drawn again.
+A resumed run is a new run with `resumed_from`; the old one's end stays what it was. Its service
+stands on a copy of the old one's state (journal copied, checkpoint files linked: they alone are
+never written again), so that the new run lives on when the old one is deleted; somebody else's
+service must be the same. Metrics, evaluations, rollouts and what the environment saved of itself
+come along up to the checkpoint. Groups do not: those under way are drawn again.
 """
 
 from __future__ import annotations
@@ -27,7 +30,14 @@ import yaml
 from halteres.config import environ
 from halteres.config.discovery import in_file_name
 from halteres.config.operator_policy import Policy, load_policy, over_cap
-from halteres.config.projection import NOTHING_GIVEN, Addresses, Effective, Sources, resolved, to_seed_format
+from halteres.config.projection import (
+    NOTHING_GIVEN,
+    Addresses,
+    Effective,
+    Sources,
+    resolved,
+    to_seed_format,
+)
 from halteres.config.settings import ENV_WIRING, Settings
 from halteres.errors import Conflict, HalteresError, InvalidConfig, NotFound
 from halteres.files import linked, replace_file
@@ -48,7 +58,15 @@ from halteres.runs.starting.preflight import (
     examine,
 )
 from halteres.runs.starting.run_models import find_folder, with_absolute_folders
-from halteres.runs.state import RESERVE, RESERVE_BYTES, RunState, locked, read_state, take_lock, write_state
+from halteres.runs.state import (
+    RESERVE,
+    RESERVE_BYTES,
+    RunState,
+    locked,
+    read_state,
+    take_lock,
+    write_state,
+)
 
 ROLES = ("api", "trainer", "env")  # whose logs are linked to where the seeds have them
 
@@ -78,20 +96,29 @@ def config_text(
     api_key: str | None = None,
     folder: Path | None = None,
 ) -> str:
-    """config.yaml of a run; before its supervisor has ports, with the default ones. `api_url` has a login; `folder` is
-    where the run's files lie, while that is not `path` yet."""
-    config = to_seed_format(settings, _addresses(state, path, api_url, api_key), sources_of(folder or path))
+    """config.yaml of a run; before its supervisor has ports, with the default ones. `api_url` has a
+    login; `folder` is where the run's files lie, while that is not `path` yet.
+    """
+    config = to_seed_format(
+        settings, _addresses(state, path, api_url, api_key), sources_of(folder or path)
+    )
     # Through JSON: an environment's values may be of types that only its own interpreter knows.
     return yaml.safe_dump(json.loads(json.dumps(config)), sort_keys=False)
 
 
-def write_resolved(folder: Path, settings: Settings, state: RunState, path: Path, values: Effective) -> None:
-    """config.resolved.json of the run that is, or will be, at `path`: these values laid over what it says already, and
-    what the run fills in itself: addresses, folders, what is copied from section to section. No key is among it."""
+def write_resolved(
+    folder: Path, settings: Settings, state: RunState, path: Path, values: Effective
+) -> None:
+    """config.resolved.json of the run that is, or will be, at `path`: these values laid over what
+    it says already, and what the run fills in itself: addresses, folders, what is copied from
+    section to section. No key is among it.
+    """
     env = to_seed_format(settings, _addresses(state, path))["env"]
     filled = {f"env.{name}": value for name, value in env.items() if name in ENV_WIRING}
     filled["inference.url"] = state.urls.get("service")
-    wired: Effective = {name: {"value": value, "source": "wiring"} for name, value in filled.items()}
+    wired: Effective = {
+        name: {"value": value, "source": "wiring"} for name, value in filled.items()
+    }
     whole = {**_resolved(folder), **values, **wired}
     shown = without_secrets({name: one["value"] for name, one in whole.items()})
     rows = {name: {**one, "value": shown[name]} for name, one in whole.items()}
@@ -108,7 +135,9 @@ def _resolved(folder: Path) -> Effective:
     return json.loads(file.read_bytes()) if file.exists() else {}
 
 
-def _addresses(state: RunState, path: Path, api_url: str | None = None, api_key: str | None = None) -> Addresses:
+def _addresses(
+    state: RunState, path: Path, api_url: str | None = None, api_key: str | None = None
+) -> Addresses:
     return Addresses(
         run_id=state.run_id,
         run_dir=str(path),
@@ -119,14 +148,18 @@ def _addresses(state: RunState, path: Path, api_url: str | None = None, api_key:
     )
 
 
-def write_run(folder: Path, state: RunState, settings: Settings, policy: Policy, metrics: Iterable[Row] = ()) -> None:
+def write_run(
+    folder: Path, state: RunState, settings: Settings, policy: Policy, metrics: Iterable[Row] = ()
+) -> None:
     """The files that every run begins with; `metrics`: rows of the run that this one goes on from.
 
     Whoever may see a run may read them: what is secret in its settings stands in config.yaml alone.
     """
     shown = without_secrets(settings.model_dump(mode="json"))
     (folder / SETTINGS).write_text(json.dumps(shown, indent=1), encoding="utf-8")
-    (folder / "policy.json").write_text(without_logins(policy.model_dump_json(indent=1)), encoding="utf-8")
+    (folder / "policy.json").write_text(
+        without_logins(policy.model_dump_json(indent=1)), encoding="utf-8"
+    )
     for name in ("events.jsonl", "metrics.jsonl", "checkpoints.jsonl", "heartbeat"):
         (folder / name).touch()
     for row in metrics:
@@ -172,7 +205,9 @@ class Start(Startable):
         settings, model = with_absolute_folders(self.plan.settings), self.ground.model.name
         if self.plan.service_url or settings.inference.model == model:
             return settings
-        return settings.model_copy(update={"inference": settings.inference.model_copy(update={"model": model})})
+        return settings.model_copy(
+            update={"inference": settings.inference.model_copy(update={"model": model})}
+        )
 
     def state(self) -> RunState:
         """What run.json says first."""
@@ -203,8 +238,18 @@ class Start(Startable):
     def write(self, folder: Path, path: Path) -> None:
         """The run's files, in a folder that will be `path`."""
         settings, state, resume = self.settings, self.state(), self.ground.resume
-        write_resolved(folder, settings, state, path, resolved(settings, self.sources, is_resumed=resume is not None))
-        replace_file(folder / CONFIG, config_text(settings, state, path, folder=folder).encode(), private=True)
+        write_resolved(
+            folder,
+            settings,
+            state,
+            path,
+            resolved(settings, self.sources, is_resumed=resume is not None),
+        )
+        replace_file(
+            folder / CONFIG,
+            config_text(settings, state, path, folder=folder).encode(),
+            private=True,
+        )
         if resume:
             carry_over(resume, folder, state.name)
         write_run(folder, state, settings, self.plan.policy, resume.metrics() if resume else ())
@@ -218,10 +263,17 @@ def plan_of(
     policy: Policy | None = None,
     is_open: bool = False,
 ) -> Plan:
-    """What `start_run` would examine with the same arguments; `is_open`: it is started without the control server's
-    token."""
+    """What `start_run` would examine with the same arguments; `is_open`: it is started without the
+    control server's token.
+    """
     url = service_url.rstrip("/") if service_url else None
-    return Plan(settings=settings, policy=policy or load_policy(), service_url=url, resume=resume, is_open=is_open)
+    return Plan(
+        settings=settings,
+        policy=policy or load_policy(),
+        service_url=url,
+        resume=resume,
+        is_open=is_open,
+    )
 
 
 def start_run(
@@ -235,34 +287,44 @@ def start_run(
     supervisor: Sequence[str] = SUPERVISOR,
     warn: Callable[[str], None] = lambda warning: None,
 ) -> RunDirectory:
-    """Start a run under a detached supervisor; returns once its directory exists and the supervisor is started.
+    """Start a run under a detached supervisor; returns once its directory exists and the supervisor
+    is started.
 
     Args:
         settings, sources: from `resolve_settings`.
         service_url: a training service to use instead of starting one; the run never stops it.
         resume: a run to go on from, at its newest checkpoint; this one is a new run.
         policy: what the operator locks and caps; default: the policy file's.
-        idempotency_key: a key that a run was started with already answers with that run, whatever else has changed.
+        idempotency_key: a key that a run was started with already answers with that run, whatever
+            else has changed.
         supervisor: command that supervises; the directory and its lock are appended.
         warn: is called with each thing that a run is not refused for.
 
     Raises:
-        InvalidConfig, NotFound, NotReady, Conflict: nothing was written; `checks` in the details tells every finding.
+        InvalidConfig, NotFound, NotReady, Conflict: nothing was written; `checks` in the details
+            tells every finding.
     """
     if (first := run_of_key(idempotency_key)) is not None:
         return first
     plan = plan_of(settings, service_url=service_url, resume=resume, policy=policy)
     examined = examine(plan)
     ground = examined.demand()
-    start = Start(plan=plan, ground=ground, sources=sources, policy=plan.policy, idempotency_key=idempotency_key)
+    start = Start(
+        plan=plan,
+        ground=ground,
+        sources=sources,
+        policy=plan.policy,
+        idempotency_key=idempotency_key,
+    )
     for warning in examined.warnings:
         warn(warning)
     return begin_run(start, supervisor)
 
 
 def begin_run(start: Startable, supervisor: Sequence[str] = SUPERVISOR) -> RunDirectory:
-    """Start what was examined; the run of its key, where there is one by now. PolicyCap, StartFailed, NotReady: nothing
-    was left behind."""
+    """Start what was examined; the run of its key, where there is one by now. PolicyCap,
+    StartFailed, NotReady: nothing was left behind.
+    """
     home = runs_home()
     run, beside = RunDirectory(home / start.run_id), home / f".new-{start.run_id}"
     try:
@@ -300,7 +362,9 @@ def run_of_key(key: str | None) -> RunDirectory | None:
 
 
 def _launch(start: Startable, run: RunDirectory, beside: Path, supervisor: Sequence[str]) -> None:
-    """Make the folder out of sight, lock it, show it, start the supervisor; undo all of it on any failure."""
+    """Make the folder out of sight, lock it, show it, start the supervisor; undo all of it on any
+    failure.
+    """
     held, made = None, beside
     try:
         for folder in FOLDERS:
@@ -319,7 +383,9 @@ def _launch(start: Startable, run: RunDirectory, beside: Path, supervisor: Seque
 
 
 def carry_over(point: ResumePoint, into: Path, name: str) -> None:
-    """Copy what the new run of this name needs beside its metrics, into its folder that is still being made."""
+    """Copy what the new run of this name needs beside its metrics, into its folder that is still
+    being made.
+    """
     from halteres.service.durable.journal import copy_without_requests
 
     old = point.run
@@ -330,7 +396,8 @@ def carry_over(point: ResumePoint, into: Path, name: str) -> None:
 
     for row in old.checkpoints():
         if row["step"] <= point.step:
-            append_row(into / "checkpoints.jsonl", {**row, "final": False})  # the old run's last is not this one's
+            # the old run's last is not this one's
+            append_row(into / "checkpoints.jsonl", {**row, "final": False})
     for entry in filter(is_done, (old.path / "evals").glob("step_*")):
         shutil.copytree(entry, into / "evals" / entry.name, dirs_exist_ok=True)
     for entry in filter(is_done, (old.path / "rollouts").glob("step_*.jsonl")):
@@ -342,10 +409,16 @@ def carry_over(point: ResumePoint, into: Path, name: str) -> None:
         saved.mkdir(parents=True, exist_ok=True)
         shutil.copy2(entry, saved)
     source, target = old.path / "service", into / "service"
-    if source.is_dir():  # checkpoints and journal, and nothing else: what the new service appends to is its own
+    # checkpoints and journal, and nothing else: what the new service appends to is its own
+    if source.is_dir():
         target.mkdir(exist_ok=True)
         if (source / "checkpoints").is_dir():
-            shutil.copytree(source / "checkpoints", target / "checkpoints", copy_function=linked, dirs_exist_ok=True)
+            shutil.copytree(
+                source / "checkpoints",
+                target / "checkpoints",
+                copy_function=linked,
+                dirs_exist_ok=True,
+            )
         copy_without_requests(source, target)
 
 
@@ -394,7 +467,9 @@ class RewardStart(Startable):
             step=newest["step"] if newest else 0,
             policy=self.policy.name,
             resumed_from=self.resumed.run_id if self.resumed else None,
-            resume_point={name: newest.get(name) for name in ("name", "step", "state_path")} if newest else None,
+            resume_point={name: newest.get(name) for name in ("name", "step", "state_path")}
+            if newest
+            else None,
             idempotency_key=self.idempotency_key,
             processes={"trainer": {"pid": None, "exit": None, "state": "not started"}},
         )
@@ -407,7 +482,8 @@ def plan_reward_training(
 
     Raises:
         NotFound: there is no such model or file.
-        InvalidConfig, InvalidData: a setting is wrong; rows cannot be used, the message tells them by number.
+        InvalidConfig, InvalidData: a setting is wrong; rows cannot be used, the message tells them
+            by number.
         TooLarge: the memory that is free is less than what it takes.
         MissingKey, PolicyCap: the operator's policy does not allow it.
     """
@@ -439,11 +515,14 @@ def plan_reward_training(
 def plan_resumed_training(
     run: RunDirectory, *, name: str | None = None, idempotency_key: str | None = None
 ) -> RewardStart:
-    """Go on from the newest checkpoint of a reward training, with its settings, as a new run. Conflict: it goes on yet,
-    is complete, or has no checkpoint; else as `plan_reward_training`."""
+    """Go on from the newest checkpoint of a reward training, with its settings, as a new run.
+    Conflict: it goes on yet, is complete, or has no checkpoint; else as `plan_reward_training`.
+    """
     state, newest = run.state(), run.newest_checkpoint()
     if not state.terminal:
-        raise Conflict(f"Run {run.run_id} has not ended.", f"It is {state.status}.", "Stop it first.")
+        raise Conflict(
+            f"Run {run.run_id} has not ended.", f"It is {state.status}.", "Stop it first."
+        )
     if newest is None or newest.get("final"):
         why = "It is complete." if newest else "It has no checkpoint."
         raise Conflict(f"Run {run.run_id} cannot be resumed.", why, "Start a new one.")
@@ -469,7 +548,8 @@ def _checked(forecast: Forecast) -> Forecast:
     free, needed_gb = resources.look().memory.free, forecast.memory_gb
     if free is not None and needed_gb is not None and needed_gb * 1e9 > free:
         raise TooLarge(
-            f"Too little memory: about {needed_gb:.1f} GB are needed, {free / 1e9:.1f} GB are free.",
+            f"Too little memory: about {needed_gb:.1f} GB are needed, {free / 1e9:.1f} GB are "
+            "free.",
             "Weights, gradients and two moments of each are held at once.",
             "Train an adapter (lora), lower max_tokens_per_forward, or take a smaller model.",
             need_gb=needed_gb,

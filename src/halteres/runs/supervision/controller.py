@@ -1,7 +1,8 @@
-"""The supervisor's event loop: what follows from exits, stop requests, caps and alerts, until the run has an outcome.
+"""The supervisor's event loop: what follows from exits, stop requests, caps and alerts, until the
+run has an outcome.
 
-A run has completed only with all steps (or its time limit, or its held-out goal) and final weights. One loop takes what
-happens from an inbox, in order.
+A run has completed only with all steps (or its time limit, or its held-out goal) and final weights.
+One loop takes what happens from an inbox, in order.
 """
 
 from __future__ import annotations
@@ -51,14 +52,18 @@ from halteres.runs.supervision.run_processes import (
 
 _log = logging.getLogger(__name__)
 
-WITHOUT_SERVICE_S = 1.0  # grace of the others once the service is gone: no checkpoint can be written any more
-LEAST_FREE_BYTES = 4 * 1024 * 1024  # with less room on its disk a run is ended, while its end can still be written
+# grace of the others once the service is gone: no checkpoint can be written any more
+WITHOUT_SERVICE_S = 1.0
+# with less room on its disk a run is ended, while its end can still be written
+LEAST_FREE_BYTES = 4 * 1024 * 1024
 POLL_S = 0.2  # how often the files that the roles write are looked at
 POLICY = "policy.json"
 
 CAP_GRACE_S, MOST_GRACE_S, GRACE_STEPS = 300.0, 3600.0, 3
-"""How long the trainer may take to end, with a checkpoint, once a cap was reached; then it is ended. As long as so many
-steps, within these limits: the one under way, and what must be written after it."""
+"""How long the trainer may take to end, with a checkpoint, once a cap was reached; then it is
+ended. As long as so many steps, within these limits: the one under way, and what must be written
+after it.
+"""
 
 Cap = Literal["max_steps", "max_tokens", "max_hours"]
 
@@ -66,12 +71,14 @@ Cap = Literal["max_steps", "max_tokens", "max_hours"]
 class Budget:
     """What one run may use by the operator's caps, and has used.
 
-    Steps and tokens count over the whole curve: what a resumed run was carried over counts in it, so that resuming
-    renews no budget. Hours are those of the run itself, from its supervisor's start, by a clock that nobody sets and
-    that stands still while the machine sleeps.
+    Steps and tokens count over the whole curve: what a resumed run was carried over counts in it,
+    so that resuming renews no budget. Hours are those of the run itself, from its supervisor's
+    start, by a clock that nobody sets and that stands still while the machine sleeps.
     """
 
-    def __init__(self, policy: Policy, state: RunState, clock: Callable[[], float] = time.monotonic) -> None:
+    def __init__(
+        self, policy: Policy, state: RunState, clock: Callable[[], float] = time.monotonic
+    ) -> None:
         self._policy, self._clock = policy, clock
         self._run_id, self._total_steps, self._began = state.run_id, state.total_steps, clock()
         self._steps = 0
@@ -83,7 +90,8 @@ class Budget:
         """By the policy that held when the run was started; without one there are no caps.
 
         Raises:
-            InvalidConfig: the file is no policy. A run must not go on because its caps cannot be read.
+            InvalidConfig: the file is no policy. A run must not go on because its caps cannot be
+                read.
         """
         try:
             policy = Policy.model_validate_json(read_regular(run.path / POLICY))
@@ -91,7 +99,9 @@ class Budget:
             policy = Policy()
         except (OSError, ValidationError) as error:
             why = " ".join(str(error).split()).partition(" For further information")[0]
-            raise InvalidConfig(f"{run.path / POLICY} cannot be read.", f"{why}.", "Start the run again.") from error
+            raise InvalidConfig(
+                f"{run.path / POLICY} cannot be read.", f"{why}.", "Start the run again."
+            ) from error
         return cls(policy, state)
 
     def remember(self, rows: Iterable[Row]) -> None:
@@ -122,17 +132,26 @@ class Budget:
         caps = self._policy.caps
         if caps.max_steps is not None and self._total_steps > caps.max_steps <= self._steps + 1:
             return "max_steps"
-        if caps.max_tokens is not None and self._steps and self._tokens + self._last_tokens >= caps.max_tokens:
+        if (
+            caps.max_tokens is not None
+            and self._steps
+            and self._tokens + self._last_tokens >= caps.max_tokens
+        ):
             return "max_tokens"
         if caps.max_hours is not None and (self._clock() - self._began) / 3600 >= caps.max_hours:
             return "max_hours"
         return None
 
     def note(self, cap: Cap, checkpoint_step: int | None) -> str:
-        """Why a run that was ended for this cap has ended, what is left of it, and what can be done."""
+        """Why a run that was ended for this cap has ended, what is left of it, and what can be
+        done.
+        """
         learnt = "No checkpoint was written: nothing that it learnt is kept."
         if checkpoint_step is not None:
-            learnt = f'What was learnt up to step {checkpoint_step} is kept: rl_get_results("{self._run_id}").'
+            learnt = (
+                f"What was learnt up to step {checkpoint_step} is kept: "
+                f'rl_get_results("{self._run_id}").'
+            )
         return f"{self.why(cap)} {learnt} The operator can raise caps.{cap} in policy.yaml."
 
     def why(self, cap: Cap) -> str:
@@ -141,7 +160,8 @@ class Budget:
         used = {"max_steps": self._steps, "max_tokens": self._tokens, "max_hours": hours}[cap]
         limit, unit = getattr(self._policy.caps, cap), cap.removeprefix("max_")
         return (
-            f"Ended by the operator's policy '{self._policy.name}': {cap} is {limit:,g}; {used:,.4g} {unit} are used."
+            f"Ended by the operator's policy '{self._policy.name}': {cap} is {limit:,g}; "
+            f"{used:,.4g} {unit} are used."
         )
 
 
@@ -157,11 +177,14 @@ class Occasion(Enum):
     """What happens without further facts."""
 
     LOOK = "it is time to read what the roles have written"
-    DISK_FULL = "nothing more can be written: not every process notices, and some would wait for ever"
+    DISK_FULL = (
+        "nothing more can be written: not every process notices, and some would wait for ever"
+    )
     GRACE_OVER = "the trainer was asked to end early, and has not"
 
 
-Message = Occasion | StopRequest | EngineGone | EngineBack | Ready | TooSlow | Exited  # whatever happens to a run
+# whatever happens to a run
+Message = Occasion | StopRequest | EngineGone | EngineBack | Ready | TooSlow | Exited
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -170,7 +193,8 @@ class Verdict:
 
     status: Status
     error: HalteresError | None = None
-    code: str | None = None  # of a run that has not failed, where one speaks of it; an error has its own
+    # of a run that has not failed, where one speaks of it; an error has its own
+    code: str | None = None
     note: str | None = None
 
 
@@ -194,20 +218,31 @@ class RunController:
     """One run, from its first process to its verdict."""
 
     def __init__(self, writer: StateWriter, context: RunContext, roles_of: RolesOf) -> None:
-        self.writer, self.run, self.context, self.settings = writer, writer.run, context, context.settings
+        self.writer, self.run, self.context, self.settings = (
+            writer,
+            writer.run,
+            context,
+            context.settings,
+        )
         self.inbox: asyncio.Queue[Any] = asyncio.Queue()
         self.lifeline = Lifeline.open()
         self.processes = RunProcesses(writer, roles_of(context), self.lifeline, self.inbox)
-        self.evaluator = Evaluator(writer, context.environment, self.lifeline, self.settings.trainer.eval_every)
+        self.evaluator = Evaluator(
+            writer, context.environment, self.lifeline, self.settings.trainer.eval_every
+        )
         if writer.state.resume_point:
-            only_end_is_left = writer.state.step >= writer.state.total_steps  # it is evaluated, if need be again
+            # it is evaluated, if need be again
+            only_end_is_left = writer.state.step >= writer.state.total_steps
             self.evaluator.skip_up_to(writer.state.step - only_end_is_left)
         self.budget = Budget.of(self.run, writer.state)
         self.diagnosis = Diagnosis(RunFacts.of(self.run, writer.state.environment))
         self.forwarding = Forwarding(self.run, self.settings.sinks, self.lifeline)
-        self._events, self._metrics = (Tail(self.run.path / name) for name in ("events.jsonl", "metrics.jsonl"))
+        self._events, self._metrics = (
+            Tail(self.run.path / name) for name in ("events.jsonl", "metrics.jsonl")
+        )
         self._events.fresh()
-        carried_over = self._metrics.fresh()  # what a resumed run begins with counts, and nothing is said of it
+        # what a resumed run begins with counts, and nothing is said of it
+        carried_over = self._metrics.fresh()
         self.diagnosis.remember(carried_over)
         self.budget.remember(carried_over)
         self._evaluation: Row = {}  # the newest row of an evaluation
@@ -261,7 +296,11 @@ class RunController:
             while True:
                 self.look_for_stop()
                 state = self.writer.state
-                training = state.status in ("running", "stopping") and state.phase is None and self._trainer_is_ready
+                training = (
+                    state.status in ("running", "stopping")
+                    and state.phase is None
+                    and self._trainer_is_ready
+                )
                 if alert := self.diagnosis.look(state.processes, training=training):
                     self._report(alert)
                 await self._look_at_calls()
@@ -289,10 +328,16 @@ class RunController:
         if context.api is None or self.diagnosis.has_trained or "api" not in self.processes.ready:
             return
         service, api = await asyncio.gather(
-            get_json(f"{context.inference.url}/halteres/v1/runs/{self.run.run_id}/requests", context.inference.key),
+            get_json(
+                f"{context.inference.url}/halteres/v1/runs/{self.run.run_id}/requests",
+                context.inference.key,
+            ),
             get_json(f"{context.api.url}/v1/diagnostics", context.secret),
         )
-        calls = [*([Calls.of_service(service)] if service else []), *([Calls.of_trajectories(api)] if api else [])]
+        calls = [
+            *([Calls.of_service(service)] if service else []),
+            *([Calls.of_trajectories(api)] if api else []),
+        ]
         for alert in filter(None, map(self.diagnosis.look_at_calls, calls)):
             self._report(alert)
 
@@ -310,17 +355,24 @@ class RunController:
 
     async def _on(self, message: Message) -> Verdict | None:
         match message:
-            case StopRequest(mode="after_step") if self._trainer_is_ready:  # it reads the request itself
+            # it reads the request itself
+            case StopRequest(mode="after_step") if self._trainer_is_ready:
                 if self.early_end is None or self.early_end.kind != "goal_reached":
                     self.writer.update(status="stopping", phase=None)
             case StopRequest():
                 return Verdict(status="stopped")
             case Occasion.GRACE_OVER:
-                late, early = "the trainer did not end after its step, and was ended.", self.early_end
+                late, early = (
+                    "the trainer did not end after its step, and was ended.",
+                    self.early_end,
+                )
                 if early and early.kind == "drift":
-                    return Verdict(status="stopped", note=late.capitalize())  # the alert is put before it
+                    # the alert is put before it
+                    return Verdict(status="stopped", note=late.capitalize())
                 goal = early and early.kind == "goal_reached"
-                return Verdict(status="stopped", note=f"{early.note}; {late}" if early and goal else None)
+                return Verdict(
+                    status="stopped", note=f"{early.note}; {late}" if early and goal else None
+                )
             case Occasion.LOOK:
                 await self._read_files()
                 return self._end_early()
@@ -329,7 +381,9 @@ class RunController:
                 if role.name == "service":
                     self._watch_engine()
                 if self.writer.state.status == "starting":
-                    waiting = [one for one in self.processes.roles if one.name not in self.processes.ready]
+                    waiting = [
+                        one for one in self.processes.roles if one.name not in self.processes.ready
+                    ]
                     phase: Phase | None = waiting[0].phase if waiting else None
                     self.writer.update(status="starting" if waiting else "running", phase=phase)
                     self.diagnosis.stalls.begin()
@@ -338,7 +392,11 @@ class RunController:
                 return Verdict(status="failed", error=slow)
             case EngineGone(code):  # its service starts another, and brings back what this one held
                 known = code is not None
-                facts = {"exit": code, "state": f"exited ({code})"} if known else {"exit": "unknown", "state": "ended"}
+                facts = (
+                    {"exit": code, "state": f"exited ({code})"}
+                    if known
+                    else {"exit": "unknown", "state": "ended"}
+                )
                 self.writer.process("engine", **facts)
                 self.writer.event("process_exit", role="engine", code=code)
             case EngineBack(engine):
@@ -355,7 +413,9 @@ class RunController:
         if engine is None:
             return
         self.writer.process("engine", **engine)
-        if (self.run.path / "service" / "engine.log").exists() and not self.run.log("engine").is_symlink():
+        if (self.run.path / "service" / "engine.log").exists() and not self.run.log(
+            "engine"
+        ).is_symlink():
             self.run.log("engine").symlink_to(Path("..", "service", "engine.log"))
 
         async def follow() -> None:
@@ -374,10 +434,16 @@ class RunController:
         if role.name == "trainer" and code == 0:
             return self._trainer_ended()
         if state.status == "stopping":
-            return Verdict(status="stopped", note=f"{role.title} {failures.how(code)} while the run was stopping.")
+            return Verdict(
+                status="stopped",
+                note=f"{role.title} {failures.how(code)} while the run was stopping.",
+            )
         if role.name == "env" and code == 0 and self.context.api is not None:
-            # It may end early where what was delivered and what waits make all the batches there will be.
-            queue = await get_json(f"{self.context.api.url}/v1/diagnostics", self.context.secret) or {}
+            # It may end early where what was delivered and what waits make all the batches there
+            # will be.
+            queue = (
+                await get_json(f"{self.context.api.url}/v1/diagnostics", self.context.secret) or {}
+            )
             batch_size = self.settings.env.get("batch_size", 1)
             sequences = queue.get("step", 0) * batch_size + queue.get("queued_sequences", 0)
             if sequences >= state.total_steps * batch_size:
@@ -387,7 +453,9 @@ class RunController:
             # The service has given its engine up, and the trainer could not go on.
             self.service_lost = True
             engine_code = engine["exit"] if isinstance(engine.get("exit"), int) else None
-            error = failures.died(self.run, "service", "The engine", engine_code, step=state.step, ready=True)
+            error = failures.died(
+                self.run, "service", "The engine", engine_code, step=state.step, ready=True
+            )
             error.details["exit"] = {"process": "engine", "code": engine_code}
             return Verdict(status="failed", error=error)
         if role.restarts and not failures.gave_up(self.run, role.name, code):
@@ -395,7 +463,9 @@ class RunController:
                 return None
             self.writer.event("restarts_used_up", role=role.name)
         self.service_lost |= role.name == "service"
-        error = failures.died(self.run, role.name, role.title, code, step=state.step, ready=exited.was_ready)
+        error = failures.died(
+            self.run, role.name, role.title, code, step=state.step, ready=exited.was_ready
+        )
         return Verdict(status="failed", error=error)
 
     def _trainer_ended(self) -> Verdict:
@@ -409,10 +479,17 @@ class RunController:
         if self.stop_request is not None:
             return Verdict(status="stopped")
         # What the trainer said of its final weights: `reason` and `why` of an early end.
-        ends = [event for event in run.events() if event.get("type") == "checkpoint" and event.get("final")]
+        ends = [
+            event
+            for event in run.events()
+            if event.get("type") == "checkpoint" and event.get("final")
+        ]
         ending = ends[-1] if ends else {}
         if final and limit is not None and ending.get("reason") == "time_limit":
-            note = f"The time limit of {limit:g} minutes was reached at step {final['step']} of {total}."
+            note = (
+                f"The time limit of {limit:g} minutes was reached at step {final['step']} of "
+                f"{total}."
+            )
             return Verdict(status="completed", note=note)
         error = failures.died(run, "trainer", "Trainer", 0, step=self.writer.state.step, ready=True)
         if ending.get("why"):  # nobody asked its run to end, but somebody asked it
@@ -424,14 +501,22 @@ class RunController:
         for event in self._events.fresh():
             kind, step = event.get("type"), event.get("step")
             if kind == "notice":
-                self._report(self.diagnosis.notice(event, resumable=self.run.newest_checkpoint() is not None))
+                self._report(
+                    self.diagnosis.notice(event, resumable=self.run.newest_checkpoint() is not None)
+                )
             elif kind == "planned" and isinstance(total := event.get("total_steps"), int):
                 self.writer.update(total_steps=total)
             elif kind == "checkpoint" and isinstance(step, int):
                 if event.get("state_path"):
-                    self.writer.update(last_checkpoint={k: event.get(k) for k in ("name", "step", "state_path")})
-                if event.get("sampler_path") and self.evaluator.is_due(step, bool(event.get("final"))):
-                    await self.evaluator.add(Snapshot(step=step, sampler_path=event["sampler_path"]))
+                    self.writer.update(
+                        last_checkpoint={k: event.get(k) for k in ("name", "step", "state_path")}
+                    )
+                if event.get("sampler_path") and self.evaluator.is_due(
+                    step, bool(event.get("final"))
+                ):
+                    await self.evaluator.add(
+                        Snapshot(step=step, sampler_path=event["sampler_path"])
+                    )
         for row in self._metrics.fresh():
             step = row.get("step")
             if row.get("src") == "trainer" and isinstance(step, int):
@@ -449,8 +534,9 @@ class RunController:
         self.writer.event("alert", **alert.facts)
 
     def _end_early(self) -> Verdict | None:
-        """At a cap of the policy, at the held-out goal, or at drift, the trainer is asked to end after its step, with a
-        checkpoint; if it has not ended within a grace, it is ended."""
+        """At a cap of the policy, at the held-out goal, or at drift, the trainer is asked to end
+        after its step, with a checkpoint; if it has not ended within a grace, it is ended.
+        """
         early = None if self.stop_request or self.early_end else self._why_early()
         if early is None or not (self._trainer_is_ready or early.cap == "max_hours"):
             return None
@@ -461,26 +547,38 @@ class RunController:
         with suppress(OSError):  # on a full disk the grace ends it
             write_stop_request(self.run.path / "control" / "stop.json", "after_step")
         self.ask_to_stop(StopRequest("after_step", early.by))
-        asyncio.get_running_loop().call_later(self.budget.grace_s, self.inbox.put_nowait, Occasion.GRACE_OVER)
+        asyncio.get_running_loop().call_later(
+            self.budget.grace_s, self.inbox.put_nowait, Occasion.GRACE_OVER
+        )
         return None
 
     def _why_early(self) -> EarlyEnd | None:
         run, reached, alert = self.settings.run, number(self._evaluation, CORRECT), self._drift
         if run.stop_when is not None and reached is not None and reached >= run.stop_when:
             step = self._evaluation["step"]
-            note = f"{CORRECT} was {reached:.4g} at step {step}: stop_when ({run.stop_when:g}) is reached"
+            note = (
+                f"{CORRECT} was {reached:.4g} at step {step}: stop_when ({run.stop_when:g}) is "
+                "reached"
+            )
             return EarlyEnd(kind="goal_reached", note=note, by="stop_when", facts={"step": step})
         if alert is not None and run.on_drift == "stop":
-            note = f"The alert {alert.rule} came at step {alert.step}, and on_drift is stop. {alert.evidence}"
+            note = (
+                f"The alert {alert.rule} came at step {alert.step}, and on_drift is stop. "
+                f"{alert.evidence}"
+            )
             facts = {"rule": alert.rule, "step": alert.step}
             return EarlyEnd(kind="drift", note=note, by=f"on_drift ({alert.rule})", facts=facts)
         if cap := self.budget.used_up():
             note, facts = self.budget.why(cap), {"cap": cap}
-            return EarlyEnd(kind="policy_cap", note=note, by=f"the policy's {cap}", facts=facts, cap=cap)
+            return EarlyEnd(
+                kind="policy_cap", note=note, by=f"the policy's {cap}", facts=facts, cap=cap
+            )
         return None
 
     async def _last_evaluation(self, verdict: Verdict) -> Verdict:
-        """Training is over: the environment may go, the service stays for what is left to evaluate."""
+        """Training is over: the environment may go, the service stays for what is left to
+        evaluate.
+        """
         self.writer.update(status="running", phase="evaluation")
         await self.processes.end_role("env")
 
@@ -503,7 +601,9 @@ class RunController:
             await asyncio.wait((evaluated, interrupted), return_when=asyncio.FIRST_COMPLETED)
             if evaluated.done():
                 return verdict
-            note = f"{verdict.note or ''} The last evaluation is missing: {interrupted.result()}".strip()
+            note = (
+                f"{verdict.note or ''} The last evaluation is missing: {interrupted.result()}"
+            ).strip()
             return Verdict(status=verdict.status, note=note)
         finally:
             evaluated.cancel()

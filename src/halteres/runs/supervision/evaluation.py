@@ -1,9 +1,9 @@
-"""Measuring a policy on held-out tasks: an environment's `evaluate`, on demand against any service, or on snapshots of
-a run as it goes on, one at a time.
+"""Measuring a policy on held-out tasks: an environment's `evaluate`, on demand against any service,
+or on snapshots of a run as it goes on, one at a time.
 
-On demand a run's own settings and interpreter hold where its environment is measured, else the environment's defaults.
-In a run, an evaluation that goes wrong is an event, and so is that there is nothing to evaluate: neither fails it. No
-key of a service stays in what an evaluation leaves.
+On demand a run's own settings and interpreter hold where its environment is measured, else the
+environment's defaults. In a run, an evaluation that goes wrong is an event, and so is that there is
+nothing to evaluate: neither fails it. No key of a service stays in what an evaluation leaves.
 """
 
 from __future__ import annotations
@@ -53,14 +53,19 @@ class Examination:
     run: RunDirectory | None = None
 
 
-def examination(environment: str, run: RunDirectory | None, model: str, policy: str | None = None) -> Examination:
-    """What to measure: a run's weights (`policy`: which; None: its newest), or the base model where there is no run.
+def examination(
+    environment: str, run: RunDirectory | None, model: str, policy: str | None = None
+) -> Examination:
+    """What to measure: a run's weights (`policy`: which; None: its newest), or the base model where
+    there is no run.
 
     A run's settings hold in its own environment; in another one, that one's defaults do.
     """
     if run is None:
         tokenizer = str(builtin_path(model) or model)
-        return Examination(program=find_program(environment), env={}, base=model, tokenizer=tokenizer, policy=model)
+        return Examination(
+            program=find_program(environment), env={}, base=model, tokenizer=tokenizer, policy=model
+        )
     state, settings = run.state(), run.settings()
     program, env = state.program, dict[str, Any]()
     found = program if environment == state.environment else find_program(environment)
@@ -68,9 +73,14 @@ def examination(environment: str, run: RunDirectory | None, model: str, policy: 
         # Reward models are named by their folders: the server that the run had for them is gone.
         own = {name: settings.env[name] for name in REWARD_FIELDS if name in settings.env}
         config = {**run.environment_config(), **own}
-        # Of what a run fills in: its held-out tasks are drawn and judged with these; addresses are not ours.
+        # Of what a run fills in: its held-out tasks are drawn and judged with these; addresses are
+        # not ours.
         shared = ("seed", "success_threshold")
-        env = {name: value for name, value in config.items() if name not in ENV_WIRING or name in shared}
+        env = {
+            name: value
+            for name, value in config.items()
+            if name not in ENV_WIRING or name in shared
+        }
     else:
         program = found
     return Examination(
@@ -91,7 +101,8 @@ def measure(
     Args:
         exam: who, on what.
         settings: of the environment, which beat all others.
-        keep_in: an existing folder for the evaluation's files, the samples among them; None: they are removed.
+        keep_in: an existing folder for the evaluation's files, the samples among them; None: they
+            are removed.
 
     Raises:
         EnvironmentFailed: it ended with an error, not in time, or without figures.
@@ -99,8 +110,15 @@ def measure(
     program, redactor = exam.program, Redactor([service.key] if service.key else [])
     url, key = f"{service.url}/runs/eval/v1", service.key or "x"
     server = {"model_name": exam.policy, "base_url": url, "api_key": key, "server_type": "sglang"}
-    env = {**exam.env, **program.variant_setting, **settings, "tokenizer_name": exam.tokenizer, "use_wandb": False}
-    with tempfile.TemporaryDirectory(prefix="halteres-") as ours:  # which its user alone may look into
+    env = {
+        **exam.env,
+        **program.variant_setting,
+        **settings,
+        "tokenizer_name": exam.tokenizer,
+        "use_wandb": False,
+    }
+    # which its user alone may look into
+    with tempfile.TemporaryDirectory(prefix="halteres-") as ours:
         folder, config = keep_in or Path(ours), Path(ours, "config.yaml")
         config.write_text(yaml.safe_dump({"env": env, "openai": [server]}), encoding="utf-8")
         words = command(program, config, folder, program.name)
@@ -120,12 +138,18 @@ def measure(
             last = reason(ended.err.strip().splitlines(), ended.code)
             what = f"{program.path.name} evaluate ended with exit code {ended.code}."
             raise EnvironmentFailed(what, redactor.text(last.removeprefix("error: ")))
-        return {redactor.text(name): value for name, value in figures_of(program, folder, ended.out).items()}
+        return {
+            redactor.text(name): value
+            for name, value in figures_of(program, folder, ended.out).items()
+        }
 
 
-def command(program: EnvironmentProgram, settings: Path, folder: Path, name: str, *more: str) -> tuple[str, ...]:
-    """The command line of an evaluation that registers as `name`, takes its config from `settings` and leaves its files
-    in `folder`; `more`: further arguments."""
+def command(
+    program: EnvironmentProgram, settings: Path, folder: Path, name: str, *more: str
+) -> tuple[str, ...]:
+    """The command line of an evaluation that registers as `name`, takes its config from `settings`
+    and leaves its files in `folder`; `more`: further arguments.
+    """
     files = ("--config", str(settings), "--env.data_dir_to_save_evals", str(folder))
     return program.command_in_run("evaluate", *files, *more, metrics=folder / LOGGED, name=name)
 
@@ -134,11 +158,14 @@ def strike_keys_out(folder: Path, redactor: Redactor) -> None:
     """Take the keys out of what an evaluation in this folder says of its config."""
     file = folder / "evaluate_config.yaml"
     if file.is_file():
-        replace_file(file, redactor.text(file.read_text(errors="replace", encoding="utf-8")).encode())
+        replace_file(
+            file, redactor.text(file.read_text(errors="replace", encoding="utf-8")).encode()
+        )
 
 
 EVALUATED_WITHIN_S = 1800.0  # how long one evaluation may take
-LONGEST_ANSWER = 1024 * 1024  # bytes of its output, from the end, in which its figures are looked for
+# bytes of its output, from the end, in which its figures are looked for
+LONGEST_ANSWER = 1024 * 1024
 
 
 class NothingToEvaluate(ProcessFailed):
@@ -155,7 +182,9 @@ class Snapshot:
 
 @dataclass(slots=True)
 class Evaluator:
-    """Evaluates snapshots in the order given; where it falls behind, those between first and newest are left out."""
+    """Evaluates snapshots in the order given; where it falls behind, those between first and newest
+    are left out.
+    """
 
     writer: StateWriter
     environment: EnvironmentProgram
@@ -211,7 +240,8 @@ class Evaluator:
     async def _evaluate(self, snapshot: Snapshot) -> None:
         run, began = self.writer.run, time.monotonic()
         folder = run.path / "evals" / f"step_{snapshot.step}"
-        folder.mkdir(mode=0o700, parents=True, exist_ok=True)  # the command writes down its config, keys and all
+        # the command writes down its config, keys and all
+        folder.mkdir(mode=0o700, parents=True, exist_ok=True)
         with tempfile.TemporaryFile(dir=folder) as answer:
             try:
                 await self._run(snapshot, folder, answer)
@@ -226,16 +256,24 @@ class Evaluator:
         figures |= shares(base, figures)
         row = {"step": snapshot.step, "t": time.time(), "src": "eval", **figures}
         append_row(run.path / "metrics.jsonl", row)
-        self.writer.event("eval", step=snapshot.step, took_s=round(time.monotonic() - began, 2), **figures)
+        self.writer.event(
+            "eval", step=snapshot.step, took_s=round(time.monotonic() - began, 2), **figures
+        )
 
     async def _run(self, snapshot: Snapshot, folder: Path, answer: IO[bytes]) -> None:
-        """Run the command to its end, which is that of its own process. Raises where that is no good one."""
+        """Run the command to its end, which is that of its own process. Raises where that is no
+        good one.
+        """
         run, policy = self.writer.run, ("--openai.model_name", snapshot.sampler_path)
-        words = command(self.environment, run.path / "config.yaml", folder, self.writer.state.name, *policy)
+        words = command(
+            self.environment, run.path / "config.yaml", folder, self.writer.state.name, *policy
+        )
         log, keys = run.log("eval"), secret_variables(run.environment_config())
         size_before = log.stat().st_size if log.exists() else 0
         workplace = self.environment.working_directory
-        child = spawn(words, log=log, folder=workplace, lifeline=self.lifeline, keys=keys, answer=answer)
+        child = spawn(
+            words, log=log, folder=workplace, lifeline=self.lifeline, keys=keys, answer=answer
+        )
         try:
             async with asyncio.timeout(EVALUATED_WITHIN_S):
                 code = await asyncio.wrap_future(child.exit)
@@ -256,8 +294,9 @@ class Evaluator:
 
 
 def name_prompts(samples: Path) -> None:
-    """Give the samples of a foreign environment the prompt and the completion by which evaluations are compared: the
-    last two of its `messages`; or its `question`."""
+    """Give the samples of a foreign environment the prompt and the completion by which evaluations
+    are compared: the last two of its `messages`; or its `question`.
+    """
 
     def prompt_of(row: Row) -> dict[str, Any]:
         match row:

@@ -1,7 +1,8 @@
-"""What each process of a run is: command, port, keys, restarts, when it is ready, in which order all stop.
+"""What each process of a run is: command, port, keys, restarts, when it is ready, in which order
+all stop.
 
-Sockets are bound before any process starts, so that no two runs can race for a port, and never at a port at which
-clients look for a server unasked. Readiness is asked for, not guessed by sleeping.
+Sockets are bound before any process starts, so that no two runs can race for a port, and never at a
+port at which clients look for a server unasked. Readiness is asked for, not guessed by sleeping.
 """
 
 from __future__ import annotations
@@ -34,8 +35,9 @@ from halteres.runs.starting.start import config_text, write_resolved
 from halteres.runs.state import Phase, RunState
 
 WELL_KNOWN = (8000, 8001, 8002)
-"""Ports of `halteres serve trajectories`, `halteres serve` and `halteres reward serve`: who calls there does not mean a
-run."""
+"""Ports of `halteres serve trajectories`, `halteres serve` and `halteres reward serve`: who calls
+there does not mean a run.
+"""
 
 BACKLOG = 1024
 
@@ -72,7 +74,9 @@ def listen() -> Listener:
 
 
 async def get_json(url: str, key: str | None = None) -> Mapping[str, Any] | None:
-    """The JSON object behind a URL of ours; None where there is no good answer (yet). `key`: where one is asked for."""
+    """The JSON object behind a URL of ours; None where there is no good answer (yet). `key`: where
+    one is asked for.
+    """
     try:
         return await asyncio.to_thread(json_client.get_json, url, 2.0, key)
     except (json_client.Refused, NotReady):
@@ -121,7 +125,8 @@ class Role:
     restarts: int = 0  # how often it may be started again after dying: only roles that lose nothing
     folder: Path | None = None  # where it runs; None: in the run directory
     keys: tuple[str, ...] = ()  # names of the secret variables that it is given: by default none
-    variables: Mapping[str, str] = field(default_factory=dict[str, str], repr=False)  # of its own, secrets too
+    # of its own, secrets too
+    variables: Mapping[str, str] = field(default_factory=dict[str, str], repr=False)
     stays_here: bool = False  # it talks to this machine alone
 
 
@@ -142,13 +147,17 @@ class RunContext:
 
     @property
     def tempered(self) -> bool:
-        """The run's own service gives sampled log-probabilities at env.temperature, for training corrects by them."""
+        """The run's own service gives sampled log-probabilities at env.temperature, for training
+        corrects by them.
+        """
         return self.service is not None and self.settings.corrects_temperature
 
 
 @contextmanager
 def prepared_run(writer: StateWriter) -> Iterator[RunContext]:
-    """Bind the sockets, write the addresses into the run's files and its state; the sockets are closed at the end."""
+    """Bind the sockets, write the addresses into the run's files and its state; the sockets are
+    closed at the end.
+    """
     run, state, secret = writer.run, writer.state, environ.run_secret()
     settings, trains_policy = run.settings(), state.kind == "rl"
     keep_secret(settings.env)
@@ -160,10 +169,17 @@ def prepared_run(writer: StateWriter) -> Iterator[RunContext]:
                 held.enter_context(listener.socket)
             return listener
 
-        service, api = listening(trains_policy and not state.service_given), listening(trains_policy)
+        service, api = (
+            listening(trains_policy and not state.service_given),
+            listening(trains_policy),
+        )
         reward = listening(reward_folders(settings.env))
         service_url = service.url if service else state.urls.get("service", "")
-        urls = {"service": service_url, "api": api.url if api else "", "reward": reward.url if reward else ""}
+        urls = {
+            "service": service_url,
+            "api": api.url if api else "",
+            "reward": reward.url if reward else "",
+        }
         writer.update(urls={name: url for name, url in urls.items() if url})
         context = RunContext(
             path=run.path,
@@ -197,7 +213,8 @@ def _write_wiring(state: RunState, context: RunContext, api_url: str) -> None:
         "tempered": context.tempered,
         "resume_from": state.resume_point,
     }
-    if context.reward is not None:  # in place of a reward model's folder stands where the run's server has it
+    # in place of a reward model's folder stands where the run's server has it
+    if context.reward is not None:
         names = {folder: name for name, folder in names_of(reward_folders(settings.env)).items()}
         root = with_login(context.reward.url, context.secret)
         settings = with_places(settings, lambda folder: f"{root}{path_of(names[folder])}")
@@ -207,7 +224,8 @@ def _write_wiring(state: RunState, context: RunContext, api_url: str) -> None:
     write_resolved(context.path, context.settings, state, context.path, {})
 
 
-RolesOf = Callable[[RunContext], tuple[Role, ...]]  # makes the roles of a run; tests put stand-ins here
+# makes the roles of a run; tests put stand-ins here
+RolesOf = Callable[[RunContext], tuple[Role, ...]]
 
 
 def _module(name: str, *arguments: object) -> tuple[str, ...]:
@@ -236,7 +254,9 @@ def roles_of(context: RunContext) -> tuple[Role, ...]:
     api_server = Role(
         name="api",
         title="API server",
-        command=_module("halteres.trajectories", "--database", database, "--listen-fd", api.descriptor),
+        command=_module(
+            "halteres.trajectories", "--database", database, "--listen-fd", api.descriptor
+        ),
         phase="api",
         ready=answers(diagnostics, context.secret),
         variables=token,
@@ -252,7 +272,8 @@ def roles_of(context: RunContext) -> tuple[Role, ...]:
         phase="trainer",
         ready=trainer_ready,
         ready_within_s=600,
-        # The keys are in wiring.json; who has the variables too knows what to strike out of its words.
+        # The keys are in wiring.json; who has the variables too knows what to strike out of its
+        # words.
         keys=() if service else (environ.API_KEY,),
         variables=token,
         stays_here=is_here,
@@ -260,7 +281,9 @@ def roles_of(context: RunContext) -> tuple[Role, ...]:
     env = Role(
         name="env",
         title="Environment",
-        command=context.environment.command_in_run("serve", "--config", config, metrics=metrics, name=context.run_name),
+        command=context.environment.command_in_run(
+            "serve", "--config", config, metrics=metrics, name=context.run_name
+        ),
         folder=context.environment.working_directory,
         phase="environment",
         ready=answers(diagnostics, context.secret, having="environments"),
@@ -270,7 +293,13 @@ def roles_of(context: RunContext) -> tuple[Role, ...]:
         variables=token,
     )
     own_service = (_service(context, service),) if service else ()
-    return (*own_service, api_server, *((_reward(context, reward),) if reward else ()), trainer, env)
+    return (
+        *own_service,
+        api_server,
+        *((_reward(context, reward),) if reward else ()),
+        trainer,
+        env,
+    )
 
 
 def _service(context: RunContext, listener: Listener) -> Role:
@@ -294,7 +323,13 @@ def _service(context: RunContext, listener: Listener) -> Role:
 def _reward(context: RunContext, listener: Listener) -> Role:
     folders, threads = reward_folders(context.settings.env), context.settings.inference.threads
     # On the CPU: the accelerator's memory is the engine's, whose admission has counted it.
-    options = ("--listen-fd", listener.descriptor, "--device", "cpu", *(("--threads", threads) if threads else ()))
+    options = (
+        "--listen-fd",
+        listener.descriptor,
+        "--device",
+        "cpu",
+        *(("--threads", threads) if threads else ()),
+    )
     return Role(
         name="reward",
         title="Reward server",

@@ -1,10 +1,10 @@
-"""The processes of one run: its roles, each ended with all that it started; the engine, which is a grandchild; and the
-process that forwards metrics to W&B, trackio and TensorBoard.
+"""The processes of one run: its roles, each ended with all that it started; the engine, which is a
+grandchild; and the process that forwards metrics to W&B, trackio and TensorBoard.
 
-What an exit means is decided elsewhere (`controller`). A child gets no secrets but the given ones, and what it prints
-goes through a pipe on which known values become `***`. A thread empties the pipe, so that no child waits for its
-supervisor; its last lines are in the log once its exit is known. Where nothing is secret, the child gets the log file
-itself.
+What an exit means is decided elsewhere (`controller`). A child gets no secrets but the given ones,
+and what it prints goes through a pipe on which known values become `***`. A thread empties the
+pipe, so that no child waits for its supervisor; its last lines are in the log once its exit is
+known. Where nothing is secret, the child gets the log file itself.
 """
 
 from __future__ import annotations
@@ -37,20 +37,27 @@ from halteres.text import beginning
 
 CHUNK_BYTES = 64 * 1024
 PIPE_BYTES = 1024 * 1024
-"""What a child may print ahead while we are busy (Linux's largest for everybody; its default is 64 KiB)."""
+"""What a child may print ahead while we are busy (Linux's largest for everybody; its default is 64
+KiB).
+"""
 
 EMPTIED_WITHIN_S = 1.0
-"""How long a child that has ended is waited for by its log: another process may hold its output open for ever."""
+"""How long a child that has ended is waited for by its log: another process may hold its output
+open for ever.
+"""
 
 POLL_S = 0.1  # how often an engine, which is not our child, is looked at
-ENDED_WITH_RUN = "ended with the run"  # the state of a role that knows no signal, and was ended by ours
+# the state of a role that knows no signal, and was ended by ours
+ENDED_WITH_RUN = "ended with the run"
 
 ENGINE_EXIT_WITHIN_S = 2.0  # how long the service may take to say how its engine ended
 
 SINKS = (sys.executable, "-m", "halteres.observe.sinks")
 
 SINKS_END_WITHIN_S = FLUSH_WITHIN_S + 3
-"""How long the forwarding process may take to end, once all is in metrics.jsonl; then it is killed."""
+"""How long the forwarding process may take to end, once all is in metrics.jsonl; then it is
+killed.
+"""
 
 SINKS_OPEN_WITHIN_S = 5.0
 
@@ -69,9 +76,9 @@ def spawn(
 ) -> Child:
     """Start a command whose output is appended to `log`; OSError where that cannot be.
 
-    `keys`: names of the secret variables of ours that it may have. `stays_here`: it talks to this machine alone, and
-    gets no proxy. `answer`: a file for its stdout, which is then not
-    for the log; no pipe, which a child that it leaves behind would hold open.
+    `keys`: names of the secret variables of ours that it may have. `stays_here`: it talks to this
+    machine alone, and gets no proxy. `answer`: a file for its stdout, which is then not for the
+    log; no pipe, which a child that it leaves behind would hold open.
     """
     log.parent.mkdir(parents=True, exist_ok=True)
     output = os.open(log, os.O_WRONLY | os.O_APPEND | os.O_CREAT | os.O_CLOEXEC, 0o644)
@@ -97,10 +104,11 @@ def spawn(
 
 
 class SecretFilter:
-    """Strikes values, and the passwords of addresses, out of a stream of bytes, however the stream is cut.
+    """Strikes values, and the passwords of addresses, out of a stream of bytes, however the stream
+    is cut.
 
-    What it holds back is the beginning of a value or of an address at the very end of what came so far, and nothing
-    else.
+    What it holds back is the beginning of a value or of an address at the very end of what came so
+    far, and nothing else.
 
     >>> secret_filter = SecretFilter(["sk-12345678"])
     >>> secret_filter.through(b"key=sk-12"), secret_filter.through(b"345678!"), secret_filter.rest()
@@ -108,7 +116,9 @@ class SecretFilter:
     """
 
     def __init__(self, secrets: Iterable[str]) -> None:
-        values = {os.fsencode(secret).decode("latin-1") for secret in secrets if len(secret) >= SHORTEST}
+        values = {
+            os.fsencode(secret).decode("latin-1") for secret in secrets if len(secret) >= SHORTEST
+        }
         self._secrets = sorted(values, key=len, reverse=True)
         self._pattern = re.compile("|".join(map(re.escape, self._secrets)))
         self._held = ""
@@ -140,15 +150,17 @@ class SecretFilter:
 
 
 def _piped(log: int, secret_filter: SecretFilter, name: str) -> tuple[int, Callable[[], object]]:
-    """The end of a pipe for a child to write to, and a call that returns once all is in the log, or after
-    EMPTIED_WITHIN_S."""
+    """The end of a pipe for a child to write to, and a call that returns once all is in the log, or
+    after EMPTIED_WITHIN_S.
+    """
     reading, writing = os.pipe()
     if sys.platform == "linux":
         with suppress(OSError):  # this user's pipes may have used up their share
             fcntl.fcntl(writing, fcntl.F_SETPIPE_SZ, PIPE_BYTES)
 
     def write(data: bytes) -> None:
-        with suppress(OSError):  # what the disk will not have is lost: the child must not wait for room
+        # what the disk will not have is lost: the child must not wait for room
+        with suppress(OSError):
             while data:
                 data = data[os.write(log, data) :]
 
@@ -222,7 +234,9 @@ class RunProcesses:
         port = role.listener.port if role.listener else None
         who = identity(child.pid)
         self.writer.process(role.name, **who, pgid=child.pid, port=port, exit=None, state="running")
-        self._watches[role.name] = asyncio.create_task(self._watch(role, child), name=f"watch {role.name}")
+        self._watches[role.name] = asyncio.create_task(
+            self._watch(role, child), name=f"watch {role.name}"
+        )
 
     def restart(self, role: Role) -> bool:
         """Start a dead role again, if it may be; False when its restarts are used up."""
@@ -235,7 +249,9 @@ class RunProcesses:
         return True
 
     async def end_role(self, name: RoleName, at_most_s: float = GRACE_S) -> None:
-        """End one role: asked first, killed after its grace. Its exit is recorded and not reported."""
+        """End one role: asked first, killed after its grace. Its exit is recorded and not
+        reported.
+        """
         if watch := self._watches.pop(name, None):
             watch.cancel()
             await asyncio.gather(watch, return_exceptions=True)
@@ -245,7 +261,9 @@ class RunProcesses:
             self._record_exit(name, code, ENDED_WITH_RUN if code < 0 else "")
 
     async def end(self, at_most_s: float = GRACE_S) -> None:
-        """End all roles, those first that depend on others; each gets its grace, but `at_most_s`."""
+        """End all roles, those first that depend on others; each gets its grace, but
+        `at_most_s`.
+        """
         for name in STOP_ORDER:
             await self.end_role(name, at_most_s)
         engine = self.writer.state.processes.get("engine")
@@ -306,7 +324,9 @@ class EngineBack:
 
 
 def engine_of(service_folder: Path) -> dict[str, Any] | None:
-    """The engine's entry for run.json, from its service's service.json; None where that says nothing."""
+    """The engine's entry for run.json, from its service's service.json; None where that says
+    nothing.
+    """
     group = None
     try:
         pid = int(_read(service_folder / "service.json")["engine_pid"])
@@ -317,8 +337,12 @@ def engine_of(service_folder: Path) -> dict[str, Any] | None:
     return {**identity(pid), "pgid": group, "port": None, "exit": None, "state": "running"}
 
 
-async def engines(run: RunDirectory, engine: Mapping[str, Any]) -> AsyncIterator[EngineGone | EngineBack]:
-    """Every end of an engine, and the next one that its service starts once that is ready; without end."""
+async def engines(
+    run: RunDirectory, engine: Mapping[str, Any]
+) -> AsyncIterator[EngineGone | EngineBack]:
+    """Every end of an engine, and the next one that its service starts once that is ready; without
+    end.
+    """
     folder = run.path / "service"
     while True:
         await _gone(engine)
@@ -334,7 +358,9 @@ async def engines(run: RunDirectory, engine: Mapping[str, Any]) -> AsyncIterator
 
 
 async def engine_exit_code(service_folder: Path, pid: int) -> int | None:
-    """Of an engine that has ended, negative for a signal; returns once its service, its parent, has written it."""
+    """Of an engine that has ended, negative for a signal; returns once its service, its parent, has
+    written it.
+    """
     file = service_folder / "engine_exit.json"
     while (end := _read(file)).get("pid") != pid:  # noqa: ASYNC110 - a file tells nobody
         await asyncio.sleep(POLL_S)
@@ -357,8 +383,10 @@ async def _gone(who: Mapping[str, Any]) -> None:
 
 
 class Forwarding:
-    """The process that forwards metrics (`halteres.observe.sinks`), where there is a sink: no run depends on it. How a
-    sink is the process reports itself; that it could not be started, or died, is reported here."""
+    """The process that forwards metrics (`halteres.observe.sinks`), where there is a sink: no run
+    depends on it. How a sink is the process reports itself; that it could not be started, or died,
+    is reported here.
+    """
 
     def __init__(self, run: RunDirectory, sinks: Sequence[SinkName], lifeline: Lifeline) -> None:
         self._run, self._sinks, self._lifeline = run, sinks, lifeline
@@ -371,11 +399,20 @@ class Forwarding:
             return
         for name in self._sinks:
             Reports(self._run.path).put(name, SinkReport(state="starting"))
-        command, log, keys = (*SINKS, str(self._run.path)), self._run.log("sinks"), ("WANDB_API_KEY",)
+        command, log, keys = (
+            (*SINKS, str(self._run.path)),
+            self._run.log("sinks"),
+            ("WANDB_API_KEY",),
+        )
         try:
-            self._child = spawn(command, log=log, folder=self._run.path, lifeline=self._lifeline, keys=keys)
+            self._child = spawn(
+                command, log=log, folder=self._run.path, lifeline=self._lifeline, keys=keys
+            )
         except OSError as error:
-            self._failed(f"The process that forwards metrics could not be started: {error.strerror or error}.")
+            self._failed(
+                "The process that forwards metrics could not be started: "
+                f"{error.strerror or error}."
+            )
         else:
             self._watch = asyncio.create_task(self._report_death(self._child), name="sinks")
 
@@ -385,7 +422,8 @@ class Forwarding:
         if child is None or watch is None:
             return
         with suppress(TimeoutError):
-            # A run that ended early gives its sinks time: a process that is still importing dies of the signal.
+            # A run that ended early gives its sinks time: a process that is still importing dies of
+            # the signal.
             async with asyncio.timeout(SINKS_OPEN_WITHIN_S):
                 while child.exit_code is None and any(  # noqa: ASYNC110 - a file tells nobody
                     report.state == "starting" for report in read_reports(self._run.path).values()
@@ -397,7 +435,9 @@ class Forwarding:
     async def _report_death(self, child: Child) -> None:
         if code := await asyncio.wrap_future(child.exit):
             how = f"was ended by signal {-code}" if code < 0 else f"exited with code {code}"
-            self._failed(f"The process that forwards metrics {how}. Its log is {self._run.log('sinks')}.")
+            self._failed(
+                f"The process that forwards metrics {how}. Its log is {self._run.log('sinks')}."
+            )
 
     def _failed(self, why: str) -> None:
         for name, report in read_reports(self._run.path).items():

@@ -1,7 +1,7 @@
 """The supervisor of one run: `python -m halteres.runs.supervision.supervisor DIR`.
 
-It takes the lock, obeys signals, and writes the run's end: weights, results.json, STATUS.md, plot.png, and last the
-state. What happens in between the controller decides.
+It takes the lock, obeys signals, and writes the run's end: weights, results.json, STATUS.md,
+plot.png, and last the state. What happens in between the controller decides.
 """
 
 from __future__ import annotations
@@ -33,7 +33,12 @@ from halteres.runs.reading.evaluations import PLOT, Outcome, before_and_after, d
 from halteres.runs.reading.progress import Progress, read_progress
 from halteres.runs.servers import new_secret
 from halteres.runs.state import RESERVE, Failure, Phase, RunState, Status, take_lock
-from halteres.runs.supervision.controller import RunController, StopRequest, Verdict, final_checkpoint
+from halteres.runs.supervision.controller import (
+    RunController,
+    StopRequest,
+    Verdict,
+    final_checkpoint,
+)
 from halteres.runs.supervision.roles import RolesOf, prepared_run, roles_of
 
 _log = logging.getLogger("halteres.runs.supervision.supervisor")
@@ -43,10 +48,15 @@ NUM_SAMPLES = 2  # answers shown before and after
 
 async def supervise(run: RunDirectory, roles_of: RolesOf = roles_of) -> Status:
     """Supervise one run to its end; the lock is the caller's. Returns its final status."""
-    environ.set_run_secret(new_secret())  # first: whatever is written from here on is searched for it
+    # first: whatever is written from here on is searched for it
+    environ.set_run_secret(new_secret())
     writer = StateWriter(run)
     if writer.state.terminal:
-        raise Conflict(f"Run {run.run_id} has ended already ({writer.state.status}).", "", "Resume it as a new run.")
+        raise Conflict(
+            f"Run {run.run_id} has ended already ({writer.state.status}).",
+            "",
+            "Resume it as a new run.",
+        )
     async with writer.beating():
         try:
             # Whatever goes wrong in here, the run must end with a true state.
@@ -54,9 +64,12 @@ async def supervise(run: RunDirectory, roles_of: RolesOf = roles_of) -> Status:
                 controller = RunController(writer, context, roles_of)
                 loop = asyncio.get_running_loop()
                 for number in (signal.SIGINT, signal.SIGTERM):
-                    loop.add_signal_handler(number, controller.ask_to_stop, StopRequest("now", number.name))
+                    loop.add_signal_handler(
+                        number, controller.ask_to_stop, StopRequest("now", number.name)
+                    )
                 loop.add_signal_handler(WAKE, controller.look_for_stop)
-                # From here on a stop request may wake us; one that came earlier is found by the first look.
+                # From here on a stop request may wake us; one that came earlier is found by the
+                # first look.
                 phase: Phase = "trainer" if writer.state.kind == "reward" else "api"
                 us = process.identity(os.getpid())
                 writer.update(status="starting", phase=phase, started_at=time.time(), supervisor=us)
@@ -72,8 +85,13 @@ async def _close(writer: StateWriter, verdict: Verdict) -> Status:
     run = writer.run
     (run.path / RESERVE).unlink(missing_ok=True)
     exported: Path | None = None
-    # Else they are kept by somebody else's service or written by the trainer itself, or there are none.
-    if not writer.state.service_given and writer.state.kind != "reward" and final_checkpoint(run) is not None:
+    # Else they are kept by somebody else's service or written by the trainer itself, or there are
+    # none.
+    if (
+        not writer.state.service_given
+        and writer.state.kind != "reward"
+        and final_checkpoint(run) is not None
+    ):
         try:
             with boundary(ServerError, "Copying the final weights"):
                 exported = await asyncio.to_thread(export_adapter, run)
@@ -98,7 +116,9 @@ async def _close(writer: StateWriter, verdict: Verdict) -> Status:
         writer.event("weights", folder=str(exported))
     try:
         with boundary(ServerError, "Concluding"):  # a defect of ours, too: the end must be written
-            problems = await asyncio.to_thread(conclude, run, msgspec.structs.replace(writer.state, **end))
+            problems = await asyncio.to_thread(
+                conclude, run, msgspec.structs.replace(writer.state, **end)
+            )
     except HalteresError as defect:
         _log.exception("The run could not be concluded.")
         problems = [defect.sentence]
@@ -109,15 +129,22 @@ async def _close(writer: StateWriter, verdict: Verdict) -> Status:
 
 
 def export_adapter(run: RunDirectory) -> Path:
-    """Copy the final weights, as a PEFT folder, to RUN/adapter. NotFound where they do not exist."""
+    """Copy the final weights, as a PEFT folder, to RUN/adapter. NotFound where they do not
+    exist.
+    """
     from halteres.service.checkpoint_folders import folder_of
 
     checkpoint = final_checkpoint(run)
     if checkpoint is None or not checkpoint.get("sampler_path"):
-        raise NotFound("There are no final weights.", "The trainer has written no final checkpoint.")
+        raise NotFound(
+            "There are no final weights.", "The trainer has written no final checkpoint."
+        )
     source = folder_of(run.path / "service", checkpoint["sampler_path"])
     if not (source / "adapter_config.json").is_file():
-        raise NotFound(f"The final weights {checkpoint['sampler_path']} are not on disk.", f"{source} is no adapter.")
+        raise NotFound(
+            f"The final weights {checkpoint['sampler_path']} are not on disk.",
+            f"{source} is no adapter.",
+        )
     beside, target = run.path / ".adapter", run.path / "adapter"
     shutil.rmtree(beside, ignore_errors=True)
     training_only = shutil.ignore_patterns("optimizer.safetensors", "state.json")
@@ -131,7 +158,9 @@ def export_adapter(run: RunDirectory) -> Path:
 
 
 def conclude(run: RunDirectory, state: RunState) -> list[str]:
-    """Write plot, results and summary for a run that ends in `state`. Returns what could not be made, in sentences."""
+    """Write plot, results and summary for a run that ends in `state`. Returns what could not be
+    made, in sentences.
+    """
     outcome, progress, problems = outcome_of(run, state), read_progress(run, state), list[str]()
     if outcome.rows:
         try:
@@ -147,9 +176,21 @@ def conclude(run: RunDirectory, state: RunState) -> list[str]:
     return problems
 
 
-def _results(run: RunDirectory, state: RunState, outcome: Outcome, progress: Progress) -> dict[str, Any]:
+def _results(
+    run: RunDirectory, state: RunState, outcome: Outcome, progress: Progress
+) -> dict[str, Any]:
     weights, plot = outcome.weights, run.path / PLOT
-    names = ("run_id", "name", "status", "environment", "base_model", "step", "total_steps", "error", "note")
+    names = (
+        "run_id",
+        "name",
+        "status",
+        "environment",
+        "base_model",
+        "step",
+        "total_steps",
+        "error",
+        "note",
+    )
     return {
         **{name: getattr(state, name) for name in names},
         "minutes": round(outcome.cost.minutes, 2),
@@ -167,7 +208,9 @@ def _results(run: RunDirectory, state: RunState, outcome: Outcome, progress: Pro
         "samples": [task.facts for task in before_and_after(run)[:NUM_SAMPLES]],
         "plot": str(plot) if plot.exists() else None,
         "sinks": msgspec.to_builtins(read_reports(run.path)),
-        "eval_failed": [{"step": failed.step, "why": failed.why} for failed in progress.eval_failed],
+        "eval_failed": [
+            {"step": failed.step, "why": failed.why} for failed in progress.eval_failed
+        ],
         "no_evaluation": progress.no_evaluation or None,
     }
 
@@ -176,7 +219,11 @@ def _summary(run: RunDirectory, state: RunState, outcome: Outcome, progress: Pro
     """STATUS.md."""
     lines = [f"# Run {state.run_id}: {printable(state.name)}", ""]
     lines.append(f"**{state.status}** at step {state.step}/{state.total_steps}")
-    partly = [progress.evaluation_line(*it) for it in progress.evaluation if progress.tasks_evaluated(it[0])]
+    partly = [
+        progress.evaluation_line(*it)
+        for it in progress.evaluation
+        if progress.tasks_evaluated(it[0])
+    ]
     remarks = (state.error, state.note, progress.no_evaluation, *progress.eval_failed, *partly)
     lines += [f"\n{printable(str(text))}" for text in remarks if text]
     lines += ["", "| metric | before | after | gain (95 % interval) |", "|---|---|---|---|"]
@@ -185,23 +232,38 @@ def _summary(run: RunDirectory, state: RunState, outcome: Outcome, progress: Pro
         gain, before = outcome.gains.get(name), figures.get(name)
         if gain is None and name not in ("reward/mean", "reward/success"):
             continue
-        bounds = f" ({gain.interval[0]:+.3f} to {gain.interval[1]:+.3f})" if gain and gain.interval else ""
+        bounds = (
+            f" ({gain.interval[0]:+.3f} to {gain.interval[1]:+.3f})"
+            if gain and gain.interval
+            else ""
+        )
         known = (f"{number:.4g}" if number is not None else "" for number in (before, value))
-        lines.append(f"| {name} | {' | '.join(known)} | {f'{gain.delta:+.3f}{bounds}' if gain else ''} |")
+        lines.append(
+            f"| {name} | {' | '.join(known)} | {f'{gain.delta:+.3f}{bounds}' if gain else ''} |"
+        )
     weights = outcome.weights
     places = {"directory": run.path, "sampler": weights.sampler, "state": weights.state}
     places |= {"peft_dir": weights.peft_dir, "reward_model": weights.reward_model}
-    return "\n".join([*lines, "", *(f"- {name}: `{value}`" for name, value in places.items() if value)]) + "\n"
+    return (
+        "\n".join(
+            [*lines, "", *(f"- {name}: `{value}`" for name, value in places.items() if value)]
+        )
+        + "\n"
+    )
 
 
 def main(arguments: Sequence[str] | None = None, roles_of: RolesOf = roles_of) -> int:
-    """Supervise the run in DIR. Exit code 0 whenever its end is on disk; 1 where it could not be supervised at all."""
+    """Supervise the run in DIR. Exit code 0 whenever its end is on disk; 1 where it could not be
+    supervised at all.
+    """
     process.begin("supervisor")
     parser = argparse.ArgumentParser(
         prog="python -m halteres.runs.supervision.supervisor", description="Supervise one run."
     )
     parser.add_argument("directory", type=Path)
-    parser.add_argument("--lock-fd", type=int, help="the run's lock, held already by whoever started this")
+    parser.add_argument(
+        "--lock-fd", type=int, help="the run's lock, held already by whoever started this"
+    )
     given = parser.parse_args(arguments)
     run = RunDirectory(given.directory.absolute())
     try:

@@ -3,11 +3,12 @@
     accepted (a row in the journal) ─▶ settled: a result | a failure
          └── the service ends ─▶ adopted by the next one, under the same id
 
-A result that no engine would compute again (`Outcome.repeatable` is false) is given to a client only once the journal
-has it, and a sample of that kind stays there: so each request has one answer, the first.
+A result that no engine would compute again (`Outcome.repeatable` is false) is given to a client
+only once the journal has it, and a sample of that kind stays there: so each request has one answer,
+the first.
 
-unload_model is settled before it is answered. Its work is done before the row is in the journal, and may be
-repeated: a row that is open when the service ends tells of work that was done.
+unload_model is settled before it is answered. Its work is done before the row is in the journal,
+and may be repeated: a row that is open when the service ends tells of work that was done.
 """
 
 from __future__ import annotations
@@ -30,7 +31,8 @@ from halteres.service.keys import Tenant
 from halteres.service.wire.bodies import JSON, PROTOBUF
 
 POLL_S = 30.0  # how long a poll is held; the SDK gives up after 45 s
-KEEP_S, KEEP_BYTES = 900.0, 256 * 2**20  # how long settled outcomes stay in memory, and how much of it they may take
+# how long settled outcomes stay in memory, and how much of it they may take
+KEEP_S, KEEP_BYTES = 900.0, 256 * 2**20
 
 log = logging.getLogger(__name__)
 
@@ -47,7 +49,9 @@ class Outcome:
 
 
 LOST_SAMPLE = Outcome(
-    b'{"detail":"This sample is lost; the client submits it again by itself."}', status=410, state="failed_server"
+    b'{"detail":"This sample is lost; the client submits it again by itself."}',
+    status=410,
+    state="failed_server",
 )
 
 
@@ -89,7 +93,8 @@ class Future:
     place: Callable[[], Place] = Place  # for a client whose poll ends before it is settled
     outcome: Outcome | None = None
     outcome_recorded: bool = False  # the journal has it; asked only where it is not repeatable
-    recorded: asyncio.Event = field(default_factory=asyncio.Event)  # the journal has its row, or refused it
+    # the journal has its row, or refused it
+    recorded: asyncio.Event = field(default_factory=asyncio.Event)
     wake: asyncio.Event = field(default_factory=asyncio.Event)
     settled_at: float = 0.0  # unix s, no two the same
 
@@ -114,7 +119,8 @@ class Future:
         )
 
 
-CLONE = 10**9  # sequence numbers of one client of a sampling session: a copy's begin at its own multiple of this
+# sequence numbers of one client of a sampling session: a copy's begin at its own multiple of this
+CLONE = 10**9
 
 
 class Completion(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
@@ -148,18 +154,21 @@ class Futures:
         self._settled: deque[Future] = deque()  # oldest first
         self._settled_bytes = 0
         self._open_bytes: Counter[Tenant] = Counter()
-        self._last_at = self._forgotten_at = steady_time()  # unix s; of the newest, and of the last in no memory
+        # unix s; of the newest, and of the last in no memory
+        self._last_at = self._forgotten_at = steady_time()
         self._grown = asyncio.Event()  # until the next one is settled, or the service ends
         self.closing = False
-        self.redraw: Callable[[Recorded], Awaitable[Future]] | None = None  # executes a settled sample once more
+        # executes a settled sample once more
+        self.redraw: Callable[[Recorded], Awaitable[Future]] | None = None
 
     def known(self, key: str) -> Future | None:
         """The future that this key was given."""
         return self._by_key.get(key)
 
     async def accept(self, entry: Entry) -> tuple[Future, bool]:
-        """Record a request; returns its future, and whether it is new and now to be executed. NotReady where the
-        journal cannot be written: the request was not accepted."""
+        """Record a request; returns its future, and whether it is new and now to be executed.
+        NotReady where the journal cannot be written: the request was not accepted.
+        """
         while (future := self._by_key.get(entry.key)) is not None:
             await future.recorded.wait()  # an id may be given only once its row is there
             if self._by_key.get(entry.key) is future:
@@ -176,7 +185,8 @@ class Futures:
             self._forget(future)  # its key was used in an earlier life of the service
             return Future.of(entry, recorded_id), False
         finally:
-            future.recorded.set()  # a repetition that waited goes on: with this future, or for itself
+            # a repetition that waited goes on: with this future, or for itself
+            future.recorded.set()
 
     def adopt(self, row: Entry) -> Future:
         """The future of a row of the journal that is to be executed, now or again."""
@@ -185,7 +195,9 @@ class Futures:
         return future
 
     def settle(self, future: Future, outcome: Outcome) -> None:
-        """Give the outcome to everybody who waits. A service that ends leaves what is open to its successor."""
+        """Give the outcome to everybody who waits. A service that ends leaves what is open to its
+        successor.
+        """
         if self.closing or future.outcome is not None:
             return
         future.outcome = outcome
@@ -195,27 +207,35 @@ class Futures:
         self._settled_bytes += len(outcome.body)
         is_drawn_again = future.kind == SAMPLE and outcome.state == "done" and outcome.repeatable
         body = None if is_drawn_again else outcome.body
-        recorded = self._journal.settle(future.request_id, outcome.state, future.settled_at, body, outcome.content_type)
+        recorded = self._journal.settle(
+            future.request_id, outcome.state, future.settled_at, body, outcome.content_type
+        )
         if outcome.repeatable:
             self._wake(future)
         else:
             recorded.add_done_callback(lambda _: self._give(future))
         oldest = steady_time() - self._keep_s
-        while self._settled and (self._settled[0].settled_at < oldest or self._settled_bytes > KEEP_BYTES):
+        while self._settled and (
+            self._settled[0].settled_at < oldest or self._settled_bytes > KEEP_BYTES
+        ):
             gone = self._settled.popleft()
             self._settled_bytes -= len(gone.outcome.body) if gone.outcome else 0
             self._forgotten_at = gone.settled_at
             self._forget(gone)
 
     async def redeem(self, request_id: str, tenant: Tenant) -> Future | Outcome | None:
-        """The outcome; the future, if it is still open after `poll_s`; None for an id that this tenant never got."""
+        """The outcome; the future, if it is still open after `poll_s`; None for an id that this
+        tenant never got.
+        """
         future = self._by_id.get(request_id)
         if future is None:
             recorded = await self._journal.recall(request_id)
             if recorded is None or recorded.tenant != tenant:
                 return None
             if recorded.outcome is not None:
-                return Outcome(recorded.outcome, recorded.outcome_type or JSON, state=recorded.state)
+                return Outcome(
+                    recorded.outcome, recorded.outcome_type or JSON, state=recorded.state
+                )
             future = self._by_id.get(request_id)  # somebody else recalled it meanwhile
             if future is None:
                 if recorded.kind != SAMPLE or self.redraw is None:
@@ -247,9 +267,10 @@ class Futures:
     async def settled_samples(
         self, sampler: str, clone: int, cursor: int, hold_s: float
     ) -> tuple[list[Completion], int]:
-        """Which samples of a sampling session's client were settled after a cursor, and the cursor after that; waits up
-        to `hold_s` while there is none. A cursor of 0, or of an earlier life whose clock was ahead, means from the
-        beginning: a client ignores what it knows already."""
+        """Which samples of a sampling session's client were settled after a cursor, and the cursor
+        after that; waits up to `hold_s` while there is none. A cursor of 0, or of an earlier life
+        whose clock was ahead, means from the beginning: a client ignores what it knows already.
+        """
         ends = asyncio.get_running_loop().time() + hold_s
         if cursor > _cursor_of(self._last_at):
             cursor = 0
@@ -260,14 +281,19 @@ class Futures:
                 found = [
                     Completion.of(row.id, row.state, None)
                     for row in rows
-                    if (row.seq or 0) // CLONE == clone and _cursor_of(row.settled_at or 0.0) > cursor
+                    if (row.seq or 0) // CLONE == clone
+                    and _cursor_of(row.settled_at or 0.0) > cursor
                 ]
             else:
-                later = takewhile(lambda one, after=cursor: _cursor_of(one.settled_at) > after, reversed(self._settled))
+                later = takewhile(
+                    lambda one, after=cursor: _cursor_of(one.settled_at) > after,
+                    reversed(self._settled),
+                )
                 found = [
                     Completion.of(one.request_id, one.outcome.state, len(one.outcome.body))
                     for one in [*later][::-1]
-                    if one.outcome and (one.kind, one.subject, (one.seq or 0) // CLONE) == (SAMPLE, sampler, clone)
+                    if one.outcome
+                    and (one.kind, one.subject, (one.seq or 0) // CLONE) == (SAMPLE, sampler, clone)
                 ]
             cursor = newest
             if found or self.closing:
@@ -326,7 +352,9 @@ def unloaded(model_id: str) -> Outcome:
 
 
 async def outcome_of(future: Future, work: Awaitable[Outcome]) -> Outcome:
-    """The outcome of a request; what foreign code raises becomes a typed failure with an id that is also in the log."""
+    """The outcome of a request; what foreign code raises becomes a typed failure with an id that is
+    also in the log.
+    """
     try:
         return await work
     except HalteresError as error:
@@ -335,4 +363,6 @@ async def outcome_of(future: Future, work: Awaitable[Outcome]) -> Outcome:
         name = uuid.uuid4().hex[:8]
         log.exception("Request %s failed, error id %s.", future.request_id, name)
         why = f"{type(error).__name__}: {error}."
-        return failure(ServerError(f"The {future.kind} request failed (error id {name}).", why, "See the log."))
+        return failure(
+            ServerError(f"The {future.kind} request failed (error id {name}).", why, "See the log.")
+        )

@@ -1,9 +1,10 @@
 """The journal: every accepted request is a row before it is executed.
 
-One SQLite file (WAL, synchronous NORMAL: it survives kill -9), touched by one thread. Transactions that arrive while
-another is being committed share the next commit.
+One SQLite file (WAL, synchronous NORMAL: it survives kill -9), touched by one thread. Transactions
+that arrive while another is being committed share the next commit.
 
-requests       id, dedupe key, kind, whom it concerns, seq, body, drawn seeds; later its state and outcome
+requests       id, dedupe key, kind, whom it concerns, seq, body, drawn seeds; later its state and
+               outcome
 sessions       one client's connection
 models         training runs, each with the point from which its adapter can be brought back
 samplers       sampling sessions
@@ -47,10 +48,14 @@ LAYOUT = 2  # written into the file (PRAGMA user_version); a journal of another 
 SCHEMA = sa.MetaData()
 
 SAMPLE = "sample"
-"""The kind whose results are not kept where an engine computes the same again, from the request and its seed."""
+"""The kind whose results are not kept where an engine computes the same again, from the request and
+its seed.
+"""
 
 KEPT = sa.text(f"kind = '{SAMPLE}' AND state = 'done' AND outcome IS NOT NULL")
-"""Samples whose results are kept. Literal: a bound value would keep SQLite from using the index of these rows."""
+"""Samples whose results are kept. Literal: a bound value would keep SQLite from using the index of
+these rows.
+"""
 
 REQUESTS = Table(
     "requests",
@@ -99,8 +104,10 @@ MODELS = Table(
     sa.Column("lora", sa.JSON, nullable=False),
     sa.Column("user_metadata", sa.JSON, nullable=False),
     sa.Column("created_at", sa.Float, nullable=False),
-    sa.Column("point", sa.BigInteger),  # number of the request after which its newest restore point was taken
-    sa.Column("covered", sa.BigInteger),  # ... up to which no request is needed to bring its adapter back
+    # number of the request after which its newest restore point was taken
+    sa.Column("point", sa.BigInteger),
+    # ... up to which no request is needed to bring its adapter back
+    sa.Column("covered", sa.BigInteger),
     sa.Column("settled", sa.BigInteger),  # ... and up to which everything was settled then
 )
 
@@ -190,9 +197,9 @@ _SETTLE = (
 _ROWS = select(*(REQUESTS.c[one.name] for one in fields(Recorded)))
 _RECALL = _ROWS.where(REQUESTS.c.id == bindparam("recalled_id"))
 _OPEN = _ROWS.where(REQUESTS.c.state == "accepted").order_by(REQUESTS.c.accepted_at)
-_SAMPLES = _ROWS.where(REQUESTS.c.subject == bindparam("of"), REQUESTS.c.settled_at > bindparam("after")).order_by(
-    REQUESTS.c.settled_at
-)
+_SAMPLES = _ROWS.where(
+    REQUESTS.c.subject == bindparam("of"), REQUESTS.c.settled_at > bindparam("after")
+).order_by(REQUESTS.c.settled_at)
 _REPLAYED = ("create_model", "forward_backward", "optim_step", "save_weights_for_sampler")
 """Kinds that change an adapter, or take weights from it."""
 _SINCE = (
@@ -203,11 +210,14 @@ _SINCE = (
 )
 _SEQ_OF_RUN = REQUESTS.c.subject.in_(select(MODELS.c.id))
 _BY_RUN = select(REQUESTS.c.subject).where(_SEQ_OF_RUN).group_by(REQUESTS.c.subject)
-_LAST_SETTLED = _BY_RUN.add_columns(sa.func.max(REQUESTS.c.seq)).where(REQUESTS.c.state != "accepted")
+_LAST_SETTLED = _BY_RUN.add_columns(sa.func.max(REQUESTS.c.seq)).where(
+    REQUESTS.c.state != "accepted"
+)
 _FIRST_OPEN = _BY_RUN.add_columns(sa.func.min(REQUESTS.c.seq)).where(REQUESTS.c.state == "accepted")
 
 
-Work = tuple[Callable[[Connection], Any], asyncio.Future[Any]]  # one transaction, and who waits for it
+# one transaction, and who waits for it
+Work = tuple[Callable[[Connection], Any], asyncio.Future[Any]]
 
 
 class Journal:
@@ -219,13 +229,16 @@ class Journal:
         self._connection: Connection | None = None
         self._pending: list[Work] = []
         self._writer: asyncio.Task[None] | None = None
-        self._ended: dict[str, dict[str, Any]] = {}  # by id, how a request ended that is not recorded yet, in order
+        # by id, how a request ended that is not recorded yet, in order
+        self._ended: dict[str, dict[str, Any]] = {}
         self._recorded: dict[str, asyncio.Future[None]] = {}  # by id, done when that is recorded
         self._recorder: asyncio.Task[None] | None = None
         self.trouble: NotReady | None = None  # why the file cannot be written now
 
     async def open(self) -> None:
-        """Open or create the file; Conflict where a version of Halteres wrote it whose tables were others."""
+        """Open or create the file; Conflict where a version of Halteres wrote it whose tables were
+        others.
+        """
         await asyncio.get_running_loop().run_in_executor(self._thread, self._connect)
 
     async def close(self) -> None:
@@ -250,8 +263,9 @@ class Journal:
     # Any table
 
     async def transact(self, run: Callable[[Connection], T]) -> T:
-        """Run `run` in the next transaction; returns once it is committed. NotReady where the file cannot be written,
-        ServerError where `run` itself fails: nothing of it is in the file then."""
+        """Run `run` in the next transaction; returns once it is committed. NotReady where the file
+        cannot be written, ServerError where `run` itself fails: nothing of it is in the file then.
+        """
         return await self._submit(run)
 
     async def change(self, statement: Executable) -> None:
@@ -268,49 +282,76 @@ class Journal:
         self._submit(run).add_done_callback(log_failure)
 
     async def put(self, table: Table, item: object = None, **values: Any) -> None:
-        """Insert or replace a row: the values, and for all other columns the attributes of `item`."""
+        """Insert or replace a row: the values, and for all other columns the attributes of
+        `item`.
+        """
         row = {
             name: values[name] if name in values else getattr(item, name)
             for name in (column.name for column in table.columns)
         }
-        await self.transact(lambda connection: connection.execute(insert(table).prefix_with("OR REPLACE"), row))
+        await self.transact(
+            lambda connection: connection.execute(insert(table).prefix_with("OR REPLACE"), row)
+        )
 
     async def rows(self, table: Table) -> list[dict[str, Any]]:
         """Every row of a table, oldest first."""
         query = select(table).order_by(table.c.created_at)
-        return await self.transact(lambda connection: [dict(row) for row in connection.execute(query).mappings()])
+        return await self.transact(
+            lambda connection: [dict(row) for row in connection.execute(query).mappings()]
+        )
 
     # Requests
 
     async def accept(self, entry: Entry) -> str:
-        """Record a request; returns the id of the row under its key, which is older if the key was used before."""
+        """Record a request; returns the id of the row under its key, which is older if the key was
+        used before.
+        """
 
         def accept(connection: Connection) -> str:
             values = {one.name: getattr(entry, one.name) for one in fields(Entry)}
-            if connection.execute(_ACCEPT, {**values, "accepted_at": steady_time(), "state": "accepted"}).rowcount:
+            if connection.execute(
+                _ACCEPT, {**values, "accepted_at": steady_time(), "state": "accepted"}
+            ).rowcount:
                 return entry.id
-            return connection.execute(select(REQUESTS.c.id).where(REQUESTS.c.key == entry.key)).scalar_one()
+            return connection.execute(
+                select(REQUESTS.c.id).where(REQUESTS.c.key == entry.key)
+            ).scalar_one()
 
         try:
             return await self.transact(accept)
         except NotReady as error:
-            raise NotReady(f"The request was not accepted. {error.what}", error.why, error.next) from error
+            raise NotReady(
+                f"The request was not accepted. {error.what}", error.why, error.next
+            ) from error
 
     def settle(
-        self, request_id: str, state: State, settled_at: float, outcome: bytes | None, outcome_type: str = JSON
+        self,
+        request_id: str,
+        state: State,
+        settled_at: float,
+        outcome: bytes | None,
+        outcome_type: str = JSON,
     ) -> asyncio.Future[None]:
-        """Record how a request ended, and when (unix s). What cannot be written now is written with the next one, or a
-        second later; the future that is returned is done once it is written."""
+        """Record how a request ended, and when (unix s). What cannot be written now is written with
+        the next one, or a second later; the future that is returned is done once it is written.
+        """
 
         async def record() -> None:
             while self._ended:
                 try:
                     await self._record_ended()
                 except HalteresError as error:
-                    log.error("Outcomes of %d requests are not recorded yet: %s", len(self._ended), error)
+                    log.error(
+                        "Outcomes of %d requests are not recorded yet: %s", len(self._ended), error
+                    )
                     await asyncio.sleep(RETRY_S)
 
-        ended = {"state": state, "settled_at": settled_at, "outcome_type": outcome_type, "outcome": outcome}
+        ended = {
+            "state": state,
+            "settled_at": settled_at,
+            "outcome_type": outcome_type,
+            "outcome": outcome,
+        }
         self._ended[request_id] = {"id_": request_id, **ended}
         recorded = self._recorded.setdefault(request_id, asyncio.get_running_loop().create_future())
         if self._recorder is None or self._recorder.done():  # else all of it goes in one statement
@@ -337,37 +378,54 @@ class Journal:
         return found[0] if found else None
 
     async def left_open(self) -> list[Recorded]:
-        """Requests that an earlier life of the service accepted and did not settle, oldest first."""
+        """Requests that an earlier life of the service accepted and did not settle, oldest
+        first.
+        """
         return await self._select(_OPEN)
 
     async def to_replay(self, run: str, after: int) -> list[Recorded]:
-        """The requests of a training run with numbers above `after` that say what became of its adapter, in order,
-        without their outcomes."""
+        """The requests of a training run with numbers above `after` that say what became of its
+        adapter, in order, without their outcomes.
+        """
         await self.flush()
         return await self._select(_SINCE, of=run, after=after)
 
     async def settled_samples(self, sampler: str, after: float) -> list[Recorded]:
-        """The samples of a sampling session that were settled after this time (unix s), in order."""
+        """The samples of a sampling session that were settled after this time (unix s), in
+        order.
+        """
         await self.flush()
         return await self._select(_SAMPLES, of=sampler, after=after)
 
     async def _select(self, query: Executable, **values: Any) -> list[Recorded]:
         return await self.transact(
-            lambda connection: [Recorded(**row) for row in connection.execute(query, values).mappings()]
+            lambda connection: [
+                Recorded(**row) for row in connection.execute(query, values).mappings()
+            ]
         )
 
     async def forget(self, before: float) -> int:
-        """Delete the requests settled before this time (unix s) that no adapter needs; returns how many."""
+        """Delete the requests settled before this time (unix s) that no adapter needs; returns how
+        many.
+        """
         old = (REQUESTS.c.settled_at < before) & (REQUESTS.c.state != "accepted")
-        covered = select(MODELS.c.covered).where(MODELS.c.id == REQUESTS.c.subject).scalar_subquery()
+        covered = (
+            select(MODELS.c.covered).where(MODELS.c.id == REQUESTS.c.subject).scalar_subquery()
+        )
         statement = delete(REQUESTS).where(old, sa.or_(~_SEQ_OF_RUN, REQUESTS.c.seq <= covered))
         return await self.transact(lambda connection: connection.execute(statement).rowcount)
 
     async def drop_results(
-        self, finished_before: float, most: Callable[[Tenant], int], instead: bytes, instead_type: str = JSON
+        self,
+        finished_before: float,
+        most: Callable[[Tenant], int],
+        instead: bytes,
+        instead_type: str = JSON,
     ) -> int:
-        """Replace results of samples that are kept by a failure, `instead`: those of sessions that finished before this
-        time (unix s), and of each tenant the oldest beyond so many bytes. Returns how many."""
+        """Replace results of samples that are kept by a failure, `instead`: those of sessions that
+        finished before this time (unix s), and of each tenant the oldest beyond so many bytes.
+        Returns how many.
+        """
         gone = {"state": "failed_server", "outcome": instead, "outcome_type": instead_type}
         ended = select(SAMPLERS.c.id).join(SESSIONS, SESSIONS.c.id == SAMPLERS.c.session_id)
         ended = ended.where(SESSIONS.c.finished_at < finished_before)
@@ -375,15 +433,27 @@ class Journal:
         sizes = select(REQUESTS.c.tenant, sa.func.sum(size)).where(KEPT).group_by(REQUESTS.c.tenant)
 
         def drop(connection: Connection) -> int:
-            dropped = connection.execute(update(REQUESTS).where(KEPT, REQUESTS.c.subject.in_(ended)).values(gone))
+            dropped = connection.execute(
+                update(REQUESTS).where(KEPT, REQUESTS.c.subject.in_(ended)).values(gone)
+            )
             count = dropped.rowcount
             for tenant, held in connection.execute(sizes).all():
                 if held <= most(tenant):
                     continue
-                with_newer = sa.func.sum(size).over(order_by=REQUESTS.c.settled_at.desc()).label("with_newer")
-                ranked = select(REQUESTS.c.id, with_newer).where(KEPT, REQUESTS.c.tenant == tenant).subquery()
+                with_newer = (
+                    sa.func.sum(size)
+                    .over(order_by=REQUESTS.c.settled_at.desc())
+                    .label("with_newer")
+                )
+                ranked = (
+                    select(REQUESTS.c.id, with_newer)
+                    .where(KEPT, REQUESTS.c.tenant == tenant)
+                    .subquery()
+                )
                 oldest = select(ranked.c.id).where(ranked.c.with_newer > most(tenant))
-                count += connection.execute(update(REQUESTS).where(REQUESTS.c.id.in_(oldest)).values(gone)).rowcount
+                count += connection.execute(
+                    update(REQUESTS).where(REQUESTS.c.id.in_(oldest)).values(gone)
+                ).rowcount
             return count
 
         return await self.transact(drop)
@@ -393,17 +463,22 @@ class Journal:
 
         def used(connection: Connection) -> int:
             names = ("page_count", "freelist_count", "page_size")
-            pages, free, size = (connection.exec_driver_sql(f"PRAGMA {name}").scalar_one() for name in names)
+            pages, free, size = (
+                connection.exec_driver_sql(f"PRAGMA {name}").scalar_one() for name in names
+            )
             return (pages - free) * size
 
         return await self.transact(used)
 
     async def positions(self) -> tuple[dict[str, int], dict[str, int], list[tuple[str, int]]]:
-        """Of training runs: the highest number that each has settled, the lowest that it accepted and did not settle,
-        and every number that a refused request used up."""
+        """Of training runs: the highest number that each has settled, the lowest that it accepted
+        and did not settle, and every number that a refused request used up.
+        """
         queries = (_LAST_SETTLED, _FIRST_OPEN, select(BURNT.c.model_id, BURNT.c.seq))
         last, first, burnt = await self.transact(
-            lambda connection: [[(run, seq) for run, seq in connection.execute(query)] for query in queries]
+            lambda connection: [
+                [(run, seq) for run, seq in connection.execute(query)] for query in queries
+            ]
         )
         return dict(last), dict(first), burnt
 
@@ -425,7 +500,10 @@ class Journal:
                 results = await loop.run_in_executor(self._thread, self._commit, group)
             except RuntimeError as error:  # the thread has ended
                 results = [_unwritable(error)] * len(group)
-            before, self.trouble = self.trouble, next((one for one in results if isinstance(one, NotReady)), None)
+            before, self.trouble = (
+                self.trouble,
+                next((one for one in results if isinstance(one, NotReady)), None),
+            )
             if self.trouble is not None and before is None:
                 log.error("%s", self.trouble)
             elif self.trouble is None and before is not None:
@@ -433,7 +511,9 @@ class Journal:
             for (_, done), result in zip(group, results, strict=True):
                 if done.done():
                     continue  # whoever waited was cancelled; the row stands
-                done.set_exception(result) if isinstance(result, Exception) else done.set_result(result)
+                done.set_exception(result) if isinstance(result, Exception) else done.set_result(
+                    result
+                )
 
     def _commit(self, group: list[Work]) -> list[Any]:
         try:
@@ -453,11 +533,17 @@ class Journal:
 
     def _connect(self) -> None:
         def configure(connection: Any, _: Any) -> None:
-            for pragma in ("journal_mode=WAL", "synchronous=NORMAL", "busy_timeout=5000", "temp_store=MEMORY"):
+            for pragma in (
+                "journal_mode=WAL",
+                "synchronous=NORMAL",
+                "busy_timeout=5000",
+                "temp_store=MEMORY",
+            ):
                 connection.execute(f"PRAGMA {pragma}")
 
         try:
-            os.close(os.open(self._file, os.O_CREAT | os.O_RDWR, 0o600))  # tenants' prompts are nobody else's
+            # tenants' prompts are nobody else's
+            os.close(os.open(self._file, os.O_CREAT | os.O_RDWR, 0o600))
             engine = sa.create_engine(f"sqlite:///{self._file}")
             event.listen(engine, "connect", configure)
             connection = self._connection = engine.connect()
@@ -467,15 +553,20 @@ class Journal:
                     raise Conflict(
                         f"The journal {self._file} was written by another version of Halteres.",
                         f"Its tables have layout {found}; this version reads layout {LAYOUT}.",
-                        "Rename the state directory, or serve from another one; checkpoint folders can be moved over.",
+                        "Rename the state directory, or serve from another one; checkpoint "
+                        "folders can be moved over.",
                     )
                 SCHEMA.create_all(connection)
                 for index in REQUESTS.indexes:  # of a file that an earlier version made, too
                     index.create(connection, checkfirst=True)
                 connection.exec_driver_sql(f"PRAGMA user_version = {LAYOUT}")
         except (OSError, SQLAlchemyError) as error:
-            why = f"{error.args[0] if isinstance(error, SQLAlchemyError) and error.args else error}."
-            raise ServerError(f"The journal {self._file} cannot be opened.", why, "Free space, or fix it.") from error
+            why = (
+                f"{error.args[0] if isinstance(error, SQLAlchemyError) and error.args else error}."
+            )
+            raise ServerError(
+                f"The journal {self._file} cannot be opened.", why, "Free space, or fix it."
+            ) from error
 
 
 def _unwritable(error: Exception) -> NotReady:
@@ -487,9 +578,10 @@ def _unwritable(error: Exception) -> NotReady:
 
 
 def copy_without_requests(source: Path, target: Path) -> None:
-    """Copy the journal of one state directory into another, without its requests: what was open there is not executed
-    here again, nor are its adapters brought back. A journal of another layout is copied as it is; the service that is
-    started on it refuses it."""
+    """Copy the journal of one state directory into another, without its requests: what was open
+    there is not executed here again, nor are its adapters brought back. A journal of another layout
+    is copied as it is; the service that is started on it refuses it.
+    """
     # Copied first and opened then: to open the old one would write its write-ahead log into it.
     for name in (FILE, f"{FILE}-wal"):
         if (source / name).is_file():
@@ -501,5 +593,6 @@ def copy_without_requests(source: Path, target: Path) -> None:
         for statement in (delete(REQUESTS), delete(BURNT), update(MODELS).values(point=None)):
             with suppress(OperationalError):
                 connection.execute(statement)
-        connection.exec_driver_sql("PRAGMA wal_checkpoint(TRUNCATE)")  # whole, also where rows were in its log alone
+        # whole, also where rows were in its log alone
+        connection.exec_driver_sql("PRAGMA wal_checkpoint(TRUNCATE)")
     engine.dispose()

@@ -1,4 +1,5 @@
-"""Inference: requests of any shape sampled, and their tokens as text, whole or in pieces while they come.
+"""Inference: requests of any shape sampled, and their tokens as text, whole or in pieces while they
+come.
 
 Guarantees: the pieces of an answer, joined, are the text of the whole.
 """
@@ -17,15 +18,38 @@ import msgspec
 import numpy as np
 
 from halteres.clients import rewards
-from halteres.engine.protocol import ExtraLogprobs, Piece, SampleResult, SamplingParams, Sequence, TopK
-from halteres.errors import HalteresError, InvalidData, NotFound, NotReady, ServerError, nearest, shortened, unknown
+from halteres.engine.protocol import (
+    ExtraLogprobs,
+    Piece,
+    SampleResult,
+    SamplingParams,
+    Sequence,
+    TopK,
+)
+from halteres.errors import (
+    HalteresError,
+    InvalidData,
+    NotFound,
+    NotReady,
+    ServerError,
+    nearest,
+    shortened,
+    unknown,
+)
 from halteres.process import steady_time
 from halteres.scores import Scorable, best_first
 from halteres.service.durable.futures import Outcome, failure
 from halteres.service.durable.journal import Entry, new_id
 from halteres.service.fleet import running
 from halteres.service.inference.fields import Dialect, read
-from halteres.service.inference.requests import Call, Chat, InferenceRequest, Prompt, Weights, render
+from halteres.service.inference.requests import (
+    Call,
+    Chat,
+    InferenceRequest,
+    Prompt,
+    Weights,
+    render,
+)
 from halteres.service.keys import Tenant
 from halteres.service.limits import LONG
 from halteres.service.sampling.samples import CANCELLED, Draw, checked_seed, drawn_seed, packed
@@ -41,25 +65,33 @@ SCHEME = "tinker://"
 MAX_PROMPTS, MAX_SEQUENCES = 1024, 4096  # of one request
 
 MAX_SCORES, MAX_STREAMED_SCORES = 2**19, 2**16
-"""Log-probabilities of prompts in one answer: some 20 MB of JSON, made in a thread; those of a stream are not."""
+"""Log-probabilities of prompts in one answer: some 20 MB of JSON, made in a thread; those of a
+stream are not.
+"""
 
 MAX_LIKELY = 2**20
-"""Likely tokens beside the sampled ones in one answer, were each sequence as long as it may be: 25 MB of JSON, made of
-200 MB of objects."""
+"""Likely tokens beside the sampled ones in one answer, were each sequence as long as it may be: 25
+MB of JSON, made of 200 MB of objects.
+"""
 
 CHARACTERS_PER_TOKEN = 64
-"""No text that is meant to be read has more of them on average; a longer one is refused before it is tokenised."""
+"""No text that is meant to be read has more of them on average; a longer one is refused before it
+is tokenised.
+"""
 
 TOKEN_WORK = 16  # of a sampled token that is turned to text, beside the reading of one byte
 
 BROKEN = "\N{REPLACEMENT CHARACTER}"
 
 CONTEXT_TOKENS = 8
-"""Tokens before new ones that are decoded with them: tokenizers join neighbours, over a few tokens at most."""
+"""Tokens before new ones that are decoded with them: tokenizers join neighbours, over a few tokens
+at most.
+"""
 
 WINDOW_TOKENS = 64
 
-LONGEST_CHARACTER = 4  # bytes; of a run of broken ones that is longer, all but the last few stay broken
+# bytes; of a run of broken ones that is longer, all but the last few stay broken
+LONGEST_CHARACTER = 4
 
 SCORED_WITHIN_S = 120.0
 
@@ -70,7 +102,9 @@ log = logging.getLogger(__name__)
 
 
 class Detokenizer:
-    """The text of one sequence; a character whose bytes are spread over tokens comes when it is whole."""
+    """The text of one sequence; a character whose bytes are spread over tokens comes when it is
+    whole.
+    """
 
     def __init__(self, tokenizer: Tokenizer, *, skip_special_tokens: bool = True) -> None:
         self._tokenizer, self._skip = tokenizer, skip_special_tokens
@@ -81,7 +115,9 @@ class Detokenizer:
         """The text that is certain now; with the last tokens, all of it."""
         self._window += tokens
         text = self._decoded()
-        certain = len(text) if last else max(len(text.rstrip(BROKEN)), len(text) - LONGEST_CHARACTER)
+        certain = (
+            len(text) if last else max(len(text.rstrip(BROKEN)), len(text) - LONGEST_CHARACTER)
+        )
         new = text[self._sent : certain]
         self._sent += len(new)
         if len(self._window) > WINDOW_TOKENS:
@@ -103,11 +139,15 @@ class Cut:
         self.matched: str | None = None
 
     def add(self, text: str, *, last: bool = False) -> str:
-        """The text that holds no stop string and no beginning of one; with the last piece, beginnings too."""
+        """The text that holds no stop string and no beginning of one; with the last piece,
+        beginnings too.
+        """
         if self.matched is not None:
             return ""
         self._held += text
-        found = min(((at, stop) for stop in self._stops if (at := self._held.find(stop)) >= 0), default=None)
+        found = min(
+            ((at, stop) for stop in self._stops if (at := self._held.find(stop)) >= 0), default=None
+        )
         if found is not None:
             at, self.matched = found
             return self._held[: at + (len(self.matched) if self._keep else 0)]
@@ -116,10 +156,13 @@ class Cut:
         return sent
 
 
-Row = list[tuple[int, float]]  # tokens and their log-probabilities at one position, the most likely first
+# tokens and their log-probabilities at one position, the most likely first
+Row = list[tuple[int, float]]
 
 Position = tuple[int, float | None, Row]
-"""A token, its log-probability (None where nothing predicts it), and what was likely there where that is answered."""
+"""A token, its log-probability (None where nothing predicts it), and what was likely there where
+that is answered.
+"""
 
 
 def positions_of(tokens: list[int], logprobs: bytes, top: TopK | None) -> list[Position]:
@@ -129,10 +172,15 @@ def positions_of(tokens: list[int], logprobs: bytes, top: TopK | None) -> list[P
         ids = np.frombuffer(top.ids, np.int32).reshape(top.length, top.k).tolist()
         values = np.frombuffer(top.logprobs, np.float32).reshape(top.length, top.k).tolist()
         for row, *pairs in zip(rows, ids, values, strict=True):
-            row += [(token, value) for token, value in zip(*pairs, strict=True) if value > FILLER_LOGPROB]
+            row += [
+                (token, value)
+                for token, value in zip(*pairs, strict=True)
+                if value > FILLER_LOGPROB
+            ]
     values = np.frombuffer(logprobs, np.float32).tolist()
     return [
-        (token, None if value != value else value, row) for token, value, row in zip(tokens, values, rows, strict=True)
+        (token, None if value != value else value, row)
+        for token, value, row in zip(tokens, values, rows, strict=True)
     ]
 
 
@@ -171,14 +219,23 @@ class Writer:
     def __init__(self, tokenizer: Tokenizer, request: InferenceRequest, place: int) -> None:
         self._place, sampling = place, request.sampling
         self._sample, self._prompt = place % sampling.n, request.prompts[place // sampling.n]
-        self._own_stops, self._keeps_stop = frozenset(sampling.stop_tokens), sampling.include_stop_str_in_output
-        self._ends = self._own_stops if sampling.ignore_eos else self._own_stops | frozenset(tokenizer.eos_token_ids)
+        self._own_stops, self._keeps_stop = (
+            frozenset(sampling.stop_tokens),
+            sampling.include_stop_str_in_output,
+        )
+        self._ends = (
+            self._own_stops
+            if sampling.ignore_eos
+            else self._own_stops | frozenset(tokenizer.eos_token_ids)
+        )
         self._characters = Detokenizer(tokenizer, skip_special_tokens=sampling.skip_special_tokens)
         self._cut = Cut(sampling.stop_strings, keep=self._keeps_stop)
         self._calls = ToolReader(parallel=bool(request.parallel_calls))
         self._reads_calls, self._first = request.parallel_calls is not None, True
 
-    def add(self, piece: Sequence | Piece, version: int, of_prompt: list[Position] | None = None) -> Output:
+    def add(
+        self, piece: Sequence | Piece, version: int, of_prompt: list[Position] | None = None
+    ) -> Output:
         """The next tokens, or all of them; the last ones have a stop reason."""
         ids: list[int] = np.frombuffer(piece.tokens, np.int32).tolist()
         finish, last = piece.stop_reason, piece.stop_reason is not None
@@ -199,7 +256,9 @@ class Writer:
             parts=self._calls.add(text, last=last) if self._reads_calls else plain,
             called=self._calls.calls > 0,
             finish="stop" if last and self._cut.matched is not None else finish,
-            matched=(stopped_by if stopped_by in self._own_stops else self._cut.matched) if last else None,
+            matched=(stopped_by if stopped_by in self._own_stops else self._cut.matched)
+            if last
+            else None,
             version=version,
         )
 
@@ -216,8 +275,12 @@ class Inference:
         self._service, self._longest = service, 0
 
     async def context_length(self) -> int:
-        """Tokens that the model reads, prompt and answer together; waits for an engine that starts."""
-        return (await (await running(self._service.fleet.pick(None, b""))).info()).max_context_length
+        """Tokens that the model reads, prompt and answer together; waits for an engine that
+        starts.
+        """
+        return (
+            await (await running(self._service.fleet.pick(None, b""))).info()
+        ).max_context_length
 
     @property
     def ready(self) -> bool:
@@ -231,29 +294,41 @@ class Inference:
         return await self.in_thread(call, lambda: read(call.body, kind, dialect), len(call.body))
 
     async def in_thread(self, call: Call, make: Callable[[], T], size: int = LONG) -> T:
-        """What may take long to make, beside the requests that wait; small things are made at once."""
+        """What may take long to make, beside the requests that wait; small things are made at
+        once.
+        """
         return await self._service.threads.run(call.tenant, size, make)
 
     async def prompts(
         self, call: Call, given: Callable[[], list[str | list[int]]], special: bool | None = None
     ) -> list[Prompt]:
-        """Texts or tokens as prompts; too many of them, and one that no model reads, are refused before a text is
-        tokenised."""
+        """Texts or tokens as prompts; too many of them, and one that no model reads, are refused
+        before a text is tokenised.
+        """
         longest = await self._longest_text()
 
         def made() -> list[Prompt]:
             found = given()
             if not 1 <= len(found) <= MAX_PROMPTS:
-                raise InvalidData(f"The request has {len(found)} prompts.", f"It may have 1 to {MAX_PROMPTS}.")
+                raise InvalidData(
+                    f"The request has {len(found)} prompts.", f"It may have 1 to {MAX_PROMPTS}."
+                )
             return [Prompt.of(one, self.tokenizer, longest, special) for one in found]
 
         return await self.in_thread(call, made, len(call.body))
 
-    async def chat_prompt(self, call: Call, chat: Callable[[], Chat], special: bool | None = None) -> Prompt:
-        """A chat's tokens; the template writes the special ones itself. It is the model's code: it runs in a thread."""
+    async def chat_prompt(
+        self, call: Call, chat: Callable[[], Chat], special: bool | None = None
+    ) -> Prompt:
+        """A chat's tokens; the template writes the special ones itself. It is the model's code: it
+        runs in a thread.
+        """
         longest = await self._longest_text()
         return await self.in_thread(
-            call, lambda: Prompt.of(render(self.tokenizer, chat()), self.tokenizer, longest, bool(special))
+            call,
+            lambda: Prompt.of(
+                render(self.tokenizer, chat()), self.tokenizer, longest, bool(special)
+            ),
         )
 
     async def _longest_text(self) -> int:
@@ -261,10 +336,14 @@ class Inference:
             self._longest = await self.context_length() * CHARACTERS_PER_TOKEN
         return self._longest
 
-    def weights(self, model: str | None, run: str | None, tenant: Tenant, version: int | None = None) -> Weights:
-        """The weights that a name means. Below a run's URL, what is neither a path nor the base model means the run, at
-        this policy version or its newest. NotFound where nothing has this name, NotReady where the run has not
-        published that yet, SnapshotLost where it is no longer kept."""
+    def weights(
+        self, model: str | None, run: str | None, tenant: Tenant, version: int | None = None
+    ) -> Weights:
+        """The weights that a name means. Below a run's URL, what is neither a path nor the base
+        model means the run, at this policy version or its newest. NotFound where nothing has this
+        name, NotReady where the run has not published that yet, SnapshotLost where it is no longer
+        kept.
+        """
         if model is not None and SCHEME in model:
             base, _, path = model.rpartition(";")
             if base:
@@ -283,12 +362,20 @@ class Inference:
                 did_you_mean=nearest(name, self.models(tenant)),
                 param="model",
             )
-        return Weights(name=name, snapshot=self._service.samplers.policy(run or name, tenant, version))
+        return Weights(
+            name=name, snapshot=self._service.samplers.policy(run or name, tenant, version)
+        )
 
     def models(self, tenant: Tenant) -> dict[str, tuple[int, float]]:
-        """Policy version and unix s of making, of the base model, every run with a policy, every named checkpoint."""
+        """Policy version and unix s of making, of the base model, every run with a policy, every
+        named checkpoint.
+        """
         began, policies = self._runs(tenant), self._service.samplers.versions(tenant)
-        saved = [one for one in self._service.checkpoints.all(tenant=tenant) if one.path.kind == "sampler_weights"]
+        saved = [
+            one
+            for one in self._service.checkpoints.all(tenant=tenant)
+            if one.path.kind == "sampler_weights"
+        ]
         return {
             **dict.fromkeys(self.base.names, (0, 0.0)),
             **{run: (version, began.get(run, 0.0)) for run, version in policies.items()},
@@ -303,39 +390,60 @@ class Inference:
     # Answers
 
     async def write(self, request: InferenceRequest, shape: Callable[[list[Output]], T]) -> T:
-        """What `shape` makes of every sequence of a request, prompt by prompt; a large answer is made in a thread."""
+        """What `shape` makes of every sequence of a request, prompt by prompt; a large answer is
+        made in a thread.
+        """
         seed, n = self._checked(request, MAX_SCORES), request.sampling.n
 
         def shaped() -> T:
-            outputs, silent = list[Output](), Sequence(tokens=b"", logprobs=b"", stop_reason="length")
+            outputs, silent = (
+                list[Output](),
+                Sequence(tokens=b"", logprobs=b"", stop_reason="length"),
+            )
             for at, result in enumerate(results):
                 of_prompt = None
                 if result.prompt_logprobs is not None:
-                    of_prompt = positions_of(request.prompts[at].tokens, result.prompt_logprobs, result.topk_prompt)
+                    of_prompt = positions_of(
+                        request.prompts[at].tokens, result.prompt_logprobs, result.topk_prompt
+                    )
                 for place, one in enumerate(result.sequences, at * n):
                     sequence = silent if request.scores_only else one
-                    outputs.append(Writer(self.tokenizer, request, place).add(sequence, result.version, of_prompt))
+                    outputs.append(
+                        Writer(self.tokenizer, request, place).add(
+                            sequence, result.version, of_prompt
+                        )
+                    )
             return shape(outputs)
 
         async with self._recorded(request, seed):
             calls = (self._service.samples.draw(draw) for draw in self._calls_of(request, seed))
             results, work = list[SampleResult](), request.num_prompt_logprobs
-            for result in await asyncio.gather(*calls, return_exceptions=True):  # none is under way any more
+            # none is under way any more
+            for result in await asyncio.gather(*calls, return_exceptions=True):
                 if isinstance(result, BaseException):
                     raise result
                 results.append(result)
-                work += sum(len(one.tokens) + (len(one.top.ids) if one.top else 0) for one in result.sequences) // 4
+                work += (
+                    sum(
+                        len(one.tokens) + (len(one.top.ids) if one.top else 0)
+                        for one in result.sequences
+                    )
+                    // 4
+                )
             return await self.in_thread(request.call, shaped, TOKEN_WORK * work)
 
     async def stream(self, request: InferenceRequest) -> AsyncGenerator[Output, None]:
-        """The same, in pieces as they are sampled (in one where the prompt is scored); whoever stops reading frees the
-        rows."""
+        """The same, in pieces as they are sampled (in one where the prompt is scored); whoever
+        stops reading frees the rows.
+        """
         seed, n = self._checked(request, MAX_STREAMED_SCORES), request.sampling.n
         if request.prompt_top is not None:
             for one in await self.write(request, list):
                 yield one
             return
-        writers = [Writer(self.tokenizer, request, place) for place in range(len(request.prompts) * n)]
+        writers = [
+            Writer(self.tokenizer, request, place) for place in range(len(request.prompts) * n)
+        ]
         async with self._recorded(request, seed):
             streams = [self._service.samples.stream(draw) for draw in self._calls_of(request, seed)]
             async with aclosing(merged(streams)) as pieces:
@@ -361,7 +469,9 @@ class Inference:
                 prompt=packed(prompt.tokens),
                 num_samples=sampling.n,
                 params=msgspec.structs.replace(params, seed=seed + at),
-                extra=ExtraLogprobs(topk_sampled=request.top, prompt_logprobs=scored, topk_prompt=top),
+                extra=ExtraLogprobs(
+                    topk_sampled=request.top, prompt_logprobs=scored, topk_prompt=top
+                ),
                 tenant=request.call.tenant,
             )
             for at, prompt in enumerate(request.prompts)
@@ -371,27 +481,41 @@ class Inference:
         """The seed of the first prompt of a request that is not too large."""
         sequences = len(request.prompts) * request.sampling.n
         if sequences > MAX_SEQUENCES:
-            raise InvalidData(f"The request asks for {sequences} sequences.", f"It may have {MAX_SEQUENCES}.")
+            raise InvalidData(
+                f"The request asks for {sequences} sequences.", f"It may have {MAX_SEQUENCES}."
+            )
         if request.num_prompt_logprobs > most_logprobs:
             raise InvalidData(
-                f"The answer would tell {request.num_prompt_logprobs} log-probabilities of its prompts.",
-                f"It may have {most_logprobs}: every sequence of a prompt and every likely token at a position counts.",
-                "Ask for them once, with n=1, max_tokens=0 and no stream, and send fewer prompts at a time.",
+                f"The answer would tell {request.num_prompt_logprobs} log-probabilities of its "
+                "prompts.",
+                f"It may have {most_logprobs}: every sequence of a prompt and every likely token "
+                "at a position counts.",
+                "Ask for them once, with n=1, max_tokens=0 and no stream, and send fewer prompts "
+                "at a time.",
             )
         num_likely = request.num_likely(self._longest // CHARACTERS_PER_TOKEN)
         if num_likely > MAX_LIKELY:
             raise InvalidData(
                 f"The answer may hold {num_likely} likely tokens and their log-probabilities.",
-                f"{MAX_LIKELY} are the limit: sequences times tokens of each times the likely ones at a position.",
+                f"{MAX_LIKELY} are the limit: sequences times tokens of each times the likely "
+                "ones at a position.",
                 "Ask for fewer of them, for fewer sequences, or set max_tokens.",
             )
         self._service.samples.refuse_if_full(request.call.tenant)
-        return drawn_seed() if request.sampling.seed is None else checked_seed(request.sampling.seed)
+        return (
+            drawn_seed() if request.sampling.seed is None else checked_seed(request.sampling.seed)
+        )
 
     @asynccontextmanager
     async def _recorded(self, request: InferenceRequest, seed: int) -> AsyncIterator[None]:
-        """The journal has the request, and then how the block ended: samples are not kept, a failure is."""
-        call, name, outcome = request.call, new_id(), failure(ServerError("The answer was not finished."))
+        """The journal has the request, and then how the block ended: samples are not kept, a
+        failure is.
+        """
+        call, name, outcome = (
+            request.call,
+            new_id(),
+            failure(ServerError("The answer was not finished.")),
+        )
         entry = Entry(
             id=name,
             key=name,
@@ -416,7 +540,9 @@ class Inference:
 
 
 async def merged(streams: list[AsyncGenerator[T, None]]) -> AsyncGenerator[tuple[int, T], None]:
-    """The items of all streams as they come, each with its stream's number; the first failure ends all."""
+    """The items of all streams as they come, each with its stream's number; the first failure ends
+    all.
+    """
     if len(streams) == 1:  # the usual case needs no task for each item
         async with aclosing(streams[0]) as only:
             async for item in only:
@@ -463,24 +589,40 @@ class BestOf:
         raise unknown(InvalidData, "reward model", reward_model, self._addresses)
 
     async def chosen(
-        self, outputs: list[Output], count: int, reward_model: str | None, text_of: Callable[[Output], Scorable]
+        self,
+        outputs: list[Output],
+        count: int,
+        reward_model: str | None,
+        text_of: Callable[[Output], Scorable],
     ) -> list[Output]:
-        """So many sequences of each prompt, the best first, by a reward model's score or else the mean log-probability
-        of a token; one that could not be scored comes behind all that could. NotReady where none could."""
+        """So many sequences of each prompt, the best first, by a reward model's score or else the
+        mean log-probability of a token; one that could not be scored comes behind all that could.
+        NotReady where none could.
+        """
         values: list[float | None] = [
-            math.fsum(logprob or 0.0 for _, logprob, _ in one.positions) / len(one.tokens) if one.tokens else None
+            math.fsum(logprob or 0.0 for _, logprob, _ in one.positions) / len(one.tokens)
+            if one.tokens
+            else None
             for one in outputs
         ]
         if reward_model is not None:
             texts = [text_of(one) for one in outputs]
             try:
-                scores = await rewards.score(self._addresses[reward_model], texts, timeout_s=SCORED_WITHIN_S)
-            except HalteresError as error:  # it may name the operator's address: that is for the log
-                log.warning("The reward model '%s' could not be asked: %s", reward_model, error.sentence)
+                scores = await rewards.score(
+                    self._addresses[reward_model], texts, timeout_s=SCORED_WITHIN_S
+                )
+            except HalteresError as error:
+                # it may name the operator's address: that is for the log
+                log.warning(
+                    "The reward model '%s' could not be asked: %s", reward_model, error.sentence
+                )
                 what = f"The reward model '{reward_model}' could not be asked."
                 raise NotReady(what, next="Try again, or leave `reward_model` out.") from error
             if not any(scores):
-                raise NotReady(f"The reward model '{reward_model}' could not score one of {len(texts)} answers.")
+                raise NotReady(
+                    f"The reward model '{reward_model}' could not score one of {len(texts)} "
+                    "answers."
+                )
             values = [None if score is None else score.value for score in scores]
         of_prompt: dict[int, list[int]] = {}
         for at, one in enumerate(outputs):

@@ -28,7 +28,8 @@ from halteres.service.inference.requests import (
 )
 from halteres.tool_calls import ToolCall
 
-UNREAD_BLOCKS = ("thinking", "redacted_thinking")  # of earlier turns; the API leaves them out of the prompt too
+# of earlier turns; the API leaves them out of the prompt too
+UNREAD_BLOCKS = ("thinking", "redacted_thinking")
 
 
 class MessagesTool(msgspec.Struct, kw_only=True):
@@ -88,12 +89,16 @@ async def messages(inference: Inference, call: Call) -> Response:
     """POST v1/messages."""
     body = await inference.read(call, Messages, MESSAGES)
     if body.n != 1:
-        raise InvalidData(f"`n` is {body.n}.", "One message is answered.", "Send several requests.", param="n")
+        raise InvalidData(
+            f"`n` is {body.n}.", "One message is answered.", "Send several requests.", param="n"
+        )
     tools = _tools(body)
     prompt = await inference.chat_prompt(call, lambda: _chat(body, tools))
     weights = inference.weights(body.model, call.run, call.tenant)
     parallel = not body.tool_choice.disable_parallel_tool_use if tools else None
-    request = InferenceRequest(call, weights, [prompt], msgspec.structs.replace(body, n=1), parallel_calls=parallel)
+    request = InferenceRequest(
+        call, weights, [prompt], msgspec.structs.replace(body, n=1), parallel_calls=parallel
+    )
     return await respond(inference, request, MessageAnswer(weights.name), stream=body.stream)
 
 
@@ -114,7 +119,11 @@ def _tools(body: CountTokens) -> Sequence[dict[str, Any]]:
     tools = list[dict[str, Any]]()
     for tool in body.tools or ():
         if tool.type not in (None, "custom"):
-            raise InvalidData(f"The tool type '{tool.type}' is not supported.", "Nobody here runs it.", param="tools")
+            raise InvalidData(
+                f"The tool type '{tool.type}' is not supported.",
+                "Nobody here runs it.",
+                param="tools",
+            )
         function: dict[str, Any] = {"name": tool.name, "parameters": tool.input_schema}
         if tool.description is not None:
             function["description"] = tool.description
@@ -131,7 +140,9 @@ def _translated(message: Message) -> list[dict[str, Any]]:
         kind = block.get("type")
         if kind == "tool_result":
             content = text_of(block.get("content"))
-            translated.append({"role": "tool", "tool_call_id": block.get("tool_use_id", ""), "content": content})
+            translated.append(
+                {"role": "tool", "tool_call_id": block.get("tool_use_id", ""), "content": content}
+            )
         elif kind == "tool_use":
             if not isinstance(block.get("name"), str):
                 raise InvalidData("A tool_use block has no name.", param="messages")
@@ -158,13 +169,21 @@ class MessageAnswer(Shape):
     def __init__(self, model: str) -> None:
         self._usage = Usage()
         self._num_blocks, self._text_open = 0, False  # content blocks of a stream
-        self._head = {"id": f"msg_{uuid.uuid4().hex}", "type": "message", "role": "assistant", "model": model}
+        self._head = {
+            "id": f"msg_{uuid.uuid4().hex}",
+            "type": "message",
+            "role": "assistant",
+            "model": model,
+        }
 
     def whole(self, outputs: Sequence[Output]) -> dict[str, Any]:
         """The one answer."""
         [one] = outputs
         self._usage.add(one)
-        text, calls = one.plain, [{**_tool_use(call), "input": call.arguments} for call in one.calls]
+        text, calls = (
+            one.plain,
+            [{**_tool_use(call), "input": call.arguments} for call in one.calls],
+        )
         content = ([{"type": "text", "text": text}] if text or not calls else []) + calls
         end = {**self._end(one), "policy_version": self._usage.policy_version}
         return {**self._head, "content": content, **end, "usage": self._counts(one)}
@@ -175,7 +194,13 @@ class MessageAnswer(Shape):
             self._usage.add(one)
             if one.first:
                 usage = {**self._counts(one), "output_tokens": 0}
-                start = {**self._head, "content": [], "stop_reason": None, "stop_sequence": None, "usage": usage}
+                start = {
+                    **self._head,
+                    "content": [],
+                    "stop_reason": None,
+                    "stop_sequence": None,
+                    "usage": usage,
+                }
                 yield _event({"type": "message_start", "message": start})
             for event in self._blocks(one.parts, last=one.finish is not None):
                 yield _event(event)
@@ -196,9 +221,15 @@ class MessageAnswer(Shape):
             if self._text_open and not is_text:
                 yield self._stop()
             if not (self._text_open and is_text):
-                block = {"type": "text", "text": ""} if is_text else {**_tool_use(part), "input": {}}
+                block = (
+                    {"type": "text", "text": ""} if is_text else {**_tool_use(part), "input": {}}
+                )
                 self._num_blocks, self._text_open = self._num_blocks + 1, is_text
-                yield {"type": "content_block_start", "index": self._num_blocks - 1, "content_block": block}
+                yield {
+                    "type": "content_block_start",
+                    "index": self._num_blocks - 1,
+                    "content_block": block,
+                }
             if part:
                 delta = (
                     {"type": "text_delta", "text": part}
@@ -217,7 +248,13 @@ class MessageAnswer(Shape):
 
     def _end(self, one: Output) -> dict[str, Any]:
         sequence = one.matched if isinstance(one.matched, str) else None
-        reason = "max_tokens" if one.finish == "length" else "end_turn" if sequence is None else "stop_sequence"
+        reason = (
+            "max_tokens"
+            if one.finish == "length"
+            else "end_turn"
+            if sequence is None
+            else "stop_sequence"
+        )
         if one.finish == "stop" and one.called:
             reason = "tool_use"
         return {"stop_reason": reason, "stop_sequence": sequence}

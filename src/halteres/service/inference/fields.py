@@ -1,9 +1,11 @@
-"""Fields of inference requests: each one is read, refused with a reason, or known to change nothing.
+"""Fields of inference requests: each one is read, refused with a reason, or known to change
+nothing.
 
     read        a field of the route's own struct
-    refused     it would change the answer, and nothing here does that: 400 with its name; null, false, 0 and what is
-                empty ask for nothing
-    harmless    no answer depends on it: passed over, by the table below, with the source that says what it is
+    refused     it would change the answer, and nothing here does that: 400 with its name; null,
+                false, 0 and what is empty ask for nothing
+    harmless    no answer depends on it: passed over, by the table below, with the source that says
+                what it is
     unknown     400 with its name and the one that was most likely meant
 
 The Tinker API passes over what it does not know: its newer clients send more.
@@ -34,7 +36,10 @@ class Refusal(NamedTuple):
 
 
 def _refused(why: str, next: str, names: str = "", **neutral: Any) -> dict[str, Refusal]:
-    return {name: Refusal(why, next, value) for name, value in (dict.fromkeys(names.split()) | neutral).items()}
+    return {
+        name: Refusal(why, next, value)
+        for name, value in (dict.fromkeys(names.split()) | neutral).items()
+    }
 
 
 _PENALTIES = (
@@ -42,36 +47,73 @@ _PENALTIES = (
     "Leave it out.",
 )
 _FILTERS = ("Only temperature, top_k and top_p shape the distribution.", "Use top_p or top_k.")
-_GRAMMAR = ("Answers are not constrained to a grammar, a schema or a choice.", "Ask for the format in the prompt.")
+_GRAMMAR = (
+    "Answers are not constrained to a grammar, a schema or a choice.",
+    "Ask for the format in the prompt.",
+)
 _SEARCH = ("Sequences are sampled independently; none is searched for or ranked.", "Use n.")
 _CODE = ("Clients' code and hooks are not run here.", "Leave it out.")
-_EXPERTS = ("The engine serves dense models: no routing to experts exists or is recorded.", "Leave it out.")
+_EXPERTS = (
+    "The engine serves dense models: no routing to experts exists or is recorded.",
+    "Leave it out.",
+)
 _INSIDE = ("What happens inside the model is not told.", "Ask for log-probabilities.")
 _PROMPT = ("The prompt is taken as it comes.", "Send it as it should be read.")
 _MEDIA = ("The model reads and writes text only.", "Send text.")
 _WEIGHTS = ("Weights are named by `model`.", "Put the tinker:// path into `model`.")
-_REASONING = ("No budget is kept for reasoning.", "Use chat_template_kwargs, where the model's template reads it.")
+_REASONING = (
+    "No budget is kept for reasoning.",
+    "Use chat_template_kwargs, where the model's template reads it.",
+)
 _TOOLS = ("This is the older form of tools.", "Send `tools` and `tool_choice`.")
-_TEMPLATE = ("The model's own chat template is used.", "Render the chat yourself and send a completion.")
-_SERVER = ("There is nothing behind this server but the model.", "Give the model what it needs in the prompt.")
+_TEMPLATE = (
+    "The model's own chat template is used.",
+    "Render the chat yourself and send a completion.",
+)
+_SERVER = (
+    "There is nothing behind this server but the model.",
+    "Give the model what it needs in the prompt.",
+)
 _USAGE = ("A stream counts its tokens once, at its end.", "Send include_usage=true.")
 _TOP = ("Sampling parameters stand at the top of this body.", "Send them next to the prompt.")
 
 _SAMPLING: dict[str, Refusal] = {
-    **_refused(*_PENALTIES, "presence_penalty frequency_penalty logit_bias bad_words allowed_token_ids"),
-    **_refused(*_PENALTIES, "min_tokens min_new_tokens no_repeat_ngram_size", repetition_penalty=1, repeat_penalty=1),
+    **_refused(
+        *_PENALTIES, "presence_penalty frequency_penalty logit_bias bad_words allowed_token_ids"
+    ),
+    **_refused(
+        *_PENALTIES,
+        "min_tokens min_new_tokens no_repeat_ngram_size",
+        repetition_penalty=1,
+        repeat_penalty=1,
+    ),
     **_refused(*_PENALTIES, "repeat_last_n repetition_detection watermarking"),
-    **_refused(*_FILTERS, "min_p xtc_probability xtc_threshold dry_multiplier mirostat", typical_p=1, tfs_z=1),
-    **_refused(*_GRAMMAR, "guided_json guided_regex guided_choice guided_grammar guided_whitespace_pattern"),
+    **_refused(
+        *_FILTERS,
+        "min_p xtc_probability xtc_threshold dry_multiplier mirostat",
+        typical_p=1,
+        tfs_z=1,
+    ),
+    **_refused(
+        *_GRAMMAR, "guided_json guided_regex guided_choice guided_grammar guided_whitespace_pattern"
+    ),
     **_refused(*_GRAMMAR, "structured_outputs structural_tag json_schema regex ebnf stop_regex"),
     **_refused(*_GRAMMAR, "grammar response_schema", response_format={"type": "text"}),
     **_refused(*_SEARCH, "use_beam_search early_stopping", length_penalty=1, num_beams=1),
-    **_refused(*_CODE, "logits_processors custom_logit_processor custom_params vllm_xargs kv_transfer_params"),
+    **_refused(
+        *_CODE,
+        "logits_processors custom_logit_processor custom_params vllm_xargs kv_transfer_params",
+    ),
     **_refused(*_CODE, "ec_transfer_params extra_args"),
-    **_refused(*_EXPERTS, "return_routed_experts routed_experts routing_matrices return_expert_ids"),
+    **_refused(
+        *_EXPERTS, "return_routed_experts routed_experts routing_matrices return_expert_ids"
+    ),
     **_refused(*_INSIDE, "return_hidden_states return_entropy token_ids_logprob logprob_token_ids"),
     **_refused(*_PROMPT, "truncate_prompt_tokens prompt_embeds input_embeds"),
-    **_refused(*_MEDIA, "image_data video_data audio_data multi_modal_data mm_processor_kwargs media_io_kwargs"),
+    **_refused(
+        *_MEDIA,
+        "image_data video_data audio_data multi_modal_data mm_processor_kwargs media_io_kwargs",
+    ),
     **_refused(*_WEIGHTS, "lora_path lora_request lora_id"),
     **_refused(*_REASONING, "thinking_token_budget max_thinking_tokens"),
     **_refused(*_USAGE, "continuous_usage_stats"),
@@ -82,32 +124,62 @@ def _harmless(source: str, names: str) -> dict[str, str]:
     return dict.fromkeys(names.split(), source)
 
 
-_OPENAI_ACCOUNT = "OpenAI's API reference: whom a request is counted for, and what is stored of it at OpenAI"
-_OPENAI_SPEED = "OpenAI's API reference: how soon an answer comes, or how it is padded; not what it is"
-_VLLM_SCHEDULING = "vLLM 0.11 protocol: the name and the place of a request; caches, which change no answer here"
-_VLLM_EMPTY = "vLLM 0.11 protocol: how to return or check what another field asks for, and that one is refused"
-_VLLM_FORM = "vLLM 0.11 SamplingParams: of slow tokenizers, of clients without text, of how often a stream speaks"
+_OPENAI_ACCOUNT = (
+    "OpenAI's API reference: whom a request is counted for, and what is stored of it at OpenAI"
+)
+_OPENAI_SPEED = (
+    "OpenAI's API reference: how soon an answer comes, or how it is padded; not what it is"
+)
+_VLLM_SCHEDULING = (
+    "vLLM 0.11 protocol: the name and the place of a request; caches, which change no answer here"
+)
+_VLLM_EMPTY = (
+    "vLLM 0.11 protocol: how to return or check what another field asks for, and that "
+    "one is refused"
+)
+_VLLM_FORM = (
+    "vLLM 0.11 SamplingParams: of slow tokenizers, of clients without text, of how often "
+    "a stream speaks"
+)
 _SGLANG_SCHEDULING = "sglang 0.5 GenerateReqInput: names, places, caches and logs of a request"
-_ANTHROPIC_ACCOUNT = "Anthropic's API reference: whom a request is counted for, how soon it is answered, what is cached"
+_ANTHROPIC_ACCOUNT = (
+    "Anthropic's API reference: whom a request is counted for, how soon it is "
+    "answered, what is cached"
+)
 
 _VLLM_HARMLESS = {
     **_harmless(_VLLM_SCHEDULING, "priority request_id session_id cache_salt"),
-    **_harmless(_VLLM_EMPTY, "routed_experts_prompt_start include_reasoning truncation_side guided_decoding_backend"),
+    **_harmless(
+        _VLLM_EMPTY,
+        "routed_experts_prompt_start include_reasoning truncation_side guided_decoding_backend",
+    ),
     **_harmless(_VLLM_FORM, "spaces_between_special_tokens stream_interval"),
 }
 
 _OPENAI_HARMLESS = {
     **_VLLM_HARMLESS,
     **_harmless(_OPENAI_ACCOUNT, "user metadata store safety_identifier"),
-    **_harmless(_OPENAI_SPEED, "service_tier prompt_cache_key prompt_cache_retention prediction include_obfuscation"),
+    **_harmless(
+        _OPENAI_SPEED,
+        "service_tier prompt_cache_key prompt_cache_retention prediction include_obfuscation",
+    ),
 }
 
 _RESPONSES_ONLY = {
     **_harmless("OpenAI's API reference, responses: more to be returned", "include"),
-    **_harmless("OpenAI's API reference, responses: the effort of models that reason apart", "reasoning"),
-    **_harmless("OpenAI's API reference, responses: what chats call messages", "input instructions"),
-    **_harmless("OpenAI's API reference, responses: what chats call max_tokens", "max_output_tokens"),
-    **_harmless("OpenAI's API reference, responses: answers kept by the server", "previous_response_id background"),
+    **_harmless(
+        "OpenAI's API reference, responses: the effort of models that reason apart", "reasoning"
+    ),
+    **_harmless(
+        "OpenAI's API reference, responses: what chats call messages", "input instructions"
+    ),
+    **_harmless(
+        "OpenAI's API reference, responses: what chats call max_tokens", "max_output_tokens"
+    ),
+    **_harmless(
+        "OpenAI's API reference, responses: answers kept by the server",
+        "previous_response_id background",
+    ),
 }
 """Fields of a route that is not here."""
 
@@ -138,11 +210,20 @@ CHAT = Dialect(
 )
 
 SGLANG = Dialect(
-    refused={**_SAMPLING, **_refused(*_SERVER, "session_params require_reasoning", modalities=["text"])},
+    refused={
+        **_SAMPLING,
+        **_refused(*_SERVER, "session_params require_reasoning", modalities=["text"]),
+    },
     harmless={
         **_VLLM_HARMLESS,
-        **_harmless(_SGLANG_SCHEDULING, "rid extra_key conversation_id routing_key routed_dp_rank data_parallel_rank"),
-        **_harmless(_SGLANG_SCHEDULING, "log_metrics no_logs custom_labels external_trace_header received_time"),
+        **_harmless(
+            _SGLANG_SCHEDULING,
+            "rid extra_key conversation_id routing_key routed_dp_rank data_parallel_rank",
+        ),
+        **_harmless(
+            _SGLANG_SCHEDULING,
+            "log_metrics no_logs custom_labels external_trace_header received_time",
+        ),
         **_harmless(_SGLANG_SCHEDULING, "background kv_router_hint routed_experts_start_len"),
     },
 )
@@ -166,12 +247,22 @@ MESSAGES = Dialect(
 )
 
 TOKENIZE = Dialect(
-    refused={**_refused(*_TEMPLATE, "chat_template"), **_refused(*_MEDIA, "mm_processor_kwargs media_io_kwargs")},
+    refused={
+        **_refused(*_TEMPLATE, "chat_template"),
+        **_refused(*_MEDIA, "mm_processor_kwargs media_io_kwargs"),
+    },
     harmless=_VLLM_HARMLESS,
 )
 
 _SAME = (
-    ("max_tokens", "max_new_tokens", "n_predict", "num_predict", "max_output_tokens", "max_gen_len"),
+    (
+        "max_tokens",
+        "max_new_tokens",
+        "n_predict",
+        "num_predict",
+        "max_output_tokens",
+        "max_gen_len",
+    ),
     ("stop", "stop_sequences", "stop_strings"),
     ("n", "num_samples", "num_return_sequences", "candidate_count"),
     ("messages", "system", "input", "instructions"),
@@ -183,8 +274,9 @@ _SAME = (
 
 
 def read(body: bytes, kind: type[T], dialect: Dialect | None = None) -> T:
-    """The fields of a body; InvalidData where they do not fit, or where one, at its top or within another field that is
-    a struct, is neither read nor harmless."""
+    """The fields of a body; InvalidData where they do not fit, or where one, at its top or within
+    another field that is a struct, is neither read nor harmless.
+    """
     found = bodies.read(body, kind, deep=False)
     if dialect is not None:
         _check(msgspec.json.decode(body, type=dict[str, msgspec.Raw]), kind, dialect)
@@ -203,7 +295,9 @@ def _check(given: Mapping[str, msgspec.Raw], kind: type, dialect: Dialect) -> No
         refusal = dialect.refused.get(name)
         if refusal is not None:
             if value and value != refusal.neutral:
-                raise InvalidData(f"`{name}` is not supported.", refusal.why, refusal.next, param=name)
+                raise InvalidData(
+                    f"`{name}` is not supported.", refusal.why, refusal.next, param=name
+                )
         elif value is not None and name not in dialect.harmless:
             raise _unknown(name, known)
 
@@ -211,7 +305,14 @@ def _check(given: Mapping[str, msgspec.Raw], kind: type, dialect: Dialect) -> No
 def _unknown(name: str, known: Mapping[str, type | None]) -> InvalidData:
     what = f"`{shortened(name)}` is no field of this request."
     why = "Nothing here reads it, and the answer would be another than it asks for."
-    place = next((outer for outer, inner in known.items() if inner is not None and name in _fields_of(inner)), None)
+    place = next(
+        (
+            outer
+            for outer, inner in known.items()
+            if inner is not None and name in _fields_of(inner)
+        ),
+        None,
+    )
     if place is not None:
         return InvalidData(what, why, f"Send it within `{place}`.", param=name)
     if name in _RESPONSES_ONLY:
@@ -234,5 +335,7 @@ def _struct_in(kind: Any) -> type | None:
     if isinstance(kind, type) and issubclass(kind, msgspec.Struct):
         return kind
     if get_origin(kind) in (Union, UnionType):
-        return next((found for one in get_args(kind) if (found := _struct_in(one)) is not None), None)
+        return next(
+            (found for one in get_args(kind) if (found := _struct_in(one)) is not None), None
+        )
     return None

@@ -1,7 +1,8 @@
 """POST generate, in sglang's shape and in vLLM's, rows apart by their fields.
 
-Source: sglang 0.5 `GenerateReqInput` and `tokenizer_manager`; vLLM 0.11 `entrypoints/api_server.py`; what
-atroposlib 0.4 sends it, and the extra fields that it reads (spec/trajectory-api.md §8).
+Source: sglang 0.5 `GenerateReqInput` and `tokenizer_manager`; vLLM 0.11
+`entrypoints/api_server.py`; what atroposlib 0.4 sends it, and the extra fields that it reads
+(spec/trajectory-api.md §8).
 """
 
 from __future__ import annotations
@@ -62,12 +63,16 @@ class Sglang(msgspec.Struct, kw_only=True):
         """One or several."""
         given = self.text if self.input_ids is None else self.input_ids
         if given is None or (self.input_ids is not None and self.text is not None):
-            raise InvalidData("The request names no prompt, or two.", next="Send input_ids, text or prompt.")
+            raise InvalidData(
+                "The request names no prompt, or two.", next="Send input_ids, text or prompt."
+            )
         return several(given, "input_ids" if self.text is None else "text")
 
     @property
     def has_several(self) -> bool:
-        """Whether the answer is a list: several prompts (or one in a list) were sent, or several samples asked for."""
+        """Whether the answer is a list: several prompts (or one in a list) were sent, or several
+        samples asked for.
+        """
         given = self.text if self.input_ids is None else self.input_ids
         many = isinstance(given, list) and bool(given) and not isinstance(given[0], int)
         return many or self.sampling_params.n > 1
@@ -100,13 +105,21 @@ class Vllm(SamplingFields, kw_only=True):
         given = (plain, parts.prompt, parts.prompt_token_ids, self.prompt_token_ids)
         found = [one for one in given if one is not None]
         if len(found) != 1:
-            raise InvalidData("The request names no prompt, or two.", next="Send prompt, or prompt_token_ids.")
+            raise InvalidData(
+                "The request names no prompt, or two.", next="Send prompt, or prompt_token_ids."
+            )
         return found[0]
 
 
 def read_generate(body: bytes) -> Sglang | Vllm:
-    """A body in either shape: `prompt` and `prompt_token_ids` are vLLM's, `text` and `input_ids` sglang's."""
-    fields = {name for name, value in read(body, dict[str, msgspec.Raw]).items() if bytes(value) != b"null"}
+    """A body in either shape: `prompt` and `prompt_token_ids` are vLLM's, `text` and `input_ids`
+    sglang's.
+    """
+    fields = {
+        name
+        for name, value in read(body, dict[str, msgspec.Raw]).items()
+        if bytes(value) != b"null"
+    }
     is_vllm = fields & {"prompt", "prompt_token_ids"} and not fields & {"input_ids", "text"}
     return read(body, Vllm, VLLM) if is_vllm else read(body, Sglang, SGLANG)
 
@@ -117,15 +130,26 @@ async def generate(inference: Inference, call: Call) -> Response:
     if isinstance(body, Sglang):
         top, start = body.top_logprobs_num if body.return_logprob else None, body.logprob_start_len
         weights = inference.weights(body.model, call.run, call.tenant, body.policy_version)
-        prompts, of_prompt = await inference.prompts(call, lambda: body.prompts), top if start >= 0 else None
-        request = InferenceRequest(call, weights, prompts, body.sampling_params, top or 0, of_prompt, max(0, start))
-        return await respond(inference, request, SglangAnswer(inference.tokenizer, body), stream=body.stream)
+        prompts, of_prompt = (
+            await inference.prompts(call, lambda: body.prompts),
+            top if start >= 0 else None,
+        )
+        request = InferenceRequest(
+            call, weights, prompts, body.sampling_params, top or 0, of_prompt, max(0, start)
+        )
+        return await respond(
+            inference, request, SglangAnswer(inference.tokenizer, body), stream=body.stream
+        )
     if body.best_of not in (None, body.n):
         raise InvalidData("`best_of` is not `n`.", "Sequences are not ranked.", param="best_of")
     weights = inference.weights(body.model, call.run, call.tenant)
     prompts = await inference.prompts(call, lambda: [body.one_prompt])
-    request = InferenceRequest(call, weights, prompts, body, body.logprobs or 0, body.prompt_logprobs)
-    return await respond(inference, request, VllmAnswer(inference.tokenizer, body), stream=body.stream)
+    request = InferenceRequest(
+        call, weights, prompts, body, body.logprobs or 0, body.prompt_logprobs
+    )
+    return await respond(
+        inference, request, VllmAnswer(inference.tokenizer, body), stream=body.stream
+    )
 
 
 def _with_pieces(before: Output | None, piece: Output) -> Output:
@@ -149,7 +173,11 @@ class SglangAnswer(Shape):
 
     def whole(self, outputs: Sequence[Output]) -> Any:
         """An answer."""
-        return [self._item(one) for one in outputs] if self._body.has_several else self._item(outputs[0])
+        return (
+            [self._item(one) for one in outputs]
+            if self._body.has_several
+            else self._item(outputs[0])
+        )
 
     async def events(self, outputs: AsyncIterator[Output]) -> AsyncIterator[bytes]:
         """One event per piece, each with all that its sequence has so far."""
@@ -176,15 +204,22 @@ class SglangAnswer(Shape):
         if self._body.return_logprob:
             meta |= self._logprobs("output", one.positions)
             if one.of_prompt is not None:
-                # From `logprob_start_len` on; the first row says nothing, as in sglang, which has not looked before it.
+                # From `logprob_start_len` on; the first row says nothing, as in sglang, which has
+                # not looked before it.
                 rows = one.of_prompt[self._body.logprob_start_len :]
-                meta |= self._logprobs("input", [(token, None, []) for token, _, _ in rows[:1]] + rows[1:])
+                meta |= self._logprobs(
+                    "input", [(token, None, []) for token, _, _ in rows[:1]] + rows[1:]
+                )
         return {"text": one.text, "output_ids": one.tokens, "meta_info": meta}
 
     def _logprobs(self, side: str, positions: list[Position]) -> dict[str, Any]:
-        found: dict[str, Any] = {f"{side}_token_logprobs": [self._entry(*position[:2]) for position in positions]}
+        found: dict[str, Any] = {
+            f"{side}_token_logprobs": [self._entry(*position[:2]) for position in positions]
+        }
         if self._body.top_logprobs_num:  # null where nothing was computed
-            found[f"{side}_top_logprobs"] = [[self._entry(*pair) for pair in row] or None for _, _, row in positions]
+            found[f"{side}_top_logprobs"] = [
+                [self._entry(*pair) for pair in row] or None for _, _, row in positions
+            ]
         return found
 
     def _entry(self, token: int, logprob: float | None) -> list[Any]:
@@ -212,7 +247,9 @@ class VllmAnswer(Shape):
             "policy_version": [min(versions), max(versions)],
         }
         if self._body.logprobs is not None:
-            shaped["logprobs"] = [[[_by_id(*position)] for position in one.positions] for one in outputs]
+            shaped["logprobs"] = [
+                [[_by_id(*position)] for position in one.positions] for one in outputs
+            ]
         if (of_prompt := outputs[0].of_prompt) is not None:
             shaped["prompt_logprobs"] = [_by_id(*position) for position in of_prompt]
         return shaped
@@ -227,7 +264,10 @@ class VllmAnswer(Shape):
         async for one in outputs:
             so_far[one.place] = _with_pieces(so_far.get(one.place), one)
             if len(so_far) == self._body.n:
-                yield msgspec.json.encode(self.whole([so_far[place] for place in sorted(so_far)])) + b"\n"
+                yield (
+                    msgspec.json.encode(self.whole([so_far[place] for place in sorted(so_far)]))
+                    + b"\n"
+                )
 
 
 def _by_id(token: int, logprob: float | None, row: Row) -> dict[str, float] | None:

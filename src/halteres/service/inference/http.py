@@ -1,4 +1,6 @@
-"""One HTTP call for inference: what it brings, how it ends early, answers that are sent while they are written."""
+"""One HTTP call for inference: what it brings, how it ends early, answers that are sent while they
+are written.
+"""
 
 from __future__ import annotations
 
@@ -66,7 +68,9 @@ class Shutdown:
         scope.reschedule(asyncio.get_running_loop().time())
 
 
-def endpoint(handler: Callable[[Call], Coroutine[Any, Any, Response]]) -> Callable[[Request], Awaitable[Response]]:
+def endpoint(
+    handler: Callable[[Call], Coroutine[Any, Any, Response]],
+) -> Callable[[Request], Awaitable[Response]]:
     """A route whose work ends when its client leaves or the service ends."""
 
     async def answered(request: Request) -> Response:
@@ -107,8 +111,12 @@ class Shape(ABC):
         """The last bytes of a stream that fails under way."""
 
 
-async def respond(inference: Inference, request: InferenceRequest, shape: Shape, *, stream: bool) -> Response:
-    """Answer a request, whole or as a stream that begins with its first piece; raises what prevented that."""
+async def respond(
+    inference: Inference, request: InferenceRequest, shape: Shape, *, stream: bool
+) -> Response:
+    """Answer a request, whole or as a stream that begins with its first piece; raises what
+    prevented that.
+    """
     if not stream:
         return await inference.write(request, lambda outputs: answer(shape.whole(outputs)))
     pieces = inference.stream(request)
@@ -135,7 +143,9 @@ async def respond(inference: Inference, request: InferenceRequest, shape: Shape,
 class Events(StreamingResponse):
     """A stream of events made from the pieces of an answer."""
 
-    def __init__(self, pieces: AsyncGenerator[Output, None], events: AsyncIterator[bytes], shape: Shape) -> None:
+    def __init__(
+        self, pieces: AsyncGenerator[Output, None], events: AsyncIterator[bytes], shape: Shape
+    ) -> None:
         self._pieces, self._shape = pieces, shape
         headers = {"Cache-Control": "no-cache", "X-Accel-Buffering": "no"}
         super().__init__(events, headers=headers, media_type=shape.media_type)
@@ -148,14 +158,18 @@ class Events(StreamingResponse):
 
     async def stream_response(self, send: Send) -> None:
         """As starlette's; a service that ends says so in band."""
-        await send({"type": "http.response.start", "status": self.status_code, "headers": self.raw_headers})
+        await send(
+            {"type": "http.response.start", "status": self.status_code, "headers": self.raw_headers}
+        )
         try:
             async with self._shutdown.cuts_short():
                 async for event in self.body_iterator:
                     async with asyncio.timeout(UNREAD_S):
                         await send({"type": "http.response.body", "body": event, "more_body": True})
         except ServiceEnds as error:
-            await send({"type": "http.response.body", "body": self._shape.failed(error), "more_body": True})
+            await send(
+                {"type": "http.response.body", "body": self._shape.failed(error), "more_body": True}
+            )
         except TimeoutError:
             log.warning("A stream ends: its client has read nothing for %g s.", UNREAD_S)
             return

@@ -53,17 +53,30 @@ class OpenAIBody(SamplingFields, kw_only=True):
     return_tokens_as_token_ids: bool = False
     add_special_tokens: bool | None = None
     best_of: int | None = None  # sequences that are sampled; the best `n` are answered
-    reward_model: str | None = None  # by whose score; ours: OpenAI has the mean log-probability alone
+    # by whose score; ours: OpenAI has the mean log-probability alone
+    reward_model: str | None = None
 
     @property
     def to_sample(self) -> SamplingFields:
         """The same for so many sequences per prompt as are sampled."""
         if self.best_of is not None and self.best_of < self.n:
-            raise InvalidData(f"`best_of` is {self.best_of}, and `n` is {self.n}.", "n are answered.", param="best_of")
+            raise InvalidData(
+                f"`best_of` is {self.best_of}, and `n` is {self.n}.",
+                "n are answered.",
+                param="best_of",
+            )
         if self.reward_model is not None and self.best_of is None:
-            raise InvalidData("`reward_model` chooses among several.", next="Send `best_of`.", param="reward_model")
+            raise InvalidData(
+                "`reward_model` chooses among several.",
+                next="Send `best_of`.",
+                param="reward_model",
+            )
         if self.stream and self.is_ranked:
-            raise InvalidData("The best of several cannot be streamed.", next="Send stream=false.", param="best_of")
+            raise InvalidData(
+                "The best of several cannot be streamed.",
+                next="Send stream=false.",
+                param="best_of",
+            )
         return msgspec.structs.replace(self, n=self.best_of or self.n)
 
     @property
@@ -82,7 +95,9 @@ class Completions(OpenAIBody, kw_only=True):
 
     @property
     def top(self) -> int | None:
-        """How many of the most likely tokens are told at each position; None: no log-probabilities at all."""
+        """How many of the most likely tokens are told at each position; None: no log-probabilities
+        at all.
+        """
         if self.logprobs is None or self.logprobs is False:
             return None
         return 0 if self.logprobs is True else self.logprobs
@@ -111,7 +126,9 @@ class ChatCompletions(OpenAIBody, kw_only=True):
     def top(self) -> int | None:
         """As `Completions.top`."""
         if self.top_logprobs and not self.logprobs:
-            raise InvalidData("`top_logprobs` needs `logprobs`.", next="Send logprobs=true.", param="top_logprobs")
+            raise InvalidData(
+                "`top_logprobs` needs `logprobs`.", next="Send logprobs=true.", param="top_logprobs"
+            )
         return (self.top_logprobs or 0) if self.logprobs else None
 
 
@@ -134,13 +151,25 @@ class Usage:
 
 
 class Answer(Shape):
-    """What both routes' answers have in common; a subclass shapes the choice of a sequence, or a chunk with a piece."""
+    """What both routes' answers have in common; a subclass shapes the choice of a sequence, or a
+    chunk with a piece.
+    """
 
-    def __init__(self, tokenizer: Tokenizer, request: InferenceRequest, body: OpenAIBody, id: str, kind: str) -> None:
-        self._tokenizer, self._request, self._options, self._usage = tokenizer, request, body.stream_options, Usage()
-        # A token is called by its text, a special one by name; `token_id:17` tells apart tokens of equal text.
+    def __init__(
+        self, tokenizer: Tokenizer, request: InferenceRequest, body: OpenAIBody, id: str, kind: str
+    ) -> None:
+        self._tokenizer, self._request, self._options, self._usage = (
+            tokenizer,
+            request,
+            body.stream_options,
+            Usage(),
+        )
+        # A token is called by its text, a special one by name; `token_id:17` tells apart tokens of
+        # equal text.
         by_id = body.return_tokens_as_token_ids
-        self.name: Callable[[int], str] = (lambda token: f"token_id:{token}") if by_id else cache(tokenizer.token)
+        self.name: Callable[[int], str] = (
+            (lambda token: f"token_id:{token}") if by_id else cache(tokenizer.token)
+        )
         id, created, model = f"{id}-{uuid.uuid4().hex}", int(time.time()), request.weights.name
         self._head = {"id": id, "object": kind, "created": created, "model": model}
 
@@ -163,10 +192,22 @@ class Answer(Shape):
         """An answer of the chosen sequences; all are counted."""
         for one in outputs:
             self._usage.add(one)
-        prompt, completion = sum(len(one.tokens) for one in self._request.prompts), self._usage.completion
-        usage = {"prompt_tokens": prompt, "completion_tokens": completion, "total_tokens": prompt + completion}
+        prompt, completion = (
+            sum(len(one.tokens) for one in self._request.prompts),
+            self._usage.completion,
+        )
+        usage = {
+            "prompt_tokens": prompt,
+            "completion_tokens": completion,
+            "total_tokens": prompt + completion,
+        }
         choices = [self._choice(one) for one in chosen]
-        return {**self._head, "choices": choices, "usage": usage, "policy_version": self._usage.policy_version}
+        return {
+            **self._head,
+            "choices": choices,
+            "usage": usage,
+            "policy_version": self._usage.policy_version,
+        }
 
     async def events(self, outputs: AsyncIterator[Output]) -> AsyncIterator[bytes]:
         """One per piece that holds something; the last of a choice has the policy version."""
@@ -174,7 +215,9 @@ class Answer(Shape):
             self._usage.add(one)
             chunk = self._chunk(one)
             if chunk is not None:
-                version = {} if one.finish is None else {"policy_version": self._usage.policy_version}
+                version = (
+                    {} if one.finish is None else {"policy_version": self._usage.policy_version}
+                )
                 yield data({**self._head, "choices": chunk["choices"], **version, **chunk})
         if self._options is not None and self._options.include_usage:
             yield data(self.best([], []))
@@ -185,20 +228,28 @@ class Answer(Shape):
         return data(openai_error(error)) + DONE
 
     def _ranked(self, one: Output) -> list[dict[str, Any] | None]:
-        """vLLM's `prompt_logprobs`: at each position the token that stands there, then the most likely ones, by id."""
+        """vLLM's `prompt_logprobs`: at each position the token that stands there, then the most
+        likely ones, by id.
+        """
         ranked: list[dict[str, Any] | None] = []
         for token, logprob, row in one.of_prompt or ():
             ranks = {likely: rank for rank, (likely, _) in enumerate(row, start=1)}
             pairs = [(token, logprob), *(pair for pair in row if pair[0] != token)]
             found = {
-                str(one): {"logprob": value, "rank": ranks.get(one), "decoded_token": self.name(one)}
+                str(one): {
+                    "logprob": value,
+                    "rank": ranks.get(one),
+                    "decoded_token": self.name(one),
+                }
                 for one, value in pairs
             }
             ranked.append(None if logprob is None else found)
         return ranked
 
 
-async def _respond(inference: Inference, request: InferenceRequest, body: OpenAIBody, answered: Answer) -> Response:
+async def _respond(
+    inference: Inference, request: InferenceRequest, body: OpenAIBody, answered: Answer
+) -> Response:
     if not body.is_ranked:
         return await respond(inference, request, answered, stream=body.stream)
     outputs = await inference.write(request, list)
@@ -213,7 +264,9 @@ async def completions(inference: Inference, call: Call) -> Response:
     """POST v1/completions."""
     body = await inference.read(call, Completions, COMPLETIONS)
     inference.best_of.check(body.reward_model)
-    prompts = await inference.prompts(call, lambda: several(body.prompt, "prompt"), body.add_special_tokens)
+    prompts = await inference.prompts(
+        call, lambda: several(body.prompt, "prompt"), body.add_special_tokens
+    )
     of_prompt = body.prompt_logprobs
     if body.echo and body.top is not None:
         of_prompt = max(body.top, of_prompt or 0)
@@ -221,7 +274,9 @@ async def completions(inference: Inference, call: Call) -> Response:
         of_prompt = of_prompt or 0  # nothing is written: the prompt alone comes back
     weights = inference.weights(body.model, call.run, call.tenant)
     request = InferenceRequest(call, weights, prompts, body.to_sample, body.top or 0, of_prompt)
-    return await _respond(inference, request, body, CompletionAnswer(inference.tokenizer, request, body))
+    return await _respond(
+        inference, request, body, CompletionAnswer(inference.tokenizer, request, body)
+    )
 
 
 class CompletionAnswer(Answer):
@@ -260,7 +315,12 @@ class CompletionAnswer(Answer):
     def _chunk(self, one: Output) -> dict[str, Any] | None:
         """A choice, without the tokens unless they are to be returned."""
         choice, body = self._choice(one), self._body
-        if not (choice["text"] or body.top is not None or body.return_token_ids or one.finish is not None):
+        if not (
+            choice["text"]
+            or body.top is not None
+            or body.return_token_ids
+            or one.finish is not None
+        ):
             return None
         if not body.return_token_ids:
             del choice["token_ids"]
@@ -269,21 +329,29 @@ class CompletionAnswer(Answer):
     def _logprobs(self, one: Output, num_top: int) -> dict[str, Any]:
         positions, offset = one.positions, self._lengths.get(one.place, 0)
         if one.first and self._body.echo and one.of_prompt is not None:
-            positions = [(token, logprob, row[:num_top]) for token, logprob, row in one.of_prompt] + positions
+            positions = [
+                (token, logprob, row[:num_top]) for token, logprob, row in one.of_prompt
+            ] + positions
         names, offsets = [self.name(token) for token, _, _ in positions], list[int]()
         for name in names:
             offsets.append(offset)
             offset += len(name)
         self._lengths[one.place] = offset
         top: list[dict[str, float] | None] = []
-        for token, logprob, row in positions:  # the most likely and the one there; of equal texts the likeliest
+        # the most likely and the one there; of equal texts the likeliest
+        for token, logprob, row in positions:
             by_name: dict[str, float] = {}
             for likely, value in [*row, (token, logprob or 0.0)]:
                 by_name.setdefault(self.name(likely), value)
             top.append(None if logprob is None else by_name)
         logprobs = [logprob for _, logprob, _ in positions]
         tops = top if num_top else None
-        return {"tokens": names, "token_logprobs": logprobs, "top_logprobs": tops, "text_offset": offsets}
+        return {
+            "tokens": names,
+            "token_logprobs": logprobs,
+            "top_logprobs": tops,
+            "text_offset": offsets,
+        }
 
 
 # v1/chat/completions
@@ -306,7 +374,8 @@ async def chat_completions(inference: Inference, call: Call) -> Response:
     if body.continue_final_message and body.add_generation_prompt:
         raise InvalidData(
             "An answer cannot both begin and go on.",
-            "continue_final_message goes on with the last message; add_generation_prompt begins another.",
+            "continue_final_message goes on with the last message; add_generation_prompt begins "
+            "another.",
             "Send add_generation_prompt=false.",
         )
     chat = Chat(
@@ -320,7 +389,13 @@ async def chat_completions(inference: Inference, call: Call) -> Response:
     weights = inference.weights(body.model, call.run, call.tenant)
     parallel = body.parallel_tool_calls if tools else None
     request = InferenceRequest(
-        call, weights, [prompt], body.to_sample, body.top or 0, body.prompt_logprobs, parallel_calls=parallel
+        call,
+        weights,
+        [prompt],
+        body.to_sample,
+        body.top or 0,
+        body.prompt_logprobs,
+        parallel_calls=parallel,
     )
     return await _respond(inference, request, body, ChatAnswer(inference.tokenizer, request, body))
 
@@ -340,7 +415,9 @@ def callable_tools(tools: Sequence[dict[str, Any]] | None, choice: Any) -> Seque
 class ChatAnswer(Answer):
     """Of /v1/chat/completions."""
 
-    def __init__(self, tokenizer: Tokenizer, request: InferenceRequest, body: ChatCompletions) -> None:
+    def __init__(
+        self, tokenizer: Tokenizer, request: InferenceRequest, body: ChatCompletions
+    ) -> None:
         kind = "chat.completion.chunk" if body.stream else "chat.completion"
         super().__init__(tokenizer, request, body, "chatcmpl", kind)
         self._body, self._begun = body, False
@@ -349,7 +426,9 @@ class ChatAnswer(Answer):
         """The chat and the answer, which may go on with its last message."""
         messages = [flat(message) for message in self._body.messages]
         begun = messages.pop()["content"] if self._body.continue_final_message else ""
-        return Scorable(prompt=messages, completion=[{"role": "assistant", "content": begun + one.text}])
+        return Scorable(
+            prompt=messages, completion=[{"role": "assistant", "content": begun + one.text}]
+        )
 
     def best(self, chosen: Sequence[Output], outputs: Sequence[Output]) -> dict[str, Any]:
         """An answer, and what is told of its prompt."""
@@ -357,7 +436,10 @@ class ChatAnswer(Answer):
 
     def _choice(self, one: Output) -> dict[str, Any]:
         text, calls = one.plain, [_shaped(call) for call in one.calls]
-        message: dict[str, Any] = {"role": "assistant", "content": text if text or not calls else None}
+        message: dict[str, Any] = {
+            "role": "assistant",
+            "content": text if text or not calls else None,
+        }
         if calls:
             message["tool_calls"] = calls
         return {"index": one.place, "message": message, **self._facts(one), "token_ids": one.tokens}
@@ -387,7 +469,10 @@ class ChatAnswer(Answer):
         finish, logprobs = "tool_calls" if one.finish == "stop" and one.called else one.finish, None
         if self._body.logprobs:
             content = [
-                {**self._entry(token, logprob), "top_logprobs": [self._entry(*pair) for pair in row]}
+                {
+                    **self._entry(token, logprob),
+                    "top_logprobs": [self._entry(*pair) for pair in row],
+                }
                 for token, logprob, row in one.positions
             ]
             logprobs = {"content": content, "refusal": None}
@@ -396,8 +481,16 @@ class ChatAnswer(Answer):
     def _entry(self, token: int, logprob: float | None) -> dict[str, Any]:
         """A token with its bytes; null where it is part of a character only."""
         text = self.name(token)
-        return {"token": text, "logprob": logprob, "bytes": None if BROKEN in text else list(text.encode())}
+        return {
+            "token": text,
+            "logprob": logprob,
+            "bytes": None if BROKEN in text else list(text.encode()),
+        }
 
 
 def _shaped(call: ToolCall) -> dict[str, Any]:
-    return {"id": call.id, "type": "function", "function": {"name": call.name, "arguments": call.arguments_json}}
+    return {
+        "id": call.id,
+        "type": "function",
+        "function": {"name": call.name, "arguments": call.arguments_json},
+    }

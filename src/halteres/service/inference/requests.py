@@ -1,4 +1,5 @@
-"""A request for inference, whatever its shape: its fields, which weights a `model` means, prompts and chats as tokens.
+"""A request for inference, whatever its shape: its fields, which weights a `model` means, prompts
+and chats as tokens.
 
 halteres/tiny, its folder, its aliases      the base model
 tinker://RUN/sampler_weights/NAME           named weights; …/weights/NAME too
@@ -8,8 +9,8 @@ nothing                                     the run in the URL; without one, the
 
 Which fields of a body are read, refused or passed over, `fields` says.
 
-Source: OpenAI's and Anthropic's API references, vLLM 0.11 `SamplingParams` and its protocol, sglang 0.5
-`GenerateReqInput` and `SamplingParams`.
+Source: OpenAI's and Anthropic's API references, vLLM 0.11 `SamplingParams` and its protocol, sglang
+0.5 `GenerateReqInput` and `SamplingParams`.
 """
 
 from __future__ import annotations
@@ -30,7 +31,8 @@ from halteres.text import text_of as plain_text
 
 TokenCount = Annotated[int, msgspec.Meta(ge=0, le=2**31 - 1)]
 TokenId = Annotated[int, msgspec.Meta(ge=-(2**31), le=2**31 - 1)]
-TopCount = Annotated[int, msgspec.Meta(ge=0, le=256)]  # of the most likely tokens; 256 is the engine's limit
+# of the most likely tokens; 256 is the engine's limit
+TopCount = Annotated[int, msgspec.Meta(ge=0, le=256)]
 
 
 AFewStops = msgspec.Meta(max_length=MOST_STOPS)
@@ -40,7 +42,8 @@ class SamplingFields(msgspec.Struct, kw_only=True):
     """What every such request says about sampling. Defaults are OpenAI's and vLLM's."""
 
     n: int = 1
-    max_tokens: TokenCount | None = None  # None: up to the context limit; 0: score the prompt, write nothing
+    # None: up to the context limit; 0: score the prompt, write nothing
+    max_tokens: TokenCount | None = None
     temperature: float = 1.0
     top_p: float = 1.0
     top_k: TokenId = -1
@@ -59,12 +62,17 @@ class SamplingFields(msgspec.Struct, kw_only=True):
     @property
     def stop_tokens(self) -> tuple[int, ...]:
         """Tokens that end the answer beside the model's own: those of both fields."""
-        return (*(stop for stop in self.stops if isinstance(stop, int)), *(self.stop_token_ids or ()))
+        return (
+            *(stop for stop in self.stops if isinstance(stop, int)),
+            *(self.stop_token_ids or ()),
+        )
 
     @property
     def stops(self) -> Sequence[str | int]:
         """Texts and tokens of `stop`."""
-        return self.stop if isinstance(self.stop, list) else [] if self.stop is None else [self.stop]
+        return (
+            self.stop if isinstance(self.stop, list) else [] if self.stop is None else [self.stop]
+        )
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -97,12 +105,17 @@ class Prompt:
     text: str | None = None
 
     @staticmethod
-    def of(given: str | list[int], tokenizer: Tokenizer, longest: int, special: bool | None = None) -> Prompt:
-        """A text, of at most so many characters, or as many tokens. `special`: whether a text gets the tokens that
-        begin and end one; None: unless it begins so already."""
+    def of(
+        given: str | list[int], tokenizer: Tokenizer, longest: int, special: bool | None = None
+    ) -> Prompt:
+        """A text, of at most so many characters, or as many tokens. `special`: whether a text gets
+        the tokens that begin and end one; None: unless it begins so already.
+        """
         unit = "characters" if isinstance(given, str) else "tokens"
         if len(given) > longest:
-            raise InvalidData(f"A prompt has {len(given)} {unit}.", f"{longest} are the limit.", "Shorten it.")
+            raise InvalidData(
+                f"A prompt has {len(given)} {unit}.", f"{longest} are the limit.", "Shorten it."
+            )
         if not isinstance(given, str):
             return Prompt(tokens=given)
         begins = tokenizer.specials.get("bos_token")
@@ -111,14 +124,19 @@ class Prompt:
 
 
 def several(given: str | Sequence[str | int | list[int]], field: str) -> list[str | list[int]]:
-    """The prompts of a field that holds a text, a list of texts, a list of token ids or a list of such lists."""
+    """The prompts of a field that holds a text, a list of texts, a list of token ids or a list of
+    such lists.
+    """
     if isinstance(given, str):
         return [given]
     tokens = [one for one in given if isinstance(one, int)]
     if len(tokens) == len(given):
         return [tokens]
     if tokens:
-        raise InvalidData(f"`{field}` mixes token ids with prompts.", next="Send one list of ids, or a list of lists.")
+        raise InvalidData(
+            f"`{field}` mixes token ids with prompts.",
+            next="Send one list of ids, or a list of lists.",
+        )
     return [one for one in given if not isinstance(one, int)]
 
 
@@ -131,24 +149,31 @@ class InferenceRequest:
     prompts: Sequence[Prompt]
     sampling: SamplingFields
     top: int = 0  # most likely tokens at each sampled position
-    prompt_top: int | None = None  # ... and at each position of the prompt; None: nothing of the prompt is answered
+    # ... and at each position of the prompt; None: nothing of the prompt is answered
+    prompt_top: int | None = None
     prompt_start: int = 0  # the first position of the prompt that is answered
     parallel_calls: bool | None = None  # of tools, several or the first alone; None: calls are text
 
     @property
     def num_prompt_logprobs(self) -> int:
-        """Log-probabilities of prompts in the answer, where those of a prompt may stand beside each sequence."""
+        """Log-probabilities of prompts in the answer, where those of a prompt may stand beside each
+        sequence.
+        """
         if self.prompt_top is None:
             return 0
         positions = sum(max(0, len(prompt.tokens) - self.prompt_start) for prompt in self.prompts)
         return self.sampling.n * positions * (1 + self.prompt_top)
 
     def num_likely(self, context_length: int) -> int:
-        """Likely tokens at the sampled positions of the answer, were each sequence as long as it may be."""
+        """Likely tokens at the sampled positions of the answer, were each sequence as long as it
+        may be.
+        """
         if not self.top or self.scores_only:
             return 0
         most = context_length if self.sampling.max_tokens is None else self.sampling.max_tokens
-        positions = sum(min(most, max(0, context_length - len(prompt.tokens))) for prompt in self.prompts)
+        positions = sum(
+            min(most, max(0, context_length - len(prompt.tokens))) for prompt in self.prompts
+        )
         return self.sampling.n * positions * self.top
 
     @property
@@ -163,7 +188,9 @@ OURS = frozenset(("messages", "tools", "add_generation_prompt", "tokenize", "cha
 """What a template is given by us, and nobody may give it a second time."""
 
 CONTINUED = "[the answer goes on here]"
-"""Stands behind the last message's content while it is rendered, and is cut off with all that follows."""
+"""Stands behind the last message's content while it is rendered, and is cut off with all that
+follows.
+"""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -193,17 +220,24 @@ class Tool(msgspec.Struct, kw_only=True):
 
 
 def render(tokenizer: Tokenizer, chat: Chat) -> str:
-    """The prompt's text, by the model's own template; raises InvalidData where it cannot take the chat."""
+    """The prompt's text, by the model's own template; raises InvalidData where it cannot take the
+    chat.
+    """
     if not chat.messages:
         raise _unfit("`messages` is empty.", next="Send at least one message.")
     if given := sorted(OURS.intersection(chat.template_kwargs)):
-        raise InvalidData(f"`chat_template_kwargs` may not hold '{given[0]}'.", param="chat_template_kwargs")
+        raise InvalidData(
+            f"`chat_template_kwargs` may not hold '{given[0]}'.", param="chat_template_kwargs"
+        )
     extra = dict(chat.template_kwargs)
     if chat.tools:
         if not tokenizer.template_reads("tools"):
             raise InvalidData(
                 "The model's chat template has no place for tools.",
-                next="Describe them in the system message, or use a model whose template reads `tools`.",
+                next=(
+                    "Describe them in the system message, or use a model whose template reads "
+                    "`tools`."
+                ),
                 param="tools",
             )
         try:
@@ -214,7 +248,9 @@ def render(tokenizer: Tokenizer, chat: Chat) -> str:
     messages, continued = [flat(message) for message in chat.messages], chat.continue_final_message
     if continued:
         messages[-1]["content"] += CONTINUED
-    text = tokenizer.render(messages, add_generation_prompt=chat.add_generation_prompt and not continued, **extra)
+    text = tokenizer.render(
+        messages, add_generation_prompt=chat.add_generation_prompt and not continued, **extra
+    )
     if not continued:
         return text
     if (end := text.rfind(CONTINUED)) < 0:
@@ -238,7 +274,9 @@ def flat(message: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def text_of(content: Any) -> str:
-    """The text of a message's content: a text, or a list of parts, as OpenAI and Anthropic have them."""
+    """The text of a message's content: a text, or a list of parts, as OpenAI and Anthropic have
+    them.
+    """
     try:
         return plain_text(content)
     except InvalidData as error:
@@ -248,9 +286,12 @@ def text_of(content: Any) -> str:
 def _call(call: Any) -> dict[str, Any]:
     function = call.get("function") if isinstance(call, dict) else None
     if not isinstance(function, dict) or not isinstance(function.get("name"), str):
-        raise _unfit("A message's tool_calls do not fit.", next="Send function.name and function.arguments.")
+        raise _unfit(
+            "A message's tool_calls do not fit.", next="Send function.name and function.arguments."
+        )
     arguments = function.get("arguments") or {}
-    if isinstance(arguments, str):  # OpenAI's API writes them as a JSON text, templates expect the object
+    # OpenAI's API writes them as a JSON text, templates expect the object
+    if isinstance(arguments, str):
         with suppress(msgspec.DecodeError, RecursionError):
             read = msgspec.json.decode(arguments)
             arguments = read if isinstance(read, dict) else arguments

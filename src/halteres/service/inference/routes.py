@@ -1,7 +1,8 @@
 """The routes of inference: which paths answer in whose shape, and what there is to sample from.
 
-Source: public documentation of the hosted service for /oai/api/v1 and /anthropic/api/v1; OpenAI's API reference
-(models); vLLM 0.11 (/health, /ping, /version, /tokenize, /detokenize); sglang 0.5 (/health_generate, /get_model_info).
+Source: public documentation of the hosted service for /oai/api/v1 and /anthropic/api/v1; OpenAI's
+API reference (models); vLLM 0.11 (/health, /ping, /version, /tokenize, /detokenize); sglang 0.5
+(/health_generate, /get_model_info).
 
     /v1/…, /generate, …        weights by `model`; without one, the base model
     /runs/RUN/…                the same; without a name that means others, the newest policy of RUN
@@ -47,14 +48,20 @@ class InferenceRoutes:
             route("/v1/models", self._models),
             route("/v1/models/{model:path}", self._model),
         ]
-        anthropic = [self._post("/v1/messages", messages), self._post("/v1/messages/count_tokens", count_tokens)]
+        anthropic = [
+            self._post("/v1/messages", messages),
+            self._post("/v1/messages/count_tokens", count_tokens),
+        ]
         everything = [
             self._post("/generate", generate),
             *openai,
             *anthropic,
             self._post("/tokenize", tokenize),
             self._post("/detokenize", detokenize),
-            *(route(path, self._health) for path in ("/health", "/health_generate", "/ping", "/v1/health")),
+            *(
+                route(path, self._health)
+                for path in ("/health", "/health_generate", "/ping", "/v1/health")
+            ),
             *(route(path, self._model_info) for path in ("/get_model_info", "/model_info")),
             route("/version", self._version),
         ]
@@ -65,7 +72,9 @@ class InferenceRoutes:
             *everything,
         ]
 
-    def _post(self, path: str, handler: Callable[[Inference, Call], Coroutine[Any, Any, Response]]) -> BaseRoute:
+    def _post(
+        self, path: str, handler: Callable[[Inference, Call], Coroutine[Any, Any, Response]]
+    ) -> BaseRoute:
         return route(path, endpoint(partial(handler, self._inference)), "POST")
 
     async def _models(self, request: Request) -> Any:
@@ -79,7 +88,9 @@ class InferenceRoutes:
             return listed[model]
         run = request.path_params.get("run_id")
         if run is not None and SCHEME not in model and not self._inference.base.answers_to(model):
-            raise NotFound(f"There is no model '{shortened(model)}' under the run '{run}'.", param="model")
+            raise NotFound(
+                f"There is no model '{shortened(model)}' under the run '{run}'.", param="model"
+            )
         weights = self._inference.weights(model, run, tenant_of(request))
         return self._shaped(model, weights.version, is_base=weights.snapshot is None)
 
@@ -89,13 +100,18 @@ class InferenceRoutes:
             found = self._inference.models(tenant_of(request))
         else:
             found = {run: (self._policy(request).version, 0.0), base.name: (0, 0.0)}
-        return {name: self._shaped(name, *facts, is_base=name in base.names) for name, facts in found.items()}
+        return {
+            name: self._shaped(name, *facts, is_base=name in base.names)
+            for name, facts in found.items()
+        }
 
     def _policy(self, request: Request) -> Weights:
         """The newest of the run in the URL; without one, the base model."""
         return self._inference.weights(None, request.path_params.get("run_id"), tenant_of(request))
 
-    def _shaped(self, name: str, version: int, created_at: float = 0.0, *, is_base: bool) -> dict[str, Any]:
+    def _shaped(
+        self, name: str, version: int, created_at: float = 0.0, *, is_base: bool
+    ) -> dict[str, Any]:
         base = self._inference.base.name
         return {
             "id": name,
@@ -113,7 +129,8 @@ class InferenceRoutes:
             if not self._inference.ready:
                 raise NotReady("The engine is starting.", next="Ask again in a moment.")
             return {"status": "ok", "policy_version": self._policy(request).version}
-        except HalteresError as error:  # whoever probes is nobody's client: /v1/health has the detail beside
+        except HalteresError as error:
+            # whoever probes is nobody's client: /v1/health has the detail beside
             return refusal_at(request.url.path, error)
 
     async def _model_info(self, request: Request) -> Any:
@@ -152,7 +169,9 @@ async def tokenize(inference: Inference, call: Call) -> Response:
     if (body.prompt is None) == (body.messages is None):
         raise InvalidData("The request names no text, or two.", next="Send prompt or messages.")
     if body.messages is None:
-        [prompt] = await inference.prompts(call, lambda: [body.prompt or ""], body.add_special_tokens)
+        [prompt] = await inference.prompts(
+            call, lambda: [body.prompt or ""], body.add_special_tokens
+        )
     else:
         chat = Chat(
             messages=body.messages,
@@ -163,9 +182,15 @@ async def tokenize(inference: Inference, call: Call) -> Response:
         )
         prompt = await inference.chat_prompt(call, lambda: chat, body.add_special_tokens)
     tokens = prompt.tokens
-    found = {"count": len(tokens), "max_model_len": await inference.context_length(), "tokens": tokens}
+    found = {
+        "count": len(tokens),
+        "max_model_len": await inference.context_length(),
+        "tokens": tokens,
+    }
     if body.return_token_strs:
-        texts = await inference.in_thread(call, lambda: list(map(inference.tokenizer.token, tokens)), len(call.body))
+        texts = await inference.in_thread(
+            call, lambda: list(map(inference.tokenizer.token, tokens)), len(call.body)
+        )
         return answer({**found, "token_strs": texts})
     return answer(found)
 
@@ -185,7 +210,9 @@ async def detokenize(inference: Inference, call: Call) -> Response:
         packed(tokens)
         strange = next((token for token in tokens if not inference.tokenizer.knows(token)), None)
         if strange is not None:
-            raise InvalidData(f"`tokens` holds {strange}, which is no token of this model.", param="tokens")
+            raise InvalidData(
+                f"`tokens` holds {strange}, which is no token of this model.", param="tokens"
+            )
         return inference.tokenizer.decode(tokens, skip_special_tokens=False)
 
     return answer({"prompt": await inference.in_thread(call, text, len(call.body))})

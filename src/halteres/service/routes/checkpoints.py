@@ -1,11 +1,13 @@
-"""Checkpoints, for RestClient: listed, described, published, given a time to live, copied, deleted, downloaded.
+"""Checkpoints, for RestClient: listed, described, published, given a time to live, copied, deleted,
+downloaded.
 
-A copy is a checkpoint of its own, of the kind and name of its source, in a training run of its own without an adapter.
-A download's URL carries its own proof: whoever has one may read one file for an hour, without a key.
+A copy is a checkpoint of its own, of the kind and name of its source, in a training run of its own
+without an adapter. A download's URL carries its own proof: whoever has one may read one file for an
+hour, without a key.
 
-Source: tinker SDK 0.38.0, lib/public_interfaces/rest_client.py, resources/weights.py, resources/models.py,
-cli/commands/checkpoint.py (files); 0.25.0, resources/weights.py (archives, up to 0.35); 0.3.0 for the list of a model's
-checkpoints.
+Source: tinker SDK 0.38.0, lib/public_interfaces/rest_client.py, resources/weights.py,
+resources/models.py, cli/commands/checkpoint.py (files); 0.25.0, resources/weights.py (archives, up
+to 0.35); 0.3.0 for the list of a model's checkpoints.
 """
 
 from __future__ import annotations
@@ -44,7 +46,9 @@ from halteres.service.wire import bodies
 RUN = "/api/v1/training_runs/{run_id}"
 CHECKPOINT = f"{RUN}/checkpoints/{{kind}}/{{name}}"
 
-VALID_S = 3600  # clients have URLs signed again where fewer than 5 minutes are left (SDK 0.38, tinker-cookbook 0.6.1)
+# clients have URLs signed again where fewer than 5 minutes are left (SDK 0.38, tinker-cookbook
+# 0.6.1)
+VALID_S = 3600
 
 
 class NotSigned(UserError):
@@ -53,7 +57,9 @@ class NotSigned(UserError):
     code, status = "not_signed", 403
 
     def __init__(self, why: str) -> None:
-        super().__init__("This URL opens nothing.", why, "Ask for a new one: external_weights_urls, or archive.")
+        super().__init__(
+            "This URL opens nothing.", why, "Ask for a new one: external_weights_urls, or archive."
+        )
 
 
 class CheckpointRoutes:
@@ -118,13 +124,18 @@ class CheckpointRoutes:
         await self._checkpoints.remove(self._own(request))
 
     async def _publish(self, request: Request) -> None:
-        """From now on everybody may load it, or nobody else (DELETE); repeated, it changes nothing."""
+        """From now on everybody may load it, or nobody else (DELETE); repeated, it changes
+        nothing.
+        """
         await self._checkpoints.change(self._own(request), public=request.method == "POST")
 
     async def _set_ttl(self, request: Request) -> None:
         body = await read_body(request, bodies.Ttl)
         if isinstance(body.ttl_seconds, msgspec.UnsetType):
-            raise InvalidData("The body has no ttl_seconds.", next="Send seconds, or null for a checkpoint that stays.")
+            raise InvalidData(
+                "The body has no ttl_seconds.",
+                next="Send seconds, or null for a checkpoint that stays.",
+            )
         expires_at = end_of_life(checked_ttl(body.ttl_seconds), time.time())
         await self._checkpoints.change(self._own(request), expires_at=expires_at)
 
@@ -134,7 +145,9 @@ class CheckpointRoutes:
     async def _copy(self, request: Request) -> Any:
         """Under the same idempotency key a repetition gets the first copy."""
         body, tenant = await read_body(request, bodies.CopyWeights), tenant_of(request)
-        refuse_token(request.headers.get("x-tinker-weights-access-token") or body.weights_access_token)
+        refuse_token(
+            request.headers.get("x-tinker-weights-access-token") or body.weights_access_token
+        )
         key = request.headers.get("x-idempotency-key")
         request_id = f"copy/{key}" if key else None
         async with self._copying:
@@ -147,29 +160,43 @@ class CheckpointRoutes:
             kind, name = source.path.kind, source.path.name
             path = self._checkpoints.place(model, kind, name, request_id=request_id)
             folder = self._checkpoints.folder(path)
-            await asyncio.to_thread(copy_linked, source.folder, folder, leave_out=CARD)  # which names the source's path
+            # which names the source's path
+            await asyncio.to_thread(copy_linked, source.folder, folder, leave_out=CARD)
             saved = Saved(folder=str(folder), size_bytes=size_of(folder), version=source.version)
             ttl_s, metadata = body.ttl_seconds, source.user_metadata
-            await self._checkpoints.add(path, saved, model, ttl_s=ttl_s, user_metadata=metadata, request_id=request_id)
+            await self._checkpoints.add(
+                path, saved, model, ttl_s=ttl_s, user_metadata=metadata, request_id=request_id
+            )
             return {"tinker_path": str(path)}
 
-    async def _destination(self, body: bodies.CopyWeights, tenant: Tenant, source: Checkpoint) -> Model:
+    async def _destination(
+        self, body: bodies.CopyWeights, tenant: Tenant, source: Checkpoint
+    ) -> Model:
         sessions, models = self._service.sessions, self._service.models
         if body.session_id is not None and body.model_seq_id is not None:
             session, seq = sessions.find(body.session_id, tenant), body.model_seq_id
         elif body.destination_project_id is not None:
             project = body.destination_project_id
-            session, seq = Session(tenant=tenant, tags=["copy_weights"], user_metadata={}, project_id=project), 0
+            session, seq = (
+                Session(tenant=tenant, tags=["copy_weights"], user_metadata={}, project_id=project),
+                0,
+            )
             await sessions.add(session)
             sessions.finish(session, "success")
         else:
             raise InvalidData(
-                "The copy has no destination.", next="Send destination_project_id, or session_id and model_seq_id."
+                "The copy has no destination.",
+                next="Send destination_project_id, or session_id and model_seq_id.",
             )
         model_id = model_id_of(session.id, seq)
         if models.of_id(model_id) is not None:
-            raise Conflict(f"The training run {model_id} is in use.", next="Send a model_seq_id that is free.")
-        base, metadata = source.base_model or self._service.base.name, {"copied_from": str(source.path)}
+            raise Conflict(
+                f"The training run {model_id} is in use.", next="Send a model_seq_id that is free."
+            )
+        base, metadata = (
+            source.base_model or self._service.base.name,
+            {"copied_from": str(source.path)},
+        )
         model = await models.add(model_id, session.id, tenant, base, metadata)
         model.lora = source.lora
         await record(self._service.journal, model)
@@ -181,39 +208,58 @@ class CheckpointRoutes:
         found = self._checkpoints.readable(_path_in(request), tenant_of(request))
         if found.path.kind != "external_weights":
             raise InvalidData(
-                f"{found.path} is no export.", next="Make one: TrainingClient.save_weights_external(name)."
+                f"{found.path} is no export.",
+                next="Make one: TrainingClient.save_weights_external(name).",
             )
         expires = int(time.time()) + VALID_S
-        urls = {name: self._url(request, "exports", found, name, expires) for name in files_of(found)}
+        urls = {
+            name: self._url(request, "exports", found, name, expires) for name in files_of(found)
+        }
         return {"urls": urls, "expires": timestamp(expires)}
 
     async def _archive_url(self, request: Request) -> Response:
         found = self._checkpoints.readable(_path_in(request), tenant_of(request))
         expires = int(time.time()) + VALID_S
         url = self._url(request, "archives", found, "", expires)
-        return Response(status_code=302, headers={"location": url, "expires": formatdate(expires, usegmt=True)})
+        return Response(
+            status_code=302, headers={"location": url, "expires": formatdate(expires, usegmt=True)}
+        )
 
-    def _url(self, request: Request, what: str, checkpoint: Checkpoint, file: str, expires: int) -> str:
+    def _url(
+        self, request: Request, what: str, checkpoint: Checkpoint, file: str, expires: int
+    ) -> str:
         """By the scheme, host and port by which the client reached us; an archive has no `file`."""
         path = checkpoint.path
         parts = (what, path.run, path.kind, path.name, *([file] if file else []))
-        query = urlencode({"expires": expires, "signature": self._signature(what, checkpoint, file, expires)})
+        query = urlencode(
+            {"expires": expires, "signature": self._signature(what, checkpoint, file, expires)}
+        )
         base = str(request.base_url).rstrip("/")
         return f"{base}{SIGNED}/{'/'.join(quote(part, safe=':') for part in parts)}?{query}"
 
     def _signature(self, what: str, checkpoint: Checkpoint, file: str, expires: int) -> str:
         """Over the time of making too: a path that is used again is another checkpoint's."""
-        text = "\n".join((what, str(checkpoint.path), repr(checkpoint.created_at), file, str(expires)))
+        text = "\n".join(
+            (what, str(checkpoint.path), repr(checkpoint.created_at), file, str(expires))
+        )
         return hmac.new(self._secret, text.encode(), hashlib.sha256).hexdigest()
 
     def _signed(self, request: Request, what: str, file: str) -> Checkpoint:
-        """The checkpoint that a signed request names, whoever asks; NotSigned where the signature is missing, another
-        or over, or the checkpoint gone or another one."""
-        found, expires = self._checkpoints.at(_path_in(request)), request.query_params.get("expires", "")
+        """The checkpoint that a signed request names, whoever asks; NotSigned where the signature
+        is missing, another or over, or the checkpoint gone or another one.
+        """
+        found, expires = (
+            self._checkpoints.at(_path_in(request)),
+            request.query_params.get("expires", ""),
+        )
         right, signature = "", request.query_params.get("signature", "")
         if found is not None and re.fullmatch(r"[0-9]{1,15}", expires):
             right = self._signature(what, found, file, int(expires))
-        if found is None or not right or not hmac.compare_digest(right.encode(), signature.encode()):
+        if (
+            found is None
+            or not right
+            or not hmac.compare_digest(right.encode(), signature.encode())
+        ):
             raise NotSigned("It was changed, or what it led to was deleted.")
         if int(expires) <= time.time():
             raise NotSigned("Its time is over.")
@@ -224,19 +270,28 @@ class CheckpointRoutes:
         name = request.path_params["file"]
         found = self._signed(request, "exports", name)
         if (file := files_of(found).get(name)) is None:
-            raise NotFound(f"{found.path} has no file '{name}'.", f"It has {', '.join(files_of(found))}.")
+            raise NotFound(
+                f"{found.path} has no file '{name}'.", f"It has {', '.join(files_of(found))}."
+            )
         return FileResponse(file, media_type="application/octet-stream", filename=name)
 
     async def _archive(self, request: Request) -> Response:
         found = self._signed(request, "archives", "")
         size, chunks = _tar_of(files_of(found))
-        headers = {"content-length": str(size), "content-disposition": f'attachment; filename="{found.path.name}.tar"'}
+        headers = {
+            "content-length": str(size),
+            "content-disposition": f'attachment; filename="{found.path.name}.tar"',
+        }
         return StreamingResponse(chunks, 200, headers, "application/x-tar")
 
 
 def _listable(found: Sequence[Checkpoint], request: Request) -> Sequence[Checkpoint]:
-    """Those that the asking SDK can read: before 0.28.1 one external checkpoint makes its whole list invalid."""
-    agent = re.match(r"AsyncTinker/Python (\d{1,6})\.(\d{1,6})\.(\d{1,6})", request.headers.get("user-agent", ""))
+    """Those that the asking SDK can read: before 0.28.1 one external checkpoint makes its whole
+    list invalid.
+    """
+    agent = re.match(
+        r"AsyncTinker/Python (\d{1,6})\.(\d{1,6})\.(\d{1,6})", request.headers.get("user-agent", "")
+    )
     if agent is None or tuple(map(int, agent.groups())) >= (0, 28, 1):
         return found
     return [one for one in found if one.path.kind != "external_weights"]
@@ -266,7 +321,9 @@ def described(found: Checkpoint | None) -> dict[str, Any] | None:
 
 
 def files_of(found: Checkpoint) -> dict[str, Path]:
-    """The files that others get of a checkpoint, by name: all of an export, of weights the adapter's."""
+    """The files that others get of a checkpoint, by name: all of an export, of weights the
+    adapter's.
+    """
     files = {file.name: file for file in sorted(found.folder.iterdir()) if file.is_file()}
     if found.path.kind == "external_weights":
         return files
@@ -274,7 +331,9 @@ def files_of(found: Checkpoint) -> dict[str, Path]:
 
 
 def _tar_of(files: Mapping[str, Path]) -> tuple[int, Iterator[bytes]]:
-    """How many bytes a tar of these files has, and the tar; it is sent even if the files are removed meanwhile."""
+    """How many bytes a tar of these files has, and the tar; it is sent even if the files are
+    removed meanwhile.
+    """
     try:
         streams = [(name, file.open("rb"), file.stat()) for name, file in files.items()]
     except OSError as error:
@@ -290,7 +349,9 @@ def _tar_of(files: Mapping[str, Path]) -> tuple[int, Iterator[bytes]]:
                     yield chunk
             yield bytes(-facts.st_size % tarfile.BLOCKSIZE)
         # At the end an empty file, by which SDKs up to 0.35 know that it is whole.
-        yield tarfile.TarInfo("checkpoint_complete").tobuf(tarfile.USTAR_FORMAT) + bytes(2 * tarfile.BLOCKSIZE)
+        yield tarfile.TarInfo("checkpoint_complete").tobuf(tarfile.USTAR_FORMAT) + bytes(
+            2 * tarfile.BLOCKSIZE
+        )
 
     blocks = sum(1 + -(-facts.st_size // tarfile.BLOCKSIZE) for _, _, facts in streams)
     return (blocks + 3) * tarfile.BLOCKSIZE, chunks()

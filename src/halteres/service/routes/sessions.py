@@ -1,9 +1,10 @@
 """Sessions and training runs: how a client connects, what it may ask about itself, and what exists.
 
-Source: tinker SDK 0.38.0, lib/internal_client_holder.py and resources/service.py; cli/auth_api.py for keys, and
-lib/_jwt_auth.py for the token, which is asked for only where `pjwt_auth_enabled` is on; for what exists,
-lib/public_interfaces/rest_client.py and admin_client.py, types/session_search_request.py, session_summary.py and
-session_status.py. `access_scope` changes nothing: a tenant has access to what it owns.
+Source: tinker SDK 0.38.0, lib/internal_client_holder.py and resources/service.py; cli/auth_api.py
+for keys, and lib/_jwt_auth.py for the token, which is asked for only where `pjwt_auth_enabled` is
+on; for what exists, lib/public_interfaces/rest_client.py and admin_client.py,
+types/session_search_request.py, session_summary.py and session_status.py. `access_scope` changes
+nothing: a tenant has access to what it owns.
 """
 
 from __future__ import annotations
@@ -43,23 +44,32 @@ from halteres.service.wire.bodies import PROMPT_BYTES
 
 CLIENT_FLAGS = {
     "pjwt_auth_enabled": False,  # the plain key goes on every request
-    "parallel_fwdbwd_chunks": True,  # queues put the chunks in order; one after another they would wait for the network
+    # queues put the chunks in order; one after another they would wait for the network
+    "parallel_fwdbwd_chunks": True,
     "proto_compress_fwdbwd": False,  # on one machine compressing costs more than it saves
-    # It doubles the time of a sample (3.5 to 7 ms; 512 at once gain nothing), and SDK 0.38.0 may hang in
-    # ServiceClient.close(): its poller loses a cancellation that comes in the middle of a poll.
+    # It doubles the time of a sample (3.5 to 7 ms; 512 at once gain nothing), and SDK 0.38.0 may
+    # hang in ServiceClient.close(): its poller loses a cancellation that comes in the middle of a
+    # poll.
     "sample_use_retrieve_futures": False,
-    "sample_join_sampling_session": False,  # the number that a copy draws by itself is as good, and costs no request
-    # The SDK then computes a custom loss itself: a forward, and a cross_entropy whose weights are its gradient.
+    # the number that a copy draws by itself is as good, and costs no request
+    "sample_join_sampling_session": False,
+    # The SDK then computes a custom loss itself: a forward, and a cross_entropy whose weights are
+    # its gradient.
     "custom_loss_server_side": False,
 }
-"""What steers a client for its life; everything else keeps the SDK's defaults. Older SDKs know fewer of them."""
+"""What steers a client for its life; everything else keeps the SDK's defaults. Older SDKs know
+fewer of them.
+"""
 
 DYNAMIC_FLAGS = {"sample_cancel_enabled": True}  # what nobody waits for makes room at once
 """What a client asks for again and again."""
 
 REFRESH_S = 300  # between two of those questions
 
-_TEMPERATURES = {"raw": "temperature 1, whatever they were drawn at", "tempered": "the temperature they were drawn at"}
+_TEMPERATURES = {
+    "raw": "temperature 1, whatever they were drawn at",
+    "tempered": "the temperature they were drawn at",
+}
 
 NO_PROJECT = "default"  # the project of a session that names none: a summary must name one
 
@@ -117,12 +127,16 @@ class SessionRoutes:
         raise UserError(
             "This service gives no tokens.",
             "Keys are sent plainly with each request: client/config says pjwt_auth_enabled=false.",
-            "Set TINKER_API_KEY to a key; on the service's own machine any text that begins with tml- will do.",
+            "Set TINKER_API_KEY to a key; on the service's own machine any text that begins with "
+            "tml- will do.",
         )
 
     async def _key(self, request: Request) -> Any:
         found, tenant = await self._key_of(request), tenant_of(request)
-        details = {"org_details": {"name": tenant}, "user_details": {"email": f"{tenant}@localhost"}}
+        details = {
+            "org_details": {"name": tenant},
+            "user_details": {"email": f"{tenant}@localhost"},
+        }
         return {
             "key_id": int(found.id, 16) if found else 0,
             "name": found.name if found else tenant,
@@ -141,11 +155,15 @@ class SessionRoutes:
         return next((key for key in known if [key.id] == key_id and key.tenant == tenant), None)
 
     def _chosen(self, flags: Mapping[str, bool]) -> dict[str, bool]:
-        return {name: self._service.options.client_flags.get(name, value) for name, value in flags.items()}
+        return {
+            name: self._service.options.client_flags.get(name, value)
+            for name, value in flags.items()
+        }
 
     async def _health(self, _: Request) -> Any:
-        """200 once trainer and a sampler have answered `info`, which a host asks before it calls its engine ready, and
-        as long as the journal can be written."""
+        """200 once trainer and a sampler have answered `info`, which a host asks before it calls
+        its engine ready, and as long as the journal can be written.
+        """
         if away := self._service.fleet.trouble:
             return answer({"detail": away}, 503)
         if (trouble := self._service.journal.trouble) is not None:
@@ -161,7 +179,9 @@ class SessionRoutes:
             "trainable": trainer.trains,
             "sampleable": sampler.samples,
         }
-        return {"supported_models": [{"model_name": name, **facts} for name in self._service.base.names]}
+        return {
+            "supported_models": [{"model_name": name, **facts} for name in self._service.base.names]
+        }
 
     async def _create_session(self, request: Request) -> Any:
         body, tenant = await read_body(request, bodies.CreateSession), tenant_of(request)
@@ -176,8 +196,10 @@ class SessionRoutes:
         await self._service.sessions.add(session)
         base = self._service.base
         message = (
-            f"Halteres {halteres.__version__} serves '{base.name}'; its tokenizer is in {base.folder}. Set"
-            " HF_HUB_OFFLINE=1 to work without network, and name the base model by that folder if a SamplingClient is"
+            f"Halteres {halteres.__version__} serves '{base.name}'; its tokenizer is in "
+            f"{base.folder}. Set"
+            " HF_HUB_OFFLINE=1 to work without network, and name the base model by that folder if "
+            "a SamplingClient is"
             " asked for its tokenizer. Log-probabilities of sampled tokens are those at"
             f" {_TEMPERATURES[self._service.samples.logprobs]}."
         )
@@ -228,7 +250,8 @@ class SessionRoutes:
     async def _training_run(self, request: Request) -> Any:
         run, tenant = request.path_params["run_id"], tenant_of(request)
         found = self._service.checkpoints.all(run, tenant)
-        if self._service.models.of_id(run) is None and found:  # nothing is known of it but its checkpoints
+        # nothing is known of it but its checkpoints
+        if self._service.models.of_id(run) is None and found:
             base = found[-1].base_model or self._service.base.name
             return self._run_facts(run, base, tenant, found[-1].lora.rank, found[-1].created_at)
         return self._run(self._service.models.find(run, tenant))
@@ -238,10 +261,14 @@ class SessionRoutes:
 
     def _run(self, model: Model) -> dict[str, Any]:
         rank = model.lora.rank if model.lora else None
-        facts = self._run_facts(model.id, model.base_model, model.tenant, rank, model.last_request_at)
+        facts = self._run_facts(
+            model.id, model.base_model, model.tenant, rank, model.last_request_at
+        )
         return {**facts, "user_metadata": texts(model.user_metadata)}
 
-    def _run_facts(self, run: str, base: str, owner: Tenant, rank: int | None, last_at: float) -> dict[str, Any]:
+    def _run_facts(
+        self, run: str, base: str, owner: Tenant, rank: int | None, last_at: float
+    ) -> dict[str, Any]:
         newest = self._service.checkpoints.newest
         return {
             "training_run_id": run,
@@ -277,7 +304,8 @@ class SessionRoutes:
 
     async def _trace(self, request: Request) -> Any:
         why = (
-            f"This service records no traces. What session {self._session_in(request).id} asked for, and when, is in"
+            f"This service records no traces. What session {self._session_in(request).id} asked "
+            "for, and when, is in"
             f" the table 'requests' of {self._service.state / 'journal.sqlite'}."
         )
         return {"status": "failed", "error": why}
@@ -304,19 +332,31 @@ class SessionRoutes:
     async def _search(self, request: Request) -> Any:
         body = await read_body(request, bodies.Search)
         known = self._service.sessions.all(tenant_of(request))
-        found = sorted((session for session in known if self._fits(session, body)), key=_place, reverse=True)
+        found = sorted(
+            (session for session in known if self._fits(session, body)), key=_place, reverse=True
+        )
         page, more = found[: body.limit], None
         if len(found) > len(page):
-            more = {"last_created_at": timestamp(page[-1].created_at), "last_session_id": page[-1].id}
+            more = {
+                "last_created_at": timestamp(page[-1].created_at),
+                "last_session_id": page[-1].id,
+            }
         return {"sessions": [self._summary(session) for session in page], "next_cursor": more}
 
     def _fits(self, session: Session, body: bodies.Search) -> bool:
         metadata, owner, status = texts(session.user_metadata), body.owner, self._status(session)
-        words, name = (body.display_name or "").lower().split(), (session.display_name or "").lower()
+        words, name = (
+            (body.display_name or "").lower().split(),
+            (session.display_name or "").lower(),
+        )
         by_name = bool(words) and all(word in name for word in words)
         before = body.cursor
-        statuses = [one for one in body.statuses or () if status is not None and one.type == status.type]
-        by_status = any(one.reasons is None or session.finished in (None, *one.reasons) for one in statuses)
+        statuses = [
+            one for one in body.statuses or () if status is not None and one.type == status.type
+        ]
+        by_status = any(
+            one.reasons is None or session.finished in (None, *one.reasons) for one in statuses
+        )
         return (
             # By its id or by its name: with both, either will do; with neither, every session.
             (by_name or session.id == body.session_id or (body.session_id is None and not words))
@@ -324,7 +364,9 @@ class SessionRoutes:
             and all(metadata.get(name) == value for name, value in body.user_metadata.items())
             and (owner.type != "user" or session.tenant in owner.owner_urns)
             and (body.statuses is None or by_status)
-            and (before is None or _place(session) < (before.last_created_at, before.last_session_id))
+            and (
+                before is None or _place(session) < (before.last_created_at, before.last_session_id)
+            )
         )
 
     def _status(self, session: Session) -> Status | None:

@@ -1,10 +1,12 @@
-"""Training and sampling: what TrainingClient and SamplingClient call, and the futures of their requests.
+"""Training and sampling: what TrainingClient and SamplingClient call, and the futures of their
+requests.
 
-Every parseable request of a training sequence is accepted, and whatever is wrong with it is its future's failure: a 4xx
-would leave a gap that its client never fills.
-Source: tinker SDK 0.38.0, lib/public_interfaces/training_client.py, custom_loss.py and sampling_client.py;
+Every parseable request of a training sequence is accepted, and whatever is wrong with it is its
+future's failure: a 4xx would leave a gap that its client never fills. Source: tinker SDK 0.38.0,
+lib/public_interfaces/training_client.py, custom_loss.py and sampling_client.py;
 lib/api_future_impl.py: 408 is polled again silently, a 200 `try_again` is logged each time;
-lib/session_futures_poller.py; 0.9.0 to 0.24.1 for JSON passes; 0.3.0 to 0.22, resources/models.py, for unload_model.
+lib/session_futures_poller.py; 0.9.0 to 0.24.1 for JSON passes; 0.3.0 to 0.22, resources/models.py,
+for unload_model.
 """
 
 from __future__ import annotations
@@ -41,14 +43,18 @@ from halteres.service.wire.training import (
 )
 
 STAND_IN = (
-    f"The loss {STABLE_REINFORCE} is computed by a formula of Halteres's own (docs/training-service.md): the hosted"
+    f"The loss {STABLE_REINFORCE} is computed by a formula of Halteres's own "
+    "(docs/training-service.md): the hosted"
     " service's is not public, and its results may differ."
 )
 
-MAX_CLIENTS = 2**63 // futures.CLONE  # copies of a sampling client, so that the numbers of their requests fit 64 bits
+# copies of a sampling client, so that the numbers of their requests fit 64 bits
+MAX_CLIENTS = 2**63 // futures.CLONE
 
 INLINE_BYTES = 256 * 1024
-"""Up to here a result is answered at once; of a larger one a client is told the size first, if it wants to be."""
+"""Up to here a result is answered at once; of a larger one a client is told the size first, if it
+wants to be.
+"""
 
 log = logging.getLogger(__name__)
 
@@ -82,7 +88,9 @@ class TrainingRoutes:
         kind, tenant = request.url.path.rsplit("/", 1)[1], tenant_of(request)
         content_type = request.headers.get("content-type", bodies.JSON).split(";")[0].strip()
         raw, body = await self._read(request, kind, content_type)
-        model_id, seq = (None, None) if isinstance(body, bodies.CreateModel) else (body.model_id, body.seq_id)
+        model_id, seq = (
+            (None, None) if isinstance(body, bodies.CreateModel) else (body.model_id, body.seq_id)
+        )
         if model_id is not None and seq is not None:
             model, drawn = self._service.models.find(model_id, tenant), None
         else:
@@ -115,23 +123,36 @@ class TrainingRoutes:
         if passed and passed.loss == STABLE_REINFORCE and not announced:
             model.stand_in_announced = True
             log.warning("Training run %s: %s", model.id, STAND_IN)
-            response.headers["x-deprecation-note"] = STAND_IN  # the one header that the SDK shows to its user
+            # the one header that the SDK shows to its user
+            response.headers["x-deprecation-note"] = STAND_IN
         return response
 
-    async def _read(self, request: HttpRequest, kind: str, content_type: str) -> tuple[bytes, TrainingBody]:
+    async def _read(
+        self, request: HttpRequest, kind: str, content_type: str
+    ) -> tuple[bytes, TrainingBody]:
         """The body, unpacked and parsed; a number that can be read of a broken one is used up."""
-        encoding, sent = request.headers.get("content-encoding"), await body_of(request, bodies.MAX_BODY_BYTES)
+        encoding, sent = (
+            request.headers.get("content-encoding"),
+            await body_of(request, bodies.MAX_BODY_BYTES),
+        )
         most = bodies.SMALL_BYTES
         if kind in PASSES:
-            most = bodies.MAX_BODY_BYTES if content_type == bodies.PROTOBUF else bodies.MAX_JSON_BYTES
+            most = (
+                bodies.MAX_BODY_BYTES if content_type == bodies.PROTOBUF else bodies.MAX_JSON_BYTES
+            )
         tenant, in_thread, plain = tenant_of(request), self._threads.run, b""
-        size = max(len(sent), LONG) if encoding == "zstd" else len(sent)  # few bytes of zstd may become very many
+        # few bytes of zstd may become very many
+        size = max(len(sent), LONG) if encoding == "zstd" else len(sent)
         try:
             plain = await in_thread(tenant, size, lambda: bodies.decompressed(sent, encoding, most))
-            return plain, await in_thread(tenant, len(plain), lambda: read_request(kind, content_type, plain))
+            return plain, await in_thread(
+                tenant, len(plain), lambda: read_request(kind, content_type, plain)
+            )
         except InvalidData:
             known = plain or await in_thread(tenant, size, lambda: bodies.head_of(sent, encoding))
-            address = await in_thread(tenant, len(known), lambda: address_of(kind, content_type, known))
+            address = await in_thread(
+                tenant, len(known), lambda: address_of(kind, content_type, known)
+            )
             if address is not None:
                 await self._service.models.burn(*address, tenant)
             raise
@@ -140,31 +161,42 @@ class TrainingRoutes:
         """The training run that a creation, or a load that names a session, makes."""
         if body.session_id is None or body.model_seq_id is None:
             raise InvalidData(
-                "The load names no model.", next="Send model_id and seq_id, or session_id and model_seq_id."
+                "The load names no model.",
+                next="Send model_id and seq_id, or session_id and model_seq_id.",
             )
         session, rank = self._service.sessions.find(body.session_id, tenant), None
         base = body.base_model
         if isinstance(body, bodies.CreateModel):
             rank = body.lora_config.rank
-        elif not base:  # as the checkpoint's own client knew it; a path without a checkpoint fails in its turn
+        elif not base:
+            # as the checkpoint's own client knew it; a path without a checkpoint fails in its turn
             with suppress(HalteresError):
                 base = self._service.checkpoints.find(body.path, tenant).base_model
         base = self._service.base.check(base or self._service.base.name)
         model_id = model_id_of(session.id, body.model_seq_id)
         self._service.refuse_model(session, model_id, rank)
-        return await self._service.models.add(model_id, session.id, tenant, base, body.user_metadata)
+        return await self._service.models.add(
+            model_id, session.id, tenant, base, body.user_metadata
+        )
 
     async def _get_info(self, request: HttpRequest) -> Any:
-        model = self._service.models.find(bodies.read_field(await body_of(request), "model_id"), tenant_of(request))
+        model = self._service.models.find(
+            bodies.read_field(await body_of(request), "model_id"), tenant_of(request)
+        )
         if model.lora is None:
-            raise NotFound(f"The training run {model.id} was never loaded.", next="Make a new training client.")
+            raise NotFound(
+                f"The training run {model.id} was never loaded.", next="Make a new training client."
+            )
         return {
             "type": "get_info",
             "model_id": model.id,
             "model_name": model.base_model,
             "is_lora": True,
             "lora_rank": model.lora.rank,
-            "model_data": {"model_name": model.base_model, "tokenizer_id": str(self._service.base.folder)},
+            "model_data": {
+                "model_name": model.base_model,
+                "tokenizer_id": str(self._service.base.folder),
+            },
         }
 
     async def _create_custom_loss(self, request: HttpRequest) -> Any:
@@ -172,7 +204,8 @@ class TrainingRoutes:
         raise UserError(
             "Custom losses are computed by the client here.",
             "This service runs no code or graph of a client's.",
-            "forward_backward_custom does that with every SDK; its flag custom_loss_server_side is false.",
+            "forward_backward_custom does that with every SDK; its flag custom_loss_server_side "
+            "is false.",
         )
 
     async def _unload_model(self, request: HttpRequest) -> Any:
@@ -185,7 +218,9 @@ class TrainingRoutes:
 
         subject = f"{model.id}/unload"
         key = f"{subject}/{new_id()}"
-        entry = Entry(key=key, kind=futures.UNLOAD_MODEL, subject=subject, tenant=model.tenant, body=body)
+        entry = Entry(
+            key=key, kind=futures.UNLOAD_MODEL, subject=subject, tenant=model.tenant, body=body
+        )
         future = await futures.settled_at_once(self._service.futures, entry, unload())
         return {"request_id": future.request_id, "model_id": model.id}
 
@@ -201,15 +236,23 @@ class TrainingRoutes:
         return {"type": "create_sampling_session", "sampling_session_id": sampler.id}
 
     async def _join_sampling_session(self, request: HttpRequest) -> Any:
-        """A number for a copy of a sampling client. It is drawn, not counted: a copy that an earlier life of the
-        service knew may not have sent anything yet."""
+        """A number for a copy of a sampling client. It is drawn, not counted: a copy that an
+        earlier life of the service knew may not have sent anything yet.
+        """
         sampler = bodies.read_field(await body_of(request), "sampling_session_id")
         self._service.samplers.find(sampler, tenant_of(request))
-        return {"type": "join_sampling_session", "client_counter": 1 + secrets.randbelow(MAX_CLIENTS - 1)}
+        return {
+            "type": "join_sampling_session",
+            "client_counter": 1 + secrets.randbelow(MAX_CLIENTS - 1),
+        }
 
     async def _sampler(self, request: HttpRequest) -> Any:
         sampler = self._service.samplers.find(request.path_params["sampler_id"], tenant_of(request))
-        return {"sampler_id": sampler.id, "base_model": sampler.base_model, "model_path": sampler.model_path}
+        return {
+            "sampler_id": sampler.id,
+            "base_model": sampler.base_model,
+            "model_path": sampler.model_path,
+        }
 
     async def _asample(self, request: HttpRequest) -> Any:
         raw, tenant = await body_of(request, bodies.PROMPT_BYTES), tenant_of(request)
@@ -221,7 +264,9 @@ class TrainingRoutes:
             waiting = self._service.futures.open_bytes(sampler.tenant)
             self._service.options.limits.of(sampler.tenant).check_waiting(waiting)
         drawn = drawn_for(body, sampler) or None
-        entry = Entry(key=key, kind=SAMPLE, subject=sampler.id, tenant=tenant, seq=seq, body=raw, drawn=drawn)
+        entry = Entry(
+            key=key, kind=SAMPLE, subject=sampler.id, tenant=tenant, seq=seq, body=raw, drawn=drawn
+        )
         future, new = await self._service.futures.accept(entry)
         if new:
             self._service.samples.start(future, sampler, body, entry.drawn)
@@ -237,12 +282,17 @@ class TrainingRoutes:
         if isinstance(found, futures.Future):
             away = self._service.fleet.trouble
             place = futures.Place("the engine is starting", stuck=True) if away else found.place()
-            state = "paused_capacity" if place.stuck else "active"  # the SDK tells its user the first one's reason
+            # the SDK tells its user the first one's reason
+            state = "paused_capacity" if place.stuck else "active"
             return answer({"queue_state": state, "queue_state_reason": place.reason}, 408)
-        if found is None and request.headers.get("x-tinker-request-type") == "Sample":  # a sampling client says so
+        # a sampling client says so
+        if found is None and request.headers.get("x-tinker-request-type") == "Sample":
             found = await self._service.samples.lost()
         if found is None:
-            raise NotFound(f"There is no promise '{body.request_id[:100]}' here.", next="Send the request again.")
+            raise NotFound(
+                f"There is no promise '{body.request_id[:100]}' here.",
+                next="Send the request again.",
+            )
         content, content_type = found.body, found.content_type
         # SDKs before 0.18 read JSON only, since 0.25 none.
         if content_type == bodies.PROTOBUF and bodies.JSON in request.headers.get("accept", ""):

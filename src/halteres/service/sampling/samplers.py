@@ -23,7 +23,9 @@ KEPT_VERSIONS = MOST_PINNED + 1  # weights of a run that can be asked for by the
 
 @dataclass(slots=True)
 class Target:
-    """The weights that a sampling session means: fixed, or the newest in flight, which all its kind share."""
+    """The weights that a sampling session means: fixed, or the newest in flight, which all its kind
+    share.
+    """
 
     snapshot: Snapshot | None  # None: the base model
 
@@ -47,7 +49,9 @@ class Sampler:
 
     @property
     def weights(self) -> int | None:
-        """Of unnamed weights: the number of the request that published those a request means which comes now."""
+        """Of unnamed weights: the number of the request that published those a request means which
+        comes now.
+        """
         return self.target.snapshot.seq if self.target.snapshot is not None else None
 
 
@@ -60,14 +64,20 @@ class Samplers:
     """All sampling sessions, and the policies of runs."""
 
     def __init__(
-        self, journal: Journal, sessions: Sessions, checkpoints: Checkpoints, snapshots: Snapshots, base: BaseModel
+        self,
+        journal: Journal,
+        sessions: Sessions,
+        checkpoints: Checkpoints,
+        snapshots: Snapshots,
+        base: BaseModel,
     ) -> None:
         self._journal, self._sessions, self._base = journal, sessions, base
         self._checkpoints, self._snapshots = checkpoints, snapshots
         self._known: dict[str, Sampler] = {}
         self._of_session: dict[str, dict[str, None]] = {}  # their ids, by session; the oldest first
         self._policies: dict[tuple[Tenant, str], Snapshot] = {}
-        self._versions: dict[tuple[Tenant, str], dict[int, Snapshot]] = {}  # the newest KEPT_VERSIONS of each run
+        # the newest KEPT_VERSIONS of each run
+        self._versions: dict[tuple[Tenant, str], dict[int, Snapshot]] = {}
         self._inflight: dict[str, Target] = {}  # by training run
 
     async def open(self, models: Models) -> None:
@@ -79,7 +89,9 @@ class Samplers:
         for row in await self._journal.rows(SAMPLERS):
             target, lost, path = Target(None), False, row["model_path"]
             if (model := models.of_id(row["model_id"] or "")) is not None:
-                snapshot = self._snapshots.unnamed(model, row["seq"], row["snapshot"], row["version"])
+                snapshot = self._snapshots.unnamed(
+                    model, row["seq"], row["snapshot"], row["version"]
+                )
                 session = self._sessions.of_model(model.session_id)
                 self._remember(session, snapshot)
                 newest = self._policies.get((session.tenant, session.run or ""))
@@ -92,7 +104,10 @@ class Samplers:
                     if found.created_at <= row["created_at"]:  # else the path was used again
                         target = Target(self._snapshots.of(found))
                 lost = target.snapshot is None
-            facts = {name: row[name] for name in ("id", "session_id", "tenant", "base_model", "model_path")}
+            facts = {
+                name: row[name]
+                for name in ("id", "session_id", "tenant", "base_model", "model_path")
+            }
             self._enter(Sampler(**facts, target=target, lost=lost))
         await self._snapshots.sweep()
 
@@ -103,24 +118,43 @@ class Samplers:
         shared.snapshot = snapshot
         return shared
 
-    async def create(self, session: Session, seq: int, base_model: str | None, model_path: str | None) -> Sampler:
+    async def create(
+        self, session: Session, seq: int, base_model: str | None, model_path: str | None
+    ) -> Sampler:
         """The sampling session of this number: made now, or the one made before."""
         name = sampler_id(session.id, seq)
         if name in self._known:
             return self._known[name]
         if model_path is None and base_model is None:
-            raise InvalidData("The sampling session names no weights.", next="Send model_path or base_model.")
-        found = self._snapshots.of(self._checkpoints.find(model_path, session.tenant)) if model_path else None
-        base = self._base.check(base_model or (found.base_model if found else None) or self._base.name)
+            raise InvalidData(
+                "The sampling session names no weights.", next="Send model_path or base_model."
+            )
+        found = (
+            self._snapshots.of(self._checkpoints.find(model_path, session.tenant))
+            if model_path
+            else None
+        )
+        base = self._base.check(
+            base_model or (found.base_model if found else None) or self._base.name
+        )
         return await self._record(session, seq, base, Target(found), path=model_path)
 
-    async def add_unnamed(self, session: Session, seq: int, snapshot: Snapshot, *, inflight: bool) -> Sampler:
+    async def add_unnamed(
+        self, session: Session, seq: int, snapshot: Snapshot, *, inflight: bool
+    ) -> Sampler:
         """The sampling session of weights that were published without a name."""
         target = self._target(snapshot, inflight=inflight)
         return await self._record(session, seq, snapshot.base_model, target, inflight=inflight)
 
     async def _record(
-        self, session: Session, seq: int, base: str, target: Target, *, path: str | None = None, inflight: bool = False
+        self,
+        session: Session,
+        seq: int,
+        base: str,
+        target: Target,
+        *,
+        path: str | None = None,
+        inflight: bool = False,
     ) -> Sampler:
         sampler = Sampler(
             id=sampler_id(session.id, seq),
@@ -149,8 +183,9 @@ class Samplers:
         return sampler
 
     def at(self, sampler: Sampler, weights: int | None) -> Snapshot | None:
-        """The weights that a request meant which came earlier, by `Sampler.weights` of that time; SnapshotLost where
-        they were deleted."""
+        """The weights that a request meant which came earlier, by `Sampler.weights` of that time;
+        SnapshotLost where they were deleted.
+        """
         if sampler.lost:
             raise SnapshotLost(
                 f"The weights of sampling session {sampler.id} are gone.",
@@ -163,17 +198,27 @@ class Samplers:
         return self._snapshots.published_with(now.model, weights)
 
     async def forget(self, model: Model) -> None:
-        """Remove the sampling sessions of a training run's unnamed weights, which nobody has used for long."""
+        """Remove the sampling sessions of a training run's unnamed weights, which nobody has used
+        for long.
+        """
         await self._snapshots.forget_unnamed(model)
-        gone = [one.id for one in self._known.values() if one.snapshot is not None and one.snapshot.model is model]
+        gone = [
+            one.id
+            for one in self._known.values()
+            if one.snapshot is not None and one.snapshot.model is model
+        ]
         if gone:
             await self._journal.change(delete(SAMPLERS).where(SAMPLERS.c.model_id == model.id))
         for sampler in gone:
             del self._of_session[self._known.pop(sampler).session_id][sampler]
 
     async def rename(self, path: str, to: str) -> None:
-        """Named weights got another path: the sampling sessions that mean them mean that one, also after a restart."""
-        await self._journal.change(update(SAMPLERS).where(SAMPLERS.c.model_path == path).values(model_path=to))
+        """Named weights got another path: the sampling sessions that mean them mean that one, also
+        after a restart.
+        """
+        await self._journal.change(
+            update(SAMPLERS).where(SAMPLERS.c.model_path == path).values(model_path=to)
+        )
         for sampler in [one for one in self._known.values() if one.model_path == path]:
             self._known[sampler.id] = replace(sampler, model_path=to)
 
@@ -198,8 +243,10 @@ class Samplers:
         self._remember(session, snapshot)
 
     def _remember(self, session: Session, snapshot: Snapshot) -> None:
-        """These weights can be named by their version: a deterministic run samples by older ones than the newest. It
-        counts optimiser steps: weights that are published again unchanged have the same one."""
+        """These weights can be named by their version: a deterministic run samples by older ones
+        than the newest. It counts optimiser steps: weights that are published again unchanged have
+        the same one.
+        """
         if session.run:
             versions = self._versions.setdefault((session.tenant, session.run), {})
             versions[snapshot.version] = snapshot
@@ -207,20 +254,25 @@ class Samplers:
                 del versions[min(versions)]
 
     def policy(self, run: str, tenant: Tenant, version: int | None = None) -> Snapshot:
-        """The newest snapshot of a run, or that of a version; NotReady where it was not published yet, SnapshotLost
-        where it was, and many newer ones took its place."""
+        """The newest snapshot of a run, or that of a version; NotReady where it was not published
+        yet, SnapshotLost where it was, and many newer ones took its place.
+        """
         if (snapshot := self._policies.get((tenant, run))) is None:
             raise NotReady(
                 f"The run '{shortened(run)}' has no weights to sample from.",
-                "Its trainer has published none to this service yet, or there is no run of this name.",
-                "Ask again in a moment; its session names it in user_metadata.halteres_run and saves sampler weights.",
+                "Its trainer has published none to this service yet, or there is no run of this "
+                "name.",
+                "Ask again in a moment; its session names it in user_metadata.halteres_run and "
+                "saves sampler weights.",
             )
         if version is None:
             return snapshot
         versions = self._versions[tenant, run]
         if version in versions:
             return versions[version]
-        what = f"The run '{shortened(run)}' has no weights of policy version {version} to sample from."
+        what = (
+            f"The run '{shortened(run)}' has no weights of policy version {version} to sample from."
+        )
         if version > snapshot.version:
             raise NotReady(what, f"Its newest is {snapshot.version}.", "Ask again in a moment.")
         why = f"The newest {KEPT_VERSIONS} are kept, up to {snapshot.version}."
@@ -228,4 +280,8 @@ class Samplers:
 
     def versions(self, tenant: Tenant) -> dict[str, int]:
         """The policy version of every run of a tenant."""
-        return {run: snapshot.version for (owner, run), snapshot in self._policies.items() if owner == tenant}
+        return {
+            run: snapshot.version
+            for (owner, run), snapshot in self._policies.items()
+            if owner == tenant
+        }

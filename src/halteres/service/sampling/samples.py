@@ -15,10 +15,25 @@ from typing import Literal
 import msgspec
 
 from halteres.engine import protocol
-from halteres.engine.protocol import EngineGone, ExtraLogprobs, Piece, SampleResult, SamplingParams, TopK
+from halteres.engine.protocol import (
+    EngineGone,
+    ExtraLogprobs,
+    Piece,
+    SampleResult,
+    SamplingParams,
+    TopK,
+)
 from halteres.engine.stream_buffer import PieceQueue
 from halteres.errors import HalteresError, InvalidData, NotReady, ServerError, UserError, boundary
-from halteres.service.durable.futures import LOST_SAMPLE, Future, Futures, Outcome, binary_result, failure, outcome_of
+from halteres.service.durable.futures import (
+    LOST_SAMPLE,
+    Future,
+    Futures,
+    Outcome,
+    binary_result,
+    failure,
+    outcome_of,
+)
 from halteres.service.durable.journal import Recorded
 from halteres.service.fleet import Fleet, Host, failover_engines, running, with_failover
 from halteres.service.keys import Tenant
@@ -31,9 +46,10 @@ from halteres.service.wire.results import ExtraOutputs, extra_outputs_of, write_
 TOKEN_BYTES = 4
 
 PLACES, MOST_PLACES = 640, 576
-"""Sequences in one engine at a time, and of one tenant: those that it decodes together (512), and the next ones, so
-that it never waits for the link. All others wait here, where tenants take turns; the engine's own queue is first come,
-first served."""
+"""Sequences in one engine at a time, and of one tenant: those that it decodes together (512), and
+the next ones, so that it never waits for the link. All others wait here, where tenants take turns;
+the engine's own queue is first come, first served.
+"""
 
 MAX_SAMPLES = 1024  # sequences of one request
 TARGET_WORK = 8  # of one cell of `target_prompt_logprobs`, beside the reading of one byte
@@ -68,8 +84,9 @@ async def stream_with_failover(
     begin: Callable[[protocol.Samples], AsyncGenerator[Piece, None]],
     is_exact: Callable[[protocol.Samples], Awaitable[bool]],
 ) -> AsyncGenerator[Piece, None]:
-    """The pieces of a stream that needs nothing an engine held before; if that engine dies, the next one goes on, or
-    StreamBroken is raised where it would write something else than was sent."""
+    """The pieces of a stream that needs nothing an engine held before; if that engine dies, the
+    next one goes on, or StreamBroken is raised where it would write something else than was sent.
+    """
     sent: Counter[int] = Counter()  # tokens of each sequence
     async with aclosing(failover_engines(pick)) as engines:
         async for engine in engines:
@@ -79,7 +96,8 @@ async def stream_with_failover(
                     raise StreamBroken(
                         "The engine died under this stream.",
                         "Its successor would not write the same tokens again.",
-                        "Send the request again, with what has come as its prompt where that will do.",
+                        "Send the request again, with what has come as its prompt where that will "
+                        "do.",
                     )
                 async with aclosing(begin(engine)) as pieces:
                     async for piece in pieces:
@@ -103,7 +121,9 @@ def without(piece: Piece, known: int) -> Piece | None:
     if top is not None:
         ids, logprobs = top.ids[skipped * top.k :], top.logprobs[skipped * top.k :]
         top = TopK(k=top.k, length=top.length - known, ids=ids, logprobs=logprobs)
-    return msgspec.structs.replace(piece, tokens=piece.tokens[skipped:], logprobs=piece.logprobs[skipped:], top=top)
+    return msgspec.structs.replace(
+        piece, tokens=piece.tokens[skipped:], logprobs=piece.logprobs[skipped:], top=top
+    )
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -116,7 +136,8 @@ class Draw:
     params: SamplingParams
     extra: ExtraLogprobs
     tenant: Tenant
-    is_repeated: bool = False  # it was answered before: only an engine that is exact has the same answer
+    # it was answered before: only an engine that is exact has the same answer
+    is_repeated: bool = False
 
     @property
     def name(self) -> str | None:
@@ -144,7 +165,12 @@ class Samples:
         logprobs: Literal["raw", "tempered"],
         limits: Allowances,
     ) -> None:
-        self._fleet, self._futures, self._samplers, self._snapshots = fleet, futures, samplers, snapshots
+        self._fleet, self._futures, self._samplers, self._snapshots = (
+            fleet,
+            futures,
+            samplers,
+            snapshots,
+        )
         self._tasks, self._threads = tasks, threads
         self.logprobs: Literal["raw", "tempered"] = logprobs
         self._running: dict[str, asyncio.Task[None]] = {}  # by request id
@@ -159,7 +185,9 @@ class Samples:
     @contextmanager
     def _counted(self, draw: Draw) -> Iterator[None]:
         if not 1 <= draw.num_samples <= MAX_SAMPLES:
-            raise InvalidData(f"num_samples is {draw.num_samples}.", f"It must be 1 to {MAX_SAMPLES}.")
+            raise InvalidData(
+                f"num_samples is {draw.num_samples}.", f"It must be 1 to {MAX_SAMPLES}."
+            )
         self._under_way[draw.tenant] += 1
         try:
             yield
@@ -185,8 +213,9 @@ class Samples:
                 return await with_failover(lambda: self._fleet.pick(draw.name, draw.prompt), call)
 
     async def stream(self, draw: Draw) -> AsyncGenerator[Piece, None]:
-        """As `draw`, sent while it is written; a reader that goes away frees the rows. The places are held until the
-        rows are done, however slowly they are read."""
+        """As `draw`, sent while it is written; a reader that goes away frees the rows. The places
+        are held until the rows are done, however slowly they are read.
+        """
 
         async def begin(engine: protocol.Samples) -> AsyncGenerator[Piece, None]:
             async with self._snapshots.resident(draw.snapshot, engine):
@@ -195,7 +224,8 @@ class Samples:
                     async for piece in pieces:
                         yield piece
                 finally:
-                    if isinstance(pieces, AsyncGenerator):  # whoever leaves early ends the rows at once
+                    # whoever leaves early ends the rows at once
+                    if isinstance(pieces, AsyncGenerator):
                         await pieces.aclose()
 
         waiting = PieceQueue()
@@ -204,7 +234,10 @@ class Samples:
             try:
                 pick = partial(self._fleet.pick, draw.name, draw.prompt)
                 written = stream_with_failover(pick, begin, self._fleet.is_exact)
-                async with self._queue.places(draw.tenant, draw.num_samples), aclosing(written) as pieces:
+                async with (
+                    self._queue.places(draw.tenant, draw.num_samples),
+                    aclosing(written) as pieces,
+                ):
                     with boundary(ServerError, "The stream"):
                         async for piece in pieces:
                             waiting.put(piece)
@@ -224,14 +257,23 @@ class Samples:
     # Requests of the journal
 
     def start(
-        self, future: Future, sampler: Sampler, body: Sample, drawn: Drawn | None, *, is_repeated: bool = False
+        self,
+        future: Future,
+        sampler: Sampler,
+        body: Sample,
+        drawn: Drawn | None,
+        *,
+        is_repeated: bool = False,
     ) -> None:
-        """Execute a client's request, with what was drawn when it came; its future is settled when it is done.
-        `is_repeated`: it was answered before."""
+        """Execute a client's request, with what was drawn when it came; its future is settled when
+        it is done. `is_repeated`: it was answered before.
+        """
 
         async def execute() -> None:
             try:
-                work = self._sample(sampler, body, drawn or {}, future.size, is_repeated=is_repeated)
+                work = self._sample(
+                    sampler, body, drawn or {}, future.size, is_repeated=is_repeated
+                )
                 outcome = await outcome_of(future, work)
             except asyncio.CancelledError:
                 self._futures.settle(future, CANCELLED)
@@ -252,9 +294,10 @@ class Samples:
             task.cancel()
 
     async def redraw(self, row: Recorded) -> Future:
-        """Execute a request of the journal, which an earlier life of the service began or answered. The seed is in it:
-        an engine that is exact has the same outcome. One that is not executes what nobody has the answer of; of the
-        rest it says that the result is gone."""
+        """Execute a request of the journal, which an earlier life of the service began or answered.
+        The seed is in it: an engine that is exact has the same outcome. One that is not executes
+        what nobody has the answer of; of the rest it says that the result is gone.
+        """
         future = self._futures.adopt(row)
         try:
             body, sampler = read(row.body, Sample), self._samplers.find(row.subject, row.tenant)
@@ -264,8 +307,9 @@ class Samples:
         return future
 
     async def lost(self) -> Outcome:
-        """What a poll gets for a sample that is in no journal any more: its client submits it again by itself, unless
-        that would be another answer than it may have had."""
+        """What a poll gets for a sample that is in no journal any more: its client submits it again
+        by itself, unless that would be another answer than it may have had.
+        """
         try:
             async with asyncio.timeout(self._futures.poll_s):
                 engine = await running(self._fleet.pick(None, b""))
@@ -273,7 +317,9 @@ class Samples:
         except TimeoutError:
             raise NotReady("The engine is starting.", next="Ask again in a moment.") from None
 
-    async def _sample(self, sampler: Sampler, body: Sample, drawn: Drawn, size: int, *, is_repeated: bool) -> Outcome:
+    async def _sample(
+        self, sampler: Sampler, body: Sample, drawn: Drawn, size: int, *, is_repeated: bool
+    ) -> Outcome:
         """`size`: of the body in bytes; of a large one, tokens are packed in a thread."""
         snapshot = self._samplers.at(sampler, drawn.get("weights"))
 
@@ -281,7 +327,9 @@ class Samples:
             prompt = _prompt_of(body)
             return prompt, extra_outputs_of(body, len(prompt) // TOKEN_BYTES)
 
-        work = max(size, TARGET_WORK * len(targets.data) if (targets := body.target_prompt_logprobs) else 0)
+        work = max(
+            size, TARGET_WORK * len(targets.data) if (targets := body.target_prompt_logprobs) else 0
+        )
         prompt, extra = await self._threads.run(sampler.tenant, work, read_prompt)
         params = params_of(body.sampling_params, drawn.get("seed", body.sampling_params.seed) or 0)
         draw = Draw(
@@ -298,8 +346,9 @@ class Samples:
 
 
 def drawn_for(body: Sample, sampler: Sampler) -> dict[str, int]:
-    """What the journal keeps beside a request, so that it gives the same whenever it is executed: a seed where the
-    client sent none, and which weights its sampling session means now."""
+    """What the journal keeps beside a request, so that it gives the same whenever it is executed: a
+    seed where the client sent none, and which weights its sampling session means now.
+    """
     seed = {} if body.sampling_params.seed is not None else {"seed": drawn_seed()}
     return {**seed, **({} if sampler.weights is None else {"weights": sampler.weights})}
 
@@ -312,22 +361,32 @@ def drawn_seed() -> int:
 def checked_seed(seed: int) -> int:
     """The seed."""
     if not -(2**63) <= seed < 2**63 - MAX_SAMPLES:
-        raise InvalidData(f"The seed {seed} is out of range.", f"It must be -2**63 to 2**63 - {MAX_SAMPLES + 1}.")
+        raise InvalidData(
+            f"The seed {seed} is out of range.", f"It must be -2**63 to 2**63 - {MAX_SAMPLES + 1}."
+        )
     return seed
 
 
 def params_of(body: Sampling, seed: int) -> SamplingParams:
-    """The engine's sampling parameters. `stop` as text stops at text and at the model's end token; as token ids it
-    replaces the end token; an empty list disables every stop."""
+    """The engine's sampling parameters. `stop` as text stops at text and at the model's end token;
+    as token ids it replaces the end token; an empty list disables every stop.
+    """
     stop = [body.stop] if isinstance(body.stop, str | int) else body.stop
     if len(stop or ()) > MOST_STOPS:
-        raise InvalidData(f"stop has {len(stop or ())} texts and tokens.", f"{MOST_STOPS} are the limit.")
+        raise InvalidData(
+            f"stop has {len(stop or ())} texts and tokens.", f"{MOST_STOPS} are the limit."
+        )
     strings = tuple(one for one in stop or () if isinstance(one, str))
     tokens = tuple(one for one in stop or () if isinstance(one, int))
     if any(not text for text in strings):
-        raise InvalidData("A stop string is empty.", next="Leave it out, or send stop=[] to disable every stop.")
+        raise InvalidData(
+            "A stop string is empty.", next="Leave it out, or send stop=[] to disable every stop."
+        )
     if any(not -(2**31) <= token < 2**31 for token in tokens):
-        raise InvalidData("stop holds something that is no token id.", next="Send ids of the model's own tokenizer.")
+        raise InvalidData(
+            "stop holds something that is no token id.",
+            next="Send ids of the model's own tokenizer.",
+        )
     return SamplingParams(
         max_tokens=body.max_tokens,
         temperature=body.temperature,
@@ -342,7 +401,10 @@ def params_of(body: Sampling, seed: int) -> SamplingParams:
 def _prompt_of(body: Sample) -> bytes:
     for chunk in body.prompt.chunks:
         if chunk.type != "encoded_text":
-            raise InvalidData(f"The prompt holds a '{chunk.type[:50]}' chunk.", "The model reads text tokens only.")
+            raise InvalidData(
+                f"The prompt holds a '{chunk.type[:50]}' chunk.",
+                "The model reads text tokens only.",
+            )
     return b"".join(packed(chunk.tokens) for chunk in body.prompt.chunks)
 
 

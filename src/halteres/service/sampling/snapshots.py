@@ -1,7 +1,8 @@
 """Snapshots: immutable weights for sampling, in engines or on disk.
 
 the engine that trains also samples       snapshot ─▶ it has them
-another one samples                       snapshot ─▶ trainer writes a folder, tells its digest ─▶ sampler reads it
+another one samples                       snapshot ─▶ trainer writes a folder, tells its digest ─▶
+                                          sampler reads it
 a folder that was damaged on its way      refused, and written again while the trainer has them
 """
 
@@ -18,7 +19,14 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from weakref import WeakKeyDictionary
 
-from halteres.engine.protocol import EngineGone, LoraConfig, Samples, Trains, Weights, WeightsDamaged
+from halteres.engine.protocol import (
+    EngineGone,
+    LoraConfig,
+    Samples,
+    Trains,
+    Weights,
+    WeightsDamaged,
+)
 from halteres.errors import HalteresError, ServerError, UserError
 from halteres.files import linked
 from halteres.service.base import WeightsBudget
@@ -27,7 +35,9 @@ from halteres.service.fleet import Fleet, with_failover
 from halteres.service.training_runs import Model
 
 MAX_SPILLED = 32
-"""Unnamed snapshots of one training run on disk; a trainer makes one with every step and seldom goes back to one."""
+"""Unnamed snapshots of one training run on disk; a trainer makes one with every step and seldom
+goes back to one.
+"""
 
 UNNAMED = "They had no name, and many newer ones took their place."
 
@@ -52,8 +62,10 @@ class Snapshot:
     seq: int | None = None  # ... and the number of the request that published them
     path: str | None = None  # tinker:// path, of named ones
     folder: Path | None = None  # where it can be loaded from again
-    sha256: str | None = None  # of that folder; None: it was written in an earlier life, or by somebody else
-    engines: WeakKeyDictionary[Trains | Samples, int] = field(  # those that hold it -> requests under way there
+    # of that folder; None: it was written in an earlier life, or by somebody else
+    sha256: str | None = None
+    # those that hold it -> requests under way there
+    engines: WeakKeyDictionary[Trains | Samples, int] = field(
         default_factory=WeakKeyDictionary["Trains | Samples", int]
     )
     lock: asyncio.Lock = field(default_factory=asyncio.Lock)  # of whoever loads or removes it
@@ -63,30 +75,46 @@ class Snapshot:
 class Snapshots:
     """What each engine holds, and what it can be given."""
 
-    def __init__(self, fleet: Fleet, spill: Path, tasks: asyncio.TaskGroup, budget: WeightsBudget) -> None:
+    def __init__(
+        self, fleet: Fleet, spill: Path, tasks: asyncio.TaskGroup, budget: WeightsBudget
+    ) -> None:
         self._fleet, self._spill, self._tasks, self._budget = fleet, spill, tasks, budget
-        self._held: WeakKeyDictionary[Trains | Samples, OrderedDict[str, Snapshot]] = WeakKeyDictionary()
+        self._held: WeakKeyDictionary[Trains | Samples, OrderedDict[str, Snapshot]] = (
+            WeakKeyDictionary()
+        )
         """By engine and name, unused for longest first."""
         self._by_path: dict[str, Snapshot] = {}  # by tinker:// path
         self._unnamed: dict[tuple[str, int], Snapshot] = {}  # by training run and number
-        self._spilled: defaultdict[str, deque[Snapshot]] = defaultdict(deque)  # by training run, oldest first
+        # by training run, oldest first
+        self._spilled: defaultdict[str, deque[Snapshot]] = defaultdict(deque)
         self.bring_back: Callable[[Model, Trains], Awaitable[None]] | None = None
-        """Brings an adapter back, and with it the unnamed weights published from it; `service.execution` sets it."""
+        """Brings an adapter back, and with it the unnamed weights published from it;
+        `service.execution` sets it.
+        """
 
     # Unnamed weights
 
     async def publish(self, trainer: Trains, model: Model, seq: int) -> Snapshot:
         """Copy an adapter's weights, for the request of this number."""
-        snapshot = Snapshot(version=0, base_model=model.base_model, lora=model.lora, model=model, seq=seq)
+        snapshot = Snapshot(
+            version=0, base_model=model.base_model, lora=model.lora, model=model, seq=seq
+        )
         snapshot.version = (await trainer.snapshot(model.id, snapshot.name)).version
         self._hold(snapshot, trainer)
         self._unnamed[model.id, seq] = snapshot
         return snapshot
 
     def unnamed(self, model: Model, seq: int, name: str, version: int) -> Snapshot:
-        """The weights that an earlier life of the service published with the request of this number."""
+        """The weights that an earlier life of the service published with the request of this
+        number.
+        """
         snapshot = self._unnamed[model.id, seq] = Snapshot(
-            version=version, base_model=model.base_model, lora=model.lora, name=name, model=model, seq=seq
+            version=version,
+            base_model=model.base_model,
+            lora=model.lora,
+            name=name,
+            model=model,
+            seq=seq,
         )
         if (folder := self._spill / name).is_dir():
             snapshot.folder = folder
@@ -147,30 +175,47 @@ class Snapshots:
         path, base_model = str(checkpoint.path), checkpoint.base_model
         if path not in self._by_path:
             folder, lora = checkpoint.folder, checkpoint.lora
-            snapshot = Snapshot(version=checkpoint.version, base_model=base_model, lora=lora, path=path, folder=folder)
+            snapshot = Snapshot(
+                version=checkpoint.version,
+                base_model=base_model,
+                lora=lora,
+                path=path,
+                folder=folder,
+            )
             self._by_path[path] = snapshot
         return self._by_path[path]
 
     def forget(self, path: str) -> None:
-        """The weights at this path were deleted: whoever samples from them goes on while the engine holds them."""
+        """The weights at this path were deleted: whoever samples from them goes on while the engine
+        holds them.
+        """
         if (deleted := self._by_path.pop(path, None)) is not None:
             deleted.folder = None
 
     async def rename(self, path: str, to: Checkpoint) -> None:
-        """The weights at this path are now at another one, and whoever samples from them goes on there."""
+        """The weights at this path are now at another one, and whoever samples from them goes on
+        there.
+        """
         if (renamed := self._by_path.pop(path, None)) is not None:
-            async with renamed.lock:  # a load under way ends first: it reads the folder that newer weights will take
+            # a load under way ends first: it reads the folder that newer weights will take
+            async with renamed.lock:
                 renamed.path, renamed.folder = str(to.path), to.folder
             self._by_path[renamed.path] = renamed
 
     async def detach(self, path: str) -> None:
-        """The weights at this path are about to be replaced: samplers made before keep theirs, in a folder of links."""
+        """The weights at this path are about to be replaced: samplers made before keep theirs, in a
+        folder of links.
+        """
         replaced = self._by_path.pop(path, None)
         if replaced is not None and replaced.folder is not None:
             links = self._spill / replaced.name
             async with replaced.lock:  # a load of them that is under way ends first
                 await asyncio.to_thread(
-                    shutil.copytree, replaced.folder, links, copy_function=linked, dirs_exist_ok=True
+                    shutil.copytree,
+                    replaced.folder,
+                    links,
+                    copy_function=linked,
+                    dirs_exist_ok=True,
                 )
                 replaced.folder = links
 
@@ -178,8 +223,9 @@ class Snapshots:
 
     @asynccontextmanager
     async def resident(self, snapshot: Snapshot | None, engine: Samples) -> AsyncIterator[None]:
-        """The engine holds the snapshot as long as the block runs; None is the base model, which it always holds.
-        SnapshotLost where it lived only in an engine that is gone."""
+        """The engine holds the snapshot as long as the block runs; None is the base model, which it
+        always holds. SnapshotLost where it lived only in an engine that is gone.
+        """
         if snapshot is None:
             yield
             return
@@ -196,7 +242,9 @@ class Snapshots:
     async def _load(self, snapshot: Snapshot, engine: Samples) -> None:
         async def give() -> None:
             folder = None if snapshot.folder is None else str(snapshot.folder)
-            source = Weights(name=snapshot.name, version=snapshot.version, folder=folder, sha256=snapshot.sha256)
+            source = Weights(
+                name=snapshot.name, version=snapshot.version, folder=folder, sha256=snapshot.sha256
+            )
             snapshot.version = await engine.hold(snapshot.name, source)
             self._hold(snapshot, engine)
 
@@ -217,15 +265,24 @@ class Snapshots:
             await give()
 
     async def _fetch(self, snapshot: Snapshot) -> None:
-        """Weights that no folder holds: the trainer has them, or takes them again, and writes them for others."""
+        """Weights that no folder holds: the trainer has them, or takes them again, and writes them
+        for others.
+        """
 
         async def fetch(trainer: Trains) -> None:
-            if trainer not in snapshot.engines and snapshot.model is not None and self.bring_back is not None:
-                with suppress(UserError, ServerError):  # the adapter cannot come back, nor what was published from it
+            if (
+                trainer not in snapshot.engines
+                and snapshot.model is not None
+                and self.bring_back is not None
+            ):
+                # the adapter cannot come back, nor what was published from it
+                with suppress(UserError, ServerError):
                     await self.bring_back(snapshot.model, trainer)
             if trainer not in snapshot.engines:
                 what = f"These sampler weights (policy version {snapshot.version})"
-                raise _gone(what, f"{snapshot.path} was deleted or replaced." if snapshot.path else UNNAMED)
+                raise _gone(
+                    what, f"{snapshot.path} was deleted or replaced." if snapshot.path else UNNAMED
+                )
             if self._fleet.apart:
                 await self._write(snapshot, trainer)
 
@@ -236,7 +293,9 @@ class Snapshots:
         snapshot.engines[engine] = 0
         self._touch(snapshot, engine)
         idle = self._budget.evict(
-            self._held[engine], lambda one: not one.engines.get(engine) and one is not snapshot, trained=False
+            self._held[engine],
+            lambda one: not one.engines.get(engine) and one is not snapshot,
+            trained=False,
         )
         for one in idle:
             self._tasks.create_task(self._remove(one, engine), name="snapshot removal")

@@ -1,4 +1,5 @@
-"""Bodies of the Tinker API: their compression, and the JSON ones as structs, with the SDK's defaults.
+"""Bodies of the Tinker API: their compression, and the JSON ones as structs, with the SDK's
+defaults.
 
 null means absent (not in AdamParams), unknown fields are ignored.
 Source: tinker SDK 0.38.0, types/.
@@ -24,10 +25,13 @@ T = TypeVar("T")
 
 PROTOBUF = "application/x-protobuf"
 JSON = "application/json"
-MAX_BODY_BYTES = 256 * 2**20  # what a body may have after decompression; the SDK keeps a chunk of datums under 5 MB
+# what a body may have after decompression; the SDK keeps a chunk of datums under 5 MB
+MAX_BODY_BYTES = 256 * 2**20
 
-MAX_JSON_BYTES = 32 * 2**20  # ... and datums as JSON, of SDKs before 0.25: whoever reads them holds Python's lock
-SMALL_BYTES = 2**16  # of a body that carries neither datums nor prompts; a session's metadata are in one
+# ... and datums as JSON, of SDKs before 0.25: whoever reads them holds Python's lock
+MAX_JSON_BYTES = 32 * 2**20
+# of a body that carries neither datums nor prompts; a session's metadata are in one
+SMALL_BYTES = 2**16
 PROMPT_BYTES = 2**24  # of a body with prompts
 HEAD_BYTES = 512  # of a broken body: enough for the fields that come first
 MOST_STOPS = 1024  # texts and tokens of one list that ends a sample
@@ -43,12 +47,17 @@ def decompressed(body: bytes, content_encoding: str | None, most: int = MAX_BODY
         except zstandard.ZstdError as error:
             raise InvalidData("The body is not valid zstd.", f"{error}.") from error
     elif content_encoding not in (None, "", "identity"):
-        raise InvalidData(f"Content-Encoding '{content_encoding[:50]}' is not understood.", next="Use zstd or none.")
+        raise InvalidData(
+            f"Content-Encoding '{content_encoding[:50]}' is not understood.",
+            next="Use zstd or none.",
+        )
     if len(data) > most:
         why = f"{most // 2**10} KiB are the limit of what it holds."
         raise InvalidData("The body is too large.", why, "Send less, datums in several requests.")
     if not whole:
-        raise InvalidData("The body is not valid zstd.", "Its end is missing, or something follows it.")
+        raise InvalidData(
+            "The body is not valid zstd.", "Its end is missing, or something follows it."
+        )
     return data
 
 
@@ -79,8 +88,10 @@ _SEQ_ID = re.compile(rb'"seq_id"\s*:\s*(\d{1,18})\s*[,}]')
 Metadata = dict[str, Any]
 Drawn = Mapping[str, int]  # what the service drew by lot for a request
 
-Counter = Annotated[int, msgspec.Meta(ge=0, le=2**63 - 1)]  # of a client; unpickled sampling clients reach 1e18
-Small = Annotated[int, msgspec.Meta(ge=-(2**31), le=2**31 - 1)]  # whoever counts says which numbers make sense
+# of a client; unpickled sampling clients reach 1e18
+Counter = Annotated[int, msgspec.Meta(ge=0, le=2**63 - 1)]
+# whoever counts says which numbers make sense
+Small = Annotated[int, msgspec.Meta(ge=-(2**31), le=2**31 - 1)]
 Large = Annotated[int, msgspec.Meta(ge=-(2**63), le=2**63 - 1)]
 
 
@@ -133,8 +144,9 @@ class CreateModel(msgspec.Struct, kw_only=True):
 
 
 class AdamParams(msgspec.Struct, kw_only=True):
-    """Of optim_step; checked when the step is taken, so that its future can say what is wrong. Here null is not absent:
-    newer SDKs send it for NaN and infinity, none for a number that was not set."""
+    """Of optim_step; checked when the step is taken, so that its future can say what is wrong. Here
+    null is not absent: newer SDKs send it for NaN and infinity, none for a number that was not set.
+    """
 
     learning_rate: float | None = 1e-4
     beta1: float | None = 0.9
@@ -168,7 +180,9 @@ class SaveWeights(msgspec.Struct, kw_only=True):
 
 
 class LoadWeights(msgspec.Struct, kw_only=True):
-    """POST load_weights: into a model (model_id, seq_id), or making one (session_id, model_seq_id)."""
+    """POST load_weights: into a model (model_id, seq_id), or making one (session_id,
+    model_seq_id).
+    """
 
     path: str
     optimizer: bool = False
@@ -199,7 +213,9 @@ class Chunk(msgspec.Struct, kw_only=True, gc=False):
 
 
 class Tensor(msgspec.Struct, kw_only=True):
-    """An array; with row pointers and columns it is sparse (CSR), and `data` holds the listed cells."""
+    """An array; with row pointers and columns it is sparse (CSR), and `data` holds the listed
+    cells.
+    """
 
     data: list[int | float]
     dtype: str
@@ -315,8 +331,10 @@ class Search(msgspec.Struct, kw_only=True):
 
 
 def read(body: bytes, kind: type[T], *, deep: bool = True) -> T:
-    """Parse a body, in which a null means that the field is absent: at every depth, and NaN and Infinity are numbers,
-    as SDKs write them; or not `deep`, since a null in a message or a tool's schema is the client's own word."""
+    """Parse a body, in which a null means that the field is absent: at every depth, and NaN and
+    Infinity are numbers, as SDKs write them; or not `deep`, since a null in a message or a tool's
+    schema is the client's own word.
+    """
     check_json(body)
     try:
         try:
@@ -359,11 +377,17 @@ def _without_nulls(value: Any, *, deep: bool) -> Any:
             for name, item in value.items()
             if item is not None
         }
-    return [_without_nulls(item, deep=deep) for item in value] if deep and isinstance(value, list) else value
+    return (
+        [_without_nulls(item, deep=deep) for item in value]
+        if deep and isinstance(value, list)
+        else value
+    )
 
 
 def address_of(body: bytes) -> tuple[str, int] | None:
-    """Model and sequence number of a body whose other fields are broken, where they can still be read."""
+    """Model and sequence number of a body whose other fields are broken, where they can still be
+    read.
+    """
     try:
         check_json(body)
         found = _decoded(body)

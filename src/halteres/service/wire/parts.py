@@ -1,8 +1,8 @@
 """How many parts a body has, counted before it is decoded.
 
-A decoder makes an object of each list, each object and each message, and holds Python's lock until it has made all of
-them: 16 MiB of `{},{},...` would stop every tenant for seconds. Counting is done in Python, so that others have their
-turn meanwhile, and ends at the limit.
+A decoder makes an object of each list, each object and each message, and holds Python's lock until
+it has made all of them: 16 MiB of `{},{},...` would stop every tenant for seconds. Counting is done
+in Python, so that others have their turn meanwhile, and ends at the limit.
 """
 
 from __future__ import annotations
@@ -15,7 +15,9 @@ from google.protobuf.descriptor import Descriptor, FieldDescriptor
 from halteres.errors import InvalidData
 
 MOST_PARTS = 2**17
-"""Of one body. A prompt whose tokens are a chunk each has two for every token, a pass some twenty for every datum."""
+"""Of one body. A prompt whose tokens are a chunk each has two for every token, a pass some twenty
+for every datum.
+"""
 
 MESSAGE_FIELDS = 8  # fields of a protobuf message that take as long as a message
 
@@ -34,7 +36,9 @@ def _too_many() -> InvalidData:
 
 
 def check_json(body: bytes) -> None:
-    """Refuse a JSON body with too many lists and objects; what looks like one within a text does not count."""
+    """Refuse a JSON body with too many lists and objects; what looks like one within a text does
+    not count.
+    """
     if body.count(b"{") + body.count(b"[") <= MOST_PARTS:
         return
     plain = body.replace(b"\\\\", b"").replace(b'\\"', b"")
@@ -44,8 +48,9 @@ def check_json(body: bytes) -> None:
 
 
 def check_protobuf(body: bytes, kind: Descriptor) -> None:
-    """Refuse a body of this kind with too many messages, fields or packed numbers. What is no protobuf is left to the
-    parser."""
+    """Refuse a body of this kind with too many messages, fields or packed numbers. What is no
+    protobuf is left to the parser.
+    """
     left = MOST_PARTS * MESSAGE_FIELDS
     if len(body) < left // MESSAGE_FIELDS:
         return
@@ -81,7 +86,9 @@ def check_protobuf(body: bytes, kind: Descriptor) -> None:
 def _fields_of(kind: Descriptor) -> tuple[dict[int, Descriptor], frozenset[int]]:
     """The fields of a message that hold messages, and those that hold lists of whole numbers."""
     messages = {one.number: one.message_type for one in kind.fields if one.message_type is not None}
-    packed = frozenset(one.number for one in kind.fields if one.is_packed and one.cpp_type in _PACKED)
+    packed = frozenset(
+        one.number for one in kind.fields if one.is_packed and one.cpp_type in _PACKED
+    )
     return messages, packed
 
 

@@ -1,8 +1,8 @@
 """Results of passes and samples: protobuf messages, and JSON for clients that read JSON.
 
-Source: tinker SDK 0.38.0, types/sample_request.py and proto/response_conv.py; for the JSON that SDKs up to 0.24 read,
-0.9.0 and 0.22.7, types/sample_response.py and types/forward_backward_output.py; newer fields are named as the SDK's
-classes name them.
+Source: tinker SDK 0.38.0, types/sample_request.py and proto/response_conv.py; for the JSON that
+SDKs up to 0.24 read, 0.9.0 and 0.22.7, types/sample_response.py and
+types/forward_backward_output.py; newer fields are named as the SDK's classes name them.
 
 P tokens of the prompt, T sampled ones, K values at each position.
 """
@@ -24,20 +24,25 @@ from halteres.service.wire.bodies import Sample
 from halteres.service.wire.training import Budget, Csr, Values, csr_of, tensor_of
 
 OUTPUT_TYPE = "ArrayRecord"  # the type of what a pass returns per datum
-FILLER_LOGPROB = -99999.0  # with token id 0: the log-probability of a top-k cell that was not computed
+# with token id 0: the log-probability of a top-k cell that was not computed
+FILLER_LOGPROB = -99999.0
 
 _STOP_REASONS = {"stop": pb.STOP_REASON_STOP, "length": pb.STOP_REASON_LENGTH}
 
 
 def write_pass(result: PassResult) -> bytes:
-    """A `ForwardBackwardOutput`: every datum's logprobs end to end, one record for each run of datums with equal K."""
+    """A `ForwardBackwardOutput`: every datum's logprobs end to end, one record for each run of
+    datums with equal K.
+    """
     message = pb.ForwardBackwardOutput(loss_fn_output_type=OUTPUT_TYPE, metrics=result.metrics)
     for trailing_shape, run in groupby(result.logprobs, lambda array: array.shape[1:]):
         arrays = list(run)
         record = message.loss_fn_outputs.add(num_datums=len(arrays))
         logprobs = record.fields["logprobs"]
         logprobs.data = b"".join(array.data for array in arrays)
-        logprobs.offsets = np.cumsum([0, *(len(array.data) for array in arrays)], dtype=np.int64).tobytes()
+        logprobs.offsets = np.cumsum(
+            [0, *(len(array.data) for array in arrays)], dtype=np.int64
+        ).tobytes()
         logprobs.dtype = pb.DTYPE_FLOAT32
         logprobs.trailing_shape.extend(trailing_shape)
     return message.SerializeToString()
@@ -58,13 +63,16 @@ def extra_outputs_of(sample: Sample, prompt_length: int) -> ExtraOutputs:
     if last_n is not None and not (sample.prompt_logprobs and 1 <= last_n < max(prompt_length, 2)):
         raise InvalidData(
             f"prompt_logprobs_last_n is {last_n}.",
-            f"It needs prompt_logprobs, and must be 1 to {max(prompt_length - 1, 1)} here: the first token has none.",
+            f"It needs prompt_logprobs, and must be 1 to {max(prompt_length - 1, 1)} here: the "
+            "first token has none.",
         )
     targets, csr, name = None, None, "target_prompt_logprobs"
     if tensor is not None:
         targets, csr = tensor_of(name, tensor, Budget(), pad=-1), csr_of(name, tensor)
         if targets.dtype == "int64" and (np.frombuffer(targets.data, np.int64) == -1).all():
-            raise InvalidData(f"{name} names no token.", "All its cells are -1, which skips.", "Leave it out.")
+            raise InvalidData(
+                f"{name} names no token.", "All its cells are -1, which skips.", "Leave it out."
+            )
     engine = ExtraLogprobs(
         prompt_logprobs=bool(sample.prompt_logprobs),
         topk_prompt=sample.topk_prompt_logprobs,
@@ -91,8 +99,11 @@ def write_sample(result: SampleResult, extra: ExtraOutputs) -> bytes:
         last = None if extra.last_n is None else extra.last_n * top.k
         message.topk_prompt_logprobs.CopyFrom(_topk(top))
         message.topk_prompt_logprobs.token_ids = _masked(top.ids, np.int32, 0, last)
-        message.topk_prompt_logprobs.logprobs = _masked(top.logprobs, np.float32, FILLER_LOGPROB, last)
-    if (scores := result.target_logprobs) is not None:  # in the layout of the request; a cell that was skipped holds 0
+        message.topk_prompt_logprobs.logprobs = _masked(
+            top.logprobs, np.float32, FILLER_LOGPROB, last
+        )
+    # in the layout of the request; a cell that was skipped holds 0
+    if (scores := result.target_logprobs) is not None:
         target, csr = message.target_prompt_logprobs, extra.csr
         target.dtype = pb.DTYPE_FLOAT32
         target.shape.extend(scores.shape)
@@ -101,10 +112,17 @@ def write_sample(result: SampleResult, extra: ExtraOutputs) -> bytes:
         else:
             values = np.frombuffer(scores.data, np.float32)[csr.places(scores.shape[1])].tobytes()
             crow, col = csr.crow.tobytes(), csr.col.tobytes()
-            target.sparse_csr.CopyFrom(pb.SparseCsr(values=values, crow_indices=crow, col_indices=col))
+            target.sparse_csr.CopyFrom(
+                pb.SparseCsr(values=values, crow_indices=crow, col_indices=col)
+            )
     if (drawn := result.alternatives) is not None:
-        shape, tokens = (drawn.length, drawn.k), np.frombuffer(drawn.ids, np.int32).astype(np.int64).tobytes()
-        message.prompt_alt_tokens.tokens.CopyFrom(pb.Tensor(dense=tokens, dtype=pb.DTYPE_INT64, shape=shape))
+        shape, tokens = (
+            (drawn.length, drawn.k),
+            np.frombuffer(drawn.ids, np.int32).astype(np.int64).tobytes(),
+        )
+        message.prompt_alt_tokens.tokens.CopyFrom(
+            pb.Tensor(dense=tokens, dtype=pb.DTYPE_INT64, shape=shape)
+        )
         message.prompt_alt_tokens.logprobs.CopyFrom(
             pb.Tensor(dense=drawn.logprobs, dtype=pb.DTYPE_FLOAT32, shape=shape)
         )
@@ -128,22 +146,29 @@ def _topk(top: TopK) -> pb.TopkLogprobs:
 
 
 _PASS_HEAD = pb.ForwardBackwardOutput(loss_fn_output_type=OUTPUT_TYPE).SerializeToString()
-"""How the bytes of every pass begin. Those of a sample begin with a sequence, which holds no such text."""
+"""How the bytes of every pass begin. Those of a sample begin with a sequence, which holds no such
+text.
+"""
 
 
 MAX_JSON_SAMPLE = 2**24
-"""Bytes of a sample that is written as JSON: two million likely tokens, which take 400 MB as objects of Python."""
+"""Bytes of a sample that is written as JSON: two million likely tokens, which take 400 MB as
+objects of Python.
+"""
 
 
 def as_json(body: bytes) -> bytes:
-    """The JSON form of a stored result. What is NaN becomes null. InvalidData for a sample that is too large."""
+    """The JSON form of a stored result. What is NaN becomes null. InvalidData for a sample that is
+    too large.
+    """
     if body.startswith(_PASS_HEAD):
         return msgspec.json.encode(_json_pass(body))
     if len(body) > MAX_JSON_SAMPLE:
         raise InvalidData(
             "The sample is too large to be written as JSON.",
             f"It has {size_text(len(body))}; {size_text(MAX_JSON_SAMPLE)} are the limit.",
-            "Ask for fewer samples or likely tokens, or use tinker 0.18 or newer, which reads protobuf.",
+            "Ask for fewer samples or likely tokens, or use tinker 0.18 or newer, which reads "
+            "protobuf.",
         )
     return msgspec.json.encode(_json_sample(body))
 
@@ -169,12 +194,20 @@ def _json_sample(body: bytes) -> dict[str, Any]:
     for one in message.sequences:
         reason = "length" if one.stop_reason == pb.STOP_REASON_LENGTH else "stop"
         tokens = np.frombuffer(one.tokens, np.int32).tolist()
-        top = {"topk_logprobs": _rows(one.topk_sampled_logprobs)} if one.HasField("topk_sampled_logprobs") else {}
-        sequences.append({"stop_reason": reason, "tokens": tokens, "logprobs": _floats(one.logprobs), **top})
+        top = (
+            {"topk_logprobs": _rows(one.topk_sampled_logprobs)}
+            if one.HasField("topk_sampled_logprobs")
+            else {}
+        )
+        sequences.append(
+            {"stop_reason": reason, "tokens": tokens, "logprobs": _floats(one.logprobs), **top}
+        )
     found: dict[str, Any] = {
         "type": "sample",
         "sequences": sequences,
-        "prompt_logprobs": _floats(message.prompt_logprobs) if message.HasField("prompt_logprobs") else None,
+        "prompt_logprobs": _floats(message.prompt_logprobs)
+        if message.HasField("prompt_logprobs")
+        else None,
         "prompt_cache_hit_tokens": message.prompt_cache_hit_tokens,
     }
     if message.HasField("topk_prompt_logprobs"):
@@ -183,7 +216,10 @@ def _json_sample(body: bytes) -> dict[str, Any]:
         found["target_prompt_logprobs"] = _array(message.target_prompt_logprobs)
     if message.HasField("prompt_alt_tokens"):
         drawn = message.prompt_alt_tokens
-        found["prompt_alt_tokens"] = {"tokens": _array(drawn.tokens), "logprobs": _array(drawn.logprobs)}
+        found["prompt_alt_tokens"] = {
+            "tokens": _array(drawn.tokens),
+            "logprobs": _array(drawn.logprobs),
+        }
     return found
 
 

@@ -1,8 +1,9 @@
-"""Requests of a training sequence and the arrays in them, as their clients wrote them and as they are executed.
+"""Requests of a training sequence and the arrays in them, as their clients wrote them and as they
+are executed.
 
-Arrays are dense or sparse (CSR: N rows of K cells). Up to SDK 0.14 a chunk has no type, and what the user did not set
-is null.
-Source: tinker SDK 0.38.0, proto/request_conv.py; 0.9.0, 0.18.2 and 0.22.7, types/ and resources/training.py.
+Arrays are dense or sparse (CSR: N rows of K cells). Up to SDK 0.14 a chunk has no type, and what
+the user did not set is null. Source: tinker SDK 0.38.0, proto/request_conv.py; 0.9.0, 0.18.2 and
+0.22.7, types/ and resources/training.py.
 """
 
 from __future__ import annotations
@@ -31,7 +32,9 @@ T = TypeVar("T")
 
 
 MAX_CELLS = 2**25
-"""Cells of all sparse arrays of one request, written out: 256 MiB of token ids, as much as a dense body may hold."""
+"""Cells of all sparse arrays of one request, written out: 256 MiB of token ids, as much as a dense
+body may hold.
+"""
 
 Values = npt.NDArray[Any]
 
@@ -55,7 +58,9 @@ class Budget:
 
 @dataclass(frozen=True, slots=True)
 class Csr:
-    """Where the values of a sparse array lie: `crow` has N + 1 row pointers, `col` a column per value."""
+    """Where the values of a sparse array lie: `crow` has N + 1 row pointers, `col` a column per
+    value.
+    """
 
     crow: Values  # int64
     col: Values  # int64
@@ -66,15 +71,24 @@ class Csr:
 
 
 def array_of(
-    what: str, values: Values, shape: Sequence[int] | None, csr: Csr | None, budget: Budget, pad: int = 0
+    what: str,
+    values: Values,
+    shape: Sequence[int] | None,
+    csr: Csr | None,
+    budget: Budget,
+    pad: int = 0,
 ) -> Array:
-    """An array of float32 or int64 values, without a shape of one dimension; of a sparse one, cells that are not listed
-    hold `pad`. InvalidData where the shape does not fit, or it is broken or too large."""
+    """An array of float32 or int64 values, without a shape of one dimension; of a sparse one, cells
+    that are not listed hold `pad`. InvalidData where the shape does not fit, or it is broken or too
+    large.
+    """
     shape = (len(values),) if shape is None else tuple(shape)
     shown = f"[{', '.join(map(str, shape[:4]))}{', …' if len(shape) > 4 else ''}]"
     if csr is not None:
         if len(shape) != 2 or min(shape) < 0:
-            raise InvalidData(f"{what} is sparse, of shape {shown}.", "A sparse array has the shape [N, K].")
+            raise InvalidData(
+                f"{what} is sparse, of shape {shown}.", "A sparse array has the shape [N, K]."
+            )
         budget.take(what, math.prod(shape))
         places = _places(what, len(values), *shape, csr)
         full = np.full(math.prod(shape), pad, values.dtype)
@@ -85,7 +99,9 @@ def array_of(
             f"{what} has {len(values)} values, not the shape {shown}.",
             next="Send shape [N] or [N, K], and as many values.",
         )
-    return Array(dtype="int64" if values.dtype.kind == "i" else "float32", shape=shape, data=values.tobytes())
+    return Array(
+        dtype="int64" if values.dtype.kind == "i" else "float32", shape=shape, data=values.tobytes()
+    )
 
 
 def _places(what: str, count: int, rows: int, columns: int, csr: Csr) -> Values:
@@ -97,7 +113,9 @@ def _places(what: str, count: int, rows: int, columns: int, csr: Csr) -> Values:
             f"They must be {rows + 1} numbers, from 0 up to the number of its values, {count}.",
         )
     if len(col) != count or ((col < 0) | (col >= columns)).any():
-        raise InvalidData(f"{what}: its columns do not fit.", f"Each of {count} values needs one of {columns}.")
+        raise InvalidData(
+            f"{what}: its columns do not fit.", f"Each of {count} values needs one of {columns}."
+        )
     places = csr.places(columns)
     if len(np.unique(places)) != count:
         raise InvalidData(f"{what} lists a cell twice.", next="List each cell once.")
@@ -106,7 +124,9 @@ def _places(what: str, count: int, rows: int, columns: int, csr: Csr) -> Values:
 
 def unknown_dtype(what: str, dtype: str) -> InvalidData:
     """The refusal of a dtype."""
-    return InvalidData(f"{what} has the dtype '{dtype[:50]}'.", "Arrays are float32 or int64.", "Convert it.")
+    return InvalidData(
+        f"{what} has the dtype '{dtype[:50]}'.", "Arrays are float32 or int64.", "Convert it."
+    )
 
 
 def tensor_of(what: str, tensor: Tensor, budget: Budget, pad: int = 0) -> Array:
@@ -121,7 +141,10 @@ def csr_of(what: str, tensor: Tensor) -> Csr | None:
     if crow is None and col is None:
         return None
     if crow is None or col is None or tensor.shape is None:
-        raise InvalidData(f"{what} is sparse without its shape, rows or columns.", next="Send all of them, or none.")
+        raise InvalidData(
+            f"{what} is sparse without its shape, rows or columns.",
+            next="Send all of them, or none.",
+        )
     return Csr(_numbers(what, crow, "int64"), _numbers(what, col, "int64"))
 
 
@@ -135,9 +158,15 @@ def _numbers(what: str, data: Sequence[float], dtype: str) -> Values:
         raise InvalidData(f"{what} holds a number that {dtype} cannot hold.") from error
     if dtype == "float32":
         return values
-    whole = values.dtype.kind == "f" and (values == np.floor(values)).all() and (np.abs(values) < 2**53).all()
+    whole = (
+        values.dtype.kind == "f"
+        and (values == np.floor(values)).all()
+        and (np.abs(values) < 2**53).all()
+    )
     if not whole and values.dtype.kind != "i":
-        raise InvalidData(f"{what} holds a number that is no int64.", next="Send whole numbers, or dtype float32.")
+        raise InvalidData(
+            f"{what} holds a number that is no int64.", next="Send whole numbers, or dtype float32."
+        )
     return values.astype(np.int64)
 
 
@@ -154,10 +183,13 @@ class PassRequest:
     loss: str
     config: Mapping[str, float]
     forward_only: bool
-    flaw: HalteresError | None  # why its data cannot be used: the future's failure, not the request's
+    # why its data cannot be used: the future's failure, not the request's
+    flaw: HalteresError | None
 
 
-TrainingBody = bodies.CreateModel | bodies.LoadWeights | bodies.OptimStep | bodies.SaveWeights | PassRequest
+TrainingBody = (
+    bodies.CreateModel | bodies.LoadWeights | bodies.OptimStep | bodies.SaveWeights | PassRequest
+)
 
 _BODIES: Mapping[str, type[TrainingBody]] = {
     "create_model": bodies.CreateModel,
@@ -169,7 +201,9 @@ _BODIES: Mapping[str, type[TrainingBody]] = {
 }
 
 SEQUENCED = (*PASSES, *_BODIES)
-"""Requests that are executed in their model's order; create_model and a load that makes a model are number 0."""
+"""Requests that are executed in their model's order; create_model and a load that makes a model are
+number 0.
+"""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -183,9 +217,17 @@ class Request:
     drawn: Drawn = field(default_factory=dict[str, int])
 
     @classmethod
-    def read(cls, id: str, kind: str, seq: int, content_type: str, body: bytes, drawn: Drawn | None) -> Request:
+    def read(
+        cls, id: str, kind: str, seq: int, content_type: str, body: bytes, drawn: Drawn | None
+    ) -> Request:
         """A request as the journal has it; raises as `read_request`."""
-        return cls(id=id, kind=kind, seq=seq, body=read_request(kind, content_type, body), drawn=drawn or {})
+        return cls(
+            id=id,
+            kind=kind,
+            seq=seq,
+            body=read_request(kind, content_type, body),
+            drawn=drawn or {},
+        )
 
     def of(self, kind: type[T]) -> T:
         """The body, as the request's kind has it."""
@@ -194,7 +236,9 @@ class Request:
 
 
 def read_request(kind: str, content_type: str, body: bytes) -> TrainingBody:
-    """Parse the body of a request of this kind; InvalidData where it does not fit, or has no number in its sequence."""
+    """Parse the body of a request of this kind; InvalidData where it does not fit, or has no number
+    in its sequence.
+    """
     if kind not in PASSES:
         found = bodies.read(body, _BODIES[kind])
     elif content_type == PROTOBUF:
@@ -204,7 +248,9 @@ def read_request(kind: str, content_type: str, body: bytes) -> TrainingBody:
     # Number 0 is the model's creation: a request that took it would be given that one's future.
     if not isinstance(found, bodies.CreateModel) and found.seq_id is not None and found.seq_id < 1:
         raise InvalidData(
-            f"seq_id is {found.seq_id}.", "The requests of a model are numbered from 1.", "Send its number."
+            f"seq_id is {found.seq_id}.",
+            "The requests of a model are numbered from 1.",
+            "Send its number.",
         )
     return found
 
@@ -234,13 +280,17 @@ def read_pass(body: bytes) -> PassRequest:
         message.ParseFromString(body)
     except DecodeError as error:
         raise InvalidData(
-            "The body is not a ForwardBackwardRequest.", f"{error}.", "Send the protobuf message of SDK 0.25 or newer."
+            "The body is not a ForwardBackwardRequest.",
+            f"{error}.",
+            "Send the protobuf message of SDK 0.25 or newer.",
         ) from error
     data, flaw = _collected(_datums_in(message))
     newer = {name: value for name, value in message.loss_fn_config_v2.items() if name != "loss_id"}
     for name, value in newer.items():
         if value.WhichOneof("value") != "number":
-            flaw = flaw or InvalidData(f"The loss setting '{name[:100]}' is no number.", next="Send a number.")
+            flaw = flaw or InvalidData(
+                f"The loss setting '{name[:100]}' is no number.", next="Send a number."
+            )
     return PassRequest(
         model_id=message.model_id,
         seq_id=message.seq_id,
@@ -266,7 +316,9 @@ def _datums_in(message: pb.ForwardBackwardRequest) -> Iterator[Datum]:
             raise _no_text(index, "image or audio")
         tokens = b"".join(chunk.encoded_text.tokens for chunk in datum.model_input)
         if len(tokens) % 4:
-            raise InvalidData(f"Datum {index}: the tokens are not int32.", f"They have {len(tokens)} bytes.")
+            raise InvalidData(
+                f"Datum {index}: the tokens are not int32.", f"They have {len(tokens)} bytes."
+            )
         inputs = {
             name: _array(f"Datum {index}: '{name[:100]}'", tensor, budget)
             for name, tensor in datum.loss_fn_inputs.items()
@@ -283,33 +335,49 @@ def _datums_in(message: pb.ForwardBackwardRequest) -> Iterator[Datum]:
 
 def _no_text(index: int, kind: str) -> InvalidData:
     return InvalidData(
-        f"Datum {index} holds a chunk of type {kind}.", "The model reads text tokens only.", "Leave it out."
+        f"Datum {index} holds a chunk of type {kind}.",
+        "The model reads text tokens only.",
+        "Leave it out.",
     )
 
 
-def _sequences_of(index: int, spans: Iterable[tuple[str | None, int]], num_targets: int, loss: str) -> bytes | None:
-    """`Datum.sequences` of a datum's provenance; None where it has none, or the loss reads none. The spans lie end to
-    end: which sampled sequence (None: a prompt) so many targets come from."""
+def _sequences_of(
+    index: int, spans: Iterable[tuple[str | None, int]], num_targets: int, loss: str
+) -> bytes | None:
+    """`Datum.sequences` of a datum's provenance; None where it has none, or the loss reads none.
+    The spans lie end to end: which sampled sequence (None: a prompt) so many targets come from.
+    """
     if loss != STABLE_REINFORCE or not (found := list(spans)):
         return None
     names, lengths = [name for name, _ in found], [length for _, length in found]
     if min(lengths) < 0 or sum(lengths) != num_targets:
         raise InvalidData(
-            f"Datum {index}: the provenance spans of its loss_fn_inputs cover {sum(lengths)} positions.",
+            f"Datum {index}: the provenance spans of its loss_fn_inputs cover {sum(lengths)} "
+            "positions.",
             f"It has {num_targets} targets, and spans lie end to end.",
             "Make them with Datum.with_provenance.",
         )
     if "" in names:
-        raise InvalidData(f"Datum {index}: a sampled span names no sequence.", next="Send its sequence_id.")
+        raise InvalidData(
+            f"Datum {index}: a sampled span names no sequence.", next="Send its sequence_id."
+        )
     sampled = dict.fromkeys(name for name in names if name is not None)
-    numbers: dict[str | None, int] = {None: 0, **{name: number for number, name in enumerate(sampled, 1)}}
+    numbers: dict[str | None, int] = {
+        None: 0,
+        **{name: number for number, name in enumerate(sampled, 1)},
+    }
     return np.repeat(np.array([numbers[name] for name in names], np.int32), lengths).tobytes()
 
 
 def _array(what: str, tensor: pb.Tensor, budget: Budget) -> Array:
     if tensor.WhichOneof("encoding") == "sparse_csr":
         sparse = tensor.sparse_csr
-        csr = Csr(*(_numbers_in(what, data, np.int64) for data in (sparse.crow_indices, sparse.col_indices)))
+        csr = Csr(
+            *(
+                _numbers_in(what, data, np.int64)
+                for data in (sparse.crow_indices, sparse.col_indices)
+            )
+        )
         return array_of(what, _values(what, sparse.values, tensor.dtype), tensor.shape, csr, budget)
     values = _values(what, tensor.dense, tensor.dtype)
     return array_of(what, values, tensor.shape or None, None, budget)
@@ -330,7 +398,9 @@ def _values(what: str, data: bytes, dtype: int) -> Values:
 def _numbers_in(what: str, data: bytes, dtype: npt.DTypeLike) -> Values:
     size = np.dtype(dtype).itemsize
     if len(data) % size:
-        raise InvalidData(f"{what} has {len(data)} bytes.", f"They are no whole number of values of {size} bytes.")
+        raise InvalidData(
+            f"{what} has {len(data)} bytes.", f"They are no whole number of values of {size} bytes."
+        )
     return np.frombuffer(data, dtype)
 
 
@@ -370,7 +440,9 @@ class JsonPass(msgspec.Struct, kw_only=True):
 
 
 def read_json_pass(body: bytes, *, forward_only: bool) -> PassRequest:
-    """Parse the body of forward_backward, or of forward. Unusable datums do not raise: see `PassRequest.flaw`."""
+    """Parse the body of forward_backward, or of forward. Unusable datums do not raise: see
+    `PassRequest.flaw`.
+    """
     request = bodies.read(body, JsonPass)
     found = request.forward_input if forward_only else request.forward_backward_input
     if found is None:
@@ -410,5 +482,7 @@ def _datums_in_json(found: PassInput) -> Iterator[Datum]:
         try:
             packed = array("i", tokens).tobytes()
         except OverflowError as error:
-            raise InvalidData(f"Datum {index} holds something that is no token id.", f"{error}.") from error
+            raise InvalidData(
+                f"Datum {index} holds something that is no token id.", f"{error}."
+            ) from error
         yield Datum(tokens=packed, inputs=inputs, sequences=sequences)

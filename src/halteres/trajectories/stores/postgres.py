@@ -1,17 +1,20 @@
 """The store on PostgreSQL: one queue for several server processes, tokens in the table `bodies`.
 
-    begin: lock ─▶ what others did since the last turn here ─▶ [decide] ─▶ rows, tokens, one entry of the log ─▶ COMMIT
+    begin: lock ─▶ what others did since the last turn here ─▶ [decide] ─▶ rows, tokens, one entry
+        of the log ─▶ COMMIT
 
-The lock is a transaction's advisory lock: it ends with the transaction, so a server that dies holds up nobody. Under it
-ids may be given from memory: nobody else gives any. What `commit` took survives the death of every server process,
-whatever `durability` says.
+The lock is a transaction's advisory lock: it ends with the transaction, so a server that dies holds
+up nobody. Under it ids may be given from memory: nobody else gives any. What `commit` took survives
+the death of every server process, whatever `durability` says.
 
-The log (`turns`) tells servers on one queue what the others did. A server that knows it up to some turn reads on from
-there. It must find that very turn again: where it was pruned, or the database is an older one now (a backup, a replica
-that had not caught up), the server begins afresh from the rows.
+The log (`turns`) tells servers on one queue what the others did. A server that knows it up to some
+turn reads on from there. It must find that very turn again: where it was pruned, or the database is
+an older one now (a backup, a replica that had not caught up), the server begins afresh from the
+rows.
 
-Kept are the tokens of everything that waits and of the batch delivered last, which may be asked for again; of groups
-that were set aside, archived or left over from another run the newest, within a budget: they are evidence.
+Kept are the tokens of everything that waits and of the batch delivered last, which may be asked for
+again; of groups that were set aside, archived or left over from another run the newest, within a
+budget: they are evidence.
 """
 
 from __future__ import annotations
@@ -55,13 +58,20 @@ QUEUE = 0x68616C7465726573  # number of the advisory lock: one queue in a databa
 CONNECT_S = 10
 LOCK_S = 10  # how long a turn waits for the turns of other servers
 STATEMENT_S = 60
-IDLE_S = 30  # a server that hangs in the middle of its turn loses it after this long: the others wait for it
+# a server that hangs in the middle of its turn loses it after this long: the others wait for it
+IDLE_S = 30
 PATIENCE_S = 20.0  # how long a server that runs waits for a PostgreSQL that is being started again
 # A machine that vanished without a word is noticed within half a minute (libpq's names, s and ms).
-TCP = {"keepalives_idle": 10, "keepalives_interval": 5, "keepalives_count": 3, "tcp_user_timeout": 30_000}
+TCP = {
+    "keepalives_idle": 10,
+    "keepalives_interval": 5,
+    "keepalives_count": 3,
+    "tcp_user_timeout": 30_000,
+}
 KEEP_BYTES = 1024**3
 PRUNED_EVERY = 64  # turns from one clearing away of old turns and evidence to the next
-KEPT_S = 120  # a turn stays in the log: servers ask several times a second, and one that was away begins afresh
+# a turn stays in the log: servers ask several times a second, and one that was away begins afresh
+KEPT_S = 120
 MOST_READ = 4096  # turns read at once; whoever is further behind begins afresh
 KINDS: dict[str, type[Change]] = {
     "run": RunRecord,
@@ -73,10 +83,14 @@ KINDS: dict[str, type[Change]] = {
 }
 """The word that tells what a change is, in the log."""
 _FIELD = {"run": "run", "env": "env", "moved": "group", "delivery": "delivery"}
-"""In the log these stand in a field, as earlier versions write them: servers of one queue may be upgraded in turn."""
+"""In the log these stand in a field, as earlier versions write them: servers of one queue may be
+upgraded in turn.
+"""
 
 RUNNING = "Look whether PostgreSQL runs there; the request can be sent again."
-AT_FIRST = "Look whether PostgreSQL runs there, and at the user, the password and the database in the URL."
+AT_FIRST = (
+    "Look whether PostgreSQL runs there, and at the user, the password and the database in the URL."
+)
 RIGHTS = "Give that user the right to create and to write tables there."
 ADVICE = {
     "53100": "Make room on its disk; the request can be sent again.",  # disk_full
@@ -89,7 +103,8 @@ LOCK_NOT_AVAILABLE = "55P03"
 
 _log = logging.getLogger(__name__)
 
-# -- tables and statements ---------------------------------------------------------------------------------------------
+# -- tables and statements
+# ---------------------------------------------------------------------------------------------
 
 metadata = sa.MetaData()
 
@@ -119,9 +134,12 @@ turns = sa.Table(
 Mark = tuple[int, int]  # number and nonce of a turn: the last one that a server has applied
 _NEWEST = select(turns.c.number, turns.c.nonce).order_by(turns.c.number.desc()).limit(1)
 _age = sa.func.extract("epoch", sa.func.now() - turns.c.at)
-_PRUNE_TURNS = sa.delete(turns).where(turns.c.number < bindparam("newest"), _age > bindparam("kept_s"))
+_PRUNE_TURNS = sa.delete(turns).where(
+    turns.c.number < bindparam("newest"), _age > bindparam("kept_s")
+)
 
-_is_requested = bodies.c.group_id == sa.any_(bindparam("ids", type_=ARRAY(BigInteger)))  # one parameter for all
+# one parameter for all
+_is_requested = bodies.c.group_id == sa.any_(bindparam("ids", type_=ARRAY(BigInteger)))
 _LAST_DELIVERED = select(store.deliveries.c.group_ids).join(
     store.run, store.run.c.last_delivery == store.deliveries.c.id
 )
@@ -129,7 +147,8 @@ _LAST_DELIVERED = select(store.deliveries.c.group_ids).join(
 _PRUNE_BODIES = text("""
 DELETE FROM bodies WHERE group_id IN (
     SELECT id FROM (
-        SELECT groups.id, sum(groups.num_bytes) OVER (ORDER BY groups.id DESC) AS num_bytes_from_here
+        SELECT groups.id,
+            sum(groups.num_bytes) OVER (ORDER BY groups.id DESC) AS num_bytes_from_here
         FROM bodies JOIN groups ON groups.id = bodies.group_id
         WHERE groups.place NOT IN ('queued', 'buffered', 'out')
           AND groups.delivery IS DISTINCT FROM (SELECT last_delivery FROM run)
@@ -138,7 +157,10 @@ DELETE FROM bodies WHERE group_id IN (
 )
 """)
 
-_POWER = "SELECT set_config('synchronous_commit', 'on', false) WHERE current_setting('synchronous_commit') = 'off'"
+_POWER = (
+    "SELECT set_config('synchronous_commit', 'on', false) WHERE "
+    "current_setting('synchronous_commit') = 'off'"
+)
 
 
 class PostgresStore(Store):
@@ -146,8 +168,9 @@ class PostgresStore(Store):
 
     Args:
         url: postgresql://USER:PASSWORD@HOST:PORT/DATABASE.
-        durability: process: PostgreSQL's own settings, by which a commit survives its crash too; power: the same, and
-            a `synchronous_commit` that was turned off is turned on for these commits.
+        durability: process: PostgreSQL's own settings, by which a commit survives its crash too;
+            power: the same, and a `synchronous_commit` that was turned off is turned on for these
+            commits.
         keep_bytes: tokens kept of groups that were set aside or archived, the newest.
 
     Raises:
@@ -158,14 +181,19 @@ class PostgresStore(Store):
 
     is_shared = True
 
-    def __init__(self, url: str, durability: Durability = "process", keep_bytes: int = KEEP_BYTES) -> None:
+    def __init__(
+        self, url: str, durability: Durability = "process", keep_bytes: int = KEEP_BYTES
+    ) -> None:
         address = _address(url)
-        self.name = address.set(drivername="postgresql", query={}).render_as_string(hide_password=True)
+        self.name = address.set(drivername="postgresql", query={}).render_as_string(
+            hide_password=True
+        )
         within = [str(value) for name, value in address.query.items() if "password" in name]
         self._redactor = Redactor([str(address.password or ""), *within])
         self._power, self._keep_bytes = durability == "power", keep_bytes
         self._turn: Connection | None = None
-        self._known: Mark | None = None  # the last turn whose changes the server has; None: ask for all
+        # the last turn whose changes the server has; None: ask for all
+        self._known: Mark | None = None
         self._engine = _engine(address)
         event.listen(self._engine, "connect", self._set_up)
         try:
@@ -202,16 +230,23 @@ class PostgresStore(Store):
         if connection is None or known is None:
             raise StoreFailed("The changes were not stored.", "No turn was begun for them.")
         with self._reporting("The changes were not stored."), connection:
-            # Before the changes: the tokens of every batch that is not the last delivered any more are deleted.
+            # Before the changes: the tokens of every batch that is not the last delivered any more
+            # are deleted.
             saved = (change for change in changes if isinstance(change, Delivery))
-            if delivered := [batch.groups for batch in saved if batch.standing is Standing.DELIVERED]:
+            if delivered := [
+                batch.groups for batch in saved if batch.standing is Standing.DELIVERED
+            ]:
                 before = connection.scalar(_LAST_DELIVERED) or ()
-                released = {group_id for ids in (before, *delivered[:-1]) for group_id in ids} - set(delivered[-1])
+                released = {
+                    group_id for ids in (before, *delivered[:-1]) for group_id in ids
+                } - set(delivered[-1])
                 connection.execute(sa.delete(bodies).where(_is_requested), {"ids": list(released)})
             store.write(connection, changes)
             arrived = [change for change in changes if isinstance(change, GroupArrived)]
             if arrived:
-                values = [{"group_id": change.group.id, "element": change.body} for change in arrived]
+                values = [
+                    {"group_id": change.group.id, "element": change.body} for change in arrived
+                ]
                 connection.execute(sa.insert(bodies), values)
             made = _append_turn(connection, known[0] + 1, changes)
             if made[0] % PRUNED_EVERY == 0:
@@ -239,7 +274,9 @@ class PostgresStore(Store):
     def bodies(self, group_ids: Sequence[int]) -> dict[int, bytes]:
         """See `Store`."""
         with self._reading() as connection:
-            found = connection.execute(select(bodies).where(_is_requested), {"ids": list(group_ids)})
+            found = connection.execute(
+                select(bodies).where(_is_requested), {"ids": list(group_ids)}
+            )
             elements = {row.group_id: row.element for row in found}
         return {group_id: elements[group_id] for group_id in group_ids if group_id in elements}
 
@@ -248,13 +285,18 @@ class PostgresStore(Store):
         self.abandon()
         self._engine.dispose()
 
-    # -- turns ---------------------------------------------------------------------------------------------------------
+    # -- turns
+    # ----------------------------------------------------------------------------------------------
 
     def _catch_up(self, connection: Connection) -> Update:
         """What happened after the last turn known here; everything where the log does not tell."""
         if self._known is None:
             return Update(afresh=self._everything(connection))
-        query = select(turns.c.number, turns.c.nonce, turns.c.changes).order_by(turns.c.number).limit(MOST_READ + 1)
+        query = (
+            select(turns.c.number, turns.c.nonce, turns.c.changes)
+            .order_by(turns.c.number)
+            .limit(MOST_READ + 1)
+        )
         found = connection.execute(query.where(turns.c.number >= self._known[0])).all()
         if not found or tuple(found[0][:2]) != self._known or len(found) > MOST_READ:
             return Update(afresh=self._everything(connection))
@@ -267,11 +309,16 @@ class PostgresStore(Store):
         self._known = number, nonce
         return remembered
 
-    # -- connections ---------------------------------------------------------------------------------------------------
+    # -- connections
+    # ----------------------------------------------------------------------------------------------
 
     @contextmanager
-    def _reading(self, patience_s: float = 0.0, isolation_level: str = "AUTOCOMMIT") -> Iterator[Connection]:
-        """A connection that is alive; where there is none, it is asked for again for `patience_s`."""
+    def _reading(
+        self, patience_s: float = 0.0, isolation_level: str = "AUTOCOMMIT"
+    ) -> Iterator[Connection]:
+        """A connection that is alive; where there is none, it is asked for again for
+        `patience_s`.
+        """
         ends = time.monotonic() + patience_s
         with self._reporting("The trajectory database cannot be read."):
             while True:
@@ -293,15 +340,20 @@ class PostgresStore(Store):
                 yield
             except SQLAlchemyError as error:
                 cause: Any = error.orig if isinstance(error, DBAPIError) else error
-                diagnosis = getattr(cause, "diag", None)  # of what PostgreSQL itself says, without the statement
+                # of what PostgreSQL itself says, without the statement
+                diagnosis = getattr(cause, "diag", None)
                 words = " ".join(str((diagnosis and diagnosis.message_primary) or cause).split())
                 why = self._redactor.text(words if words.endswith((".", "?")) else f"{words}.")
-                raise StoreFailed(what, f"{self.name}: {why}", ADVICE.get(_sqlstate(error), advice)) from error
+                raise StoreFailed(
+                    what, f"{self.name}: {why}", ADVICE.get(_sqlstate(error), advice)
+                ) from error
 
     def _set_up(self, connection: Any, _: Any) -> None:
         limits = {"lock": LOCK_S, "statement": STATEMENT_S, "idle_in_transaction_session": IDLE_S}
         for setting, limit_s in limits.items():
-            connection.execute("SELECT set_config(%s, %s, false)", (f"{setting}_timeout", f"{limit_s * 1000:.0f}"))
+            connection.execute(
+                "SELECT set_config(%s, %s, false)", (f"{setting}_timeout", f"{limit_s * 1000:.0f}")
+            )
         if self._power:
             connection.execute(_POWER)
         connection.commit()
@@ -310,7 +362,8 @@ class PostgresStore(Store):
         """Make what is missing in an empty database.
 
         Raises:
-            Conflict: it has tables of another version, or of somebody else; or it does not keep what it should.
+            Conflict: it has tables of another version, or of somebody else; or it does not keep
+                what it should.
         """
         with self._engine.connect() as connection:
             _lock(connection)
@@ -322,24 +375,30 @@ class PostgresStore(Store):
                     raise Conflict(
                         f"The trajectory database {self.name} has version {found}.",
                         f"This server reads version {SCHEMA_VERSION}.",
-                        "Name another database with --database, or use the Halteres version that wrote it.",
+                        "Name another database with --database, or use the Halteres version that "
+                        "wrote it.",
                     )
             elif foreign := sorted(present & {table.name for table in tables}):
                 raise Conflict(
                     f"The database {self.name} is no trajectory database.",
-                    f"It has tables of the same names that are somebody else's: {', '.join(foreign)}.",
+                    "It has tables of the same names that are somebody else's: "
+                    f"{', '.join(foreign)}.",
                     "Create a database for this queue alone, and name it with --database.",
                 )
             else:
                 for table in (schema_version, *tables):
                     table.create(connection)
-                # Tokens come as JSON, some as text that was gzipped: pressing them again costs more than it saves.
-                connection.execute(text("ALTER TABLE bodies ALTER COLUMN element SET STORAGE EXTERNAL"))
+                # Tokens come as JSON, some as text that was gzipped: pressing them again costs more
+                # than it saves.
+                connection.execute(
+                    text("ALTER TABLE bodies ALTER COLUMN element SET STORAGE EXTERNAL")
+                )
                 connection.execute(sa.insert(schema_version), {"id": 1, "version": SCHEMA_VERSION})
                 _append_turn(connection, 0, ())  # changed nothing: a log is never empty
             if self._power and connection.scalar(text("SHOW fsync")) == "off":
                 raise Conflict(
-                    f"The PostgreSQL of {self.name} does not keep what it commits when the power fails.",
+                    f"The PostgreSQL of {self.name} does not keep what it commits when the power "
+                    "fails.",
                     "Its setting fsync is off.",
                     "Turn it on there, or start without --durability power.",
                 )
@@ -356,11 +415,13 @@ def _lock(connection: Connection) -> None:
         raise StoreFailed(
             f"The trajectory queue gave no turn within {LOCK_S} s.",
             "Another server on it hangs, or its database is slow.",
-            "Look at the other servers (pg_stat_activity names them); the request can be sent again.",
+            "Look at the other servers (pg_stat_activity names them); the request can be sent "
+            "again.",
         ) from error
 
 
-# -- the log of turns --------------------------------------------------------------------------------------------------
+# -- the log of turns
+# --------------------------------------------------------------------------------------------------
 
 _WORDS = {kind: word for word, kind in KINDS.items()}
 _entry = msgspec.msgpack.Decoder(list[tuple[str, msgspec.Raw]])
@@ -394,11 +455,14 @@ def decoded(entry: bytes) -> list[Change]:
 
 def _append_turn(connection: Connection, number: int, changes: Iterable[Change]) -> Mark:
     nonce = secrets.randbits(63)
-    connection.execute(sa.insert(turns), {"number": number, "nonce": nonce, "changes": encoded(changes)})
+    connection.execute(
+        sa.insert(turns), {"number": number, "nonce": nonce, "changes": encoded(changes)}
+    )
     return number, nonce
 
 
-# -- the way there -----------------------------------------------------------------------------------------------------
+# -- the way there
+# --------------------------------------------------------------------------------------------------
 
 
 def _engine(address: sa.URL) -> sa.Engine:
@@ -407,7 +471,8 @@ def _engine(address: sa.URL) -> sa.Engine:
     except ImportError as error:
         next = "pip install 'halteres[postgres]'"
         raise InvalidConfig("A queue on PostgreSQL needs psycopg.", f"{error}.", next) from error
-    own_name = f"halteres trajectories, pid {os.getpid()} on {socket.gethostname()}"[:63]  # PostgreSQL cuts it there
+    # PostgreSQL cuts it there
+    own_name = f"halteres trajectories, pid {os.getpid()} on {socket.gethostname()}"[:63]
     options = {"connect_timeout": CONNECT_S, "application_name": own_name, **TCP}
     engine = sa.create_engine(
         address,
@@ -420,7 +485,8 @@ def _engine(address: sa.URL) -> sa.Engine:
     )
 
     def read_in_binary(_: Any, cursor: Any, *__: Any) -> None:
-        cursor.format = Format.BINARY  # as text, tokens would come in hexadecimal: three times the work
+        # as text, tokens would come in hexadecimal: three times the work
+        cursor.format = Format.BINARY
 
     event.listen(engine, "before_cursor_execute", read_in_binary)
     return engine
@@ -433,7 +499,10 @@ def _address(url: str) -> sa.URL:
         if address.drivername in SCHEMES:
             return address.set(drivername="postgresql+psycopg")
         why = f"It begins with {address.drivername}://."
-    next = "Write it as postgresql://USER:PASSWORD@HOST:5432/DATABASE, special characters percent-encoded."
+    next = (
+        "Write it as postgresql://USER:PASSWORD@HOST:5432/DATABASE, special characters "
+        "percent-encoded."
+    )
     raise InvalidConfig("That is no address of a PostgreSQL database.", why, next)
 
 

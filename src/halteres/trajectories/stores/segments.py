@@ -1,13 +1,15 @@
 """Tokens in append-only files: written once, read back by their place, unlinked as a whole.
 
-An SQLite blob instead costs three to ten times the processor time of an append, and its checkpoints hold everybody up
-for 70 to 230 ms (16x512 and 16x4096 groups).
+An SQLite blob instead costs three to ten times the processor time of an append, and its checkpoints
+hold everybody up for 70 to 230 ms (16x512 and 16x4096 groups).
 
     00000007.seg   [extent][extent][extent]      full: only read
-    00000008.seg   [extent][extent]▒▒▒           ▒ written, but vouched for by nobody: overwritten, or cut at start
+    00000008.seg   [extent][extent]▒▒▒           ▒ written, but vouched for by nobody: overwritten,
+                                                 or cut at start
 
-An extent is vouched for by the rows that keep it. Nothing in the file marks it, so there is no header and no recovery
-by reading: what nobody vouches for is not there. Whether anybody still wants an extent, the rows say, too.
+An extent is vouched for by the rows that keep it. Nothing in the file marks it, so there is no
+header and no recovery by reading: what nobody vouches for is not there. Whether anybody still wants
+an extent, the rows say, too.
 """
 
 from __future__ import annotations
@@ -36,7 +38,8 @@ class Extent(NamedTuple):
 
 
 class Segments:
-    """The files of one folder. One thread writes, any may read. Everything raises OSError where the disk fails.
+    """The files of one folder. One thread writes, any may read. Everything raises OSError where the
+    disk fails.
 
     Args:
         folder: made where it is missing.
@@ -45,7 +48,9 @@ class Segments:
         segment_bytes: from there on the next file is begun.
     """
 
-    def __init__(self, folder: Path, vouched: Collection[int], end: int, segment_bytes: int = SEGMENT_BYTES) -> None:
+    def __init__(
+        self, folder: Path, vouched: Collection[int], end: int, segment_bytes: int = SEGMENT_BYTES
+    ) -> None:
         self.folder, self._segment_bytes = folder, segment_bytes
         folder.mkdir(parents=True, exist_ok=True)
         self.sizes = dict[int, int]()  # bytes of each file, by number
@@ -56,7 +61,8 @@ class Segments:
                 path.unlink()
         self._file: int | None = None
         self._unsynced, self._is_new = False, False
-        self.newest, self._end = max(vouched, default=1), end  # newest: number of the file that is appended to
+        # newest: number of the file that is appended to
+        self.newest, self._end = max(vouched, default=1), end
         size = self.sizes.get(self.newest, -1)
         if size > end:
             os.truncate(self._path(self.newest), end)
@@ -120,7 +126,9 @@ class Segments:
         self._unsynced = self._is_new = False
 
     def read(self, extents: Sequence[Extent]) -> list[bytes | None]:
-        """The texts; None for one that is lost: its file is gone or too short, or holds something else."""
+        """The texts; None for one that is lost: its file is gone or too short, or holds something
+        else.
+        """
         files: dict[int, int | None] = {}
         try:
             for number in {extent.segment for extent in extents}:

@@ -1,10 +1,10 @@
 """The trajectory store of one server: rows in an SQLite file, tokens in segment files beside it.
 
-Tokens are written first, so that a committed row vouches for its extent. What was committed survives kill -9 of the
-process; with durability "power" also the loss of power.
+Tokens are written first, so that a committed row vouches for its extent. What was committed
+survives kill -9 of the process; with durability "power" also the loss of power.
 
-Wanted are the tokens of groups that wait or are out, and of the batch delivered last, because its reply may have been
-lost. Others are evidence, kept while there is room.
+Wanted are the tokens of groups that wait or are out, and of the batch delivered last, because its
+reply may have been lost. Others are evidence, kept while there is room.
 """
 
 from __future__ import annotations
@@ -29,7 +29,14 @@ from halteres.errors import Conflict, boundary
 from halteres.trajectories.records import Change, GroupArrived
 from halteres.trajectories.stores import store
 from halteres.trajectories.stores.segments import SEGMENT_BYTES, Extent, Segments
-from halteres.trajectories.stores.store import SCHEMA_VERSION, Durability, Store, StoreFailed, chunks, groups
+from halteres.trajectories.stores.store import (
+    SCHEMA_VERSION,
+    Durability,
+    Store,
+    StoreFailed,
+    chunks,
+    groups,
+)
 
 PRAGMAS = (
     "page_size = 2048",  # a commit writes whole pages, and changes little in each
@@ -40,21 +47,26 @@ PRAGMAS = (
 )
 
 KEEP_BYTES = 1024**3
-RESERVE_BYTES = 8 * 1024**2  # half of SQLite's log before it is put into the file, which has most of its pages
+# half of SQLite's log before it is put into the file, which has most of its pages
+RESERVE_BYTES = 8 * 1024**2
 PART_BYTES = 512 * 1024  # of it, given back at once: another program may be as quick to take it
-NUM_TRIES = RESERVE_BYTES // PART_BYTES + 2  # one, one for each part of the reserve, one with a log begun anew
+# one, one for each part of the reserve, one with a log begun anew
+NUM_TRIES = RESERVE_BYTES // PART_BYTES + 2
 
 segments = sa.Table(  # the files that hold something; what a group says of another is out of date
     "segments",
     sa.MetaData(),
     sa.Column("number", sa.Integer, primary_key=True, autoincrement=False),
-    sa.Column("first_group", sa.BigInteger, nullable=False),  # the groups of the next begin in the next file
+    # the groups of the next begin in the next file
+    sa.Column("first_group", sa.BigInteger, nullable=False),
 )
 
-_EXTENTS = select(groups.c.id, groups.c.segment, groups.c.start, groups.c.length, groups.c.checksum).join(
-    segments, (segments.c.number == groups.c.segment) & (groups.c.id >= segments.c.first_group)
-)
-"""Of a file that is there: a number may be used again after a start, and what groups before it say of it is of old."""
+_EXTENTS = select(
+    groups.c.id, groups.c.segment, groups.c.start, groups.c.length, groups.c.checksum
+).join(segments, (segments.c.number == groups.c.segment) & (groups.c.id >= segments.c.first_group))
+"""Of a file that is there: a number may be used again after a start, and what groups before it say
+of it is of old.
+"""
 
 _LAST_END = select(groups.c.start + groups.c.length).order_by(groups.c.id.desc()).limit(1)
 
@@ -63,13 +75,17 @@ SELECT number FROM segments
 WHERE number <> :newest AND NOT EXISTS (
     SELECT 1 FROM groups
     WHERE groups.id >= segments.first_group
-      AND groups.id < coalesce((SELECT min(first_group) FROM segments AS s WHERE s.number > segments.number), 1 << 62)
+      AND groups.id < coalesce(
+          (SELECT min(first_group) FROM segments AS s WHERE s.number > segments.number), 1 << 62)
       AND groups.segment = segments.number
-      AND (+groups.place IN ('queued', 'buffered', 'out') OR groups.delivery = (SELECT last_delivery FROM run))
+      AND (+groups.place IN ('queued', 'buffered', 'out')
+           OR groups.delivery = (SELECT last_delivery FROM run))
 )
 ORDER BY number
 """)
-"""Files that nobody wants, the oldest first. By the range of their groups' ids: the + keeps the index of places out."""
+"""Files that nobody wants, the oldest first. By the range of their groups' ids: the + keeps the
+index of places out.
+"""
 
 _log = logging.getLogger(__name__)
 
@@ -79,9 +95,10 @@ class SqliteStore(Store):
 
     Args:
         file: the database; its tokens are in `FILE.tokens/`.
-        durability: "process" survives kill -9, "power" also the loss of power, for two fsyncs per turn.
-        keep_bytes: what all tokens may take before those that nobody wants are removed, the oldest first; on a full
-            disk none are kept.
+        durability: "process" survives kill -9, "power" also the loss of power, for two fsyncs per
+            turn.
+        keep_bytes: what all tokens may take before those that nobody wants are removed, the oldest
+            first; on a full disk none are kept.
         segment_bytes: size of a file of tokens.
 
     Raises:
@@ -98,14 +115,16 @@ class SqliteStore(Store):
         keep_bytes: int = KEEP_BYTES,
         segment_bytes: int = SEGMENT_BYTES,
     ) -> None:
-        self.file = file = file.resolve()  # tokens lie beside the file itself, whatever names lead to it
+        # tokens lie beside the file itself, whatever names lead to it
+        self.file = file = file.resolve()
         self._power, self._keep_bytes = durability == "power", keep_bytes
         lock = self._beside("lock")
         is_new = not lock.exists()
         self._closing = ExitStack()
         self._closing.enter_context(_lock(file, lock))
         self._reserve = Reserve(self._beside("reserve"))
-        self._engine = sa.create_engine(sa.URL.create("sqlite", database=str(file)))  # a path may hold anything
+        # a path may hold anything
+        self._engine = sa.create_engine(sa.URL.create("sqlite", database=str(file)))
         self._closing.callback(self._engine.dispose)
         event.listen(self._engine, "connect", self._set_up)
         try:
@@ -124,7 +143,9 @@ class SqliteStore(Store):
         return self._reserve.is_full
 
     def commit(self, changes: Sequence[Change]) -> None:
-        """See `Store`. On a full disk no group comes in; whatever else is asked for is written into the reserve."""
+        """See `Store`. On a full disk no group comes in; whatever else is asked for is written into
+        the reserve.
+        """
         if not changes:
             return
         newest = self._segments.newest
@@ -134,7 +155,8 @@ class SqliteStore(Store):
                 num_tries -= 1
                 self._reserve.give_back()
                 self._checkpoint()
-            if self._reserve.ran_out:  # what is reserved is for the file: its log is kept to one turn
+            # what is reserved is for the file: its log is kept to one turn
+            if self._reserve.ran_out:
                 self._checkpoint()
         except (DBAPIError, sqlite3.Error, OSError) as error:
             why = _cause(error)
@@ -142,9 +164,13 @@ class SqliteStore(Store):
             raise StoreFailed(
                 "It was not stored.",
                 f"The database {self.file} answers: {why}.",
-                "" if "constraint" in str(why) else "Make room on the disk; the request can be sent again.",
+                ""
+                if "constraint" in str(why)
+                else "Make room on the disk; the request can be sent again.",
             ) from error
-        if self._segments.newest > newest or not all(isinstance(change, GroupArrived) for change in changes):
+        if self._segments.newest > newest or not all(
+            isinstance(change, GroupArrived) for change in changes
+        ):
             self._remove_unwanted()
 
     def bodies(self, group_ids: Sequence[int]) -> dict[int, bytes]:
@@ -156,15 +182,23 @@ class SqliteStore(Store):
                     extents[group_id] = Extent(*extent)
             texts = dict(zip(extents, self._segments.read(list(extents.values())), strict=True))
         if lost := sorted(group_id for group_id, body in texts.items() if body is None):
-            _log.error("Tokens of %d groups of %s are damaged; the first is group %d.", len(lost), self.file, lost[0])
-        return {group_id: body for group_id in group_ids if (body := texts.get(group_id)) is not None}
+            _log.error(
+                "Tokens of %d groups of %s are damaged; the first is group %d.",
+                len(lost),
+                self.file,
+                lost[0],
+            )
+        return {
+            group_id: body for group_id in group_ids if (body := texts.get(group_id)) is not None
+        }
 
     def close(self) -> None:
         """See `Store`."""
         self._reserve.shrink()
         self._closing.close()
 
-    # -- writing -------------------------------------------------------------------------------------------------------
+    # -- writing
+    # ----------------------------------------------------------------------------------------------
 
     def _write(self, changes: Sequence[Change], *, is_last_try: bool) -> bool:
         """False: the disk is full; it may do where some of the reserve is given back."""
@@ -179,7 +213,9 @@ class SqliteStore(Store):
                 self._segments.sync()
             with self._transaction():
                 if newest != self._vouched:
-                    self._writer.execute(sa.insert(segments), {"number": newest, "first_group": arrived[0].group.id})
+                    self._writer.execute(
+                        sa.insert(segments), {"number": newest, "first_group": arrived[0].group.id}
+                    )
                 store.write(self._writer, changes, extents)
         except BaseException as error:
             self._segments.take_back(extents)
@@ -192,7 +228,9 @@ class SqliteStore(Store):
         return True
 
     def _remove_unwanted(self) -> None:
-        """Bring the folder of tokens within its bound, as far as what is needed allows. A failure is only logged."""
+        """Bring the folder of tokens within its bound, as far as what is needed allows. A failure
+        is only logged.
+        """
         keep_bytes = 0 if self._reserve.is_full else self._keep_bytes
         if self._segments.num_bytes <= keep_bytes:
             return
@@ -200,11 +238,14 @@ class SqliteStore(Store):
             for number in self._writer.scalars(_UNWANTED, {"newest": self._segments.newest}).all():
                 if self._segments.num_bytes <= keep_bytes:
                     return
-                # First what vouches for the file: one that is left over by a crash in between goes at the next start.
+                # First what vouches for the file: one that is left over by a crash in between goes
+                # at the next start.
                 self._writer.execute(segments.delete().where(segments.c.number == number))
                 self._segments.unlink(number)
         except (DBAPIError, sqlite3.Error, OSError) as error:
-            _log.error("Tokens that nobody wants stay in %s: %s", self._segments.folder, _cause(error))
+            _log.error(
+                "Tokens that nobody wants stay in %s: %s", self._segments.folder, _cause(error)
+            )
 
     @contextmanager
     def _transaction(self) -> Iterator[None]:
@@ -257,7 +298,8 @@ class SqliteStore(Store):
         self._closing.callback(opened.close)
         if gone := vouched - opened.sizes.keys():
             _log.warning(
-                "%d of %d files of tokens are missing in %s: groups in them are set aside when a batch wants them."
+                "%d of %d files of tokens are missing in %s: groups in them are set aside when a "
+                "batch wants them."
                 " Put the folder back beside the database; a copy needs both.",
                 *(len(gone), len(vouched), opened.folder),
             )
@@ -284,10 +326,11 @@ class SqliteStore(Store):
 
 
 class Reserve:
-    """Room on the disk, given back by parts once the disk is full so that what waits can still be taken out.
+    """Room on the disk, given back by parts once the disk is full so that what waits can still be
+    taken out.
 
-    It is made before the first group is stored. Groups may not have the room that it left: once the disk was full they
-    are refused until there is as much again beside it.
+    It is made before the first group is stored. Groups may not have the room that it left: once the
+    disk was full they are refused until there is as much again beside it.
     """
 
     def __init__(self, path: Path) -> None:
@@ -315,13 +358,18 @@ class Reserve:
                     file.write(bytes(RESERVE_BYTES - self._num_bytes))
                 else:
                     os.posix_fallocate(file.fileno(), 0, RESERVE_BYTES)
-        except OSError as error:  # a file system that cannot, or a quota: the queue takes groups all the same
+        except OSError as error:
+            # a file system that cannot, or a quota: the queue takes groups all the same
             self._path.unlink(missing_ok=True)
-            _log.warning("No room is reserved in %s for a full disk: %s", self._path.parent, error.strerror)
+            _log.warning(
+                "No room is reserved in %s for a full disk: %s", self._path.parent, error.strerror
+            )
         self._num_bytes = RESERVE_BYTES
 
     def shrink(self) -> None:
-        """The server ends: keep what it takes to start again, and to begin with taking things out."""
+        """The server ends: keep what it takes to start again, and to begin with taking things
+        out.
+        """
         with suppress(OSError):
             while self._num_bytes > 2 * PART_BYTES and not self.is_full:
                 self.give_back()
@@ -343,10 +391,15 @@ def _cause(error: BaseException) -> object:
 
 
 def _is_full(error: BaseException) -> bool:
-    """Whether room may help. SQLite calls a file beside the database that cannot grow, and a quota, an I/O error."""
+    """Whether room may help. SQLite calls a file beside the database that cannot grow, and a quota,
+    an I/O error.
+    """
     cause = error.orig if isinstance(error, DBAPIError) else error
     if isinstance(cause, sqlite3.Error):
-        return getattr(cause, "sqlite_errorcode", 0) & 0xFF in (sqlite3.SQLITE_FULL, sqlite3.SQLITE_IOERR)
+        return getattr(cause, "sqlite_errorcode", 0) & 0xFF in (
+            sqlite3.SQLITE_FULL,
+            sqlite3.SQLITE_IOERR,
+        )
     return isinstance(cause, OSError) and cause.errno in (errno.ENOSPC, errno.EDQUOT)
 
 
@@ -354,14 +407,16 @@ def _unusable(file: Path, why: object) -> StoreFailed:
     return StoreFailed(
         f"The trajectory database {file} cannot be opened.",
         f"{why}.",
-        "Make room on a full disk, or name a file in a folder that can be written: --database FILE.",
+        "Make room on a full disk, or name a file in a folder that can be written: --database "
+        "FILE.",
     )
 
 
 def _lock(file: Path, lock: Path) -> IO[bytes]:
     """Hold the file until closed: two servers would each think that they know what is in it."""
     try:
-        if file.exists() and file.stat().st_nlink > 1:  # a lock, and the folder of tokens, go by the name
+        # a lock, and the folder of tokens, go by the name
+        if file.exists() and file.stat().st_nlink > 1:
             raise Conflict(
                 f"The trajectory database {file} has another name, too.",
                 "It is a hard link; a server under the other name would not know of this one.",

@@ -1,9 +1,10 @@
-"""Durable memory: what every store can do, the tables that all of them have, how changes are written and read back.
+"""Durable memory: what every store can do, the tables that all of them have, how changes are
+written and read back.
 
     turn:  begin ── what others did meanwhile ──▶ decide in memory ── changes ──▶ commit, or abandon
 
-The same tables and queries serve SQLite and PostgreSQL. Tokens are beside the rows: SQLite's name their place in a
-segment file (`segments`), PostgreSQL holds them in a table of its own.
+The same tables and queries serve SQLite and PostgreSQL. Tokens are beside the rows: SQLite's name
+their place in a segment file (`segments`), PostgreSQL holds them in a table of its own.
 """
 
 from __future__ import annotations
@@ -17,7 +18,19 @@ from typing import Any, Literal, TypeVar
 
 import msgspec
 import sqlalchemy as sa
-from sqlalchemy import BigInteger, Boolean, Column, Connection, Float, Integer, String, Table, Text, bindparam, select
+from sqlalchemy import (
+    BigInteger,
+    Boolean,
+    Column,
+    Connection,
+    Float,
+    Integer,
+    String,
+    Table,
+    Text,
+    bindparam,
+    select,
+)
 from sqlalchemy.dialects import postgresql, sqlite
 
 from halteres.errors import NotReady
@@ -42,13 +55,16 @@ from halteres.trajectories.schema import EnvRegistration, GroupsRequest, Registr
 
 SCHEMA_VERSION = 3
 
-KEPT_SETTLED = 256  # settled batches known after a start, the newest: their trainers may still ask for them
+# settled batches known after a start, the newest: their trainers may still ask for them
+KEPT_SETTLED = 256
 LARGEST_LIST = 500  # values in one IN list: every dialect takes that many parameters
-Durability = Literal["process", "power"]  # what committed data survive: the process's death; the loss of power, too
+# what committed data survive: the process's death; the loss of power, too
+Durability = Literal["process", "power"]
 T = TypeVar("T")
 
 
-# -- tables ------------------------------------------------------------------------------------------------------------
+# -- tables
+# --------------------------------------------------------------------------------------------------
 
 
 class _Json(sa.TypeDecorator[Any]):  # a value of a type as JSON text
@@ -81,7 +97,8 @@ class _Word(sa.TypeDecorator[Any]):  # a member of an enumeration by its value
 
 metadata = sa.MetaData()
 
-_Id = BigInteger().with_variant(Integer, "sqlite")  # there the row's own number, without an index of its own
+# there the row's own number, without an index of its own
+_Id = BigInteger().with_variant(Integer, "sqlite")
 
 run = Table(
     "run",
@@ -132,7 +149,8 @@ groups = Table(
     Column("length", BigInteger),  # bytes
     Column("checksum", BigInteger),  # CRC-32 of them
 )
-sa.Index("groups_by_place", groups.c.place, groups.c.id)  # every further index costs each group a page
+# every further index costs each group a page
+sa.Index("groups_by_place", groups.c.place, groups.c.id)
 _is_keyed = groups.c.key.is_not(None)
 sa.Index("groups_by_key", groups.c.key, sqlite_where=_is_keyed, postgresql_where=_is_keyed)
 
@@ -152,7 +170,8 @@ deliveries = Table(
     Column("held", BigInteger),
 )
 
-RECORDS = (run, environments, groups, deliveries)  # what every store has; where the tokens are comes beside it
+# what every store has; where the tokens are comes beside it
+RECORDS = (run, environments, groups, deliveries)
 _PLACE_OF_TOKENS = {"segment", "start", "length", "checksum"}
 _GROUPS = select(*(column for column in groups.c if column.name not in _PLACE_OF_TOKENS))
 _ENVIRONMENTS = select(*(column for column in environments.c if column.name != "last_seen"))
@@ -188,14 +207,19 @@ def chunks(values: Iterable[T]) -> Iterator[list[T]]:
     return (listed[first : first + LARGEST_LIST] for first in range(0, len(listed), LARGEST_LIST))
 
 
-# -- writing -----------------------------------------------------------------------------------------------------------
+# -- writing
+# --------------------------------------------------------------------------------------------------
 
 _MOVING = ("place", "position", "reason", "why", "delivery")
 _MOVE = sa.update(groups).where(groups.c.id == bindparam("group_id"))  # to what the parameters name
 _SEE = sa.update(environments).where(environments.c.id == bindparam("env_id"))
 _INSERT = sa.insert(groups)
 
-_PLACES = {Standing.OFFERED: Place.OUT, Standing.LEASED: Place.OUT, Standing.DELIVERED: Place.DELIVERED}
+_PLACES = {
+    Standing.OFFERED: Place.OUT,
+    Standing.LEASED: Place.OUT,
+    Standing.DELIVERED: Place.DELIVERED,
+}
 """Where a batch of that standing puts its groups; others leave them where they are."""
 
 
@@ -214,14 +238,22 @@ def write(connection: Connection, changes: Sequence[Change], extents: Sequence[A
         if kind is RunRecord:
             saved: RunRecord = some[-1]
             fields = {name: getattr(saved, name) for name in RunRecord.__slots__ if name != "last"}
-            upsert(connection, run, [{"id": 1, **fields, "last_delivery": saved.last.id if saved.last else None}])
+            upsert(
+                connection,
+                run,
+                [{"id": 1, **fields, "last_delivery": saved.last.id if saved.last else None}],
+            )
         elif kind is EnvRecord:
             upsert(connection, environments, [_row_of(env) for env in some])
         elif kind is EnvSeen:
-            connection.execute(_SEE, [{"env_id": change.env_id, "last_seen": change.at} for change in some])
+            connection.execute(
+                _SEE, [{"env_id": change.env_id, "last_seen": change.at} for change in some]
+            )
         elif kind is GroupRecord:
             moved = ({"group_id": group.id, **_row_of(group)} for group in some)
-            connection.execute(_MOVE, [{name: row[name] for name in ("group_id", *_MOVING)} for row in moved])
+            connection.execute(
+                _MOVE, [{name: row[name] for name in ("group_id", *_MOVING)} for row in moved]
+            )
         elif kind is Delivery:
             for made in some:
                 row = _row_of(made)
@@ -229,20 +261,31 @@ def write(connection: Connection, changes: Sequence[Change], extents: Sequence[A
                 place = _PLACES.get(made.standing)
                 if place is not None and made.groups:
                     put = {"place": place, "delivery": made.id}
-                    connection.execute(_MOVE, [{"group_id": group_id, **put} for group_id in made.groups])
+                    connection.execute(
+                        _MOVE, [{"group_id": group_id, **put} for group_id in made.groups]
+                    )
 
 
 def upsert(connection: Connection, table: Table, rows: Sequence[dict[str, Any]]) -> None:
-    """Insert rows, or overwrite these columns of those with the same primary key. All rows name the same columns."""
-    made = postgresql.insert(table) if connection.dialect.name == "postgresql" else sqlite.insert(table)
+    """Insert rows, or overwrite these columns of those with the same primary key. All rows name the
+    same columns.
+    """
+    made = (
+        postgresql.insert(table)
+        if connection.dialect.name == "postgresql"
+        else sqlite.insert(table)
+    )
     keys = [column.name for column in table.primary_key]
     new = {name: made.excluded[name] for name in rows[0] if name not in keys}
     connection.execute(made.on_conflict_do_update(index_elements=keys, set_=new), rows)
 
 
-# -- reading -----------------------------------------------------------------------------------------------------------
+# -- reading
+# --------------------------------------------------------------------------------------------------
 
-_KEYS = select(groups.c.key, groups.c.fingerprint, groups.c.verdict).where(groups.c.key.is_not(None), _IN_RUN)
+_KEYS = select(groups.c.key, groups.c.fingerprint, groups.c.verdict).where(
+    groups.c.key.is_not(None), _IN_RUN
+)
 
 _TALLIES = (
     select(groups.c.env_id, groups.c.place, groups.c.reason, sa.func.count())
@@ -250,7 +293,8 @@ _TALLIES = (
     .group_by(groups.c.env_id, groups.c.place, groups.c.reason)
 )
 
-_taken = sa.or_(groups.c.place != Place.SET_ASIDE, groups.c.position > 0)  # or it was set aside as it came
+# or it was set aside as it came
+_taken = sa.or_(groups.c.place != Place.SET_ASIDE, groups.c.position > 0)
 _FIRST_GROUP_AT = select(groups.c.received_at).where(_IN_RUN, _taken).order_by(groups.c.id).limit(1)
 
 
@@ -259,8 +303,12 @@ def everything(connection: Connection) -> Remembered:
     waiting = _records(connection, GroupRecord, _GROUPS.where(groups.c.place.in_(WAITING)))
     waiting.sort(key=lambda group: (group.position, group.id))
     standings, newest_first = deliveries.c.standing, _DELIVERIES.order_by(deliveries.c.id.desc())
-    settled = _records(connection, Delivery, newest_first.where(standings.not_in(OPEN)).limit(KEPT_SETTLED))
-    seen = select(environments.c.id, environments.c.last_seen).where(environments.c.last_seen.is_not(None))
+    settled = _records(
+        connection, Delivery, newest_first.where(standings.not_in(OPEN)).limit(KEPT_SETTLED)
+    )
+    seen = select(environments.c.id, environments.c.last_seen).where(
+        environments.c.last_seen.is_not(None)
+    )
     served = RunRecord()
     if (row := connection.execute(select(run)).one_or_none()) is not None:
         fields = {name: getattr(row, name) for name in RunRecord.__slots__ if name != "last"}
@@ -270,7 +318,9 @@ def everything(connection: Connection) -> Remembered:
         run=served,
         envs=tuple(_records(connection, EnvRecord, _ENVIRONMENTS.order_by(environments.c.id))),
         waiting=tuple(waiting),
-        deliveries=tuple(_records(connection, Delivery, newest_first.where(standings.in_(OPEN)))[::-1]),
+        deliveries=tuple(
+            _records(connection, Delivery, newest_first.where(standings.in_(OPEN)))[::-1]
+        ),
         settled=tuple(settled[::-1]),
         keyed=tuple(map(KnownKey._make, connection.execute(_KEYS).all())),
         seen=tuple(EnvSeen(*row) for row in connection.execute(seen.order_by(environments.c.id))),
@@ -288,23 +338,28 @@ def delivery(connection: Connection, batch_id: int) -> Delivery | None:
     return found[0] if found else None
 
 
-# -- what every store can do ------------------------------------------------------------------------------------------
+# -- what every store can do
+# ------------------------------------------------------------------------------------------
 
 
 class StoreFailed(NotReady):
-    """Nothing was remembered, or it cannot be read; the request may succeed when it is sent again."""
+    """Nothing was remembered, or it cannot be read; the request may succeed when it is sent
+    again.
+    """
 
     code = "store_failed"
 
 
 class Store(ABC):
-    """Durable memory in a database of SQL. `load` to `catch_up` are called one after another; the others by any thread.
+    """Durable memory in a database of SQL. `load` to `catch_up` are called one after another; the
+    others by any thread.
 
     Every method raises StoreFailed where the store cannot be read or written.
     """
 
     is_quick = False  # a commit usually takes less than waking a thread for it
-    is_shared = False  # other servers write to it too: every turn must `begin`, and followers `catch_up`
+    # other servers write to it too: every turn must `begin`, and followers `catch_up`
+    is_shared = False
 
     @property
     def is_full(self) -> bool:
@@ -322,7 +377,8 @@ class Store(ABC):
 
     @abstractmethod
     def commit(self, changes: Sequence[Change]) -> None:
-        """End the turn: remember these changes, all or none. When it returns they survive the death of the process.
+        """End the turn: remember these changes, all or none. When it returns they survive the death
+        of the process.
 
         A store that is not shared may be committed to without `begin`.
         """
@@ -343,7 +399,8 @@ class Store(ABC):
         """The element of the group that entered the queue last, of those still kept."""
         with self._reading() as connection:
             last = select(sa.func.max(groups.c.id)).where(_IN_RUN)
-            entered = (Place.QUEUED, Place.OUT, Place.DELIVERED)  # one that completed others came after them
+            # one that completed others came after them
+            entered = (Place.QUEUED, Place.OUT, Place.DELIVERED)
             found = [connection.scalar(last.where(groups.c.place == place)) for place in entered]
         newest = sorted(filter(None, found), reverse=True)  # and others, if its tokens are gone
         return next(iter(self.bodies(newest).values()), None)
@@ -358,7 +415,9 @@ class Store(ABC):
         found, order = list[GroupRecord](), groups.c.id.desc() if query.newest else groups.c.id
         with self._reading() as connection:
             for place in query.place or (None,):  # each by its index
-                matching = _GROUPS.where(groups.c.id > query.after).limit(query.limit).order_by(order)
+                matching = (
+                    _GROUPS.where(groups.c.id > query.after).limit(query.limit).order_by(order)
+                )
                 if place is not None:
                     matching = matching.where(groups.c.place == Place(place))
                 if query.env_id is not None:

@@ -21,7 +21,8 @@ def main() -> int:
     """Exit code 0 where every step is ok."""
     options = _arguments()
     warnings.simplefilter("ignore")
-    sys.path.extend(options.also)  # torch, which most SDKs can do without and their environments lack
+    # torch, which most SDKs can do without and their environments lack
+    sys.path.extend(options.also)
     from .catalogue import STEPS  # after the path, for tinker looks for torch when it is imported
     from .connection import Connection
     from .steps import version_of_sdk
@@ -40,7 +41,12 @@ def main() -> int:
 
 def _taken(step: Any, scene: Any) -> dict[str, Any]:
     """One step's outcome; in a thread, so that one that hangs is left behind."""
-    outcome: dict[str, Any] = {"name": step.name, "ok": False, "facts": {}, "error": f"It hung for {STEP_S:.0f} s."}
+    outcome: dict[str, Any] = {
+        "name": step.name,
+        "ok": False,
+        "facts": {},
+        "error": f"It hung for {STEP_S:.0f} s.",
+    }
 
     def run() -> None:
         try:
@@ -48,7 +54,9 @@ def _taken(step: Any, scene: Any) -> dict[str, Any]:
         except Exception as error:  # noqa: BLE001 - an SDK may raise anything; its failure is the answer
             told = "".join(traceback.format_exception_only(type(error), error)).strip()
             where = traceback.extract_tb(error.__traceback__)
-            ours = [frame for frame in where if Path(frame.filename).parent == Path(__file__).parent]
+            ours = [
+                frame for frame in where if Path(frame.filename).parent == Path(__file__).parent
+            ]
             outcome["error"] = f"{told} (line {ours[-1].lineno}: {ours[-1].line})" if ours else told
         else:
             outcome.update(ok=True, facts=facts, error=None)
@@ -67,11 +75,17 @@ def _tell(taken: dict[str, Any]) -> None:
 
 
 def _arguments() -> argparse.Namespace:
-    parser = argparse.ArgumentParser(prog="program", description="Drives a Tinker service through the installed SDK.")
+    parser = argparse.ArgumentParser(
+        prog="program", description="Drives a Tinker service through the installed SDK."
+    )
     parser.add_argument("--report", required=True, help="file that the JSON report is written to")
     parser.add_argument("--model", required=True, help="base model, as the service calls it")
-    parser.add_argument("--folder", default="", help="folder of the base model, where its tokenizer is")
-    parser.add_argument("--also", action="append", default=[], help="folder to search for modules last (torch)")
+    parser.add_argument(
+        "--folder", default="", help="folder of the base model, where its tokenizer is"
+    )
+    parser.add_argument(
+        "--also", action="append", default=[], help="folder to search for modules last (torch)"
+    )
     parser.add_argument("--only", default="", help="take the steps whose name contains this")
     return parser.parse_args()
 

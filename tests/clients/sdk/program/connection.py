@@ -1,4 +1,5 @@
-"""What the steps share: the connection, the model's name, data, and how this SDK's calls are awaited.
+"""What the steps share: the connection, the model's name, data, and how this SDK's calls are
+awaited.
 
 Owns: the differences between SDK generations in how a client is made and awaited.
 Never: checks anything.
@@ -37,7 +38,9 @@ class Connection:
     sdk: tuple[int, ...]
     model: str
     folder: str
-    """The model's folder, by which a sampling client finds its tokenizer without a hub; '' where it is unknown."""
+    """The model's folder, by which a sampling client finds its tokenizer without a hub; '' where it
+    is unknown.
+    """
 
     @cached_property
     def service(self) -> Client:
@@ -56,7 +59,9 @@ class Connection:
 
     def trainer(self, seed: int = 7, rank: int = 4, **options: Any) -> Client:
         """A fresh training client: the same seed is the same start."""
-        return self.made(self.service.create_lora_training_client(self.model, rank=rank, seed=seed, **options))
+        return self.made(
+            self.service.create_lora_training_client(self.model, rank=rank, seed=seed, **options)
+        )
 
     def sampler(self, **which: Any) -> Client:
         """A sampling client of a path or a base model."""
@@ -108,7 +113,8 @@ def floats(values: list[float], shape: list[int] | None = None) -> types.TensorD
 def datum(tokens: list[int], **inputs: types.TensorData) -> types.Datum:
     """A datum whose targets are the tokens that follow."""
     return types.Datum(
-        model_input=prompt(tokens[:-1]), loss_fn_inputs={"target_tokens": integers(tokens[1:]), **inputs}
+        model_input=prompt(tokens[:-1]),
+        loss_fn_inputs={"target_tokens": integers(tokens[1:]), **inputs},
     )
 
 

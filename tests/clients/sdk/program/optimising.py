@@ -20,7 +20,9 @@ def learning_rate_alone(scene: Connection) -> Facts:
 
 
 def weight_decay(scene: Connection) -> Facts:
-    """A decayed adapter differs after one step; with a learning rate of 0 nothing may move at all."""
+    """A decayed adapter differs after one step; with a learning rate of 0 nothing may move at
+    all.
+    """
     without, decayed, still = scene.trainer(), scene.trainer(), scene.trainer()
     before = scores(still)
     step(without, learning_rate=0.1)
@@ -32,7 +34,9 @@ def weight_decay(scene: Connection) -> Facts:
 
 
 def grad_clip_norm(scene: Connection) -> Facts:
-    """With a large eps an Adam step is proportional to the gradient, so clipping it to nothing stops the model."""
+    """With a large eps an Adam step is proportional to the gradient, so clipping it to nothing
+    stops the model.
+    """
     free, clipped = scene.trainer(), scene.trainer()
     before = scores(free)
     step(free, learning_rate=1.0, eps=1.0)
@@ -95,7 +99,9 @@ def negative_likelihood(_: Datums, logprobs: list[Any]) -> tuple[Any, dict[str, 
 
 
 def custom_loss(scene: Connection) -> Facts:
-    """The SDK differentiates on its side and sends weights of any sign: the step is that of cross_entropy."""
+    """The SDK differentiates on its side and sends weights of any sign: the step is that of
+    cross_entropy.
+    """
     mine, theirs = scene.trainer(), scene.trainer()
     output = wait(mine.forward_backward_custom(plain(), negative_likelihood))
     wait(mine.optim_step(types.AdamParams(learning_rate=1e-2)))
@@ -129,8 +135,12 @@ def weighted_likelihood(logprobs: Any, weights: Any) -> tuple[Any, dict[str, Any
 
 
 def traced_loss(scene: Connection) -> Facts:
-    """A LossHandle, whose loss the client computes: this service says that it has no custom losses."""
-    handle = wait(scene.service.create_custom_loss(weighted_likelihood, {"logprobs": 1, "weights": 1}))
+    """A LossHandle, whose loss the client computes: this service says that it has no custom
+    losses.
+    """
+    handle = wait(
+        scene.service.create_custom_loss(weighted_likelihood, {"logprobs": 1, "weights": 1})
+    )
     trainer = scene.trainer()
     known = scores(trainer)
     output = wait(trainer.forward_backward_custom(plain(), handle))

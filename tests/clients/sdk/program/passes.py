@@ -47,7 +47,9 @@ def forward(scene: Connection) -> Facts:
     trainer = scene.trainer()
     ahead = wait(trainer.forward(weighted(), "cross_entropy"))
     passed = wait(trainer.forward_backward(weighted(), "cross_entropy"))
-    all_close(flat(logprobs_of(ahead)), flat(logprobs_of(passed)), "forward and forward_backward agree")
+    all_close(
+        flat(logprobs_of(ahead)), flat(logprobs_of(passed)), "forward and forward_backward agree"
+    )
     close_to(ahead.metrics["loss:sum"], passed.metrics["loss:sum"], "loss:sum of both")
     return {"loss:sum": ahead.metrics["loss:sum"]}
 
@@ -63,7 +65,11 @@ def two_columns(scene: Connection) -> Facts:
     output = wait(trainer.forward_backward([wide], "cross_entropy"))
     found = output.loss_fn_outputs[0]["logprobs"]
     assert list(found.shape) == [4, 2], found.shape
-    all_close([float(value) for value in list(found.data)[::2]], single, "the first column is the plain targets")
+    all_close(
+        [float(value) for value in list(found.data)[::2]],
+        single,
+        "the first column is the plain targets",
+    )
     close_to(output.metrics["loss:sum"], -sum(single), "loss:sum counts the weighted column")
     return {"shape": list(found.shape)}
 
@@ -85,15 +91,21 @@ def compressed_rows(scene: Connection) -> Facts:
     output = wait(trainer.forward_backward([datum(tokens, **inputs)], "cross_entropy"))
     found = output.loss_fn_outputs[0]["logprobs"]
     assert list(found.shape) == [4, 8], found.shape
-    listed = [float(found.data[8 * row + column]) for row, column in enumerate(rows["sparse_col_indices"])]
+    listed = [
+        float(found.data[8 * row + column]) for row, column in enumerate(rows["sparse_col_indices"])
+    ]
     all_close(listed, single, "the listed cells are the plain targets")
     expected = -(single[0] + single[1] + 0.5 * single[2] - single[3])
     close_to(output.metrics["loss:sum"], expected, "loss:sum counts the listed cells")
     return {"shape": list(found.shape)}
 
 
-def policy_data(scene: Connection, **extra: float) -> tuple[list[float], list[float], list[float], Datums]:
-    """Log-probabilities, those of a sampler a little off, advantages of both signs, and the datums that carry them."""
+def policy_data(
+    scene: Connection, **extra: float
+) -> tuple[list[float], list[float], list[float], Datums]:
+    """Log-probabilities, those of a sampler a little off, advantages of both signs, and the datums
+    that carry them.
+    """
     logprobs = logprobs_of(wait(scene.trainer().forward(plain(), "cross_entropy")))
     offset, data, sampler, advantages = 0, [], [], []
     for tokens, known in zip(SEQUENCES, logprobs):  # noqa: B905
@@ -108,7 +120,9 @@ def policy_data(scene: Connection, **extra: float) -> tuple[list[float], list[fl
     return flat(logprobs), sampler, advantages, data
 
 
-def policy_loss(scene: Connection, name: str, formula: Formula, config: dict[str, float] | None = None) -> Facts:
+def policy_loss(
+    scene: Connection, name: str, formula: Formula, config: dict[str, float] | None = None
+) -> Facts:
     """One of the losses that are a sum over tokens."""
     logprobs, sampler, advantages, data = policy_data(scene)
     output = wait(scene.trainer().forward_backward(data, name, config))
@@ -160,7 +174,9 @@ def gspo(scene: Connection) -> Facts:
 
 
 def stable_reinforce(scene: Connection) -> Facts:
-    """Of each datum the last two targets were sampled, as one sequence; the prompt has no advantage, and no loss."""
+    """Of each datum the last two targets were sampled, as one sequence; the prompt has no
+    advantage, and no loss.
+    """
     logprobs, sampler, advantages, _ = policy_data(scene)
     expected, start, named = 0.0, 0, list[types.Datum]()
     for number, tokens in enumerate(SEQUENCES):
@@ -169,7 +185,10 @@ def stable_reinforce(scene: Connection) -> Facts:
         sampled = range(end - 2, end)
         ratio = min(2.0, math.exp(sum(logprobs[at] - sampler[at] for at in sampled) / 2))
         expected -= sum(ratio * advantages[at] * logprobs[at] for at in sampled)
-        inputs = {"logprobs": sampler[start:end], "advantages": [0.0] * (count - 2) + advantages[end - 2 : end]}
+        inputs = {
+            "logprobs": sampler[start:end],
+            "advantages": [0.0] * (count - 2) + advantages[end - 2 : end],
+        }
         spans = (
             types.PromptProvenanceSpan(sequence_id=of, length=count - 2),
             types.SampledProvenanceSpan(sequence_id=of, length=2),
@@ -190,7 +209,11 @@ def chunks(scene: Connection) -> Facts:
     data = [datum([5, 6 + at % 4], weights=floats([1.0])) for at in range(2500)]
     few = scores(trainer, data[:4])
     output = wait(trainer.forward_backward(data, "cross_entropy"))
-    all_close(flat(logprobs_of(output)), [few[at % 4] for at in range(2500)], "each datum has its own answer")
+    all_close(
+        flat(logprobs_of(output)),
+        [few[at % 4] for at in range(2500)],
+        "each datum has its own answer",
+    )
     close_to(output.metrics["loss:sum"], -625 * sum(few), "loss:sum over all chunks")
     all_close(scores(trainer, [plain()[0]]), alone, "nothing moved without optim_step")
     return {"loss:sum": output.metrics["loss:sum"]}
@@ -210,7 +233,9 @@ STEPS = (
         ),
     ),
     Step("forward", forward, proves=("pass:logprobs",)),
-    Step("forward_backward [N, K] targets", two_columns, since=(0, 18), proves=("pass:wide-targets",)),
+    Step(
+        "forward_backward [N, K] targets", two_columns, since=(0, 18), proves=("pass:wide-targets",)
+    ),
     Step("forward_backward CSR targets", compressed_rows, since=(0, 18), proves=("pass:csr",)),
     Step(
         "importance_sampling",
@@ -218,10 +243,22 @@ STEPS = (
         proves=("loss:importance_sampling",),
     ),
     Step("ppo", partial(policy_loss, name="ppo", formula=ppo, config=CLIP), proves=("loss:ppo",)),
-    Step("ppo, default clipping", partial(policy_loss, name="ppo", formula=ppo_by_default), proves=("loss:ppo",)),
-    Step("cispo", partial(policy_loss, name="cispo", formula=cispo, config=CLIP), since=(0, 9), proves=("loss:cispo",)),
     Step(
-        "dro", partial(policy_loss, name="dro", formula=dro, config={"beta": BETA}), since=(0, 9), proves=("loss:dro",)
+        "ppo, default clipping",
+        partial(policy_loss, name="ppo", formula=ppo_by_default),
+        proves=("loss:ppo",),
+    ),
+    Step(
+        "cispo",
+        partial(policy_loss, name="cispo", formula=cispo, config=CLIP),
+        since=(0, 9),
+        proves=("loss:cispo",),
+    ),
+    Step(
+        "dro",
+        partial(policy_loss, name="dro", formula=dro, config={"beta": BETA}),
+        since=(0, 9),
+        proves=("loss:dro",),
     ),
     Step("gspo", gspo, since=(0, 34), proves=("loss:gspo",)),
     Step("stable_reinforce", stable_reinforce, since=(0, 35), proves=("loss:stable_reinforce",)),

@@ -29,7 +29,12 @@ def training_runs(scene: Connection) -> Facts:
     assert run_id in [run.training_run_id for run in found.training_runs]
     assert found.cursor.total_count >= len(found.training_runs)
     run = wait(scene.rest.get_training_run(run_id))
-    assert (run.training_run_id, run.base_model, run.is_lora, run.lora_rank) == (run_id, scene.model, True, 8), run
+    assert (run.training_run_id, run.base_model, run.is_lora, run.lora_rank) == (
+        run_id,
+        scene.model,
+        True,
+        8,
+    ), run
     assert run.last_checkpoint.tinker_path == path and run.last_request_time.tzinfo is not None
     assert wait(scene.rest.get_training_run_by_tinker_path(path)).training_run_id == run_id
     return {"owner": run.model_owner}
@@ -39,8 +44,12 @@ def checkpoints(scene: Connection) -> Facts:
     path = saved(scene, "listed")
     sampler = wait(scene.training.save_weights_for_sampler(unique("listed"))).path
     training, sampling = listed(scene, path), listed(scene, sampler)
-    assert training.checkpoint_type == "training" and training.checkpoint_id.startswith("weights/"), training
-    assert sampling.checkpoint_type == "sampler" and sampling.checkpoint_id.startswith("sampler_weights/"), sampling
+    assert training.checkpoint_type == "training" and training.checkpoint_id.startswith(
+        "weights/"
+    ), training
+    assert sampling.checkpoint_type == "sampler" and sampling.checkpoint_id.startswith(
+        "sampler_weights/"
+    ), sampling
     assert training.time.tzinfo is not None
     return {}
 
@@ -102,7 +111,9 @@ def sampler(scene: Connection) -> Facts:
     session = scene.training.model_id.partition(":")[0]
     ids = wait(scene.rest.get_session(session)).sampler_ids
     known = [wait(scene.rest.get_sampler(one)) for one in ids]
-    assert path in [one.model_path for one in known] and {one.base_model for one in known} >= {scene.model}
+    assert path in [one.model_path for one in known] and {one.base_model for one in known} >= {
+        scene.model
+    }
     return {"samplers": len(ids) > 0}
 
 
@@ -110,9 +121,15 @@ def search(scene: Connection) -> Facts:
     session = scene.training.model_id.partition(":")[0]
     found = wait(scene.rest.search_sessions(types.SessionSearchRequest(session_id=session)))
     assert [one.session_id for one in found.sessions] == [session], found
-    page = wait(scene.rest.search_sessions(types.SessionSearchRequest(user_metadata={"program": "contract"}, limit=1)))
+    page = wait(
+        scene.rest.search_sessions(
+            types.SessionSearchRequest(user_metadata={"program": "contract"}, limit=1)
+        )
+    )
     assert len(page.sessions) == 1
-    none = wait(scene.rest.search_sessions(types.SessionSearchRequest(user_metadata={"program": "another"})))
+    none = wait(
+        scene.rest.search_sessions(types.SessionSearchRequest(user_metadata={"program": "another"}))
+    )
     assert none.sessions == []
     return {"status": found.sessions[0].status}
 
@@ -127,12 +144,16 @@ def copied(scene: Connection) -> Facts:
     else:
         copy = wait(scene.service.copy_weights(path, ttl_seconds=3600))
     assert copy != path and "/sampler_weights/" in copy, copy
-    all_close(all_scores(scene.sampler(model_path=copy)), scores(trainer), "the copy's log-probabilities")
+    all_close(
+        all_scores(scene.sampler(model_path=copy)), scores(trainer), "the copy's log-probabilities"
+    )
     return {}
 
 
 def deleted(scene: Connection) -> Facts:
-    """Both ways of deleting; what is gone is not listed, and loading it is refused with its name."""
+    """Both ways of deleting; what is gone is not listed, and loading it is refused with its
+    name.
+    """
     run_id = scene.training.model_id
     by_path, by_id = saved(scene, "gone"), saved(scene, "gone-too")
     wait(scene.rest.delete_checkpoint_from_tinker_path(by_path))
@@ -144,7 +165,9 @@ def deleted(scene: Connection) -> Facts:
 
 
 def bad_data(scene: Connection) -> Facts:
-    """A datum without the loss's inputs fails its request with the key's name; the next ones are served."""
+    """A datum without the loss's inputs fails its request with the key's name; the next ones are
+    served.
+    """
     trainer = scene.trainer()
     sentence = refused(lambda: trainer.forward_backward([datum([5, 6, 7])], "importance_sampling"))
     assert "logprobs" in sentence or "advantages" in sentence, sentence

@@ -9,18 +9,36 @@ from typing import Any
 
 from tinker import types
 
-from .connection import SEQUENCES, Client, Connection, integers, plain, prompt, scores, step, unique, wait
+from .connection import (
+    SEQUENCES,
+    Client,
+    Connection,
+    integers,
+    plain,
+    prompt,
+    scores,
+    step,
+    unique,
+    wait,
+)
 from .steps import Facts, Step, all_close, differ
 
 ASKED = SEQUENCES[2]
 
 
-def drawn(sampler: Client, num_samples: int = 1, tokens: list[int] | None = None, **options: Any) -> Any:
+def drawn(
+    sampler: Client, num_samples: int = 1, tokens: list[int] | None = None, **options: Any
+) -> Any:
     """A sample; options that are not of SamplingParams go to `sample`."""
     known = {"seed", "stop", "temperature", "top_k", "top_p", "max_tokens"}
-    params: dict[str, Any] = {"max_tokens": 8, **{name: value for name, value in options.items() if name in known}}
+    params: dict[str, Any] = {
+        "max_tokens": 8,
+        **{name: value for name, value in options.items() if name in known},
+    }
     others = {name: value for name, value in options.items() if name not in known}
-    asked = sampler.sample(prompt(tokens or ASKED), num_samples, types.SamplingParams(**params), **others)
+    asked = sampler.sample(
+        prompt(tokens or ASKED), num_samples, types.SamplingParams(**params), **others
+    )
     return wait(asked)
 
 
@@ -43,7 +61,9 @@ def named(scene: Connection) -> Facts:
     path = wait(trainer.save_weights_for_sampler(name)).path
     assert path == f"tinker://{trainer.model_id}/sampler_weights/{name}", path
     sampler = scene.sampler(model_path=path)
-    all_close(all_scores(sampler), scores(trainer), "the sampler's and the trainer's log-probabilities")
+    all_close(
+        all_scores(sampler), scores(trainer), "the sampler's and the trainer's log-probabilities"
+    )
     return {}
 
 
@@ -83,13 +103,19 @@ def three(scene: Connection) -> Facts:
     sampler = scene.published(scene.trainer())
     stop = {"stop": [drawn(sampler, temperature=0.0).sequences[0].tokens[3]]}
     one, other = (drawn(sampler, 3, seed=11, **stop).sequences for _ in range(2))
-    assert [seen.tokens for seen in one] == [seen.tokens for seen in other], "the same seed, other tokens"
-    assert len({tuple(seen.tokens) for seen in one}) > 1, "the samples of one request repeat each other"
+    assert [seen.tokens for seen in one] == [seen.tokens for seen in other], (
+        "the same seed, other tokens"
+    )
+    assert len({tuple(seen.tokens) for seen in one}) > 1, (
+        "the samples of one request repeat each other"
+    )
     assert len(one) == 3 and all(1 <= len(seen.tokens) <= 8 for seen in one)
     for seen in one:
         assert len(seen.logprobs) == len(seen.tokens) and all(value <= 0 for value in seen.logprobs)
     another = drawn(sampler, 3, seed=12, **stop).sequences
-    assert [seen.tokens for seen in another] != [seen.tokens for seen in one], "another seed, the same tokens"
+    assert [seen.tokens for seen in another] != [seen.tokens for seen in one], (
+        "another seed, the same tokens"
+    )
     return {"lengths": [len(seen.tokens) for seen in one]}
 
 
@@ -101,7 +127,10 @@ def stops(scene: Connection) -> Facts:
     token = free.tokens[3]
     stopped = drawn(sampler, temperature=0.0, max_tokens=24, stop=[token]).sequences[0]
     end = free.tokens.index(token) + 1
-    assert stopped.tokens == free.tokens[:end] and stopped.stop_reason == "stop", (stopped, free.tokens)
+    assert stopped.tokens == free.tokens[:end] and stopped.stop_reason == "stop", (
+        stopped,
+        free.tokens,
+    )
     text = scene.training.get_tokenizer().decode([token])
     by_text = drawn(sampler, temperature=0.0, max_tokens=24, stop=text).sequences[0]
     assert by_text.stop_reason == "stop" and len(by_text.tokens) <= end, (by_text, text)
@@ -111,14 +140,18 @@ def stops(scene: Connection) -> Facts:
 def greedy(scene: Connection) -> Facts:
     sampler = scene.sampler(base_model=scene.model)
     one, other = (drawn(sampler, 2, temperature=0.0, seed=seed).sequences for seed in (1, 2))
-    assert {tuple(seen.tokens) for seen in (*one, *other)} == {tuple(one[0].tokens)}, "temperature 0 is greedy"
+    assert {tuple(seen.tokens) for seen in (*one, *other)} == {tuple(one[0].tokens)}, (
+        "temperature 0 is greedy"
+    )
     cut = drawn(sampler, temperature=1.0, top_k=1, seed=3).sequences[0]
     assert cut.tokens == one[0].tokens, "top_k=1 is greedy too"
     return {"tokens": one[0].tokens}
 
 
 def compute_logprobs(scene: Connection) -> Facts:
-    """What a sample says of its own tokens is what the same tokens score as a prompt, and what the trainer gives."""
+    """What a sample says of its own tokens is what the same tokens score as a prompt, and what the
+    trainer gives.
+    """
     trainer = scene.trainer()
     step(trainer)
     sampler = scene.published(trainer)
@@ -127,7 +160,11 @@ def compute_logprobs(scene: Connection) -> Facts:
     all_close([float(value) for value in seen.logprobs], again, "sampled and recomputed")
     both = drawn(sampler, seed=5, include_prompt_logprobs=True)
     assert both.sequences[0].tokens == seen.tokens
-    all_close([float(value) for value in both.prompt_logprobs[1:]], scored(sampler, ASKED), "of a sample's prompt")
+    all_close(
+        [float(value) for value in both.prompt_logprobs[1:]],
+        scored(sampler, ASKED),
+        "of a sample's prompt",
+    )
     return {"logprobs": list(seen.logprobs)[:3]}
 
 
@@ -141,7 +178,11 @@ def topk_prompt(scene: Connection) -> Facts:
         assert len(row) == 4 and values == sorted(values, reverse=True), row
         own = dict(row).get(ASKED[at])
         if own is not None:
-            all_close([float(own)], [float(answer.prompt_logprobs[at])], "the prompt's own token among the top")
+            all_close(
+                [float(own)],
+                [float(answer.prompt_logprobs[at])],
+                "the prompt's own token among the top",
+            )
     following = drawn(sampler, temperature=0.0, max_tokens=1, tokens=ASKED[:-1]).sequences[0]
     assert rows[-1][0][0] == following.tokens[0], "the likeliest token is the greedy one"
     return {"rows": len(rows)}
@@ -164,7 +205,9 @@ def targets(scene: Connection) -> Facts:
     wanted = integers([token for row in rows for token in row], [len(rows), 2])
     answer = drawn(sampler, max_tokens=1, target_prompt_logprobs=wanted)
     found = answer.target_prompt_logprobs.tolist()
-    all_close([row[0] for row in found], scored(sampler, ASKED), "the prompt's own tokens as targets")
+    all_close(
+        [row[0] for row in found], scored(sampler, ASKED), "the prompt's own tokens as targets"
+    )
     assert [row[1] for row in found] == [0.0] * len(rows), found
     return {"shape": [len(found), len(found[0])]}
 
@@ -175,7 +218,11 @@ def alternatives(scene: Connection) -> Facts:
     tokens, values = answer.tokens.tolist(), answer.logprobs.tolist()
     assert len(tokens) == len(ASKED) - 1 and {len(row) for row in (*tokens, *values)} == {5}
     alternative = [*ASKED[:-1], int(tokens[-1][0])]
-    all_close([values[-1][0]], scored(sampler, alternative)[-1:], "the log-probability of a drawn alternative")
+    all_close(
+        [values[-1][0]],
+        scored(sampler, alternative)[-1:],
+        "the log-probability of a drawn alternative",
+    )
     return {"last": tokens[-1]}
 
 
@@ -202,7 +249,9 @@ def asynchronous(scene: Connection) -> Facts:
 
 
 def tokenizer(scene: Connection) -> Facts:
-    """A sampling client knows its base model's name alone; the folder is a name that asks no hub."""
+    """A sampling client knows its base model's name alone; the folder is a name that asks no
+    hub.
+    """
     found = scene.sampler(base_model=scene.folder).get_tokenizer()
     assert found.decode(found.encode("four")) == "four"
     return {}
@@ -222,12 +271,16 @@ def by_handle(scene: Connection) -> Facts:
     handle = sampler.get_sampler_handle()
     assert b"tml-" not in base64.urlsafe_b64decode(handle), "a handle carries no key"
     copy = type(sampler).from_sampler_handle(handle)
-    assert list(drawn(copy, seed=22).sequences[0].tokens) == list(drawn(sampler, seed=22).sequences[0].tokens)
+    assert list(drawn(copy, seed=22).sequences[0].tokens) == list(
+        drawn(sampler, seed=22).sequences[0].tokens
+    )
     return {}
 
 
 def raw(scene: Connection) -> Facts:
-    """Log-probabilities are those at temperature 1, whatever temperature was sampled at: the service's default."""
+    """Log-probabilities are those at temperature 1, whatever temperature was sampled at: the
+    service's default.
+    """
     sampler = scene.sampler(base_model=scene.model)
     seen = drawn(sampler, seed=5, temperature=0.5).sequences[0]
     again = scored(sampler, ASKED + list(seen.tokens))[len(ASKED) - 1 :]
@@ -249,7 +302,12 @@ def likelier(scene: Connection) -> Facts:
 STEPS = (
     Step("save_weights_for_sampler", named),
     Step("save_weights_and_get_sampling_client", ephemeral, proves=("sample:snapshot",)),
-    Step("save_weights_and_get_sampling_client, inflight", inflight, since=(0, 38), proves=("sample:inflight",)),
+    Step(
+        "save_weights_and_get_sampling_client, inflight",
+        inflight,
+        since=(0, 38),
+        proves=("sample:inflight",),
+    ),
     Step("create_sampling_client, base model", base_model),
     Step(
         "sample, three with stop and seed",
@@ -266,7 +324,9 @@ STEPS = (
     Step("topk_sample_logprobs", topk_sampled, since=(0, 29, 1), proves=("sample:topk-sampled",)),
     Step("target_prompt_logprobs", targets, since=(0, 30), proves=("sample:targets",)),
     Step("prompt_alt_tokens_k", alternatives, since=(0, 32), proves=("sample:alternatives",)),
-    Step("prompt_logprobs_last_n", last_tokens, since=(0, 33, 1), proves=("sample:prompt-logprobs",)),
+    Step(
+        "prompt_logprobs_last_n", last_tokens, since=(0, 33, 1), proves=("sample:prompt-logprobs",)
+    ),
     Step("async forms of sampling", asynchronous, proves=("sample:seed",)),
     Step("sampling get_tokenizer", tokenizer, since=(0, 9), proves=("session:sampler-tokenizer",)),
     Step("pickled sampling client", pickled, since=(0, 14), proves=("id:int64",)),

@@ -114,7 +114,9 @@ def external(scene: Connection) -> Facts:
 def encrypted(scene: Connection) -> Facts:
     """Every file is an age file where recipients are named."""
     trainer = scene.trainer()
-    saved = trainer.save_weights_external(unique("age"), ttl_seconds=3600, age_encryption_recipients=[NOBODYS_KEY])
+    saved = trainer.save_weights_external(
+        unique("age"), ttl_seconds=3600, age_encryption_recipients=[NOBODYS_KEY]
+    )
     found = wait(scene.rest.get_external_weights_urls(wait(saved).path))
     assert found.urls and all(name.endswith(".age") for name in found.urls), found.urls
     for name, url in found.urls.items():
@@ -128,8 +130,12 @@ def archive(scene: Connection) -> Facts:
     path = wait(trainer.save_weights_for_sampler(unique("tar"))).path
     found = wait(scene.rest.get_checkpoint_archive_url_from_tinker_path(path))
     with tarfile.open(fileobj=io.BytesIO(fetched(found.url))) as tar:
-        members = {member.name: tar.extractfile(member) for member in tar.getmembers() if member.isfile()}
-        files = {name.rpartition("/")[2]: opened.read() for name, opened in members.items() if opened}
+        members = {
+            member.name: tar.extractfile(member) for member in tar.getmembers() if member.isfile()
+        }
+        files = {
+            name.rpartition("/")[2]: opened.read() for name, opened in members.items() if opened
+        }
     return {"files": sorted(files), "tensors": check_adapter(files)}
 
 
@@ -140,7 +146,9 @@ def fetched(url: str) -> bytes:
 
 
 def check_adapter(files: dict[str, bytes]) -> int:
-    """A PEFT adapter: its rank, its alpha, and a lora_A for every lora_B. Returns the number of tensors."""
+    """A PEFT adapter: its rank, its alpha, and a lora_A for every lora_B. Returns the number of
+    tensors.
+    """
     config = json.loads(files["adapter_config.json"])
     assert config["r"] == 4 and config["lora_alpha"] > 0, config
     held = files["adapter_model.safetensors"]
@@ -155,7 +163,9 @@ def check_adapter(files: dict[str, bytes]) -> int:
 STEPS = (
     Step("save_state", save_state),
     Step("load_state", load_state, proves=("checkpoint:weights-alone",)),
-    Step("load_state_with_optimizer", load_with_optimizer, since=(0, 9), proves=("checkpoint:exact",)),
+    Step(
+        "load_state_with_optimizer", load_with_optimizer, since=(0, 9), proves=("checkpoint:exact",)
+    ),
     Step("create_training_client_from_state", from_state, proves=("checkpoint:new-client",)),
     Step(
         "create_training_client_from_state_with_optimizer",

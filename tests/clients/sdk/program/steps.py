@@ -14,7 +14,8 @@ Facts = dict[str, object]
 
 @dataclass(frozen=True)
 class Step:
-    """One step; `since` is the first SDK version that has it, `until` the first that has it no more.
+    """One step; `since` is the first SDK version that has it, `until` the first that has it no
+    more.
 
     `proves` names the requirements of tests/contract that this step shows.
     """
@@ -43,7 +44,9 @@ def as_version(text: str) -> Version:
 def close_to(seen: float, expected: float, what: str, tolerance: float = 2e-4) -> None:
     """Fail unless two numbers agree, relative to the larger of 1 and the expected."""
     allowed = tolerance * max(1.0, abs(expected))
-    assert abs(seen - expected) <= allowed, f"{what}: {seen!r} instead of {expected!r} (allowed: {allowed:.1e} off)"
+    assert abs(seen - expected) <= allowed, (
+        f"{what}: {seen!r} instead of {expected!r} (allowed: {allowed:.1e} off)"
+    )
 
 
 def all_close(seen: list[float], expected: list[float], what: str, tolerance: float = 2e-4) -> None:

@@ -26,4 +26,6 @@ def is_installed() -> bool:
 def require() -> None:
     """Raise NotInstalled where the extra `mcp` is missing."""
     if not is_installed():
-        raise NotInstalled("MCP needs the package `mcp`.", "It is not installed.", "pip install 'halteres[mcp]'")
+        raise NotInstalled(
+            "MCP needs the package `mcp`.", "It is not installed.", "pip install 'halteres[mcp]'"
+        )

@@ -1,5 +1,6 @@
-"""What the MCP server offers beside the tools: runs and environments as resources (rl://...), which clients and people
-attach to a conversation; prompts that a person picks; instructions on the tools as a whole.
+"""What the MCP server offers beside the tools: runs and environments as resources (rl://...), which
+clients and people attach to a conversation; prompts that a person picks; instructions on the tools
+as a whole.
 
 Reading a resource uses up no look that `min_status_interval_s` allows an agent.
 """
@@ -43,19 +44,30 @@ _JSON = "application/json"
 _NOT_FOUND_2025: Final = -32002  # revision 2026-07-28 says INVALID_PARAMS instead
 
 
-async def list_resources(_: Context, __: types.PaginatedRequestParams | None) -> types.ListResourcesResult:
+async def list_resources(
+    _: Context, __: types.PaginatedRequestParams | None
+) -> types.ListResourcesResult:
     """All runs as one resource, and the newest ones."""
-    every = types.Resource(uri="rl://runs", name="runs", title="Runs, newest first", mime_type=_JSON)
+    every = types.Resource(
+        uri="rl://runs", name="runs", title="Runs, newest first", mime_type=_JSON
+    )
     newest = await asyncio.to_thread(lambda: [run.run_id for run in list_runs()[:NEWEST]])
-    each = [types.Resource(uri=f"rl://runs/{run}/status", name=f"run {run}", mime_type=_JSON) for run in newest]
+    each = [
+        types.Resource(uri=f"rl://runs/{run}/status", name=f"run {run}", mime_type=_JSON)
+        for run in newest
+    ]
     return types.ListResourcesResult(resources=[every, *each])
 
 
-async def list_templates(_: Context, __: types.PaginatedRequestParams | None) -> types.ListResourceTemplatesResult:
+async def list_templates(
+    _: Context, __: types.PaginatedRequestParams | None
+) -> types.ListResourceTemplatesResult:
     """What can be read of each run and environment."""
     return types.ListResourceTemplatesResult(
         resource_templates=[
-            types.ResourceTemplate(uri_template=uri, name=uri.removeprefix("rl://"), title=title, mime_type=kind)
+            types.ResourceTemplate(
+                uri_template=uri, name=uri.removeprefix("rl://"), title=title, mime_type=kind
+            )
             for uri, (title, kind, _) in TEMPLATES.items()
         ]
     )
@@ -71,7 +83,9 @@ async def read_resource(context: Context, uri: str, caller: Caller) -> types.Rea
         with boundary(Defect, f"reading {uri}"):
             return types.ReadResourceResult(contents=[await _read(uri, caller)])
     except Defect as error:
-        raise _refusal(record_defect(error.what, error.__cause__ or error), uri, types.INTERNAL_ERROR) from None
+        raise _refusal(
+            record_defect(error.what, error.__cause__ or error), uri, types.INTERNAL_ERROR
+        ) from None
     except ServerError as error:
         raise _refusal(error, uri, types.INTERNAL_ERROR) from None
     except HalteresError as error:
@@ -86,7 +100,9 @@ def _refusal(error: HalteresError, uri: str, code: int) -> MCPError:
 async def _read(uri: str, caller: Caller) -> Contents:
     if uri.rstrip("/") == "rl://runs":
         reply = await _reply("rl_list_runs", {}, caller)
-        return _text(uri, _JSON, json.dumps(reply.for_agents, ensure_ascii=False, separators=(",", ":")))
+        return _text(
+            uri, _JSON, json.dumps(reply.for_agents, ensure_ascii=False, separators=(",", ":"))
+        )
     for template, (_, kind, reader) in TEMPLATES.items():
         pattern = re.escape(template).replace(r"\{", "(?P<").replace(r"\}", ">[^/]+)")
         if found := re.fullmatch(pattern, uri):
@@ -94,11 +110,15 @@ async def _read(uri: str, caller: Caller) -> Contents:
             if kind == "image/png":
                 return types.BlobResourceContents(uri=uri, mime_type=kind, blob=value)
             return _text(uri, kind, value)
-    raise NotFound(f"There is no resource {uri}.", f"There are: {', '.join(['rl://runs', *TEMPLATES])}.")
+    raise NotFound(
+        f"There is no resource {uri}.", f"There are: {', '.join(['rl://runs', *TEMPLATES])}."
+    )
 
 
 def _text(uri: str, kind: str, text: str) -> Contents:
-    return types.TextResourceContents(uri=uri, mime_type=kind, text=Redactor.of_this_process().text(text))
+    return types.TextResourceContents(
+        uri=uri, mime_type=kind, text=Redactor.of_this_process().text(text)
+    )
 
 
 async def _status(caller: Caller, run_id: str) -> str:
@@ -142,7 +162,14 @@ async def _log(caller: Caller, run_id: str, role: str) -> str:
 async def _source(caller: Caller, name: str) -> str:
     reply = await _reply("rl_list_environments", {}, caller)
     family, _ = split_name(name)
-    file = next((Path(found["file_path"]) for found in reply.body["environments"] if found["name"] == family), None)
+    file = next(
+        (
+            Path(found["file_path"])
+            for found in reply.body["environments"]
+            if found["name"] == family
+        ),
+        None,
+    )
     if file is None:
         raise NotFound(f"There is no environment {name}.")
     try:
@@ -161,7 +188,11 @@ async def _reply(name: str, arguments: dict[str, Any], caller: Caller) -> Reply:
 
 TEMPLATES: dict[str, tuple[str, str, Callable[..., Awaitable[str]]]] = {
     "rl://runs/{run_id}/status": ("A run's state", _JSON, _status),
-    "rl://runs/{run_id}/config": ("The settings its environment ran with", "application/yaml", _config),
+    "rl://runs/{run_id}/config": (
+        "The settings its environment ran with",
+        "application/yaml",
+        _config,
+    ),
     "rl://runs/{run_id}/metrics.csv": ("Every metric, one row per step", "text/csv", _metrics),
     "rl://runs/{run_id}/plot.png": ("Its curves", "image/png", _plot),
     "rl://runs/{run_id}/logs/{role}": ("The end of one process's log", "text/plain", _log),
@@ -241,7 +272,9 @@ Write a reinforcement-learning environment. The model is to learn: {task}.
 )
 
 
-async def list_prompts(_: Context, __: types.PaginatedRequestParams | None) -> types.ListPromptsResult:
+async def list_prompts(
+    _: Context, __: types.PaginatedRequestParams | None
+) -> types.ListPromptsResult:
     """All prompts."""
     prompts: list[types.Prompt] = []
     for prompt in PROMPTS:
@@ -262,11 +295,16 @@ async def get_prompt(_: Context, params: types.GetPromptRequestParams) -> types.
     by_name = {prompt.name: prompt for prompt in PROMPTS}
     prompt = by_name.get(params.name)
     if prompt is None:
-        raise MCPError(types.INVALID_PARAMS, f"There is no prompt '{params.name}'; there are {', '.join(by_name)}.")
+        raise MCPError(
+            types.INVALID_PARAMS,
+            f"There is no prompt '{params.name}'; there are {', '.join(by_name)}.",
+        )
     given = {name: value for name, value in (params.arguments or {}).items() if value.strip()}
     missing = sorted(set(prompt.arguments) - set(prompt.defaults) - set(given))
     if missing:
-        raise MCPError(types.INVALID_PARAMS, f"The prompt '{prompt.name}' needs: {', '.join(missing)}.")
+        raise MCPError(
+            types.INVALID_PARAMS, f"The prompt '{prompt.name}' needs: {', '.join(missing)}."
+        )
     text = prompt.text.format(**{**prompt.defaults, **given})
     message = types.PromptMessage(role="user", content=types.TextContent(text=text))
     return types.GetPromptResult(description=prompt.title, messages=[message])

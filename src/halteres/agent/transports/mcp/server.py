@@ -1,8 +1,9 @@
-"""The MCP server: the table of tools, resources and prompts, on the SDK's low-level server; serving it on stdio
-and on streamable HTTP.
+"""The MCP server: the table of tools, resources and prompts, on the SDK's low-level server; serving
+it on stdio and on streamable HTTP.
 
-One server speaks both revisions, 2025-11-25 and 2026-07-28: a client's first request decides. The SDK's high-level
-server is not used: it drops arguments it does not know, and hides what went wrong (mcp 2.3.0).
+One server speaks both revisions, 2025-11-25 and 2026-07-28: a client's first request decides. The
+SDK's high-level server is not used: it drops arguments it does not know, and hides what went wrong
+(mcp 2.3.0).
 """
 
 from __future__ import annotations
@@ -40,7 +41,13 @@ from halteres import loopback, process
 from halteres.agent.call import Reply, call
 from halteres.agent.table import BY_NAME, TOOLS
 from halteres.agent.tool import Caller, Tool
-from halteres.agent.transports.access import FILE, Guard, refuse_elsewhere, refuse_without_token, token
+from halteres.agent.transports.access import (
+    FILE,
+    Guard,
+    refuse_elsewhere,
+    refuse_without_token,
+    token,
+)
 from halteres.agent.transports.functions import base64_of
 from halteres.agent.transports.mcp import PATH, content
 from halteres.config import environ
@@ -51,20 +58,31 @@ Context = ServerRequestContext[Any, Any]
 
 PROGRESS_EVERY_S = 5.0  # how often a client that gave a token hears that its call still waits
 
-_UNCHANGING = CacheHint(ttl_ms=3_600_000, scope="public")  # what depends on this version of the program alone
+# what depends on this version of the program alone
+_UNCHANGING = CacheHint(ttl_ms=3_600_000, scope="public")
 
 
-def build(caller_of: Callable[[Context], Caller], progress_every_s: float = PROGRESS_EVERY_S) -> Server[Any]:
+def build(
+    caller_of: Callable[[Context], Caller], progress_every_s: float = PROGRESS_EVERY_S
+) -> Server[Any]:
     """A server whose calls come from `caller_of(request)`."""
 
-    async def list_tools(_: Context, __: types.PaginatedRequestParams | None) -> types.ListToolsResult:
-        return types.ListToolsResult(tools=[types.Tool.model_validate(tool_definition(tool)) for tool in TOOLS])
+    async def list_tools(
+        _: Context, __: types.PaginatedRequestParams | None
+    ) -> types.ListToolsResult:
+        return types.ListToolsResult(
+            tools=[types.Tool.model_validate(tool_definition(tool)) for tool in TOOLS]
+        )
 
-    async def call_tool(context: Context, params: types.CallToolRequestParams) -> types.CallToolResult:
+    async def call_tool(
+        context: Context, params: types.CallToolRequestParams
+    ) -> types.CallToolResult:
         async with report_progress(context, params, progress_every_s):
             return _result(await call(params.name, params.arguments, caller_of(context)))
 
-    async def read_resource(context: Context, params: types.ReadResourceRequestParams) -> types.ReadResourceResult:
+    async def read_resource(
+        context: Context, params: types.ReadResourceRequestParams
+    ) -> types.ReadResourceResult:
         return await content.read_resource(context, params.uri, caller_of(context))
 
     return Server(
@@ -72,8 +90,14 @@ def build(caller_of: Callable[[Context], Caller], progress_every_s: float = PROG
         version=halteres.__version__,
         title="Halteres",
         instructions=content.INSTRUCTIONS,
-        cache_hints={"tools/list": _UNCHANGING, "prompts/list": _UNCHANGING, "resources/templates/list": _UNCHANGING},
-        get_tool_input_schema=lambda name: BY_NAME[name].input_schema() if name in BY_NAME else None,
+        cache_hints={
+            "tools/list": _UNCHANGING,
+            "prompts/list": _UNCHANGING,
+            "resources/templates/list": _UNCHANGING,
+        },
+        get_tool_input_schema=lambda name: BY_NAME[name].input_schema()
+        if name in BY_NAME
+        else None,
         on_list_tools=list_tools,
         on_call_tool=call_tool,
         on_list_resources=content.list_resources,
@@ -106,16 +130,24 @@ def _result(reply: Reply) -> types.CallToolResult:
     body = reply.for_agents
     text = json.dumps(body, ensure_ascii=False, separators=(",", ":"))
     pictures = [
-        types.ImageContent(data=data, mime_type="image/png") for file in reply.images if (data := base64_of(file))
+        types.ImageContent(data=data, mime_type="image/png")
+        for file in reply.images
+        if (data := base64_of(file))
     ]
     return types.CallToolResult(
-        content=[types.TextContent(text=text), *pictures], structured_content=body, is_error=reply.failed
+        content=[types.TextContent(text=text), *pictures],
+        structured_content=body,
+        is_error=reply.failed,
     )
 
 
 @asynccontextmanager
-async def report_progress(context: Context, params: types.CallToolRequestParams, every_s: float) -> AsyncIterator[None]:
-    """Report progress while the block runs: seconds that went by, of those the call asked to wait."""
+async def report_progress(
+    context: Context, params: types.CallToolRequestParams, every_s: float
+) -> AsyncIterator[None]:
+    """Report progress while the block runs: seconds that went by, of those the call asked to
+    wait.
+    """
 
     async def report() -> None:
         began = time.monotonic()
@@ -139,14 +171,19 @@ async def report_progress(context: Context, params: types.CallToolRequestParams,
 
 
 def begin() -> None:
-    """Set this process up as a tool server: no torch, the log on stderr without secrets, the SDK's chatter off."""
+    """Set this process up as a tool server: no torch, the log on stderr without secrets, the SDK's
+    chatter off.
+    """
     process.begin("mcp")
     logging.getLogger("mcp").setLevel(logging.WARNING)
 
 
 def serve_stdio() -> None:
-    """Serve on standard input and output until standard input ends; nothing but the protocol reaches the latter."""
-    # Ctrl-C ends it at once: there is nothing to put in order, and the thread that reads cannot be interrupted.
+    """Serve on standard input and output until standard input ends; nothing but the protocol
+    reaches the latter.
+    """
+    # Ctrl-C ends it at once: there is nothing to put in order, and the thread that reads cannot be
+    # interrupted.
     signal.signal(signal.SIGINT, signal.SIG_DFL)
     caller = Caller(draft=environ.agent_session() or f"mcp-{secrets.token_hex(4)}")
     _log.info("MCP on standard input and output; the draft is %s.", caller.draft)
@@ -156,8 +193,8 @@ def serve_stdio() -> None:
 async def _serve_stdio(caller: Caller) -> None:
     server = build(lambda _: caller)
     async with stdio_server() as (read, write), anyio.create_task_group() as tasks:
-        # Descriptor 1 is stderr's in here: what was printed before, and waits in a buffer, goes there too. Earlier,
-        # stdio_server would take stderr for the wire (mcp 2.3.0).
+        # Descriptor 1 is stderr's in here: what was printed before, and waits in a buffer, goes
+        # there too. Earlier, stdio_server would take stderr for the wire (mcp 2.3.0).
         sys.stdout.flush()
         sys.stdout = sys.stderr
         forwarded, received = anyio.create_memory_object_stream[SessionMessage | Exception](0)
@@ -172,14 +209,17 @@ async def _serve_stdio(caller: Caller) -> None:
 
         tasks.start_soon(answer_broken_lines)
         await server.run(received, write, server.create_initialization_options())
-    os.dup2(2, 1)  # the wire is back on descriptor 1: whatever a library prints while the process ends must not be
+    # the wire is back on descriptor 1: whatever a library prints while the process ends must not be
+    os.dup2(2, 1)
 
 
 SESSION = "x-halteres-session"  # header that names the draft a client works on, unless a call does
 
 
 class Endpoint:
-    """An ASGI app that speaks MCP at whatever path it is mounted; it answers while `running` holds."""
+    """An ASGI app that speaks MCP at whatever path it is mounted; it answers while `running`
+    holds.
+    """
 
     def __init__(self, progress_every_s: float = PROGRESS_EVERY_S) -> None:
         self._sessions = StreamableHTTPSessionManager(build(_caller, progress_every_s))
@@ -203,7 +243,10 @@ def guarded(endpoint: Endpoint) -> Starlette:
     """The endpoint at /mcp, for requests of this machine that carry the token."""
     return Starlette(
         routes=[Route(PATH, endpoint)],
-        middleware=[Middleware(Guard, refusal=refuse_elsewhere), Middleware(Guard, refusal=refuse_without_token)],
+        middleware=[
+            Middleware(Guard, refusal=refuse_elsewhere),
+            Middleware(Guard, refusal=refuse_without_token),
+        ],
         lifespan=lambda _: endpoint.running(),
     )
 
@@ -225,17 +268,25 @@ def serve_http(port: int) -> None:
             timeout_graceful_shutdown=2,  # a client's idle event stream never ends by itself
         )
         url = f"{loopback.url_of(listening)}{PATH}"
-        _log.info("MCP at %s; send `Authorization: Bearer` with the token in %s.", url, environ.home() / FILE)
+        _log.info(
+            "MCP at %s; send `Authorization: Bearer` with the token in %s.",
+            url,
+            environ.home() / FILE,
+        )
         asyncio.run(loopback.Server(config).serve(sockets=[listening]))
 
 
 _ID = r'"id"\s*:\s*(?:(\d{1,15})|"([\w.:-]{1,100})")'
-_AT_THE_BEGINNING: Final = re.compile(rf'\s*\{{(?:\s*"(?:jsonrpc|method)"\s*:\s*"[\w./]*"\s*,)*\s*{_ID}\s*[,}}]')
+_AT_THE_BEGINNING: Final = re.compile(
+    rf'\s*\{{(?:\s*"(?:jsonrpc|method)"\s*:\s*"[\w./]*"\s*,)*\s*{_ID}\s*[,}}]'
+)
 _AT_THE_END: Final = re.compile(rf'"jsonrpc"\s*:\s*"2\.0"\s*,\s*{_ID}\s*\}}\s*$')
 
 
 def _parse_error(message: SessionMessage | Exception) -> types.JSONRPCError | None:
-    """The answer to a line that is no JSON; None to a message. The SDK would drop the line, and its caller wait."""
+    """The answer to a line that is no JSON; None to a message. The SDK would drop the line, and its
+    caller wait.
+    """
     if not isinstance(message, ValidationError):
         return None
     first = message.errors(include_url=False, include_context=False)[0]
@@ -247,7 +298,8 @@ def _parse_error(message: SessionMessage | Exception) -> types.JSONRPCError | No
 
 
 def request_id(line: str) -> int | str | None:
-    """The id of a request that cannot be read, where it stands before or after all that a request carries.
+    """The id of a request that cannot be read, where it stands before or after all that a request
+    carries.
 
     >>> request_id('{"jsonrpc":"2.0","id":7,"method":"tools/call","params":{"id":8')
     7

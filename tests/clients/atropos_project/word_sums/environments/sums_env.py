@@ -1,7 +1,8 @@
-"""An environment as a project of atroposlib's holds it: in a package, its config and its data set in the project.
+"""An environment as a project of atroposlib's holds it: in a package, its config and its data set
+in the project.
 
-It loads ("sums", "main") as if from a hub, overrides `wandb_log`, gives its evaluation to `evaluate_log`, and stops
-answers at a token id.
+It loads ("sums", "main") as if from a hub, overrides `wandb_log`, gives its evaluation to
+`evaluate_log`, and stops answers at a token id.
 """
 
 from __future__ import annotations
@@ -72,9 +73,14 @@ class SumsEnv(BaseEnv):
 
     async def answered(self, item: dict[str, Any]) -> dict[str, Any]:
         chat = [{"role": "user", "content": ASK.format(item["question"])}]
-        answers = await self.server.chat_completion(messages=chat, n=1, max_tokens=48, temperature=0.0, split="eval")
+        answers = await self.server.chat_completion(
+            messages=chat, n=1, max_tokens=48, temperature=0.0, split="eval"
+        )
         text = answers.choices[0].message.content or ""
-        return {"messages": [*chat, {"role": "assistant", "content": text}], "score": score(item, text)}
+        return {
+            "messages": [*chat, {"role": "assistant", "content": text}],
+            "score": score(item, text),
+        }
 
     async def wandb_log(self, wandb_metrics: dict[str, Any] | None = None) -> None:
         figures = {**(wandb_metrics or {}), **dict(self.evaluated)}
