@@ -160,7 +160,7 @@ class _Loader(yaml.SafeLoader):
         self.depth -= 1
         return found
 
-    def compose_mapping_node(self, anchor: str | None) -> yaml.MappingNode:
+    def compose_mapping_node(self, anchor: Any) -> yaml.MappingNode:
         # Here rather than at the construction: by then merged keys stand among the mapping's own.
         node = super().compose_mapping_node(anchor)
         seen: set[tuple[str, str]] = set()

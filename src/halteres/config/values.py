@@ -105,7 +105,7 @@ def _built(node: yaml.Node, options: Sequence[Schema], definitions: Schema) -> A
             for key, value in node.value
         }
     plain = str(node.value)
-    if node.style is not None:
+    if isinstance(node, yaml.ScalarNode) and node.style is not None:
         return scalar_value(node)
     types = set[str]().union(*map(_types, options))
     if types and types <= {"string", "null"}:

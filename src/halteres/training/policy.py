@@ -193,9 +193,9 @@ class Policy:
         """
         loss = find_kind(self._settings.loss)
         data = [_datum(example, loss) for example in examples]
-        call = self._client.forward_backward(
-            data, self._settings.loss, self._settings.loss_config or None
-        )  # type: ignore[arg-type]  # any loss that the service knows
+        # Any loss that the service knows, not the SDK's alone.
+        name: Any = self._settings.loss
+        call = self._client.forward_backward(data, name, self._settings.loss_config or None)
         return SentCall(call, "forward_backward", _finite_pass)
 
     def forward(self, examples: Sequence[Example]) -> SentCall[tuple[Row, ...]]:

@@ -13,11 +13,12 @@ from array import array
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
-from typing import Any, TypeVar
+from typing import Any, TypeVar, cast
 
 import msgspec
 import numpy as np
 import numpy.typing as npt
+from google.protobuf.descriptor import Descriptor
 from google.protobuf.message import DecodeError
 
 from halteres.engine.protocol import Array, Datum
@@ -275,7 +276,7 @@ def address_of(kind: str, content_type: str, body: bytes) -> tuple[str, int] | N
 def read_pass(body: bytes) -> PassRequest:
     """Parse a `ForwardBackwardRequest`. Unusable datums do not raise: see `PassRequest.flaw`."""
     message = pb.ForwardBackwardRequest()
-    check_protobuf(body, message.DESCRIPTOR)
+    check_protobuf(body, cast(Descriptor, message.DESCRIPTOR))
     try:
         message.ParseFromString(body)
     except DecodeError as error:
