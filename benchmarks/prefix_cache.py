@@ -6,8 +6,9 @@
 far, answered by the built-in model at temperature 1. `groups`: 8 x 16 samples of 55 + 64 tokens,
 where the cache has nothing to give: what keeping costs. Medians of the rounds.
 `conversations`: 1,024 at once of 10 turns over one beginning of 200 tokens, 16 random tokens said
-and 16 answered in each turn, once; their slots leave room for a part of what they could keep, so
-that pages go all the time. The cache's own code is timed around each of its calls.
+and 16 answered in each turn, once; in the last turns their slots leave no room for all that could
+be kept, so that pages have to go. The cache's own code, copies of keys and values among it, is
+timed around each of its calls.
 
 All with the cache and without, in turns, with the same seeds. CPU seconds of one thread. Written:
 benchmarks/results/prefix_cache.json. Exit code 1 unless both give the same answers, less than half
@@ -97,7 +98,7 @@ def main() -> int:
         },
         "conversations": conversations(base, options.conversations),
     }
-    RESULTS.write_text(json.dumps(record, indent=2) + "\n", encoding="utf-8")
+    RESULTS.write_text(json.dumps(record, indent=2) + "\n")
     print(json.dumps(record, indent=2))
     good = record["equal"] and share < 0.5 and record["conversations"]["good"]
     print("Passed." if good else "FAILED.")
