@@ -9,6 +9,7 @@ document means.
 from __future__ import annotations
 
 import json
+import os
 import re
 import tomllib
 from collections.abc import Callable, Iterator, Mapping
@@ -18,7 +19,7 @@ from typing import Any, Final
 import yaml
 
 from halteres.errors import InvalidConfig
-from halteres.files import read_regular
+from halteres.files import open_regular, read_regular
 
 MOST_BYTES = 2**20
 """Of a document that people write: one of a megabyte takes seconds to parse."""
@@ -33,6 +34,10 @@ _UTF16 = (b"\xff\xfe", b"\xfe\xff")
 
 class DocumentError(ValueError):
     """The text is not such a document; the message says where and why."""
+
+
+class TooLarge(DocumentError):
+    """It has more values, or is nested deeper, than is read."""
 
 
 def read_document(file: Path, noun: str) -> Any:
@@ -55,6 +60,18 @@ def read_document(file: Path, noun: str) -> Any:
         raise InvalidConfig(what, f"{error}.", "Correct it and try again.") from error
 
 
+def read_optional_document(file: Path, noun: str) -> Any:
+    """What a file says; None where there is no file. Raises as `read_document`."""
+    try:
+        os.lstat(file)
+    except (FileNotFoundError, NotADirectoryError):
+        return None
+    except OSError:
+        # It may be there: to read it says why it cannot be read.
+        pass
+    return read_document(file, noun)
+
+
 def decoded(content: bytes) -> str:
     """The text of a file in UTF-8, without its byte order mark. DocumentError where it is in
     another encoding.
@@ -73,12 +90,20 @@ def read_json_lines(file: Path) -> Iterator[tuple[int, Any]]:
     are passed over.
 
     Raises:
-        OSError: it cannot be read, is no regular file, or is larger than files that are read whole.
+        OSError: it cannot be read, or is no regular file.
         DocumentError: it is not UTF-8, or a line is not JSON.
     """
-    # splitlines() also cuts within JSON texts
-    for number, line in enumerate(decoded(read_regular(file)).split("\n"), 1):
-        if line.strip():
+    with open_regular(file) as stream:
+        for number, content in enumerate(stream, 1):
+            if number == 1 and content.startswith(_UTF16):
+                raise DocumentError("It is UTF-16 text: save it as UTF-8")
+            try:
+                line = content.decode("utf-8-sig" if number == 1 else "utf-8")
+            except UnicodeDecodeError as error:
+                why = "it is not UTF-8 text: save it as UTF-8"
+                raise DocumentError(f"line {number}: {why}") from error
+            if not line.strip():
+                continue
             found = _json(line, line=number)
             try:
                 yield number, _within_bounds(found, most=len(line))
@@ -100,7 +125,7 @@ def _json(text: str, *, line: int | None = None) -> Any:
         what = f"line {line or error.lineno}, column {error.colno}: it is not JSON: {error.msg}"
         raise DocumentError(what) from error
     except RecursionError:
-        raise DocumentError(place + _TOO_DEEP) from None
+        raise TooLarge(place + _TOO_DEEP) from None
     except ValueError as error:  # a key given twice; a number of thousands of digits
         raise DocumentError(place + _on_one_line(error)) from error
 
@@ -110,7 +135,7 @@ def parse_toml(text: str) -> Any:
     try:
         found = tomllib.loads(text)
     except RecursionError:
-        raise DocumentError(_TOO_DEEP) from None
+        raise TooLarge(_TOO_DEEP) from None
     except ValueError as error:
         raise DocumentError(_on_one_line(error)) from error
     return _within_bounds(found)
@@ -228,11 +253,12 @@ def _load(text: str, step: Callable[[_Loader], Any]) -> Any:
         finally:
             loader.dispose()
     except RecursionError:
-        raise DocumentError(_TOO_DEEP) from None
+        raise TooLarge(_TOO_DEEP) from None
     except yaml.MarkedYAMLError as error:
         mark = error.problem_mark or error.context_mark
         place = f"line {mark.line + 1}, column {mark.column + 1}: " if mark else ""
-        raise DocumentError(
+        kind = TooLarge if error.problem in (_TOO_DEEP, _TOO_MANY) else DocumentError
+        raise kind(
             place + _on_one_line(error.problem or error.context or "it cannot be read")
         ) from error
     except yaml.reader.ReaderError as error:
@@ -283,10 +309,10 @@ def _within_bounds(document: Any, most: int = 2 * MOST_VALUES) -> Any:
             elif isinstance(value, yaml.CollectionNode):
                 inner += value.value
             if count + len(inner) > most:
-                raise DocumentError(_TOO_MANY)
+                raise TooLarge(_TOO_MANY)
         level, count, depth = inner, count + len(inner), depth + 1
         if depth > MOST_DEPTH + 1:
-            raise DocumentError(_TOO_DEEP)
+            raise TooLarge(_TOO_DEEP)
     return document
 
 

@@ -15,7 +15,7 @@ from urllib.parse import unquote
 
 STRUCK: Final = "***"
 
-MOST_LOGIN = 1024  # characters; no address has a longer one
+MOST_LOGIN = 16_384  # characters: longer than the request lines that servers take
 
 # What RFC 3986 lets no address hold ends one, so that no match reaches over the end of a text in
 # JSON or YAML.

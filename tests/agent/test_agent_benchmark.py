@@ -18,9 +18,6 @@ from typing import Any
 import pytest
 from mcp import Client, StdioServerParameters
 
-# isort: skip the scenes have made them importable
-from benchmarks.agent import evidence, files
-from benchmarks.agent import run as program
 from halteres.runs.directory import RunDirectory, runs_home
 
 from .real_runs import ENVIRONMENT as PACED
@@ -39,6 +36,8 @@ from .solved_tasks import (
     trained,
 )
 
+# The scenes have made them importable.
+from benchmarks.agent import evidence, files, run as program  # isort: skip
 from benchmarks.agent.reading import Asked, calls_in  # isort: skip
 from benchmarks.agent.task import ENVIRONMENTS, Place, answer_in, judge, prepare  # isort: skip
 from benchmarks.agent.tasks import TASKS, recover  # isort: skip
@@ -193,7 +192,7 @@ SPOILED: dict[str, dict[str, tuple[Spoil, str]]] = {
         ),
         "easier problems": (
             file_with("sums.py", 'rng, "train"', 'rng, "eval"'),
-            "its problems are as they were",
+            ("its problems are as they were"),
         ),
         "no Python": (file_with("sums.py", "import random", "import"), "sums.py can be used"),
         "changed after the run": (touched, "began after the last change"),
@@ -216,7 +215,7 @@ SPOILED: dict[str, dict[str, tuple[Spoil, str]]] = {
     },
     "hacking": {
         "goes on": (lambda scene: scene.state(ONE, status="completed"), "the run was stopped"),
-        "an answer that was not given": (
+        ("an answer that was not given"): (
             example("What is 2 + 4?", "It is \\boxed{9}."),
             "the example",
         ),
@@ -226,7 +225,7 @@ SPOILED: dict[str, dict[str, tuple[Spoil, str]]] = {
             "the example",
         ),
         "to another question": (
-            example("What is 1 + 1?", "I think the answer is \\boxed{0}."),
+            example("What is 1 + 1?", ("I think the answer is \\boxed{0}.")),
             "the example",
         ),
         "not mended": (file_as_it_was("till.py"), "nothing else is paid"),
@@ -343,7 +342,7 @@ def test_calls_are_read_from_an_answer() -> None:
         Asked("rl_start_training", (), {"changes": {"n": [1, None]}, "dry_run": True}),
     ]
     for words in (
-        "rl_start_training(...) again",
+        ("rl_start_training(...) again"),
         "rl_select_environment(name)",
         "rl_get_logs(",
         "mend the file",

@@ -316,11 +316,13 @@ def test_the_command_line_lists_trains_and_serves_variants(
     monkeypatch.setattr(os, "execv", lambda _, command: served.append(list(command)))
     CliRunner().invoke(app, ["env", "serve", "riddle:Wordle-v0", "--env.seed", "3"])
     assert served[0][1:] == [str(game), "serve", "--env.variant=Wordle-v0", "--env.seed", "3"]
+    empty = game.with_name("empty.yaml")
+    empty.touch()
     asked: list[Any] = []
     monkeypatch.setattr(start, "start_run", lambda settings, **_: asked.append(settings))
     CliRunner().invoke(app, ["train", "riddle:Wordle-v0", "--set", "total_steps=3"])
     CliRunner().invoke(
-        app, ["train", "--set", "environment=riddle:Wordle-v0", "--config", os.devnull]
+        app, ["train", "--set", "environment=riddle:Wordle-v0", "--config", str(empty)]
     )
     assert [one.run.environment for one in asked] == ["riddle:Wordle-v0"] * 2
     assert [one.trainer.total_steps for one in asked] == [3, 12]

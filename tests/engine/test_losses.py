@@ -107,7 +107,7 @@ def test_settings_have_the_documented_defaults_and_thresholds_are_ratios() -> No
             "clip_low_threshold is 2, above clip_high_threshold, which is 1.2",
         ),
         ("gspo", {"clip_high_threshold": 0.5}, "above clip_high_threshold, which is 0.5"),
-        ("custom", {}, "without a graph"),
+        ("custom", {}, "custom"),
         ("stable_reinforce", {"kl_coeff": -1}, "'kl_coeff' is -1"),
         ("stable_reinforce", {"kl_coef": 1}, "no setting 'kl_coef'.*kl_coeff"),
         ("pppo", {}, "Did you mean 'ppo'"),

@@ -305,7 +305,7 @@ async def test_too_many_prompts_and_tokens_that_no_model_reads_are_refused_befor
     for path, body, said in (
         ("/v1/completions", {"prompt": ["x"] * 1025}, "1025 prompts"),
         ("/generate", {"text": ["x"] * 1025}, "1025 prompts"),
-        ("/v1/completions", {"prompt": []}, "0 prompts"),
+        ("/v1/completions", {"prompt": []}, "empty"),
         ("/v1/completions", {"prompt": ["x", [5] * 2**18]}, "262144 tokens"),
         ("/generate", {"input_ids": [5] * 2**18}, "262144 tokens"),
     ):

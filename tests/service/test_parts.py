@@ -45,7 +45,6 @@ FLOODS: dict[str, tuple[Any, bytes]] = {
         lambda body: read_fields(body, Completions, COMPLETIONS),
         b'{"prompt": ' + repeated(b"[]") + b"}",
     ),
-    "graph": (decoded(bodies.CreateCustomLoss), b'{"inputs": ' + repeated(b"{}") + b"}"),
     "metadata": (
         decoded(bodies.CreateModel),
         b'{"user_metadata": {"a": ' + repeated(b"[]") + b"}}",

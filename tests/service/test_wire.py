@@ -41,14 +41,13 @@ def test_datums_arrive_as_the_sdk_sent_them() -> None:
     assert (first.inputs["weights"].dtype, first.inputs["weights"].shape) == ("float32", (3,))
 
 
-def test_the_newer_settings_win_and_a_loss_id_is_a_text() -> None:
-    message = tinker_public_pb2.ForwardBackwardRequest(model_id="m", seq_id=1, loss_fn="custom")
+def test_the_newer_settings_win() -> None:
+    message = tinker_public_pb2.ForwardBackwardRequest(model_id="m", seq_id=1, loss_fn="ppo")
     message.loss_fn_config["beta"] = 1.0
     message.loss_fn_config["clip"] = 3.0
     message.loss_fn_config_v2["beta"].number = 2.0
-    message.loss_fn_config_v2["loss_id"].text = "s:loss:0"
     asked = training.read_pass(message.SerializeToString())
-    assert (dict(asked.config), asked.loss_id) == ({"beta": 2.0, "clip": 3.0}, "s:loss:0")
+    assert dict(asked.config) == {"beta": 2.0, "clip": 3.0}
 
 
 @proves("pass:logprobs", "pass:wide-targets")

@@ -44,8 +44,8 @@ SGD = {"adam_eps": 1.0, "beta1": 0.0, "beta2": 0.0}
 class Computing(InProcess):
     """A host whose engine computes, in this process."""
 
-    def __init__(self) -> None:
-        super().__init__()
+    def __init__(self, *, exact: bool = True) -> None:
+        super().__init__(exact=exact)
         assert FOLDER is not None
         self.torch = TorchEngine(FOLDER, TINY, 1)
 

@@ -22,6 +22,7 @@ from typing import Any, Final, Protocol
 
 from halteres.agent.skill_copies import FileChange, Step, content, file_step, skill_copies
 from halteres.config import environ
+from halteres.documents import DocumentError, decoded, parse_json
 from halteres.errors import Conflict, InvalidConfig, ServerError, UserError
 
 NAME: Final = "halteres"
@@ -172,11 +173,10 @@ class InJsonFile:
         entry = self._servers(document).get(NAME, {})
         if not isinstance(entry, dict) or ("url" in entry and "command" not in entry):
             raise self._conflict(f"it has another server '{NAME}'")
-        env = {
-            name: value
-            for name, value in entry.get("env", {}).items()
-            if name not in (HOME, ENVIRONMENTS)
-        }
+        env = entry.get("env") or {}
+        if not isinstance(env, dict):
+            raise self._conflict("'env' of its entry is not an object")
+        env = {name: value for name, value in env.items() if name not in (HOME, ENVIRONMENTS)}
         env.update(server.env)
         others = {name: value for name, value in entry.items() if name != "env"}
         document[SERVERS] = {**self._servers(document), NAME: {**others, **server.entry}}
@@ -207,12 +207,11 @@ class InJsonFile:
 
     def _read(self) -> dict[str, Any]:
         try:
-            text = (content(self.file) or b"").decode("utf-8-sig")
-            document = json.loads(text) if text.strip() else {}
-        except ValueError as error:
-            line = f":{error.lineno}" if isinstance(error, json.JSONDecodeError) else ""
+            text = decoded(content(self.file) or b"")
+            document = parse_json(text) if text.strip() else {}
+        except DocumentError as error:
             raise InvalidConfig(
-                f"{self.file}{line} cannot be read: {error}.",
+                f"{self.file} cannot be read: {error}.",
                 "Nothing was changed.",
                 "Repair the file, then try again; or paste what --print shows.",
             ) from error

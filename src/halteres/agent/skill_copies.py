@@ -176,9 +176,14 @@ class SkillCopy:
 
     def _marker(self) -> Marker | None:
         try:
-            return msgspec.json.decode(content(self.folder / MARKER) or b"", type=Marker)
+            marker = msgspec.json.decode(content(self.folder / MARKER) or b"", type=Marker)
         except msgspec.DecodeError:
             return None
+        # A project that was cloned may bring a marker: it names files within this folder alone.
+        root = self.folder.resolve()
+        if any(root not in (root / name).resolve().parents for name in marker.files):
+            return None
+        return marker
 
     def _is_edited(self, marker: Marker) -> bool:
         files = ((content(self.folder / name), written) for name, written in marker.files.items())

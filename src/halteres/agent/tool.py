@@ -157,9 +157,10 @@ class TokenNeeded(UserError):
     @classmethod
     def of(cls, what: str, why: str, **details: Any) -> TokenNeeded:
         """The error with the words that all such refusals share, and how to send the token."""
+        # An address with a login in it would be struck out of the answer.
         how = (
-            "Send the token, which is in HALTERES_HOME/token: "
-            "RL_API_URL=http://halteres:TOKEN@localhost:8080"
+            "Send the token, which is in HALTERES_HOME/token: as the header `Authorization: Bearer "
+            "TOKEN`, or as the password in the address of RL_API_URL."
         )
         return cls(what, f"{why}, and every user of this machine can ask here.", how, **details)
 

@@ -265,8 +265,8 @@ def hub_cache() -> Path:
 
 
 def proxies() -> dict[str, str]:
-    """HTTP_PROXY, HTTPS_PROXY, ALL_PROXY and their like, in either spelling: the addresses of
-    proxies.
+    """The addresses of proxies, by their variables: HTTP_PROXY, HTTPS_PROXY, ALL_PROXY and their
+    like, in either spelling.
     """
     named = {
         name: value

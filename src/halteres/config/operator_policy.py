@@ -11,7 +11,6 @@ require_keys: []                # to start; or: {gate: [], start: [], test: []}
 from __future__ import annotations
 
 import json
-import os
 from collections.abc import Collection, Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -25,7 +24,7 @@ from halteres.config.edits import IN_FILES, OWN_KEYS, Edit, nearest_setting
 from halteres.config.problem import LockedSetting, Problem, UnknownSetting, rule_of
 from halteres.config.program import EnvironmentProgram
 from halteres.config.settings import ENV_WIRING, SECTIONS, setting, wiring_of
-from halteres.documents import read_document
+from halteres.documents import read_optional_document
 from halteres.errors import InvalidConfig, nearest
 
 FILE = "policy.yaml"
@@ -165,9 +164,9 @@ def load_policy(home: Path | None = None) -> Policy:
     every problem.
     """
     file = (home or environ.home()) / FILE
-    if not os.path.lexists(file):
+    given = read_optional_document(file, "policy file")
+    if given is None:
         return DEFAULT
-    given = read_document(file, "policy file") or {}
     if isinstance(given, str):  # the file is the name of a policy
         given = {"extends": given}
     if not isinstance(given, Mapping):

@@ -16,7 +16,8 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any, Final, Literal, get_args
 
-from halteres.documents import DocumentError, parse_yaml
+from halteres.config.values import value_of
+from halteres.documents import DocumentError, TooLarge, parse_yaml
 
 Reach = Literal["code", "path", "address", "key", "environment", "model", "name", "nothing"]
 """code: a program, module or function that is run; path: a file or folder; address: a server;
@@ -106,11 +107,24 @@ class _Walk:
             return
         takes_texts = any(one.get("type") == "string" for one in options)
         # A list or an object may come as YAML; a class that declares nothing may read any text so.
-        parsed = value if takes_texts and reach else _parsed(value)
-        if takes_texts or reach or isinstance(parsed, str):
+        if takes_texts or reach:
             yield Text(place=place, text=value, reach=reach)
-        if not isinstance(parsed, str):
-            yield from self.texts(schema, parsed, place, reach)
+        if takes_texts and reach:
+            return
+        for parsed in (_parsed(value), self._typed(options, value)):
+            if not isinstance(parsed, str):
+                yield from self.texts(schema, parsed, place, reach)
+            elif not (takes_texts or reach):
+                yield Text(place=place, text=value, reach=reach)
+
+    def _typed(self, options: list[dict[str, Any]], text: str) -> Any:
+        """The text as a setting of these types takes it: `[~]` is a list of one text there."""
+        try:
+            return value_of(text, {"anyOf": options, "$defs": self._definitions})
+        except TooLarge as error:
+            raise TooLargeToCheck from error
+        except DocumentError:
+            return text
 
     def _options(self, schema: Mapping[str, Any]) -> Iterator[dict[str, Any]]:
         """The schema and its alternatives, references followed."""
@@ -159,6 +173,8 @@ def _parsed(text: str) -> Any:
         raise TooLargeToCheck
     try:
         return parse_yaml(text)
+    except TooLarge as error:
+        raise TooLargeToCheck from error
     except DocumentError:
         return text
 

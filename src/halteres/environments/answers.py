@@ -257,4 +257,7 @@ def _is_unit(after: str, *, is_money: bool) -> bool:
     if any(_VARIABLE.fullmatch(word) for word in words):
         return False
     changed = _NEGATIONS | _NUMBER_WORDS | _RELATIONS_AFTER
+    # "18 eggs left over": without anything behind it, it relates the number to nothing.
+    if words and words[-1].lower() in ("over", "up", "above"):
+        words = words[:-1]
     return changed.isdisjoint(map(str.lower, words)) and not _PHRASE_AFTER.search(after.lower())

@@ -27,7 +27,7 @@ from typing import Any, Literal, TypeVar
 
 import msgspec
 
-from halteres.documents import read_document
+from halteres.documents import read_optional_document
 from halteres.errors import HalteresError, InvalidConfig, UserError, size_text, unknown
 from halteres.service.keys import Tenant
 from halteres.service.wire.bodies import MAX_BODY_BYTES
@@ -177,7 +177,7 @@ def read_allowances(state: Path, options: Sequence[str] = ()) -> Allowances:
     """
     file = state / FILE
     try:
-        content = read_document(file, "file") if file.exists() else None
+        content = read_optional_document(file, "file")
         given = msgspec.convert(content or {}, LimitsFile)
     except msgspec.ValidationError as error:
         next_step = "Give it `default:` and `tenants:`, with NAME: VALUE."

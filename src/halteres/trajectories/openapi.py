@@ -65,7 +65,7 @@ class Described(Route):
             set(statuses),
         )
         self.statuses |= {*ALWAYS, *(WITH_BODY if body else (422,) if query or in_path else ())}
-        words = (endpoint.__doc__ or "").partition("\n")[0].partition(": ")[2]
+        words = " ".join((endpoint.__doc__ or "").partition("\n\n")[0].split()).partition(": ")[2]
         self.summary = words[:1].upper() + words[1:]
 
 

@@ -407,8 +407,8 @@ def open_network(
     if adapted:
         name, settings = read_adapter_config(folder)
         base = Path(name)
-    check_regular(base)
     config, names = base_config(base), tuple(objective_weights or ())
+    check_regular(base)
     if is_classifier(config) and num_outputs_of(config) != max(1, len(names)):
         why = (
             f"It is to have one for each of {', '.join(names)}."

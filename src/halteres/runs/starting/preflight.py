@@ -452,7 +452,7 @@ def _environment(settings: Settings) -> EnvironmentProgram:
         raise refusal(
             [Problem(field="env.dataset", got=data, rule="there is no such file or folder")]
         )
-    if isinstance(data, str) and os.path.isabs(data):
+    if isinstance(data, str) and os.path.isabs(data) and not description.is_foreign:
         check_lines(Path(data))
     if description.is_foreign and settings.trainer.deterministic:
         rule = (
@@ -467,9 +467,10 @@ def check_lines(data: Path) -> None:
     """Refuse a data set whose lines are not JSON: the environment would fail at them as soon as it
     begins.
     """
-    files = (
-        sorted(data.glob("*.jsonl")) if data.is_dir() else [data] if data.suffix == ".jsonl" else []
-    )
+    files = [data] if data.suffix == ".jsonl" else []
+    if data.is_dir():
+        # Other files of a folder are not read.
+        files = [file for file in (data / "train.jsonl", data / "test.jsonl") if file.exists()]
     for file in files:
         try:
             for _ in read_json_lines(file):

@@ -17,7 +17,6 @@ from halteres.config.settings import InferenceSettings, Settings
 from halteres.documents import DocumentError, parse_yaml
 from halteres.errors import InvalidConfig, NotFound, NotReady, UserError, nearest
 from halteres.logins import without_logins
-from halteres.loopback import is_local
 from halteres.models import builtin_names, builtin_path, model_folder, stored_models
 from halteres.models.shape import ModelShape, read_shape
 from halteres.rewards.model_folder import ModelFolder
@@ -180,6 +179,9 @@ def _ask(path: str, service_url: str) -> dict[str, Any] | None:
 
 def _asked_directly(url: str) -> str:
     names = ", ".join(sorted(environ.proxies()))
+    # It brings the web server, which is not needed for anything else here.
+    from halteres.loopback import is_local
+
     if not names or is_local(url):
         return ""
     return f" (a run's environments ask without the proxy of {names})"

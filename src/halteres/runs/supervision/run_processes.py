@@ -4,7 +4,7 @@ grandchild; and the process that forwards metrics to W&B, trackio and TensorBoar
 What an exit means is decided elsewhere (`controller`). A child gets no secrets but the given ones,
 and what it prints goes through a pipe on which known values become `***`. A thread empties the
 pipe, so that no child waits for its supervisor; its last lines are in the log once its exit is
-known. Where nothing is secret, the child gets the log file itself.
+known.
 """
 
 from __future__ import annotations
@@ -85,8 +85,7 @@ def spawn(
     emptied: Callable[[], object] | None = None
     try:
         secret_filter = SecretFilter(Redactor.of_this_process().secrets)
-        if not secret_filter.idle:
-            output, emptied = _piped(output, secret_filter, log.stem)
+        output, emptied = _piped(output, secret_filter, log.stem)
         environment_for = environ.for_loopback if stays_here else environ.with_keys
         own = {"PYTHONUNBUFFERED": "1", **variables}
         return Child(
@@ -120,18 +119,12 @@ class SecretFilter:
             os.fsencode(secret).decode("latin-1") for secret in secrets if len(secret) >= SHORTEST
         }
         self._secrets = sorted(values, key=len, reverse=True)
-        self._pattern = re.compile("|".join(map(re.escape, self._secrets)))
+        # Without secrets a pattern that matches nowhere: an empty one would match everywhere.
+        self._pattern = re.compile("|".join(map(re.escape, self._secrets)) or r"(?!)")
         self._held = ""
-
-    @property
-    def idle(self) -> bool:
-        """Whether there is nothing to strike out."""
-        return not self._secrets
 
     def through(self, data: bytes) -> bytes:
         """What may be written by now."""
-        if self.idle:
-            return data
         stream = self._held + data.decode("latin-1")  # one character for each byte
         cut = min(beginning(stream, self._secrets), unfinished_login(stream))
         for match in self._pattern.finditer(stream):

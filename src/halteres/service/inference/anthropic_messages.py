@@ -96,9 +96,7 @@ async def messages(inference: Inference, call: Call) -> Response:
     prompt = await inference.chat_prompt(call, lambda: _chat(body, tools))
     weights = inference.weights(body.model, call.run, call.tenant)
     parallel = not body.tool_choice.disable_parallel_tool_use if tools else None
-    request = InferenceRequest(
-        call, weights, [prompt], msgspec.structs.replace(body, n=1), parallel_calls=parallel
-    )
+    request = InferenceRequest(call, weights, [prompt], body, parallel_calls=parallel)
     return await respond(inference, request, MessageAnswer(weights.name), stream=body.stream)
 
 

@@ -291,15 +291,25 @@ def _check(given: Mapping[str, msgspec.Raw], kind: type, dialect: Dialect) -> No
             if inner is not None and bytes(raw).startswith(b"{"):
                 _check(msgspec.json.decode(raw, type=dict[str, msgspec.Raw]), inner, dialect)
             continue
-        value = msgspec.json.decode(raw)
         refusal = dialect.refused.get(name)
         if refusal is not None:
+            value = _value(raw)
             if value and value != refusal.neutral:
                 raise InvalidData(
                     f"`{name}` is not supported.", refusal.why, refusal.next, param=name
                 )
-        elif value is not None and name not in dialect.harmless:
+        elif bytes(raw) != b"null" and name not in dialect.harmless:
             raise _unknown(name, known)
+
+
+def _value(raw: msgspec.Raw) -> Any:
+    """The value of a field; the bytes where they have none: a number beyond every range, or a text
+    that is not UTF-8.
+    """
+    try:
+        return msgspec.json.decode(raw)
+    except (msgspec.MsgspecError, UnicodeDecodeError):
+        return bytes(raw)
 
 
 def _unknown(name: str, known: Mapping[str, type | None]) -> InvalidData:
