@@ -4,6 +4,8 @@ shared go last.
 
 from __future__ import annotations
 
+import hashlib
+import json
 from pathlib import Path
 
 import pytest
@@ -82,3 +84,18 @@ def test_a_folder_that_cannot_be_written_is_one_sentence(here: UserHome) -> None
     assert ended.code == 1
     assert ended.err.startswith(f"error: {here.home}/.agents")
     assert here.commands() == []
+
+
+def test_a_marker_that_names_files_elsewhere_is_not_ours(here: UserHome) -> None:
+    """A project that was cloned may bring one."""
+    victim = here.home / "precious"
+    victim.write_bytes(b"mine")
+    digest = hashlib.sha256(b"mine").hexdigest()
+    folder = here.project / ".claude" / "skills" / SKILLS[0]
+    folder.mkdir(parents=True)
+    for name in (str(victim), "../../../../home/precious"):
+        marker = {"clients": ["claude"], "files": {name: digest}}
+        (folder / MARKER).write_text(json.dumps(marker), encoding="utf-8")
+        here.install("claude", "--project")
+        here.install("claude", "--project", "--remove")
+        assert victim.read_bytes() == b"mine"
