@@ -98,7 +98,7 @@ def main() -> int:
         },
         "conversations": conversations(base, options.conversations),
     }
-    RESULTS.write_text(json.dumps(record, indent=2) + "\n")
+    RESULTS.write_text(json.dumps(record, indent=2) + "\n", encoding="utf-8")
     print(json.dumps(record, indent=2))
     good = record["equal"] and share < 0.5 and record["conversations"]["good"]
     print("Passed." if good else "FAILED.")

@@ -98,7 +98,7 @@ def read_json_lines(file: Path) -> Iterator[tuple[int, Any]]:
             if number == 1 and content.startswith(_UTF16):
                 raise DocumentError("It is UTF-16 text: save it as UTF-8")
             try:
-                line = content.decode("utf-8-sig" if number == 1 else "utf-8")
+                line = content.decode("utf-8-sig" if number == 1 else "utf-8").removesuffix("\n")
             except UnicodeDecodeError as error:
                 why = "it is not UTF-8 text: save it as UTF-8"
                 raise DocumentError(f"line {number}: {why}") from error

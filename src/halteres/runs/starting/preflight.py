@@ -23,7 +23,6 @@ from halteres.config.program import EnvironmentProgram, describe, program_of
 from halteres.config.settings import ENV_WIRING, Settings
 from halteres.documents import DocumentError, read_json_lines
 from halteres.errors import Conflict, HalteresError, InvalidConfig, NotFound, UserError, nearest
-from halteres.loopback import is_local
 from halteres.models import model_folder
 from halteres.models.shape import ModelShape, adapter_numbers
 from halteres.next_step import NextStep
@@ -281,6 +280,9 @@ def examine(plan: Plan) -> Examined:
     checks = [attempt("variables", environ.check)[0]]
     device = attempt("device", lambda: resources.check_device(settings.inference.device))[0]
     checks += [device] if device.failure is not None and not plan.service_url else []
+    # It brings the web server, which tools that only read need not load.
+    from halteres.loopback import is_local
+
     if plan.service_url and not is_local(plan.service_url):
         checks.append(attempt("proxy", environ.check_proxies)[0])
     if policy.require_keys.start:
