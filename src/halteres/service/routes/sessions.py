@@ -225,7 +225,11 @@ class SessionRoutes:
     async def _info(self, request: Request) -> Any:
         fleet = self._service.fleet
         model = await (await running(fleet.trainer)).info()
-        sampler = await running(fleet.pick(None, b""))
+        sampler = fleet.pick(None, b"")
+        exact: bool | None = None
+        # One that starts is not waited for: this route says how the engines are.
+        if sampler.state == "ready":
+            exact = await fleet.is_exact(await running(sampler))
         trainer, *samplers = [
             {"state": host.state, "pid": host.pid, "restarts": host.restarts}
             for host in (fleet.trainer, *fleet.samplers)
@@ -234,7 +238,7 @@ class SessionRoutes:
             "model": model,
             "engine": trainer,
             "samplers": samplers,
-            "samples_exactly": await fleet.is_exact(sampler),
+            "samples_exactly": exact,
             "version": halteres.__version__,
             "policies": self._service.samplers.versions(tenant_of(request)),
         }
