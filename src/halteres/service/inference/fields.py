@@ -57,7 +57,7 @@ _EXPERTS = (
     "The engine serves dense models: no routing to experts exists or is recorded.",
     "Leave it out.",
 )
-_INSIDE = ("What happens inside the model is not told.", "Ask for log-probabilities.")
+_INSIDE = ("Hidden states and entropies are not returned.", "Ask for log-probabilities.")
 _PROMPT = ("The prompt is taken as it comes.", "Send it as it should be read.")
 _MEDIA = ("The model reads and writes text only.", "Send text.")
 _WEIGHTS = ("Weights are named by `model`.", "Put the tinker:// path into `model`.")
@@ -124,9 +124,7 @@ def _harmless(source: str, names: str) -> dict[str, str]:
     return dict.fromkeys(names.split(), source)
 
 
-_OPENAI_ACCOUNT = (
-    "OpenAI's API reference: whom a request is counted for, and what is stored of it at OpenAI"
-)
+_OPENAI_ACCOUNT = "OpenAI's API reference: the user that a request is counted for, and what is stored of it at OpenAI"
 _OPENAI_SPEED = (
     "OpenAI's API reference: how soon an answer comes, or how it is padded; not what it is"
 )
@@ -143,7 +141,7 @@ _VLLM_FORM = (
 )
 _SGLANG_SCHEDULING = "sglang 0.5 GenerateReqInput: names, places, caches and logs of a request"
 _ANTHROPIC_ACCOUNT = (
-    "Anthropic's API reference: whom a request is counted for, how soon it is "
+    "Anthropic's API reference: the user that a request is counted for, how soon it is "
     "answered, what is cached"
 )
 

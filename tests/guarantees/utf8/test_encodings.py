@@ -14,7 +14,7 @@ from pathlib import Path
 
 import pytest
 
-ROOT = Path(__file__).parents[2]
+ROOT = Path(__file__).parents[3]
 FOLDERS = ("src", "benchmarks", "recipes", "scripts")
 # Their hash is part of the built-in weights: they stay as they were when they made them, and are
 # run by hand.
