@@ -124,7 +124,7 @@ def _harmless(source: str, names: str) -> dict[str, str]:
     return dict.fromkeys(names.split(), source)
 
 
-_OPENAI_ACCOUNT = "OpenAI's API reference: the user that a request is counted for, and what is stored of it at OpenAI"
+_OPENAI_ACCOUNT = "OpenAI's API reference: whose request it is, and what is stored"
 _OPENAI_SPEED = (
     "OpenAI's API reference: how soon an answer comes, or how it is padded; not what it is"
 )
