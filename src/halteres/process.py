@@ -79,7 +79,8 @@ def begin(
     except InvalidConfig as error:
         sys.exit(f"error: {error.sentence}")
     for stream in (sys.stdout, sys.stderr):
-        if isinstance(stream, io.TextIOWrapper):
+        # It writes out what waits in the buffer, which for a tool server would go to its client.
+        if isinstance(stream, io.TextIOWrapper) and stream.encoding.lower() != "utf-8":
             stream.reconfigure(encoding="utf-8", errors="backslashreplace")
 
     class WithoutSecrets(logging.Formatter):

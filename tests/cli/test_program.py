@@ -151,4 +151,4 @@ def test_the_program_reads_and_writes_utf8_whatever_the_locale(tmp_path: Path) -
     held = answer("get-current-config", "--field", "system_prompt")
     assert "größer als 5 €: 你好 #1" in json.dumps(held, ensure_ascii=False)
     refused = answer("edit-config", "system_prompt", os.fsdecode(b"gr\xf6\xdfer"))
-    assert refused["code"] == "invalid_config"
+    assert refused["code"] == "invalid_arguments"

@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import json
+import math
 import os
 import shutil
 import signal
 import sys
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from typing import Any, Protocol
 
@@ -16,6 +18,7 @@ from deadlines import wait_until
 from halteres.config.files import load_settings
 from halteres.config.settings import Settings
 from halteres.models import TINY, builtin_path
+from halteres.models.shape import own_tensors, read_shape
 from halteres.process import alive
 from halteres.runs.directory import RunDirectory
 from halteres.runs.state import RunState
@@ -92,10 +95,17 @@ def large_model(folder: Path) -> Path:
     tiny = builtin_path(TINY)
     assert tiny is not None
     shutil.copytree(tiny, folder)
-    header = json.dumps(
-        {"rows": {"dtype": "F32", "shape": [26_000_000], "data_offsets": [0, 104_000_000]}}
-    ).encode()
+    file = folder / "config.json"
+    config = {**json.loads(file.read_text(encoding="utf-8")), "intermediate_size": 16_720}
+    file.write_text(json.dumps(config), encoding="utf-8")
+    shape = replace(read_shape(Path(tiny)), feed=16_720)
+    header: dict[str, Any] = {}
+    end = 0
+    for name, sizes in own_tensors(shape, config):
+        begin, end = end, end + 4 * math.prod(sizes)
+        header[name] = {"dtype": "F32", "shape": sizes, "data_offsets": [begin, end]}
+    encoded = json.dumps(header).encode()
     with (folder / "model.safetensors").open("wb") as weights:
-        weights.write(len(header).to_bytes(8, "little") + header)
-        weights.truncate(8 + len(header) + 104_000_000)
+        weights.write(len(encoded).to_bytes(8, "little") + encoded)
+        weights.truncate(8 + len(encoded) + end)
     return folder

@@ -11,6 +11,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
+import httpx
 import msgspec
 import pytest
 from deadlines import wait_until
@@ -20,7 +21,7 @@ from halteres.cli import serve
 from halteres.cli.main import app
 from halteres.errors import NotFound
 from halteres.process import Lifeline, identity
-from halteres.service.cards import Card, card_left, newest_live
+from halteres.service.cards import Card, newest_live, registered_card
 
 
 @pytest.fixture(autouse=True)
@@ -64,7 +65,7 @@ def test_a_card_is_there_while_its_service_is_and_takes_those_of_the_dead_away(h
     with other_process() as gone:
         written(home, "gone", gone.pid, 9e9)
     (home / "services" / "damaged.json").write_text("{")
-    with card_left("http://127.0.0.1:7", home / "elsewhere"):
+    with registered_card("http://127.0.0.1:7", home / "elsewhere"):
         card = newest_live()
         assert card is not None and (card.url, card.state) == (
             "http://127.0.0.1:7",
@@ -82,7 +83,7 @@ def test_a_service_that_one_of_our_processes_started_leaves_no_card(
 ) -> None:
     line = Lifeline.open()
     monkeypatch.setenv("HALTERES_LIFELINE_FD", str(line.read_end))
-    with card_left("http://127.0.0.1:7", home):
+    with registered_card("http://127.0.0.1:7", home):
         assert newest_live() is None
     line.close()
 
@@ -98,7 +99,7 @@ def test_a_service_that_is_just_starting_is_waited_for(home: Path) -> None:
 
 def test_a_home_that_takes_no_card_hinders_no_service(home: Path) -> None:
     (home / "services").write_text("a file")
-    with card_left("http://127.0.0.1:7", home):
+    with registered_card("http://127.0.0.1:7", home):
         assert newest_live() is None
 
 
@@ -131,6 +132,8 @@ def test_a_service_with_a_state_of_its_own_is_the_one_to_export(home: Path) -> N
                 f"export TINKER_BASE_URL={card.url} "
                 in CliRunner().invoke(app, ["variables"]).output
             )
+            health = f"{card.url}/api/v1/healthz"
+            wait_until(lambda: httpx.get(health, timeout=20).status_code == 200, within_s=60)
             service.send_signal(signal.SIGTERM)
             service.wait(20)
         finally:

@@ -41,9 +41,9 @@ class Card(msgspec.Struct, frozen=True, kw_only=True):
 
 
 @contextmanager
-def card_left(url: str, state: Path) -> Iterator[None]:
-    """Have a card of this process in the home while the block runs, and take away those of services
-    that are gone. A home that takes none is logged: the service itself needs no card.
+def registered_card(url: str, state: Path) -> Iterator[None]:
+    """Keep a card of this process in the home while the block runs; remove cards of services that
+    have ended. A home that takes none is logged: the service itself needs no card.
     """
     if environ.lifeline_fd() is not None:
         yield

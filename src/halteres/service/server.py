@@ -36,7 +36,7 @@ from halteres.models import TINY
 from halteres.process import begin, usable_cores
 from halteres.scores import is_address
 from halteres.service.base import BaseModel, base_model
-from halteres.service.cards import card_left
+from halteres.service.cards import registered_card
 from halteres.service.fleet import Fleet, Host
 from halteres.service.http import (
     CountRequests,
@@ -342,12 +342,13 @@ async def serve(
     be started or named.
     """
     url = url_of(bound, "https" if tls else "http")
-    with locked(state), card_left(url, state):
+    with locked(state):
         async with opened(state, base, fleet, options) as service:
             server = ServiceServer(service, tls)
             tending = asyncio.create_task(_tend(fleet, state, url, bound, server), name="engine")
             try:
-                await server.serve(sockets=[bound])
+                with registered_card(url, state):
+                    await server.serve(sockets=[bound])
             finally:
                 tending.cancel()
                 failure = (await asyncio.gather(tending, return_exceptions=True))[0]
