@@ -111,7 +111,7 @@ def test_a_number_as_an_answer_is_kept_in_digits(tmp_path: Path, given: str, ans
     assert {one.answer for one in (*train, *held_out)} == {answer}
 
 
-@pytest.mark.parametrize("given", ["NaN", "Infinity", "1e300", "true", "null", "[1]"])
+@pytest.mark.parametrize("given", ["NaN", "Infinity", "true", "null", "[1]"])
 def test_what_is_no_number_is_no_answer(tmp_path: Path, given: str) -> None:
     file = tmp_path / "rows.jsonl"
     file.write_text(f'{{"question": "Q?", "answer": {given}}}\n', encoding="utf-8")
