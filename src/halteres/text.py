@@ -38,6 +38,9 @@ TOKENIZER_FILES = (
         "vocab.json",
     ),
 )
+THINKING, THOUGHT = "<think>", "</think>"
+"""Between these a model thinks: nothing that stands there is a verdict or a call."""
+
 SPECIALS = ("bos_token", "eos_token", "pad_token")
 TEMPLATE, TEMPLATES = "chat_template.jinja", "additional_chat_templates"
 """File of the chat template, and folder of those that have names: `tool_use.jinja` is used for
