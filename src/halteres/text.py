@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import codecs
 import os
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
@@ -76,7 +77,9 @@ class Tokenizer:
 
         self.folder = folder
         with _readable(folder):
-            self._tokens = tokenizers.Tokenizer.from_file(str(file))
+            # The library refuses a byte order mark.
+            content = file.read_bytes().removeprefix(codecs.BOM_UTF8)
+            self._tokens = tokenizers.Tokenizer.from_buffer(content)
             config = _tokenizer_config(folder)
             self.specials = _specials(config)
             ids = {name: self._tokens.token_to_id(token) for name, token in self.specials.items()}

@@ -69,6 +69,16 @@ async def test_json_in_a_text_is_read_for_a_list_and_for_an_object() -> None:
         assert (refused["code"], refused["field"]) == ("invalid_arguments", "changes")
 
 
+@pytest.mark.parametrize(
+    "written", ['{"total_steps": 21, "total_steps": 22}', '{"a": {"b": 1, "b": 1}}']
+)
+async def test_a_key_twice_in_json_in_a_text_is_refused_by_the_arguments_name(
+    written: str,
+) -> None:
+    answer = await answered("rl_edit_config", {"changes": written})
+    assert (answer["field"], "line 1, column" in answer["error"]) == ("changes", True)
+
+
 async def test_a_text_that_a_tool_takes_as_one_stays_a_text() -> None:
     await answered("rl_select_environment", {"name": "arithmetic"})
     edited = await answered("rl_edit_config", {"field": "system_prompt", "value": '{"a": 1}'})

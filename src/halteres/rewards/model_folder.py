@@ -114,8 +114,12 @@ class ScoringTemplate(BaseModel, frozen=True, extra="forbid"):
     def render_comparison(
         self, tokenizer: Tokenizer, comparison: Comparison
     ) -> tuple[Rendered, ...]:
-        """Every completion of a row behind its prompt."""
-        return tuple(self.render(tokenizer, text) for text in texts_of(comparison))
+        """Every completion of a row behind its prompt. InvalidData: the template refuses one."""
+        try:
+            return tuple(self.render(tokenizer, text) for text in texts_of(comparison))
+        except InvalidData as error:
+            what = f"Row {comparison.row} cannot be rendered."
+            raise InvalidData(what, f"{error.what} {error.why}".strip(), error.next) from error
 
     def _chat(
         self, tokenizer: Tokenizer, messages: Sequence[Message], arguments: Mapping[str, Any]
