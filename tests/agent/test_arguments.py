@@ -102,6 +102,12 @@ async def test_null_for_what_is_optional_is_as_if_it_was_not_given() -> None:
         assert (await answered(name, required))["code"] == "invalid_arguments"
 
 
+async def test_a_key_twice_in_a_body_is_refused_with_its_place() -> None:
+    async with control.client() as http:
+        answer = await http.post("/config", content='{"changes": {"a": 1, "a": 2}}')
+    assert "line 1, column 22" in answer.json()["error"]
+
+
 @pytest.mark.parametrize("transport", TRANSPORTS)
 async def test_every_transport_reads_them_and_tells(transport: str) -> None:
     async with TRANSPORTS[transport]() as ask:

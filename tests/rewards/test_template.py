@@ -119,6 +119,18 @@ def test_token_ids_pass_as_they_are(tokenizer: Tokenizer) -> None:
     assert [one.tokens for one in template.render_comparison(tokenizer, row)] == [(5, 6, 7), (5, 8)]
 
 
+def test_a_row_that_the_chat_template_refuses_is_named(tmp_path: Path) -> None:
+    shutil.copytree(tiny(), tmp_path / "it", ignore=shutil.ignore_patterns("*.safetensors"))
+    template = tmp_path / "it" / "chat_template.jinja"
+    template.write_text("{{ messages[0].none.such }}", encoding="utf-8")
+    refusing = Tokenizer(tmp_path / "it")
+    chat = ({"role": "user", "content": "2 + 2?"}, {"role": "assistant", "content": "4"})
+    row = Comparison(completions=(chat, chat), ranks=(0, 0), row=7)
+    with pytest.raises(InvalidData) as refused:
+        template_for(refusing, form="conversational").render_comparison(refusing, row)
+    assert "Row 7 " in refused.value.what and "UndefinedError" in refused.value.why
+
+
 def test_keep_end_drops_the_oldest_messages_and_keeps_the_system_message(
     tokenizer: Tokenizer,
 ) -> None:

@@ -245,6 +245,13 @@ def test_a_folder_without_a_tokenizer_says_so(tmp_path: Path) -> None:
         Tokenizer(tmp_path)
 
 
+def test_a_tokenizer_may_begin_with_a_byte_order_mark(folder: Path, tmp_path: Path) -> None:
+    for name in ("tokenizer.json", "tokenizer_config.json"):
+        (tmp_path / name).write_bytes(b"\xef\xbb\xbf" + (folder / name).read_bytes())
+    text = "A text of 2 lines.\n"
+    assert Tokenizer(tmp_path).encode(text) == Tokenizer(folder).encode(text)
+
+
 def test_a_tokenizer_without_an_end_token_says_so(folder: Path, tmp_path: Path) -> None:
     shutil.copy(folder / "tokenizer.json", tmp_path)
     with pytest.raises(NotFound, match="names no end token"):
