@@ -201,8 +201,8 @@ def _command(tool: Tool[...]) -> Callable[..., None]:
 
 
 def _json_or_text(word: str) -> Any:
-    """16 is a number, "16" in quotation marks a text; `some words` are one, too, and so is JSON with
-    a key twice, which the tool refuses.
+    """16 is a number, "16" in quotation marks a text; `some words` are one, too, and so is JSON
+    with a key twice, which the tool refuses.
     """
     try:
         value = msgspec.json.decode(word)
