@@ -183,6 +183,7 @@ def test_words_and_signs_that_say_another_number_make_an_answer_without_one(answ
             "exceeds 5 dollars",
             "about 5 apples",
         ),
+        *("is Neg 5 dollars", "divides 5 apples", "5 kilo dollars", "5 zillions", "5 fives"),
         *(
             "up to nearly 5 apples",
             "can exceed 5 dollars",

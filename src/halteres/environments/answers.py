@@ -247,9 +247,12 @@ _LEADING = (
 _BEFORE_VERBS = _words("to can could will would must should may might")
 _NO_VERBS = _words("""
     perhaps besides times about around over under below above almost near up down exceed exceeds
-    exceeded lack lacks lacked miss misses missed squared doubled halved tripled
+    exceeded lack lacks lacked miss misses missed squared doubled halved tripled tops divides
+    multiplies doubles triples halves squares negated
 """)
 """What looks like a verb that leads to a number, and does not."""
+
+_TAKES_A_NAME = _words("take takes took cost costs give gives gave leave leaves left pay pays paid")
 
 _PASSED_OVER = _words("the a an only just exactly him her them me you his their each")
 """What may stand between one of these and the number."""
@@ -306,6 +309,7 @@ _CHANGES_AFTER = (
     | _words("fourteen fifteen sixteen seventeen eighteen nineteen twenty thirty forty fifty sixty")
     | _words("seventy eighty ninety half halves quarters thirds fourths fifths sixths sevenths")
     | _words("eighths ninths tenths hundredths thousandths millionths")
+    | _words("kilo mega giga tera bil thou trios quads halfs twos threes fours fives sixes")
     | _words("pair pairs couple couples gross tens grand lakh lakhs crore crores")
     | _words("mil mille mila mln mio mia mrd mld tsd tys bn bln tn bin mie mii ezer cento tuhat")
     | _words("par pares paar paire paires paio paia cien cientos")
@@ -318,6 +322,7 @@ _SCALES = _words("""
     triljo trilhã trilhõ trillón trillon trylion quadrill quintill hundred hundert hundra hundre
     honderd centen centain centin thousand tausend tusen tusin duizend tysi tisíc tisic tūkst
     dozen dutzend douzain docen dúzi duzi dozzin dussin dusin dozij dizain decen
+    zillion gazillion myriad
 """)
 """How million, thousand, dozen and their like begin in the languages of Europe."""
 
@@ -347,7 +352,7 @@ def _leads_to_a_number(before: re.Match[str], numeral: str, *, is_counted: bool)
     if words and before["sign"] and words[-1] not in _COPULAS:
         return False
     # "It takes Sarah 5 minutes": a name.
-    if is_counted and len(words) > 1 and said[-1].istitle() and words[-2] in _LEADING:
+    if is_counted and len(words) > 1 and said[-1].istitle() and words[-2] in _TAKES_A_NAME:
         words.pop()
     while words and words[-1] in _PASSED_OVER:
         words.pop()
