@@ -49,7 +49,7 @@ from halteres.service.sampling.snapshots import Snapshot, Snapshots
 from halteres.service.training_runs import Job, Model, Sessions, record, record_point
 from halteres.service.wire.bodies import CreateModel, LoadWeights, OptimStep, SaveWeights
 from halteres.service.wire.results import write_pass
-from halteres.service.wire.training import PASSES, PassRequest, Request
+from halteres.service.wire.training import PASSES, TAKES_FAMILIES, PassRequest, Request
 
 T = TypeVar("T")
 
@@ -111,7 +111,8 @@ class Training:
             check_optimizer(body.optimizer_config.type)
         found = self.checkpoints.find(body.path, model.tenant)
         if model.lora is not None:
-            refuse_other_shape(body.path, found.lora, model.lora)
+            takes_families = TAKES_FAMILIES in request.drawn
+            refuse_other_shape(body.path, found.lora, model.lora, takes_families=takes_families)
 
         async def load(engine: Trains) -> None:
             await engine.load(model.id, str(found.folder), body.optimizer)
@@ -275,17 +276,22 @@ async def create_adapter(engine: Trains, model: Model, request: Request) -> None
     model.lora = lora
 
 
-SHAPE = ("rank", "train_mlp", "train_attn", "train_unembed")
-"""What a client chooses of an adapter's shape."""
+FAMILIES = ("train_mlp", "train_attn", "train_unembed")
+"""Which weights of the base model an adapter has its own for."""
 
 
-def refuse_other_shape(path: str, saved: LoraConfig, own: LoraConfig) -> None:
+def refuse_other_shape(
+    path: str, saved: LoraConfig, own: LoraConfig, *, takes_families: bool = False
+) -> None:
     """InvalidData where saved weights have another shape than the adapter of the training run that
-    loads them.
+    loads them. `takes_families`: an adapter of all families may get those of the weights.
     """
+    compared = ("rank", *FAMILIES)
+    if takes_families and all(getattr(own, name) for name in FAMILIES):
+        compared = ("rank",)
     differences = [
         f"{name} is {getattr(saved, name)} there and {getattr(own, name)} here"
-        for name in SHAPE
+        for name in compared
         if getattr(saved, name) != getattr(own, name)
     ]
     if differences:
