@@ -347,8 +347,21 @@ def end_tokens(folder: Path) -> tuple[int, ...]:
     return load_tokenizer(str(folder)).eos_token_ids
 
 
+def end_token_file(folder: Path) -> str:
+    """The file that `end_tokens` are read from. InvalidData where a file cannot be read."""
+    with _readable(folder):
+        named = next((file for file, ids in _settings_of_end_tokens(folder) if ids), None)
+    return named or "tokenizer_config.json"
+
+
 def _named_end_tokens(folder: Path) -> tuple[int, ...]:
-    """The end tokens that a model's settings name: generation_config.json, or else config.json.
+    """The end tokens that a model's settings name."""
+    return next((ids for _, ids in _settings_of_end_tokens(folder) if ids), ())
+
+
+def _settings_of_end_tokens(folder: Path) -> Iterator[tuple[str, tuple[int, ...]]]:
+    """The files that may name end tokens, in the order in which they count: generation_config.json,
+    or else config.json.
 
     transformers' `generate` reads the second where the first is missing; where the first says null,
     nothing would end an answer there, and the second is read here, too.
@@ -356,11 +369,12 @@ def _named_end_tokens(folder: Path) -> tuple[int, ...]:
     config = _json(folder / "config.json")
     inner = config.get("text_config")
     places = (
-        _json(folder / "generation_config.json"),
-        config,
-        inner if isinstance(inner, dict) else {},
+        ("generation_config.json", _json(folder / "generation_config.json")),
+        ("config.json", config),
+        ("config.json", inner if isinstance(inner, dict) else {}),
     )
-    return next(filter(None, (_as_ids(place.get("eos_token_id")) for place in places)), ())
+    for file, place in places:
+        yield file, _as_ids(place.get("eos_token_id"))
 
 
 def _as_ids(value: object) -> tuple[int, ...]:
