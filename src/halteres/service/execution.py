@@ -343,6 +343,10 @@ def check_optimizer(kind: str) -> None:
         )
 
 
+WITHDRAWN = "custom"
+"""The loss of passes by graphs of operations, which earlier versions computed here."""
+
+
 class AdapterLost(ServerError):
     """An adapter whose restore point and requests are gone."""
 
@@ -443,6 +447,8 @@ class Adapters:
             await self._snapshots.retake(model, row.seq, engine)
             return
         request = Request.read(row.id, row.kind, row.seq, row.content_type, row.body, row.drawn)
+        if row.kind in PASSES and request.of(PassRequest).loss == WITHDRAWN:
+            raise _not_repeatable(model, row.seq)
         try:
             if row.kind == "create_model":
                 await create_adapter(engine, model, request)
@@ -550,4 +556,15 @@ def _lost(model: Model) -> AdapterLost:
         f"The adapter of training run {model.id} is gone.",
         "Its restore point or its requests are not in this state directory any more.",
         "Resume from a checkpoint: create_training_client_from_state_with_optimizer(path).",
+    )
+
+
+def _not_repeatable(model: Model, seq: int) -> AdapterLost:
+    return AdapterLost(
+        f"The adapter of training run {model.id} cannot be brought back.",
+        f"Its request {seq}, after its last restore point, is a pass with a custom loss that an "
+        "earlier version of Halteres computed in the service; this version cannot take it again.",
+        "Start the version that served this state directory before, and save a checkpoint with it "
+        "(save_state); or leave this training run, which holds up no other, and resume from an "
+        "older checkpoint: create_training_client_from_state_with_optimizer(path).",
     )
