@@ -503,7 +503,8 @@ async def test_a_custom_loss_of_an_earlier_version_is_named_where_it_cannot_be_t
         assert all(
             part in outcome["error"] for part in (model, "request 1", "custom", "save_state")
         )
-        assert "metrics" in await scene.redeem(await stepped(scene, other, 1))
+        assert isinstance(await scene.redeem(await passed(scene, other, 1)), bytes)
+        assert "metrics" in await scene.redeem(await stepped(scene, other, 2))
 
 
 async def test_a_step_that_came_too_late_is_not_executed_when_the_adapter_comes_back(
