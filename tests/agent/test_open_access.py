@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import subprocess
 import sys
 from collections.abc import Iterator, Mapping
 from contextlib import ExitStack
@@ -126,9 +127,69 @@ def test_every_setting_that_can_hold_a_text_says_what_it_reaches() -> None:
     """A new one that does not say so is found here."""
     assert [str(leaf) for leaf in LEAVES if leaf.reach is None] == []
     kinds = {leaf.reach for leaf in LEAVES}
-    assert kinds == {*WANT_TOKEN, "environment", "model", "name", "nothing"}
+    assert kinds == {*WANT_TOKEN, "environment", "model", "id", "name", "nothing"}
     known = {"run.interpreter", "env.spool_dir", "env.rewards", "env.make", "env.search_url"}
     assert known <= {leaf.key for leaf in REACHING}
+
+
+WORDS_ALONE = """
+import asyncio, sys
+from docs.settings_page import shipped
+from halteres.config.reach import REACHES
+
+CANARY = "canary_module:Canary-v0"
+tried = [""]
+OUTWARD = ("open", "import", "os.", "subprocess.", "socket.", "sqlite3.", "shutil.", "glob.")
+
+def watch(event, arguments):
+    if event.startswith(OUTWARD) and "canary_module" in repr(arguments):
+        print(tried[0], event, flush=True)
+
+sys.addaudithook(watch)
+for kind in shipped():
+    base, servers = kind.config_init()
+    fields = kind.env_config_cls.model_json_schema()["properties"]
+    words = [name for name, one in fields.items() if one.get(REACHES) == "nothing"]
+    for name in words:
+        tried[0] = f"{kind.name}.{name}"
+        try:
+            config = kind.env_config_cls.model_validate({**base.model_dump(), name: CANARY})
+            env = kind(config, servers)
+            asyncio.run(env.setup())
+            asyncio.run(env.get_next_item())
+        except Exception:
+            continue
+print("tried", tried[0])
+"""
+
+
+def test_what_reaches_nothing_is_not_opened_imported_or_passed_to_another_process(
+    home: Path,
+) -> None:
+    """Of every environment that comes with the package, each setting that says so."""
+    ended = subprocess.run(
+        [sys.executable, "-c", WORDS_ALONE],
+        cwd=Path(__file__).parents[1],
+        capture_output=True,
+        text=True,
+        timeout=100,
+        check=True,
+    )
+    *reached, tried = ended.stdout.splitlines()
+    assert tried.startswith("tried ")
+    assert reached == []
+
+
+@pytest.mark.parametrize("id", ["mine:Wordle-v0", "a.b:Wordle-v0", "os:abort", "/x:y", "x,y:z-1"])
+def test_an_id_that_names_a_module_wants_the_token(id: str) -> None:
+    with pytest.raises(TokenNeeded):
+        check_changes(open_caller(), "text_gym", {"task": id})
+    check_changes(Caller(), "text_gym", {"task": id})
+
+
+@pytest.mark.parametrize("id", ["game:Sudoku-v0-easy", "rg:letter_counting", "Taxi-v3"])
+def test_an_id_of_a_registry_is_set_without_the_token(id: str) -> None:
+    check_changes(open_caller(), "text_gym", {"task": id, "options": {"max_turns": 4}})
 
 
 OPEN_TOOLS = {
@@ -293,6 +354,7 @@ async def test_a_function_that_comes_as_a_text_never_runs(tmp_path: Path) -> Non
 
 FOREIGN_VALUES = [
     ["tasks.jsonl", "/etc/passwd"],
+    "FILE:/etc/passwd",
     {"train": ["file:///etc/passwd"]},
     "tasks.jsonl,/etc/passwd",
     "tasks.jsonl /etc/passwd",

@@ -16,13 +16,15 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any, Final, Literal, get_args
 
+from halteres.config.gem_ids import family_of
 from halteres.config.values import value_of
 from halteres.documents import DocumentError, TooLarge, parse_yaml
 
-Reach = Literal["code", "path", "address", "key", "environment", "model", "name", "nothing"]
-"""code: a program, module or function that is run; path: a file or folder; address: a server;
-key: a secret that is spent; environment, model: one by its name, or by its path; name: of a data
-set, or its path; nothing: words."""
+Reach = Literal["code", "path", "address", "key", "environment", "model", "id", "name", "nothing"]
+"""code: a program, module or function that is run, or its arguments; path: a file or folder;
+address: a server; key: a secret that is spent; environment, model: one by its name, or by its path;
+id: of an environment in another package's registry, or MODULE:ID, whose module is imported; name:
+of a data set or a task, or its path; nothing: words."""
 
 REACHES: Final = "reaches"  # the key in a field's JSON Schema
 
@@ -182,10 +184,10 @@ def _parsed(text: str) -> Any:
 _SEPARATORS: Final = re.compile(r"""[\s,;=|()\[\]{}<>"'`]+""")
 """Between the words of a text, and between the items of a list that is written as one."""
 
-_PATH: Final = re.compile(r"/|~|file:|\.[\w/]|\.$")
+_PATH: Final = re.compile(r"/|~|(?i:file:)|\.[\w/]|\.$")
 """How a path that leads elsewhere begins, or one of a hidden file; not ".*", a pattern."""
 
-_PATH_WITHIN: Final = re.compile(r"/\w|~[\w/]|file:|\.{1,2}/")
+_PATH_WITHIN: Final = re.compile(r"/\w|~[\w/]|(?i:file:)|\.{1,2}/")
 """How one begins that stands behind other words; not "/" and "~" alone."""
 
 _CODE: Final = re.compile(r"[A-Za-z_][\w.]*:[A-Za-z_]\w*|.*\.py(:\w*)?")
@@ -212,6 +214,16 @@ def looks_outward(text: str) -> bool:
     [False, True, True]
     """
     return looks_elsewhere(text) or any(_CODE.fullmatch(word) for word in _words(text))
+
+
+def names_a_module(id: str) -> bool:
+    """Whether an id names the module that registers it, as Gymnasium's do, and is none of GEM's,
+    which are written alike.
+
+    >>> [names_a_module(one) for one in ("Taxi-v3", "game:Wordle-v0", "mine:Wordle-v0")]
+    [False, False, True]
+    """
+    return looks_elsewhere(id) or (":" in id and family_of(id) is None)
 
 
 def _words(text: str) -> list[str]:
