@@ -16,7 +16,7 @@ import pytest
 import yaml
 from docs.settings_page import shipped
 
-from halteres.agent.drafts import Draft, load_draft, save_draft
+from halteres.agent.drafts import Draft, choose, load_draft, save_draft
 from halteres.agent.open_access import check_changes, check_keys, check_settings
 from halteres.agent.table import BY_NAME
 from halteres.agent.tool import Caller, OpenThreads, TokenNeeded
@@ -266,7 +266,7 @@ async def test_no_open_route_takes_a_setting_that_names_code_a_path_an_address_o
     of_environment = [leaf for leaf in REACHING if leaf.environment == environment]
     async with control.client(authorization="") as http:
         await http.post(f"/environments/{environment}/select")
-        before = load_draft(Caller(), None)
+        before = load_draft(open_caller(), None)
         for leaf in of_environment:
             for value in forms_of(leaf.value):
                 await refused(http, "/config", {"field": leaf.key, "value": value})
@@ -278,7 +278,7 @@ async def test_no_open_route_takes_a_setting_that_names_code_a_path_an_address_o
                 await refused(
                     http, "/runs", {"changes": changes, "environment": environment, "dry_run": True}
                 )
-        assert load_draft(Caller(), None) == before
+        assert load_draft(open_caller(), None) == before
     assert not list_runs()
 
 
@@ -286,11 +286,12 @@ async def test_no_open_route_takes_a_setting_that_names_code_a_path_an_address_o
 async def test_a_draft_that_names_code_is_neither_started_nor_tested_nor_edited_without_the_token(
     home: Path, key: str
 ) -> None:
-    """Whoever set it: with the token, or before there was a check."""
+    """It was set before there was a check."""
     values = {"env.reward_model_path": "/models/mine"}
     value = values.get(key, [{"name": "mine", "function": "halteres.rewards.functions:none"}])
-    (home / "drafts").mkdir()
-    save_draft(Draft(handle="default", environment="arithmetic", changes={key: value}))
+    (home / "drafts" / "open").mkdir(parents=True)
+    changes = {key: value}
+    save_draft(Draft(handle="default", is_open=True, environment="arithmetic", changes=changes))
     async with control.client(authorization="") as http:
         await refused(http, "/runs", {})
         await refused(http, "/runs", {"dry_run": True})
@@ -302,6 +303,40 @@ async def test_a_draft_that_names_code_is_neither_started_nor_tested_nor_edited_
         ).json()
         assert "code" not in mended
     assert not list_runs()
+
+
+PREPARED = [
+    {"group_size": 8},
+    {"rewards": [{"name": "mine", "function": "halteres.rewards.functions:none"}]},
+]
+
+
+@pytest.mark.parametrize("changes", PREPARED)
+async def test_a_draft_that_was_prepared_with_the_token_is_the_same_whatever_is_asked_without_it(
+    home: Path, changes: dict[str, Any]
+) -> None:
+    """Each open route that selects, edits, starts, tests or shows, on the draft's own name."""
+    file = home / "drafts" / "default.json"
+    choose(Caller(), None, "arithmetic", changes)
+    before = file.read_bytes()
+    quick = {"inference.engine": "scripted"}
+    asked: list[tuple[str, dict[str, Any]]] = [
+        ("/runs", {"dry_run": True}),
+        ("/runs", {}),
+        ("/test/inference", {}),
+        ("/config", {"field": "group_size", "value": 4}),
+        ("/environments/word_problems/select", {}),
+        ("/runs", {"environment": "word_problems", "changes": quick, "dry_run": True}),
+        ("/runs", {"environment": "word_problems", "draft": "default", "dry_run": True}),
+        ("/config", {"field": "group_size", "value": 4, "draft": "default"}),
+    ]
+    async with control.client(authorization="") as http:
+        shown = (await http.get("/config")).json()
+        for path, body in asked:
+            await http.post(path, json=body)
+            assert file.read_bytes() == before, (path, body)
+    assert shown["code"] == "no_environment"
+    assert load_draft(open_caller(), None).environment == "word_problems"
 
 
 async def test_a_run_with_code_in_its_settings_is_not_gone_on_from_without_the_token() -> None:
@@ -482,8 +517,11 @@ async def test_without_the_token_only_so_many_runs_go_on_at_once(
                 num_live,
             )
             assert not (await http.post("/runs", json={"dry_run": True})).json()["ok"]
-            known = (
-                await http.post("/runs", json={"dry_run": True}, headers=control.bearer())
-            ).json()
+            own = {
+                "dry_run": True,
+                "environment": "arithmetic",
+                "changes": {"inference.engine": "scripted"},
+            }
+            known = (await http.post("/runs", json=own, headers=control.bearer())).json()
             assert known["ok"], known
         assert (await http.post("/runs", json={"dry_run": True})).json()["ok"]
