@@ -14,11 +14,15 @@ from __future__ import annotations
 import re
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
-from typing import Any, Final, Literal, get_args
+from typing import Annotated, Any, Final, Literal, get_args
+
+from pydantic import AfterValidator, Field
+from pydantic_core import PydanticCustomError
 
 from halteres.config.gem_ids import family_of
 from halteres.config.values import value_of
 from halteres.documents import DocumentError, TooLarge, parse_yaml
+from halteres.logins import ADDRESS_FORM, is_place, is_web_address
 
 Reach = Literal["code", "path", "address", "key", "environment", "model", "id", "name", "nothing"]
 """code: a program, module or function that is run, or its arguments; path: a file or folder;
@@ -52,6 +56,26 @@ def declared(reach: Reach | None, extra: Mapping[str, Any] | None = None) -> dic
     """What a field adds to its JSON Schema; None where it adds nothing."""
     found = {**(extra or {}), **({REACHES: reach} if reach else {})}
     return found or None
+
+
+def _address(text: str) -> str:
+    if not is_web_address(text):
+        raise PydanticCustomError("address", ADDRESS_FORM)
+    return text
+
+
+def _places(text: str) -> str:
+    if not all(is_place(place.strip()) for place in text.split(",")):
+        raise PydanticCustomError("address", f"a server's {ADDRESS_FORM}")
+    return text
+
+
+WebAddress = Annotated[str, AfterValidator(_address), Field(json_schema_extra=declared("address"))]
+"""The address of a server. What an HTTP client would read in another way than we do is refused:
+nothing would strike the login out of it."""
+
+Places = Annotated[str, AfterValidator(_places), Field(json_schema_extra=declared("path"))]
+"""A folder or a server's address, or several by commas."""
 
 
 def texts_of(schema: Mapping[str, Any], name: str, value: Any) -> Iterator[Text]:

@@ -29,7 +29,7 @@ from pydantic_core import PydanticCustomError
 
 from halteres.config import environ
 from halteres.config.discovery import in_file_name, joined_name, split_name
-from halteres.config.reach import Reach, declared
+from halteres.config.reach import Reach, WebAddress, declared
 from halteres.errors import InvalidData, nearest
 from halteres.losses import LOSSES, complete_settings, find_kind
 from halteres.models import TINY
@@ -210,7 +210,7 @@ class InferenceSettings(Section):
         "torch", "what computes; 'scripted' has no weights and learns nothing"
     )
     url: Annotated[
-        str | None,
+        WebAddress | None,
         Wiring("the supervisor writes the service's address; use --service to name another"),
         Field(description="address of the training service", json_schema_extra=declared("address")),
     ] = None
