@@ -54,10 +54,11 @@ _ADDRESS = re.compile(
     r"""https?:// (?: (?: [\w.~!$&'()*+,;=:-] | %[0-9A-Fa-f]{2} )* @ )?
     (?: \[ [0-9A-Fa-f:.]+ (?: %[\w.-]+ )? \] | [\w-]+ (?: \.[\w-]+ )* \.? )
     (?: : (?!0+(?!\d)) [0-5]?\d{1,4} | : 6[0-5]\d{3} )?
-    (?: / (?: [\w.~!$&'()*+,;=:/-] | %[0-9A-Fa-f]{2} )* )?""",
+    (?: / (?: [\w.~!$&'()*+,;=:/-] | %[0-9A-Fa-f]{2} )* )?
+    (?: \? (?: [\w.~!$&'()*+,;=:/?-] | %[0-9A-Fa-f]{2} )* )?""",
     re.VERBOSE | re.ASCII,
 )
-"""What the address of a server is made of, by RFC 3986; no @ in its path, which may end a key."""
+"""What a server's address is made of, by RFC 3986; no @ behind its host, which may end a key."""
 
 ADDRESS_FORM: Final = (
     "must be an address like http://HOST:8000/PATH; in a login before HOST signs are written as %40"

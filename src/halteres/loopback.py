@@ -286,7 +286,8 @@ class StrictProtocol(H11Protocol):
 
         uvicorn 0.54 would begin a second answer, or let the app begin one: h11 raises either way.
         """
-        if self.cycle is not None:
+        # There is none before the first request.
+        if self.cycle is not None:  # pyright: ignore[reportUnnecessaryComparison]
             # What the app sends from here on is dropped, and it is waiting for no more of the body.
             self.cycle.disconnected = True
             self.cycle.message_event.set()
