@@ -11,7 +11,7 @@ from urllib.parse import unquote, urlsplit
 import halteres
 from halteres.config import environ
 from halteres.errors import InvalidConfig
-from halteres.logins import ADDRESS_FORM, is_web_address, refused
+from halteres.logins import is_web_address, refused
 
 CLIENT = "Halteres-Client"
 """Header of a client that knows our extensions: the server may then say 410 where an environment is
@@ -40,8 +40,7 @@ class Address:
         if not is_web_address(url):
             raise InvalidConfig(
                 f"'{refused(url)}' is no address of a server.",
-                f"It {ADDRESS_FORM}.",
-                "For example http://127.0.0.1:8000.",
+                next="For example http://127.0.0.1:8000.",
             )
         parts = urlsplit(url)
         bare = parts._replace(netloc=parts.netloc.rpartition("@")[2])
