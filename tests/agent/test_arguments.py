@@ -150,7 +150,22 @@ async def test_no_argument_is_a_defect(tool: str) -> None:
 
 
 @pytest.mark.parametrize("tool", ["rl_start_training", "rl_train_reward_model"])
-@pytest.mark.parametrize("name", ["a\nb", "a\x1b[2J", "\x7f", "a\u2028b", "\t", "a\x85"])
+@pytest.mark.parametrize(
+    "name",
+    [
+        "a\nb",
+        "a\x1b[2J",
+        "\x7f",
+        "a\u2028b",
+        "\t",
+        "a\x85",
+        "a\x9b2J",
+        "a\u202eb",
+        "a\u200bb",
+        "a\ufeff",
+        "a\U000e0041",
+    ],
+)
 async def test_a_runs_name_is_on_one_line(tool: str, name: str) -> None:
     await answered("rl_select_environment", {"name": "arithmetic"})
     answer = await answered(tool, {"name": name, "dry_run": True})

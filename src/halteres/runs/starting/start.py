@@ -26,10 +26,12 @@ from pathlib import Path
 from typing import Any
 
 import yaml
+from pydantic import ValidationError
 
 from halteres.config import environ
 from halteres.config.discovery import in_file_name
 from halteres.config.operator_policy import Policy, load_policy, over_cap
+from halteres.config.problem import Problem, refusal, rule_of
 from halteres.config.projection import (
     NOTHING_GIVEN,
     Addresses,
@@ -38,7 +40,7 @@ from halteres.config.projection import (
     resolved,
     to_seed_format,
 )
-from halteres.config.settings import ENV_WIRING, Settings
+from halteres.config.settings import ENV_WIRING, RunSettings, Settings
 from halteres.errors import Conflict, HalteresError, InvalidConfig, NotFound
 from halteres.files import linked, replace_file
 from halteres.logins import without_logins
@@ -507,7 +509,7 @@ def plan_reward_training(
         training=TrainingRun(plan=whole),
         forecast=_checked(forecast(whole, folder)),
         base_model=plan.model,
-        name=name,
+        name=_checked_name(name),
         idempotency_key=idempotency_key,
     )
 
@@ -531,10 +533,17 @@ def plan_resumed_training(
         training=TrainingRun(plan=plan, resume_from=str(newest["state_path"])),
         forecast=_checked(forecast(plan, Path(plan.model))),
         base_model=state.base_model,
-        name=name,
+        name=_checked_name(name),
         resumed=run,
         idempotency_key=idempotency_key,
     )
+
+
+def _checked_name(name: str | None) -> str | None:
+    try:
+        return RunSettings(name=name).name
+    except ValidationError as error:
+        raise refusal([Problem(field="name", got=name, rule=rule_of(error.errors()[0]))]) from error
 
 
 def _checked(forecast: Forecast) -> Forecast:
