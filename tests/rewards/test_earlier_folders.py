@@ -41,11 +41,17 @@ def scores(folder: Path) -> list[float]:
 
 def weights_of_whole() -> dict[str, torch.Tensor]:
     layer = {
-        **{"input_layernorm": (8,), "post_attention_layernorm": (8,)},
-        **{"mlp.down_proj": (8, 12), "mlp.gate_proj": (12, 8), "mlp.up_proj": (12, 8)},
-        **{"self_attn.k_norm": (4,), "self_attn.q_norm": (4,)},
-        **{"self_attn.k_proj": (4, 8), "self_attn.v_proj": (4, 8)},
-        **{"self_attn.o_proj": (8, 8), "self_attn.q_proj": (8, 8)},
+        "input_layernorm": (8,),
+        "post_attention_layernorm": (8,),
+        "mlp.down_proj": (8, 12),
+        "mlp.gate_proj": (12, 8),
+        "mlp.up_proj": (12, 8),
+        "self_attn.k_norm": (4,),
+        "self_attn.q_norm": (4,),
+        "self_attn.k_proj": (4, 8),
+        "self_attn.v_proj": (4, 8),
+        "self_attn.o_proj": (8, 8),
+        "self_attn.q_proj": (8, 8),
     }
     shapes: dict[str, tuple[int, ...]] = {"model.embed_tokens": (672, 8), "model.norm": (8,)}
     shapes |= {f"model.layers.{i}.{name}": shape for i in range(2) for name, shape in layer.items()}

@@ -44,6 +44,7 @@ from halteres.rewards.model_folder import (
     write_reward_file,
 )
 from halteres.rewards.preferences import holds_prompt
+from halteres.rewards.torch.adapter import new_adapter
 from halteres.rewards.torch.batches import SharedRow, forward_parts, single_row
 from halteres.rewards.torch.network import ScoringNetwork, base_config, device_of, open_network
 from halteres.rewards.training_plan import RewardConfig, settled_weights
@@ -144,7 +145,7 @@ class RewardModel:
     def _weights_digest(self) -> str:
         """Of the weights as they were when it was first asked."""
         found = hashlib.sha256()
-        for name, tensor in sorted(self.network.model.state_dict().items()):
+        for name, tensor in sorted(self.network.weights().items()):
             found.update(name.encode())
             found.update(
                 tensor.detach().reshape(-1).contiguous().cpu().view(torch.uint8).numpy().data
@@ -490,12 +491,12 @@ def base_network(
         )
     if config.lora is not None:
         torch.manual_seed(config.seed)
-    own: dict[str, Any] = {
-        "padding": padding,
-        "settings": config.lora,
-        "objective_weights": weights,
-    }
-    return ScoringNetwork(model.to(device_of()), base=model.config._name_or_path, **own)
+    adapter = None
+    if config.lora is not None:
+        adapter = new_adapter(config.lora, model.config._name_or_path)
+    return ScoringNetwork(
+        model.to(device_of()), padding=padding, adapter=adapter, objective_weights=weights
+    )
 
 
 def own_objective_weights(model: Any) -> Mapping[str, float] | None:

@@ -5,25 +5,23 @@ trained whole and saved beside the adapter.
 
 from __future__ import annotations
 
-import json
 import logging
-import math
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import torch
 import torch.nn.functional as F
-from safetensors.torch import load_file, save_file
 from torch import Tensor, nn
 
+from halteres.engine.shapes import CONFIG
 from halteres.engine.torch.loading import refuse_missing
 from halteres.errors import InvalidConfig, InvalidData, NotFound
-from halteres.files import UnreadableFile, read_json
 from halteres.models.shape import check_unquantised, is_classifier, num_outputs_of, read_config
 from halteres.rewards.model_folder import Device, check_regular
+from halteres.rewards.torch.adapter import HEAD, Adapter, new_adapter, read_adapter
 from halteres.rewards.torch.batches import (
     SharedRow,
     batch_of,
@@ -34,72 +32,13 @@ from halteres.rewards.torch.batches import (
 )
 from halteres.rewards.training_plan import LoraSettings
 
+if TYPE_CHECKING:
+    from peft import LoraConfig
+
 PART_TOKENS = {"cpu": 128, "cuda": 4096}  # padding tokens that cost as much as another pass
 # scores of a row with branches and of rows apart differ by no more, in fp32, where prefixes are
 # shared
 CLOSE = 1e-5
-HEAD = "score"
-ADAPTER_CONFIG, ADAPTER_WEIGHTS = "adapter_config.json", "adapter_model.safetensors"
-
-_PEFT_PREFIX = "base_model.model."
-# not read here
-_PEFT_OPTIONS = ("use_dora", "use_rslora", "rank_pattern", "alpha_pattern", "layers_to_transform")
-
-
-class LoraLinear(nn.Module):
-    """`base(x) + alpha / r * B(A(dropout(x)))`; A is drawn as PEFT draws it, B is zero."""
-
-    def __init__(self, base: nn.Linear, settings: LoraSettings) -> None:
-        super().__init__()
-        self.base = base.requires_grad_(False)
-        self.scale = settings.lora_alpha / settings.r
-        self.dropout = settings.lora_dropout
-        self.lora_A = nn.Parameter(
-            torch.empty(settings.r, base.in_features, device=base.weight.device)
-        )
-        self.lora_B = nn.Parameter(
-            torch.zeros(base.out_features, settings.r, device=base.weight.device)
-        )
-        nn.init.kaiming_uniform_(self.lora_A, a=math.sqrt(5))
-
-    def forward(self, x: Tensor) -> Tensor:
-        """The adapted projection."""
-        low = F.dropout(x, self.dropout, self.training) if self.dropout else x
-        return self.base(x) + F.linear(F.linear(low, self.lora_A), self.lora_B) * self.scale
-
-    def merged(self) -> nn.Linear:
-        """The base layer with the adapter added to its weight."""
-        with torch.no_grad():
-            self.base.weight += self.scale * (self.lora_B @ self.lora_A)
-        return self.base
-
-
-def read_adapter_config(folder: Path) -> tuple[str, LoraSettings]:
-    """Where the base model lies, and the settings. InvalidData: an option of PEFT's that is not
-    read here.
-    """
-    try:
-        config = read_json(folder / ADAPTER_CONFIG, dict[str, Any])
-    except UnreadableFile as error:
-        raise InvalidData(
-            f"The adapter in {folder} cannot be read.", f"{error}.", "Save it again."
-        ) from error
-    odd = [name for name in _PEFT_OPTIONS if config.get(name)]
-    if config.get("peft_type") != "LORA" or odd or config.get("bias", "none") != "none":
-        why = (
-            f"It has {', '.join(odd) or config.get('peft_type')}; plain LoRA without biases is "
-            "read."
-        )
-        fix = "Merge it into its base with PEFT, and name that folder."
-        raise InvalidData(f"The adapter in {folder} cannot be read.", why, fix)
-    found = config.get("target_modules") or ()
-    targets = (
-        found
-        if found == "all-linear"
-        else tuple(name.rpartition(".")[2] for name in found if name != HEAD)
-    )
-    settings = LoraSettings(r=config["r"], lora_alpha=config["lora_alpha"], target_modules=targets)
-    return config["base_model_name_or_path"], settings
 
 
 class ScoringNetwork:
@@ -108,9 +47,8 @@ class ScoringNetwork:
     Args:
         model: of transformers, with a head that scores; InvalidConfig for any other.
         padding: the token that pads.
-        settings: of an adapter; its weights are drawn here, and but for them and the head all
-            weights are frozen.
-        base: where the model lies that the adapter is for.
+        adapter: of PEFT's; its weights are drawn here, and but for them and the head all weights
+            are frozen.
         objective_weights: of each output, in order; empty: there is one, without a name.
     """
 
@@ -119,14 +57,13 @@ class ScoringNetwork:
         model: Any,
         *,
         padding: int,
-        settings: LoraSettings | None = None,
-        base: str = "",
+        adapter: LoraConfig | None = None,
         objective_weights: Mapping[str, float] | None = None,
     ) -> None:
         self.model: nn.Module = model
         self.objective_weights = dict(objective_weights or {})
         self.config: Any = model.config
-        self.lora, self.base, self.padding = settings, base, padding
+        self.padding = padding
         self.bf16 = False
         self.num_computed_tokens = 0  # so far, padding among them
         self._head: Any = getattr(model, HEAD, None)
@@ -148,29 +85,10 @@ class ScoringNetwork:
         self.config.pad_token_id = padding
         self.config.problem_type = "regression"  # transformers' pipeline then gives the raw score
         self._backbone: Any = getattr(model, model.base_model_prefix)
-        if settings is not None:
-            self._attach(settings)
+        self.adapter = None if adapter is None else Adapter(self.model, adapter)
+        if self.adapter is not None:
+            self._head = self.adapter.head
         self.shares_prefixes = self._can_share()
-
-    def _attach(self, settings: LoraSettings) -> None:
-        self.model.requires_grad_(False)
-        self._head.requires_grad_(True)
-        linear = {
-            name: one
-            for name, one in self.model.named_modules()
-            if isinstance(one, nn.Linear) and name != HEAD
-        }
-        wide = settings.target_modules == "all-linear"
-        targets = [
-            name for name in linear if wide or name.rpartition(".")[2] in settings.target_modules
-        ]
-        if not targets:
-            what = f"No layer of the model is named {settings.target_modules}."
-            why = "LoRA is put on linear layers, never on the head."
-            fix = "Set target_modules to 'all-linear', or to the last parts of their names."
-            raise InvalidConfig(what, why, fix, field="target_modules")
-        for name in targets:
-            self.model.set_submodule(name, LoraLinear(linear[name], settings))
 
     @property
     def device(self) -> torch.device:
@@ -260,53 +178,42 @@ class ScoringNetwork:
 
     def save(self, folder: Path) -> None:
         """Write its weights: a PEFT folder with an adapter, else a folder of transformers."""
-        if self.lora is None:
-            with _quiet():
-                self.model.save_pretrained(folder)  # pyright: ignore[reportCallIssue]
+        if self.adapter is not None:
+            self.adapter.save(folder)
             return
-        whole = {
-            name: tensor.detach().cpu().contiguous()
-            for name, tensor in self._adapter_tensors().items()
-        }
-        save_file(whole, folder / ADAPTER_WEIGHTS, metadata={"format": "pt"})
-        config = {
-            "peft_type": "LORA",
-            "task_type": "SEQ_CLS",
-            "base_model_name_or_path": self.base,
-            **self.lora.model_dump(),
-            "target_modules": sorted({name.rpartition(".")[2] for name in self._adapters()}),
-            "modules_to_save": [HEAD],
-            "bias": "none",
-            "fan_in_fan_out": False,
-            "inference_mode": True,
-        }
-        (folder / ADAPTER_CONFIG).write_text(json.dumps(config, indent=2) + "\n", encoding="utf-8")
+        with _quiet():
+            self.model.save_pretrained(folder)  # pyright: ignore[reportCallIssue]
 
     def load_weights(self, folder: Path) -> None:
         """Put back what `save` wrote. InvalidData where it is of another model."""
-        if self.lora is None:
-            with _quiet():
-                model = _from_pretrained(folder, False, {}, tuple(self.objective_weights))
-            self.model.load_state_dict(model.state_dict())
+        if self.adapter is not None:
+            self.adapter.load(folder)
             return
-        found, own = load_file(folder / ADAPTER_WEIGHTS), self._adapter_tensors()
-        wrong = sorted(own.keys() ^ found.keys()) or [
-            name for name in own if own[name].shape != found[name].shape
-        ]
-        if wrong:
-            why = (
-                f"{wrong[0]} is missing, too many or of another shape ({len(wrong)} such tensors)."
-            )
-            raise InvalidData(f"The adapter in {folder} does not fit its base model.", why)
-        with torch.no_grad():
-            for name, parameter in own.items():
-                parameter.copy_(found[name])
+        with _quiet():
+            model = _from_pretrained(folder, False, {}, tuple(self.objective_weights))
+        self.model.load_state_dict(model.state_dict())
+
+    def weights(self) -> dict[str, Tensor]:
+        """All that a score is computed from, by name."""
+        # Next to a trained head, PEFT keeps the one that the base model came with.
+        unused = f"{HEAD}.original_module."
+        return {
+            name: one
+            for name, one in self.model.state_dict().items()
+            if not name.startswith(unused)
+        }
+
+    def disable_dropout(self) -> None:
+        """The base model's; an adapter keeps the dropout that it was asked for."""
+        for name, module in self.model.named_modules():
+            if isinstance(module, nn.Dropout) and "lora_dropout" not in name:
+                module.p = 0.0
 
     def merge(self) -> None:
         """Put the adapter into the weights."""
-        for name, layer in self._adapters().items():
-            self.model.set_submodule(name, layer.merged())
-        self.lora = None
+        if self.adapter is not None:
+            self.adapter.merge()
+            self._head, self.adapter = self.model.get_submodule(HEAD), None
 
     def fold(self, objective_weights: Mapping[str, float]) -> None:
         """Make one output of several: the weighted sum of linear outputs is one of them."""
@@ -322,22 +229,6 @@ class ScoringNetwork:
         self.model.set_submodule(HEAD, head)
         self._head, self.objective_weights = head, {}
         self.config.num_labels = 1
-
-    def _adapters(self) -> dict[str, LoraLinear]:
-        return {
-            name: module
-            for name, module in self.model.named_modules()
-            if isinstance(module, LoraLinear)
-        }
-
-    def _adapter_tensors(self) -> dict[str, Tensor]:
-        """Adapter and head, by PEFT's names."""
-        head = self._head.named_parameters()
-        tensors: dict[str, Tensor] = {f"{_PEFT_PREFIX}{HEAD}.{name}": value for name, value in head}
-        for name, layer in self._adapters().items():
-            tensors[f"{_PEFT_PREFIX}{name}.lora_A.weight"] = layer.lora_A
-            tensors[f"{_PEFT_PREFIX}{name}.lora_B.weight"] = layer.lora_B
-        return tensors
 
     def _can_share(self) -> bool:
         """Whether it takes a mask of branches and positions: by its layers' kinds, then tried on a
@@ -402,11 +293,15 @@ def open_network(
     NotFound where no model is there, InvalidConfig or InvalidData where its head has other outputs.
     """
     where = device_of(device)
-    base, settings = folder, lora_settings
-    adapted = (folder / ADAPTER_CONFIG).is_file()
+    base = folder
+    adapter = None
+    adapted = (folder / CONFIG).is_file()
     if adapted:
-        name, settings = read_adapter_config(folder)
-        base = Path(name)
+        adapter = read_adapter(folder)
+        base = Path(adapter.base_model_name_or_path or "").absolute()
+        adapter.base_model_name_or_path = str(base)
+    elif lora_settings is not None:
+        adapter = new_adapter(lora_settings, str(base.absolute()))
     config, names = base_config(base), tuple(objective_weights or ())
     check_regular(base)
     if is_classifier(config) and num_outputs_of(config) != max(1, len(names)):
@@ -421,8 +316,7 @@ def open_network(
         network = ScoringNetwork(
             _from_pretrained(base, trust_remote_code, arguments or {}, names).to(where),
             padding=padding,
-            settings=settings,
-            base=str(base.absolute()),
+            adapter=adapter,
             objective_weights=objective_weights,
         )
     if adapted:

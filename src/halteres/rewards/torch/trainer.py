@@ -201,9 +201,7 @@ class RewardTrainer:
         torch.manual_seed(self.args.seed)
         model, config = self.model.network.model, self.args
         if config.disable_dropout:
-            for module in model.modules():
-                if isinstance(module, nn.Dropout):
-                    module.p = 0.0
+            self.model.network.disable_dropout()
         if config.gradient_checkpointing:
             cast("Any", model).gradient_checkpointing_enable()
         model.train()
