@@ -18,8 +18,10 @@ import pytest
 import torch
 from safetensors.torch import save_file
 
+from halteres.errors import InvalidData
 from halteres.models import TINY
 from halteres.rewards import RewardConfig, RewardModel, RewardTrainer
+from halteres.rewards.torch.model import TRAINER_STATE
 from halteres.rewards.training_plan import LoraSettings
 
 from .torch_fixtures import sums, tiny
@@ -107,3 +109,20 @@ def test_a_training_goes_on_from_its_checkpoint(training: Path) -> None:
     result = trainer.train(resume_from_checkpoint=True)
     assert result.num_steps == 4
     assert scores(training) == pytest.approx(FINISHED, abs=1e-4)
+
+
+def test_a_checkpoint_whose_batches_had_another_order_says_how_to_go_on(
+    training: Path, tmp_path: Path
+) -> None:
+    """By length, rows are sorted by their longest text now."""
+    folder = training / "checkpoint-2"
+    state = torch.load(folder / TRAINER_STATE, weights_only=True)
+    state["order"]["train_sampling_strategy"] = "group_by_length"
+    torch.save(state, folder / TRAINER_STATE)
+    by_length = settings(training, train_sampling_strategy="group_by_length")
+    with pytest.raises(InvalidData) as refused:
+        RewardTrainer(TINY, by_length, train_dataset=sums(16)).train(resume_from_checkpoint=True)
+    assert f"--model {folder}" in refused.value.next
+    more = settings(tmp_path / "more", lora=None, max_steps=1)
+    result = RewardTrainer(folder, more, train_dataset=sums(16)).train()
+    assert result.stop_reason == "finished"

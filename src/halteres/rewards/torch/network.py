@@ -18,27 +18,26 @@ from torch import Tensor, nn
 
 from halteres.engine.shapes import CONFIG
 from halteres.engine.torch.loading import refuse_missing
+from halteres.engine.torch.micro_batches import trie_of
+from halteres.engine.torch.model import Attention
+from halteres.engine.torch.transformers_model import UnsupportedAttention, attend
+from halteres.engine.torch.trie import Trie, TrieAttention
 from halteres.errors import InvalidConfig, InvalidData, NotFound
 from halteres.models.shape import check_unquantised, is_classifier, num_outputs_of, read_config
 from halteres.rewards.model_folder import Device, check_regular
 from halteres.rewards.torch.adapter import HEAD, Adapter, new_adapter, read_adapter
-from halteres.rewards.torch.batches import (
-    SharedRow,
-    batch_of,
-    forward_parts,
-    shared_row,
-    sharing_pays,
-    single_row,
-)
+from halteres.rewards.torch.batches import Rows, Tokens, padded, padded_parts
 from halteres.rewards.training_plan import LoraSettings
 
 if TYPE_CHECKING:
     from peft import LoraConfig
 
 PART_TOKENS = {"cpu": 128, "cuda": 4096}  # padding tokens that cost as much as another pass
-# scores of a row with branches and of rows apart differ by no more, in fp32, where prefixes are
-# shared
+# scores of a trie and of rows apart differ by no more, in fp32, where prefixes are shared
 CLOSE = 1e-5
+# of the attention in transformers' register, and of what a pass hands down to it
+ATTENTION, TRIE = "halteres_tries", "halteres_trie"
+ATTENTION_DROPOUTS = ("attention_dropout", "attn_pdrop", "attention_probs_dropout_prob")
 
 
 class ScoringNetwork:
@@ -66,6 +65,7 @@ class ScoringNetwork:
         self.padding = padding
         self.bf16 = False
         self.num_computed_tokens = 0  # so far, padding among them
+        self.num_padding_tokens = 0
         self._head: Any = getattr(model, HEAD, None)
         if not isinstance(self._head, nn.Linear):
             what = (
@@ -96,6 +96,16 @@ class ScoringNetwork:
         return next(self.model.parameters()).device
 
     @property
+    def heads(self) -> int:
+        """Of queries, in a layer; 0: its configuration does not say."""
+        return getattr(self.config.get_text_config(), "num_attention_heads", 0)
+
+    @property
+    def kv_heads(self) -> int:
+        """Of keys and values."""
+        return getattr(self.config.get_text_config(), "num_key_value_heads", None) or self.heads
+
+    @property
     def num_parameters(self) -> int:
         """All of them, trained or not."""
         return sum(parameter.numel() for parameter in self.model.parameters())
@@ -104,29 +114,9 @@ class ScoringNetwork:
         """The parameters that are trained, by name."""
         return {name: one for name, one in self.model.named_parameters() if one.requires_grad}
 
-    def rows_of(self, texts: Sequence[tuple[int, ...]], most: int) -> list[SharedRow]:
-        """Texts as rows: one, where that is less work and has at most so many tokens, else one
-        each.
-        """
-        if len(texts) > 1:
-            row = shared_row(texts)
-            together, width = len(row.tokens_L), self.config.get_text_config().hidden_size
-            if together > most and len(texts) > 2:
-                half = len(texts) // 2
-                return self.rows_of(texts[:half], most) + self.rows_of(texts[half:], most)
-            # without branches it is one text, read often
-            possible = self.shares_prefixes or not any(row.branches_L)
-            if (
-                possible
-                and together <= most
-                and sharing_pays([len(text) for text in texts], together, width)
-            ):
-                return [row]
-        return [single_row(text) for text in texts]
-
-    def scores(self, rows: Sequence[SharedRow]) -> Tensor:
-        """Raw scores in fp32 of all rows' texts, end to end, shape (T,)."""
-        outputs_TO = self.outputs(rows)
+    def scores(self, texts: Sequence[Tokens]) -> Tensor:
+        """Raw scores in fp32, shape (T,)."""
+        outputs_TO = self.outputs(texts)
         return self.mixed(outputs_TO, [None] * len(outputs_TO))
 
     def mixed(self, outputs_TO: Tensor, objectives: Sequence[str | None]) -> Tensor:
@@ -137,44 +127,73 @@ class ScoringNetwork:
         shares_TO = [whole if name is None else shares[name] for name in objectives]
         return (outputs_TO * torch.tensor(shares_TO, device=outputs_TO.device)).sum(-1)
 
-    def outputs(self, rows: Sequence[SharedRow], multiple_of: int = 1) -> Tensor:
-        """Of all rows' texts, end to end, in fp32: shape (T, O), O objectives, or 1."""
-        most = PART_TOKENS.get(self.device.type, PART_TOKENS["cuda"])
-        parts = forward_parts([(1, len(row.tokens_L)) for row in rows], max_padding=most)
-        if len(parts) == 1:
-            return self._pass(rows, multiple_of)
-        outputs_TO = torch.cat(
-            [self._pass([rows[place] for place in part], multiple_of) for part in parts]
-        )
-        firsts = np.cumsum([0, *(len(row.ends_K) for row in rows)])
-        texts = [
-            text
-            for part in parts
-            for place in part
-            for text in range(firsts[place], firsts[place + 1])
-        ]
-        return outputs_TO[np.argsort(texts)]
+    def outputs(
+        self, texts: Sequence[Tokens], *, share: bool = True, multiple_of: int = 1
+    ) -> Tensor:
+        """Of all texts in fp32: shape (T, O), O objectives, or 1.
 
-    def _pass(self, rows: Sequence[SharedRow], multiple_of: int) -> Tensor:
-        batch = batch_of(rows, self.padding, self.device, multiple_of)
-        self.num_computed_tokens += batch.tokens_BL.numel()
+        Args:
+            share: compute only once what texts begin with alike.
+            multiple_of: of the length to which rows are padded.
+        """
+        rows = Rows.joined(texts) if share else Rows.apart(texts)
+        if share and self.shares_prefixes:
+            trie = trie_of(rows.tokens)
+            if trie is not None:
+                return self._of_trie(trie, rows.places_T)
+        most = PART_TOKENS.get(self.device.type, PART_TOKENS["cuda"])
+        found: dict[int, Tensor] = {}
+        for part in padded_parts([len(tokens) for tokens in rows.tokens], most):
+            number = {row: b for b, row in enumerate(part)}
+            own = [text for text, (row, _) in enumerate(rows.places_T) if row in number]
+            places_T = [(number[row], end) for row, end in (rows.places_T[text] for text in own)]
+            outputs_TO = self._of_rows([rows.tokens[row] for row in part], places_T, multiple_of)
+            found.update(zip(own, outputs_TO, strict=True))
+        return torch.stack([found[text] for text in range(len(texts))])
+
+    def _of_rows(
+        self, rows: Sequence[Tokens], places_T: Sequence[tuple[int, int]], multiple_of: int = 1
+    ) -> Tensor:
+        """Outputs at these places of padded rows."""
+        tokens_BL = padded(rows, self.padding, self.device, multiple_of)
+        self._count(tokens_BL.numel(), sum(map(len, rows)))
         with torch.autocast(self.device.type, torch.bfloat16, enabled=self.bf16):
             hidden_BLD: Tensor = self._backbone(
-                input_ids=batch.tokens_BL,
-                position_ids=batch.positions_BL,
-                attention_mask=batch.mask_B1LL,
-                use_cache=False,
+                input_ids=tokens_BL, use_cache=False
             ).last_hidden_state
-            hidden_TD = hidden_BLD[batch.rows_T, batch.ends_T]
-            weight_OD, bias_O = self._head.weight, self._head.bias
-            # One output at a time, so that its bits do not depend on how many there are.
-            columns = [
-                F.linear(
-                    hidden_TD, weight_OD[o : o + 1], None if bias_O is None else bias_O[o : o + 1]
-                )
-                for o in range(self._head.out_features)
-            ]
-            return torch.cat(columns, -1).float()
+            rows_T, ends_T = torch.tensor(places_T, device=self.device).unbind(-1)
+            return self._outputs_of(hidden_BLD[rows_T, ends_T])
+
+    def _of_trie(self, trie: Trie, places_T: Sequence[tuple[int, int]]) -> Tensor:
+        """Outputs at these places of a trie's sequences."""
+        length = len(trie.tokens_N)
+        self._count(length, sum(len(run) - run.start for run in trie.runs))
+        tokens_N, positions_N = (
+            torch.from_numpy(part).to(self.device) for part in (trie.tokens_N, trie.positions_N)
+        )
+        with torch.autocast(self.device.type, torch.bfloat16, enabled=self.bf16):
+            # A token is a row, so that heads lie as the attention reads them.
+            hidden_N1D: Tensor = self._backbone(
+                input_ids=tokens_N.unsqueeze(1),
+                position_ids=positions_N.unsqueeze(1),
+                use_cache=False,
+                **{TRIE: TrieAttention([trie], self)},
+            ).last_hidden_state
+            ends_T = [int(trie.runs[row].path_L[end]) for row, end in places_T]
+            return self._outputs_of(hidden_N1D[torch.tensor(ends_T, device=self.device), 0])
+
+    def _outputs_of(self, hidden_TD: Tensor) -> Tensor:
+        weight_OD, bias_O = self._head.weight, self._head.bias
+        # One output at a time, so that its bits do not depend on how many there are.
+        columns = [
+            F.linear(hidden_TD, weight_OD[o : o + 1], None if bias_O is None else bias_O[o : o + 1])
+            for o in range(self._head.out_features)
+        ]
+        return torch.cat(columns, -1).float()
+
+    def _count(self, computed: int, without_padding: int) -> None:
+        self.num_computed_tokens += computed
+        self.num_padding_tokens += computed - without_padding
 
     def save(self, folder: Path) -> None:
         """Write its weights: a PEFT folder with an adapter, else a folder of transformers."""
@@ -231,32 +250,74 @@ class ScoringNetwork:
         self.config.num_labels = 1
 
     def _can_share(self) -> bool:
-        """Whether it takes a mask of branches and positions: by its layers' kinds, then tried on a
-        few tokens.
+        """Whether the model takes the attention of a trie: by its configuration, then tried on a
+        few tokens. It goes on computing padded rows as before.
         """
         config = self.config.get_text_config()
         kinds = set(getattr(config, "layer_types", None) or ())
-        window = (
-            getattr(config, "sliding_window", None)
-            if getattr(config, "use_sliding_window", True)
-            else None
-        )
+        window = getattr(config, "sliding_window", None)
+        if not getattr(config, "use_sliding_window", True):
+            window = None
         if kinds - {"full_attention"} or (window and not kinds):
             return False
-        texts = [[(7 * i + 3) % config.vocab_size for i in range(length)] for length in (9, 12)]
-        texts[1][6:] = [(5 * i + 11) % config.vocab_size for i in range(6)]
-        training = self.model.training
-        self.model.eval()
+        # Another kernel was asked for, or the model has its reasons; weights that are dropped
+        # would be missed.
+        dropout = any(getattr(config, name, 0) for name in ATTENTION_DROPOUTS)
+        if self.config._attn_implementation != "sdpa" or dropout or not self.heads:
+            return False
+        model: Any = self.model
+        training = model.training
+        model.eval()
         try:
             with torch.inference_mode():
-                together = self.scores([shared_row(texts)])
-                apart = self.scores([single_row(text) for text in texts])
-        except (TypeError, ValueError, RuntimeError):
-            # a model that takes no mask or no positions of this shape
-            return False
+                before = self._tried(apart=True)
+                model.set_attn_implementation(_registered())
+                after = self._tried(apart=True), self._tried(apart=False)
+        except (TypeError, ValueError, RuntimeError, UnsupportedAttention):
+            # a model that hands nothing down to its attention, for example
+            after = ()
         finally:
-            self.model.train(training)
-        return bool(torch.allclose(together, apart, rtol=CLOSE, atol=CLOSE))
+            model.train(training)
+        close = [torch.allclose(one, before, rtol=CLOSE, atol=CLOSE) for one in after]
+        shares = bool(close) and all(close)
+        if not shares:
+            model.set_attn_implementation("sdpa")
+        return shares
+
+    def _tried(self, *, apart: bool) -> Tensor:
+        """The outputs of two texts that begin alike."""
+        vocabulary = self.config.get_text_config().vocab_size
+        texts = [(7 * np.arange(length) + 3) % vocabulary for length in (9, 12)]
+        texts[1][6:] = (5 * np.arange(6) + 11) % vocabulary
+        rows = Rows.apart(texts)
+        if apart:
+            return self._of_rows(rows.tokens, rows.places_T)
+        return self._of_trie(Trie.of(rows.tokens), rows.places_T)
+
+
+def _registered() -> str:
+    """The name under which transformers knows attention over padded rows, as "sdpa", and over a
+    trie, where a pass hands one down.
+    """
+    from transformers import AttentionInterface, AttentionMaskInterface
+
+    AttentionInterface.register(ATTENTION, _attend)
+    AttentionMaskInterface.register(ATTENTION, AttentionMaskInterface()["sdpa"])
+    return ATTENTION
+
+
+def _attend(
+    module: Any, query: Tensor, key: Tensor, value: Tensor, attention_mask: Any, **how: Any
+) -> tuple[Tensor, Any]:
+    """transformers' attention interface."""
+    from transformers import AttentionInterface
+
+    trie: Attention | None = how.pop(TRIE, None)
+    if trie is None:
+        return AttentionInterface()["sdpa"](module, query, key, value, attention_mask, **how)
+    heads = (part.float() for part in (query, key, value))
+    with torch.autocast(query.device.type, enabled=False):
+        return attend(trie, module, *heads, **how).to(query.dtype), None
 
 
 def device_of(name: Device = "auto") -> torch.device:
