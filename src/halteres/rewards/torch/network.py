@@ -263,7 +263,8 @@ class ScoringNetwork:
         # Another kernel was asked for, or the model has its reasons; weights that are dropped
         # would be missed.
         dropout = any(getattr(config, name, 0) for name in ATTENTION_DROPOUTS)
-        if self.config._attn_implementation != "sdpa" or dropout or not self.heads:
+        implementation = self.config._attn_implementation
+        if implementation not in ("sdpa", ATTENTION) or dropout or not self.heads:
             return False
         model: Any = self.model
         training = model.training
@@ -273,8 +274,8 @@ class ScoringNetwork:
                 before = self._tried(apart=True)
                 model.set_attn_implementation(_registered())
                 after = self._tried(apart=True), self._tried(apart=False)
-        except (TypeError, ValueError, RuntimeError, UnsupportedAttention):
-            # a model that hands nothing down to its attention, for example
+        except (AttributeError, TypeError, ValueError, RuntimeError, UnsupportedAttention):
+            # a model that takes no such argument, for example
             after = ()
         finally:
             model.train(training)
