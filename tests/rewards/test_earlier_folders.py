@@ -31,6 +31,7 @@ CHATS = [
     [{"role": "user", "content": "What is 2 + 3?"}, {"role": "assistant", "content": text}]
     for text in ("5", "6", "Gladly: 5")
 ]
+TOKENIZER = ("tokenizer.json", "tokenizer_config.json", "chat_template.jinja")
 # What the earlier version gave these chats.
 CHECKPOINT = [0.14709098637104034, 0.34031644463539124, 0.3559826910495758]
 FINISHED = [0.09533947706222534, 0.28750866651535034, 0.627463161945343]
@@ -71,6 +72,8 @@ def training(tmp_path: Path) -> Path:
     """The folder of a training that was stopped."""
     folder = tmp_path / "reward" / "checkpoint-2"
     shutil.copytree(DATA / "checkpoint-2", folder)
+    for name in TOKENIZER:
+        shutil.copy(tiny() / name, folder / name)
     file = folder / "adapter_config.json"
     file.write_text(file.read_text().replace("BASE", str(tiny())))
     return folder.parent
@@ -96,7 +99,7 @@ def test_an_adapter_scores_as_it_did(training: Path) -> None:
 
 def test_a_whole_model_scores_as_it_did(tmp_path: Path) -> None:
     shutil.copytree(DATA / "whole", tmp_path / "whole")
-    for name in ("tokenizer.json", "tokenizer_config.json", "chat_template.jinja"):
+    for name in TOKENIZER:
         shutil.copy(tiny() / name, tmp_path / "whole" / name)
     save_file(
         weights_of_whole(), tmp_path / "whole" / "model.safetensors", metadata={"format": "pt"}

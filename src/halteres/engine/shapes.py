@@ -170,7 +170,9 @@ def foreign_shape(folder: Path, tensors: Iterable[str]) -> LoraConfig:
     return config
 
 
-def read_adapter_config(folder: Path, in_full: Collection[str] = ()) -> dict[str, Any]:
+def read_adapter_config(
+    folder: Path, in_full: Collection[str] = (), max_rank: int = MAX_RANK
+) -> dict[str, Any]:
     """PEFT's LoraConfig in a folder, of a plain LoRA adapter.
 
     Args:
@@ -185,7 +187,7 @@ def read_adapter_config(folder: Path, in_full: Collection[str] = ()) -> dict[str
         raise InvalidData(
             f"{CONFIG} in {folder} cannot be read.", f"{error}.", "Export the adapter again."
         ) from error
-    _check_settings(settings, folder, in_full)
+    _check_settings(settings, folder, in_full, max_rank)
     return settings
 
 
@@ -222,10 +224,12 @@ def canonical(tensor: str) -> str:
     return f"base_model.model.{module}.{tensor[-len('lora_A.weight') :]}" if module else tensor
 
 
-def _check_settings(settings: dict[str, Any], folder: Path, in_full: Collection[str]) -> None:
+def _check_settings(
+    settings: dict[str, Any], folder: Path, in_full: Collection[str], max_rank: int
+) -> None:
     rank, alpha = settings.get("r"), settings.get("lora_alpha")
-    if not isinstance(rank, int) or isinstance(rank, bool) or rank < 1:
-        raise _refused(folder, f"'r' is {rank!r}; it must be a whole number above 0.")
+    if not isinstance(rank, int) or isinstance(rank, bool) or not 1 <= rank <= max_rank:
+        raise _refused(folder, f"'r' is {rank!r}; it must be a whole number, 1 to {max_rank}.")
     if not isinstance(alpha, int | float) or isinstance(alpha, bool) or not 0 < alpha < 1e9:
         raise _refused(folder, f"'lora_alpha' is {alpha!r}; it must be a number above 0.")
     known = (*_READ, *_SAYS_NOTHING)

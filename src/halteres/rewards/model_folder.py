@@ -38,6 +38,8 @@ last tokens before the end token go; its row is not used; it is refused.
 
 # what the heads of sequence classifiers are called, as PEFT names them; ours is the first
 HEADS = ("score", "classifier")
+# of an adapter; a reward model's is computed alone, so that any is read that was ever trained
+MAX_RANK = 1 << 16
 # folder in the directory of a run that trains one: the model, and checkpoints in it
 RESULT = "reward_model"
 # folder in a model's folder that is being replaced: the new files, until the last is in its place
@@ -320,7 +322,7 @@ def _found_in(path: Path) -> ModelFolder:
     stored = read_reward_file(path)
     facts = {} if stored is None else stored.model_dump(mode="json")
     if (path / CONFIG).exists():
-        config = read_adapter_config(path, HEADS)
+        config = read_adapter_config(path, HEADS, MAX_RANK)
         if config.get("task_type") != "SEQ_CLS":
             raise _no_model(
                 path, f"Its adapter is of the task {config.get('task_type')}, not SEQ_CLS."

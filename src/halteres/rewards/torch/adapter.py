@@ -20,7 +20,7 @@ from torch import Tensor, nn
 
 from halteres.engine.shapes import CONFIG, WEIGHTS, read_adapter_config
 from halteres.errors import InvalidConfig, InvalidData
-from halteres.rewards.model_folder import HEADS
+from halteres.rewards.model_folder import HEADS, MAX_RANK
 from halteres.rewards.training_plan import LoraSettings
 
 if TYPE_CHECKING:
@@ -55,14 +55,17 @@ def read_adapter(folder: Path) -> LoraConfig:
     from peft import LoraConfig
 
     known = {field.name for field in fields(LoraConfig)}
-    settings = {
-        name: value for name, value in read_adapter_config(folder, HEADS).items() if name in known
+    settings: dict[str, Any] = {
+        name: value
+        for name, value in read_adapter_config(folder, HEADS, MAX_RANK).items()
+        if name in known
     }
     if not settings.get("base_model_name_or_path"):
         what = f"The adapter in {folder} names no base model."
         raise InvalidData(what, next=f"Set base_model_name_or_path in its {CONFIG}.")
     # it may be trained on
-    return LoraConfig(**{**settings, "inference_mode": False})
+    settings["inference_mode"] = False
+    return LoraConfig(**settings)
 
 
 class Adapter:

@@ -274,13 +274,12 @@ class ScoringNetwork:
                 before = self._tried(apart=True)
                 model.set_attn_implementation(_registered())
                 after = self._tried(apart=True), self._tried(apart=False)
+            shares = all(torch.allclose(one, before, rtol=CLOSE, atol=CLOSE) for one in after)
         except (AttributeError, TypeError, ValueError, RuntimeError, UnsupportedAttention):
             # a model that takes no such argument, for example
-            after = ()
+            shares = False
         finally:
             model.train(training)
-        close = [torch.allclose(one, before, rtol=CLOSE, atol=CLOSE) for one in after]
-        shares = bool(close) and all(close)
         if not shares:
             model.set_attn_implementation("sdpa")
         return shares
