@@ -7,7 +7,7 @@ The parties take turns, a round at a time: one round is every pair once. Useful 
 
     .venv/bin/python benchmarks/reward_training.py [--threads 1] [--rounds 3]
 
-Needs the `dev` extra (psutil comes with peft). TRL is installed into .venvs on first use.
+psutil comes with peft. TRL is installed into .venvs on first use.
 """
 
 from __future__ import annotations

@@ -643,7 +643,7 @@ def test_both_documented_commands_serve_and_end_in_order(home: Path, program: st
 
 
 def test_importing_the_app_does_nothing() -> None:
-    heavy = "{'torch', 'tinker', 'halteres.agent.table'}"
+    heavy = "{'torch', 'peft', 'tinker', 'halteres.agent.table'}"
     script = (
         "import logging, sys, halteres.rl_api_server\n"
         f"sys.exit(bool({heavy} & set(sys.modules) or logging.getLogger().handlers))"

@@ -31,8 +31,8 @@ def test_help_names_every_verb_and_loads_nothing_heavy() -> None:
         "sys.argv = ['halteres', '--help']\n"
         "try:\n    main()\n"
         "finally:\n"
-        "    heavy = {'torch', 'transformers', 'tinker', 'pydantic', 'sqlalchemy', 'starlette', "
-        "'aiohttp'}\n"
+        "    heavy = {'torch', 'transformers', 'peft', 'tinker', 'pydantic', 'sqlalchemy', "
+        "'starlette', 'aiohttp'}\n"
         "    print('loaded:', sorted(heavy & sys.modules.keys()))\n"
     )
     ended = subprocess.run(

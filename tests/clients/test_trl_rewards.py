@@ -138,8 +138,9 @@ def test_loss_and_gradients_are_trls(
     )
     one = RewardTrainer(untrained.folder, config, train_dataset=rows)
     network, examples = one.model.network, one._train
-    assert any(len(example.rows) == 1 for example in examples) == share
-    scores = network.scores([row for example in examples for row in example.rows])
+    texts = [text for example in examples for text in example.texts]
+    scores = network.outputs(texts, share=share).squeeze(-1)
+    assert (network.num_computed_tokens < sum(map(len, texts))) == share
     loss = comparison_loss(scores, [example.comparison for example in examples], one.args) / len(
         examples
     )

@@ -1,23 +1,17 @@
-"""Every row once an epoch, in an order that seed and epoch alone decide; texts that begin alike are
-computed as one row, and score as if each were alone.
+"""Every row once an epoch, in an order that seed and epoch alone decide; what texts begin with alike
+is computed once, and they score as if each were alone.
 """
 
 from __future__ import annotations
 
 import random
 
+import numpy as np
 import pytest
 import torch
 
-from halteres.rewards.torch.batches import (
-    epoch_batches,
-    forward_parts,
-    shared_length,
-    shared_row,
-    sharing_pays,
-    single_row,
-)
-from halteres.rewards.torch.network import PART_TOKENS
+from halteres.rewards.torch.batches import Rows, Tokens, epoch_batches, padded_parts
+from halteres.rewards.torch.network import PART_TOKENS, ScoringNetwork
 
 from .torch_fixtures import random_network
 
@@ -52,61 +46,70 @@ def test_rows_of_one_length_meet() -> None:
 
 
 def test_a_part_is_begun_where_padding_would_cost_more() -> None:
-    sizes = [(1, length) for length in (100, 20, 95, 90, 18)]
-    assert forward_parts(sizes, max_padding=40) == [[0, 2, 3], [1, 4]]
-    assert forward_parts(sizes) == [[0, 2, 3, 1, 4]]
+    lengths = [100, 20, 95, 90, 18]
+    assert padded_parts(lengths, 40) == [[0, 2, 3], [1, 4]]
+    assert padded_parts(lengths, 400) == [[0, 2, 3, 1, 4]]
 
 
-def test_parts_hold_no_more_tokens_than_allowed_but_for_an_item_that_is_larger_itself() -> None:
-    sizes = [(2, 30), (1, 100), (2, 10), (1, 500), (3, 25)]
-    parts = forward_parts(sizes, 200)
-    assert sorted(item for part in parts for item in part) == list(range(len(sizes)))
-    for part in parts:
-        tokens = sum(sizes[item][0] for item in part) * max(sizes[item][1] for item in part)
-        assert tokens <= 200 or len(part) == 1
-
-
-def texts(prefix: int, *own: int, seed: int = 0) -> list[list[int]]:
+def texts(prefix: int, *own: int, seed: int = 0) -> list[Tokens]:
     drawn = random.Random(seed)
     beginning = [drawn.randint(1, 96) for _ in range(prefix)]
-    return [beginning + [drawn.randint(1, 96) for _ in range(count)] for count in own]
+    return [
+        np.array(beginning + [drawn.randint(1, 96) for _ in range(count)], np.int64)
+        for count in own
+    ]
 
 
-@pytest.mark.parametrize("family", ["qwen3", "qwen2", "llama"])
-def test_shared_rows_score_as_separate_rows(family: str) -> None:
+def real_tokens(network: ScoringNetwork) -> int:
+    """Computed so far, without padding."""
+    return network.num_computed_tokens - network.num_padding_tokens
+
+
+@pytest.mark.parametrize("family", ["qwen3", "qwen2", "llama", "mistral"])
+def test_texts_that_share_a_prefix_score_as_each_alone(family: str) -> None:
     network = random_network(family)
     assert network.shares_prefixes
-    groups = [texts(11, 3, 7), texts(5, 1, 2, 9, 4, seed=1), texts(0, 6, 3, seed=2)]
+    groups = [texts(31, 3, 7), texts(15, 1, 2, 9, 4, seed=1), texts(0, 6, 3, seed=2)]
+    together = [text for group in groups for text in group]
+    before = real_tokens(network)
     with torch.inference_mode():
-        together = network.scores([shared_row(group) for group in groups])
-        apart = network.scores([single_row(text) for group in groups for text in group])
+        found = network.scores(together)
+        computed = real_tokens(network) - before
+        apart = torch.cat([network.scores([text]) for text in together])
+    assert computed <= sum(map(len, together)) - 31 - 3 * 15
     assert len(set(apart.tolist())) == len(apart)
-    torch.testing.assert_close(together, apart, rtol=1e-5, atol=1e-5)
+    torch.testing.assert_close(found, apart, rtol=1e-5, atol=1e-5)
 
 
 def test_rows_of_very_different_lengths_are_scored_in_their_order(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     network = random_network("llama")
-    rows = [
-        shared_row(texts(11, 3, 7)),
-        single_row(texts(60, 0)[0]),
-        single_row(texts(4, 0)[0], [1, 3]),
-    ]
+    rows = [*texts(11, 3, 7), *texts(60, 0), *texts(4, 0, seed=3), texts(60, 0)[0][:20]]
+    monkeypatch.setitem(PART_TOKENS, "cpu", 10)
     with torch.inference_mode():
-        together = network.scores(rows)
-        monkeypatch.setitem(PART_TOKENS, "cpu", 10)
-        torch.testing.assert_close(network.scores(rows), together, rtol=1e-5, atol=1e-5)
+        apart = torch.cat([network.scores([text]) for text in rows])
+        for share in (True, False):
+            found = network.outputs(rows, share=share).squeeze(-1)
+            torch.testing.assert_close(found, apart, rtol=1e-5, atol=1e-5)
 
 
-def test_their_gradients_are_those_of_separate_rows() -> None:
+@pytest.mark.filterwarnings("ignore:.*gradient_checkpointing:FutureWarning")
+@pytest.mark.parametrize("checkpointing", [False, True])
+def test_their_gradients_are_those_of_separate_rows(checkpointing: bool) -> None:
+    """Also where layers are computed once more in the backward pass, each with its own trie."""
     network = random_network("qwen3")
-    group = texts(20, 4, 9)
+    if checkpointing:
+        network.model.gradient_checkpointing_enable()  # pyright: ignore
+        network.model.train()
+    groups = [texts(40, 4, 9), texts(50, 6, 8, seed=1)]
     gradients: list[list[torch.Tensor]] = []
-    for rows in ([shared_row(group)], [single_row(text) for text in group]):
+    for share in (True, False):
         network.model.zero_grad()
-        scores = network.scores(rows)
-        torch.nn.functional.logsigmoid(scores[0] - scores[1]).backward()
+        before = network.num_computed_tokens
+        scores = torch.cat([network.outputs(group, share=share).squeeze(-1) for group in groups])
+        assert (network.num_computed_tokens - before < 140) == share
+        torch.nn.functional.logsigmoid(scores[0::2] - scores[1::2]).sum().backward()
         gradients.append(
             [one.grad.clone() for one in network.trained().values() if one.grad is not None]
         )
@@ -114,44 +117,62 @@ def test_their_gradients_are_those_of_separate_rows() -> None:
         torch.testing.assert_close(shared, separate, rtol=1e-4, atol=1e-6)
 
 
-def test_texts_that_grow_out_of_each_other_are_one_row_hardly_longer_than_the_last() -> None:
+def test_texts_that_grow_out_of_each_other_are_computed_as_the_last_of_them() -> None:
     """States of a text, in any order: such as end as the whole does, and such as have an end token
     of their own.
     """
     network = random_network("llama")
-    whole = texts(24, 0)[0]
-    group = [whole[:8], [*whole[:16], 96], whole, [*whole[:8], 95], [*whole[:4], 94, 93], whole]
-    row = shared_row(group)
-    assert [shared_length(text, whole) for text in group] == [8, 16, 24, 8, 4, 24]
-    assert len(row.tokens_L) == 24 + 1 + 1 + 2
+    whole = texts(80, 0)[0]
+    ended = [np.append(whole[:60], 96), np.append(whole[:40], 95)]
+    group = [whole[:40], ended[0], whole, ended[1], np.append(whole[:20], [94, 93]), whole]
+    rows = Rows.joined(group)
+    assert len(rows.tokens) == 4
+    assert rows.num_tokens - rows.num_shared == 80 + 1 + 1 + 2
+    before = real_tokens(network)
     with torch.inference_mode():
-        together = network.scores([row])
+        together = network.scores(group)
+        assert real_tokens(network) - before == 80 + 1 + 1 + 2
         torch.testing.assert_close(
-            together, network.scores([single_row(text) for text in group]), rtol=1e-5, atol=1e-5
+            together,
+            torch.cat([network.scores([text]) for text in group]),
+            rtol=1e-5,
+            atol=1e-5,
         )
-    # no branch: any model can compute it
-    assert shared_row([whole[:8], whole]) == single_row(whole, [7, 23])
 
 
-def test_several_places_of_one_text_are_read_out_of_one_row() -> None:
-    network = random_network("qwen2")
+@pytest.mark.parametrize("family", ["qwen2", "mistral"])
+def test_beginnings_of_a_text_are_read_out_of_its_row(family: str) -> None:
+    """By any model, also by one whose attention has a window."""
+    network = random_network(family, **({"sliding_window": 8} if family == "mistral" else {}))
     text = texts(15, 0)[0]
+    before = network.num_computed_tokens
     with torch.inference_mode():
-        states = network.scores([single_row(text, [4, 9, 14])])
+        states = network.scores([text[:5], text[:10], text])
+        assert network.num_computed_tokens - before == 15
         torch.testing.assert_close(
-            states, network.scores([single_row(text[:end]) for end in (5, 10, 15)])
+            states, torch.cat([network.scores([text[:end]]) for end in (5, 10, 15)])
         )
 
 
-def test_a_model_with_a_sliding_window_is_never_given_shared_rows() -> None:
-    """Its window counts tokens of the row, between which another text may lie."""
+def test_a_model_whose_attention_is_another_computes_texts_apart() -> None:
+    """A window counts tokens of the row; weights that are dropped, or capped scores, are no
+    business of a trie's attention.
+    """
     assert not random_network("mistral", sliding_window=8).shares_prefixes
-    assert random_network("mistral", sliding_window=None).shares_prefixes
+    assert not random_network("llama", attention_dropout=0.1).shares_prefixes
+    assert not random_network("llama", attn_implementation="eager").shares_prefixes
     assert not random_network(
         "qwen2", use_sliding_window=True, sliding_window=8, max_window_layers=1
     ).shares_prefixes
 
 
-def test_a_short_prefix_of_long_texts_is_not_worth_sharing() -> None:
-    assert sharing_pays([120, 120], together=160, width=128)
-    assert not sharing_pays([2000, 2000], together=3996, width=128)
+def test_the_model_can_be_called_by_others_as_before() -> None:
+    """With a mask of padding, for example, which the attention of a trie does not read."""
+    network = random_network("llama")
+    long, short = (torch.from_numpy(text) for text in texts(9, 6, 2))
+    tokens = torch.zeros((2, len(long)), dtype=torch.int64)
+    tokens[0], tokens[1, -len(short) :] = long, short
+    with torch.inference_mode():
+        found = network.model(input_ids=tokens, attention_mask=(tokens > 0).long()).logits[:, 0]
+        expected = network.scores([long.numpy(), short.numpy()])
+    torch.testing.assert_close(found, expected, rtol=1e-5, atol=1e-5)

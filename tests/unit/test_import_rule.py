@@ -204,13 +204,14 @@ def test_no_room_has_circles(modules: Modules, depth: int) -> None:
     TopologicalSorter(needs).prepare()
 
 
-def test_torch_lives_in_two_packages_only(modules: Modules) -> None:
+@pytest.mark.parametrize("package", ["torch", "peft"])
+def test_torch_lives_in_two_packages_only(modules: Modules, package: str) -> None:
     wrong = [
         f"{module}:{line} imports {name}"
         for module, tree in modules
         if not within(module, TORCH)
         for name, line in imported(tree)
-        if within(name, ("torch",))
+        if within(name, (package,))
     ]
     assert not wrong, "\n".join(wrong)
 
@@ -222,6 +223,17 @@ def test_nothing_heavy_is_imported_with_a_module(modules: Modules) -> None:
         if not within(module, TORCH)
         for name, line in at_module_level(tree)
         if within(name, HEAVY)
+    ]
+    assert not wrong, "\n".join(wrong)
+
+
+def test_peft_is_imported_where_there_is_an_adapter(modules: Modules) -> None:
+    """It costs as much as transformers; most reward models have no adapter, no policy needs it."""
+    wrong = [
+        f"{module}:{line} imports {name}"
+        for module, tree in modules
+        for name, line in at_module_level(tree)
+        if within(name, ("peft",))
     ]
     assert not wrong, "\n".join(wrong)
 

@@ -1,5 +1,5 @@
 """The shape of an adapter: which are allowed, and how it is read off a PEFT folder that somebody
-else wrote.
+else wrote, of a policy or of a reward model.
 
 A foreign folder's modules are ours by name, with or without `base_model.model.`; `unembed_tokens`
 is the Tinker API's name for `lm_head`. What the folder lacks of a family (attention, MLP,
@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import math
 import os
-from collections.abc import Iterable
+from collections.abc import Collection, Iterable
 from pathlib import Path
 from typing import Any, Literal
 
@@ -149,13 +149,7 @@ def foreign_shape(folder: Path, tensors: Iterable[str]) -> LoraConfig:
         InvalidData: the configuration cannot be read, or asks for what this engine does not
             compute.
     """
-    try:
-        settings = read_json(folder / CONFIG, dict[str, Any])
-    except UnreadableFile as error:
-        raise InvalidData(
-            f"{CONFIG} in {folder} cannot be read.", f"{error}.", "Export the adapter again."
-        ) from error
-    _check_settings(settings, folder)
+    settings = read_adapter_config(folder)
     tensors = list(tensors)
     rank, alpha = settings["r"], float(settings["lora_alpha"])
     if settings.get("use_rslora"):  # alpha / sqrt(r) there, alpha / r here
@@ -174,6 +168,27 @@ def foreign_shape(folder: Path, tensors: Iterable[str]) -> LoraConfig:
     )
     check_shape(config)
     return config
+
+
+def read_adapter_config(
+    folder: Path, in_full: Collection[str] = (), max_rank: int = MAX_RANK
+) -> dict[str, Any]:
+    """PEFT's LoraConfig in a folder, of a plain LoRA adapter.
+
+    Args:
+        in_full: modules that may be trained in full beside it, and lie in the folder whole: a head.
+
+    Raises:
+        InvalidData: it cannot be read, or asks for what is not computed here.
+    """
+    try:
+        settings = read_json(folder / CONFIG, dict[str, Any])
+    except UnreadableFile as error:
+        raise InvalidData(
+            f"{CONFIG} in {folder} cannot be read.", f"{error}.", "Export the adapter again."
+        ) from error
+    _check_settings(settings, folder, in_full, max_rank)
+    return settings
 
 
 def module_of(tensor: str) -> str:
@@ -209,13 +224,16 @@ def canonical(tensor: str) -> str:
     return f"base_model.model.{module}.{tensor[-len('lora_A.weight') :]}" if module else tensor
 
 
-def _check_settings(settings: dict[str, Any], folder: Path) -> None:
+def _check_settings(
+    settings: dict[str, Any], folder: Path, in_full: Collection[str], max_rank: int
+) -> None:
     rank, alpha = settings.get("r"), settings.get("lora_alpha")
-    if not isinstance(rank, int) or isinstance(rank, bool) or not 1 <= rank <= MAX_RANK:
-        raise _refused(folder, f"'r' is {rank!r}; it must be a whole number, 1 to {MAX_RANK}.")
+    if not isinstance(rank, int) or isinstance(rank, bool) or not 1 <= rank <= max_rank:
+        raise _refused(folder, f"'r' is {rank!r}; it must be a whole number, 1 to {max_rank}.")
     if not isinstance(alpha, int | float) or isinstance(alpha, bool) or not 0 < alpha < 1e9:
         raise _refused(folder, f"'lora_alpha' is {alpha!r}; it must be a number above 0.")
     known = (*_READ, *_SAYS_NOTHING)
+    whole = settings.get("modules_to_save")
     moves_base = str(settings.get("init_lora_weights", True)).lower() not in _KEEPS_THE_BASE
     for name, refused in (
         *(
@@ -228,10 +246,7 @@ def _check_settings(settings: dict[str, Any], folder: Path) -> None:
             settings.get("peft_type") not in (None, "LORA"),
         ),
         (f"bias {settings.get('bias')!r}", settings.get("bias") not in (None, "none")),
-        (
-            f"modules_to_save {settings.get('modules_to_save')}",
-            bool(settings.get("modules_to_save")),
-        ),
+        (f"modules_to_save {whole}", not _are_among(whole, in_full)),
         ("ranks that differ (rank_pattern)", _varies(settings.get("rank_pattern"), rank)),
         ("alphas that differ (alpha_pattern)", _varies(settings.get("alpha_pattern"), alpha)),
         (
@@ -241,6 +256,11 @@ def _check_settings(settings: dict[str, Any], folder: Path) -> None:
     ):
         if refused:
             raise _refused(folder, f"{CONFIG} asks for {name}.")
+
+
+def _are_among(names: object, allowed: Collection[str]) -> bool:
+    """Whether modules_to_save names none but these."""
+    return not names or (isinstance(names, list) and all(name in allowed for name in names))
 
 
 def _embeddings(targets: object) -> list[str]:

@@ -19,6 +19,7 @@ from urllib.parse import quote
 
 from pydantic import BaseModel, Field, FiniteFloat, ValidationError
 
+from halteres.engine.shapes import CONFIG, WEIGHTS, read_adapter_config
 from halteres.errors import InvalidConfig, InvalidData, NotFound, boundary
 from halteres.files import UnreadableFile, read_json, replace_file
 from halteres.models.shape import NotWhole, is_classifier, num_outputs_of, read_shape, weight_files
@@ -35,6 +36,10 @@ Truncation = Literal["keep_end", "keep_start", "drop", "error"]
 last tokens before the end token go; its row is not used; it is refused.
 """
 
+# what the heads of sequence classifiers are called, as PEFT names them; ours is the first
+HEADS = ("score", "classifier")
+# of an adapter; a reward model's is computed alone, so that any is read that was ever trained
+MAX_RANK = 1 << 16
 # folder in the directory of a run that trains one: the model, and checkpoints in it
 RESULT = "reward_model"
 # folder in a model's folder that is being replaced: the new files, until the last is in its place
@@ -340,14 +345,14 @@ def check_regular(folder: Path) -> None:
 def _found_in(path: Path) -> ModelFolder:
     stored = read_reward_file(path)
     facts = {} if stored is None else stored.model_dump(mode="json")
-    if (path / "adapter_config.json").exists():
-        config = _json_object(path / "adapter_config.json")
+    if (path / CONFIG).exists():
+        config = read_adapter_config(path, HEADS, MAX_RANK)
         if config.get("task_type") != "SEQ_CLS":
             raise _no_model(
                 path, f"Its adapter is of the task {config.get('task_type')}, not SEQ_CLS."
             )
         base = str(config.get("base_model_name_or_path") or "")
-        num_bytes = 2 * _size(path / "adapter_model.safetensors")
+        num_bytes = 2 * _size(path / WEIGHTS)
         if base and Path(base).is_dir():
             num_bytes += _num_bytes(Path(base))
         return ModelFolder(path=path, num_bytes=num_bytes, base=base or None, facts=facts)

@@ -126,6 +126,15 @@ def micro_batches(
             yield MicroBatch.of([group[i] for i in batch], device, share)
 
 
+def trie_of(sequences: Sequence[np.ndarray]) -> Trie | None:
+    """What these sequences share as a trie, in their order; None where rows, padded to one length,
+    are hardly more work.
+    """
+    trie = Trie.of(sequences)
+    padded = len(sequences) * padded_length(max(map(len, sequences)))
+    return trie if len(trie.tokens_N) <= LEAST_SAVING * padded else None
+
+
 @dataclass(frozen=True, slots=True)
 class MicroBatch:
     """Examples side by side, padded at the end with token 0; N = B * T."""
@@ -142,15 +151,12 @@ class MicroBatch:
     ) -> MicroBatch:
         """Pad all to the length that the longest needs."""
         length = padded_length(max(map(len, examples)))
-        trie = Trie.of([e.tokens for e in examples]) if share else None
-        if trie is not None and len(trie.tokens_N) > LEAST_SAVING * len(examples) * length:
-            trie = None
         return cls(
             examples=tuple(examples),
             length=length,
             tokens_N=_padded([e.tokens for e in examples], length, device).view(-1),
             targets=_padded([e.targets for e in examples], length, device),
-            trie=trie,
+            trie=trie_of([e.tokens for e in examples]) if share else None,
         )
 
     @property

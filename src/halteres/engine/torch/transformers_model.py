@@ -73,26 +73,36 @@ _pass: ContextVar[tuple[Adaptations, Attention]] = ContextVar("pass")
 """What the modules of a pass in progress need to know."""
 
 
-class _Unsupported(Exception):
+class UnsupportedAttention(Exception):
     """Attention that ours is not."""
 
 
 def _attend(
+    module: Any, query: Tensor, key: Tensor, value: Tensor, attention_mask: object, **how: Any
+) -> tuple[Tensor, None]:
+    """transformers' attention interface, with the attention of the pass."""
+    return attend(_pass.get()[1], module, query, key, value, **how), None
+
+
+def attend(
+    attention: Attention,
     module: Any,
     query: Tensor,  # B x query heads x T x W
     key: Tensor,  # B x key heads x T x W
     value: Tensor,
-    attention_mask: object,
+    *,
     scaling: float | None = None,
     softcap: float | None = None,
     s_aux: Tensor | None = None,
     **_: object,
-) -> tuple[Tensor, None]:
-    """transformers' attention interface; B x T x query heads x W."""
+) -> Tensor:
+    """What transformers' attention interface returns, by an attention of ours; B x T x query heads
+    x W. UnsupportedAttention where the module asks for what ours is not.
+    """
     if key.shape != value.shape:
-        raise _Unsupported(f"keys are {key.shape[-1]} wide, values {value.shape[-1]}")
+        raise UnsupportedAttention(f"keys are {key.shape[-1]} wide, values {value.shape[-1]}")
     if softcap is not None or s_aux is not None:
-        raise _Unsupported(
+        raise UnsupportedAttention(
             "attention scores are capped" if softcap is not None else "attention has sinks"
         )
     batch, heads, length, width = query.shape
@@ -100,7 +110,6 @@ def _attend(
     factor = 1.0 if scaling is None else scaling * math.sqrt(width)
     if not math.isclose(factor, 1.0):
         query = query * factor
-    attention = _pass.get()[1]
     rows = (batch * key_heads, length, width)
     cached = torch.bfloat16 if query.dtype == torch.bfloat16 else torch.float32
     attended = cached if query.device.type != "cpu" else torch.float32
@@ -108,9 +117,7 @@ def _attend(
         query.reshape(rows[0], -1, length, width).to(attended),
         *(part.reshape(rows).to(cached).to(attended) for part in (key, value)),
     )
-    return attention(module.layer_idx, found).view(batch, length, heads, width).to(
-        query.dtype
-    ), None
+    return attention(module.layer_idx, found).view(batch, length, heads, width).to(query.dtype)
 
 
 def _projected(projection: Projection, x: Tensor) -> Tensor:
@@ -172,7 +179,7 @@ def _agreed(model: TransformersModel, tokens_BT: Tensor, expected_BTV: Tensor) -
         with torch.inference_mode():
             hidden_ND = model.hidden_states({}, tokens_BT.view(-1), grid, attention)
             found_BTV = project(hidden_ND, model.head, None).view_as(expected_BTV)
-    except _Unsupported as unsupported:
+    except UnsupportedAttention as unsupported:
         raise _refused(model, f"In it, {unsupported}.") from None
     if sorted(seen) != list(range(len(model.layers))) or len(set(seen.values())) != 1:
         raise _refused(

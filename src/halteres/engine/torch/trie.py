@@ -18,7 +18,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from itertools import accumulate
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, Protocol
 
 import numpy as np
 import torch
@@ -156,10 +156,29 @@ class _Bucket:
     shape: tuple[int, int, int]  # R, K, G
 
 
+class Heading(Protocol):
+    """What attention needs to know of a model: a `BaseModel`, for example."""
+
+    @property
+    def heads(self) -> int:
+        """Of queries."""
+        ...
+
+    @property
+    def kv_heads(self) -> int:
+        """Of keys and values."""
+        ...
+
+    @property
+    def device(self) -> torch.device:
+        """Where it is."""
+        ...
+
+
 class TrieAttention:
     """See `Attention`; of one micro-batch, or of several end to end, for all layers."""
 
-    def __init__(self, tries: Sequence[Trie], base: BaseModel) -> None:
+    def __init__(self, tries: Sequence[Trie], base: Heading) -> None:
         device = base.device
         self._device, self._length = device, sum(len(trie.tokens_N) for trie in tries)
         self._sizes = base.kv_heads, base.heads // base.kv_heads

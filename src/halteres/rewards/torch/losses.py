@@ -25,7 +25,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from halteres.rewards.preferences import Comparison
-from halteres.rewards.torch.batches import SharedRow
+from halteres.rewards.torch.batches import Tokens
 from halteres.rewards.training_plan import RewardConfig
 
 
@@ -34,13 +34,14 @@ class Example:
     """One comparison, ready to be computed."""
 
     comparison: Comparison
-    rows: tuple[SharedRow, ...]  # their texts are those of the comparison, in order
+    texts: tuple[Tokens, ...]  # of the comparison, in order
     num_tokens: int  # useful ones, as TRL counts: each text with its prompt, and states once
+    num_computed: int  # without padding
 
     @property
     def length(self) -> int:
-        """Tokens of its longest row."""
-        return max(len(row.tokens_L) for row in self.rows)
+        """Tokens of its longest text."""
+        return max(map(len, self.texts))
 
 
 @dataclass(frozen=True, slots=True)
@@ -180,11 +181,13 @@ class Interval:
     num_pairs: int = 0
     useful_tokens: int = 0
     computed_tokens: int = 0  # with padding
-    real_tokens: int = 0  # without
+    padding_tokens: int = 0
     began_cpu_s: float = field(default_factory=time.process_time)
 
-    def add(self, examples: Sequence[Example], scores: Sequence[float], computed: int) -> None:
-        """Count a forward pass."""
+    def add(
+        self, examples: Sequence[Example], scores: Sequence[float], computed: int, padding: int
+    ) -> None:
+        """Count a forward pass: of so many tokens, of which so many are padding."""
         comparisons = [one.comparison for one in examples]
         for pair in pairs_of(comparisons):
             self.num_pairs += 1
@@ -199,7 +202,7 @@ class Interval:
                 self._add_lead(one, score if one.labels[k] else -score)
         self.scores += scores
         self.useful_tokens += sum(one.num_tokens for one in examples)
-        self.real_tokens += sum(len(row.tokens_L) for one in examples for row in one.rows)
+        self.padding_tokens += padding
         self.computed_tokens += computed
 
     def _add_lead(self, comparison: Comparison, lead: float) -> None:
@@ -221,6 +224,6 @@ class Interval:
             **{f"accuracy{of}": float((own > 0).mean()) for of, own in leads.items()},
             **{f"margin{of}": float(own.mean()) for of, own in leads.items()},
             "tie_rate": self.num_ties / max(1, self.num_pairs),
-            "padding_share": 1 - self.real_tokens / self.computed_tokens,
+            "padding_share": self.padding_tokens / self.computed_tokens,
             "tokens_per_cpu_s": self.useful_tokens / seconds if seconds > 0 else 0.0,
         }

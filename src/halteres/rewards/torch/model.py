@@ -20,12 +20,14 @@ from importlib.metadata import version
 from pathlib import Path
 from typing import Any, cast
 
+import numpy as np
 import torch
 from safetensors import SafetensorError
 
 from halteres.config import environ
 from halteres.engine.folders import written
 from halteres.engine.torch.merge import copy_companions
+from halteres.engine.torch.micro_batches import plan
 from halteres.errors import HalteresError, InvalidData, NotFound, boundary
 from halteres.files import read_json
 from halteres.models import known_folder
@@ -44,7 +46,7 @@ from halteres.rewards.model_folder import (
     write_reward_file,
 )
 from halteres.rewards.preferences import holds_prompt
-from halteres.rewards.torch.batches import SharedRow, forward_parts, single_row
+from halteres.rewards.torch.adapter import new_adapter
 from halteres.rewards.torch.network import ScoringNetwork, base_config, device_of, open_network
 from halteres.rewards.training_plan import RewardConfig, settled_weights
 from halteres.scores import REWARD_FILE, Scorable, Score, best_first
@@ -54,7 +56,7 @@ from halteres.text import Message, Tokenizer
 PROBE_TOLERANCE = 1e-4
 MAX_PROBES = 4
 TRAINER_STATE = "trainer.pt"  # what a checkpoint of a training has beside the model
-UNSHARED = "Each text is a row of its own: this model takes no mask of shared prefixes."
+UNSHARED = "Each text is a row of its own: this model's attention cannot share prefixes."
 _WEIGHTS = ("*.safetensors", "*.safetensors.index.json", "adapter_config.json")
 
 Scored = Scorable | str | Sequence[Message] | Sequence[int]
@@ -144,7 +146,7 @@ class RewardModel:
     def _weights_digest(self) -> str:
         """Of the weights as they were when it was first asked."""
         found = hashlib.sha256()
-        for name, tensor in sorted(self.network.model.state_dict().items()):
+        for name, tensor in sorted(self.network.weights().items()):
             found.update(name.encode())
             found.update(
                 tensor.detach().reshape(-1).contiguous().cpu().view(torch.uint8).numpy().data
@@ -177,14 +179,7 @@ class RewardModel:
         tokens = {
             number: one.tokens for number, one in enumerate(rendered) if isinstance(one, Rendered)
         }
-        groups = _computed_together(texts, tokens)
-        rows: list[SharedRow] = []
-        for group in groups:
-            rows += self.network.rows_of(
-                [tokens[number] for number in group], self.max_tokens_per_forward
-            )
-        order = [number for group in groups for number in group]
-        values = dict(zip(order, self._forward(rows, are_wanted), strict=True))
+        values = dict(zip(tokens, self._forward(list(tokens.values()), are_wanted), strict=True))
         found: list[Score | InvalidData] = []
         for number, one in enumerate(rendered):
             if isinstance(one, InvalidData):
@@ -307,27 +302,28 @@ class RewardModel:
         return rendered
 
     def _forward(
-        self, rows: Sequence[SharedRow], are_wanted: Callable[[], bool] = lambda: True
+        self, texts: Sequence[tuple[int, ...]], are_wanted: Callable[[], bool] = lambda: True
     ) -> list[list[float]]:
-        """Of all rows' texts, end to end, the score and every output."""
-        found: list[list[list[float]]] = [[] for _ in rows]
-        parts = forward_parts([(1, len(row.tokens_L)) for row in rows], self.max_tokens_per_forward)
+        """Of each text the score and every output."""
+        tokens = [np.array(text, np.int64) for text in texts]
+        found: list[list[float]] = [[] for _ in texts]
+        network = self.network
         with torch.inference_mode():
-            for part in parts:
+            for part in plan(tokens, self.max_tokens_per_forward, network.shares_prefixes):
                 _check_wanted(are_wanted)
-                outputs_TO = self.network.outputs([rows[place] for place in part])
-                score_T = self.network.mixed(outputs_TO, [None] * len(outputs_TO))
-                values = iter(torch.cat([score_T.unsqueeze(-1), outputs_TO], -1).tolist())
-                for place in part:
-                    found[place] = [next(values) for _ in rows[place].ends_K]
-        return [value for values in found for value in values]
+                outputs_TO = network.outputs([tokens[number] for number in part])
+                score_T = network.mixed(outputs_TO, [None] * len(outputs_TO))
+                values = torch.cat([score_T.unsqueeze(-1), outputs_TO], -1).tolist()
+                for number, own in zip(part, values, strict=True):
+                    found[number] = own
+        return found
 
     def _probe(self, text: Scored) -> Probe:
         network, rendered = self.network, self.template.render(self.tokenizer, text)
         training, bf16 = network.model.training, network.bf16
         network.model.eval()
         network.bf16 = False  # a folder is loaded to compute in fp32, however it was trained
-        ((score, *_),) = self._forward([single_row(rendered.tokens)])
+        ((score, *_),) = self._forward([rendered.tokens])
         network.model.train(training)
         network.bf16 = bf16
         stored = asdict(text) if isinstance(text, Scorable) else None
@@ -379,31 +375,6 @@ def _check_wanted(are_wanted: Callable[[], bool]) -> None:
 
 def _probed_text(probe: Probe) -> Scored:
     return Scorable(**probe.text) if probe.text is not None else probe.tokens
-
-
-def _computed_together(
-    texts: Sequence[Scored], tokens: Mapping[int, tuple[int, ...]]
-) -> list[list[int]]:
-    """Places of texts that may share a row: states that go on with the text before; else those of
-    one prompt.
-    """
-    chains: list[list[int]] = []
-    before: tuple[int, ...] = ()
-    for number, text in tokens.items():
-        # The last token of the text before may be an end token.
-        goes_on = len(text) > len(before) and text[: len(before) - 1] == before[:-1]
-        if chains and goes_on:
-            chains[-1].append(number)
-        else:
-            chains.append([number])
-        before = text
-    groups: dict[str, list[int]] = {}
-    for first, *more in chains:
-        text = texts[first]
-        prompt = text.prompt if isinstance(text, Scorable) and not more else None
-        key = f"{first}" if prompt is None else json.dumps(prompt, sort_keys=True, default=str)
-        groups.setdefault(key, []).extend([first, *more])
-    return list(groups.values())
 
 
 def _assumed(base: Path, tokenizer: Tokenizer) -> tuple[ScoringTemplate, int, list[str]]:
@@ -487,12 +458,12 @@ def base_network(
         )
     if config.lora is not None:
         torch.manual_seed(config.seed)
-    own: dict[str, Any] = {
-        "padding": padding,
-        "settings": config.lora,
-        "objective_weights": weights,
-    }
-    return ScoringNetwork(model.to(device_of()), base=model.config._name_or_path, **own)
+    adapter = None
+    if config.lora is not None:
+        adapter = new_adapter(config.lora, model.config._name_or_path)
+    return ScoringNetwork(
+        model.to(device_of()), padding=padding, adapter=adapter, objective_weights=weights
+    )
 
 
 def own_objective_weights(model: Any) -> Mapping[str, float] | None:

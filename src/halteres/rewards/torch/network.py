@@ -5,101 +5,39 @@ trained whole and saved beside the adapter.
 
 from __future__ import annotations
 
-import json
 import logging
-import math
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import torch
 import torch.nn.functional as F
-from safetensors.torch import load_file, save_file
 from torch import Tensor, nn
 
+from halteres.engine.shapes import CONFIG
 from halteres.engine.torch.loading import refuse_missing, refuse_not_finite
+from halteres.engine.torch.micro_batches import trie_of
+from halteres.engine.torch.model import Attention
+from halteres.engine.torch.transformers_model import UnsupportedAttention, attend
+from halteres.engine.torch.trie import Trie, TrieAttention
 from halteres.errors import InvalidConfig, InvalidData, NotFound
-from halteres.files import UnreadableFile, read_json
 from halteres.models.shape import check_unquantised, is_classifier, num_outputs_of, read_config
 from halteres.rewards.model_folder import Device, check_regular
-from halteres.rewards.torch.batches import (
-    SharedRow,
-    batch_of,
-    forward_parts,
-    shared_row,
-    sharing_pays,
-    single_row,
-)
+from halteres.rewards.torch.adapter import HEAD, Adapter, new_adapter, read_adapter
+from halteres.rewards.torch.batches import Rows, Tokens, padded, padded_parts
 from halteres.rewards.training_plan import LoraSettings
 
+if TYPE_CHECKING:
+    from peft import LoraConfig
+
 PART_TOKENS = {"cpu": 128, "cuda": 4096}  # padding tokens that cost as much as another pass
-# scores of a row with branches and of rows apart differ by no more, in fp32, where prefixes are
-# shared
+# scores of a trie and of rows apart differ by no more, in fp32, where prefixes are shared
 CLOSE = 1e-5
-HEAD = "score"
-ADAPTER_CONFIG, ADAPTER_WEIGHTS = "adapter_config.json", "adapter_model.safetensors"
-
-_PEFT_PREFIX = "base_model.model."
-# not read here
-_PEFT_OPTIONS = ("use_dora", "use_rslora", "rank_pattern", "alpha_pattern", "layers_to_transform")
-
-
-class LoraLinear(nn.Module):
-    """`base(x) + alpha / r * B(A(dropout(x)))`; A is drawn as PEFT draws it, B is zero."""
-
-    def __init__(self, base: nn.Linear, settings: LoraSettings) -> None:
-        super().__init__()
-        self.base = base.requires_grad_(False)
-        self.scale = settings.lora_alpha / settings.r
-        self.dropout = settings.lora_dropout
-        self.lora_A = nn.Parameter(
-            torch.empty(settings.r, base.in_features, device=base.weight.device)
-        )
-        self.lora_B = nn.Parameter(
-            torch.zeros(base.out_features, settings.r, device=base.weight.device)
-        )
-        nn.init.kaiming_uniform_(self.lora_A, a=math.sqrt(5))
-
-    def forward(self, x: Tensor) -> Tensor:
-        """The adapted projection."""
-        low = F.dropout(x, self.dropout, self.training) if self.dropout else x
-        return self.base(x) + F.linear(F.linear(low, self.lora_A), self.lora_B) * self.scale
-
-    def merged(self) -> nn.Linear:
-        """The base layer with the adapter added to its weight."""
-        with torch.no_grad():
-            self.base.weight += self.scale * (self.lora_B @ self.lora_A)
-        return self.base
-
-
-def read_adapter_config(folder: Path) -> tuple[str, LoraSettings]:
-    """Where the base model lies, and the settings. InvalidData: an option of PEFT's that is not
-    read here.
-    """
-    try:
-        config = read_json(folder / ADAPTER_CONFIG, dict[str, Any])
-    except UnreadableFile as error:
-        raise InvalidData(
-            f"The adapter in {folder} cannot be read.", f"{error}.", "Save it again."
-        ) from error
-    odd = [name for name in _PEFT_OPTIONS if config.get(name)]
-    if config.get("peft_type") != "LORA" or odd or config.get("bias", "none") != "none":
-        why = (
-            f"It has {', '.join(odd) or config.get('peft_type')}; plain LoRA without biases is "
-            "read."
-        )
-        fix = "Merge it into its base with PEFT, and name that folder."
-        raise InvalidData(f"The adapter in {folder} cannot be read.", why, fix)
-    found = config.get("target_modules") or ()
-    targets = (
-        found
-        if found == "all-linear"
-        else tuple(name.rpartition(".")[2] for name in found if name != HEAD)
-    )
-    settings = LoraSettings(r=config["r"], lora_alpha=config["lora_alpha"], target_modules=targets)
-    return config["base_model_name_or_path"], settings
+# of the attention in transformers' register, and of what a pass hands down to it
+ATTENTION, TRIE = "halteres_tries", "halteres_trie"
+ATTENTION_DROPOUTS = ("attention_dropout", "attn_pdrop", "attention_probs_dropout_prob")
 
 
 class ScoringNetwork:
@@ -108,9 +46,8 @@ class ScoringNetwork:
     Args:
         model: of transformers, with a head that scores; InvalidConfig for any other.
         padding: the token that pads.
-        settings: of an adapter; its weights are drawn here, and but for them and the head all
-            weights are frozen.
-        base: where the model lies that the adapter is for.
+        adapter: of PEFT's; its weights are drawn here, and but for them and the head all weights
+            are frozen.
         objective_weights: of each output, in order; empty: there is one, without a name.
     """
 
@@ -119,16 +56,16 @@ class ScoringNetwork:
         model: Any,
         *,
         padding: int,
-        settings: LoraSettings | None = None,
-        base: str = "",
+        adapter: LoraConfig | None = None,
         objective_weights: Mapping[str, float] | None = None,
     ) -> None:
         self.model: nn.Module = model
         self.objective_weights = dict(objective_weights or {})
         self.config: Any = model.config
-        self.lora, self.base, self.padding = settings, base, padding
+        self.padding = padding
         self.bf16 = False
         self.num_computed_tokens = 0  # so far, padding among them
+        self.num_padding_tokens = 0
         self._head: Any = getattr(model, HEAD, None)
         if not isinstance(self._head, nn.Linear):
             what = (
@@ -148,34 +85,25 @@ class ScoringNetwork:
         self.config.pad_token_id = padding
         self.config.problem_type = "regression"  # transformers' pipeline then gives the raw score
         self._backbone: Any = getattr(model, model.base_model_prefix)
-        if settings is not None:
-            self._attach(settings)
+        self.adapter = None if adapter is None else Adapter(self.model, adapter)
+        if self.adapter is not None:
+            self._head = self.adapter.head
         self.shares_prefixes = self._can_share()
-
-    def _attach(self, settings: LoraSettings) -> None:
-        self.model.requires_grad_(False)
-        self._head.requires_grad_(True)
-        linear = {
-            name: one
-            for name, one in self.model.named_modules()
-            if isinstance(one, nn.Linear) and name != HEAD
-        }
-        wide = settings.target_modules == "all-linear"
-        targets = [
-            name for name in linear if wide or name.rpartition(".")[2] in settings.target_modules
-        ]
-        if not targets:
-            what = f"No layer of the model is named {settings.target_modules}."
-            why = "LoRA is put on linear layers, never on the head."
-            fix = "Set target_modules to 'all-linear', or to the last parts of their names."
-            raise InvalidConfig(what, why, fix, field="target_modules")
-        for name in targets:
-            self.model.set_submodule(name, LoraLinear(linear[name], settings))
 
     @property
     def device(self) -> torch.device:
         """Where it is."""
         return next(self.model.parameters()).device
+
+    @property
+    def heads(self) -> int:
+        """Of queries, in a layer; 0: its configuration does not say."""
+        return getattr(self.config.get_text_config(), "num_attention_heads", 0)
+
+    @property
+    def kv_heads(self) -> int:
+        """Of keys and values."""
+        return getattr(self.config.get_text_config(), "num_key_value_heads", None) or self.heads
 
     @property
     def num_parameters(self) -> int:
@@ -186,29 +114,9 @@ class ScoringNetwork:
         """The parameters that are trained, by name."""
         return {name: one for name, one in self.model.named_parameters() if one.requires_grad}
 
-    def rows_of(self, texts: Sequence[tuple[int, ...]], most: int) -> list[SharedRow]:
-        """Texts as rows: one, where that is less work and has at most so many tokens, else one
-        each.
-        """
-        if len(texts) > 1:
-            row = shared_row(texts)
-            together, width = len(row.tokens_L), self.config.get_text_config().hidden_size
-            if together > most and len(texts) > 2:
-                half = len(texts) // 2
-                return self.rows_of(texts[:half], most) + self.rows_of(texts[half:], most)
-            # without branches it is one text, read often
-            possible = self.shares_prefixes or not any(row.branches_L)
-            if (
-                possible
-                and together <= most
-                and sharing_pays([len(text) for text in texts], together, width)
-            ):
-                return [row]
-        return [single_row(text) for text in texts]
-
-    def scores(self, rows: Sequence[SharedRow]) -> Tensor:
-        """Raw scores in fp32 of all rows' texts, end to end, shape (T,)."""
-        outputs_TO = self.outputs(rows)
+    def scores(self, texts: Sequence[Tokens]) -> Tensor:
+        """Raw scores in fp32, shape (T,)."""
+        outputs_TO = self.outputs(texts)
         return self.mixed(outputs_TO, [None] * len(outputs_TO))
 
     def mixed(self, outputs_TO: Tensor, objectives: Sequence[str | None]) -> Tensor:
@@ -219,94 +127,112 @@ class ScoringNetwork:
         shares_TO = [whole if name is None else shares[name] for name in objectives]
         return (outputs_TO * torch.tensor(shares_TO, device=outputs_TO.device)).sum(-1)
 
-    def outputs(self, rows: Sequence[SharedRow], multiple_of: int = 1) -> Tensor:
-        """Of all rows' texts, end to end, in fp32: shape (T, O), O objectives, or 1."""
-        most = PART_TOKENS.get(self.device.type, PART_TOKENS["cuda"])
-        parts = forward_parts([(1, len(row.tokens_L)) for row in rows], max_padding=most)
-        if len(parts) == 1:
-            return self._pass(rows, multiple_of)
-        outputs_TO = torch.cat(
-            [self._pass([rows[place] for place in part], multiple_of) for part in parts]
-        )
-        firsts = np.cumsum([0, *(len(row.ends_K) for row in rows)])
-        texts = [
-            text
-            for part in parts
-            for place in part
-            for text in range(firsts[place], firsts[place + 1])
-        ]
-        return outputs_TO[np.argsort(texts)]
+    def outputs(
+        self, texts: Sequence[Tokens], *, share: bool = True, multiple_of: int = 1
+    ) -> Tensor:
+        """Of all texts in fp32: shape (T, O), O objectives, or 1.
 
-    def _pass(self, rows: Sequence[SharedRow], multiple_of: int) -> Tensor:
-        batch = batch_of(rows, self.padding, self.device, multiple_of)
-        self.num_computed_tokens += batch.tokens_BL.numel()
+        Args:
+            share: compute only once what texts begin with alike.
+            multiple_of: of the length to which rows are padded.
+        """
+        rows = Rows.joined(texts) if share else Rows.apart(texts)
+        if share and self.shares_prefixes:
+            trie = trie_of(rows.tokens)
+            if trie is not None:
+                return self._of_trie(trie, rows.places_T)
+        most = PART_TOKENS.get(self.device.type, PART_TOKENS["cuda"])
+        found: dict[int, Tensor] = {}
+        for part in padded_parts([len(tokens) for tokens in rows.tokens], most):
+            number = {row: b for b, row in enumerate(part)}
+            own = [text for text, (row, _) in enumerate(rows.places_T) if row in number]
+            places_T = [(number[row], end) for row, end in (rows.places_T[text] for text in own)]
+            outputs_TO = self._of_rows([rows.tokens[row] for row in part], places_T, multiple_of)
+            found.update(zip(own, outputs_TO, strict=True))
+        return torch.stack([found[text] for text in range(len(texts))])
+
+    def _of_rows(
+        self, rows: Sequence[Tokens], places_T: Sequence[tuple[int, int]], multiple_of: int = 1
+    ) -> Tensor:
+        """Outputs at these places of padded rows."""
+        tokens_BL = padded(rows, self.padding, self.device, multiple_of)
+        self._count(tokens_BL.numel(), sum(map(len, rows)))
         with torch.autocast(self.device.type, torch.bfloat16, enabled=self.bf16):
             hidden_BLD: Tensor = self._backbone(
-                input_ids=batch.tokens_BL,
-                position_ids=batch.positions_BL,
-                attention_mask=batch.mask_B1LL,
-                use_cache=False,
+                input_ids=tokens_BL, use_cache=False
             ).last_hidden_state
-            hidden_TD = hidden_BLD[batch.rows_T, batch.ends_T]
-            weight_OD, bias_O = self._head.weight, self._head.bias
-            # One output at a time, so that its bits do not depend on how many there are.
-            columns = [
-                F.linear(
-                    hidden_TD, weight_OD[o : o + 1], None if bias_O is None else bias_O[o : o + 1]
-                )
-                for o in range(self._head.out_features)
-            ]
-            return torch.cat(columns, -1).float()
+            rows_T, ends_T = torch.tensor(places_T, device=self.device).unbind(-1)
+            return self._outputs_of(hidden_BLD[rows_T, ends_T])
+
+    def _of_trie(self, trie: Trie, places_T: Sequence[tuple[int, int]]) -> Tensor:
+        """Outputs at these places of a trie's sequences."""
+        length = len(trie.tokens_N)
+        self._count(length, sum(len(run) - run.start for run in trie.runs))
+        tokens_N, positions_N = (
+            torch.from_numpy(part).to(self.device) for part in (trie.tokens_N, trie.positions_N)
+        )
+        with torch.autocast(self.device.type, torch.bfloat16, enabled=self.bf16):
+            # A token is a row, so that heads lie as the attention reads them.
+            hidden_N1D: Tensor = self._backbone(
+                input_ids=tokens_N.unsqueeze(1),
+                position_ids=positions_N.unsqueeze(1),
+                use_cache=False,
+                **{TRIE: TrieAttention([trie], self)},
+            ).last_hidden_state
+            ends_T = [int(trie.runs[row].path_L[end]) for row, end in places_T]
+            return self._outputs_of(hidden_N1D[torch.tensor(ends_T, device=self.device), 0])
+
+    def _outputs_of(self, hidden_TD: Tensor) -> Tensor:
+        weight_OD, bias_O = self._head.weight, self._head.bias
+        # One output at a time, so that its bits do not depend on how many there are.
+        columns = [
+            F.linear(hidden_TD, weight_OD[o : o + 1], None if bias_O is None else bias_O[o : o + 1])
+            for o in range(self._head.out_features)
+        ]
+        return torch.cat(columns, -1).float()
+
+    def _count(self, computed: int, without_padding: int) -> None:
+        self.num_computed_tokens += computed
+        self.num_padding_tokens += computed - without_padding
 
     def save(self, folder: Path) -> None:
         """Write its weights: a PEFT folder with an adapter, else a folder of transformers."""
-        if self.lora is None:
-            with _quiet():
-                self.model.save_pretrained(folder)  # pyright: ignore[reportCallIssue]
+        if self.adapter is not None:
+            self.adapter.save(folder)
             return
-        whole = {
-            name: tensor.detach().cpu().contiguous()
-            for name, tensor in self._adapter_tensors().items()
-        }
-        save_file(whole, folder / ADAPTER_WEIGHTS, metadata={"format": "pt"})
-        config = {
-            "peft_type": "LORA",
-            "task_type": "SEQ_CLS",
-            "base_model_name_or_path": self.base,
-            **self.lora.model_dump(),
-            "target_modules": sorted({name.rpartition(".")[2] for name in self._adapters()}),
-            "modules_to_save": [HEAD],
-            "bias": "none",
-            "fan_in_fan_out": False,
-            "inference_mode": True,
-        }
-        (folder / ADAPTER_CONFIG).write_text(json.dumps(config, indent=2) + "\n", encoding="utf-8")
+        with _quiet():
+            self.model.save_pretrained(folder)  # pyright: ignore[reportCallIssue]
 
     def load_weights(self, folder: Path) -> None:
         """Put back what `save` wrote. InvalidData where it is of another model."""
-        if self.lora is None:
-            with _quiet():
-                model = _from_pretrained(folder, False, {}, tuple(self.objective_weights))
-            self.model.load_state_dict(model.state_dict())
+        if self.adapter is not None:
+            self.adapter.load(folder)
             return
-        found, own = load_file(folder / ADAPTER_WEIGHTS), self._adapter_tensors()
-        wrong = sorted(own.keys() ^ found.keys()) or [
-            name for name in own if own[name].shape != found[name].shape
-        ]
-        if wrong:
-            why = (
-                f"{wrong[0]} is missing, too many or of another shape ({len(wrong)} such tensors)."
-            )
-            raise InvalidData(f"The adapter in {folder} does not fit its base model.", why)
-        with torch.no_grad():
-            for name, parameter in own.items():
-                parameter.copy_(found[name])
+        with _quiet():
+            model = _from_pretrained(folder, False, {}, tuple(self.objective_weights))
+        self.model.load_state_dict(model.state_dict())
+
+    def weights(self) -> dict[str, Tensor]:
+        """All that a score is computed from, by name."""
+        # Next to a trained head, PEFT keeps the one that the base model came with.
+        unused = f"{HEAD}.original_module."
+        return {
+            name: one
+            for name, one in self.model.state_dict().items()
+            if not name.startswith(unused)
+        }
+
+    def disable_dropout(self) -> None:
+        """The base model's; an adapter keeps the dropout that it was asked for."""
+        for name, module in self.model.named_modules():
+            if isinstance(module, nn.Dropout) and "lora_dropout" not in name:
+                module.p = 0.0
 
     def merge(self) -> None:
         """Put the adapter into the weights."""
-        for name, layer in self._adapters().items():
-            self.model.set_submodule(name, layer.merged())
-        self.lora = None
+        if self.adapter is not None:
+            self.adapter.merge()
+            self._head, self.adapter = self.model.get_submodule(HEAD), None
 
     def fold(self, objective_weights: Mapping[str, float]) -> None:
         """Make one output of several: the weighted sum of linear outputs is one of them."""
@@ -323,49 +249,75 @@ class ScoringNetwork:
         self._head, self.objective_weights = head, {}
         self.config.num_labels = 1
 
-    def _adapters(self) -> dict[str, LoraLinear]:
-        return {
-            name: module
-            for name, module in self.model.named_modules()
-            if isinstance(module, LoraLinear)
-        }
-
-    def _adapter_tensors(self) -> dict[str, Tensor]:
-        """Adapter and head, by PEFT's names."""
-        head = self._head.named_parameters()
-        tensors: dict[str, Tensor] = {f"{_PEFT_PREFIX}{HEAD}.{name}": value for name, value in head}
-        for name, layer in self._adapters().items():
-            tensors[f"{_PEFT_PREFIX}{name}.lora_A.weight"] = layer.lora_A
-            tensors[f"{_PEFT_PREFIX}{name}.lora_B.weight"] = layer.lora_B
-        return tensors
-
     def _can_share(self) -> bool:
-        """Whether it takes a mask of branches and positions: by its layers' kinds, then tried on a
-        few tokens.
+        """Whether the model takes the attention of a trie: by its configuration, then tried on a
+        few tokens. It goes on computing padded rows as before.
         """
         config = self.config.get_text_config()
         kinds = set(getattr(config, "layer_types", None) or ())
-        window = (
-            getattr(config, "sliding_window", None)
-            if getattr(config, "use_sliding_window", True)
-            else None
-        )
+        window = getattr(config, "sliding_window", None)
+        if not getattr(config, "use_sliding_window", True):
+            window = None
         if kinds - {"full_attention"} or (window and not kinds):
             return False
-        texts = [[(7 * i + 3) % config.vocab_size for i in range(length)] for length in (9, 12)]
-        texts[1][6:] = [(5 * i + 11) % config.vocab_size for i in range(6)]
-        training = self.model.training
-        self.model.eval()
+        # Another kernel was asked for, or the model has its reasons; weights that are dropped
+        # would be missed.
+        dropout = any(getattr(config, name, 0) for name in ATTENTION_DROPOUTS)
+        implementation = self.config._attn_implementation
+        if implementation not in ("sdpa", ATTENTION) or dropout or not self.heads:
+            return False
+        model: Any = self.model
+        training = model.training
+        model.eval()
         try:
             with torch.inference_mode():
-                together = self.scores([shared_row(texts)])
-                apart = self.scores([single_row(text) for text in texts])
-        except (TypeError, ValueError, RuntimeError):
-            # a model that takes no mask or no positions of this shape
-            return False
+                before = self._tried(apart=True)
+                model.set_attn_implementation(_registered())
+                after = self._tried(apart=True), self._tried(apart=False)
+            shares = all(torch.allclose(one, before, rtol=CLOSE, atol=CLOSE) for one in after)
+        except (AttributeError, TypeError, ValueError, RuntimeError, UnsupportedAttention):
+            # a model that takes no such argument, for example
+            shares = False
         finally:
-            self.model.train(training)
-        return bool(torch.allclose(together, apart, rtol=CLOSE, atol=CLOSE))
+            model.train(training)
+        if not shares:
+            model.set_attn_implementation("sdpa")
+        return shares
+
+    def _tried(self, *, apart: bool) -> Tensor:
+        """The outputs of two texts that begin alike."""
+        vocabulary = self.config.get_text_config().vocab_size
+        texts = [(7 * np.arange(length) + 3) % vocabulary for length in (9, 12)]
+        texts[1][6:] = (5 * np.arange(6) + 11) % vocabulary
+        rows = Rows.apart(texts)
+        if apart:
+            return self._of_rows(rows.tokens, rows.places_T)
+        return self._of_trie(Trie.of(rows.tokens), rows.places_T)
+
+
+def _registered() -> str:
+    """The name under which transformers knows attention over padded rows, as "sdpa", and over a
+    trie, where a pass hands one down.
+    """
+    from transformers import AttentionInterface, AttentionMaskInterface
+
+    AttentionInterface.register(ATTENTION, _attend)
+    AttentionMaskInterface.register(ATTENTION, AttentionMaskInterface()["sdpa"])
+    return ATTENTION
+
+
+def _attend(
+    module: Any, query: Tensor, key: Tensor, value: Tensor, attention_mask: Any, **how: Any
+) -> tuple[Tensor, Any]:
+    """transformers' attention interface."""
+    from transformers import AttentionInterface
+
+    trie: Attention | None = how.pop(TRIE, None)
+    if trie is None:
+        return AttentionInterface()["sdpa"](module, query, key, value, attention_mask, **how)
+    heads = (part.float() for part in (query, key, value))
+    with torch.autocast(query.device.type, enabled=False):
+        return attend(trie, module, *heads, **how).to(query.dtype), None
 
 
 def device_of(name: Device = "auto") -> torch.device:
@@ -402,11 +354,15 @@ def open_network(
     NotFound where no model is there, InvalidConfig or InvalidData where its head has other outputs.
     """
     where = device_of(device)
-    base, settings = folder, lora_settings
-    adapted = (folder / ADAPTER_CONFIG).is_file()
+    base = folder
+    adapter = None
+    adapted = (folder / CONFIG).is_file()
     if adapted:
-        name, settings = read_adapter_config(folder)
-        base = Path(name)
+        adapter = read_adapter(folder)
+        base = Path(adapter.base_model_name_or_path or "").absolute()
+        adapter.base_model_name_or_path = str(base)
+    elif lora_settings is not None:
+        adapter = new_adapter(lora_settings, str(base.absolute()))
     config, names = base_config(base), tuple(objective_weights or ())
     check_regular(base)
     if is_classifier(config) and num_outputs_of(config) != max(1, len(names)):
@@ -421,8 +377,7 @@ def open_network(
         network = ScoringNetwork(
             _from_pretrained(base, trust_remote_code, arguments or {}, names).to(where),
             padding=padding,
-            settings=settings,
-            base=str(base.absolute()),
+            adapter=adapter,
             objective_weights=objective_weights,
         )
     if adapted:

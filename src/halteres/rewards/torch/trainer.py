@@ -26,6 +26,7 @@ from pathlib import Path
 from types import FrameType
 from typing import Any, Literal, cast
 
+import numpy as np
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
@@ -41,7 +42,7 @@ from halteres.errors import (
 )
 from halteres.rewards.model_folder import RewardFile, template_for, texts_of
 from halteres.rewards.preferences import Preferences, read_preferences
-from halteres.rewards.torch.batches import epoch_batches, forward_parts
+from halteres.rewards.torch.batches import Rows, epoch_batches
 from halteres.rewards.torch.losses import Example, Interval, comparison_loss
 from halteres.rewards.torch.model import (
     MAX_PROBES,
@@ -72,6 +73,9 @@ ORDER = (
     *("seed", "per_device_train_batch_size", "gradient_accumulation_steps"),
     *("train_sampling_strategy", "max_steps", "num_train_epochs"),
 )
+# What rows are sorted by where batches are by length; version 0.1.0 named nothing, and sorted by
+# the length of all texts of a row with what they share.
+SORTED_BY = "longest text"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -201,9 +205,7 @@ class RewardTrainer:
         torch.manual_seed(self.args.seed)
         model, config = self.model.network.model, self.args
         if config.disable_dropout:
-            for module in model.modules():
-                if isinstance(module, nn.Dropout):
-                    module.p = 0.0
+            self.model.network.disable_dropout()
         if config.gradient_checkpointing:
             cast("Any", model).gradient_checkpointing_enable()
         model.train()
@@ -312,13 +314,15 @@ class RewardTrainer:
     def _examples(self, preferences: Preferences) -> tuple[list[Example], TruncationReport]:
         model, config = self.model, self.args
         rendered = render_rows(preferences, model.template, model.tokenizer, config.tie_policy)
-        most = config.max_tokens_per_forward if config.share_prefixes else 0
         examples: list[Example] = []
         for comparison, texts in rendered.rows:
-            tokens = [text.tokens for text in texts]
+            tokens = tuple(np.array(text.tokens, np.int64) for text in texts)
             # the last state holds the others
             count = len(tokens[-1]) if comparison.labels else sum(map(len, tokens))
-            examples.append(Example(comparison, tuple(model.network.rows_of(tokens, most)), count))
+            rows = Rows.joined(tokens) if config.share_prefixes else Rows.apart(tokens)
+            shared = config.share_prefixes and model.network.shares_prefixes
+            computed = rows.num_tokens - (rows.num_shared if shared else 0)
+            examples.append(Example(comparison, tokens, count, computed))
         return examples, rendered.report
 
     def _step(self, step: int, interval: Interval) -> float:
@@ -357,22 +361,35 @@ class RewardTrainer:
         return norm
 
     def _parts(self, examples: Sequence[Example]) -> Iterator[list[Example]]:
-        """Micro-batches; a comparison is always whole."""
-        sizes = [(len(one.rows), one.length) for one in examples]
-        for part in forward_parts(sizes, self.args.max_tokens_per_forward):
-            yield [examples[place] for place in part]
+        """Micro-batches, the longest first; a comparison is always whole."""
+        part: list[Example] = []
+        tokens = 0
+        for one in sorted(examples, key=lambda one: -one.length):
+            if part and tokens + one.num_computed > self.args.max_tokens_per_forward:
+                yield part
+                part, tokens = [], 0
+            part.append(one)
+            tokens += one.num_computed
+        yield part
 
     def _loss_of(self, examples: Sequence[Example], interval: Interval) -> Tensor:
         """Sum of weight times loss of a micro-batch."""
         comparisons, network = [one.comparison for one in examples], self.model.network
-        computed = network.num_computed_tokens
+        computed, padding = network.num_computed_tokens, network.num_padding_tokens
         outputs_TO = network.outputs(
-            [row for one in examples for row in one.rows], self.args.pad_to_multiple_of or 1
+            [text for one in examples for text in one.texts],
+            share=self.args.share_prefixes,
+            multiple_of=self.args.pad_to_multiple_of or 1,
         )
         scores_T = network.mixed(
             outputs_TO, [one.objective for one in comparisons for _ in one.ranks]
         )
-        interval.add(examples, scores_T.detach().tolist(), network.num_computed_tokens - computed)
+        interval.add(
+            examples,
+            scores_T.detach().tolist(),
+            network.num_computed_tokens - computed,
+            network.num_padding_tokens - padding,
+        )
         threshold = F.softplus(self._threshold) if self._threshold is not None else None
         return comparison_loss(scores_T, comparisons, self.args, threshold)
 
@@ -455,10 +472,13 @@ class RewardTrainer:
         return folder
 
     def _order(self) -> dict[str, Any]:
-        return {
+        order = {
             "data": self._preferences.digest,
             **{name: getattr(self.args, name) for name in ORDER},
         }
+        if self.args.train_sampling_strategy == "group_by_length":
+            order["sorted_by"] = SORTED_BY
+        return order
 
     def _resumed(self, checkpoint: str | Path | bool | None) -> int:
         """The step to go on from, everything put back as it was there."""
@@ -491,6 +511,13 @@ class RewardTrainer:
         differing = [
             name for name, value in self._order().items() if state["order"].get(name) != value
         ]
+        if differing == ["sorted_by"]:
+            raise InvalidData(
+                f"The checkpoint {folder} was written by an earlier version of Halteres.",
+                "That version put rows into batches in another order, so that some would be "
+                "seen twice and others never.",
+                f"Train on from its weights: --model {folder}, with another folder (--out).",
+            )
         if differing:
             fix = "Resume with the data and the settings that it was made with."
             why = f"It differs in {', '.join(differing)}."
