@@ -20,9 +20,9 @@ from halteres.agent.open_access import check_changes, check_keys, check_settings
 from halteres.agent.table import BY_NAME
 from halteres.agent.tool import Caller, OpenThreads, TokenNeeded
 from halteres.agent.transports.http_routes import Calls, legacy_routes
-from halteres.config.files import resolve_settings, settings_schema
 from halteres.config.reach import REACHES
-from halteres.config.settings import ENV_WIRING, SECTIONS, Settings, wiring_of
+from halteres.config.resolution import resolve_settings
+from halteres.config.settings import ENV_WIRING, SECTIONS, Settings, settings_schema, wiring_of
 from halteres.runs.directory import list_runs
 
 from . import control
