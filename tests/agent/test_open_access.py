@@ -362,7 +362,8 @@ async def test_what_names_nothing_beyond_the_run_is_set_without_the_token() -> N
 def test_what_the_policy_or_the_environment_sets_may_be_anything(home: Path) -> None:
     locks = {"env.spool_dir": "/var/spool", "run.interpreter": sys.executable}
     (home / "policy.yaml").write_text(yaml.safe_dump({"lock": locks}))
-    check_settings(open_caller(), resolve_settings("arithmetic", None, ()))
+    resolved = resolve_settings("arithmetic", None, ())
+    check_settings(open_caller(), resolved.settings, resolved.sources)
     check_changes(open_caller(), "text_gym", {"make": "gem:make"})  # what it is already
     with pytest.raises(TokenNeeded):
         check_changes(open_caller(), "arithmetic", {"spool_dir": "/var/spool2"})

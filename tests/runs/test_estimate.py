@@ -6,7 +6,7 @@ from __future__ import annotations
 
 import json
 import time
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -14,19 +14,17 @@ import msgspec
 import pytest
 
 from halteres.config import environ
-from halteres.config.operator_policy import Policy
 from halteres.config.program import EnvironmentProgram
 from halteres.config.settings import Settings
 from halteres.models import TINY
 from halteres.observe.metrics import append_row
 from halteres.runs.directory import RunDirectory, runs_home
-from halteres.runs.planning import engine_speed, memory
+from halteres.runs.planning import engine_speed
 from halteres.runs.planning import estimate as estimate_module
 from halteres.runs.planning.engine_speed import Engine, Speed, measured, remembered
 from halteres.runs.planning.estimate import Estimate, estimate
+from halteres.runs.planning.memory import need, workload_of
 from halteres.runs.planning.models import RunModel, own_model
-from halteres.runs.planning.plan import RunPlan
-from halteres.runs.planning.resume_point import ResumePoint
 from halteres.runs.state import RunState, write_state
 
 ENV: dict[str, Any] = {
@@ -73,32 +71,38 @@ def settings(steps: int = 5, **env: Any) -> Settings:
     )
 
 
-def planned(steps: int = 5, resume: ResumePoint | None = None, **env: Any) -> RunPlan:
-    """The plan of a run that can begin."""
+@dataclass(frozen=True)
+class Planned:
+    """What a run is estimated by."""
+
+    settings: Settings
+    environment: EnvironmentProgram
+    model: RunModel
+    first_step: int = 0
+
+    @property
+    def engine(self) -> Engine:
+        return Engine.of(self.settings, self.model)
+
+    def estimate(self) -> Estimate | None:
+        """Without a measurement."""
+        return estimate(
+            self.settings,
+            self.environment,
+            self.model,
+            first_step=self.first_step,
+            may_measure=False,
+        )
+
+    def expected(self) -> Estimate:
+        found = self.estimate()
+        assert found is not None
+        return found
+
+
+def planned(steps: int = 5, first_step: int = 0, **env: Any) -> Planned:
     wanted = settings(steps, **env)
-    return RunPlan(
-        settings=wanted,
-        sources={},
-        defaults={},
-        policy=Policy(),
-        service_url=None,
-        is_open=False,
-        environment=PROGRAM,
-        model=own_model(wanted.inference),
-        resume=resume,
-        checks=(),
-    )
-
-
-def told(plan: RunPlan) -> Estimate:
-    found = estimate(plan, may_measure=False)
-    assert found is not None
-    return found
-
-
-def engine_of(plan: RunPlan) -> Engine:
-    assert plan.model is not None
-    return Engine.of(plan.settings, plan.model)
+    return Planned(wanted, PROGRAM, own_model(wanted.inference), first_step)
 
 
 def record(run_id: str = "3fa9c1d2", model: str = TINY, **env: Any) -> RunDirectory:
@@ -131,23 +135,23 @@ def record(run_id: str = "3fa9c1d2", model: str = TINY, **env: Any) -> RunDirect
     return run
 
 
-def remember(plan: RunPlan, speed: Speed = SPEED) -> None:
+def remember(plan: Planned, speed: Speed = SPEED) -> None:
     """The cache as the probe has left it."""
     file = environ.home() / "cache" / "engine_speeds.json"
     file.parent.mkdir(exist_ok=True)
-    key = engine_of(plan).key
+    key = plan.engine.key
     file.write_text(json.dumps({key: msgspec.to_builtins(speed)}))
 
 
 def test_where_nothing_was_measured_there_is_no_estimate(home: Path) -> None:
-    assert estimate(planned(), may_measure=False) is None
+    assert planned().estimate() is None
 
 
 def test_earlier_runs_with_the_same_model_and_environment_tell_how_long_this_one_takes(
     home: Path,
 ) -> None:
     record()
-    found = told(planned())
+    found = planned().expected()
     assert "3fa9c1d2" in found.basis
     assert found.step_s.low <= 1.48 <= found.step_s.high <= 2 * 1.59
     assert found.total_s.low <= TOTAL_S <= found.total_s.high <= 2 * TOTAL_S
@@ -159,7 +163,11 @@ def test_earlier_runs_with_the_same_model_and_environment_tell_how_long_this_one
 
 def test_an_earlier_run_is_scaled_to_the_batch_and_to_the_steps(home: Path) -> None:
     record()
-    same, twice, longer = told(planned()), told(planned(batch_size=512)), told(planned(steps=50))
+    same, twice, longer = (
+        planned().expected(),
+        planned(batch_size=512).expected(),
+        planned(steps=50).expected(),
+    )
     assert twice.step_s.low == pytest.approx(2 * same.step_s.low)
     assert twice.step_s.high == pytest.approx(2 * same.step_s.high)
     assert longer.total_s.low > same.total_s.low + 40 * 1.1
@@ -168,7 +176,7 @@ def test_an_earlier_run_is_scaled_to_the_batch_and_to_the_steps(home: Path) -> N
 
 def test_a_higher_limit_on_answers_makes_the_range_wider_and_not_wrong(home: Path) -> None:
     record()
-    same, longer = told(planned()), told(planned(max_new_tokens=128))
+    same, longer = planned().expected(), planned(max_new_tokens=128).expected()
     assert longer.step_s.low == same.step_s.low
     assert longer.step_s.high >= 1.9 * same.step_s.high
 
@@ -176,24 +184,24 @@ def test_a_higher_limit_on_answers_makes_the_range_wider_and_not_wrong(home: Pat
 def test_runs_of_another_model_environment_or_engine_do_not_count(home: Path) -> None:
     record(model="/models/other")
     plan = planned()
-    assert estimate(plan, may_measure=False) is None
+    assert plan.estimate() is None
     record("aaaa1111")
     other = replace(PROGRAM, name="x", path=Path("/x.py"))
-    assert estimate(replace(plan, environment=other), may_measure=False) is None
+    assert replace(plan, environment=other).estimate() is None
     variant = replace(PROGRAM, name="arithmetic:Hard-v0")
-    assert estimate(replace(plan, environment=variant), may_measure=False) is None, (
+    assert replace(plan, environment=variant).estimate() is None, (
         "another environment of the same file"
     )
     inference = plan.settings.inference.model_copy(update={"threads": 7})
     threads = plan.settings.model_copy(update={"inference": inference})
-    assert estimate(replace(plan, settings=threads), may_measure=False) is None
+    assert replace(plan, settings=threads).estimate() is None
 
 
 def test_only_the_steps_that_are_left_count_for_a_run_that_goes_on(home: Path) -> None:
-    old = record()
+    record()
     whole, rest = (
-        told(planned(steps=40)),
-        told(planned(steps=40, resume=ResumePoint(run=old, checkpoint={"step": 30}))),
+        planned(steps=40).expected(),
+        planned(steps=40, first_step=30).expected(),
     )
     assert rest.total_s.low < whole.total_s.low - 25 * 1.1
     assert rest.step_s == whole.step_s
@@ -204,7 +212,7 @@ def test_without_an_earlier_run_the_measured_engine_tells_and_assumptions_are_na
 ) -> None:
     plan = planned()
     remember(plan)
-    found = told(plan)
+    found = plan.expected()
     assert found.step_s.low <= 1.48 <= found.step_s.high
     assert found.total_s.low <= TOTAL_S <= found.total_s.high
     assert "answers of 16 to 64 tokens assumed" in found.basis
@@ -214,9 +222,9 @@ def test_few_measured_rows_make_the_range_wider_below(home: Path) -> None:
     """A decode step of many rows may take no longer than one of a few."""
     plan = planned()
     remember(plan)
-    whole = told(plan)
+    whole = plan.expected()
     remember(plan, msgspec.structs.replace(SPEED, rows=8))
-    few = told(plan)
+    few = plan.expected()
     assert few.step_s.low < whole.step_s.low
     assert few.step_s.high == whole.step_s.high
 
@@ -225,9 +233,9 @@ def test_other_runs_that_go_on_make_the_upper_bound_higher(
     home: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     other = record()
-    alone = told(planned())
+    alone = planned().expected()
     monkeypatch.setattr(estimate_module, "active_runs", lambda: [other])
-    beside = told(planned())
+    beside = planned().expected()
     assert (beside.step_s.low, beside.step_s.high) == (alone.step_s.low, 2 * alone.step_s.high)
     assert "1 other run may slow it" in beside.basis
 
@@ -235,14 +243,14 @@ def test_other_runs_that_go_on_make_the_upper_bound_higher(
 def test_memory_is_told_as_measured_and_with_what_caches_may_grow_to(home: Path) -> None:
     plan = planned()
     remember(plan)
-    found = told(plan)
+    found = plan.expected()
     assert found.peak_gb == pytest.approx(1.7, abs=0.2), (
         "1.45 GB of the engine and 0.25 of the others were recorded"
     )
     remember(plan, msgspec.structs.replace(SPEED, pass_tokens=256))
-    assert plan.model is not None and plan.model.shape is not None
-    by_formula = memory.need(plan.model.shape, plan.workload).total
-    assert told(plan).peak_gb == pytest.approx(by_formula / 1e9, abs=0.01), (
+    assert plan.model.shape is not None
+    by_formula = need(plan.model.shape, workload_of(plan.settings)).total
+    assert plan.expected().peak_gb == pytest.approx(by_formula / 1e9, abs=0.01), (
         "the probe saw no whole pass"
     )
 
@@ -255,18 +263,18 @@ def test_the_engine_is_measured_once_and_remembered(
     foretold.
     """
     plan = planned()
-    engine = engine_of(plan)
-    found = measured(engine, plan.workload, deadline_s=60)
+    engine = plan.engine
+    found = measured(engine, workload_of(plan.settings), deadline_s=60)
     assert found is not None and found.decode_tokens_per_s and found.train_tokens_per_s
     assert 0.2 < found.peak_gb < 1.5
     monkeypatch.setattr(engine_speed, "EngineProcess", None)
     assert remembered(engine) == found
-    assert told(plan).step_s.low > 0
+    assert plan.expected().step_s.low > 0
 
 
 def test_a_probe_that_takes_too_long_is_given_up_and_leaves_no_figures(home: Path) -> None:
     plan = planned()
-    assert measured(engine_of(plan), plan.workload, deadline_s=0.05) is None
+    assert measured(plan.engine, workload_of(plan.settings), deadline_s=0.05) is None
     assert not (home / "cache").exists()
 
 
@@ -276,5 +284,5 @@ def test_an_engine_that_does_not_start_has_no_speed(home: Path, tmp_path: Path) 
     broken = Engine(
         backend="scripted", model=RunModel(name="x", tokenizer=str(tmp_path)), threads=1
     )
-    assert measured(broken, plan.workload, deadline_s=60) is None
+    assert measured(broken, workload_of(plan.settings), deadline_s=60) is None
     assert not (home / "cache").exists()

@@ -181,7 +181,7 @@ class _Given:
         name = self.name(key)
         return UnknownSetting(field=name, got=got, did_you_mean=nearest_setting(name, env_fields))
 
-    def read_text(self, index: int, schema: Schema) -> None:
+    def read_value(self, index: int, schema: Schema) -> None:
         """Give an edit the value that its text has for a setting of this schema. What was typed is
         that value from here on; a text among typed values stays what was given, and is counted as
         taken for another type.
@@ -257,7 +257,7 @@ def _add_edit(given: _Given, edit: Edit) -> None:
     given.edits.append(edit)
     section = place.partition(".")[0]
     if section in SECTIONS:
-        given.read_text(len(given.edits) - 1, _schema_of(section))
+        given.read_value(len(given.edits) - 1, _schema_of(section))
 
 
 def _apply_policy(given: _Given, policy: Policy) -> None:
@@ -315,7 +315,7 @@ def _ask(given: _Given, program: EnvironmentProgram, policy: Policy) -> Descript
     for index, edit in enumerate(given.edits):
         is_open = given.sources.get(edit.key) == "edit"
         if edit.key.startswith("env.") and is_open and isinstance(edit.value, str):
-            given.read_text(index, description.schema)
+            given.read_value(index, description.schema)
     if given.env == {name: value for name, value in guessed.items() if name not in absent}:
         problems = [one for one in description.problems if one.field not in absent.values()]
         return replace(description, problems=tuple(problems))

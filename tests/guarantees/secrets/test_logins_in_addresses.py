@@ -45,7 +45,7 @@ from halteres.observe.sinks import Job
 from halteres.redaction import Redactor
 from halteres.rewards.components import JudgeSpec, RewardSpec
 from halteres.runs.directory import RunDirectory
-from halteres.runs.planning.models import RunModel
+from halteres.runs.planning.models import RunModel, with_absolute_folders
 from halteres.runs.planning.plan import RunPlan, plan_run
 from halteres.runs.start import start_run
 from halteres.runs.state import read_state, write_state
@@ -98,7 +98,7 @@ def planted() -> Settings:
 def made_run(home: Path, settings: Settings) -> RunDirectory:
     """A run's directory as its start makes it, and its end leaves it."""
     plan = RunPlan(
-        settings=settings,
+        settings=with_absolute_folders(settings),
         sources={},
         defaults={},
         policy=Policy(lock={"env.x": ADDRESS}),

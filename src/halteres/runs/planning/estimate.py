@@ -10,9 +10,10 @@ from __future__ import annotations
 import contextlib
 from dataclasses import dataclass, replace
 from itertools import islice
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from halteres.config.program import EnvironmentProgram
+from halteres.config.settings import Settings
 from halteres.errors import NotFound
 from halteres.runs.directory import RunDirectory, active_runs, list_runs
 from halteres.runs.planning.checks import examine_reward_models
@@ -21,14 +22,12 @@ from halteres.runs.planning.memory import (
     DECODE_ROWS,
     OTHERS_BYTES,
     PASS_TOKENS,
+    Workload,
     cache_bytes,
     need,
     workload_of,
 )
 from halteres.runs.planning.models import RunModel, server_bytes
-
-if TYPE_CHECKING:
-    from halteres.runs.planning.plan import RunPlan
 
 
 @dataclass(frozen=True, slots=True)
@@ -95,24 +94,36 @@ class Estimate:
         return facts
 
 
-def estimate(plan: RunPlan, *, may_measure: bool) -> Estimate | None:
-    """What a run that can begin will take; None where nothing was measured (yet). With
-    `may_measure` it may take `engine_speed.DEADLINE_S`.
+def estimate(
+    settings: Settings,
+    environment: EnvironmentProgram,
+    model: RunModel,
+    *,
+    first_step: int = 0,
+    service_url: str | None = None,
+    may_measure: bool,
+) -> Estimate | None:
+    """What a run will take; None where nothing was measured (yet).
+
+    Args:
+        first_step: optimiser steps that are done when it begins.
+        service_url: of a service elsewhere; None: the run starts its own.
+        may_measure: start an engine and measure it, for up to `engine_speed.DEADLINE_S`, where its
+            speed is not known.
     """
-    if plan.model is None or plan.environment is None:
-        return None
+    run = _Planned(settings, environment, model, first_step, service_url)
     # that of a service elsewhere is not ours to load with a measurement
-    engine = Engine.of(plan.settings, plan.model) if plan.service_url is None else None
+    engine = Engine.of(settings, model) if service_url is None else None
     speed = remembered(engine) if engine else None
-    found = _by_earlier_runs(plan, plan.model, plan.environment)
+    found = _by_earlier_runs(run)
     if found is None and engine is not None:
         if speed is None and may_measure:
-            speed = measured(engine, plan.workload)
+            speed = measured(engine, run.workload)
         if speed is not None:
-            found = _by_speed(plan, speed)
+            found = _by_speed(run, speed)
     if found is None:
         return None
-    found = replace(found, peak_gb=_peak_gb(plan, plan.model, speed))
+    found = replace(found, peak_gb=_peak_gb(run, speed))
     others = len(active_runs())
     if others == 0:
         return found
@@ -122,18 +133,34 @@ def estimate(plan: RunPlan, *, may_measure: bool) -> Estimate | None:
     return replace(found, step_s=found.step_s * slower, total_s=found.total_s * slower, basis=basis)
 
 
-def _peak_gb(plan: RunPlan, model: RunModel, speed: Speed | None) -> float | None:
+def _peak_gb(run: _Planned, speed: Speed | None) -> float | None:
     """Of all processes: as measured with a whole micro-batch, and what caches may grow to; else by
     the formula.
     """
-    if model.shape is None or plan.service_url is not None:
+    shape = run.model.shape
+    if shape is None or run.service_url is not None:
         return None
-    _, reward_models = examine_reward_models(plan.settings.env)
+    _, reward_models = examine_reward_models(run.settings.env)
     rewards_bytes = server_bytes(reward_models)
     if speed is None or not speed.peak_gb or speed.pass_tokens < NEARLY_WHOLE * PASS_TOKENS:
-        return round((need(model.shape, plan.workload).total + rewards_bytes) / 1e9, 2)
-    others = cache_bytes(model.shape, plan.workload) + OTHERS_BYTES + rewards_bytes
+        return round((need(shape, run.workload).total + rewards_bytes) / 1e9, 2)
+    others = cache_bytes(shape, run.workload) + OTHERS_BYTES + rewards_bytes
     return round(speed.peak_gb + others / 1e9, 2)
+
+
+@dataclass(frozen=True, slots=True)
+class _Planned:
+    """The run that is estimated."""
+
+    settings: Settings
+    environment: EnvironmentProgram
+    model: RunModel
+    first_step: int
+    service_url: str | None
+
+    @property
+    def workload(self) -> Workload:
+        return workload_of(self.settings)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -146,16 +173,14 @@ class _Past:
     around_s: float | None
 
 
-def _by_earlier_runs(
-    plan: RunPlan, model: RunModel, environment: EnvironmentProgram
-) -> Estimate | None:
+def _by_earlier_runs(run: _Planned) -> Estimate | None:
     found: list[_Past] = []
-    for run in islice(list_runs(), LOOKED_AT):
+    for earlier in islice(list_runs(), LOOKED_AT):
         if len(found) == MOST_RUNS:
             break
         # removed meanwhile, or not to be read any more
         with contextlib.suppress(NotFound, OSError, ValueError):
-            past = _past(run, plan, model, environment)
+            past = _past(earlier, run)
             if past is not None:
                 found.append(past)
     if not found:
@@ -170,7 +195,7 @@ def _by_earlier_runs(
     names = ", ".join(past.run_id for past in found[:3])
     return Estimate(
         step_s=_quantiles(steps, 0.05, 0.95) * BESIDE_PAST,
-        total_s=around_s + pace_s * max(0, plan.workload.steps - plan.first_step),
+        total_s=around_s + pace_s * max(0, run.workload.steps - run.first_step),
         basis=f"{len(found)} earlier run{'s' if len(found) > 1 else ''} here ({names})",
     )
 
@@ -182,28 +207,26 @@ def _quantiles(values: list[float], low: float, high: float) -> Span:
     return Span(ordered[round(low * last)], ordered[round(high * last)])
 
 
-def _past(
-    run: RunDirectory, plan: RunPlan, model: RunModel, environment: EnvironmentProgram
-) -> _Past | None:
+def _past(earlier: RunDirectory, run: _Planned) -> _Past | None:
     """None where its model, environment or engine is another."""
-    state, settings = run.state(), run.settings()
-    if (state.base_model, state.environment_file) != (model.name, str(environment.path)):
+    state, settings, environment = earlier.state(), earlier.settings(), run.environment
+    if (state.base_model, state.environment_file) != (run.model.name, str(environment.path)):
         return None
-    if state.service_given != (plan.service_url is not None):
+    if state.service_given != (run.service_url is not None):
         return None
     if state.program.variant_setting != environment.variant_setting:
         return None
     for name in ("engine", "threads", "dtype", "device"):
-        if getattr(settings.inference, name) != getattr(plan.settings.inference, name):
+        if getattr(settings.inference, name) != getattr(run.settings.inference, name):
             return None
     began = int((state.resume_point or {}).get("step", 0))
-    rows = [row for row in run.metrics() if row.get("src") == "trainer" and row["step"] > began]
+    rows = [row for row in earlier.metrics() if row.get("src") == "trainer" and row["step"] > began]
     times: list[float] = [
         row["time/step"] for row in rows if isinstance(row.get("time/step"), (int, float))
     ][1:]
     if len(times) < FEWEST_STEPS:
         return None
-    work, was = plan.workload, workload_of(settings)
+    work, was = run.workload, workload_of(settings)
     # a higher limit need not mean longer answers, a lower one may
     longer = work.answer_tokens / was.answer_tokens
     scaled = [seconds * work.batch_size / was.batch_size * min(1.0, longer) for seconds in times]
@@ -212,12 +235,12 @@ def _past(
     around = None
     if state.status == "completed" and state.ended_at is not None:
         around = max(0.0, state.ended_at - state.created_at - sum(times))
-    return _Past(run_id=run.run_id, step_s=scaled, around_s=around)
+    return _Past(run_id=earlier.run_id, step_s=scaled, around_s=around)
 
 
-def _by_speed(plan: RunPlan, speed: Speed) -> Estimate:
+def _by_speed(run: _Planned, speed: Speed) -> Estimate:
     """From the engine's speed and the limits of lengths."""
-    work = plan.workload
+    work = run.workload
     answer = Span(SHORTEST_ANSWER * work.answer_tokens, work.answer_tokens)
     prompt = UNSEEN_PROMPT.within(1, max(1, work.positions - answer.low))
     sampling = _unmeasured(speed.rows, min(work.rows, work.batch_size, DECODE_ROWS)) * (
@@ -229,8 +252,8 @@ def _by_speed(plan: RunPlan, speed: Speed) -> Estimate:
     step = (answer * sampling + sequence * training) * work.batch_size + update + PER_STEP_S
     evaluation = answer * sampling * work.eval_sequences + Span(1, 3)
     # the first goes on beside the first steps
-    evaluations = Span(1, 2 + work.evaluations(plan.first_step))
-    steps = step * max(0, work.steps - plan.first_step)
+    evaluations = Span(1, 2 + work.evaluations(run.first_step))
+    steps = step * max(0, work.steps - run.first_step)
     prompts, answers = (f"{span.low:g} to {span.high:g}" for span in (prompt, answer))
     basis = f"prompts of {prompts} and answers of {answers} tokens assumed"
     return Estimate(

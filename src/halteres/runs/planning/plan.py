@@ -36,7 +36,6 @@ from halteres.runs.planning.checks import (
     examine_reward_models,
 )
 from halteres.runs.planning.estimate import Estimate, estimate
-from halteres.runs.planning.memory import Workload, workload_of
 from halteres.runs.planning.models import (
     RunModel,
     given_model,
@@ -68,11 +67,6 @@ class RunPlan:
     resume: ResumePoint | None  # None: from the base model on
     checks: tuple[Check, ...]  # every finding
     estimate: Estimate | None = None  # None: not asked for, or nothing was measured
-
-    @property
-    def workload(self) -> Workload:
-        """What the run asks of the engine."""
-        return workload_of(self.settings)
 
     @property
     def first_step(self) -> int:
@@ -153,9 +147,17 @@ def plan_run(
         resume=point,
         checks=tuple(checks),
     )
-    if effort == "none" or plan.refusal is not None:
+    if effort == "none" or plan.refusal is not None or environment is None or model is None:
         return plan
-    return replace(plan, estimate=estimate(plan, may_measure=effort == "measured"))
+    expected = estimate(
+        settings,
+        environment,
+        model,
+        first_step=plan.first_step,
+        service_url=service_url,
+        may_measure=effort == "measured",
+    )
+    return replace(plan, estimate=expected)
 
 
 def _place_checks(settings: Settings, policy: Policy, service_url: str | None) -> list[Check]:

@@ -10,7 +10,6 @@ from pathlib import Path
 import pytest
 from typer.testing import CliRunner
 
-from halteres.agent import known_models as models
 from halteres.cli.main import app
 from halteres.config.settings import InferenceSettings
 from halteres.errors import InvalidConfig
@@ -58,9 +57,7 @@ def shelve(home: Path, name: str, **config: object) -> Path:
 
 def with_memory(monkeypatch: pytest.MonkeyPatch, free: int | None) -> None:
     memory = machine.Memory(total=free, free=free)
-    monkeypatch.setattr(
-        models.machine, "look", lambda: machine.Machine(cores=2, memory=memory, gpu=None)
-    )
+    monkeypatch.setattr(machine, "look", lambda: machine.Machine(cores=2, memory=memory, gpu=None))
 
 
 def test_well_known_models_have_the_published_number_of_parameters() -> None:
