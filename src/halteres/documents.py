@@ -35,6 +35,11 @@ _UTF16 = (b"\xff\xfe", b"\xfe\xff")
 class DocumentError(ValueError):
     """The text is not such a document; the message says where and why."""
 
+    def __init__(self, reason: str, place: str = "") -> None:
+        super().__init__(f"{place}: {reason}" if place else reason)
+        self.reason = reason
+        self.place = place  # e.g. "line 3, column 5"; empty: it is not known, or in the reason
+
 
 class TooLarge(DocumentError):
     """It has more values, or is nested deeper, than is read."""
@@ -98,36 +103,50 @@ def read_json_lines(file: Path) -> Iterator[tuple[int, Any]]:
             if number == 1 and content.startswith(_UTF16):
                 raise DocumentError("It is UTF-16 text: save it as UTF-8")
             try:
-                line = content.decode("utf-8-sig" if number == 1 else "utf-8").removesuffix("\n")
+                # Files that were joined have a mark in the middle, too.
+                line = content.decode("utf-8-sig").removesuffix("\n")
             except UnicodeDecodeError as error:
                 why = "it is not UTF-8 text: save it as UTF-8"
-                raise DocumentError(f"line {number}: {why}") from error
-            if not line.strip():
-                continue
-            found = _json(line, line=number)
-            try:
-                yield number, _within_bounds(found, most=len(line))
-            except DocumentError as error:
-                raise DocumentError(f"line {number}: {error}") from error
+                raise DocumentError(why, f"line {number}") from error
+            if line.strip():
+                yield number, parse_json_line(line, number)
 
 
-def parse_json(text: str) -> Any:
+def parse_json_line(line: str, number: int) -> Any:
+    """The value of the JSON text that is one line of a file; it may have any number of values."""
+    found = _json(line, line=number)
+    try:
+        return _within_bounds(found, most=len(line))
+    except DocumentError as error:
+        raise DocumentError(error.reason, f"line {number}") from error
+
+
+def parse_json(text: str, *, most_values: int = 2 * MOST_VALUES) -> Any:
     """The value of a JSON text."""
-    return _within_bounds(_json(text))
+    return _within_bounds(_json(text), most=most_values)
 
 
 def _json(text: str, *, line: int | None = None) -> Any:
     """The value of a JSON text; `line`: where it is the whole of this line of a file."""
-    place = f"line {line}: " if line else ""
+
+    def place(at: int) -> str:
+        before = text[:at]
+        column = at - before.rfind("\n")
+        own_line = before.count("\n") + 1
+        return f"line {line or own_line}, column {column}"
+
+    whole = f"line {line}" if line else ""
     try:
         return json.loads(text, object_pairs_hook=_with_keys_once)
     except json.JSONDecodeError as error:
-        what = f"line {line or error.lineno}, column {error.colno}: it is not JSON: {error.msg}"
-        raise DocumentError(what) from error
+        raise DocumentError(f"it is not JSON: {error.msg}", place(error.pos)) from error
+    except _KeyTwice:
+        key, at = _second_key(text)
+        raise DocumentError(f"the key '{key}' is given twice", place(at)) from None
     except RecursionError:
-        raise TooLarge(place + _TOO_DEEP) from None
-    except ValueError as error:  # a key given twice; a number of thousands of digits
-        raise DocumentError(place + _on_one_line(error)) from error
+        raise TooLarge(_TOO_DEEP, whole) from None
+    except ValueError as error:  # a number of thousands of digits
+        raise DocumentError(_on_one_line(error), whole) from error
 
 
 def parse_toml(text: str) -> Any:
@@ -279,15 +298,34 @@ def _load(text: str, step: Callable[[_Loader], Any]) -> Any:
         raise DocumentError(_on_one_line(error)) from error
 
 
+class _KeyTwice(Exception):
+    """An object of a JSON text has a key twice."""
+
+
 def _with_keys_once(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
     found = dict(pairs)
     if len(found) < len(pairs):
-        seen: set[str] = set()
-        for name, _ in pairs:
-            if name in seen:
-                raise DocumentError(f"the key '{name}' is given twice")
-            seen.add(name)
+        raise _KeyTwice
     return found
+
+
+_KEY_OR_BRACKET = re.compile(r'("(?:[^"\\]|\\.)*")(\s*:)?|[{}\[\]]')
+
+
+def _second_key(text: str) -> tuple[str, int]:
+    """The first key of a JSON text that its object has already, and where it stands."""
+    objects: list[set[str]] = []
+    for token in _KEY_OR_BRACKET.finditer(text):
+        if token[0] in ("{", "["):
+            objects.append(set())
+        elif token[0] in ("}", "]"):
+            objects.pop()
+        elif token[2]:
+            key = json.loads(token[1])
+            if key in objects[-1]:
+                return key, token.start()
+            objects[-1].add(key)
+    raise AssertionError("the decoder found a key that is given twice")
 
 
 def _within_bounds(document: Any, most: int = 2 * MOST_VALUES) -> Any:

@@ -1,5 +1,5 @@
 """Logins within addresses (`http://any:KEY@HOST`): found in any text, struck out of it, and put
-back by their owner.
+back by their owner; which texts are addresses at all.
 
 The one rule for all that leaves a process: an address may stay, its password may not. Nothing here
 knows which addresses there are, so that one in a traceback, in a list or in a sentence of another
@@ -34,6 +34,36 @@ _LOGIN = re.compile(
     )@""",
     re.VERBOSE | re.ASCII,
 )
+MOST_MISTYPED = 128  # characters of a password, so that the search stays linear
+_KEPT = rf"[^{_END}/@',;(){{}}\[\]]"
+_MISTYPED = re.compile(
+    rf"""(?P<start> (?P<scheme> (?<![\w:]) https?: [/\\]{{0,4}} | (?<![:/\w]) // )
+        | (?<![\w.~%+@:/\\-]) )
+    (?P<user> [\w.~%+-]{{1,64}} :)
+    (?P<password>
+        {_KEPT}{{1,{MOST_MISTYPED}}} \\{{0,4}}
+        | (?(scheme) (?! \d+\b ) {_KEPT} (?: [ ] | {_KEPT} ){{1,{MOST_MISTYPED}}} ) )
+    @ (?= (?(scheme) \[?\w | [\w.-]{{1,255}} (?: :\d{{1,5}}\b | / ) ) )""",
+    re.VERBOSE | re.ASCII | re.IGNORECASE,
+)
+"""Logins of addresses that clients read, or would refuse: without a scheme, with too few slashes or
+too many of them, with a backslash or a blank. Without scheme and slashes a port or a path follows
+the host."""
+
+_ADDRESS = re.compile(
+    r"""https?:// (?: (?: [\w.~!$&'()*+,;=:-] | %[0-9A-Fa-f]{2} )* @ )?
+    (?: \[ [0-9A-Fa-f:.]+ (?: %[\w.-]+ )? \] | [\w-]+ (?: \.[\w-]+ )* \.? )
+    (?: : (?!0+(?!\d)) [0-5]?\d{1,4} | : 6[0-5]\d{3} )?
+    (?: / (?: [\w.~!$&'()*+,;=:/-] | %[0-9A-Fa-f]{2} )* )?
+    (?: \? (?: [\w.~!$&'()*+,;=:/?-] | %[0-9A-Fa-f]{2} )* )?""",
+    re.VERBOSE | re.ASCII,
+)
+"""What a server's address is made of, by RFC 3986; no @ behind its host, which may end a key."""
+
+ADDRESS_FORM: Final = (
+    "must be an address like http://HOST:8000/PATH; in a login before HOST signs are written as %40"
+)
+
 _UNFINISHED = re.compile(rf":(?:/(?:/[^{_END}]{{0,{MOST_LOGIN}}})?)?\Z", re.ASCII)
 
 
@@ -44,7 +74,44 @@ def without_logins(text: str) -> str:
     >>> without_logins("'http://any:s3cr3t@h:8002/v1' or https://t0ken@h, not http://h:80/@me")
     "'http://any:***@h:8002/v1' or https://***@h, not http://h:80/@me"
     """
-    return _LOGIN.sub(_struck, text) if ":/" in text else text
+    if "@" not in text:
+        return text
+    return _MISTYPED.sub(_struck, _LOGIN.sub(_struck, text))
+
+
+def refused(text: str) -> str:
+    """A text that was refused, to be quoted: nothing of it stays that may be a login, between its
+    first colon and its last `@`, however it was typed.
+
+    >>> refused('http://any:s3 cr"3t@h'), refused("http://any:s3cr3t@h/v1"), refused("a: b")
+    ('http:***@h', 'http://any:***@h/v1', 'a: b')
+    """
+    struck = without_logins(text)
+    start, end = struck.find(":"), struck.rfind("@")
+    is_known = struck[:end].endswith(STRUCK) and "@" not in struck[:end]
+    if start < 0 or end < start or is_known:
+        return struck
+    return f"{struck[: start + 1]}{STRUCK}{struck[end:]}"
+
+
+def is_web_address(text: str) -> bool:
+    """Whether it is the address of a web server as RFC 3986 has it.
+
+    >>> [is_web_address(one) for one in ("http://any:K%40Y@h:80/v1", "http://any:K@Y@h", "h:80")]
+    [True, False, False]
+    """
+    return _ADDRESS.fullmatch(text) is not None
+
+
+def is_place(text: str) -> bool:
+    """Whether it is an address, or the path of a file, which one that was mistyped is not.
+
+    >>> [is_place(one) for one in ("http://h", "models/a", "/a@b", "//any:KEY@h", "any:KEY@h:9")]
+    [True, True, True, False, False]
+    """
+    is_path = re.match(r"/(?!/)|[.~]", text) is not None
+    names_a_server = "@" in text or re.match(r"//|https?:", text, re.IGNORECASE) is not None
+    return is_path or not names_a_server or is_web_address(text)
 
 
 def _struck(found: re.Match[str]) -> str:
@@ -61,6 +128,17 @@ def without_logins_in(value: Any) -> Any:
         return {without_logins_in(name): without_logins_in(item) for name, item in value.items()}
     if isinstance(value, list | tuple):
         return [without_logins_in(item) for item in value]
+    return value
+
+
+def refused_in(value: Any) -> Any:
+    """As `refused`, of a JSON value's texts and names."""
+    if isinstance(value, str):
+        return refused(value)
+    if isinstance(value, Mapping):
+        return {refused_in(name): refused_in(item) for name, item in value.items()}
+    if isinstance(value, list | tuple):
+        return [refused_in(item) for item in value]
     return value
 
 

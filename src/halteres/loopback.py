@@ -281,6 +281,21 @@ class StrictProtocol(H11Protocol):
         super().__init__(config, server_state, app_state, _loop)
         self.conn = StrictConnection(config.h11_max_incomplete_event_size or MOST_HEAD_BYTES)
 
+    def send_400_response(self, msg: str) -> None:
+        """Refuse what cannot be read, unless an answer to it has begun; the connection ends.
+
+        uvicorn 0.54 would begin a second answer, or let the app begin one: h11 raises either way.
+        """
+        # There is none before the first request.
+        if self.cycle is not None:  # pyright: ignore[reportUnnecessaryComparison]
+            # What the app sends from here on is dropped, and it is waiting for no more of the body.
+            self.cycle.disconnected = True
+            self.cycle.message_event.set()
+        if self.conn.our_state in (h11.IDLE, h11.SEND_RESPONSE):
+            super().send_400_response(msg)
+        else:
+            self.transport.close()
+
 
 class OneLength:
     """ASGI middleware: 400, and the connection's end, for a request with Content-Length and

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import codecs
 import os
+import re
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from functools import lru_cache
+from functools import cached_property, lru_cache
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -38,6 +40,9 @@ TOKENIZER_FILES = (
         "vocab.json",
     ),
 )
+THINKING, THOUGHT = "<think>", "</think>"
+"""Between these a model thinks: nothing that stands there is a verdict or a call."""
+
 SPECIALS = ("bos_token", "eos_token", "pad_token")
 TEMPLATE, TEMPLATES = "chat_template.jinja", "additional_chat_templates"
 """File of the chat template, and folder of those that have names: `tool_use.jinja` is used for
@@ -47,6 +52,17 @@ chats with tools.
 LONG_TEXT = 2**13
 """Characters; the library keeps Python's lock while it reads a text alone, and lets go of it for a
 batch.
+"""
+
+PART_LENGTH = 8
+"""Characters for each token that is asked for, in the first part of a long text that is read."""
+
+LONGEST_WHOLE = 2**18
+"""Characters of a text that is read whole where it has no place to be cut."""
+
+_GAPS = ((" ", "Ġ▁ "), ("\n", "Ċ\n"))
+"""What a long text is cut before, where it follows a letter or digit; and how vocabularies write
+it, those of bytes (Ġ, Ċ) and SentencePiece's (▁).
 """
 
 
@@ -73,7 +89,12 @@ class Tokenizer:
 
         self.folder = folder
         with _readable(folder):
-            self._tokens = tokenizers.Tokenizer.from_file(str(file))
+            # The library refuses a byte order mark.
+            content = file.read_bytes().removeprefix(codecs.BOM_UTF8)
+            self._tokens = tokenizers.Tokenizer.from_buffer(content)
+            # a file may ask for both, and transformers turns them off
+            self._tokens.no_truncation()
+            self._tokens.no_padding()
             config = _tokenizer_config(folder)
             self.specials = _specials(config)
             ids = {name: self._tokens.token_to_id(token) for name, token in self.specials.items()}
@@ -111,6 +132,76 @@ class Tokenizer:
         if len(text) < LONG_TEXT:
             return self._tokens.encode(text, add_special_tokens=add_special_tokens).ids
         return self._tokens.encode_batch_fast([text], add_special_tokens=add_special_tokens)[0].ids
+
+    def encode_first(
+        self, text: str, num_tokens: int, *, add_special_tokens: bool = False
+    ) -> list[int]:
+        """As `encode`, but of a long text only a beginning is read: it has more than `num_tokens`
+        tokens where the text has, and the first `num_tokens` are the text's. InvalidData: a text of
+        more than `LONGEST_WHOLE` characters has no place to be cut.
+        """
+        num_special = len(self.encode("", add_special_tokens=add_special_tokens))
+        for length in self._part_lengths(text, num_tokens):
+            end = self._place_to_cut.search(text, length * 3 // 4, length)
+            if end is None:
+                continue
+            tokens = self.encode(text[: end.start()], add_special_tokens=add_special_tokens)
+            if len(tokens) - num_special > num_tokens:
+                return tokens
+        return self._encode_whole(text, num_tokens, add_special_tokens)
+
+    def encode_last(
+        self, text: str, num_tokens: int, *, add_special_tokens: bool = False
+    ) -> list[int]:
+        """As `encode_first`, but of a long text an end is read, and the last `num_tokens` tokens
+        are the text's.
+        """
+        for length in self._part_lengths(text, num_tokens):
+            start = len(text) - length
+            cut = self._place_to_cut.search(text, start, start + length // 4)
+            # A tokenizer may put a space before a text: what the first word becomes does not count.
+            second = cut and self._place_to_cut.search(text, cut.start() + 1, start + length // 2)
+            if cut is None or second is None:
+                continue
+            tokens = self.encode(text[cut.start() :], add_special_tokens=add_special_tokens)
+            first_word = self.encode(
+                text[cut.start() : second.start()], add_special_tokens=add_special_tokens
+            )
+            if len(tokens) - len(first_word) > num_tokens:
+                return tokens
+        return self._encode_whole(text, num_tokens, add_special_tokens)
+
+    def _part_lengths(self, text: str, num_tokens: int) -> Iterator[int]:
+        """Characters of the parts that are tried, shorter than the text."""
+        length = PART_LENGTH * (num_tokens + 1)
+        while length < len(text):
+            yield length
+            length *= 4
+
+    def _encode_whole(self, text: str, num_tokens: int, add_special_tokens: bool) -> list[int]:
+        if len(text) > max(LONGEST_WHOLE, 4 * PART_LENGTH * (num_tokens + 1)):
+            raise InvalidData(
+                f"A text of {len(text)} characters cannot be read in part.",
+                "It has no spaces or line breaks between words where it would be cut.",
+                f"Shorten it to {LONGEST_WHOLE} characters.",
+            )
+        return self.encode(text, add_special_tokens=add_special_tokens)
+
+    @cached_property
+    def _place_to_cut(self) -> re.Pattern[str]:
+        """Where a word ends before one space or line break: the tokens on either side do not depend
+        on the other side, where the vocabulary has no token across such a place.
+        """
+        vocabulary = self._tokens.get_vocab()
+        gaps = ""
+        for gap, written in _GAPS:
+            across = re.compile(rf"[^\W_ĠĊ][{written}]")
+            found = (
+                self.token(number) for token, number in vocabulary.items() if across.search(token)
+            )
+            if not any(across.search(token) for token in found):
+                gaps += gap
+        return re.compile(rf"(?<=[^\W_])(?=[{gaps}]\S)" if gaps else r"(?!)")
 
     def decode(self, tokens: Sequence[int], *, skip_special_tokens: bool = True) -> str:
         """The text of token ids."""
@@ -262,8 +353,21 @@ def end_tokens(folder: Path) -> tuple[int, ...]:
     return load_tokenizer(str(folder)).eos_token_ids
 
 
+def end_token_file(folder: Path) -> str:
+    """The file that `end_tokens` are read from. InvalidData where a file cannot be read."""
+    with _readable(folder):
+        named = next((file for file, ids in _settings_of_end_tokens(folder) if ids), None)
+    return named or "tokenizer_config.json"
+
+
 def _named_end_tokens(folder: Path) -> tuple[int, ...]:
-    """The end tokens that a model's settings name: generation_config.json, or else config.json.
+    """The end tokens that a model's settings name."""
+    return next((ids for _, ids in _settings_of_end_tokens(folder) if ids), ())
+
+
+def _settings_of_end_tokens(folder: Path) -> Iterator[tuple[str, tuple[int, ...]]]:
+    """The files that may name end tokens, in the order in which they count: generation_config.json,
+    or else config.json.
 
     transformers' `generate` reads the second where the first is missing; where the first says null,
     nothing would end an answer there, and the second is read here, too.
@@ -271,11 +375,12 @@ def _named_end_tokens(folder: Path) -> tuple[int, ...]:
     config = _json(folder / "config.json")
     inner = config.get("text_config")
     places = (
-        _json(folder / "generation_config.json"),
-        config,
-        inner if isinstance(inner, dict) else {},
+        ("generation_config.json", _json(folder / "generation_config.json")),
+        ("config.json", config),
+        ("config.json", inner if isinstance(inner, dict) else {}),
     )
-    return next(filter(None, (_as_ids(place.get("eos_token_id")) for place in places)), ())
+    for file, place in places:
+        yield file, _as_ids(place.get("eos_token_id"))
 
 
 def _as_ids(value: object) -> tuple[int, ...]:

@@ -5,9 +5,10 @@
     </tool_call>
 
 They are told from the text around them while it comes, or when it is whole. A call ends at the
-first `</tool_call>` outside of its strings. What cannot be read is never dropped: it stays text, or
-is a call with an error. Arguments under a name that is not known are an error, too: without them,
-it would be a call that the model did not make.
+first `</tool_call>` outside of its strings. What stands within `<think>...</think>` is text. What
+cannot be read is never dropped: it stays text, or is a call with an error. A call without an end,
+a key given twice, and arguments under a name that is not known are errors, too: what would be read
+is a call that the model did not make.
 """
 
 from __future__ import annotations
@@ -21,7 +22,8 @@ from typing import Any
 
 import msgspec
 
-from halteres.text import beginning
+from halteres.documents import parse_json
+from halteres.text import THINKING, THOUGHT, beginning
 
 OPEN, CLOSE = "<tool_call>", "</tool_call>"
 
@@ -62,7 +64,10 @@ def describe_tools(tools: Sequence[Mapping[str, Any]]) -> str:
 
 def read_calls(text: str) -> tuple[str, tuple[ToolCall, ...]]:
     """What a whole answer says and what it calls; a call that cannot be read says why."""
-    parts = ToolReader(keeps_broken=True).add(text, last=True)
+    reader = ToolReader(keeps_broken=True)
+    parts = reader.add(text, last=True)
+    if reader.began_in_thought:
+        parts = ToolReader(keeps_broken=True, in_thought=True).add(text, last=True)
     prose = "".join(part for part in parts if isinstance(part, str))
     return prose, tuple(part for part in parts if isinstance(part, ToolCall))
 
@@ -73,55 +78,83 @@ class ToolReader:
     Args:
         parallel: False keeps the first call alone.
         keeps_broken: whether a call that cannot be read is one with an error, or text.
+        in_thought: the text goes on with thinking that its prompt began.
     """
 
-    def __init__(self, *, parallel: bool = True, keeps_broken: bool = False) -> None:
+    def __init__(
+        self, *, parallel: bool = True, keeps_broken: bool = False, in_thought: bool = False
+    ) -> None:
         self._parallel, self._keeps_broken = parallel, keeps_broken
         self._held = ""
+        self._in_thought = in_thought
         # Of the call that the held text is, or None between calls.
         self._call_end: _CallEnd | None = None
         self.calls = 0
+        self.began_in_thought = in_thought  # or was seen to: thinking ended that had not begun
 
     def add(self, text: str, *, last: bool = False) -> list[str | ToolCall]:
         """The parts that are certain now, in order."""
         self._held += text
         parts: list[str | ToolCall] = []
         while True:
-            if self._call_end is None:
-                found = self._held.find(OPEN)
-                if found < 0:
-                    break
-                parts += self._text(self._held[:found].rstrip())
-                self._held = self._held[found + len(OPEN) :]
-                self._call_end = _CallEnd()
-            else:
+            if self._call_end is not None:
                 end = self._call_end.find(self._held, last=last)
                 if end is None:
                     break
-                parts += self._call(self._held[:end], CLOSE)
+                parts += self._call(self._held[:end])
                 self._held = self._held[end + len(CLOSE) :]
                 self._call_end = None
+                continue
+            mark = (_THOUGHT_END if self._in_thought else _MARK).search(self._held)
+            if mark is None:
+                break
+            if mark[0] == OPEN:
+                parts += self._text(self._held[: mark.start()].rstrip())
+                self._call_end = _CallEnd()
+            else:
+                parts += self._text(self._held[: mark.end()])
+                if mark[0] == THOUGHT and not self._in_thought:
+                    self.began_in_thought = True
+                self._in_thought = mark[0] == THINKING
+            self._held = self._held[mark.end() :]
         if last:
-            parts += self._call(self._held, "") if self._call_end else self._text(self._held)
+            parts += self._unfinished_call() if self._call_end else self._text(self._held)
             self._held = ""
         elif self._call_end is None:
-            certain = len(self._held[: beginning(self._held, [OPEN])].rstrip())
-            parts += self._text(self._held[:certain])
-            self._held = self._held[certain:]
+            parts += self._certain()
+        return parts
+
+    def _certain(self) -> list[str | ToolCall]:
+        """The text that no mark can begin in, nor a call follow that takes its spaces away."""
+        if self._in_thought:
+            certain = beginning(self._held, [THOUGHT])
+        else:
+            certain = len(self._held[: beginning(self._held, [OPEN, THINKING, THOUGHT])].rstrip())
+        parts = self._text(self._held[:certain])
+        self._held = self._held[certain:]
         return parts
 
     def _text(self, text: str) -> list[str | ToolCall]:
-        return [text] if text and not (self.calls and text.isspace()) else []
+        is_between_calls = self.calls > 0 and not self._in_thought and text.isspace()
+        return [text] if text and not is_between_calls else []
 
-    def _call(self, text: str, closed_by: str) -> list[str | ToolCall]:
+    def _call(self, text: str) -> list[str | ToolCall]:
         try:
             name, arguments = _read(text)
-            call = ToolCall(index=self.calls, name=name, arguments=arguments)
         except (ValueError, RecursionError) as error:
-            why = f"The call cannot be read: {error}."
-            call = ToolCall(index=self.calls, name="", arguments=None, error=why)
-        if call.error is not None and not self._keeps_broken:
-            return [OPEN + text + closed_by]
+            return self._broken(OPEN + text + CLOSE, str(error))
+        return self._next(ToolCall(index=self.calls, name=name, arguments=arguments))
+
+    def _unfinished_call(self) -> list[str | ToolCall]:
+        return self._broken(OPEN + self._held, f"it has no {CLOSE}")
+
+    def _broken(self, written: str, why: str) -> list[str | ToolCall]:
+        if not self._keeps_broken:
+            return [written]
+        error = f"The call cannot be read: {why}."
+        return self._next(ToolCall(index=self.calls, name="", arguments=None, error=error))
+
+    def _next(self, call: ToolCall) -> list[str | ToolCall]:
         self.calls += 1
         return [call] if self._parallel or call.index == 0 else []
 
@@ -180,6 +213,8 @@ class _CallEnd:
         return end
 
 
+_MARK = re.compile("|".join((OPEN, THINKING, THOUGHT)))
+_THOUGHT_END = re.compile(THOUGHT)
 _TOKEN = re.compile(r'\\.|"|[\x00-\x1f]|</tool_call>', re.DOTALL)
 _OBJECT = re.compile(r"\s*\{")
 
@@ -198,11 +233,12 @@ def _read(text: str) -> tuple[str, dict[str, Any]]:
     """The name and the arguments of the call that a text is.
 
     Raises:
-        ValueError: it is not JSON, not a call, has no name, or arguments under a name that is not
-            known.
+        ValueError: it is not JSON, not a call, has a key twice, no name, or arguments under a name
+            that is not known.
         RecursionError: it is nested too deeply.
     """
     written = msgspec.json.decode(text.strip(), type=_Written)
+    fields: dict[str, Any] = parse_json(text.strip())
     if not written.name:
         raise ValueError("its name is empty")
     if written.arguments is not msgspec.UNSET and written.parameters is not msgspec.UNSET:
@@ -211,7 +247,7 @@ def _read(text: str) -> tuple[str, dict[str, Any]]:
         return written.name, written.arguments
     if written.parameters is not msgspec.UNSET:
         return written.name, written.parameters
-    unknown = msgspec.json.decode(text.strip(), type=dict[str, Any]).keys() - _WITHOUT_ARGUMENTS
+    unknown = fields.keys() - _WITHOUT_ARGUMENTS
     if unknown:
         raise ValueError(f"it has no `arguments`, and `{min(unknown)}` is not known")
     return written.name, {}

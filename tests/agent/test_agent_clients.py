@@ -8,6 +8,7 @@ the real ones.
 from __future__ import annotations
 
 import json
+import shlex
 import sys
 import sysconfig
 from pathlib import Path
@@ -165,9 +166,53 @@ def test_a_client_with_a_command_is_registered_by_it(
     report = here.install(*words)
     assert here.commands() == [remove, add]
     assert "ran" in report.out and "Next: " in report.out
-    here.install(*words, "--remove")
+    removed = here.install(*words, "--remove").out
     assert here.commands() == [remove, add, remove]
+    assert outcome(removed, remove) == "removed"
     assert list(here.home.iterdir()) == []
+
+
+def outcome(report: str, command: list[str]) -> str:
+    """What is said of a removal by this command."""
+    ending = f"halteres ({shlex.join(command)})"
+    [line] = [one for one in report.splitlines() if one.endswith(ending)]
+    return line.removesuffix(ending).strip()
+
+
+ABSENT = {
+    "claude": (1, 'No MCP server named "halteres" in user scope'),
+    "codex": (0, "No MCP server named 'halteres' found."),
+    "gemini": (0, 'Server "halteres" not found in user settings.'),
+}
+"""How each client's command ends where there is nothing to remove, and what it prints."""
+
+
+def stand_in(here: UserHome, client: str, code: int, printed: str) -> None:
+    """The client's command prints this and exits with that."""
+    script = f"#!/bin/sh\necho {shlex.quote(printed)} >&2\nexit {code}\n"
+    (here.commands_folder / client).write_text(script, encoding="utf-8")
+
+
+@each_command
+def test_a_removal_says_whether_the_server_was_registered(
+    here: UserHome, words: tuple[str, ...], called: tuple[list[str], list[str]]
+) -> None:
+    stand_in(here, words[0], *ABSENT[words[0]])
+    removed = here.install(*words, "--remove").out
+    assert outcome(removed, called[0]) == "was not registered"
+    assert "nothing of ours is there" not in removed
+
+
+@each_command
+def test_a_removal_that_fails_takes_the_skills_out_and_is_an_error_with_the_commands_words(
+    here: UserHome, words: tuple[str, ...], called: tuple[list[str], list[str]]
+) -> None:
+    here.install(*words)
+    stand_in(here, words[0], 3, "settings.json cannot be read")
+    ended = here.run("install-agent", "--client", *words, "--remove")
+    assert ended.code == 1
+    assert "It exited with 3: settings.json cannot be read" in ended.err
+    assert "removed" in ended.out and here.files() == {}
 
 
 def test_what_the_user_set_is_handed_on(here: UserHome, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -69,6 +69,16 @@ async def test_json_in_a_text_is_read_for_a_list_and_for_an_object() -> None:
         assert (refused["code"], refused["field"]) == ("invalid_arguments", "changes")
 
 
+@pytest.mark.parametrize(
+    "written", ['{"total_steps": 21, "total_steps": 22}', '{"a": {"b": 1, "b": 1}}']
+)
+async def test_a_key_twice_in_json_in_a_text_is_refused_by_the_arguments_name(
+    written: str,
+) -> None:
+    answer = await answered("rl_edit_config", {"changes": written})
+    assert (answer["field"], "line 1, column" in answer["error"]) == ("changes", True)
+
+
 async def test_a_text_that_a_tool_takes_as_one_stays_a_text() -> None:
     await answered("rl_select_environment", {"name": "arithmetic"})
     edited = await answered("rl_edit_config", {"field": "system_prompt", "value": '{"a": 1}'})
@@ -90,6 +100,12 @@ async def test_null_for_what_is_optional_is_as_if_it_was_not_given() -> None:
             if one.is_required()
         }
         assert (await answered(name, required))["code"] == "invalid_arguments"
+
+
+async def test_a_key_twice_in_a_body_is_refused_with_its_place() -> None:
+    async with control.client() as http:
+        answer = await http.post("/config", content='{"changes": {"a": 1, "a": 2}}')
+    assert "line 1, column 22" in answer.json()["error"]
 
 
 @pytest.mark.parametrize("transport", TRANSPORTS)
@@ -134,7 +150,22 @@ async def test_no_argument_is_a_defect(tool: str) -> None:
 
 
 @pytest.mark.parametrize("tool", ["rl_start_training", "rl_train_reward_model"])
-@pytest.mark.parametrize("name", ["a\nb", "a\x1b[2J", "\x7f", "a\u2028b", "\t", "a\x85"])
+@pytest.mark.parametrize(
+    "name",
+    [
+        "a\nb",
+        "a\x1b[2J",
+        "\x7f",
+        "a\u2028b",
+        "\t",
+        "a\x85",
+        "a\x9b2J",
+        "a\u202eb",
+        "a\u200bb",
+        "a\ufeff",
+        "a\U000e0041",
+    ],
+)
 async def test_a_runs_name_is_on_one_line(tool: str, name: str) -> None:
     await answered("rl_select_environment", {"name": "arithmetic"})
     answer = await answered(tool, {"name": name, "dry_run": True})

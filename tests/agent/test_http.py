@@ -248,13 +248,14 @@ async def test_without_the_token_nobody_spends_the_operators_key(
         monkeypatch.setenv(name, value)
     monkeypatch.setattr(models, "_ask", lambda path, url: {"model": {"name": "Qwen/Big"}})
     async with control.client(authorization="") as http:
-        await http.post(
-            "/environments/arithmetic/select", json={"changes": {"inference.model": "Qwen/Big"}}
-        )
+        select = ("/environments/arithmetic/select", {"changes": {"inference.model": "Qwen/Big"}})
+        await http.post(select[0], json=select[1])
         answer = (await http.post("/test/inference", json=body)).json()
         assert (answer["code"], key in answer["error"]) == ("unauthorized", True), answer
         assert not begun
-        await http.post("/test/inference", json=body, auth=("halteres", token()))
+        known = ("halteres", token())
+        await http.post(select[0], json=select[1], auth=known)
+        await http.post("/test/inference", json=body, auth=known)
         assert len(begun) == 1
 
 

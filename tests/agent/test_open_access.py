@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import subprocess
 import sys
 from collections.abc import Iterator, Mapping
 from contextlib import ExitStack
@@ -15,7 +16,7 @@ import pytest
 import yaml
 from docs.settings_page import shipped
 
-from halteres.agent.drafts import Draft, load_draft, save_draft
+from halteres.agent.drafts import Draft, choose, load_draft, save_draft
 from halteres.agent.open_access import check_changes, check_keys, check_settings
 from halteres.agent.table import BY_NAME
 from halteres.agent.tool import Caller, OpenThreads, TokenNeeded
@@ -126,9 +127,69 @@ def test_every_setting_that_can_hold_a_text_says_what_it_reaches() -> None:
     """A new one that does not say so is found here."""
     assert [str(leaf) for leaf in LEAVES if leaf.reach is None] == []
     kinds = {leaf.reach for leaf in LEAVES}
-    assert kinds == {*WANT_TOKEN, "environment", "model", "name", "nothing"}
+    assert kinds == {*WANT_TOKEN, "environment", "model", "id", "name", "nothing"}
     known = {"run.interpreter", "env.spool_dir", "env.rewards", "env.make", "env.search_url"}
     assert known <= {leaf.key for leaf in REACHING}
+
+
+WORDS_ALONE = """
+import asyncio, sys
+from docs.settings_page import shipped
+from halteres.config.reach import REACHES
+
+CANARY = "canary_module:Canary-v0"
+tried = [""]
+OUTWARD = ("open", "import", "os.", "subprocess.", "socket.", "sqlite3.", "shutil.", "glob.")
+
+def watch(event, arguments):
+    if event.startswith(OUTWARD) and "canary_module" in repr(arguments):
+        print(tried[0], event, flush=True)
+
+sys.addaudithook(watch)
+for kind in shipped():
+    base, servers = kind.config_init()
+    fields = kind.env_config_cls.model_json_schema()["properties"]
+    words = [name for name, one in fields.items() if one.get(REACHES) == "nothing"]
+    for name in words:
+        tried[0] = f"{kind.name}.{name}"
+        try:
+            config = kind.env_config_cls.model_validate({**base.model_dump(), name: CANARY})
+            env = kind(config, servers)
+            asyncio.run(env.setup())
+            asyncio.run(env.get_next_item())
+        except Exception:
+            continue
+print("tried", tried[0])
+"""
+
+
+def test_what_reaches_nothing_is_not_opened_imported_or_passed_to_another_process(
+    home: Path,
+) -> None:
+    """Of every environment that comes with the package, each setting that says so."""
+    ended = subprocess.run(
+        [sys.executable, "-c", WORDS_ALONE],
+        cwd=Path(__file__).parents[1],
+        capture_output=True,
+        text=True,
+        timeout=100,
+        check=True,
+    )
+    *reached, tried = ended.stdout.splitlines()
+    assert tried.startswith("tried ")
+    assert reached == []
+
+
+@pytest.mark.parametrize("id", ["mine:Wordle-v0", "a.b:Wordle-v0", "os:abort", "/x:y", "x,y:z-1"])
+def test_an_id_that_names_a_module_wants_the_token(id: str) -> None:
+    with pytest.raises(TokenNeeded):
+        check_changes(open_caller(), "text_gym", {"task": id})
+    check_changes(Caller(), "text_gym", {"task": id})
+
+
+@pytest.mark.parametrize("id", ["game:Sudoku-v0-easy", "rg:letter_counting", "Taxi-v3"])
+def test_an_id_of_a_registry_is_set_without_the_token(id: str) -> None:
+    check_changes(open_caller(), "text_gym", {"task": id, "options": {"max_turns": 4}})
 
 
 OPEN_TOOLS = {
@@ -205,7 +266,7 @@ async def test_no_open_route_takes_a_setting_that_names_code_a_path_an_address_o
     of_environment = [leaf for leaf in REACHING if leaf.environment == environment]
     async with control.client(authorization="") as http:
         await http.post(f"/environments/{environment}/select")
-        before = load_draft(Caller(), None)
+        before = load_draft(open_caller(), None)
         for leaf in of_environment:
             for value in forms_of(leaf.value):
                 await refused(http, "/config", {"field": leaf.key, "value": value})
@@ -217,7 +278,7 @@ async def test_no_open_route_takes_a_setting_that_names_code_a_path_an_address_o
                 await refused(
                     http, "/runs", {"changes": changes, "environment": environment, "dry_run": True}
                 )
-        assert load_draft(Caller(), None) == before
+        assert load_draft(open_caller(), None) == before
     assert not list_runs()
 
 
@@ -225,11 +286,12 @@ async def test_no_open_route_takes_a_setting_that_names_code_a_path_an_address_o
 async def test_a_draft_that_names_code_is_neither_started_nor_tested_nor_edited_without_the_token(
     home: Path, key: str
 ) -> None:
-    """Whoever set it: with the token, or before there was a check."""
+    """It was set before there was a check."""
     values = {"env.reward_model_path": "/models/mine"}
     value = values.get(key, [{"name": "mine", "function": "halteres.rewards.functions:none"}])
-    (home / "drafts").mkdir()
-    save_draft(Draft(handle="default", environment="arithmetic", changes={key: value}))
+    (home / "drafts" / "open").mkdir(parents=True)
+    changes = {key: value}
+    save_draft(Draft(handle="default", is_open=True, environment="arithmetic", changes=changes))
     async with control.client(authorization="") as http:
         await refused(http, "/runs", {})
         await refused(http, "/runs", {"dry_run": True})
@@ -241,6 +303,40 @@ async def test_a_draft_that_names_code_is_neither_started_nor_tested_nor_edited_
         ).json()
         assert "code" not in mended
     assert not list_runs()
+
+
+PREPARED = [
+    {"group_size": 8},
+    {"rewards": [{"name": "mine", "function": "halteres.rewards.functions:none"}]},
+]
+
+
+@pytest.mark.parametrize("changes", PREPARED)
+async def test_a_draft_that_was_prepared_with_the_token_is_the_same_whatever_is_asked_without_it(
+    home: Path, changes: dict[str, Any]
+) -> None:
+    """Each open route that selects, edits, starts, tests or shows, on the draft's own name."""
+    file = home / "drafts" / "default.json"
+    choose(Caller(), None, "arithmetic", changes)
+    before = file.read_bytes()
+    quick = {"inference.engine": "scripted"}
+    asked: list[tuple[str, dict[str, Any]]] = [
+        ("/runs", {"dry_run": True}),
+        ("/runs", {}),
+        ("/test/inference", {}),
+        ("/config", {"field": "group_size", "value": 4}),
+        ("/environments/word_problems/select", {}),
+        ("/runs", {"environment": "word_problems", "changes": quick, "dry_run": True}),
+        ("/runs", {"environment": "word_problems", "draft": "default", "dry_run": True}),
+        ("/config", {"field": "group_size", "value": 4, "draft": "default"}),
+    ]
+    async with control.client(authorization="") as http:
+        shown = (await http.get("/config")).json()
+        for path, body in asked:
+            await http.post(path, json=body)
+            assert file.read_bytes() == before, (path, body)
+    assert shown["code"] == "no_environment"
+    assert load_draft(open_caller(), None).environment == "word_problems"
 
 
 async def test_a_run_with_code_in_its_settings_is_not_gone_on_from_without_the_token() -> None:
@@ -293,6 +389,7 @@ async def test_a_function_that_comes_as_a_text_never_runs(tmp_path: Path) -> Non
 
 FOREIGN_VALUES = [
     ["tasks.jsonl", "/etc/passwd"],
+    "FILE:/etc/passwd",
     {"train": ["file:///etc/passwd"]},
     "tasks.jsonl,/etc/passwd",
     "tasks.jsonl /etc/passwd",
@@ -421,8 +518,11 @@ async def test_without_the_token_only_so_many_runs_go_on_at_once(
                 num_live,
             )
             assert not (await http.post("/runs", json={"dry_run": True})).json()["ok"]
-            known = (
-                await http.post("/runs", json={"dry_run": True}, headers=control.bearer())
-            ).json()
+            own = {
+                "dry_run": True,
+                "environment": "arithmetic",
+                "changes": {"inference.engine": "scripted"},
+            }
+            known = (await http.post("/runs", json=own, headers=control.bearer())).json()
             assert known["ok"], known
         assert (await http.post("/runs", json={"dry_run": True})).json()["ok"]

@@ -62,6 +62,7 @@ async def test_a_tool_call_is_answered_with_a_tool_message(monkeypatch: pytest.M
     ("arguments", "words"),
     [
         ('{"limit": 3', "arguments that are no JSON"),
+        ('{"limit": 3, "limit": 4}', "column 14: the key 'limit' is given twice"),
         ("[3]", "takes a JSON object of arguments, not [3]"),
         ('{"limits": 3}', "there is no such argument"),
     ],

@@ -588,7 +588,8 @@ def test_lines_of_the_originals_process_are_taken(
         {**group(), "scores": [1, "0.5"]},
     ]
     file = tmp_path / "p.jsonl"
-    file.write_text("\ufeff" + "\r\n\r\n".join(map(json.dumps, lines)))
+    # Every line may be the first of a file that was joined to others.
+    file.write_text("\r\n\r\n".join("\ufeff" + json.dumps(line) for line in lines))
     code, _, err = groups("import", str(file), "--url", queue.url)
     assert (code, "4 groups posted, 0 bad lines" in err) == (0, True), err
     elements = [told["element"] for told in queue.groups(bodies="true")]

@@ -261,3 +261,12 @@ def test_a_model_whose_answers_nothing_ends_is_registered_with_a_remark(own: Pat
     (own / "generation_config.json").write_text('{"eos_token_id": null}')
     assert told("add", str(own), "--as", "endless")["ends"] is False
     assert "eos_token" in command("add", str(own), "--as", "endless").output
+
+
+def test_an_end_token_beyond_the_vocabulary_is_named_with_its_file_and_the_vocabularys_size(
+    own: Path,
+) -> None:
+    (own / "generation_config.json").write_text('{"eos_token_id": [2, 5000]}')
+    output = command("add", str(own), "--as", "half").output
+    assert all(part in output for part in ("generation_config.json", "5000", "672"))
+    assert "Nothing ends" not in output

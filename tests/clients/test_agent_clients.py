@@ -61,17 +61,19 @@ def test_its_own_command_registers_our_server_twice_alike_and_takes_it_out(
         "HALTERES_HOME": str(tmp_path / "a home"),
     }
 
-    def install_agent(*words: str) -> None:
+    def install_agent(*words: str) -> str:
         command = [HALTERES, "install-agent", "--client", client, *words]
         ended = subprocess.run(
             command, env=env, cwd=tmp_path, capture_output=True, encoding="utf-8", timeout=300
         )
         assert ended.returncode == 0, ended.stderr
+        return ended.stdout
 
     for _ in range(2):
         install_agent()
         entry = servers(home / settings)["halteres"]
         assert (entry["command"], entry["args"]) == (HALTERES, ["mcp"])
         assert entry["env"]["HALTERES_HOME"] == str(tmp_path / "a home")
-    install_agent("--remove")
+    assert "was not registered" not in install_agent("--remove")
     assert "halteres" not in servers(home / settings)
+    assert "was not registered" in install_agent("--remove")

@@ -89,6 +89,20 @@ def test_what_a_folder_lacks_is_never_random(
     assert printed(family, capsys)["why"] == refused.value.why
 
 
+@pytest.mark.parametrize("value", [float("nan"), float("inf"), float("-inf")])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_weights_that_are_not_finite_are_found_at_load_and_named(
+    family: Path, value: float, dtype: torch.dtype
+) -> None:
+    file, name = family / "model.safetensors", "model.layers.1.self_attn.o_proj.weight"
+    tensors = load_file(file)
+    tensors[name][-1, -1] = value
+    save_file(tensors, file, metadata={"format": "pt"})
+    with pytest.raises(InvalidConfig) as refused:
+        load_base(family, dtype, torch.device("cpu"))
+    assert name in refused.value.why
+
+
 @pytest.mark.parametrize(
     "changed", [{"num_hidden_layers": 2, "layer_types": ["full_attention"] * 2}]
 )

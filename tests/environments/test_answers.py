@@ -61,7 +61,25 @@ from halteres.environments.answers import boxed_answer, is_number, number_in, ta
         ("US$5", "5"),
         ("a total of 5", "5"),
         ("5 months", "5"),
-        ("300 K", "300"),
+        ("5 \\times 10^{3}", "5000"),
+        ("5 \u00d7 10\u00b3", "5000"),
+        ("5e-05", "1/20000"),
+        ("-2.5E+3 km", "-2500"),
+        ("1e9", "1000000000"),
+        ("3 1/2", "7/2"),
+        ("-3\\frac{1}{2}", "-7/2"),
+        ("3\\,\\frac{1}{2}", "7/2"),
+        ("\u00bd cup", "1/2"),
+        ("3\u00bd cups of flour", "7/2"),
+        ("\uff0d\uff11\uff0c\uff10\uff10\uff10", "-1000"),
+        ("\u0663\u066b\u0665", "3.5"),
+        ("\u0967\u0968", "12"),
+        ("\\boxed{5}", "5"),
+        ("\\boxed{\\text{5 km}}", "5"),
+        ("The answer is $\\boxed{3\\tfrac12}$ cups", "7/2"),
+        ("1 apple", "1"),
+        ("$5/hour", "5"),
+        ("5 \u20ac", "5"),
         ("5 \\times 10^{-5}", "0.00005"),
         ("-2.5 x 10^3 km", "-2500"),
         ("10^{16}", "10000000000000000"),
@@ -74,9 +92,9 @@ def test_a_number_is_read_exactly_in_the_ways_people_write_it(answer: str, expec
 @pytest.mark.parametrize(
     "answer",
     [
-        *("", ".", "seven", "3 or 4", "3 + 4", "3-4", "7!", "2^3", "10**9", "1e9", "0x10", "1/0"),
-        *("1,0000", "1 000"),
-        *("3\\frac{1}{2}", "\u0663", "\uff12", "--5", "__import__('os').system('true')", "9" * 101),
+        *("", ".", "seven", "3 or 4", "3 + 4", "3-4", "7!", "2^3", "10**9", "0x10", "1/0"),
+        *("1,0000", "1 000", "3 5/2", "3 1/0", "3.5 1/2", "3\\frac{x}{2}", "5e", "1e2e3", "1e1000"),
+        *("--5", "__import__('os').system('true')", "9" * 101),
     ],
 )
 def test_what_is_no_single_number_is_none(answer: str) -> None:
@@ -95,12 +113,116 @@ def test_what_is_no_single_number_is_none(answer: str) -> None:
         *("x - 5", "x + 5", "x minus 5", "minus minus 5", "\\pm 5"),
         *("5x", "5 xy", "5i", "5 pi", "x5"),
         *("> 5", "\\leq 5", "x \\neq 5", "5^2", "5^{2}", "5\u00b2", "10^{1}6", "\\sqrt{5}", "|5|"),
-        *("3\\,\\frac{1}{2}", "5 \\cdot x", "5/x", "(5", "(5) + (6)", "$5$ or $6$"),
+        *("5 \\cdot x", "5/x", "(5", "(5) + (6)", "$5$ or $6$"),
     ],
 )
 def test_words_and_signs_that_say_another_number_make_an_answer_without_one(answer: str) -> None:
     """A wrong number would be paid for; a number that is not read is only not paid for."""
     assert number_in(answer) is None
+
+
+@pytest.mark.parametrize(
+    "answer",
+    [
+        *(
+            "5 mil",
+            "5 Millionen",
+            "5 Mio.",
+            "5 Mrd.",
+            "5 mille",
+            "5 millones",
+            "5 milh\u00f5es",
+            "5 mila",
+        ),
+        *(
+            "5 miliardi",
+            "5 duizend",
+            "5 tusen",
+            "5 Dutzend",
+            "5 docenas",
+            "5 tysi\u0119cy",
+            "5 tis\u00edc",
+        ),
+        *(
+            "5 milijonas",
+            "5 \u0442\u044b\u0441\u044f\u0447",
+            "5 mille euros",
+            "5 tausend Euros",
+            "5 lakhs",
+        ),
+        *(
+            "5 k",
+            "5 K",
+            "5 M",
+            "5 B",
+            "5 T",
+            "5 K dollars",
+            "5 gross",
+            "5 pairs",
+            "5 Paar",
+            "5 tens",
+        ),
+        *(
+            "5th",
+            "5 th",
+            "5ish",
+            "5!",
+            "5-",
+            "5?",
+            "5:30",
+            "5 less",
+            "5 less apples",
+            "5 quintillion",
+        ),
+        *("neg 5", "max 5", "min 5", "without 5", "about 5", "~5", "less 5", "excl. 5", "by 5"),
+        *("wrong: 5", "error: 5", "max: 5", "v5", "no. 5", "#5", "step 5", "reciprocal of 5"),
+        *(
+            "max 5 apples",
+            "neg 5 apples",
+            "without 5 apples",
+            "exceeds 5 dollars",
+            "about 5 apples",
+        ),
+        *("is Neg 5 dollars", "divides 5 apples", "5 kilo dollars", "5 zillions", "5 fives"),
+        *(
+            "up to nearly 5 apples",
+            "can exceed 5 dollars",
+            "\\boxed{5} million",
+            "half of \\boxed{5}",
+        ),
+    ],
+)
+def test_what_is_not_known_to_stand_around_an_answer_makes_it_one_without_a_number(
+    answer: str,
+) -> None:
+    assert number_in(answer) is None
+
+
+@pytest.mark.parametrize(
+    "sentence",
+    [
+        "The answer is 12 apples.",
+        "So she has 12 apples left",
+        "So, Betty has 12 small chocolate chip cookies left over.",
+        "Janet makes $12 every day at the farmers' market.",
+        "Therefore, Ann needs 12 more red marbles.",
+        "In total, Ken has 12 trees.",
+        "Maila's total is 12.",
+        "It will take Carlos 12 years before he starts earning money.",
+        "So Raymond has to babysit 12 hours.",
+        "Marissa hikes 12 miles each day.",
+        "Lily donates $12 to charity.",
+        "Melanie started with 12 vacuum cleaners.",
+        "The total comes to $12.",
+        "John paid a total of $12.",
+        "The store offers a discount of $12.",
+        "Final answer: 12 people",
+        "12 of the students are left.",
+        "**12 miles per hour**",
+    ],
+)
+def test_the_last_sentence_of_a_worked_answer_states_its_number(sentence: str) -> None:
+    assert is_number(sentence, "12")
 
 
 def test_the_last_whole_box_counts_with_the_braces_in_it() -> None:

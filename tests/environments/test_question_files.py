@@ -60,7 +60,7 @@ def test_a_row_that_is_none_is_named_with_its_place(tmp_path: Path, bad: str) ->
     [
         ("{", "line 3, column 2"),
         ('{"question": "Q?", "answer": 3,}', "line 3, column 32"),
-        ('{"question": "Q?", "answer": 3, "answer": 4}', "line 3: the key 'answer'"),
+        ('{"question": "Q?", "answer": 3, "answer": 4}', "line 3, column 33: the key 'answer'"),
         ('{"question": "half \\ud800?", "answer": "1"}', "line 3: "),
         ("[" * 100_000, "line 3: "),
         ('{"question": "Q?", "answer": ' + "9" * 5000 + "}", "line 3: "),
@@ -111,7 +111,7 @@ def test_a_number_as_an_answer_is_kept_in_digits(tmp_path: Path, given: str, ans
     assert {one.answer for one in (*train, *held_out)} == {answer}
 
 
-@pytest.mark.parametrize("given", ["NaN", "Infinity", "1e300", "true", "null", "[1]"])
+@pytest.mark.parametrize("given", ["NaN", "Infinity", "true", "null", "[1]"])
 def test_what_is_no_number_is_no_answer(tmp_path: Path, given: str) -> None:
     file = tmp_path / "rows.jsonl"
     file.write_text(f'{{"question": "Q?", "answer": {given}}}\n', encoding="utf-8")

@@ -112,3 +112,23 @@ def test_a_model_that_nothing_ends_is_registered_and_known_as_that(
         kept = json.loads((own / name).read_text()) if fields else {}
         (own / name).write_text(json.dumps({**kept, **fields}))
     assert store.add(own, "mine").ends == ends
+
+
+@pytest.mark.parametrize(
+    ("name", "ids", "unknown"),
+    [
+        ("generation_config.json", 672, (672,)),
+        ("generation_config.json", [2, 900], (900,)),
+        ("config.json", 5000, (5000,)),
+        ("generation_config.json", 2, ()),
+    ],
+)
+def test_end_tokens_beyond_the_vocabulary_are_known_with_the_file_that_names_them(
+    store: ModelStore, own: Path, name: str, ids: Any, unknown: tuple[int, ...]
+) -> None:
+    if name == "config.json":
+        (own / "generation_config.json").unlink()
+    edit(own / name, eos_token_id=ids)
+    added = store.add(own, "mine")
+    assert (added.end_token_file, added.unknown_end_tokens) == (name, unknown)
+    assert added.ends == (unknown != added.end_tokens)

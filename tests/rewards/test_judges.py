@@ -187,6 +187,10 @@ async def test_a_question_is_counted_once_however_it_was_answered() -> None:
         '[{"answer": {"reason": "right", "verdict": "A"}}]',
         '{"verdict": "A", "of_the_other": {"verdict": "B"}}',
         'At first {"verdict": "B"}; then {"verdict": "A"} {"note": "done"}',
+        '{"verdict": "A"}\n<think>Or is it {"verdict": "B"}? No.</think>',
+        '{"verdict": "A"} <think>{"verdict": "B"}</think> Yes. <think>{"verdict": </think>',
+        '{"reason": "It wrote </think> twice, and <think>.", "verdict": "A"}',
+        '{"verdict": "A"} {"reason": "of nothing", "verdict": null}',
     ],
 )
 def test_the_verdict_is_the_last_object_that_has_one(said: str) -> None:
@@ -204,10 +208,36 @@ def test_the_verdict_is_the_last_object_that_has_one(said: str) -> None:
         '{"a":' * 20_000,
         '{"a":"' * 20_000,
         '{"verdict": "A"} ' * 2_000,
+        '{"verdict": null}',
+        '{"verdict": null, "of_the_other": {"verdict": "B"}}',
+        '{"verdict": "B", "verdict": "A"}',
+        'Perhaps {"verdict": "B"}, but no.</think> It is A.',
+        '{"verdict": "A"} <think>Or is it',
+        "<think></think> " * 20_000 + "<think>" * 20_000,
     ],
 )
 def test_a_verdict_that_may_not_be_the_last_is_none(said: str) -> None:
     assert last_object(said, "verdict") == {}
+
+
+@pytest.mark.parametrize(
+    ("written", "reason"),
+    [
+        *(
+            (command, command)
+            for command in (r"\frac{1}{2}", r"\nu", r"\beta = 2", r"\rho", r"\bar x")
+        ),
+        *(
+            (command, command)
+            for command in (r"\times 2", r"\theta", r"\neq 3", r"\to", r"\text{km}")
+        ),
+        (r"\\frac{1}{2}", r"\frac{1}{2}"),
+        (r"one\ntwo\tthree\nnext\r\n", "one\ntwo\tthree\nnext\r\n"),
+    ],
+)
+def test_commands_of_latex_in_a_reason_stay_what_they_are(written: str, reason: str) -> None:
+    said = f'{{"reason": "{written}", "verdict": "A"}}'
+    assert last_object(said, "verdict") == {"reason": reason, "verdict": "A"}
 
 
 async def test_a_ranking_is_read_behind_braces_of_other_kinds() -> None:

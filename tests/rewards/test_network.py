@@ -86,6 +86,17 @@ def test_a_reward_model_that_lacks_weights_its_head_among_them_is_refused(
     assert first in refused.value.why
 
 
+def test_a_reward_model_with_weights_that_are_not_finite_is_refused(reward: Path) -> None:
+    def broken(found: dict[str, torch.Tensor]) -> dict[str, torch.Tensor]:
+        found["score.weight"][0, 0] = float("nan")
+        return found
+
+    change_weights(reward, broken)
+    with pytest.raises(InvalidConfig) as refused:
+        open_network(reward, padding=0)
+    assert "score.weight" in refused.value.why
+
+
 def test_a_reward_model_that_lacks_weights_is_refused_before_it_is_loaded(tmp_path: Path) -> None:
     folder = tmp_path / "reward"
     random_network("qwen3").save(folder)

@@ -74,6 +74,38 @@ def test_lines_a_list_and_a_file_with_a_mark_of_its_encoding_are_the_same_rows(
     assert lines.comparisons == listed.comparisons == objects.comparisons
 
 
+@pytest.mark.parametrize(
+    ("bad", "place"),
+    [
+        ('{"prompt": "a", "chosen": "b", "chosen": "c", "rejected": "d"}', "line 2, column 32: "),
+        ('{"prompt": "a", "chosen": [{"role": "a", "role": "b"}]}', "line 2, column 42: "),
+        ('{"prompt": "a" "chosen": "b"}', "line 2, column 16: "),
+    ],
+)
+def test_a_line_that_cannot_be_read_is_named_with_its_column(
+    tmp_path: Path, bad: str, place: str
+) -> None:
+    file = tmp_path / "a.jsonl"
+    file.write_text(f"{json.dumps(PAIR)}\n{bad}\n", encoding="utf-8")
+    with pytest.raises(InvalidData) as refused:
+        read_preferences(file)
+    assert refused.value.details["problems"][0]["rows"] == [2] and place in refused.value.why
+
+
+def test_a_key_twice_in_a_list_of_rows_is_refused_with_its_place(tmp_path: Path) -> None:
+    file = tmp_path / "a.json"
+    file.write_text('[{"chosen": "a",\n "chosen": "b", "rejected": "c"}]', encoding="utf-8")
+    with pytest.raises(InvalidData) as refused:
+        read_preferences(file)
+    assert refused.value.why.startswith("line 2, column 2: the key 'chosen'")
+
+
+def test_joined_files_may_each_begin_with_a_byte_order_mark(tmp_path: Path) -> None:
+    file = tmp_path / "a.jsonl"
+    file.write_bytes(2 * (b"\xef\xbb\xbf" + json.dumps(PAIR).encode() + b"\n"))
+    assert [one.row for one in read_preferences(file).comparisons] == [1, 2]
+
+
 def test_a_data_set_with_several_splits_is_refused_with_their_names() -> None:
     with pytest.raises(InvalidData, match=r"'train', 'test'.*dataset\['train'\]"):
         read_preferences({"train": [PAIR], "test": [PAIR]})  # type: ignore[arg-type]

@@ -174,6 +174,18 @@ def test_the_shape_of_ultrafeedback_is_read() -> None:
         ({**PAIR, "kind": 3}, "'kind' is a number, not a string"),
         ({**PAIR, "tie": "yes"}, "'tie' is a string, not a truth value"),
         ({**PAIR, "tools": "[{"}, "'tools' is not JSON"),
+        (
+            {**PAIR, "tools": '[{"a": 1, "a": 2}]'},
+            "'tools' is not JSON that can be read (line 1, c",
+        ),
+        (
+            {"prompt": [ASKED], "chosen": [{"role": "assistant"}], "rejected": [WRONG]},
+            "a message of 'chosen' has no 'content'",
+        ),
+        (
+            {"prompt": [{"role": "user"}], "chosen": [RIGHT], "rejected": [WRONG]},
+            "a message of 'prompt' has no 'content'",
+        ),
         ({**PAIR, "chosen": "4\ud83d"}, "'chosen' holds half of a surrogate pair"),
         ({"chosen_ids": [1, 2]}, "'rejected_ids' is missing"),
         ({"chosen_ids": [1, 2.5], "rejected_ids": [1]}, "'chosen_ids' is not a list of token ids"),
@@ -223,7 +235,8 @@ def test_a_problem_is_told_once_with_its_first_ten_rows(tmp_path: Path) -> None:
         "train.jsonl rows 2, 3, 4, 5, 6, 7, 8, 9, 10, 11 and 3 more: 'rejected' is missing."
         in error.why
     )
-    assert "train.jsonl row 16: is not JSON. train.jsonl row 17: 'weight' is negative." in error.why
+    assert "train.jsonl row 16: is not JSON that can be read (line 16, column 2: " in error.why
+    assert "). train.jsonl row 17: 'weight' is negative." in error.why
     assert error.details["problems"][0]["count"] == 13
 
 

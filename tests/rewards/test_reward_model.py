@@ -125,7 +125,9 @@ def test_scoring_ends_between_texts_and_passes_when_they_are_wanted_no_more(
     done: list[str] = []
     render, outputs = model.template.render, model.network.outputs
     monkeypatch.setattr(
-        ScoringTemplate, "render", lambda _, *args: done.append("render") or render(*args)
+        ScoringTemplate,
+        "render",
+        lambda _, *args, **options: done.append("render") or render(*args, **options),
     )
     monkeypatch.setattr(model.network, "outputs", lambda rows: done.append("pass") or outputs(rows))
     monkeypatch.setattr(model, "max_tokens_per_forward", 16)

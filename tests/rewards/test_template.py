@@ -5,6 +5,7 @@ cut is told.
 from __future__ import annotations
 
 import json
+import random
 import shutil
 from collections.abc import Sequence
 from contextlib import suppress
@@ -119,6 +120,18 @@ def test_token_ids_pass_as_they_are(tokenizer: Tokenizer) -> None:
     assert [one.tokens for one in template.render_comparison(tokenizer, row)] == [(5, 6, 7), (5, 8)]
 
 
+def test_a_row_that_the_chat_template_refuses_is_named(tmp_path: Path) -> None:
+    shutil.copytree(tiny(), tmp_path / "it", ignore=shutil.ignore_patterns("*.safetensors"))
+    template = tmp_path / "it" / "chat_template.jinja"
+    template.write_text("{{ messages[0].none.such }}", encoding="utf-8")
+    refusing = Tokenizer(tmp_path / "it")
+    chat = ({"role": "user", "content": "2 + 2?"}, {"role": "assistant", "content": "4"})
+    row = Comparison(completions=(chat, chat), ranks=(0, 0), row=7)
+    with pytest.raises(InvalidData) as refused:
+        template_for(refusing, form="conversational").render_comparison(refusing, row)
+    assert "Row 7 " in refused.value.what and "UndefinedError" in refused.value.why
+
+
 def test_keep_end_drops_the_oldest_messages_and_keeps_the_system_message(
     tokenizer: Tokenizer,
 ) -> None:
@@ -151,7 +164,58 @@ def test_a_long_chat_is_rendered_a_few_times_and_not_once_for_each_message(
     ]
     cut = template_for(tokenizer, max_length=64).render(tokenizer, chat)
     assert 32 < len(cut.tokens) <= 64
-    assert len(rendered) <= 13 and sum(rendered) <= 3 * len(chat)
+    assert len(rendered) <= 13 and sum(rendered) <= len(chat) + 64
+
+
+@pytest.mark.parametrize("form", ["standard", "conversational"])
+@pytest.mark.parametrize("truncation", ["keep_end", "keep_start", "drop"])
+def test_where_lost_tokens_are_not_counted_the_kept_ones_are_the_same(
+    tokenizer: Tokenizer, form: Any, truncation: Any
+) -> None:
+    drawn = random.Random(2)
+    words = ["the", "fox", "12345", "7", "<|im_end|>", "日本語", "don't", "aaaa", "(x)"]
+
+    def text(num_words: int) -> str:
+        return "".join(
+            drawn.choice(words) + drawn.choice(["", " ", "\n"]) for _ in range(num_words)
+        )
+
+    for _ in range(60):
+        length = drawn.choice([1, 20, 300])
+        chat = [
+            {"role": ("user", "assistant")[place % 2], "content": text(length)}
+            for place in range(8)
+        ]
+        template = template_for(
+            tokenizer, form=form, truncation=truncation, max_length=drawn.choice([8, 40, 200])
+        )
+        counted = template.render(tokenizer, chat)
+        quick = template.render(tokenizer, chat, counts_lost=False)
+        assert bool(quick.num_lost) == bool(counted.num_lost)
+        assert quick.num_lost <= counted.num_lost
+        if truncation != "drop":
+            assert quick.tokens == counted.tokens
+            assert quick.ended_with_eos == counted.ended_with_eos
+
+
+def test_of_a_text_of_megabytes_only_what_is_kept_is_tokenised(
+    tokenizer: Tokenizer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    encoded: list[int] = []
+    encode = tokenizer.encode
+
+    def counted(text: str, **options: Any) -> list[int]:
+        encoded.append(len(text))
+        return encode(text, **options)
+
+    monkeypatch.setattr(tokenizer, "encode", counted)
+    long = "the quick brown fox is 2 + 2 and so on, " * 50_000
+    chat = [{"role": "user", "content": "Hi"}, {"role": "assistant", "content": long}]
+    for text in (long, chat):
+        for truncation in ("keep_end", "keep_start", "drop"):
+            template = template_for(tokenizer, max_length=64, truncation=truncation)
+            assert template.render(tokenizer, text, counts_lost=False).num_lost > 0
+    assert sum(encoded) < 50_000
 
 
 ALTERNATING = (

@@ -48,6 +48,9 @@ def test_what_cannot_be_trained_is_refused_and_no_run_begins(home: Path, tmp_pat
         plan_reward_training(plan(data, learning_rat=1e-3))
     with pytest.raises(InvalidConfig, match="output_dir"):
         plan_reward_training(plan(data, output_dir="here"))
+    with pytest.raises(InvalidConfig) as refused:
+        plan_reward_training(plan(data), name="a\u202eb")
+    assert refused.value.details["field"] == "name"
     data.write_text(json.dumps({"prompt": "a", "chosen": "b"}) + "\n")
     with pytest.raises(InvalidData, match="row 1"):
         plan_reward_training(plan(data))

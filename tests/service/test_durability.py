@@ -468,6 +468,45 @@ async def test_a_load_whose_restore_point_is_recorded_and_not_its_outcome_is_don
         ] == 2
 
 
+async def test_a_custom_loss_of_an_earlier_version_is_named_where_it_cannot_be_taken_again(
+    tmp_path: Path,
+) -> None:
+    """The rest of the service goes on."""
+    datum_of_json = {
+        "model_input": {"chunks": [{"tokens": [5, 6]}]},
+        "loss_fn_inputs": {
+            "target_tokens": {"data": [6, 7], "dtype": "int64"},
+            "weights": {"data": [1.0, 1.0], "dtype": "float32"},
+        },
+    }
+    async with serving(tmp_path, NEVER) as scene:
+        model, other = await scene.model(), await scene.model()
+        body = {
+            "model_id": model,
+            "seq_id": 1,
+            "forward_backward_input": {"data": [datum_of_json], "loss_fn": "cross_entropy"},
+        }
+        status, promised = await scene.post("forward_backward", body)
+        assert status == 200, promised
+        assert isinstance(await scene.redeem(promised["request_id"]), bytes)
+        await scene.redeem(await stepped(scene, model, 2))
+        await scene.service.journal.flush()
+        scene.service.journal.post(
+            lambda connection: connection.exec_driver_sql(
+                "UPDATE requests SET body = CAST(REPLACE(CAST(body AS TEXT), 'cross_entropy', "
+                "'custom') AS BLOB) WHERE kind = 'forward_backward'"
+            )
+        )
+    async with serving(tmp_path, NEVER) as scene:
+        outcome = await scene.redeem(await stepped(scene, model, 3))
+        assert outcome["category"] == "server"
+        assert all(
+            part in outcome["error"] for part in (model, "request 1", "custom", "save_state")
+        )
+        assert isinstance(await scene.redeem(await passed(scene, other, 1)), bytes)
+        assert "metrics" in await scene.redeem(await stepped(scene, other, 2))
+
+
 async def test_a_step_that_came_too_late_is_not_executed_when_the_adapter_comes_back(
     scene: LiveService,
 ) -> None:

@@ -84,6 +84,47 @@ async def test_fields_of_other_servers_that_would_change_the_answer_are_refused_
         assert await refused(scene, path, {**body, **field}, name)
 
 
+EMPTY: list[tuple[str, Any, bool]] = [
+    ("guided_json", {}, True),
+    ("guided_choice", [], True),
+    ("guided_regex", "", True),
+    ("response_format", {}, True),
+    ("structured_outputs", {}, True),
+    ("allowed_token_ids", [], True),
+    ("guided_json", None, False),
+    ("response_format", None, False),
+    ("response_format", {"type": "text"}, False),
+    ("min_p", 0.0, False),
+    ("use_beam_search", False, False),
+    ("logit_bias", {}, False),
+    ("bad_words", [], False),
+    ("vllm_xargs", {}, False),
+    ("repetition_penalty", 1, False),
+]
+"""A field, an empty or neutral value, and whether it asks for something."""
+
+
+@pytest.mark.parametrize(("path", "body"), SAMPLED)
+async def test_an_empty_value_is_refused_where_it_asks_for_something(
+    scene: LiveService, path: str, body: dict[str, Any]
+) -> None:
+    for name, value, asks in EMPTY:
+        if asks:
+            assert await refused(scene, path, {**body, name: value}, name)
+        else:
+            await whole(scene, path, **body, **{name: value})
+
+
+async def test_an_empty_search_is_a_search(scene: LiveService) -> None:
+    body = {"messages": HI, "max_tokens": 2, "web_search_options": {}}
+    assert await refused(scene, "/v1/chat/completions", body, "web_search_options")
+
+
+def test_every_refused_field_that_may_be_empty_is_a_field() -> None:
+    refused_fields = {name for dialect in DIALECTS.values() for name in dialect.refused}
+    assert refused_fields >= fields.NOTHING_IF_EMPTY
+
+
 async def test_a_field_within_another_is_read_or_refused_like_one_at_the_top(
     scene: LiveService,
 ) -> None:
@@ -182,7 +223,27 @@ async def test_harmless_fields_of_each_dialect_change_nothing(
         "/generate": fields.VLLM if "prompt" in body else fields.SGLANG,
     }.get(path, fields.MESSAGES if "messages" in path else fields.TOKENIZE)
     assert {"cache_salt", "priority", "routed_experts_prompt_start"} <= set(dialect.harmless)
-    await whole(scene, path, **body, **dict.fromkeys(dialect.harmless, 7))
+    seeded = dict(body)
+    if (path, body) in SAMPLED:
+        seeded["seed"] = 3
+    if "sampling_params" in body:
+        seeded = {**body, "sampling_params": {**body["sampling_params"], "seed": 3}}
+    without = await whole(scene, path, **seeded)
+    for name in dialect.harmless:
+        answer = await whole(scene, path, **seeded, **{name: 7})
+        assert comparable(answer) == comparable(without), name
+    answer = await whole(scene, path, **seeded, **dict.fromkeys(dialect.harmless, 7))
+    assert comparable(answer) == comparable(without)
+
+
+def comparable(answer: Any) -> Any:
+    """An answer without what differs from request to request: its id, its times."""
+    if isinstance(answer, dict):
+        own = ("id", "created", "e2e_latency", "request_id")
+        return {name: comparable(value) for name, value in answer.items() if name not in own}
+    if isinstance(answer, list):
+        return [comparable(value) for value in answer]
+    return answer
 
 
 def test_each_harmless_field_has_a_source_and_is_neither_refused_nor_read() -> None:

@@ -422,6 +422,18 @@ async def test_tools_reach_the_template_and_calls_come_back_whole_and_streamed(
         assert "# Tools" not in TOKENIZER.decode(speaker.prompts[-1])
 
 
+async def test_thinking_that_the_prompt_began_makes_no_call(tmp_path: Path) -> None:
+    draft = '<tool_call>{"name": "draft", "arguments": {}}</tool_call>'
+    thought = f"Shall I? {draft} No.</think>"
+    begun = [*HI, {"role": "assistant", "content": "<think>"}]
+    asked = {"messages": begun, "tools": TOOLS, "continue_final_message": True}
+    async with speaking(tmp_path, f"{thought}{SAYS}") as (scene, _):
+        answer = await whole(scene, "/v1/chat/completions", **asked, add_generation_prompt=False)
+    message = answer["choices"][0]["message"]
+    assert message["content"] == f"{thought}I add."
+    assert [call["function"]["name"] for call in message["tool_calls"]] == ["add"]
+
+
 async def test_keywords_of_the_template_are_passed_on(tmp_path: Path) -> None:
     async with speaking(tmp_path, "Yes.") as (scene, speaker):
         await whole(

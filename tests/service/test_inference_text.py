@@ -69,7 +69,7 @@ ANSWERS = {
     f"I add.\n{CALL}": ["I add.", ("add", {"a": 1, "b": [2, "é"]})],
     f"\n{CALL}\n{CALL}\n": [("add", {"a": 1, "b": [2, "é"]}), ("add", {"a": 1, "b": [2, "é"]})],
     "<tool_call>not json</tool_call> so": ["<tool_call>not json</tool_call> so"],
-    '<tool_call>{"name": "now"}': [("now", {})],
+    '<tool_call>{"name": "now"}': ['<tool_call>{"name": "now"}'],
     "<tool_call>{": ["<tool_call>{"],
 }
 

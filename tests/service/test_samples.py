@@ -27,7 +27,9 @@ from tinker import types
 
 from halteres.loopback import open_listener
 from halteres.models import TINY
+from halteres.service.durable import futures
 from halteres.service.durable.futures import KEEP_S
+from halteres.service.keys import LOCAL
 from halteres.service.limits import Allowances, Limits
 from halteres.service.service import Options
 from halteres.training.folder import Wiring
@@ -46,16 +48,19 @@ async def sampling_session(scene: LiveService) -> str:
     return (await scene.post("create_sampling_session", body))[1]["sampling_session_id"]
 
 
-async def asked(scene: LiveService, sampler: str, seq: int) -> str:
-    """A sampling request; returns its id."""
-    body = {
+def sample_body(sampler: str, seq: int) -> dict[str, Any]:
+    return {
         "sampling_session_id": sampler,
         "seq_id": seq,
         "prompt": {"chunks": [{"tokens": [5, 6]}]},
         "sampling_params": {"max_tokens": 8, "seed": 3, "stop": []},
         "num_samples": 2,
     }
-    status, promised = await scene.post("asample", body)
+
+
+async def asked(scene: LiveService, sampler: str, seq: int) -> str:
+    """A sampling request; returns its id."""
+    status, promised = await scene.post("asample", sample_body(sampler, seq))
     assert status == 200, promised
     return promised["request_id"]
 
@@ -110,6 +115,42 @@ async def test_a_result_that_cannot_be_drawn_again_is_given_only_once_the_journa
             await until(lambda: scene.engine.under_way["sample"] == 0)
             assert (await polled(scene, request_id))[0] == 408
         assert isinstance(await scene.redeem(request_id), bytes)
+
+
+async def test_samples_stay_in_memory_while_the_journal_refuses_their_outcomes_and_are_bounded(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(futures, "KEEP_BYTES", 500)
+    async with serving(tmp_path, exact=False) as scene:
+        scene.service.futures.poll_s = 0.2
+        sampler = await sampling_session(scene)
+        await until(lambda: not list(scene.service.futures.open()))
+
+        async def execute(statement: str) -> None:
+            await scene.service.journal.transact(
+                lambda connection: connection.exec_driver_sql(statement)
+            )
+
+        await execute(
+            "CREATE TRIGGER refuses BEFORE UPDATE ON requests "
+            "BEGIN SELECT RAISE(ABORT, 'the disk is full'); END"
+        )
+        ids = list[str]()
+        status = 200
+        while status == 200 and len(ids) < 50:
+            status, promised = await scene.post("asample", sample_body(sampler, len(ids)))
+            if status == 200:
+                ids.append(promised["request_id"])
+                await until(lambda: not list(scene.service.futures.open()))
+        assert status == 503 and 1 < len(ids) < 50
+        assert "memory" in promised["detail"]
+        assert all(scene.service.futures.find(one, LOCAL) for one in ids)
+        assert [(await polled(scene, one))[0] for one in ids] == [408] * len(ids)
+        await execute("DROP TRIGGER refuses")
+        first = await answers(scene, ids)
+        assert scene.engine.calls["sample"] == len(ids)
+        assert (await scene.post("asample", sample_body(sampler, 99)))[0] == 200
+        assert await answers(scene, ids) == first
 
 
 @contextmanager

@@ -218,6 +218,54 @@ async def test_weights_of_another_shape_are_refused_and_the_adapter_stays(
     assert resumed.get_info().lora_rank == 8
 
 
+async def loaded_by_an_old_sdk(
+    scene: LiveService, version: str, path: str, **lora: Any
+) -> dict[str, Any]:
+    """The training run that a client of this SDK makes and loads the state into, as `get_info`
+    has it; or why it cannot.
+
+    Source: tinker 0.3.0 to 0.7.0, `create_training_client_from_state`: create_model with the run's
+    rank and all families, then load_weights.
+    """
+    agent = {"User-Agent": f"AsyncTinker/Python {version}"}
+    body = {
+        "session_id": await scene.session(),
+        "model_seq_id": 0,
+        "base_model": TINY,
+        "lora_config": {"train_unembed": True, "train_mlp": True, "train_attn": True, **lora},
+        "type": "create_model",
+    }
+    _, promised = await scene.post("create_model", body, **agent)
+    made = await scene.redeem(promised["request_id"])
+    load = {"model_id": made["model_id"], "path": path, "seq_id": 1, "type": "load_weights"}
+    _, promised = await scene.post("load_weights", load, **agent)
+    outcome = await scene.redeem(promised["request_id"])
+    if "error" in outcome:
+        return outcome
+    return (await scene.post("get_info", {"model_id": made["model_id"]}, **agent))[1]
+
+
+@proves("checkpoint:families-unsaid")
+@pytest.mark.parametrize("version", ["0.3.0", "0.7.0"])
+async def test_an_sdk_that_cannot_say_which_families_are_trained_loads_a_state_without_some(
+    scene: LiveService, client: tinker.ServiceClient, version: str
+) -> None:
+    saved = await client.create_lora_training_client(
+        TINY, rank=4, train_mlp=False, train_unembed=False
+    )
+    path = (await saved.save_state("attention")).path
+    loaded = await loaded_by_an_old_sdk(scene, version, path, rank=4)
+    model = scene.service.models.find(loaded["model_id"], LOCAL)
+    assert model.lora == scene.service.models.find(saved.model_id, LOCAL).lora
+    assert model.lora is not None and not model.lora.train_mlp
+    newer = await loaded_by_an_old_sdk(scene, "0.8.0", path, rank=4)
+    others = [
+        await loaded_by_an_old_sdk(scene, version, path, rank=8),
+        await loaded_by_an_old_sdk(scene, version, path, rank=4, train_attn=False),
+    ]
+    assert [one["category"] for one in (newer, *others)] == ["user"] * 3
+
+
 async def test_state_that_does_not_exist_is_a_user_error_that_names_the_newest(
     client: tinker.ServiceClient,
 ) -> None:

@@ -4,17 +4,18 @@ from __future__ import annotations
 
 import json
 import sys
+import unicodedata
 from pathlib import Path
 from typing import Any
 
 import pytest
 import yaml
-from pydantic import ValidationError
+from pydantic import TypeAdapter, ValidationError
 
 from halteres.config.discovery import EnvironmentBroken
 from halteres.config.program import find_program
 from halteres.config.resolution import resolve_settings
-from halteres.config.settings import RunSettings, Settings, settings_schema
+from halteres.config.settings import OneLine, Settings, settings_schema
 from halteres.errors import InvalidConfig, NotFound
 
 ENVIRONMENT = str(Path(__file__).parents[1] / "runs" / "standin_env.py")
@@ -333,15 +334,33 @@ def test_a_games_wrappers_are_checked_before_a_run_begins(wrappers: str, why: st
     assert why in error.value.sentence
 
 
-@pytest.mark.parametrize("name", ["one\ntwo", "one\rtwo", "one\u2028two", "\x1b[2Jone"])
-def test_a_runs_name_is_one_line(name: str) -> None:
+EVERY_CHARACTER = [chr(number) for number in range(sys.maxunicode + 1)]
+UNSEEN = [one for one in EVERY_CHARACTER if unicodedata.category(one) in ("Cc", "Cf", "Zl", "Zp")]
+
+
+def test_a_name_holds_no_character_that_is_not_seen_or_turns_others() -> None:
     """It stands in listings: a line break in it would look like another run."""
-    with pytest.raises(ValidationError, match="name"):
-        RunSettings.model_validate({"name": name, "environment": "arithmetic"})
-    assert (
-        RunSettings.model_validate({"name": "déjà vu 1", "environment": "arithmetic"}).name
-        == "déjà vu 1"
-    )
+    assert {"\n", "\x1b", "\x9b", "\u200b", "\u2028", "\u202e", "\ufeff"} <= set(UNSEEN)
+    names = TypeAdapter(OneLine)
+    for one in UNSEEN:
+        with pytest.raises(ValidationError):
+            names.validate_python(f"a{one}b")
+    assert names.validate_python("déjà vu 1, 東京 👍") == "déjà vu 1, 東京 👍"
+
+
+NAMES = {
+    "name": "\u202ea",
+    "wandb_project": "\u202ea",
+    "wandb_entity": "\u202ea",
+    "tags": ["\u202ea"],
+}
+
+
+@pytest.mark.parametrize("field", NAMES)
+def test_a_name_that_would_be_shown_otherwise_than_it_is_is_refused(field: str) -> None:
+    with pytest.raises(InvalidConfig) as refused:
+        resolve_settings("arithmetic", None, [f"run.{field}={json.dumps(NAMES[field])}"])
+    assert [problem["field"] for problem in refused.value.details["problems"]] == [f"run.{field}"]
 
 
 def test_a_data_set_is_looked_for_beside_the_settings_file_and_where_the_caller_is(

@@ -63,8 +63,8 @@ def test_a_byte_order_mark_is_passed_over(tmp_path: Path, name: str, content: by
 
 def test_the_lines_of_a_file_may_begin_with_a_byte_order_mark(tmp_path: Path) -> None:
     file = tmp_path / "rows.jsonl"
-    file.write_bytes(MARK + b'{"a": 1}\n\n{"a": 2}\r\n')
-    assert list(read_json_lines(file)) == [(1, {"a": 1}), (3, {"a": 2})]
+    file.write_bytes(MARK + b'{"a": 1}\n\n{"a": 2}\r\n' + MARK + b'{"a": 3}\n')
+    assert list(read_json_lines(file)) == [(1, {"a": 1}), (3, {"a": 2}), (4, {"a": 3})]
 
 
 @pytest.mark.parametrize(
@@ -73,8 +73,9 @@ def test_the_lines_of_a_file_may_begin_with_a_byte_order_mark(tmp_path: Path) ->
         (parse_yaml, "a: 1\nb: 2\na: 3\n", "line 3, column 1"),
         (parse_yaml, "a: {b: 1, b: 2}\n", "line 1, column 11"),
         (parse_yaml, "- a: 1\n- a: 1\n  'a': 2\n", "line 3, column 3"),
-        (parse_json, '{"a": 1, "a": 2}', "the key 'a'"),
-        (parse_json, '[{"b": {"a": 1, "a": 1}}]', "the key 'a'"),
+        (parse_json, '{"a": 1, "a": 2}', "line 1, column 10: the key 'a'"),
+        (parse_json, '[{"b": {"a": 1, "a": 1}}]', "line 1, column 17: the key 'a'"),
+        (parse_json, '{"a": "{\\"a",\n "b": [], "\\u0061": 1}', "line 2, column 11: the key 'a'"),
         (parse_toml, "a = 1\nb = 2\na = 3\n", "Cannot overwrite"),
     ],
 )
@@ -212,6 +213,41 @@ def test_what_is_no_regular_file_of_text_is_refused_at_once(tmp_path: Path) -> N
         with pytest.raises(InvalidConfig) as refused:
             read_document(file, "config file")
         assert str(file) in refused.value.what and refused.value.why and refused.value.next
+
+
+WRITTEN_BY_USERS = (
+    "agent/arguments.py",
+    "agent/transports",
+    "rewards/preference_files.py",
+    "rewards/preferences.py",
+    "service/inference/requests.py",
+    "tool_calls.py",
+    "environments/rows.py",
+    "config/values.py",
+    "config/files.py",
+)
+JSON_READERS = ("json.loads", "json.load", "msgspec.json.decode")
+
+
+@pytest.mark.parametrize("place", WRITTEN_BY_USERS)
+def test_json_that_users_write_has_each_key_once(place: str) -> None:
+    """A library takes the last of two. Where it reads first, `parse_json` looks at the same text."""
+    path = ROOT / "src" / "halteres" / place
+    for file in sorted(path.rglob("*.py")) if path.is_dir() else [path]:
+        for function in ast.walk(ast.parse(file.read_text(encoding="utf-8"))):
+            if not isinstance(function, ast.FunctionDef | ast.AsyncFunctionDef):
+                continue
+            # What is only looked at, or was written here, has no key that could be lost.
+            unused = {one.value for one in ast.walk(function) if isinstance(one, ast.Expr)}
+            called = {
+                ast.unparse(one.func)
+                for one in ast.walk(function)
+                if isinstance(one, ast.Call)
+                and (one not in unused or ast.unparse(one.func) == "parse_json")
+                and not ast.unparse(one).startswith("json.loads(json.dumps(")
+            }
+            is_checked = "parse_json" in called or called.isdisjoint(JSON_READERS)
+            assert is_checked, f"{file.name}: {function.name}"
 
 
 def test_there_is_no_second_reader_of_documents() -> None:

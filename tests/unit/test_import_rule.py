@@ -79,7 +79,7 @@ FOUNDATION = {
     "chat_template": (),
     "text": ("errors", "files", "chat_template"),
     "scores": ("text",),
-    "tool_calls": ("text",),
+    "tool_calls": ("documents", "text"),
     "process": ("config", "errors", "redaction", "logins"),
     "loopback": ("errors",),
     "access_policy": ("errors", "loopback"),

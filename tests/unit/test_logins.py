@@ -3,14 +3,19 @@
 from __future__ import annotations
 
 import random
+import time
 from typing import Any
 
 import pytest
 
+from halteres.clients.trajectories.address import Address
 from halteres.errors import HalteresError, InvalidConfig, as_answer, as_failure, as_http
 from halteres.logins import (
+    is_place,
     is_struck,
+    is_web_address,
     passwords_in,
+    refused,
     restored,
     unfinished_login,
     without_logins,
@@ -38,6 +43,15 @@ KEY = "s3cr3t-0123"
             '{"url": "http://any:***@h", "to": "a@b"}',
         ),
         ("http://any:***@h", "http://any:***@h"),
+        (f"http://any:{KEY}\\@h", "http://any:***@h"),
+        (f"http://any:{KEY} 1@h", "http://any:***@h"),
+        (f"http:///any:{KEY}@h", "http:///any:***@h"),
+        (f"http:\\\\any:{KEY}@h", "http:\\\\any:***@h"),
+        (f"http:any:{KEY}@h", "http:any:***@h"),
+        (f"HTTP:any:{KEY}@h", "HTTP:any:***@h"),
+        (f"'//any:{KEY}@h'", "'//any:***@h'"),
+        (f"There is no file any:{KEY}@h:9.", "There is no file any:***@h:9."),
+        (f"any:{KEY}@h.example/v1", "any:***@h.example/v1"),
     ],
 )
 def test_a_password_is_struck_out_of_an_address_wherever_it_stands(text: str, shown: str) -> None:
@@ -55,6 +69,11 @@ def test_a_password_is_struck_out_of_an_address_wherever_it_stands(text: str, sh
         'http://h:80","b@c',
         "C:/me@work",
         "12:30 a@b",
+        "http://h:8000. Mail a@b",
+        "mailto:me@work.example",
+        "image:tag@sha256:9f0c",
+        "git@work.example:a/b",
+        '{"url": "http://any:x", "to": "a@b"}',
     ],
 )
 def test_what_is_no_login_stays(text: str) -> None:
@@ -66,11 +85,73 @@ def test_a_password_is_known_as_it_stands_and_as_a_server_repeats_it() -> None:
     assert set(passwords_in([{"url": "http://any:a%40b@h"}])) == {"a%40b", "a@b"}
 
 
+WITHIN_S = 20.0
+"""Of processor time; 4 s were measured, and minutes where a password may be of any length."""
+
+
 @pytest.mark.parametrize(
-    "text", ["://" * 50_000, "://a:" + "b/" * 50_000, "http://a:b/" * 20_000, ":/a:b" * 50_000]
+    "text",
+    [
+        "://" * 50_000,
+        "://a:" + "b/" * 50_000,
+        "http://a:b/" * 20_000,
+        ":/a:b" * 50_000,
+        "a:!" * 200_000,
+        "http:a:!" * 50_000,
+        "http://a:b " * 50_000,
+        "//a:b!" * 50_000,
+    ],
 )
-def test_a_text_without_end_is_searched_in_time_that_grows_with_its_length(text: str) -> None:
-    assert without_logins(text) == text
+def test_a_long_text_is_searched_in_time_that_grows_with_its_length(text: str) -> None:
+    begun = time.process_time()
+    assert without_logins(f"{text} @") == f"{text} @"
+    assert time.process_time() - begun < WITHIN_S
+
+
+MISTYPED = [
+    f"http://any:{KEY}\\@h",
+    f"http://any:{KEY} 1@h",
+    f'http://any:{KEY}"1@h',
+    f"http://any:{KEY}'1 2\"@h",
+    f"http://any:{KEY}@1@h",
+    f"http://any:{KEY}/1@h",
+    f"http://any:1/{KEY}@h",
+    f"http:///any:{KEY}@h",
+    f"http:/any:{KEY}@h",
+    f"http:any:{KEY}@h",
+    f"HTTP://any:{KEY}@h",
+    f"//any:{KEY}@h",
+    f"any:{KEY}@h",
+    f"any:{KEY}@h:9",
+    f"http://any:{KEY}@h:port",
+    f"http://any:{KEY}@h:70000",
+    f"http://any:{KEY}@h\n",
+    f"http://any:{KEY}@",
+]
+
+
+@pytest.mark.parametrize("text", MISTYPED)
+def test_what_is_no_address_is_none_and_is_quoted_without_its_login(text: str) -> None:
+    assert not is_web_address(text) and not is_place(text)
+    assert KEY not in refused(text)
+    assert KEY not in refused(f"[{{name: a, model: {text!r}}}]")
+    with pytest.raises(InvalidConfig) as error:
+        Address.of(text)
+    assert KEY not in shown_in_any_way(error.value)
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "http://h",
+        "https://h.example:8000/api/v1/",
+        f"http://any:{KEY}@127.0.0.1:9/runs/1/v1",
+        "http://any:a%40b@[::1]:80",
+    ],
+)
+def test_an_address_is_taken_as_it_is(text: str) -> None:
+    assert is_web_address(text) and is_place(text)
+    assert is_place("models/a") and is_place("/models/a@b") and is_place("~/a") and is_place("./a")
 
 
 SETTINGS: dict[str, Any] = {

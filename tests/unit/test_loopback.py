@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import errno
 import os
+import re
 import socket
 import subprocess
 import sys
@@ -15,12 +16,13 @@ import uvicorn
 from starlette.datastructures import Headers
 from starlette.requests import ClientDisconnect, Request
 from starlette.responses import Response
-from starlette.types import Message, Receive, Scope, Send
+from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 import halteres
 from halteres.access_policy import AccessPolicy
 from halteres.errors import Conflict, InvalidConfig
 from halteres.loopback import (
+    MOST_HEAD_BYTES,
     LoopErrors,
     Server,
     TooLarge,
@@ -306,28 +308,52 @@ def test_bodies_are_read_within_bounds_alone() -> None:
     )
 
 
-async def answers_to(sent: list[bytes]) -> tuple[bytes, list[str]]:
-    """What a server of any configuration answers to these pieces, and the paths that its app
-    saw.
+async def reading(scope: Scope, receive: Receive, send: Send) -> None:
+    """Answer once the body was read, or nothing more of it comes."""
+    while (await receive()).get("more_body"):
+        pass
+    await Response()(scope, receive, send)
+
+
+async def refusing(scope: Scope, receive: Receive, send: Send) -> None:
+    """Answer without a look at the body."""
+    await Response(status_code=401)(scope, receive, send)
+
+
+async def streaming(scope: Scope, receive: Receive, send: Send) -> None:
+    """Begin an answer, and end it with the body."""
+    await send({"type": "http.response.start", "status": 200, "headers": []})
+    await send({"type": "http.response.body", "body": b"begun", "more_body": True})
+    while (await receive()).get("more_body"):
+        pass
+    await send({"type": "http.response.body", "body": b"ended"})
+
+
+async def answers_to(
+    sent: list[bytes], app: ASGIApp = reading, first_answer: bytes = b""
+) -> tuple[bytes, list[str]]:
+    """What a server of any configuration answers to these pieces, and the paths that its app saw;
+    after the first piece this much of an answer is waited for.
     """
     served = list[str]()
 
-    async def app(scope: Scope, receive: Receive, send: Send) -> None:
+    async def seen(scope: Scope, receive: Receive, send: Send) -> None:
         served.append(scope["path"])
-        while (await receive()).get("more_body"):
-            pass
-        await Response()(scope, receive, send)
+        await app(scope, receive, send)
 
     with open_listener(0) as bound:
-        server = Server(uvicorn.Config(app, lifespan="off", loop="none", log_config=None))
+        server = Server(uvicorn.Config(seen, lifespan="off", loop="none", log_config=None))
         serving = asyncio.create_task(server.serve(sockets=[bound]))
+        answer = b""
         async with asyncio.timeout(20):
             reader, writer = await asyncio.open_connection(*bound.getsockname())
             for piece in sent:
                 writer.write(piece)
                 await writer.drain()
+                if first_answer and not answer:
+                    answer = await reader.readuntil(first_answer)
             writer.write_eof()
-            answer = await reader.read()
+            answer += await reader.read()
             writer.close()
             server.end()
             await serving
@@ -387,3 +413,45 @@ async def test_requests_in_a_row_are_read_however_they_are_cut_and_bodies_hold_a
     answer, served = await answers_to([whole[at : at + size] for at in range(0, len(whole), size)])
     assert served == ["/one", "/two", "/three"]
     assert answer.count(b"HTTP/1.1 200 ") == 3
+
+
+CHUNKED = b"POST /first HTTP/1.1\r\n" + HOST_LINE + b"Transfer-Encoding: chunked\r\n\r\n"
+NO_CHUNKS = [
+    b"0x2\r\nab\r\n0\r\n\r\n",
+    b"-2\r\nab\r\n0\r\n\r\n",
+    b"1;" + b"a" * MOST_HEAD_BYTES,
+    b"2\r\nabc\r\n0\r\n\r\n",
+    b"\r\n",
+]
+
+
+@pytest.mark.parametrize("body", NO_CHUNKS)
+@pytest.mark.parametrize("is_cut", [False, True])
+@pytest.mark.parametrize(
+    ("app", "begun"), [(reading, b""), (refusing, b"\r\n\r\n"), (streaming, b"begun")]
+)
+async def test_a_chunked_body_that_cannot_be_read_is_refused_with_one_line_in_the_log(
+    caplog: pytest.LogCaptureFixture, app: ASGIApp, begun: bytes, is_cut: bool, body: bytes
+) -> None:
+    """Where the app has begun to answer, that stays its one answer."""
+    pieces = [CHUNKED, body] if is_cut else [CHUNKED + body]
+    answer, served = await answers_to(pieces, app, begun if is_cut else b"")
+    assert served == ["/first"]
+    assert answer.count(b"HTTP/1.1 ") == 1
+    if begun and is_cut:
+        assert b"HTTP/1.1 400 " not in answer and b"ended" not in answer
+    else:
+        assert answer.startswith(b"HTTP/1.1 400 ")
+    lines = [record for record in caplog.records if record.name != "asyncio" or record.exc_info]
+    assert len(lines) <= 1
+    assert all(record.exc_info is None for record in lines)
+
+
+def test_every_server_is_of_the_one_class_that_reads_strictly() -> None:
+    source = Path(halteres.__file__).parent
+    found = {
+        file.relative_to(source).as_posix()
+        for file in source.rglob("*.py")
+        if re.search(r"uvicorn\.(Server|run)\b", file.read_text(encoding="utf-8"))
+    }
+    assert found == {"loopback.py"}

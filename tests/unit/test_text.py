@@ -5,6 +5,7 @@ from __future__ import annotations
 import ast
 import json
 import os
+import random
 import shutil
 import subprocess
 import sys
@@ -12,11 +13,13 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import tokenizers
+from tokenizers import Regex, decoders, models, normalizers, pre_tokenizers, processors, trainers
 
 import halteres
 from halteres.errors import InvalidData, NotFound
 from halteres.models import TINY, builtin_path
-from halteres.text import Tokenizer, end_tokens, load_tokenizer
+from halteres.text import LONGEST_WHOLE, Tokenizer, end_tokens, load_tokenizer
 
 TEXTS = [
     "",
@@ -243,6 +246,13 @@ def test_a_folder_without_a_template_says_so(folder: Path, tmp_path: Path) -> No
 def test_a_folder_without_a_tokenizer_says_so(tmp_path: Path) -> None:
     with pytest.raises(NotFound, match=r"tokenizer\.json is missing"):
         Tokenizer(tmp_path)
+
+
+def test_a_tokenizer_may_begin_with_a_byte_order_mark(folder: Path, tmp_path: Path) -> None:
+    for name in ("tokenizer.json", "tokenizer_config.json"):
+        (tmp_path / name).write_bytes(b"\xef\xbb\xbf" + (folder / name).read_bytes())
+    text = "A text of 2 lines.\n"
+    assert Tokenizer(tmp_path).encode(text) == Tokenizer(folder).encode(text)
 
 
 def test_a_tokenizer_without_an_end_token_says_so(folder: Path, tmp_path: Path) -> None:
@@ -484,3 +494,152 @@ def test_a_chat_has_the_same_tokens_whatever_the_locale(tmp_path: Path) -> None:
     tokenizer = Tokenizer(folder)
     tokens = tokenizer.apply_chat_template([{"role": "user", "content": "größer"}])
     assert ended.stdout.decode().strip() == f"{tokens} {tokenizer.eos_token_ids}"
+
+
+SPLIT = (
+    r"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}{1,3}"
+    r"| ?[^\s\p{L}\p{N}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+"
+)
+"""How Llama 3 and Qwen split a text, digits by threes."""
+
+PIECES = ["the", "quick", "browner", "x", "don't", "12345", "7", "3.14", "--", "(", "...", "naïve"]
+PIECES += [
+    "日本語。",
+    "中文",
+    "👍🏽",
+    "e\u0301",
+    "<|end|>",
+    "a_b",
+    "CamelCase",
+    "aaaaaaaaaaaa",
+    "!?\n",
+]
+GAPS = [" "] * 8 + ["", "", "\n", "\n\n", "  ", "\t", "\r\n", " \n ", "\u3000"]
+
+
+def random_text(drawn: random.Random, num_pieces: int) -> str:
+    return "".join(drawn.choice(PIECES) + drawn.choice(GAPS) for _ in range(num_pieces))
+
+
+def bytes_of_llama_3() -> tuple[Any, Any]:
+    made = tokenizers.Tokenizer(models.BPE())
+    split = pre_tokenizers.Split(Regex(SPLIT), "isolated")
+    to_bytes = pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False)
+    made.pre_tokenizer = pre_tokenizers.Sequence([split, to_bytes])
+    alphabet = pre_tokenizers.ByteLevel.alphabet()
+    return made, trainers.BpeTrainer(vocab_size=500, initial_alphabet=alphabet)
+
+
+def bytes_of_gpt_2() -> tuple[Any, Any]:
+    made = tokenizers.Tokenizer(models.BPE())
+    made.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=True)
+    alphabet = pre_tokenizers.ByteLevel.alphabet()
+    return made, trainers.BpeTrainer(vocab_size=400, initial_alphabet=alphabet)
+
+
+def pieces_of_llama_2() -> tuple[Any, Any]:
+    made = tokenizers.Tokenizer(models.BPE(unk_token="<unk>", fuse_unk=True))
+    made.normalizer = normalizers.Sequence(
+        [normalizers.Prepend("▁"), normalizers.Replace(" ", "▁")]
+    )
+    # Only in training: the tokenizer itself reads a text as one word.
+    made.pre_tokenizer = pre_tokenizers.Split("▁", "merged_with_next")
+    return made, trainers.BpeTrainer(vocab_size=300, special_tokens=["<unk>"])
+
+
+def unigram() -> tuple[Any, Any]:
+    made = tokenizers.Tokenizer(models.Unigram())
+    made.normalizer = normalizers.NFKC()
+    made.pre_tokenizer = pre_tokenizers.Metaspace(prepend_scheme="first")
+    return made, trainers.UnigramTrainer(
+        vocab_size=200, special_tokens=["<unk>"], unk_token="<unk>"
+    )
+
+
+def word_pieces() -> tuple[Any, Any]:
+    made = tokenizers.Tokenizer(models.WordPiece(unk_token="[UNK]"))  # type: ignore[call-arg]
+    made.normalizer = normalizers.BertNormalizer()
+    made.pre_tokenizer = pre_tokenizers.BertPreTokenizer()
+    return made, trainers.WordPieceTrainer(vocab_size=200, special_tokens=["[UNK]"])
+
+
+def trained(kind: Any, folder: Path) -> Tokenizer:
+    made, trainer = kind()
+    drawn = random.Random(0)
+    made.train_from_iterator([random_text(drawn, 100) for _ in range(100)], trainer)
+    if kind is pieces_of_llama_2:
+        made.pre_tokenizer = pre_tokenizers.Sequence([])
+    made.add_special_tokens(["<s>", "<|end|>"])
+    template = {"single": "<s> $A <|end|>", "pair": "$A $B"}
+    special = [(name, made.token_to_id(name)) for name in ("<s>", "<|end|>")]
+    made.post_processor = processors.TemplateProcessing(**template, special_tokens=special)
+    made.decoder = decoders.ByteLevel()
+    folder.mkdir()
+    made.save(str(folder / "tokenizer.json"))
+    return Tokenizer(folder)
+
+
+@pytest.mark.parametrize(
+    "kind", [None, bytes_of_llama_3, bytes_of_gpt_2, pieces_of_llama_2, unigram, word_pieces]
+)
+def test_the_first_and_last_tokens_of_a_long_text_are_those_of_the_whole(
+    ours: Tokenizer, tmp_path: Path, kind: Any
+) -> None:
+    tokenizer = trained(kind, tmp_path / "model") if kind else ours
+    drawn = random.Random(1)
+    num_cut = 0
+    for _ in range(200):
+        text = random_text(drawn, 400)
+        most = drawn.choice([1, 7, 32, 100])
+        adds = drawn.choice([True, False])
+        whole = tokenizer.encode(text, add_special_tokens=adds)
+        first = tokenizer.encode_first(text, most, add_special_tokens=adds)
+        last = tokenizer.encode_last(text, most, add_special_tokens=adds)
+        assert len(whole) >= len(first) > most and len(whole) >= len(last) > most
+        assert first[:most] == whole[:most]
+        assert last[-most:] == whole[-most:]
+        num_cut += (len(first) < len(whole)) + (len(last) < len(whole))
+    assert num_cut > 200
+
+
+def test_a_short_text_is_encoded_whole_whatever_is_asked_for(ours: Tokenizer) -> None:
+    for text in TEXTS:
+        for most in (1, 1000):
+            assert len(ours.encode_first(text, most)) >= min(most + 1, len(ours.encode(text)))
+        assert ours.encode_first(text, 1000) == ours.encode_last(text, 1000) == ours.encode(text)
+
+
+def test_a_text_without_a_place_to_cut_is_read_whole_or_refused(ours: Tokenizer) -> None:
+    """The tokens of its end depend on its beginning: digits by threes are an example."""
+    text = "1234567" * 2000
+    assert ours.encode_first(text, 8) == ours.encode_last(text, 8) == ours.encode(text)
+    for encode in (ours.encode_first, ours.encode_last):
+        with pytest.raises(InvalidData):
+            encode("1" * (LONGEST_WHOLE + 1), 8)
+
+
+def test_a_vocabulary_with_tokens_across_words_is_never_cut(tmp_path: Path) -> None:
+    made = tokenizers.Tokenizer(models.BPE())
+    alphabet = pre_tokenizers.ByteLevel.alphabet()
+    made.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False)
+    made.train_from_iterator(
+        ["of the " * 50], trainers.BpeTrainer(vocab_size=300, initial_alphabet=alphabet)
+    )
+    made.save(str(tmp_path / "tokenizer.json"))
+    tokenizer = Tokenizer(tmp_path)
+    text = "of the " * 999
+    assert tokenizer.encode_last(text, 4) == tokenizer.encode(text)
+
+
+def test_a_tokenizer_file_that_cuts_texts_and_pads_them_does_neither(
+    folder: Path, ours: Tokenizer, tmp_path: Path
+) -> None:
+    """As transformers reads it."""
+    shutil.copytree(folder, tmp_path / "model")
+    file = tmp_path / "model" / "tokenizer.json"
+    found = tokenizers.Tokenizer.from_file(str(file))
+    found.enable_truncation(4)
+    found.enable_padding(length=64)
+    found.save(str(file))
+    text = "1 2 3 4 5 6"
+    assert Tokenizer(tmp_path / "model").encode(text) == ours.encode(text)

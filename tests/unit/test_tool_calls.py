@@ -94,6 +94,13 @@ def test_a_call_that_says_nothing_of_arguments_has_none(fields: dict[str, object
         f'{OPEN}{{"function": {{"name": "add", "arguments": {{"x": 1}}}}}}{CLOSE}',
         f'{OPEN}[{{"name": "add", "arguments": {{}}}}]{CLOSE}',
         f"{OPEN}{'[' * 100_000}{CLOSE}",
+        f'{OPEN}{{"name": "add", "arguments": {{"x": 1}}, "arguments": {{"x": 2}}}}{CLOSE}',
+        f'{OPEN}{{"name": "add", "name": "sub", "arguments": {{"x": 1}}}}{CLOSE}',
+        f'{OPEN}{{"name": "add", "arguments": {{"x": {{"y": 1, "y": 2}}}}}}{CLOSE}',
+        f'{OPEN}{{"name": "add", "arguments": {{"x": NaN}}}}{CLOSE}',
+        f'{OPEN}{{"name": "add", "arguments": {{"x": 1}}}}',
+        f'{OPEN}{{"name": "add", "arguments": {{"x": 1',
+        OPEN,
     ],
 )
 def test_a_call_whose_arguments_cannot_be_read_is_text_or_an_error_and_never_a_call(
@@ -103,6 +110,38 @@ def test_a_call_whose_arguments_cannot_be_read_is_text_or_an_error_and_never_a_c
     (broken,) = read_calls(written)[1]
     assert broken.arguments is None
     assert broken.error
+
+
+DRAFT, REAL = call("draft", arguments={"x": 1}), call("add", arguments={"x": 2})
+THINKING = {
+    f"<think>Shall I? {DRAFT} No. </think>\n\n{REAL}": f"<think>Shall I? {DRAFT} No. </think>",
+    f"{REAL}<think>{DRAFT}": f"<think>{DRAFT}",
+    f"A < b. <think>{OPEN} or </think>B.{REAL}": f"A < b. <think>{OPEN} or </think>B.",
+}
+
+
+@pytest.mark.parametrize("answer", THINKING)
+@pytest.mark.parametrize("size", [1, 2, 7, 1000])
+def test_a_call_within_thinking_is_text_however_it_is_cut(answer: str, size: int) -> None:
+    pieces = [answer[at : at + size] for at in range(0, len(answer), size)]
+    assert parts_of(pieces) == (THINKING[answer], [("add", {"x": 2})])
+
+
+@pytest.mark.parametrize("size", [1, 7, 1000])
+def test_thinking_that_the_prompt_began_makes_no_call(size: int) -> None:
+    answer = f"Shall I? {DRAFT} No.</think>{REAL}"
+    prose, calls = read_calls(answer)
+    assert (prose, [one.name for one in calls]) == (f"Shall I? {DRAFT} No.</think>", ["add"])
+    reader = ToolReader(in_thought=True)
+    pieces = [answer[at : at + size] for at in range(0, len(answer), size)]
+    parts = [part for piece in pieces for part in reader.add(piece)] + reader.add("", last=True)
+    assert [part.name for part in parts if isinstance(part, ToolCall)] == ["add"]
+
+
+def test_the_end_of_thinking_within_a_string_of_a_call_ends_none() -> None:
+    assert [one.name for one in read_calls(call("say", arguments={"text": "</think>"}))[1]] == [
+        "say"
+    ]
 
 
 def test_a_long_string_in_small_pieces_costs_no_time() -> None:

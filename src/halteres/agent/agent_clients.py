@@ -10,12 +10,13 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import shlex
 import shutil
 import subprocess
 import sys
 import sysconfig
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Final, Protocol
@@ -33,6 +34,11 @@ SERVERS: Final = "mcpServers"
 
 COMMAND_S: Final = 120.0
 """How long a client's own command may take; Gemini's takes 12 s on two busy cores."""
+
+NOT_REGISTERED: Final = re.compile(r"no \S*\s?mcp server|not found in \w+ settings", re.IGNORECASE)
+"""What a client says that has no server to remove. Claude Code 2.1.197 exits with 1 then, Codex
+0.171.0 and Gemini CLI 0.61.0 with 0; `tests/clients` holds it.
+"""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -78,8 +84,8 @@ class ClientCommandFailed(ServerError):
 class CommandRun:
     """A command of a client, and one before it whose failure does not matter."""
 
-    first: tuple[str, ...]
-    command: tuple[str, ...] | None = None
+    may_fail: tuple[str, ...]
+    command: tuple[str, ...]
 
     def make(self) -> None:
         """Run both.
@@ -88,33 +94,58 @@ class CommandRun:
             ClientCommandFailed: the command failed, with what it printed; or one of both took too
                 long.
         """
-        self._run(self.first)
-        if self.command is None:
-            return
-        ended = self._run(self.command)
+        _run(self.may_fail)
+        ended = _run(self.command)
         if ended.returncode != 0:
-            printed = " ".join(ended.stdout.split())[-300:]
-            raise self._failed(self.command, f"It exited with {ended.returncode}: {printed}")
+            raise _ended_with_error(ended)
 
-    def _run(self, command: tuple[str, ...]) -> subprocess.CompletedProcess[str]:
-        try:
-            return subprocess.run(
-                command,
-                stdin=subprocess.DEVNULL,
-                stdout=subprocess.PIPE,
-                stderr=subprocess.STDOUT,
-                encoding="utf-8",
-                errors="replace",
-                timeout=COMMAND_S,
-                check=False,
-            )
-        except (OSError, subprocess.TimeoutExpired) as error:
-            raise self._failed(command, f"{error}.") from error
 
-    @staticmethod
-    def _failed(command: tuple[str, ...], why: str) -> ClientCommandFailed:
-        next_ = "Run it by hand to see what it needs, then try again."
-        return ClientCommandFailed(f"`{shlex.join(command)}` failed.", why, next_)
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RemovalRun:
+    """A client's command that takes our server out."""
+
+    command: tuple[str, ...]
+
+    def make(self) -> Step:
+        """Run it; returns whether there was a server to remove.
+
+        Raises:
+            ClientCommandFailed: it failed for another reason, with what it printed; or it took too
+                long.
+        """
+        ended = _run(self.command)
+        how = shlex.join(self.command)
+        if NOT_REGISTERED.search(ended.stdout):
+            return Step(verb="absent", what=NAME, why=how)
+        if ended.returncode != 0:
+            raise _ended_with_error(ended)
+        return Step(verb="remove", what=NAME, why=how)
+
+
+def _run(command: tuple[str, ...]) -> subprocess.CompletedProcess[str]:
+    try:
+        return subprocess.run(
+            command,
+            stdin=subprocess.DEVNULL,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.STDOUT,
+            encoding="utf-8",
+            errors="replace",
+            timeout=COMMAND_S,
+            check=False,
+        )
+    except (OSError, subprocess.TimeoutExpired) as error:
+        raise _command_failed(command, f"{error}.") from error
+
+
+def _ended_with_error(ended: subprocess.CompletedProcess[str]) -> ClientCommandFailed:
+    printed = " ".join(ended.stdout.split())[-300:]
+    return _command_failed(ended.args, f"It exited with {ended.returncode}: {printed}")
+
+
+def _command_failed(command: Sequence[str], why: str) -> ClientCommandFailed:
+    next_ = "Run it by hand to see what it needs, then try again."
+    return ClientCommandFailed(f"`{shlex.join(command)}` failed.", why, next_)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -131,13 +162,13 @@ class ByCommand:
     def adding(self, server: McpServer) -> Step:
         """Remove an earlier registration, which Claude Code would not replace, and add this one."""
         self._require()
-        run = CommandRun(command=self.add(server), first=self.remove)
+        run = CommandRun(may_fail=self.remove, command=self.add(server))
         return Step(verb="run", what=self.shown(server), changes=(run,))
 
     def removing(self) -> Step:
         """Run the client's command; that there was nothing to remove is no error."""
         self._require()
-        run = CommandRun(first=self.remove)
+        run = RemovalRun(command=self.remove)
         return Step(verb="run", what=shlex.join(self.remove), changes=(run,))
 
     def _require(self) -> None:
@@ -467,11 +498,13 @@ class Installation:
         return (*steps, registered) if registered else tuple(steps)
 
     def removing(self) -> tuple[Step, ...]:
-        """Remove what is ours; no step where nothing is."""
+        """Remove what is ours, the copies first: a client's command may fail. No step where nothing
+        of ours is.
+        """
         place = self.place
         registered = place.registration.removing()
         copies = skill_copies(place.skills, place.within) if place.skills else ()
-        steps = [registered, *(copy.removing(self.client.name) for copy in copies)]
+        steps = [*(copy.removing(self.client.name) for copy in copies), registered]
         return tuple(step for step in steps if step)
 
     def shown(self) -> str:
@@ -482,16 +515,16 @@ class Installation:
         return this_server(self.project, self.client.wait_s)
 
 
-def carry_out(steps: tuple[Step, ...]) -> None:
-    """Make every change, in order. What was made before one fails stays; the same command again
-    does the rest.
+def carry_out(steps: tuple[Step, ...]) -> Iterator[Step]:
+    """Make every change, in order; yields each step once it is made, as it turned out. What was
+    made before one fails stays; the same command again does the rest.
 
     Raises:
         NotWritable, ClientCommandFailed: of the first change that cannot be made.
     """
     for step in steps:
-        for change in step.changes:
-            change.make()
+        outcomes = [change.make() for change in step.changes]
+        yield next(filter(None, outcomes), step)
 
 
 def _flags(flag: str, server: McpServer) -> tuple[str, ...]:

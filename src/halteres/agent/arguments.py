@@ -18,6 +18,7 @@ import msgspec
 
 from halteres.agent.answer_text import echoed
 from halteres.agent.tool import Tool, schema_of
+from halteres.documents import DocumentError, parse_json
 from halteres.errors import UserError
 
 NO_TEXT: Final = re.compile("[\x00\ud800-\udfff]")
@@ -51,7 +52,7 @@ def read_arguments(tool: Tool[...], given: Mapping[str, Any]) -> ReadArguments:
     and so does null where the tool has a default.
 
     Raises:
-        UserError: a text holds what no text can hold.
+        UserError: a text holds what no text can hold, or is JSON with a key twice.
     """
     found = ReadArguments()
     schema = schema_of(tool.arguments)
@@ -66,7 +67,11 @@ def read_arguments(tool: Tool[...], given: Mapping[str, Any]) -> ReadArguments:
             found.values[name] = value
             continue
         types = set(_types_of(schema["properties"][name], schema))
-        read = _read(value, types)
+        try:
+            read = _read(value, types)
+        except DocumentError as error:
+            what = f"{tool.name} cannot read '{name}'."
+            raise UserError(what, f"{error}.", "Correct the JSON text.", field=name) from error
         if read == "":
             continue
         declared = tool.arguments.model_fields[name]
@@ -92,7 +97,11 @@ def _types_of(schema: Mapping[str, Any], whole: Mapping[str, Any]) -> Iterator[s
 
 
 def _read(value: Any, types: set[str]) -> Any:
-    """The value as one of these types; itself where it is none."""
+    """The value as one of these types; itself where it is none.
+
+    Raises:
+        DocumentError: it is JSON with a key twice.
+    """
     if isinstance(value, str) and types and "string" not in types:
         return _from_text(value, types)
     is_whole = isinstance(value, float) and value.is_integer() and abs(value) < EXACT
@@ -104,6 +113,8 @@ def _read(value: Any, types: set[str]) -> Any:
 def _from_text(text: str, types: set[str]) -> Any:
     try:
         parsed = msgspec.json.decode(text.encode())
+        # It is JSON; that each of its keys stands there once, msgspec does not look at.
+        parse_json(text, most_values=len(text))
     except (msgspec.DecodeError, RecursionError, UnicodeEncodeError):
         # Python's words for true and false
         parsed = {"True": True, "False": False, "None": None}.get(text.strip(), text)

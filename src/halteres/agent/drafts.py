@@ -1,5 +1,6 @@
 """Drafts: an environment and edited settings, selected but not started; one per handle, in
-HALTERES_HOME/drafts.
+HALTERES_HOME/drafts. Callers without the token have their own, in drafts/open: what was prepared
+with the token, no other changes, starts or reads.
 
 Edits of one draft follow one another, and a refused one leaves it as it was. Edits that can no
 longer hold (the policy has the setting by now, or there is no such setting) are dropped, and the
@@ -63,7 +64,7 @@ _log = logging.getLogger(__name__)
 
 _HANDLE = re.compile(r"(?!\.{1,2}$)[A-Za-z0-9._-]{1,64}")  # not the names of folders
 
-OPEN_DRAFTS = 200  # of whatever callers, beyond which one without the token makes no other
+OPEN_DRAFTS = 200  # of callers without the token, beyond which they make no other
 
 # how long an edit waits for another of the same draft, which may have to ask the environment
 WITHIN_S = 10.0
@@ -85,6 +86,7 @@ class Draft:
     """What an agent has selected and edited."""
 
     handle: str
+    is_open: bool = False  # of callers without the token
     # name, or absolute path of its file; of a family with the variant
     environment: str | None = None
     changes: Mapping[str, Any] = field(default_factory=dict)  # section.field -> value, as it holds
@@ -204,17 +206,22 @@ def load_draft(caller: Caller, draft: str | None) -> Draft:
     """The draft of this handle, or the caller's own; without an environment where there is none
     yet.
     """
-    return _read(_handle(caller, draft))
+    return _read(_empty(caller, draft))
 
 
-def _read(handle: str) -> Draft:
+def _empty(caller: Caller, draft: str | None) -> Draft:
+    return Draft(handle=_handle(caller, draft), is_open=caller.is_open)
+
+
+def _read(empty: Draft) -> Draft:
     try:
-        return msgspec.json.decode(read_regular(_file(handle)), type=Draft)
+        found = msgspec.json.decode(read_regular(_file(empty)), type=Draft)
+        return replace(found, handle=empty.handle, is_open=empty.is_open)
     except FileNotFoundError:
         pass
     except (OSError, *NOT_JSON) as error:
-        _log.warning("The draft %s cannot be read, and counts as empty: %s", handle, error)
-    return Draft(handle=handle)
+        _log.warning("The draft %s cannot be read, and counts as empty: %s", empty.handle, error)
+    return empty
 
 
 def save_draft(draft: Draft) -> None:
@@ -222,7 +229,7 @@ def save_draft(draft: Draft) -> None:
     with _storing(draft.handle):
         # A key may be among the settings, and a draft is the one place that has it until there is a
         # run.
-        replace_file(_file(draft.handle), msgspec.json.encode(draft), private=True)
+        replace_file(_file(draft), msgspec.json.encode(draft), private=True)
 
 
 @contextmanager
@@ -234,20 +241,17 @@ def editing(caller: Caller, draft: str | None) -> Iterator[Draft]:
         DraftNotStored: the disk will not have it.
         Busy: there are as many as callers without the token may make.
     """
-    handle = _handle(caller, draft)
-    if caller.is_open and not _file(handle).exists():
-        open_access.check_number(
-            "drafts", sum(1 for _ in drafts_folder().glob("*.json")), OPEN_DRAFTS
-        )
+    empty = _empty(caller, draft)
+    file = _file(empty)
+    if caller.is_open and not file.exists():
+        num_drafts = sum(1 for _ in file.parent.glob("*.json"))
+        open_access.check_number("drafts", num_drafts, OPEN_DRAFTS)
     with ExitStack() as held:
-        with _storing(handle):
-            _file(handle).parent.mkdir(parents=True, exist_ok=True)
-            held.enter_context(
-                locked(
-                    lock_of(_file(handle)), WITHIN_S, f"The draft '{handle}' is just being edited."
-                )
-            )
-        yield _read(handle)
+        with _storing(empty.handle):
+            file.parent.mkdir(parents=True, exist_ok=True)
+            busy = f"The draft '{empty.handle}' is just being edited."
+            held.enter_context(locked(lock_of(file), WITHIN_S, busy))
+        yield _read(empty)
 
 
 def drafts_folder() -> Path:
@@ -260,8 +264,9 @@ def lock_of(file: Path) -> Path:
     return file.with_name(f".{file.stem}.lock")
 
 
-def _file(handle: str) -> Path:
-    return drafts_folder() / f"{handle}.json"
+def _file(draft: Draft) -> Path:
+    folder = drafts_folder() / "open" if draft.is_open else drafts_folder()
+    return folder / f"{draft.handle}.json"
 
 
 def _handle(caller: Caller, draft: str | None) -> str:
@@ -299,8 +304,8 @@ def choose(
     open_access.check_environment(caller, environment)
     found = found_environment(environment)
     now = time.time()
-    fresh = Draft(
-        handle=_handle(caller, draft),
+    fresh = replace(
+        _empty(caller, draft),
         environment=reference(environment, found.name, found.file_path),
         selected_at=now,
         name=f"{in_file_name(found.name)[:NAME_LENGTH]}-{datetime.fromtimestamp(now).astimezone():%Y%m%d-%H%M%S}",

@@ -30,6 +30,7 @@ from halteres.config.reach import (
     TooLargeToCheck,
     looks_elsewhere,
     looks_outward,
+    names_a_module,
     texts_of,
 )
 from halteres.config.settings import ENV_WIRING, SECTIONS, RunSettings, Settings, wiring_of
@@ -207,6 +208,7 @@ _JUDGES: Final[Mapping[Reach | None, Callable[[str], bool]]] = {
     "key": _always,
     "environment": is_path,
     "model": names_a_folder,
+    "id": names_a_module,
     "name": looks_outward,
     "nothing": lambda _: False,
     None: looks_outward,

@@ -20,7 +20,7 @@ from halteres.files import replacing
 
 MARKER: Final = ".halteres.json"
 
-Verb = Literal["write", "update", "remove", "leave", "keep", "run"]
+Verb = Literal["write", "update", "remove", "leave", "keep", "run", "absent"]
 
 
 class NotWritable(ServerError):
@@ -39,8 +39,8 @@ class NotWritable(ServerError):
 class Change(Protocol):
     """One thing to be done."""
 
-    def make(self) -> None:
-        """Do it."""
+    def make(self) -> Step | None:
+        """Do it; returns the line of the report where that is known only now."""
         ...
 
 
@@ -91,7 +91,9 @@ class FileChange:
 class Step:
     """One line of the report, and the changes behind it."""
 
-    verb: Verb  # `leave`: it is as it should be already; `keep`: it stays, for `why`
+    # `leave`: it is as it should be already; `keep`: it stays, for `why`; `absent`: there was
+    # nothing to remove
+    verb: Verb
     what: str  # a path, or a command
     why: str = ""
     changes: tuple[Change, ...] = ()

@@ -46,7 +46,7 @@ from pydantic_core import PydanticCustomError, core_schema
 
 from halteres.agent.answer_text import LONGEST
 from halteres.config import environ
-from halteres.config.settings import ONE_LINE
+from halteres.config.settings import OneLine
 from halteres.errors import NotReady, UserError
 from halteres.next_step import Advice, NextStep, as_call, written
 from halteres.runs.directory import RunAmbiguous, RunDirectory, RunNotFound, find_run, known_runs
@@ -327,15 +327,8 @@ def _check_lengths(names: list[str] | None) -> list[str] | None:
 ShortNames = AfterValidator(_check_lengths)
 
 
-def _check_one_line(name: str | None) -> str | None:
-    if name is not None and not ONE_LINE.fullmatch(name):
-        raise PydanticCustomError("one_line", "must be on one line, without control characters")
-    return name
-
-
 RunName = Annotated[
-    str | None,
-    AfterValidator(_check_one_line),
+    OneLine | None,
     Field(description="readable name of the run", max_length=80),
 ]
 

@@ -6,7 +6,7 @@ from __future__ import annotations
 
 import json
 import shlex
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Literal
 
@@ -24,6 +24,7 @@ _VERBS: Mapping[str, tuple[str, str]] = {  # of a step: what was done, what woul
     "leave": ("already there", "already there"),
     "keep": ("left alone", "would leave alone"),
     "run": ("ran", "would run"),
+    "absent": ("was not registered", "is not registered"),
 }
 
 
@@ -115,15 +116,12 @@ def install_agent(
         _report(host.title, installation.removing(), show=True)
         return
     if remove:
-        steps = installation.removing()
-        carry_out(steps)
-        _report(host.title, steps)
+        _report(host.title, carry_out(installation.removing()))
         return
     # What the client would only find out when it starts the server.
     require()
     is_pasted = isinstance(installation.place.registration, ByHand)
-    steps = installation.adding()
-    carry_out(steps)
+    steps = list(carry_out(installation.adding()))
     if is_pasted:
         typer.echo(installation.shown().rstrip("\n"))
     _report(host.title, steps, to_stderr=is_pasted)
@@ -140,14 +138,16 @@ def install_agent(
 
 
 def _report(
-    title: str, steps: Sequence[Step], *, show: bool = False, to_stderr: bool = False
+    title: str, steps: Iterable[Step], *, show: bool = False, to_stderr: bool = False
 ) -> None:
     """Say what was done; on stderr where standard output is for what is to be pasted."""
     typer.echo(title, err=to_stderr)
+    is_empty = True
     for step in steps:
+        is_empty = False
         why = f" ({step.why})" if step.why else ""
-        typer.echo(f"  {_VERBS[step.verb][show]:17} {step.what}{why}", err=to_stderr)
-    if not steps:
+        typer.echo(f"  {_VERBS[step.verb][show]:18} {step.what}{why}", err=to_stderr)
+    if is_empty:
         typer.echo("  nothing of ours is there", err=to_stderr)
 
 

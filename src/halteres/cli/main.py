@@ -5,18 +5,50 @@ leaves the program.
 from __future__ import annotations
 
 import sys
-from typing import Annotated
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Annotated, Any, Final
 
 import typer
+from typer.core import TyperGroup
 
 import halteres
 from halteres.cli import agents, chat, env, groups, models, reward, runs, serve, train
 from halteres.config.environ import use_utf8
 from halteres.errors import HalteresError
+from halteres.logins import refused
 from halteres.redaction import printable
+
+_UsageError: Final[Any] = typer.BadParameter.__base__
+"""click's, of which typer may have its own copy."""
+
+
+class Verbs(TyperGroup):
+    """The verbs. What is no verb, option or value of one is quoted without the login in it."""
+
+    def make_context(self, *args: Any, **options: Any) -> Any:
+        """Read the first words."""
+        with _without_logins():
+            return super().make_context(*args, **options)
+
+    def invoke(self, ctx: Any) -> Any:
+        """Read the others, and run the verb."""
+        with _without_logins():
+            return super().invoke(ctx)
+
+
+@contextmanager
+def _without_logins() -> Iterator[None]:
+    try:
+        yield
+    except _UsageError as error:
+        error.message = refused(error.message)
+        raise
+
 
 app = typer.Typer(
     name="halteres",
+    cls=Verbs,
     help="Reinforcement-learning post-training of language models, self-hosted.",
     no_args_is_help=True,
     add_completion=False,

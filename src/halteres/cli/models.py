@@ -98,8 +98,17 @@ def add(
     )
     for known in added.tokenizer_names:
         typer.echo(f"With HF_HUB_OFFLINE=1 clients find its tokenizer as '{known}'.")
+    if added.unknown_end_tokens:
+        ids = ", ".join(map(str, added.unknown_end_tokens))
+        typer.echo(
+            f"{added.end_token_file} names the end token {ids}, which is not in its vocabulary of "
+            f"{added.shape.vocabulary} tokens (0 to {added.shape.vocabulary - 1})."
+        )
+    why = "no end token is named"
+    if added.end_tokens:
+        why = "its end token is not in the vocabulary"
     if not added.ends:
-        typer.echo(f"Nothing ends its answers but max_tokens: no end token is named. {SET_EOS}")
+        typer.echo(f"Nothing ends its answers but max_tokens: {why}. {SET_EOS}")
     typer.echo(f"Next: halteres serve --model {added.name}")
 
 

@@ -214,6 +214,7 @@ def variables(
     ] = None,
 ) -> None:
     """Print the variables an SDK user exports: eval "$(halteres variables)"."""
+    from halteres.clients.trajectories.address import Address
     from halteres.config import environ
     from halteres.errors import NotFound
     from halteres.models import builtin_names, stored_models
@@ -227,6 +228,7 @@ def variables(
                 "ADDRESS."
             )
         url = card.url
+    Address.of(url)  # whether it is one
     needed = [
         ("TINKER_BASE_URL", url, "where the SDK finds the service"),
         (

@@ -25,6 +25,7 @@ from halteres.errors import (
     ProcessFailed,
     ServerError,
 )
+from halteres.logins import ADDRESS_FORM, is_web_address, refused
 
 if TYPE_CHECKING:  # 0.3 s, 0.1 s: whoever only describes an environment does without
     import aiohttp
@@ -80,10 +81,8 @@ def _answer(
 ) -> bytes:
     import httpx
 
-    if not url.startswith(("http://", "https://")):
-        raise InvalidConfig(
-            f"'{url}' is no service address.", next="It begins with http:// or https://."
-        )
+    if not is_web_address(url.partition("?")[0]):
+        raise InvalidConfig(f"'{refused(url)}' is no service address.", next=f"It {ADDRESS_FORM}.")
     headers = {} if body is None else {"Content-Type": content_type}
     # the SDK's header is what a service of any make reads, Bearer what our trajectory server does
     if key:

@@ -14,6 +14,7 @@ from halteres.config.problem import Problem, UnknownSetting
 from halteres.config.settings import ENV_WIRING, SECTIONS, wiring_of
 from halteres.config.values import Word
 from halteres.errors import nearest
+from halteres.logins import refused
 
 ALIASES: Mapping[str, str] = {
     "model_name": "inference.model",
@@ -89,7 +90,7 @@ def read_edit(text: str) -> Edit | Problem:
     """An edit written as `name=value`. Blanks around the equals sign are no part of the value."""
     name, equals, value = text.partition("=")
     if not equals or not name.strip().rpartition(".")[2]:
-        return Problem(field=text, got=None, rule="write it as section.field=value")
+        return Problem(field=refused(text), got=None, rule="write it as section.field=value")
     return Edit(name=name.strip(), value=Word(value if name == name.rstrip() else value.strip()))
 
 

@@ -9,6 +9,7 @@ from typing import Any
 
 from halteres.config.environ import LARGEST_BATCH
 from halteres.errors import InvalidConfig
+from halteres.logins import refused_in
 
 # problems that a sentence lists, and characters of a refused value in it
 MOST_LISTED, LONGEST_GOT = 8, 120
@@ -43,7 +44,7 @@ class Problem:
         """The problem as one clause."""
         hint = f"; did you mean '{self.did_you_mean}'?" if self.did_you_mean else ""
         near = f" (try {' or '.join(str(value) for value in self.suggest)})" if self.suggest else ""
-        given = repr(self.got)
+        given = repr(refused_in(self.got))
         given = given if len(given) <= LONGEST_GOT else f"{given[:LONGEST_GOT]}..."
         got = f" = {given}" if self.got is not None else ""
         return f"{self.field}{got}: {self.rule}{near}{hint}"
@@ -52,7 +53,7 @@ class Problem:
     def facts(self) -> dict[str, Any]:
         """The problem as JSON, without what is empty."""
         hints = {"did_you_mean": self.did_you_mean, "suggest": list(self.suggest)}
-        facts = {"field": self.field, "got": _as_json(self.got), "rule": self.rule}
+        facts = {"field": self.field, "got": refused_in(_as_json(self.got)), "rule": self.rule}
         return {**facts, **{name: hint for name, hint in hints.items() if hint}}
 
     def alone(self, next: str) -> InvalidConfig:

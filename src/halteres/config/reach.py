@@ -14,15 +14,21 @@ from __future__ import annotations
 import re
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
-from typing import Any, Final, Literal, get_args
+from typing import Annotated, Any, Final, Literal, get_args
 
+from pydantic import AfterValidator, Field
+from pydantic_core import PydanticCustomError
+
+from halteres.config.gem_ids import family_of
 from halteres.config.values import value_of
 from halteres.documents import DocumentError, TooLarge, parse_yaml
+from halteres.logins import ADDRESS_FORM, is_place, is_web_address
 
-Reach = Literal["code", "path", "address", "key", "environment", "model", "name", "nothing"]
-"""code: a program, module or function that is run; path: a file or folder; address: a server;
-key: a secret that is spent; environment, model: one by its name, or by its path; name: of a data
-set, or its path; nothing: words."""
+Reach = Literal["code", "path", "address", "key", "environment", "model", "id", "name", "nothing"]
+"""code: a program, module or function that is run, or its arguments; path: a file or folder;
+address: a server; key: a secret that is spent; environment, model: one by its name, or by its path;
+id: of an environment in another package's registry, or MODULE:ID, whose module is imported; name:
+of a data set or a task, or its path; nothing: words."""
 
 REACHES: Final = "reaches"  # the key in a field's JSON Schema
 
@@ -50,6 +56,26 @@ def declared(reach: Reach | None, extra: Mapping[str, Any] | None = None) -> dic
     """What a field adds to its JSON Schema; None where it adds nothing."""
     found = {**(extra or {}), **({REACHES: reach} if reach else {})}
     return found or None
+
+
+def _address(text: str) -> str:
+    if not is_web_address(text):
+        raise PydanticCustomError("address", ADDRESS_FORM)
+    return text
+
+
+def _places(text: str) -> str:
+    if not all(is_place(place.strip()) for place in text.split(",")):
+        raise PydanticCustomError("address", f"a server's {ADDRESS_FORM}")
+    return text
+
+
+WebAddress = Annotated[str, AfterValidator(_address), Field(json_schema_extra=declared("address"))]
+"""The address of a server. What an HTTP client would read in another way than we do is refused:
+nothing would strike the login out of it."""
+
+Places = Annotated[str, AfterValidator(_places), Field(json_schema_extra=declared("path"))]
+"""A folder or a server's address, or several by commas."""
 
 
 def texts_of(schema: Mapping[str, Any], name: str, value: Any) -> Iterator[Text]:
@@ -182,10 +208,10 @@ def _parsed(text: str) -> Any:
 _SEPARATORS: Final = re.compile(r"""[\s,;=|()\[\]{}<>"'`]+""")
 """Between the words of a text, and between the items of a list that is written as one."""
 
-_PATH: Final = re.compile(r"/|~|file:|\.[\w/]|\.$")
+_PATH: Final = re.compile(r"/|~|(?i:file:)|\.[\w/]|\.$")
 """How a path that leads elsewhere begins, or one of a hidden file; not ".*", a pattern."""
 
-_PATH_WITHIN: Final = re.compile(r"/\w|~[\w/]|file:|\.{1,2}/")
+_PATH_WITHIN: Final = re.compile(r"/\w|~[\w/]|(?i:file:)|\.{1,2}/")
 """How one begins that stands behind other words; not "/" and "~" alone."""
 
 _CODE: Final = re.compile(r"[A-Za-z_][\w.]*:[A-Za-z_]\w*|.*\.py(:\w*)?")
@@ -212,6 +238,16 @@ def looks_outward(text: str) -> bool:
     [False, True, True]
     """
     return looks_elsewhere(text) or any(_CODE.fullmatch(word) for word in _words(text))
+
+
+def names_a_module(id: str) -> bool:
+    """Whether an id names the module that registers it, as Gymnasium's do, and is none of GEM's,
+    which are written alike.
+
+    >>> [names_a_module(one) for one in ("Taxi-v3", "game:Wordle-v0", "mine:Wordle-v0")]
+    [False, False, True]
+    """
+    return looks_elsewhere(id) or (":" in id and family_of(id) is None)
 
 
 def _words(text: str) -> list[str]:

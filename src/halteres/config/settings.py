@@ -10,18 +10,26 @@ trainer     the RL loop
 
 from __future__ import annotations
 
-import re
+import unicodedata
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated, Any, Literal, Self, get_args
 
-from pydantic import BaseModel, ConfigDict, Field, ValidationInfo, field_validator, model_validator
+from pydantic import (
+    AfterValidator,
+    BaseModel,
+    ConfigDict,
+    Field,
+    ValidationInfo,
+    field_validator,
+    model_validator,
+)
 from pydantic_core import PydanticCustomError
 
 from halteres.config import environ
 from halteres.config.discovery import in_file_name, joined_name, split_name
-from halteres.config.reach import Reach, declared
+from halteres.config.reach import Reach, WebAddress, declared
 from halteres.errors import InvalidData, nearest
 from halteres.losses import LOSSES, complete_settings, find_kind
 from halteres.models import TINY
@@ -47,8 +55,23 @@ Weighting = Literal["token", "turn", "episode"]
 MOST_PINNED = 32
 
 
-ONE_LINE = re.compile(r"[^\x00-\x1f\x7f\u0085\u2028\u2029]*")
-"""A run's name: lists, files and terminals show it."""
+_UNSEEN = ("Cc", "Cf", "Cs", "Zl", "Zp")
+"""Unicode categories of what is not seen, or changes how others are seen: controls, directions of
+reading, line breaks, blanks of no width."""
+
+
+def _on_one_line(text: str) -> str:
+    if any(unicodedata.category(character) in _UNSEEN for character in text):
+        raise PydanticCustomError(
+            "one_line",
+            "must be on one line, without control characters and others that are not seen",
+        )
+    return text
+
+
+OneLine = Annotated[str, AfterValidator(_on_one_line)]
+"""A name, of a run for example, as lists, files and terminals show it: two that look alike are the
+same, but for letters of different alphabets."""
 
 
 def default_name(environment: str, run_id: str) -> str:
@@ -94,12 +117,11 @@ def setting(default: Any, description: str, *, reaches: Reach | None = None, **l
 class RunSettings(Section):
     """The attempt itself."""
 
-    name: str | None = setting(
+    name: OneLine | None = setting(
         None,
         "readable name of the run, on one line; default: ENVIRONMENT-RUN",
         reaches="nothing",
         max_length=80,
-        pattern=f"^{ONE_LINE.pattern}$",
     )
     environment: str = setting(
         "arithmetic",
@@ -132,15 +154,17 @@ class RunSettings(Section):
     sinks: tuple[SinkName, ...] = setting(
         (), "where metrics are forwarded to, beside the run's own metrics.jsonl", reaches="key"
     )
-    wandb_project: str | None = setting(
+    wandb_project: OneLine | None = setting(
         None,
         "project that metrics are filed under; default: WANDB_PROJECT, or atropos-tinker",
         reaches="nothing",
     )
-    wandb_entity: str | None = setting(
+    wandb_entity: OneLine | None = setting(
         None, "account or team of it; default: WANDB_ENTITY", reaches="nothing"
     )
-    tags: tuple[str, ...] = setting((), "words of your own, kept with the run", reaches="nothing")
+    tags: tuple[OneLine, ...] = setting(
+        (), "words of your own, kept with the run", reaches="nothing"
+    )
 
     @property
     def environment_name(self) -> str:
@@ -186,7 +210,7 @@ class InferenceSettings(Section):
         "torch", "what computes; 'scripted' has no weights and learns nothing"
     )
     url: Annotated[
-        str | None,
+        WebAddress | None,
         Wiring("the supervisor writes the service's address; use --service to name another"),
         Field(description="address of the training service", json_schema_extra=declared("address")),
     ] = None

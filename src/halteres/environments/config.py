@@ -19,7 +19,7 @@ from pydantic_core import PydanticCustomError
 
 from halteres.clients.inference import ServerType
 from halteres.config.problem import Problem, refusal
-from halteres.config.reach import Reach, declared
+from halteres.config.reach import Places, Reach, WebAddress, declared
 from halteres.documents import read_document
 from halteres.errors import InvalidConfig, nearest
 from halteres.models import TINY
@@ -157,7 +157,7 @@ class BaseEnvConfig(BaseModel):
         reaches="model",
         wiring="the tokenizer is the base model's",
     )
-    rollout_server_url: str = setting(
+    rollout_server_url: WebAddress = setting(
         "http://localhost:8000",
         "address of the trajectory server",
         reaches="address",
@@ -189,7 +189,7 @@ class BaseEnvConfig(BaseModel):
         "sum_then_normalize",
         "sum the components as they are, or each standardised within its group",
     )
-    reward_model_path: str | None = setting(
+    reward_model_path: Places | None = setting(
         None,
         "short for one component of weight 1: a reward model's folder or its server's address",
         reaches="path",
@@ -278,7 +278,9 @@ class APIServerConfig(BaseModel):
     model_name: str = setting(
         "default", "process, evaluate: the checkpoint or model that answers; serve: not used"
     )
-    base_url: str = setting("http://localhost:8001/v1", "address in OpenAI's form, ending in /v1")
+    base_url: WebAddress = setting(
+        "http://localhost:8001/v1", "address in OpenAI's form, ending in /v1"
+    )
     api_key: str = setting("", "key that is sent along; empty: none")
     server_type: ServerType = setting(
         "sglang", "sglang: exact tokens and log-probabilities come back; openai: text alone"

@@ -11,6 +11,7 @@ from typing import Any, ClassVar, Literal, Self
 from pydantic import model_validator
 from pydantic_core import PydanticCustomError
 
+from halteres.config.reach import WebAddress
 from halteres.environments.config import APIServerConfig, BaseEnvConfig, setting
 from halteres.environments.games import make
 from halteres.environments.games.wrappers import View, wrap, wrappers
@@ -110,7 +111,7 @@ class GameConfig(MultiTurnConfig):
     words: str | None = setting(
         None, "file with a word a line, for word games; default: the bundled list", reaches="path"
     )
-    search_url: str | None = setting(
+    search_url: WebAddress | None = setting(
         None, "search server, for search_tool; default: none", reaches="address"
     )
 

@@ -66,7 +66,7 @@ class TaskItem:
 class ReasoningGymConfig(BaseEnvConfig):
     """Settings of `reasoning_gym`."""
 
-    task: str = setting("chain_sum", "name of a reasoning-gym task", reaches="nothing")
+    task: str = setting("chain_sum", "name of a reasoning-gym task", reaches="name")
     task_settings: dict[str, Any] = Field(
         default_factory=dict,
         description="its own, e.g. {max_digits: 1}",

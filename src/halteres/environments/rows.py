@@ -74,7 +74,7 @@ def _read(file: Path) -> list[Row]:
 
 _FORM = 'A row is {"question": "...", "answer": "7"}; the number may stand after "####".'
 
-_LARGEST_EXPONENT = 100  # of ten: a longer number is no answer
+_LARGEST_EXPONENT = 100  # of ten: a longer number stays as Python writes it
 
 
 def _row(fields: Any, place: str) -> Row:
@@ -90,7 +90,7 @@ def _row(fields: Any, place: str) -> Row:
 
 
 def _decimal(answer: Any) -> str:
-    """An answer as text. A number is written in digits: Python writes 0.00005 as 5e-05."""
+    """An answer as text. A number is written in digits, as people read it, where they are few."""
     if not isinstance(answer, float) or not math.isfinite(answer):
         return str(answer)
     digits = Decimal(repr(answer))

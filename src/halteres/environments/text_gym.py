@@ -35,12 +35,12 @@ class TextGymConfig(MultiTurnConfig):
     task: str = setting(
         "game:GuessTheNumber-v0-easy",
         "id of the environment, as its package names it",
-        reaches="nothing",
+        reaches="id",
     )
     options: dict[str, Any] = Field(
         default_factory=dict,
         description="further arguments of the function",
-        json_schema_extra=declared("name"),
+        json_schema_extra=declared("code"),
     )
     python: str | None = setting(
         None, "path of a Python that has the package; default: this one", reaches="code"

@@ -34,7 +34,7 @@ from halteres.errors import Conflict, NotFound, NotReady, ServerError, UserError
 from halteres.files import UnreadableFile, read_json, read_regular, replace_file
 from halteres.models import builtin_path, is_model, stored_models
 from halteres.models.shape import INDEX, ModelShape, read_shape, weight_files
-from halteres.text import TEMPLATES, Tokenizer, tokenizer_files
+from halteres.text import TEMPLATES, Tokenizer, end_token_file, tokenizer_files
 
 _MARK = "halteres.json"
 LLAMA_3_TOKENIZERS = (
@@ -194,7 +194,18 @@ class RegisteredModel:
     folder: Path  # absolute; in the store, or of the built-in model
     shape: ModelShape
     tokenizer_names: tuple[str, ...]  # that resolve in the Hugging Face cache
-    ends: bool  # a token ends its answers; without one they end at their longest
+    end_tokens: tuple[int, ...]  # ids that its files name; those of no token end nothing
+    end_token_file: str  # the file that names them
+
+    @property
+    def ends(self) -> bool:
+        """A token ends its answers; without one they end at their longest."""
+        return len(self.unknown_end_tokens) < len(self.end_tokens)
+
+    @property
+    def unknown_end_tokens(self) -> tuple[int, ...]:
+        """Ids of end tokens that are beyond the vocabulary."""
+        return tuple(token for token in self.end_tokens if token >= self.shape.vocabulary)
 
 
 @dataclass(frozen=True, slots=True)
@@ -244,7 +255,8 @@ class ModelStore:
             folder=folder,
             shape=shape,
             tokenizer_names=self._found_as(name),
-            ends=any(token < shape.vocabulary for token in Tokenizer(folder).eos_token_ids),
+            end_tokens=Tokenizer(folder).eos_token_ids,
+            end_token_file=end_token_file(folder),
         )
 
     def add_written(self, write: Callable[[Path], None], name: str) -> RegisteredModel:

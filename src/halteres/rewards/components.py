@@ -45,7 +45,7 @@ from pydantic import (
 from pydantic_core import PydanticCustomError
 
 from halteres.config import environ
-from halteres.config.reach import declared
+from halteres.config.reach import Places, WebAddress, declared
 from halteres.documents import DocumentError, parse_yaml, read_document
 from halteres.errors import InvalidConfig
 from halteres.scores import Combination, Output
@@ -96,7 +96,7 @@ class JudgeSpec(_Spec):
     """A judge: a chat model on an OpenAI-compatible endpoint, and what it may cost."""
 
     base_url: Annotated[
-        str,
+        WebAddress,
         Field(
             description="address in OpenAI's form, ending in /v1",
             json_schema_extra=declared("address"),
@@ -166,7 +166,7 @@ class RewardSpec(_Spec):
         ),
     ] = None
     model: Annotated[
-        str | None,
+        Places | None,
         Field(
             description=(
                 "a reward model's folder or its server's address; several by commas: an ensemble"
@@ -280,8 +280,8 @@ def reward_specs(env: Mapping[str, Any]) -> tuple[RewardSpec, ...]:
     refuse them.
     """
     path = env.get("reward_model_path")
-    short = (RewardSpec(name="reward_model", model=str(path)),) if path else ()
-    return (*_read_specs(env, "rewards"), *short)
+    short = [{"name": "reward_model", "model": str(path)}] if path else []
+    return (*_read_specs(env, "rewards"), *_read_specs({"rewards": short}, "rewards"))
 
 
 def is_learned(env: Mapping[str, Any]) -> bool:

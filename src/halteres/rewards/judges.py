@@ -39,7 +39,7 @@ from halteres.errors import (
 )
 from halteres.rewards.components import JudgeSpec, Rubric
 from halteres.rewards.functions import Sample
-from halteres.text import Message, text_of
+from halteres.text import THINKING, THOUGHT, Message, text_of
 
 T = TypeVar("T")
 
@@ -75,10 +75,17 @@ PROMPTS: Final = hashlib.sha256(
 ).hexdigest()
 """Of every word that a judge is shown beside what it judges."""
 
-_OBJECT = re.compile(r'\{(?=\s*")')
-_BACKSLASH = re.compile(r'\\(["\\/bfnrt]|u[0-9a-fA-F]{4})?')
+_OBJECT_OR_MARK = re.compile(rf'\{{(?=\s*")|{THINKING}|{THOUGHT}')
+# A line may begin with any letter, and so may what stands behind a tab. Of the other escapes,
+# `\b`, `\f` and `\r` before a letter, no text makes use.
+_COMMAND = (
+    r"[bfr](?=[A-Za-z])"
+    r"|n(?:abla|atural|e|earrow|eg|eq|ewline|exists|geq|i|leq|mid|ot|otin|u)(?![A-Za-z])"
+    r"|t(?:ag|an|anh|au|binom|ext|ext(?:bf|it|rm|sf|tt)|frac|heta|herefore|ilde|imes|o|op|riangle)"
+    r"(?![A-Za-z])"
+)
+_BACKSLASH = re.compile(rf'\\(?!{_COMMAND})(["\\/bfnrt]|u[0-9a-fA-F]{{4}})|\\')
 _TRAILING_COMMA = re.compile(r",(\s*[}\]])")
-_THINKING, _THOUGHT = "<think>", "</think>"
 
 _MARK = re.compile(r"<(?=\s*/?\s*(?:request|answer))", re.IGNORECASE)
 
@@ -386,17 +393,16 @@ class Judge:
 
 
 def last_object(text: str, field: str) -> dict[str, Any]:
-    """The last JSON object in a text that has this field; empty where there is none.
+    """The last JSON object in a text in which this field has a value; empty where there is none.
 
-    Prose, thinking and LaTeX may stand before it and behind it. Raw line breaks, trailing commas
-    and backslashes that escape nothing are read; nothing that would make up a value is. Where the
-    field stands once more in what cannot be read, or thinking has no end, there is no object.
+    Prose, thinking and LaTeX may stand before it and behind it; what is within thinking does not
+    count. Raw line breaks, trailing commas and backslashes that escape nothing, or begin a command
+    of LaTeX, are read; nothing that would make up a value is. Where the field stands once more in
+    what cannot be read, or twice in an object, or thinking has no end, there is no object.
 
     >>> last_object('\\boxed{4} is {right}: {"verdict": "A",}', "verdict")
     {'verdict': 'A'}
     """
-    if text.lstrip().startswith(_THINKING) and _THOUGHT not in text:
-        return {}
     whole = _TRAILING_COMMA.sub(r"\1", _BACKSLASH.sub(_escaped, text))
     found: dict[str, Any] = {}
 
@@ -405,13 +411,29 @@ def last_object(text: str, field: str) -> dict[str, Any]:
         value = dict(pairs)
         if field in value:
             found = value
+            if [name for name, _ in pairs].count(field) > 1:
+                raise ValueError(f"{field} is given twice")
         return value
 
     decoder = json.JSONDecoder(strict=False, object_pairs_hook=keep)
-    end, end_of_found, num_tried = 0, 0, 0
-    for match in _OBJECT.finditer(whole):
+    end, num_tried = 0, 0
+    unread: list[str] = []  # behind the object that was found, without thinking
+    for match in _OBJECT_OR_MARK.finditer(whole):
         if match.start() < end:
-            continue  # inside of an object that is read, or of one of its texts
+            continue  # inside of an object that is read, or of one of its texts, or of thinking
+        if match[0] == THOUGHT:
+            # It began before this text.
+            found, end = {}, match.end()
+            unread.clear()
+            continue
+        unread.append(whole[end : match.start()])
+        end = match.start()
+        if match[0] == THINKING:
+            closed = whole.find(THOUGHT, end)
+            if closed < 0:
+                return {}
+            end = closed + len(THOUGHT)
+            continue
         num_tried += 1
         if num_tried > MOST_OBJECTS:
             return {}
@@ -422,11 +444,12 @@ def last_object(text: str, field: str) -> dict[str, Any]:
             found = before
         except RecursionError:
             return {}
+        if found.get(field) is None:
+            found = before
         if found is not before:
-            end_of_found = end
-    if re.search(rf'"{field}"\s*:', whole[end_of_found:]):
-        return {}
-    return found
+            unread.clear()
+    unread.append(whole[end:])
+    return {} if re.search(rf'"{field}"\s*:', "".join(unread)) else found
 
 
 def _escaped(match: re.Match[str]) -> str:

@@ -50,7 +50,8 @@ class Rendered:
     """A text as the model reads it."""
 
     tokens: tuple[int, ...]
-    # tokens of the whole text that are not in `tokens`, or too many in it (`drop`, `error`)
+    # tokens of the whole text that are not in `tokens`, or too many in it (`drop`, `error`); where
+    # they are not counted, above 0 if there are any
     num_lost: int = 0
     ended_with_eos: bool = True  # or with what the chat template ends an answer with
     converted: bool = False  # it came in another form than the model reads
@@ -74,9 +75,12 @@ class ScoringTemplate(BaseModel, frozen=True, extra="forbid"):
         """SHA-256: scores of equal texts can be compared only under equal templates."""
         return hashlib.sha256(self.model_dump_json().encode()).hexdigest()
 
-    def render(self, tokenizer: Tokenizer, text: Scorable | Text) -> Rendered:
-        """The tokens of a text; token ids pass as they are. InvalidData: no chat template, or a
-        text of two forms.
+    def render(
+        self, tokenizer: Tokenizer, text: Scorable | Text, *, counts_lost: bool = True
+    ) -> Rendered:
+        """The tokens of a text; token ids pass as they are. Without `counts_lost` a long text is
+        tokenised only as far as it is kept. InvalidData: no chat template, a text of two forms, or
+        one that cannot be cut.
         """
         if not isinstance(text, Scorable):
             if _is_tokens(text):
@@ -92,7 +96,7 @@ class ScoringTemplate(BaseModel, frozen=True, extra="forbid"):
                 part if isinstance(part, str) else _contents(part or ()) for part, _ in parts
             )
             ended = whole.removesuffix(self.eos_token) + self.eos_token
-            tokens = tuple(tokenizer.encode(ended, add_special_tokens=True))
+            tokens = self._encoded(tokenizer, ended, counts_lost, add_special_tokens=True)
             # a begin token, where there is one
             first = tuple(tokenizer.encode("", add_special_tokens=True)[:1])
             num_first = len(first) if tokens[:1] == first else 0
@@ -106,7 +110,7 @@ class ScoringTemplate(BaseModel, frozen=True, extra="forbid"):
             chat: list[Message] = []
             for part, role in parts:
                 chat += [{"role": role, "content": part}] if isinstance(part, str) else part or ()
-            rendered = self._chat(tokenizer, chat, arguments)
+            rendered = self._chat(tokenizer, chat, arguments, counts_lost)
         return replace(
             rendered, converted=self.form != "as_given" and strings != (self.form == "standard")
         )
@@ -114,14 +118,35 @@ class ScoringTemplate(BaseModel, frozen=True, extra="forbid"):
     def render_comparison(
         self, tokenizer: Tokenizer, comparison: Comparison
     ) -> tuple[Rendered, ...]:
-        """Every completion of a row behind its prompt."""
-        return tuple(self.render(tokenizer, text) for text in texts_of(comparison))
+        """Every completion of a row behind its prompt. InvalidData: the template refuses one."""
+        try:
+            return tuple(self.render(tokenizer, text) for text in texts_of(comparison))
+        except InvalidData as error:
+            what = f"Row {comparison.row} cannot be rendered."
+            raise InvalidData(what, f"{error.what} {error.why}".strip(), error.next) from error
+
+    def _encoded(
+        self, tokenizer: Tokenizer, text: str, whole: bool, *, add_special_tokens: bool = False
+    ) -> tuple[int, ...]:
+        """The tokens of a text; of a long one, unless the `whole` is asked for, those that are kept
+        and some more.
+        """
+        if whole or self.max_length is None:
+            return tuple(tokenizer.encode(text, add_special_tokens=add_special_tokens))
+        encode = tokenizer.encode_first
+        if self.truncation == "keep_end":
+            encode = tokenizer.encode_last
+        return tuple(encode(text, self.max_length, add_special_tokens=add_special_tokens))
 
     def _chat(
-        self, tokenizer: Tokenizer, messages: Sequence[Message], arguments: Mapping[str, Any]
+        self,
+        tokenizer: Tokenizer,
+        messages: Sequence[Message],
+        arguments: Mapping[str, Any],
+        counts_lost: bool,
     ) -> Rendered:
         text = tokenizer.render(messages, add_generation_prompt=False, **arguments)
-        tokens = tuple(tokenizer.encode(text))
+        tokens = self._encoded(tokenizer, text, counts_lost)
         last = text_of(messages[-1].get("content")).strip()
         _, found, after = text.rpartition(last) if last else ("", "", "")
         # what the chat template ends an answer with
@@ -138,11 +163,10 @@ class ScoringTemplate(BaseModel, frozen=True, extra="forbid"):
             """The chat from this message on, behind the system's; None: the template refuses it."""
             newer = [*messages[:num_system], *messages[oldest:]]
             try:
-                return tuple(
-                    tokenizer.apply_chat_template(newer, add_generation_prompt=False, **arguments)
-                )
+                shorter = tokenizer.render(newer, add_generation_prompt=False, **arguments)
             except InvalidData:  # it may insist on a user's message first
                 return None
+            return self._encoded(tokenizer, shorter, False)
 
         rest = (
             _longest_within(self.max_length, without, range(num_system + 1, len(messages)))
@@ -404,14 +428,17 @@ def _longest_within(
 ) -> tuple[int, ...] | None:
     """The chat from the first of these places from which it has at most so many tokens.
 
-    It is searched by halving: from a later place there are fewer tokens. Where none is that short,
+    From a later place there are fewer tokens. It is searched from the end, twice as far each time,
+    so that what is rendered grows with what is kept, and then by halving. Where none is that short,
     the chat from the last place that the template accepts; None: it accepts none.
     """
     fitting: tuple[int, ...] | None = None
     shortest: tuple[int, ...] | None = None
-    first, end = places.start, places.stop
+    first, end, num_messages = places.start, places.stop, 1
     while first < end:
-        middle = (first + end) // 2
+        middle = max(first, places.stop - num_messages)
+        if shortest is not None:
+            middle = (first + end) // 2
         place, tokens = _first_accepted(without, range(middle, end))
         if tokens is None:
             end = middle
@@ -419,6 +446,7 @@ def _longest_within(
             fitting, end = tokens, middle
         else:
             shortest, first = tokens, place + 1
+        num_messages *= 2
     return fitting or shortest
 
 

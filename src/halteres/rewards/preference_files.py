@@ -13,8 +13,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from halteres.documents import DocumentError, parse_json, parse_json_line
 from halteres.errors import InvalidConfig, InvalidData, NotFound, nearest
-from halteres.files import NOT_JSON, open_regular
+from halteres.files import open_regular
 
 Source = str | Path | Iterable[Mapping[str, Any]]
 # in the package: alone the half to train on, with `:held_out` the other
@@ -26,6 +27,10 @@ _SUFFIXES = (".jsonl", ".json", ".parquet")
 
 class RowProblem(Exception):
     """Why a row cannot be used: goes on after "row 3: "."""
+
+    def __init__(self, problem: str, detail: str = "") -> None:
+        super().__init__(problem)
+        self.detail = detail  # of this row alone, with its place; of alike rows the first one's
 
 
 @dataclass(frozen=True, slots=True)
@@ -128,21 +133,29 @@ def _from_file(file: Path) -> NumberedRows:
         raise InvalidData(
             f"{file.name} is not UTF-8 text.", f"Line {line} is the first.", "Save it as UTF-8."
         ) from error
+    digest = hashlib.sha256(content).hexdigest()
     rows: list[tuple[int, Any]] = []
     if text.lstrip()[:1] == "[":
         try:
-            rows += enumerate(json.loads(text), 1)
-        except NOT_JSON as error:
+            rows += enumerate(parse_json(text, most_values=len(text)), 1)
+        except DocumentError as error:
             what = f"{file.name} starts with '[' but is not a valid JSON list."
             raise InvalidData(what, f"{error}.", "Correct it, or write JSONL.") from error
-        return NumberedRows(file.name, hashlib.sha256(content).hexdigest(), tuple(rows))
+        return NumberedRows(file.name, digest, tuple(rows))
     for number, line in enumerate(text.split("\n"), 1):  # splitlines() also cuts within JSON texts
+        # Files that were joined have a mark in the middle, too.
+        line = line.removeprefix("\ufeff")
         if line.strip():
-            try:
-                rows.append((number, json.loads(line)))
-            except NOT_JSON:
-                rows.append((number, RowProblem("is not JSON")))
-    return NumberedRows(file.name, hashlib.sha256(content).hexdigest(), tuple(rows))
+            rows.append((number, _row(line, number)))
+    return NumberedRows(file.name, digest, tuple(rows))
+
+
+def _row(line: str, number: int) -> Any:
+    """The value of a line, or why it has none."""
+    try:
+        return parse_json_line(line, number)
+    except DocumentError as error:
+        return RowProblem("is not JSON that can be read", str(error))
 
 
 def _from_objects(source: str, objects: Iterable[Any]) -> NumberedRows:

@@ -14,6 +14,7 @@ from typing import Any, Literal
 
 from pydantic import BaseModel
 
+from halteres.documents import DocumentError, parse_json
 from halteres.errors import InvalidConfig, InvalidData
 from halteres.rewards.components import RESERVED_PARTS
 from halteres.rewards.preference_files import EXAMPLE, NumberedRows, RowProblem, Source, read_rows
@@ -230,6 +231,7 @@ def _checked(
     source = found.source
     comparisons: list[Comparison] = []
     problems: dict[str, list[int]] = {}
+    details: dict[str, str] = {}
     dropped: list[int] = []
     odd: dict[str, list[int]] = {}
     for number, row in found.rows:
@@ -253,6 +255,8 @@ def _checked(
             comparisons.append(comparison)
         except RowProblem as problem:
             problems.setdefault(str(problem), []).append(number)
+            if problem.detail:
+                details.setdefault(str(problem), f" ({problem.detail})")
     if problems:
         has_steps = any(isinstance(row, Mapping) and "labels" in row for _, row in found.rows)
         next = (
@@ -268,7 +272,8 @@ def _checked(
             f"{source} cannot be used: {sum(map(len, problems.values()))} of {len(found.rows)} "
             "rows are wrong.",
             ". ".join(
-                f"{source} {row_numbers(rows)}: {problem}" for problem, rows in problems.items()
+                f"{source} {row_numbers(rows)}: {problem}{details.get(problem, '')}"
+                for problem, rows in problems.items()
             )
             + ".",
             next,
@@ -593,6 +598,8 @@ def _messages(values: Any, column: str) -> tuple[Message, ...]:
     messages: list[Message] = []
     for one in values:
         _require(isinstance(one.get("role"), str), f"a message of '{column}' has no 'role'")
+        says_nothing = "content" not in one and not one.get("tool_calls")
+        _require(not says_nothing, f"a message of '{column}' has no 'content'")
         try:
             message = flat(one)
         except InvalidData as error:
@@ -643,10 +650,12 @@ def _required(row: Mapping[str, Any], column: str) -> Any:
 def _parsed(row: Mapping[str, Any], column: str) -> Any:
     """A table keeps what differs from row to row as JSON text."""
     value = row.get(column)
+    if not isinstance(value, str):
+        return value
     try:
-        return (json.loads(value) if value.strip() else None) if isinstance(value, str) else value
-    except ValueError:
-        raise RowProblem(f"'{column}' is not JSON") from None
+        return parse_json(value, most_values=len(value)) if value.strip() else None
+    except DocumentError as error:
+        raise RowProblem(f"'{column}' is not JSON that can be read", str(error)) from None
 
 
 def _require(holds: object, problem: str) -> None:

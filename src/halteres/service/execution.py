@@ -49,7 +49,7 @@ from halteres.service.sampling.snapshots import Snapshot, Snapshots
 from halteres.service.training_runs import Job, Model, Sessions, record, record_point
 from halteres.service.wire.bodies import CreateModel, LoadWeights, OptimStep, SaveWeights
 from halteres.service.wire.results import write_pass
-from halteres.service.wire.training import PASSES, PassRequest, Request
+from halteres.service.wire.training import PASSES, TAKES_FAMILIES, PassRequest, Request
 
 T = TypeVar("T")
 
@@ -111,7 +111,8 @@ class Training:
             check_optimizer(body.optimizer_config.type)
         found = self.checkpoints.find(body.path, model.tenant)
         if model.lora is not None:
-            refuse_other_shape(body.path, found.lora, model.lora)
+            takes_families = TAKES_FAMILIES in request.drawn
+            refuse_other_shape(body.path, found.lora, model.lora, takes_families=takes_families)
 
         async def load(engine: Trains) -> None:
             await engine.load(model.id, str(found.folder), body.optimizer)
@@ -275,17 +276,22 @@ async def create_adapter(engine: Trains, model: Model, request: Request) -> None
     model.lora = lora
 
 
-SHAPE = ("rank", "train_mlp", "train_attn", "train_unembed")
-"""What a client chooses of an adapter's shape."""
+FAMILIES = ("train_mlp", "train_attn", "train_unembed")
+"""Which weights of the base model an adapter has its own for."""
 
 
-def refuse_other_shape(path: str, saved: LoraConfig, own: LoraConfig) -> None:
+def refuse_other_shape(
+    path: str, saved: LoraConfig, own: LoraConfig, *, takes_families: bool = False
+) -> None:
     """InvalidData where saved weights have another shape than the adapter of the training run that
-    loads them.
+    loads them. `takes_families`: an adapter of all families may get those of the weights.
     """
+    compared = ("rank", *FAMILIES)
+    if takes_families and all(getattr(own, name) for name in FAMILIES):
+        compared = ("rank",)
     differences = [
         f"{name} is {getattr(saved, name)} there and {getattr(own, name)} here"
-        for name in SHAPE
+        for name in compared
         if getattr(saved, name) != getattr(own, name)
     ]
     if differences:
@@ -335,6 +341,10 @@ def check_optimizer(kind: str) -> None:
             why,
             "Leave optimizer_config out and send AdamParams.",
         )
+
+
+WITHDRAWN = "custom"
+"""The loss of passes by graphs of operations, which earlier versions computed here."""
 
 
 class AdapterLost(ServerError):
@@ -437,6 +447,8 @@ class Adapters:
             await self._snapshots.retake(model, row.seq, engine)
             return
         request = Request.read(row.id, row.kind, row.seq, row.content_type, row.body, row.drawn)
+        if row.kind in PASSES and request.of(PassRequest).loss == WITHDRAWN:
+            raise _not_repeatable(model, row.seq)
         try:
             if row.kind == "create_model":
                 await create_adapter(engine, model, request)
@@ -544,4 +556,15 @@ def _lost(model: Model) -> AdapterLost:
         f"The adapter of training run {model.id} is gone.",
         "Its restore point or its requests are not in this state directory any more.",
         "Resume from a checkpoint: create_training_client_from_state_with_optimizer(path).",
+    )
+
+
+def _not_repeatable(model: Model, seq: int) -> AdapterLost:
+    return AdapterLost(
+        f"The adapter of training run {model.id} cannot be brought back.",
+        f"Its request {seq}, after its last restore point, is a pass with a custom loss that an "
+        "earlier version of Halteres computed in the service; this version cannot take it again.",
+        "Start the version that served this state directory before, and save a checkpoint with it "
+        "(save_state); or leave this training run, which holds up no other, and resume from an "
+        "older checkpoint: create_training_client_from_state_with_optimizer(path).",
     )

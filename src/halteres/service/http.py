@@ -73,6 +73,15 @@ def tenant_of(request: Request) -> Tenant:
     return request.scope.get(SCOPE_KEY, LOCAL)
 
 
+_SDK = re.compile(r"AsyncTinker/Python (\d{1,6})\.(\d{1,6})\.(\d{1,6})")
+
+
+def sdk_before(request: Request, *version: int) -> bool:
+    """Whether an SDK older than this sent the request; no other client is."""
+    agent = _SDK.match(request.headers.get("user-agent", ""))
+    return agent is not None and tuple(map(int, agent.groups())) < version
+
+
 def route(path: str, handler: Callable[[Request], Awaitable[Any]], method: str = "GET") -> Route:
     """A route whose handler returns a response, or what is answered as JSON; None is 204."""
 

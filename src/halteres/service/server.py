@@ -31,10 +31,10 @@ from halteres.engine.process import EngineCommand, EngineProcess
 from halteres.engine.protocol import BaseType
 from halteres.errors import Conflict, HalteresError, InvalidConfig, ServerError
 from halteres.files import replace_file
+from halteres.logins import is_web_address, refused
 from halteres.loopback import HOST, MOST_HEAD_BYTES, Server, is_loopback, open_listener, url_of
 from halteres.models import TINY
 from halteres.process import begin, usable_cores
-from halteres.scores import is_address
 from halteres.service.base import BaseModel, base_model
 from halteres.service.cards import registered_card
 from halteres.service.fleet import Fleet, Host
@@ -153,9 +153,9 @@ def _options(arguments: argparse.Namespace) -> Options:
     reward_models = dict[str, str]()
     for given in arguments.reward_model:
         name, _, address = given.partition("=")
-        if not name or not is_address(address):
+        if not name or not is_web_address(address):
             raise InvalidConfig(
-                f"'{given}' is no reward model.",
+                f"'{refused(given)}' is no reward model.",
                 "It is NAME=URL: the service loads none itself.",
                 "halteres reward serve DIR gives it an address.",
             )

@@ -41,6 +41,15 @@ STORING = (
         " our choice",
     ),
     Must(
+        id="checkpoint:families-unsaid",
+        says=(
+            "a load by an SDK before 0.8.0 into a training run of all families takes those of the "
+            "weights"
+        ),
+        source="tinker 0.3.0 to 0.7.0 lib/public_interfaces/service_client.py: a client from state "
+        "asks for the rank of the state alone",
+    ),
+    Must(
         id="checkpoint:overwrite",
         says="overwrite replaces the weights under a name, metadata included",
         source="tinker 0.22.7 types/save_weights_request.py",

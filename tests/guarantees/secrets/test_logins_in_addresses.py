@@ -20,14 +20,17 @@ import httpx
 import msgspec
 import pytest
 import yaml
+from agent.test_open_access import LEAVES, Leaf
 from pydantic import BaseModel
 from runs.run_fixtures import wait_for_end
 from starlette.datastructures import Headers
 from starlette.routing import Route
+from typer.testing import CliRunner
 
 from halteres.agent.table import TOOLS
 from halteres.agent.transports.access import cookie_name, page_key, token
 from halteres.agent.transports.http_server import create_app
+from halteres.cli.main import app
 from halteres.config.operator_policy import Policy
 from halteres.config.program import find_program
 from halteres.config.resolution import resolve_settings
@@ -39,7 +42,7 @@ from halteres.config.settings import (
     TrainerSettings,
 )
 from halteres.environments.config import BaseEnvConfig
-from halteres.errors import InvalidConfig
+from halteres.errors import InvalidConfig, as_answer, as_http
 from halteres.models import TINY
 from halteres.observe.sinks import Job
 from halteres.redaction import Redactor
@@ -233,6 +236,47 @@ async def test_no_answer_about_a_draft_shows_it_and_a_copied_one_is_refused(home
     assert {file.parent.name for file in home.rglob("*.json") if KEY in file.read_text()} == {
         "drafts"
     }
+
+
+MISTYPED = (f"http://any:{KEY} 1@h", f'http://any:{KEY}"@h', f"//any:{KEY}@h", f"any:{KEY}@h:9")
+PLACES = {"env.reward_model_path": (), "env.rewards": (0, "model"), "env.panel": (0, "model")}
+ADDRESSED = {
+    (leaf.key, leaf.inside): leaf
+    for leaf in LEAVES
+    if leaf.reach == "address" or PLACES.get(leaf.key) == leaf.inside
+}
+"""Every setting of ours, and of the environments that come with the package, that takes one."""
+
+
+@pytest.mark.parametrize("leaf", ADDRESSED.values(), ids=str)
+def test_a_mistyped_address_is_refused_by_every_setting_and_quoted_without_its_login(
+    home: Path, leaf: Leaf
+) -> None:
+    for address in MISTYPED[1::2]:
+        value: Any = address
+        for step in reversed(leaf.inside):
+            value = {"name": "a", step: value} if step != 0 else [value]
+        for edits, changes in (([f"{leaf.key}={json.dumps(value)}"], {}), ([], {leaf.key: value})):
+            with pytest.raises(InvalidConfig) as error:
+                resolve_settings(leaf.environment, None, edits, changes=changes)
+            shown = f"{error.value} {as_answer(error.value)} {as_http(error.value)}"
+            assert KEY not in shown, shown
+            assert error.value.details["problems"][0]["field"] == leaf.key
+
+
+@pytest.mark.parametrize(
+    "arguments",
+    [[], ["models"], ["runs"], ["train", "arithmetic", "--set"], ["variables", "--url"]],
+)
+@pytest.mark.parametrize("address", [ADDRESS, *MISTYPED])
+def test_a_command_that_is_refused_quotes_no_login(
+    home: Path, arguments: list[str], address: str
+) -> None:
+    ended = CliRunner().invoke(app, [*arguments, address])
+    if arguments[:1] == ["variables"] and address == ADDRESS:
+        return
+    assert ended.exit_code != 0
+    assert KEY not in f"{ended.output} {ended.exception}"
 
 
 def test_a_copied_address_is_refused_on_every_way_in(home: Path) -> None:

@@ -29,6 +29,7 @@ from halteres.agent.call import Reply, call
 from halteres.agent.table import BY_NAME, TOOLS
 from halteres.agent.tool import Caller, Tool
 from halteres.config.values import Word
+from halteres.documents import parse_json
 from halteres.next_step import NextStep, Placeholder
 from halteres.redaction import printable
 
@@ -200,9 +201,13 @@ def _command(tool: Tool[...]) -> Callable[..., None]:
 
 
 def _json_or_text(word: str) -> Any:
-    """16 is a number, "16" in quotation marks a text, `some words` a text too."""
+    """16 is a number, "16" in quotation marks a text; `some words` are one, too, and so is JSON
+    with a key twice, which the tool refuses.
+    """
     try:
-        return msgspec.json.decode(word)
+        value = msgspec.json.decode(word)
+        parse_json(word, most_values=len(word))
+        return value
     except (ValueError, RecursionError):
         return word
 

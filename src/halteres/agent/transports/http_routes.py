@@ -25,6 +25,7 @@ from halteres.agent.call import Reply, call, record_defect
 from halteres.agent.table import TOOLS
 from halteres.agent.tool import Caller, OpenThreads
 from halteres.agent.transports.access import JSON, answer, carries_token, error_response
+from halteres.documents import parse_json
 from halteres.errors import HalteresError, NotFound, NotReady, UserError, as_answer
 from halteres.loopback import TooLarge, body_within, departure
 from halteres.next_step import NextStep
@@ -54,6 +55,9 @@ async def arguments_of(request: Request) -> dict[str, Any]:
         raise
     try:
         value = msgspec.json.decode(body) if body.strip() else {}
+        # It is JSON; that each of its keys stands there once, msgspec does not look at.
+        if value:
+            parse_json(body.decode(), most_values=len(body))
     except (ValueError, RecursionError) as error:
         why = f"{error}."
     else:

@@ -14,6 +14,7 @@ from typing import Any
 from halteres.agent.call import call, refused
 from halteres.agent.table import TOOLS
 from halteres.agent.tool import Caller
+from halteres.documents import DocumentError, parse_json
 from halteres.errors import UserError
 
 
@@ -50,8 +51,8 @@ def _arguments(name: str, given: Any) -> dict[str, Any]:
     """The arguments a model wrote: JSON in a text, as a rule; nothing means none."""
     if isinstance(given, str):
         try:
-            given = json.loads(given) if given.strip() else None
-        except (ValueError, RecursionError) as error:
+            given = parse_json(given, most_values=len(given)) if given.strip() else None
+        except DocumentError as error:
             raise UserError(
                 f"{name} was called with arguments that are no JSON: {error}."
             ) from error

@@ -209,7 +209,8 @@ def lines_of(stream: IO[bytes]) -> Iterator[Line]:
     """
     try:
         for number, raw in enumerate(stream, 1):
-            content = (raw.removeprefix(BOM) if number == 1 else raw).strip()
+            # Files that were joined have a mark in the middle, too.
+            content = raw.removeprefix(BOM).strip()
             if content:
                 yield Line(number=number, content=content)
     except (OSError, EOFError, zlib.error) as error:

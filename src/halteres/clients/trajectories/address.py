@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import ipaddress
 from collections.abc import Callable, Mapping
-from contextlib import suppress
 from dataclasses import dataclass
 from typing import Self
 from urllib.parse import unquote, urlsplit
@@ -12,6 +11,7 @@ from urllib.parse import unquote, urlsplit
 import halteres
 from halteres.config import environ
 from halteres.errors import InvalidConfig
+from halteres.logins import is_web_address, refused
 
 CLIENT = "Halteres-Client"
 """Header of a client that knows our extensions: the server may then say 410 where an environment is
@@ -37,18 +37,16 @@ class Address:
         Raises:
             InvalidConfig: it is no address of a web server.
         """
-        parts, host = urlsplit(url), None
-        bare = parts._replace(netloc=parts.netloc.rpartition("@")[2])
-        with suppress(ValueError):  # of a port that is no number
-            host = parts.hostname if parts.port != 0 else None
-        if host is None or parts.scheme not in ("http", "https"):
+        if not is_web_address(url):
             raise InvalidConfig(
-                f"'{bare.geturl()}' is no address of a server.",
+                f"'{refused(url)}' is no address of a server.",
                 next="For example http://127.0.0.1:8000.",
             )
+        parts = urlsplit(url)
+        bare = parts._replace(netloc=parts.netloc.rpartition("@")[2])
         return cls(
             url=bare._replace(query="", fragment="").geturl().rstrip("/"),
-            is_here=_is_here(host),
+            is_here=_is_here(parts.hostname or ""),
             token=unquote(parts.password) if parts.password else otherwise(),
         )
 

@@ -293,7 +293,7 @@ class RewardModel:
                 if isinstance(text, Scorable) and holds_prompt(text.prompt, text.completion):
                     why = "It would be read twice."
                     raise InvalidData("The completion holds the prompt.", why, "Send one of them.")
-                rendered = self.template.render(self.tokenizer, text)
+                rendered = self.template.render(self.tokenizer, text, counts_lost=False)
         except InvalidData as error:
             return error
         if not rendered.tokens:
@@ -301,10 +301,7 @@ class RewardModel:
                 f"Text {number} is empty.", "There is no token to read.", index=number
             )
         if rendered.num_lost and self.template.truncation in ("drop", "error"):
-            why = (
-                f"It has {len(rendered.tokens)} tokens; the model was trained on at most "
-                f"{self.template.max_length}."
-            )
+            why = f"The model was trained on at most {self.template.max_length} tokens."
             fix = "Shorten it, or train with truncation 'keep_end'."
             return InvalidData(f"Text {number} is too long to be scored.", why, fix, index=number)
         return rendered

@@ -19,7 +19,7 @@ import torch.nn.functional as F
 from safetensors.torch import load_file, save_file
 from torch import Tensor, nn
 
-from halteres.engine.torch.loading import refuse_missing
+from halteres.engine.torch.loading import refuse_missing, refuse_not_finite
 from halteres.errors import InvalidConfig, InvalidData, NotFound
 from halteres.files import UnreadableFile, read_json
 from halteres.models.shape import check_unquantised, is_classifier, num_outputs_of, read_config
@@ -463,6 +463,7 @@ def _from_pretrained(
     if not is_classifier(read_config(folder)):
         missing -= {f"{HEAD}.weight"}  # of a new reward model it is drawn, and nothing else
     refuse_missing(folder, missing)
+    refuse_not_finite(folder, model)
     # a mapped file's addresses are not aligned, and that moves a score's last bit
     for parameter in model.parameters():
         parameter.data = parameter.data.clone()

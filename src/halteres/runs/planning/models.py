@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from halteres.clients import json_client
+from halteres.clients.trajectories.address import Address
 from halteres.config import environ
 from halteres.config.files import data_place
 from halteres.config.problem import Problem, refusal
@@ -105,6 +106,7 @@ def given_model(inference: InferenceSettings, service_url: str) -> RunModel:
     """For somebody else's service. NotReady, ServiceUnusable, InvalidConfig: it does not answer,
     lets no environment sample, has another model.
     """
+    Address.of(service_url)  # whether it is one
     if without_logins(service_url) != service_url:
         raise ServiceUnusable(
             f"The address {without_logins(service_url)} has a login.",

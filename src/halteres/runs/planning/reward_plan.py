@@ -5,7 +5,11 @@ from __future__ import annotations
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 
+from pydantic import ValidationError
+
 from halteres.config.operator_policy import Policy, load_policy, over_cap
+from halteres.config.problem import Problem, refusal, rule_of
+from halteres.config.settings import RunSettings
 from halteres.errors import Conflict, InvalidConfig
 from halteres.rewards.training_plan import Forecast, TrainingPlan, TrainingRun, forecast
 from halteres.runs.directory import RunDirectory
@@ -61,7 +65,7 @@ def plan_reward_training(plan: TrainingPlan, *, name: str | None = None) -> Rewa
         training=TrainingRun(plan=whole),
         forecast=_checked(forecast(whole, folder)),
         base_model=plan.model,
-        name=name,
+        name=_checked_name(name),
     )
 
 
@@ -82,9 +86,18 @@ def plan_resumed_training(run: RunDirectory, *, name: str | None = None) -> Rewa
         training=TrainingRun(plan=plan, resume_from=str(newest["state_path"])),
         forecast=_checked(forecast(plan, Path(plan.model))),
         base_model=state.base_model,
-        name=name,
+        name=_checked_name(name),
         resumed=run,
     )
+
+
+def _checked_name(name: str | None) -> str | None:
+    """A name as a run may have it. Raises InvalidConfig."""
+    try:
+        return RunSettings(name=name).name
+    except ValidationError as error:
+        rule = rule_of(error.errors()[0])
+        raise refusal([Problem(field="name", got=name, rule=rule)]) from error
 
 
 def _checked(forecast: Forecast) -> Forecast:

@@ -24,7 +24,14 @@ from typing import Any
 
 import msgspec
 
-from halteres.errors import HalteresError, ServerError, UserError, as_failed_future
+from halteres.errors import (
+    HalteresError,
+    NotReady,
+    ServerError,
+    UserError,
+    as_failed_future,
+    size_text,
+)
 from halteres.process import steady_time
 from halteres.service.durable.journal import SAMPLE, Entry, Journal, Recorded, State
 from halteres.service.keys import Tenant
@@ -153,6 +160,7 @@ class Futures:
         self._by_key: dict[str, Future] = {}
         self._settled: deque[Future] = deque()  # oldest first
         self._settled_bytes = 0
+        self._unrecorded_bytes = 0  # of outcomes that the journal is to have, and has not yet
         self._open_bytes: Counter[Tenant] = Counter()
         # unix s; of the newest, and of the last in no memory
         self._last_at = self._forgotten_at = steady_time()
@@ -167,12 +175,19 @@ class Futures:
 
     async def accept(self, entry: Entry) -> tuple[Future, bool]:
         """Record a request; returns its future, and whether it is new and now to be executed.
-        NotReady where the journal cannot be written: the request was not accepted.
+        NotReady where the journal cannot be written, or lacks so many outcomes that memory is full
+        of them: the request was not accepted.
         """
         while (future := self._by_key.get(entry.key)) is not None:
             await future.recorded.wait()  # an id may be given only once its row is there
             if self._by_key.get(entry.key) is future:
                 return future, False
+        if self._unrecorded_bytes > KEEP_BYTES:
+            raise NotReady(
+                "The request was not accepted. The journal cannot be written.",
+                f"{size_text(self._unrecorded_bytes)} of outcomes wait in memory to be recorded.",
+                "Free space where the service keeps its state; clients ask again by themselves.",
+            )
         future = self._enter(entry)
         try:
             recorded_id = await self._journal.accept(entry)
@@ -210,13 +225,17 @@ class Futures:
         recorded = self._journal.settle(
             future.request_id, outcome.state, future.settled_at, body, outcome.content_type
         )
+        num_bytes = len(body or b"")
+        self._unrecorded_bytes += num_bytes
+        recorded.add_done_callback(lambda _: self._give(future, num_bytes))
         if outcome.repeatable:
             self._wake(future)
-        else:
-            recorded.add_done_callback(lambda _: self._give(future))
         oldest = steady_time() - self._keep_s
-        while self._settled and (
-            self._settled[0].settled_at < oldest or self._settled_bytes > KEEP_BYTES
+        # What was settled after it is recorded after it, too, and waits behind it.
+        while (
+            self._settled
+            and self._settled[0].answer is not None
+            and (self._settled[0].settled_at < oldest or self._settled_bytes > KEEP_BYTES)
         ):
             gone = self._settled.popleft()
             self._settled_bytes -= len(gone.outcome.body) if gone.outcome else 0
@@ -309,9 +328,12 @@ class Futures:
         self.closing = True
         self._wake(*(future for future in self._by_id.values() if future.answer is None))
 
-    def _give(self, future: Future) -> None:
+    def _give(self, future: Future, num_bytes: int) -> None:
+        """The journal has the outcome."""
+        self._unrecorded_bytes -= num_bytes
         future.outcome_recorded = True
-        self._wake(future)
+        if future.outcome is not None and not future.outcome.repeatable:
+            self._wake(future)
 
     def _wake(self, *futures: Future) -> None:
         for future in futures:

@@ -55,7 +55,7 @@ from halteres.service.limits import LONG
 from halteres.service.sampling.samples import CANCELLED, Draw, checked_seed, drawn_seed, packed
 from halteres.service.service import GENERATE, Service
 from halteres.service.wire.results import FILLER_LOGPROB
-from halteres.text import Tokenizer, beginning
+from halteres.text import THINKING, Tokenizer, beginning
 from halteres.tool_calls import ToolCall, ToolReader
 
 T = TypeVar("T")
@@ -230,7 +230,9 @@ class Writer:
         )
         self._characters = Detokenizer(tokenizer, skip_special_tokens=sampling.skip_special_tokens)
         self._cut = Cut(sampling.stop_strings, keep=self._keeps_stop)
-        self._calls = ToolReader(parallel=bool(request.parallel_calls))
+        # A template may begin the thinking itself.
+        in_thought = (self._prompt.text or "").rstrip().endswith(THINKING)
+        self._calls = ToolReader(parallel=bool(request.parallel_calls), in_thought=in_thought)
         self._reads_calls, self._first = request.parallel_calls is not None, True
 
     def add(

@@ -3,7 +3,7 @@ nothing.
 
     read        a field of the route's own struct
     refused     it would change the answer, and nothing here does that: 400 with its name; null,
-                false, 0 and what is empty ask for nothing
+                false, 0 and the field's own neutral values ask for nothing
     harmless    no answer depends on it: passed over, by the table below, with the source that says
                 what it is
     unknown     400 with its name and the one that was most likely meant
@@ -32,7 +32,26 @@ class Refusal(NamedTuple):
 
     why: str
     next: str  # what to do instead
-    neutral: Any  # the value that changes nothing, beside null, false, 0 and what is empty
+    # a value that changes nothing, as null, false and 0 do; what is empty does so for the fields of
+    # `NOTHING_IF_EMPTY` alone
+    neutral: Any
+
+
+NOTHING_IF_EMPTY = frozenset(
+    (
+        # lists and objects of additions: without an entry nothing is added
+        *("logit_bias", "bad_words", "logits_processors", "custom_params", "vllm_xargs"),
+        *("extra_args", "token_ids_logprob", "logprob_token_ids", "functions", "documents"),
+        *("image_data", "video_data", "audio_data", "multi_modal_data", "mm_processor_kwargs"),
+        *("media_io_kwargs", "mcp_servers", "suffix", "stop_regex", "kv_transfer_params"),
+        *("ec_transfer_params", "sampling_params", "output_config"),
+    )
+)
+"""Fields of which an empty text, list or object asks for nothing: what they list is added to an
+answer. Of all others an empty value is one: `guided_json: {}` asks for JSON, `web_search_options:
+{}` for a search, `allowed_token_ids: []` allows no token. Source: OpenAI's API reference; vLLM 0.11
+`SamplingParams` and `StructuredOutputsParams`, which ask whether a field is None.
+"""
 
 
 def _refused(why: str, next: str, names: str = "", **neutral: Any) -> dict[str, Refusal]:
@@ -292,7 +311,10 @@ def _check(given: Mapping[str, msgspec.Raw], kind: type, dialect: Dialect) -> No
         refusal = dialect.refused.get(name)
         if refusal is not None:
             value = _value(raw)
-            if value and value != refusal.neutral:
+            asks_for_nothing = value in (None, False, 0) or value == refusal.neutral
+            if name in NOTHING_IF_EMPTY:
+                asks_for_nothing = asks_for_nothing or not value
+            if not asks_for_nothing:
                 raise InvalidData(
                     f"`{name}` is not supported.", refusal.why, refusal.next, param=name
                 )

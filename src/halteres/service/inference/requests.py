@@ -22,6 +22,7 @@ from typing import Annotated, Any, Literal
 
 import msgspec
 
+from halteres.documents import DocumentError, parse_json
 from halteres.errors import InvalidData
 from halteres.service.keys import Tenant
 from halteres.service.sampling.snapshots import Snapshot
@@ -292,8 +293,10 @@ def _call(call: Any) -> dict[str, Any]:
     arguments = function.get("arguments") or {}
     # OpenAI's API writes them as a JSON text, templates expect the object
     if isinstance(arguments, str):
-        with suppress(msgspec.DecodeError, RecursionError):
+        with suppress(msgspec.DecodeError, DocumentError, RecursionError):
             read = msgspec.json.decode(arguments)
+            # A key that is given twice leaves open what was called: the text stays what it is.
+            parse_json(arguments, most_values=len(arguments))
             arguments = read if isinstance(read, dict) else arguments
     return {**call, "function": {**function, "arguments": arguments}}
 

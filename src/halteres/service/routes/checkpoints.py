@@ -37,7 +37,16 @@ from halteres.errors import Conflict, InvalidData, NotFound, UserError
 from halteres.files import replace_file
 from halteres.service.checkpoint_folders import CARD, FILES, checked_ttl, end_of_life, refuse_token
 from halteres.service.checkpoints import Checkpoint
-from halteres.service.http import SIGNED, body_of, page_of, read_body, route, tenant_of, timestamp
+from halteres.service.http import (
+    SIGNED,
+    body_of,
+    page_of,
+    read_body,
+    route,
+    sdk_before,
+    tenant_of,
+    timestamp,
+)
 from halteres.service.keys import Tenant
 from halteres.service.service import Service
 from halteres.service.training_runs import Model, Session, model_id_of, record
@@ -289,10 +298,7 @@ def _listable(found: Sequence[Checkpoint], request: Request) -> Sequence[Checkpo
     """Those that the asking SDK can read: before 0.28.1 one external checkpoint makes its whole
     list invalid.
     """
-    agent = re.match(
-        r"AsyncTinker/Python (\d{1,6})\.(\d{1,6})\.(\d{1,6})", request.headers.get("user-agent", "")
-    )
-    if agent is None or tuple(map(int, agent.groups())) >= (0, 28, 1):
+    if not sdk_before(request, 0, 28, 1):
         return found
     return [one for one in found if one.path.kind != "external_weights"]
 

@@ -24,7 +24,7 @@ from halteres.errors import HalteresError, InvalidData, NotFound, UserError
 from halteres.losses import STABLE_REINFORCE
 from halteres.service.durable import futures
 from halteres.service.durable.journal import SAMPLE, Entry, new_id
-from halteres.service.http import answer, body_of, read_body, route, tenant_of
+from halteres.service.http import answer, body_of, read_body, route, sdk_before, tenant_of
 from halteres.service.keys import Tenant
 from halteres.service.limits import LONG
 from halteres.service.sampling.samples import MAX_SAMPLES, drawn_for, drawn_seed
@@ -35,6 +35,7 @@ from halteres.service.wire.results import as_json
 from halteres.service.wire.training import (
     PASSES,
     SEQUENCED,
+    TAKES_FAMILIES,
     PassRequest,
     Request,
     TrainingBody,
@@ -54,6 +55,11 @@ MAX_CLIENTS = 2**63 // futures.CLONE
 INLINE_BYTES = 256 * 1024
 """Up to here a result is answered at once; of a larger one a client is told the size first, if it
 wants to be.
+"""
+
+NAMES_FAMILIES = (0, 8, 0)
+"""The SDK from which on a client from state asks for the trained families of the checkpoint; older
+ones ask for all of them, whatever was trained (lib/public_interfaces/service_client.py).
 """
 
 log = logging.getLogger(__name__)
@@ -98,6 +104,8 @@ class TrainingRoutes:
             model, seq = await self._made(body, tenant), 0
             seedless = isinstance(body, bodies.CreateModel) and body.lora_config.seed is None
             drawn = {"seed": drawn_seed()} if seedless else None
+        if isinstance(body, bodies.LoadWeights) and sdk_before(request, *NAMES_FAMILIES):
+            drawn = {TAKES_FAMILIES: 1}
         key, passed = f"{model.id}/{seq}", body if isinstance(body, PassRequest) else None
         if self._service.futures.known(key) is None:
             model.queue.refuse_if_full(seq)

@@ -86,7 +86,7 @@ _MODEL_ID = re.compile(rb'"model_id"\s*:\s*"([^"\\]{1,200})"')
 _SEQ_ID = re.compile(rb'"seq_id"\s*:\s*(\d{1,18})\s*[,}]')
 
 Metadata = dict[str, Any]
-Drawn = Mapping[str, int]  # what the service drew by lot for a request
+Drawn = Mapping[str, int]  # what the service drew by lot for a request, or read off its client
 
 # of a client; unpickled sampling clients reach 1e18
 Counter = Annotated[int, msgspec.Meta(ge=0, le=2**63 - 1)]

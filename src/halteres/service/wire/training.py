@@ -207,6 +207,10 @@ number 0.
 """
 
 
+TAKES_FAMILIES = "takes_families"
+"""Of `drawn`: the client of a load cannot say which families of weights are trained."""
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Request:
     """One request of a training run's sequence."""
