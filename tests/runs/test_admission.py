@@ -114,7 +114,7 @@ def test_an_environment_that_keeps_an_order_of_its_own_cannot_be_deterministic(
     start: StartRun, home: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     foreign = Description(schema={}, config={"batch_size": 4, "group_size": 2}, is_foreign=True)
-    monkeypatch.setattr("halteres.runs.planning.checks.describe", lambda *_: foreign)
+    monkeypatch.setattr("halteres.config.resolution.describe", lambda *_: foreign)
     with pytest.raises(InvalidConfig, match=r"trainer\.deterministic.*cannot be repeated"):
         start("trainer.deterministic=true")
     assert not (home / "runs").exists()
