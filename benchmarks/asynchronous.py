@@ -92,12 +92,13 @@ async def scripted_service(folder: Path, seconds: float) -> AsyncIterator[str]:
 
 def train(environment: str, staleness: int, steps: int, service_url: str | None) -> dict[str, Any]:
     """One whole run; its seconds per step after the warm-up, and how old its batches were."""
-    from halteres.config.files import resolve_settings
-    from halteres.runs.starting.start import start_run
+    from halteres.config.resolution import resolve_settings
+    from halteres.runs.planning.plan import plan_run
+    from halteres.runs.start import start_run
 
     edits = [*SETTINGS, f"trainer.total_steps={steps}", f"trainer.max_staleness={staleness}"]
     asked = resolve_settings(environment, None, edits)
-    run = start_run(asked.settings, sources=asked.sources, service_url=service_url)
+    run = start_run(plan_run(asked, service_url=service_url))
     ends = time.monotonic() + 1800
     while not (state := run.state()).terminal:
         if time.monotonic() > ends:

@@ -110,9 +110,10 @@ def run_once(seed: int, steps: int) -> dict[str, Any]:
 
 
 def follow(environment: Path, seed: int, steps: int) -> dict[str, Any]:
-    from halteres.config.files import resolve_settings
+    from halteres.config.resolution import resolve_settings
     from halteres.observe.metrics import merge_by_step
-    from halteres.runs.starting.start import start_run
+    from halteres.runs.planning.plan import plan_run
+    from halteres.runs.start import start_run
 
     edits = [
         f"run.seed={seed}",
@@ -121,7 +122,7 @@ def follow(environment: Path, seed: int, steps: int) -> dict[str, Any]:
         "env.eval_tasks=512",
     ]
     asked = resolve_settings(str(environment), None, edits)
-    run = start_run(asked.settings, sources=asked.sources)
+    run = start_run(plan_run(asked))
     begun, killed = time.monotonic(), 0
     while not (state := run.state()).terminal:
         if not killed and (state.step or 0) >= SERVICE_DIES_AT:

@@ -88,8 +88,9 @@ def run_in(folder: Path, steps: int) -> float:
 def one_run(steps: int) -> float:
     from run_cost import follow
 
-    from halteres.config.files import resolve_settings
-    from halteres.runs.starting.start import start_run
+    from halteres.config.resolution import resolve_settings
+    from halteres.runs.planning.plan import plan_run
+    from halteres.runs.start import start_run
 
     edits = [
         "run.seed=0",
@@ -101,7 +102,7 @@ def one_run(steps: int) -> float:
         "env.eval_samples=1",
     ]
     asked = resolve_settings("game:GuessTheNumber-v0-easy", None, edits)
-    return follow(start_run(asked.settings, sources=asked.sources))
+    return follow(start_run(plan_run(asked)))
 
 
 if __name__ == "__main__":

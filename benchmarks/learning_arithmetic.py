@@ -119,13 +119,14 @@ def parse() -> argparse.Namespace:
 def train_and_evaluate(
     seed: int, options: argparse.Namespace
 ) -> tuple[Result, list[dict[str, Any]]]:
-    from halteres.config.files import resolve_settings
+    from halteres.config.resolution import resolve_settings
     from halteres.observe.metrics import merge_by_step
-    from halteres.runs.starting.start import start_run
+    from halteres.runs.planning.plan import plan_run
+    from halteres.runs.start import start_run
 
     edits = [f"run.seed={seed}", f"run.max_minutes={options.minutes}", *options.edits]
     asked = resolve_settings("arithmetic", None, edits)
-    run = start_run(asked.settings, sources=asked.sources)
+    run = start_run(plan_run(asked))
     cpu_s = follow(run, options.minutes * 60 + ENDS_WITHIN_S)  # `max_minutes` is a planned end
     load = os.getloadavg()
     rows = merge_by_step(run.metrics())

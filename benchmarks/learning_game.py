@@ -98,9 +98,10 @@ def train(
     estimator: str, seed: int, options: argparse.Namespace
 ) -> tuple[Result, list[dict[str, Any]]]:
     """One run, and the games that its first and last weights win."""
-    from halteres.config.files import resolve_settings
+    from halteres.config.resolution import resolve_settings
     from halteres.observe.metrics import merge_by_step
-    from halteres.runs.starting.start import start_run
+    from halteres.runs.planning.plan import plan_run
+    from halteres.runs.start import start_run
 
     edits = [
         f"run.seed={seed}",
@@ -115,7 +116,7 @@ def train(
     ]
     asked = resolve_settings(f"game:{options.game}", None, edits)
     begun = time.monotonic()
-    run = start_run(asked.settings, sources=asked.sources)
+    run = start_run(plan_run(asked))
     cpu_s = follow(run)
     wall_s = time.monotonic() - begun
     rows = merge_by_step(run.metrics())

@@ -62,8 +62,9 @@ def run_once(seed: int, options: argparse.Namespace) -> dict[str, Any]:
 
 
 def train(seed: int, options: argparse.Namespace) -> dict[str, Any]:
-    from halteres.config.files import resolve_settings
-    from halteres.runs.starting.start import start_run
+    from halteres.config.resolution import resolve_settings
+    from halteres.runs.planning.plan import plan_run
+    from halteres.runs.start import start_run
 
     edits = [
         f"run.seed={seed}",
@@ -75,7 +76,7 @@ def train(seed: int, options: argparse.Namespace) -> dict[str, Any]:
         "env.min_batch_allocation=0.5",
     ]
     asked = resolve_settings("arithmetic", None, edits)
-    run = start_run(asked.settings, sources=asked.sources)
+    run = start_run(plan_run(asked))
     begun = time.monotonic()
     game = join(run, options.game, seed)
     while not (state := run.state()).terminal:

@@ -298,8 +298,9 @@ def train(
     algorithm: str, seed: int, model: Path, panel: Path, options: argparse.Namespace
 ) -> dict[str, Any]:
     """A run on the reward model's scores alone; before and after, each with its 95 % interval."""
-    from halteres.config.files import resolve_settings
-    from halteres.runs.starting.start import start_run
+    from halteres.config.resolution import resolve_settings
+    from halteres.runs.planning.plan import plan_run
+    from halteres.runs.start import start_run
 
     edits = [
         f"run.seed={seed}",
@@ -312,7 +313,7 @@ def train(
         *ALGORITHMS[algorithm],
     ]
     asked = resolve_settings("arithmetic", None, edits)
-    run = start_run(asked.settings, sources=asked.sources)
+    run = start_run(plan_run(asked))
     cpu_s = follow(run)
     rows = [row for row in run.metrics() if "eval/percent_correct" in row]
     steps = [row for row in run.metrics() if row["src"] == "trainer"]

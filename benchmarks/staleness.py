@@ -79,8 +79,9 @@ def train(
     staleness: int, correction: str, seed: int, options: argparse.Namespace
 ) -> dict[str, Any]:
     """One run."""
-    from halteres.config.files import resolve_settings
-    from halteres.runs.starting.start import start_run
+    from halteres.config.resolution import resolve_settings
+    from halteres.runs.planning.plan import plan_run
+    from halteres.runs.start import start_run
 
     edits = {
         "run.seed": seed,
@@ -96,7 +97,7 @@ def train(
     asked = resolve_settings(
         "arithmetic", None, [*(f"{name}={value}" for name, value in edits.items()), *options.edits]
     )
-    run = start_run(asked.settings, sources=asked.sources)
+    run = start_run(plan_run(asked))
     ends = time.monotonic() + ENDS_WITHIN_S
     while not (state := run.state()).terminal:
         if time.monotonic() > ends:

@@ -9,10 +9,11 @@ from __future__ import annotations
 import time
 from collections.abc import Callable
 
-from halteres.config.files import resolve_settings
+from halteres.config.resolution import resolve_settings
 from halteres.errors import NotReady
 from halteres.runs.directory import RunDirectory
-from halteres.runs.starting.start import start_run
+from halteres.runs.planning.plan import plan_run
+from halteres.runs.start import start_run
 from halteres.runs.state import RunState
 
 WITHIN_S, LOOK_EVERY_S = 300.0, 0.05
@@ -21,7 +22,7 @@ WITHIN_S, LOOK_EVERY_S = 300.0, 0.05
 def begin(environment: str, *edits: str) -> RunDirectory:
     """Start a run."""
     asked = resolve_settings(environment, None, edits)
-    return start_run(asked.settings, sources=asked.sources)
+    return start_run(plan_run(asked))
 
 
 def until_step(run: RunDirectory, step: int) -> RunState:

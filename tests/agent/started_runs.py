@@ -15,7 +15,7 @@ from halteres.agent import start_training as starting
 from halteres.agent.call import call
 from halteres.agent.tool import Caller
 from halteres.runs.directory import list_runs
-from halteres.runs.starting.start import begin_run
+from halteres.runs.start import start_run
 
 CHANGES = {"trainer.total_steps": 4, "trainer.checkpoint_every": 2}
 
@@ -34,7 +34,7 @@ def begun_by_standins(home: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[P
     ):
         monkeypatch.delenv(name, raising=False)
     monkeypatch.setattr(
-        starting, "begin_run", functools.partial(begin_run, supervisor=STANDIN_SUPERVISOR)
+        starting, "start_run", functools.partial(start_run, supervisor=STANDIN_SUPERVISOR)
     )
     yield home
     for run in list_runs():

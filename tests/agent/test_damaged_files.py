@@ -13,7 +13,7 @@ from typer.testing import CliRunner
 
 from halteres.cli.main import app
 from halteres.config.environ import read_stop_request
-from halteres.config.files import load_settings
+from halteres.config.resolution import resolve_settings
 from halteres.dashboard.events import stamps
 from halteres.dashboard.runs import list_of_runs
 from halteres.errors import InvalidConfig
@@ -173,5 +173,5 @@ def test_a_damaged_config_file_is_refused_by_name(
     file = tmp_path / "config.yaml"
     DAMAGE[kind](file)
     with pytest.raises(InvalidConfig) as refused:
-        load_settings("arithmetic", file, edits)
+        resolve_settings("arithmetic", file, edits)
     assert kind == "numbers" or str(file) in refused.value.sentence

@@ -17,10 +17,11 @@ import pytest
 
 from halteres.agent import drafts
 from halteres.agent.drafts import (
+    CurrentDraft,
     Draft,
     NoEnvironment,
-    Selection,
     choose,
+    edited,
     editing,
     load_draft,
     save_draft,
@@ -36,7 +37,7 @@ from .draft_fixtures import QUIZ, environment, refused, told
 ME = Caller(draft="mine")
 
 
-def select(environment: str, changes: Mapping[str, Any] | None = None) -> Selection:
+def select(environment: str, changes: Mapping[str, Any] | None = None) -> CurrentDraft:
     return choose(ME, None, environment, changes or {})
 
 
@@ -61,14 +62,14 @@ def test_a_selection_is_named_after_the_environment_and_the_time() -> None:
     assert chosen.discarded == {}
     assert re.fullmatch(r"arithmetic-\d{8}-\d{6}", draft.name)
     assert draft.resolve().settings.run.name == draft.name
-    edited, _ = draft.edited(ME, {"wandb_name": "other"})
-    assert edited.resolve().settings.run.name == "other"
+    other = edited(ME, draft, {"wandb_name": "other"}).draft
+    assert other.resolve().settings.run.name == "other"
 
 
 def test_edits_are_kept_by_their_whole_names_as_they_hold() -> None:
     draft = select("arithmetic", {"lora_rank": "8", "steps_per_eval": 5, "group_size": "8"}).draft
     assert draft.changes == {"trainer.lora_rank": 8, "trainer.eval_every": 5, "env.group_size": 8}
-    again, _ = draft.edited(ME, {"eval_every": 7, "trainer.lora_rank": 4})
+    again = edited(ME, draft, {"eval_every": 7, "trainer.lora_rank": 4}).draft
     assert again.changes == {"env.group_size": 8, "trainer.eval_every": 7, "trainer.lora_rank": 4}
 
 
@@ -128,7 +129,7 @@ def test_nobody_changes_a_draft_while_somebody_else_does() -> None:
         thread.start()
         assert inside.wait(5)
         assert not done.is_set()
-        save_draft(draft.edited(ME, {"lora_rank": 8})[0])
+        save_draft(edited(ME, draft, {"lora_rank": 8}).draft)
     assert done.wait(20)
     thread.join()
     assert load_draft(ME, None).changes == {"trainer.lora_rank": 4}
@@ -186,9 +187,9 @@ def test_a_refused_selection_or_edit_leaves_the_draft_as_it_was(home: Path) -> N
 def test_one_setting_under_two_names_is_refused() -> None:
     draft = select("arithmetic").draft
     with pytest.raises(InvalidConfig, match="the same setting as eval_every"):
-        draft.edited(ME, {"eval_every": 5, "steps_per_eval": 6})
+        edited(ME, draft, {"eval_every": 5, "steps_per_eval": 6})
     with pytest.raises(InvalidConfig, match="rl_select_environment selects another one"):
-        draft.edited(ME, {"environment": "quiz"})
+        edited(ME, draft, {"environment": "quiz"})
 
 
 @pytest.mark.parametrize("handle", ["", "a/b", "../x", "a b", "x" * 65, "a\n"])

@@ -23,11 +23,11 @@ from halteres.agent.drafts import load_draft
 from halteres.agent.tool import Caller
 from halteres.agent.transports.mcp.server import build
 from halteres.cli.main import app
-from halteres.config.files import resolve_settings
+from halteres.config.resolution import resolve_settings
 from halteres.dashboard.runs import list_of_runs, view_of
+from halteres.runs import start
 from halteres.runs.directory import RunDirectory, find_run
-from halteres.runs.starting import start
-from halteres.runs.starting.start import begin_run
+from halteres.runs.start import start_run
 from halteres.runs.supervision.evaluation import examination
 
 from . import control
@@ -217,8 +217,8 @@ async def test_what_is_set_beats_the_familys_defaults_and_a_policy_caps_them(
 @pytest.fixture
 def begun(monkeypatch: pytest.MonkeyPatch) -> None:
     """Runs whose supervisor ends at once: what is asked about is what they were begun with."""
-    idle = functools.partial(begin_run, supervisor=(sys.executable, "-S", "-c", "pass"))
-    monkeypatch.setattr(starting, "begin_run", idle)
+    idle = functools.partial(start_run, supervisor=(sys.executable, "-S", "-c", "pass"))
+    monkeypatch.setattr(starting, "start_run", idle)
     for name in ("TINKER_API_KEY", "TINKER_BASE_URL", "HERMES_HOME"):
         monkeypatch.delenv(name, raising=False)
 
@@ -319,7 +319,7 @@ def test_the_command_line_lists_trains_and_serves_variants(
     empty = game.with_name("empty.yaml")
     empty.touch()
     asked: list[Any] = []
-    monkeypatch.setattr(start, "start_run", lambda settings, **_: asked.append(settings))
+    monkeypatch.setattr(start, "start_run", lambda plan, **_: asked.append(plan.settings))
     CliRunner().invoke(app, ["train", "riddle:Wordle-v0", "--set", "total_steps=3"])
     CliRunner().invoke(
         app, ["train", "--set", "environment=riddle:Wordle-v0", "--config", str(empty)]

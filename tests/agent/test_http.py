@@ -31,7 +31,7 @@ from halteres.agent.waiting import WITHIN_S
 from halteres.config import program
 from halteres.config.discovery import EnvironmentBroken
 from halteres.errors import InvalidConfig, NotReady
-from halteres.runs.starting import run_models
+from halteres.runs.planning import models
 
 from . import control
 
@@ -246,7 +246,7 @@ async def test_without_the_token_nobody_spends_the_operators_key(
         ("TINKER_BASE_URL", "http://x"),
     ):
         monkeypatch.setenv(name, value)
-    monkeypatch.setattr(run_models, "_ask", lambda path, url: {"model": {"name": "Qwen/Big"}})
+    monkeypatch.setattr(models, "_ask", lambda path, url: {"model": {"name": "Qwen/Big"}})
     async with control.client(authorization="") as http:
         select = ("/environments/arithmetic/select", {"changes": {"inference.model": "Qwen/Big"}})
         await http.post(select[0], json=select[1])

@@ -32,7 +32,7 @@ from halteres.errors import (
 from halteres.next_step import NextStep, for_agents
 from halteres.observe.metrics import append_row
 from halteres.runs.directory import RunAmbiguous, RunDirectory, RunNotFound, runs_home
-from halteres.runs.starting.preflight import resume_point
+from halteres.runs.planning.resume_point import resume_point
 
 from .run_fixtures import RUN, make_run, supervised
 from .transports import home_of

@@ -21,9 +21,9 @@ from halteres.agent.open_access import check_changes, check_keys, check_settings
 from halteres.agent.table import BY_NAME
 from halteres.agent.tool import Caller, OpenThreads, TokenNeeded
 from halteres.agent.transports.http_routes import Calls, legacy_routes
-from halteres.config.files import resolve_settings, settings_schema
 from halteres.config.reach import REACHES
-from halteres.config.settings import ENV_WIRING, SECTIONS, Settings, wiring_of
+from halteres.config.resolution import resolve_settings
+from halteres.config.settings import ENV_WIRING, SECTIONS, Settings, settings_schema, wiring_of
 from halteres.runs.directory import list_runs
 
 from . import control
@@ -459,7 +459,8 @@ async def test_what_names_nothing_beyond_the_run_is_set_without_the_token() -> N
 def test_what_the_policy_or_the_environment_sets_may_be_anything(home: Path) -> None:
     locks = {"env.spool_dir": "/var/spool", "run.interpreter": sys.executable}
     (home / "policy.yaml").write_text(yaml.safe_dump({"lock": locks}))
-    check_settings(open_caller(), resolve_settings("arithmetic", None, ()))
+    resolved = resolve_settings("arithmetic", None, ())
+    check_settings(open_caller(), resolved.settings, resolved.sources)
     check_changes(open_caller(), "text_gym", {"make": "gem:make"})  # what it is already
     with pytest.raises(TokenNeeded):
         check_changes(open_caller(), "arithmetic", {"spool_dir": "/var/spool2"})

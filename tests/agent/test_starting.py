@@ -20,8 +20,9 @@ from halteres.agent import start_training
 from halteres.agent.trial.folder import TestOutcome
 from halteres.cli.main import app
 from halteres.observe.metrics import append_row
+from halteres.runs import start
 from halteres.runs.directory import RunDirectory, find_run, stop_run
-from halteres.runs.starting import start
+from halteres.runs.planning import plan as planning
 
 from .started_runs import begun_by_standins, check_of, runs, select, tokens, told
 
@@ -181,7 +182,7 @@ async def test_the_built_in_models_learning_rate_is_warned_of_where_it_meets_a_l
 ) -> None:
     """By a dry run, by the start itself, and by `halteres train`; the run begins all the same."""
     # the model has no weights to measure with
-    monkeypatch.setattr(start_training, "estimate", lambda *_, **__: None)
+    monkeypatch.setattr(planning, "estimate", lambda *_, **__: None)
     model = str(large_model(home / "large"))
     await select(**{"inference.model": model})
     rehearsed = await told("rl_start_training", dry_run=True)

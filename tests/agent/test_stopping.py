@@ -10,12 +10,11 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from runs.run_fixtures import STANDIN_SUPERVISOR, settings, survivors, wait
+from runs.run_fixtures import settings, start_standins, survivors, wait
 
 from halteres.agent import waiting
 from halteres.process import alive
 from halteres.runs.directory import RunDirectory, list_runs
-from halteres.runs.starting.start import start_run
 
 from .run_fixtures import RUN, make_run, replied, supervised, tokens, told
 
@@ -38,7 +37,7 @@ def home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
 def going_on(monkeypatch: pytest.MonkeyPatch) -> RunDirectory:
     """A real supervisor with stand-in roles, three steps of four done."""
     monkeypatch.setenv("STANDIN_STEPS", "3")
-    run = start_run(settings(), supervisor=STANDIN_SUPERVISOR)
+    run = start_standins(settings())
     wait(run, lambda state: state.status == "running" and state.step == 3)
     return run
 
@@ -65,7 +64,7 @@ async def test_a_run_is_stopped_with_a_checkpoint_and_can_be_resumed(
 
 
 async def test_a_run_that_is_still_starting_ends_stopped() -> None:
-    run = start_run(settings(), supervisor=STANDIN_SUPERVISOR)
+    run = start_standins(settings())
     answer = await told("rl_stop_training")  # the only active one
     assert (answer["run_id"], answer["status"]) == (run.run_id, "stopped")
     assert not survivors(run.state())

@@ -12,14 +12,13 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from runs.run_fixtures import STANDIN_SUPERVISOR, settings
+from runs.run_fixtures import settings, start_standins
 
 from halteres.agent import status, waiting
 from halteres.agent.waiting import Until, Watch, wait_for
 from halteres.errors import UserError
 from halteres.next_step import Remedy
 from halteres.runs.directory import RunDirectory, stop_run
-from halteres.runs.starting.start import start_run
 from halteres.runs.state import take_lock
 
 from .run_fixtures import (
@@ -291,7 +290,7 @@ async def test_a_row_that_is_still_being_written_is_waited_for(running: RunDirec
 
 async def test_a_real_run_wakes_its_watcher_at_each_stage(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("STANDIN_STEPS", "3")
-    run = start_run(settings(), supervisor=STANDIN_SUPERVISOR)
+    run = start_standins(settings())
 
     async def woken(until: str) -> dict[str, Any]:
         answer = await asyncio.wait_for(

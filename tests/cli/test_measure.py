@@ -149,9 +149,7 @@ def test_a_reward_models_folder_is_meant_from_here_and_is_looked_at_first(
 
     monkeypatch.setattr("halteres.runs.servers.served", lambda *_: nullcontext())
     monkeypatch.setattr("halteres.runs.supervision.evaluation.measure", measure)
-    monkeypatch.setattr(
-        "halteres.runs.starting.preflight.examine_reward_models", lambda _: ([], [])
-    )
+    monkeypatch.setattr("halteres.runs.planning.checks.examine_reward_models", lambda _: ([], []))
     monkeypatch.chdir(tmp_path)
     command = ["env", "eval", "arithmetic", "--reward-model", "mine,http://127.0.0.1:1"]
     assert CliRunner().invoke(app, command, catch_exceptions=False).exit_code == 0

@@ -12,10 +12,11 @@ from typer.testing import CliRunner
 
 from halteres.cli import train as verb
 from halteres.cli.main import app
-from halteres.config.files import resolve_settings
 from halteres.config.gem_ids import GEM
+from halteres.config.resolution import resolve_settings
 from halteres.config.settings import Settings
 from halteres.errors import InvalidConfig
+from halteres.runs.planning.plan import RunPlan
 
 pytestmark = pytest.mark.runs
 
@@ -54,11 +55,11 @@ def asked(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> list[Settings]:
     monkeypatch.setenv("HALTERES_HOME", str(tmp_path))
     settings: list[Settings] = []
 
-    def start(asked: Settings, **options: Any) -> None:
-        settings.append(asked)
+    def start(asked: RunPlan, **options: Any) -> None:
+        settings.append(asked.settings)
         raise Started
 
-    monkeypatch.setattr("halteres.runs.starting.start.start_run", start)
+    monkeypatch.setattr("halteres.runs.start.start_run", start)
     assert verb
     return settings
 

@@ -16,7 +16,7 @@ from halteres.cli.main import app
 from halteres.errors import HalteresError, InvalidConfig, InvalidData, NotFound
 from halteres.models import builtin_path
 from halteres.rewards.training_plan import TrainingRun, forecast, read_plan
-from halteres.runs.starting.start import RewardStart
+from halteres.runs.start import RewardPlan
 
 HELD_OUT = "halteres/arithmetic-pairs:held_out"
 
@@ -184,11 +184,11 @@ def test_a_run_is_gone_on_with_under_its_own_settings(monkeypatch: pytest.Monkey
     plan = read_plan(None, {"model": "halteres/tiny", "data": HELD_OUT})
     names: list[Any] = []
 
-    def planned(run: str, name: str | None = None) -> RewardStart:
+    def planned(run: str, name: str | None = None) -> RewardPlan:
         names.append((run, name))
         folder = builtin_path("halteres/tiny")
         assert folder is not None
-        return RewardStart(
+        return RewardPlan(
             training=TrainingRun(plan=plan),
             forecast=forecast(plan, folder),
             base_model=plan.model,
@@ -196,8 +196,8 @@ def test_a_run_is_gone_on_with_under_its_own_settings(monkeypatch: pytest.Monkey
         )
 
     monkeypatch.setattr("halteres.runs.directory.find_run", str)
-    monkeypatch.setattr("halteres.runs.starting.start.plan_resumed_training", planned)
-    monkeypatch.delattr("halteres.runs.starting.start.begin_run")
+    monkeypatch.setattr("halteres.runs.planning.reward_plan.plan_resumed_training", planned)
+    monkeypatch.delattr("halteres.runs.start.start_reward_training")
     assert told("train", "--resume-run", "r1", "--name", "mine", "--dry-run")["num_rows"] == 300
     assert names == [("r1", "mine")]
 

@@ -11,12 +11,11 @@ from typing import TYPE_CHECKING, Any
 import pytest
 from agent import fake_trajectory_server, run_fixtures, run_results
 from agent.run_fixtures import RUN
-from runs.run_fixtures import STANDIN_SUPERVISOR, settings, survivors, wait
+from runs.run_fixtures import settings, start_standins, survivors, wait
 
 from halteres.agent.transports.access import link
 from halteres.observe.metrics import append_row
 from halteres.runs.directory import stop_run
-from halteres.runs.starting.start import start_run
 
 if TYPE_CHECKING:
     from playwright.sync_api import Browser, Page
@@ -321,7 +320,7 @@ def test_the_policy_refuses_scripts_even_if_a_text_became_markup(visit: Visit) -
 
 def test_stop_asks_first_and_stops(visit: Visit, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("STANDIN_STEPS", "2")
-    run = start_run(settings(), supervisor=STANDIN_SUPERVISOR)
+    run = start_standins(settings())
     try:
         page = visit.enter()
         page.locator(".run").click()
@@ -347,7 +346,7 @@ def test_stop_asks_first_and_stops(visit: Visit, monkeypatch: pytest.MonkeyPatch
 def test_a_run_that_goes_on_is_followed_to_its_end(visit: Visit) -> None:
     page = visit.enter()
     still = stays(page)
-    run = start_run(settings(), supervisor=STANDIN_SUPERVISOR)
+    run = start_standins(settings())
     page.locator(".run").click()
     expect(page.locator(".head .badge")).to_have_text("completed")
     wait(run, lambda state: state.terminal)

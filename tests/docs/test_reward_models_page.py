@@ -16,7 +16,7 @@ from typer.testing import CliRunner
 from halteres.cli.main import app
 from halteres.rewards.preferences import read_preferences
 from halteres.rewards.training_plan import preset_for, read_plan
-from halteres.runs.starting.start import plan_reward_training
+from halteres.runs.planning.reward_plan import plan_reward_training
 
 pytestmark = pytest.mark.runs
 

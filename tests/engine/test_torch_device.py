@@ -21,7 +21,7 @@ from halteres.engine.torch.model import BaseModel, FusedModel, Grid, Heads
 from halteres.engine.torch.trie import FlashTrieAttention, Trie, TrieAttention
 from halteres.errors import InvalidConfig
 from halteres.models.shape import read_shape
-from halteres.runs.starting import resources
+from halteres.runs.planning import memory
 
 from .requests import IMPORTANCE_SAMPLING
 from .test_torch_trie import branching
@@ -227,4 +227,4 @@ def test_engine_and_estimate_decide_alike_what_a_gpu_computes_once_more(
     base: BaseModel, model_folder: Path
 ) -> None:
     assert isinstance(base, FusedModel)
-    assert activation_bytes(base) == resources.kept_bytes(read_shape(model_folder))
+    assert activation_bytes(base) == memory.kept_bytes(read_shape(model_folder))

@@ -33,8 +33,8 @@ from trajectories.server_fixtures import group as queued_group
 
 from halteres.clients.retries import Retries
 from halteres.clients.trajectories.trainer import Element
-from halteres.config.files import resolve_settings
 from halteres.config.gem_ids import GEM
+from halteres.config.resolution import resolve_settings
 from halteres.config.settings import Settings, TrainerSettings
 from halteres.environments import game as games
 from halteres.environments.game import GameEnv

@@ -9,9 +9,8 @@ from typing import Any
 import pytest
 
 from halteres.runs.directory import RunDirectory, list_runs
-from halteres.runs.starting.start import start_run
 
-from .run_fixtures import STANDIN_SUPERVISOR, StartRun, end, settings
+from .run_fixtures import StartRun, end, settings, start_standins
 
 
 @pytest.fixture
@@ -28,6 +27,6 @@ def start(home: Path) -> StartRun:
     """Start a run of stand-ins."""
 
     def start(*edits: str, **options: Any) -> RunDirectory:
-        return start_run(settings(*edits), supervisor=STANDIN_SUPERVISOR, **options)
+        return start_standins(settings(*edits), **options)
 
     return start

@@ -15,12 +15,13 @@ from typing import Any, Protocol
 
 from deadlines import wait_until
 
-from halteres.config.files import load_settings
-from halteres.config.settings import Settings
+from halteres.config.resolution import Resolved, resolve_settings
 from halteres.models import TINY, builtin_path
 from halteres.models.shape import own_tensors, read_shape
 from halteres.process import alive
 from halteres.runs.directory import RunDirectory
+from halteres.runs.planning.plan import plan_run
+from halteres.runs.start import start_run
 from halteres.runs.state import RunState
 
 HERE = Path(__file__).parent
@@ -32,10 +33,17 @@ class StartRun(Protocol):
     def __call__(self, *edits: str, **options: Any) -> RunDirectory: ...
 
 
-def settings(*edits: str) -> Settings:
-    return load_settings(
-        ENVIRONMENT, None, ["trainer.total_steps=4", "trainer.checkpoint_every=2", *edits]
-    )
+def settings(*edits: str) -> Resolved:
+    """Those of a run of stand-ins."""
+    few_steps = ["trainer.total_steps=4", "trainer.checkpoint_every=2"]
+    return resolve_settings(ENVIRONMENT, None, [*few_steps, *edits])
+
+
+def start_standins(resolved: Resolved, **options: Any) -> RunDirectory:
+    """A run of stand-ins; `options` are of `plan_run`, or the key."""
+    key = options.pop("idempotency_key", None)
+    plan = plan_run(resolved, **options)
+    return start_run(plan, idempotency_key=key, supervisor=STANDIN_SUPERVISOR)
 
 
 def wait(run: RunDirectory, until: Callable[[RunState], object], within_s: float = 20) -> RunState:

@@ -11,13 +11,14 @@ from pathlib import Path
 
 import pytest
 
-from halteres.config.files import load_settings
 from halteres.config.operator_policy import Caps, Policy, PolicyCap
 from halteres.config.program import Description
-from halteres.errors import InvalidConfig, UserError
+from halteres.config.resolution import resolve_settings
+from halteres.errors import HalteresError, InvalidConfig
 from halteres.runs.directory import RunDirectory, list_runs, stop_run
-from halteres.runs.starting.preflight import examine
-from halteres.runs.starting.start import LOCK, plan_of
+from halteres.runs.planning.checks import PreflightFailed
+from halteres.runs.planning.plan import plan_run
+from halteres.runs.start import LOCK
 
 from .run_fixtures import HERE, StartRun, wait, wait_for_end
 
@@ -25,13 +26,12 @@ pytestmark = pytest.mark.runs
 
 ONE_START = """
 import sys
-from halteres.runs.starting.start import start_run
-from runs.run_fixtures import STANDIN_SUPERVISOR, settings
+from runs.run_fixtures import settings, start_standins
 
 asked = settings()
 print("ready", flush=True)
 sys.stdin.readline()
-print(start_run(asked, idempotency_key=sys.argv[1], supervisor=STANDIN_SUPERVISOR).run_id)
+print(start_standins(asked, idempotency_key=sys.argv[1]).run_id)
 """
 
 
@@ -102,7 +102,7 @@ def test_a_supervisor_that_cannot_be_started_leaves_nothing_and_its_key_is_free(
         raise FileNotFoundError(2, "No such file or directory")
 
     with monkeypatch.context() as patch:
-        patch.setattr("halteres.runs.starting.start.detach", nowhere)
+        patch.setattr("halteres.runs.start.detach", nowhere)
         with pytest.raises(Exception, match="could not be started"):
             start(idempotency_key="the-key")
     assert [entry.name for entry in (home / "runs").iterdir()] == [LOCK]
@@ -114,7 +114,7 @@ def test_an_environment_that_keeps_an_order_of_its_own_cannot_be_deterministic(
     start: StartRun, home: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     foreign = Description(schema={}, config={"batch_size": 4, "group_size": 2}, is_foreign=True)
-    monkeypatch.setattr("halteres.runs.starting.preflight.describe", lambda *_: foreign)
+    monkeypatch.setattr("halteres.config.resolution.describe", lambda *_: foreign)
     with pytest.raises(InvalidConfig, match=r"trainer\.deterministic.*cannot be repeated"):
         start("trainer.deterministic=true")
     assert not (home / "runs").exists()
@@ -142,13 +142,9 @@ def test_a_package_or_data_set_that_the_environment_lacks_is_found_before_a_run_
     file = tmp_path / "needy.py"
     file.write_text(NEEDS)
 
-    def refusal(*edits: str) -> UserError | None:
-        settings = load_settings(str(file), None, ["group_size=4", "batch_size=8", *edits])
-        try:
-            examine(plan_of(settings)).demand()
-        except UserError as error:
-            return error
-        return None
+    def refusal(*edits: str) -> HalteresError | None:
+        edits = ("group_size=4", "batch_size=8", *edits)
+        return plan_run(resolve_settings(str(file), None, edits)).refusal
 
     for _ in range(2):  # what was missing is not remembered: it may be installed meanwhile
         error = refusal()
@@ -162,9 +158,13 @@ def test_a_package_or_data_set_that_the_environment_lacks_is_found_before_a_run_
 
 
 def test_a_data_set_that_is_not_there_is_refused(home: Path, tmp_path: Path) -> None:
-    settings = load_settings("gsm8k", None, [f"env.dataset={tmp_path / 'gone.jsonl'}"])
-    with pytest.raises(InvalidConfig, match=r"gone\.jsonl.*no such file or folder"):
-        examine(plan_of(settings)).demand()
+    resolved = resolve_settings("gsm8k", None, [f"env.dataset={tmp_path / 'gone.jsonl'}"])
+    refusal = plan_run(resolved).refusal
+    assert isinstance(refusal, InvalidConfig)
+    assert (refusal.details["field"], refusal.details["problems"][0]["got"]) == (
+        "env.dataset",
+        str(tmp_path / "gone.jsonl"),
+    )
 
 
 @pytest.mark.parametrize("place", ["file/home", "/proc/home"])
@@ -173,6 +173,6 @@ def test_a_home_that_cannot_be_made_is_no_full_disk(
 ) -> None:
     (tmp_path / "file").touch()
     monkeypatch.setenv("HALTERES_HOME", str(tmp_path / place))
-    with pytest.raises(UserError, match=r"cannot be made.*Set HALTERES_HOME") as error:
-        examine(plan_of(load_settings("arithmetic", None, []))).demand()
-    assert error.value.code == "preflight_failed"
+    refusal = plan_run(resolve_settings("arithmetic", None, [])).refusal
+    assert isinstance(refusal, PreflightFailed)
+    assert "HALTERES_HOME" in str(refusal.next)

@@ -14,12 +14,13 @@ import pytest
 from deadlines import wait_until
 
 from halteres.agent.run_snapshot import snapshot_of
-from halteres.config.files import resolve_settings
+from halteres.config.resolution import resolve_settings
 from halteres.observe.metrics import merge_by_step
 from halteres.runs.directory import WAKE, stop_run
+from halteres.runs.planning.plan import plan_run
 from halteres.runs.reading.failures import read_restarts
 from halteres.runs.reading.progress import conditions, read_progress
-from halteres.runs.starting.start import start_run
+from halteres.runs.start import start_run
 
 from .run_fixtures import ENVIRONMENT, STANDIN_SUPERVISOR, StartRun, survivors, wait, wait_for_end
 
@@ -56,7 +57,7 @@ def test_where_each_setting_comes_from_is_written_at_the_start(home: Path, tmp_p
     file = tmp_path / "run.yaml"
     file.write_text("trainer: {lora_rank: 8}\nenv: {difficulty: 2}\n")
     asked = resolve_settings(ENVIRONMENT, file, ["total_steps=2", "batch_size=6"])
-    run = start_run(asked.settings, sources=asked.sources, supervisor=STANDIN_SUPERVISOR)
+    run = start_run(plan_run(asked), supervisor=STANDIN_SUPERVISOR)
     state = wait_for_end(run)
     told = json.loads((run.path / "config.resolved.json").read_bytes())
     assert told["trainer.lora_rank"] == {"value": 8, "source": "file"}

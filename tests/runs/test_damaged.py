@@ -81,11 +81,10 @@ def test_damaged_settings_name_their_file_without_the_library_that_reads_them(
 ) -> None:
     file = run.path / "settings.json"
     file.write_text(content)
-    for read in (run.settings, run.resolved):
-        with pytest.raises(RunUnreadable) as caught:
-            read()
-        assert str(file) in caught.value.sentence
-        assert "pydantic" not in caught.value.sentence.lower()
+    with pytest.raises(RunUnreadable) as caught:
+        run.settings()
+    assert str(file) in caught.value.sentence
+    assert "pydantic" not in caught.value.sentence.lower()
 
 
 @pytest.mark.parametrize("content", ["[]", "env: 3", "{", "a: b: c"])

@@ -16,11 +16,11 @@ from typing import Any
 import pytest
 from deadlines import wait_until
 
-from halteres.config.files import load_settings
-from halteres.config.settings import Settings
+from halteres.config.resolution import Resolved, resolve_settings
 from halteres.observe.metrics import Row
 from halteres.runs.directory import RunDirectory
-from halteres.runs.starting.start import start_run
+from halteres.runs.planning.plan import plan_run
+from halteres.runs.start import start_run
 
 from .run_fixtures import end, wait, wait_for_end
 
@@ -73,7 +73,7 @@ def environment(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
         yield str(folder / "lengths.py")
 
 
-def settings(environment: str, staleness: int, steps: int = STEPS) -> Settings:
+def settings(environment: str, staleness: int, steps: int = STEPS) -> Resolved:
     edits = {
         "inference.engine": "scripted",
         "trainer.deterministic": "true",
@@ -88,7 +88,7 @@ def settings(environment: str, staleness: int, steps: int = STEPS) -> Settings:
         "env.eval_tasks": 1,
         "env.eval_samples": 1,
     }
-    return load_settings(environment, None, [f"{name}={value}" for name, value in edits.items()])
+    return resolve_settings(environment, None, [f"{name}={value}" for name, value in edits.items()])
 
 
 def metrics(run: RunDirectory) -> list[Row]:
@@ -107,7 +107,7 @@ def adapter(run: RunDirectory) -> dict[str, bytes]:
 @pytest.fixture(scope="module", params=[0, 1], ids=["synchronous", "asynchronous"])
 def straight(request: pytest.FixtureRequest, environment: str) -> tuple[int, RunDirectory]:
     """The bound on staleness, and a run that nothing interrupted."""
-    run = start_run(settings(environment, request.param))
+    run = start_run(plan_run(settings(environment, request.param)))
     assert wait_for_end(run, within_s=90).status == "completed"
     rows = metrics(run)
     assert [row["step"] for row in rows] == list(range(1, STEPS + 1))
@@ -132,7 +132,7 @@ def test_a_run_whose_processes_are_killed_has_the_bits_of_one_that_nothing_inter
     nothing differs.
     """
     staleness, expected = straight
-    run = start_run(settings(environment, staleness))
+    run = start_run(plan_run(settings(environment, staleness)))
     try:
         for number, role in enumerate(("env", "service", "engine", "api")):
             state = wait(run, lambda state, number=number: state.step > number, 60)
@@ -149,7 +149,12 @@ def test_a_run_whose_processes_are_killed_has_the_bits_of_one_that_nothing_inter
 def resumed(run: RunDirectory) -> RunDirectory:
     point = run.newest_checkpoint()
     assert point is not None and 0 < point["step"] < STEPS
-    again = start_run(run.settings([f"trainer.total_steps={STEPS}"]), resume=run)
+    again = start_run(
+        plan_run(
+            resolve_settings(None, None, [f"trainer.total_steps={STEPS}"], base=run.settings()),
+            resume=run,
+        )
+    )
     assert wait_for_end(again, within_s=90).status == "completed"
     return again
 
@@ -175,7 +180,7 @@ def test_a_run_in_two_parts_is_one_run(
     straight: tuple[int, RunDirectory], environment: str
 ) -> None:
     staleness, expected = straight
-    first = start_run(settings(environment, staleness, steps=4))
+    first = start_run(plan_run(settings(environment, staleness, steps=4)))
     assert wait_for_end(first, within_s=90).status == "completed"
     again = resumed(first)
     check_continuation(again, expected, staleness, done=4)
@@ -187,7 +192,7 @@ def test_a_run_that_a_kill_ended_goes_on_from_its_checkpoint_as_if_nothing_had_b
 ) -> None:
     """Groups that the trainer had not trained on are drawn again, by the same weights."""
     staleness, expected = straight
-    run = start_run(settings(environment, staleness))
+    run = start_run(plan_run(settings(environment, staleness)))
     state = wait(run, lambda state: state.status == "running" and state.step > CHECKPOINT_EVERY, 60)
     facts: Any = state.supervisor if role == "supervisor" else state.processes[role]
     os.kill(facts["pid"], signal.SIGKILL)

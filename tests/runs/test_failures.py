@@ -17,7 +17,7 @@ from typing import Any
 import pytest
 from deadlines import wait_until
 
-from halteres.config.files import load_settings
+from halteres.config.resolution import resolve_settings
 from halteres.errors import HalteresError, InvalidConfig, NotFound
 from halteres.runs.directory import RunDirectory
 from halteres.runs.reading.failures import NO_REASON, reason
@@ -180,7 +180,7 @@ def test_a_broken_environment_file_is_a_sentence_and_no_directory(
     broken = tmp_path / "broken.py"
     broken.write_text("def serve(:\n")
     with pytest.raises(InvalidConfig, match=r"broken\.py is broken") as refused:
-        load_settings(str(broken), None, [])
+        resolve_settings(str(broken), None, [])
     assert "line 1" in refused.value.sentence
     assert not (home / "runs").exists()
 
@@ -194,7 +194,7 @@ def test_a_missing_model_folder_is_a_sentence_and_no_directory(start: StartRun, 
 def test_a_gpu_that_is_not_here_is_a_sentence_and_no_directory(
     start: StartRun, home: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("halteres.runs.starting.resources._usable_gpu", lambda: None)
+    monkeypatch.setattr("halteres.runs.planning.machine._usable_gpu", lambda: None)
     with pytest.raises(InvalidConfig, match="there is none that it can use"):
         start("inference.device=cuda")
     assert not (home / "runs").exists() or not list((home / "runs").iterdir())
@@ -205,7 +205,7 @@ def test_a_full_disk_is_a_sentence_and_no_directory(
     home: Path,
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr("halteres.runs.starting.preflight.FREE_BYTES", 10**18)
+    monkeypatch.setattr("halteres.runs.planning.checks.FREE_BYTES", 10**18)
     with pytest.raises(Exception, match="Too little room"):
         start()
     assert not (home / "runs").exists()

@@ -8,11 +8,11 @@ from pathlib import Path
 import pytest
 
 from halteres.config.environ import HTTP_PROXIES
-from halteres.config.files import load_settings
+from halteres.config.resolution import resolve_settings
 from halteres.errors import InvalidConfig
-from halteres.runs.starting.preflight import examine
-from halteres.runs.starting.run_models import ServiceUnusable
-from halteres.runs.starting.start import plan_of, start_run
+from halteres.runs.planning.models import ServiceUnusable
+from halteres.runs.planning.plan import plan_run
+from halteres.runs.start import start_run
 
 ELSEWHERE = "http://service.invalid:8001"
 
@@ -26,10 +26,9 @@ def no_proxies(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def failed(url: str | None) -> set[str]:
     """Names of the checks that refuse a run on this service."""
-    examined = examine(
-        plan_of(load_settings("arithmetic", None, ["inference.engine=scripted"]), service_url=url)
-    )
-    return {check.name for check in examined.checks if check.failure}
+    resolved = resolve_settings("arithmetic", None, ["inference.engine=scripted"])
+    plan = plan_run(resolved, service_url=url)
+    return {check.name for check in plan.checks if check.failure}
 
 
 @pytest.mark.parametrize("name", [*HTTP_PROXIES, "all_proxy"])
@@ -38,7 +37,7 @@ def test_a_run_on_a_service_elsewhere_is_refused_for_a_proxy_that_the_sdk_cannot
 ) -> None:
     monkeypatch.setenv(name, "socks5://127.0.0.1:9")
     with pytest.raises(InvalidConfig) as refused:
-        start_run(load_settings("arithmetic", None, []), service_url=ELSEWHERE)
+        start_run(plan_run(resolve_settings("arithmetic", None, []), service_url=ELSEWHERE))
     assert refused.value.details["field"] == name
     assert not list((home / "runs").glob("*/run.json"))
 
@@ -54,7 +53,10 @@ def test_a_run_whose_service_is_here_needs_no_proxy(
 def test_a_service_whose_address_has_a_login_is_refused_before_it_is_asked(home: Path) -> None:
     with pytest.raises(ServiceUnusable) as refused:
         start_run(
-            load_settings("arithmetic", None, []), service_url="http://any:s3cr3t-012@127.0.0.1:9"
+            plan_run(
+                resolve_settings("arithmetic", None, []),
+                service_url="http://any:s3cr3t-012@127.0.0.1:9",
+            )
         )
     assert "s3cr3t" not in refused.value.sentence
     assert "s3cr3t" not in str(refused.value.details)

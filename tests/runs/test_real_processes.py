@@ -11,10 +11,11 @@ from pathlib import Path
 import pytest
 from deadlines import wait_until
 
-from halteres.config.files import load_settings
+from halteres.config.resolution import resolve_settings
 from halteres.observe.metrics import merge_by_step, series
 from halteres.runs.directory import stop_run
-from halteres.runs.starting.start import start_run
+from halteres.runs.planning.plan import plan_run
+from halteres.runs.start import start_run
 
 from .run_fixtures import survivors, wait, wait_for_end
 
@@ -35,14 +36,23 @@ EDITS = (
 
 
 def test_a_run_is_stopped_resumed_and_completed(home: Path) -> None:
-    run = start_run(load_settings("arithmetic", None, [*EDITS, "trainer.total_steps=1000"]))
+    run = start_run(
+        plan_run(resolve_settings("arithmetic", None, [*EDITS, "trainer.total_steps=1000"]))
+    )
     wait(run, lambda state: state.status == "running" and state.step >= 3, within_s=60)
     stopped = stop_run(run)
     assert (stopped.status, stopped.resumable) == ("stopped", True)
     assert stopped.last_checkpoint is not None and stopped.last_checkpoint["step"] == stopped.step
     assert not survivors(stopped)
 
-    resumed = start_run(run.settings([f"trainer.total_steps={stopped.step + 3}"]), resume=run)
+    resumed = start_run(
+        plan_run(
+            resolve_settings(
+                None, None, [f"trainer.total_steps={stopped.step + 3}"], base=run.settings()
+            ),
+            resume=run,
+        )
+    )
     state = wait_for_end(resumed, within_s=60)
     assert (state.status, state.step, state.error) == ("completed", stopped.step + 3, None)
     assert not survivors(state)
@@ -54,7 +64,9 @@ def test_a_run_is_stopped_resumed_and_completed(home: Path) -> None:
 
 
 def test_a_killed_supervisor_takes_every_real_process_with_it(home: Path) -> None:
-    run = start_run(load_settings("arithmetic", None, [*EDITS, "trainer.total_steps=1000"]))
+    run = start_run(
+        plan_run(resolve_settings("arithmetic", None, [*EDITS, "trainer.total_steps=1000"]))
+    )
     before = wait(run, lambda state: state.status == "running" and state.step >= 3, within_s=60)
     assert before.supervisor is not None
     os.kill(before.supervisor["pid"], signal.SIGKILL)

@@ -13,14 +13,14 @@ import msgspec
 import pytest
 from sqlalchemy import create_engine, insert
 
+from halteres.config.resolution import resolve_settings
 from halteres.errors import Conflict, InvalidConfig, NotFound
 from halteres.observe.metrics import merge_by_step, series
 from halteres.runs.directory import RunDirectory, stop_run
-from halteres.runs.starting.start import start_run
 from halteres.runs.state import write_state
 from halteres.service.durable.journal import BURNT, MODELS, REQUESTS, SCHEMA
 
-from .run_fixtures import STANDIN_SUPERVISOR, StartRun, wait, wait_for_end
+from .run_fixtures import StartRun, start_standins, wait, wait_for_end
 
 pytestmark = pytest.mark.runs
 
@@ -38,7 +38,8 @@ def stopped(start: StartRun, monkeypatch: pytest.MonkeyPatch) -> RunDirectory:
 
 
 def resume(old: RunDirectory, *edits: str, **options: Any) -> RunDirectory:
-    return start_run(old.settings(edits), resume=old, supervisor=STANDIN_SUPERVISOR, **options)
+    resolved = resolve_settings(None, None, edits, base=old.settings())
+    return start_standins(resolved, resume=old, **options)
 
 
 def test_a_resumed_run_goes_on_from_the_newest_checkpoint_and_its_curve_is_whole(
@@ -153,10 +154,7 @@ def test_not_a_byte_of_the_old_run_changes_when_the_new_one_writes(stopped: RunD
 
 
 def test_where_each_setting_of_a_resumed_run_comes_from_is_told(stopped: RunDirectory) -> None:
-    asked = stopped.resolved(["trainer.total_steps=5"])
-    new = start_run(
-        asked.settings, resume=stopped, sources=asked.sources, supervisor=STANDIN_SUPERVISOR
-    )
+    new = resume(stopped, "trainer.total_steps=5")
     told = json.loads((new.path / "config.resolved.json").read_bytes())
     assert told["trainer.total_steps"] == {"value": 5, "source": "edit"}
     assert told["trainer.lora_rank"] == {"value": 16, "source": "resume"}

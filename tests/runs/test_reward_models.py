@@ -11,17 +11,18 @@ import pytest
 import yaml
 from deadlines import wait_until
 
-from halteres.config.files import load_settings
+from halteres.config.resolution import resolve_settings
 from halteres.config.settings import Settings
 from halteres.errors import InvalidData, NotFound
-from halteres.runs.starting.preflight import examine, examine_components, examine_reward_models
-from halteres.runs.starting.run_models import (
+from halteres.runs.planning.checks import examine_components, examine_reward_models
+from halteres.runs.planning.models import (
     reward_folders,
     server_bytes,
     with_absolute_folders,
     with_places,
 )
-from halteres.runs.starting.start import plan_of, start_run
+from halteres.runs.planning.plan import plan_run
+from halteres.runs.start import start_run
 
 from .run_fixtures import survivors, wait, wait_for_end
 
@@ -163,19 +164,16 @@ def test_a_function_or_rubric_that_is_not_there_is_refused_before_the_run(
 
 
 def test_the_memory_of_a_run_counts_its_reward_models(home: Path, reward_model: Path) -> None:
-    plain = examine(plan_of(load_settings("arithmetic", None, EDITS)))
-    judged = examine(
-        plan_of(
-            load_settings("arithmetic", None, [*EDITS, f"env.reward_model_path={reward_model}"])
-        )
-    )
+    plain = plan_run(resolve_settings("arithmetic", None, EDITS))
+    with_model = [*EDITS, f"env.reward_model_path={reward_model}"]
+    judged = plan_run(resolve_settings("arithmetic", None, with_model))
     before, after = (
         next(check.figures["need_gb"] for check in found.checks if check.name == "memory")
         for found in (plain, judged)
     )
     # the server's process, and a model of 0.9 M parameters
     assert after - before == pytest.approx(0.7, abs=0.02)
-    assert judged.ground is not None
+    assert judged.refusal is None
 
 
 @pytest.mark.runs
@@ -185,7 +183,9 @@ def test_a_killed_reward_server_is_started_again_and_the_run_completes(
     rewards = json.dumps(
         [{"name": "sum", "environment": True}, {"name": "judge", "model": str(reward_model)}]
     )
-    run = start_run(load_settings("arithmetic", None, [*EDITS, f"env.rewards={rewards}"]))
+    run = start_run(
+        plan_run(resolve_settings("arithmetic", None, [*EDITS, f"env.rewards={rewards}"]))
+    )
     before = wait(run, lambda state: state.status == "running" and state.step >= 1, within_s=90)
     config = yaml.safe_load((run.path / "config.yaml").read_text())
     (address,) = [one["model"] for one in config["env"]["rewards"] if one.get("model")]

@@ -19,12 +19,13 @@ from halteres.cli.main import app
 from halteres.cli.train import attend
 from halteres.clients import json_client
 from halteres.clients.trajectories import NotAllowed, TrainerClient, TrainerRegistration
-from halteres.config.files import load_settings
+from halteres.config.resolution import resolve_settings
 from halteres.observe.metrics import merge_by_step, series
 from halteres.runs.directory import RunDirectory, stop_run
+from halteres.runs.planning.models import ServiceUnusable
+from halteres.runs.planning.plan import plan_run
 from halteres.runs.servers import Server, servers_of, with_login
-from halteres.runs.starting.run_models import ServiceUnusable
-from halteres.runs.starting.start import start_run
+from halteres.runs.start import start_run
 from halteres.runs.supervision import roles
 from halteres.runs.supervision.roles import WELL_KNOWN, listen
 
@@ -72,7 +73,9 @@ def test_whoever_does_not_know_a_runs_secret_can_neither_register_nor_train_nor_
     """
     import tinker
 
-    run = start_run(load_settings("arithmetic", None, [*EDITS, "trainer.total_steps=1000"]))
+    run = start_run(
+        plan_run(resolve_settings("arithmetic", None, [*EDITS, "trainer.total_steps=1000"]))
+    )
     wait(run, lambda state: state.status == "running" and state.step >= 2, within_s=60)
     service, api = _both(run)
     other = TrainerRegistration(batch_size=4, max_token_len=64, num_steps=5, run_id="other")
@@ -96,7 +99,11 @@ def test_whoever_does_not_know_a_runs_secret_can_neither_register_nor_train_nor_
 
 def test_a_runs_secret_is_in_two_files_of_its_owner_and_nowhere_else(home: Path) -> None:
     run = start_run(
-        load_settings("arithmetic", None, [*EDITS, "trainer.total_steps=2", "trainer.eval_every=1"])
+        plan_run(
+            resolve_settings(
+                "arithmetic", None, [*EDITS, "trainer.total_steps=2", "trainer.eval_every=1"]
+            )
+        )
     )
     state = wait(run, lambda state: state.status == "running", within_s=60)
     secret = (_both(run)[0].key or "").encode()
@@ -114,7 +121,9 @@ def test_a_runs_secret_is_in_two_files_of_its_owner_and_nowhere_else(home: Path)
 
 
 def test_connect_prints_what_reaches_a_runs_servers_while_they_are_there(home: Path) -> None:
-    run = start_run(load_settings("arithmetic", None, [*EDITS, "trainer.total_steps=1000"]))
+    run = start_run(
+        plan_run(resolve_settings("arithmetic", None, [*EDITS, "trainer.total_steps=1000"]))
+    )
     wait(run, lambda state: state.status == "running", within_s=60)
     printed = CliRunner().invoke(app, ["runs", "connect", run.run_id])
     told = _variables(printed.output)
@@ -164,15 +173,19 @@ def test_the_tools_ask_a_runs_trajectory_server_with_its_secret(
 def test_a_run_trains_on_a_service_that_has_keys_and_chat_and_measurements_bring_its_key(
     home: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    host = start_run(load_settings("arithmetic", None, [*EDITS, "trainer.total_steps=1000"]))
+    host = start_run(
+        plan_run(resolve_settings("arithmetic", None, [*EDITS, "trainer.total_steps=1000"]))
+    )
     wait(host, lambda state: state.status == "running", within_s=60)
     service, _ = _both(host)
     with pytest.raises(ServiceUnusable, match="refuses the key"):
-        start_run(load_settings("arithmetic", None, [*EDITS]), service_url=service.url)
+        start_run(plan_run(resolve_settings("arithmetic", None, [*EDITS]), service_url=service.url))
     monkeypatch.setenv("TINKER_API_KEY", str(service.key))
     guest = start_run(
-        load_settings("arithmetic", None, [*EDITS, "trainer.total_steps=2"]),
-        service_url=service.url,
+        plan_run(
+            resolve_settings("arithmetic", None, [*EDITS, "trainer.total_steps=2"]),
+            service_url=service.url,
+        )
     )
     state = wait_for_end(guest, within_s=60)
     assert (state.status, state.step) == ("completed", 2)

@@ -7,9 +7,10 @@ from pathlib import Path
 
 import pytest
 
-from halteres.config.files import resolve_settings
+from halteres.config.resolution import resolve_settings
 from halteres.observe.metrics import merge_by_step
-from halteres.runs.starting.start import start_run
+from halteres.runs.planning.plan import plan_run
+from halteres.runs.start import start_run
 
 pytestmark = [pytest.mark.runs, pytest.mark.timeout(600)]
 WITHIN_S = 540.0
@@ -28,7 +29,7 @@ def test_more_games_are_won_after_ten_steps_than_before(
         "env.eval_samples=1",
     ]
     asked = resolve_settings("game:GuessTheNumber-v0-easy", None, edits)
-    run = start_run(asked.settings, sources=asked.sources)
+    run = start_run(plan_run(asked))
     ends = time.monotonic() + WITHIN_S
     while not run.state().terminal:
         assert time.monotonic() < ends, "the run did not end"

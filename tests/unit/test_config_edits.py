@@ -8,9 +8,9 @@ from typing import Any
 import pytest
 
 from halteres.config.edits import Edit, nearest_setting, read_edit, short_name
-from halteres.config.files import Resolved, resolve_settings
 from halteres.config.operator_policy import UNKNOWN_YET
 from halteres.config.problem import LockedField, Problem, UnknownField
+from halteres.config.resolution import Resolved, resolve_settings
 from halteres.config.values import Word
 from halteres.errors import InvalidConfig
 

@@ -13,9 +13,9 @@ import yaml
 from pydantic import TypeAdapter, ValidationError
 
 from halteres.config.discovery import EnvironmentBroken
-from halteres.config.files import load_settings, resolve_settings, settings_schema
 from halteres.config.program import find_program
-from halteres.config.settings import OneLine, Settings
+from halteres.config.resolution import resolve_settings
+from halteres.config.settings import OneLine, Settings, settings_schema
 from halteres.errors import InvalidConfig, NotFound
 
 ENVIRONMENT = str(Path(__file__).parents[1] / "runs" / "standin_env.py")
@@ -23,7 +23,7 @@ ENVIRONMENT = str(Path(__file__).parents[1] / "runs" / "standin_env.py")
 
 def refused(*edits: str, file: Path | None = None) -> InvalidConfig:
     with pytest.raises(InvalidConfig) as error:
-        load_settings(ENVIRONMENT, file, edits)
+        resolve_settings(ENVIRONMENT, file, edits)
     return error.value
 
 
@@ -37,9 +37,9 @@ def test_paths_of_a_run_mean_the_same_from_any_folder(
     (tmp_path / "python").write_text(f'#!/bin/sh\nexec {sys.executable} "$@"\n')
     (tmp_path / "python").chmod(0o755)
     monkeypatch.chdir(tmp_path)
-    settings = load_settings(
+    settings = resolve_settings(
         ENVIRONMENT, None, ["run.interpreter=./python", "run.working_directory=."]
-    )
+    ).settings
     assert (settings.run.interpreter, settings.run.working_directory) == (
         str(tmp_path / "python"),
         str(tmp_path),
@@ -47,7 +47,7 @@ def test_paths_of_a_run_mean_the_same_from_any_folder(
 
 
 def test_without_file_or_edits_the_defaults_hold() -> None:
-    settings = load_settings(ENVIRONMENT, None, [])
+    settings = resolve_settings(ENVIRONMENT, None, []).settings
     assert settings.trainer == Settings().trainer
     assert settings.env["group_size"] == 2, "the environment's own, not the base class's"
 
@@ -59,7 +59,7 @@ def test_edits_beat_the_file_and_the_file_beats_the_defaults(tmp_path: Path) -> 
             {"trainer": {"total_steps": 7, "learning_rate": 0.01}, "env": {"difficulty": 3}}
         )
     )
-    settings = load_settings(ENVIRONMENT, file, ["trainer.total_steps=9"])
+    settings = resolve_settings(ENVIRONMENT, file, ["trainer.total_steps=9"]).settings
     assert (
         settings.trainer.total_steps,
         settings.trainer.learning_rate,
@@ -79,11 +79,14 @@ def test_edits_beat_the_file_and_the_file_beats_the_defaults(tmp_path: Path) -> 
     ],
 )
 def test_a_bare_field_finds_its_section(edit: str, section: str, field: str, value: object) -> None:
-    assert getattr(getattr(load_settings(ENVIRONMENT, None, [edit]), section), field) == value
+    assert (
+        getattr(getattr(resolve_settings(ENVIRONMENT, None, [edit]).settings, section), field)
+        == value
+    )
 
 
 def test_a_bare_field_may_be_the_environments() -> None:
-    assert load_settings(ENVIRONMENT, None, ["difficulty=4"]).env["difficulty"] == 4
+    assert resolve_settings(ENVIRONMENT, None, ["difficulty=4"]).settings.env["difficulty"] == 4
 
 
 def test_every_problem_is_told_at_once(tmp_path: Path) -> None:
@@ -146,20 +149,22 @@ def test_a_truth_value_is_no_number() -> None:
 )
 def test_a_batch_that_no_trajectory_server_takes_is_refused(edits: list[str], field: str) -> None:
     with pytest.raises(InvalidConfig, match="at most 1048576") as caught:
-        load_settings("arithmetic", None, edits)
+        resolve_settings("arithmetic", None, edits)
     assert caught.value.details["field"].removeprefix("env.") == field.removeprefix("env.")
 
 
 def test_an_unset_batch_size_becomes_whole_groups_near_128() -> None:
     assert (
-        load_settings(ENVIRONMENT, None, ["batch_size=-1", "group_size=12"]).env["batch_size"]
+        resolve_settings(ENVIRONMENT, None, ["batch_size=-1", "group_size=12"]).settings.env[
+            "batch_size"
+        ]
         == 120
     )
 
 
 def test_the_base_of_a_resumed_run_keeps_what_is_not_edited() -> None:
-    base = load_settings(ENVIRONMENT, None, ["learning_rate=0.5", "difficulty=9"])
-    settings = load_settings(None, None, ["total_steps=99"], base=base)
+    base = resolve_settings(ENVIRONMENT, None, ["learning_rate=0.5", "difficulty=9"]).settings
+    settings = resolve_settings(None, None, ["total_steps=99"], base=base).settings
     assert settings.trainer == base.trainer.model_copy(update={"total_steps": 99})
     assert settings.env == base.env
     assert settings.run.environment == ENVIRONMENT
@@ -180,7 +185,7 @@ def test_a_missing_file_is_a_sentence(tmp_path: Path) -> None:
 
 def test_an_unknown_environment_offers_the_nearest() -> None:
     with pytest.raises(NotFound, match="Did you mean 'arithmetic'"):
-        load_settings("arithmetik", None, [])
+        resolve_settings("arithmetik", None, [])
 
 
 def test_an_unknown_interpreter_is_a_sentence() -> None:
@@ -203,7 +208,7 @@ def test_an_environment_that_cannot_describe_itself_is_broken(
     file = tmp_path / "broken.py"
     file.write_text(text)
     with pytest.raises(InvalidConfig, match="is broken") as error:
-        load_settings(str(file), None, [])
+        resolve_settings(str(file), None, [])
     assert says in error.value.sentence
 
 
@@ -214,7 +219,7 @@ def test_an_environment_that_hangs_is_ended_with_its_children(
     file = tmp_path / "hangs.py"
     file.write_text("import subprocess; subprocess.run(['sleep', '1000'])\n")
     with pytest.raises(EnvironmentBroken, match="did not describe itself within"):
-        load_settings(str(file), None, [])
+        resolve_settings(str(file), None, [])
 
 
 def test_an_environment_sees_no_secret(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -224,7 +229,7 @@ def test_an_environment_sees_no_secret(tmp_path: Path, monkeypatch: pytest.Monke
         "import os, sys; sys.exit(f\"error: saw {os.environ.get('TINKER_API_KEY')}\")\n"
     )
     with pytest.raises(InvalidConfig, match="saw None"):
-        load_settings(str(file), None, [])
+        resolve_settings(str(file), None, [])
 
 
 def test_an_environment_without_describe_is_taken_as_its_file_says(tmp_path: Path) -> None:
@@ -233,7 +238,7 @@ def test_an_environment_without_describe_is_taken_as_its_file_says(tmp_path: Pat
         "import argparse\np = argparse.ArgumentParser()\np.add_argument('v', "
         "choices=['serve'])\np.parse_args()\n"
     )
-    settings = load_settings(str(file), None, ["env.group_size=8", "env.whatever=1"])
+    settings = resolve_settings(str(file), None, ["env.group_size=8", "env.whatever=1"]).settings
     assert settings.env == {"group_size": 8, "whatever": 1, "batch_size": 128}
 
 
@@ -309,7 +314,10 @@ def test_a_loss_without_a_setting_names_those_that_have_it() -> None:
 def test_a_batch_is_divided_into_no_more_minibatches_than_it_has_rollouts() -> None:
     edits = ("loss=ppo", "env.group_size=2", "env.batch_size=8")
     assert "must be at most env.batch_size (8)" in refused(*edits, "minibatches=1000").sentence
-    assert load_settings(ENVIRONMENT, None, [*edits, "minibatches=8"]).trainer.minibatches == 8
+    assert (
+        resolve_settings(ENVIRONMENT, None, [*edits, "minibatches=8"]).settings.trainer.minibatches
+        == 8
+    )
 
 
 @pytest.mark.parametrize(
@@ -322,7 +330,7 @@ def test_a_batch_is_divided_into_no_more_minibatches_than_it_has_rollouts() -> N
 )
 def test_a_games_wrappers_are_checked_before_a_run_begins(wrappers: str, why: str) -> None:
     with pytest.raises(InvalidConfig) as error:
-        load_settings("game:GuessTheNumber-v0-easy", None, [f"env.env_wrappers={wrappers}"])
+        resolve_settings("game:GuessTheNumber-v0-easy", None, [f"env.env_wrappers={wrappers}"])
     assert why in error.value.sentence
 
 
@@ -351,7 +359,7 @@ NAMES = {
 @pytest.mark.parametrize("field", NAMES)
 def test_a_name_that_would_be_shown_otherwise_than_it_is_is_refused(field: str) -> None:
     with pytest.raises(InvalidConfig) as refused:
-        load_settings("arithmetic", None, [f"run.{field}={json.dumps(NAMES[field])}"])
+        resolve_settings("arithmetic", None, [f"run.{field}={json.dumps(NAMES[field])}"])
     assert [problem["field"] for problem in refused.value.details["problems"]] == [f"run.{field}"]
 
 
@@ -370,7 +378,7 @@ def test_a_data_set_is_looked_for_beside_the_settings_file_and_where_the_caller_
         file = folder / "config.yaml"
         file.write_text(yaml.safe_dump({"env": {"dataset": value}}))
         edits = [] if in_file else [f"env.dataset={value}"]
-        return load_settings("gsm8k", file if in_file else None, edits).env["dataset"]
+        return resolve_settings("gsm8k", file if in_file else None, edits).settings.env["dataset"]
 
     assert dataset("beside.jsonl", in_file=True) == str(folder / "beside.jsonl")
     assert (

@@ -8,7 +8,6 @@ from pathlib import Path
 import pytest
 import yaml
 
-from halteres.config.files import resolve_settings
 from halteres.config.operator_policy import (
     DEFAULT,
     HERMES_COMPAT,
@@ -20,6 +19,7 @@ from halteres.config.operator_policy import (
 from halteres.config.problem import LockedField
 from halteres.config.projection import Addresses, to_seed_format
 from halteres.config.projection import resolved as effective
+from halteres.config.resolution import resolve_settings
 from halteres.errors import InvalidConfig
 
 ENVIRONMENT = str(Path(__file__).parents[1] / "runs" / "standin_env.py")

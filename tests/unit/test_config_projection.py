@@ -8,9 +8,9 @@ from typing import Any
 import pytest
 import yaml
 
-from halteres.config.files import load_settings
 from halteres.config.problem import Problem
 from halteres.config.projection import Addresses, from_seed_format, to_seed_format
+from halteres.config.resolution import resolve_settings
 from halteres.config.settings import Settings
 from halteres.errors import InvalidConfig
 
@@ -58,7 +58,7 @@ SEED: dict[str, Any] = {
 def test_a_file_of_the_seeds_trains_here(tmp_path: Path) -> None:
     file = tmp_path / "seed.yaml"
     file.write_text(yaml.safe_dump(SEED))
-    settings = load_settings(ENVIRONMENT, file, [])
+    settings = resolve_settings(ENVIRONMENT, file, []).settings
     trainer = settings.trainer
     assert (trainer.lora_rank, trainer.learning_rate, trainer.checkpoint_every) == (32, 4e-5, 25)
     assert (trainer.total_steps, trainer.eval_every, settings.inference.model) == (
@@ -80,13 +80,13 @@ def test_one_setting_says_what_counts_as_success_and_its_default_is_the_environm
         .replace('"difficulty": 1,', '"difficulty": 1, "success_threshold": 0.5,')
     )
     file.write_text(text)
-    assert load_settings(ENVIRONMENT, None, []).run.success_threshold == 0.0
-    assert load_settings(str(file), None, []).run.success_threshold == 0.5
-    edited = load_settings(str(file), None, ["success_threshold=0.75"])
+    assert resolve_settings(ENVIRONMENT, None, []).settings.run.success_threshold == 0.0
+    assert resolve_settings(str(file), None, []).settings.run.success_threshold == 0.5
+    edited = resolve_settings(str(file), None, ["success_threshold=0.75"]).settings
     assert edited.run.success_threshold == 0.75
     assert to_seed_format(edited, ADDRESSES)["env"]["success_threshold"] == 0.75
     with pytest.raises(InvalidConfig, match=r"set run\.success_threshold"):
-        load_settings(str(file), None, ["env.success_threshold=0.75"])
+        resolve_settings(str(file), None, ["env.success_threshold=0.75"])
 
 
 def test_what_cannot_be_placed_is_told() -> None:
@@ -121,7 +121,7 @@ def test_there_and_back_nothing_is_lost() -> None:
         "difficulty=2",
         "max_minutes=2",
     ]
-    settings = load_settings(ENVIRONMENT, None, edits)
+    settings = resolve_settings(ENVIRONMENT, None, edits).settings
     problems: list[Problem] = []
     back = from_seed_format(to_seed_format(settings, ADDRESSES), problems)
     assert not problems
@@ -129,10 +129,10 @@ def test_there_and_back_nothing_is_lost() -> None:
 
 
 def test_a_written_file_is_a_file_to_start_from(tmp_path: Path) -> None:
-    settings = load_settings(ENVIRONMENT, None, ["beta1=0.5", "total_steps=7"])
+    settings = resolve_settings(ENVIRONMENT, None, ["beta1=0.5", "total_steps=7"]).settings
     file = tmp_path / "config.yaml"
     file.write_text(yaml.safe_dump(to_seed_format(settings, ADDRESSES)))
-    assert load_settings(None, file, []) == settings
+    assert resolve_settings(None, file, []).settings == settings
 
 
 def test_a_file_of_the_seeds_switches_wandb_on_and_a_file_of_a_run_keeps_its_sinks(
@@ -140,7 +140,7 @@ def test_a_file_of_the_seeds_switches_wandb_on_and_a_file_of_a_run_keeps_its_sin
 ) -> None:
     file = tmp_path / "seed.yaml"
     file.write_text(yaml.safe_dump(SEED))
-    settings = load_settings(ENVIRONMENT, file, ["sinks=[trackio]"])
+    settings = resolve_settings(ENVIRONMENT, file, ["sinks=[trackio]"]).settings
     assert settings.sinks == ("wandb", "trackio")
     written = to_seed_format(settings, ADDRESSES)
     assert written["env"]["use_wandb"] is True
@@ -148,7 +148,7 @@ def test_a_file_of_the_seeds_switches_wandb_on_and_a_file_of_a_run_keeps_its_sin
         file.write_text(
             yaml.safe_dump({**written, "env": {**written["env"], "use_wandb": told_environment}})
         )
-        assert load_settings(ENVIRONMENT, file, []).sinks == ("wandb", "trackio")
+        assert resolve_settings(ENVIRONMENT, file, []).settings.sinks == ("wandb", "trackio")
 
 
 @pytest.mark.parametrize(("edits", "lag"), [([], None), (["max_staleness=3", "loss=ppo"], 3)])
@@ -156,14 +156,14 @@ def test_a_deterministic_run_tells_its_environment_by_which_weights_it_samples(
     edits: list[str], lag: int
 ) -> None:
     for deterministic, told in ((False, None), (True, lag or 0)):
-        settings = load_settings(
+        settings = resolve_settings(
             ENVIRONMENT, None, [*edits, f"trainer.deterministic={deterministic}"]
-        )
+        ).settings
         assert to_seed_format(settings, ADDRESSES)["env"].get("weights_lag") == told
 
 
 def test_a_deterministic_run_samples_by_no_older_weights_than_are_kept() -> None:
     with pytest.raises(InvalidConfig, match="at most 32 where deterministic"):
-        load_settings(
+        resolve_settings(
             ENVIRONMENT, None, ["max_staleness=33", "loss=ppo", "trainer.deterministic=true"]
         )

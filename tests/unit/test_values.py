@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from halteres.config.files import resolve_settings
+from halteres.config.resolution import resolve_settings
 from halteres.config.values import ANYTHING, Word, value_of
 from halteres.documents import DocumentError
 from halteres.errors import InvalidConfig

@@ -9,7 +9,6 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import replace
 from pathlib import Path
 from typing import Annotated, Any, ClassVar, Literal
 
@@ -17,7 +16,6 @@ from pydantic import Field
 
 from halteres.agent import drafts
 from halteres.agent.answer_text import echoed, nonempty, rounded, shortened
-from halteres.agent.known_models import KnownModel, known_models, proposed
 from halteres.agent.next_steps import LIST_ENVIRONMENTS
 from halteres.agent.tool import (
     READS,
@@ -34,16 +32,17 @@ from halteres.agent.tool import (
 from halteres.config import environ
 from halteres.config.discovery import EnvironmentFile, discover
 from halteres.config.edits import Edit, nearest_setting
-from halteres.config.files import STEPS, Resolved
 from halteres.config.operator_policy import DEFAULT, how_to_unlock, load_policy, policy_lock
 from halteres.config.problem import UnknownSetting, refusal
 from halteres.config.program import last_failure
-from halteres.config.settings import Settings, TrainerSettings
+from halteres.config.resolution import STEPS, Resolved
+from halteres.config.settings import Settings, TrainerSettings, by_key
 from halteres.config.values import ANYTHING, value_of
 from halteres.errors import HalteresError, InvalidConfig, UserError
 from halteres.models import model_folder
 from halteres.next_step import Advice, NextStep, Placeholder, then
-from halteres.runs.starting import resources
+from halteres.runs.planning import machine, memory
+from halteres.runs.planning.known_models import KnownModel, known_models, proposed
 
 LONGEST_CALL = 600  # characters of a call that an error offers
 
@@ -254,18 +253,19 @@ def rl_select_environment(
     other_draft = draft if draft != caller.draft else None
     with mending("rl_select_environment", changes or {}, name=name, draft=other_draft):
         chosen = drafts.choose(caller, draft, name, changes or {})
-    run = chosen.resolved.settings.run
+    resolved = chosen.resolved
+    run = resolved.settings.run
     test = NextStep.of("rl_test_inference", draft=other_draft)
     return Selected(
         message=f"Selected environment: {run.environment_name}",
         environment=run.environment_name,
-        file_path=chosen.file_path,
+        file_path=str(resolved.environment.path),
         draft=chosen.draft.handle,
-        config=drafts.brief(chosen.resolved),
-        discarded_edits=chosen.discarded,
+        config=drafts.brief(resolved.settings, resolved.sources),
+        discarded_edits=dict(chosen.discarded),
         **nonempty(
-            coerced=dict(chosen.resolved.coerced),
-            warnings=[*_capped_steps(chosen.resolved), *_unusable_model(chosen.resolved)],
+            coerced=dict(resolved.coerced),
+            warnings=[*_capped_steps(resolved), *_unusable_model(resolved)],
         ),
         next=then(test, NextStep.of("rl_start_training", dry_run=True, draft=other_draft)),
     )
@@ -340,8 +340,8 @@ def rl_get_current_config(
     """Show your draft's settings: those you can change with rl_edit_config, and those that are
     locked.
     """
-    chosen, discarded = drafts.current(caller, draft)
-    resolved = chosen.resolve()
+    chosen = drafts.current(caller, draft)
+    resolved = chosen.resolved
     settings = drafts.settings_of(resolved)
     is_full = detail == "full"
     if field:
@@ -371,10 +371,10 @@ def rl_get_current_config(
         configurable_fields=[row for one, row in rows if one.lock is None],
         locked_fields=[row for one, row in rows if one.lock is not None],
         tip=ABSENT if models else tip,
-        draft=chosen.handle,
+        draft=chosen.draft.handle,
         **nonempty(
             policy=policy if policy != DEFAULT.name else "",
-            discarded_edits=dict(discarded),
+            discarded_edits=dict(chosen.discarded),
             warnings=_capped_steps(resolved),
             models=models,
             proposed=first,
@@ -405,7 +405,7 @@ def _models(resolved: Resolved) -> tuple[list[ModelRow], str]:
 
 def _known_models(settings: Settings) -> tuple[KnownModel, ...]:
     """With whether a run with these settings fits where its engine computes."""
-    return known_models(resources.workload_of(settings), resources.look(settings.inference.device))
+    return known_models(memory.workload_of(settings), machine.look(settings.inference.device))
 
 
 @tool(title="Edit settings", hints=Hints(idempotent=True))
@@ -426,10 +426,10 @@ def rl_edit_config(
     other_draft = draft if draft != caller.draft else None
     with drafts.editing(caller, draft) as stored:
         _ = stored.selected
-        before, discarded = drafts.without_impossible_edits(stored)
         edits = _edits(field, value, changes)
         with mending("rl_edit_config", edits, draft=other_draft):
-            after, now = before.edited(caller, edits)
+            chosen = drafts.edited(caller, stored, edits)
+            now = chosen.resolved
             # What the policy holds is refused also where it is asked for the very value that it
             # holds.
             policy, keys = (
@@ -440,26 +440,33 @@ def rl_edit_config(
             if locked:
                 locks = ((name, policy_lock(key, policy.lock[key], policy)) for name, key in locked)
                 raise refusal([lock.refused(name, edits[name]) for name, lock in locks])
-        try:
-            was = before.resolve()
-        except InvalidConfig:
-            # what can no longer hold (the policy changed since) counts as if it were not edited
-            was = replace(before, changes={}).resolve()
-        drafts.save_draft(after)
-    values = drafts.by_key(now.settings)
+        was = _before(stored, chosen.discarded)
+        drafts.save_draft(chosen.draft)
+    values = by_key(now.settings)
     new = {name: echoed(values.get(keys[name], given)) for name, given in edits.items()}
     listed = ", ".join(f"{name} = {holds}" for name, holds in new.items())
     return Edited(
         message=shortened(f"Updated {listed}", LONGEST_MESSAGE),
-        config=drafts.brief(now),
-        diff=drafts.diff(was, now),
-        draft=after.handle,
+        config=drafts.brief(now.settings, now.sources),
+        diff=drafts.diff(by_key(was.settings), now.settings),
+        draft=stored.handle,
         **({"field": field, "value": new[field]} if field is not None else {}),
         **nonempty(
-            warnings=_warnings(was, now), coerced=dict(now.coerced), discarded_edits=dict(discarded)
+            warnings=_warnings(was, now),
+            coerced=dict(now.coerced),
+            discarded_edits=dict(chosen.discarded),
         ),
         next=NextStep.of("rl_start_training", dry_run=True, draft=other_draft),
     )
+
+
+def _before(draft: drafts.Draft, discarded: Mapping[str, Any]) -> Resolved:
+    """The draft's settings before an edit, without what could no longer hold then."""
+    kept = {key: value for key, value in draft.changes.items() if key not in discarded}
+    try:
+        return draft.resolve(kept)
+    except InvalidConfig:
+        return draft.resolve({})
 
 
 def _edits(field: str | None, value: Any, changes: dict[str, Any] | None) -> dict[str, Any]:
@@ -558,7 +565,7 @@ def _capped_steps(resolved: Resolved) -> list[str]:
     steps, policy = resolved.settings.trainer.total_steps, load_policy()
     if resolved.sources.get(STEPS) != "policy" or STEPS in policy.lock:
         return []
-    default = resolved.trainer_defaults.get("total_steps", TrainerSettings().total_steps)
+    default = resolved.description.trainer.get("total_steps", TrainerSettings().total_steps)
     return [
         f"total_steps is {steps} rather than {default}: the policy '{policy.name}' allows no more "
         "(caps.max_steps)"

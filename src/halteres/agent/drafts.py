@@ -12,10 +12,11 @@ from __future__ import annotations
 import logging
 import re
 import time
-from collections.abc import Collection, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field, replace
 from datetime import datetime
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -37,7 +38,6 @@ from halteres.config.discovery import (
     split_name,
 )
 from halteres.config.edits import ALIASES, ENVIRONMENT, Edit, short_name
-from halteres.config.files import Resolved, resolve_settings, settings_schema
 from halteres.config.operator_policy import (
     Lock,
     is_own_wiring,
@@ -46,9 +46,16 @@ from halteres.config.operator_policy import (
     variant_lock,
 )
 from halteres.config.problem import LockedField, Problem, UnknownField, refusal
-from halteres.config.program import Description, EnvironmentProgram, describe, program_of
 from halteres.config.projection import Sources
-from halteres.config.settings import ENV_WIRING, SECTIONS, RunSettings, Settings
+from halteres.config.resolution import Resolved, resolve_settings
+from halteres.config.settings import (
+    ENV_WIRING,
+    SECTIONS,
+    RunSettings,
+    Settings,
+    by_key,
+    settings_schema,
+)
 from halteres.errors import InvalidConfig, ServerError, UserError
 from halteres.files import NOT_JSON, read_regular, replace_file
 from halteres.runs.state import locked
@@ -102,34 +109,78 @@ class Draft:
         changes = self.changes if changes is None else changes
         return resolve_settings(self.selected, None, (), base=own_name, changes=changes)
 
-    def admitted(self, caller: Caller, changes: Mapping[str, Any] | None = None) -> Resolved:
-        """As `resolve`, for a caller who sets or starts them. Raises TokenNeeded where that takes
-        the token.
-        """
-        changes = self.changes if changes is None else changes
-        open_access.check_changes(caller, self.selected, changes)
-        resolved = self.resolve(changes)
-        open_access.check_settings(caller, resolved)
-        return resolved
 
-    def edited(self, caller: Caller, changes: Mapping[str, Any]) -> tuple[Draft, Resolved]:
-        """The draft with these settings changed too, and what it comes to.
+@dataclass(frozen=True, slots=True, kw_only=True)
+class CurrentDraft:
+    """A draft, and the settings that it comes to now."""
 
-        Raises:
-            InvalidConfig: none of them can be.
-            TokenNeeded: the caller may not set them.
-        """
-        _check_names(changes)
-        overridden = {Edit(name=name, value=value).key for name, value in changes.items()}
-        others = {key: value for key, value in self.changes.items() if key not in overridden}
-        resolved = self.admitted(caller, {**others, **changes})
+    draft: Draft
+    resolved: Resolved
+    # changes that it had and can have no more: locked by now, or gone (section.field -> value)
+    discarded: Mapping[str, Any] = field(default_factory=dict)
+
+
+def admitted(caller: Caller, draft: Draft, changes: Mapping[str, Any] | None = None) -> Resolved:
+    """The settings of a draft with its changes or with these, for a caller who sets or starts them.
+
+    Raises:
+        TokenNeeded: that takes the token. Else as `resolve_settings`.
+    """
+    changes = draft.changes if changes is None else changes
+    open_access.check_changes(caller, draft.selected, changes)
+    resolved = draft.resolve(changes)
+    open_access.check_settings(caller, resolved.settings, resolved.sources)
+    return resolved
+
+
+def edited(caller: Caller, draft: Draft, changes: Mapping[str, Any]) -> CurrentDraft:
+    """The draft with these settings changed too. Earlier changes that can be no more are left out.
+
+    Raises:
+        InvalidConfig: none of them can be.
+        TokenNeeded: the caller may not set them.
+    """
+    _check_names(changes)
+    return _as_it_can_be(draft, changes, partial(admitted, caller, draft))
+
+
+def _as_it_can_be(
+    draft: Draft, changes: Mapping[str, Any], resolve: Callable[[Mapping[str, Any]], Resolved]
+) -> CurrentDraft:
+    overridden = {Edit(name=name, value=value).key for name, value in changes.items()}
+    kept = {key: value for key, value in draft.changes.items() if key not in overridden}
+    gone: dict[str, Any] = {}
+    try:
+        resolved = resolve({**kept, **changes})
+    except InvalidConfig as error:
+        gone = _impossible(draft, kept, error)
+        if not gone:
+            raise
+        kept = {key: value for key, value in kept.items() if key not in gone}
+        resolved = resolve({**kept, **changes})
+    after = draft
+    if changes or gone:
         values = by_key(resolved.settings)
-        edited = [
-            key
-            for key, source in resolved.sources.items()
-            if source == "edit" and key != ENVIRONMENT
-        ]
-        return replace(self, changes={key: values[key] for key in edited}), resolved
+        sources = resolved.sources.items()
+        keys = [key for key, source in sources if source == "edit" and key != ENVIRONMENT]
+        after = replace(draft, changes={key: values[key] for key in keys})
+    return CurrentDraft(draft=after, resolved=resolved, discarded=gone)
+
+
+def _impossible(draft: Draft, changes: Mapping[str, Any], error: InvalidConfig) -> dict[str, Any]:
+    """Those of a draft's changes that an error names and that no value could have any more. A value
+    that can be no more is its maker's to change.
+    """
+    refused = {problem["field"] for problem in error.details.get("problems") or ()}
+    gone: dict[str, Any] = {}
+    for key in refused & changes.keys():
+        try:
+            draft.resolve({key: changes[key]})
+        except (LockedField, UnknownField):
+            gone[key] = changes[key]
+        except InvalidConfig:
+            continue
+    return gone
 
 
 def _check_names(changes: Mapping[str, Any]) -> None:
@@ -241,30 +292,11 @@ def _storing(handle: str) -> Iterator[None]:
         ) from error
 
 
-def described(settings: Settings) -> tuple[EnvironmentProgram, Description, dict[str, Any]]:
-    """The environment of a draft's settings, what it says of itself with them, and all settings
-    that it is run with. EnvironmentBroken, InvalidConfig: it cannot be run so.
-    """
-    run, program = settings.run, program_of(settings.run)
-    own = {name: value for name, value in settings.env.items() if name not in ENV_WIRING}
-    env = {**settings.env, "seed": run.seed, "success_threshold": run.success_threshold}
-    return program, describe(program, own), env
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Selection:
-    """An environment newly selected."""
-
-    draft: Draft
-    file_path: str  # the environment's, absolute
-    resolved: Resolved
-    discarded: dict[str, Any]  # edits that the draft had before
-
-
 def choose(
     caller: Caller, draft: str | None, environment: str, changes: Mapping[str, Any]
-) -> Selection:
-    """Select an environment with its own defaults, and edit.
+) -> CurrentDraft:
+    """Select an environment with its own defaults, and edit; what the draft had been changed to
+    before is discarded.
 
     Raises:
         EnvironmentNotFound, EnvironmentBroken, InvalidConfig, TokenNeeded: the draft is as it was.
@@ -278,12 +310,11 @@ def choose(
         selected_at=now,
         name=f"{in_file_name(found.name)[:NAME_LENGTH]}-{datetime.fromtimestamp(now).astimezone():%Y%m%d-%H%M%S}",
     )
-    after, resolved = fresh.edited(caller, changes)  # may take seconds: nobody else waits for them
+    # may take seconds: nobody else waits for them
+    chosen = edited(caller, fresh, changes)
     with editing(caller, draft) as before:
-        save_draft(after)
-    return Selection(
-        draft=after, file_path=found.file_path, resolved=resolved, discarded=dict(before.changes)
-    )
+        save_draft(chosen.draft)
+    return replace(chosen, discarded=before.changes)
 
 
 def found_environment(environment: str) -> EnvironmentFile:
@@ -319,43 +350,19 @@ def found_environment(environment: str) -> EnvironmentFile:
         ) from error
 
 
-def current(caller: Caller, handle: str | None) -> tuple[Draft, Mapping[str, Any]]:
-    """The draft of this handle as it can be now, and edits that it can have no more (section.field
-    -> value): they are discarded for good.
+def current(caller: Caller, handle: str | None, *, to_run: bool = False) -> CurrentDraft:
+    """The draft of this handle as it can be now; changes that it can have no more are discarded for
+    good. `to_run`: the caller runs something with it. Raises as `edited`.
     """
     draft = load_draft(caller, handle)
-    possible, discarded = without_impossible_edits(draft)
-    if discarded:
+    resolve = partial(admitted, caller, draft) if to_run else draft.resolve
+    found = _as_it_can_be(draft, {}, resolve)
+    if found.discarded:
         with editing(caller, handle) as now:
-            if now == draft:  # else somebody has edited it meanwhile, and has discarded them too
-                save_draft(possible)
-    return possible, discarded
-
-
-def without_impossible_edits(draft: Draft) -> tuple[Draft, Mapping[str, Any]]:
-    """The draft with the edits that can still be, and the others. Raises as `Draft.resolve`, but
-    for what is wrong with an edit.
-    """
-    if draft.environment is None or not draft.changes:
-        return draft, {}
-    try:
-        draft.resolve()
-        return draft, {}
-    except InvalidConfig as error:
-        refused = {
-            problem["field"] for problem in error.details.get("problems") or ()
-        } & draft.changes.keys()
-    gone: dict[str, Any] = {}
-    for key in refused:
-        try:
-            draft.resolve({key: draft.changes[key]})
-        except (LockedField, UnknownField):
-            gone[key] = draft.changes[key]
-        except InvalidConfig:  # a value that can be no more is its maker's to change
-            pass
-    return replace(
-        draft, changes={k: v for k, v in draft.changes.items() if k not in gone}
-    ) if gone else draft, gone
+            # else another caller has edited it meanwhile, and has discarded them too
+            if now == draft:
+                save_draft(found.draft)
+    return found
 
 
 HEADLINE = (
@@ -371,17 +378,13 @@ HEADLINE = (
 """The settings that matter most."""
 
 
-def brief(resolved: Resolved) -> dict[str, Any]:
+def brief(settings: Settings, sources: Sources) -> dict[str, Any]:
     """The headline settings, what the environment says of the trainer's, and what was edited."""
-    values, sources = by_key(resolved.settings), resolved.sources
+    values = by_key(settings)
     environments = [key for key in sources if _is_environments_default(key, sources)]
     edited = [key for key, source in sources.items() if source == "edit" and key != ENVIRONMENT]
     shown = dict.fromkeys([*HEADLINE, *environments, *edited])
-    return {
-        short_name(key, resolved.settings.env): echoed(values[key])
-        for key in shown
-        if key in values
-    }
+    return {short_name(key, settings.env): echoed(values[key]) for key in shown if key in values}
 
 
 def _is_environments_default(key: str, sources: Sources) -> bool:
@@ -389,21 +392,12 @@ def _is_environments_default(key: str, sources: Sources) -> bool:
     return key.startswith("trainer.") and sources.get(key) == "config_init"
 
 
-def diff(before: Resolved, after: Resolved) -> dict[str, list[Any]]:
-    """What holds differently: name -> [before, after]."""
-    old, new = by_key(before.settings), by_key(after.settings)
-    names: Collection[str] = after.settings.env
-    changed = [key for key in {**old, **new} if old.get(key) != new.get(key)]
-    return {short_name(key, names): [echoed(old.get(key)), echoed(new.get(key))] for key in changed}
-
-
-def by_key(settings: Settings) -> dict[str, Any]:
-    """section.field -> value, as JSON."""
-    sections = settings.model_dump(mode="json")
+def diff(before: Mapping[str, Any], after: Settings) -> dict[str, list[Any]]:
+    """What holds differently: name -> [before, after]; `before`: section.field -> value."""
+    new, names = by_key(after), after.env
+    changed = [key for key in {**before, **new} if before.get(key) != new.get(key)]
     return {
-        f"{section}.{name}": value
-        for section, fields in sections.items()
-        for name, value in fields.items()
+        short_name(key, names): [echoed(before.get(key)), echoed(new.get(key))] for key in changed
     }
 
 
@@ -508,8 +502,8 @@ class Setting:
 
 def settings_of(resolved: Resolved) -> list[Setting]:
     """Every setting of a draft: the environment's, then ours, then the seeds' names for ours."""
-    program, model = program_of(resolved.settings.run), resolved.settings.inference.model
-    described = describe(program, {})
+    program, model = resolved.environment, resolved.settings.inference.model
+    described = resolved.description
     fields, sources, ours = resolved.settings.env, resolved.sources, settings_schema()["$defs"]
     theirs = described.schema or {"properties": {name: {} for name in fields}}
     sections = {
@@ -526,12 +520,12 @@ def settings_of(resolved: Resolved) -> list[Setting]:
         {} if sources.get("run.name") == "edit" else {"run.name": name}
     )
     defaults = {
-        **{f"env.{name}": value for name, value in described.config.items()},
+        **{f"env.{name}": value for name, value in described.defaults.items()},
         **_in_force(Settings()),
         **{f"trainer.{name}": value for name, value in described.trainer.items()},
         "run.name": name,
     }
-    locks = locks_beside({**described.config, "tokenizer_name": model}, load_policy())
+    locks = locks_beside({**described.defaults, "tokenizer_name": model}, load_policy())
     locks = {**locks, **({variant.key: variant} if (variant := variant_lock(program)) else {})}
     # from settings of ours
     filled_in = {f"env.{name}" for name in ENV_WIRING if not is_own_wiring(name)}

@@ -21,7 +21,7 @@ from pydantic import Field
 
 from halteres import process
 from halteres.agent.answer_text import nonempty, rounded
-from halteres.agent.drafts import described, load_draft
+from halteres.agent.drafts import admitted, load_draft
 from halteres.agent.headline import CORRECT, GREEDY, SCORE
 from halteres.agent.tool import Caller, Draft, Hints, Result, RunId, WaitSeconds, chosen_run, tool
 from halteres.agent.trial import folder as folders
@@ -30,10 +30,10 @@ from halteres.config import environ
 from halteres.errors import Conflict, InvalidConfig, UserError
 from halteres.next_step import NextStep, Placeholder
 from halteres.observe.metrics import merge_by_step
+from halteres.runs.planning.models import found_model
 from halteres.runs.reading.adapter import newest_weights, weights_of
 from halteres.runs.reading.evaluations import Evaluation, differences, evaluations
 from halteres.runs.servers import FREE_WITHIN_S, READY_WITHIN_S, Server, served, service_arguments
-from halteres.runs.starting.run_models import found_model
 from halteres.runs.state import locked
 from halteres.runs.supervision.evaluation import WITHIN_S, Examination, examination, measure
 
@@ -127,12 +127,15 @@ def _request(
         )
     service_url = None
     if base and not run_id:  # the base model of a draft, on the draft's environment
-        settings, step = load_draft(caller, draft).admitted(caller).settings, 0
+        resolved = admitted(caller, load_draft(caller, draft))
+        settings, step = resolved.settings, 0
         service_url, model = found_model(settings.inference)
-        program, _, env = described(settings)
-        env = json.loads(json.dumps(env, default=str))
         exam = Examination(
-            program=program, env=env, base=model.name, tokenizer=model.tokenizer, policy=model.name
+            program=resolved.environment,
+            env=json.loads(json.dumps(resolved.environment_settings, default=str)),
+            base=model.name,
+            tokenizer=model.tokenizer,
+            policy=model.name,
         )
     else:
         found = weights_of(weights) if weights else None

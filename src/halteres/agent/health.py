@@ -14,7 +14,6 @@ from typing import Any
 
 import halteres
 from halteres.agent.answer_text import clipped
-from halteres.agent.known_models import known_models, proposed
 from halteres.agent.next_steps import HEALTH, LIST_ENVIRONMENTS
 from halteres.agent.tool import READS, Caller, Facts, Result, tool
 from halteres.config import environ
@@ -23,8 +22,9 @@ from halteres.errors import HalteresError
 from halteres.models import TINY, builtin_path
 from halteres.next_step import NextStep
 from halteres.runs.directory import active_runs
-from halteres.runs.starting import resources
-from halteres.runs.starting.preflight import Check, attempt
+from halteres.runs.planning import machine
+from halteres.runs.planning.checks import Check, attempt
+from halteres.runs.planning.known_models import known_models, proposed
 from halteres.runs.supervision.roles import WELL_KNOWN
 
 MIN_FREE_BYTES = 1 << 30
@@ -36,11 +36,11 @@ show all.
 """
 
 
-def machine_checks(found: resources.Machine | None = None) -> Iterator[Check]:
+def machine_checks(found: machine.Machine | None = None) -> Iterator[Check]:
     """Every finding, in the order in which a new user meets them; `found`: this machine, if it is
     known already.
     """
-    found = found or resources.look()
+    found = found or machine.look()
     version = sys.version.split()[0]
     yield Check(
         name="python",
@@ -82,7 +82,7 @@ def machine_checks(found: resources.Machine | None = None) -> Iterator[Check]:
         )
     else:
         yield Check(name="policy", found=policy.name)
-    device, _ = attempt("device", resources.check_device)
+    device, _ = attempt("device", machine.check_device)
     if device.failure is not None:
         yield Check(
             name="device", ok=False, found=device.failure.what, remedy=str(device.failure.next)
@@ -109,7 +109,7 @@ def machine_checks(found: resources.Machine | None = None) -> Iterator[Check]:
     )
 
 
-def _described(found: resources.Machine) -> str:
+def _described(found: machine.Machine) -> str:
     gpu = "no GPU: the engine runs on the CPU"
     if found.unused_gpu is not None:
         gpu = (
@@ -164,7 +164,7 @@ def rl_health_check(caller: Caller) -> Health:
     """Look at this machine: is Halteres ready, which base models fit, what runs, which policy
     holds.
     """
-    found = resources.look()
+    found = machine.look()
     problems = [
         clipped(f"{check.name}: {check.found.rstrip('.')}. {check.remedy}".strip(), PROBLEM_LENGTH)
         for check in machine_checks(found)
@@ -186,14 +186,14 @@ def rl_health_check(caller: Caller) -> Health:
     rows += [ModelFacts(name=model.name, fits=model.fits) for model in present[: MOST_MODELS - 1]]
     if absent := [model for model in models if not model.present and model.fits == "yes"]:
         rows.append(ModelFacts(name=absent[-1].name, fits="yes", present=False))
-    gpu = found.gpu and {"name": found.gpu.name, "free_gb": resources.gb(found.gpu.memory.free)}
+    gpu = found.gpu and {"name": found.gpu.name, "free_gb": machine.gb(found.gpu.memory.free)}
     return Health(
         status="degraded" if problems else "ok",
         version=halteres.__version__,
         machine=MachineFacts(
             cores=found.cores,
-            memory_gb=resources.gb(found.memory.total),
-            free_gb=resources.gb(found.memory.free),
+            memory_gb=machine.gb(found.memory.total),
+            free_gb=machine.gb(found.memory.free),
             gpu=gpu,
         ),
         models=rows,

@@ -22,8 +22,8 @@ from halteres.agent.tool import Busy, Caller, TokenNeeded
 from halteres.config import environ
 from halteres.config.discovery import is_path
 from halteres.config.edits import Edit
-from halteres.config.files import Resolved
 from halteres.config.program import describe, program_of
+from halteres.config.projection import NOTHING_GIVEN, Sources
 from halteres.config.reach import (
     Reach,
     Text,
@@ -36,8 +36,8 @@ from halteres.config.reach import (
 from halteres.config.settings import ENV_WIRING, SECTIONS, RunSettings, Settings, wiring_of
 from halteres.environments.config import BaseEnvConfig
 from halteres.models import known_folder, model_folder, names_of
+from halteres.runs.planning.models import models_home
 from halteres.runs.reading.adapter import CONFIG
-from halteres.runs.starting.run_models import models_home
 
 USED_AS_YOU: Final = "What it names would be run, read, written or asked as this server's user"
 
@@ -98,12 +98,11 @@ def check_changes(caller: Caller, environment: str, changes: Mapping[str, Any]) 
     _check_environments(given, RunSettings(environment=environment))
 
 
-def check_settings(caller: Caller, resolved: Resolved) -> None:
+def check_settings(caller: Caller, settings: Settings, sources: Sources = NOTHING_GIVEN) -> None:
     """Refuse settings as a run would have them; what the environment or the operator's policy sets
     may be anything. Raises TokenNeeded."""
     if not caller.is_open:
         return
-    settings, sources = resolved.settings, resolved.sources
     sections = settings.model_dump(mode="json")
     keys = {
         f"{section}.{name}": value

@@ -42,12 +42,8 @@ from halteres.next_step import NextStep
 from halteres.rewards.model_folder import RESULT, ModelFolder, read_model_folder
 from halteres.rewards.training_plan import read_plan
 from halteres.runs.directory import RunDirectory, list_runs
-from halteres.runs.starting.start import (
-    begin_run,
-    plan_resumed_training,
-    plan_reward_training,
-    run_of_key,
-)
+from halteres.runs.planning.reward_plan import plan_resumed_training, plan_reward_training
+from halteres.runs.start import run_of_key, start_reward_training
 
 MODULE = "halteres.agent.reward_models"
 MOST_LISTED, MOST_COMPLETIONS, MOST_WARNINGS = 20, 64, 6
@@ -194,9 +190,7 @@ def rl_train_reward_model(
                 "data, eval_data, hold_out and settings cannot be changed.",
                 NextStep.of("rl_train_reward_model", resume_from=resume_from),
             )
-        start = plan_resumed_training(
-            chosen_run(resume_from), name=name, idempotency_key=idempotency_key
-        )
+        plan = plan_resumed_training(chosen_run(resume_from), name=name)
     elif data is None:
         raise UserError(
             "data is needed.",
@@ -206,19 +200,20 @@ def rl_train_reward_model(
     else:
         given = {"model": model, "data": data, "eval_data": eval_data, "hold_out": hold_out}
         fields = {key: value for key, value in given.items() if value is not None}
-        plan = read_plan(None, {**(settings or {}), **fields})
-        start = plan_reward_training(plan, name=name, idempotency_key=idempotency_key)
-    fields: Mapping[str, Any] = asdict(start.forecast)
+        training = read_plan(None, {**(settings or {}), **fields})
+        plan = plan_reward_training(training, name=name)
+    fields: Mapping[str, Any] = asdict(plan.forecast)
     forecast = {name: fields[name] for name in _FORECAST if fields[name] is not None}
-    if start.forecast.rows_too_long:
+    if plan.forecast.rows_too_long:
         forecast |= {name: fields[name] for name in ("rows_too_long", "tokens_lost")}
-    warnings = [*start.forecast.warnings][:MOST_WARNINGS]
+    warnings = [*plan.forecast.warnings][:MOST_WARNINGS]
     if not dry_run:
-        return _training(begin_run(start), forecast=forecast, warnings=warnings)
+        run = start_reward_training(plan, idempotency_key=idempotency_key)
+        return _training(run, forecast=forecast, warnings=warnings)
     return RewardTraining(
         status="rehearsed",
-        base_model=start.training.plan.model,
-        total_steps=start.total_steps,
+        base_model=plan.training.plan.model,
+        total_steps=plan.total_steps,
         forecast=forecast,
         warnings=warnings,
         next="the same call without dry_run",

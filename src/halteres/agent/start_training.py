@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Mapping
-from dataclasses import dataclass, field, replace
+from dataclasses import replace
 from typing import Annotated, Any
 
 from pydantic import Field
@@ -17,7 +17,6 @@ from pydantic import Field
 from halteres.agent import drafts, open_access
 from halteres.agent.answer_text import nonempty
 from halteres.agent.configuration import mended_call, mending
-from halteres.agent.estimates import estimate
 from halteres.agent.next_steps import next_call
 from halteres.agent.run_snapshot import snapshot_of
 from halteres.agent.tool import (
@@ -34,14 +33,16 @@ from halteres.agent.tool import (
 from halteres.agent.trial.folder import latest_test
 from halteres.config import environ
 from halteres.config.discovery import EnvironmentNotFound
-from halteres.config.files import Resolved, resolve_settings
+from halteres.config.projection import Sources
+from halteres.config.resolution import Resolved, resolve_settings
 from halteres.config.settings import Settings
 from halteres.errors import HalteresError, InvalidConfig, UserError
 from halteres.next_step import Advice, NextStep, Placeholder, then
 from halteres.rewards.components import secret_variables
-from halteres.runs.directory import RunDirectory, find_run
-from halteres.runs.starting.preflight import Check, Plan, examine
-from halteres.runs.starting.start import ROLES, Start, begin_run, plan_of, run_of_key, sources_of
+from halteres.runs.directory import RunDirectory, find_run, new_run_id
+from halteres.runs.planning.checks import Check
+from halteres.runs.planning.plan import RunPlan, plan_run
+from halteres.runs.start import ROLES, run_of_key, sources_of, start_run
 
 TOOL = "rl_start_training"
 WAIT_S = 45
@@ -49,122 +50,96 @@ BEFORE_FIRST_S = 10.0  # of a wait: processes begin, a model is loaded
 REWARD = "reward varies"
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Intent:
-    """A run that is to be started."""
-
-    resolved: Resolved
-    # what the changes are counted from: the environment's defaults, or the old run
-    before: Resolved
-    # that starts the same, once selecting and editing are done
-    start: NextStep = field(default=NextStep(TOOL))
-    old: RunDirectory | None = None
-    is_open: bool = False  # its caller has no token
-    # edits that the draft can have no more
-    discarded: Mapping[str, Any] = field(default_factory=dict)
-
-    @property
-    def plan(self) -> Plan:
-        """For checks and estimates."""
-        url = environ.service_url()
-        return plan_of(
-            self.resolved.settings, service_url=url, resume=self.old, is_open=self.is_open
-        )
-
-    @property
-    def changed(self) -> dict[str, list[Any]]:
-        """name -> [before, now], without name and environment: the answer has those elsewhere."""
-        elsewhere = ("name", "run.name", "environment", "run.environment")
-        return {
-            name: pair
-            for name, pair in drafts.diff(self.before, self.resolved).items()
-            if name not in elsewhere
-        }
-
-    def mended(self, refused: HalteresError) -> HalteresError:
-        """A refusal to go on from a run, with the call that would not be refused."""
-        if self.old and not isinstance(refused.next, NextStep):
-            args = {name: self.start.args[name] for name in ("resume_from", "name")}
-            refused.next = (
-                mended_call(refused, TOOL, self.start.args["changes"] or {}, **args) or refused.next
-            )
-        return refused
-
-    @property
-    def facts(self) -> dict[str, Any]:
-        """Of a run that goes on from a checkpoint: from which step, what is done again, and whose
-        settings hold; edits that were discarded.
-        """
-        facts = nonempty(discarded_edits=dict(self.discarded))
-        if self.old and (checkpoint := self.old.newest_checkpoint()):
-            step, reached = checkpoint["step"], snapshot_of(self.old).step
-            message = f"Training goes on after step {step} of run {self.old.run_id}, as a new run."
-            if reached > step:
-                lost = (
-                    f"Steps {step + 1} to {reached} are"
-                    if reached > step + 1
-                    else f"Step {reached} is"
-                )
-                message += f" {lost} done again: no checkpoint has what was learnt there."
-            changed = ", ".join(
-                f"{name} {before} -> {now}" for name, (before, now) in self.changed.items()
-            )
-            but = f", but {changed}" if changed else ""
-            facts["message"] = (
-                f"{message} Its settings are that run's{but}; your draft plays no part."
-            )
-        return facts
-
-
 def _from_draft(
     caller: Caller, draft: str | None, environment: str | None, changes: Mapping[str, Any]
-) -> Intent:
-    """The run of a draft, which is changed where an environment or changes are given.
+) -> drafts.CurrentDraft:
+    """The draft that is started, changed where an environment or changes are given.
 
     Raises:
         UserError: no environment, or settings that cannot be used; the draft is as it was.
     """
-    discarded: Mapping[str, Any]
     if environment is not None:
-        chosen = drafts.choose(caller, draft, environment, changes)
-        resolved, discarded = chosen.resolved, chosen.discarded
-    elif changes:
+        return drafts.choose(caller, draft, environment, changes)
+    if changes:
         with drafts.editing(caller, draft) as stored:
-            before, discarded = drafts.without_impossible_edits(stored)
-            after, resolved = before.edited(caller, changes)
-            drafts.save_draft(after)
-    else:
-        selected = drafts.load_draft(caller, draft).selected
-        try:
-            chosen, discarded = drafts.current(caller, draft)
-            resolved = chosen.admitted(caller)
-        except EnvironmentNotFound as error:
-            what = f"Environment file not found for '{selected}'."
-            raise EnvironmentNotFound(what, error.sentence, error.next, **error.details) from error
-    defaults = resolve_settings(resolved.settings.run.environment, None, ())
-    return Intent(resolved=resolved, before=defaults, discarded=discarded)
+            chosen = drafts.edited(caller, stored, changes)
+            drafts.save_draft(chosen.draft)
+        return chosen
+    selected = drafts.load_draft(caller, draft).selected
+    try:
+        return drafts.current(caller, draft, to_run=True)
+    except EnvironmentNotFound as error:
+        what = f"Environment file not found for '{selected}'."
+        raise EnvironmentNotFound(what, error.sentence, error.next, **error.details) from error
 
 
 def _from_run(
-    caller: Caller, run_id: str, environment: str | None, changes: Mapping[str, Any]
-) -> Intent:
-    """A run that goes on, with its own settings. UserError: there is no such run, or it cannot go
-    on so.
-    """
+    caller: Caller, old: RunDirectory, environment: str | None, changes: Mapping[str, Any]
+) -> Resolved:
+    """The settings of a run that goes on: its own, with changes. UserError: it cannot go on so."""
     if environment is not None:
         raise UserError(
             "A run that goes on keeps its environment.",
-            f"environment={environment!r} was given beside resume_from.",
-            NextStep.of(TOOL, resume_from=run_id, changes=changes),
+            f"environment={environment!r} was given with resume_from.",
+            NextStep.of(TOOL, resume_from=old.run_id, changes=changes),
             field="environment",
         )
-    old = find_run(run_id)
-    before = old.resolved()
+    before = old.settings()
     open_access.check_settings(caller, before)
-    open_access.check_changes(caller, before.settings.run.environment, changes)
-    resolved = resolve_settings(None, None, (), base=before.settings, changes=changes)
-    open_access.check_settings(caller, resolved)
-    return Intent(resolved=resolved, before=before, old=old)
+    open_access.check_changes(caller, before.run.environment, changes)
+    resolved = resolve_settings(None, None, (), base=before, changes=changes)
+    open_access.check_settings(caller, resolved.settings, resolved.sources)
+    return resolved
+
+
+def _named(resolved: Resolved, name: str | None) -> Resolved:
+    """With the name given, or one that was edited; else without one: two runs of one name cannot be
+    told apart.
+    """
+    settings, sources = resolved.settings, resolved.sources
+    if name is not None:
+        sources = {**sources, "run.name": "edit"}
+    elif "run.name" in sources:
+        name = settings.run.name
+    run = settings.run.model_copy(update={"name": name})
+    return replace(resolved, settings=settings.model_copy(update={"run": run}), sources=sources)
+
+
+def _changed(plan: RunPlan) -> dict[str, list[Any]]:
+    """name -> [before, now], without name and environment: the answer has those elsewhere."""
+    elsewhere = ("name", "run.name", "environment", "run.environment")
+    changed = drafts.diff(plan.defaults, plan.settings)
+    return {name: pair for name, pair in changed.items() if name not in elsewhere}
+
+
+def _resumed_facts(plan: RunPlan) -> dict[str, Any]:
+    """Of a run that goes on from a checkpoint: from which step, what is done again, and whose
+    settings hold.
+    """
+    if plan.resume is None:
+        return {}
+    old, step = plan.resume.run, plan.resume.step
+    reached = snapshot_of(old).step
+    message = f"Training goes on after step {step} of run {old.run_id}, as a new run."
+    if reached > step:
+        lost = f"Step {reached} is"
+        if reached > step + 1:
+            lost = f"Steps {step + 1} to {reached} are"
+        message += f" {lost} done again: no checkpoint has what was learnt there."
+    changed = ", ".join(
+        f"{name} {before} -> {now}" for name, (before, now) in _changed(plan).items()
+    )
+    but = f", but {changed}" if changed else ""
+    return {"message": f"{message} Its settings are that run's{but}; your draft plays no part."}
+
+
+def _corrected(refused: HalteresError, start: NextStep) -> HalteresError:
+    """A refusal to go on from a run, with the call that would not be refused."""
+    if start.args["resume_from"] and not isinstance(refused.next, NextStep):
+        args = {name: start.args[name] for name in ("resume_from", "name")}
+        call = mended_call(refused, TOOL, start.args["changes"] or {}, **args)
+        refused.next = call or refused.next
+    return refused
 
 
 class CheckResult(Facts):
@@ -235,63 +210,59 @@ def rl_start_training(
     if not dry_run and (first := run_of_key(idempotency_key)) is not None:
         return _already_started(first)
     changes = changes or {}
+    old = find_run(resume_from) if resume_from else None
+    discarded: Mapping[str, Any] = {}
     with mending(TOOL, changes, environment=environment, resume_from=resume_from, draft=draft):
-        if resume_from:
-            intent = _from_run(caller, resume_from, environment, changes)
+        if old is not None:
+            resolved = _from_run(caller, old, environment, changes)
         else:
-            intent = _from_draft(caller, draft, environment, changes)
-    resolved = intent.resolved
+            chosen = _from_draft(caller, draft, environment, changes)
+            resolved, discarded = chosen.resolved, chosen.discarded
     open_access.check_keys(caller, secret_variables(resolved.settings.env))
-    # The name given, or one that was edited; else none: two runs of one name cannot be told apart.
-    edited = resolved.settings.run.name if "run.name" in resolved.sources else None
-    run = resolved.settings.run.model_copy(update={"name": name or edited})
-    settings = resolved.settings.model_copy(update={"run": run})
-    sources = {**resolved.sources, "run.name": "edit"} if name else resolved.sources
-    own_changes, other_draft = (
-        changes if resume_from else None,
-        draft if draft != caller.draft else None,
+    plan = plan_run(
+        _named(resolved, name),
+        resume=old,
+        service_url=environ.service_url(),
+        is_open=caller.is_open,
+        effort="measured" if dry_run else "remembered",
     )
     start = NextStep.of(
-        TOOL, resume_from=resume_from, changes=own_changes, name=name, draft=other_draft
+        TOOL,
+        resume_from=resume_from,
+        changes=changes if resume_from else None,
+        name=name,
+        draft=draft if draft != caller.draft else None,
     )
-    resolved = replace(resolved, settings=settings, sources=sources)
-    intent = replace(intent, resolved=resolved, start=start, is_open=caller.is_open)
-    reward = _reward_check(settings, draft or caller.draft)
+    reward = _reward_check(plan.settings, draft or caller.draft)
+    facts = nonempty(discarded_edits=dict(discarded)) | _resumed_facts(plan)
     if dry_run:
-        return _rehearse(intent, reward)
-    try:
-        return _start(intent, reward, idempotency_key)
-    except InvalidConfig as error:
-        raise intent.mended(error) from error.__cause__
+        return _rehearsed(plan, start, reward, facts)
+    return _started(plan, start, reward, facts, idempotency_key)
 
 
-def _rehearse(intent: Intent, reward: Check) -> Started:
-    """Look at everything and estimate; takes up to twenty seconds where nothing was measured
-    before.
-    """
-    plan = intent.plan
-    examined = examine(plan)
-    checks = [CheckResult(**check.facts) for check in examined.checks]
-    failure = next((check.failure for check in examined.checks if check.failure), None)
-    following: Advice = intent.start
-    if not intent.old:  # what a test of the draft has seen says nothing of a run that goes on
+def _rehearsed(plan: RunPlan, start: NextStep, reward: Check, facts: dict[str, Any]) -> Started:
+    """The plan, written out."""
+    checks = [CheckResult(**check.facts) for check in plan.checks]
+    following: Advice = start
+    if not start.args["resume_from"]:  # a test of the draft says nothing of a run that goes on
         checks.append(CheckResult(**reward.facts))
-        if not reward.figures:  # not tested yet
+        is_tested = bool(reward.figures)
+        if not is_tested:
             checks[-1].remedy = NextStep("rl_test_inference")
-        if not reward.ok or not reward.figures:
-            test = NextStep.of("rl_test_inference", draft=intent.start.args["draft"])
+        if not (is_tested and reward.ok):
+            test = NextStep.of("rl_test_inference", draft=start.args["draft"])
             following = then(test, following) if reward.ok else test
-    if failure is not None:
-        following = next_call(TOOL, intent.mended(failure))
-    expected = estimate(plan, examined.ground, may_measure=True) if examined.ground else None
+    refusal = plan.refusal
+    if refusal is not None:
+        following = next_call(TOOL, _corrected(refusal, start))
     return Started(
         dry_run=True,
-        ok=failure is None,
+        ok=refusal is None,
         checks=checks,
-        config=drafts.brief(intent.resolved),
-        config_diff=intent.changed,
-        **intent.facts,
-        **nonempty(estimate=expected.facts if expected else None),
+        config=drafts.brief(plan.settings, plan.sources),
+        config_diff=_changed(plan),
+        **facts,
+        **nonempty(estimate=plan.estimate.facts if plan.estimate else None),
         next=following,
     )
 
@@ -318,29 +289,31 @@ def _reward_check(settings: Settings, draft: str) -> Check:
     return Check(name=REWARD, ok=False, figures=figures, remedy=advice)
 
 
-def _start(intent: Intent, reward: Check, key: str | None) -> Started:
-    plan = intent.plan
-    examined = examine(plan)
-    start = Start(
-        plan=plan, ground=examined.demand(), sources=intent.resolved.sources, idempotency_key=key
-    )
-    expected = estimate(plan, start.ground, may_measure=False)
-    run = begin_run(start)
-    if run.run_id != start.run_id:
+def _started(
+    plan: RunPlan, start: NextStep, reward: Check, facts: dict[str, Any], key: str | None
+) -> Started:
+    """The run of the plan; that of the key, where another call has started one meanwhile."""
+    run_id = new_run_id()
+    try:
+        run = start_run(plan, run_id=run_id, idempotency_key=key)
+    except InvalidConfig as error:
+        raise _corrected(error, start) from error.__cause__
+    if run.run_id != run_id:
         return _already_started(run)
-    warnings = examined.warnings
+    warnings = plan.warnings
     if not reward.ok:
         warnings.append(
             f"no group of the last test had rewards that vary ({reward.figures['from']}): "
             f"{reward.remedy}"
         )
     until, state = "running", run.state()
-    if expected is not None:  # what can be reached within one wait
-        steps = state.step + max(1, int((WAIT_S - BEFORE_FIRST_S) / expected.step_s.high))
+    if plan.estimate is not None:  # what can be reached within one wait
+        within_wait = int((WAIT_S - BEFORE_FIRST_S) / plan.estimate.step_s.high)
+        steps = state.step + max(1, within_wait)
         until = "terminal" if steps >= state.total_steps else f"step>={steps}"
     return Started(
-        **{**_facts(run, intent.resolved), **intent.facts},
-        **nonempty(estimate=expected.facts if expected else None, warnings=warnings),
+        **{**_facts(run, plan.settings, plan.sources), **facts},
+        **nonempty(estimate=plan.estimate.facts if plan.estimate else None, warnings=warnings),
         next=NextStep.of("rl_check_status", run.run_id, wait_s=WAIT_S, until=until),
     )
 
@@ -348,7 +321,7 @@ def _start(intent: Intent, reward: Check, key: str | None) -> Started:
 def _already_started(run: RunDirectory) -> Started:
     """The answer to a key that was used before: the first run, as it is now."""
     state = run.state()
-    facts = _facts(run, replace(run.resolved(), sources=sources_of(run.path)))
+    facts = _facts(run, run.settings(), sources_of(run.path))
     facts["message"] = "This idempotency_key has started this run already; nothing new was started."
     facts["status"] = "starting" if state.status == "pending" else state.status
     if not state.terminal:
@@ -359,17 +332,18 @@ def _already_started(run: RunDirectory) -> Started:
     return Started(**facts, next=NextStep.of("rl_get_results", run.run_id))
 
 
-def _facts(run: RunDirectory, resolved: Resolved) -> dict[str, Any]:
+def _facts(run: RunDirectory, settings: Settings, sources: Sources) -> dict[str, Any]:
+    """What an answer has of a run that was started."""
     state = run.state()
     facts: dict[str, Any] = {
         "run_id": run.run_id,
         "status": "starting",
         "phase": state.phase or "api",
         "environment": state.environment,
-        "config": drafts.brief(resolved),
-        "wandb_project": resolved.settings.run.project,
+        "config": drafts.brief(settings, sources),
+        "wandb_project": settings.run.project,
         "wandb_run_name": state.default_name,
-        **({"wandb": "starting"} if "wandb" in resolved.settings.sinks else {}),
+        **({"wandb": "starting"} if "wandb" in settings.sinks else {}),
         "config_path": str(run.path / "config.yaml"),
         "logs": {role: str(run.log(role)) for role in ROLES},
         "message": (

@@ -89,9 +89,9 @@ def eval_(
     """Measure a policy on held-out tasks, at temperature 1 and greedy."""
     from halteres.config.settings import Settings
     from halteres.runs.directory import find_run
+    from halteres.runs.planning.checks import examine_reward_models
+    from halteres.runs.planning.models import with_absolute_folders
     from halteres.runs.servers import served
-    from halteres.runs.starting.preflight import examine_reward_models
-    from halteres.runs.starting.run_models import with_absolute_folders
     from halteres.runs.supervision.evaluation import examination, measure
 
     exam = examination(environment, find_run(run) if run else None, model)

@@ -17,8 +17,8 @@ from halteres.errors import ProcessFailed, UserError
 from halteres.text import SET_EOS
 
 if TYPE_CHECKING:
-    from halteres.agent.known_models import KnownModel
     from halteres.models.model_store import ModelStore, RegisteredModel
+    from halteres.runs.planning.known_models import KnownModel
 
 app = typer.Typer(
     help="Base models: what is here, what fits, what they are called.", no_args_is_help=True
@@ -33,7 +33,7 @@ AsJson = Annotated[bool, typer.Option("--json", help="Print one JSON object.")]
 @app.command("list")
 def list_(as_json: AsJson = False) -> None:
     """Base models on this disk, then well-known ones, each with its size and whether it fits."""
-    from halteres.agent.known_models import known_models, proposed
+    from halteres.runs.planning.known_models import known_models, proposed
 
     models = known_models()
     first, registered = proposed(models), _store().registered()

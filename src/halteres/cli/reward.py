@@ -14,7 +14,7 @@ from halteres.cli.serve import PASSED_ON, become
 if TYPE_CHECKING:
     from halteres.rewards.evaluation import Evaluation
     from halteres.rewards.training_plan import Forecast, TrainingPlan
-    from halteres.runs.starting.start import RewardStart
+    from halteres.runs.planning.reward_plan import RewardPlan
 
 app = typer.Typer(
     help="Reward models, from preference data to a served score.", no_args_is_help=True
@@ -119,7 +119,7 @@ def train(
     from halteres.errors import InvalidConfig
     from halteres.rewards.training_plan import forecast, parse_settings, read_plan
     from halteres.runs.directory import find_run
-    from halteres.runs.starting.start import plan_resumed_training, plan_reward_training
+    from halteres.runs.planning.reward_plan import plan_resumed_training, plan_reward_training
 
     flags = {"model": model, "data": data, "eval_data": eval_data, "hold_out": hold_out}
     if resume_run is not None:
@@ -139,11 +139,11 @@ def train(
             )
             fix = "Leave them out, or start a new training."
             raise InvalidConfig(f"{', '.join(given)} cannot be given with --resume-run.", why, fix)
-        start = plan_resumed_training(find_run(resume_run), name=name)
+        resumed = plan_resumed_training(find_run(resume_run), name=name)
         if dry_run:
-            _show_forecast(start.forecast, as_json)
+            _show_forecast(resumed.forecast, as_json)
         else:
-            _start_run(start, as_json)
+            _start_run(resumed, as_json)
         return
     if name is not None and not detach:
         raise InvalidConfig(
@@ -204,21 +204,21 @@ def _train_here(plan: TrainingPlan, folder: Path, resume: bool, as_json: bool) -
         typer.echo("Next: the same command with --resume")
 
 
-def _start_run(start: RewardStart, as_json: bool) -> None:
+def _start_run(plan: RewardPlan, as_json: bool) -> None:
     """Start the training as a run, and say how to watch it."""
-    from halteres.runs.starting.start import begin_run
+    from halteres.runs.start import start_reward_training
 
-    for warning in start.forecast.warnings:
+    for warning in plan.forecast.warnings:
         typer.echo(f"warning: {warning}", err=True)
-    run = begin_run(start)
+    run = start_reward_training(plan)
     if as_json:
         typer.echo(
             json.dumps(
-                {"run_id": run.run_id, "total_steps": start.total_steps, "folder": str(run.path)}
+                {"run_id": run.run_id, "total_steps": plan.total_steps, "folder": str(run.path)}
             )
         )
         return
-    typer.echo(f"Run {run.run_id}: {start.total_steps} steps, in {run.path}")
+    typer.echo(f"Run {run.run_id}: {plan.total_steps} steps, in {run.path}")
     typer.echo(f"Next: halteres runs status {run.run_id}")
 
 

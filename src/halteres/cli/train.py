@@ -55,9 +55,10 @@ def train(
 ) -> None:
     """Train a model on an environment by reinforcement learning."""
     from halteres.config import environ
-    from halteres.config.files import resolve_settings
+    from halteres.config.resolution import resolve_settings
     from halteres.runs.directory import find_run
-    from halteres.runs.starting.start import start_run
+    from halteres.runs.planning.plan import plan_run
+    from halteres.runs.start import start_run
 
     environment, given = _environment_and_edits(environment, assignments or [], recipe)
     edits = [*given, *(edits or []), *(["trainer.deterministic=true"] if deterministic else [])]
@@ -85,13 +86,10 @@ def train(
                 "Leave one of them out.",
             )
         old, resolved = None, resolve_settings(environment, config, edits)
-    run = start_run(
-        resolved.settings,
-        resume=old,
-        sources=resolved.sources,
-        service_url=service or environ.service_url(),
-        warn=lambda warning: typer.echo(f"warning: {warning}", err=True),
-    )
+    plan = plan_run(resolved, resume=old, service_url=service or environ.service_url())
+    run = start_run(plan)
+    for warning in plan.warnings:
+        typer.echo(f"warning: {warning}", err=True)
     attend(run.run_id, detach=detach)
 
 
@@ -125,15 +123,16 @@ def quickstart(
     """Train the built-in model on arithmetic, on this machine, with no network and no key, and show
     what it learnt.
     """
-    from halteres.config.files import resolve_settings
-    from halteres.runs.starting import resources
-    from halteres.runs.starting.start import start_run
+    from halteres.config.resolution import resolve_settings
+    from halteres.runs.planning import machine
+    from halteres.runs.planning.plan import plan_run
+    from halteres.runs.start import start_run
 
     typer.echo(
         "Halteres quick start: the built-in model (0.9 M parameters) learns to work its sums "
         "instead of guessing."
     )
-    if (unused := resources.look().unused_gpu) is not None:
+    if (unused := machine.look().unused_gpu) is not None:
         typer.echo(
             f"It runs on the CPU: the engine's path for {unused.name} is not verified yet "
             "(HALTERES_DEVICE=cuda)."
@@ -141,7 +140,7 @@ def quickstart(
     resolved = resolve_settings(
         "arithmetic", None, [f"trainer.total_steps={steps}", f"run.seed={seed}"]
     )
-    attend(start_run(resolved.settings, sources=resolved.sources).run_id)
+    attend(start_run(plan_run(resolved)).run_id)
 
 
 def attend(run_id: str, *, detach: bool = False) -> None:

@@ -132,6 +132,7 @@ def describe(file: Path, values: dict[str, Any]) -> int:
         found = {
             "schema": schema,
             "config": config,
+            "defaults": laid_over(base, {})[0].model_dump(mode="json"),
             "problems": problems,
             "is_foreign": True,
             "read": read(),

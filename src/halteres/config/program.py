@@ -110,6 +110,8 @@ class Description:
 
     schema: Mapping[str, Any]  # JSON Schema of its config class; {} where nobody can tell
     config: Mapping[str, Any]  # effective values: config_init, then those given
+    # values where none is given: config_init
+    defaults: Mapping[str, Any] = field(default_factory=dict)
     problems: tuple[Problem, ...] = ()
     # what it needs with these values, and its Python does not have
     missing: tuple[MissingPackage, ...] = ()
@@ -143,7 +145,9 @@ class Description:
             }
             for one in answer["problems"]
         ]
-        return msgspec.convert({**answer, "read": read, "problems": problems}, cls)
+        defaults = answer.get("defaults", answer["config"])
+        whole = {**answer, "defaults": defaults, "read": read, "problems": problems}
+        return msgspec.convert(whole, cls)
 
 
 def find_program(
@@ -214,15 +218,6 @@ def describe(
             _remember(key, content)
     _cache(key, found)
     return found
-
-
-def confirm(
-    environment: EnvironmentProgram, effective: Mapping[str, Any], description: Description
-) -> None:
-    """Remember that these values are what a description without problems came to: they need not be
-    asked about.
-    """
-    _cache(_key(environment, effective), description)
 
 
 def last_failure(file: Path) -> str | None:

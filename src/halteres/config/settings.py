@@ -450,3 +450,24 @@ def wiring_of(model: type[BaseModel]) -> dict[str, str]:
         for mark in info.metadata
         if isinstance(mark, Wiring)
     }
+
+
+def settings_schema() -> dict[str, Any]:
+    """JSON Schema of Settings; a field that only the supervisor writes carries `x-wiring` with the
+    reason.
+    """
+    schema = Settings.model_json_schema()
+    for model in SECTIONS.values():
+        for name, why in wiring_of(model).items():
+            schema["$defs"][model.__name__]["properties"][name]["x-wiring"] = why
+    return schema
+
+
+def by_key(settings: Settings) -> dict[str, Any]:
+    """section.field -> value, as JSON."""
+    sections = settings.model_dump(mode="json")
+    return {
+        f"{section}.{name}": value
+        for section, fields in sections.items()
+        for name, value in fields.items()
+    }

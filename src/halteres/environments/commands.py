@@ -154,6 +154,7 @@ def describe(kind: Kind, arguments: Arguments) -> dict[str, Any]:
         "description": (inspect.getdoc(kind) or "").partition("\n")[0],
         "schema": config.model_json_schema(),
         "config": settings.env.model_dump(mode="json"),
+        "defaults": settings.defaults.model_dump(mode="json"),
         "problems": [asdict(problem) for problem in settings.problems],
         "missing": [asdict(one) for one in kind.missing_packages(settings.env)],
         "trainer": dict(kind.trainer_defaults),

@@ -319,6 +319,7 @@ class Effective(Generic[Config]):
     env: Config
     openai: APIServerConfig
     problems: tuple[Problem, ...]
+    defaults: Config  # `env` without overrides
 
     def checked(self) -> Effective[Config]:
         """Itself. InvalidConfig: there are problems; all of them are named."""
@@ -361,8 +362,12 @@ def effective(env: Config, openai: APIServerConfig, overrides: Overrides) -> Eff
     """
     env_config, env_problems = _laid_over(env, overrides.env, prefix="")
     server_config, server_problems = _laid_over(openai, overrides.openai, prefix="openai.")
+    defaults, _ = _laid_over(env, {}, prefix="")
     return Effective(
-        env=env_config, openai=server_config, problems=(*env_problems, *server_problems)
+        env=env_config,
+        openai=server_config,
+        problems=(*env_problems, *server_problems),
+        defaults=defaults,
     )
 
 

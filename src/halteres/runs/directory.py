@@ -15,7 +15,7 @@ import re
 import secrets
 import signal
 import time
-from collections.abc import AsyncIterator, Mapping, Sequence
+from collections.abc import AsyncIterator, Mapping
 from contextlib import asynccontextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
@@ -26,8 +26,6 @@ from pydantic import ValidationError
 
 from halteres.config import environ
 from halteres.config.environ import Mode, write_stop_request
-from halteres.config.files import Resolved, resolve_settings
-from halteres.config.projection import NOTHING_GIVEN
 from halteres.config.settings import Settings, default_name
 from halteres.documents import DocumentError, decoded, parse_yaml
 from halteres.errors import Conflict, HalteresError, NotFound, boundary, nearest
@@ -116,13 +114,9 @@ class RunDirectory:
             time.sleep(ANOTHER_LOOK_S if look < LOOKS - 1 else 0)
         return True
 
-    def settings(self, edits: Sequence[str] = ()) -> Settings:
-        """The run's settings, with edits."""
-        return self.resolved(edits).settings
-
-    def resolved(self, edits: Sequence[str] = ()) -> Resolved:
-        """The run's settings, with edits, and which of them are edits. Their secrets come from
-        config.yaml; where we may not read that, they stay struck out.
+    def settings(self) -> Settings:
+        """The run's settings. Their secrets come from config.yaml; where we may not read that, they
+        stay struck out.
         """
         file = self.path / SETTINGS
         try:
@@ -138,9 +132,7 @@ class RunDirectory:
             with suppress(HalteresError):
                 whole = restored(settings.env, self.environment_config())
                 settings = settings.model_copy(update={"env": whole})
-        if not edits:
-            return Resolved(settings=settings, sources=NOTHING_GIVEN)
-        return resolve_settings(None, None, edits, base=settings)
+        return settings
 
     def config(self) -> dict[str, Any]:
         """config.yaml: what the environment ran with. A key may be in it."""

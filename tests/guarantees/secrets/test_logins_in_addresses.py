@@ -8,6 +8,7 @@ later is here, too.
 from __future__ import annotations
 
 import json
+import sys
 import threading
 from collections.abc import AsyncIterator, Iterator
 from contextlib import asynccontextmanager, contextmanager
@@ -30,9 +31,9 @@ from halteres.agent.table import TOOLS
 from halteres.agent.transports.access import cookie_name, page_key, token
 from halteres.agent.transports.http_server import create_app
 from halteres.cli.main import app
-from halteres.config.files import load_settings, resolve_settings
 from halteres.config.operator_policy import Policy
 from halteres.config.program import find_program
+from halteres.config.resolution import resolve_settings
 from halteres.config.settings import (
     ENV_WIRING,
     InferenceSettings,
@@ -47,9 +48,9 @@ from halteres.observe.sinks import Job
 from halteres.redaction import Redactor
 from halteres.rewards.components import JudgeSpec, RewardSpec
 from halteres.runs.directory import RunDirectory
-from halteres.runs.starting.preflight import Ground, Plan
-from halteres.runs.starting.run_models import RunModel
-from halteres.runs.starting.start import FOLDERS, Start, start_run
+from halteres.runs.planning.models import RunModel, with_absolute_folders
+from halteres.runs.planning.plan import RunPlan, plan_run
+from halteres.runs.start import start_run
 from halteres.runs.state import read_state, write_state
 from halteres.runs.supervision.supervisor import conclude
 
@@ -99,19 +100,19 @@ def planted() -> Settings:
 
 def made_run(home: Path, settings: Settings) -> RunDirectory:
     """A run's directory as its start makes it, and its end leaves it."""
-    ground = Ground(
-        environment=find_program("arithmetic"), model=RunModel(name=TINY, tokenizer=""), resume=None
-    )
-    start = Start(
-        plan=Plan(settings=settings),
-        ground=ground,
+    plan = RunPlan(
+        settings=with_absolute_folders(settings),
         sources={},
+        defaults={},
         policy=Policy(lock={"env.x": ADDRESS}),
+        service_url=None,
+        is_open=False,
+        environment=find_program("arithmetic"),
+        model=RunModel(name=TINY, tokenizer=""),
+        resume=None,
+        checks=(),
     )
-    run = RunDirectory(home / "runs" / start.run_id)
-    for folder in FOLDERS:
-        (run.path / folder).mkdir(parents=True)
-    start.write(run.path, run.path)
+    run = start_run(plan, supervisor=(sys.executable, "-S", "-c", "pass"))
     state = read_state(run.path / "run.json")
     words = f"{ADDRESS} gave no scores."
     ended = msgspec.structs.replace(
@@ -280,7 +281,7 @@ def test_a_command_that_is_refused_quotes_no_login(
 
 def test_a_copied_address_is_refused_on_every_way_in(home: Path) -> None:
     with pytest.raises(InvalidConfig) as refused:
-        load_settings("arithmetic", None, ["env.panel=[{name: p, model: 'http://any:***@h'}]"])
+        resolve_settings("arithmetic", None, ["env.panel=[{name: p, model: 'http://any:***@h'}]"])
     assert [problem["field"] for problem in refused.value.details["problems"]] == ["env.panel"]
 
 
@@ -338,7 +339,7 @@ def test_of_all_that_a_run_writes_config_yaml_alone_has_it(home: Path) -> None:
             ),
             *(f"env.rewards={json.dumps(rewards)}", f"env.panel={json.dumps(panel)}"),
         )
-        run = start_run(load_settings("arithmetic", None, edits))
+        run = start_run(plan_run(resolve_settings("arithmetic", None, edits)))
         state = wait_for_end(run, within_s=100)
     assert (state.status, state.step) == ("completed", 2), state.error
     assert any("reward/served" in row for row in run.metrics()), "the login was sent"

@@ -67,6 +67,9 @@ class Parameter:
         if get_origin(annotation) in (Union, types.UnionType):
             options = [option for option in get_args(annotation) if option is not types.NoneType]
             annotation = options[0] if len(options) == 1 else Any
+        if get_origin(annotation) is Annotated:
+            # a type with a rule of its own is read as the type
+            annotation = get_args(annotation)[0]
         choices = get_args(annotation) if get_origin(annotation) is Literal else ()
         is_setting = annotation is Any and positional
         # taken as it stands; any other value is written as JSON

@@ -13,13 +13,12 @@ import secrets
 import time
 from collections import Counter
 from collections.abc import Mapping, Sequence
-from dataclasses import replace
 from pathlib import Path
 from typing import Any, Literal
 
 import msgspec
 
-from halteres.agent.drafts import Draft, described
+from halteres.agent.drafts import CurrentDraft
 from halteres.agent.open_access import check_models
 from halteres.agent.tool import Caller
 from halteres.config import environ
@@ -31,10 +30,10 @@ from halteres.errors import HalteresError
 from halteres.models import model_folder
 from halteres.next_step import NextStep
 from halteres.runs.directory import RunAmbiguous, RunNotFound, find_run
+from halteres.runs.planning.checks import MissingKey
+from halteres.runs.planning.models import found_model, models_home
 from halteres.runs.reading.adapter import CONFIG, weights_of
 from halteres.runs.servers import service_arguments
-from halteres.runs.starting.preflight import MissingKey
-from halteres.runs.starting.run_models import found_model, models_home
 
 LOCAL = "local:"  # what the names of this machine's models begin with in answers
 MODEL_WITHIN_S = 600.0  # how long one model may take (seed 002)
@@ -136,7 +135,7 @@ class Request(msgspec.Struct, frozen=True, kw_only=True):
 
 def new_request(
     caller: Caller,
-    draft: Draft,
+    draft: CurrentDraft,
     models: Sequence[str] | None = None,
     backend: Backend | None = None,
     **limits: Any,
@@ -144,13 +143,12 @@ def new_request(
     """A test of a draft, not yet started; `limits` are further fields of it.
 
     Raises:
-        NoEnvironment, EnvironmentBroken, InvalidConfig: the draft cannot be tested.
-        TokenNeeded: the caller may not test it, or these models.
+        TokenNeeded: the caller may not test these models.
         ModelMissing: its base model is not there, and no other was named. MissingKey: a key is.
     """
     check_models(caller, [name.removeprefix(LOCAL) for name in models or ()])
-    settings = draft.admitted(caller).settings
-    program, description, env = described(settings)
+    resolved = draft.resolved
+    settings, program = resolved.settings, resolved.environment
     what = "{} not set. Required for inference testing."
     if missing := [key for key in load_policy().require_keys.test if not environ.is_set(key)]:
         raise MissingKey(
@@ -163,9 +161,9 @@ def new_request(
         instead = NextStep("rl_test_inference", {"backend": "local"}, reason)
         raise MissingKey(what.format(KEY), why, instead, field=KEY)
     return Request(
-        draft=draft.handle,
-        program=replace(program, is_foreign=description.is_foreign),
-        env=env,
+        draft=draft.draft.handle,
+        program=program,
+        env=resolved.environment_settings,
         models=tested,
         base_model=settings.inference.model,
         created_at=time.time(),

@@ -52,7 +52,7 @@ from halteres.models import TINY, builtin_path, model_folder
 from halteres.next_step import NextStep
 from halteres.process import run_caught
 from halteres.rewards.components import secret_variables
-from halteres.runs.starting.run_models import models_home
+from halteres.runs.planning.models import models_home
 from halteres.runs.state import locked
 
 OPEN_TESTS, START_WITHIN_S = 4, 10.0
@@ -210,10 +210,10 @@ async def rl_test_inference(
         limits |= {"max_tokens": max_tokens, "temperature": temperature}
 
         def request_of_draft() -> tuple[Request, Mapping[str, Any]]:
-            chosen, discarded = drafts.current(caller, draft)
+            chosen = drafts.current(caller, draft, to_run=True)
             request = new_request(caller, chosen, models, backend, **limits)
             check_keys(caller, keys_for(request))
-            return request, discarded
+            return request, chosen.discarded
 
         making = asyncio.create_task(caller.in_thread("rl_test_inference", request_of_draft))
         try:
@@ -325,14 +325,15 @@ def rl_score(
         if environment
         else drafts.load_draft(caller, draft)
     )
-    settings = chosen.admitted(caller).settings
-    program, description, env = drafts.described(settings)
-    if description.is_foreign:
+    resolved = drafts.admitted(caller, chosen)
+    settings, program = resolved.settings, resolved.environment
+    if program.is_foreign:
         raise EnvironmentFailed(
             f"{program.name} cannot score a text by itself.", "It is written for atroposlib."
         )
     tokenizer = str(model_folder(settings.inference.model, models_home()) or "")
-    found = scored(program, env, tokenizer, {"completions": completions, "prompt": prompt})
+    job = {"completions": completions, "prompt": prompt}
+    found = scored(program, resolved.environment_settings, tokenizer, job)
     return Scored(
         environment=program.name,
         prompt=shortened(found["prompt"], LONGEST_PROMPT),

@@ -23,19 +23,21 @@ from typing import TypeVar
 import torch
 
 from halteres.engine.checks import EngineOutOfMemory, out_of_memory
+from halteres.engine.limits import (
+    CACHE_BYTES,
+    DECODE_ROWS,
+    GPU_HEAD_ELEMENTS,
+    GPU_PASS_TOKENS,
+    HEAD_ELEMENTS,
+    PASS_TOKENS,
+    RECOMPUTED_BYTES,
+)
 from halteres.engine.torch.model import BaseModel, FusedModel
 from halteres.errors import HalteresError, ServerError, boundary
 from halteres.process import main_memory
 
 # positions of a sequence of usual length, in which the number that can be decoded at once is given
 PLACE = 1024
-
-
-GPU_PASS_TOKENS, GPU_HEAD_ELEMENTS = 16_384, 1 << 28
-"""Of a GPU, which is idle in small micro-batches. Not measured yet."""
-
-# activations of a micro-batch on a GPU that are too many to keep. Not measured yet.
-RECOMPUTED_BYTES = 20_000_000_000
 
 
 def activation_bytes(base: FusedModel) -> int:
@@ -50,12 +52,10 @@ def activation_bytes(base: FusedModel) -> int:
 class Limits:
     """Bounds of one engine process."""
 
-    # computed tokens, padding among them, of one micro-batch of a training pass or a prefill
-    pass_tokens: int = 2048
-    # logits that exist at once (64 MiB in fp32; twice as many were 7 % slower)
-    head_elements: int = 1 << 24
-    decode_rows: int = 512  # sequences decoded together, all snapshots
-    cache_bytes: int = 1 << 30  # blocks of keys and values, all snapshots
+    pass_tokens: int = PASS_TOKENS
+    head_elements: int = HEAD_ELEMENTS
+    decode_rows: int = DECODE_ROWS
+    cache_bytes: int = CACHE_BYTES
     # copies of the adapters that decode together; those without room go one by one
     mixture_bytes: int = 1 << 28
     # Keys and values that stay when their sequences have ended, while there is room: as many

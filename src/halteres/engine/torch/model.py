@@ -19,8 +19,8 @@ from torch.autograd import Function
 from torch.utils.checkpoint import checkpoint
 
 from halteres.engine.torch.projections import Adaptations, Part, Projection, operand_type, project
+from halteres.models.shape import FAMILIES
 
-FAMILIES = ("qwen3", "qwen2", "llama")  # `model_type`s of the layers that are computed here
 ROPES = ("default", "linear", "llama3", "yarn")
 """Rotary embeddings whose angles do not depend on the length of the sequence."""
 

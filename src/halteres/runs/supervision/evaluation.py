@@ -31,11 +31,11 @@ from halteres.redaction import Redactor
 from halteres.rewards.components import secret_variables
 from halteres.rewards.panel import PROXY, shares
 from halteres.runs.directory import RunDirectory, StateWriter
+from halteres.runs.planning.models import FIELDS as REWARD_FIELDS
 from halteres.runs.reading.adapter import newest_policy
 from halteres.runs.reading.evaluations import LOGGED, figures_of
 from halteres.runs.reading.failures import how, reason
 from halteres.runs.servers import Server
-from halteres.runs.starting.run_models import FIELDS as REWARD_FIELDS
 from halteres.runs.supervision.run_processes import spawn
 
 WITHIN_S = 3600.0  # how long a measurement may take

@@ -29,9 +29,9 @@ from halteres.redaction import keep_secret
 from halteres.rewards.components import secret_variables
 from halteres.rewards.model_folder import names_of, path_of
 from halteres.runs.directory import StateWriter
+from halteres.runs.planning.models import reward_folders, with_places
 from halteres.runs.servers import WIRING, Server, service_arguments, with_login
-from halteres.runs.starting.run_models import reward_folders, with_places
-from halteres.runs.starting.start import config_text, write_resolved
+from halteres.runs.start import config_text, write_resolved
 from halteres.runs.state import Phase, RunState
 
 WELL_KNOWN = (8000, 8001, 8002)

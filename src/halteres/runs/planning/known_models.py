@@ -11,9 +11,9 @@ from typing import Any, Literal
 
 from halteres.models import builtin_names, model_folder, stored_models
 from halteres.models.shape import ModelShape, read_shape
-from halteres.runs.starting import resources
-from halteres.runs.starting.resources import Workload, need
-from halteres.runs.starting.run_models import models_home
+from halteres.runs.planning import machine
+from halteres.runs.planning.memory import Workload, need
+from halteres.runs.planning.models import models_home
 
 _COLUMNS = (
     *(
@@ -134,7 +134,7 @@ class KnownModel:
 
 
 def known_models(
-    work: Workload = TYPICAL, there: resources.Machine | None = None
+    work: Workload = TYPICAL, there: machine.Machine | None = None
 ) -> tuple[KnownModel, ...]:
     """Every model that is here or well known, the smallest first.
 
@@ -142,7 +142,7 @@ def known_models(
         work: the run that memory is reckoned for.
         there: the machine it is to fit; default: this one, now.
     """
-    there = there or resources.look()
+    there = there or machine.look()
     here = dict(_here())
     owned = {name.rpartition("/")[2].lower() for name in here}
     found = [_on_disk(name, folder, work, there) for name, folder in here.items()]
@@ -175,7 +175,7 @@ def _here() -> Iterator[tuple[str, Path]]:
     )
 
 
-def _on_disk(name: str, folder: Path, work: Workload, there: resources.Machine) -> KnownModel:
+def _on_disk(name: str, folder: Path, work: Workload, there: machine.Machine) -> KnownModel:
     try:
         return _sized(name, folder, read_shape(folder), work, there)
     except (OSError, ValueError) as error:
@@ -185,14 +185,14 @@ def _on_disk(name: str, folder: Path, work: Workload, there: resources.Machine) 
             parameters=0,
             size_gb=0.0,
             need_gb=0.0,
-            free_gb=resources.gb(there.model_memory.free),
+            free_gb=machine.gb(there.model_memory.free),
             fits="no",
             note=f"not whole: {error}",
         )
 
 
 def _sized(
-    name: str, folder: Path | None, shape: ModelShape, work: Workload, there: resources.Machine
+    name: str, folder: Path | None, shape: ModelShape, work: Workload, there: machine.Machine
 ) -> KnownModel:
     needed, free = need(shape, work, on_gpu=there.gpu is not None).total, there.model_memory.free
     fits: Fits = "unknown" if free is None else "yes" if needed <= free else "no"
@@ -215,7 +215,7 @@ def _sized(
         parameters=shape.parameters,
         size_gb=round((shape.size_bytes or 2 * shape.parameters) / 1e9, 3),
         need_gb=round(needed / 1e9, 2),
-        free_gb=resources.gb(free),
+        free_gb=machine.gb(free),
         fits=fits,
         note=note,
     )

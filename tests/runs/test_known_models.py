@@ -10,15 +10,14 @@ from pathlib import Path
 import pytest
 from typer.testing import CliRunner
 
-from halteres.agent import known_models as models
-from halteres.agent.known_models import CATALOGUE, TYPICAL, known_models, proposed
 from halteres.cli.main import app
 from halteres.config.settings import InferenceSettings
 from halteres.errors import InvalidConfig
 from halteres.models import TINY, builtin_path, model_folder
-from halteres.models.shape import FAMILIES, read_shape
-from halteres.runs.starting import resources
-from halteres.runs.starting.run_models import ModelMissing, own_model
+from halteres.models.shape import read_shape
+from halteres.runs.planning import machine, memory
+from halteres.runs.planning.known_models import CATALOGUE, TYPICAL, known_models, proposed
+from halteres.runs.planning.models import ModelMissing, own_model
 
 PUBLISHED = {
     "Qwen/Qwen3-0.6B": 596_049_920,
@@ -57,10 +56,8 @@ def shelve(home: Path, name: str, **config: object) -> Path:
 
 
 def with_memory(monkeypatch: pytest.MonkeyPatch, free: int | None) -> None:
-    memory = resources.Memory(total=free, free=free)
-    monkeypatch.setattr(
-        models.resources, "look", lambda: resources.Machine(cores=2, memory=memory, gpu=None)
-    )
+    memory = machine.Memory(total=free, free=free)
+    monkeypatch.setattr(machine, "look", lambda: machine.Machine(cores=2, memory=memory, gpu=None))
 
 
 def test_well_known_models_have_the_published_number_of_parameters() -> None:
@@ -73,38 +70,9 @@ def test_parameters_are_counted_in_the_headers_of_the_weights() -> None:
     assert shape.size_bytes == (tiny() / "model.safetensors").stat().st_size
 
 
-def test_what_the_engine_is_said_to_do_is_what_it_does() -> None:
-    """Its limits and families stand in modules that load torch, and are repeated where none may
-    be.
-    """
-    from halteres.engine.torch.limits import (
-        GPU_HEAD_ELEMENTS,
-        GPU_PASS_TOKENS,
-        RECOMPUTED_BYTES,
-        Limits,
-    )
-    from halteres.engine.torch.model import FAMILIES as COMPUTED
-
-    assert FAMILIES == COMPUTED
-    limits = Limits()
-    assert (limits.pass_tokens, limits.head_elements) == (
-        resources.PASS_TOKENS,
-        resources.HEAD_ELEMENTS,
-    )
-    assert (limits.decode_rows, limits.cache_bytes) == (
-        resources.DECODE_ROWS,
-        resources.CACHE_BYTES,
-    )
-    assert (GPU_PASS_TOKENS, GPU_HEAD_ELEMENTS) == (
-        resources.GPU_PASS_TOKENS,
-        resources.GPU_HEAD_ELEMENTS,
-    )
-    assert RECOMPUTED_BYTES == resources.RECOMPUTED_BYTES
-
-
 def test_an_8b_model_with_the_settings_of_document_000_fits_a_card_of_80_gb_in_16_bits() -> None:
     """Batch 128, groups of 16, 8,192 tokens, rank 32; in 32 bits it does not."""
-    work = resources.Workload(
+    work = memory.Workload(
         rank=32,
         group_size=16,
         batch_size=128,
@@ -115,8 +83,8 @@ def test_an_8b_model_with_the_settings_of_document_000_fits_a_card_of_80_gb_in_1
         cache_gb=20,
     )
     shape = CATALOGUE["Qwen/Qwen3-8B"]
-    assert resources.need(shape, replace(work, weight_bytes=2), on_gpu=True).total < 80e9
-    assert resources.need(shape, work, on_gpu=True).total > 80e9
+    assert memory.need(shape, replace(work, weight_bytes=2), on_gpu=True).total < 80e9
+    assert memory.need(shape, work, on_gpu=True).total > 80e9
 
 
 def test_models_are_told_with_size_and_whether_they_fit_and_by_how_much(
@@ -150,12 +118,10 @@ def test_the_smallest_model_that_is_here_is_proposed(
 
 def test_need_grows_with_the_model_the_batch_and_the_length() -> None:
     small, large = CATALOGUE["Qwen/Qwen3-0.6B"], CATALOGUE["Qwen/Qwen3-1.7B"]
-    usual = resources.need(small, TYPICAL)
-    assert (
-        resources.need(large, TYPICAL).total > usual.total > usual.weights == 4 * small.parameters
-    )
-    assert resources.need(small, replace(TYPICAL, rank=64)).total > usual.total
-    assert resources.need(small, replace(TYPICAL, positions=32_768)).total > usual.total
+    usual = memory.need(small, TYPICAL)
+    assert memory.need(large, TYPICAL).total > usual.total > usual.weights == 4 * small.parameters
+    assert memory.need(small, replace(TYPICAL, rank=64)).total > usual.total
+    assert memory.need(small, replace(TYPICAL, positions=32_768)).total > usual.total
 
 
 def test_a_name_of_the_hub_means_the_folder_of_its_last_part_too(home: Path) -> None:

@@ -6,26 +6,25 @@ from __future__ import annotations
 
 import json
 import time
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
 import msgspec
 import pytest
 
-from halteres.agent import estimates
-from halteres.agent.estimates import Estimate, Speed, estimate
-from halteres.agent.trial.folder import TestOutcome
 from halteres.config import environ
 from halteres.config.program import EnvironmentProgram
 from halteres.config.settings import Settings
 from halteres.models import TINY
 from halteres.observe.metrics import append_row
 from halteres.runs.directory import RunDirectory, runs_home
-from halteres.runs.starting import resources
-from halteres.runs.starting.preflight import Ground, Plan, ResumePoint
-from halteres.runs.starting.run_models import RunModel, own_model
-from halteres.runs.starting.start import plan_of
+from halteres.runs.planning import engine_speed
+from halteres.runs.planning import estimate as estimate_module
+from halteres.runs.planning.engine_speed import Engine, Speed, measured, remembered
+from halteres.runs.planning.estimate import Estimate, estimate
+from halteres.runs.planning.memory import need, workload_of
+from halteres.runs.planning.models import RunModel, own_model
 from halteres.runs.state import RunState, write_state
 
 ENV: dict[str, Any] = {
@@ -72,17 +71,38 @@ def settings(steps: int = 5, **env: Any) -> Settings:
     )
 
 
-def planned(steps: int = 5, resume: ResumePoint | None = None, **env: Any) -> tuple[Plan, Ground]:
-    plan = plan_of(settings(steps, **env))
-    return plan, Ground(
-        environment=PROGRAM, model=own_model(plan.settings.inference), resume=resume
-    )
+@dataclass(frozen=True)
+class Planned:
+    """What a run is estimated by."""
+
+    settings: Settings
+    environment: EnvironmentProgram
+    model: RunModel
+    first_step: int = 0
+
+    @property
+    def engine(self) -> Engine:
+        return Engine.of(self.settings, self.model)
+
+    def estimate(self) -> Estimate | None:
+        """Without a measurement."""
+        return estimate(
+            self.settings,
+            self.environment,
+            self.model,
+            first_step=self.first_step,
+            may_measure=False,
+        )
+
+    def expected(self) -> Estimate:
+        found = self.estimate()
+        assert found is not None
+        return found
 
 
-def told(plan: Plan, ground: Ground) -> Estimate:
-    found = estimate(plan, ground, may_measure=False)
-    assert found is not None
-    return found
+def planned(steps: int = 5, first_step: int = 0, **env: Any) -> Planned:
+    wanted = settings(steps, **env)
+    return Planned(wanted, PROGRAM, own_model(wanted.inference), first_step)
 
 
 def record(run_id: str = "3fa9c1d2", model: str = TINY, **env: Any) -> RunDirectory:
@@ -115,23 +135,23 @@ def record(run_id: str = "3fa9c1d2", model: str = TINY, **env: Any) -> RunDirect
     return run
 
 
-def remember(plan: Plan, ground: Ground, speed: Speed = SPEED) -> None:
+def remember(plan: Planned, speed: Speed = SPEED) -> None:
     """The cache as the probe has left it."""
     file = environ.home() / "cache" / "engine_speeds.json"
     file.parent.mkdir(exist_ok=True)
-    key = estimates.Engine.of(plan, ground.model).key
+    key = plan.engine.key
     file.write_text(json.dumps({key: msgspec.to_builtins(speed)}))
 
 
 def test_where_nothing_was_measured_there_is_no_estimate(home: Path) -> None:
-    assert estimate(*planned(), may_measure=False) is None
+    assert planned().estimate() is None
 
 
 def test_earlier_runs_with_the_same_model_and_environment_tell_how_long_this_one_takes(
     home: Path,
 ) -> None:
     record()
-    found = told(*planned())
+    found = planned().expected()
     assert "3fa9c1d2" in found.basis
     assert found.step_s.low <= 1.48 <= found.step_s.high <= 2 * 1.59
     assert found.total_s.low <= TOTAL_S <= found.total_s.high <= 2 * TOTAL_S
@@ -143,7 +163,11 @@ def test_earlier_runs_with_the_same_model_and_environment_tell_how_long_this_one
 
 def test_an_earlier_run_is_scaled_to_the_batch_and_to_the_steps(home: Path) -> None:
     record()
-    same, twice, longer = told(*planned()), told(*planned(batch_size=512)), told(*planned(steps=50))
+    same, twice, longer = (
+        planned().expected(),
+        planned(batch_size=512).expected(),
+        planned(steps=50).expected(),
+    )
     assert twice.step_s.low == pytest.approx(2 * same.step_s.low)
     assert twice.step_s.high == pytest.approx(2 * same.step_s.high)
     assert longer.total_s.low > same.total_s.low + 40 * 1.1
@@ -152,41 +176,32 @@ def test_an_earlier_run_is_scaled_to_the_batch_and_to_the_steps(home: Path) -> N
 
 def test_a_higher_limit_on_answers_makes_the_range_wider_and_not_wrong(home: Path) -> None:
     record()
-    same, longer = told(*planned()), told(*planned(max_new_tokens=128))
+    same, longer = planned().expected(), planned(max_new_tokens=128).expected()
     assert longer.step_s.low == same.step_s.low
     assert longer.step_s.high >= 1.9 * same.step_s.high
 
 
 def test_runs_of_another_model_environment_or_engine_do_not_count(home: Path) -> None:
     record(model="/models/other")
-    plan, ground = planned()
-    assert estimate(plan, ground, may_measure=False) is None
-    elsewhere = Ground(
-        environment=EnvironmentProgram(
-            name="x", path=Path("/x.py"), interpreter="/python", working_directory=Path("/")
-        ),
-        model=ground.model,
-        resume=None,
-    )
+    plan = planned()
+    assert plan.estimate() is None
     record("aaaa1111")
-    assert estimate(plan, elsewhere, may_measure=False) is None
-    variant = replace(ground, environment=replace(PROGRAM, name="arithmetic:Hard-v0"))
-    assert estimate(plan, variant, may_measure=False) is None, (
+    other = replace(PROGRAM, name="x", path=Path("/x.py"))
+    assert replace(plan, environment=other).estimate() is None
+    variant = replace(PROGRAM, name="arithmetic:Hard-v0")
+    assert replace(plan, environment=variant).estimate() is None, (
         "another environment of the same file"
     )
-    threads = plan_of(
-        plan.settings.model_copy(
-            update={"inference": plan.settings.inference.model_copy(update={"threads": 7})}
-        )
-    )
-    assert estimate(threads, ground, may_measure=False) is None
+    inference = plan.settings.inference.model_copy(update={"threads": 7})
+    threads = plan.settings.model_copy(update={"inference": inference})
+    assert replace(plan, settings=threads).estimate() is None
 
 
 def test_only_the_steps_that_are_left_count_for_a_run_that_goes_on(home: Path) -> None:
-    old = record()
+    record()
     whole, rest = (
-        told(*planned(steps=40)),
-        told(*planned(steps=40, resume=ResumePoint(run=old, checkpoint={"step": 30}))),
+        planned(steps=40).expected(),
+        planned(steps=40, first_step=30).expected(),
     )
     assert rest.total_s.low < whole.total_s.low - 25 * 1.1
     assert rest.step_s == whole.step_s
@@ -195,78 +210,47 @@ def test_only_the_steps_that_are_left_count_for_a_run_that_goes_on(home: Path) -
 def test_without_an_earlier_run_the_measured_engine_tells_and_assumptions_are_named(
     home: Path,
 ) -> None:
-    plan, ground = planned()
-    remember(plan, ground)
-    found = told(plan, ground)
+    plan = planned()
+    remember(plan)
+    found = plan.expected()
     assert found.step_s.low <= 1.48 <= found.step_s.high
     assert found.total_s.low <= TOTAL_S <= found.total_s.high
     assert "answers of 16 to 64 tokens assumed" in found.basis
 
 
-def test_a_test_with_the_model_replaces_assumptions_by_what_it_saw(
-    home: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    plan, ground = planned()
-    remember(plan, ground)
-    assumed = told(plan, ground)
-    outcome = tried(home)
-    monkeypatch.setattr(estimates, "latest_test", lambda environment, model: outcome)
-    found = told(plan, ground)
-    assert "2 rollouts of test t-1" in found.basis
-    assert found.step_s.low <= 1.48 <= found.step_s.high
-    assert found.step_s.high - found.step_s.low < (assumed.step_s.high - assumed.step_s.low) / 2
-
-
-def test_after_a_test_there_is_an_estimate_although_the_engine_was_not_measured(
-    home: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """A first start answers at once, and yet says how long it will take."""
-    outcome = tried(home)
-    monkeypatch.setattr(estimates, "latest_test", lambda environment, model: outcome)
-    found = told(*planned())
-    assert found.basis == "sampling as in 2 rollouts of test t-1; training not measured yet"
-    assert found.step_s.low <= 1.48 <= found.step_s.high
-    assert found.total_s.low <= TOTAL_S <= found.total_s.high
-
-
-def tried(home: Path) -> TestOutcome:
-    """A test as it was recorded."""
-    groups = home / "groups.jsonl"
-    groups.write_text(
-        json.dumps({"masks": [[-100] * 47 + [5] * 18, [-100] * 47 + [5] * 16]}) + "\nbroken\n"
-    )
-    return TestOutcome(
-        test_id="t-1",
-        output_file=groups,
-        groups_with_variance=1.0,
-        tokens_per_s=3890.0,
-        trainable=True,
-        finished_at=time.time(),
-    )
+def test_few_measured_rows_make_the_range_wider_below(home: Path) -> None:
+    """A decode step of many rows may take no longer than one of a few."""
+    plan = planned()
+    remember(plan)
+    whole = plan.expected()
+    remember(plan, msgspec.structs.replace(SPEED, rows=8))
+    few = plan.expected()
+    assert few.step_s.low < whole.step_s.low
+    assert few.step_s.high == whole.step_s.high
 
 
 def test_other_runs_that_go_on_make_the_upper_bound_higher(
     home: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     other = record()
-    alone = told(*planned())
-    monkeypatch.setattr(estimates, "active_runs", lambda: [other])
-    beside = told(*planned())
+    alone = planned().expected()
+    monkeypatch.setattr(estimate_module, "active_runs", lambda: [other])
+    beside = planned().expected()
     assert (beside.step_s.low, beside.step_s.high) == (alone.step_s.low, 2 * alone.step_s.high)
     assert "1 other run may slow it" in beside.basis
 
 
 def test_memory_is_told_as_measured_and_with_what_caches_may_grow_to(home: Path) -> None:
-    plan, ground = planned()
-    remember(plan, ground)
-    found = told(plan, ground)
+    plan = planned()
+    remember(plan)
+    found = plan.expected()
     assert found.peak_gb == pytest.approx(1.7, abs=0.2), (
         "1.45 GB of the engine and 0.25 of the others were recorded"
     )
-    remember(plan, ground, msgspec.structs.replace(SPEED, pass_tokens=256))
-    assert ground.model.shape is not None
-    by_formula = resources.need(ground.model.shape, plan.demands).total
-    assert told(plan, ground).peak_gb == pytest.approx(by_formula / 1e9, abs=0.01), (
+    remember(plan, msgspec.structs.replace(SPEED, pass_tokens=256))
+    assert plan.model.shape is not None
+    by_formula = need(plan.model.shape, workload_of(plan.settings)).total
+    assert plan.expected().peak_gb == pytest.approx(by_formula / 1e9, abs=0.01), (
         "the probe saw no whole pass"
     )
 
@@ -278,30 +262,27 @@ def test_the_engine_is_measured_once_and_remembered(
     """The built-in model itself; its figures must be such that the recorded truth would have been
     foretold.
     """
-    plan, ground = planned()
-    engine = estimates.Engine.of(plan, ground.model)
-    found = estimates.measured(engine, plan.demands, deadline_s=60)
+    plan = planned()
+    engine = plan.engine
+    found = measured(engine, workload_of(plan.settings), deadline_s=60)
     assert found is not None and found.decode_tokens_per_s and found.train_tokens_per_s
     assert 0.2 < found.peak_gb < 1.5
-    monkeypatch.setattr(estimates, "EngineProcess", None)
-    assert estimates.remembered(engine) == found
-    assert told(plan, ground).step_s.low > 0
+    monkeypatch.setattr(engine_speed, "EngineProcess", None)
+    assert remembered(engine) == found
+    assert plan.expected().step_s.low > 0
 
 
 def test_a_probe_that_takes_too_long_is_given_up_and_leaves_no_figures(home: Path) -> None:
-    plan, ground = planned()
-    assert (
-        estimates.measured(estimates.Engine.of(plan, ground.model), plan.demands, deadline_s=0.05)
-        is None
-    )
+    plan = planned()
+    assert measured(plan.engine, workload_of(plan.settings), deadline_s=0.05) is None
     assert not (home / "cache").exists()
 
 
 def test_an_engine_that_does_not_start_has_no_speed(home: Path, tmp_path: Path) -> None:
-    plan, _ = planned()
+    plan = planned()
     (tmp_path / "config.json").write_text("{}")
-    broken = estimates.Engine(
+    broken = Engine(
         backend="scripted", model=RunModel(name="x", tokenizer=str(tmp_path)), threads=1
     )
-    assert estimates.measured(broken, plan.demands, deadline_s=60) is None
+    assert measured(broken, workload_of(plan.settings), deadline_s=60) is None
     assert not (home / "cache").exists()

@@ -1,0 +1,270 @@
+"""How long a run will take, and how much memory: each a range (`Span`).
+
+An estimate stands on earlier runs here with the same model and environment; where there are none,
+on the engine's measured speed and the limits of prompts and answers. Where no speed was measured
+there is no estimate.
+"""
+
+from __future__ import annotations
+
+import contextlib
+from dataclasses import dataclass, replace
+from itertools import islice
+from typing import Any
+
+from halteres.config.program import EnvironmentProgram
+from halteres.config.settings import Settings
+from halteres.errors import NotFound
+from halteres.runs.directory import RunDirectory, active_runs, list_runs
+from halteres.runs.planning.checks import examine_reward_models
+from halteres.runs.planning.engine_speed import Engine, Speed, measured, remembered
+from halteres.runs.planning.memory import (
+    DECODE_ROWS,
+    OTHERS_BYTES,
+    PASS_TOKENS,
+    Workload,
+    cache_bytes,
+    need,
+    workload_of,
+)
+from halteres.runs.planning.models import RunModel, server_bytes
+
+
+@dataclass(frozen=True, slots=True)
+class Span:
+    """Low and high, both included.
+
+    >>> (Span(1, 2) + Span(10, 20)) * 3
+    Span(low=33, high=66)
+    """
+
+    low: float
+    high: float
+
+    def __add__(self, other: Span) -> Span:
+        return Span(self.low + other.low, self.high + other.high)
+
+    def __mul__(self, factor: float | Span) -> Span:
+        factor = factor if isinstance(factor, Span) else Span(factor, factor)
+        return Span(self.low * factor.low, self.high * factor.high)
+
+    def within(self, least: float, most: float) -> Span:
+        """Both bounds brought between these."""
+        return Span(min(max(self.low, least), most), min(max(self.high, least), most))
+
+    @property
+    def rounded(self) -> list[float]:
+        """Three rounded digits."""
+        return [float(f"{self.low:.3g}"), float(f"{self.high:.3g}")]
+
+
+UNSEEN_PROMPT = Span(32, 256)  # tokens assumed of prompts that nobody has seen yet
+SHORTEST_ANSWER = 0.25  # of the limit: assumed of answers, likewise
+AROUND_ENGINE_S = Span(4, 12)  # a run's processes beside the engine begin, and all of them end
+PER_STEP_S = Span(0.05, 0.4)  # scoring, delivery, publication: what is no sampling and no training
+BESIDE_PROBE = Span(0.75, 1.4)  # how far the engine in a run may be from its measured speed
+NEARLY_WHOLE = 0.9  # of a micro-batch: sequences seldom fill it to the last token
+MOST_RUNS, LOOKED_AT = 5, 50
+# steps after the first, which waits for processes to start and shares the engine with the first
+# evaluation
+FEWEST_STEPS = 2
+# how far outside of what was measured the next run may lie: other load, other lengths
+BESIDE_PAST = Span(0.8, 1.35)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Estimate:
+    """Of one run."""
+
+    step_s: Span
+    total_s: Span  # from the call to the end
+    basis: str
+    peak_gb: float | None = None  # of a service of its own
+
+    @property
+    def facts(self) -> dict[str, Any]:
+        """As an answer has it."""
+        facts: dict[str, Any] = {
+            "step_s": self.step_s.rounded,
+            "total_min": (self.total_s * (1 / 60)).rounded,
+            "basis": self.basis,
+        }
+        if self.peak_gb is not None:
+            facts["peak_gb"] = self.peak_gb
+        return facts
+
+
+def estimate(
+    settings: Settings,
+    environment: EnvironmentProgram,
+    model: RunModel,
+    *,
+    first_step: int = 0,
+    service_url: str | None = None,
+    may_measure: bool,
+) -> Estimate | None:
+    """What a run will take; None where nothing was measured (yet).
+
+    Args:
+        first_step: optimiser steps that are done when it begins.
+        service_url: of a service elsewhere; None: the run starts its own.
+        may_measure: start an engine and measure it, for up to `engine_speed.DEADLINE_S`, where its
+            speed is not known.
+    """
+    run = _Planned(settings, environment, model, first_step, service_url)
+    # that of a service elsewhere is not ours to load with a measurement
+    engine = Engine.of(settings, model) if service_url is None else None
+    speed = remembered(engine) if engine else None
+    found = _by_earlier_runs(run)
+    if found is None and engine is not None:
+        if speed is None and may_measure:
+            speed = measured(engine, run.workload)
+        if speed is not None:
+            found = _by_speed(run, speed)
+    if found is None:
+        return None
+    found = replace(found, peak_gb=_peak_gb(run, speed))
+    others = len(active_runs())
+    if others == 0:
+        return found
+    # they may take their share of the machine, all the time or a little while
+    slower = Span(1, 1 + others)
+    basis = f"{found.basis}; {others} other run{'s' if others > 1 else ''} may slow it"
+    return replace(found, step_s=found.step_s * slower, total_s=found.total_s * slower, basis=basis)
+
+
+def _peak_gb(run: _Planned, speed: Speed | None) -> float | None:
+    """Of all processes: as measured with a whole micro-batch, and what caches may grow to; else by
+    the formula.
+    """
+    shape = run.model.shape
+    if shape is None or run.service_url is not None:
+        return None
+    _, reward_models = examine_reward_models(run.settings.env)
+    rewards_bytes = server_bytes(reward_models)
+    if speed is None or not speed.peak_gb or speed.pass_tokens < NEARLY_WHOLE * PASS_TOKENS:
+        return round((need(shape, run.workload).total + rewards_bytes) / 1e9, 2)
+    others = cache_bytes(shape, run.workload) + OTHERS_BYTES + rewards_bytes
+    return round(speed.peak_gb + others / 1e9, 2)
+
+
+@dataclass(frozen=True, slots=True)
+class _Planned:
+    """The run that is estimated."""
+
+    settings: Settings
+    environment: EnvironmentProgram
+    model: RunModel
+    first_step: int
+    service_url: str | None
+
+    @property
+    def workload(self) -> Workload:
+        return workload_of(self.settings)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Past:
+    """One earlier run, as it would have been with the plan."""
+
+    run_id: str
+    step_s: list[float]
+    # from the start to the end, without the steps; None: it has not ended by itself
+    around_s: float | None
+
+
+def _by_earlier_runs(run: _Planned) -> Estimate | None:
+    found: list[_Past] = []
+    for earlier in islice(list_runs(), LOOKED_AT):
+        if len(found) == MOST_RUNS:
+            break
+        # removed meanwhile, or not to be read any more
+        with contextlib.suppress(NotFound, OSError, ValueError):
+            past = _past(earlier, run)
+            if past is not None:
+                found.append(past)
+    if not found:
+        return None
+    steps = [seconds for past in found for seconds in past.step_s]
+    means = [sum(past.step_s) / len(past.step_s) for past in found]
+    middle = _quantiles(steps, 0.25, 0.75)
+    # of a step, in the mean over many
+    pace_s = Span(min(middle.low, *means), max(middle.high, *means)) * BESIDE_PAST
+    around = [past.around_s for past in found if past.around_s is not None]
+    around_s = _quantiles(around, 0.0, 1.0) * BESIDE_PAST if around else Span(5, 60)
+    names = ", ".join(past.run_id for past in found[:3])
+    return Estimate(
+        step_s=_quantiles(steps, 0.05, 0.95) * BESIDE_PAST,
+        total_s=around_s + pace_s * max(0, run.workload.steps - run.first_step),
+        basis=f"{len(found)} earlier run{'s' if len(found) > 1 else ''} here ({names})",
+    )
+
+
+def _quantiles(values: list[float], low: float, high: float) -> Span:
+    """The bounds between which that part of the values lies. There must be some."""
+    ordered = sorted(values)
+    last = len(ordered) - 1
+    return Span(ordered[round(low * last)], ordered[round(high * last)])
+
+
+def _past(earlier: RunDirectory, run: _Planned) -> _Past | None:
+    """None where its model, environment or engine is another."""
+    state, settings, environment = earlier.state(), earlier.settings(), run.environment
+    if (state.base_model, state.environment_file) != (run.model.name, str(environment.path)):
+        return None
+    if state.service_given != (run.service_url is not None):
+        return None
+    if state.program.variant_setting != environment.variant_setting:
+        return None
+    for name in ("engine", "threads", "dtype", "device"):
+        if getattr(settings.inference, name) != getattr(run.settings.inference, name):
+            return None
+    began = int((state.resume_point or {}).get("step", 0))
+    rows = [row for row in earlier.metrics() if row.get("src") == "trainer" and row["step"] > began]
+    times: list[float] = [
+        row["time/step"] for row in rows if isinstance(row.get("time/step"), (int, float))
+    ][1:]
+    if len(times) < FEWEST_STEPS:
+        return None
+    work, was = run.workload, workload_of(settings)
+    # a higher limit need not mean longer answers, a lower one may
+    longer = work.answer_tokens / was.answer_tokens
+    scaled = [seconds * work.batch_size / was.batch_size * min(1.0, longer) for seconds in times]
+    if longer > 1:
+        scaled += [seconds * longer for seconds in scaled]
+    around = None
+    if state.status == "completed" and state.ended_at is not None:
+        around = max(0.0, state.ended_at - state.created_at - sum(times))
+    return _Past(run_id=earlier.run_id, step_s=scaled, around_s=around)
+
+
+def _by_speed(run: _Planned, speed: Speed) -> Estimate:
+    """From the engine's speed and the limits of lengths."""
+    work = run.workload
+    answer = Span(SHORTEST_ANSWER * work.answer_tokens, work.answer_tokens)
+    prompt = UNSEEN_PROMPT.within(1, max(1, work.positions - answer.low))
+    sampling = _unmeasured(speed.rows, min(work.rows, work.batch_size, DECODE_ROWS)) * (
+        1 / speed.decode_tokens_per_s
+    )
+    training = BESIDE_PROBE * (1 / speed.train_tokens_per_s)
+    update, load = BESIDE_PROBE * speed.update_s, Span(speed.load_s, 1.5 * speed.load_s)
+    sequence = (prompt + answer).within(1, work.positions)
+    step = (answer * sampling + sequence * training) * work.batch_size + update + PER_STEP_S
+    evaluation = answer * sampling * work.eval_sequences + Span(1, 3)
+    # the first goes on beside the first steps
+    evaluations = Span(1, 2 + work.evaluations(run.first_step))
+    steps = step * max(0, work.steps - run.first_step)
+    prompts, answers = (f"{span.low:g} to {span.high:g}" for span in (prompt, answer))
+    basis = f"prompts of {prompts} and answers of {answers} tokens assumed"
+    return Estimate(
+        step_s=step,
+        total_s=load + AROUND_ENGINE_S + evaluation * evaluations + steps,
+        basis=f"the engine measured here; {basis}",
+    )
+
+
+def _unmeasured(rows: int, wanted: int) -> Span:
+    """Seconds of a sampled token, in those of a measured one: a decode step of more rows than were
+    measured may take no longer than one of so many.
+    """
+    return Span(BESIDE_PROBE.low * min(1.0, rows / wanted), BESIDE_PROBE.high)

@@ -1,0 +1,211 @@
+"""What a run will be: `plan_run` makes a `RunPlan` of settings, once, and changes nothing.
+
+Everything that a start looks at stands in the plan: the environment, the base model, the checkpoint
+to go on from, every finding, and an estimate where one is asked for. Tools, command line and
+`runs.start` write it out, and look at nothing themselves.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+from typing import Any, Literal
+
+from halteres.config import environ
+from halteres.config.operator_policy import Policy, how_to_unlock, load_policy
+from halteres.config.program import EnvironmentProgram
+from halteres.config.projection import Sources
+from halteres.config.resolution import Resolved
+from halteres.config.settings import InferenceSettings, Settings
+from halteres.errors import HalteresError
+from halteres.runs.directory import RunDirectory
+from halteres.runs.planning import machine
+from halteres.runs.planning.checks import (
+    MODEL,
+    Check,
+    advice,
+    attempt,
+    check_batch,
+    check_concurrency,
+    check_disk,
+    check_environment,
+    check_keys,
+    check_memory,
+    check_steps,
+    examine_components,
+    examine_reward_models,
+)
+from halteres.runs.planning.estimate import Estimate, estimate
+from halteres.runs.planning.models import (
+    RunModel,
+    given_model,
+    own_model,
+    server_bytes,
+    with_absolute_folders,
+)
+from halteres.runs.planning.resume_point import ResumePoint, resume_point
+
+Effort = Literal["none", "remembered", "measured"]
+"""What an estimate may cost: nothing, and there is none; what is known already; an engine that is
+started and measured, up to twenty seconds, where its speed is not known.
+"""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RunPlan:
+    """A run before it begins."""
+
+    settings: Settings  # as they will hold: models and files are called as they are from anywhere
+    sources: Sources  # section.field -> where its value comes from, of what was given
+    # section.field -> the value that changes are counted from: the default, or the old run's
+    defaults: Mapping[str, Any]
+    policy: Policy
+    service_url: str | None  # of a service elsewhere; None: the run starts its own
+    is_open: bool  # it is started without the control server's token
+    environment: EnvironmentProgram | None  # None: it is unusable, as a check says
+    model: RunModel | None  # likewise
+    resume: ResumePoint | None  # None: from the base model on
+    checks: tuple[Check, ...]  # every finding
+    estimate: Estimate | None = None  # None: not asked for, or nothing was measured
+
+    @property
+    def first_step(self) -> int:
+        """Optimiser steps that are done when it begins."""
+        return self.resume.step if self.resume else 0
+
+    @property
+    def warnings(self) -> list[str]:
+        """What the run is not refused for."""
+        return [check.warning for check in self.checks if check.warning]
+
+    @property
+    def refusal(self) -> HalteresError | None:
+        """Why the run cannot begin, by the first check that failed; its details have every check.
+        None: it can.
+        """
+        failure = next((check.failure for check in self.checks if check.failure), None)
+        if failure is not None:
+            failure.details.setdefault("checks", [check.facts for check in self.checks])
+        return failure
+
+
+def plan_run(
+    resolved: Resolved,
+    *,
+    resume: RunDirectory | None = None,
+    service_url: str | None = None,
+    policy: Policy | None = None,
+    is_open: bool = False,
+    effort: Effort = "none",
+) -> RunPlan:
+    """Look at everything that a run with these settings needs. Nothing is changed, nothing raised.
+
+    Args:
+        resolved: its settings, and what its environment said of them.
+        resume: a run to go on from, at its newest checkpoint.
+        service_url: a training service to use instead of starting one; the run never stops it.
+        policy: what the operator locks and caps; default: the policy in force.
+        is_open: the run is started without the control server's token.
+        effort: for an estimate of time and memory.
+    """
+    policy = policy or load_policy()
+    service_url = service_url.rstrip("/") if service_url else None
+    settings = with_absolute_folders(resolved.settings)
+    resolved = replace(resolved, settings=settings)
+    checks = _place_checks(settings, policy, service_url)
+
+    point: ResumePoint | None = None
+    if resume is not None:
+        check, point = attempt("checkpoint", lambda: resume_point(resume, settings, service_url))
+        if point is not None:
+            check = replace(check, figures={"step": point.step}, found=f"of run {resume.run_id}")
+        checks.append(check)
+
+    has_model, model = attempt("model present", lambda: _model(settings.inference, service_url))
+    shape = model.shape if model else None
+    reward_checks, reward_models = examine_reward_models(settings.env)
+    checks.append(_unlocking(has_model, policy))
+    if model is not None:
+        fits = check_memory(settings, shape, server_bytes(reward_models))
+        checks.append(_unlocking(fits, policy))
+
+    usable, environment = attempt("environment", lambda: check_environment(resolved))
+    batch, _ = attempt("batch", lambda: check_batch(settings))
+    checks += [check_disk(settings, shape), usable, batch]
+    checks += [*advice(settings, shape), *reward_checks, *examine_components(settings.env)]
+    checks += _cap_checks(settings, policy, is_open)
+
+    plan = RunPlan(
+        settings=_with_model(settings, model, service_url),
+        sources=resolved.sources,
+        defaults=resolved.defaults,
+        policy=policy,
+        service_url=service_url,
+        is_open=is_open,
+        environment=environment,
+        model=model,
+        resume=point,
+        checks=tuple(checks),
+    )
+    if effort == "none" or plan.refusal is not None or environment is None or model is None:
+        return plan
+    expected = estimate(
+        settings,
+        environment,
+        model,
+        first_step=plan.first_step,
+        service_url=service_url,
+        may_measure=effort == "measured",
+    )
+    return replace(plan, estimate=expected)
+
+
+def _place_checks(settings: Settings, policy: Policy, service_url: str | None) -> list[Check]:
+    """Of where the run is started: variables, device, proxies, keys."""
+    checks = [attempt("variables", environ.check)[0]]
+    device, _ = attempt("device", lambda: machine.check_device(settings.inference.device))
+    if device.failure is not None and service_url is None:
+        checks.append(device)
+    # It brings the web server, which tools that only read need not load.
+    from halteres.loopback import is_local
+
+    if service_url is not None and not is_local(service_url):
+        checks.append(attempt("proxy", environ.check_proxies)[0])
+    if policy.require_keys.start:
+        checks.append(attempt("keys", lambda: check_keys(policy))[0])
+    return checks
+
+
+def _cap_checks(settings: Settings, policy: Policy, is_open: bool) -> list[Check]:
+    """Of what the operator caps."""
+    checks: list[Check] = []
+    if policy.caps.max_steps is not None:
+        checks.append(attempt("steps allowed", lambda: check_steps(settings, policy))[0])
+    if is_open or policy.caps.max_concurrent_runs is not None:
+        work = attempt("runs allowed", lambda: check_concurrency(policy, is_open=is_open))
+        checks.append(work[0])
+    return checks
+
+
+def _model(inference: InferenceSettings, service_url: str | None) -> RunModel:
+    if service_url is None:
+        return own_model(inference)
+    return given_model(inference, service_url)
+
+
+def _with_model(settings: Settings, model: RunModel | None, service_url: str | None) -> Settings:
+    """With the name of a model of this disk that means the same from any folder."""
+    if service_url is not None or model is None or settings.inference.model == model.name:
+        return settings
+    inference = settings.inference.model_copy(update={"model": model.name})
+    return settings.model_copy(update={"inference": inference})
+
+
+def _unlocking(check: Check, policy: Policy) -> Check:
+    """A check that fails for a model which the policy holds: whoever starts a run cannot change it,
+    so the operator's way is named.
+    """
+    failure = check.failure
+    if failure is not None and failure.details.get("field") == MODEL and MODEL in policy.lock:
+        failure.next = how_to_unlock(MODEL, policy)
+    return check

@@ -1,0 +1,126 @@
+"""The checkpoint that a run goes on from, and whether it can."""
+
+from __future__ import annotations
+
+import time
+from dataclasses import dataclass
+from typing import Any
+
+from halteres.config import environ
+from halteres.config.problem import Problem, refusal
+from halteres.config.settings import Settings
+from halteres.errors import Conflict, NotFound
+from halteres.models import model_folder
+from halteres.next_step import NextStep
+from halteres.observe.metrics import Row
+from halteres.process import alive
+from halteres.rewards.model_folder import RESULT
+from halteres.runs.directory import RunDirectory
+
+ROLES_END_WITHIN_S = 15.0  # of a run whose supervisor was killed
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ResumePoint:
+    """Where a run goes on."""
+
+    run: RunDirectory
+    checkpoint: dict[str, Any]  # name, step, state_path
+
+    @property
+    def step(self) -> int:
+        """Optimiser steps that are done."""
+        return self.checkpoint["step"]
+
+    @property
+    def wiring(self) -> dict[str, Any]:
+        """What the trainer is given."""
+        names = ("name", "step", "state_path", "version")
+        return {name: self.checkpoint[name] for name in names if name in self.checkpoint}
+
+    def metrics(self) -> list[Row]:
+        """The old run's metrics up to here."""
+        return [row for row in self.run.metrics() if row.get("step", self.step + 1) <= self.step]
+
+
+def resume_point(old: RunDirectory, settings: Settings, service_url: str | None) -> ResumePoint:
+    """The newest checkpoint of `old`, if a run with these settings can go on from it."""
+    state = old.state()
+    if state.kind == "reward":
+        arguments = {"model": str(old.path / RESULT), "data": "HELD_OUT"}
+        evaluate = NextStep("rl_evaluate_reward_model", arguments, "It is complete")
+        following = evaluate if state.status == "completed" else state.resume("Go on with it")
+        raise Conflict(f"Run {old.run_id} trains a reward model, no policy.", next=following)
+    if not state.terminal:
+        stop = NextStep("rl_stop_training", {"run_id": old.run_id}, "Stop it first")
+        raise Conflict(f"Run {old.run_id} is still {state.status}.", next=stop)
+    # A run whose supervisor was killed has processes that are just ending; their files must be at
+    # rest.
+    ends = time.monotonic() + ROLES_END_WITHIN_S
+    while living := {
+        role: str(facts["pid"]) for role, facts in state.processes.items() if alive(facts)
+    }:
+        if time.monotonic() > ends:
+            raise Conflict(
+                f"Processes of run {state.run_id} are still alive: {', '.join(living)}.",
+                "Its supervisor is gone, and they have not ended by themselves.",
+                f"End them (pid {', '.join(living.values())}), then resume.",
+            )
+        time.sleep(0.1)
+    checkpoint = old.newest_checkpoint()
+    if checkpoint is None:
+        raise NotFound(
+            f"Run {old.run_id} has no checkpoint.",
+            f"It ended at step {state.step}.",
+            f"Start anew with its environment, {state.environment}.",
+            environment=state.environment,
+        )
+    _check_settings(
+        old.settings(), settings, checkpoint["step"], has_completed=state.status == "completed"
+    )
+    if state.service_given and service_url is None:
+        raise NotFound(
+            f"The checkpoints of run {old.run_id} are in the service at "
+            f"{state.urls.get('service')}.",
+            "It used a service that it had not started.",
+            f"Set TINKER_BASE_URL={state.urls.get('service')} where it is started.",
+        )
+    if service_url is not None and not state.service_given:
+        raise NotFound(
+            f"The service at {service_url} does not have the checkpoints of run {old.run_id}.",
+            "That run started a service of its own.",
+            "Start it where TINKER_BASE_URL is not set, and name no service.",
+        )
+    return ResumePoint(run=old, checkpoint=checkpoint)
+
+
+def _check_settings(before: Settings, now: Settings, step: int, *, has_completed: bool) -> None:
+    """Raise where the settings do not fit. All steps done and the run not completed: its last
+    evaluation and its results are left to do.
+    """
+
+    def made_with(field: str, old: object, new: object) -> Problem:
+        return Problem(
+            field=field, got=new, rule=f"the checkpoint was made with {old!r}", suggest=(old,)
+        )
+
+    problems: list[Problem] = []
+    old, new = before.inference.model, now.inference.model
+    folders = [model_folder(model, environ.home() / "models") or model for model in (old, new)]
+    if str(folders[0]) != str(folders[1]):
+        problems.append(made_with("inference.model", old, new))
+    if before.trainer.lora_rank != now.trainer.lora_rank:
+        problems.append(
+            made_with("trainer.lora_rank", before.trainer.lora_rank, now.trainer.lora_rank)
+        )
+    concludes = not has_completed and before.trainer.total_steps == now.trainer.total_steps == step
+    if now.trainer.total_steps <= step and not concludes:
+        rule = f"the checkpoint is at step {step}: nothing is left to do"
+        more = step + before.trainer.total_steps
+        problems.append(
+            Problem(
+                field="trainer.total_steps", got=now.trainer.total_steps, rule=rule, suggest=(more,)
+            )
+        )
+    if problems:
+        raise refusal(problems)
