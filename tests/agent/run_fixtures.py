@@ -20,7 +20,7 @@ from halteres.next_step import NextStep, Remedy
 from halteres.observe.metrics import append_row
 from halteres.process import identity
 from halteres.runs.directory import RunDirectory, runs_home
-from halteres.runs.reading.progress import Alert
+from halteres.runs.reading.alerts import Alert
 from halteres.runs.state import RunState, lock_taken, read_state, write_state
 
 RUN = "3fa9c1d2"

@@ -11,9 +11,9 @@ from typing import Any
 
 import pytest
 
-from halteres.agent.run_snapshot import ANSWER_WITHIN_S, LENGTH
 from halteres.dashboard.runs import view_of
 from halteres.runs.directory import RunDirectory
+from halteres.runs.reading.report import ANSWER_WITHIN_S, LENGTH
 
 from .fake_trajectory_server import WHY, TrajectoryServer, quiet_for, trajectory_server
 from .run_fixtures import (

@@ -21,8 +21,9 @@ from halteres.next_step import NextStep, Remedy
 from halteres.observe.metrics import append_row
 from halteres.observe.sinks import Reports, SinkReport
 from halteres.runs.directory import RunDirectory
+from halteres.runs.reading.alerts import Alert
 from halteres.runs.reading.evaluations import before_and_after
-from halteres.runs.reading.progress import Alert, Progress, read_progress
+from halteres.runs.reading.progress import Progress, read_progress
 from halteres.runs.state import read_state, write_state
 
 from .conftest import PROMPT

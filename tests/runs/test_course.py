@@ -13,12 +13,12 @@ from pathlib import Path
 import pytest
 from deadlines import wait_until
 
-from halteres.agent.run_snapshot import snapshot_of
 from halteres.config.files import resolve_settings
 from halteres.observe.metrics import merge_by_step
 from halteres.runs.directory import WAKE, stop_run
 from halteres.runs.reading.failures import read_restarts
 from halteres.runs.reading.progress import conditions, read_progress
+from halteres.runs.reading.report import snapshot_of
 from halteres.runs.starting.start import start_run
 
 from .run_fixtures import ENVIRONMENT, STANDIN_SUPERVISOR, StartRun, survivors, wait, wait_for_end

@@ -31,16 +31,14 @@ from halteres.runs.diagnosis.alerts import (
     LASTING_S,
     LEAST_CALLS,
     LEAST_S,
-    STALE_S,
     Calls,
     Diagnosis,
     RefusedCalls,
     StallDetector,
-    stalled,
 )
 from halteres.runs.diagnosis.run_facts import Debounce, RunFacts, trend
 from halteres.runs.directory import RunDirectory
-from halteres.runs.reading.progress import Alert
+from halteres.runs.reading.alerts import STALE_S, Alert, stalled
 from halteres.runs.state import RunState, lock_taken, write_state
 
 HEALTHY = [

@@ -16,9 +16,9 @@ from typing import Annotated, Any, ClassVar, Literal
 from pydantic import Field
 
 from halteres.agent import drafts
-from halteres.agent.answer_text import echoed, nonempty, rounded, shortened
+from halteres.agent.answer_text import echoed, nonempty
 from halteres.agent.known_models import KnownModel, known_models, proposed
-from halteres.agent.next_steps import LIST_ENVIRONMENTS
+from halteres.agent.next_call import LIST_ENVIRONMENTS
 from halteres.agent.tool import (
     READS,
     UNSET,
@@ -44,6 +44,7 @@ from halteres.errors import HalteresError, InvalidConfig, UserError
 from halteres.models import model_folder
 from halteres.next_step import Advice, NextStep, Placeholder, then
 from halteres.runs.starting import resources
+from halteres.short_texts import rounded, shortened
 
 LONGEST_CALL = 600  # characters of a call that an error offers
 

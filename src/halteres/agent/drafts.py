@@ -47,7 +47,7 @@ from halteres.config.operator_policy import (
 from halteres.config.problem import LockedField, Problem, UnknownField, refusal
 from halteres.config.program import Description, EnvironmentProgram, describe, program_of
 from halteres.config.projection import Sources
-from halteres.config.settings import ENV_WIRING, SECTIONS, RunSettings, Settings
+from halteres.config.settings import ENV_WIRING, HEADLINE, SECTIONS, RunSettings, Settings
 from halteres.errors import InvalidConfig, ServerError, UserError
 from halteres.files import NOT_JSON, read_regular, replace_file
 from halteres.runs.state import locked
@@ -351,19 +351,6 @@ def without_impossible_edits(draft: Draft) -> tuple[Draft, Mapping[str, Any]]:
     return replace(
         draft, changes={k: v for k, v in draft.changes.items() if k not in gone}
     ) if gone else draft, gone
-
-
-HEADLINE = (
-    "inference.model",
-    "env.group_size",
-    "env.batch_size",
-    "trainer.total_steps",
-    "trainer.learning_rate",
-    "trainer.lora_rank",
-    "env.max_token_length",
-    "trainer.eval_every",
-)
-"""The settings that matter most."""
 
 
 def brief(resolved: Resolved) -> dict[str, Any]:

@@ -20,9 +20,8 @@ import msgspec
 from pydantic import Field
 
 from halteres import process
-from halteres.agent.answer_text import nonempty, rounded
+from halteres.agent.answer_text import nonempty
 from halteres.agent.drafts import described, load_draft
-from halteres.agent.headline import CORRECT, GREEDY, SCORE
 from halteres.agent.tool import Caller, Draft, Hints, Result, RunId, WaitSeconds, chosen_run, tool
 from halteres.agent.trial import folder as folders
 from halteres.agent.trial.folder import TestFolder
@@ -32,10 +31,12 @@ from halteres.next_step import NextStep, Placeholder
 from halteres.observe.metrics import merge_by_step
 from halteres.runs.reading.adapter import newest_weights, weights_of
 from halteres.runs.reading.evaluations import Evaluation, differences, evaluations
+from halteres.runs.reading.headline import CORRECT, GREEDY, SCORE
 from halteres.runs.servers import FREE_WITHIN_S, READY_WITHIN_S, Server, served, service_arguments
 from halteres.runs.starting.run_models import found_model
 from halteres.runs.state import locked
 from halteres.runs.supervision.evaluation import WITHIN_S, Examination, examination, measure
+from halteres.short_texts import rounded
 
 MODULE = "halteres.agent.evaluation"
 MOST_FIGURES = 14  # that one answer has; the folder's files have all

@@ -13,9 +13,8 @@ from collections.abc import Iterator
 from typing import Any
 
 import halteres
-from halteres.agent.answer_text import clipped
 from halteres.agent.known_models import known_models, proposed
-from halteres.agent.next_steps import HEALTH, LIST_ENVIRONMENTS
+from halteres.agent.next_call import HEALTH, LIST_ENVIRONMENTS
 from halteres.agent.tool import READS, Caller, Facts, Result, tool
 from halteres.config import environ
 from halteres.config.operator_policy import load_policy
@@ -26,6 +25,7 @@ from halteres.runs.directory import active_runs
 from halteres.runs.starting import resources
 from halteres.runs.starting.preflight import Check, attempt
 from halteres.runs.supervision.roles import WELL_KNOWN
+from halteres.short_texts import clipped
 
 MIN_FREE_BYTES = 1 << 30
 PACKAGES = ("torch", "transformers", "tinker")

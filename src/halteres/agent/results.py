@@ -9,37 +9,8 @@ from typing import Annotated, Any, Literal
 
 from pydantic import Field
 
-from halteres.agent.answer_text import (
-    clipped,
-    nonempty,
-    rounded,
-    shortened,
-    shortened_item,
-    size_of,
-)
-from halteres.agent.headline import (
-    CORRECT,
-    GREEDY,
-    LOSS,
-    REWARD,
-    SCORE,
-    SUCCESS,
-    Choice,
-    Improvement,
-    StepFailure,
-    choose,
-    headline,
-)
-from halteres.agent.next_steps import further, next_after
-from halteres.agent.run_snapshot import (
-    AlertRow,
-    RunSnapshot,
-    error_of,
-    sink_facts,
-    snapshot_of,
-    wandb_names,
-)
-from halteres.agent.status import WHY_LENGTH
+from halteres.agent.answer_text import nonempty, shortened_item
+from halteres.agent.status import WHY_LENGTH, AlertRow, StepFailure
 from halteres.agent.tool import (
     READS,
     Caller,
@@ -57,6 +28,25 @@ from halteres.observe.metrics import Row
 from halteres.runs.directory import RunDirectory, roster, runs_home
 from halteres.runs.reading.adapter import vllm_command
 from halteres.runs.reading.evaluations import Outcome, outcome_of, picture_of
+from halteres.runs.reading.headline import (
+    CORRECT,
+    GREEDY,
+    LOSS,
+    REWARD,
+    SCORE,
+    SUCCESS,
+    Choice,
+    choose,
+    headline,
+)
+from halteres.runs.reading.next_steps import further, next_after
+from halteres.runs.reading.report import (
+    RunSnapshot,
+    error_of,
+    sink_facts,
+    snapshot_of,
+    wandb_names,
+)
 from halteres.runs.reading.rollouts import (
     Mark,
     Rollout,
@@ -65,6 +55,7 @@ from halteres.runs.reading.rollouts import (
     rollouts_of,
     steps_of,
 )
+from halteres.short_texts import clipped, rounded, shortened, size_of
 
 # of a history: more would crowd out everything else that the reader keeps in mind
 MOST_FIGURES = 180
@@ -79,6 +70,16 @@ LOSS_MEANS = (
     f"{LOSS}: minus the mean advantage of a trained token, no error that should fall; "
     "reward, eval/* tell progress"
 )
+
+
+class Improvement(Facts):
+    """A metric's difference between two evaluations."""
+
+    delta: float
+    ci95: list[float] | None
+    num_tasks: int | None
+    certain: bool  # the interval leaves out zero
+    method: str  # paired, by task; unpaired
 
 
 class WeightsRow(Facts):

@@ -20,7 +20,7 @@ import msgspec
 from pydantic import Field
 
 from halteres import process
-from halteres.agent.answer_text import nonempty, rounded
+from halteres.agent.answer_text import nonempty
 from halteres.agent.tool import (
     READS,
     Caller,
@@ -48,6 +48,7 @@ from halteres.runs.starting.start import (
     plan_reward_training,
     run_of_key,
 )
+from halteres.short_texts import rounded
 
 MODULE = "halteres.agent.reward_models"
 MOST_LISTED, MOST_COMPLETIONS, MOST_WARNINGS = 20, 64, 6

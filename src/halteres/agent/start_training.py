@@ -18,8 +18,7 @@ from halteres.agent import drafts, open_access
 from halteres.agent.answer_text import nonempty
 from halteres.agent.configuration import mended_call, mending
 from halteres.agent.estimates import estimate
-from halteres.agent.next_steps import next_call
-from halteres.agent.run_snapshot import snapshot_of
+from halteres.agent.next_call import next_call
 from halteres.agent.tool import (
     Caller,
     Changes,
@@ -40,6 +39,7 @@ from halteres.errors import HalteresError, InvalidConfig, UserError
 from halteres.next_step import Advice, NextStep, Placeholder, then
 from halteres.rewards.components import secret_variables
 from halteres.runs.directory import RunDirectory, find_run
+from halteres.runs.reading.report import snapshot_of
 from halteres.runs.starting.preflight import Check, Plan, examine
 from halteres.runs.starting.start import ROLES, Start, begin_run, plan_of, run_of_key, sources_of
 

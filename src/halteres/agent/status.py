@@ -17,20 +17,8 @@ from typing import Annotated, Any, get_args
 import msgspec
 from pydantic import Field
 
-from halteres.agent.answer_text import clipped, nonempty, rounded
-from halteres.agent.headline import CORRECT, StepFailure
-from halteres.agent.logs import log_tail
-from halteres.agent.next_steps import LIST_ENVIRONMENTS, next_after, until_it_ends
-from halteres.agent.run_snapshot import (
-    AlertRow,
-    RunSnapshot,
-    alert_rows,
-    failure_facts,
-    sink_facts,
-    snapshot_of,
-    wandb_names,
-    why_no_batch,
-)
+from halteres.agent.answer_text import nonempty
+from halteres.agent.next_call import LIST_ENVIRONMENTS
 from halteres.agent.tool import (
     READS,
     Caller,
@@ -38,6 +26,7 @@ from halteres.agent.tool import (
     Result,
     RunId,
     RunIds,
+    Sentence,
     WaitSeconds,
     chosen_run,
     tool,
@@ -49,12 +38,69 @@ from halteres.errors import HalteresError, UserError, boundary, unknown
 from halteres.files import NOT_JSON, read_regular, replace_file
 from halteres.next_step import NextStep
 from halteres.runs.directory import UNREADABLE, Entry, RunDirectory, known_runs
+from halteres.runs.reading.alerts import REFUSED
 from halteres.runs.reading.evaluations import outcome_of
 from halteres.runs.reading.failures import read_restarts
+from halteres.runs.reading.headline import CORRECT
+from halteres.runs.reading.logs import log_tail
+from halteres.runs.reading.next_steps import next_after, until_it_ends
 from halteres.runs.reading.progress import SEED_ROLES, conditions, last_reward
+from halteres.runs.reading.report import (
+    RunSnapshot,
+    failure_facts,
+    sink_facts,
+    snapshot_of,
+    wandb_names,
+    why_no_batch,
+)
 from halteres.runs.state import RunUnreadable, Status
+from halteres.short_texts import clipped, rounded
 
 WHY_LENGTH = 200  # characters of why there is no evaluation, and of an error in a list
+
+
+class StepFailure(Facts):
+    """An evaluation that gave no figure."""
+
+    step: int
+    why: str
+
+
+REFUSAL_LENGTH, EVIDENCE_LENGTH = 300, 150
+"""Characters of an alert's evidence: where a server's own words are in it, and elsewhere."""
+
+# characters of all alerts of an answer but the first. A remedy is never cut: it is a call.
+ALERTS_LENGTH = 480
+
+
+class AlertRow(Facts):
+    """What one rule said last."""
+
+    rule: str
+    step: int
+    times: int = 1
+    evidence: str = ""
+    remedy: Sentence = ""
+
+
+def alert_rows(snapshot: RunSnapshot) -> list[AlertRow]:
+    """The alerts as an answer has them, as many as there is room for, the first one in any case;
+    none beside a failure, which needs the room.
+    """
+    if snapshot.state.status == "failed":
+        return []
+    rows: list[AlertRow] = []
+    room = ALERTS_LENGTH
+    for alert in snapshot.alerts:
+        evidence = clipped(
+            alert.evidence, REFUSAL_LENGTH if alert.rule == REFUSED else EVIDENCE_LENGTH
+        )
+        row = AlertRow(rule=alert.rule, step=alert.step, evidence=evidence, remedy=alert.remedy)
+        room -= len(row.model_dump_json(exclude_unset=True))
+        if rows and room < 0:
+            break
+        rows.append(row)
+    return rows
 
 
 class Gain(Facts):

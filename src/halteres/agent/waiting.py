@@ -13,13 +13,13 @@ from typing import Annotated, Literal
 
 from pydantic import Field
 
-from halteres.agent.next_steps import next_after, until_it_ends
-from halteres.agent.run_snapshot import Checkpoint, snapshot_of
 from halteres.agent.tool import Caller, Hints, Result, RunId, chosen_run, tool
 from halteres.errors import UserError
 from halteres.observe.metrics import Tail
 from halteres.runs.directory import RunDirectory, stop_run
+from halteres.runs.reading.next_steps import next_after, until_it_ends
 from halteres.runs.reading.progress import conditions
+from halteres.runs.reading.report import Checkpoint, snapshot_of
 from halteres.runs.state import RunState
 
 POLL_S = 0.1

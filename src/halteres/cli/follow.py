@@ -21,8 +21,9 @@ from halteres.observe.plots import sparkline
 from halteres.observe.sinks import read_reports
 from halteres.redaction import printable
 from halteres.runs.directory import RunDirectory, stop_run
+from halteres.runs.reading.alerts import Alert
 from halteres.runs.reading.evaluations import before_and_after
-from halteres.runs.reading.progress import Alert, Progress, read_progress
+from halteres.runs.reading.progress import Progress, read_progress
 from halteres.runs.state import RunState
 
 POLL_S = 0.25

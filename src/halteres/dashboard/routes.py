@@ -18,7 +18,6 @@ from starlette.routing import BaseRoute, Mount, Route
 from starlette.staticfiles import StaticFiles
 
 import halteres
-from halteres.agent.tool import chosen_run
 from halteres.agent.transports.access import (
     JSON,
     Guard,
@@ -38,7 +37,7 @@ from halteres.dashboard.events import MOST_STREAMS, Events
 from halteres.dashboard.runs import evaluations_of, list_of_runs, settings_of, view_of
 from halteres.errors import UserError
 from halteres.redaction import Redactor
-from halteres.runs.directory import RunDirectory
+from halteres.runs.directory import RunDirectory, find_run
 
 STATIC: Final = Path(__file__).parent / "static"
 
@@ -126,7 +125,7 @@ def page_routes(calls: Calls) -> list[BaseRoute]:
 
         async def endpoint(request: Request) -> Response:
             return await _read(
-                lambda run_id: reader(chosen_run(run_id)), request.path_params["run_id"]
+                lambda run_id: reader(find_run(run_id)), request.path_params["run_id"]
             )
 
         return endpoint

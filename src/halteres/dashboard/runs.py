@@ -14,21 +14,22 @@ from typing import Any
 
 from pydantic_core import to_jsonable_python
 
-from halteres.agent.answer_text import clipped, shortened, size_of
-from halteres.agent.drafts import HEADLINE
-from halteres.agent.logs import log_tail
-from halteres.agent.next_steps import next_after
-from halteres.agent.run_snapshot import failure_facts, in_force, snapshot_of, why_no_batch
+from halteres.config.settings import HEADLINE
 from halteres.dashboard.curves import spark_of
 from halteres.errors import NotFound, boundary
 from halteres.files import NOT_JSON, read_regular
 from halteres.next_step import for_agents
 from halteres.observe.metrics import Row, merge_by_step
 from halteres.runs.directory import UNREADABLE, Entry, RunDirectory, known_runs
+from halteres.runs.reading.alerts import read_alerts
 from halteres.runs.reading.evaluations import before_and_after, evaluations
-from halteres.runs.reading.progress import conditions, read_alerts
+from halteres.runs.reading.logs import log_tail
+from halteres.runs.reading.next_steps import next_after
+from halteres.runs.reading.progress import conditions
+from halteres.runs.reading.report import failure_facts, in_force, snapshot_of, why_no_batch
 from halteres.runs.reading.rollouts import steps_of
 from halteres.runs.state import RunUnreadable, read_state
+from halteres.short_texts import clipped, shortened, size_of
 
 ERROR_LENGTH = 200  # characters of an error in the list; the run's own page has the whole sentence
 

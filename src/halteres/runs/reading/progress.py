@@ -6,19 +6,18 @@ from __future__ import annotations
 
 import signal
 from collections import Counter
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from pathlib import Path
 from typing import Any
 
 import msgspec
 
 from halteres.config import environ
 from halteres.files import NOT_JSON, open_regular, read_regular
-from halteres.next_step import NextStep, Remedy, as_call, written
-from halteres.observe.metrics import Row, decoded, read_lines
+from halteres.observe.metrics import Row, decoded, events_of, read_lines
 from halteres.observe.sinks import read_reports
 from halteres.runs.directory import RunDirectory
+from halteres.runs.reading.alerts import Alert, alerts_of
 from halteres.runs.state import RunState
 
 Series = tuple[tuple[int, float], ...]  # (step, value), ascending
@@ -56,75 +55,6 @@ def condition(facts: Mapping[str, Any]) -> str:
     if code is not None:
         return state or (f"exited ({code})" if isinstance(code, int) else "ended")
     return (state or "running") if facts.get("pid") else "not started"
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Alert:
-    """What one rule said last: what is wrong though nothing has failed."""
-
-    rule: str
-    step: int
-    evidence: str
-    remedy: Remedy
-    times: int = 1  # how often it has spoken
-
-    def text(self, write: Callable[[NextStep], str] = as_call) -> str:
-        """As people read it, its calls as `write` has them."""
-        often = f", {self.times} times" if self.times > 1 else ""
-        sentences = " ".join(text for text in (self.evidence, written(self.remedy, write)) if text)
-        return f"{self.rule} (step {self.step}{often}): {sentences}"
-
-    def __str__(self) -> str:
-        return self.text()
-
-    @property
-    def facts(self) -> dict[str, Any]:
-        """As events.jsonl has it: what to do as text, and in its parts."""
-
-        def calls(steps: Iterable[NextStep]) -> list[Row]:
-            return [{"tool": step.tool, "args": dict(step.args)} for step in steps]
-
-        parts = {
-            "steps": calls(self.remedy.steps),
-            "words": self.remedy.words,
-            "later": calls(self.remedy.later),
-        }
-        return {
-            "rule": self.rule,
-            "step": self.step,
-            "evidence": self.evidence,
-            "remedy": str(self.remedy),
-            **parts,
-        }
-
-
-def read_alerts(file: Path) -> tuple[Alert, ...]:
-    """One alert for each rule that has spoken, in the order of their first words; none where there
-    is no file.
-    """
-    return _alerts(_events(read_lines(file), "alert"))
-
-
-def _alerts(events: Iterable[Row]) -> tuple[Alert, ...]:
-    by_rule: dict[str, Alert] = {}
-    for event in events:
-        rule, step = str(event.get("rule")), event.get("step")
-        # of an earlier version's event, which has the text alone
-        remedy = Remedy(words=str(event.get("remedy") or ""))
-        if "steps" in event:
-            calls = (event[name] for name in ("steps", "later"))
-            steps, later = (
-                tuple(NextStep(step["tool"], step["args"]) for step in part) for part in calls
-            )
-            remedy = Remedy(steps, event["words"], later)
-        by_rule[rule] = Alert(
-            rule=rule,
-            step=step if isinstance(step, int) else 0,
-            evidence=str(event.get("evidence") or ""),
-            remedy=remedy,
-            times=by_rule[rule].times + 1 if rule in by_rule else 1,
-        )
-    return tuple(by_rule.values())
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -280,7 +210,7 @@ def read_progress(run: RunDirectory, state: RunState | None = None) -> Progress:
 
     over_steps = {name: series(name) for name in _SERIES}
     evaluation, versions, norms = over_steps["evaluation"], series("version"), series("update_norm")
-    trained, evaluated = over_steps["reward"] or over_steps["preferred"], _events(events, "eval")
+    trained, evaluated = over_steps["reward"] or over_steps["preferred"], events_of(events, "eval")
     # the last evaluation is over
     is_evaluated = bool(evaluation) and evaluation[-1][0] >= state.total_steps
     failed_rollouts = Counter[str]()
@@ -299,13 +229,13 @@ def read_progress(run: RunDirectory, state: RunState | None = None) -> Progress:
         total_steps=state.total_steps,
         resumed_at=int((state.resume_point or {}).get("step", 0)),
         recent_s=tuple(seconds for _, seconds in series("step_s")[-RECENT:]),
-        alerts=_alerts(_events(events, "alert")),
+        alerts=alerts_of(events_of(events, "alert")),
         eval_failed=tuple(
             FailedEvaluation(step=it.get("step", 0), why=it.get("error", ""))
-            for it in _events(events, "eval_failed")
+            for it in events_of(events, "eval_failed")
         ),
         no_evaluation=next(
-            (event.get("error", "") for event in _events(events, "no_evaluation")), ""
+            (event.get("error", "") for event in events_of(events, "no_evaluation")), ""
         ),
         error=state.error,
         failed_rollouts=dict(failed_rollouts),
@@ -405,15 +335,6 @@ def _counts(lines: Sequence[bytes], prefix: str) -> list[tuple[Row, dict[str, in
                 (row, {name.removeprefix(prefix): count for name, count in counts.items()})
             )
     return found
-
-
-def _events(lines: Sequence[bytes], kind: str) -> list[Row]:
-    """Events of this kind; most lines are looked at and not decoded."""
-    mark = f'"{kind}"'.encode()
-    found = (
-        row for line in lines if mark in line and (row := decoded(_row_decoder, line)) is not None
-    )
-    return [event for event in found if event.get("type") == kind]
 
 
 class GivenRun(msgspec.Struct, frozen=True, kw_only=True):

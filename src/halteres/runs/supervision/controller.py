@@ -33,8 +33,8 @@ from halteres.runs.diagnosis.rules import DRIFT
 from halteres.runs.diagnosis.run_facts import RunFacts, number
 from halteres.runs.directory import HEARTBEAT_S, RunDirectory, StateWriter
 from halteres.runs.reading import failures
+from halteres.runs.reading.alerts import Alert
 from halteres.runs.reading.evaluations import CORRECT
-from halteres.runs.reading.progress import Alert
 from halteres.runs.state import Phase, RunState, Status
 from halteres.runs.supervision.evaluation import Evaluator, Snapshot
 from halteres.runs.supervision.roles import RolesOf, RunContext, get_json

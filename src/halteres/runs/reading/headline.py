@@ -9,7 +9,6 @@ from dataclasses import dataclass
 from fnmatch import fnmatchcase
 from typing import Any
 
-from halteres.agent.tool import Facts
 from halteres.errors import nearest
 
 REWARD, SUCCESS = "reward/mean", "reward/success"
@@ -66,23 +65,6 @@ _LOWER = (
     "_stderr",
     "dropped",
 )
-
-
-class Improvement(Facts):
-    """A metric's difference between two evaluations."""
-
-    delta: float
-    ci95: list[float] | None
-    num_tasks: int | None
-    certain: bool  # the interval leaves out zero
-    method: str  # paired, by task; unpaired
-
-
-class StepFailure(Facts):
-    """An evaluation that gave no figure."""
-
-    step: int
-    why: str
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

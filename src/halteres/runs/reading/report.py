@@ -6,23 +6,22 @@ from __future__ import annotations
 
 import math
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, Literal
 
-from halteres.agent.answer_text import clipped, rounded
-from halteres.agent.tool import Facts, Sentence
 from halteres.clients import json_client
 from halteres.config import environ
 from halteres.errors import HalteresError
 from halteres.observe.plots import sparkline
 from halteres.observe.sinks import read_reports
-from halteres.runs.diagnosis.alerts import REFUSED, stalled
 from halteres.runs.directory import RunDirectory
+from halteres.runs.reading.alerts import FOR_GOOD, GRAVE, UNHURRIED, Alert, in_force, stalled
 from halteres.runs.reading.failures import FailedProcess, failed_process
-from halteres.runs.reading.progress import Alert, Given, Progress, Series, read_given, read_progress
+from halteres.runs.reading.progress import Given, Progress, Series, read_given, read_progress
 from halteres.runs.servers import servers_of
 from halteres.runs.state import RunState, Status
+from halteres.short_texts import clipped, rounded
 
 StateWord = Literal["running", "finished", "crashed"]
 
@@ -32,17 +31,6 @@ _STATE_WORDS: Mapping[Status, StateWord] = {
     "failed": "crashed",
 }
 
-# an alert whose rule has been silent for so long does not stand for the run's health any more
-RECENT_STEPS = 20
-
-GRAVE = ("nan_loss", "stalled", REFUSED)  # rules about a run that will not get well by itself
-
-FOR_GOOD = ("reward_hacking", "panel_disagrees")
-"""A policy that has learnt to please its scorer does not unlearn it by itself."""
-
-UNHURRIED = ("trainer_starved", "env_idle", "env_ahead", "scorer_slow")
-"""Rules about the pace alone: such a run learns on, and may be waited for."""
-
 TREND_WIDTH, TREND_GROUPS = 16, 8
 SMALL_UPDATE, SMALL_UPDATE_STEPS = 1e-4, 5
 """Below which norm of the update, relative to the base weights, they have hardly moved; after how
@@ -51,7 +39,8 @@ rate of 1.5e-3, 1.2e-5 after 8 with 1e-6.
 """
 
 
-class Checkpoint(Facts):
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Checkpoint:
     """One that training can go on from."""
 
     step: int | None
@@ -235,51 +224,6 @@ def snapshot_of(run: RunDirectory) -> RunSnapshot:
 
 def _newest(series: Series) -> float | None:
     return rounded(series[-1][1], 3) if series else None
-
-
-def in_force(alerts: Sequence[Alert], step: int) -> list[Alert]:
-    """The alerts that stand for the run's health after so many steps: a later step may have
-    disproved the others.
-    """
-    recent = {"stalled": 0, REFUSED: 0, **dict.fromkeys(FOR_GOOD, step)}
-    return [alert for alert in alerts if step - alert.step <= recent.get(alert.rule, RECENT_STEPS)]
-
-
-REFUSAL_LENGTH, EVIDENCE_LENGTH = 300, 150
-"""Characters of an alert's evidence: where a server's own words are in it, and elsewhere."""
-
-# characters of all alerts of an answer but the first. A remedy is never cut: it is a call.
-ALERTS_LENGTH = 480
-
-
-class AlertRow(Facts):
-    """What one rule said last."""
-
-    rule: str
-    step: int
-    times: int = 1
-    evidence: str = ""
-    remedy: Sentence = ""
-
-
-def alert_rows(snapshot: RunSnapshot) -> list[AlertRow]:
-    """The alerts as an answer has them, as many as there is room for, the first one in any case;
-    none beside a failure, which needs the room.
-    """
-    if snapshot.state.status == "failed":
-        return []
-    rows: list[AlertRow] = []
-    room = ALERTS_LENGTH
-    for alert in snapshot.alerts:
-        evidence = clipped(
-            alert.evidence, REFUSAL_LENGTH if alert.rule == REFUSED else EVIDENCE_LENGTH
-        )
-        row = AlertRow(rule=alert.rule, step=alert.step, evidence=evidence, remedy=alert.remedy)
-        room -= len(row.model_dump_json(exclude_unset=True))
-        if rows and room < 0:
-            break
-        rows.append(row)
-    return rows
 
 
 def failure_facts(snapshot: RunSnapshot) -> dict[str, Any]:
