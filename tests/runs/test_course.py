@@ -18,7 +18,7 @@ from halteres.observe.metrics import merge_by_step
 from halteres.runs.directory import WAKE, stop_run
 from halteres.runs.reading.failures import read_restarts
 from halteres.runs.reading.progress import conditions, read_progress
-from halteres.runs.reading.report import snapshot_of
+from halteres.runs.reading.report import report_of
 from halteres.runs.starting.start import start_run
 
 from .run_fixtures import ENVIRONMENT, STANDIN_SUPERVISOR, StartRun, survivors, wait, wait_for_end
@@ -158,7 +158,7 @@ def test_calls_of_the_environment_that_are_all_refused_are_an_alert_before_the_f
     monkeypatch.setenv("STANDIN_STEPS", "0")
     run = start()
     wait(run, lambda state: state.status == "running" and read_progress(run).alerts)
-    snapshot = snapshot_of(run)
+    snapshot = report_of(run)
     assert (snapshot.state.status, snapshot.step, snapshot.health) == ("running", 0, "failing")
     (alert,) = snapshot.alerts
     assert (alert.rule, "`stop` is a list of texts." in alert.evidence) == ("calls_refused", True)

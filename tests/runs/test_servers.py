@@ -20,8 +20,8 @@ from halteres.clients.trajectories import NotAllowed, TrainerClient, TrainerRegi
 from halteres.config.files import load_settings
 from halteres.observe.metrics import merge_by_step, series
 from halteres.runs.directory import RunDirectory, stop_run
-from halteres.runs.reading import report
-from halteres.runs.reading.report import snapshot_of
+from halteres.runs.reading import no_batch
+from halteres.runs.reading.report import report_of
 from halteres.runs.servers import Server, servers_of, with_login
 from halteres.runs.starting.run_models import ServiceUnusable
 from halteres.runs.starting.start import start_run
@@ -153,9 +153,9 @@ def test_the_tools_ask_a_runs_trajectory_server_with_its_secret(
         asked.append((url, key))
         return {"why": "No groups."}
 
-    monkeypatch.setattr(report.json_client, "get_json", get_json)
-    monkeypatch.setattr(report, "_waits", lambda snapshot: True)
-    assert report.why_no_batch(snapshot_of(run)) == "No groups."
+    monkeypatch.setattr(no_batch.json_client, "get_json", get_json)
+    monkeypatch.setattr(no_batch, "_waits", lambda *_: True)
+    assert report_of(run).no_batch == "No groups."
     api = servers_of(run).trajectories
     assert api is not None and api.key
     assert asked == [(f"{api.url}/v1/diagnostics", api.key)]

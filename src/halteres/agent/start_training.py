@@ -39,7 +39,7 @@ from halteres.errors import HalteresError, InvalidConfig, UserError
 from halteres.next_step import Advice, NextStep, Placeholder, then
 from halteres.rewards.components import secret_variables
 from halteres.runs.directory import RunDirectory, find_run
-from halteres.runs.reading.report import snapshot_of
+from halteres.runs.reading.report import report_of
 from halteres.runs.starting.preflight import Check, Plan, examine
 from halteres.runs.starting.start import ROLES, Start, begin_run, plan_of, run_of_key, sources_of
 
@@ -97,7 +97,7 @@ class Intent:
         """
         facts = nonempty(discarded_edits=dict(self.discarded))
         if self.old and (checkpoint := self.old.newest_checkpoint()):
-            step, reached = checkpoint["step"], snapshot_of(self.old).step
+            step, reached = checkpoint["step"], report_of(self.old).step
             message = f"Training goes on after step {step} of run {self.old.run_id}, as a new run."
             if reached > step:
                 lost = (

@@ -22,16 +22,13 @@ export function heading(id) {
   let last = null;
 
   function tell() {
-    const { kind, metrics, minutes, eta_minutes, step_s } = last;
-    const rewards = kind === "reward"; // of a reward model that is trained there are pairs in the right order
+    const { figures, seconds, eta_minutes, step_s } = last;
     fill(
       facts,
       fact("Step", `${last.step} / ${last.total_steps}`),
-      rewards ? fact("Accuracy", share(metrics.accuracy)) : fact("Reward", figure(metrics.reward_mean)),
-      fact("Held out", rewards ? share(metrics.eval_accuracy) : held ?? share(metrics.eval_percent_correct)),
-      rewards ? null : fact("KL", figure(metrics.kl)),
+      figures.map(({ name, label, text }) => fact(label, name === "eval_percent_correct" ? held ?? text : text)),
       fact("Per step", duration(step_s)),
-      last.terminal ? fact("Took", duration(minutes * 60)) : fact("Time left", between(eta_minutes)),
+      last.terminal ? fact("Took", duration(seconds)) : fact("Time left", between(eta_minutes)),
       last.terminal ? null : fact("Health", last.health, last.health),
     );
   }

@@ -10,8 +10,8 @@ from fnmatch import fnmatchcase
 from typing import Any
 
 from halteres.errors import nearest
+from halteres.runs.reading.figures import REWARD, SUCCESS
 
-REWARD, SUCCESS = "reward/mean", "reward/success"
 LOSS = "train/loss_per_token"
 CORRECT, GREEDY, SCORE = "eval/percent_correct", "eval/percent_correct_greedy", "eval/mean_score"
 FAILED = "eval/num_failed"

@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 
 from halteres.redaction import Redactor, printable
-from halteres.runs.reading.report import RunSnapshot
+from halteres.runs.reading.report import RunReport
 from halteres.short_texts import clipped
 
 
@@ -28,13 +28,13 @@ _LOGGER = re.compile(r"^(?:(?:INFO|DEBUG)|(WARNING|ERROR|CRITICAL)) [\w.]+: ")
 _TROUBLE = re.compile(r"^(?:WARNING|ERROR|CRITICAL|error)\b|\b\w*(?:Error|Exception)\b")
 
 
-def log_tail(snapshot: RunSnapshot, used: int) -> list[str]:
+def log_tail(report: RunReport, used: int) -> list[str]:
     """Whole lines from the end of the log of whoever failed, as many as there is room for beside
     the `used` characters of the answer: the last one, then those that tell of trouble, then the
     newest.
     """
-    failed = snapshot.failed_process.process if snapshot.failed_process else "supervisor"
-    read = snapshot.run.log_tail(failed, 3 * FAILURE_LINES)
+    failed = report.failure.whose_log if report.failure else "supervisor"
+    read = report.run.log_tail(failed, 3 * FAILURE_LINES)
     texts = (
         Redactor.of_this_process().text(_STAMP.sub("", line))
         for text in read

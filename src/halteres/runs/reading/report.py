@@ -1,5 +1,8 @@
-"""A run at one instant: state, health, figures, trend, time left, alerts that matter, how it
-failed, why it waits.
+"""What a run is now, as one value: `report_of(run)`. Every reader writes it out and decides
+nothing.
+
+Tools, page, terminal and the run's own summary read it: state, progress, outcome, alerts, failure,
+figures, and what to do next as a value.
 """
 
 from __future__ import annotations
@@ -8,20 +11,38 @@ import math
 import time
 from collections.abc import Mapping
 from dataclasses import dataclass
+from functools import cached_property
+from pathlib import Path
 from typing import Any, Literal
 
-from halteres.clients import json_client
 from halteres.config import environ
+from halteres.config.discovery import find_environment, joined_name, split_name
 from halteres.errors import HalteresError
+from halteres.next_step import Advice, NextStep, then
 from halteres.observe.plots import sparkline
 from halteres.observe.sinks import read_reports
 from halteres.runs.directory import RunDirectory
+from halteres.runs.reading import no_batch
 from halteres.runs.reading.alerts import FOR_GOOD, GRAVE, UNHURRIED, Alert, in_force, stalled
-from halteres.runs.reading.failures import FailedProcess, failed_process
-from halteres.runs.reading.progress import Given, Progress, Series, read_given, read_progress
-from halteres.runs.servers import servers_of
+from halteres.runs.reading.evaluations import CORRECT, Difference, Outcome, outcome_of
+from halteres.runs.reading.failures import (
+    Checkpoint,
+    FailureReport,
+    failure_of,
+    last_checkpoint,
+    mending,
+    read_restarts,
+)
+from halteres.runs.reading.figures import (
+    Figure,
+    figures_of,
+    own_measures,
+    time_shares,
+    trends_of,
+)
+from halteres.runs.reading.progress import Given, Progress, read_given, read_progress
 from halteres.runs.state import RunState, Status
-from halteres.short_texts import clipped, rounded
+from halteres.short_texts import rounded
 
 StateWord = Literal["running", "finished", "crashed"]
 
@@ -38,25 +59,35 @@ many steps that is judged. The built-in model on arithmetic: 1.3e-2 after 5 step
 rate of 1.5e-3, 1.2e-5 after 8 with 1e-6.
 """
 
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Checkpoint:
-    """One that training can go on from."""
-
-    step: int | None
-    path: str | None
+MOST_CHANGES = 8  # settings of a run that a proposed call sets again
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class RunSnapshot:
-    """A run as it was found."""
+class Gain:
+    """What a run that has ended has gained on held-out tasks over its first evaluation."""
+
+    of: str
+    before: float
+    after: float
+    ci95: list[float] | None  # of the difference
+    certain: bool
+    step: int  # of the weights that `after` is of
+
+
+@dataclass(frozen=True, kw_only=True)
+class RunReport:
+    """A run as it was found. What takes longer to read (`outcome`, `no_batch`) is read when it is
+    first asked for, and once.
+    """
 
     run: RunDirectory
     state: RunState
     progress: Progress
     given: Given
     alerts: tuple[Alert, ...]  # the last of each rule: grave ones first, then the newest
-    failed_process: FailedProcess | None  # of a failed run
+    failure: FailureReport | None  # of a failed run
+    figures: tuple[Figure, ...]
+    restarts: Mapping[str, int]  # processes that were started again: how often
     at: float  # unix seconds
 
     @property
@@ -70,9 +101,14 @@ class RunSnapshot:
         return _STATE_WORDS.get(self.state.status, "running")
 
     @property
-    def minutes(self) -> float:
+    def seconds(self) -> float:
         """From the run's creation to now, or to its end."""
-        return round(max(0.0, (self.state.ended_at or self.at) - self.state.created_at) / 60, 1)
+        return max(0.0, (self.state.ended_at or self.at) - self.state.created_at)
+
+    @property
+    def minutes(self) -> float:
+        """The same in minutes."""
+        return round(self.seconds / 60, 1)
 
     @property
     def eta_minutes(self) -> list[int | float] | None:
@@ -87,11 +123,16 @@ class RunSnapshot:
         ]
 
     @property
+    def current_alerts(self) -> list[Alert]:
+        """The alerts that stand for the run's health."""
+        return in_force(self.alerts, self.step)
+
+    @property
     def health(self) -> str:
         """healthy, alert, failing; of a run that has ended, how."""
         if self.state.terminal:
             return self.state.status
-        current = in_force(self.alerts, self.step)
+        current = self.current_alerts
         # A process that has died will be started again, or take the run along; but some are ended
         # by us.
         are_ended = self.state.status == "stopping" or self.state.phase == "evaluation"
@@ -107,40 +148,30 @@ class RunSnapshot:
         """The alert in force whose remedy comes before anything else; None where the run may be
         waited for.
         """
-        current = [
-            alert for alert in in_force(self.alerts, self.step) if alert.rule not in UNHURRIED
-        ]
+        current = [alert for alert in self.current_alerts if alert.rule not in UNHURRIED]
         return min(current, key=lambda alert: alert.rule not in (*FOR_GOOD, *GRAVE), default=None)
 
     @property
     def metrics(self) -> dict[str, float | None]:
-        """The newest figures; those of the seeds are null where there is none yet. `eval_step`: the
-        older step that the evaluation is of; `policy_version`: optimiser steps taken, where steps
-        were skipped.
+        """The newest figures by name; those of the seeds are null where there is none yet.
+        `eval_step`: the older step that the evaluation is of; `policy_version`: optimiser steps
+        taken, where steps were skipped.
         """
-        progress = self.progress
+        progress, figures = self.progress, dict[str, float | None]()
+        for figure in self.figures:
+            figures[figure.kind.name] = figure.value
+        found: dict[str, float | None] = {"step": progress.step}
+        for name in ("reward_mean", "percent_correct", "eval_percent_correct"):
+            found[name] = figures.pop(name, None)
+        if progress.evaluation:
+            found["eval_step"] = progress.evaluation[-1][0]
         # of held-out tasks; the figure is then of the others alone
-        failed = _newest(progress.failed_tasks)
-        seeds = {
-            "step": progress.step,
-            "reward_mean": _newest(progress.reward),
-            "percent_correct": _newest(progress.correct or progress.success),
-            "eval_percent_correct": _newest(progress.evaluation),
-        }
-        ours = {
-            "eval_step": progress.evaluation[-1][0] if progress.evaluation else None,
-            "eval_num_failed": failed or None,
-            "eval_num_tasks": _newest(progress.evaluated_tasks) if failed else None,
-            "loss_per_token": _newest(progress.loss_per_token),
-            "kl": _newest(progress.kl),
-            "kl_reference": _newest(progress.kl_reference),
-            "implicit_reward_gap": _newest(progress.implicit_reward_gap),
-            "share_of_gain": _newest(progress.share_of_gain),
-            "accuracy": _newest(progress.preferred),
-            "eval_accuracy": _newest(progress.held_out_preferred),
-            **self.skipped,
-        }
-        return {**seeds, **{name: value for name, value in ours.items() if value is not None}}
+        if progress.failed_tasks and progress.failed_tasks[-1][1]:
+            found["eval_num_failed"] = progress.failed_tasks[-1][1]
+            if progress.evaluated_tasks:
+                found["eval_num_tasks"] = progress.evaluated_tasks[-1][1]
+        known = {name: value for name, value in figures.items() if value is not None}
+        return {**found, **known, **self.skipped}
 
     @property
     def skipped(self) -> dict[str, Any]:
@@ -168,31 +199,30 @@ class RunSnapshot:
     @property
     def trend(self) -> dict[str, Any]:
         """Where the figures are going: the reward's curve from first to last, groups that teach
-        nothing.
+        nothing, and what tells why a run does not learn.
         """
-        curve, silent = (
-            self.progress.reward,
-            [share for _, share in self.progress.without_signal[-TREND_GROUPS:]],
-        )
+        curve = self.progress.reward
         if not curve:
             return {}
         bars = sparkline([value for _, value in curve], TREND_WIDTH)
-        answer = {
+        found: dict[str, Any] = {
             "reward_mean": f"{bars} {rounded(curve[0][1], 3):g}->{rounded(curve[-1][1], 3):g}"
         }
-        return (
-            {**answer, "groups_without_signal": rounded(sum(silent) / len(silent), 3)}
-            if silent
-            else answer
-        )
+        silent = [share for _, share in self.progress.without_signal[-TREND_GROUPS:]]
+        if silent:
+            found["groups_without_signal"] = rounded(sum(silent) / len(silent), 3)
+        found |= trends_of(self.progress.series)
+        return found | own_measures(self.progress.first_rows, self.progress.last_rows)
+
+    @property
+    def time_shares(self) -> dict[str, float]:
+        """Where the time of the last steps went."""
+        return time_shares(self.progress.series)
 
     @property
     def last_checkpoint(self) -> Checkpoint | None:
         """The newest one that training can go on from."""
-        newest = self.state.last_checkpoint
-        return (
-            Checkpoint(step=newest.get("step"), path=newest.get("state_path")) if newest else None
-        )
+        return last_checkpoint(self.state)
 
     @property
     def suggested_wait_s(self) -> int:
@@ -203,55 +233,166 @@ class RunSnapshot:
             return 20
         return max(5, min(int(environ.longest_wait_s()), math.ceil(10 * self.progress.step_s)))
 
+    @cached_property
+    def outcome(self) -> Outcome:
+        """What the run has come to, so far or in the end."""
+        return outcome_of(self.run, self.state)
 
-def snapshot_of(run: RunDirectory) -> RunSnapshot:
-    """The run as it is now."""
-    state = run.state()
+    @property
+    def gain(self) -> Gain | None:
+        """Of a run that has ended, what every reader asks next: has it learnt?"""
+        if not self.state.terminal:
+            return None
+        outcome = self.outcome
+        difference: Difference | None = outcome.gains.get(CORRECT)
+        if difference is None or outcome.baseline is None:
+            return None
+        last = outcome.evaluations[-1]
+        return Gain(
+            of=CORRECT,
+            before=rounded(outcome.baseline.figures[CORRECT]),
+            after=rounded(last.figures[CORRECT]),
+            ci95=difference.facts["ci95"],
+            certain=difference.facts["certain"],
+            step=last.step,
+        )
+
+    @cached_property
+    def no_batch(self) -> str | None:
+        """One sentence on a run that waits for a batch longer than its steps take."""
+        return no_batch.why_no_batch(self.run, self.state, self.progress, self.alerts, self.step)
+
+    @property
+    def next(self) -> Advice:
+        """What to do after a look at the run."""
+        run_id, state = self.run.run_id, self.state
+        results = NextStep.of("rl_get_results", run_id)
+        match state.status:
+            case "pending" | "starting":
+                return NextStep.of(
+                    "rl_check_status", run_id, wait_s=self.suggested_wait_s, until="running"
+                )
+            case "stopping":
+                return until_it_ends(run_id)
+            case "running":
+                if call := self.pressing.remedy.first if self.pressing else None:
+                    return call
+                # Wake at the end where it is near, else at the next evaluation, if there will be
+                # one.
+                left_s, every = self.progress.remaining_s, self.given.trainer.eval_every
+                is_near = left_s is not None and left_s < environ.longest_wait_s()
+                is_last = every <= 0 or (self.step // every + 1) * every > state.total_steps
+                if is_near or is_last:
+                    return until_it_ends(run_id)
+                return NextStep.of(
+                    "rl_check_status", run_id, wait_s=self.suggested_wait_s, until="eval"
+                )
+            case "completed":
+                return results
+            case "stopped":
+                more = self.further
+                return (results, " or ", more) if more else results
+            case "failed":
+                return self._after_failure
+
+    @property
+    def further(self) -> NextStep | None:
+        """What may follow upon a run that has ended: what an alert in force asks for, else going
+        on; None: nothing.
+        """
+        state = self.state
+        if state.code == "policy_cap":
+            return None  # it would be ended again at once
+        if (call := self._fix) or state.status == "completed":
+            return call
+        # what its alert asked for is done: it was stopped
+        is_done = self.pressing is not None and bool(self.pressing.remedy.steps)
+        return self.resume_call if state.resumable and not is_done else None
+
+    @property
+    def _after_failure(self) -> Advice:
+        if fix := self._fix:
+            return fix
+        if self.state.code == "disk_full":
+            return "make room, then ", self.resume_call
+        # its own code, no setting of ours
+        exited = self.failure.exit if self.failure else None
+        if exited and exited.process == "env":
+            logs = NextStep.of("rl_get_logs", self.run.run_id, role="env")
+            return then(logs, self.resume_call)
+        return self.resume_call
+
+    @property
+    def _fix(self) -> NextStep | None:
+        """The call that is left of a remedy once its run has ended. A failure has its own, save
+        where all is spoilt.
+        """
+        alert = self.pressing
+        if alert is None or (self.state.status == "failed" and alert.rule not in FOR_GOOD):
+            return None
+        call = alert.remedy.after("rl_stop_training", "rl_get_results").first
+        can_be_made = call and (self.state.resumable or "resume_from" not in call.args)
+        return call if can_be_made else None
+
+    @property
+    def resume_call(self) -> NextStep:
+        """Start again where it ended: from its checkpoint; where there is none, with the same
+        settings.
+        """
+        state, run_id = self.state, self.run.run_id
+        if state.kind == "reward":
+            resumed = run_id if state.resumable else None
+            return NextStep.of("rl_train_reward_model", resume_from=resumed)
+        changes = mending(state.code, self.given)
+        if state.resumable:
+            return NextStep.of("rl_start_training", resume_from=run_id, changes=changes)
+        given = self.run.own_settings()
+        changes = {**(given if len(given) <= MOST_CHANGES else {}), **changes}
+        return NextStep.of("rl_start_training", environment=environment_of(state), changes=changes)
+
+
+def report_of(run: RunDirectory, state: RunState | None = None) -> RunReport:
+    """The run as it is now; `state`: where it was read just before, or is just about to be
+    written.
+    """
+    state = state or run.state()
     progress = read_progress(run, state)
     hanging = stalled(run, state)  # a supervisor that hangs raises no alert itself
     raised = [alert for alert in progress.alerts if hanging is None or alert.rule != hanging.rule]
     raised.sort(key=lambda alert: (alert.rule in GRAVE, alert.step), reverse=True)
-    return RunSnapshot(
+    return RunReport(
         run=run,
         state=state,
         progress=progress,
-        alerts=(*((hanging,) if hanging else ()), *raised),
         given=read_given(run),
-        failed_process=failed_process(state),
+        alerts=(*((hanging,) if hanging else ()), *raised),
+        failure=failure_of(state),
+        figures=figures_of(progress.series, state.kind),
+        restarts=read_restarts(run.path / "events.jsonl"),
         at=time.time(),
     )
 
 
-def _newest(series: Series) -> float | None:
-    return rounded(series[-1][1], 3) if series else None
+def until_it_ends(run_id: str) -> NextStep:
+    """Wait for the end, as long as a call may: it wakes at the end."""
+    return NextStep.of(
+        "rl_check_status", run_id, wait_s=int(environ.longest_wait_s()), until="terminal"
+    )
 
 
-def failure_facts(snapshot: RunSnapshot) -> dict[str, Any]:
-    """What the answer on a failed run has beside the rest; nothing for any other."""
-    if snapshot.state.status != "failed":
-        return {}
-    return {
-        "error": clipped(error_of(snapshot), 300),
-        "code": snapshot.state.code or "internal",
-        "exit": snapshot.failed_process.facts if snapshot.failed_process else None,
-        "resumable": snapshot.state.resumable,
-        "last_checkpoint": snapshot.last_checkpoint,
-    }
-
-
-def error_of(snapshot: RunSnapshot) -> str:
-    """The error, with the way on as it is now: a checkpoint may have been written since."""
-    failure = snapshot.state.failure
-    if failure is None:
-        return snapshot.state.error or "The run failed."
-    newest = snapshot.last_checkpoint if snapshot.state.resumable else None
-    if failure.first:
-        way_on = f"{failure.first}, then {'resume' if newest else 'start again'}."
-    elif newest:
-        way_on = f"`next` goes on from step {newest.step}."
-    else:
-        way_on = "There is no checkpoint to go on from: `next` starts again."
-    return " ".join(part for part in (failure.what, failure.why, way_on) if part)
+def environment_of(state: RunState) -> str:
+    """What a new run of the same environment names: its name where that leads to the same file,
+    else the file.
+    """
+    file = Path(state.environment_file)
+    if not file.is_file():
+        return state.environment
+    try:
+        if Path(find_environment(state.environment).file_path) == file:
+            return state.environment
+    except HalteresError:
+        pass
+    return joined_name(str(file), split_name(state.environment)[1])
 
 
 def wandb_names(state: RunState, given: Given) -> dict[str, str]:
@@ -276,56 +417,3 @@ def sink_facts(run: RunDirectory) -> dict[str, Any]:
         **({"wandb_error": error} if error else {}),
         **({"sinks": notes} if notes else {}),
     }
-
-
-QUIET_S, QUIET_STEPS = 10.0, 2.0
-"""So long, and for the time of so many steps, no figures came: a run between two steps is no run
-without a batch.
-"""
-
-_WAITING = {("running", None), ("starting", "trainer"), ("starting", "environment")}
-"""Status and phase of a run whose trajectory server is up and whose trainer is at work, or about to
-be.
-"""
-
-GROUPS_FAILED = "groups_failed"
-"""The rule of an environment whose groups all fail: the server sees only that none comes."""
-
-ANSWER_WITHIN_S = 0.5
-LENGTH = 160
-
-
-def why_no_batch(snapshot: RunSnapshot) -> str | None:
-    """One sentence on a run that waits for a batch longer than its steps take; None for any
-    other.
-    """
-    if not _waits(snapshot) or (server := servers_of(snapshot.run).trajectories) is None:
-        return None
-    for alert in snapshot.alerts:
-        if alert.rule == GROUPS_FAILED and alert.step > snapshot.step:
-            return clipped(alert.evidence, LENGTH)
-    try:
-        found = json_client.get_json(f"{server.url}/v1/diagnostics", ANSWER_WITHIN_S, server.key)
-    except HalteresError:
-        return None
-    if found.get("batch_ready") and not found.get("parked"):
-        return None
-    reasons = found.get("reasons")
-    first = (
-        reasons[0] if isinstance(reasons, list) and reasons and isinstance(reasons[0], dict) else {}
-    )
-    sentence = found.get("why") or first.get("sentence")
-    return clipped(sentence, LENGTH) if isinstance(sentence, str) and sentence else None
-
-
-def _waits(snapshot: RunSnapshot) -> bool:
-    """Whether the trainer wants batches, and has written no figures for a while."""
-    if (snapshot.state.status, snapshot.state.phase) not in _WAITING:
-        return False
-    last = snapshot.state.started_at or snapshot.state.created_at
-    try:
-        metrics = (snapshot.run.path / "metrics.jsonl").stat()
-        last = max(last, metrics.st_mtime) if metrics.st_size else last
-    except OSError:
-        pass
-    return time.time() - last >= max(QUIET_S, QUIET_STEPS * (snapshot.progress.step_s or 0.0))
