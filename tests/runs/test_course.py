@@ -20,6 +20,7 @@ from halteres.runs.reading.failures import read_restarts
 from halteres.runs.reading.progress import conditions, read_progress
 from halteres.runs.reading.report import report_of
 from halteres.runs.starting.start import start_run
+from halteres.runs.supervision.controller import ENGINE_PEAK
 
 from .run_fixtures import ENVIRONMENT, STANDIN_SUPERVISOR, StartRun, survivors, wait, wait_for_end
 
@@ -39,6 +40,14 @@ def test_a_run_goes_from_start_to_its_results(start: StartRun) -> None:
     assert results["weights"]["peft_dir"] == str(run.path / "adapter")
     assert (run.path / "plot.png").exists()
     assert "completed" in (run.path / "STATUS.md").read_text()
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="only Linux has /proc")
+def test_the_most_memory_that_the_engine_has_held_stands_with_its_step(start: StartRun) -> None:
+    run = start()
+    wait_for_end(run)
+    peaks = [row[ENGINE_PEAK] for row in run.metrics() if ENGINE_PEAK in row]
+    assert peaks and peaks == sorted(peaks) and peaks[0] > 0
 
 
 def test_a_proxy_in_the_environment_is_not_asked_for_what_is_on_this_machine(

@@ -26,8 +26,8 @@ from halteres.config.environ import Mode, read_stop_request, write_stop_request
 from halteres.config.operator_policy import Policy
 from halteres.errors import HalteresError, InvalidConfig
 from halteres.files import read_regular
-from halteres.observe.metrics import Row, Tail
-from halteres.process import GRACE_S, Lifeline, alive
+from halteres.observe.metrics import Row, Tail, WriteFailed, append_row
+from halteres.process import GRACE_S, Lifeline, alive, peak_memory_bytes
 from halteres.runs.diagnosis.alerts import Calls, Diagnosis
 from halteres.runs.diagnosis.rules import DRIFT
 from halteres.runs.diagnosis.run_facts import RunFacts, number
@@ -58,6 +58,8 @@ WITHOUT_SERVICE_S = 1.0
 LEAST_FREE_BYTES = 4 * 1024 * 1024
 POLL_S = 0.2  # how often the files that the roles write are looked at
 POLICY = "policy.json"
+ENGINE_PEAK = "engine/peak_memory_gb"
+"""Metric of the engine's process: 10^9 bytes of the machine's memory, the most so far."""
 
 CAP_GRACE_S, MOST_GRACE_S, GRACE_STEPS = 300.0, 3600.0, 3
 """How long the trainer may take to end, with a checkpoint, once a cap was reached; then it is
@@ -245,6 +247,7 @@ class RunController:
         carried_over = self._metrics.fresh()
         self.diagnosis.remember(carried_over)
         self.budget.remember(carried_over)
+        self._engine_peak_bytes = 0
         self._evaluation: Row = {}  # the newest row of an evaluation
         self._drift: Alert | None = None  # the first alert of drift
         self.stop_request: StopRequest | None = None
@@ -521,11 +524,24 @@ class RunController:
             step = row.get("step")
             if row.get("src") == "trainer" and isinstance(step, int):
                 self.writer.update(step=max(step, self.writer.state.step))
+                self._measure_engine(step)
             if row.get("src") == "eval":
                 self._evaluation = row
             self.budget.see(row)
             for alert in self.diagnosis.observe(row):
                 self._report(alert)
+
+    def _measure_engine(self, step: int) -> None:
+        """Write down the most memory that an engine of this run has held up to this step."""
+        engine = self.writer.state.processes.get("engine", {})
+        peak = peak_memory_bytes(engine["pid"]) if alive(engine) else None
+        if peak is None:
+            return
+        self._engine_peak_bytes = max(self._engine_peak_bytes, peak)
+        peak_gb = round(self._engine_peak_bytes / 1e9, 3)
+        row = {"step": step, "t": time.time(), "src": "supervisor", ENGINE_PEAK: peak_gb}
+        with suppress(WriteFailed):  # a full disk ends the run elsewhere
+            append_row(self.run.path / "metrics.jsonl", row)
 
     def _report(self, alert: Alert) -> None:
         _log.warning("%s", alert)
