@@ -134,8 +134,11 @@ class StatusResult(Result):
     metrics: dict[str, Any] = {}
     gain: Gain | None = None  # of an ended run
     weights: str = ""  # where they have hardly moved
-    # reward_mean: its curve; groups_without_signal: share of the last steps' groups
+    # reward_mean: its curve; groups_without_signal: share of the last steps' groups; entropy,
+    # completion_tokens, truncated and the environment's own measures, from first to last
     trend: dict[str, Any] = {}
+    # shares of the last steps' time: batch is the wait for rollouts
+    step_time: dict[str, float] = {}
     alerts: list[AlertRow] = []
     eval_failed: StepFailure | None = None  # the newest evaluation, where it gave no figure
     no_evaluation: str = ""  # why there will be no held-out figure
@@ -211,7 +214,15 @@ def _answer(run: RunDirectory, woke: str | None) -> StatusResult:
         alerts=alert_rows(report),
         health=report.health,
         suggested_wait_s=report.suggested_wait_s,
-        **({} if state.terminal else {"eta_minutes": report.eta_minutes, "trend": report.trend}),
+        **(
+            {}
+            if state.terminal
+            else {
+                "eta_minutes": report.eta_minutes,
+                "trend": report.trend,
+                **nonempty(step_time=report.time_shares),
+            }
+        ),
         **nonempty(
             name=state.own_name,
             phase=state.phase,

@@ -89,6 +89,12 @@ def status(run: Run) -> None:
     for figure in report.figures:
         if figure.value is not None:
             _say(f"  {figure.kind.label}: {figure.text} (step {figure.step})")
+    for name, course in report.trend.items():
+        if name != "reward_mean":
+            _say(f"  {name}: {course}")
+    if report.time_shares:
+        shares = ", ".join(f"{phase} {share:.0%}" for phase, share in report.time_shares.items())
+        _say(f"  a step's time: {shares}")
     for why in (*progress.eval_failed, progress.no_evaluation, report.hardly_moved):
         if why:
             _say(str(why))
