@@ -14,7 +14,6 @@ from rich.progress_bar import ProgressBar
 from rich.table import Table
 from rich.text import Text
 
-from halteres.agent.transports.command_line import for_person
 from halteres.cli.chat import wording_of
 from halteres.errors import ProcessFailed
 from halteres.next_step import NextStep, lines_of
@@ -272,6 +271,9 @@ def _figures(before: Evaluation, after: Evaluation) -> Table:
 
 def next_lines(report: RunReport) -> list[str]:
     """What a person types after a look at a run, one command on each line."""
+    # .3 s: only where a call is written
+    from halteres.agent.transports.command_line import for_person
+
     run, state = report.run, report.state
     if state.status != "completed":
         return [str(line) for line in lines_of(report.next, for_person)]
@@ -288,6 +290,9 @@ def next_lines(report: RunReport) -> list[str]:
 
 
 def _text_of(alert: Alert) -> str:
+    # .3 s: only where there is an alert
+    from halteres.agent.transports.command_line import for_person
+
     return alert.text(for_person)
 
 

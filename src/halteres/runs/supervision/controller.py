@@ -35,6 +35,7 @@ from halteres.runs.directory import HEARTBEAT_S, RunDirectory, StateWriter
 from halteres.runs.reading import failures
 from halteres.runs.reading.alerts import Alert
 from halteres.runs.reading.evaluations import CORRECT
+from halteres.runs.reading.report import environment_of
 from halteres.runs.state import Phase, RunState, Status
 from halteres.runs.supervision.evaluation import Evaluator, Snapshot
 from halteres.runs.supervision.roles import RolesOf, RunContext, get_json
@@ -82,7 +83,7 @@ class Budget:
         self, policy: Policy, state: RunState, clock: Callable[[], float] = time.monotonic
     ) -> None:
         self._policy, self._clock = policy, clock
-        self._run_id, self._total_steps, self._began = state.run_id, state.total_steps, clock()
+        self._total_steps, self._began = state.total_steps, clock()
         self._steps = 0
         self._tokens = self._last_tokens = 0.0
         self._seconds = deque[float](maxlen=8)  # of the last steps
@@ -150,10 +151,7 @@ class Budget:
         """
         learnt = "No checkpoint was written: nothing that it learnt is kept."
         if checkpoint_step is not None:
-            learnt = (
-                f"What was learnt up to step {checkpoint_step} is kept: "
-                f'rl_get_results("{self._run_id}").'
-            )
+            learnt = f"What was learnt up to step {checkpoint_step} is kept."
         return f"{self.why(cap)} {learnt} The operator can raise caps.{cap} in policy.yaml."
 
     def why(self, cap: Cap) -> str:
@@ -237,7 +235,7 @@ class RunController:
             only_end_is_left = writer.state.step >= writer.state.total_steps
             self.evaluator.skip_up_to(writer.state.step - only_end_is_left)
         self.budget = Budget.of(self.run, writer.state)
-        self.diagnosis = Diagnosis(RunFacts.of(self.run, writer.state.environment))
+        self.diagnosis = Diagnosis(RunFacts.of(self.run, environment_of(writer.state)))
         self.forwarding = Forwarding(self.run, self.settings.sinks, self.lifeline)
         self._events, self._metrics = (
             Tail(self.run.path / name) for name in ("events.jsonl", "metrics.jsonl")
@@ -544,7 +542,7 @@ class RunController:
             append_row(self.run.path / "metrics.jsonl", row)
 
     def _report(self, alert: Alert) -> None:
-        _log.warning("%s", alert)
+        _log.warning("%s (step %d): %s", alert.rule, alert.step, alert.evidence)
         if any(alert.rule == rule.name for rule in DRIFT):
             self._drift = self._drift or alert
         self.writer.event("alert", **alert.facts)
