@@ -25,6 +25,7 @@ import pytest
 from halteres.agent.table import BY_NAME
 from halteres.config.settings import Settings, TrainerSettings
 from halteres.next_step import Remedy
+from halteres.observe.metrics import Row
 from halteres.process import identity
 from halteres.runs.diagnosis.alerts import (
     FIRST_STEP_S,
@@ -476,6 +477,36 @@ def test_a_trainer_that_waits_is_told_with_as_many_workers_as_groups() -> None:
     assert str(the_one(rows(30, **slow)).remedy).startswith(
         'rl_get_rollouts("3fa9c1d2", which="worst")'
     )
+
+
+STARVED = {"time/batch": 40.0, "time/train": 2.0, "time/step": 42.0}
+
+
+def with_environment(**figures: float) -> list[Row]:
+    """Steps that wait for their batch, each after what its environment says."""
+    return [
+        row
+        for step in rows(30, **STARVED)
+        for row in ({"step": step["step"], "src": "env", "groups/sent": 8, **figures}, step)
+    ]
+
+
+def test_a_healthy_run_whose_answers_take_their_time_is_not_starved() -> None:
+    assert told(with_environment(**{"time/item": 20.0, "time/item_sampling": 19.5})) == []
+
+
+def test_a_trainer_that_waits_for_a_scorer_is_told_with_the_seconds() -> None:
+    alert = the_one(with_environment(**{"time/item": 2.3, "time/item_sampling": 0.3}))
+    assert (alert.rule, alert.step) == ("trainer_starved", 10)
+    assert "a group takes 2.3 s, 2.0 s of them no sampling" in alert.evidence
+    assert [step.tool for step in alert.remedy.steps] == ["rl_get_logs"]
+
+
+def test_a_trainer_that_waits_for_groups_that_are_dropped_is_told_so() -> None:
+    figures = {"time/item": 2.0, "time/item_sampling": 1.9, "groups/dropped/same_scores": 87}
+    alert = the_one(with_environment(**figures))
+    assert "87 of 95 groups were dropped (same_scores)" in alert.evidence
+    assert [step.tool for step in alert.remedy.steps] == ["rl_stop_training", "rl_start_training"]
 
 
 @pytest.mark.parametrize(

@@ -78,6 +78,11 @@ class Tally:
             for name, value in row.items():
                 self._values[name].append(value)
 
+    def item(self, took_s: float, sampling_s: float) -> None:
+        """Take in how long an item took, and how much of that was sampling."""
+        self._values["time/item"].append(took_s)
+        self._values["time/item_sampling"].append(sampling_s)
+
     def count(self, name: str, number: int = 1) -> None:
         """Something happened `number` times."""
         self._counts[name] += number

@@ -5,7 +5,7 @@ debouncing.
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from statistics import fmean, median
@@ -181,12 +181,15 @@ class History:
         self.best = -math.inf  # mean reward of SMOOTH steps
         self.means: dict[int, float] = {}  # mean reward by step
         self.evaluations: list[Row] = []  # rows of held-out figures, oldest first
+        self.environment: Row = {}  # the environment's newest row
         self._first: dict[str, list[float]] = {}
 
     def see(self, row: Row) -> None:
         """Take in a row, before the rules; without the extremes (an older run's) the mean stands
         for them.
         """
+        if row.get("src") == "env":
+            self.environment = row
         if any(name.startswith("eval/") for name in row):
             self.evaluations.append(row)
         if (mean := number(row, "reward/mean")) is not None:
@@ -233,6 +236,20 @@ class History:
         return self.highest > 0 and mean >= self.lowest + CEILING * self.span
 
 
+def components(row: Row, before: str, after: str) -> Iterator[tuple[str, float]]:
+    """(component, value) of the metrics whose names are `before`, a component's name and
+    `after`.
+    """
+    for name in row:
+        component = name.removeprefix(before).removesuffix(after)
+        if (
+            name == f"{before}{component}{after}"
+            and "/" not in component
+            and (value := number(row, name)) is not None
+        ):
+            yield component, value
+
+
 def number(row: Row, name: str) -> float | None:
     """A figure of a row, where it has one that can be reckoned with: its square must be a number
     too.
@@ -258,3 +275,22 @@ def trend(values: Sequence[float]) -> tuple[float, float]:
     return rise, slope / error if error > 1e-12 else math.copysign(
         math.inf, slope
     ) if slope else 0.0
+
+
+Look = Callable[[RunFacts, History, Row], Finding | None]
+"""What a row shows, whether it is wrong or not; None: the row is none of the rule's business."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Rule:
+    """Watches one thing that can go wrong."""
+
+    name: str  # as alerts call it
+    look: Look
+    steps: int  # rows in a row, of those that it looks at, in which it must hold
+    calm: int | None  # ... in which it must be over before it is reported again; None: as many
+
+
+def rule(name: str, *, steps: int = 1, calm: int | None = None) -> Callable[[Look], Rule]:
+    """Makes a rule of its look at a row."""
+    return lambda look: Rule(name=name, look=look, steps=steps, calm=calm)
