@@ -133,6 +133,11 @@ def add_alert(
     append_row(run.path / "events.jsonl", {"type": "alert", **alert.facts})
 
 
+def end_alert(run: RunDirectory, rule: str = "truncation", step: int = 12) -> None:
+    """Its cause is gone."""
+    append_row(run.path / "events.jsonl", {"type": "alert_over", "rule": rule, "step": step})
+
+
 def change(run: RunDirectory, **changes: Any) -> None:
     """What its supervisor writes."""
     file = run.path / "run.json"

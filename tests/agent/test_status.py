@@ -27,6 +27,7 @@ from .run_fixtures import (
     add_evaluation,
     add_step,
     change,
+    end_alert,
     make_run,
     replied,
     short_home,
@@ -802,3 +803,29 @@ async def test_processes_that_were_started_again_are_told() -> None:
             {"t": 1.0, "type": "restart", "role": "env", "attempt": 1, "of": 3},
         )
         assert (await told("rl_check_status", run_id=RUN))["restarts"] == {"env": 1}
+
+
+async def test_an_alert_whose_cause_is_gone_is_named_and_decides_nothing(
+    running: RunDirectory,
+) -> None:
+    add_alert(running, "entropy_collapse", 9, remedy=Remedy((STOP,), "lost."))
+    answer = await told("rl_check_status", run_id=RUN)
+    assert [alert["rule"] for alert in answer["alerts"]] == ["entropy_collapse"]
+    assert (answer["health"], answer["next"]) == ("alert", f'rl_stop_training("{RUN}")')
+    end_alert(running, "entropy_collapse", 11)
+    answer = await told("rl_check_status", run_id=RUN)
+    assert (answer["alerts"], answer["alerts_over"]) == ([], ["entropy_collapse"])
+    assert (answer["health"], answer["next"].partition("(")[0]) == ("healthy", "rl_check_status")
+    change(running, status="stopped", resumable=True)
+    results = await told("rl_get_results", run_id=RUN)
+    assert results["alerts"] == [{"rule": "entropy_collapse", "step": 9, "times": 1, "over_at": 11}]
+    assert results["next"] == f'rl_start_training(resume_from="{RUN}")'
+    add_alert(running, "entropy_collapse", 12, remedy=Remedy((STOP,), "lost."))
+    assert (await told("rl_check_status", run_id=RUN))["alerts"][0]["step"] == 12
+
+
+async def test_a_policy_that_pleases_its_scorer_does_not_unlearn_it(running: RunDirectory) -> None:
+    add_alert(running, "reward_hacking", 5, remedy=Remedy((STOP, READ_BEST)))
+    end_alert(running, "reward_hacking", 10)
+    answer = await told("rl_check_status", run_id=RUN)
+    assert [alert["rule"] for alert in answer["alerts"]] == ["reward_hacking"]

@@ -882,3 +882,34 @@ def test_an_evaluation_many_of_whose_tasks_failed_is_an_alert() -> None:
     assert (alert.rule, alert.step) == ("eval_tasks_failed", 2)
     assert alert.evidence == "3 of 4 held-out tasks failed; the figures are of the other 1."
     assert 'role="eval"' in str(alert.remedy)
+
+
+def cleared(given: Iterable[dict[str, Any]]) -> list[tuple[str, int]]:
+    """Rules whose alert was found over, each with the step."""
+    diagnosis = Diagnosis(CASE)
+    found: list[tuple[str, int]] = []
+    for row in given:
+        diagnosis.observe(row)
+        found += [(rule, row["step"]) for rule in diagnosis.cleared]
+    return found
+
+
+def test_an_alert_is_over_once_its_cause_is_gone_and_only_then() -> None:
+    def cut(step: int) -> float:
+        return 0.5 if step <= 6 else 0.0
+
+    steps = [{"step": step, "src": "env", "train/truncated": cut(step)} for step in range(1, 13)]
+    assert cleared(steps[:8]) == []
+    assert cleared(steps) == [("truncation", 9)]
+
+
+def test_a_policy_that_has_decided_on_right_answers_has_not_collapsed_any_more() -> None:
+    def entropy(step: int) -> float:
+        return 0.15 if step <= 3 else 0.001
+
+    def mean(step: int) -> float:
+        return 0.3 if step < 12 else 0.98
+
+    given = list(rows(24, **{"policy/entropy": entropy, "reward/mean": mean}))
+    assert "entropy_collapse" in [alert.rule for alert in told(given)]
+    assert ("entropy_collapse", 16) in cleared(given)

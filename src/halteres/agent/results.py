@@ -310,6 +310,9 @@ def _alerts(report: RunReport) -> list[AlertRow]:
         AlertRow(rule=alert.rule, step=alert.step, times=alert.times) for alert in report.alerts
     ]
     for row, alert in zip(rows[:REMEDIES], report.alerts, strict=False):
+        if alert.is_over:
+            row.over_at = alert.over_at
+            continue
         left = alert.remedy.after(*made)
         row.remedy = left.first or left
     return rows

@@ -77,6 +77,7 @@ class AlertRow(Facts):
     times: int = 1
     evidence: str = ""
     remedy: Sentence = ""
+    over_at: int | None = None  # the step at which its cause was found gone
 
 
 def alert_rows(report: RunReport) -> list[AlertRow]:
@@ -88,6 +89,8 @@ def alert_rows(report: RunReport) -> list[AlertRow]:
     rows: list[AlertRow] = []
     room = ALERTS_LENGTH
     for alert in report.alerts:
+        if alert.is_over:
+            continue
         evidence = clipped(
             alert.evidence, REFUSAL_LENGTH if alert.rule == REFUSED else EVIDENCE_LENGTH
         )
@@ -140,6 +143,7 @@ class StatusResult(Result):
     # shares of the last steps' time: batch is the wait for rollouts
     step_time: dict[str, float] = {}
     alerts: list[AlertRow] = []
+    alerts_over: list[str] = []  # rules whose cause is gone
     eval_failed: StepFailure | None = None  # the newest evaluation, where it gave no figure
     no_evaluation: str = ""  # why there will be no held-out figure
     no_batch: str = ""  # of a run that stands still: why the trajectory server has no batch for it
@@ -232,6 +236,7 @@ def _answer(run: RunDirectory, woke: str | None) -> StatusResult:
             if failed
             else None,
             no_evaluation=clipped(progress.no_evaluation, WHY_LENGTH),
+            alerts_over=[alert.rule for alert in report.alerts if alert.is_over],
             no_batch=report.no_batch,
             restarts=dict(report.restarts),
             failed_rollouts=dict(progress.failed_rollouts),
@@ -304,7 +309,7 @@ def _row(report: RunReport) -> dict[str, Any]:
                     if it is not None and name != "step"
                 },
                 "gain": report.gain,
-                "alerts": [alert.rule for alert in report.alerts],
+                "alerts": [alert.rule for alert in report.alerts if not alert.is_over],
                 "error": clipped(state.error, WHY_LENGTH) if state.error else None,
             }
         )

@@ -93,6 +93,8 @@ class PlainView(AbstractContextManager["PlainView"]):
             self._once(progress.no_evaluation)
         for alert in progress.alerts:
             self._once(f"alert: {_text_of(alert)}")
+            if alert.is_over:
+                self._once(f"alert over: {alert.rule}, at step {alert.over_at}")
 
     def _show_steps(self, report: RunReport) -> None:
         progress = report.progress

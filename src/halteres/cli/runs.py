@@ -105,7 +105,10 @@ def status(run: Run) -> None:
     if report.restarts:
         _say(f"restarts: {', '.join(f'{role} {times}' for role, times in report.restarts.items())}")
     for alert in report.alerts:
-        _say(f"alert: {alert.text(for_person)}")
+        if alert.is_over:
+            _say(f"alert: {alert.rule} (step {alert.step}) was over at step {alert.over_at}")
+        else:
+            _say(f"alert: {alert.text(for_person)}")
     for sink in progress.sinks:
         _say(sink)
     for label, text in (("note", state.note), ("error", state.error)):

@@ -74,7 +74,11 @@ def _row(run: Entry) -> dict[str, Any] | None:
                 "reward": spark.reward,
                 "evaluation": spark.evaluation,
                 "curve": [float(f"{value:.4g}") for value in spark.rewards],
-                "alerts": [alert.rule for alert in read_alerts(run.path / "events.jsonl")],
+                "alerts": [
+                    alert.rule
+                    for alert in read_alerts(run.path / "events.jsonl")
+                    if not alert.is_over
+                ],
                 "error": state.error and clipped(state.error, ERROR_LENGTH),
             }
     except RunUnreadable as error:
@@ -94,6 +98,7 @@ _EVENT_KEYS: dict[str, tuple[str, ...]] = {
     "eval_failed": ("step", "error"),
     "no_evaluation": ("error",),
     "alert": ("rule", "step"),
+    "alert_over": ("rule", "step"),
     "stop_requested": ("by", "mode"),
     "process_exit": ("role", "code"),
     "restart": ("role", "attempt"),
@@ -162,7 +167,8 @@ def view_of(run: RunDirectory, write: Callable[[NextStep], str]) -> dict[str, An
                 "step": alert.step,
                 "times": alert.times,
                 "evidence": alert.evidence,
-                "remedy": lines(alert.remedy),
+                "remedy": [] if alert.is_over else lines(alert.remedy),
+                "over_at": alert.over_at if alert.is_over else None,
                 "current": alert in current,
             }
             for alert in report.alerts

@@ -137,8 +137,9 @@ _decoder = msgspec.json.Decoder(Row)
 _encoder = msgspec.json.Encoder(enc_hook=_plain)
 
 
-def events_of(lines: Sequence[bytes], kind: str) -> list[Row]:
-    """Events of this kind; most lines are looked at and not decoded."""
-    mark = f'"{kind}"'.encode()
-    found = (row for line in lines if mark in line and (row := decoded(_decoder, line)) is not None)
-    return [event for event in found if event.get("type") == kind]
+def events_of(lines: Sequence[bytes], *kinds: str) -> list[Row]:
+    """Events of these kinds; most lines are looked at and not decoded."""
+    marks = [f'"{kind}"'.encode() for kind in kinds]
+    marked = (line for line in lines if any(mark in line for mark in marks))
+    found = (row for line in marked if (row := decoded(_decoder, line)) is not None)
+    return [event for event in found if event.get("type") in kinds]

@@ -29,10 +29,10 @@ function failed({ error, code, exit, log_tail }, next) {
   );
 }
 
-function alerted({ rule, step, times, evidence, remedy: call, current }) {
+function alerted({ rule, step, times, evidence, remedy: call, current, over_at }) {
   return h(
     "div", { class: `trouble alert ${current ? "current" : ""}` },
-    h("h2", null, `⚠ ${rule} `, h("span", { class: "quiet" }, `step ${step}${times > 1 ? `, ${times} times` : ""}`)),
+    h("h2", null, `⚠ ${rule} `, h("span", { class: "quiet" }, `step ${step}${times > 1 ? `, ${times} times` : ""}${over_at === null ? "" : `, over at step ${over_at}`}`)),
     h("p", null, evidence),
     remedy("Remedy", call),
   );

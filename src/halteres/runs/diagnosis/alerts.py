@@ -48,6 +48,8 @@ class Diagnosis:
         self._step = 0
         self._refused_calls = RefusedCalls(run)
         self.has_trained = False  # a step of this run is done
+        # rules whose alert the last row has shown to be over
+        self.cleared: tuple[str, ...] = ()
         self.stalls = StallDetector(run)
 
     def remember(self, rows: Iterable[Row]) -> None:
@@ -59,6 +61,7 @@ class Diagnosis:
     def observe(self, row: Row) -> list[Alert]:
         """One row of metrics.jsonl, in the order of writing."""
         step = row.get("step")
+        self.cleared = ()
         if not isinstance(step, int):
             return []
         self._history.see(row)
@@ -69,6 +72,7 @@ class Diagnosis:
             (rule.name, debounce.found(rule.look(self._run, self._history, row)))
             for rule, debounce in self._rules
         ]
+        self.cleared = tuple(rule.name for rule, debounce in self._rules if debounce.ended)
         return [_alert(name, step, finding) for name, finding in found if finding]
 
     def notice(self, event: Mapping[str, Any], *, resumable: bool) -> Alert:

@@ -139,7 +139,8 @@ def entropy_collapse(run: RunFacts, history: History, row: Row) -> Finding | Non
             "lost entropy does not come back.",
         ),
         holds=entropy < 0.1 * before and not history.at_ceiling(mean),
-        is_over=entropy > 0.2 * before,
+        # at the ceiling of rewards a policy that has decided is what was wanted
+        is_over=entropy > 0.2 * before or history.at_ceiling(mean),
     )
 
 

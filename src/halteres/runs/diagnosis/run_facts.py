@@ -146,20 +146,27 @@ class Debounce:
     def __init__(self, lasting: int, calm: int | None = None) -> None:
         self._lasting, self._calm = lasting, calm or lasting
         self._num_held = self._num_over = 0
-        self._reported = False
+        self._reported = self._ended = False
 
     def begins(self, holds: bool, is_over: bool | None = None, at_once: bool = False) -> bool:
         """One more look: whether it is to be reported now. The arguments are those of `Finding`."""
         self._num_held = self._num_held + 1 if holds else 0
         self._num_over = self._num_over + 1 if (not holds if is_over is None else is_over) else 0
-        if self._num_over >= self._calm:
+        self._ended = self._reported and self._num_over >= self._calm
+        if self._ended:
             self._reported = False
         begins = (self._num_held >= self._lasting or at_once) and not self._reported
         self._reported |= begins
         return begins
 
+    @property
+    def ended(self) -> bool:
+        """Whether what was reported has been found over, by the last look."""
+        return self._ended
+
     def found(self, finding: Finding | None) -> Finding | None:
         """The finding, if it is to be reported now; None is no look."""
+        self._ended = False
         begins = finding and self.begins(finding.holds, finding.is_over, finding.at_once)
         return finding if begins else None
 

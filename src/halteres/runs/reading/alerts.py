@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import time
 from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -42,6 +42,12 @@ class Alert:
     evidence: str
     remedy: Remedy
     times: int = 1  # how often it has spoken
+    over_at: int | None = None  # the step at which its cause was found gone
+
+    @property
+    def is_over(self) -> bool:
+        """Whether its cause is gone; some are for good."""
+        return self.over_at is not None and self.rule not in FOR_GOOD
 
     def text(self, write: Callable[[NextStep], str] = as_call) -> str:
         """As people read it, its calls as `write` has them."""
@@ -77,14 +83,19 @@ def read_alerts(file: Path) -> tuple[Alert, ...]:
     """One alert for each rule that has spoken, in the order of their first words; none where there
     is no file.
     """
-    return alerts_of(events_of(read_lines(file), "alert"))
+    return alerts_of(read_lines(file))
 
 
-def alerts_of(events: Iterable[Row]) -> tuple[Alert, ...]:
-    """The same of the events of alerts, oldest first."""
+def alerts_of(lines: Sequence[bytes]) -> tuple[Alert, ...]:
+    """The same of the lines of events.jsonl."""
     by_rule: dict[str, Alert] = {}
-    for event in events:
+    # in the order of writing: what begins may end, and begin again
+    for event in events_of(lines, "alert", "alert_over"):
         rule, step = str(event.get("rule")), event.get("step")
+        if event.get("type") == "alert_over":
+            if rule in by_rule:
+                by_rule[rule] = replace(by_rule[rule], over_at=step)
+            continue
         # of an earlier version's event, which has the text alone
         remedy = Remedy(words=str(event.get("remedy") or ""))
         if "steps" in event:
@@ -108,7 +119,11 @@ def in_force(alerts: Sequence[Alert], step: int) -> list[Alert]:
     disproved the others.
     """
     recent = {"stalled": 0, REFUSED: 0, **dict.fromkeys(FOR_GOOD, step)}
-    return [alert for alert in alerts if step - alert.step <= recent.get(alert.rule, RECENT_STEPS)]
+    return [
+        alert
+        for alert in alerts
+        if not alert.is_over and step - alert.step <= recent.get(alert.rule, RECENT_STEPS)
+    ]
 
 
 def stalled(run: RunDirectory, state: RunState | None = None) -> Alert | None:

@@ -224,7 +224,7 @@ def read_progress(run: RunDirectory, state: RunState | None = None) -> Progress:
         total_steps=state.total_steps,
         resumed_at=int((state.resume_point or {}).get("step", 0)),
         recent_s=tuple(seconds for _, seconds in series.get(_STEP_S, ())[-RECENT:]),
-        alerts=alerts_of(events_of(events, "alert")),
+        alerts=alerts_of(events),
         eval_failed=tuple(
             FailedEvaluation(step=it.get("step", 0), why=it.get("error", ""))
             for it in events_of(events, "eval_failed")

@@ -528,6 +528,8 @@ class RunController:
             self.budget.see(row)
             for alert in self.diagnosis.observe(row):
                 self._report(alert)
+            for rule in self.diagnosis.cleared:
+                self.writer.event("alert_over", rule=rule, step=step)
 
     def _measure_engine(self, step: int) -> None:
         """Write down the most memory that an engine of this run has held up to this step."""
