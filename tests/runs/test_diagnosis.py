@@ -430,6 +430,11 @@ def test_truncated_answers_are_told_with_longer_limits() -> None:
     assert changes in str(alert.remedy)
 
 
+def test_the_share_of_paid_answers_that_were_cut_off_is_told_beside_that_of_all() -> None:
+    alert = the_one(rows(20, **{"train/truncated": 0.41, "train/truncated_paid": 0.9}))
+    assert "41% of the answers (90% of the paid ones) were cut off" in alert.evidence
+
+
 def test_some_truncated_answers_are_no_alarm() -> None:
     assert told(rows(20, **{"train/truncated": lambda step: 0.35 if step % 3 else 0.1})) == []
 

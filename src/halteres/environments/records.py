@@ -63,6 +63,13 @@ class Tally:
             }
             for place, rollout in enumerate(rollouts_of(group))
         ]
+        # of the answers that were paid, those that a limit cut off: a policy may be paid for more
+        # than what it was asked for
+        measured += [
+            {"train/truncated_paid": row["train/truncated"]}
+            for row in measured
+            if row["train/percent_correct"]
+        ]
         measured += (
             {f"train/{name}": value for name, value in row.items()}
             for row in group.get("metrics", ())

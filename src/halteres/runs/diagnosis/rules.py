@@ -433,11 +433,13 @@ def truncation(run: RunFacts, history: History, row: Row) -> Finding | None:
         return None
     limits = {name: run.number(name) for name in ("max_new_tokens", "max_token_length")}
     given = ", ".join(f"{name} {value}" for name, value in limits.items() if value)
+    paid = number(row, "train/truncated_paid")
+    of_paid = "" if paid is None else f" ({paid:.0%} of the paid ones)"
     longer = Remedy(run.go_on_with(run.longer_answers()), "or ask for short answers in the prompt.")
     return Finding(
-        evidence=f"{share:.0%} of the answers were cut off by the token "
-        f"limit{f' ({given})' if given else ''}, and "
-        f"more than 30% in {truncation.steps} steps in a row.",
+        evidence=f"{share:.0%} of the answers{of_paid} were cut off by the token "
+        f"limit{f' ({given})' if given else ''}, "
+        f"above 30% in {truncation.steps} steps in a row.",
         remedy=run.spoilt(history.best) if history.collapsed else longer,
         holds=share > 0.3,
         is_over=share < 0.2,

@@ -103,6 +103,12 @@ FIGURES = (
     FigureKind(
         name="truncated", label="Cut off", metric="train/truncated", form="share", has_trend=True
     ),
+    FigureKind(
+        name="truncated_paid",
+        label="Cut off, of the paid",
+        metric="train/truncated_paid",
+        form="share",
+    ),
     FigureKind(name="engine_gb", label="Engine, peak", metric="engine/peak_memory_gb", form="GB"),
 )
 """In the order of a status."""
