@@ -11,6 +11,7 @@ from typing import Any
 
 import pytest
 
+from halteres.config import environ
 from halteres.config.operator_policy import HERMES_COMPAT
 from halteres.next_step import NextStep, Remedy
 from halteres.observe.metrics import append_row
@@ -829,3 +830,40 @@ async def test_a_policy_that_pleases_its_scorer_does_not_unlearn_it(running: Run
     end_alert(running, "reward_hacking", 10)
     answer = await told("rl_check_status", run_id=RUN)
     assert [alert["rule"] for alert in answer["alerts"]] == ["reward_hacking"]
+
+
+async def test_groups_without_signal_say_what_teaches_more(running: RunDirectory) -> None:
+    assert "remarks" not in await told("rl_check_status", run_id=RUN)
+    for step in range(13, 21):
+        add_step(running, step, **{"groups/without_signal": 0.9})
+    (remark,) = (await told("rl_check_status", run_id=RUN))["remarks"]
+    assert "90%" in remark and "a group_size above 8" in remark
+    assert remark in (await told("rl_get_results", run_id=RUN))["notes"]
+
+
+async def test_the_last_evaluation_of_a_stopped_run_says_of_which_weights_it_is() -> None:
+    run = make_run(steps=12, status="stopped", ended_at=time.time())
+    add_evaluation(run, 0, 0.3)
+    add_evaluation(run, 10, 0.39)
+    answer = await told("rl_check_status", run_id=RUN)
+    assert (answer["gain"]["after"], answer["gain"]["step"]) == (0.39, 10)
+    assert answer["remarks"] == ["the last evaluation is of step 10; the weights are of step 12"]
+
+
+async def test_a_resumed_run_shows_where_its_parent_ends() -> None:
+    point = {"name": "step-5", "step": 5}
+    make_run(steps=8, resumed_from="aaaa1111", resume_point=point)
+    answer = await told("rl_get_results", run_id=RUN, points=8)
+    assert [row.get("run_id") for row in answer["history"]] == ["aaaa1111"] * 5 + [None] * 3
+    assert any("steps up to 5 are of run aaaa1111" in note for note in answer["notes"])
+    assert (await told("rl_check_status", run_id=RUN))["resumed_from"] == "aaaa1111"
+
+
+async def test_a_wait_that_the_hosts_limit_cut_says_so(
+    running: RunDirectory, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(environ, "longest_wait_s", lambda: 0.2)
+    answer = await told("rl_check_status", run_id=RUN, wait_s=30, until="terminal")
+    assert answer["woke"] == "wait_s" and "0.2 s at most" in answer["wait_cut"]
+    answer = await told("rl_check_status", run_id=RUN, wait_s=0.1, until="terminal")
+    assert answer["woke"] == "wait_s" and "wait_cut" not in answer

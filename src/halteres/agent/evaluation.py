@@ -235,6 +235,9 @@ def _improvement(
     first = next(iter(evaluations(run, merge_by_step(run.metrics()))), None) if run else None
     if run is None or first is None or first.step == request.step:
         return {}
+    # its first evaluation was of other tasks
+    if request.exam.program.path != run.state().program.path:
+        return {}
     now = Evaluation(
         step=request.step or 0,
         figures={name: float(value) for name, value in figures.items()},
@@ -245,9 +248,18 @@ def _improvement(
     names = [name for name in (CORRECT, GREEDY) if name in gains] or [
         name for name in (SCORE,) if name in gains
     ]
-    return (
-        {"since_step": first.step, **{name: gains[name].facts for name in names}} if names else {}
-    )
+    if not names:
+        return {}
+    # `before` and `after`: the two figures that the difference is of
+    told = {
+        name: {
+            "before": rounded(first.figures[name]),
+            "after": rounded(now.figures[name]),
+            **gains[name].facts,
+        }
+        for name in names
+    }
+    return {"since_step": first.step, **told}
 
 
 def main() -> int:

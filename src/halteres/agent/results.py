@@ -171,7 +171,7 @@ def rl_get_results(
         **wandb_names(state, report.given),
         **sink_facts(run),
         **_figures(outcome, choice),
-        history=_history(rows, choice.names if choice else curves, points),
+        history=_with_parent(_history(rows, choice.names if choice else curves, points), report),
         weights=_weights(report, outcome),
         checkpoints=[
             CheckpointRow(name=row.get("name"), step=row.get("step"))
@@ -193,18 +193,13 @@ def rl_get_results(
 
 
 def _notes(report: RunReport, outcome: Outcome, choice: Choice | None) -> list[str]:
-    state, skipped = report.state, report.skipped
+    state = report.state
     notes = (
         [f"{state.code or state.status}: {shortened(error_of(state), 300)}"] if state.error else []
     )
     notes += choice.notes if choice else ()
     notes += [report.hardly_moved] if report.hardly_moved else []
-    if skipped:
-        notes.append(
-            f"{skipped['skipped_steps']} of {report.step} steps moved no weight (all scores of "
-            "each group equal): "
-            f"the policy version is {skipped['policy_version']}"
-        )
+    notes += report.remarks
     if LOSS in (choice.names if choice else outcome.final):
         notes.append(LOSS_MEANS)
     if outcome.baseline and outcome.baseline.step > 0:
@@ -275,6 +270,14 @@ def _history(rows: Sequence[Row], names: Sequence[str], points: int) -> list[dic
         }
         for row in chosen
     ]
+
+
+def _with_parent(history: list[dict[str, Any]], report: RunReport) -> list[dict[str, Any]]:
+    """The rows of a resumed run, those marked that are its parent's."""
+    parent, ends = report.state.resumed_from, report.progress.resumed_at
+    if not parent or not ends:
+        return history
+    return [{**row, "run_id": parent} if row["step"] <= ends else row for row in history]
 
 
 def _weights(report: RunReport, outcome: Outcome) -> WeightsRow:

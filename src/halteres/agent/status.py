@@ -22,6 +22,7 @@ from halteres.agent.next_call import LIST_ENVIRONMENTS
 from halteres.agent.tool import (
     READS,
     Caller,
+    CutShort,
     Facts,
     Result,
     RunId,
@@ -137,6 +138,9 @@ class StatusResult(Result):
     metrics: dict[str, Any] = {}
     gain: Gain | None = None  # of an ended run
     weights: str = ""  # where they have hardly moved
+    remarks: list[str] = []  # what the figures are of, and what they do not say
+    resumed_from: str | None = None
+    wait_cut: str = ""  # where the host's limit ended the wait before the seconds asked for
     # reward_mean: its curve; groups_without_signal: share of the last steps' groups; entropy,
     # completion_tokens, truncated and the environment's own measures, from first to last
     trend: dict[str, Any] = {}
@@ -181,7 +185,7 @@ async def rl_check_status(
         event = Until.parse(until or "change")
         run = await asyncio.to_thread(chosen_run, run_id)
         woke = await wait_for(run, event, wait_s) if wait_s else None
-        return await asyncio.to_thread(_answer, run, woke)
+        return await asyncio.to_thread(_answer, run, woke, _wait_cut(wait_s))
     event = Until.parse(until or "terminal")
     if run_id:
         several = NextStep.of("rl_check_status", run_ids=run_ids)
@@ -189,10 +193,16 @@ async def rl_check_status(
     found = await asyncio.to_thread(lambda: [chosen_run(each) for each in run_ids])
     runs = [*{run.run_id: run for run in found}.values()]
     woke = await wait_for_all(runs, event, wait_s) if wait_s else None
-    return await asyncio.to_thread(_answer_on_several, runs, woke)
+    return await asyncio.to_thread(_answer_on_several, runs, woke, _wait_cut(wait_s))
 
 
-def _answer(run: RunDirectory, woke: str | None) -> StatusResult:
+def _wait_cut(wait_s: float) -> str:
+    if not isinstance(wait_s, CutShort):
+        return ""
+    return f"your host lets a call wait {wait_s:g} s at most: call again to wait on"
+
+
+def _answer(run: RunDirectory, woke: str | None, wait_cut: str) -> StatusResult:
     report = report_of(run)
     state, progress = report.state, report.progress
     if limited := rate_limited_answer(report):
@@ -242,7 +252,10 @@ def _answer(run: RunDirectory, woke: str | None) -> StatusResult:
             failed_rollouts=dict(progress.failed_rollouts),
             gain=report.gain,
             weights=report.hardly_moved,
+            remarks=report.remarks,
+            resumed_from=state.resumed_from,
             woke=woke,
+            wait_cut=wait_cut if woke == "wait_s" else "",
         ),
         **_failure_facts(report),
         next=report.next,
@@ -266,7 +279,7 @@ def _failure_facts(report: RunReport) -> dict[str, Any]:
     }
 
 
-def _answer_on_several(runs: list[RunDirectory], woke: str | None) -> StatusResult:
+def _answer_on_several(runs: list[RunDirectory], woke: str | None, wait_cut: str) -> StatusResult:
     """Each in brief; next, what a run that ails or has failed asks for; else to wait on; else to
     compare.
     """
@@ -285,7 +298,8 @@ def _answer_on_several(runs: list[RunDirectory], woke: str | None) -> StatusResu
         following = NextStep.of("rl_check_status", run_ids=ids, wait_s=wait_s, until="terminal")
     else:
         following = NextStep.of("rl_compare_runs", ids) if len(ids) > 1 else reports[0].next
-    return StatusResult(runs=rows, **nonempty(woke=woke), next=following)
+    cut = wait_cut if woke == "wait_s" else ""
+    return StatusResult(runs=rows, **nonempty(woke=woke, wait_cut=cut), next=following)
 
 
 def _row(report: RunReport) -> dict[str, Any]:

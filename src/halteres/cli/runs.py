@@ -95,7 +95,12 @@ def status(run: Run) -> None:
     if report.time_shares:
         shares = ", ".join(f"{phase} {share:.0%}" for phase, share in report.time_shares.items())
         _say(f"  a step's time: {shares}")
-    for why in (*progress.eval_failed, progress.no_evaluation, report.hardly_moved):
+    for why in (
+        *progress.eval_failed,
+        progress.no_evaluation,
+        report.hardly_moved,
+        *report.remarks,
+    ):
         if why:
             _say(str(why))
     if failed := progress.failed_rollouts:

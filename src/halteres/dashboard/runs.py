@@ -144,7 +144,8 @@ def view_of(run: RunDirectory, write: Callable[[NextStep], str]) -> dict[str, An
         "status": state.status,
         "phase": state.phase,
         "terminal": state.terminal,
-        "note": state.note,
+        "note": " · ".join(filter(None, (state.note, report.hardly_moved, *report.remarks)))
+        or None,
         "policy": state.policy,
         "resumed_from": state.resumed_from,
         "created_at": state.created_at,

@@ -125,7 +125,7 @@ RECENT = 8  # steps whose mean is taken for where the run is now
 MOST_OWN = 4  # measures of an environment's own that are shown
 
 _OURS = (
-    *("groups/", "rollouts/", "reward/", "judge/", "time/", "tokens/", "eval/", "policy/"),
+    *("groups/", "rollouts/", "sampling/", "reward/", "judge/", "time/", "tokens/", "eval/"),
     *(SUCCESS_OF_ALL, "train/completion_lengths", "train/truncated"),
 )
 """How the metrics of an environment begin that are not its own measures."""

@@ -53,6 +53,7 @@ _STATE_WORDS: Mapping[Status, StateWord] = {
 }
 
 TREND_WIDTH, TREND_GROUPS = 16, 8
+LITTLE_SIGNAL = 0.8  # share of groups without signal above which what to do is said
 SMALL_UPDATE, SMALL_UPDATE_STEPS = 1e-4, 5
 """Below which norm of the update, relative to the base weights, they have hardly moved; after how
 many steps that is judged. The built-in model on arithmetic: 1.3e-2 after 5 steps with its learning
@@ -197,6 +198,40 @@ class RunReport:
         )
 
     @property
+    def remarks(self) -> list[str]:
+        """Sentences that a reader needs to take the figures for what they are."""
+        state, found = self.state, list[str]()
+        if self.skipped:
+            found.append(
+                f"{self.skipped['skipped_steps']} of {self.step} steps moved no weight (all scores "
+                "of each group equal): "
+                f"the policy version is {self.skipped['policy_version']}"
+            )
+        if self.silent_share > LITTLE_SIGNAL:
+            group_size = self.given.env.get("group_size")
+            larger = f"a group_size above {group_size}, " if group_size else "larger groups, "
+            found.append(
+                f"{self.silent_share:.0%} of the last steps' groups had equal scores and taught "
+                f"nothing: {larger}or tasks that are neither always nor never solved, teach more"
+            )
+        if state.resumed_from and self.progress.resumed_at:
+            found.append(
+                f"steps up to {self.progress.resumed_at} are of run {state.resumed_from}, which "
+                "this one goes on from"
+            )
+        if (gain := self.gain) and gain.step < self.step:
+            found.append(
+                f"the last evaluation is of step {gain.step}; the weights are of step {self.step}"
+            )
+        return found
+
+    @property
+    def silent_share(self) -> float:
+        """Share of the last steps' groups whose scores were all equal; 0 where none is known."""
+        silent = [share for _, share in self.progress.without_signal[-TREND_GROUPS:]]
+        return sum(silent) / len(silent) if silent else 0.0
+
+    @property
     def trend(self) -> dict[str, Any]:
         """Where the figures are going: the reward's curve from first to last, groups that teach
         nothing, and what tells why a run does not learn.
@@ -208,9 +243,8 @@ class RunReport:
         found: dict[str, Any] = {
             "reward_mean": f"{bars} {rounded(curve[0][1], 3):g}->{rounded(curve[-1][1], 3):g}"
         }
-        silent = [share for _, share in self.progress.without_signal[-TREND_GROUPS:]]
-        if silent:
-            found["groups_without_signal"] = rounded(sum(silent) / len(silent), 3)
+        if self.progress.without_signal:
+            found["groups_without_signal"] = rounded(self.silent_share, 3)
         found |= trends_of(self.progress.series)
         return found | own_measures(self.progress.first_rows, self.progress.last_rows)
 
