@@ -707,7 +707,7 @@ async def test_a_secret_in_a_log_is_struck_out_also_where_a_line_is_cut(
     run = failed(code="process_exited", error=f"It failed. {secret}")
     run.log("trainer").write_text(f"key={secret}\n" * 8)
     answer = await told("rl_check_status", run_id=RUN)
-    assert answer["log_tail"] == ["key=***"] * 8
+    assert answer["log_tail"] == ["key=***"]
     assert answer["error"] == "It failed. ***"
 
 
@@ -867,3 +867,24 @@ async def test_a_wait_that_the_hosts_limit_cut_says_so(
     assert answer["woke"] == "wait_s" and "0.2 s at most" in answer["wait_cut"]
     answer = await told("rl_check_status", run_id=RUN, wait_s=0.1, until="terminal")
     assert answer["woke"] == "wait_s" and "wait_cut" not in answer
+
+
+async def test_what_failed_a_run_is_said_once_and_the_log_shows_where() -> None:
+    said = "sums.score raised KeyError: 'answer'. (at sums.py:9)"
+    run = failed(
+        code="env_gave_up",
+        error="x",
+        exit={"process": "env", "code": 1},
+        failure=Failure(what="Environment exited.", why=f"8 groups failed. The last: {said}"),
+    )
+    append_row(
+        run.path / "events.jsonl",
+        {"type": "eval_failed", "step": 9, "error": f"Last failure: {said}"},
+    )
+    traceback = ['  File "sums.py", line 9, in score', "KeyError: 'answer'"]
+    repeated = [f"2026-07-01 12:00:00,123 env WARNING a.b: A rollout failed: {said}"] * 300
+    last = f"error: 8 groups failed. The last: {said}"
+    run.log("env").write_text("\n".join([*traceback, *repeated, last]))
+    answer = await told("rl_check_status", run_id=RUN)
+    assert json.dumps(answer).count("KeyError: 'answer'. (at") == 1
+    assert answer["log_tail"] == [traceback[0].rstrip(), traceback[1]]

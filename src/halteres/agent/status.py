@@ -207,7 +207,8 @@ def _answer(run: RunDirectory, woke: str | None, wait_cut: str) -> StatusResult:
     state, progress = report.state, report.progress
     if limited := rate_limited_answer(report):
         return StatusResult(**limited, next=until_it_ends(run.run_id))
-    failed = progress.unevaluated
+    # a failure needs the room, and mostly has the same cause
+    failed = None if state.status == "failed" else progress.unevaluated
     answer = StatusResult(
         run_id=run.run_id,
         status=state.status,

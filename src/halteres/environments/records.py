@@ -38,6 +38,8 @@ log = logging.getLogger(__name__)
 REWARDS = "rewards_version"
 """Type of the event that says which components score from here on."""
 
+MOST_LOGGED = 200  # different failures that are known again
+
 _LONGEST_ITEM = 2000  # characters of an item that is no JSON
 
 
@@ -113,6 +115,7 @@ class Records:
         self._rewards_version: str | None = None  # None: of no group yet
         # groups of a step that an earlier life of this environment wrote
         self._written: dict[int, set[int]] = {}
+        self._logged = set[FailedRollout]()
         if self._folder is not None:
             (self._folder / "rollouts").mkdir(parents=True, exist_ok=True)
 
@@ -192,7 +195,11 @@ class Records:
         self._tallies[step].count("rollouts/failed", len(failures))
         for failure in failures:
             self._tallies[step].count(f"rollouts/failed/{failure.code}")
-            log.warning("A rollout failed (%s): %s", failure.code, failure.why)
+            if failure not in self._logged:
+                log.warning("A rollout failed (%s): %s", failure.code, failure.why)
+            # the rows count them; the log says each once, as long as they are not too many
+            if len(self._logged) < MOST_LOGGED:
+                self._logged.add(failure)
         if self._folder is None:
             return
         file = f"rollouts/step_{step}.jsonl"
