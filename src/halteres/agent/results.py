@@ -29,13 +29,13 @@ from halteres.runs.directory import RunDirectory, roster, runs_home
 from halteres.runs.reading.adapter import vllm_command
 from halteres.runs.reading.evaluations import Outcome, picture_of
 from halteres.runs.reading.failures import error_of
+from halteres.runs.reading.figures import success_in
 from halteres.runs.reading.headline import (
     CORRECT,
     GREEDY,
     LOSS,
     REWARD,
     SCORE,
-    SUCCESS,
     Choice,
     choose,
     headline,
@@ -155,8 +155,9 @@ def rl_get_results(
         shown["plot"] = str(picture) if picture else None
     failed = [*reversed(report.progress.eval_failed)][:MOST_FAILED]
     rows, checkpoints, cost = outcome.rows, run.checkpoints(), outcome.cost
-    apart = any(row.get(SUCCESS) != row.get(REWARD) for row in rows)
-    curves = [REWARD, *([SUCCESS] if apart else []), CORRECT]
+    success = success_in(rows)
+    apart = any(row.get(success) != row.get(REWARD) for row in rows if success in row)
+    curves = [REWARD, *([success] if apart else []), CORRECT]
     if rows and not any(REWARD in row for row in rows):  # a reward model is trained
         curves = ["accuracy", "eval_accuracy"]
     # Hours are of the engine's device, where it is known which that is; a service of somebody

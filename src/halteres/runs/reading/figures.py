@@ -131,6 +131,11 @@ _OURS = (
 """How the metrics of an environment begin that are not its own measures."""
 
 
+def success_in(rows: Iterable[Row]) -> str:
+    """The metric of these rows that is called success: one, wherever a reader looks."""
+    return SUCCESS_OF_ALL if any(SUCCESS_OF_ALL in row for row in rows) else SUCCESS
+
+
 def figures_of(series: Mapping[str, Series], kind: str) -> tuple[Figure, ...]:
     """What is known of each figure of a run of this kind, the newest of every series."""
     found: list[Figure] = []

@@ -30,6 +30,7 @@ from halteres.observe.sinks import read_reports
 from halteres.redaction import printable
 from halteres.runs.directory import WAKE, RunDirectory, StateWriter
 from halteres.runs.reading.evaluations import PLOT, before_and_after, draw
+from halteres.runs.reading.figures import REWARD, success_in
 from halteres.runs.reading.report import RunReport, report_of
 from halteres.runs.servers import new_secret
 from halteres.runs.state import RESERVE, Failure, Phase, RunState, Status, take_lock
@@ -231,7 +232,7 @@ def _summary(report: RunReport) -> str:
     figures = outcome.baseline.figures if outcome.baseline else {}
     for name, value in outcome.final.items():
         gain, before = outcome.gains.get(name), figures.get(name)
-        if gain is None and name not in ("reward/mean", "reward/success"):
+        if gain is None and name not in (REWARD, success_in(outcome.rows)):
             continue
         bounds = (
             f" ({gain.interval[0]:+.3f} to {gain.interval[1]:+.3f})"
