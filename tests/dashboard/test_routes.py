@@ -212,7 +212,7 @@ async def test_a_run_is_told_as_the_tools_tell_it(page: Client) -> None:
         assert view[name] == answer[name], name
     assert view["alerts"][0] | {"times": 2, "current": True} == view["alerts"][0]
     assert [line["command"] for line in view["next"]] == [answer["next"]]
-    assert {one["name"]: one["text"] for one in view["figures"]}["reward_mean"] == "0.3"
+    assert {one["name"]: one["value"] for one in view["figures"]}["reward_mean"] == 0.3
     assert [mark["step"] for mark in view["marks"]] == [7, 11]
 
 

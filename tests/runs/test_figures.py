@@ -14,6 +14,7 @@ from halteres.dashboard.runs import view_of
 from halteres.observe.metrics import append_row
 from halteres.runs.directory import RunDirectory
 from halteres.runs.reading.figures import FIGURES, FigureKind, own_measures, time_shares, went
+from halteres.runs.reading.report import report_of
 
 
 @pytest.fixture
@@ -29,9 +30,10 @@ async def test_a_figure_is_seen_by_tools_page_and_terminal(
     append_row(run.path / "metrics.jsonl", {"step": 3, "src": "trainer", kind.metric: 0.5})
     assert (await told("rl_check_status", run_id=RUN))["metrics"][kind.name] == 0.5
     shown = {one["name"]: one for one in view_of(run, for_person)["figures"]}
-    assert shown[kind.name]["label"] == kind.label
+    assert (shown[kind.name]["label"], shown[kind.name]["value"]) == (kind.label, 0.5)
+    (text,) = [one.text for one in report_of(run).figures if one.kind == kind]
     printed = CliRunner().invoke(runs.app, ["status", RUN]).output
-    assert f"  {kind.label}: {shown[kind.name]['text']} (step 3)" in printed.splitlines()
+    assert f"  {kind.label}: {text} (step 3)" in printed.splitlines()
 
 
 def test_the_share_of_success_is_of_all_rollouts_and_only_without_it_of_the_batch(
@@ -39,13 +41,13 @@ def test_the_share_of_success_is_of_all_rollouts_and_only_without_it_of_the_batc
 ) -> None:
     append_row(run.path / "metrics.jsonl", {"step": 1, "src": "trainer", "reward/success": 0.4766})
 
-    def success() -> str:
-        shown = {one["name"]: one["text"] for one in view_of(run, for_person)["figures"]}
+    def success() -> float:
+        shown = {one["name"]: one["value"] for one in view_of(run, for_person)["figures"]}
         return shown["percent_correct"]
 
-    assert success() == "47.7%"
+    assert success() == 0.477
     append_row(run.path / "metrics.jsonl", {"step": 1, "src": "env", "train/percent_correct": 0.24})
-    assert success() == "24.0%"
+    assert success() == 0.24
 
 
 def test_measures_of_the_environments_own_show_how_they_went() -> None:

@@ -158,7 +158,12 @@ def view_of(run: RunDirectory, write: Callable[[NextStep], str]) -> dict[str, An
         "health": report.health,
         "metrics": report.metrics,
         "figures": [
-            {"name": one.kind.name, "label": one.kind.label, "text": one.text}
+            {
+                "name": one.kind.name,
+                "label": one.kind.label,
+                "value": one.value,
+                "form": one.kind.form,
+            }
             for one in report.figures
         ],
         "processes": conditions(state),

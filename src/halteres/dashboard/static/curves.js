@@ -114,9 +114,10 @@ function mainCharts(shown) {
     ...(shown.has(GREEDY) ? [shown.held(GREEDY, 3, LABELS[GREEDY], ASIDE)] : []),
   ];
   const lines = (...names) => names.filter(shown.has).map((name) => shown.trained(name, Math.min(1, MAIN.indexOf(name)), LABELS[name]));
-  const same = !shown.has(success) || shown.equal(reward, success);
-  if (same && isShare(shown.values(reward))) {
-    return [{ title: "Reward", share: true, height: 300, data: shown.large([...lines(reward), ...held]) }];
+  const pays = !shown.has(ofBatch) || shown.equal(reward, ofBatch); // a reward of 0 and 1 is the batch's success
+  if (pays && isShare(shown.values(reward))) {
+    const apart = shown.has(ofAll) && !shown.equal(reward, ofAll) ? [ofAll] : []; // groups were dropped
+    return [{ title: "Reward", share: true, height: 300, data: shown.large([...lines(reward, ...apart), ...held]) }];
   }
   const solved = [...lines(success), ...held];
   return [

@@ -26,7 +26,7 @@ export function heading(id) {
     fill(
       facts,
       fact("Step", `${last.step} / ${last.total_steps}`),
-      figures.map(({ name, label, text }) => fact(label, name === "eval_percent_correct" ? held ?? text : text)),
+      figures.map((one) => fact(one.label, one.name === "eval_percent_correct" ? held ?? written(one) : written(one))),
       fact("Per step", duration(step_s)),
       last.terminal ? fact("Took", duration(seconds)) : fact("Time left", between(eta_minutes)),
       last.terminal ? null : fact("Health", last.health, last.health),
@@ -63,6 +63,11 @@ export function heading(id) {
       tell();
     },
   };
+}
+
+function written({ value, form }) {
+  if (form === "share") return share(value);
+  return value === null || form === "number" ? figure(value) : `${figure(value)} ${form}`;
 }
 
 function fact(label, value, kind) {
