@@ -29,8 +29,8 @@ from machine import machine
 
 from halteres.config.settings import TrainerSettings
 from halteres.runs.diagnosis import rules
-from halteres.runs.diagnosis.rules import Rule, reward_flat, reward_hacking
-from halteres.runs.diagnosis.run_facts import Debounce, History, RunFacts
+from halteres.runs.diagnosis.rules import reward_flat, reward_hacking
+from halteres.runs.diagnosis.run_facts import Debounce, History, Rule, RunFacts
 from halteres.runs.reading.evaluations import (
     CORRECT,
     Difference,

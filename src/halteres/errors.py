@@ -57,7 +57,11 @@ class HalteresError(Exception):
     @property
     def sentence(self) -> str:
         """What, why and next as one readable text."""
-        return _joined(self.what, self.why, for_people(self.next))
+        return self.written(lambda step: step.command)
+
+    def written(self, write: Callable[[NextStep], str]) -> str:
+        """The same with each call as `write` has it."""
+        return _joined(self.what, self.why, written(self.next, write))
 
     def __reduce__(self) -> tuple[Any, ...]:
         return _rebuild, (type(self), self.what, self.why, self.next, self.details)
@@ -140,11 +144,10 @@ class ProcessFailed(HalteresError):
 
     code = "process_exited"
 
-    @property
-    def sentence(self) -> str:
+    def written(self, write: Callable[[NextStep], str]) -> str:
         """What, why, where to look and what next as one readable text."""
         log = f"Its log: {self.details['log']}." if self.details.get("log") else ""
-        return _joined(self.what, self.why, log, for_people(self.next))
+        return _joined(self.what, self.why, log, written(self.next, write))
 
 
 class ServerError(HalteresError):

@@ -5,7 +5,7 @@ reader's form of them.
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field, replace
 from itertools import dropwhile
 from typing import Any, TypeAlias
@@ -72,8 +72,12 @@ class NextStep:
     @property
     def command(self) -> str:
         """As a person types it."""
-        command = None if self.positional else _COMMANDS.get((self.tool, *self.args))
-        return command.format_map(self.args) if command else self.call
+        given = self.given
+        if self.positional:  # a run, wherever one argument has no name
+            given = {"run_id": self.positional[0], **given}
+        command = _COMMANDS.get((self.tool, *given))
+        has_all = len(self.positional or ()) <= 1
+        return command.format_map(given) if command and has_all else self.call
 
     def __str__(self) -> str:
         return for_people(self)
@@ -152,6 +156,51 @@ def for_agents(advice: Advice) -> str:
 def for_people(advice: Advice) -> str:
     """As a person reads it who has commands."""
     return written(advice, lambda step: step.command)
+
+
+@dataclass(frozen=True, slots=True)
+class Line:
+    """One thing to do, for a person: a command to paste, what it is for or when; or words alone."""
+
+    words: str
+    command: str = ""
+
+    def __str__(self) -> str:
+        return (
+            f"{self.words}: {self.command}"
+            if self.words and self.command
+            else (self.words or self.command)
+        )
+
+
+def lines_of(advice: Advice, write: Callable[[NextStep], str]) -> tuple[Line, ...]:
+    """The advice step by step: each command, as `write` has it, alone on its line.
+
+    >>> both = then(NextStep("rl_list_runs"), NextStep("rl_stop_training", {"run_id": "3fa9"}))
+    >>> [str(line) for line in lines_of(both, lambda step: step.command)]
+    ['halteres runs list', 'then: halteres runs stop 3fa9']
+    """
+    lines: list[Line] = []
+    words = ""
+    for part in _flat(advice):
+        if isinstance(part, str):
+            words += part
+            continue
+        what_for = f"{words} {part.reason}".strip(" ;,.:")
+        lines.append(Line(what_for, write(part)))
+        words = ""
+    if rest := words.strip(" ;,:"):
+        lines.append(Line(rest))
+    return tuple(lines)
+
+
+def _flat(advice: Advice) -> Iterator[str | NextStep]:
+    if isinstance(advice, str | NextStep):
+        yield advice
+        return
+    parts: tuple[Advice, ...] = advice.parts if isinstance(advice, Remedy) else advice
+    for part in parts:
+        yield from _flat(part)
 
 
 def as_call(step: NextStep) -> str:

@@ -410,6 +410,19 @@ def is_stopped(who: Mapping[str, Any]) -> bool:
     return state in ("T", "t") and started == who.get("start_time", started)
 
 
+def peak_memory_bytes(pid: int | None) -> int | None:
+    """The most memory that the process has held so far (VmHWM); None where there is no /proc to
+    tell, or no such process. Memory of a GPU is not in it.
+    """
+    try:
+        lines = Path(f"/proc/{pid}/status").read_text(encoding="utf-8").splitlines()
+    except OSError:
+        return None
+    # a process that has ended, and was not waited for, has no such line
+    kilobytes = (line.split()[1] for line in lines if line.startswith("VmHWM:"))
+    return next((1024 * int(number) for number in kilobytes), None)
+
+
 def _stat(pid: int | None) -> tuple[str, int]:
     """State and start time by /proc; an empty state where it has no such process."""
     try:

@@ -20,7 +20,7 @@ from halteres.next_step import NextStep, Remedy
 from halteres.observe.metrics import append_row
 from halteres.process import identity
 from halteres.runs.directory import RunDirectory, runs_home
-from halteres.runs.reading.progress import Alert
+from halteres.runs.reading.alerts import Alert
 from halteres.runs.state import RunState, lock_taken, read_state, write_state
 
 RUN = "3fa9c1d2"
@@ -131,6 +131,11 @@ def add_alert(
     remedy = Remedy(words=remedy) if isinstance(remedy, str) else remedy
     alert = Alert(rule=rule, step=step, evidence=evidence, remedy=remedy)
     append_row(run.path / "events.jsonl", {"type": "alert", **alert.facts})
+
+
+def end_alert(run: RunDirectory, rule: str = "truncation", step: int = 12) -> None:
+    """Its cause is gone."""
+    append_row(run.path / "events.jsonl", {"type": "alert_over", "rule": rule, "step": step})
 
 
 def change(run: RunDirectory, **changes: Any) -> None:

@@ -11,9 +11,10 @@ from typing import Any
 
 import pytest
 
-from halteres.agent.run_snapshot import ANSWER_WITHIN_S, LENGTH
+from halteres.agent.transports.command_line import for_person
 from halteres.dashboard.runs import view_of
 from halteres.runs.directory import RunDirectory
+from halteres.runs.reading.no_batch import ANSWER_WITHIN_S, LENGTH
 
 from .fake_trajectory_server import WHY, TrajectoryServer, quiet_for, trajectory_server
 from .run_fixtures import (
@@ -60,7 +61,7 @@ async def test_a_run_that_stands_still_says_why_within_the_budget(waiting: RunDi
     answer = await told("rl_check_status", run_id=RUN)
     assert answer["no_batch"] == WHY
     assert tokens(answer) <= BUDGET
-    assert view_of(waiting)["no_batch"] == WHY
+    assert view_of(waiting, for_person)["no_batch"] == WHY
 
 
 async def test_a_run_whose_groups_all_fail_says_so_with_the_exception(
@@ -91,7 +92,7 @@ async def test_a_run_between_two_steps_is_not_asked_about(
 ) -> None:
     quiet_for(waiting, 25)
     assert "no_batch" not in await told("rl_check_status", run_id=RUN)
-    assert view_of(waiting)["no_batch"] is None
+    assert view_of(waiting, for_person)["no_batch"] is None
     assert trajectories.asked == 0
 
 

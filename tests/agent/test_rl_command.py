@@ -323,7 +323,7 @@ def test_who_only_watches_leaves_the_run_alone(home: Path, monkeypatch: pytest.M
     def stop(run: RunDirectory, **_: Any) -> None:
         raise AssertionError("the run was stopped")
 
-    monkeypatch.setattr(follow, "read_progress", interrupted)
+    monkeypatch.setattr(follow, "report_of", interrupted)
     monkeypatch.setattr(follow, "stop_run", stop)
     said = io.StringIO()
     with pytest.raises(KeyboardInterrupt):

@@ -11,6 +11,7 @@ from typing import Any
 
 import pytest
 
+from halteres.config import environ
 from halteres.config.operator_policy import HERMES_COMPAT
 from halteres.next_step import NextStep, Remedy
 from halteres.observe.metrics import append_row
@@ -27,6 +28,7 @@ from .run_fixtures import (
     add_evaluation,
     add_step,
     change,
+    end_alert,
     make_run,
     replied,
     short_home,
@@ -705,7 +707,7 @@ async def test_a_secret_in_a_log_is_struck_out_also_where_a_line_is_cut(
     run = failed(code="process_exited", error=f"It failed. {secret}")
     run.log("trainer").write_text(f"key={secret}\n" * 8)
     answer = await told("rl_check_status", run_id=RUN)
-    assert answer["log_tail"] == ["key=***"] * 8
+    assert answer["log_tail"] == ["key=***"]
     assert answer["error"] == "It failed. ***"
 
 
@@ -802,3 +804,87 @@ async def test_processes_that_were_started_again_are_told() -> None:
             {"t": 1.0, "type": "restart", "role": "env", "attempt": 1, "of": 3},
         )
         assert (await told("rl_check_status", run_id=RUN))["restarts"] == {"env": 1}
+
+
+async def test_an_alert_whose_cause_is_gone_is_named_and_decides_nothing(
+    running: RunDirectory,
+) -> None:
+    add_alert(running, "entropy_collapse", 9, remedy=Remedy((STOP,), "lost."))
+    answer = await told("rl_check_status", run_id=RUN)
+    assert [alert["rule"] for alert in answer["alerts"]] == ["entropy_collapse"]
+    assert (answer["health"], answer["next"]) == ("alert", f'rl_stop_training("{RUN}")')
+    end_alert(running, "entropy_collapse", 11)
+    answer = await told("rl_check_status", run_id=RUN)
+    assert (answer["alerts"], answer["alerts_over"]) == ([], ["entropy_collapse"])
+    assert (answer["health"], answer["next"].partition("(")[0]) == ("healthy", "rl_check_status")
+    change(running, status="stopped", resumable=True)
+    results = await told("rl_get_results", run_id=RUN)
+    assert results["alerts"] == [{"rule": "entropy_collapse", "step": 9, "times": 1, "over_at": 11}]
+    assert results["next"] == f'rl_start_training(resume_from="{RUN}")'
+    add_alert(running, "entropy_collapse", 12, remedy=Remedy((STOP,), "lost."))
+    assert (await told("rl_check_status", run_id=RUN))["alerts"][0]["step"] == 12
+
+
+async def test_a_policy_that_pleases_its_scorer_does_not_unlearn_it(running: RunDirectory) -> None:
+    add_alert(running, "reward_hacking", 5, remedy=Remedy((STOP, READ_BEST)))
+    end_alert(running, "reward_hacking", 10)
+    answer = await told("rl_check_status", run_id=RUN)
+    assert [alert["rule"] for alert in answer["alerts"]] == ["reward_hacking"]
+
+
+async def test_groups_without_signal_say_what_teaches_more(running: RunDirectory) -> None:
+    assert "remarks" not in await told("rl_check_status", run_id=RUN)
+    for step in range(13, 21):
+        add_step(running, step, **{"groups/without_signal": 0.9})
+    (remark,) = (await told("rl_check_status", run_id=RUN))["remarks"]
+    assert "90%" in remark and "a group_size above 8" in remark
+    assert remark in (await told("rl_get_results", run_id=RUN))["notes"]
+
+
+async def test_the_last_evaluation_of_a_stopped_run_says_of_which_weights_it_is() -> None:
+    run = make_run(steps=12, status="stopped", ended_at=time.time())
+    add_evaluation(run, 0, 0.3)
+    add_evaluation(run, 10, 0.39)
+    answer = await told("rl_check_status", run_id=RUN)
+    assert (answer["gain"]["after"], answer["gain"]["step"]) == (0.39, 10)
+    assert answer["remarks"] == ["the last evaluation is of step 10; the weights are of step 12"]
+
+
+async def test_a_resumed_run_shows_where_its_parent_ends() -> None:
+    point = {"name": "step-5", "step": 5}
+    make_run(steps=8, resumed_from="aaaa1111", resume_point=point)
+    answer = await told("rl_get_results", run_id=RUN, points=8)
+    assert [row.get("run_id") for row in answer["history"]] == ["aaaa1111"] * 5 + [None] * 3
+    assert any("steps up to 5 are of run aaaa1111" in note for note in answer["notes"])
+    assert (await told("rl_check_status", run_id=RUN))["resumed_from"] == "aaaa1111"
+
+
+async def test_a_wait_that_the_hosts_limit_cut_says_so(
+    running: RunDirectory, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(environ, "longest_wait_s", lambda: 0.2)
+    answer = await told("rl_check_status", run_id=RUN, wait_s=30, until="terminal")
+    assert answer["woke"] == "wait_s" and "0.2 s at most" in answer["wait_cut"]
+    answer = await told("rl_check_status", run_id=RUN, wait_s=0.1, until="terminal")
+    assert answer["woke"] == "wait_s" and "wait_cut" not in answer
+
+
+async def test_what_failed_a_run_is_said_once_and_the_log_shows_where() -> None:
+    said = "sums.score raised KeyError: 'answer'. (at sums.py:9)"
+    run = failed(
+        code="env_gave_up",
+        error="x",
+        exit={"process": "env", "code": 1},
+        failure=Failure(what="Environment exited.", why=f"8 groups failed. The last: {said}"),
+    )
+    append_row(
+        run.path / "events.jsonl",
+        {"type": "eval_failed", "step": 9, "error": f"Last failure: {said}"},
+    )
+    traceback = ['  File "sums.py", line 9, in score', "KeyError: 'answer'"]
+    repeated = [f"2026-07-01 12:00:00,123 env WARNING a.b: A rollout failed: {said}"] * 300
+    last = f"error: 8 groups failed. The last: {said}"
+    run.log("env").write_text("\n".join([*traceback, *repeated, last]))
+    answer = await told("rl_check_status", run_id=RUN)
+    assert json.dumps(answer).count("KeyError: 'answer'. (at") == 1
+    assert answer["log_tail"] == [traceback[0].rstrip(), traceback[1]]

@@ -21,8 +21,10 @@ from halteres.next_step import NextStep, Remedy
 from halteres.observe.metrics import append_row
 from halteres.observe.sinks import Reports, SinkReport
 from halteres.runs.directory import RunDirectory
+from halteres.runs.reading.alerts import Alert
 from halteres.runs.reading.evaluations import before_and_after
-from halteres.runs.reading.progress import Alert, Progress, read_progress
+from halteres.runs.reading.progress import read_progress
+from halteres.runs.reading.report import report_of
 from halteres.runs.state import read_state, write_state
 
 from .conftest import PROMPT
@@ -101,7 +103,7 @@ def test_a_person_is_told_where_metrics_are_forwarded_to_and_what_is_wrong_with_
     assert set(lines) <= set(text(console).splitlines())
     console = terminal()
     with LiveView(finished, console) as view:
-        view.show(read_progress(finished))
+        view.show(report_of(finished))
     assert "https://wandb.ai/x" in text(console)
     assert set(lines) <= set(halteres("runs", "status", "aaaa").stdout.splitlines())
     console = pipe()
@@ -110,18 +112,18 @@ def test_a_person_is_told_where_metrics_are_forwarded_to_and_what_is_wrong_with_
 
 
 def test_plain_lines_are_said_once_however_often_one_looks(finished: RunDirectory) -> None:
-    console, progress = pipe(), read_progress(finished)
+    console, report = pipe(), report_of(finished)
     view = PlainView(console)
-    view.show(progress)
+    view.show(report)
     once = text(console)
-    view.show(progress)
+    view.show(report)
     assert text(console) == once
 
 
 def test_the_live_view_shows_curve_success_and_held_out_share(finished: RunDirectory) -> None:
     console = terminal()
     with LiveView(finished, console) as view:
-        view.show(read_progress(finished))
+        view.show(report_of(finished))
     assert "0.30 → 0.60" in text(console)
     assert "60% of rollouts" in text(console)
     assert "step 2: 75%" in text(console)
@@ -142,7 +144,7 @@ def test_failed_evaluations_and_a_run_without_any_are_told_in_the_terminal(
     assert "There will be none." in text(console)
     live = terminal()
     with LiveView(finished, live) as view:
-        view.show(read_progress(finished))
+        view.show(report_of(finished))
     assert "evaluation after step 3 failed" in text(live)
     shown = CliRunner().invoke(runs.app, ["status", finished.run_id]).output
     assert f"evaluation after step 3 failed: {why}" in shown
@@ -217,19 +219,8 @@ def test_the_live_view_says_what_it_waits_for_before_the_first_batch(
     finished: RunDirectory,
 ) -> None:
     console = terminal()
-    empty = Progress(
-        status="starting",
-        phase="api",
-        step=0,
-        total_steps=0,
-        resumed_at=0,
-        reward=(),
-        success=(),
-        evaluation=(),
-        recent_s=(),
-        alerts=(),
-        error=None,
-    )
+    (finished.path / "metrics.jsonl").unlink()
+    empty = report_of(finished)
     with LiveView(finished, console) as view:
         view.show(empty)
     assert "waiting for the first batch" in text(console)
@@ -268,16 +259,17 @@ def test_the_status_of_a_reward_training_names_the_command_that_goes_on_with_it(
     )
     write_state(file, stopped)
     shown = CliRunner().invoke(runs.app, ["status", finished.run_id]).output
-    assert "next: halteres reward train --resume-run aaaa1111" in shown
+    assert "or: halteres reward train --resume-run aaaa1111" in shown
 
 
 def test_a_stopped_run_offers_to_go_on(finished: RunDirectory) -> None:
     file = finished.path / "run.json"
-    write_state(file, msgspec.structs.replace(read_state(file), status="stopped"))
+    stopped = msgspec.structs.replace(read_state(file), status="stopped", resumable=True)
+    write_state(file, stopped)
     console = pipe()
     summarise(finished, finished.state(), console)
-    assert "halteres train --resume aaaa1111" in text(console)
-    (finished.path / "checkpoints.jsonl").unlink()
+    assert "or: halteres train --resume aaaa1111" in text(console)
+    write_state(file, msgspec.structs.replace(stopped, resumable=False))
     console = pipe()
     summarise(finished, finished.state(), console)
     assert "--resume" not in text(console)

@@ -14,6 +14,7 @@ from agent.run_fixtures import RUN
 from runs.run_fixtures import settings, start_standins, survivors, wait
 
 from halteres.agent.transports.access import link
+from halteres.next_step import NextStep, Remedy
 from halteres.observe.metrics import append_row
 from halteres.runs.directory import stop_run
 
@@ -191,7 +192,7 @@ def test_an_alert_appears_with_a_remedy_to_copy(
 ) -> None:
     run = run_fixtures.make_run(steps=8)
     alive(run, step=8)
-    remedy = 'rl_edit_config("max_token_length", 1536)'
+    remedy = Remedy((NextStep("rl_get_results", {"run_id": RUN}),), "then longer answers.")
     with visiting(permissions=["clipboard-read", "clipboard-write"]) as visit:
         page = visit.enter(f"#/runs/{RUN}")
         expect(page.locator(".facts")).to_contain_text("healthy")
@@ -201,7 +202,9 @@ def test_an_alert_appears_with_a_remedy_to_copy(
         expect(alert).to_contain_text("41 % of the answers were cut off.")
         expect(page.locator(".charts.large .mark")).to_have_count(1)
         alert.get_by_role("button").click()
-        assert page.evaluate("navigator.clipboard.readText()") == remedy
+        copied = page.evaluate("navigator.clipboard.readText()")
+        assert copied == f"halteres rl get-results {RUN}"
+        expect(alert).to_contain_text("then longer answers.")
 
 
 def test_a_failed_run_says_why_and_what_to_do(visit: Visit) -> None:
@@ -218,7 +221,7 @@ def test_a_failed_run_says_why_and_what_to_do(visit: Visit) -> None:
     page = visit.enter(f"#/runs/{RUN}")
     trouble = page.get_by_role("alert")
     expect(trouble).to_contain_text(sentence)
-    expect(trouble).to_contain_text(f'rl_start_training(resume_from="{RUN}"')
+    expect(trouble).to_contain_text(f"halteres rl start-training --resume-from {RUN}")
     trouble.locator("summary").click()
     expect(trouble.locator("pre")).to_have_text("CUDA out of memory")
     expect(page.get_by_role("button", name="Stop", exact=True)).to_have_count(0)
@@ -427,7 +430,9 @@ def test_the_page_fits_a_narrow_window(
     visiting: Visiting, alive: Callable[..., Any], place: str
 ) -> None:
     run = run_results.trained(steps=20, environment="a-name-that-is-long-" * 4, status="running")
-    run_fixtures.add_alert(run, step=18, remedy=f"rl_start_training(changes={{{'x' * 90}: 1}})")
+    run_fixtures.add_alert(
+        run, step=18, remedy=Remedy((NextStep("rl_get_results", {"run_id": "x" * 90}),))
+    )
     run_results.add_group(run, 1, run_results.completion("word" * 90, 1.0))
     alive(run, step=20)
     with visiting(viewport={"width": 400, "height": 800}) as visit:

@@ -11,6 +11,9 @@ import pytest
 from agent import run_fixtures, run_results
 from agent.run_fixtures import RUN, told
 
+from halteres.agent.call import call
+from halteres.agent.tool import Caller
+from halteres.agent.transports.command_line import for_person
 from halteres.dashboard.curves import MOST_NAMES, MOST_POINTS, POINTS, Curves, Spark, spark_of
 from halteres.observe.metrics import append_row
 
@@ -178,6 +181,11 @@ def test_an_environment_that_invents_names_does_not_fill_the_memory(tmp_path: Pa
     assert len(Curves(metrics).columns([])["names"]) == MOST_NAMES
 
 
+async def told_to_a_person(name: str, /, **arguments: Any) -> dict[str, Any]:
+    """A tool's answer with commands in the place of calls."""
+    return (await call(name, arguments, Caller(write=for_person))).body
+
+
 async def test_a_run_is_told_as_the_tools_tell_it(page: Client) -> None:
     run = run_fixtures.make_run(steps=12)
     run_fixtures.add_evaluation(run, 10)
@@ -186,11 +194,11 @@ async def test_a_run_is_told_as_the_tools_tell_it(page: Client) -> None:
     with run_fixtures.supervised(run, step=12):
         view, answer = (
             await got(page, f"/api/runs/{RUN}"),
-            await told("rl_check_status", run_id=RUN),
+            await told_to_a_person("rl_check_status", run_id=RUN),
         )
         assert await got(page, f"/api/runs/{RUN}/status") == {
             **answer,
-            "running_time_minutes": view["minutes"],
+            "running_time_minutes": round(view["seconds"] / 60, 1),
         }
     for name in (
         "status",
@@ -200,11 +208,11 @@ async def test_a_run_is_told_as_the_tools_tell_it(page: Client) -> None:
         "metrics",
         "processes",
         "health",
-        "next",
     ):
         assert view[name] == answer[name], name
     assert view["alerts"][0] | {"times": 2, "current": True} == view["alerts"][0]
-    assert view["alerts"][0]["remedy"] == answer["alerts"][0]["remedy"]
+    assert [line["command"] for line in view["next"]] == [answer["next"]]
+    assert {one["name"]: one["value"] for one in view["figures"]}["reward_mean"] == 0.3
     assert [mark["step"] for mark in view["marks"]] == [7, 11]
 
 
@@ -237,7 +245,9 @@ async def test_a_failed_run_is_told_with_its_sentence_its_log_and_what_to_do(pag
         {"process": "trainer", "code": 1},
     )
     assert view["failure"]["log_tail"] == ["CUDA out of memory"]
-    assert view["next"].startswith('rl_start_training(resume_from="3fa9c1d2"')
+    assert [line["command"] for line in view["next"]] == [
+        "halteres rl start-training --resume-from 3fa9c1d2 --changes '{\"batch_size\": 32}'"
+    ]
 
 
 async def test_settings_tell_who_set_them(page: Client) -> None:
@@ -273,7 +283,7 @@ async def test_evaluations_come_with_tasks_as_answered_before_and_after(page: Cl
     assert 1 <= len(evals["tasks"]) <= 6
     assert set(evals["tasks"][0]) == {"prompt", "before", "after"}
     results = await got(page, f"/api/runs/{RUN}/results")
-    assert results == await told("rl_get_results", run_id=run.run_id)
+    assert results == await told_to_a_person("rl_get_results", run_id=run.run_id)
 
 
 async def test_rollouts_and_logs_are_the_tools_answers(page: Client) -> None:
@@ -283,7 +293,7 @@ async def test_rollouts_and_logs_are_the_tools_answers(page: Client) -> None:
     )
     (run.path / "logs" / "env.log").write_text("one\ntwo\nthree\n")
     best = await got(page, f"/api/runs/{RUN}/rollouts?step=2&which=best&n=1")
-    assert best == await told("rl_get_rollouts", run_id=RUN, step=2, which="best", n=1)
+    assert best == await told_to_a_person("rl_get_rollouts", run_id=RUN, step=2, which="best", n=1)
     assert best["rollouts"][0]["completion"] == "good"
     lines = await got(page, f"/api/runs/{RUN}/logs?role=env&lines=2&grep=t")
     assert lines["lines"] == ["two", "three"]
@@ -326,7 +336,9 @@ async def test_stop_is_the_tool(page: Client) -> None:
     async with page(origin=f"http://{HOST}") as http:
         answer = await http.post(f"/api/runs/{RUN}/stop", json={"mode": "after_step"})
         refused = await http.post(f"/api/runs/{RUN}/stop", json={"mode": "at once"})
-    assert answer.json() == await told("rl_stop_training", run_id=run.run_id, mode="after_step")
+    assert answer.json() == await told_to_a_person(
+        "rl_stop_training", run_id=run.run_id, mode="after_step"
+    )
     assert (refused.status_code, refused.json()["field"]) == (400, "mode")
 
 

@@ -472,6 +472,7 @@ async def test_a_penalty_for_the_limit_makes_no_right_answer_wrong(inference: In
     env.records.group(0, 0, 7, group)
     figures = env.records.close(before=1)[0]
     assert (figures["train/truncated"], figures["train/percent_correct"]) == (1.0, 1.0)
+    assert figures["train/truncated_paid"] == 1.0
     assert max(group["scores"]) < 0 and "own_scores" not in to_wire(group, include_messages=False)
 
 

@@ -61,9 +61,7 @@ def test_the_step_before_the_last_one_allowed_uses_steps_up() -> None:
     assert capped.note("max_steps", 2).startswith(
         "Ended by the operator's policy 'careful': max_steps is 3; 3 steps are used."
     )
-    assert 'What was learnt up to step 2 is kept: rl_get_results("3fa9c1d2").' in capped.note(
-        "max_steps", 2
-    )
+    assert "What was learnt up to step 2 is kept." in capped.note("max_steps", 2)
 
 
 def test_where_nothing_is_kept_the_note_does_not_say_so() -> None:

@@ -13,14 +13,15 @@ from pathlib import Path
 import pytest
 from deadlines import wait_until
 
-from halteres.agent.run_snapshot import snapshot_of
 from halteres.config.resolution import resolve_settings
 from halteres.observe.metrics import merge_by_step
 from halteres.runs.directory import WAKE, stop_run
 from halteres.runs.planning.plan import plan_run
 from halteres.runs.reading.failures import read_restarts
 from halteres.runs.reading.progress import conditions, read_progress
+from halteres.runs.reading.report import report_of
 from halteres.runs.start import start_run
+from halteres.runs.supervision.controller import ENGINE_PEAK
 
 from .run_fixtures import ENVIRONMENT, STANDIN_SUPERVISOR, StartRun, survivors, wait, wait_for_end
 
@@ -40,6 +41,14 @@ def test_a_run_goes_from_start_to_its_results(start: StartRun) -> None:
     assert results["weights"]["peft_dir"] == str(run.path / "adapter")
     assert (run.path / "plot.png").exists()
     assert "completed" in (run.path / "STATUS.md").read_text()
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="only Linux has /proc")
+def test_the_most_memory_that_the_engine_has_held_stands_with_its_step(start: StartRun) -> None:
+    run = start()
+    wait_for_end(run)
+    peaks = [row[ENGINE_PEAK] for row in run.metrics() if ENGINE_PEAK in row]
+    assert peaks and peaks == sorted(peaks) and peaks[0] > 0
 
 
 def test_a_proxy_in_the_environment_is_not_asked_for_what_is_on_this_machine(
@@ -159,7 +168,7 @@ def test_calls_of_the_environment_that_are_all_refused_are_an_alert_before_the_f
     monkeypatch.setenv("STANDIN_STEPS", "0")
     run = start()
     wait(run, lambda state: state.status == "running" and read_progress(run).alerts)
-    snapshot = snapshot_of(run)
+    snapshot = report_of(run)
     assert (snapshot.state.status, snapshot.step, snapshot.health) == ("running", 0, "failing")
     (alert,) = snapshot.alerts
     assert (alert.rule, "`stop` is a list of texts." in alert.evidence) == ("calls_refused", True)

@@ -25,22 +25,21 @@ import pytest
 from halteres.agent.table import BY_NAME
 from halteres.config.settings import Settings, TrainerSettings
 from halteres.next_step import Remedy
+from halteres.observe.metrics import Row
 from halteres.process import identity
 from halteres.runs.diagnosis.alerts import (
     FIRST_STEP_S,
     LASTING_S,
     LEAST_CALLS,
     LEAST_S,
-    STALE_S,
     Calls,
     Diagnosis,
     RefusedCalls,
     StallDetector,
-    stalled,
 )
 from halteres.runs.diagnosis.run_facts import Debounce, RunFacts, trend
 from halteres.runs.directory import RunDirectory
-from halteres.runs.reading.progress import Alert
+from halteres.runs.reading.alerts import STALE_S, Alert, stalled
 from halteres.runs.state import RunState, lock_taken, write_state
 
 HEALTHY = [
@@ -431,6 +430,11 @@ def test_truncated_answers_are_told_with_longer_limits() -> None:
     assert changes in str(alert.remedy)
 
 
+def test_the_share_of_paid_answers_that_were_cut_off_is_told_beside_that_of_all() -> None:
+    alert = the_one(rows(20, **{"train/truncated": 0.41, "train/truncated_paid": 0.9}))
+    assert "41% of the answers (90% of the paid ones) were cut off" in alert.evidence
+
+
 def test_some_truncated_answers_are_no_alarm() -> None:
     assert told(rows(20, **{"train/truncated": lambda step: 0.35 if step % 3 else 0.1})) == []
 
@@ -478,6 +482,36 @@ def test_a_trainer_that_waits_is_told_with_as_many_workers_as_groups() -> None:
     assert str(the_one(rows(30, **slow)).remedy).startswith(
         'rl_get_rollouts("3fa9c1d2", which="worst")'
     )
+
+
+STARVED = {"time/batch": 40.0, "time/train": 2.0, "time/step": 42.0}
+
+
+def with_environment(**figures: float) -> list[Row]:
+    """Steps that wait for their batch, each after what its environment says."""
+    return [
+        row
+        for step in rows(30, **STARVED)
+        for row in ({"step": step["step"], "src": "env", "groups/sent": 8, **figures}, step)
+    ]
+
+
+def test_a_healthy_run_whose_answers_take_their_time_is_not_starved() -> None:
+    assert told(with_environment(**{"time/item": 20.0, "time/item_sampling": 19.5})) == []
+
+
+def test_a_trainer_that_waits_for_a_scorer_is_told_with_the_seconds() -> None:
+    alert = the_one(with_environment(**{"time/item": 2.3, "time/item_sampling": 0.3}))
+    assert (alert.rule, alert.step) == ("trainer_starved", 10)
+    assert "a group takes 2.3 s, 2.0 s of them no sampling" in alert.evidence
+    assert [step.tool for step in alert.remedy.steps] == ["rl_get_logs"]
+
+
+def test_a_trainer_that_waits_for_groups_that_are_dropped_is_told_so() -> None:
+    figures = {"time/item": 2.0, "time/item_sampling": 1.9, "groups/dropped/same_scores": 87}
+    alert = the_one(with_environment(**figures))
+    assert "87 of 95 groups were dropped (same_scores)" in alert.evidence
+    assert [step.tool for step in alert.remedy.steps] == ["rl_stop_training", "rl_start_training"]
 
 
 @pytest.mark.parametrize(
@@ -853,3 +887,34 @@ def test_an_evaluation_many_of_whose_tasks_failed_is_an_alert() -> None:
     assert (alert.rule, alert.step) == ("eval_tasks_failed", 2)
     assert alert.evidence == "3 of 4 held-out tasks failed; the figures are of the other 1."
     assert 'role="eval"' in str(alert.remedy)
+
+
+def cleared(given: Iterable[dict[str, Any]]) -> list[tuple[str, int]]:
+    """Rules whose alert was found over, each with the step."""
+    diagnosis = Diagnosis(CASE)
+    found: list[tuple[str, int]] = []
+    for row in given:
+        diagnosis.observe(row)
+        found += [(rule, row["step"]) for rule in diagnosis.cleared]
+    return found
+
+
+def test_an_alert_is_over_once_its_cause_is_gone_and_only_then() -> None:
+    def cut(step: int) -> float:
+        return 0.5 if step <= 6 else 0.0
+
+    steps = [{"step": step, "src": "env", "train/truncated": cut(step)} for step in range(1, 13)]
+    assert cleared(steps[:8]) == []
+    assert cleared(steps) == [("truncation", 9)]
+
+
+def test_a_policy_that_has_decided_on_right_answers_has_not_collapsed_any_more() -> None:
+    def entropy(step: int) -> float:
+        return 0.15 if step <= 3 else 0.001
+
+    def mean(step: int) -> float:
+        return 0.3 if step < 12 else 0.98
+
+    given = list(rows(24, **{"policy/entropy": entropy, "reward/mean": mean}))
+    assert "entropy_collapse" in [alert.rule for alert in told(given)]
+    assert ("entropy_collapse", 16) in cleared(given)

@@ -13,7 +13,7 @@ from msgspec import structs
 
 from halteres.errors import NotFound
 from halteres.observe.metrics import Tail, append_row
-from halteres.runs.directory import RunDirectory, find_run, list_runs, runs_home
+from halteres.runs.directory import RunAmbiguous, RunDirectory, find_run, list_runs, runs_home
 from halteres.runs.reading.evaluations import before_and_after
 from halteres.runs.state import RunState, is_locked, lock_taken, read_state, write_state
 from halteres.runs.supervision.supervisor import export_adapter
@@ -78,6 +78,24 @@ def test_an_ambiguous_beginning_lists_what_fits(runs: list[RunDirectory]) -> Non
         NotFound, match=r"'aaaa' fits 2 runs\. They are aaaa2222 \(mine\), aaaa1111"
     ):
         find_run("aaaa")
+
+
+def test_of_runs_that_go_on_from_each_other_under_one_name_the_newest_is_meant(
+    runs: list[RunDirectory],
+) -> None:
+    parent = None
+    for number, run in enumerate(runs):
+        state = read_state(run.path / "run.json")
+        changed = structs.replace(
+            state, name="sums", resumed_from=parent, created_at=1000.0 + number
+        )
+        write_state(run.path / "run.json", changed)
+        parent = run.run_id
+    assert find_run("sums").run_id == runs[-1].run_id
+    state = read_state(runs[-1].path / "run.json")
+    write_state(runs[-1].path / "run.json", structs.replace(state, resumed_from=None))
+    with pytest.raises(RunAmbiguous):
+        find_run("sums")
 
 
 @pytest.mark.parametrize("asked", ["", "../etc", "*"])

@@ -13,8 +13,6 @@ from urllib.parse import urlsplit
 import pytest
 from typer.testing import CliRunner
 
-from halteres.agent import run_snapshot as snapshot
-from halteres.agent.run_snapshot import snapshot_of
 from halteres.cli.main import app
 from halteres.cli.train import attend
 from halteres.clients import json_client
@@ -24,6 +22,8 @@ from halteres.observe.metrics import merge_by_step, series
 from halteres.runs.directory import RunDirectory, stop_run
 from halteres.runs.planning.models import ServiceUnusable
 from halteres.runs.planning.plan import plan_run
+from halteres.runs.reading import no_batch
+from halteres.runs.reading.report import report_of
 from halteres.runs.servers import Server, servers_of, with_login
 from halteres.runs.start import start_run
 from halteres.runs.supervision import roles
@@ -162,9 +162,9 @@ def test_the_tools_ask_a_runs_trajectory_server_with_its_secret(
         asked.append((url, key))
         return {"why": "No groups."}
 
-    monkeypatch.setattr(snapshot.json_client, "get_json", get_json)
-    monkeypatch.setattr(snapshot, "_waits", lambda snapshot: True)
-    assert snapshot.why_no_batch(snapshot_of(run)) == "No groups."
+    monkeypatch.setattr(no_batch.json_client, "get_json", get_json)
+    monkeypatch.setattr(no_batch, "_waits", lambda *_: True)
+    assert report_of(run).no_batch == "No groups."
     api = servers_of(run).trajectories
     assert api is not None and api.key
     assert asked == [(f"{api.url}/v1/diagnostics", api.key)]

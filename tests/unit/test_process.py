@@ -13,7 +13,7 @@ from contextlib import contextmanager
 
 import pytest
 
-from halteres.process import usable_cores
+from halteres.process import peak_memory_bytes, usable_cores
 
 DEADLINE_S = 30
 
@@ -218,3 +218,13 @@ def test_the_log_goes_to_stderr_with_the_role(level: str, said: bool) -> None:
 
 def test_usable_cores_are_at_least_one() -> None:
     assert 1 <= usable_cores() <= (os.cpu_count() or 1)
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="only Linux has /proc")
+def test_the_most_memory_that_a_process_has_held_is_known_while_it_runs() -> None:
+    before = peak_memory_bytes(os.getpid())
+    held = bytearray(64 << 20)
+    after = peak_memory_bytes(os.getpid())
+    assert before is not None and after is not None
+    assert after >= len(held) and after >= before
+    assert peak_memory_bytes(2**22 + 1) is None

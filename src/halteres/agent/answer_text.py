@@ -12,12 +12,12 @@ A list of lines has its mark around all of it: before the first one and behind t
 from __future__ import annotations
 
 import json
-import math
 import re
 from collections.abc import Mapping
 from typing import Any, Final
 
 from halteres.redaction import Redactor
+from halteres.short_texts import shortened, size_of
 
 LONGEST: Final = 8000
 """Characters of compact JSON, about 2,000 tokens, unless the tool's `Result.longest` says
@@ -28,57 +28,6 @@ _LIMITS: Final = ((2000, 64), (1000, 32), (500, 24), (240, 16), (120, 8), (60, 8
 """Characters of each text, and items of each list (or of a mapping of as many), tried one after
 another.
 """
-
-_LONGEST_ESCAPE = 12  # characters that one of a text may take as JSON: two escapes
-
-
-def size_of(value: Any) -> int:
-    """Characters that a JSON value takes, compact and of the plainest kind: whatever a face sends
-    is no longer.
-    """
-    return len(json.dumps(value, separators=(",", ":")))
-
-
-def shortened(text: str, room: int) -> str:
-    """The text if it fits, else its beginning and end around a mark that tells how much was left
-    out.
-
-    Args:
-        text: any; secrets are struck out of it first.
-        room: characters that it may take as JSON, quotes aside.
-
-    >>> shortened("abcdefgh" * 20, 60)
-    'abcdefghabcd [... 136 characters left out ...] efghabcdefgh'
-    """
-    text = Redactor.of_this_process().text(text)
-    if len(text) <= room and size_of(text) - 2 <= room:
-        return text
-    half = max(0, (room - len(_mark(len(text)))) // 2)
-    head = text[: _num_within(text[:half], half)]
-    tail = text[len(text) - _num_within(text[len(text) - half :][::-1], half) :]
-    return f"{head}{_mark(len(text) - len(head) - len(tail))}{tail}"
-
-
-def _mark(num: int) -> str:
-    return f" [... {num} characters left out ...] "
-
-
-def _num_within(text: str, room: int) -> int:
-    """How many characters of the beginning of a text take at most `room` as JSON."""
-    num = len(text)
-    while (excess := size_of(text[:num]) - 2 - room) > 0:
-        num -= max(1, excess // _LONGEST_ESCAPE)
-    return num
-
-
-def clipped(text: str, length: int) -> str:
-    """At most so many characters; dots stand for the rest. Secrets go first: half of one would not
-    be known as one.
-    """
-    if len(text) <= length:
-        return text
-    text = Redactor.of_this_process().text(text)
-    return text if len(text) <= length else f"{text[: length - 3]}..."
 
 
 def shortened_item(item: Any, room: int) -> Any:
@@ -115,18 +64,6 @@ def nonempty(**facts: Any) -> dict[str, Any]:
         for name, fact in facts.items()
         if fact is not None and fact not in ("", [], {}, ())
     }
-
-
-def rounded(value: Any, digits: int = 4) -> Any:
-    """A figure with so many significant digits; what is no float, or none that is finite, is left
-    as it is.
-
-    >>> rounded(0.0123456, 3)
-    0.0123
-    """
-    return (
-        float(f"{value:.{digits}g}") if isinstance(value, float) and math.isfinite(value) else value
-    )
 
 
 def fitted(body: Mapping[str, Any], longest: int = LONGEST) -> dict[str, Any]:

@@ -24,10 +24,10 @@ from typing import Any, Final, get_args
 
 from pydantic import ValidationError
 
-from halteres.agent.answer_text import LONGEST, clipped, echoed, fitted, marked
+from halteres.agent.answer_text import LONGEST, echoed, fitted, marked
 from halteres.agent.arguments import ReadArguments, read_arguments
 from halteres.agent.drafts import drafts_folder, lock_of
-from halteres.agent.next_steps import next_call
+from halteres.agent.next_call import next_call
 from halteres.agent.status import looks_folder
 from halteres.agent.table import BY_NAME
 from halteres.agent.tool import Caller, Result, Tool
@@ -47,6 +47,7 @@ from halteres.next_step import written
 from halteres.redaction import Redactor
 from halteres.runs.directory import runs_home
 from halteres.runs.state import is_locked, lock_taken, read_state
+from halteres.short_texts import clipped
 
 _log = logging.getLogger(__name__)
 

@@ -16,8 +16,7 @@ from typing import Annotated, Any
 
 from pydantic import Field
 
-from halteres.agent.answer_text import nonempty, rounded, size_of
-from halteres.agent.headline import CORRECT, REWARD, Choice, choose, lower_is_better, tells_better
+from halteres.agent.answer_text import nonempty
 from halteres.agent.tool import READS, Caller, Facts, Result, ShortNames, chosen_run, tool
 from halteres.config.settings import Settings
 from halteres.errors import HalteresError
@@ -32,7 +31,16 @@ from halteres.runs.reading.evaluations import (
     differences,
     outcome_of,
 )
+from halteres.runs.reading.headline import (
+    CORRECT,
+    REWARD,
+    Choice,
+    choose,
+    lower_is_better,
+    tells_better,
+)
 from halteres.runs.state import RunState, RunUnreadable
+from halteres.short_texts import rounded, size_of
 
 _NO_SETTING = (
     *(

@@ -15,8 +15,8 @@ from typing import Annotated, Any, ClassVar, Literal
 from pydantic import Field
 
 from halteres.agent import drafts
-from halteres.agent.answer_text import echoed, nonempty, rounded, shortened
-from halteres.agent.next_steps import LIST_ENVIRONMENTS
+from halteres.agent.answer_text import echoed, nonempty
+from halteres.agent.next_call import LIST_ENVIRONMENTS
 from halteres.agent.tool import (
     READS,
     UNSET,
@@ -43,6 +43,7 @@ from halteres.models import model_folder
 from halteres.next_step import Advice, NextStep, Placeholder, then
 from halteres.runs.planning import machine, memory
 from halteres.runs.planning.known_models import KnownModel, known_models, proposed
+from halteres.short_texts import rounded, shortened
 
 LONGEST_CALL = 600  # characters of a call that an error offers
 

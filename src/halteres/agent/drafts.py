@@ -50,8 +50,8 @@ from halteres.config.projection import Sources
 from halteres.config.resolution import Resolved, resolve_settings
 from halteres.config.settings import (
     ENV_WIRING,
+    HEADLINE,
     SECTIONS,
-    RunSettings,
     Settings,
     by_key,
     settings_schema,
@@ -105,9 +105,12 @@ class Draft:
         """The settings that a run would have now, under the policy in force, with the draft's
         changes or with these. Raises as `resolve_settings`.
         """
-        own_name = Settings(run=RunSettings(name=self.name or None))
         changes = self.changes if changes is None else changes
-        return resolve_settings(self.selected, None, (), base=own_name, changes=changes)
+        resolved = resolve_settings(self.selected, None, (), changes=changes)
+        if not self.name or "run.name" in resolved.sources:
+            return resolved
+        run = resolved.settings.run.model_copy(update={"name": self.name})
+        return replace(resolved, settings=resolved.settings.model_copy(update={"run": run}))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -363,19 +366,6 @@ def current(caller: Caller, handle: str | None, *, to_run: bool = False) -> Curr
             if now == draft:
                 save_draft(found.draft)
     return found
-
-
-HEADLINE = (
-    "inference.model",
-    "env.group_size",
-    "env.batch_size",
-    "trainer.total_steps",
-    "trainer.learning_rate",
-    "trainer.lora_rank",
-    "env.max_token_length",
-    "trainer.eval_every",
-)
-"""The settings that matter most."""
 
 
 def brief(settings: Settings, sources: Sources) -> dict[str, Any]:

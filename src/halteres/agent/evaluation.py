@@ -20,9 +20,8 @@ import msgspec
 from pydantic import Field
 
 from halteres import process
-from halteres.agent.answer_text import nonempty, rounded
+from halteres.agent.answer_text import nonempty
 from halteres.agent.drafts import admitted, load_draft
-from halteres.agent.headline import CORRECT, GREEDY, SCORE
 from halteres.agent.tool import Caller, Draft, Hints, Result, RunId, WaitSeconds, chosen_run, tool
 from halteres.agent.trial import folder as folders
 from halteres.agent.trial.folder import TestFolder
@@ -33,9 +32,11 @@ from halteres.observe.metrics import merge_by_step
 from halteres.runs.planning.models import found_model
 from halteres.runs.reading.adapter import newest_weights, weights_of
 from halteres.runs.reading.evaluations import Evaluation, differences, evaluations
+from halteres.runs.reading.headline import CORRECT, GREEDY, SCORE
 from halteres.runs.servers import FREE_WITHIN_S, READY_WITHIN_S, Server, served, service_arguments
 from halteres.runs.state import locked
 from halteres.runs.supervision.evaluation import WITHIN_S, Examination, examination, measure
+from halteres.short_texts import rounded
 
 MODULE = "halteres.agent.evaluation"
 MOST_FIGURES = 14  # that one answer has; the folder's files have all
@@ -237,6 +238,9 @@ def _improvement(
     first = next(iter(evaluations(run, merge_by_step(run.metrics()))), None) if run else None
     if run is None or first is None or first.step == request.step:
         return {}
+    # its first evaluation was of other tasks
+    if request.exam.program.path != run.state().program.path:
+        return {}
     now = Evaluation(
         step=request.step or 0,
         figures={name: float(value) for name, value in figures.items()},
@@ -247,9 +251,18 @@ def _improvement(
     names = [name for name in (CORRECT, GREEDY) if name in gains] or [
         name for name in (SCORE,) if name in gains
     ]
-    return (
-        {"since_step": first.step, **{name: gains[name].facts for name in names}} if names else {}
-    )
+    if not names:
+        return {}
+    # `before` and `after`: the two figures that the difference is of
+    told = {
+        name: {
+            "before": rounded(first.figures[name]),
+            "after": rounded(now.figures[name]),
+            **gains[name].facts,
+        }
+        for name in names
+    }
+    return {"since_step": first.step, **told}
 
 
 def main() -> int:

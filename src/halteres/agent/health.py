@@ -13,8 +13,7 @@ from collections.abc import Iterator
 from typing import Any
 
 import halteres
-from halteres.agent.answer_text import clipped
-from halteres.agent.next_steps import HEALTH, LIST_ENVIRONMENTS
+from halteres.agent.next_call import HEALTH, LIST_ENVIRONMENTS
 from halteres.agent.tool import READS, Caller, Facts, Result, tool
 from halteres.config import environ
 from halteres.config.operator_policy import load_policy
@@ -26,6 +25,7 @@ from halteres.runs.planning import machine
 from halteres.runs.planning.checks import Check, attempt
 from halteres.runs.planning.known_models import known_models, proposed
 from halteres.runs.supervision.roles import WELL_KNOWN
+from halteres.short_texts import clipped
 
 MIN_FREE_BYTES = 1 << 30
 PACKAGES = ("torch", "transformers", "tinker")

@@ -9,37 +9,8 @@ from typing import Annotated, Any, Literal
 
 from pydantic import Field
 
-from halteres.agent.answer_text import (
-    clipped,
-    nonempty,
-    rounded,
-    shortened,
-    shortened_item,
-    size_of,
-)
-from halteres.agent.headline import (
-    CORRECT,
-    GREEDY,
-    LOSS,
-    REWARD,
-    SCORE,
-    SUCCESS,
-    Choice,
-    Improvement,
-    StepFailure,
-    choose,
-    headline,
-)
-from halteres.agent.next_steps import further, next_after
-from halteres.agent.run_snapshot import (
-    AlertRow,
-    RunSnapshot,
-    error_of,
-    sink_facts,
-    snapshot_of,
-    wandb_names,
-)
-from halteres.agent.status import WHY_LENGTH
+from halteres.agent.answer_text import nonempty, shortened_item
+from halteres.agent.status import WHY_LENGTH, AlertRow, StepFailure
 from halteres.agent.tool import (
     READS,
     Caller,
@@ -56,7 +27,20 @@ from halteres.next_step import Advice, NextStep, Remedy
 from halteres.observe.metrics import Row
 from halteres.runs.directory import RunDirectory, roster, runs_home
 from halteres.runs.reading.adapter import vllm_command
-from halteres.runs.reading.evaluations import Outcome, outcome_of, picture_of
+from halteres.runs.reading.evaluations import Outcome, picture_of
+from halteres.runs.reading.failures import error_of
+from halteres.runs.reading.figures import success_in
+from halteres.runs.reading.headline import (
+    CORRECT,
+    GREEDY,
+    LOSS,
+    REWARD,
+    SCORE,
+    Choice,
+    choose,
+    headline,
+)
+from halteres.runs.reading.report import RunReport, report_of, sink_facts, wandb_names
 from halteres.runs.reading.rollouts import (
     Mark,
     Rollout,
@@ -65,6 +49,7 @@ from halteres.runs.reading.rollouts import (
     rollouts_of,
     steps_of,
 )
+from halteres.short_texts import clipped, rounded, shortened, size_of
 
 # of a history: more would crowd out everything else that the reader keeps in mind
 MOST_FIGURES = 180
@@ -79,6 +64,16 @@ LOSS_MEANS = (
     f"{LOSS}: minus the mean advantage of a trained token, no error that should fall; "
     "reward, eval/* tell progress"
 )
+
+
+class Improvement(Facts):
+    """A metric's difference between two evaluations."""
+
+    delta: float
+    ci95: list[float] | None
+    num_tasks: int | None
+    certain: bool  # the interval leaves out zero
+    method: str  # paired, by task; unpaired
 
 
 class WeightsRow(Facts):
@@ -146,11 +141,11 @@ def rl_get_results(
     history, weights and how to use them.
     """
     run = chosen_run(run_id)
-    snapshot = snapshot_of(run)
-    state = snapshot.state
-    outcome = outcome_of(run, state)
+    report = report_of(run)
+    state = report.state
+    outcome = report.outcome
     choice = choose(metrics, {name for row in outcome.rows for name in row}) if metrics else None
-    notes = _notes(snapshot, outcome, choice)
+    notes = _notes(report, outcome, choice)
     picture, shown = None, dict[str, Any]()
     if plot:
         try:
@@ -158,10 +153,11 @@ def rl_get_results(
         except HalteresError as error:  # the figures are not lost for want of a picture
             notes.append(error.sentence)
         shown["plot"] = str(picture) if picture else None
-    failed = [*reversed(snapshot.progress.eval_failed)][:MOST_FAILED]
+    failed = [*reversed(report.progress.eval_failed)][:MOST_FAILED]
     rows, checkpoints, cost = outcome.rows, run.checkpoints(), outcome.cost
-    apart = any(row.get(SUCCESS) != row.get(REWARD) for row in rows)
-    curves = [REWARD, *([SUCCESS] if apart else []), CORRECT]
+    success = success_in(rows)
+    apart = any(row.get(success) != row.get(REWARD) for row in rows if success in row)
+    curves = [REWARD, *([success] if apart else []), CORRECT]
     if rows and not any(REWARD in row for row in rows):  # a reward model is trained
         curves = ["accuracy", "eval_accuracy"]
     # Hours are of the engine's device, where it is known which that is; a service of somebody
@@ -173,11 +169,11 @@ def rl_get_results(
         run_id=run.run_id,
         status=state.status,
         environment=state.environment,
-        **wandb_names(state, snapshot.given),
+        **wandb_names(state, report.given),
         **sink_facts(run),
         **_figures(outcome, choice),
-        history=_history(rows, choice.names if choice else curves, points),
-        weights=_weights(snapshot, outcome),
+        history=_with_parent(_history(rows, choice.names if choice else curves, points), report),
+        weights=_weights(report, outcome),
         checkpoints=[
             CheckpointRow(name=row.get("name"), step=row.get("step"))
             for row in checkpoints[-LAST_CHECKPOINTS:]
@@ -191,27 +187,20 @@ def rl_get_results(
         ),
         **shown,
         cost={"minutes": round(cost.minutes, 2), **hours, "tokens": cost.tokens},
-        alerts=_alerts(snapshot),
-        next=_next(snapshot, outcome),
+        alerts=_alerts(report),
+        next=_next(report, outcome),
     )
     return answer.showing(picture) if picture else answer
 
 
-def _notes(snapshot: RunSnapshot, outcome: Outcome, choice: Choice | None) -> list[str]:
-    state, skipped = snapshot.state, snapshot.skipped
+def _notes(report: RunReport, outcome: Outcome, choice: Choice | None) -> list[str]:
+    state = report.state
     notes = (
-        [f"{state.code or state.status}: {shortened(error_of(snapshot), 300)}"]
-        if state.error
-        else []
+        [f"{state.code or state.status}: {shortened(error_of(state), 300)}"] if state.error else []
     )
     notes += choice.notes if choice else ()
-    notes += [snapshot.hardly_moved] if snapshot.hardly_moved else []
-    if skipped:
-        notes.append(
-            f"{skipped['skipped_steps']} of {snapshot.step} steps moved no weight (all scores of "
-            "each group equal): "
-            f"the policy version is {skipped['policy_version']}"
-        )
+    notes += [report.hardly_moved] if report.hardly_moved else []
+    notes += report.remarks
     if LOSS in (choice.names if choice else outcome.final):
         notes.append(LOSS_MEANS)
     if outcome.baseline and outcome.baseline.step > 0:
@@ -225,7 +214,7 @@ def _notes(snapshot: RunSnapshot, outcome: Outcome, choice: Choice | None) -> li
             "unpaired: no samples of the same tasks in both evaluations; the interval is wider "
             "than need be"
         )
-    return [*notes, snapshot.progress.no_evaluation] if snapshot.progress.no_evaluation else notes
+    return [*notes, report.progress.no_evaluation] if report.progress.no_evaluation else notes
 
 
 def _figures(outcome: Outcome, choice: Choice | None) -> dict[str, Any]:
@@ -284,8 +273,16 @@ def _history(rows: Sequence[Row], names: Sequence[str], points: int) -> list[dic
     ]
 
 
-def _weights(snapshot: RunSnapshot, outcome: Outcome) -> WeightsRow:
-    run_id, state, weights = snapshot.run.run_id, snapshot.state, outcome.weights
+def _with_parent(history: list[dict[str, Any]], report: RunReport) -> list[dict[str, Any]]:
+    """The rows of a resumed run, those marked that are its parent's."""
+    parent, ends = report.state.resumed_from, report.progress.resumed_at
+    if not parent or not ends:
+        return history
+    return [{**row, "run_id": parent} if row["step"] <= ends else row for row in history]
+
+
+def _weights(report: RunReport, outcome: Outcome) -> WeightsRow:
+    run_id, state, weights = report.run.run_id, report.state, outcome.weights
     if weights.reward_model:
         model = str(weights.reward_model)
         return WeightsRow(
@@ -308,25 +305,28 @@ def _weights(snapshot: RunSnapshot, outcome: Outcome) -> WeightsRow:
     return WeightsRow(**facts, use=use)
 
 
-def _alerts(snapshot: RunSnapshot) -> list[AlertRow]:
+def _alerts(report: RunReport) -> list[AlertRow]:
     """Newest first; of two the call that their remedy begins with, or goes on with once the run has
     ended.
     """
-    made = ("rl_stop_training", "rl_get_results") if snapshot.state.terminal else ()
+    made = ("rl_stop_training", "rl_get_results") if report.state.terminal else ()
     rows = [
-        AlertRow(rule=alert.rule, step=alert.step, times=alert.times) for alert in snapshot.alerts
+        AlertRow(rule=alert.rule, step=alert.step, times=alert.times) for alert in report.alerts
     ]
-    for row, alert in zip(rows[:REMEDIES], snapshot.alerts, strict=False):
+    for row, alert in zip(rows[:REMEDIES], report.alerts, strict=False):
+        if alert.is_over:
+            row.over_at = alert.over_at
+            continue
         left = alert.remedy.after(*made)
         row.remedy = left.first or left
     return rows
 
 
-def _next(snapshot: RunSnapshot, outcome: Outcome) -> Advice:
-    run_id, state = snapshot.run.run_id, snapshot.state
+def _next(report: RunReport, outcome: Outcome) -> Advice:
+    run_id, state = report.run.run_id, report.state
     if not state.terminal:
-        return next_after(snapshot)
-    if call := further(snapshot):
+        return report.next
+    if call := report.further:
         return call
     if state.status != "completed":
         return NextStep.of("rl_get_logs", run_id)
@@ -529,8 +529,8 @@ def _turns(turns: Sequence[Turn], room: int) -> list[dict[str, Any]]:
 def _next_to_read(run: RunDirectory, step: int, which: Which) -> Advice:
     if which == "random":
         return NextStep.of("rl_get_rollouts", run.run_id, step=step, which="worst")
-    snapshot = snapshot_of(run)
-    remedy = snapshot.pressing.remedy if snapshot.pressing else Remedy()
+    report = report_of(run)
+    remedy = report.pressing.remedy if report.pressing else Remedy()
     mentions_worst = any(
         call.args.get("which") == "worst" for call in (*remedy.steps, *remedy.later)
     )
@@ -538,10 +538,10 @@ def _next_to_read(run: RunDirectory, step: int, which: Which) -> Advice:
         return NextStep.of("rl_get_rollouts", run.run_id, step=step, which="best")
     # What is left of an alert's remedy, in its words: what to do depends on what was read.
     left = remedy.after("rl_get_rollouts")
-    if snapshot.state.terminal:
+    if report.state.terminal:
         left = remedy.after("rl_stop_training", "rl_get_rollouts", "rl_get_results")
-        if not snapshot.state.resumable and any(
+        if not report.state.resumable and any(
             "resume_from" in call.args for call in (*left.steps, *left.later)
         ):
             left = Remedy()
-    return next_after(snapshot) if left == Remedy() else left
+    return report.next if left == Remedy() else left

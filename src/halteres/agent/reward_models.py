@@ -20,7 +20,7 @@ import msgspec
 from pydantic import Field
 
 from halteres import process
-from halteres.agent.answer_text import nonempty, rounded
+from halteres.agent.answer_text import nonempty
 from halteres.agent.tool import (
     READS,
     Caller,
@@ -44,6 +44,7 @@ from halteres.rewards.training_plan import read_plan
 from halteres.runs.directory import RunDirectory, list_runs
 from halteres.runs.planning.reward_plan import plan_resumed_training, plan_reward_training
 from halteres.runs.start import run_of_key, start_reward_training
+from halteres.short_texts import rounded
 
 MODULE = "halteres.agent.reward_models"
 MOST_LISTED, MOST_COMPLETIONS, MOST_WARNINGS = 20, 64, 6

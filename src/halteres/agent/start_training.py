@@ -17,8 +17,7 @@ from pydantic import Field
 from halteres.agent import drafts, open_access
 from halteres.agent.answer_text import nonempty
 from halteres.agent.configuration import mended_call, mending
-from halteres.agent.next_steps import next_call
-from halteres.agent.run_snapshot import snapshot_of
+from halteres.agent.next_call import next_call
 from halteres.agent.tool import (
     Caller,
     Changes,
@@ -42,6 +41,7 @@ from halteres.rewards.components import secret_variables
 from halteres.runs.directory import RunDirectory, find_run, new_run_id
 from halteres.runs.planning.checks import Check
 from halteres.runs.planning.plan import RunPlan, plan_run
+from halteres.runs.reading.report import report_of
 from halteres.runs.start import ROLES, run_of_key, sources_of, start_run
 
 TOOL = "rl_start_training"
@@ -73,17 +73,8 @@ def _from_draft(
         raise EnvironmentNotFound(what, error.sentence, error.next, **error.details) from error
 
 
-def _from_run(
-    caller: Caller, old: RunDirectory, environment: str | None, changes: Mapping[str, Any]
-) -> Resolved:
-    """The settings of a run that goes on: its own, with changes. UserError: it cannot go on so."""
-    if environment is not None:
-        raise UserError(
-            "A run that goes on keeps its environment.",
-            f"environment={environment!r} was given with resume_from.",
-            NextStep.of(TOOL, resume_from=old.run_id, changes=changes),
-            field="environment",
-        )
+def _from_run(caller: Caller, old: RunDirectory, changes: Mapping[str, Any]) -> Resolved:
+    """The settings of a run that goes on: its own, with changes."""
     before = old.settings()
     open_access.check_settings(caller, before)
     open_access.check_changes(caller, before.run.environment, changes)
@@ -119,7 +110,7 @@ def _resumed_facts(plan: RunPlan) -> dict[str, Any]:
     if plan.resume is None:
         return {}
     old, step = plan.resume.run, plan.resume.step
-    reached = snapshot_of(old).step
+    reached = report_of(old).step
     message = f"Training goes on after step {step} of run {old.run_id}, as a new run."
     if reached > step:
         lost = f"Step {reached} is"
@@ -210,11 +201,18 @@ def rl_start_training(
     if not dry_run and (first := run_of_key(idempotency_key)) is not None:
         return _already_started(first)
     changes = changes or {}
+    if resume_from and environment is not None:
+        raise UserError(
+            "A run that goes on keeps its environment.",
+            f"environment={environment!r} was given with resume_from.",
+            NextStep.of(TOOL, resume_from=resume_from, changes=changes),
+            field="environment",
+        )
     old = find_run(resume_from) if resume_from else None
     discarded: Mapping[str, Any] = {}
     with mending(TOOL, changes, environment=environment, resume_from=resume_from, draft=draft):
         if old is not None:
-            resolved = _from_run(caller, old, environment, changes)
+            resolved = _from_run(caller, old, changes)
         else:
             chosen = _from_draft(caller, draft, environment, changes)
             resolved, discarded = chosen.resolved, chosen.discarded

@@ -17,27 +17,17 @@ from typing import Annotated, Any, get_args
 import msgspec
 from pydantic import Field
 
-from halteres.agent.answer_text import clipped, nonempty, rounded
-from halteres.agent.headline import CORRECT, StepFailure
-from halteres.agent.logs import log_tail
-from halteres.agent.next_steps import LIST_ENVIRONMENTS, next_after, until_it_ends
-from halteres.agent.run_snapshot import (
-    AlertRow,
-    RunSnapshot,
-    alert_rows,
-    failure_facts,
-    sink_facts,
-    snapshot_of,
-    wandb_names,
-    why_no_batch,
-)
+from halteres.agent.answer_text import nonempty
+from halteres.agent.next_call import LIST_ENVIRONMENTS
 from halteres.agent.tool import (
     READS,
     Caller,
+    CutShort,
     Facts,
     Result,
     RunId,
     RunIds,
+    Sentence,
     WaitSeconds,
     chosen_run,
     tool,
@@ -49,22 +39,68 @@ from halteres.errors import HalteresError, UserError, boundary, unknown
 from halteres.files import NOT_JSON, read_regular, replace_file
 from halteres.next_step import NextStep
 from halteres.runs.directory import UNREADABLE, Entry, RunDirectory, known_runs
-from halteres.runs.reading.evaluations import outcome_of
-from halteres.runs.reading.failures import read_restarts
+from halteres.runs.reading.alerts import REFUSED
+from halteres.runs.reading.logs import log_tail
 from halteres.runs.reading.progress import SEED_ROLES, conditions, last_reward
+from halteres.runs.reading.report import (
+    Gain,
+    RunReport,
+    report_of,
+    sink_facts,
+    until_it_ends,
+    wandb_names,
+)
 from halteres.runs.state import RunUnreadable, Status
+from halteres.short_texts import clipped, rounded
 
 WHY_LENGTH = 200  # characters of why there is no evaluation, and of an error in a list
 
 
-class Gain(Facts):
-    """What a run has gained on held-out tasks over its first evaluation."""
+class StepFailure(Facts):
+    """An evaluation that gave no figure."""
 
-    of: str
-    before: float
-    after: float
-    ci95: list[float] | None  # of the difference
-    certain: bool
+    step: int
+    why: str
+
+
+REFUSAL_LENGTH, EVIDENCE_LENGTH = 300, 150
+"""Characters of an alert's evidence: where a server's own words are in it, and elsewhere."""
+
+# characters of all alerts of an answer but the first. A remedy is never cut: it is a call.
+ALERTS_LENGTH = 480
+
+
+class AlertRow(Facts):
+    """What one rule said last."""
+
+    rule: str
+    step: int
+    times: int = 1
+    evidence: str = ""
+    remedy: Sentence = ""
+    over_at: int | None = None  # the step at which its cause was found gone
+
+
+def alert_rows(report: RunReport) -> list[AlertRow]:
+    """The alerts as an answer has them, as many as there is room for, the first one in any case;
+    none beside a failure, which needs the room.
+    """
+    if report.state.status == "failed":
+        return []
+    rows: list[AlertRow] = []
+    room = ALERTS_LENGTH
+    for alert in report.alerts:
+        if alert.is_over:
+            continue
+        evidence = clipped(
+            alert.evidence, REFUSAL_LENGTH if alert.rule == REFUSED else EVIDENCE_LENGTH
+        )
+        row = AlertRow(rule=alert.rule, step=alert.step, evidence=evidence, remedy=alert.remedy)
+        room -= len(row.model_dump_json(exclude_unset=True))
+        if rows and room < 0:
+            break
+        rows.append(row)
+    return rows
 
 
 class StatusResult(Result):
@@ -102,9 +138,16 @@ class StatusResult(Result):
     metrics: dict[str, Any] = {}
     gain: Gain | None = None  # of an ended run
     weights: str = ""  # where they have hardly moved
-    # reward_mean: its curve; groups_without_signal: share of the last steps' groups
+    remarks: list[str] = []  # what the figures are of, and what they do not say
+    resumed_from: str | None = None
+    wait_cut: str = ""  # where the host's limit ended the wait before the seconds asked for
+    # reward_mean: its curve; groups_without_signal: share of the last steps' groups; entropy,
+    # completion_tokens, truncated and the environment's own measures, from first to last
     trend: dict[str, Any] = {}
+    # shares of the last steps' time: batch is the wait for rollouts
+    step_time: dict[str, float] = {}
     alerts: list[AlertRow] = []
+    alerts_over: list[str] = []  # rules whose cause is gone
     eval_failed: StepFailure | None = None  # the newest evaluation, where it gave no figure
     no_evaluation: str = ""  # why there will be no held-out figure
     no_batch: str = ""  # of a run that stands still: why the trajectory server has no batch for it
@@ -142,7 +185,7 @@ async def rl_check_status(
         event = Until.parse(until or "change")
         run = await asyncio.to_thread(chosen_run, run_id)
         woke = await wait_for(run, event, wait_s) if wait_s else None
-        return await asyncio.to_thread(_answer, run, woke)
+        return await asyncio.to_thread(_answer, run, woke, _wait_cut(wait_s))
     event = Until.parse(until or "terminal")
     if run_id:
         several = NextStep.of("rl_check_status", run_ids=run_ids)
@@ -150,37 +193,50 @@ async def rl_check_status(
     found = await asyncio.to_thread(lambda: [chosen_run(each) for each in run_ids])
     runs = [*{run.run_id: run for run in found}.values()]
     woke = await wait_for_all(runs, event, wait_s) if wait_s else None
-    return await asyncio.to_thread(_answer_on_several, runs, woke)
+    return await asyncio.to_thread(_answer_on_several, runs, woke, _wait_cut(wait_s))
 
 
-def _answer(run: RunDirectory, woke: str | None) -> StatusResult:
-    snapshot = snapshot_of(run)
-    state, progress = snapshot.state, snapshot.progress
-    if limited := rate_limited_answer(snapshot):
+def _wait_cut(wait_s: float) -> str:
+    if not isinstance(wait_s, CutShort):
+        return ""
+    return f"your host lets a call wait {wait_s:g} s at most: call again to wait on"
+
+
+def _answer(run: RunDirectory, woke: str | None, wait_cut: str) -> StatusResult:
+    report = report_of(run)
+    state, progress = report.state, report.progress
+    if limited := rate_limited_answer(report):
         return StatusResult(**limited, next=until_it_ends(run.run_id))
-    failed = progress.unevaluated
+    # a failure needs the room, and mostly has the same cause
+    failed = None if state.status == "failed" else progress.unevaluated
     answer = StatusResult(
         run_id=run.run_id,
         status=state.status,
         environment=state.environment,
-        running_time_minutes=snapshot.minutes,
+        running_time_minutes=report.minutes,
         processes=conditions(state),
-        **wandb_names(state, snapshot.given),
+        **wandb_names(state, report.given),
         **sink_facts(run),
         # rl_start_training has named the logs; they are worth another word where something is
         # wrong.
         logs={role: str(run.log(role)) for role in SEED_ROLES}
-        if snapshot.health in ("failing", "failed")
+        if report.health in ("failing", "failed")
         else {},
-        metrics=snapshot.metrics,
-        state=snapshot.state_word,
-        step=snapshot.step,
+        metrics=report.metrics,
+        state=report.state_word,
+        step=report.step,
         total_steps=state.total_steps,
-        alerts=alert_rows(snapshot),
-        health=snapshot.health,
-        suggested_wait_s=snapshot.suggested_wait_s,
+        alerts=alert_rows(report),
+        health=report.health,
+        suggested_wait_s=report.suggested_wait_s,
         **(
-            {} if state.terminal else {"eta_minutes": snapshot.eta_minutes, "trend": snapshot.trend}
+            {}
+            if state.terminal
+            else {
+                "eta_minutes": report.eta_minutes,
+                "trend": report.trend,
+                **nonempty(step_time=report.time_shares),
+            }
         ),
         **nonempty(
             name=state.own_name,
@@ -191,87 +247,84 @@ def _answer(run: RunDirectory, woke: str | None) -> StatusResult:
             if failed
             else None,
             no_evaluation=clipped(progress.no_evaluation, WHY_LENGTH),
-            no_batch=why_no_batch(snapshot),
-            restarts=read_restarts(run.path / "events.jsonl"),
+            alerts_over=[alert.rule for alert in report.alerts if alert.is_over],
+            no_batch=report.no_batch,
+            restarts=dict(report.restarts),
             failed_rollouts=dict(progress.failed_rollouts),
-            gain=_gain(snapshot),
-            weights=snapshot.hardly_moved,
+            gain=report.gain,
+            weights=report.hardly_moved,
+            remarks=report.remarks,
+            resumed_from=state.resumed_from,
             woke=woke,
+            wait_cut=wait_cut if woke == "wait_s" else "",
         ),
-        **failure_facts(snapshot),
-        next=next_after(snapshot),
+        **_failure_facts(report),
+        next=report.next,
     )
     if state.status == "failed":
-        answer.log_tail = log_tail(snapshot, len(answer.model_dump_json(exclude_unset=True)))
+        answer.log_tail = log_tail(report, len(answer.model_dump_json(exclude_unset=True)))
     return answer
 
 
-def _gain(snapshot: RunSnapshot) -> Gain | None:
-    """Of a run that has ended, what every reader asks next: has it learnt?"""
-    if not snapshot.state.terminal:
-        return None
-    outcome = outcome_of(snapshot.run, snapshot.state)
-    gain = outcome.gains.get(CORRECT)
-    if gain is None or outcome.baseline is None:
-        return None
-    before, after = (
-        rounded(one.figures[CORRECT]) for one in (outcome.baseline, outcome.evaluations[-1])
-    )
-    return Gain(
-        of=CORRECT,
-        before=before,
-        after=after,
-        ci95=gain.facts["ci95"],
-        certain=gain.facts["certain"],
-    )
+def _failure_facts(report: RunReport) -> dict[str, Any]:
+    """What the answer on a failed run has as well; nothing for any other."""
+    failure = report.failure
+    if failure is None:
+        return {}
+    return {
+        "error": clipped(failure.error, 300),
+        "code": failure.code,
+        "exit": failure.exit.facts if failure.exit else None,
+        "resumable": failure.resumable,
+        "last_checkpoint": failure.last_checkpoint,
+    }
 
 
-def _answer_on_several(runs: list[RunDirectory], woke: str | None) -> StatusResult:
+def _answer_on_several(runs: list[RunDirectory], woke: str | None, wait_cut: str) -> StatusResult:
     """Each in brief; next, what a run that ails or has failed asks for; else to wait on; else to
     compare.
     """
-    snapshots = [snapshot_of(run) for run in runs]
-    rows = [_row(snapshot) for snapshot in snapshots]
+    reports = [report_of(run) for run in runs]
+    rows = [_row(report) for report in reports]
     ids = [run.run_id for run in runs]
     ailing = (
         one
-        for one in snapshots
+        for one in reports
         if one.state.status == "failed" or (one.pressing is not None and not one.state.terminal)
     )
     if first := next(ailing, None):
-        following = next_after(first)
-    elif not all(one.state.terminal for one in snapshots):
+        following = first.next
+    elif not all(one.state.terminal for one in reports):
         wait_s = int(environ.longest_wait_s())
         following = NextStep.of("rl_check_status", run_ids=ids, wait_s=wait_s, until="terminal")
     else:
-        following = (
-            NextStep.of("rl_compare_runs", ids) if len(ids) > 1 else next_after(snapshots[0])
-        )
-    return StatusResult(runs=rows, **nonempty(woke=woke), next=following)
+        following = NextStep.of("rl_compare_runs", ids) if len(ids) > 1 else reports[0].next
+    cut = wait_cut if woke == "wait_s" else ""
+    return StatusResult(runs=rows, **nonempty(woke=woke, wait_cut=cut), next=following)
 
 
-def _row(snapshot: RunSnapshot) -> dict[str, Any]:
+def _row(report: RunReport) -> dict[str, Any]:
     """One of several runs; where the operator's policy limits looks, as it was at the last one."""
-    state = snapshot.state
+    state = report.state
     return nonempty(
         **(
-            rate_limited_answer(snapshot)
+            rate_limited_answer(report)
             or {
-                "run_id": snapshot.run.run_id,
+                "run_id": report.run.run_id,
                 "name": state.own_name,
                 "environment": state.environment,
                 "status": state.status,
-                "health": None if state.terminal else snapshot.health,
-                "step": snapshot.step,
+                "health": None if state.terminal else report.health,
+                "step": report.step,
                 "total_steps": state.total_steps,
-                "eta_minutes": snapshot.eta_minutes,
+                "eta_minutes": report.eta_minutes,
                 "metrics": {
                     name: it
-                    for name, it in snapshot.metrics.items()
+                    for name, it in report.metrics.items()
                     if it is not None and name != "step"
                 },
-                "gain": _gain(snapshot),
-                "alerts": [alert.rule for alert in snapshot.alerts],
+                "gain": report.gain,
+                "alerts": [alert.rule for alert in report.alerts if not alert.is_over],
                 "error": clipped(state.error, WHY_LENGTH) if state.error else None,
             }
         )
@@ -293,7 +346,7 @@ def looks_folder() -> Path:
     return environ.home() / "looks"
 
 
-def rate_limited_answer(snapshot: RunSnapshot) -> dict[str, Any] | None:
+def rate_limited_answer(report: RunReport) -> dict[str, Any] | None:
     """The answer to a look that comes too early; None where it may be answered in full, and is
     remembered.
     """
@@ -304,20 +357,20 @@ def rate_limited_answer(snapshot: RunSnapshot) -> dict[str, Any] | None:
         return None
     if interval_s <= 0:
         return None
-    file = looks_folder() / f"{snapshot.run.run_id}.json"
-    now, last, state = snapshot.at, None, snapshot.state
+    file = looks_folder() / f"{report.run.run_id}.json"
+    now, last, state = report.at, None, report.state
     with contextlib.suppress(OSError, *NOT_JSON):
         last = msgspec.json.decode(read_regular(file), type=LastLook)
     if (
         last
-        and snapshot.health == "healthy"
+        and report.health == "healthy"
         and (last.status, last.phase) == (state.status, state.phase)
     ):
         left_s = last.at + interval_s - now
         if 0 < left_s <= interval_s:  # a clock that was set back limits nobody for ever
             return {
                 "rate_limited": True,
-                "run_id": snapshot.run.run_id,
+                "run_id": report.run.run_id,
                 "message": (
                     "Rate limited. Next check available in "
                     f"{max(1, math.ceil(left_s / 60))} minutes."
@@ -336,8 +389,8 @@ def rate_limited_answer(snapshot: RunSnapshot) -> dict[str, Any] | None:
                 at=now,
                 status=state.status,
                 phase=state.phase,
-                step=snapshot.step,
-                metrics=snapshot.metrics,
+                step=report.step,
+                metrics=report.metrics,
             )
             replace_file(file, msgspec.json.encode(seen))
     return None

@@ -353,6 +353,17 @@ Changes = Annotated[
         )
     ),
 ]
+
+
+class CutShort(float):
+    """Seconds of a wait that was to be longer than the caller's host lets a call take."""
+
+
+def _within_limit(wait_s: float) -> float:
+    limit_s = environ.longest_wait_s()
+    return CutShort(limit_s) if wait_s > limit_s else wait_s
+
+
 WaitSeconds = Annotated[
     float,
     Field(
@@ -361,7 +372,7 @@ WaitSeconds = Annotated[
         description="seconds to wait; 0 answers at once; your host's limit, mostly 50, holds",
     ),
     # The agent's client would break off a longer call.
-    AfterValidator(lambda wait_s: min(wait_s, environ.longest_wait_s())),
+    AfterValidator(_within_limit),
 ]
 
 

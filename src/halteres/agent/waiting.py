@@ -13,13 +13,13 @@ from typing import Annotated, Literal
 
 from pydantic import Field
 
-from halteres.agent.next_steps import next_after, until_it_ends
-from halteres.agent.run_snapshot import Checkpoint, snapshot_of
 from halteres.agent.tool import Caller, Hints, Result, RunId, chosen_run, tool
 from halteres.errors import UserError
 from halteres.observe.metrics import Tail
 from halteres.runs.directory import RunDirectory, stop_run
+from halteres.runs.reading.failures import Checkpoint
 from halteres.runs.reading.progress import conditions
+from halteres.runs.reading.report import report_of, until_it_ends
 from halteres.runs.state import RunState
 
 POLL_S = 0.1
@@ -173,8 +173,8 @@ async def rl_stop_training(
     if not before.terminal:
         await asyncio.to_thread(stop_run, run, mode, 0)
         await wait_for(run, Until("terminal"), WITHIN_S)
-    snapshot = await asyncio.to_thread(snapshot_of, run)
-    found, state = run.run_id, snapshot.state
+    report = await asyncio.to_thread(report_of, run)
+    found, state = run.run_id, report.state
     if not state.terminal:  # the messages are the seeds'
         message = f"Stopping training run '{found}': it has been asked, and has not ended yet"
     elif state.status == "stopped" and not before.terminal:
@@ -185,7 +185,7 @@ async def rl_stop_training(
         message=message,
         run_id=found,
         status=state.status if state.terminal else "stopping",
-        step=snapshot.step,
-        last_checkpoint=snapshot.last_checkpoint,
-        next=next_after(snapshot) if state.terminal else until_it_ends(found),
+        step=report.step,
+        last_checkpoint=report.last_checkpoint,
+        next=report.next if state.terminal else until_it_ends(found),
     )

@@ -16,13 +16,15 @@ from rich.text import Text
 
 from halteres.cli.chat import wording_of
 from halteres.errors import ProcessFailed
-from halteres.observe.metrics import Row, merge_by_step
+from halteres.next_step import NextStep, lines_of
 from halteres.observe.plots import sparkline
 from halteres.observe.sinks import read_reports
 from halteres.redaction import printable
+from halteres.rewards.model_folder import RESULT
 from halteres.runs.directory import RunDirectory, stop_run
-from halteres.runs.reading.evaluations import before_and_after
-from halteres.runs.reading.progress import Alert, Progress, read_progress
+from halteres.runs.reading.alerts import Alert
+from halteres.runs.reading.evaluations import Evaluation, before_and_after
+from halteres.runs.reading.report import RunReport, report_of
 from halteres.runs.state import RunState
 
 POLL_S = 0.25
@@ -41,9 +43,10 @@ def follow(run: RunDirectory, console: Console, *, may_stop: bool = True) -> Run
     with view:
         while True:
             try:
-                view.show(read_progress(run))
-                if run.state().terminal:
-                    return run.state()
+                report = report_of(run)
+                view.show(report)
+                if report.state.terminal:
+                    return report.state
                 time.sleep(POLL_S)
             except KeyboardInterrupt:
                 if not may_stop:
@@ -68,8 +71,9 @@ class PlainView(AbstractContextManager["PlainView"]):
     def __exit__(self, *_: object) -> None:
         """Nothing is left open."""
 
-    def show(self, progress: Progress) -> None:
+    def show(self, report: RunReport) -> None:
         """Print what was not printed yet; called a few times a second."""
+        progress = report.progress
         if progress.resumed_at and self._step < 0:
             self._once(f"going on after step {progress.resumed_at}")
         self._step = max(self._step, progress.resumed_at)
@@ -77,7 +81,7 @@ class PlainView(AbstractContextManager["PlainView"]):
             self._once(f"starting: {progress.phase}")
         for sink in progress.sinks:
             self._once(sink)
-        self._show_steps(progress)
+        self._show_steps(report)
         for step, share in progress.evaluation:
             # all that was left to a run resumed after its last step
             is_its_end = step == progress.total_steps
@@ -89,13 +93,22 @@ class PlainView(AbstractContextManager["PlainView"]):
             self._once(progress.no_evaluation)
         for alert in progress.alerts:
             self._once(f"alert: {_text_of(alert)}")
+            if alert.is_over:
+                self._once(f"alert over: {alert.rule}, at step {alert.over_at}")
 
-    def _show_steps(self, progress: Progress) -> None:
+    def _show_steps(self, report: RunReport) -> None:
+        progress = report.progress
         total, success = progress.total_steps, dict(progress.success_rates)
         stride = max(1, total // PLAIN_LINES)
+        newest = progress.reward[-1][0] if progress.reward else 0
         for step, reward in progress.reward:
             if step <= self._step:
                 continue
+            # What the environment counts of a step may come after the trainer's row: the line waits
+            # for it, until the next step at most.
+            is_whole = step in dict(progress.correct) or step < newest or report.state.terminal
+            if not is_whole:
+                break
             self._step = step
             if step % stride == 0 or step in (progress.resumed_at + 1, total):
                 rate = f"  success {success[step]:.0%}" if step in success else ""
@@ -131,8 +144,9 @@ class LiveView(AbstractContextManager["LiveView"]):
         """Show a remark under the panel."""
         self._remark = printable(text)
 
-    def show(self, progress: Progress) -> None:
+    def show(self, report: RunReport) -> None:
         """Redraw."""
+        progress = report.progress
         table = Table.grid(padding=(0, 2))
         table.add_column(style="dim", no_wrap=True)
         table.add_column()
@@ -178,7 +192,7 @@ class LiveView(AbstractContextManager["LiveView"]):
         )
         if failed := progress.unevaluated:
             table.add_row("", Text(str(failed), style="yellow"))
-        for alert in progress.alerts[-2:]:
+        for alert in report.current_alerts[:2]:
             table.add_row("alert", Text(_text_of(alert), style="yellow"))
         for sink in progress.sinks:
             table.add_row("metrics", Text(sink))
@@ -191,20 +205,21 @@ def summarise(run: RunDirectory, state: RunState, console: Console) -> None:
     Raises:
         ProcessFailed: the run failed; the sentence is the run's own.
     """
+    report = report_of(run, state)
     if state.status == "failed":
         error = state.error or ""  # a command at its end runs into no other
         why = error if not error or error.endswith((".", "!", "?")) else f"{error}."
         raise ProcessFailed(
             f"Run {run.run_id} failed.", why, f"Read its logs: halteres runs logs {run.run_id}"
         )
-    evaluations = [row for row in merge_by_step(run.metrics()) if "eval/percent_correct" in row]
     console.print()
     if state.note:
         _say(console, state.note)
+    evaluations = report.outcome.evaluations
     if len(evaluations) >= 2:
         console.print(_figures(evaluations[0], evaluations[-1]))
     else:
-        progress = read_progress(run, state)
+        progress = report.progress
         for why in (progress.no_evaluation, *progress.eval_failed):
             if why:
                 _say(console, str(why))
@@ -223,17 +238,19 @@ def summarise(run: RunDirectory, state: RunState, console: Console) -> None:
     for label, path in (*results, ("run", run.path)):
         if path.exists():
             _say(console, f"{label + ':':9}{path}")
-    for name, report in read_reports(run.path).items():
-        _say(console, f"{name + ':':9}{report.line}")
+    for name, sink in read_reports(run.path).items():
+        _say(console, f"{name + ':':9}{sink.line}")
     console.print()
-    _say(console, f"next:    {next_command(run, state)}")
+    for number, line in enumerate(next_lines(report)):
+        _say(console, f"next:    {line}" if number == 0 else line)
 
 
-def _figures(first: Row, last: Row) -> Table:
+def _figures(before: Evaluation, after: Evaluation) -> Table:
+    first, last = before.figures, after.figures
     table = Table(box=None, padding=(0, 2, 0, 0), pad_edge=False)
     table.add_column("held-out tasks")
-    table.add_column(f"before (step {first['step']})", justify="right")
-    table.add_column(f"after (step {last['step']})", justify="right")
+    table.add_column(f"before (step {before.step})", justify="right")
+    table.add_column(f"after (step {after.step})", justify="right")
     # an environment's own evaluation, at whatever temperature
     own = "eval/percent_correct_greedy" not in last
     for name, label, form in (
@@ -254,26 +271,31 @@ def _figures(first: Row, last: Row) -> Table:
     return table
 
 
-def next_command(run: RunDirectory, state: RunState) -> str:
-    """What a person types after a run that has ended well, or was stopped."""
-    if state.status == "stopped" and run.newest_checkpoint():
-        return state.resume().command
-    if state.status == "stopped":
-        return f"halteres train {state.environment} (this run had no checkpoint yet)"
+def next_lines(report: RunReport) -> list[str]:
+    """What a person types after a look at a run, one command on each line."""
+    # .3 s: only where a call is written
+    from halteres.agent.transports.command_line import for_person
+
+    run, state = report.run, report.state
+    if state.status != "completed":
+        return [str(line) for line in lines_of(report.next, for_person)]
+    if state.kind == "reward":
+        held_out = {"model": str(run.path / RESULT), "data": "HELD_OUT"}
+        return [for_person(NextStep("rl_evaluate_reward_model", held_out))]
     # a chat is no episode of an environment that answers
     if "max_turns" in run.environment_config():
-        return f"halteres rl get-rollouts {run.run_id}"
-    example = run.environment_config().get("example_question") or (
-        (words := wording_of(run)) and words.example
-    )
-    return f"halteres chat {run.run_id}" + (f" {shlex.quote(str(example))}" if example else "")
+        return [f"halteres rl get-rollouts {run.run_id}"]
+    example = run.environment_config().get("example_question")
+    if not example and (words := wording_of(run)):
+        example = words.example
+    return [f"halteres chat {run.run_id}" + (f" {shlex.quote(str(example))}" if example else "")]
 
 
 def _text_of(alert: Alert) -> str:
     # .3 s: only where there is an alert
-    from halteres.agent.transports.command_line import as_command
+    from halteres.agent.transports.command_line import for_person
 
-    return alert.text(as_command)
+    return alert.text(for_person)
 
 
 def _say(console: Console, text: str, style: str = "") -> None:

@@ -112,7 +112,10 @@ def main() -> None:
     try:
         app()
     except HalteresError as error:
-        typer.echo(f"error: {printable(error.sentence)}", err=True)
+        # .3 s: only where there is an error
+        from halteres.agent.transports.command_line import for_person
+
+        typer.echo(f"error: {printable(error.written(for_person))}", err=True)
         sys.exit(1)
     except KeyboardInterrupt:
         sys.exit(130)

@@ -64,21 +64,19 @@ def _line(run: RunDirectory, width: int) -> str:
 @app.command()
 def status(run: Run) -> None:
     """One run: state, progress, processes, what to do next."""
-    from halteres.cli.follow import next_command
-    from halteres.next_step import NextStep
-    from halteres.rewards.model_folder import RESULT
+    from halteres.agent.transports.command_line import for_person
+    from halteres.cli.follow import next_lines
     from halteres.runs.directory import find_run
-    from halteres.runs.reading.failures import read_restarts
-    from halteres.runs.reading.progress import conditions, read_progress
+    from halteres.runs.reading.progress import conditions
+    from halteres.runs.reading.report import report_of
 
-    directory = find_run(run)
-    state = directory.state()
-    progress = read_progress(directory, state)
+    report = report_of(find_run(run))
+    state, progress = report.state, report.progress
     phase = f" ({state.phase})" if state.phase and not state.terminal else ""
     named = f" '{state.own_name}'" if state.own_name else ""
     _say(
-        f"run {directory.run_id}{named}: {state.status}{phase}, {state.environment}, in "
-        f"{directory.path}"
+        f"run {state.run_id}{named}: {state.status}{phase}, {state.environment}, in "
+        f"{report.run.path}"
     )
     _say(f"step {progress.step} of {progress.total_steps}")
     if progress.reward:
@@ -88,31 +86,41 @@ def status(run: Run) -> None:
         )
     for step, share in progress.evaluation:
         _say(progress.evaluation_line(step, share))
-    for why in (*progress.eval_failed, progress.no_evaluation):
+    for figure in report.figures:
+        if figure.value is not None:
+            _say(f"  {figure.kind.label}: {figure.text} (step {figure.step})")
+    for name, course in report.trend.items():
+        if name != "reward_mean":
+            _say(f"  {name}: {course}")
+    if report.time_shares:
+        shares = ", ".join(f"{phase} {share:.0%}" for phase, share in report.time_shares.items())
+        _say(f"  a step's time: {shares}")
+    for why in (
+        *progress.eval_failed,
+        progress.no_evaluation,
+        report.hardly_moved,
+        *report.remarks,
+    ):
         if why:
             _say(str(why))
     if failed := progress.failed_rollouts:
         _say(f"failed rollouts: {', '.join(f'{count} {code}' for code, count in failed.items())}")
     for role, condition in conditions(state).items():
         _say(f"  {role:8} pid {state.processes.get(role, {}).get('pid') or '-'}  {condition}")
-    if restarts := read_restarts(directory.path / "events.jsonl"):
-        _say(f"restarts: {', '.join(f'{role} {times}' for role, times in restarts.items())}")
-    for alert in progress.alerts:
-        _say(f"alert: {alert}")
+    if report.restarts:
+        _say(f"restarts: {', '.join(f'{role} {times}' for role, times in report.restarts.items())}")
+    for alert in report.alerts:
+        if alert.is_over:
+            _say(f"alert: {alert.rule} (step {alert.step}) was over at step {alert.over_at}")
+        else:
+            _say(f"alert: {alert.text(for_person)}")
     for sink in progress.sinks:
         _say(sink)
     for label, text in (("note", state.note), ("error", state.error)):
         if text:
             _say(f"{label}: {text}")
-    if state.resumable:
-        _say(f"next: {state.resume().command}")
-    elif state.status == "completed" and state.kind == "rl":
-        _say(f"next: {next_command(directory, state)}")
-    elif state.status == "completed":
-        model, data = str(directory.path / RESULT), "HELD_OUT"
-        _say(
-            f"next: {NextStep('rl_evaluate_reward_model', {'model': model, 'data': data}).command}"
-        )
+    for number, line in enumerate(next_lines(report)):
+        _say(f"next: {line}" if number == 0 else line)
 
 
 @app.command()

@@ -35,7 +35,7 @@ SWITCHES: Mapping[str, str] = {
         "SLURM gave you"
     ),
     "testing": (
-        "to try settings without training use rl_test_inference, or rl_start_training(dry_run=true)"
+        "to try settings without training use rl_test_inference, or rl_start_training with dry_run"
     ),
 }
 """Settings of the seeds that can only be false here, with the reason."""

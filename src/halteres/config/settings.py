@@ -442,6 +442,19 @@ class Settings(Section):
         return reweighs and self.env.get("temperature", 1.0) not in (0, 1)
 
 
+HEADLINE = (
+    "inference.model",
+    "env.group_size",
+    "env.batch_size",
+    "trainer.total_steps",
+    "trainer.learning_rate",
+    "trainer.lora_rank",
+    "env.max_token_length",
+    "trainer.eval_every",
+)
+"""The settings that matter most."""
+
+
 def wiring_of(model: type[BaseModel]) -> dict[str, str]:
     """Fields of a section that only the supervisor writes, each with the reason."""
     return {

@@ -7,6 +7,7 @@ from __future__ import annotations
 import asyncio
 import re
 from collections.abc import Awaitable, Callable
+from functools import partial
 from pathlib import Path
 from typing import Any, Final
 
@@ -18,7 +19,6 @@ from starlette.routing import BaseRoute, Mount, Route
 from starlette.staticfiles import StaticFiles
 
 import halteres
-from halteres.agent.tool import chosen_run
 from halteres.agent.transports.access import (
     JSON,
     Guard,
@@ -37,8 +37,9 @@ from halteres.dashboard.curves import curves_of
 from halteres.dashboard.events import MOST_STREAMS, Events
 from halteres.dashboard.runs import evaluations_of, list_of_runs, settings_of, view_of
 from halteres.errors import UserError
+from halteres.next_step import NextStep
 from halteres.redaction import Redactor
-from halteres.runs.directory import RunDirectory
+from halteres.runs.directory import RunDirectory, find_run
 
 STATIC: Final = Path(__file__).parent / "static"
 
@@ -94,8 +95,13 @@ def _open_routes() -> list[BaseRoute]:
     ]
 
 
-def page_routes(calls: Calls) -> list[BaseRoute]:
-    """The page and what it asks for; `calls` are those of the server that it is part of."""
+def page_routes(calls: Calls, write: Callable[[NextStep], str]) -> list[BaseRoute]:
+    """The page and what it asks for.
+
+    Args:
+        calls: those of the server that it is part of.
+        write: a call as a person types it.
+    """
     streams = asyncio.Semaphore(MOST_STREAMS)
 
     async def events(_: Request) -> Response:
@@ -118,7 +124,7 @@ def page_routes(calls: Calls) -> list[BaseRoute]:
     async def stop(request: Request) -> Response:
         """POST /api/runs/{id}/stop {mode}."""
         arguments = {**await arguments_of(request), **request.path_params}
-        reply = await calls.reply(request, "rl_stop_training", arguments)
+        reply = await calls.reply(request, "rl_stop_training", arguments, write=write)
         return answer(reply.body, reply.status)
 
     def of_run(reader: Callable[[RunDirectory], dict[str, Any]]) -> Endpoint:
@@ -126,7 +132,7 @@ def page_routes(calls: Calls) -> list[BaseRoute]:
 
         async def endpoint(request: Request) -> Response:
             return await _read(
-                lambda run_id: reader(chosen_run(run_id)), request.path_params["run_id"]
+                lambda run_id: reader(find_run(run_id)), request.path_params["run_id"]
             )
 
         return endpoint
@@ -146,7 +152,7 @@ def page_routes(calls: Calls) -> list[BaseRoute]:
                 query: int(word) if re.fullmatch(r"\d{1,9}", word) else word
                 for query, word in words.items()
             }
-            reply = await calls.reply(request, name, {**given, **request.path_params})
+            reply = await calls.reply(request, name, {**given, **request.path_params}, write=write)
             return answer(reply.body, reply.status)
 
         return endpoint
@@ -154,7 +160,7 @@ def page_routes(calls: Calls) -> list[BaseRoute]:
     guarded: list[tuple[str, str, Endpoint]] = [
         ("GET", "/api/events", events),
         ("GET", "/api/runs", runs),
-        ("GET", "/api/runs/{run_id}", of_run(view_of)),
+        ("GET", "/api/runs/{run_id}", of_run(partial(view_of, write=write))),
         ("GET", "/api/runs/{run_id}/metrics", metrics),
         ("GET", "/api/runs/{run_id}/settings", of_run(settings_of)),
         ("GET", "/api/runs/{run_id}/evals", of_run(evaluations_of)),

@@ -9,26 +9,24 @@ from __future__ import annotations
 
 import json
 import time
-from collections.abc import Collection, Sequence
+from collections.abc import Callable, Collection, Sequence
 from typing import Any
 
-from pydantic_core import to_jsonable_python
-
-from halteres.agent.answer_text import clipped, shortened, size_of
-from halteres.agent.drafts import HEADLINE
-from halteres.agent.logs import log_tail
-from halteres.agent.next_steps import next_after
-from halteres.agent.run_snapshot import failure_facts, in_force, snapshot_of, why_no_batch
+from halteres.config.settings import HEADLINE
 from halteres.dashboard.curves import spark_of
 from halteres.errors import NotFound, boundary
 from halteres.files import NOT_JSON, read_regular
-from halteres.next_step import for_agents
+from halteres.next_step import Advice, NextStep, lines_of
 from halteres.observe.metrics import Row, merge_by_step
 from halteres.runs.directory import UNREADABLE, Entry, RunDirectory, known_runs
+from halteres.runs.reading.alerts import read_alerts
 from halteres.runs.reading.evaluations import before_and_after, evaluations
-from halteres.runs.reading.progress import conditions, read_alerts
+from halteres.runs.reading.logs import log_tail
+from halteres.runs.reading.progress import conditions
+from halteres.runs.reading.report import report_of
 from halteres.runs.reading.rollouts import steps_of
 from halteres.runs.state import RunUnreadable, read_state
+from halteres.short_texts import clipped, shortened, size_of
 
 ERROR_LENGTH = 200  # characters of an error in the list; the run's own page has the whole sentence
 
@@ -76,7 +74,11 @@ def _row(run: Entry) -> dict[str, Any] | None:
                 "reward": spark.reward,
                 "evaluation": spark.evaluation,
                 "curve": [float(f"{value:.4g}") for value in spark.rewards],
-                "alerts": [alert.rule for alert in read_alerts(run.path / "events.jsonl")],
+                "alerts": [
+                    alert.rule
+                    for alert in read_alerts(run.path / "events.jsonl")
+                    if not alert.is_over
+                ],
                 "error": state.error and clipped(state.error, ERROR_LENGTH),
             }
     except RunUnreadable as error:
@@ -96,6 +98,7 @@ _EVENT_KEYS: dict[str, tuple[str, ...]] = {
     "eval_failed": ("step", "error"),
     "no_evaluation": ("error",),
     "alert": ("rule", "step"),
+    "alert_over": ("rule", "step"),
     "stop_requested": ("by", "mode"),
     "process_exit": ("role", "code"),
     "restart": ("role", "attempt"),
@@ -109,18 +112,23 @@ _EVENT_KEYS: dict[str, tuple[str, ...]] = {
 """Kind of event -> its keys that say what it was."""
 
 
-def view_of(run: RunDirectory) -> dict[str, Any]:
-    """The run now, in the words of the tools' answers."""
-    snapshot, events = snapshot_of(run), run.events()
-    state = snapshot.state
-    current = [] if state.terminal else in_force(snapshot.alerts, snapshot.step)
-    failure: dict[str, Any] = to_jsonable_python(failure_facts(snapshot))
-    if failure:  # whole, and with the end of its log
+def view_of(run: RunDirectory, write: Callable[[NextStep], str]) -> dict[str, Any]:
+    """The run now; `write`: a call as a person types it."""
+    report, events = report_of(run), run.events()
+    state, progress = report.state, report.progress
+    current = [] if state.terminal else report.current_alerts
+    failure: dict[str, Any] = {}
+    if report.failure:  # whole, and with the end of its log
         failure = {
-            **failure,
-            "error": state.error or failure["error"],
-            "log_tail": log_tail(snapshot, size_of(failure)),
+            "error": state.error or report.failure.error,
+            "code": report.failure.code,
+            "exit": report.failure.exit.facts if report.failure.exit else None,
         }
+        failure["log_tail"] = log_tail(report, size_of(failure))
+
+    def lines(advice: Advice) -> list[dict[str, str]]:
+        return [{"words": one.words, "command": one.command} for one in lines_of(advice, write)]
+
     marks = [
         event
         for event in events
@@ -136,18 +144,28 @@ def view_of(run: RunDirectory) -> dict[str, Any]:
         "status": state.status,
         "phase": state.phase,
         "terminal": state.terminal,
-        "note": state.note,
+        "note": " · ".join(filter(None, (state.note, report.hardly_moved, *report.remarks)))
+        or None,
         "policy": state.policy,
         "resumed_from": state.resumed_from,
         "created_at": state.created_at,
         "ended_at": state.ended_at,
-        "step": snapshot.step,
+        "step": report.step,
         "total_steps": state.total_steps,
-        "minutes": snapshot.minutes,
-        "eta_minutes": snapshot.eta_minutes,
-        "step_s": snapshot.progress.step_s,
-        "health": snapshot.health,
-        "metrics": snapshot.metrics,
+        "seconds": report.seconds,
+        "eta_minutes": report.eta_minutes,
+        "step_s": progress.step_s,
+        "health": report.health,
+        "metrics": report.metrics,
+        "figures": [
+            {
+                "name": one.kind.name,
+                "label": one.kind.label,
+                "value": one.value,
+                "form": one.kind.form,
+            }
+            for one in report.figures
+        ],
         "processes": conditions(state),
         "alerts": [
             {
@@ -155,13 +173,14 @@ def view_of(run: RunDirectory) -> dict[str, Any]:
                 "step": alert.step,
                 "times": alert.times,
                 "evidence": alert.evidence,
-                "remedy": str(alert.remedy),
+                "remedy": [] if alert.is_over else lines(alert.remedy),
+                "over_at": alert.over_at if alert.is_over else None,
                 "current": alert in current,
             }
-            for alert in snapshot.alerts
+            for alert in report.alerts
         ],
         "failure": failure or None,
-        "no_batch": why_no_batch(snapshot),
+        "no_batch": report.no_batch,
         # Every time that a rule raised an alert, for marks over the curves.
         "marks": [
             {"rule": str(event.get("rule"))[:LENGTH], "step": event["step"]}
@@ -170,8 +189,8 @@ def view_of(run: RunDirectory) -> dict[str, Any]:
         "timeline": timeline_of(events),
         "rollouts": steps_of(run)[-1:],  # there is nothing to ask for before there are some
         "logs": sorted(file.stem for file in (run.path / "logs").glob("*.log")),
-        "next": for_agents(next_after(snapshot)),
-        "now": snapshot.at,
+        "next": lines(report.next),
+        "now": report.at,
     }
 
 

@@ -17,6 +17,7 @@ from halteres.environments.scoring import score_group
 from halteres.errors import EnvironmentFailed, HalteresError, boundary
 from halteres.rollouts.groups import GroupFailed, as_data
 from halteres.rollouts.rng import Draw, rolling_out
+from halteres.rollouts.sampling_clock import sampling_measured
 from halteres.types import FailedRollout
 
 
@@ -50,6 +51,8 @@ class SettledItem:
     dropped: tuple[tuple[ScoredDataGroup, str], ...] = ()  # with the reason
     failures: tuple[FailedRollout, ...] = ()
     backlog: tuple[Any, ...] = ()
+    took_s: float = 0.0  # from its first request to its last score
+    sampling_s: float = 0.0  # of these, while a sampling request was under way
 
 
 class Items:
@@ -95,8 +98,9 @@ async def settle_item(env: BaseEnv, drawn: DrawnItem) -> SettledItem:
     """Roll an item out. Whatever goes wrong in its rollouts is in the result; cancellation passes
     through.
     """
+    began = time.monotonic()
     try:
-        with rolling_out(drawn.draw):
+        with rolling_out(drawn.draw), sampling_measured() as clock:
             groups, backlog = await _collect(env, drawn.item)
     except GroupFailed as failure:
         return SettledItem(drawn=drawn, failures=failure.failures or (as_data(failure),))
@@ -109,6 +113,8 @@ async def settle_item(env: BaseEnv, drawn: DrawnItem) -> SettledItem:
         groups=tuple(group for group, reason in reasons if reason is None),
         dropped=tuple((group, reason) for group, reason in reasons if reason is not None),
         backlog=tuple(backlog),
+        took_s=time.monotonic() - began,
+        sampling_s=clock.seconds,
     )
 
 

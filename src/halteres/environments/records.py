@@ -38,6 +38,8 @@ log = logging.getLogger(__name__)
 REWARDS = "rewards_version"
 """Type of the event that says which components score from here on."""
 
+MOST_LOGGED = 200  # different failures that are known again
+
 _LONGEST_ITEM = 2000  # characters of an item that is no JSON
 
 
@@ -63,6 +65,13 @@ class Tally:
             }
             for place, rollout in enumerate(rollouts_of(group))
         ]
+        # of the answers that were paid, those that a limit cut off: a policy may be paid for more
+        # than what it was asked for
+        measured += [
+            {"train/truncated_paid": row["train/truncated"]}
+            for row in measured
+            if row["train/percent_correct"]
+        ]
         measured += (
             {f"train/{name}": value for name, value in row.items()}
             for row in group.get("metrics", ())
@@ -77,6 +86,11 @@ class Tally:
         for row in measured:
             for name, value in row.items():
                 self._values[name].append(value)
+
+    def item(self, took_s: float, sampling_s: float) -> None:
+        """Take in how long an item took, and how much of that was sampling."""
+        self._values["time/item"].append(took_s)
+        self._values["time/item_sampling"].append(sampling_s)
 
     def count(self, name: str, number: int = 1) -> None:
         """Something happened `number` times."""
@@ -101,6 +115,7 @@ class Records:
         self._rewards_version: str | None = None  # None: of no group yet
         # groups of a step that an earlier life of this environment wrote
         self._written: dict[int, set[int]] = {}
+        self._logged = set[FailedRollout]()
         if self._folder is not None:
             (self._folder / "rollouts").mkdir(parents=True, exist_ok=True)
 
@@ -180,7 +195,11 @@ class Records:
         self._tallies[step].count("rollouts/failed", len(failures))
         for failure in failures:
             self._tallies[step].count(f"rollouts/failed/{failure.code}")
-            log.warning("A rollout failed (%s): %s", failure.code, failure.why)
+            if failure not in self._logged:
+                log.warning("A rollout failed (%s): %s", failure.code, failure.why)
+            # the rows count them; the log says each once, as long as they are not too many
+            if len(self._logged) < MOST_LOGGED:
+                self._logged.add(failure)
         if self._folder is None:
             return
         file = f"rollouts/step_{step}.jsonl"

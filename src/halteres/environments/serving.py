@@ -222,6 +222,8 @@ class Serving:
         if settled.failures:
             self._note_failure(drawn.batch_step, drawn.draw.ordinal, drawn.item, settled.failures)
             return
+        tally = self._env.records.tally(drawn.batch_step)
+        tally.item(settled.took_s, settled.sampling_s)
         self._note_dropped(settled)
         if settled.groups:
             # not the future itself: cancelled, it would fail whoever waits for the next

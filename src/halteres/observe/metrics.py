@@ -7,7 +7,7 @@ value that is not finite is null.
 from __future__ import annotations
 
 import os
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, TypeVar
@@ -135,3 +135,11 @@ def _plain(value: Any) -> Any:
 
 _decoder = msgspec.json.Decoder(Row)
 _encoder = msgspec.json.Encoder(enc_hook=_plain)
+
+
+def events_of(lines: Sequence[bytes], *kinds: str) -> list[Row]:
+    """Events of these kinds; most lines are looked at and not decoded."""
+    marks = [f'"{kind}"'.encode() for kind in kinds]
+    marked = (line for line in lines if any(mark in line for mark in marks))
+    found = (row for line in marked if (row := decoded(_decoder, line)) is not None)
+    return [event for event in found if event.get("type") in kinds]

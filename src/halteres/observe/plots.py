@@ -91,7 +91,9 @@ def plot_run(
         alerts: (rule, step).
     """
     merged = merge_by_step(rows)
-    reward, success = series(merged, "reward/mean"), series(merged, "reward/success")
+    reward = series(merged, "reward/mean")
+    # of all rollouts; of a foreign environment, which counts none, of those of the batch
+    success = series(merged, "train/percent_correct") or series(merged, "reward/success")
     # then shares need a scale of their own
     is_apart = any(not -0.1 <= value <= 1.1 for _, value in reward)
     canvas = _run_canvas(title, 1 + is_apart, alerts)

@@ -5,6 +5,7 @@
 
 from __future__ import annotations
 
+import logging
 import traceback
 from collections.abc import Awaitable, Callable, Sequence
 from pathlib import Path
@@ -12,6 +13,11 @@ from typing import TypeVar
 
 from halteres.errors import HalteresError, RolloutFailed, SamplerFailed, ScorerFailed
 from halteres.types import FailedRollout
+
+log = logging.getLogger(__name__)
+
+MOST_TRACEBACKS = 50  # of one process: foreign code may fail at a new place each time
+_logged = set[tuple[str, str, int]]()
 
 T = TypeVar("T")
 
@@ -31,10 +37,20 @@ class GroupFailed(RolloutFailed):
 
 
 def as_data(failure: HalteresError) -> FailedRollout:
-    """The failure without its exception; where foreign code raised, with its place."""
-    frames = traceback.extract_tb(failure.__cause__.__traceback__) if failure.__cause__ else []
-    place = f" (at {Path(frames[-1].filename).name}:{frames[-1].lineno})" if len(frames) > 1 else ""
-    return FailedRollout(code=failure.code, why=failure.sentence + place)
+    """The failure without its exception; where foreign code raised, with its place. The first
+    failure at a place goes to the log with its traceback.
+    """
+    cause = failure.__cause__
+    frames = traceback.extract_tb(cause.__traceback__) if cause else []
+    if cause is None or len(frames) < 2:
+        return FailedRollout(code=failure.code, why=failure.sentence)
+    last = frames[-1]
+    place = (type(cause).__name__, last.filename, last.lineno or 0)
+    if place not in _logged and len(_logged) < MOST_TRACEBACKS:
+        _logged.add(place)
+        log.warning("The first failure at this place:", exc_info=cause)
+    where = f" (at {Path(last.filename).name}:{last.lineno})"
+    return FailedRollout(code=failure.code, why=failure.sentence + where)
 
 
 async def settle(attempt: Awaitable[T]) -> T | FailedRollout:

@@ -12,6 +12,7 @@ from halteres.clients.inference import Completion, InferenceClient, Sampling, Se
 from halteres.clients.retries import Retries
 from halteres.errors import EnvironmentFailed, InvalidData, NotReady, SamplerFailed, ServerError
 from halteres.rollouts.rng import next_sampling_seed, pinned_version
+from halteres.rollouts.sampling_clock import sampling
 from halteres.text import Message, Tokenizer
 from halteres.types import PolicyVersion, Turn
 
@@ -119,7 +120,7 @@ class Sampler:
                 f"max_token_length is {self.max_sequence}.",
                 "Raise max_token_length, or shorten the prompts.",
             )
-        sampling = replace(
+        request = replace(
             self.defaults,
             max_new_tokens=room,
             temperature=self.defaults.temperature if temperature is None else temperature,
@@ -129,13 +130,14 @@ class Sampler:
 
         async def counted() -> tuple[Completion, ...]:
             try:
-                return await ask(sampling, n)
+                return await ask(request, n)
             except ServerError:
                 self.num_failed_calls += 1
                 raise
 
         try:
-            completions = await self.retries.call(counted, on=(ServerError,))
+            with sampling():
+                completions = await self.retries.call(counted, on=(ServerError,))
         except (InvalidData, NotReady, ServerError) as error:
             raise SamplerFailed(error.what, error.why, error.next) from error
         prompt, turns = tuple(prompt), list[Turn]()

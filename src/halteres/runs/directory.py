@@ -15,7 +15,7 @@ import re
 import secrets
 import signal
 import time
-from collections.abc import AsyncIterator, Mapping
+from collections.abc import AsyncIterator, Mapping, Sequence
 from contextlib import asynccontextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
@@ -515,8 +515,8 @@ class RunAmbiguous(RunNotFound):
 
 
 def find_run(prefix_or_name: str) -> RunDirectory:
-    """The run of this id, unique beginning of an id, or name. RunNotFound offers the nearest, or
-    all that fit.
+    """The run of this id, unique beginning of an id, or name; of a run and those that go on from
+    it under its name, the newest. RunNotFound offers the nearest, or all that fit.
     """
     word = prefix_or_name
     if len(word) == ID_LENGTH and word.isalnum() and (runs_home() / word / "run.json").exists():
@@ -525,7 +525,7 @@ def find_run(prefix_or_name: str) -> RunDirectory:
     matches = (
         [entry for entry in entries if entry.run_id == word]
         or [entry for entry in entries if word and entry.run_id.startswith(word)]
-        or [entry for entry in entries if entry.facts.name == word]
+        or _newest_of_each([entry for entry in entries if entry.facts.name == word])
     )
     if len(matches) == 1:
         return RunDirectory(matches[0].path)
@@ -554,6 +554,18 @@ def find_run(prefix_or_name: str) -> RunDirectory:
         did_you_mean=guess.run_id if guess else None,
         active_runs=active,
     )
+
+
+def _newest_of_each(entries: Sequence[Entry]) -> list[Entry]:
+    """Those that no other of them goes on from: a resumed run has its parent's name."""
+    by_id = {entry.run_id: entry for entry in entries}
+    parents = set[str]()
+    for entry in entries:
+        parent = entry.facts.resumed_from
+        while parent in by_id and parent not in parents:
+            parents.add(parent)
+            parent = by_id[parent].facts.resumed_from
+    return [entry for entry in entries if entry.run_id not in parents]
 
 
 def stop_run(run: RunDirectory, mode: Mode = "now", deadline_s: float = 45) -> RunState:

@@ -235,6 +235,17 @@ def as_command(step: NextStep) -> str:
     )
 
 
+def for_person(step: NextStep) -> str:
+    """A call as a command that a person types: a verb of `halteres` where one does the same.
+
+    >>> for_person(NextStep("rl_start_training", {"resume_from": "3fa9"}))
+    'halteres train --resume 3fa9'
+    >>> for_person(NextStep.of("rl_get_results", "3fa9"))
+    'halteres rl get-results 3fa9'
+    """
+    return step.command if step.command.startswith("halteres ") else as_command(step)
+
+
 def words_of(tool: Tool[...], arguments: Mapping[str, Any]) -> list[str]:
     """The words that call a tool: `halteres`, `rl`, its command, its arguments.
 

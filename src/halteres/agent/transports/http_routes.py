@@ -28,7 +28,7 @@ from halteres.agent.transports.access import JSON, answer, carries_token, error_
 from halteres.documents import parse_json
 from halteres.errors import HalteresError, NotFound, NotReady, UserError, as_answer
 from halteres.loopback import TooLarge, body_within, departure
-from halteres.next_step import NextStep
+from halteres.next_step import NextStep, as_call
 
 # header that names the draft a call works on, unless its arguments do
 SESSION = "X-Halteres-Session"
@@ -87,6 +87,7 @@ class Calls:
         limit_s: float | None = None,
         *,
         is_open: bool = False,
+        write: Callable[[NextStep], str] = as_call,
     ) -> Reply:
         """Call a tool for a request whose body was read.
 
@@ -97,9 +98,10 @@ class Calls:
             limit_s: seconds after which the answer is `not_ready`; what a tool does in a thread
                 goes on.
             is_open: it came without the token.
+            write: how the answer names a call.
         """
         session = request.headers.get(SESSION)
-        caller = Caller(draft=session) if session else Caller.own()
+        caller = Caller(draft=session, write=write) if session else Caller.own(write)
         if is_open:
             caller = replace(caller, open_threads=self._open_threads)
         work = asyncio.create_task(call(name, arguments, caller), name=name)

@@ -28,6 +28,7 @@ from halteres.agent.transports.access import (
     refuse_without_token,
     token,
 )
+from halteres.agent.transports.command_line import for_person
 from halteres.agent.transports.http_routes import ERRORS, Calls, legacy_routes, tool_routes
 from halteres.config import environ
 from halteres.dashboard.routes import page_routes
@@ -59,7 +60,7 @@ def create_app(legacy_auth: LegacyAuth = "open", calls: Calls | None = None) -> 
             *tool_routes(calls, guard),
             *legacy_routes(calls, guard if legacy_auth == "token" else []),
             *([Route(mcp.PATH, endpoint, middleware=guard)] if endpoint else []),
-            *page_routes(calls),
+            *page_routes(calls, for_person),
         ],
         middleware=[Middleware(Guard, refusal=refuse_elsewhere)],
         exception_handlers=ERRORS,

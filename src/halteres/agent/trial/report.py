@@ -20,7 +20,7 @@ from typing import Any, Literal
 
 import msgspec
 
-from halteres.agent.answer_text import clipped, nonempty, shortened
+from halteres.agent.answer_text import nonempty
 from halteres.agent.trial.folder import TestFolder
 from halteres.agent.trial.relay import Traffic
 from halteres.agent.trial.request import LOCAL, Request, TestedModel
@@ -28,6 +28,7 @@ from halteres.next_step import NextStep, for_agents
 from halteres.observe.metrics import Row, read_rows
 from halteres.redaction import Redactor
 from halteres.rewards.checking import check_answers
+from halteres.short_texts import clipped, shortened
 from halteres.text import text_of
 
 DROPPED = frozenset(("too_long", "wrong_size", "same_scores", "nothing_collected"))

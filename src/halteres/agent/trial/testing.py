@@ -20,7 +20,7 @@ import yaml
 from pydantic import Field
 
 from halteres.agent import drafts
-from halteres.agent.answer_text import nonempty, shortened
+from halteres.agent.answer_text import nonempty
 from halteres.agent.open_access import check_keys, check_number
 from halteres.agent.tool import (
     READS,
@@ -54,6 +54,7 @@ from halteres.process import run_caught
 from halteres.rewards.components import secret_variables
 from halteres.runs.planning.models import models_home
 from halteres.runs.state import locked
+from halteres.short_texts import shortened
 
 OPEN_TESTS, START_WITHIN_S = 4, 10.0
 """Tests under way at once where one more is started without the token, and how long such a start

@@ -21,9 +21,11 @@ const SMALL = [
   ["Seconds per step", ["time/step"], []],
 ];
 const ASIDE = 3; // pixels: the margins of two evaluations of one step must not hide each other
-const MAIN = ["reward/mean", "reward/success"];
+// Success is that of all rollouts; of a foreign environment, which counts none, that of the batch.
+const MAIN = ["reward/mean", "train/percent_correct", "reward/success"];
 const LABELS = {
   "reward/mean": "reward, mean of the batch",
+  "train/percent_correct": "share of successes",
   "reward/success": "share of successes",
   [HELD_OUT]: "held-out tasks, 95 %",
   [GREEDY]: "held-out, greedy, 95 %",
@@ -105,15 +107,17 @@ function reading({ columns, evaluations, each }, view) {
 
 // Reward and held-out share in one, where a reward is such a share; else one chart for each.
 function mainCharts(shown) {
-  const [reward, success] = MAIN;
+  const [reward, ofAll, ofBatch] = MAIN;
+  const success = shown.has(ofAll) ? ofAll : ofBatch;
   const held = [
     ...(shown.has(HELD_OUT) ? [shown.held(HELD_OUT, 2, LABELS[HELD_OUT], -ASIDE)] : []),
     ...(shown.has(GREEDY) ? [shown.held(GREEDY, 3, LABELS[GREEDY], ASIDE)] : []),
   ];
-  const lines = (...names) => names.filter(shown.has).map((name) => shown.trained(name, MAIN.indexOf(name), LABELS[name]));
-  const same = !shown.has(success) || shown.equal(reward, success);
-  if (same && isShare(shown.values(reward))) {
-    return [{ title: "Reward", share: true, height: 300, data: shown.large([...lines(reward), ...held]) }];
+  const lines = (...names) => names.filter(shown.has).map((name) => shown.trained(name, Math.min(1, MAIN.indexOf(name)), LABELS[name]));
+  const pays = !shown.has(ofBatch) || shown.equal(reward, ofBatch); // a reward of 0 and 1 is the batch's success
+  if (pays && isShare(shown.values(reward))) {
+    const apart = shown.has(ofAll) && !shown.equal(reward, ofAll) ? [ofAll] : []; // groups were dropped
+    return [{ title: "Reward", share: true, height: 300, data: shown.large([...lines(reward, ...apart), ...held]) }];
   }
   const solved = [...lines(success), ...held];
   return [

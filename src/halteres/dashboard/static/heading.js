@@ -22,16 +22,13 @@ export function heading(id) {
   let last = null;
 
   function tell() {
-    const { kind, metrics, minutes, eta_minutes, step_s } = last;
-    const rewards = kind === "reward"; // of a reward model that is trained there are pairs in the right order
+    const { figures, seconds, eta_minutes, step_s } = last;
     fill(
       facts,
       fact("Step", `${last.step} / ${last.total_steps}`),
-      rewards ? fact("Accuracy", share(metrics.accuracy)) : fact("Reward", figure(metrics.reward_mean)),
-      fact("Held out", rewards ? share(metrics.eval_accuracy) : held ?? share(metrics.eval_percent_correct)),
-      rewards ? null : fact("KL", figure(metrics.kl)),
+      figures.map((one) => fact(one.label, one.name === "eval_percent_correct" ? held ?? written(one) : written(one))),
       fact("Per step", duration(step_s)),
-      last.terminal ? fact("Took", duration(minutes * 60)) : fact("Time left", between(eta_minutes)),
+      last.terminal ? fact("Took", duration(seconds)) : fact("Time left", between(eta_minutes)),
       last.terminal ? null : fact("Health", last.health, last.health),
     );
   }
@@ -66,6 +63,11 @@ export function heading(id) {
       tell();
     },
   };
+}
+
+function written({ value, form }) {
+  if (form === "share") return share(value);
+  return value === null || form === "number" ? figure(value) : `${figure(value)} ${form}`;
 }
 
 function fact(label, value, kind) {

@@ -29,12 +29,12 @@ function failed({ error, code, exit, log_tail }, next) {
   );
 }
 
-function alerted({ rule, step, times, evidence, remedy: call, current }) {
+function alerted({ rule, step, times, evidence, remedy: call, current, over_at }) {
   return h(
     "div", { class: `trouble alert ${current ? "current" : ""}` },
-    h("h2", null, `⚠ ${rule} `, h("span", { class: "quiet" }, `step ${step}${times > 1 ? `, ${times} times` : ""}`)),
+    h("h2", null, `⚠ ${rule} `, h("span", { class: "quiet" }, `step ${step}${times > 1 ? `, ${times} times` : ""}${over_at === null ? "" : `, over at step ${over_at}`}`)),
     h("p", null, evidence),
-    call ? remedy("Remedy", call) : null,
+    remedy("Remedy", call),
   );
 }
 
@@ -42,6 +42,10 @@ function goingOn(next) {
   return h("div", { class: "trouble" }, remedy("Next", next));
 }
 
-function remedy(label, call) {
-  return h("p", { class: "remedy" }, h("span", { class: "label" }, label), copyable(call));
+// One line for each step: what it is for, and a command that can be pasted as it stands.
+function remedy(label, lines) {
+  return lines.map(({ words, command }, at) => h(
+    "p", { class: "remedy" }, at === 0 ? h("span", { class: "label" }, label) : null,
+    words ? h("span", null, command ? `${words} ` : words) : null, command ? copyable(command) : null,
+  ));
 }

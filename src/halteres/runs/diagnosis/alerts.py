@@ -8,7 +8,6 @@ rows it is given.
 
 from __future__ import annotations
 
-import json
 import time
 from collections import deque
 from collections.abc import Callable, Iterable, Mapping
@@ -16,20 +15,13 @@ from dataclasses import dataclass, replace
 from statistics import median
 from typing import Any, Literal, Self
 
-from halteres.errors import HalteresError, shortened
-from halteres.files import tail
-from halteres.next_step import NextStep, Remedy
+from halteres.errors import shortened
+from halteres.next_step import Remedy
 from halteres.observe.metrics import Row
 from halteres.process import is_stopped
 from halteres.runs.diagnosis.rules import RULES, no_variance
 from halteres.runs.diagnosis.run_facts import CEILING, Debounce, Finding, History, RunFacts, number
-from halteres.runs.directory import HEARTBEAT_S, RunDirectory
-from halteres.runs.reading.progress import Alert
-from halteres.runs.state import RunState
-
-STALLED, REFUSED = "stalled", "calls_refused"  # rules that read no rows
-# a heartbeat older than this, under a held lock: the supervisor does nothing any more
-STALE_S = 2.5 * HEARTBEAT_S
+from halteres.runs.reading.alerts import REFUSED, STALLED, Alert
 
 OVERDUE_STEPS, LEAST_S = 10, 60.0
 """A step is overdue after so many times the median of the last ones, and after a minute at least:
@@ -56,6 +48,8 @@ class Diagnosis:
         self._step = 0
         self._refused_calls = RefusedCalls(run)
         self.has_trained = False  # a step of this run is done
+        # rules whose alert the last row has shown to be over
+        self.cleared: tuple[str, ...] = ()
         self.stalls = StallDetector(run)
 
     def remember(self, rows: Iterable[Row]) -> None:
@@ -67,6 +61,7 @@ class Diagnosis:
     def observe(self, row: Row) -> list[Alert]:
         """One row of metrics.jsonl, in the order of writing."""
         step = row.get("step")
+        self.cleared = ()
         if not isinstance(step, int):
             return []
         self._history.see(row)
@@ -77,6 +72,7 @@ class Diagnosis:
             (rule.name, debounce.found(rule.look(self._run, self._history, row)))
             for rule, debounce in self._rules
         ]
+        self.cleared = tuple(rule.name for rule, debounce in self._rules if debounce.ended)
         return [_alert(name, step, finding) for name, finding in found if finding]
 
     def notice(self, event: Mapping[str, Any], *, resumable: bool) -> Alert:
@@ -190,48 +186,6 @@ class StallDetector:
                 (self._run.logs("trainer"), self._run.logs("env"), *self._run.go_on_with({}))
             ),
         )
-
-
-def stalled(run: RunDirectory, state: RunState | None = None) -> Alert | None:
-    """What a reader has to say of a supervisor that holds its lock and does nothing; None of one
-    that shows that it lives. Cheap there. `state`: where it was read just before.
-    """
-    try:
-        state = state or run.state()
-        silent_s = time.time() - (run.path / "heartbeat").stat().st_mtime
-    except (HalteresError, OSError):
-        return None
-    if state.terminal or silent_s < HEARTBEAT_S:
-        return None
-    who = state.supervisor or {}
-    stopped = is_stopped(who)
-    if not stopped and silent_s < STALE_S:
-        return None
-    why = f" Its process {who.get('pid')} was stopped by a signal (SIGSTOP)." if stopped else ""
-    words = (
-        f"let it go on with kill -CONT {who.get('pid')}, or end it with kill -KILL "
-        f"{who.get('pid')} and then"
-    )
-    logs = NextStep("rl_get_logs", {"run_id": run.run_id, "role": "supervisor"})
-    resume = NextStep("rl_start_training", {"resume_from": run.run_id})
-    # A trainer may go on while the supervisor, and with it run.json, stands still.
-    steps = [_step(line) for line in tail(run.path / "metrics.jsonl", 8)]
-    return Alert(
-        rule=STALLED,
-        step=max(state.step, *steps, 0),
-        evidence=(
-            f"The run's supervisor lives, but has shown no sign of it for {silent_s:.0f} s.{why}"
-        ),
-        remedy=Remedy((logs,), words, (resume,)),
-    )
-
-
-def _step(line: str) -> int:
-    try:
-        step = json.loads(line).get("step")
-    except (ValueError, RecursionError, AttributeError):
-        return 0
-    return step if isinstance(step, int) else 0
 
 
 Server = Literal["inference server", "trajectory server"]

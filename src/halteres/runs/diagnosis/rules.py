@@ -8,7 +8,6 @@ beside each rule) and are silent on a healthy run, the stretch included where ev
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from statistics import fmean
 
@@ -22,27 +21,18 @@ from halteres.rewards.components import (
     reward_specs,
 )
 from halteres.rewards.panel import PROXY, divergences, transfers
-from halteres.runs.diagnosis.run_facts import CEILING, Finding, History, RunFacts, number, trend
+from halteres.runs.diagnosis.pace import env_idle, environment_ahead, scorer_slow, trainer_starved
+from halteres.runs.diagnosis.run_facts import (
+    CEILING,
+    Finding,
+    History,
+    RunFacts,
+    components,
+    number,
+    rule,
+    trend,
+)
 from halteres.runs.reading.evaluations import CORRECT, SCORE, Evaluation, differences, evaluation
-
-Look = Callable[[RunFacts, History, Row], Finding | None]
-"""What a row shows, whether it is wrong or not; None: the row is none of the rule's business."""
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Rule:
-    """Watches one thing that can go wrong."""
-
-    name: str  # as alerts call it
-    look: Look
-    steps: int  # rows in a row, of those that it looks at, in which it must hold
-    calm: int | None  # ... in which it must be over before it is reported again; None: as many
-
-
-def rule(name: str, *, steps: int = 1, calm: int | None = None) -> Callable[[Look], Rule]:
-    """Makes a rule of its look at a row."""
-    return lambda look: Rule(name=name, look=look, steps=steps, calm=calm)
-
 
 # What is learnt. Silent where rewards are at their ceiling, save to say that nothing is left to
 # learn.
@@ -149,7 +139,8 @@ def entropy_collapse(run: RunFacts, history: History, row: Row) -> Finding | Non
             "lost entropy does not come back.",
         ),
         holds=entropy < 0.1 * before and not history.at_ceiling(mean),
-        is_over=entropy > 0.2 * before,
+        # at the ceiling of rewards a policy that has decided is what was wanted
+        is_over=entropy > 0.2 * before or history.at_ceiling(mean),
     )
 
 
@@ -303,20 +294,6 @@ def _see_what_pays(run: RunFacts, fix: str) -> Remedy:
     return Remedy((run.rollouts("best"),), words, (run.stop(),))
 
 
-def _components(row: Row, before: str, after: str) -> Iterator[tuple[str, float]]:
-    """(component, value) of the metrics whose names are `before`, a component's name and
-    `after`.
-    """
-    for name in row:
-        component = name.removeprefix(before).removesuffix(after)
-        if (
-            name == f"{before}{component}{after}"
-            and "/" not in component
-            and (value := number(row, name)) is not None
-        ):
-            yield component, value
-
-
 @rule("ensemble_disagrees", steps=3)
 def ensemble_disagrees(run: RunFacts, history: History, row: Row) -> Finding | None:
     """The members of an ensemble are further apart, on the mean of a batch, than on 95 % of the
@@ -327,10 +304,10 @@ def ensemble_disagrees(run: RunFacts, history: History, row: Row) -> Finding | N
     """
     limits: dict[str, float] = {}
     for evaluated in reversed(history.evaluations):
-        limits.update(_components(evaluated, "eval/reward/", f"/{DISAGREEMENT}{QUANTILE}"))
+        limits.update(components(evaluated, "eval/reward/", f"/{DISAGREEMENT}{QUANTILE}"))
     apart = {
         name: value
-        for name, value in _components(row, "reward/", f"/{DISAGREEMENT}")
+        for name, value in components(row, "reward/", f"/{DISAGREEMENT}")
         if name in limits
     }
     if not apart:
@@ -356,7 +333,7 @@ def scores_out_of_range(run: RunFacts, history: History, row: Row) -> Finding | 
     pairs were.
     """
     model, share = max(
-        _components(row, "reward/", f"/{OUT_OF_RANGE}"), key=lambda it: it[1], default=("", None)
+        components(row, "reward/", f"/{OUT_OF_RANGE}"), key=lambda it: it[1], default=("", None)
     )
     if share is None:
         return None
@@ -456,11 +433,13 @@ def truncation(run: RunFacts, history: History, row: Row) -> Finding | None:
         return None
     limits = {name: run.number(name) for name in ("max_new_tokens", "max_token_length")}
     given = ", ".join(f"{name} {value}" for name, value in limits.items() if value)
+    paid = number(row, "train/truncated_paid")
+    of_paid = "" if paid is None else f" ({paid:.0%} of the paid ones)"
     longer = Remedy(run.go_on_with(run.longer_answers()), "or ask for short answers in the prompt.")
     return Finding(
-        evidence=f"{share:.0%} of the answers were cut off by the token "
-        f"limit{f' ({given})' if given else ''}, and "
-        f"more than 30% in {truncation.steps} steps in a row.",
+        evidence=f"{share:.0%} of the answers{of_paid} were cut off by the token "
+        f"limit{f' ({given})' if given else ''}, "
+        f"above 30% in {truncation.steps} steps in a row.",
         remedy=run.spoilt(history.best) if history.collapsed else longer,
         holds=share > 0.3,
         is_over=share < 0.2,
@@ -509,102 +488,6 @@ def kl_drift(run: RunFacts, history: History, row: Row) -> Finding | None:
         ),
         holds=abs(apart) > most,
         is_over=abs(apart) < most / 2,
-    )
-
-
-def _step_times(row: Row) -> tuple[float, float] | None:
-    """Seconds that the trainer waited for its batch, and of the whole step; None where there were
-    so few groups to train on that a short pass says nothing.
-
-    On-policy the trainer waits a fifth to a third of a step of arithmetic, up to .98 where nearly
-    no group has signal.
-    """
-    waited_s, step_s = number(row, "time/batch"), number(row, "time/step")
-    if waited_s is None or not step_s or (number(row, "groups/without_signal") or 0.0) > 0.5:
-        return None
-    return waited_s, step_s
-
-
-@rule("trainer_starved", steps=10)
-def trainer_starved(run: RunFacts, history: History, row: Row) -> Finding | None:
-    """The trainer waits nearly all the time for batches, and long enough to matter."""
-    if (times := _step_times(row)) is None:
-        return None
-    waited_s, step_s = times
-    workers, groups = run.number("max_num_workers"), run.groups_per_batch
-    words = "are answers needlessly long? If they are short, scoring is slow."
-    remedy = Remedy((run.rollouts("worst"),), words)
-    if workers and groups and workers < groups:
-        words = f"{workers} groups at a time do not fill a batch of {groups}."
-        remedy = Remedy(run.go_on_with({"env.max_num_workers": groups}), words)
-    return Finding(
-        evidence=f"In {trainer_starved.steps} steps in a row the trainer waited "
-        f"{waited_s / step_s:.0%} of the time "
-        f"for its batch ({waited_s:.1f} of {step_s:.1f} s).",
-        remedy=remedy,
-        holds=waited_s / step_s >= 0.9 and waited_s >= 2.0,
-    )
-
-
-@rule("env_idle", steps=10)
-def env_idle(run: RunFacts, history: History, row: Row) -> Finding | None:
-    """The environment waits nearly all the time for the trainer, and long enough to matter."""
-    if (times := _step_times(row)) is None:
-        return None
-    idle_s, step_s = times[1] - times[0], times[1]
-    calls = run.go_on_with({"trainer.max_staleness": run.trainer.max_staleness + 1})
-    return Finding(
-        evidence=f"In {env_idle.steps} steps in a row the environment waited "
-        f"{idle_s / step_s:.0%} of the time "
-        f"for the trainer ({idle_s:.1f} of {step_s:.1f} s).",
-        remedy=Remedy(
-            calls, "rollouts then go on while the trainer trains; or a smaller env.batch_size."
-        ),
-        holds=times[0] / step_s <= 0.05 and idle_s >= 2.0,
-    )
-
-
-@rule("env_ahead", steps=3)
-def environment_ahead(run: RunFacts, history: History, row: Row) -> Finding | None:
-    """The environment makes far more than is taken: groups are set aside as too old."""
-    sent, lost = number(row, "groups/sent"), number(row, "groups/set_aside") or 0.0
-    if not sent:
-        return None
-    workers, groups = run.number("max_num_workers"), run.groups_per_batch
-    older = run.go_on_with({"trainer.max_staleness": run.trainer.max_staleness + 1})
-    remedy = Remedy(older, "groups may be older.")
-    if groups and (workers is None or workers > groups):
-        remedy = Remedy(
-            run.go_on_with({"env.max_num_workers": groups}), "fewer groups under way at once."
-        )
-    return Finding(
-        evidence=f"{lost:.0f} of {sent:.0f} groups were set aside by the trajectory server, most "
-        "likely as too old, "
-        f"and at least 30% in {environment_ahead.steps} steps in a row: they were sampled in vain.",
-        remedy=remedy,
-        holds=lost / sent >= 0.3,
-        is_over=lost / sent < 0.15,
-    )
-
-
-@rule("scorer_slow", steps=3)
-def scorer_slow(run: RunFacts, history: History, row: Row) -> Finding | None:
-    """One of the `rewards` takes most of the time that a group takes, and long enough to matter."""
-    group_s = number(row, "rollouts/group_s")
-    if not group_s:
-        return None
-    scorer, taken_s = max(
-        _components(row, "reward/", "_s"), key=lambda it: it[1], default=("", 0.0)
-    )
-    room = "or let more groups be under way (env.max_num_workers)."
-    return Finding(
-        evidence=f"The reward '{scorer}' takes {taken_s:.1f} of the {group_s:.1f} s of a group, "
-        f"in {scorer_slow.steps} "
-        "steps in a row.",
-        remedy=Remedy(
-            (run.logs("env"),), f"give '{scorer}' more of the machine or a smaller model, {room}"
-        ),
-        holds=taken_s >= 1.0 and taken_s > 0.5 * group_s,
     )
 
 

@@ -5,7 +5,7 @@ debouncing.
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from statistics import fmean, median
@@ -146,20 +146,27 @@ class Debounce:
     def __init__(self, lasting: int, calm: int | None = None) -> None:
         self._lasting, self._calm = lasting, calm or lasting
         self._num_held = self._num_over = 0
-        self._reported = False
+        self._reported = self._ended = False
 
     def begins(self, holds: bool, is_over: bool | None = None, at_once: bool = False) -> bool:
         """One more look: whether it is to be reported now. The arguments are those of `Finding`."""
         self._num_held = self._num_held + 1 if holds else 0
         self._num_over = self._num_over + 1 if (not holds if is_over is None else is_over) else 0
-        if self._num_over >= self._calm:
+        self._ended = self._reported and self._num_over >= self._calm
+        if self._ended:
             self._reported = False
         begins = (self._num_held >= self._lasting or at_once) and not self._reported
         self._reported |= begins
         return begins
 
+    @property
+    def ended(self) -> bool:
+        """Whether what was reported has been found over, by the last look."""
+        return self._ended
+
     def found(self, finding: Finding | None) -> Finding | None:
         """The finding, if it is to be reported now; None is no look."""
+        self._ended = False
         begins = finding and self.begins(finding.holds, finding.is_over, finding.at_once)
         return finding if begins else None
 
@@ -181,12 +188,15 @@ class History:
         self.best = -math.inf  # mean reward of SMOOTH steps
         self.means: dict[int, float] = {}  # mean reward by step
         self.evaluations: list[Row] = []  # rows of held-out figures, oldest first
+        self.environment: Row = {}  # the environment's newest row
         self._first: dict[str, list[float]] = {}
 
     def see(self, row: Row) -> None:
         """Take in a row, before the rules; without the extremes (an older run's) the mean stands
         for them.
         """
+        if row.get("src") == "env":
+            self.environment = row
         if any(name.startswith("eval/") for name in row):
             self.evaluations.append(row)
         if (mean := number(row, "reward/mean")) is not None:
@@ -233,6 +243,20 @@ class History:
         return self.highest > 0 and mean >= self.lowest + CEILING * self.span
 
 
+def components(row: Row, before: str, after: str) -> Iterator[tuple[str, float]]:
+    """(component, value) of the metrics whose names are `before`, a component's name and
+    `after`.
+    """
+    for name in row:
+        component = name.removeprefix(before).removesuffix(after)
+        if (
+            name == f"{before}{component}{after}"
+            and "/" not in component
+            and (value := number(row, name)) is not None
+        ):
+            yield component, value
+
+
 def number(row: Row, name: str) -> float | None:
     """A figure of a row, where it has one that can be reckoned with: its square must be a number
     too.
@@ -258,3 +282,22 @@ def trend(values: Sequence[float]) -> tuple[float, float]:
     return rise, slope / error if error > 1e-12 else math.copysign(
         math.inf, slope
     ) if slope else 0.0
+
+
+Look = Callable[[RunFacts, History, Row], Finding | None]
+"""What a row shows, whether it is wrong or not; None: the row is none of the rule's business."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Rule:
+    """Watches one thing that can go wrong."""
+
+    name: str  # as alerts call it
+    look: Look
+    steps: int  # rows in a row, of those that it looks at, in which it must hold
+    calm: int | None  # ... in which it must be over before it is reported again; None: as many
+
+
+def rule(name: str, *, steps: int = 1, calm: int | None = None) -> Callable[[Look], Rule]:
+    """Makes a rule of its look at a row."""
+    return lambda look: Rule(name=name, look=look, steps=steps, calm=calm)

@@ -293,6 +293,66 @@ def failed_process(state: RunState) -> FailedProcess | None:
     return FailedProcess(waited_for, None) if waited_for else None  # it never became ready
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Checkpoint:
+    """One that training can go on from."""
+
+    step: int | None
+    path: str | None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class FailureReport:
+    """How a run failed, as it is told now."""
+
+    error: str  # a sentence or more
+    code: str
+    exit: FailedProcess | None
+    resumable: bool
+    last_checkpoint: Checkpoint | None
+    first: str  # what is to be done before it is gone on from; mostly nothing
+
+    @property
+    def whose_log(self) -> str:
+        """The process whose log tells of it."""
+        return self.exit.process if self.exit else "supervisor"
+
+
+def failure_of(state: RunState) -> FailureReport | None:
+    """How it failed; None of a run that has not."""
+    if state.status != "failed":
+        return None
+    return FailureReport(
+        error=error_of(state),
+        code=state.code or "internal",
+        exit=failed_process(state),
+        resumable=state.resumable,
+        last_checkpoint=last_checkpoint(state),
+        first=state.failure.first if state.failure else "",
+    )
+
+
+def error_of(state: RunState) -> str:
+    """The error, with the way on as it is now: a checkpoint may have been written since."""
+    failure = state.failure
+    if failure is None:
+        return state.error or "The run failed."
+    newest = last_checkpoint(state) if state.resumable else None
+    if failure.first:
+        way_on = f"{failure.first}, then {'resume' if newest else 'start again'}."
+    elif newest:
+        way_on = f"`next` goes on from step {newest.step}."
+    else:
+        way_on = "There is no checkpoint to go on from: `next` starts again."
+    return " ".join(part for part in (failure.what, failure.why, way_on) if part)
+
+
+def last_checkpoint(state: RunState) -> Checkpoint | None:
+    """The newest one that training can go on from."""
+    newest = state.last_checkpoint
+    return Checkpoint(step=newest.get("step"), path=newest.get("state_path")) if newest else None
+
+
 def read_restarts(events: Path) -> dict[str, int]:
     """Role -> how often it was started again; none where nothing was."""
     return dict(

@@ -6,23 +6,23 @@ from __future__ import annotations
 
 import signal
 from collections import Counter
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
-from pathlib import Path
 from typing import Any
 
 import msgspec
 
 from halteres.config import environ
 from halteres.files import NOT_JSON, open_regular, read_regular
-from halteres.next_step import NextStep, Remedy, as_call, written
-from halteres.observe.metrics import Row, decoded, read_lines
+from halteres.observe.metrics import Row, decoded, events_of, read_lines
 from halteres.observe.sinks import read_reports
 from halteres.runs.directory import RunDirectory
+from halteres.runs.reading.alerts import Alert, alerts_of
+from halteres.runs.reading.figures import METRICS, REWARD, SUCCESS, SUCCESS_OF_ALL, Series
 from halteres.runs.state import RunState
 
-Series = tuple[tuple[int, float], ...]  # (step, value), ascending
 RECENT = 8  # steps whose pace is taken for the pace of those to come
+EDGE = 12  # rows at each end of the file that are read whole
 MANY = 0.5  # from this share of a step's groups on, those that were dropped are reported
 
 FAILED_ROLLOUTS, DROPPED_GROUPS = "rollouts/failed/", "groups/dropped/"
@@ -56,75 +56,6 @@ def condition(facts: Mapping[str, Any]) -> str:
     if code is not None:
         return state or (f"exited ({code})" if isinstance(code, int) else "ended")
     return (state or "running") if facts.get("pid") else "not started"
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Alert:
-    """What one rule said last: what is wrong though nothing has failed."""
-
-    rule: str
-    step: int
-    evidence: str
-    remedy: Remedy
-    times: int = 1  # how often it has spoken
-
-    def text(self, write: Callable[[NextStep], str] = as_call) -> str:
-        """As people read it, its calls as `write` has them."""
-        often = f", {self.times} times" if self.times > 1 else ""
-        sentences = " ".join(text for text in (self.evidence, written(self.remedy, write)) if text)
-        return f"{self.rule} (step {self.step}{often}): {sentences}"
-
-    def __str__(self) -> str:
-        return self.text()
-
-    @property
-    def facts(self) -> dict[str, Any]:
-        """As events.jsonl has it: what to do as text, and in its parts."""
-
-        def calls(steps: Iterable[NextStep]) -> list[Row]:
-            return [{"tool": step.tool, "args": dict(step.args)} for step in steps]
-
-        parts = {
-            "steps": calls(self.remedy.steps),
-            "words": self.remedy.words,
-            "later": calls(self.remedy.later),
-        }
-        return {
-            "rule": self.rule,
-            "step": self.step,
-            "evidence": self.evidence,
-            "remedy": str(self.remedy),
-            **parts,
-        }
-
-
-def read_alerts(file: Path) -> tuple[Alert, ...]:
-    """One alert for each rule that has spoken, in the order of their first words; none where there
-    is no file.
-    """
-    return _alerts(_events(read_lines(file), "alert"))
-
-
-def _alerts(events: Iterable[Row]) -> tuple[Alert, ...]:
-    by_rule: dict[str, Alert] = {}
-    for event in events:
-        rule, step = str(event.get("rule")), event.get("step")
-        # of an earlier version's event, which has the text alone
-        remedy = Remedy(words=str(event.get("remedy") or ""))
-        if "steps" in event:
-            calls = (event[name] for name in ("steps", "later"))
-            steps, later = (
-                tuple(NextStep(step["tool"], step["args"]) for step in part) for part in calls
-            )
-            remedy = Remedy(steps, event["words"], later)
-        by_rule[rule] = Alert(
-            rule=rule,
-            step=step if isinstance(step, int) else 0,
-            evidence=str(event.get("evidence") or ""),
-            remedy=remedy,
-            times=by_rule[rule].times + 1 if rule in by_rule else 1,
-        )
-    return tuple(by_rule.values())
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -180,13 +111,11 @@ class Progress:
     failed_rollouts: Mapping[str, int] = field(default_factory=dict[str, int])
     # by step
     dropped: Mapping[int, DroppedGroups] = field(default_factory=dict[int, DroppedGroups])
-    loss_per_token: Series = ()
-    kl: Series = ()  # kl_sample_train_v2: how far sampler and trainer disagree
-    kl_reference: Series = ()  # how far the policy is from its reference, nats per token
-    # ... further towards its better answers than towards its worse ones
-    implicit_reward_gap: Series = ()
-    # of the reward's held-out gain, what the worst member of the panel confirms
-    share_of_gain: Series = ()
+    # every column that a status reads, by its name in metrics.jsonl
+    series: Mapping[str, Series] = field(default_factory=dict[str, Series])
+    # whole rows from both ends of the file
+    first_rows: tuple[Row, ...] = ()
+    last_rows: tuple[Row, ...] = ()
     without_signal: Series = ()  # share of groups whose scores are all equal
     # steps that moved no weight: the scores of each of their groups were all equal
     skipped_steps: int = 0
@@ -196,7 +125,6 @@ class Progress:
     update_norm: float | None = None
     # of a reward model: share of the trained pairs whose better side scores higher
     preferred: Series = ()
-    held_out_preferred: Series = ()  # ... and of the held-out ones
     sinks: tuple[str, ...] = ()  # where its metrics are forwarded to, a line each
     eval_failed: tuple[FailedEvaluation, ...] = ()  # in the order of their ends
     no_evaluation: str = ""  # why the environment is not evaluated at all
@@ -273,14 +201,11 @@ def read_progress(run: RunDirectory, state: RunState | None = None) -> Progress:
     lines, events = read_lines(run.path / "metrics.jsonl"), read_lines(run.path / "events.jsonl")
     rows = [row for line in lines if (row := decoded(_decoder, line)) is not None]
 
-    def series(name: str) -> Series:
-        """One field of the rows over the steps; where a step has several, the last holds."""
-        values = {row.step: value for row in rows if (value := getattr(row, name)) is not None}
-        return tuple(sorted(values.items()))
-
-    over_steps = {name: series(name) for name in _SERIES}
-    evaluation, versions, norms = over_steps["evaluation"], series("version"), series("update_norm")
-    trained, evaluated = over_steps["reward"] or over_steps["preferred"], _events(events, "eval")
+    series = _series_of(rows)
+    over_steps = {name: series.get(column, ()) for name, column in _NAMES.items()}
+    evaluation, versions = over_steps["evaluation"], series.get(_VERSION, ())
+    norms = series.get(_NORM, ())
+    trained, evaluated = over_steps["reward"] or over_steps["preferred"], events_of(events, "eval")
     # the last evaluation is over
     is_evaluated = bool(evaluation) and evaluation[-1][0] >= state.total_steps
     failed_rollouts = Counter[str]()
@@ -298,19 +223,19 @@ def read_progress(run: RunDirectory, state: RunState | None = None) -> Progress:
         step=trained[-1][0] if trained else 0,
         total_steps=state.total_steps,
         resumed_at=int((state.resume_point or {}).get("step", 0)),
-        recent_s=tuple(seconds for _, seconds in series("step_s")[-RECENT:]),
-        alerts=_alerts(_events(events, "alert")),
+        recent_s=tuple(seconds for _, seconds in series.get(_STEP_S, ())[-RECENT:]),
+        alerts=alerts_of(events),
         eval_failed=tuple(
             FailedEvaluation(step=it.get("step", 0), why=it.get("error", ""))
-            for it in _events(events, "eval_failed")
+            for it in events_of(events, "eval_failed")
         ),
         no_evaluation=next(
-            (event.get("error", "") for event in _events(events, "no_evaluation")), ""
+            (event.get("error", "") for event in events_of(events, "no_evaluation")), ""
         ),
         error=state.error,
         failed_rollouts=dict(failed_rollouts),
         dropped=dropped,
-        skipped_steps=sum(value > 0 for _, value in series("skipped")),
+        skipped_steps=sum(value > 0 for _, value in series.get(_SKIPPED, ())),
         policy_version=int(versions[-1][1]) if versions else None,
         update_norm=norms[-1][1] if norms else None,
         sinks=tuple(
@@ -319,6 +244,9 @@ def read_progress(run: RunDirectory, state: RunState | None = None) -> Progress:
             if it.state != "starting"
         ),
         evaluation_s=0.0 if is_evaluated or not evaluated else evaluated[-1].get("took_s", 0.0),
+        series=series,
+        first_rows=_whole(lines[:EDGE]),
+        last_rows=_whole(lines[-EDGE:]),
         **over_steps,
     )
 
@@ -332,61 +260,66 @@ def last_reward(run: RunDirectory) -> float | None:
     except OSError:
         return None
     rows = (row for line in reversed(lines) if (row := decoded(_decoder, line)) is not None)
-    return next((row.reward for row in rows if row.reward is not None), None)
+    rewards = (getattr(row, _REWARD_FIELD) for row in rows)
+    return next((reward for reward in rewards if reward is not None), None)
 
 
-class _Row(msgspec.Struct, kw_only=True, gc=False):
-    """What is read of a row of metrics.jsonl: decoding the rest of it would cost ten times as
-    much.
-    """
+_NAMES = {
+    "reward": REWARD,
+    "success": SUCCESS,
+    "evaluation": "eval/percent_correct",
+    "evaluated_tasks": "eval/num_tasks",
+    "failed_tasks": "eval/num_failed",
+    "correct": SUCCESS_OF_ALL,
+    "without_signal": "groups/without_signal",
+    "preferred": "accuracy",
+}
+"""Series of `Progress` by its own names, and their columns."""
 
-    step: int
-    reward: float | None = msgspec.field(name="reward/mean", default=None)
-    success: float | None = msgspec.field(name="reward/success", default=None)
-    evaluation: float | None = msgspec.field(name="eval/percent_correct", default=None)
-    evaluated_tasks: float | None = msgspec.field(name="eval/num_tasks", default=None)
-    failed_tasks: float | None = msgspec.field(name="eval/num_failed", default=None)
-    correct: float | None = msgspec.field(name="train/percent_correct", default=None)
-    loss_per_token: float | None = msgspec.field(name="train/loss_per_token", default=None)
-    skipped: float | None = msgspec.field(name="train/skipped", default=None)
-    version: float | None = msgspec.field(name="policy/version", default=None)
-    update_norm: float | None = msgspec.field(name="policy/update_norm", default=None)
-    kl: float | None = msgspec.field(name="kl_sample_train_v2", default=None)
-    kl_reference: float | None = msgspec.field(name="policy/kl_reference", default=None)
-    implicit_reward_gap: float | None = msgspec.field(
-        name="policy/implicit_reward_gap", default=None
-    )
-    share_of_gain: float | None = msgspec.field(name="eval/panel/share_of_gain", default=None)
-    without_signal: float | None = msgspec.field(name="groups/without_signal", default=None)
-    step_s: float | None = msgspec.field(name="time/step", default=None)
-    preferred: float | None = msgspec.field(name="accuracy", default=None)
-    held_out_preferred: float | None = msgspec.field(name="eval_accuracy", default=None)
-
-
-_SERIES = (
-    *(
-        "reward",
-        "success",
-        "evaluation",
-        "correct",
-        "evaluated_tasks",
-        "failed_tasks",
-        "loss_per_token",
-        "kl",
-    ),
-    *(
-        "kl_reference",
-        "implicit_reward_gap",
-        "share_of_gain",
-        "without_signal",
-        "preferred",
-        "held_out_preferred",
-    ),
+_SKIPPED, _VERSION, _NORM, _STEP_S = (
+    "train/skipped",
+    "policy/version",
+    "policy/update_norm",
+    "time/step",
 )
-"""Fields of a row that are series of `Progress` by the same name."""
+
+_COLUMNS = tuple(dict.fromkeys((*_NAMES.values(), *METRICS, _SKIPPED, _VERSION, _NORM, _STEP_S)))
+
+_FIELDS = [f"column_{number}" for number in range(len(_COLUMNS))]
+
+_Row = msgspec.defstruct(
+    "_Row",
+    [
+        ("step", int),
+        *(
+            (field, float | None, msgspec.field(name=column, default=None))
+            for field, column in zip(_FIELDS, _COLUMNS, strict=True)
+        ),
+    ],
+    kw_only=True,
+    gc=False,
+)
+"""What is read of a row of metrics.jsonl: decoding the rest of it would cost ten times as much."""
 
 _decoder = msgspec.json.Decoder(_Row)
 _row_decoder = msgspec.json.Decoder(Row)
+_REWARD_FIELD = _FIELDS[_COLUMNS.index(REWARD)]
+
+
+def _series_of(rows: Sequence[Any]) -> dict[str, Series]:
+    """Every column that has values, over the steps; where a step has several, the last holds."""
+    found: dict[str, Series] = {}
+    for place, column in zip(_FIELDS, _COLUMNS, strict=True):
+        values = {row.step: value for row in rows if (value := getattr(row, place)) is not None}
+        if values:
+            found[column] = tuple(sorted(values.items()))
+    return found
+
+
+def _whole(lines: Iterable[bytes]) -> tuple[Row, ...]:
+    """These rows with all that they hold."""
+    found = (decoded(_row_decoder, line) for line in lines)
+    return tuple(row for row in found if row is not None)
 
 
 def _counts(lines: Sequence[bytes], prefix: str) -> list[tuple[Row, dict[str, int]]]:
@@ -405,15 +338,6 @@ def _counts(lines: Sequence[bytes], prefix: str) -> list[tuple[Row, dict[str, in
                 (row, {name.removeprefix(prefix): count for name, count in counts.items()})
             )
     return found
-
-
-def _events(lines: Sequence[bytes], kind: str) -> list[Row]:
-    """Events of this kind; most lines are looked at and not decoded."""
-    mark = f'"{kind}"'.encode()
-    found = (
-        row for line in lines if mark in line and (row := decoded(_row_decoder, line)) is not None
-    )
-    return [event for event in found if event.get("type") == kind]
 
 
 class GivenRun(msgspec.Struct, frozen=True, kw_only=True):

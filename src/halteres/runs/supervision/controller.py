@@ -26,15 +26,16 @@ from halteres.config.environ import Mode, read_stop_request, write_stop_request
 from halteres.config.operator_policy import Policy
 from halteres.errors import HalteresError, InvalidConfig
 from halteres.files import read_regular
-from halteres.observe.metrics import Row, Tail
-from halteres.process import GRACE_S, Lifeline, alive
+from halteres.observe.metrics import Row, Tail, WriteFailed, append_row
+from halteres.process import GRACE_S, Lifeline, alive, peak_memory_bytes
 from halteres.runs.diagnosis.alerts import Calls, Diagnosis
 from halteres.runs.diagnosis.rules import DRIFT
 from halteres.runs.diagnosis.run_facts import RunFacts, number
 from halteres.runs.directory import HEARTBEAT_S, RunDirectory, StateWriter
 from halteres.runs.reading import failures
+from halteres.runs.reading.alerts import Alert
 from halteres.runs.reading.evaluations import CORRECT
-from halteres.runs.reading.progress import Alert
+from halteres.runs.reading.report import environment_of
 from halteres.runs.state import Phase, RunState, Status
 from halteres.runs.supervision.evaluation import Evaluator, Snapshot
 from halteres.runs.supervision.roles import RolesOf, RunContext, get_json
@@ -58,6 +59,8 @@ WITHOUT_SERVICE_S = 1.0
 LEAST_FREE_BYTES = 4 * 1024 * 1024
 POLL_S = 0.2  # how often the files that the roles write are looked at
 POLICY = "policy.json"
+ENGINE_PEAK = "engine/peak_memory_gb"
+"""Metric of the engine's process: 10^9 bytes of the machine's memory, the most so far."""
 
 CAP_GRACE_S, MOST_GRACE_S, GRACE_STEPS = 300.0, 3600.0, 3
 """How long the trainer may take to end, with a checkpoint, once a cap was reached; then it is
@@ -80,7 +83,7 @@ class Budget:
         self, policy: Policy, state: RunState, clock: Callable[[], float] = time.monotonic
     ) -> None:
         self._policy, self._clock = policy, clock
-        self._run_id, self._total_steps, self._began = state.run_id, state.total_steps, clock()
+        self._total_steps, self._began = state.total_steps, clock()
         self._steps = 0
         self._tokens = self._last_tokens = 0.0
         self._seconds = deque[float](maxlen=8)  # of the last steps
@@ -148,10 +151,7 @@ class Budget:
         """
         learnt = "No checkpoint was written: nothing that it learnt is kept."
         if checkpoint_step is not None:
-            learnt = (
-                f"What was learnt up to step {checkpoint_step} is kept: "
-                f'rl_get_results("{self._run_id}").'
-            )
+            learnt = f"What was learnt up to step {checkpoint_step} is kept."
         return f"{self.why(cap)} {learnt} The operator can raise caps.{cap} in policy.yaml."
 
     def why(self, cap: Cap) -> str:
@@ -235,7 +235,7 @@ class RunController:
             only_end_is_left = writer.state.step >= writer.state.total_steps
             self.evaluator.skip_up_to(writer.state.step - only_end_is_left)
         self.budget = Budget.of(self.run, writer.state)
-        self.diagnosis = Diagnosis(RunFacts.of(self.run, writer.state.environment))
+        self.diagnosis = Diagnosis(RunFacts.of(self.run, environment_of(writer.state)))
         self.forwarding = Forwarding(self.run, self.settings.sinks, self.lifeline)
         self._events, self._metrics = (
             Tail(self.run.path / name) for name in ("events.jsonl", "metrics.jsonl")
@@ -245,6 +245,7 @@ class RunController:
         carried_over = self._metrics.fresh()
         self.diagnosis.remember(carried_over)
         self.budget.remember(carried_over)
+        self._engine_peak_bytes = 0
         self._evaluation: Row = {}  # the newest row of an evaluation
         self._drift: Alert | None = None  # the first alert of drift
         self.stop_request: StopRequest | None = None
@@ -521,14 +522,29 @@ class RunController:
             step = row.get("step")
             if row.get("src") == "trainer" and isinstance(step, int):
                 self.writer.update(step=max(step, self.writer.state.step))
+                self._measure_engine(step)
             if row.get("src") == "eval":
                 self._evaluation = row
             self.budget.see(row)
             for alert in self.diagnosis.observe(row):
                 self._report(alert)
+            for rule in self.diagnosis.cleared:
+                self.writer.event("alert_over", rule=rule, step=step)
+
+    def _measure_engine(self, step: int) -> None:
+        """Write down the most memory that an engine of this run has held up to this step."""
+        engine = self.writer.state.processes.get("engine", {})
+        peak = peak_memory_bytes(engine["pid"]) if alive(engine) else None
+        if peak is None:
+            return
+        self._engine_peak_bytes = max(self._engine_peak_bytes, peak)
+        peak_gb = round(self._engine_peak_bytes / 1e9, 3)
+        row = {"step": step, "t": time.time(), "src": "supervisor", ENGINE_PEAK: peak_gb}
+        with suppress(WriteFailed):  # a full disk ends the run elsewhere
+            append_row(self.run.path / "metrics.jsonl", row)
 
     def _report(self, alert: Alert) -> None:
-        _log.warning("%s", alert)
+        _log.warning("%s (step %d): %s", alert.rule, alert.step, alert.evidence)
         if any(alert.rule == rule.name for rule in DRIFT):
             self._drift = self._drift or alert
         self.writer.event("alert", **alert.facts)

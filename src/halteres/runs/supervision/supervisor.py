@@ -29,8 +29,9 @@ from halteres.files import replace_file
 from halteres.observe.sinks import read_reports
 from halteres.redaction import printable
 from halteres.runs.directory import WAKE, RunDirectory, StateWriter
-from halteres.runs.reading.evaluations import PLOT, Outcome, before_and_after, draw, outcome_of
-from halteres.runs.reading.progress import Progress, read_progress
+from halteres.runs.reading.evaluations import PLOT, before_and_after, draw
+from halteres.runs.reading.figures import REWARD, success_in
+from halteres.runs.reading.report import RunReport, report_of
 from halteres.runs.servers import new_secret
 from halteres.runs.state import RESERVE, Failure, Phase, RunState, Status, take_lock
 from halteres.runs.supervision.controller import (
@@ -161,24 +162,24 @@ def conclude(run: RunDirectory, state: RunState) -> list[str]:
     """Write plot, results and summary for a run that ends in `state`. Returns what could not be
     made, in sentences.
     """
-    outcome, progress, problems = outcome_of(run, state), read_progress(run, state), list[str]()
+    report, problems = report_of(run, state), list[str]()
+    outcome = report.outcome
     if outcome.rows:
         try:
             draw(run, state, outcome.rows, run.path / PLOT)
         except HalteresError as error:
             problems.append(error.sentence)
-    results = _results(run, state, outcome, progress)
+    results = _results(report)
     try:
         replace_file(run.path / "results.json", json.dumps(results, indent=1).encode() + b"\n")
-        replace_file(run.path / "STATUS.md", _summary(run, state, outcome, progress).encode())
+        replace_file(run.path / "STATUS.md", _summary(report).encode())
     except OSError as error:
         problems.append(f"Results could not be written: {error}.")
     return problems
 
 
-def _results(
-    run: RunDirectory, state: RunState, outcome: Outcome, progress: Progress
-) -> dict[str, Any]:
+def _results(report: RunReport) -> dict[str, Any]:
+    run, outcome, progress = report.run, report.outcome, report.progress
     weights, plot = outcome.weights, run.path / PLOT
     names = (
         "run_id",
@@ -192,7 +193,7 @@ def _results(
         "note",
     )
     return {
-        **{name: getattr(state, name) for name in names},
+        **{name: getattr(report.state, name) for name in names},
         "minutes": round(outcome.cost.minutes, 2),
         "final_metrics": outcome.final,
         "baseline": dict(outcome.baseline.figures) if outcome.baseline else {},
@@ -215,8 +216,9 @@ def _results(
     }
 
 
-def _summary(run: RunDirectory, state: RunState, outcome: Outcome, progress: Progress) -> str:
+def _summary(report: RunReport) -> str:
     """STATUS.md."""
+    state, outcome, progress = report.state, report.outcome, report.progress
     lines = [f"# Run {state.run_id}: {printable(state.name)}", ""]
     lines.append(f"**{state.status}** at step {state.step}/{state.total_steps}")
     partly = [
@@ -230,7 +232,7 @@ def _summary(run: RunDirectory, state: RunState, outcome: Outcome, progress: Pro
     figures = outcome.baseline.figures if outcome.baseline else {}
     for name, value in outcome.final.items():
         gain, before = outcome.gains.get(name), figures.get(name)
-        if gain is None and name not in ("reward/mean", "reward/success"):
+        if gain is None and name not in (REWARD, success_in(outcome.rows)):
             continue
         bounds = (
             f" ({gain.interval[0]:+.3f} to {gain.interval[1]:+.3f})"
@@ -242,7 +244,7 @@ def _summary(run: RunDirectory, state: RunState, outcome: Outcome, progress: Pro
             f"| {name} | {' | '.join(known)} | {f'{gain.delta:+.3f}{bounds}' if gain else ''} |"
         )
     weights = outcome.weights
-    places = {"directory": run.path, "sampler": weights.sampler, "state": weights.state}
+    places = {"directory": report.run.path, "sampler": weights.sampler, "state": weights.state}
     places |= {"peft_dir": weights.peft_dir, "reward_model": weights.reward_model}
     return (
         "\n".join(

@@ -122,7 +122,7 @@ def _text(uri: str, kind: str, text: str) -> Contents:
 
 
 async def _status(caller: Caller, run_id: str) -> str:
-    view = await asyncio.to_thread(lambda: view_of(find_run(run_id)))
+    view = await asyncio.to_thread(lambda: view_of(find_run(run_id), caller.write))
     return msgspec.json.encode(marked(view)).decode()
 
 

@@ -9,16 +9,16 @@ from dataclasses import dataclass
 from fnmatch import fnmatchcase
 from typing import Any
 
-from halteres.agent.tool import Facts
 from halteres.errors import nearest
+from halteres.runs.reading.figures import REWARD, SUCCESS, SUCCESS_OF_ALL
 
-REWARD, SUCCESS = "reward/mean", "reward/success"
 LOSS = "train/loss_per_token"
 CORRECT, GREEDY, SCORE = "eval/percent_correct", "eval/percent_correct_greedy", "eval/mean_score"
 FAILED = "eval/num_failed"
 
 HEADLINE = (
     REWARD,
+    SUCCESS_OF_ALL,
     SUCCESS,
     CORRECT,
     GREEDY,
@@ -52,7 +52,11 @@ ALIASES = {
 }
 """Names of other answers, and of the seeds."""
 
-_SAME = ((SUCCESS, REWARD), (SCORE, CORRECT))  # of a scorer of 0 and 1 they are the same
+_SAME = (
+    (SUCCESS_OF_ALL, REWARD),
+    (SUCCESS, REWARD),
+    (SCORE, CORRECT),
+)  # of a scorer of 0 and 1 they are the same
 _BESIDE = ("eval/num_", "eval/policy_version")
 _LOWER = (
     "loss",
@@ -66,23 +70,6 @@ _LOWER = (
     "_stderr",
     "dropped",
 )
-
-
-class Improvement(Facts):
-    """A metric's difference between two evaluations."""
-
-    delta: float
-    ci95: list[float] | None
-    num_tasks: int | None
-    certain: bool  # the interval leaves out zero
-    method: str  # paired, by task; unpaired
-
-
-class StepFailure(Facts):
-    """An evaluation that gave no figure."""
-
-    step: int
-    why: str
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -119,6 +106,8 @@ def headline(figures: Mapping[str, Any]) -> list[str]:
     if figures.get(FAILED):  # the others are then of fewer tasks than they seem
         names += [name for name in ("eval/num_tasks", FAILED) if name in figures]
     twice = {name for name, other in _SAME if figures.get(name) == figures.get(other)}
+    if figures.get(SUCCESS_OF_ALL) is not None:  # one share is called success
+        twice.add(SUCCESS)
     return [name for name in names if name not in twice]
 
 

@@ -13,7 +13,7 @@ import pytest
 from pydantic import ValidationError
 
 from halteres.agent.call import call
-from halteres.agent.next_steps import next_call
+from halteres.agent.next_call import next_call
 from halteres.agent.table import BY_NAME, TOOLS
 from halteres.agent.tool import Caller
 from halteres.config.discovery import EnvironmentBroken, EnvironmentNotFound
