@@ -24,10 +24,9 @@ import pytest
 from rich.console import Console
 
 from halteres.cli.groups import commands
-from halteres.cli.groups.group import Group
 from halteres.cli.groups.page import PageFile
 from halteres.cli.groups.transfer import Imported, import_lines
-from halteres.cli.groups.view import Selection, Terminal, view
+from halteres.cli.groups.view import ListedGroup, Selection, Terminal, view
 from halteres.cli.main import main
 from halteres.clients.retries import Retries
 from halteres.clients.trajectories.groups import Reader
@@ -246,7 +245,7 @@ class Seen:
         self.ids: list[int] = []
         self._happenings = iter(happenings)
 
-    def show(self, group: Group) -> None:
+    def show(self, group: ListedGroup) -> None:
         self.ids.append(group.info.id)
 
     def rest(self, reader: Reader) -> None:

@@ -38,6 +38,7 @@ FREE = (
     "logins",
     "config",
     "clients",
+    "groups",
     "observe.metrics",
     "observe.prometheus",
 )
@@ -85,6 +86,7 @@ FOUNDATION = {
     "access_policy": ("errors", "loopback"),
     "redaction": ("config", "errors", "logins"),
     "clients": ("clients", "errors", "logins", "types", "config", "text", "scores"),
+    "groups": ("groups", "clients", "files", "observe.metrics", "text", "types"),
     "observe": ("observe", "errors", "files", "types", "config", "process", "redaction"),
 }
 HEAVY = (

@@ -128,8 +128,8 @@ def export(
     server.
     """
     from halteres.cli.groups import transfer
-    from halteres.cli.groups.group import counted
     from halteres.cli.groups.view import Selection
+    from halteres.groups.group import counted
 
     done = transfer.Exported(last=since)
 
@@ -182,7 +182,7 @@ def import_(
     import asyncio
 
     from halteres.cli.groups import transfer
-    from halteres.cli.groups.group import counted
+    from halteres.groups.group import counted
 
     if env_id is not None and env_name is not None:
         raise InvalidConfig(
@@ -223,7 +223,7 @@ def _say_imported(file: Path, done: Imported) -> None:
     """What became of the file's lines. The server does not say of a post whether it had come
     before.
     """
-    from halteres.cli.groups.group import counted
+    from halteres.groups.group import counted
 
     if done.num_bad > MOST_BAD:
         _say(f"{counted(done.num_bad - MOST_BAD, 'more bad line')}.")
