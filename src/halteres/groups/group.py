@@ -74,11 +74,11 @@ class ScoredGroup(msgspec.Struct, frozen=True, kw_only=True):
 
     tokens: list[list[int]] = []
     masks: list[list[int]] = []
-    scores: list[float] = []
+    scores: list[float]
     episodes: list[int] | None = None  # of each sequence, where rollouts have several
     advantages: _Rows = None
     inference_logprobs: _Rows = None
-    messages: Any = None
+    messages: list[Any] | None = None
 
     @property
     def num_sequences(self) -> int:
@@ -200,13 +200,13 @@ class ScoredGroup(msgspec.Struct, frozen=True, kw_only=True):
         return found
 
     def _messages(self, at: int) -> list[Any]:
-        """Of a sequence; none where they are no list of lists."""
-        if not isinstance(self.messages, list):
+        """Of a sequence; none where they are no list."""
+        if self.messages is None or at >= len(self.messages):
             return []
-        rows = cast("list[Any]", self.messages)
-        if at >= len(rows) or not isinstance(rows[at], list):
+        messages = self.messages[at]
+        if not isinstance(messages, list):
             return []
-        return cast("list[Any]", rows[at])
+        return cast("list[Any]", messages)
 
     def _mask(self, at: int) -> list[int]:
         """Of a sequence; as long as its tokens, whatever was posted."""

@@ -68,7 +68,7 @@ class ListedGroup:
     def content(self) -> ScoredGroup:
         """Read when it is looked at; an empty one where no tokens are kept."""
         if not self.info.has_tokens:
-            return ScoredGroup()
+            return ScoredGroup(scores=[])
         return read_group(self.info.element)
 
     @property
