@@ -48,12 +48,11 @@ Wait = Callable[[float], object]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Selection:
-    """Which groups are to be shown or written."""
+    """Which groups are shown or written."""
 
     places: tuple[PlaceName, ...] = ()  # none: all
     env_id: int | None = None
     limit: int = 20  # the newest so many, to begin with; of a view
-    since: int = 0  # ids above this; of an export
     follow: bool = False
 
 
