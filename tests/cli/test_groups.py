@@ -23,11 +23,9 @@ from typing import Any
 import pytest
 from rich.console import Console
 
-from halteres.cli.groups import commands
-from halteres.cli.groups.group import Group
 from halteres.cli.groups.page import PageFile
 from halteres.cli.groups.transfer import Imported, import_lines
-from halteres.cli.groups.view import Selection, Terminal, view
+from halteres.cli.groups.view import ListedGroup, Selection, Terminal, view
 from halteres.cli.main import main
 from halteres.clients.retries import Retries
 from halteres.clients.trajectories.groups import Reader
@@ -246,7 +244,7 @@ class Seen:
         self.ids: list[int] = []
         self._happenings = iter(happenings)
 
-    def show(self, group: Group) -> None:
+    def show(self, group: ListedGroup) -> None:
         self.ids.append(group.info.id)
 
     def rest(self, reader: Reader) -> None:
@@ -466,15 +464,12 @@ def test_a_line_is_what_the_trainer_gets(queue: Queue, groups: Program, tmp_path
     )
     file, packed = tmp_path / "g.jsonl", tmp_path / "g.jsonl.gz"
     code, out, err = groups("export", str(file), "--url", queue.url)
-    assert (code, out, "2 groups" in err, "--since 2" in err) == (0, "", True, True)
+    assert (code, out, "2 groups" in err) == (0, "", True)
     assert groups("export", str(packed), "--url", queue.url)[0] == 0
-    _, out, _ = groups("export", "-", "--url", queue.url)
-    assert gzip.decompress(packed.read_bytes()) == file.read_bytes() == out.encode()
-    lines = [json.loads(line) for line in out.splitlines()]
+    assert gzip.decompress(packed.read_bytes()) == file.read_bytes()
+    lines = [json.loads(line) for line in file.read_bytes().splitlines()]
     assert lines == queue.ask("/batch?policy_version=2")["batch"]
     assert [set(line) - {"policy_version"} for line in lines] == [KEYS] * 2
-    _, out, _ = groups("export", "-", "--url", queue.url, "--since", "1")
-    assert [json.loads(out)["tokens"][0][0]] == [2]
 
 
 def test_groups_without_tokens_are_left_out_and_counted(
@@ -483,31 +478,6 @@ def test_groups_without_tokens_are_left_out_and_counted(
     queue.send(group(), json.dumps({**group(), "scores": [1.0, float("nan")]}).encode())
     _, _, err = groups("export", str(tmp_path / "g.jsonl"), "--url", queue.url)
     assert "1 group, " in err and "1 group left out" in err
-
-
-def test_what_comes_later_is_asked_for_as_it_was_but_without_the_token(
-    queue: Queue, groups: Program, tmp_path: Path
-) -> None:
-    queue.begin()
-    queue.send(group(env_id=0))
-    url = queue.url.replace("//", "//any:a-token@")
-    chosen = ("--place", "queued", "--place", "out", "--env", "sums_0")
-    for arguments, says in (((), ""), (chosen, f"{' '.join(chosen)} ")):
-        _, _, err = groups("export", str(tmp_path / "g.jsonl"), "--url", url, *arguments)
-        assert (
-            f"What comes later: halteres groups export --url {queue.url} {says}--since 1 FILE\n"
-            in err
-        )
-        assert "a-token" not in err
-
-
-def test_of_the_usual_server_what_comes_later_needs_no_url(
-    queue: Queue, groups: Program, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(commands, "HERE", queue.url)
-    queue.send(group())
-    _, _, err = groups("export", str(tmp_path / "g.jsonl"), "--url", queue.url)
-    assert "What comes later: halteres groups export --since 1 FILE\n" in err
 
 
 def test_a_file_that_cannot_be_written_is_told_and_a_failed_one_is_not_there(
@@ -526,7 +496,7 @@ def test_a_file_that_cannot_be_written_is_told_and_a_failed_one_is_not_there(
 def test_an_import_of_which_nothing_was_read_says_only_its_error(
     content: bytes | None, queue: Queue, groups: Program, tmp_path: Path
 ) -> None:
-    file = tmp_path / "g.jsonl"
+    file = tmp_path / "g.jsonl.gz"
     if content is not None:
         file.write_bytes(content)
     code, out, err = groups("import", str(file), "--url", queue.url)
@@ -562,20 +532,18 @@ def test_what_was_exported_can_be_imported_elsewhere(
     assert groups("export", str(tmp_path / "g.jsonl"), "--url", queue.url)[0] == 0
     with answering(tmp_path / "other.sqlite") as other:
         other.begin()
-        where = ("--url", other.url, "--env-name", "sums", "--keep-version")
+        where = ("--url", other.url, "--env", "sums")
         code, _, err = groups("import", str(tmp_path / "g.jsonl"), *where)
         assert (code, "2 groups posted" in err) == (0, True)
         told = other.groups(bodies="true")
-    assert [(one["env_id"], one["policy_version"]) for one in told] == [(0, [2, 2]), (0, None)]
+    assert [(one["env_id"], one["policy_version"]) for one in told] == [(0, None), (0, None)]
     assert [one["element"]["messages"] for one in told] == [None, CHAT]
 
 
 def test_lines_of_the_originals_process_are_taken(
     queue: Queue, groups: Program, tmp_path: Path
 ) -> None:
-    """atroposlib 0.4.0 envs/base.py: what handle_send_to_api writes; frontend/jsonl2html.py: texts
-    for messages.
-    """
+    """atroposlib 0.4.0 envs/base.py: what handle_send_to_api writes."""
     absent = dict.fromkeys(
         ("ref_logprobs", "overrides", "group_overrides", "distill_token_ids", "distill_logprobs")
     )
@@ -584,25 +552,23 @@ def test_lines_of_the_originals_process_are_taken(
         group(
             **absent, messages=[[{"role": "user", "content": "<whole text>", "reward": None}]] * 2
         ),
-        group(**absent, messages=["one text", "another"]),
-        {**group(), "scores": [1, "0.5"]},
+        {**group(), "scores": [1, 0]},
     ]
     file = tmp_path / "p.jsonl"
     # Every line may be the first of a file that was joined to others.
     file.write_text("\r\n\r\n".join("\ufeff" + json.dumps(line) for line in lines))
     code, _, err = groups("import", str(file), "--url", queue.url)
-    assert (code, "4 groups posted, 0 bad lines" in err) == (0, True), err
+    assert (code, "3 groups posted, 0 bad lines" in err) == (0, True), err
     elements = [told["element"] for told in queue.groups(bodies="true")]
-    assert ["one text"] in [
-        [each["content"] for each in element["messages"][0]] for element in elements[2:3]
-    ]
-    assert elements[3]["scores"] == [1.0, 0.5]
+    assert elements[2]["scores"] == [1.0, 0.0]
 
 
 def test_bad_lines_are_named_and_the_others_go_on(
     queue: Queue, groups: Program, tmp_path: Path
 ) -> None:
     nan = json.dumps({**group(), "scores": [1.0, float("nan")]})
+    crooked = group()
+    crooked["masks"][1] = [-100]
     texts = [
         "nonsense",
         json.dumps(group()),
@@ -611,23 +577,23 @@ def test_bad_lines_are_named_and_the_others_go_on(
         '{"tokens":[["x"]],"masks":[[1]],"scores":[1]}',
     ]
     file = tmp_path / "p.jsonl"
-    file.write_text("\n".join([*texts, nan, '{"tokens":[[1]],"masks":[[1]],"scores":1}']))
+    file.write_text("\n".join([*texts, nan, json.dumps(crooked)]))
     code, _, err = groups("import", str(file), "--url", queue.url)
     assert code == 1
     told = {
         int(number): why for number, why in re.findall(r"^line (\d+): (.*)$", err, re.MULTILINE)
     }
-    assert sorted(told) == [1, 3, 4, 5, 7]
+    assert sorted(told) == [1, 3, 4, 5, 6]
     for number, why in {
-        1: "no JSON",
-        3: "no JSON object",
-        4: "masks and scores",
+        1: "no group in JSON",
+        3: "no group in JSON",
+        4: "scores",
         5: "tokens.0.0",
-        7: "scores",
+        6: "no group in JSON",
     }.items():
         assert why in told[number]
     assert "2 groups posted, 5 bad lines" in err and "more bad" not in err
-    assert "1 of them set aside, never to be delivered: scores[1] is not a finite number." in err
+    assert "1 of them set aside, never to be delivered: masks[1] is 1 long, tokens[1] 3." in err
 
 
 def test_of_many_bad_lines_the_first_are_named_and_the_others_counted(
@@ -725,8 +691,11 @@ def test_an_interrupted_import_is_finished_by_the_next(
 # -------------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("verb", [("view", "--once"), ("export", "-"), ("import", __file__)])
-def test_errors_say_what_why_and_next(verb: tuple[str, ...], groups: Program) -> None:
+@pytest.mark.parametrize("verb", [("view", "--once"), ("export", "g.jsonl"), ("import", __file__)])
+def test_errors_say_what_why_and_next(
+    verb: tuple[str, ...], groups: Program, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
     with (
         stranger({"/": b'{"message": "AtroposLib API"}'}) as original,
         stranger({"/": b"<h1>hello</h1>"}) as other,
@@ -764,8 +733,7 @@ def test_a_server_may_ask_for_a_token(
         (("view", "--env", "smus_0"), "Did you mean 'sums_0'?"),
         (("view", "--tokenizer", "/nowhere"), "holds no tokenizer"),
         (("import", "/nowhere/g.jsonl"), "/nowhere/g.jsonl cannot be read. No such file"),
-        (("import", "-", "--env-id", "1", "--env-name", "x"), "Give one of them."),
-        (("import", "-", "--env-id", "77"), "There is no environment '77'. Known: sums_0."),
+        (("import", __file__, "--env", "77"), "There is no environment '77'. Known: sums_0."),
     ],
 )
 def test_what_cannot_be_is_one_sentence(
@@ -782,21 +750,19 @@ def test_ctrl_c_and_a_reader_that_had_enough_end_quietly(queue: Queue, tmp_path:
     pipes: dict[str, Any] = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE}
     with (
         subprocess.Popen([*program, "view", "--follow", "--url", queue.url], **pipes) as viewer,
-        subprocess.Popen(
-            [*program, "export", "-", "--follow", "--url", queue.url], **pipes
-        ) as exporter,
+        subprocess.Popen([*program, "view", "--follow", "--url", queue.url], **pipes) as piped,
     ):
-        assert viewer.stdout and exporter.stdout
+        assert viewer.stdout and piped.stdout
         assert viewer.stdout.readline().startswith(b"group 41")
         viewer.send_signal(signal.SIGINT)
-        assert exporter.stdout.readline()
-        exporter.stdout.close()
+        assert piped.stdout.readline()
+        piped.stdout.close()
         queue.send(group())
         errors = (
             viewer.communicate(timeout=10)[1],
-            exporter.stderr.read() if exporter.stderr else b"",
+            piped.stderr.read() if piped.stderr else b"",
         )
-    assert (viewer.returncode, exporter.returncode) == (130, 0)
+    assert (viewer.returncode, piped.returncode) == (130, 1)
     assert b"Traceback" not in b"".join(errors) and b"BrokenPipe" not in b"".join(errors)
 
 

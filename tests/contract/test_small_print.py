@@ -114,33 +114,6 @@ async def test_a_sample_is_promised_with_an_id_per_sequence_whatever_its_number(
     assert len(seen) == 6
 
 
-@proves("promise:retrieve-futures")
-async def test_the_promises_of_a_sampling_session_are_listed_with_a_cursor(
-    scene: LiveService,
-) -> None:
-    session = await sampler(scene)
-    ids = {(await scene.post("asample", asked(session, seq)))[1]["request_id"] for seq in range(3)}
-    target = {"type": "sampling_session", "sampling_session_id": session, "cloned_sampler_id": 0}
-    found: set[str] = set()
-    cursor = 0  # the beginning
-    async with asyncio.timeout(10):
-        while found != ids:
-            status, told = await scene.post(
-                "retrieve_futures", {"target": target, "prev_cursor": cursor}
-            )
-            assert status == 200, told
-            assert all(one["state"] == "finished" for one in told["completions"])
-            new = {one["request_id"] for one in told["completions"]}
-            assert not new & found, "the cursor passes what was told"
-            found |= new
-            cursor = told["cursor"]
-    status, told = await scene.post(
-        "retrieve_futures", {"target": target, "prev_cursor": cursor, "timeout": 0}
-    )
-    assert status == 200 and told["completions"] == []
-    assert isinstance(await scene.redeem(ids.pop()), (bytes, dict))
-
-
 @proves("promise:cancel")
 async def test_a_cancelled_sample_is_answered_204_and_the_others_go_on(scene: LiveService) -> None:
     session = await sampler(scene)

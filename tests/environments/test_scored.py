@@ -8,7 +8,6 @@ from typing import Any
 
 import pytest
 
-from halteres.environments.processing import render_page
 from halteres.environments.scored import (
     NotFiniteScore,
     check,
@@ -22,8 +21,6 @@ from halteres.environments.scored import (
 )
 from halteres.errors import EnvironmentFailed, InvalidData
 from halteres.types import FailedRollout, PolicyVersion, Trajectory, Turn
-
-from .fakes import TOKENIZER
 
 
 def turn(prompt: tuple[int, ...], action: tuple[int, ...], version: int = 3) -> Turn:
@@ -159,14 +156,3 @@ def test_own_records_stay_at_home_and_messages_are_sent_only_if_asked() -> None:
         "policy_version",
     }
     assert "messages" in to_wire(made, include_messages=True)
-
-
-def test_the_page_escapes_what_the_model_wrote() -> None:
-    page = render_page(
-        "<b>",
-        [group(messages=[[{"role": "user", "content": "<script>alert(1)</script>"}], []])],
-        TOKENIZER,
-    )
-    assert "<script>" not in page
-    assert "&lt;script&gt;" in page
-    assert "<title>&lt;b&gt;</title>" in page

@@ -68,7 +68,7 @@ ROUTES = (
         "weights_info",
         "copy_weights",
     ),
-    *("retrieve_future", "retrieve_futures", "cancel_future"),
+    *("retrieve_future", "cancel_future"),
 )
 """All that take a body; `test_wire_fuzz` spoils right ones."""
 

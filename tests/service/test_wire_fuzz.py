@@ -111,11 +111,6 @@ BODIES: dict[str, dict[str, Any]] = {
         "prompt_logprobs_last_n": 1,
     },
     "retrieve_future": {"request_id": "x", "allow_metadata_only": True},
-    "retrieve_futures": {
-        "target": {"sampling_session_id": SAMPLER},
-        "prev_cursor": 0,
-        "timeout": 0,
-    },
     "cancel_future": {"request_id": "x"},
     "sessions/search": {
         "user_metadata": {},

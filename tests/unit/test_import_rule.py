@@ -39,6 +39,7 @@ FREE = (
     "logins",
     "config",
     "clients",
+    "groups",
     "observe.metrics",
     "observe.prometheus",
 )
@@ -90,6 +91,7 @@ FOUNDATION = {
     "redaction": ("config", "errors", "logins"),
     "short_texts": ("redaction",),
     "clients": ("clients", "errors", "logins", "types", "config", "text", "scores"),
+    "groups": ("groups", "clients", "files", "observe.metrics", "text", "types"),
     "observe": ("observe", "errors", "files", "types", "config", "process", "redaction"),
 }
 HEAVY = (

@@ -167,7 +167,6 @@ def test_content_in_parts_is_rendered_as_its_text(ours: Tokenizer, content: Any)
 ROOMS = ("rewards", "rollouts", "environments", "agent/trial")
 OTHERS = {
     "environments/games/wrappers.py": "the wrapper's own messages",
-    "environments/processing.py": "a page of groups that may be of any server",
     "rewards/preferences.py": "columns that are not read, in other projects' forms",
     "agent/trial/testing.py": "tokens of a tokenizer's file",
 }

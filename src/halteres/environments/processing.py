@@ -1,8 +1,8 @@
 """`process`: groups into a JSONL file (never an existing one), with no trajectory server and no
 trainer.
 
-Beside the file lies a page to read, in which every text is escaped. Where a run directory is named,
-it has the rollouts, those that were dropped or failed too.
+Next to the file lies a page to read. Where a run directory is named, it has the rollouts, those
+that were dropped or failed too.
 """
 
 from __future__ import annotations
@@ -10,25 +10,17 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections import deque
-from collections.abc import AsyncIterator, Sequence
-from html import escape
+from collections.abc import AsyncIterator
 from pathlib import Path
 
 from halteres.config.discovery import in_file_name
 from halteres.environments.base import BaseEnv
 from halteres.environments.item_rollout import Items, SettledItem, settle_item
-from halteres.environments.scored import (
-    OWN,
-    ScoredDataGroup,
-    action_tokens,
-    prompt_tokens,
-    rollouts_of,
-    scores_of,
-)
+from halteres.environments.scored import OWN, ScoredDataGroup, scores_of
 from halteres.errors import EnvironmentFailed, InvalidConfig
+from halteres.groups.page import page_of
 from halteres.observe.metrics import append_row
 from halteres.rollouts.groups import as_data
-from halteres.text import Tokenizer
 from halteres.types import FailedRollout
 
 POLL_S = 0.05
@@ -61,19 +53,14 @@ async def process(env: BaseEnv) -> Path:
         except FileExistsError:  # of an earlier run, or of one beside this
             number += 1
             file = path.with_name(f"{path.stem}_{number}{path.suffix}")
-    written: list[ScoredDataGroup] = []
+    made = 0
     async for group in _groups(env, size):
         append_row(file, {name: value for name, value in group.items() if name not in OWN})
-        written.append(group)
-        log.info(
-            "group %d of %d: scores %s",
-            len(written),
-            size,
-            ", ".join(f"{score:g}" for score in scores_of(group)),
-        )
-    file.with_suffix(".html").write_text(
-        render_page(env.title, written, env.tokenizer), encoding="utf-8"
-    )
+        made += 1
+        scores = ", ".join(f"{score:g}" for score in scores_of(group))
+        log.info("group %d of %d: scores %s", made, size, scores)
+    page = page_of(file, env.title, env.tokenizer)
+    file.with_suffix(".html").write_text(page, encoding="utf-8")
     await env.cleanup()
     return file
 
@@ -116,11 +103,8 @@ async def _groups(env: BaseEnv, size: int) -> AsyncIterator[ScoredDataGroup]:
                     f"{env.title} made {made} of {size} groups of {tried} items.", last
                 )
             settled = await under_way.popleft()
-            step, ordinal, item = (
-                settled.drawn.batch_step,
-                settled.drawn.draw.ordinal,
-                settled.drawn.item,
-            )
+            step, item = settled.drawn.batch_step, settled.drawn.item
+            ordinal = settled.drawn.draw.ordinal
             items.put_back(settled.backlog)
             if settled.groups:
                 failed = dropped = 0
@@ -141,46 +125,3 @@ async def _groups(env: BaseEnv, size: int) -> AsyncIterator[ScoredDataGroup]:
         for task in under_way:
             task.cancel()
         await asyncio.gather(*under_way, return_exceptions=True)
-
-
-_STYLE = (
-    "body{font:15px/1.5 system-ui,sans-serif;max-width:56rem;margin:2rem auto;padding:0 1rem}"
-    "pre{white-space:pre-wrap;background:#f5f5f3;padding:.6rem;border-radius:.3rem;margin:.3rem 0}"
-    "details{border-bottom:1px solid #ddd;padding:.4rem 0}summary{cursor:pointer}"
-    ".role{color:#777;font-size:.85em}.score{font-weight:600}"
-)
-
-
-def render_page(title: str, groups: Sequence[ScoredDataGroup], tokenizer: Tokenizer) -> str:
-    """The whole page."""
-    scores = [score for group in groups for score in scores_of(group)]
-    mean = f"{sum(scores) / len(scores):.3f}" if scores else "–"
-    body = [f"<h1>{escape(title)}</h1><p>{len(groups)} groups, mean score {mean}</p>"]
-    for number, group in enumerate(groups, 1):
-        listed, messages = (
-            " ".join(f"{score:g}" for score in scores_of(group)),
-            group.get("messages"),
-        )
-        body.append(f"<details><summary>Group {number}: {escape(listed)}</summary>")
-        for rollout in rollouts_of(group):
-            body.append(f'<p class="score">score {group["scores"][rollout[0]]:g}</p>')
-            for sequence in rollout:
-                prompt = tokenizer.decode(prompt_tokens(group, sequence), skip_special_tokens=False)
-                texts = [
-                    ("prompt", prompt),
-                    ("answer", tokenizer.decode(action_tokens(group, sequence))),
-                ]
-                if messages:
-                    texts = [
-                        (str(one.get("role", "")), str(one.get("content", "")))
-                        for one in messages[sequence]
-                    ]
-                body += [
-                    f'<div class="role">{escape(role)}</div><pre>{escape(text)}</pre>'
-                    for role, text in texts
-                ]
-        body.append("</details>")
-    return (
-        f'<!doctype html><html lang="en"><head><meta charset="utf-8"><title>{escape(title)}</title>'
-        f"<style>{_STYLE}</style></head><body>{''.join(body)}</body></html>\n"
-    )

@@ -40,14 +40,6 @@ ORDERING = (
         source="tinker 0.38.0 lib/api_future_impl.py",
     ),
     Must(
-        id="promise:retrieve-futures",
-        says=(
-            "retrieve_futures lists what a sampling session's promises became, with a cursor, at "
-            "once or by long poll"
-        ),
-        source="tinker 0.38.0 lib/session_futures_poller.py",
-    ),
-    Must(
         id="promise:cancel",
         says="cancel_future answers 204 and frees what the sample held",
         source="tinker 0.38.0 lib/internal_client_holder.py",

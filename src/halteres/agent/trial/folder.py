@@ -42,10 +42,12 @@ from halteres.config.discovery import (
 )
 from halteres.errors import HalteresError, NotFound, ServerError, boundary, nearest
 from halteres.files import replace_file
+from halteres.groups.group import ScoredGroup, read_groups
 from halteres.next_step import Advice, NextStep
 from halteres.process import detach
 from halteres.redaction import Redactor
 from halteres.rewards.components import secret_variables
+from halteres.runs.reading.rollouts import RecordedGroup, recorded_groups
 from halteres.runs.state import is_locked, take_lock
 
 T = TypeVar("T")
@@ -87,6 +89,15 @@ class TestFolder:
     def groups(self, model: TestedModel) -> Path:
         """Where a model's groups are written."""
         return self.path / f"{model.stem}.jsonl"
+
+    def scored_groups(self, model: TestedModel) -> list[ScoredGroup | None]:
+        """A model's groups so far; None for a line that is no group."""
+        return read_groups(self.groups(model))
+
+    def recorded_groups(self, model: TestedModel) -> list[RecordedGroup]:
+        """What its environment recorded of them, and of those that failed or were dropped."""
+        files = sorted(self.work(model).glob("rollouts/*.jsonl"))
+        return [group for file in files for group in recorded_groups(file)]
 
     def log(self, model: TestedModel) -> Path:
         """What a model's environment said."""

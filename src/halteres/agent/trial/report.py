@@ -24,10 +24,12 @@ from halteres.agent.answer_text import nonempty
 from halteres.agent.trial.folder import TestFolder
 from halteres.agent.trial.relay import Traffic
 from halteres.agent.trial.request import LOCAL, Request, TestedModel
+from halteres.groups.group import ScoredGroup
 from halteres.next_step import NextStep, for_agents
 from halteres.observe.metrics import Row, read_rows
 from halteres.redaction import Redactor
 from halteres.rewards.checking import check_answers
+from halteres.runs.reading.rollouts import Failure, RecordedGroup
 from halteres.short_texts import clipped, shortened
 from halteres.text import text_of
 
@@ -65,7 +67,7 @@ class Ended(msgspec.Struct, frozen=True, kw_only=True):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Group:
+class TaskAnswers:
     """The scored answers to one task."""
 
     scores: tuple[float, ...]
@@ -87,9 +89,9 @@ class Outcome:
     request: Request
     output_file: Path
     log_file: Path
-    groups: tuple[Group, ...]
+    groups: tuple[TaskAnswers, ...]
     responses: tuple[Row, ...]  # to free prompts: prompt, completion, score, note
-    failures: tuple[Row, ...]  # code, why: attempts that were replaced, groups that were given up
+    failures: tuple[Failure, ...]  # attempts that were replaced, groups that were given up
     ended: Ended | None  # None: it goes on
 
     @cached_property
@@ -129,12 +131,12 @@ class Outcome:
         return traffic.truncated / traffic.completions if traffic and traffic.completions else 0.0
 
     @property
-    def scorer_failures(self) -> tuple[Row, ...]:
+    def scorer_failures(self) -> tuple[Failure, ...]:
         """Attempts that the environment's own code failed at."""
         return tuple(
             row
             for row in self.failures
-            if row["code"] not in DROPPED | {"sampler_error", "group_failed"}
+            if row.code not in DROPPED | {"sampler_error", "group_failed"}
         )
 
     def facts(self) -> dict[str, Any]:
@@ -176,7 +178,7 @@ class Outcome:
                 "truncated": round(self.truncated, 3) if knows_truncated else None,
                 "parse_failures": round(failed / (self.completions + failed), 3),
             }
-        codes = Counter(row["code"] for row in self.failures)
+        codes = Counter(row.code for row in self.failures)
         if codes:
             facts["failures"] = dict(codes)
         if dropped := sum(codes[name] for name in DROPPED):
@@ -199,7 +201,14 @@ def _plain(scores: Sequence[float]) -> list[float]:
 def read_outcome(folder: TestFolder, request: Request, model: TestedModel) -> Outcome:
     """What a model's files say now."""
     work, output = folder.work(model), folder.groups(model)
-    rows = [row for file in sorted(work.glob("rollouts/*.jsonl")) for row in read_rows(file)]
+    recorded = folder.recorded_groups(model)
+    groups: list[TaskAnswers] = []
+    responses: list[Row] = []
+    if request.prompts:
+        responses = read_rows(output)
+    else:
+        with_rollouts = [group for group in recorded if group.completions]
+        groups = list(_tasks(folder.scored_groups(model), with_rollouts))
     try:
         ended = msgspec.json.decode((work / "ended.json").read_bytes(), type=Ended)
     except OSError:
@@ -209,56 +218,46 @@ def read_outcome(folder: TestFolder, request: Request, model: TestedModel) -> Ou
         request=request,
         output_file=output,
         log_file=folder.log(model),
-        groups=()
-        if request.prompts
-        else tuple(_groups(output, [row for row in rows if row["completions"]])),
-        responses=tuple(read_rows(output)) if request.prompts else (),
-        failures=tuple(failure for row in rows for failure in row["failures"]),
+        groups=tuple(groups),
+        responses=tuple(responses),
+        failures=tuple(failure for group in recorded for failure in group.failures),
         ended=ended,
     )
 
 
-class _Line(msgspec.Struct):
-    """A line of the groups' file; its tokens are not read."""
+def _tasks(
+    scored: Sequence[ScoredGroup | None], recorded: Sequence[RecordedGroup]
+) -> Iterator[TaskAnswers]:
+    """Whole groups, next to what was recorded of each; a line that is none is passed over."""
+    for number, group in enumerate(scored):
+        record = RecordedGroup()
+        if number < len(recorded):
+            record = recorded[number]
+        if group is not None:
+            yield _task(group, record)
 
-    scores: list[float]
-    messages: list[Any] | None = None
-    episodes: list[int] | None = None  # of each sequence, where rollouts have several turns
 
-
-def _groups(output: Path, rollouts: Sequence[Row]) -> Iterator[Group]:
-    """Whole groups; a line that is none is passed over. Texts are those of the messages, else of
-    the rollouts.
-    """
-    lines = [line for line in output.read_bytes().split(b"\n") if line] if output.exists() else []
-    for number, text in enumerate(lines):
-        try:
-            line = msgspec.json.decode(text, type=_Line)
-        except msgspec.DecodeError:
-            continue
-        row: Row = rollouts[number] if number < len(rollouts) else {}
-        scores, chats, prompt = tuple(line.scores), line.messages or [], row.get("prompt", "")
-        answers = [
-            "\n\n".join(
-                text
-                for turn in one.get("turns") or [one]
-                for text in (turn["text"], turn.get("observation"))
-                if text
-            )
-            for one in row.get("completions", ())
-        ]
-        # a group of several turns, by rollout: its answers are whole conversations
-        if line.episodes is not None:
-            scores = tuple(dict(zip(line.episodes, scores, strict=False)).values())
-        elif len(chats) == len(scores) and all(
-            isinstance(chat, list) and len(chat) > 1 for chat in chats
-        ):
-            prompt = text_of(chats[0][-2].get("content"))
-            answers = [text_of(chat[-1].get("content")) for chat in chats]
-        shown = tuple(answers) if len(answers) == len(scores) else ()
-        yield Group(
-            scores=scores, prompt=prompt, answers=shown, reference=reference_of(row.get("item"))
-        )
+def _task(group: ScoredGroup, record: RecordedGroup) -> TaskAnswers:
+    """Texts are those of the messages, else as they were recorded."""
+    prompt = record.prompt
+    answers = [completion.conversation for completion in record.completions]
+    chats = group.messages or []
+    have_chats = len(chats) == len(group.scores) and all(
+        isinstance(chat, list) and len(chat) > 1 for chat in chats
+    )
+    # of several turns a rollout has several sequences, and its answer is a whole conversation
+    if group.episodes is None and have_chats:
+        prompt = text_of(chats[0][-2].get("content"))
+        answers = [text_of(chat[-1].get("content")) for chat in chats]
+    scores = group.rollout_scores
+    if len(answers) != len(scores):
+        answers = []
+    return TaskAnswers(
+        scores=scores,
+        prompt=prompt,
+        answers=tuple(answers),
+        reference=reference_of(record.item),
+    )
 
 
 def reference_of(item: Any) -> str:
@@ -347,9 +346,7 @@ def _judge_nothing(outcome: Outcome) -> Verdict:
         return Verdict(None, "Nothing is scored yet.", AGAIN)
     failures = outcome.scorer_failures
     # What foreign code said may be long, and ends with where it failed; the log has all of it.
-    cause = shortened(
-        failures[-1]["why"] if failures else f"{ended.error}. {ended.why}", LONGEST_WHY
-    )
+    cause = shortened(failures[-1].why if failures else f"{ended.error}. {ended.why}", LONGEST_WHY)
     if ended.fault == "environment":
         fix = f"mend {outcome.request.program.path}, then "
         return Verdict(False, f"No answer was scored: {cause}", (fix, AGAIN))
@@ -388,7 +385,7 @@ def _caveats(outcome: Outcome) -> Iterator[str]:
     if len(failed) > MANY_FAILURES * (outcome.completions + len(failed)):
         yield (
             f"{len(failed)} times its code failed "
-            f"({shortened(failed[-1]['why'], LONGEST_WHY).rstrip('.')})"
+            f"({shortened(failed[-1].why, LONGEST_WHY).rstrip('.')})"
         )
     if outcome.ended and outcome.ended.error:
         yield outcome.ended.error

@@ -1,7 +1,7 @@
 """`halteres groups`: look at the groups on a trajectory server, write them to a file, post a file.
 
-commands ──┬── view (a terminal) ──┬── group: what is shown of one
-           ├── page (an HTML file) ┘
+commands ──┬── view (a terminal)
+           ├── page (an HTML file)
            └── transfer (export, import)
 """
 

@@ -1,15 +1,12 @@
 """The verbs `view`, `export` and `import`: their options, what is said on stderr, the exit codes.
 
-Standard output may be the file, so that progress is written to stderr alone.
+What was done is said on stderr; only groups that are shown go to standard output.
 """
 
 from __future__ import annotations
 
-import os
-import shlex
 import sys
-from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import closing
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -88,106 +85,79 @@ def view(
     from halteres.text import load_tokenizer
 
     console = Console(highlight=False, markup=False, emoji=False)
+    if follow is None:
+        follow = console.is_terminal
+    if limit is None:
+        limit = SHOWN
+        if html is not None:
+            limit = ON_PAGE
     words = None
     if tokenizer is not None:
         folder = model_folder(tokenizer, environ.home() / "models") or Path(tokenizer).expanduser()
         words = load_tokenizer(str(folder))
-    with _reading(url) as reader:
+    with closing(Reader(url)) as reader:
         selection = Selection(
             places=_places(place),
-            env_id=None if env is None else reader.environment(env),
-            limit=limit or (ON_PAGE if html else SHOWN),
-            follow=console.is_terminal if follow is None else follow,
+            env_id=_environment(reader, env),
+            limit=limit,
+            follow=follow,
         )
         display: Display = Terminal(console, words, full=full)
         if html is not None:
-            text = (
-                f"{html}: open it in a "
-                f"browser{'; reload it to see what came' if selection.follow else ''}."
+            text = f"{html}: open it in a browser"
+            if follow:
+                text += "; reload it to see what came"
+            display = PageFile(
+                html, words, source=reader.at.url, limit=limit, written=lambda: _say(f"{text}.")
             )
-            source, limit = reader.at.url, selection.limit
-            display = PageFile(html, words, source=source, limit=limit, written=lambda: _say(text))
         if not show(reader, selection, display):
             _say("No such group is there.")
 
 
 @app.command()
 def export(
-    file: Annotated[
-        Path, typer.Argument(help="FILE.jsonl or FILE.jsonl.gz; - is standard output.")
-    ],
+    file: Annotated[Path, typer.Argument(help="FILE.jsonl or FILE.jsonl.gz.")],
     url: Url = HERE,
     place: Places = None,
     env: Env = None,
-    since: Annotated[int, typer.Option(min=0, help="Only groups with a larger id.")] = 0,
-    follow: Annotated[
-        bool, typer.Option("--follow", help="Go on with what comes; Ctrl-C ends the file.")
-    ] = False,
 ) -> None:
     """Write groups to a file, one per line, as a trainer gets them; changes nothing on the
     server.
     """
     from halteres.cli.groups import transfer
-    from halteres.cli.groups.group import counted
     from halteres.cli.groups.view import Selection
+    from halteres.groups.group import counted
 
-    done = transfer.Exported(last=since)
+    done = transfer.Exported()
 
     def size() -> str:
         return f"{counted(done.num_groups, 'group')}, {done.num_bytes / 1e6:.1f} MB"
 
-    with _reading(url) as reader:
-        env_id = None if env is None else reader.environment(env)
-        selection = Selection(places=_places(place), env_id=env_id, since=since, follow=follow)
+    with closing(Reader(url)) as reader:
+        selection = Selection(places=_places(place), env_id=_environment(reader, env))
         transfer.export(reader, selection, file, lambda done: _progress(size()), done)
-    gone = (
-        f"; {counted(done.num_gone, 'group')} left out: no tokens are kept of them"
-        if done.num_gone
-        else ""
-    )
-    _say(f"{file}: {size()}{gone}")
-    if done.last > since:  # of a URL without its token, which is nobody else's to read
-        server = [] if url == HERE else ["--url", reader.at.url]
-        places = [word for name in place or () for word in ("--place", name)]
-        options = [
-            *server,
-            *places,
-            *([] if env is None else ["--env", env]),
-            "--since",
-            str(done.last),
-        ]
-        _say(f"What comes later: halteres groups export {shlex.join(options)} FILE")
+    _say(f"{file}: {size()}")
+    if done.num_gone:
+        _say(f"{counted(done.num_gone, 'group')} left out: no tokens are kept of them.")
 
 
 @app.command("import")
 def import_(
-    file: Annotated[
-        Path, typer.Argument(help="Groups, one per line; may be gzip; - is standard input.")
-    ],
+    file: Annotated[Path, typer.Argument(help="FILE.jsonl or FILE.jsonl.gz, one group per line.")],
     url: Url = HERE,
-    env_id: Annotated[
-        int | None, typer.Option(min=0, help="Post them as groups of this environment.")
-    ] = None,
-    env_name: Annotated[
-        str | None, typer.Option(help="The same, by its name. [default: of no environment]")
-    ] = None,
-    keep_version: Annotated[
-        bool,
+    env: Annotated[
+        str | None,
         typer.Option(
-            "--keep-version", help="Keep policy_version, by which the server judges staleness."
+            help="Post them as groups of this environment: its name or its id. [default: of none]"
         ),
-    ] = False,
+    ] = None,
 ) -> None:
     """Post groups from a file. Again is harmless: a line that is there already is not doubled."""
     import asyncio
 
     from halteres.cli.groups import transfer
-    from halteres.cli.groups.group import counted
+    from halteres.groups.group import counted
 
-    if env_id is not None and env_name is not None:
-        raise InvalidConfig(
-            "--env-id and --env-name both name an environment.", "", "Give one of them."
-        )
     done = transfer.Imported()
 
     def complain(line: Line, error: HalteresError) -> None:
@@ -198,17 +168,15 @@ def import_(
         if done.num_posted % IMPORTED_EVERY == 0:
             _progress(f"{counted(done.num_posted, 'group')} posted")
 
-    with _reading(url) as reader:
-        # before anything is posted: whoever has none knows no keys either
+    with closing(Reader(url)) as reader:
+        # before anything is posted: a server without a list of groups knows no keys either
         reader.environment_names()
-        owner = env_name if env_id is None else str(env_id)
-        whose = None if owner is None else reader.environment(owner)
+        env_id = _environment(reader, env)
         try:
             with transfer.opened(file) as stream:
-                posting = transfer.import_lines(
-                    url, stream, done, complain, report, env_id=whose, keep_version=keep_version
+                asyncio.run(
+                    transfer.import_lines(url, stream, done, complain, report, env_id=env_id)
                 )
-                asyncio.run(posting)
         except HalteresError:
             if done.num_posted or done.num_bad:
                 _say_imported(file, done)
@@ -223,22 +191,19 @@ def _say_imported(file: Path, done: Imported) -> None:
     """What became of the file's lines. The server does not say of a post whether it had come
     before.
     """
-    from halteres.cli.groups.group import counted
+    from halteres.groups.group import counted
 
     if done.num_bad > MOST_BAD:
         _say(f"{counted(done.num_bad - MOST_BAD, 'more bad line')}.")
-    once = " What was there already counts once." if done.num_posted else ""
-    _say(
-        f"{file}: {counted(done.num_posted, 'group')} posted, "
-        f"{counted(done.num_bad, 'bad line')}.{once}"
-    )
-    if done.num_buffered:
-        rest = (
-            "waits for the rest of its group"
-            if done.num_buffered == 1
-            else "wait for the rest of their groups"
-        )
-        _say(f"{done.num_buffered} of them {rest}.")
+    posted, bad = counted(done.num_posted, "group"), counted(done.num_bad, "bad line")
+    summary = f"{file}: {posted} posted, {bad}."
+    if done.num_posted:
+        summary += " What was there already counts once."
+    _say(summary)
+    if done.num_buffered == 1:
+        _say("1 of them waits for the rest of its group.")
+    elif done.num_buffered:
+        _say(f"{done.num_buffered} of them wait for the rest of their groups.")
     for why, count in done.set_aside.most_common():
         _say(f"{count} of them set aside, never to be delivered: {on_one_line(why)}")
 
@@ -256,21 +221,11 @@ def _progress(text: str) -> None:
         sys.stderr.flush()
 
 
-@contextmanager
-def _reading(url: str) -> Iterator[Reader]:
-    """A client of the server. Whoever read our output may have had enough: that is no error, and
-    nothing is written.
-    """
-    reader = Reader(url)
-    try:
-        yield reader
-        sys.stdout.flush()
-    except BrokenPipeError:
-        # or the interpreter complains at its end
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
-        raise typer.Exit from None
-    finally:
-        reader.close()
+def _environment(reader: Reader, given: str | None) -> int | None:
+    """The id of an environment that is named by its name or its id."""
+    if given is None:
+        return None
+    return reader.environment(given)
 
 
 def _places(given: list[str] | None) -> tuple[PlaceName, ...]:

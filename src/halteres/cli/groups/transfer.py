@@ -1,5 +1,5 @@
 """Groups into a file, a line each as a trainer gets them, and out of one into the queue of a
-server.
+server. A name that ends in .gz is compressed.
 """
 
 from __future__ import annotations
@@ -7,9 +7,6 @@ from __future__ import annotations
 import asyncio
 import gzip
 import hashlib
-import json
-import sys
-import time
 import zlib
 from collections import Counter
 from collections.abc import Callable, Iterator
@@ -20,17 +17,16 @@ from typing import IO, Any, cast
 
 import msgspec
 
-from halteres.cli.groups.view import POLL_S, Selection, Wait, unwritable
+from halteres.cli.groups.view import Selection, unwritable
 from halteres.clients.retries import Retries
 from halteres.clients.trajectories.calls import KeyReused, NotAllowed, UnknownEnvironment
 from halteres.clients.trajectories.environment import EnvironmentClient
-from halteres.clients.trajectories.groups import Follower, GroupInfo, Reader
-from halteres.errors import HalteresError, InvalidData, NotFound, NotReady
+from halteres.clients.trajectories.groups import Reader
+from halteres.errors import HalteresError, InvalidData, NotFound
 from halteres.files import replacing
 
-STANDARD = Path("-")  # standard output, or input
 BOM = b"\xef\xbb\xbf"
-GZIP = b"\x1f\x8b"
+GZIP = ".gz"
 
 # -- export
 # --------------------------------------------------------------------------------------------------
@@ -43,7 +39,6 @@ class Exported:
     num_groups: int = 0
     num_bytes: int = 0  # before compression
     num_gone: int = 0  # groups whose tokens are kept no more
-    last: int = 0  # id of the last group seen
 
 
 def export(
@@ -52,57 +47,30 @@ def export(
     file: Path,
     report: Callable[[Exported], None],
     done: Exported,
-    wait: Wait = time.sleep,
 ) -> None:
-    """Write the file; `done` counts meanwhile. KeyboardInterrupt ends a following export well: what
-    came is kept.
-    """
-    with _opened(file) as stream:
-        try:
-            for infos in _pages(reader, selection, wait):
-                for info in infos:
-                    done.last = max(done.last, info.id)
-                    if not info.has_tokens:
-                        done.num_gone += 1
-                        continue
-                    # The server's element, without the white space between its tokens: it may have
-                    # come on many lines.
-                    line = msgspec.json.format(bytes(info.element), indent=-1) + b"\n"
-                    stream.write(line)
-                    done.num_groups += 1
-                    done.num_bytes += len(line)
-                stream.flush()
-                report(done)
-        except KeyboardInterrupt:
-            if not selection.follow:
-                raise
-
-
-def _pages(reader: Reader, selection: Selection, wait: Wait) -> Iterator[list[GroupInfo]]:
-    if not selection.follow:
-        yield from reader.pages(selection.since, selection.places, selection.env_id)
-        return
-    follower = Follower(reader, selection.since, selection.places, selection.env_id)
-    yield from follower.look()  # a server that is away from the beginning is an error at once
-    while True:
-        wait(POLL_S)
-        try:
-            yield from follower.look()
-        except NotReady:
-            continue
+    """Write the file, which appears when it is whole; `done` counts meanwhile."""
+    with _created(file) as stream:
+        for infos in reader.pages(0, selection.places, selection.env_id):
+            for info in infos:
+                if not info.has_tokens:
+                    done.num_gone += 1
+                    continue
+                # The server's element, without the white space between its tokens: it may have
+                # come on many lines.
+                line = msgspec.json.format(bytes(info.element), indent=-1) + b"\n"
+                stream.write(line)
+                done.num_groups += 1
+                done.num_bytes += len(line)
+            report(done)
 
 
 @contextmanager
-def _opened(file: Path) -> Iterator[IO[bytes]]:
-    """Standard output, or a file that appears when it is whole: gzip by its name."""
-    if file == STANDARD:
-        yield sys.stdout.buffer
-        return
+def _created(file: Path) -> Iterator[IO[bytes]]:
     try:
         with replacing(file) as beside:
-            if beside.suffix == ".gz":
-                with gzip.open(beside, "wb", compresslevel=3) as stream:
-                    yield cast("IO[bytes]", stream)
+            if file.suffix == GZIP:
+                with gzip.open(beside, "wb", compresslevel=3) as packed:
+                    yield cast("IO[bytes]", packed)
             else:
                 with beside.open("wb") as stream:
                     yield stream
@@ -115,6 +83,8 @@ def _opened(file: Path) -> Iterator[IO[bytes]]:
 
 UNDER_WAY = 8  # posts at a time
 WHILE_AWAY = Retries.for_seconds(120.0)  # how long a server may be away in the middle of a file
+# ids are a server's own, and a group that is posted again is not too old for its trainer
+DROPPED = ("halteres_key", "env_id", "policy_version")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -148,7 +118,6 @@ async def import_lines(
     report: Callable[[Imported], None] = lambda done: None,
     *,
     env_id: int | None = None,
-    keep_version: bool = False,
 ) -> None:
     """Post every line; several at a time, in the order of the file as far as that allows.
 
@@ -160,7 +129,6 @@ async def import_lines(
         report: called after each post.
         env_id: whose groups they are; None: no environment's. An id counts only on the server that
             gave it.
-        keep_version: their policy versions stay.
 
     Raises:
         NotReady: the server stayed away. NotAllowed: it asks for a token. What was posted stays,
@@ -170,17 +138,16 @@ async def import_lines(
     async def work() -> None:
         for line in lines:  # shared by all
             try:
-                posted = await client.post(
-                    group_of(line, env_id, keep_version=keep_version), key=line.key
-                )
+                posted = await client.post(group_of(line, env_id), key=line.key)
             except (NotAllowed, UnknownEnvironment):
                 raise
+            except KeyReused:
+                done.num_bad += 1
+                complain(line, InvalidData("It was imported before, with another environment."))
+                continue
             except InvalidData as error:
                 done.num_bad += 1
-                reused = InvalidData(
-                    "It was imported before, with another environment or other versions."
-                )
-                complain(line, reused if isinstance(error, KeyReused) else error)
+                complain(line, error)
                 continue
             done.num_posted += 1
             done.num_buffered += posted.status == "buffered"
@@ -217,53 +184,38 @@ def lines_of(stream: IO[bytes]) -> Iterator[Line]:
         raise InvalidData("The file is damaged.", f"{error}.") from error
 
 
-def group_of(line: Line, env_id: int | None, *, keep_version: bool) -> dict[str, Any]:
+class _Scored(msgspec.Struct):
+    """What is asked of a line here; what else is wrong with a group, the server says."""
+
+    scores: list[float]
+
+
+def group_of(line: Line, env_id: int | None) -> dict[str, Any]:
     """The group to post.
 
     Raises:
-        InvalidData: it is no group; what is wrong with its contents in detail, the server says.
+        InvalidData: it is no object, or has no scores.
     """
     try:
-        group: Any = msgspec.json.decode(line.content)
+        fields = msgspec.json.decode(line.content, type=dict[str, Any])
+        msgspec.convert(fields, _Scored)
     except (msgspec.DecodeError, UnicodeDecodeError) as error:
-        try:  # Python writes NaN, which is no JSON; the server sets such a group aside and says why
-            group = json.loads(line.content)
-        except (ValueError, RecursionError):
-            raise InvalidData("It is no JSON.", f"{error}.") from error
-    if not isinstance(group, dict):
-        raise InvalidData("It is no JSON object.")
-    group = cast("dict[str, Any]", group)
-    missing = [name for name in ("tokens", "masks", "scores") if group.get(name) is None]
-    if missing:
-        raise InvalidData(
-            f"{' and '.join(missing)} {'is' if len(missing) == 1 else 'are'} missing."
-        )
-    try:
-        group["scores"] = msgspec.convert(group["scores"], list[float], strict=False)
-    except msgspec.ValidationError as error:
-        raise InvalidData("scores is no list of numbers.", f"{error}.") from error
-    # the original's tools also know a whole conversation as one text
-    if isinstance(group.get("messages"), list):
-        group["messages"] = [
-            [{"role": "user", "content": each}] if isinstance(each, str) else each
-            for each in cast("list[Any]", group["messages"])
-        ]
-    dropped = ("halteres_key", "env_id", *(() if keep_version else ("policy_version",)))
-    group = {name: value for name, value in group.items() if name not in dropped}
-    return group if env_id is None else {**group, "env_id": env_id}
+        raise InvalidData("It is no group in JSON.", f"{error}.") from error
+    group = {name: value for name, value in fields.items() if name not in DROPPED}
+    if env_id is not None:
+        group["env_id"] = env_id
+    return group
 
 
 def opened(file: Path) -> IO[bytes]:
-    """Standard input, or a file, unpacked where it is gzip, whatever its name.
+    """The file, unpacked where its name ends in .gz.
 
     Raises:
         NotFound: it cannot be opened.
     """
-    if file == STANDARD:
-        return sys.stdin.buffer
     try:
-        with file.open("rb") as stream:
-            is_packed = stream.read(len(GZIP)) == GZIP
-        return cast("IO[bytes]", gzip.open(file, "rb")) if is_packed else file.open("rb")
+        if file.suffix == GZIP:
+            return cast("IO[bytes]", gzip.open(file, "rb"))
+        return file.open("rb")
     except OSError as error:
         raise NotFound(f"{file} cannot be read.", f"{error.strerror or error}.") from error

@@ -11,18 +11,25 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
+from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, Protocol
 
 from rich.console import Console
 from rich.text import Text
 
-from halteres.cli.groups import group as shown
-from halteres.cli.groups.group import Group, counted
-from halteres.clients.trajectories.groups import Follower, GroupInfo, PlaceName, Reader
+from halteres.clients.trajectories.groups import (
+    Follower,
+    GroupInfo,
+    PlaceName,
+    Reader,
+    on_one_line,
+)
 from halteres.errors import InvalidConfig, NotReady
+from halteres.groups.group import ScoredGroup, counted, number, read_group
+from halteres.groups.page import Standing, no_tokens
 
-if TYPE_CHECKING:  # whoever names no tokenizer need not wait for its libraries
+if TYPE_CHECKING:  # a user who names no tokenizer need not wait for its libraries
     from halteres.text import Tokenizer
 
 POLL_S = 0.5  # pause between two questions while following
@@ -41,19 +48,61 @@ Wait = Callable[[float], object]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Selection:
-    """Which groups are to be shown or written."""
+    """Which groups are shown or written."""
 
     places: tuple[PlaceName, ...] = ()  # none: all
     env_id: int | None = None
     limit: int = 20  # the newest so many, to begin with; of a view
-    since: int = 0  # ids above this; of an export
     follow: bool = False
+
+
+@dataclass(frozen=True)
+class ListedGroup:
+    """A group on a server, and whose it is."""
+
+    info: GroupInfo
+    env_name: str  # harmless; "" where it has none, or an unknown one
+
+    @cached_property
+    def content(self) -> ScoredGroup:
+        """Read when it is looked at; an empty one where no tokens are kept."""
+        if not self.info.has_tokens:
+            return ScoredGroup(scores=[])
+        return read_group(self.info.element)
+
+    @property
+    def owner(self) -> str:
+        """Its environment."""
+        if self.info.env_id is None:
+            return "no environment"
+        if not self.env_name:
+            return f"environment {self.info.env_id}"
+        return f"{self.env_name} ({self.info.env_id})"
+
+
+def standing_of(info: GroupInfo) -> Standing:
+    """Where it is, in words."""
+    words = [info.why or ""]
+    if info.reason:
+        words.append(f"({info.reason})")
+    version = ""
+    if info.policy_version is not None:
+        low, high = info.policy_version
+        version = f"versions {low}–{high}"
+        if low == high:
+            version = f"version {low}"
+    return Standing(
+        place=info.place,
+        why=on_one_line(" ".join(filter(None, words))),
+        version=version,
+        received=time.strftime("%H:%M:%S", time.localtime(info.received_at)),
+    )
 
 
 class Display(Protocol):
     """Where groups are shown."""
 
-    def show(self, group: Group) -> None:
+    def show(self, group: ListedGroup) -> None:
         """One more."""
         ...
 
@@ -64,7 +113,8 @@ class Display(Protocol):
 
 def view(reader: Reader, selection: Selection, display: Display, wait: Wait = time.sleep) -> int:
     """Show the newest groups, and what comes where that is selected; how many groups were shown."""
-    names, num_shown = dict[int | None, str]({None: ""}), 0
+    names: dict[int | None, str] = {None: ""}
+    num_shown = 0
 
     def show(infos: list[GroupInfo]) -> None:
         nonlocal num_shown
@@ -75,7 +125,7 @@ def view(reader: Reader, selection: Selection, display: Display, wait: Wait = ti
                     names.setdefault(info.env_id, "")
                 except NotReady:  # the next one asks for them
                     pass
-            display.show(Group(info, names.get(info.env_id, "")))
+            display.show(ListedGroup(info, names.get(info.env_id, "")))
             num_shown += 1
 
     follower = Follower(reader, 0, selection.places, selection.env_id)
@@ -104,8 +154,10 @@ def _newest(reader: Reader, selection: Selection) -> list[GroupInfo]:
     listed = reader.page(
         newest=True, limit=limit, places=places, env_id=env_id, bodies=False
     ).groups
-    found = list[GroupInfo]()
-    for infos in reader.pages(listed[0].id - 1, places, env_id) if listed else ():
+    found: list[GroupInfo] = []
+    if not listed:
+        return found
+    for infos in reader.pages(listed[0].id - 1, places, env_id):
         found += infos
         if len(found) >= limit:
             break
@@ -116,9 +168,11 @@ class Terminal:
     """Prints groups; `full`: every sequence, whole."""
 
     def __init__(self, console: Console, tokenizer: Tokenizer | None, *, full: bool) -> None:
-        self._console, self._tokenizer, self._full = console, tokenizer, full
+        self._console = console
+        self._tokenizer = tokenizer
+        self._full = full
 
-    def show(self, group: Group) -> None:
+    def show(self, group: ListedGroup) -> None:
         """One block, and an empty line."""
         for line in self._lines(group):
             self._console.print(line, soft_wrap=True)
@@ -127,50 +181,75 @@ class Terminal:
     def rest(self, reader: Reader) -> None:
         """Nothing more is to be done."""
 
-    def _lines(self, group: Group) -> Iterator[Text]:
-        info = group.info
-        place = info.place.replace("_", " "), STYLES.get(info.place, "dim")
-        heading = Text.assemble((f"group {info.id}", "bold"), "  ", group.owner, "  ", place)
-        heading.append(f"  {shown.clock(info.received_at)}")
-        yield heading.append(f"  {shown.version(info)}" if info.policy_version else "", "dim")
-        if info.why:
-            yield Text(
-                f"  {shown.reason(info)}", style="red" if info.place == "set_aside" else "yellow"
-            )
-        if not info.has_tokens:
-            yield Text(f"  {shown.no_tokens(info)}", style="dim")
+    def _lines(self, listed: ListedGroup) -> Iterator[Text]:
+        yield _heading(listed)
+        standing = standing_of(listed.info)
+        if listed.info.why:
+            style = "yellow"
+            if standing.place == "set_aside":
+                style = "red"
+            yield Text(f"  {standing.why}", style=style)
+        if not listed.info.has_tokens:
+            yield Text(f"  {no_tokens(listed.info.size)}", style="dim")
             return
-        mean, lengths = (shown.number(group.mean), "bold"), (f"  {group.lengths}", "dim")
-        yield Text.assemble(("  scores ", "dim"), group.scores, ("  mean ", "dim"), mean, lengths)
-        alike = (
-            ", as all"
-            if len(group.extremes) == 1 and group.num_sequences > 1 and group.element.scores
-            else ""
+        group = listed.content
+        yield Text.assemble(
+            ("  scores ", "dim"),
+            group.listed_scores,
+            ("  mean ", "dim"),
+            (number(group.mean), "bold"),
+            (f"  {group.lengths}", "dim"),
         )
-        for at in range(group.num_sequences) if self._full else group.extremes:
-            rank = f"{group.rank(at)}: " if group.rank(at) else ""
-            yield Text(
-                f"  {rank}sequence {at}, {group.score(at)}{alike if at in group.extremes else ''}",
-                style="bold",
-            )
+        shown = group.extremes
+        if self._full:
+            shown = tuple(range(group.num_sequences))
+        for at in shown:
+            yield _title(group, at)
             yield from self._texts(group, at)
 
-    def _texts(self, group: Group, at: int) -> Iterator[Text]:
+    def _texts(self, group: ScoredGroup, at: int) -> Iterator[Text]:
         parts = group.parts(at, self._tokenizer)
         if not self._full and len(parts) > MOST_PARTS:
-            yield Text.assemble(
-                CONTEXT_BAR, (f"… {counted(len(parts) - MOST_PARTS, 'earlier part')}", "dim")
-            )
+            earlier = f"… {counted(len(parts) - MOST_PARTS, 'earlier part')}"
+            yield Text.assemble(CONTEXT_BAR, (earlier, "dim"))
             parts = parts[-MOST_PARTS:]
         for part in parts:
-            bar, style = SAMPLED_BAR if part.is_sampled else CONTEXT_BAR
-            text = Text(
-                f"{part.label}: " if part.label else "", style="" if part.is_sampled else "dim"
-            )
-            text.append((part if self._full else part.shortened(SHORT)).text)
+            bar, style = CONTEXT_BAR
+            text = Text(style="dim")
+            if part.is_sampled:
+                bar, style = SAMPLED_BAR
+                text = Text()
+            if part.label:
+                text.append(f"{part.label}: ")
+            if not self._full:
+                part = part.shortened(SHORT)
+            text.append(part.text)
             for line in text.wrap(self._console, max(20, self._console.width - len(bar))):
                 line.rstrip()
                 yield Text.assemble((bar, style), line)
+
+
+def _heading(listed: ListedGroup) -> Text:
+    """Whose it is, where, since when, of which version."""
+    standing = standing_of(listed.info)
+    heading = Text.assemble((f"group {listed.info.id}", "bold"), "  ", listed.owner, "  ")
+    heading.append(standing.place.replace("_", " "), STYLES.get(standing.place, "dim"))
+    heading.append(f"  {standing.received}")
+    if standing.version:
+        heading.append(f"  {standing.version}", "dim")
+    return heading
+
+
+def _title(group: ScoredGroup, at: int) -> Text:
+    """Of one sequence: its rank and its score."""
+    title = f"sequence {at}, {group.score(at)}"
+    rank = group.rank(at)
+    if rank:
+        title = f"{rank}: {title}"
+    are_alike = len(group.extremes) == 1 and group.num_sequences > 1 and bool(group.scores)
+    if are_alike and at in group.extremes:
+        title += ", as all"
+    return Text(f"  {title}", style="bold")
 
 
 def unwritable(file: Path, error: OSError) -> InvalidConfig:

@@ -20,7 +20,6 @@ PlaceName = Literal["queued", "buffered", "out", "delivered", "set_aside", "arch
 PLACES: tuple[PlaceName, ...] = ("queued", "buffered", "out", "delivered", "set_aside", "archived")
 # places that a group leaves for another
 WAITING: tuple[PlaceName, ...] = ("queued", "buffered", "out")
-CONTEXT = -100  # the mask of a token that the policy was given, rather than sampled
 # groups with tokens asked for at a time; the server cuts a page earlier where it grows too large
 PAGE = 100
 MOST = 1000  # groups that one page may hold

@@ -16,7 +16,7 @@ from typing import Any, get_args
 import msgspec
 
 from halteres.files import open_regular
-from halteres.observe.metrics import decoded
+from halteres.observe.metrics import decoded, read_lines
 from halteres.runs.directory import RunDirectory
 from halteres.types import Outcome
 
@@ -59,7 +59,9 @@ class Rollout:
     outcome: str | None = None  # how its episode ended, where the environment tells
 
 
-class _Completion(msgspec.Struct, gc=False):
+class Completion(msgspec.Struct, gc=False):
+    """What the policy said in one rollout, and what that was worth."""
+
     text: str = ""
     score: float | None = None
     tokens: int = 0
@@ -67,20 +69,38 @@ class _Completion(msgspec.Struct, gc=False):
     outcome: str | None = None
     turns: list[Turn] = []
 
+    @property
+    def conversation(self) -> str:
+        """Its text, or what was said and shown in its turns."""
+        if not self.turns:
+            return self.text
+        texts = [text for turn in self.turns for text in (turn.text, turn.observation)]
+        return "\n\n".join(filter(None, texts))
 
-class _Failure(msgspec.Struct, gc=False):
+
+class Failure(msgspec.Struct, gc=False):
+    """An attempt that was replaced, or a group that came to nothing."""
+
     code: str = ""
     why: str = ""
 
 
-class _Line(msgspec.Struct):
-    completions: list[_Completion] = []
-    failures: list[_Failure] = []
+class RecordedGroup(msgspec.Struct):
+    """A group as its environment recorded it for people: texts, and no tokens."""
+
+    completions: list[Completion] = []
+    failures: list[Failure] = []
     prompt: str = ""
-    item: Any = None
+    item: Any = None  # the task, as JSON
 
 
-_decoder = msgspec.json.Decoder(_Line)
+_decoder = msgspec.json.Decoder(RecordedGroup)
+
+
+def recorded_groups(file: Path) -> list[RecordedGroup]:
+    """The groups of a file; a line that is no group, as a torn one, is left out."""
+    found = [decoded(_decoder, line) for line in read_lines(file)]
+    return [group for group in found if group is not None]
 
 
 @dataclass(slots=True)

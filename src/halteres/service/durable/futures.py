@@ -19,7 +19,6 @@ import uuid
 from collections import Counter, deque
 from collections.abc import Awaitable, Callable, Iterator
 from dataclasses import dataclass, field
-from itertools import takewhile
 from typing import Any
 
 import msgspec
@@ -103,7 +102,7 @@ class Future:
     # the journal has its row, or refused it
     recorded: asyncio.Event = field(default_factory=asyncio.Event)
     wake: asyncio.Event = field(default_factory=asyncio.Event)
-    settled_at: float = 0.0  # unix s, no two the same
+    settled_at: float = 0.0  # unix s
 
     @property
     def answer(self) -> Outcome | None:
@@ -126,30 +125,6 @@ class Future:
         )
 
 
-# sequence numbers of one client of a sampling session: a copy's begin at its own multiple of this
-CLONE = 10**9
-
-
-class Completion(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
-    """One settled sample."""
-
-    state: str  # finished or failed
-    request_id: str
-    response_payload_uncompressed_size: int | None = None
-
-    @classmethod
-    def of(cls, request_id: str, state: State, size: int | None) -> Completion:
-        """As the client reads it."""
-        if state != "done":
-            return cls(state="failed", request_id=request_id)
-        return cls(state="finished", request_id=request_id, response_payload_uncompressed_size=size)
-
-
-def _cursor_of(settled_at: float) -> int:
-    """Microseconds of unix time, no two the same."""
-    return round(settled_at * 1e6)
-
-
 class Futures:
     """All futures that are open, and those settled of late."""
 
@@ -162,9 +137,6 @@ class Futures:
         self._settled_bytes = 0
         self._unrecorded_bytes = 0  # of outcomes that the journal is to have, and has not yet
         self._open_bytes: Counter[Tenant] = Counter()
-        # unix s; of the newest, and of the last in no memory
-        self._last_at = self._forgotten_at = steady_time()
-        self._grown = asyncio.Event()  # until the next one is settled, or the service ends
         self.closing = False
         # executes a settled sample once more
         self.redraw: Callable[[Recorded], Awaitable[Future]] | None = None
@@ -217,7 +189,7 @@ class Futures:
             return
         future.outcome = outcome
         self._open_bytes[future.tenant] -= future.size
-        future.settled_at = self._last_at = max(steady_time(), self._last_at + 2e-6)
+        future.settled_at = steady_time()
         self._settled.append(future)
         self._settled_bytes += len(outcome.body)
         is_drawn_again = future.kind == SAMPLE and outcome.state == "done" and outcome.repeatable
@@ -229,7 +201,7 @@ class Futures:
         self._unrecorded_bytes += num_bytes
         recorded.add_done_callback(lambda _: self._give(future, num_bytes))
         if outcome.repeatable:
-            self._wake(future)
+            future.wake.set()
         oldest = steady_time() - self._keep_s
         # What was settled after it is recorded after it, too, and waits behind it.
         while (
@@ -239,7 +211,6 @@ class Futures:
         ):
             gone = self._settled.popleft()
             self._settled_bytes -= len(gone.outcome.body) if gone.outcome else 0
-            self._forgotten_at = gone.settled_at
             self._forget(gone)
 
     async def redeem(self, request_id: str, tenant: Tenant) -> Future | Outcome | None:
@@ -283,63 +254,19 @@ class Futures:
         """Of the bodies of a tenant's requests that are not settled yet."""
         return self._open_bytes[tenant]
 
-    async def settled_samples(
-        self, sampler: str, clone: int, cursor: int, hold_s: float
-    ) -> tuple[list[Completion], int]:
-        """Which samples of a sampling session's client were settled after a cursor, and the cursor
-        after that; waits up to `hold_s` while there is none. A cursor of 0, or of an earlier life
-        whose clock was ahead, means from the beginning: a client ignores what it knows already.
-        """
-        ends = asyncio.get_running_loop().time() + hold_s
-        if cursor > _cursor_of(self._last_at):
-            cursor = 0
-        while True:
-            grown, newest = self._grown, _cursor_of(self._last_at)
-            if cursor < _cursor_of(self._forgotten_at):
-                rows = await self._journal.settled_samples(sampler, cursor / 1e6 - 1e-3)
-                found = [
-                    Completion.of(row.id, row.state, None)
-                    for row in rows
-                    if (row.seq or 0) // CLONE == clone
-                    and _cursor_of(row.settled_at or 0.0) > cursor
-                ]
-            else:
-                later = takewhile(
-                    lambda one, after=cursor: _cursor_of(one.settled_at) > after,
-                    reversed(self._settled),
-                )
-                found = [
-                    Completion.of(one.request_id, one.outcome.state, len(one.outcome.body))
-                    for one in [*later][::-1]
-                    if one.outcome
-                    and (one.kind, one.subject, (one.seq or 0) // CLONE) == (SAMPLE, sampler, clone)
-                ]
-            cursor = newest
-            if found or self.closing:
-                return found, cursor
-            try:
-                async with asyncio.timeout_at(ends):
-                    await grown.wait()
-            except TimeoutError:
-                return [], cursor
-
     def close(self) -> None:
         """End every poll now; the client asks again, of whoever comes next."""
         self.closing = True
-        self._wake(*(future for future in self._by_id.values() if future.answer is None))
+        for future in self._by_id.values():
+            if future.answer is None:
+                future.wake.set()
 
     def _give(self, future: Future, num_bytes: int) -> None:
         """The journal has the outcome."""
         self._unrecorded_bytes -= num_bytes
         future.outcome_recorded = True
         if future.outcome is not None and not future.outcome.repeatable:
-            self._wake(future)
-
-    def _wake(self, *futures: Future) -> None:
-        for future in futures:
             future.wake.set()
-        self._grown.set()
-        self._grown = asyncio.Event()
 
     def _enter(self, entry: Entry) -> Future:
         future = self._by_id[entry.id] = self._by_key[entry.key] = Future.of(entry, entry.id)

@@ -182,7 +182,6 @@ class Recorded(Entry):
     """A row: a request, and what became of it so far."""
 
     state: State
-    settled_at: float | None = None  # unix s
     outcome_type: str | None = None
     outcome: bytes | None = None
 
@@ -197,9 +196,6 @@ _SETTLE = (
 _ROWS = select(*(REQUESTS.c[one.name] for one in fields(Recorded)))
 _RECALL = _ROWS.where(REQUESTS.c.id == bindparam("recalled_id"))
 _OPEN = _ROWS.where(REQUESTS.c.state == "accepted").order_by(REQUESTS.c.accepted_at)
-_SAMPLES = _ROWS.where(
-    REQUESTS.c.subject == bindparam("of"), REQUESTS.c.settled_at > bindparam("after")
-).order_by(REQUESTS.c.settled_at)
 _REPLAYED = ("create_model", "forward_backward", "optim_step", "save_weights_for_sampler")
 """Kinds that change an adapter, or take weights from it."""
 _SINCE = (
@@ -389,13 +385,6 @@ class Journal:
         """
         await self.flush()
         return await self._select(_SINCE, of=run, after=after)
-
-    async def settled_samples(self, sampler: str, after: float) -> list[Recorded]:
-        """The samples of a sampling session that were settled after this time (unix s), in
-        order.
-        """
-        await self.flush()
-        return await self._select(_SAMPLES, of=sampler, after=after)
 
     async def _select(self, query: Executable, **values: Any) -> list[Recorded]:
         return await self.transact(

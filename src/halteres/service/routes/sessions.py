@@ -47,9 +47,9 @@ CLIENT_FLAGS = {
     # queues put the chunks in order; one after another they would wait for the network
     "parallel_fwdbwd_chunks": True,
     "proto_compress_fwdbwd": False,  # on one machine compressing costs more than it saves
-    # It doubles the time of a sample (3.5 to 7 ms; 512 at once gain nothing), and SDK 0.38.0 may
-    # hang in ServiceClient.close(): its poller loses a cancellation that comes in the middle of a
-    # poll.
+    # There is no /api/v1/retrieve_futures: one poll of a whole sampling session doubled the time of
+    # a sample (3.5 to 7 ms; 512 at once gained nothing), and SDK 0.38.0 may hang in
+    # ServiceClient.close(): its poller loses a cancellation that comes in the middle of a poll.
     "sample_use_retrieve_futures": False,
     # the number that a copy draws by itself is as good, and costs no request
     "sample_join_sampling_session": False,

@@ -5,8 +5,7 @@ Every parseable request of a training sequence is accepted, and whatever is wron
 future's failure: a 4xx would leave a gap that its client never fills. Source: tinker SDK 0.38.0,
 lib/public_interfaces/training_client.py, custom_loss.py and sampling_client.py;
 lib/api_future_impl.py: 408 is polled again silently, a 200 `try_again` is logged each time;
-lib/session_futures_poller.py; 0.9.0 to 0.24.1 for JSON passes; 0.3.0 to 0.22, resources/models.py,
-for unload_model.
+0.9.0 to 0.24.1 for JSON passes; 0.3.0 to 0.22, resources/models.py, for unload_model.
 """
 
 from __future__ import annotations
@@ -49,8 +48,10 @@ STAND_IN = (
     " service's is not public, and its results may differ."
 )
 
+# sequence numbers of one client of a sampling session: a copy's begin at its own multiple of this
+CLONE = 10**9
 # copies of a sampling client, so that the numbers of their requests fit 64 bits
-MAX_CLIENTS = 2**63 // futures.CLONE
+MAX_CLIENTS = 2**63 // CLONE
 
 INLINE_BYTES = 256 * 1024
 """Up to here a result is answered at once; of a larger one a client is told the size first, if it
@@ -75,7 +76,6 @@ class TrainingRoutes:
         """The routes."""
         return [
             route("/api/v1/retrieve_future", self._retrieve, "POST"),
-            route("/api/v1/retrieve_futures", self._retrieve_many, "POST"),
             route("/api/v1/cancel_future", self._cancel, "POST"),
             route("/api/v1/asample", self._asample, "POST"),
             route("/api/v1/create_sampling_session", self._create_sampling_session, "POST"),
@@ -312,16 +312,6 @@ class TrainingRoutes:
         if body.allow_metadata_only and len(content) > INLINE_BYTES and found.status == 200:
             return answer({"status": "complete_metadata", "response_payload_size": len(content)})
         return Response(content, found.status, media_type=content_type)
-
-    async def _retrieve_many(self, request: HttpRequest) -> Any:
-        body = await read_body(request, bodies.RetrieveMany)
-        sampler = self._service.samplers.find(body.target.sampling_session_id, tenant_of(request))
-        poll_s = self._service.futures.poll_s
-        hold_s = poll_s if body.timeout is None else min(body.timeout, poll_s)
-        found, cursor = await self._service.futures.settled_samples(
-            sampler.id, body.target.cloned_sampler_id, body.prev_cursor, hold_s
-        )
-        return {"completions": found, "cursor": cursor}
 
     async def _cancel(self, request: HttpRequest) -> None:
         """A sample that nobody waits for any more is not sampled further."""

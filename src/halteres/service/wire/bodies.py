@@ -281,21 +281,6 @@ class Retrieve(msgspec.Struct, kw_only=True):
     allow_metadata_only: bool = False
 
 
-class Target(msgspec.Struct, kw_only=True):
-    """Whose futures: those of one client of a sampling session."""
-
-    sampling_session_id: str
-    cloned_sampler_id: Counter = 0
-
-
-class RetrieveMany(msgspec.Struct, kw_only=True):
-    """POST retrieve_futures."""
-
-    target: Target
-    prev_cursor: Counter = 0
-    timeout: float | None = None  # s; 0 answers at once, None holds the poll
-
-
 class Owner(msgspec.Struct, kw_only=True):
     """Whose sessions are searched."""
 
