@@ -16,7 +16,7 @@ from typing import Any
 import pytest
 
 from halteres.engine.process import EngineCommand, EngineProcess, RestartPolicy
-from halteres.engine.protocol import LoraConfig, SamplingParams
+from halteres.engine.protocol import EngineGone, LoraConfig, SamplingParams
 from halteres.errors import HalteresError, NotFound, NotReady, ProcessFailed
 from halteres.models import TINY
 from halteres.process import Child
@@ -387,5 +387,26 @@ async def test_an_engine_that_hangs_is_killed_and_another_started(
     assert not alive(first)
     assert [death.what for death in deaths] == [
         f"The engine (process {first}) hung: it answered nothing for 0.6 s, and was killed."
+    ]
+    await process.stop()
+
+
+async def test_an_engine_whose_connection_breaks_while_it_lives_is_killed_and_another_started(
+    command: EngineCommand, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("halteres.engine.process.ENDS_WITHIN_S", 0.1)
+    deaths: list[HalteresError] = []
+    policy = RestartPolicy(backoff_s=0)
+    process = EngineProcess(command, tmp_path / "engine.log", on_death=deaths.append, policy=policy)
+    await process.start()
+    first = process.pid
+    assert first is not None
+    async with asyncio.timeout(30):
+        process.engine.fail(EngineGone("Its connection broke."))
+        await process.settled(restarts=1)
+        assert (await process.engine.info()).name == TINY
+    assert not alive(first)
+    assert [death.what for death in deaths] == [
+        f"The engine (process {first}) could not be reached any more, and was killed."
     ]
     await process.stop()

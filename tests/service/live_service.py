@@ -79,6 +79,13 @@ class InProcess:
         await self.become(self.state)
 
 
+def connected(url: str, **user_metadata: str) -> tinker.ServiceClient:
+    """A client of the SDK with a session; it blocks while it connects."""
+    client = tinker.ServiceClient(base_url=url, api_key=KEY, user_metadata=user_metadata or None)
+    assert client.holder.get_session_id()
+    return client
+
+
 @dataclass(frozen=True, slots=True)
 class LiveService:
     """One service and ways to talk to it."""
@@ -99,14 +106,7 @@ class LiveService:
         our event loop.
         """
 
-        def connected() -> tinker.ServiceClient:
-            client = tinker.ServiceClient(
-                base_url=self.url, api_key=KEY, user_metadata=user_metadata or None
-            )
-            assert client.holder.get_session_id()
-            return client
-
-        return await asyncio.to_thread(connected)
+        return await asyncio.to_thread(connected, self.url, **user_metadata)
 
     async def post(self, path: str, body: Any, **headers: str) -> tuple[int, Any]:
         """POST JSON (or bytes) to the Tinker API."""

@@ -39,6 +39,9 @@ State = Literal["starting", "ready", "failed", "stopped"]
 
 SOCKET = "engine"  # its name
 
+# how much later than its connection a process that dies may end
+ENDS_WITHIN_S = 5.0
+
 
 class Link(HoldsModel, Protocol):
     """An engine in another process. Once a call has failed with EngineGone, `broken` is set: the
@@ -205,13 +208,21 @@ class EngineChild(Generic[L]):
         waits: list[asyncio.Future[Any]] = [silence, broken, asyncio.wrap_future(self.process.exit)]
         try:
             await asyncio.wait(waits, return_when=asyncio.FIRST_COMPLETED)
-            hung = silence.done() and self.process.exit_code is None
+            how = "died"
+            if silence.done() and self.process.exit_code is None:
+                how = f"hung: it answered nothing for {silent_s:g} s, and was killed"
+            elif not await self._has_exited(ENDS_WITHIN_S):
+                how = "could not be reached any more, and was killed"
         finally:
             for wait in waits:
                 wait.cancel()
-        exit_code = await self.end(grace_s=0)
-        how = f"hung: it answered nothing for {silent_s:g} s, and was killed" if hung else "died"
-        return self.failure(how, exit_code)
+        return self.failure(how, await self.end(grace_s=0))
+
+    async def _has_exited(self, within_s: float) -> bool:
+        exited = asyncio.wrap_future(self.process.exit)
+        done, _ = await asyncio.wait([exited], timeout=within_s)
+        exited.cancel()
+        return bool(done)
 
     async def end(self, grace_s: float = GRACE_S) -> int:
         """Ask it to end; after the grace its group is killed. Returns its exit code."""
@@ -360,11 +371,11 @@ class EngineProcess(Generic[L]):
             ) from error
         child = EngineChild[L](spawned.process, self._log, begins)
         try:
-            async with asyncio.timeout(self._policy.ready_s):
+            async with asyncio.timeout(self._policy.ready_s) as deadline:
                 self.info = await child.wait_ready(spawned.connect)
         except BaseException as error:
             await child.end(grace_s=0)
-            if isinstance(error, TimeoutError):
+            if deadline.expired():
                 how = f"was not ready within {self._policy.ready_s:g} s"
                 raise child.failure(how, None) from error
             raise
