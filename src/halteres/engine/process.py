@@ -370,8 +370,9 @@ class EngineProcess(Generic[L]):
                 "df), and start it again.",
             ) from error
         child = EngineChild[L](spawned.process, self._log, begins)
+        deadline = asyncio.timeout(self._policy.ready_s)
         try:
-            async with asyncio.timeout(self._policy.ready_s) as deadline:
+            async with deadline:
                 self.info = await child.wait_ready(spawned.connect)
         except BaseException as error:
             await child.end(grace_s=0)
