@@ -95,7 +95,7 @@ class SpawnedEngine:
 
     async def connect(self) -> LinkedEngine:
         """The engine, once it has said that it listens. The connection outlives the socket's name:
-        nothing is left behind, whoever dies first.
+        nothing is left behind, whichever process dies first.
         """
         output = self.process.process.stdout
         try:
