@@ -15,10 +15,11 @@ from typing import Any
 
 import pytest
 
-from halteres.engine.process import EngineChild, EngineCommand, EngineProcess, RestartPolicy
-from halteres.engine.protocol import LoraConfig, SamplingParams
+from halteres.engine.process import EngineCommand, EngineProcess, RestartPolicy
+from halteres.engine.protocol import EngineGone, LoraConfig, SamplingParams
 from halteres.errors import HalteresError, NotFound, NotReady, ProcessFailed
 from halteres.models import TINY
+from halteres.process import Child
 
 from .requests import PROMPT, packed
 
@@ -110,10 +111,11 @@ async def test_the_bound_on_restarts_is_kept(command: EngineCommand, tmp_path: P
     await process.start()
     async with asyncio.timeout(30):
         for restarts in (0, 1):
-            await process.until("ready", restarts=restarts)
+            await process.settled(restarts)
             assert process.pid is not None
             os.kill(process.pid, signal.SIGKILL)
-        await process.until("failed")
+        await process.settled(restarts=2)
+    assert process.state == "failed"
     with pytest.raises(ProcessFailed, match="keeps dying"):
         await process.engine.info()
     await process.stop()
@@ -129,11 +131,12 @@ async def test_an_engine_that_dies_six_times_within_five_minutes_is_given_up(
     await process.start()
     async with asyncio.timeout(60):
         for restarts in range(6):
-            await process.until("ready", "failed", restarts=restarts)
+            await process.settled(restarts)
             assert process.state == "ready"
             assert process.pid is not None
             os.kill(process.pid, signal.SIGKILL)
-        await process.until("failed")
+        await process.settled(restarts=6)
+    assert process.state == "failed"
     assert [type(death) for death in deaths] == [ProcessFailed] * 6
     with pytest.raises(ProcessFailed, match="6 deaths within 300 s") as raised:
         await process.engine.info()
@@ -154,16 +157,16 @@ async def test_deaths_that_are_further_apart_than_the_window_are_forgotten(
         for restarts in (1, 2):
             assert process.pid is not None
             os.kill(process.pid, signal.SIGKILL)
-            await process.until("ready", "failed", restarts=restarts)
+            await process.settled(restarts)
             assert process.state == "ready"
     await process.stop()
 
 
-def _no_fork(*_: Any) -> EngineChild:
+def _no_fork(*_: Any, **__: Any) -> Child:
     raise BlockingIOError(errno.EAGAIN, os.strerror(errno.EAGAIN))
 
 
-def _no_belt(*_: Any) -> EngineChild:
+def _no_belt(*_: Any, **__: Any) -> Child:
     raise subprocess.SubprocessError("Exception occurred in preexec_fn.")
 
 
@@ -173,11 +176,11 @@ def _no_room(**_: Any) -> str:
 
 REFUSALS: dict[str, tuple[str, Callable[..., Any], str]] = {
     "no process": (
-        "halteres.engine.process.EngineChild.spawn",
+        "halteres.engine.process.Child",
         _no_fork,
         "Resource temporarily unavailable",
     ),
-    "no belt": ("halteres.engine.process.EngineChild.spawn", _no_belt, "preexec_fn"),
+    "no belt": ("halteres.engine.process.Child", _no_belt, "preexec_fn"),
     "no room": ("halteres.engine.process.tempfile.mkdtemp", _no_room, "No space left on device"),
 }
 """What the machine refuses: the name that refuses, how, and what is said of it."""
@@ -201,7 +204,7 @@ async def test_a_restart_that_the_machine_refuses_is_a_death_and_tried_again(
     assert process.pid is not None
     os.kill(process.pid, signal.SIGKILL)
     async with asyncio.timeout(30):
-        await process.until("ready", restarts=1)
+        await process.settled(restarts=1)
     assert (await process.engine.info()).name == TINY
     assert [type(death) for death in deaths] == [ProcessFailed] * 3
     assert "could not be started" in deaths[1].what
@@ -221,7 +224,8 @@ async def test_a_machine_that_refuses_for_good_is_given_up(
     monkeypatch.setattr(name, refuse)
     os.kill(process.pid, signal.SIGKILL)
     async with asyncio.timeout(30):
-        await process.until("failed")
+        await process.settled(restarts=1)
+    assert process.state == "failed"
     with pytest.raises(ProcessFailed, match=says):
         await process.engine.info()
     await process.stop()
@@ -379,9 +383,30 @@ async def test_an_engine_that_hangs_is_killed_and_another_started(
         os.kill(first, signal.SIGSTOP)
         with pytest.raises(NotReady):
             await process.engine.info()
-        await process.until("ready", restarts=1)
+        await process.settled(restarts=1)
     assert not alive(first)
     assert [death.what for death in deaths] == [
         f"The engine (process {first}) hung: it answered nothing for 0.6 s, and was killed."
+    ]
+    await process.stop()
+
+
+async def test_an_engine_whose_connection_breaks_while_it_lives_is_killed_and_another_started(
+    command: EngineCommand, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("halteres.engine.process.ENDS_WITHIN_S", 0.1)
+    deaths: list[HalteresError] = []
+    policy = RestartPolicy(backoff_s=0)
+    process = EngineProcess(command, tmp_path / "engine.log", on_death=deaths.append, policy=policy)
+    await process.start()
+    first = process.pid
+    assert first is not None
+    async with asyncio.timeout(30):
+        process.engine.fail(EngineGone("Its connection broke."))
+        await process.settled(restarts=1)
+        assert (await process.engine.info()).name == TINY
+    assert not alive(first)
+    assert [death.what for death in deaths] == [
+        f"The engine (process {first}) could not be reached any more, and was killed."
     ]
     await process.stop()

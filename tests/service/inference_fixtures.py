@@ -133,6 +133,7 @@ async def speaking(folder: Path, says: str) -> AsyncIterator[tuple[LiveService, 
             opened(folder / "state", base, Fleet.of(host)) as service,
             aiohttp.ClientSession() as http,
         ):
+            await host.start()
             server = ServiceServer(service)
             running = asyncio.create_task(server.serve(sockets=[bound]))
             try:

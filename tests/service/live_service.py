@@ -17,7 +17,7 @@ import aiohttp
 import tinker
 from tinker import types
 
-from halteres.engine.protocol import Engine
+from halteres.engine.protocol import Engine, ModelInfo
 from halteres.engine.scripted.engine import ScriptedEngine
 from halteres.errors import HalteresError, NotReady
 from halteres.loopback import open_listener
@@ -36,7 +36,8 @@ class InProcess:
 
     def __init__(self, *, exact: bool = True) -> None:
         self.restarts, self.pid = 0, None
-        self.state, self.failure = "ready", None
+        self.state, self.failure = "starting", None
+        self.info: ModelInfo | None = None
         self._changed = asyncio.Condition()
         self._options: dict[str, bool] = {} if exact else {"exact": False}
         self.scripted = ScriptedEngine(BASE.folder, BASE.name, **self._options)
@@ -46,15 +47,21 @@ class InProcess:
         return self.scripted
 
     async def start(self) -> None:
-        """It runs from the start."""
+        self.info = await self.engine.info()
+        await self.become("ready")
 
     async def stop(self) -> None:
         await self.become("stopped")
         await self.scripted.close()
 
-    async def until(self, *states: str, restarts: int = 0) -> None:
+    async def settled(self, restarts: int = 0) -> None:
+        def is_settled() -> bool:
+            if self.state == "ready":
+                return self.restarts >= restarts
+            return self.state != "starting"
+
         async with self._changed:
-            await self._changed.wait_for(lambda: self.state in states)
+            await self._changed.wait_for(is_settled)
 
     async def become(self, state: str) -> None:
         """From now on it is in this state."""
@@ -67,7 +74,16 @@ class InProcess:
         self.failure: HalteresError | None = NotReady("The engine (process 1) died.")
         await self.scripted.close()
         self.scripted = ScriptedEngine(BASE.folder, BASE.name, **self._options)
+        self.info = await self.engine.info()
         self.restarts += 1
+        await self.become(self.state)
+
+
+def connected(url: str, **user_metadata: str) -> tinker.ServiceClient:
+    """A client of the SDK with a session; it blocks while it connects."""
+    client = tinker.ServiceClient(base_url=url, api_key=KEY, user_metadata=user_metadata or None)
+    assert client.holder.get_session_id()
+    return client
 
 
 @dataclass(frozen=True, slots=True)
@@ -90,14 +106,7 @@ class LiveService:
         our event loop.
         """
 
-        def connected() -> tinker.ServiceClient:
-            client = tinker.ServiceClient(
-                base_url=self.url, api_key=KEY, user_metadata=user_metadata or None
-            )
-            assert client.holder.get_session_id()
-            return client
-
-        return await asyncio.to_thread(connected)
+        return await asyncio.to_thread(connected, self.url, **user_metadata)
 
     async def post(self, path: str, body: Any, **headers: str) -> tuple[int, Any]:
         """POST JSON (or bytes) to the Tinker API."""
@@ -175,6 +184,8 @@ async def serving(
             opened(state, BASE, Fleet.of(host, *others), options) as service,
             aiohttp.ClientSession() as http,
         ):
+            for one in (host, *others):
+                await one.start()
             server = ServiceServer(service)
             running = asyncio.create_task(server.serve(sockets=[bound]))
             try:

@@ -5,23 +5,40 @@ one service.
 from __future__ import annotations
 
 import asyncio
+import json
 import logging
 import os
 import signal
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+import aiohttp
 import pytest
 import tinker
 from deadlines import until
 
+from halteres.engine.folders import digest
+from halteres.engine.process import EngineCommand, EngineProcess, RestartPolicy
 from halteres.engine.protocol import Saved
 from halteres.engine.scripted.engine import ScriptedEngine
 from halteres.errors import NotReady
+from halteres.loopback import open_listener, url_of
+from halteres.models import TINY
+from halteres.service.cards import newest_live
+from halteres.service.fleet import Fleet
 from halteres.service.sampling import snapshots
+from halteres.service.server import serve
+from halteres.service.service import Options
+from halteres.training.folder import Wiring
+from halteres.training.policy import samples_exactly
 
 from . import test_chaos
-from .live_service import DATA, LiveService, closing, serving, trainer
+from .foreign_sampler import CONTEXT, DEADLY, FIRST
+from .live_service import BASE, DATA, LiveService, closing, connected, serving, trainer
+from .standin_sampler import ForeignCommand, ForeignSampler
 from .test_durability import tokens, version
 from .test_process import gone, running
 from .test_sampling import bound_snapshots
@@ -237,3 +254,180 @@ async def test_two_engine_processes_draw_the_curve_of_one_to_the_bit(
         assert await drawing == expected
         told = await process.info()
         assert (told["engine"]["restarts"], told["samplers"][0]["restarts"]) == (0, 1)
+
+
+# A sampler of another kind, in a process
+
+
+POLICY = RestartPolicy(backoff_s=0, ping_s=0.2, silent_s=0.6)
+"""Of the sampler: a process that hangs is noticed soon."""
+
+
+@dataclass(frozen=True, slots=True)
+class Mixed:
+    """A service as a user starts it, whose trainer is one of our processes, and whose sampler is a
+    process of another kind.
+    """
+
+    state: Path
+    url: str
+    sampler: EngineProcess[ForeignSampler]
+    http: aiohttp.ClientSession
+
+    async def get(self, path: str) -> tuple[int, Any]:
+        async with asyncio.timeout(WAIT_S), self.http.get(path) as response:
+            return response.status, await response.json()
+
+    async def info(self) -> dict[str, Any]:
+        status, told = await self.get("/halteres/v1/info")
+        assert status == 200, told
+        return told
+
+    async def complete(self, *tokens: int, **body: Any) -> tuple[int, str]:
+        """An inference request of the base model."""
+        body = {"model": TINY, "prompt": list(tokens), "max_tokens": 2, **body}
+        async with self.http.post("/v1/completions", json=body) as response:
+            return response.status, await response.text()
+
+    @property
+    def file(self) -> dict[str, Any]:
+        return json.loads((self.state / "service.json").read_bytes())
+
+    @property
+    def loads(self) -> int:
+        """How often an adapter was given to the sampler."""
+        return (self.state / "sampler-1.log").read_text().count("loaded")
+
+
+@asynccontextmanager
+async def mixed(state: Path, gate: Path | None = None) -> AsyncIterator[Mixed]:
+    """The service while the block runs, as soon as its trainer is ready; ended by a signal."""
+    ours = EngineCommand(backend="scripted", folder=BASE.folder, name=BASE.name, threads=1)
+    foreign = ForeignCommand(name=BASE.name, folder=BASE.folder, gate=gate)
+    sampler = EngineProcess(foreign, state / "sampler-1.log", policy=POLICY)
+    fleet = Fleet.of(EngineProcess(ours, state / "engine.log"), sampler)
+    with open_listener(0) as bound:
+        url = url_of(bound)
+        service = asyncio.create_task(serve(state, BASE, fleet, bound, Options()))
+        async with aiohttp.ClientSession(url) as http:
+            scene = Mixed(state, url, sampler, http)
+            await scene.info()
+            yield scene
+        signal.raise_signal(signal.SIGTERM)
+        async with asyncio.timeout(WAIT_S):
+            await service
+
+
+@pytest.mark.runs
+async def test_a_service_trains_on_its_engine_and_samples_from_a_process_of_another_kind(
+    tmp_path: Path,
+) -> None:
+    async with mixed(tmp_path) as scene:
+        client = await asyncio.to_thread(connected, scene.url)
+        async with asyncio.timeout(WAIT_S), closing(client):
+            training, base = await trainer(client), await client.create_sampling_client(None, TINY)
+            assert await tokens(base) == [[FIRST] * 4] * 2
+            for step in (1, 2):
+                assert await version(training) == step
+                unnamed = await training.save_weights_and_get_sampling_client()
+                assert await tokens(unnamed) == [[FIRST + step] * 4] * 2
+            path = (await training.save_weights_for_sampler("last")).path
+            assert await tokens(await client.create_sampling_client(path)) == [[FIRST + 2] * 4] * 2
+            held = scene.sampler.engine.held
+            assert [(name, weights.version) for name, weights in held.items()] == [
+                (weights.name, step) for weights, step in zip(held.values(), (1, 2, 2), strict=True)
+            ]
+            for weights in held.values():
+                assert weights.folder is not None
+                assert weights.sha256 == digest(Path(weights.folder))
+        status, streamed = await scene.complete(5, 6, stream=True)
+        assert (status, streamed.endswith("data: [DONE]\n\n")) == (200, True)
+        told = await scene.info()
+        assert told["samples_exactly"] is False
+        assert told["engine"]["pid"] != told["samplers"][0]["pid"] == scene.file["sampler_pids"][0]
+        _, able = await scene.get("/api/v1/get_server_capabilities")
+        assert able["supported_models"][0]["max_context_length"] == CONTEXT
+
+
+@pytest.mark.runs
+async def test_a_sampler_of_another_kind_that_crashes_is_started_again_and_given_its_weights_again(
+    tmp_path: Path,
+) -> None:
+    async with mixed(tmp_path) as scene:
+        client = await asyncio.to_thread(connected, scene.url)
+        async with asyncio.timeout(WAIT_S), closing(client):
+            training = await trainer(client)
+            await version(training)
+            sampling = await training.save_weights_and_get_sampling_client()
+            assert await tokens(sampling) == [[FIRST + 1] * 4] * 2
+            assert scene.loads == 1
+            (before,) = (await scene.info())["samplers"]
+            os.kill(before["pid"], signal.SIGKILL)
+            assert await tokens(sampling) == [[FIRST + 1] * 4] * 2
+            (after,) = (await scene.info())["samplers"]
+            assert (after["restarts"], scene.loads) == (before["restarts"] + 1, 2)
+            assert after["pid"] != before["pid"]
+            await until(lambda: scene.file["sampler_pids"] == [after["pid"]], within_s=WAIT_S)
+            # a request that ends it each time fails alone
+            status, refusal = await scene.complete(5, DEADLY)
+            assert (status, "died 3 times" in refusal, "Exit code 3" in refusal) == (
+                500,
+                True,
+                True,
+            )
+            assert await tokens(sampling) == [[FIRST + 1] * 4] * 2
+            assert await version(training) == 2
+        assert (await scene.info())["engine"]["restarts"] == 0
+
+
+@pytest.mark.runs
+async def test_neither_training_nor_what_says_how_the_engines_are_waits_for_a_sampler_that_starts(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("HALTERES_HOME", str(tmp_path / "home"))
+    gate = tmp_path / "gate"
+    os.mkfifo(gate)
+    async with mixed(tmp_path / "state", gate) as scene:
+        told = await scene.info()
+        assert (told["engine"]["state"], told["samplers"][0]["state"]) == ("ready", "starting")
+        assert told["samples_exactly"] is None
+        await until(lambda: scene.file["engine_pid"] == told["engine"]["pid"], within_s=WAIT_S)
+        assert scene.file["sampler_pids"] == [None]
+        assert (card := newest_live()) is not None and card.url == scene.url
+        assert (await scene.get("/api/v1/healthz"))[0] == 503
+        wiring = Wiring(run_id="r1", service_url=scene.url, api_url="", base_model=TINY)
+        exact = asyncio.create_task(samples_exactly(wiring))
+        client = await asyncio.to_thread(connected, scene.url)
+        async with asyncio.timeout(WAIT_S), closing(client):
+            training = await trainer(client)
+            assert await version(training) == 1
+            sampling = await training.save_weights_and_get_sampling_client()
+            drawing = asyncio.create_task(tokens(sampling))
+            assert await version(training) == 2
+            assert not exact.done()
+            assert not drawing.done()
+            await asyncio.to_thread(gate.write_bytes, b"")
+            assert await drawing == [[FIRST + 1] * 4] * 2
+            assert await exact is False
+        assert (await scene.get("/api/v1/healthz"))[0] == 200
+        (sampler,) = (await scene.info())["samplers"]
+        await until(lambda: scene.file["sampler_pids"] == [sampler["pid"]], within_s=WAIT_S)
+
+
+@pytest.mark.runs
+async def test_a_sampler_of_another_kind_that_hangs_is_not_asked_how_it_is_and_is_replaced(
+    tmp_path: Path,
+) -> None:
+    async with mixed(tmp_path) as scene:
+        async with asyncio.timeout(WAIT_S):
+            await scene.sampler.settled()
+        (before,) = (await scene.info())["samplers"]
+        os.kill(before["pid"], signal.SIGSTOP)
+        told = await scene.info()
+        assert (told["samplers"], told["samples_exactly"]) == ([before], False)
+        assert (await scene.get("/api/v1/get_server_capabilities"))[0] == 200
+        assert (await scene.complete(5, 6))[0] == 200
+        failure = scene.sampler.failure
+        assert failure is not None
+        assert "hung" in failure.what
+        assert (await scene.info())["samplers"][0]["restarts"] == 1

@@ -41,11 +41,11 @@ sys.exit(main())
 """A service whose engine takes for ever to load."""
 NO_PROCESSES = """
 import sys
-from halteres.engine.process import EngineChild
+from halteres.engine.process import EngineCommand
 from halteres.service.server import main
 def spawn(*_):
     raise BlockingIOError(11, "Resource temporarily unavailable")
-EngineChild.spawn = spawn
+EngineCommand.spawn = spawn
 sys.exit(main())
 """
 """A service that may start no process."""

@@ -1,13 +1,13 @@
-"""The engine's process, as the service owns it: started, known to be ready, restarted when it dies
+"""An engine's process, as the service owns it: started, known to be ready, restarted when it dies
 or hangs, ended.
 
     start() ─▶ starting ─▶ ready ──died──▶ starting ... ─▶ failed   (more than `max_restarts` deaths
                                                                     in `window_s`)
                   └────────────┴──stop()──▶ stopped
 
-The child prints `ready` on its standard output once its socket listens; the end of that output says
-that it died first. Whoever owns the adapters hears of a death and rebuilds them: nothing here knows
-what an engine held.
+Which process that is, and how its engine is reached, is its command's: `EngineCommand` starts one
+of ours, which prints `ready` on its standard output once its socket listens. Whoever owns the
+adapters hears of a death and rebuilds them: nothing here knows what an engine held.
 """
 
 from __future__ import annotations
@@ -21,26 +21,95 @@ import sys
 import tempfile
 import time
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Coroutine
 from contextlib import suppress
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
-from typing import Any, Literal
+from typing import IO, Any, Generic, Literal, Protocol, TypeVar
 
 from halteres.config import environ
 from halteres.engine.connection import LinkedEngine, connect
-from halteres.engine.protocol import BaseType, Engine, EngineGone
+from halteres.engine.protocol import BaseType, EngineGone, HoldsModel, ModelInfo
 from halteres.errors import HalteresError, NotReady, ProcessFailed, ServerError, boundary
 from halteres.files import tail
 from halteres.process import GRACE_S, Child, usable_cores
 
 State = Literal["starting", "ready", "failed", "stopped"]
 
+SOCKET = "engine"  # its name
+
+# how much later than its connection a process that dies may end
+ENDS_WITHIN_S = 5.0
+
+
+class Link(HoldsModel, Protocol):
+    """An engine in another process. Once a call has failed with EngineGone, `broken` is set: the
+    process is ended then, and another is started.
+    """
+
+    broken: asyncio.Event
+
+    def fail(self, error: HalteresError) -> None:
+        """Every waiting call and every later one raises `error`."""
+
+    async def disconnect(self) -> None:
+        """End the connection; waiting calls fail with EngineGone."""
+
+
+L = TypeVar("L", bound=Link)
+L_co = TypeVar("L_co", bound=Link, covariant=True)
+
+
+class Spawned(Protocol[L_co]):
+    """A process that was started, and the way to the engine in it."""
+
+    @property
+    def process(self) -> Child:
+        """It is ended with its group."""
+        ...
+
+    async def connect(self) -> L_co:
+        """The engine, as soon as it can be reached; called once. Waiting is given up when the
+        process ends or takes too long. EngineGone where it is known to end.
+        """
+        ...
+
+
+class Command(Protocol[L_co]):
+    """Which process to start."""
+
+    def spawn(self, log: IO[bytes]) -> Spawned[L_co]:
+        """Start one, which writes what it says to `log`. OSError or SubprocessError where the
+        machine refuses.
+        """
+        ...
+
+
+@dataclass(frozen=True, slots=True)
+class SpawnedEngine:
+    """A process of ours, which is about to listen on a Unix socket."""
+
+    process: Child
+    folder: Path  # of the socket
+
+    async def connect(self) -> LinkedEngine:
+        """The engine, once it has said that it listens. The connection outlives the socket's name:
+        nothing is left behind, whichever process dies first.
+        """
+        output = self.process.process.stdout
+        try:
+            while output is not None and (line := await asyncio.to_thread(output.readline)):
+                if line == b"ready\n":
+                    return await connect(self.folder / SOCKET)
+            raise EngineGone("The engine ended before it listened.")
+        finally:
+            shutil.rmtree(self.folder, ignore_errors=True)
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class EngineCommand:
-    """Which engine to start."""
+    """Which engine of ours to start."""
 
     backend: Literal["torch", "scripted"]
     folder: Path  # of the base model
@@ -67,6 +136,23 @@ class EngineCommand:
         )
         return [sys.executable, "-m", "halteres.engine", *written]
 
+    def spawn(self, log: IO[bytes]) -> SpawnedEngine:
+        """Start it; `log` takes its standard error."""
+        # a socket's path has 103 bytes at most (macOS)
+        short = len(os.fsencode(tempfile.gettempdir())) < 70
+        folder = Path(tempfile.mkdtemp(prefix="halteres-", dir=None if short else "/tmp"))  # noqa: S108 - private
+        try:
+            process = Child(
+                self.argv(folder / SOCKET),
+                environment=environ.for_sandboxed(),  # it needs no secret
+                stdout=subprocess.PIPE,
+                stderr=log,
+            )
+        except BaseException:
+            shutil.rmtree(folder, ignore_errors=True)
+            raise
+        return SpawnedEngine(process, folder)
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RestartPolicy:
@@ -82,36 +168,35 @@ class RestartPolicy:
     silent_s: float = 60.0
 
 
-class EngineChild:
-    """One process of the engine, from its start to its end."""
+class EngineChild(Generic[L]):
+    """One process of an engine, from its start to its end."""
 
     def __init__(self, process: Child, log: Path, log_begins: int) -> None:
         self.process, self._log, self._log_begins = process, log, log_begins
-        self.link: LinkedEngine | None = None
+        self.link: L | None = None
 
-    @classmethod
-    def spawn(cls, argv: list[str], log: Path) -> EngineChild:
-        """Start it; it is not ready yet."""
-        log.parent.mkdir(parents=True, exist_ok=True)
-        with log.open("ab") as output:
-            begins = output.tell()
-            environment = environ.for_sandboxed()  # it needs no secret
-            process = Child(argv, environment=environment, stdout=subprocess.PIPE, stderr=output)
-        return cls(process, log, begins)
-
-    async def wait_ready(self, socket_path: Path) -> None:
-        """Connect as soon as it listens, and wait for its first answer; ProcessFailed if it ends
+    async def wait_ready(self, connect: Callable[[], Coroutine[Any, Any, L]]) -> ModelInfo:
+        """Connect, and wait for the first answer, which is returned; ProcessFailed if it ends
         before.
         """
-        output = self.process.process.stdout
-        while output is not None and (line := await asyncio.to_thread(output.readline)):
-            if line == b"ready\n":
-                self.link = await connect(socket_path)
-                await self.link.info()
-                return
-        raise self.failure(
-            "ended before it was ready", await asyncio.wrap_future(self.process.exit)
-        )
+
+        async def first_answer() -> ModelInfo:
+            self.link = await connect()
+            return await self.link.info()
+
+        answering = asyncio.create_task(first_answer(), name="engine start")
+        ended = asyncio.wrap_future(self.process.exit)
+        try:
+            await asyncio.wait((answering, ended), return_when=asyncio.FIRST_COMPLETED)
+            if answering.done():
+                with suppress(EngineGone):
+                    return answering.result()
+            exit_code = await ended
+        finally:
+            answering.cancel()
+            ended.cancel()
+            await asyncio.gather(answering, return_exceptions=True)
+        raise self.failure("ended before it was ready", exit_code)
 
     async def wait_end(self, ping_s: float, silent_s: float) -> ProcessFailed:
         """Wait for the end of the process, of its connection or of its answers to pings; returns
@@ -123,13 +208,21 @@ class EngineChild:
         waits: list[asyncio.Future[Any]] = [silence, broken, asyncio.wrap_future(self.process.exit)]
         try:
             await asyncio.wait(waits, return_when=asyncio.FIRST_COMPLETED)
-            hung = silence.done() and self.process.exit_code is None
+            how = "died"
+            if silence.done() and self.process.exit_code is None:
+                how = f"hung: it answered nothing for {silent_s:g} s, and was killed"
+            elif not await self._has_exited(ENDS_WITHIN_S):
+                how = "could not be reached any more, and was killed"
         finally:
             for wait in waits:
                 wait.cancel()
-        exit_code = await self.end(grace_s=0)
-        how = f"hung: it answered nothing for {silent_s:g} s, and was killed" if hung else "died"
-        return self.failure(how, exit_code)
+        return self.failure(how, await self.end(grace_s=0))
+
+    async def _has_exited(self, within_s: float) -> bool:
+        exited = asyncio.wrap_future(self.process.exit)
+        done, _ = await asyncio.wait([exited], timeout=within_s)
+        exited.cancel()
+        return bool(done)
 
     async def end(self, grace_s: float = GRACE_S) -> int:
         """Ask it to end; after the grace its group is killed. Returns its exit code."""
@@ -159,7 +252,7 @@ class EngineChild:
         )
 
 
-async def _silence(link: LinkedEngine, ping_s: float, silent_s: float) -> None:
+async def _silence(link: Link, ping_s: float, silent_s: float) -> None:
     """Ping again and again; returns once `silent_s` have passed without an answer.
 
     Several pings: a service that was itself stopped for a while does not blame its engine.
@@ -177,13 +270,13 @@ async def _silence(link: LinkedEngine, ping_s: float, silent_s: float) -> None:
             silent_for += ping_s
 
 
-class EngineProcess:
+class EngineProcess(Generic[L]):
     """An engine in a process of its own, kept alive."""
 
     def __init__(
         self,
-        command: EngineCommand,
-        log: Path,  # takes its standard error
+        command: Command[L],
+        log: Path,  # takes what it says
         *,
         on_death: Callable[[HalteresError], None] = lambda _: None,  # before the restart
         on_restart: Callable[[], None] = lambda: None,  # once it is ready again
@@ -192,17 +285,18 @@ class EngineProcess:
         self._command, self._log = command, log
         self._on_death, self._on_restart = on_death, on_restart
         self._policy = policy or RestartPolicy()
-        self._child: EngineChild | None = None
-        self._engine: LinkedEngine | None = None
+        self._child: EngineChild[L] | None = None
+        self._engine: L | None = None
         self._watch: asyncio.Task[None] | None = None
         self._deaths: deque[float] = deque()
         self._changed = asyncio.Condition()
         self.state: State = "starting"
         self.restarts = 0
         self.failure: HalteresError | None = None  # the last death's reason
+        self.info: ModelInfo | None = None  # the first answer of the engine that was ready last
 
     @property
-    def engine(self) -> Engine:
+    def engine(self) -> L:
         """The engine now running; after a death its calls fail with NotReady until another is
         ready.
 
@@ -227,7 +321,7 @@ class EngineProcess:
                 is in the details. Or there was no process, memory or room left for it.
         """
         self._watch = asyncio.create_task(self._keep_alive(), name="engine watch")
-        await self.until("ready", "failed", "stopped")
+        await self.settled()
         if self.state == "failed" and self.failure is not None:
             raise self.failure
 
@@ -245,43 +339,29 @@ class EngineProcess:
             await self._child.end()
             self._child = None
 
-    async def until(self, *states: State, restarts: int = 0) -> None:
-        """Wait until it is in one of these states; `ready` counts only after at least so many
-        restarts.
-        """
+    async def settled(self, restarts: int = 0) -> None:
+        """Wait until it is ready, after at least so many restarts, or failed or stopped."""
+
+        def is_settled() -> bool:
+            if self.state == "ready":
+                return self.restarts >= restarts
+            return self.state != "starting"
+
         async with self._changed:
-            await self._changed.wait_for(
-                lambda: self.state in states
-                and (self.state != "ready" or self.restarts >= restarts)
-            )
+            await self._changed.wait_for(is_settled)
 
     async def _set(self, state: State) -> None:
         async with self._changed:
             self.state = state
             self._changed.notify_all()
 
-    async def _start_child(self) -> EngineChild:
-        """A child that answers; one that does not is killed. The connection outlives the socket's
-        name: nothing is left behind, whoever dies first.
-        """
+    async def _start_child(self) -> EngineChild[L]:
+        """A child that answers; one that does not is killed."""
         try:
-            # a socket's path has 103 bytes at most (macOS)
-            short = len(os.fsencode(tempfile.gettempdir())) < 70
-            directory = Path(tempfile.mkdtemp(prefix="halteres-", dir=None if short else "/tmp"))  # noqa: S108 - private
-            try:
-                child = EngineChild.spawn(self._command.argv(directory / "engine"), self._log)
-                try:
-                    async with asyncio.timeout(self._policy.ready_s):
-                        await child.wait_ready(directory / "engine")
-                except BaseException as error:
-                    await child.end(grace_s=0)
-                    if isinstance(error, TimeoutError):
-                        raise child.failure(
-                            f"was not ready within {self._policy.ready_s:g} s", None
-                        ) from error
-                    raise
-            finally:
-                shutil.rmtree(directory, ignore_errors=True)
+            self._log.parent.mkdir(parents=True, exist_ok=True)
+            with self._log.open("ab") as output:
+                begins = output.tell()
+                spawned = self._command.spawn(output)
         except (OSError, subprocess.SubprocessError) as error:
             raise ProcessFailed(
                 "The engine could not be started.",
@@ -289,6 +369,17 @@ class EngineProcess:
                 "See that processes, memory and room for temporary files are left (ulimit -a, "
                 "df), and start it again.",
             ) from error
+        child = EngineChild[L](spawned.process, self._log, begins)
+        deadline = asyncio.timeout(self._policy.ready_s)
+        try:
+            async with deadline:
+                self.info = await child.wait_ready(spawned.connect)
+        except BaseException as error:
+            await child.end(grace_s=0)
+            if deadline.expired():
+                how = f"was not ready within {self._policy.ready_s:g} s"
+                raise child.failure(how, None) from error
+            raise
         self._engine = child.link
         return child
 

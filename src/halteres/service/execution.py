@@ -43,7 +43,7 @@ from halteres.service.checkpoints import Checkpoints
 from halteres.service.conversion import encryption_to, write_export
 from halteres.service.durable.futures import Outcome, binary_result, result
 from halteres.service.durable.journal import Journal, Recorded
-from halteres.service.fleet import Fleet, with_failover
+from halteres.service.fleet import Fleet, info_of, with_failover
 from halteres.service.sampling.samplers import Samplers
 from halteres.service.sampling.snapshots import Snapshot, Snapshots
 from halteres.service.training_runs import Job, Model, Sessions, record, record_point
@@ -384,7 +384,7 @@ class Adapters:
         """
 
         async def attempt(engine: Trains) -> T:
-            model.placement.is_exact = await self._fleet.is_exact(engine)
+            model.placement.is_exact = (await info_of(self._fleet.trainer)).exact
             async with model.placement.lock:
                 if made_here and model.lora is None:
                     await engine.drop(model.id)  # what an attempt that failed half-way left

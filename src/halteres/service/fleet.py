@@ -10,12 +10,19 @@ from __future__ import annotations
 import asyncio
 from collections.abc import AsyncGenerator, Awaitable, Callable
 from contextlib import aclosing
-from dataclasses import dataclass, field
-from typing import Any, Protocol, TypeVar
-from weakref import WeakKeyDictionary
+from dataclasses import dataclass
+from typing import Protocol, TypeVar
 from zlib import crc32
 
-from halteres.engine.protocol import Engine, EngineGone, Samples, Trains
+from halteres.engine.process import State
+from halteres.engine.protocol import (
+    Engine,
+    EngineGone,
+    HoldsModel,
+    ModelInfo,
+    Samples,
+    Trains,
+)
 from halteres.errors import HalteresError, NotReady, ServerError
 
 T = TypeVar("T")
@@ -34,15 +41,16 @@ class EngineDied(ServerError):
 
 
 class Host(Protocol[E_co]):
-    """Keeps one engine alive: `engine.process.EngineProcess`, or a test's engine in its own
-    process.
-    """
-
-    restarts: int
+    """Keeps one engine alive, and says how it is without asking it."""
 
     @property
-    def state(self) -> str:
-        """starting, ready, failed or stopped."""
+    def state(self) -> State:
+        """Of the engine."""
+        ...
+
+    @property
+    def restarts(self) -> int:
+        """How many engines have taken the place of one that died."""
         ...
 
     @property
@@ -50,24 +58,33 @@ class Host(Protocol[E_co]):
         """Why the engine last died."""
 
     @property
-    def engine(self) -> E_co:
-        """The engine now running; NotReady if none was ever ready."""
-        ...
+    def pid(self) -> int | None:
+        """Of its process, where it has one on this machine."""
 
     @property
-    def pid(self) -> int | None:
-        """Of its process."""
+    def info(self) -> ModelInfo | None:
+        """What the engine answered before it was ready; of its predecessor while it starts again;
+        None until one was ever ready.
+        """
+
+    @property
+    def engine(self) -> E_co:
+        """The engine now running: another object after each restart, for it holds nothing of what
+        the one before held. Once a call of it has failed with EngineGone another is started.
+
+        Raises:
+            NotReady: none was ever ready.
+        """
+        ...
 
     async def start(self) -> None:
-        """Start it and wait until it answers."""
+        """Start it and wait until it is ready; a HalteresError where it cannot be."""
 
     async def stop(self) -> None:
-        """End it."""
+        """End it. Calls that wait for it fail with EngineGone."""
 
-    async def until(self, *states: Any, restarts: int = 0) -> None:
-        """Wait until it is in one of these states; `ready` counts only after at least so many
-        restarts.
-        """
+    async def settled(self, restarts: int = 0) -> None:
+        """Wait until it is ready, after at least so many restarts, or failed or stopped."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -76,10 +93,6 @@ class Fleet:
 
     trainer: Host[Trains]
     samplers: tuple[Host[Samples], ...]  # at least one
-    known_exact: WeakKeyDictionary[Trains | Samples, bool] = field(
-        default_factory=WeakKeyDictionary["Trains | Samples", bool], repr=False, compare=False
-    )
-    """What each engine has said of itself."""
 
     @classmethod
     def of(cls, host: Host[Engine], *samplers: Host[Samples]) -> Fleet:
@@ -114,12 +127,13 @@ class Fleet:
         """A sampler is there."""
         return any(host.state == "ready" for host in self.samplers)
 
-    async def is_exact(self, engine: Trains | Samples) -> bool:
-        """Whether the same request has the same bits in every engine like this one. Else what it
-        has answered is kept: nothing can compute it again."""
-        if engine not in self.known_exact:
-            self.known_exact[engine] = (await engine.info()).exact
-        return self.known_exact[engine]
+    @property
+    def samples_exactly(self) -> bool | None:
+        """Whether the same request has the same bits in every sampler; None while none was ever
+        ready. Else what one has answered is kept: nothing can compute it again.
+        """
+        known = [host.info.exact for host in self.samplers if host.info is not None]
+        return all(known) if known else None
 
     def pick(self, snapshot: str | None, prompt: bytes) -> Host[Samples]:
         """The sampler for a request: the same one for the same prompt, whose keys and values it
@@ -133,7 +147,7 @@ async def running(host: Host[E], *, restarts: int = 0) -> E:
     """The engine, once it is ready after at least so many restarts."""
     try:
         async with asyncio.timeout(READY_S):
-            await host.until("ready", "failed", "stopped", restarts=restarts)
+            await host.settled(restarts)
     except TimeoutError:
         raise NotReady(
             f"The engine is not ready after {READY_S:g} s.", next="Ask again in a moment."
@@ -145,6 +159,11 @@ async def running(host: Host[E], *, restarts: int = 0) -> E:
             "Restart the service.",
         )
     return host.engine
+
+
+async def info_of(host: Host[HoldsModel]) -> ModelInfo:
+    """What a host's engine is; one that never was ready is waited for."""
+    return host.info or await (await running(host)).info()
 
 
 async def with_failover(pick: Callable[[], Host[E]], call: Callable[[E], Awaitable[T]]) -> T:

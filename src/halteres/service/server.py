@@ -15,7 +15,7 @@ import ssl
 import sys
 import time
 from contextlib import suppress
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, NamedTuple, get_args
 
@@ -27,6 +27,7 @@ from starlette.middleware import Middleware
 from starlette.requests import ClientDisconnect
 
 from halteres.config import environ
+from halteres.engine.connection import LinkedEngine
 from halteres.engine.process import EngineCommand, EngineProcess
 from halteres.engine.protocol import BaseType
 from halteres.errors import Conflict, HalteresError, InvalidConfig, ServerError
@@ -124,7 +125,7 @@ def _fleet(arguments: argparse.Namespace, base: BaseModel) -> Fleet:
         device=arguments.device,
     )
 
-    def engine(name: str) -> EngineProcess:
+    def engine(name: str) -> EngineProcess[LinkedEngine]:
         return EngineProcess(
             command,
             arguments.state / f"{name}.log",
@@ -345,59 +346,74 @@ async def serve(
     with locked(state):
         async with opened(state, base, fleet, options) as service:
             server = ServiceServer(service, tls)
-            tending = asyncio.create_task(_tend(fleet, state, url, bound, server), name="engine")
+            file = ServiceFile(state, fleet, url, bound.getsockname()[1])
+            tasks = [asyncio.create_task(_start(file, server), name="engines' start")]
+            for host in fleet.hosts:
+                naming = _name_successors(host, file)
+                tasks.append(asyncio.create_task(naming, name="engine's successors"))
             try:
                 with registered_card(url, state):
                     await server.serve(sockets=[bound])
             finally:
-                tending.cancel()
-                failure = (await asyncio.gather(tending, return_exceptions=True))[0]
-        if isinstance(failure, HalteresError):
-            raise failure
+                for task in tasks:
+                    task.cancel()
+                ended = await asyncio.gather(*tasks, return_exceptions=True)
+        for failure in ended:
+            if isinstance(failure, HalteresError):
+                raise failure
 
 
-async def _tend(
-    fleet: Fleet, state: Path, url: str, bound: socket.socket, server: ServiceServer
-) -> None:
-    """Start the engines, one after the other, for each looks how much memory is free; name them,
-    and every later one, in service.json.
+@dataclass(frozen=True, slots=True)
+class ServiceFile:
+    """STATE/service.json: the processes of a service, for those that watch them."""
+
+    state: Path
+    fleet: Fleet
+    url: str
+    port: int
+
+    def write(self) -> None:
+        """Name those that run now."""
+        content = {
+            "pid": os.getpid(),
+            "engine_pid": self.fleet.trainer.pid,
+            "sampler_pids": [host.pid for host in self.fleet.samplers],
+            "port": self.port,
+            "url": self.url,
+            "started_at": time.time(),
+        }
+        file = self.state / "service.json"
+        try:
+            replace_file(file, msgspec.json.encode(content))
+        except OSError as error:
+            raise ServerError(
+                f"{file} cannot be written.",
+                f"{error.strerror or error}.",
+                f"See that {self.state} is yours to write and not full, and start the service "
+                "again.",
+            ) from error
+
+
+async def _start(file: ServiceFile, server: ServiceServer) -> None:
+    """Start the engines, one after the other, for each looks how much memory is free; one that
+    cannot be started ends the service. Each is named as soon as it is ready: the trainer is, and
+    trains, while a sampler still loads its model.
     """
-
-    async def name_successors(host: Host[Any]) -> None:
-        while True:
-            await host.until("ready", restarts=host.restarts + 1)
-            try:
-                _write_card(state, fleet, url, bound)
-            except ServerError as error:  # its readers miss a process id; clients miss nothing
-                log.error("%s", error)
-
     try:
-        for host in fleet.hosts:
+        for host in file.fleet.hosts:
             await host.start()
-        _write_card(state, fleet, url, bound)
+            file.write()
     except HalteresError:
         server.end()
         raise
-    log.info("The training service answers on %s (state in %s).", url, state)
-    async with asyncio.TaskGroup() as tasks:
-        for host in fleet.hosts:
-            tasks.create_task(name_successors(host), name="engine's card")
+    log.info("The training service answers on %s (state in %s).", file.url, file.state)
 
 
-def _write_card(state: Path, fleet: Fleet, url: str, bound: socket.socket) -> None:
-    card = {
-        "pid": os.getpid(),
-        "engine_pid": fleet.trainer.pid,
-        "sampler_pids": [host.pid for host in fleet.samplers],
-        "port": bound.getsockname()[1],
-        "url": url,
-        "started_at": time.time(),
-    }
-    file = state / "service.json"
-    try:
-        replace_file(file, msgspec.json.encode(card))
-    except OSError as error:
-        next_step = f"See that {state} is yours to write and not full, and start the service again."
-        raise ServerError(
-            f"{file} cannot be written.", f"{error.strerror or error}.", next_step
-        ) from error
+async def _name_successors(host: Host[Any], file: ServiceFile) -> None:
+    """Write the file again whenever another engine has taken the place of one that died."""
+    while host.state not in ("failed", "stopped"):
+        await host.settled(restarts=host.restarts + 1)
+        try:
+            file.write()
+        except ServerError as error:  # its readers miss a process id; clients miss nothing
+            log.error("%s", error)

@@ -21,6 +21,7 @@ from typing import TYPE_CHECKING, Any, Generic, TypeVar
 import numpy as np
 
 from halteres.clients.json_client import Refused, get_json
+from halteres.clients.retries import until_ready
 from halteres.config.settings import TrainerSettings
 from halteres.errors import HalteresError, NotReady, boundary, failed_future
 from halteres.losses import LossKind, find_kind
@@ -270,15 +271,25 @@ class Policy:
 
 
 async def samples_exactly(wiring: Wiring) -> bool:
-    """Whether the service says that what samples there is exact. One that is not ours does not say;
-    nothing is assumed of it.
+    """Whether the service says that what samples there is exact; a sampler that still starts is
+    waited for. A service that is not ours does not say; nothing is assumed of it.
     """
     url = f"{wiring.service_url.rstrip('/')}/halteres/v1/info"
-    try:
-        info = await asyncio.to_thread(get_json, url, INFO_S, wiring.api_key)
-    except (NotReady, Refused):
-        return True
-    return info.get("samples_exactly") is not False
+
+    async def ask() -> bool:
+        try:
+            info = await asyncio.to_thread(get_json, url, INFO_S, wiring.api_key)
+        except (NotReady, Refused):
+            return True
+        said = info.get("samples_exactly", True)
+        if said is None:
+            raise NotReady(
+                "The service does not know yet whether what samples is exact.",
+                "Its sampler is starting.",
+            )
+        return said is not False
+
+    return await until_ready(ask, CALL_S)
 
 
 async def _connect(wiring: Wiring) -> tinker.ServiceClient:

@@ -40,7 +40,7 @@ from halteres.process import steady_time
 from halteres.scores import Scorable, best_first
 from halteres.service.durable.futures import Outcome, failure
 from halteres.service.durable.journal import Entry, new_id
-from halteres.service.fleet import running
+from halteres.service.fleet import info_of
 from halteres.service.inference.fields import Dialect, read
 from halteres.service.inference.requests import (
     Call,
@@ -277,12 +277,10 @@ class Inference:
         self._service, self._longest = service, 0
 
     async def context_length(self) -> int:
-        """Tokens that the model reads, prompt and answer together; waits for an engine that
-        starts.
+        """Tokens that the model reads, prompt and answer together; waits for the first engine
+        to be ready.
         """
-        return (
-            await (await running(self._service.fleet.pick(None, b""))).info()
-        ).max_context_length
+        return (await info_of(self._service.fleet.pick(None, b""))).max_context_length
 
     @property
     def ready(self) -> bool:

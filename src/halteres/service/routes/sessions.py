@@ -22,7 +22,7 @@ from starlette.routing import Route
 import halteres
 from halteres.errors import UserError
 from halteres.process import steady_time
-from halteres.service.fleet import running
+from halteres.service.fleet import info_of
 from halteres.service.http import (
     HEALTH,
     answer,
@@ -172,8 +172,8 @@ class SessionRoutes:
 
     async def _capabilities(self, _: Request) -> Any:
         fleet = self._service.fleet
-        trainer = await (await running(fleet.trainer)).info()
-        sampler = await (await running(fleet.pick(None, b""))).info()
+        trainer = await info_of(fleet.trainer)
+        sampler = await info_of(fleet.pick(None, b""))
         facts = {
             "max_context_length": min(trainer.max_context_length, sampler.max_context_length),
             "trainable": trainer.trains,
@@ -223,13 +223,9 @@ class SessionRoutes:
         return {"status": "accepted"}
 
     async def _info(self, request: Request) -> Any:
+        """How the engines are; of them only a trainer that was never ready is waited for."""
         fleet = self._service.fleet
-        model = await (await running(fleet.trainer)).info()
-        sampler = fleet.pick(None, b"")
-        exact: bool | None = None
-        # One that starts is not waited for: this route says how the engines are.
-        if sampler.state == "ready":
-            exact = await fleet.is_exact(await running(sampler))
+        model = await info_of(fleet.trainer)
         trainer, *samplers = [
             {"state": host.state, "pid": host.pid, "restarts": host.restarts}
             for host in (fleet.trainer, *fleet.samplers)
@@ -238,7 +234,7 @@ class SessionRoutes:
             "model": model,
             "engine": trainer,
             "samplers": samplers,
-            "samples_exactly": exact,
+            "samples_exactly": fleet.samples_exactly,
             "version": halteres.__version__,
             "policies": self._service.samplers.versions(tenant_of(request)),
         }

@@ -6,7 +6,7 @@ import asyncio
 import secrets
 from array import array
 from collections import Counter
-from collections.abc import AsyncGenerator, Awaitable, Callable, Iterator, Sequence
+from collections.abc import AsyncGenerator, Callable, Iterator, Sequence
 from contextlib import aclosing, contextmanager
 from dataclasses import dataclass, replace
 from functools import partial
@@ -82,7 +82,7 @@ class StreamBroken(ServerError):
 async def stream_with_failover(
     pick: Callable[[], Host[protocol.Samples]],
     begin: Callable[[protocol.Samples], AsyncGenerator[Piece, None]],
-    is_exact: Callable[[protocol.Samples], Awaitable[bool]],
+    is_exact: Callable[[], bool],
 ) -> AsyncGenerator[Piece, None]:
     """The pieces of a stream that needs nothing an engine held before; if that engine dies, the
     next one goes on, or StreamBroken is raised where it would write something else than was sent.
@@ -92,7 +92,7 @@ async def stream_with_failover(
         async for engine in engines:
             written: Counter[int] = Counter()  # by this engine
             try:
-                if sent and not await is_exact(engine):
+                if sent and not is_exact():
                     raise StreamBroken(
                         "The engine died under this stream.",
                         "Its successor would not write the same tokens again.",
@@ -182,6 +182,10 @@ class Samples:
         """Raise Overloaded rather than take more work of a tenant than it may have."""
         self._limits.of(tenant).check_samples(self._under_way[tenant])
 
+    def _is_exact(self) -> bool:
+        """What was sampled would be the same another time."""
+        return self._fleet.samples_exactly is True
+
     @contextmanager
     def _counted(self, draw: Draw) -> Iterator[None]:
         if not 1 <= draw.num_samples <= MAX_SAMPLES:
@@ -202,7 +206,7 @@ class Samples:
         """As `draw`, and whether it would be the same another time."""
 
         async def call(engine: protocol.Samples) -> tuple[SampleResult, bool]:
-            is_exact = await self._fleet.is_exact(engine)
+            is_exact = self._is_exact()
             if draw.is_repeated and not is_exact:
                 raise gone()
             async with self._snapshots.resident(draw.snapshot, engine):
@@ -233,7 +237,7 @@ class Samples:
         async def fill() -> None:
             try:
                 pick = partial(self._fleet.pick, draw.name, draw.prompt)
-                written = stream_with_failover(pick, begin, self._fleet.is_exact)
+                written = stream_with_failover(pick, begin, self._is_exact)
                 async with (
                     self._queue.places(draw.tenant, draw.num_samples),
                     aclosing(written) as pieces,
@@ -312,8 +316,8 @@ class Samples:
         """
         try:
             async with asyncio.timeout(self._futures.poll_s):
-                engine = await running(self._fleet.pick(None, b""))
-                return LOST_SAMPLE if await self._fleet.is_exact(engine) else failure(gone())
+                await running(self._fleet.pick(None, b""))
+                return LOST_SAMPLE if self._is_exact() else failure(gone())
         except TimeoutError:
             raise NotReady("The engine is starting.", next="Ask again in a moment.") from None
 
