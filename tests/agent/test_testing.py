@@ -666,7 +666,7 @@ async def test_files_are_read_where_they_keep_no_loop_waiting(
 ) -> None:
     threads: list[threading.Thread] = []
 
-    def noted(*_: object) -> None:
+    def noted(*_: object, **__: object) -> None:
         threads.append(threading.current_thread())
         raise NotFound("It is not there.")
 
