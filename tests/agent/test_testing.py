@@ -21,7 +21,7 @@ from typing import Any
 import pytest
 from deadlines import until
 
-from halteres.agent.drafts import choose, load_draft
+from halteres.agent.drafts import choose, current
 from halteres.agent.tool import Caller
 from halteres.agent.trial import folder, request, tester, testing
 from halteres.agent.trial.folder import latest_test
@@ -580,7 +580,7 @@ async def test_a_tester_that_is_ended_while_its_service_loads_leaves_no_service(
 ) -> None:
     """The thread that waits for the service cannot be cancelled: it is told, and waited for."""
     draft(write_environment(tmp_path))
-    chosen = load_draft(Caller(), None)
+    chosen = await asyncio.to_thread(current, Caller(), None, to_run=True)
     new, loading = folder.new_folder(), tmp_path / "loading"
     os.mkfifo(loading)
     reading = os.open(loading, os.O_RDONLY | os.O_NONBLOCK)
@@ -606,7 +606,7 @@ async def test_a_test_is_done_once_all_is_measured_though_its_service_is_still_c
     home: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     draft(write_environment(tmp_path))
-    chosen = load_draft(Caller(), None)
+    chosen = await asyncio.to_thread(current, Caller(), None, to_run=True)
     new, wanted = (
         folder.new_folder(),
         await asyncio.to_thread(new_request, Caller(), chosen, num_steps=1, group_size=2),
