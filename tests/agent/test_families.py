@@ -21,6 +21,7 @@ from typer.testing import CliRunner
 from halteres.agent import start_training as starting
 from halteres.agent.drafts import load_draft
 from halteres.agent.tool import Caller
+from halteres.agent.transports.command_line import for_person
 from halteres.agent.transports.mcp.server import build
 from halteres.cli.main import app
 from halteres.config.resolution import resolve_settings
@@ -252,7 +253,7 @@ async def test_a_run_keeps_the_variant_and_the_defaults_in_its_files_and_no_colo
     assert not [path for path in run.path.rglob("*") if ":" in path.name]
     assert (await told("rl_list_runs"))["runs"][0]["environment"] == "riddle:Wordle-v0"
     assert [row["environment"] for row in list_of_runs()["runs"]] == ["riddle:Wordle-v0"]
-    assert view_of(run)["environment"] == "riddle:Wordle-v0"
+    assert view_of(run, for_person)["environment"] == "riddle:Wordle-v0"
     again = resolve_settings(None, run.path / "config.yaml", []).settings
     assert again.trainer == run.settings().trainer, (
         "our default that was set over the family's is not lost on the way"

@@ -110,7 +110,19 @@ def test_folders_are_found_wherever_an_environment_names_a_reward_model() -> Non
             InvalidData,
             "safetensors",
         ),
-        ({"adapter_config.json": {"task_type": "CAUSAL_LM"}}, InvalidData, "CAUSAL_LM"),
+        (
+            {
+                "adapter_config.json": {
+                    "task_type": "CAUSAL_LM",
+                    "peft_type": "LORA",
+                    "r": 4,
+                    "lora_alpha": 8,
+                    "target_modules": ["q_proj"],
+                }
+            },
+            InvalidData,
+            "CAUSAL_LM",
+        ),
     ],
 )
 def test_a_folder_that_is_no_reward_model_is_refused_before_the_run(
