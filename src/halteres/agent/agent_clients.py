@@ -239,7 +239,9 @@ class InJsonFile:
     def _read(self) -> dict[str, Any]:
         try:
             text = decoded(content(self.file) or b"")
-            document = parse_json(text) if text.strip() else {}
+            document = {}
+            if text.strip():
+                document = parse_json(text)
         except DocumentError as error:
             raise InvalidConfig(
                 f"{self.file} cannot be read: {error}.",
@@ -493,9 +495,13 @@ class Installation:
         """Skills first: the registration is what switches us on."""
         place = self.place
         registered = place.registration.adding(self._server())
-        copies = skill_copies(place.skills, place.within) if place.skills else ()
+        copies = ()
+        if place.skills:
+            copies = skill_copies(place.skills, place.within)
         steps = [copy.adding(self.client.name) for copy in copies]
-        return (*steps, registered) if registered else tuple(steps)
+        if registered:
+            return (*steps, registered)
+        return tuple(steps)
 
     def removing(self) -> tuple[Step, ...]:
         """Remove what is ours, the copies first: a client's command may fail. No step where nothing
@@ -503,7 +509,9 @@ class Installation:
         """
         place = self.place
         registered = place.registration.removing()
-        copies = skill_copies(place.skills, place.within) if place.skills else ()
+        copies = ()
+        if place.skills:
+            copies = skill_copies(place.skills, place.within)
         steps = [*(copy.removing(self.client.name) for copy in copies), registered]
         return tuple(step for step in steps if step)
 

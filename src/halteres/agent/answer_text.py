@@ -50,7 +50,9 @@ def echoed(value: Any, room: int = 400) -> Any:
     """A value that a call gave, as its answer repeats it: itself where it is small, else
     shortened.
     """
-    return shortened(value, room) if isinstance(value, str) else shortened_item(value, room)
+    if isinstance(value, str):
+        return shortened(value, room)
+    return shortened_item(value, room)
 
 
 def nonempty(**facts: Any) -> dict[str, Any]:
@@ -108,7 +110,9 @@ def _emptied(value: Any) -> Any:
     """Of the same kind, and short."""
     if isinstance(value, str):
         return shortened(value, 60)
-    return type(value)() if isinstance(value, list | dict) else None
+    if isinstance(value, list | dict):
+        return type(value)()
+    return None
 
 
 def _length(value: Any) -> int:
@@ -194,13 +198,18 @@ def _with_marks(value: Any, parent: str) -> Any:
     answer: dict[str, Any] = {}
     for name, item in value.items():
         source = _SOURCES.get(f"{parent}.{name}", _SOURCES.get(name))
-        answer[name] = _with_marks(item, name) if source is None else _all_marked(item, source)
+        if source is None:
+            answer[name] = _with_marks(item, name)
+        else:
+            answer[name] = _all_marked(item, source)
     return answer
 
 
 def _all_marked(value: Any, source: str) -> Any:
     if isinstance(value, str):
-        return value if _WORD.fullmatch(value) else fenced(value, source)
+        if _WORD.fullmatch(value):
+            return value
+        return fenced(value, source)
     if isinstance(value, Mapping):
         return {_MARK.sub("&lt;", name): _all_marked(item, source) for name, item in value.items()}
     if isinstance(value, list) and value and all(isinstance(item, str) for item in value):

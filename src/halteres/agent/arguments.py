@@ -120,13 +120,16 @@ def _from_text(text: str, types: set[str]) -> Any:
         parsed = {"True": True, "False": False, "None": None}.get(text.strip(), text)
     if parsed is None:
         return None
-    parsed = _read(parsed, types) if isinstance(parsed, float) else parsed
+    if isinstance(parsed, float):
+        parsed = _read(parsed, types)
     is_truth = isinstance(parsed, bool)
     fits = any(
         isinstance(parsed, _TYPES[one]) and is_truth == (one == "boolean")
         for one in types & _TYPES.keys()
     )
-    return parsed if fits else text
+    if fits:
+        return parsed
+    return text
 
 
 def _texts(value: Any) -> Iterator[str]:

@@ -131,13 +131,12 @@ def _checked(found: Tool[...], arguments: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _is_deeper(value: Any, levels: int) -> bool:
-    items = (
-        value.values()
-        if isinstance(value, Mapping)
-        else value
-        if isinstance(value, list | tuple)
-        else None
-    )
+    if isinstance(value, Mapping):
+        items = value.values()
+    elif isinstance(value, list | tuple):
+        items = value
+    else:
+        items = None
     return items is not None and (
         levels == 0 or any(_is_deeper(item, levels - 1) for item in items)
     )
@@ -151,16 +150,15 @@ def _invalid(found: Tool[...], error: ValidationError) -> UserError:
         if detail["type"] == "extra_forbidden":
             rule = f"there is no such argument (there are: {', '.join(known) or 'none'})"
         field, got = ".".join(str(part) for part in detail["loc"]), detail["input"]
-        got = (
-            got
-            if got is None or isinstance(got, bool | int | float | str)
-            else clipped(repr(got), 1000)
-        )
+        if not (got is None or isinstance(got, bool | int | float | str)):
+            got = clipped(repr(got), 1000)
         problems.append({"field": clipped(field, LONGEST_ECHO), "rule": rule, "got": got})
     sentences = "; ".join(
         f"{problem['field']}: {problem['rule']}" for problem in problems[:MOST_PROBLEMS]
     )
-    more = f"; and {len(problems) - MOST_PROBLEMS} more" if len(problems) > MOST_PROBLEMS else ""
+    more = ""
+    if len(problems) > MOST_PROBLEMS:
+        more = f"; and {len(problems) - MOST_PROBLEMS} more"
     what = f"{found.name} cannot be called so: {sentences}{more}."
     takes = f"{found.name} takes: {', '.join(known) or 'no arguments'}"
     return UserError(what, "", takes, problems=problems, field=problems[0]["field"], allowed=known)
@@ -178,7 +176,9 @@ def refused(name: str, error: HalteresError, arguments: Mapping[str, Any], calle
         ]
         if len(problems) > MOST_PROBLEMS:
             body["num_problems"] = len(problems)
-    takes = BY_NAME[name].arguments.model_fields if name in BY_NAME else {}
+    takes = {}
+    if name in BY_NAME:
+        takes = BY_NAME[name].arguments.model_fields
     draft = arguments.get("draft")
     following = next_call(name, error, draft if isinstance(draft, str) else None, takes)
     body["next"] = written(following, caller.write)

@@ -88,14 +88,18 @@ class ComparedRun:
         points = series(self.outcome.rows, metric)
         if not points:
             return None
-        last = 1 if metric.startswith("eval/") else max(1, min(LAST_STEPS, len(points) // 5))
+        last = 1
+        if not metric.startswith("eval/"):
+            last = max(1, min(LAST_STEPS, len(points) // 5))
         return fmean(value for _, value in points[-last:])
 
     def difference(self, other: ComparedRun, metric: str, confidence: float) -> Difference:
         """How much better this run is; by their last evaluations where the metric is of those."""
         before, after = other.outcome.evaluations, self.outcome.evaluations
         both = metric.startswith("eval/") and before and after
-        found = differences(before[-1], after[-1], confidence).get(metric) if both else None
+        found = None
+        if both:
+            found = differences(before[-1], after[-1], confidence).get(metric)
         return found or Difference(delta=(self.value(metric) or 0.0) - (other.value(metric) or 0.0))
 
 
@@ -156,7 +160,9 @@ def rl_compare_runs(
     environments = sorted({run.state.environment for run in runs})
     mixed = len(environments) > 1
     notes = [*choice.notes, *([] if deciding else [UNDECIDED]), *_doubts(runs, environments)]
-    picture = _picture(runs, choice.names, notes) if plot else None
+    picture = None
+    if plot:
+        picture = _picture(runs, choice.names, notes)
     following = NextStep.of("rl_get_results", best.state.run_id)
     if going_on := next((run.state.run_id for run in runs if not run.state.terminal), None):
         following = NextStep.of("rl_check_status", going_on, wait_s=45, until="terminal")
@@ -173,7 +179,9 @@ def rl_compare_runs(
     answer.settings_that_differ, more = _settings_that_differ(runs, ROOM - size_of(rest))
     if more:
         answer.more_settings_that_differ = more
-    return answer.showing(picture) if picture else answer
+    if picture:
+        return answer.showing(picture)
+    return answer
 
 
 def _found(run_ids: Sequence[str]) -> tuple[list[RunDirectory], list[dict[str, Any]]]:
@@ -216,15 +224,15 @@ def _best(runs: Sequence[ComparedRun], metric: str) -> tuple[ComparedRun, Best] 
     )
     confidence = 1 - (1 - CONFIDENCE) / len(others)
     closest, *further = [best.difference(other, metric, confidence) for other in others]
-    why = f"{closest.delta:+.4g} against" if closest.delta else "level with"
+    why = "level with"
+    if closest.delta:
+        why = f"{closest.delta:+.4g} against"
     why += f" {others[0].state.run_id}"
     if closest.interval:
         low, high = closest.interval
-        tasks = (
-            f", paired over {closest.num_tasks} tasks"
-            if closest.method == "paired"
-            else ", unpaired"
-        )
+        tasks = ", unpaired"
+        if closest.method == "paired":
+            tasks = f", paired over {closest.num_tasks} tasks"
         why += f", {100 * confidence:.3g} % interval {low:+.3f} to {high:+.3f}{tasks}"
     elif not metric.startswith("eval/"):
         why += ", means of the last steps: no test, every step has other tasks"
@@ -256,13 +264,17 @@ def _figure(run: ComparedRun, name: str) -> Any:
     value, gain = run.value(name), run.outcome.gains.get(name)
     if value is None or not name.startswith("eval/"):
         return rounded(value)
-    choose_best = min if lower_is_better(name) else max
+    choose_best = max
+    if lower_is_better(name):
+        choose_best = min
     step, best = choose_best(reversed(series(run.outcome.rows, name)), key=lambda point: point[1])
     figure: dict[str, Any] = {"last": rounded(value)}
     if best != value:
         figure |= {"best": rounded(best), "best_step": step}
     if gain:
-        interval = [round(bound, 3) + 0.0 for bound in gain.interval] if gain.interval else None
+        interval = None
+        if gain.interval:
+            interval = [round(bound, 3) + 0.0 for bound in gain.interval]
         figure |= {"gain": rounded(gain.delta), "ci95": interval}
     return figure
 
@@ -276,11 +288,9 @@ def _doubts(runs: Sequence[ComparedRun], environments: Sequence[str]) -> Iterato
     for run in runs:
         if not run.state.terminal:
             found = run.outcome.evaluations
-            newest = (
-                f"its last evaluation is of step {found[-1].step}"
-                if found
-                else "it has not been evaluated"
-            )
+            newest = "it has not been evaluated"
+            if found:
+                newest = f"its last evaluation is of step {found[-1].step}"
             yield f"{run.state.run_id} goes on; {newest}"
     if len(environments) > 1:
         yield f"environments differ ({', '.join(environments)}): which run is best cannot be said"
@@ -336,5 +346,7 @@ def _settings_that_differ(
         if size_of({**shown, field: values}) <= room - FOR_NAMES:
             shown[field] = values
     more = [field for field in differing if field not in shown]
-    beyond = [f"and {len(more) - MOST_NAMES} more"] if len(more) > MOST_NAMES else []
+    beyond = []
+    if len(more) > MOST_NAMES:
+        beyond = [f"and {len(more) - MOST_NAMES} more"]
     return shown, more[:MOST_NAMES] + beyond

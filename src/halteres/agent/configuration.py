@@ -82,7 +82,9 @@ def mended_call(
         else:
             return None
     step = NextStep(tool, {**arguments, "changes": mended})
-    return step if mended and len(step.call) <= LONGEST_CALL else None
+    if mended and len(step.call) <= LONGEST_CALL:
+        return step
+    return None
 
 
 CHARACTERS_PER_10 = 1600
@@ -166,7 +168,9 @@ def rl_list_environments(
         if (variants := _matching(one, query)) is not None
     }
     first = next((variants[0] if variants else one.name for one, variants in matches.items()), None)
-    none_found = LIST_ENVIRONMENTS if query else NextStep.of("rl_list_environments", refresh=True)
+    none_found = LIST_ENVIRONMENTS
+    if not query:
+        none_found = NextStep.of("rl_list_environments", refresh=True)
     # Files that cannot be read, and those that could not say what they are when they were last
     # asked.
     failed = [(one.file_path, last_failure(Path(one.file_path))) for one in found.environments]
@@ -251,7 +255,9 @@ def rl_select_environment(
 
     Earlier edits are discarded and told. With `changes`, settings are edited in the same call.
     """
-    other_draft = draft if draft != caller.draft else None
+    other_draft = None
+    if draft != caller.draft:
+        other_draft = draft
     with mending("rl_select_environment", changes or {}, name=name, draft=other_draft):
         chosen = drafts.choose(caller, draft, name, changes or {})
     resolved = chosen.resolved
@@ -360,12 +366,13 @@ def rl_get_current_config(
     else:
         shown = [one for one in settings if is_full or one.is_headline]
     rows = [(one, one.full if is_full or field else one.brief) for one in shown]
-    tip = (
-        TIP
-        if field or is_full
-        else (TIP, f' All {len(settings)}: detail="full"; one in full: field="NAME".')
-    )
-    models, first = _models(resolved) if field and shown[0].key == MODEL else ([], "")
+    tip = TIP
+    if not (field or is_full):
+        tip = (TIP, f' All {len(settings)}: detail="full"; one in full: field="NAME".')
+    if field and shown[0].key == MODEL:
+        models, first = _models(resolved)
+    else:
+        models, first = ([], "")
     policy = load_policy().name
     return Configuration(
         environment=resolved.settings.run.environment_name,
@@ -424,7 +431,9 @@ def rl_edit_config(
 
     Values are checked before anything is changed; the answer tells what was, and what is now.
     """
-    other_draft = draft if draft != caller.draft else None
+    other_draft = None
+    if draft != caller.draft:
+        other_draft = draft
     with drafts.editing(caller, draft) as stored:
         _ = stored.selected
         edits = _edits(field, value, changes)
@@ -552,9 +561,9 @@ def _warnings(before: Resolved, after: Resolved) -> list[str]:
 def _tokens(env: Mapping[str, Any]) -> int:
     """How many are sampled and trained on in a step; 0 where the environment does not say."""
     batch, length = env.get("batch_size"), env.get("max_new_tokens") or env.get("max_token_length")
-    return (
-        max(0, batch) * max(0, length) if isinstance(batch, int) and isinstance(length, int) else 0
-    )
+    if isinstance(batch, int) and isinstance(length, int):
+        return max(0, batch) * max(0, length)
+    return 0
 
 
 def _is_here(model: str) -> bool:
@@ -581,7 +590,9 @@ def _unusable_model(resolved: Resolved) -> list[str]:
     if MODEL not in policy.lock or environ.service_url() is not None:
         return []
     found = next((one for one in _known_models(resolved.settings) if one.name == model), None)
-    wrong = [] if _is_here(model) else ["is not on this disk"]
+    wrong = []
+    if not _is_here(model):
+        wrong = ["is not on this disk"]
     if found is not None and found.fits == "no":
         wrong.append(
             f"does not fit here ({found.need_gb:.0f} GB are needed, {found.free_gb or 0:.1f} GB "
@@ -591,4 +602,6 @@ def _unusable_model(resolved: Resolved) -> list[str]:
         f"the model '{model}' {' and '.join(wrong)}: no run can start. "
         f"{how_to_unlock(MODEL, policy)}"
     )
-    return [unusable] if wrong else []
+    if wrong:
+        return [unusable]
+    return []

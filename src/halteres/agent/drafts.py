@@ -105,7 +105,8 @@ class Draft:
         """The settings that a run would have now, under the policy in force, with the draft's
         changes or with these. Raises as `resolve_settings`.
         """
-        changes = self.changes if changes is None else changes
+        if changes is None:
+            changes = self.changes
         resolved = resolve_settings(self.selected, None, (), changes=changes)
         if not self.name or "run.name" in resolved.sources:
             return resolved
@@ -129,7 +130,8 @@ def admitted(caller: Caller, draft: Draft, changes: Mapping[str, Any] | None = N
     Raises:
         TokenNeeded: that takes the token. Else as `resolve_settings`.
     """
-    changes = draft.changes if changes is None else changes
+    if changes is None:
+        changes = draft.changes
     open_access.check_changes(caller, draft.selected, changes)
     resolved = draft.resolve(changes)
     open_access.check_settings(caller, resolved.settings, resolved.sources)
@@ -268,7 +270,10 @@ def lock_of(file: Path) -> Path:
 
 
 def _file(draft: Draft) -> Path:
-    folder = drafts_folder() / "open" if draft.is_open else drafts_folder()
+    if draft.is_open:
+        folder = drafts_folder() / "open"
+    else:
+        folder = drafts_folder()
     return folder / f"{draft.handle}.json"
 
 
@@ -332,7 +337,9 @@ def found_environment(environment: str) -> EnvironmentFile:
     """
     base, variant = split_name(environment)
     folders = environ.environment_folders()
-    begins = [Path.cwd(), *folders, *(folder.parent for folder in folders)] if is_path(base) else []
+    begins = []
+    if is_path(base):
+        begins = [Path.cwd(), *folders, *(folder.parent for folder in folders)]
     places = list(dict.fromkeys(begin / Path(base).expanduser() for begin in begins))
     file = next((place for place in places if place.is_file()), None)
     if file is not None and file.suffix != ".py":
@@ -344,7 +351,9 @@ def found_environment(environment: str) -> EnvironmentFile:
         return find_environment(environment if file is None else joined_name(str(file), variant))
     except EnvironmentNotFound as error:
         guess = error.details.get("did_you_mean")
-        why = f"There is no file {', '.join(map(str, places))}." if places else ""
+        why = ""
+        if places:
+            why = f"There is no file {', '.join(map(str, places))}."
         raise EnvironmentNotFound(
             f"Environment '{environment}' not found.",
             f"Did you mean '{guess}'?" if guess else why,
@@ -358,7 +367,10 @@ def current(caller: Caller, handle: str | None, *, to_run: bool = False) -> Curr
     good. `to_run`: the caller runs something with it. Raises as `edited`.
     """
     draft = load_draft(caller, handle)
-    resolve = partial(admitted, caller, draft) if to_run else draft.resolve
+    if to_run:
+        resolve = partial(admitted, caller, draft)
+    else:
+        resolve = draft.resolve
     found = _as_it_can_be(draft, {}, resolve)
     if found.discarded:
         with editing(caller, handle) as now:
@@ -481,7 +493,9 @@ class Setting:
 
     @property
     def _locked_value(self) -> dict[str, Any]:
-        return {"locked_value": self.lock.value} if self.lock else {}
+        if self.lock:
+            return {"locked_value": self.lock.value}
+        return {}
 
     @property
     def is_headline(self) -> bool:

@@ -139,8 +139,13 @@ def _request(
             policy=model.name,
         )
     else:
-        found = weights_of(weights) if weights else None
-        run = found.run if found else chosen_run(run_id)
+        found = None
+        if weights:
+            found = weights_of(weights)
+        if found:
+            run = found.run
+        else:
+            run = chosen_run(run_id)
         state, settings = run.state(), run.settings()
         if num_tasks and state.is_foreign:
             what = f"num_tasks cannot be set for {state.environment}."
@@ -187,7 +192,9 @@ def _under_way_or_started(request: Request) -> TestFolder:
                 "One at a time is made: each may load a model. It ends by itself.",
                 NextStep.of("rl_evaluate", evaluation_id=other, wait_s=45),
             )
-        keys = (environ.API_KEY,) if request.service_url else ()
+        keys = ()
+        if request.service_url:
+            keys = (environ.API_KEY,)
         return folders.begin("e", MODULE, request, *keys)
 
 
@@ -235,7 +242,9 @@ def _improvement(
 ) -> dict[str, Any]:
     """Over the run's first evaluation, task by task where both asked the same."""
     run = request.exam.run
-    first = next(iter(evaluations(run, merge_by_step(run.metrics()))), None) if run else None
+    first = None
+    if run:
+        first = next(iter(evaluations(run, merge_by_step(run.metrics()))), None)
     if run is None or first is None or first.step == request.step:
         return {}
     # its first evaluation was of other tasks

@@ -76,7 +76,9 @@ def machine_checks(found: machine.Machine | None = None) -> Iterator[Check]:
     )
     check, policy = attempt("policy", load_policy)
     if policy is None:
-        why = check.failure.sentence if check.failure else ""
+        why = ""
+        if check.failure:
+            why = check.failure.sentence
         yield Check(
             name="policy", ok=False, found=why, remedy=f"Mend {environ.home() / 'policy.yaml'}."
         )
@@ -125,7 +127,9 @@ def _described(found: machine.Machine) -> str:
 
 
 def _gb(count: int | None) -> str:
-    return "?" if count is None else f"{count / 1e9:.1f}"
+    if count is None:
+        return "?"
+    return f"{count / 1e9:.1f}"
 
 
 class MachineFacts(Facts):
@@ -178,7 +182,9 @@ def rl_health_check(caller: Caller) -> Health:
     if problems:
         following = ("mend the problems, then ", HEALTH)
     else:
-        following = NextStep.of("rl_check_status", active[0]) if active else LIST_ENVIRONMENTS
+        following = LIST_ENVIRONMENTS
+        if active:
+            following = NextStep.of("rl_check_status", active[0])
     models = known_models(there=found)
     first = proposed(models)
     present = [model for model in models if model.present and model is not first]

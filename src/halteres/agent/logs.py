@@ -62,8 +62,12 @@ def rl_get_logs(
         if file.resolve().is_relative_to(folder) and file.is_file()
     }
     if role is None:
-        exited = report.failure.exit if report.failure else None
-        failed = exited.process if exited else "trainer"
+        exited = None
+        if report.failure:
+            exited = report.failure.exit
+        failed = "trainer"
+        if exited:
+            failed = exited.process
         role = next(
             (name for name in (failed, "trainer", "supervisor") if name in files), "trainer"
         )
@@ -71,14 +75,18 @@ def rl_get_logs(
         raise unknown(
             UserError, "log", role[:40], files, NextStep.of("rl_check_status", run.run_id)
         )
-    most = SEARCHED_BYTES if grep else TAIL_BYTES
+    most = TAIL_BYTES
+    if grep:
+        most = SEARCHED_BYTES
     with files[role].open("rb") as stream:
         end = stream.seek(0, 2)
         stream.seek(max(0, end - most))
         read = [clean_line(line) for line in stream.read(most).decode(errors="replace").split("\n")]
     if end > most:
         del read[0]  # its beginning was not read
-    matches = line_filter(grep) if grep else bool
+    matches = bool
+    if grep:
+        matches = line_filter(grep)
     matching_lines = [line for line in read if line and matches(line)]
     newest: list[str] = []
     room = LENGTH

@@ -34,11 +34,9 @@ def next_call(
                 LIST_ENVIRONMENTS, NextStep.of("rl_select_environment", Placeholder("name"))
             )
         case "environment_not_found":
-            return (
-                NextStep.of("rl_select_environment", guess, draft=draft)
-                if guess
-                else LIST_ENVIRONMENTS
-            )
+            if guess:
+                return NextStep.of("rl_select_environment", guess, draft=draft)
+            return LIST_ENVIRONMENTS
         case "environment_broken":
             return "mend the file, then ", NextStep.of("rl_list_environments", refresh=True)
         case "unknown_field":

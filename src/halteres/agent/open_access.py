@@ -145,7 +145,9 @@ class _Given:
             ) from None
         if found is not None:
             place = f"{self.section}.{found.place}"
-            at = "" if place in (self.key, self.name) else f" ({place})"
+            at = ""
+            if place not in (self.key, self.name):
+                at = f" ({place})"
             raise TokenNeeded.of(
                 f"'{self.name}'{at} cannot be set without the token.", USED_AS_YOU, field=self.name
             )

@@ -144,7 +144,9 @@ def rl_get_results(
     report = report_of(run)
     state = report.state
     outcome = report.outcome
-    choice = choose(metrics, {name for row in outcome.rows for name in row}) if metrics else None
+    choice = None
+    if metrics:
+        choice = choose(metrics, {name for row in outcome.rows for name in row})
     notes = _notes(report, outcome, choice)
     picture, shown = None, dict[str, Any]()
     if plot:
@@ -152,7 +154,10 @@ def rl_get_results(
             picture = picture_of(run, state, outcome.rows)
         except HalteresError as error:  # the figures are not lost for want of a picture
             notes.append(error.sentence)
-        shown["plot"] = str(picture) if picture else None
+        if picture:
+            shown["plot"] = str(picture)
+        else:
+            shown["plot"] = None
     failed = [*reversed(report.progress.eval_failed)][:MOST_FAILED]
     rows, checkpoints, cost = outcome.rows, run.checkpoints(), outcome.cost
     success = success_in(rows)
@@ -163,8 +168,12 @@ def rl_get_results(
     # Hours are of the engine's device, where it is known which that is; a service of somebody
     # else's is not ours.
     device = str(state.processes.get("engine", {}).get("device") or "engine")
-    unit = "gpu" if device.startswith("cuda") else device
-    hours = {} if state.service_given else {f"{unit}_hours": rounded(cost.minutes / 60)}
+    unit = device
+    if device.startswith("cuda"):
+        unit = "gpu"
+    hours = {}
+    if not state.service_given:
+        hours = {f"{unit}_hours": rounded(cost.minutes / 60)}
     answer = Results(
         run_id=run.run_id,
         status=state.status,
@@ -190,14 +199,16 @@ def rl_get_results(
         alerts=_alerts(report),
         next=_next(report, outcome),
     )
-    return answer.showing(picture) if picture else answer
+    if picture:
+        return answer.showing(picture)
+    return answer
 
 
 def _notes(report: RunReport, outcome: Outcome, choice: Choice | None) -> list[str]:
     state = report.state
-    notes = (
-        [f"{state.code or state.status}: {shortened(error_of(state), 300)}"] if state.error else []
-    )
+    notes = []
+    if state.error:
+        notes = [f"{state.code or state.status}: {shortened(error_of(state), 300)}"]
     notes += choice.notes if choice else ()
     notes += [report.hardly_moved] if report.hardly_moved else []
     notes += report.remarks
@@ -214,13 +225,18 @@ def _notes(report: RunReport, outcome: Outcome, choice: Choice | None) -> list[s
             "unpaired: no samples of the same tasks in both evaluations; the interval is wider "
             "than need be"
         )
-    return [*notes, report.progress.no_evaluation] if report.progress.no_evaluation else notes
+    if report.progress.no_evaluation:
+        return [*notes, report.progress.no_evaluation]
+    return notes
 
 
 def _figures(outcome: Outcome, choice: Choice | None) -> dict[str, Any]:
     """Final metrics, baseline and improvement; of the chosen metrics, or of the headline."""
     final, first = outcome.final, outcome.baseline
-    names = choice.names if choice else headline(final)
+    if choice:
+        names = choice.names
+    else:
+        names = headline(final)
     baseline = [
         name for name in names if first and name in first.figures and not name.endswith("_stderr")
     ]
@@ -263,7 +279,9 @@ def _history(rows: Sequence[Row], names: Sequence[str], points: int) -> list[dic
 
     rows = [row for row in rows if num_metrics(row)]
     points = max(2, min(points, MOST_FIGURES // max(1, len(names))))
-    chosen = rows if len(rows) <= points else spread(rows, points)
+    chosen = rows
+    if not (len(rows) <= points):
+        chosen = spread(rows, points)
     return [
         {
             "step": row["step"],
@@ -309,7 +327,9 @@ def _alerts(report: RunReport) -> list[AlertRow]:
     """Newest first; of two the call that their remedy begins with, or goes on with once the run has
     ended.
     """
-    made = ("rl_stop_training", "rl_get_results") if report.state.terminal else ()
+    made = ()
+    if report.state.terminal:
+        made = ("rl_stop_training", "rl_get_results")
     rows = [
         AlertRow(rule=alert.rule, step=alert.step, times=alert.times) for alert in report.alerts
     ]
@@ -340,7 +360,9 @@ def _next(report: RunReport, outcome: Outcome) -> Advice:
     if rival := next(alike, None):
         return NextStep.of("rl_compare_runs", [run_id, rival])
     gain = outcome.gains.get(CORRECT)
-    which = "best" if gain and gain.certain and gain.delta > 0 else "worst"
+    which = "worst"
+    if gain and gain.certain and gain.delta > 0:
+        which = "best"
     return NextStep.of("rl_get_rollouts", run_id, which=which)
 
 
@@ -475,11 +497,9 @@ def _step_figures(found: StepOfRollouts) -> dict[str, Any]:
     if failures:
         figures["failed"] = dict(failures.most_common(4))
         figures["last_failure"] = shortened(found.why or "", 200)
-    return (
-        figures
-        if found.whole
-        else {**figures, "note": "the step is too large; these are of its first groups"}
-    )
+    if found.whole:
+        return figures
+    return {**figures, "note": "the step is too large; these are of its first groups"}
 
 
 def _row(rollout: Rollout, room: int, times: int) -> RolloutRow:
@@ -508,7 +528,9 @@ def _row(rollout: Rollout, room: int, times: int) -> RolloutRow:
 def _turns(turns: Sequence[Turn], room: int) -> list[dict[str, Any]]:
     """Each with what was observed after it; of many, the first and the last."""
     half, missing = MOST_TURNS // 2, max(0, len(turns) - MOST_TURNS)
-    shown = [*turns[:half], *turns[len(turns) - half :]] if missing else turns
+    shown = turns
+    if missing:
+        shown = [*turns[:half], *turns[len(turns) - half :]]
     each = (
         max(0, room // len(shown) - size_of({"text": "", "observation": "", "reward": 0.1234})) // 2
     )
@@ -523,14 +545,19 @@ def _turns(turns: Sequence[Turn], room: int) -> list[dict[str, Any]]:
         }
         for turn in shown
     ]
-    return [*rows[:half], {"left_out": missing}, *rows[half:]] if missing else rows
+    if missing:
+        return [*rows[:half], {"left_out": missing}, *rows[half:]]
+    return rows
 
 
 def _next_to_read(run: RunDirectory, step: int, which: Which) -> Advice:
     if which == "random":
         return NextStep.of("rl_get_rollouts", run.run_id, step=step, which="worst")
     report = report_of(run)
-    remedy = report.pressing.remedy if report.pressing else Remedy()
+    if report.pressing:
+        remedy = report.pressing.remedy
+    else:
+        remedy = Remedy()
     mentions_worst = any(
         call.args.get("which") == "worst" for call in (*remedy.steps, *remedy.later)
     )
@@ -544,4 +571,6 @@ def _next_to_read(run: RunDirectory, step: int, which: Which) -> Advice:
             "resume_from" in call.args for call in (*left.steps, *left.later)
         ):
             left = Remedy()
-    return report.next if left == Remedy() else left
+    if left == Remedy():
+        return report.next
+    return left

@@ -95,7 +95,9 @@ class RewardModels(Result):
 def rl_list_reward_models(caller: Caller) -> RewardModels:
     """List the reward models on this machine: trained by runs, or put into the store."""
     found = [_row(folder, run_id) for folder, run_id in _folders()]
-    path = found[0].model if found else None
+    path = None
+    if found:
+        path = found[0].model
     following = NextStep.of("rl_train_reward_model", dry_run=True)
     if path:
         following = NextStep.of("rl_edit_config", "reward_model_path", path)
@@ -377,7 +379,9 @@ async def _scored(
 
     def start() -> TestFolder:
         request = make_request()
-        keys = (environ.REWARD_KEY,) if "://" in request.model else ()
+        keys = ()
+        if "://" in request.model:
+            keys = (environ.REWARD_KEY,)
         return folders.begin("r", MODULE, request, *keys)
 
     folder = await folders.awaited("r", evaluation_id, wait_s, start, LIST)
@@ -427,7 +431,9 @@ async def _score(request: RewardRequest) -> dict[str, Any]:
 
     scorer = open_scorer(request.model, output=comparable_units(request.model))
     if request.data is not None:
-        stored = read_reward_file(Path(request.model)) if Path(request.model).is_dir() else None
+        stored = None
+        if Path(request.model).is_dir():
+            stored = read_reward_file(Path(request.model))
         try:
             return evaluation_report.as_json(
                 await evaluate(scorer, read_preferences(request.data), stored=stored, probe=False)

@@ -120,7 +120,9 @@ def _resumed_facts(plan: RunPlan) -> dict[str, Any]:
     changed = ", ".join(
         f"{name} {before} -> {now}" for name, (before, now) in _changed(plan).items()
     )
-    but = f", but {changed}" if changed else ""
+    but = ""
+    if changed:
+        but = f", but {changed}"
     return {"message": f"{message} Its settings are that run's{but}; your draft plays no part."}
 
 
@@ -208,7 +210,9 @@ def rl_start_training(
             NextStep.of(TOOL, resume_from=resume_from, changes=changes),
             field="environment",
         )
-    old = find_run(resume_from) if resume_from else None
+    old = None
+    if resume_from:
+        old = find_run(resume_from)
     discarded: Mapping[str, Any] = {}
     with mending(TOOL, changes, environment=environment, resume_from=resume_from, draft=draft):
         if old is not None:
@@ -249,7 +253,10 @@ def _rehearsed(plan: RunPlan, start: NextStep, reward: Check, facts: dict[str, A
             checks[-1].remedy = NextStep("rl_test_inference")
         if not (is_tested and reward.ok):
             test = NextStep.of("rl_test_inference", draft=start.args["draft"])
-            following = then(test, following) if reward.ok else test
+            if reward.ok:
+                following = then(test, following)
+            else:
+                following = test
     refusal = plan.refusal
     if refusal is not None:
         following = next_call(TOOL, _corrected(refusal, start))
@@ -273,7 +280,10 @@ def _reward_check(settings: Settings, draft: str) -> Check:
     if outcome is None or outcome.groups_with_variance is None:
         return Check(name=REWARD, found="not tested yet")
     minutes = max(0.0, time.time() - outcome.finished_at) / 60
-    ago = f"{minutes:.0f} min" if minutes < 120 else f"{minutes / 60:.0f} h"
+    if minutes < 120:
+        ago = f"{minutes:.0f} min"
+    else:
+        ago = f"{minutes / 60:.0f} h"
     figures = {
         "groups_with_variance": outcome.groups_with_variance,
         "from": f"rl_test_inference {ago} ago",
@@ -308,7 +318,9 @@ def _started(
     if plan.estimate is not None:  # what can be reached within one wait
         within_wait = int((WAIT_S - BEFORE_FIRST_S) / plan.estimate.step_s.high)
         steps = state.step + max(1, within_wait)
-        until = "terminal" if steps >= state.total_steps else f"step>={steps}"
+        until = "terminal"
+        if not (steps >= state.total_steps):
+            until = f"step>={steps}"
     return Started(
         **{**_facts(run, plan.settings, plan.sources), **facts},
         **nonempty(estimate=plan.estimate.facts if plan.estimate else None, warnings=warnings),
@@ -321,7 +333,10 @@ def _already_started(run: RunDirectory) -> Started:
     state = run.state()
     facts = _facts(run, run.settings(), sources_of(run.path))
     facts["message"] = "This idempotency_key has started this run already; nothing new was started."
-    facts["status"] = "starting" if state.status == "pending" else state.status
+    if state.status == "pending":
+        facts["status"] = "starting"
+    else:
+        facts["status"] = state.status
     if not state.terminal:
         return Started(
             **facts, next=NextStep.of("rl_check_status", run.run_id, wait_s=WAIT_S, until="change")

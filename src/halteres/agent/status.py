@@ -184,7 +184,9 @@ async def rl_check_status(
     if not run_ids:
         event = Until.parse(until or "change")
         run = await asyncio.to_thread(chosen_run, run_id)
-        woke = await wait_for(run, event, wait_s) if wait_s else None
+        woke = None
+        if wait_s:
+            woke = await wait_for(run, event, wait_s)
         return await asyncio.to_thread(_answer, run, woke, _wait_cut(wait_s))
     event = Until.parse(until or "terminal")
     if run_id:
@@ -192,7 +194,9 @@ async def rl_check_status(
         raise UserError("rl_check_status takes run_id or run_ids.", "", several)
     found = await asyncio.to_thread(lambda: [chosen_run(each) for each in run_ids])
     runs = [*{run.run_id: run for run in found}.values()]
-    woke = await wait_for_all(runs, event, wait_s) if wait_s else None
+    woke = None
+    if wait_s:
+        woke = await wait_for_all(runs, event, wait_s)
     return await asyncio.to_thread(_answer_on_several, runs, woke, _wait_cut(wait_s))
 
 
@@ -208,7 +212,9 @@ def _answer(run: RunDirectory, woke: str | None, wait_cut: str) -> StatusResult:
     if limited := rate_limited_answer(report):
         return StatusResult(**limited, next=until_it_ends(run.run_id))
     # a failure needs the room, and mostly has the same cause
-    failed = None if state.status == "failed" else progress.unevaluated
+    failed = None
+    if state.status != "failed":
+        failed = progress.unevaluated
     answer = StatusResult(
         run_id=run.run_id,
         status=state.status,
@@ -298,8 +304,13 @@ def _answer_on_several(runs: list[RunDirectory], woke: str | None, wait_cut: str
         wait_s = int(environ.longest_wait_s())
         following = NextStep.of("rl_check_status", run_ids=ids, wait_s=wait_s, until="terminal")
     else:
-        following = NextStep.of("rl_compare_runs", ids) if len(ids) > 1 else reports[0].next
-    cut = wait_cut if woke == "wait_s" else ""
+        if len(ids) > 1:
+            following = NextStep.of("rl_compare_runs", ids)
+        else:
+            following = reports[0].next
+    cut = ""
+    if woke == "wait_s":
+        cut = wait_cut
     return StatusResult(runs=rows, **nonempty(woke=woke, wait_cut=cut), next=following)
 
 
@@ -475,7 +486,9 @@ def rl_list_runs(
         following = NextStep.of(
             "rl_get_results" if is_completed else "rl_check_status", first.run_id
         )
-    cut = {"left_out": left_out} if brief or left_out.runs else {}
+    cut = {}
+    if brief or left_out.runs:
+        cut = {"left_out": left_out}
     return Runs(runs=rows, count=len(found), **cut, next=following)
 
 
@@ -492,7 +505,10 @@ def _listed_rows(runs: Sequence[Entry], room: int) -> list[ListedRun]:
         room -= row.length
         rows[run.run_id] = row
     for run in first[: len(rows)]:
-        row = rows[run.run_id] if run.unreadable else _full_row(rows[run.run_id], run)
+        if run.unreadable:
+            row = rows[run.run_id]
+        else:
+            row = _full_row(rows[run.run_id], run)
         room -= row.length - rows[run.run_id].length
         if room < 0:
             break

@@ -361,7 +361,9 @@ class CutShort(float):
 
 def _within_limit(wait_s: float) -> float:
     limit_s = environ.longest_wait_s()
-    return CutShort(limit_s) if wait_s > limit_s else wait_s
+    if wait_s > limit_s:
+        return CutShort(limit_s)
+    return wait_s
 
 
 WaitSeconds = Annotated[

@@ -35,7 +35,9 @@ class Until:
     step: int = 0
 
     def __str__(self) -> str:
-        return f"step>={self.step}" if self.kind == "step" else self.kind
+        if self.kind == "step":
+            return f"step>={self.step}"
+        return self.kind
 
     @classmethod
     def parse(cls, text: str) -> Until:
@@ -76,7 +78,10 @@ async def wait_for_all(runs: Sequence[RunDirectory], until: Until, wait_s: float
     """The same for several runs: until it holds of each of them that has not ended; until the first
     alert or change of one that has not.
     """
-    wakes = asyncio.FIRST_COMPLETED if until.kind in ("alert", "change") else asyncio.ALL_COMPLETED
+    if until.kind in ("alert", "change"):
+        wakes = asyncio.FIRST_COMPLETED
+    else:
+        wakes = asyncio.ALL_COMPLETED
     if wakes is asyncio.FIRST_COMPLETED:
         alive = await asyncio.to_thread(lambda: [run for run in runs if not run.state().terminal])
         runs = alive or runs

@@ -145,7 +145,9 @@ def _report(
     is_empty = True
     for step in steps:
         is_empty = False
-        why = f" ({step.why})" if step.why else ""
+        why = ""
+        if step.why:
+            why = f" ({step.why})"
         typer.echo(f"  {_VERBS[step.verb][show]:18} {step.what}{why}", err=to_stderr)
     if is_empty:
         typer.echo("  nothing of ours is there", err=to_stderr)
@@ -164,7 +166,9 @@ def init(
     folder = folder.expanduser().absolute()
     for laid in lay_out(folder):
         typer.echo(f"  {laid.outcome:14} {laid.file}")
-    here = "" if folder == Path.cwd() else f"cd {shlex.quote(str(folder))} && "
+    here = ""
+    if folder != Path.cwd():
+        here = f"cd {shlex.quote(str(folder))} && "
     typer.echo(
         f"Next, an agent: {here}halteres install-agent --project --client claude  # or cursor, "
         "gemini"

@@ -88,7 +88,9 @@ def chat(
         )
     directory = find_run(run)
     base = directory.settings().inference.model
-    model = base if before else newest_policy(directory)
+    model = base
+    if not before:
+        model = newest_policy(directory)
     words = wording_of(directory)
     explanation = (
         "The run has recorded too few prompts to learn their words: a question is sent as it is."
@@ -96,7 +98,9 @@ def chat(
     if words is not None:
         explanation = f"A question takes the place of {GAP} in:\n{words.head}{GAP}{words.tail}"
     typer.echo(printable(explanation), err=True)
-    heat = temperature if temperature is not None else float(best_of > 1)
+    heat = temperature
+    if temperature is None:
+        heat = float(best_of > 1)
     body: dict[str, Any] = {
         "model": model,
         "temperature": heat,
@@ -131,9 +135,9 @@ def chat(
             ]
             best = answers[0]
             if scorer is not None:
-                chat_or_text = (
-                    messages if words is None else _messages_of(words.around(text), directory, base)
-                )
+                chat_or_text = messages
+                if words is not None:
+                    chat_or_text = _messages_of(words.around(text), directory, base)
                 best = runner.run(_best(scorer, chat_or_text, answers))
             typer.echo(printable(best))
 
@@ -195,7 +199,9 @@ def wording_of(run: RunDirectory) -> Wording | None:
         )
         if len(prompts) >= MOST_PROMPTS:
             break
-    return Wording.of(prompts) if len(prompts) >= FEWEST_PROMPTS else None
+    if len(prompts) >= FEWEST_PROMPTS:
+        return Wording.of(prompts)
+    return None
 
 
 def _messages(run: RunDirectory, text: str) -> list[dict[str, Any]]:

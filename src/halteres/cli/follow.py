@@ -39,7 +39,10 @@ def follow(run: RunDirectory, console: Console, *, may_stop: bool = True) -> Run
     Ctrl-C asks the run to stop and goes on watching; a second one, or the first where not
     `may_stop`, leaves it.
     """
-    view = LiveView(run, console) if console.is_terminal else PlainView(console)
+    if console.is_terminal:
+        view = LiveView(run, console)
+    else:
+        view = PlainView(console)
     with view:
         while True:
             try:
@@ -100,7 +103,9 @@ class PlainView(AbstractContextManager["PlainView"]):
         progress = report.progress
         total, success = progress.total_steps, dict(progress.success_rates)
         stride = max(1, total // PLAIN_LINES)
-        newest = progress.reward[-1][0] if progress.reward else 0
+        newest = 0
+        if progress.reward:
+            newest = progress.reward[-1][0]
         for step, reward in progress.reward:
             if step <= self._step:
                 continue
@@ -111,9 +116,13 @@ class PlainView(AbstractContextManager["PlainView"]):
                 break
             self._step = step
             if step % stride == 0 or step in (progress.resumed_at + 1, total):
-                rate = f"  success {success[step]:.0%}" if step in success else ""
+                rate = ""
+                if step in success:
+                    rate = f"  success {success[step]:.0%}"
                 dropped = progress.dropped.get(step)
-                many = f"  {dropped}" if dropped and dropped.are_many else ""
+                many = ""
+                if dropped and dropped.are_many:
+                    many = f"  {dropped}"
                 self._once(f"step {step}/{total}  reward {reward:.3f}{rate}{many}")
 
     def say(self, text: str) -> None:
@@ -150,21 +159,18 @@ class LiveView(AbstractContextManager["LiveView"]):
         table = Table.grid(padding=(0, 2))
         table.add_column(style="dim", no_wrap=True)
         table.add_column()
-        what = (
-            f"{progress.status}, {progress.phase}"
-            if progress.status == "starting"
-            else progress.status
-        )
+        if progress.status == "starting":
+            what = f"{progress.status}, {progress.phase}"
+        else:
+            what = progress.status
         left = progress.remaining_s
-        time_left = (
-            "" if left is None or progress.status != "running" else f"   about {left:.0f} s left"
-        )
+        time_left = ""
+        if not (left is None or progress.status != "running"):
+            time_left = f"   about {left:.0f} s left"
         rewards = [value for _, value in progress.reward]
-        curve = (
-            f"{sparkline(rewards, SPARKLINE_WIDTH)}  {rewards[0]:.2f} → {rewards[-1]:.2f}"
-            if rewards
-            else ""
-        )
+        curve = ""
+        if rewards:
+            curve = f"{sparkline(rewards, SPARKLINE_WIDTH)}  {rewards[0]:.2f} → {rewards[-1]:.2f}"
         table.add_row("run", Text(f"{self._run.run_id}  {what}"))
         bar = ProgressBar(
             total=max(1, progress.total_steps), completed=progress.step, width=SPARKLINE_WIDTH
@@ -208,7 +214,9 @@ def summarise(run: RunDirectory, state: RunState, console: Console) -> None:
     report = report_of(run, state)
     if state.status == "failed":
         error = state.error or ""  # a command at its end runs into no other
-        why = error if not error or error.endswith((".", "!", "?")) else f"{error}."
+        why = error
+        if not (not error or error.endswith((".", "!", "?"))):
+            why = f"{error}."
         raise ProcessFailed(
             f"Run {run.run_id} failed.", why, f"Read its logs: halteres runs logs {run.run_id}"
         )
@@ -232,9 +240,9 @@ def summarise(run: RunDirectory, state: RunState, console: Console) -> None:
         _say(console, f"  before: {' '.join(task.before.split())}", style="red")
         _say(console, f"  after:  {' '.join(task.after.split())}", style="green")
     console.print()
-    results = (
-        (("plot", run.path / "plot.png"), ("adapter", run.path / "adapter")) if state.step else ()
-    )
+    results = ()
+    if state.step:
+        results = (("plot", run.path / "plot.png"), ("adapter", run.path / "adapter"))
     for label, path in (*results, ("run", run.path)):
         if path.exists():
             _say(console, f"{label + ':':9}{path}")

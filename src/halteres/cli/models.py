@@ -178,14 +178,19 @@ def _source(named: str) -> tuple[Path, str]:
 
 def _line(model: KnownModel) -> str:
     name = f"{model.name}{'' if model.present else ' *'}"
-    size = (
-        f"{model.parameters / 1e9:6.2f} B"
-        if model.parameters >= 1e8
-        else f"{model.parameters / 1e6:6.2f} M"
-    )
-    how = "to spare" if (model.spare_gb or 0) >= 0 else "too little"
-    spare = "" if model.spare_gb is None else f", {abs(model.spare_gb):.1f} GB {how}"
-    note = f"  {model.note}" if model.note and model.present else ""
+    if model.parameters >= 1e8:
+        size = f"{model.parameters / 1e9:6.2f} B"
+    else:
+        size = f"{model.parameters / 1e6:6.2f} M"
+    how = "too little"
+    if (model.spare_gb or 0) >= 0:
+        how = "to spare"
+    spare = ""
+    if model.spare_gb is not None:
+        spare = f", {abs(model.spare_gb):.1f} GB {how}"
+    note = ""
+    if model.note and model.present:
+        note = f"  {model.note}"
     return f"{name:36} {size}  needs {model.need_gb:6.1f} GB   fits: {model.fits}{spare}{note}"
 
 

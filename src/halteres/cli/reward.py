@@ -287,12 +287,13 @@ def eval_(
     from halteres.rewards.preferences import read_preferences, read_rewardbench
     from halteres.rewards.scorer import comparable_units, open_scorer
 
-    rows = (
-        read_rewardbench(data)
-        if format == "rewardbench"
-        else read_preferences(data, on_identical=on_identical)
-    )
-    stored = read_reward_file(Path(model)) if Path(model).is_dir() else None
+    if format == "rewardbench":
+        rows = read_rewardbench(data)
+    else:
+        rows = read_preferences(data, on_identical=on_identical)
+    stored = None
+    if Path(model).is_dir():
+        stored = read_reward_file(Path(model))
 
     async def measured() -> Evaluation:
         if Path(model).suffix in JUDGE_SUFFIXES and not Path(model).is_dir():

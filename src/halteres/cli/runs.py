@@ -51,7 +51,9 @@ def _line(run: RunDirectory, width: int) -> str:
 
     state = run.state()
     progress = read_progress(run, state)
-    reward = f"reward {progress.reward[-1][1]:.2f}" if progress.reward else ""
+    reward = ""
+    if progress.reward:
+        reward = f"reward {progress.reward[-1][1]:.2f}"
     steps = f"step {progress.step}/{progress.total_steps}"
     environment, name = (
         " ".join(text.split()) for text in (state.environment, state.own_name or "")
@@ -72,8 +74,12 @@ def status(run: Run) -> None:
 
     report = report_of(find_run(run))
     state, progress = report.state, report.progress
-    phase = f" ({state.phase})" if state.phase and not state.terminal else ""
-    named = f" '{state.own_name}'" if state.own_name else ""
+    phase = ""
+    if state.phase and not state.terminal:
+        phase = f" ({state.phase})"
+    named = ""
+    if state.own_name:
+        named = f" '{state.own_name}'"
     _say(
         f"run {state.run_id}{named}: {state.status}{phase}, {state.environment}, in "
         f"{report.run.path}"
@@ -186,7 +192,10 @@ def connect(run: Run) -> None:
             f"Run {directory.run_id} has no servers now.", f"It is {state.status}.", look
         )
     service, trajectories = servers.service, servers.trajectories
-    login = with_login(trajectories.url, trajectories.key) if trajectories.key else trajectories.url
+    if trajectories.key:
+        login = with_login(trajectories.url, trajectories.key)
+    else:
+        login = trajectories.url
     base_url = f"{service.url}/runs/{directory.run_id}/v1"
     for name, value, why in (
         ("TINKER_BASE_URL", service.url, "the training service, for the tinker SDK"),

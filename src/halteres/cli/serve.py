@@ -177,7 +177,9 @@ def list_(
         made, ends = (
             at and datetime.fromtimestamp(at, UTC).date() for at in (key.created_at, key.expires_at)
         )
-        expiry = f", until {ends}" if ends else ""
+        expiry = ""
+        if ends:
+            expiry = f", until {ends}"
         # it stays within its line
         note = "".join(one if one.isprintable() else " " for one in key.note)
         line = (

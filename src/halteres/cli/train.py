@@ -178,7 +178,10 @@ def watch(
     from halteres.errors import NotFound
     from halteres.runs.directory import find_run, list_runs
 
-    runs = list_runs() if run is None else [find_run(run)]
+    if run is None:
+        runs = list_runs()
+    else:
+        runs = [find_run(run)]
     if not runs:
         raise NotFound("There is no run to watch.", "", "Try: halteres quickstart")
     console = Console(highlight=False)

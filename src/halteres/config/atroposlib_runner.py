@@ -60,7 +60,9 @@ def settings_of(file: Path) -> BaseModel | None:
         for kind in kinds
         if not any(other is not kind and issubclass(other, kind) for other in kinds)
     ]
-    return leaves[-1].config_init()[0] if leaves else None
+    if leaves:
+        return leaves[-1].config_init()[0]
+    return None
 
 
 def laid_over(base: BaseModel, values: dict[str, Any]) -> tuple[BaseModel, list[dict[str, Any]]]:
@@ -153,16 +155,18 @@ class Metrics:
         """As `wandb.log`: one row of the numbers among the data (null: not finite), at the newest
         step that was given; tables, pictures and texts are passed over.
         """
-        self._step = self._step if step is None else int(step)
+        if step is not None:
+            self._step = int(step)
         row: dict[str, Any] = {}
         for name, value in data.items():
             if not isinstance(value, str | bytes):
                 # numpy's and torch's scalars are floats
                 with contextlib.suppress(TypeError, ValueError, RuntimeError):
                     number = float(value)
-                    row[self._registered.sub("", str(name), count=1)] = (
-                        number if math.isfinite(number) else None
-                    )
+                    if math.isfinite(number):
+                        row[self._registered.sub("", str(name), count=1)] = number
+                    else:
+                        row[self._registered.sub("", str(name), count=1)] = None
         if not row:
             return
         row |= {"step": self._step, "t": time.time(), "src": "env"}

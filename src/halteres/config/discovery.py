@@ -88,12 +88,16 @@ def split_name(name: str) -> tuple[str, str]:
     (('game', 'Hangman-v0'), ('/home/me/a:b/games.py', ''))
     """
     found = _WITH_VARIANT.fullmatch(name)
-    return (found[1], found[2]) if found else (name, "")
+    if found:
+        return (found[1], found[2])
+    return (name, "")
 
 
 def joined_name(environment: str, variant: str) -> str:
     """The name of a variant; the environment's own where there is none."""
-    return f"{environment}:{variant}" if variant else environment
+    if variant:
+        return f"{environment}:{variant}"
+    return environment
 
 
 def is_path(name: str) -> bool:
@@ -107,7 +111,9 @@ def reference(given: str, name: str, file: str) -> str:
     was given, else by its file.
     """
     environment, variant = split_name(name)
-    return name if split_name(given)[0] == environment else joined_name(file, variant)
+    if split_name(given)[0] == environment:
+        return name
+    return joined_name(file, variant)
 
 
 def in_file_name(name: str) -> str:
@@ -117,7 +123,9 @@ def in_file_name(name: str) -> str:
     ('game_Hangman-v0', '.._mine', '_')
     """
     part = re.sub(r"[:/\\]", "_", name)
-    return part if part.strip(".") else "_"
+    if part.strip("."):
+        return part
+    return "_"
 
 
 def discover(folders: Sequence[Path] = (), *, afresh: bool = False) -> Discovery:
@@ -132,9 +140,10 @@ def discover(folders: Sequence[Path] = (), *, afresh: bool = False) -> Discovery
     broken: dict[str, BrokenFile] = {}
     for place in _places(folders):
         try:
-            environment = (
-                place if isinstance(place, BrokenFile) else read_environment(place, afresh=afresh)
-            )
+            if isinstance(place, BrokenFile):
+                environment = place
+            else:
+                environment = read_environment(place, afresh=afresh)
         except EnvironmentBroken as error:
             environment = BrokenFile(file_path=str(place), why=error.why)
         if isinstance(environment, BrokenFile):
@@ -167,7 +176,9 @@ def find_environment(name_or_path: str, folders: Sequence[Path] = ()) -> Environ
         EnvironmentBroken: the file cannot be used; the text says why and where.
     """
     base, variant = split_name(name_or_path)
-    listed = None if is_path(base) else discover(folders)
+    listed = None
+    if not is_path(base):
+        listed = discover(folders)
     if listed is None:
         file = Path(base).expanduser().absolute()
         if not file.is_file():
@@ -193,18 +204,19 @@ def find_environment(name_or_path: str, folders: Sequence[Path] = ()) -> Environ
             )
         variant = variant or next(iter(environment.variants), "")
         return replace(environment, name=joined_name(environment.name, variant))
-    broken, environments = (listed.broken, listed.environments) if listed else ((), ())
+    if listed:
+        broken, environments = (listed.broken, listed.environments)
+    else:
+        broken, environments = ((), ())
     for file in broken:
         if Path(file.file_path).stem == base:
             raise _broken(Path(file.file_path), file.why)
     names = [one.name for one in environments]
     members = [member for one in environments for member in one.members]
     # Where no name is like the one that was asked for, a variant of a family may be.
-    known = (
-        members
-        if nearest(name_or_path, names) is None and nearest(name_or_path, members)
-        else names
-    )
+    known = names
+    if nearest(name_or_path, names) is None and nearest(name_or_path, members):
+        known = members
     raise stands_for(name_or_path) or _unknown(name_or_path, known)
 
 
@@ -231,11 +243,10 @@ def read_environment(file: Path, *, afresh: bool = False) -> EnvironmentFile | N
         called[0] if called else [name for name in names if name not in bases][-1]
     ]
     label = _attribute(found, "name")
-    name = (
-        label.value
-        if isinstance(label, ast.Constant) and isinstance(label.value, str)
-        else file.stem
-    )
+    if isinstance(label, ast.Constant) and isinstance(label.value, str):
+        name = label.value
+    else:
+        name = file.stem
     if not _NAME.fullmatch(name):
         why = f"its name '{name}' may hold letters, digits, '.', '_' and '-' alone."
         raise _broken(file, f"line {found.lineno}: {why}", found.lineno)
@@ -295,7 +306,9 @@ def _module_file(module: str) -> Path | None:
     if spec is None:
         return None
     if not below:
-        return Path(spec.origin) if spec.origin else None
+        if spec.origin:
+            return Path(spec.origin)
+        return None
     places = [Path(folder, *below) for folder in spec.submodule_search_locations or ()]
     files = (file for place in places for file in (place.with_suffix(".py"), place / "__init__.py"))
     return next((file for file in files if file.is_file()), None)
@@ -353,7 +366,10 @@ def _statements(body: Iterable[ast.AST]) -> Iterator[ast.AST]:
 def _assignments(statements: Iterable[ast.AST]) -> Iterator[tuple[str, ast.expr]]:
     for statement in statements:
         if isinstance(statement, ast.Assign | ast.AnnAssign) and statement.value is not None:
-            targets = statement.targets if isinstance(statement, ast.Assign) else [statement.target]
+            if isinstance(statement, ast.Assign):
+                targets = statement.targets
+            else:
+                targets = [statement.target]
             yield from (
                 (target.id, statement.value) for target in targets if isinstance(target, ast.Name)
             )
@@ -376,7 +392,9 @@ def _dotted(node: ast.expr | None) -> str:
         return _dotted(node.value)
     if isinstance(node, ast.Attribute):
         return f"{_dotted(node.value)}.{node.attr}".lstrip(".")
-    return node.id if isinstance(node, ast.Name) else ""
+    if isinstance(node, ast.Name):
+        return node.id
+    return ""
 
 
 def _environment_classes(file: Path, source: _Source, seen: frozenset[Path]) -> list[str]:
@@ -416,18 +434,25 @@ def _variants(file: Path, source: _Source, value: ast.expr | None) -> tuple[str,
         if value is None:
             origin, member = _origin(file, source, name)
             try:
-                value = _read(origin).values.get(member) if origin else None
+                value = None
+                if origin:
+                    value = _read(origin).values.get(member)
             except _UNREADABLE:
                 return None
     if not isinstance(value, ast.Tuple | ast.List | ast.Dict):
         return None
-    items = value.keys if isinstance(value, ast.Dict) else value.elts
+    if isinstance(value, ast.Dict):
+        items = value.keys
+    else:
+        items = value.elts
     texts = [
         item.value
         for item in items
         if isinstance(item, ast.Constant) and isinstance(item.value, str)
     ]
-    return tuple(texts) if len(texts) == len(items) else None
+    if len(texts) == len(items):
+        return tuple(texts)
+    return None
 
 
 def _origin(file: Path, source: _Source, name: str) -> tuple[Path | None, str]:
@@ -439,11 +464,15 @@ def _origin(file: Path, source: _Source, name: str) -> tuple[Path | None, str]:
     else:
         owner, _, member = name.rpartition(".")
         module, part = source.imports.get(owner, ("", ""))
-        module = f"{module}.{part}".strip(".") if part else module
+        if part:
+            module = f"{module}.{part}".strip(".")
     parts = [part for part in module.split(".") if part]
     if not parts:
         return None, member
     up = max(1, len(module) - len(module.lstrip(".")))
-    folders = [_PACKAGE] if module.startswith(_BUILT_IN) else file.parents[up - 1 : up + 1]
+    if module.startswith(_BUILT_IN):
+        folders = [_PACKAGE]
+    else:
+        folders = file.parents[up - 1 : up + 1]
     files = (folder.joinpath(*parts).with_suffix(".py") for folder in folders)
     return next((found for found in files if found.is_file()), None), member

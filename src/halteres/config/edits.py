@@ -62,7 +62,9 @@ class Edit:
     def key(self) -> str:
         """The setting it means, section.field; itself where that cannot be told."""
         place = self.place()
-        return place if isinstance(place, str) else self.name
+        if isinstance(place, str):
+            return place
+        return self.name
 
     def place(self) -> str | Problem:
         """The setting it means, section.field; a name that is none of ours may be the
@@ -73,12 +75,16 @@ class Edit:
             return self.name
         if section:  # an unknown one: perhaps the seeds' name of it
             key = IN_FILES.get(field) or Edit(name=field, value=self.value).key
-            guess = key if key in OWN_KEYS else nearest(section, (*SECTIONS, "env"))
+            guess = key
+            if key not in OWN_KEYS:
+                guess = nearest(section, (*SECTIONS, "env"))
             return UnknownSetting(field=self.name, got=self.value, did_you_mean=guess)
         owners = [name for name, model in SECTIONS.items() if field in model.model_fields]
         if len(owners) > 1:
             return self.ambiguous([f"{owner}.{field}" for owner in owners])
-        return f"{owners[0]}.{field}" if owners else ALIASES.get(field, f"env.{field}")
+        if owners:
+            return f"{owners[0]}.{field}"
+        return ALIASES.get(field, f"env.{field}")
 
     def ambiguous(self, choice: list[str]) -> Problem:
         """The problem with a name that means several settings."""
@@ -106,7 +112,9 @@ def short_name(key: str, env_fields: Collection[str]) -> str:
     is_clear = Edit(name=field, value=None).key == key and (
         key.startswith("env.") or not is_environments
     )
-    return field if is_clear else key
+    if is_clear:
+        return field
+    return key
 
 
 def names_beside(env_fields: Collection[str]) -> tuple[str, ...]:
@@ -127,7 +135,9 @@ def nearest_setting(name: str, env_fields: Iterable[str] = ()) -> str | None:
         return ALIASES[bare]
     ours = {key.rpartition(".")[2]: key for key in OWN_KEYS}
     close = difflib.get_close_matches(bare, [*ours, *env_fields], n=1, cutoff=CLOSE)
-    return ours.get(close[0], close[0]) if close else None
+    if close:
+        return ours.get(close[0], close[0])
+    return None
 
 
 def odd_numbers(schema: Mapping[str, Any], values: Mapping[str, Any]) -> Iterator[Problem]:
@@ -156,7 +166,9 @@ def number_in_text(field: Mapping[str, Any], value: Any) -> float | None:
         return None
     if "integer" in types and number.is_integer():
         return int(number)
-    return number if "number" in types and math.isfinite(number) else None
+    if "number" in types and math.isfinite(number):
+        return number
+    return None
 
 
 def is_finite(value: Any) -> bool:

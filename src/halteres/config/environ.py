@@ -173,7 +173,9 @@ def for_child(**changes: str) -> dict[str, str]:
         own |= set(proxies())
     inherited = {name: value for name, value in os.environ.items() if name not in own}
     # urllib knows the asterisk only alone.
-    exempt = "*" if _all_exempt() else ",".join(dict.fromkeys((*_exempt(), *LOOPBACK)))
+    exempt = "*"
+    if not _all_exempt():
+        exempt = ",".join(dict.fromkeys((*_exempt(), *LOOPBACK)))
     return {**quiet, **inherited, "no_proxy": exempt, "NO_PROXY": exempt, **changes}
 
 
@@ -210,7 +212,9 @@ def with_keys(*names: str, **changes: str) -> dict[str, str]:
     """The environment for a child that gets no secrets but these; and, where there are any, the
     proxies with their logins: a key is for somebody outside.
     """
-    outside = proxies() if names and not _all_exempt() else {}
+    outside = {}
+    if names and not _all_exempt():
+        outside = proxies()
     return {**for_sandboxed(), **outside, **_set_among(names), **changes}
 
 
@@ -387,14 +391,18 @@ def has_display() -> bool:
 
 def _folder(name: str) -> Path | None:
     given = os.environ.get(name)
-    return Path(given).expanduser().absolute() if given else None
+    if given:
+        return Path(given).expanduser().absolute()
+    return None
 
 
 def _number(name: str, rule: str, least: int, most: float = float("inf")) -> int | None:
     value = os.environ.get(name)
     if value and not (value.isdecimal() and least <= int(value) <= most):
         raise _misread(name, value, rule)
-    return int(value) if value else None
+    if value:
+        return int(value)
+    return None
 
 
 def _one_of(name: str, value: str, allowed: Collection[str]) -> str:
@@ -424,6 +432,6 @@ def read_stop_request(file: Path) -> Mode | None:
         return None
     except (OSError, ValueError, RecursionError):
         return "now"
-    return (
-        "after_step" if isinstance(request, dict) and request.get("mode") == "after_step" else "now"
-    )
+    if isinstance(request, dict) and request.get("mode") == "after_step":
+        return "after_step"
+    return "now"

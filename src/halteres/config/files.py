@@ -50,4 +50,6 @@ def data_place(given: Any, *folders: Path) -> Any:
     found = next((folder / path for folder in folders if os.path.exists(folder / path)), None)
     if found is None and (given.startswith((".", "~")) or path.suffix == ".jsonl"):
         found = folders[0] / path
-    return str(found.absolute()) if found is not None else given
+    if found is not None:
+        return str(found.absolute())
+    return given

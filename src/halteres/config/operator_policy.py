@@ -100,7 +100,9 @@ class Policy(_Part):
     @field_validator("require_keys", mode="before")
     @classmethod
     def _to_start(cls, given: Any) -> Any:
-        return {"start": given} if isinstance(given, list | tuple) else given
+        if isinstance(given, list | tuple):
+            return {"start": given}
+        return given
 
     @field_validator("unlock")
     @classmethod
@@ -218,7 +220,9 @@ def _lock_problem(key: str, value: Any) -> Problem | None:
         SECTIONS[section].model_validate({field: value})
     except ValidationError as error:
         rule = rule or rule_of(error.errors(include_url=False)[0])
-    return Problem(field=f"lock.{key}", got=value, rule=rule) if rule else None
+    if rule:
+        return Problem(field=f"lock.{key}", got=value, rule=rule)
+    return None
 
 
 def _unusable(file: Path, problems: list[Problem]) -> InvalidConfig:
@@ -255,16 +259,19 @@ def locks_beside(env_config: Mapping[str, Any], policy: Policy) -> dict[str, Loc
     keys += [f"env.{name}" for name in ENV_WIRING if name in env_config and is_own_wiring(name)]
     locks = {lock.key: lock for key in keys if (lock := wiring_lock(key, env_config))}
     for key, value in policy_locks(policy, env_config).items():
-        locks[key] = (
-            replace(locks[key], value=value) if key in locks else policy_lock(key, value, policy)
-        )
+        if key in locks:
+            locks[key] = replace(locks[key], value=value)
+        else:
+            locks[key] = policy_lock(key, value, policy)
     return locks
 
 
 def wiring_lock(key: str, env_config: Mapping[str, Any]) -> Lock | None:
     """The lock on a field that a run fills in itself; None where this is none."""
     section, _, field = key.partition(".")
-    wiring = ENV_WIRING if section == "env" else wiring_of(SECTIONS[section])
+    wiring = ENV_WIRING
+    if section != "env":
+        wiring = wiring_of(SECTIONS[section])
     if field not in wiring:
         return None
     value = env_config.get(field)
@@ -277,7 +284,9 @@ def variant_lock(environment: EnvironmentProgram) -> Lock | None:
     """
     family, variant = split_name(environment.name)
     why = f"it is part of the environment's name: select {joined_name(family, 'VARIANT')}"
-    return Lock(key="env.variant", value=variant, why=why) if variant else None
+    if variant:
+        return Lock(key="env.variant", value=variant, why=why)
+    return None
 
 
 def policy_lock(key: str, value: Any, policy: Policy) -> Lock:
@@ -302,7 +311,9 @@ def policy_locks(policy: Policy, env_fields: Collection[str]) -> dict[str, Any]:
 
 def how_to_unlock(key: str, policy: Policy) -> str:
     """What the operator does who wants all of a policy but this lock."""
-    extends = f"`extends: {policy.name}` and " if policy.name in BUILT_IN else ""
+    extends = ""
+    if policy.name in BUILT_IN:
+        extends = f"`extends: {policy.name}` and "
     file = environ.home() / FILE
     return (
         f"The policy '{policy.name}' locks {key}; {extends}`unlock: [{key}]` in {file} keep "
@@ -327,7 +338,9 @@ def is_same_value(key: str, one: Any, other: Any) -> bool:
         try:
             if section in SECTIONS:
                 return getattr(SECTIONS[section].model_validate({field: value}), field)
-            return value if isinstance(value, bool) else float(value)
+            if isinstance(value, bool):
+                return value
+            return float(value)
         except (ValidationError, TypeError, ValueError):
             return value
 

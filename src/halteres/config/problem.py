@@ -42,11 +42,18 @@ class Problem:
     @property
     def sentence(self) -> str:
         """The problem as one clause."""
-        hint = f"; did you mean '{self.did_you_mean}'?" if self.did_you_mean else ""
-        near = f" (try {' or '.join(str(value) for value in self.suggest)})" if self.suggest else ""
+        hint = ""
+        if self.did_you_mean:
+            hint = f"; did you mean '{self.did_you_mean}'?"
+        near = ""
+        if self.suggest:
+            near = f" (try {' or '.join(str(value) for value in self.suggest)})"
         given = repr(refused_in(self.got))
-        given = given if len(given) <= LONGEST_GOT else f"{given[:LONGEST_GOT]}..."
-        got = f" = {given}" if self.got is not None else ""
+        if not (len(given) <= LONGEST_GOT):
+            given = f"{given[:LONGEST_GOT]}..."
+        got = ""
+        if self.got is not None:
+            got = f" = {given}"
         return f"{self.field}{got}: {self.rule}{near}{hint}"
 
     @property
@@ -78,7 +85,9 @@ class UnknownSetting(Problem):
 
     def alone(self, next: str) -> InvalidConfig:
         """`unknown_field`, with the names that there are."""
-        hint = f": did you mean '{self.did_you_mean}'?" if self.did_you_mean else "."
+        hint = "."
+        if self.did_you_mean:
+            hint = f": did you mean '{self.did_you_mean}'?"
         what = f"Unknown field '{self.field}'{hint}"
         return UnknownField(
             what, "", next, available_fields=list(self.available), **_details([self])
@@ -168,7 +177,9 @@ def _as_json(value: Any) -> Any:
 
 
 def _full_stop(sentence: str) -> str:
-    return sentence if sentence.endswith("?") else f"{sentence.rstrip('.')}."
+    if sentence.endswith("?"):
+        return sentence
+    return f"{sentence.rstrip('.')}."
 
 
 def _details(problems: Sequence[Problem]) -> dict[str, Any]:

@@ -76,7 +76,9 @@ class EnvironmentProgram:
         other.
         """
         variant = split_name(self.name)[1]
-        return {"variant": variant} if variant else {}
+        if variant:
+            return {"variant": variant}
+        return {}
 
     def command(self, verb: str, *arguments: str) -> tuple[str, ...]:
         """The command line of one of its verbs: serve, process, evaluate, describe."""
@@ -165,9 +167,10 @@ def find_program(
         raise NotFound(what, next="Set run.interpreter to an existing one.")
     found = find_environment(name)
     file = Path(found.file_path)
-    folder = (
-        Path(working_directory).expanduser().absolute() if working_directory else project_of(file)
-    )
+    if working_directory:
+        folder = Path(working_directory).expanduser().absolute()
+    else:
+        folder = project_of(file)
     if not folder.is_dir():
         raise NotFound(
             f"There is no folder {folder}.", next="Set run.working_directory to an existing one."
@@ -233,11 +236,10 @@ def _ask(environment: EnvironmentProgram, values: Mapping[str, Any]) -> Descript
     try:
         with tempfile.TemporaryDirectory(prefix="halteres-describe-") as folder:
             ended = _answer(environment, values, Path(folder))
-        found = (
-            _parse(environment, ended)
-            if ended
-            else Description(schema={}, config=values, is_foreign=True)
-        )
+        if ended:
+            found = _parse(environment, ended)
+        else:
+            found = Description(schema={}, config=values, is_foreign=True)
     except EnvironmentBroken as error:
         _remember(_failure_key(environment.path), error.sentence)
         raise
@@ -267,8 +269,12 @@ def _answer(
     if ended.code != 2 or "invalid choice" not in ended.err + ended.out:
         return ended
     _remember(is_foreign, True)
-    found = None if is_tried else _run(environment, script)
-    return found if found and found.code == 0 else None
+    found = None
+    if not is_tried:
+        found = _run(environment, script)
+    if found and found.code == 0:
+        return found
+    return None
 
 
 def _run(environment: EnvironmentProgram, command: tuple[str, ...]) -> Ended:
@@ -286,7 +292,9 @@ def _run(environment: EnvironmentProgram, command: tuple[str, ...]) -> Ended:
 def _parse(environment: EnvironmentProgram, ended: Ended) -> Description:
     if ended.code != 0:
         lines = _end_of(ended.err)
-        last = lines[-1].strip().removeprefix("error: ")[:600] if lines else "it said nothing."
+        last = "it said nothing."
+        if lines:
+            last = lines[-1].strip().removeprefix("error: ")[:600]
         why = f"It ended with code {ended.code}: {last}"
         if "ModuleNotFoundError" in why:
             why += f" (run by {environment.interpreter}; run.interpreter names another Python)"
@@ -308,7 +316,9 @@ def _broken(environment: EnvironmentProgram, why: str, err: str = "") -> Environ
     name = re.escape(str(environment.path))
     # a traceback's, or a sentence of `describe`
     places = re.findall(rf'(?:File "{name}", line |{name}:)(\d+)', err)
-    line = int(places[-1]) if places else None
+    line = None
+    if places:
+        line = int(places[-1])
     return EnvironmentBroken(
         f"The environment file {environment.path}{f':{line}' if line else ''} is broken.",
         why,

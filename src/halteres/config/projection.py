@@ -205,7 +205,13 @@ def resolved(settings: Settings, given: Sources, *, is_resumed: bool = False) ->
     defaults = Settings().model_dump(mode="json")
     values: Effective = {}
     for section, fields in settings.model_dump(mode="json").items():
-        own: Source = "resume" if is_resumed else "config_init" if section == "env" else "default"
+        own: Source
+        if is_resumed:
+            own = "resume"
+        elif section == "env":
+            own = "config_init"
+        else:
+            own = "default"
         for name, value in fields.items():
             key = f"{section}.{name}"
             by_program = own == "default" and value != defaults[section][name]

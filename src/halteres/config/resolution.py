@@ -129,7 +129,8 @@ def resolve_settings(
         InvalidConfig: with every problem at once; UnknownField, LockedField or PolicyCap where it
             is the only one.
     """
-    policy = load_policy() if policy is None else policy
+    if policy is None:
+        policy = load_policy()
     typed = [Edit(name=name, value=value) for name, value in (changes or {}).items()]
     given = _gather(environment, file, [*map(read_edit, edits), *typed], base)
     _apply_policy(given, policy)
@@ -202,7 +203,9 @@ class _Given:
 def _typed(edit: Edit, schema: Schema) -> Any:
     """The value of an edit in a section of this schema. Raises DocumentError."""
     value = value_of(edit.value, schema_at(schema, [edit.key.partition(".")[2]]))
-    return data_place(value, Path()) if edit.key == DATASET else value
+    if edit.key == DATASET:
+        return data_place(value, Path())
+    return value
 
 
 @cache
@@ -225,7 +228,9 @@ def _gather(
         for section, values in read_sections(file, given.problems).items():
             for name, value in values.items():
                 key = f"{section}.{name}"
-                placed = data_place(value, file.parent, Path()) if key == DATASET else value
+                placed = value
+                if key == DATASET:
+                    placed = data_place(value, file.parent, Path())
                 given.put(key, placed, "file")
     for edit in edits:
         if isinstance(edit, Problem):
@@ -354,7 +359,9 @@ def _check(
     parts = {name: _validated(given, name) for name in SECTIONS}
     trainer = parts["trainer"]
     # What follows from settings that were refused is unknown: they are mended first.
-    known_trainer = trainer if isinstance(trainer, TrainerSettings) else None
+    known_trainer = None
+    if isinstance(trainer, TrainerSettings):
+        known_trainer = trainer
     env = _environment_values(given.env, description, known_trainer or TrainerSettings())
     for name, value in given.env.items():
         if is_struck(value):
@@ -367,7 +374,10 @@ def _check(
     if given.problems:
         raise _refused(given, description)
     settings = Settings.model_validate({**parts, "env": env})
-    defaults = _defaults(program, description, policy) if base is None else by_key(base)
+    if base is None:
+        defaults = _defaults(program, description, policy)
+    else:
+        defaults = by_key(base)
     return Resolved(
         settings=settings,
         sources=given.sources,
@@ -407,9 +417,15 @@ def _validated(given: _Given, name: str) -> Section | None:
         for detail in error.errors(include_url=False):
             # of a setting with settings of its own
             inside = ".".join(str(part) for part in detail["loc"][1:])
-            rule = f"{inside}: {rule_of(detail)}" if inside else rule_of(detail)
+            if inside:
+                rule = f"{inside}: {rule_of(detail)}"
+            else:
+                rule = rule_of(detail)
             facts = detail.get("ctx", {})
-            field = str(detail["loc"][0]) if detail["loc"] else str(facts.get("field", ""))
+            if detail["loc"]:
+                field = str(detail["loc"][0])
+            else:
+                field = str(facts.get("field", ""))
             got, guess = facts.get("got", detail["input"]), facts.get("did_you_mean")
             key = f"{name}.{field}".rstrip(".")
             given.refuse(Problem(field=key, got=got, rule=rule, did_you_mean=guess))
@@ -489,7 +505,10 @@ def _refused(given: _Given, description: Description) -> InvalidConfig:
     numbers: dict[str, float] = {}
     for edit in given.edits:
         section, _, name = edit.key.partition(".")
-        schema = _schema_of(section) if section in SECTIONS else description.schema
+        if section in SECTIONS:
+            schema = _schema_of(section)
+        else:
+            schema = description.schema
         number = number_in_text(schema.get("properties", {}).get(name, {}), edit.value)
         if number is not None and edit.name not in names:
             numbers[edit.name] = number

@@ -338,14 +338,15 @@ class TrainerSettings(Section):
             self.max_staleness > 0 and self.correction == "none"
         )
         if drifts and not find_kind(self.loss).ratio_bounded and not self.allow_unclipped_staleness:
-            field = (
-                "epochs"
-                if self.epochs > 1
-                else "minibatches"
-                if self.minibatches > 1
-                else "max_staleness"
-            )
-            corrected = "" if self.updates_per_batch > 1 else " set trainer.correction,"
+            if self.epochs > 1:
+                field = "epochs"
+            elif self.minibatches > 1:
+                field = "minibatches"
+            else:
+                field = "max_staleness"
+            corrected = " set trainer.correction,"
+            if self.updates_per_batch > 1:
+                corrected = ""
             rule = (
                 f"the loss {self.loss} does not bound how far the policy may have moved since it "
                 "sampled; train with "
@@ -425,7 +426,9 @@ class Settings(Section):
     @property
     def sinks(self) -> tuple[SinkName, ...]:
         """Where metrics are forwarded to: `run.sinks`, and W&B where `env.use_wandb` was set."""
-        by_environment: tuple[SinkName, ...] = ("wandb",) if self.env.get("use_wandb") else ()
+        by_environment: tuple[SinkName, ...] = ()
+        if self.env.get("use_wandb"):
+            by_environment = ("wandb",)
         return tuple(dict.fromkeys((*by_environment, *self.run.sinks)))
 
     @property

@@ -87,7 +87,9 @@ def _is_all(node: yaml.Node, word: str, may_be_text: bool) -> bool:
     if isinstance(node, yaml.ScalarNode):
         return node.style is not None or node.value == word
     is_flow = isinstance(node, yaml.CollectionNode) and bool(node.flow_style)
-    return is_flow and node.end_mark.index == len(word) if may_be_text else True
+    if may_be_text:
+        return is_flow and node.end_mark.index == len(word)
+    return True
 
 
 def _built(node: yaml.Node, options: Sequence[Schema], definitions: Schema) -> Any:
@@ -109,12 +111,16 @@ def _built(node: yaml.Node, options: Sequence[Schema], definitions: Schema) -> A
         return scalar_value(node)
     types = set[str]().union(*map(_types, options))
     if types and types <= {"string", "null"}:
-        return None if plain in ("", "null") and "null" in types else plain
+        if plain in ("", "null") and "null" in types:
+            return None
+        return plain
     if _DIGITS.fullmatch(plain):
         return int(plain)
     if _NUMBER.fullmatch(plain):
         return float(plain)
-    return plain if _OTHER_BASE.fullmatch(plain) else scalar_value(node)
+    if _OTHER_BASE.fullmatch(plain):
+        return plain
+    return scalar_value(node)
 
 
 def schema_at(schema: Schema, names: Sequence[str]) -> Schema:
@@ -123,14 +129,19 @@ def schema_at(schema: Schema, names: Sequence[str]) -> Schema:
     options = list(_options(schema, definitions))
     for name in names:
         options = list(_field(name, options, definitions))
-    return {"anyOf": options, "$defs": definitions} if options else ANYTHING
+    if options:
+        return {"anyOf": options, "$defs": definitions}
+    return ANYTHING
 
 
 def _item(index: int, options: Sequence[Schema], definitions: Schema) -> Iterator[Schema]:
     """The schema of one item of a list."""
     for one in options:
         firsts = one.get("prefixItems", ())
-        found = firsts[index] if index < len(firsts) else one.get("items")
+        if index < len(firsts):
+            found = firsts[index]
+        else:
+            found = one.get("items")
         if isinstance(found, Mapping):
             yield from _options(found, definitions)
 
@@ -185,6 +196,8 @@ def _between_quotation_marks(word: str) -> str | None:
     try:
         node = compose_yaml(word)
         is_quoted = isinstance(node, yaml.ScalarNode) and node.style == word[0]
-        return scalar_value(node) if node is not None and is_quoted else None
+        if node is not None and is_quoted:
+            return scalar_value(node)
+        return None
     except DocumentError:
         return None

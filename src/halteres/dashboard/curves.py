@@ -143,11 +143,10 @@ def _read_spark(metrics: Path, kind: Kind, *_file: int) -> Spark:
     if not rewards and not evaluations:
         return Spark()
     last = len(rewards) - 1
-    places = (
-        range(len(rewards))
-        if last < POINTS
-        else (round(at * last / (POINTS - 1)) for at in range(POINTS))
-    )
+    if last < POINTS:
+        places = range(len(rewards))
+    else:
+        places = (round(at * last / (POINTS - 1)) for at in range(POINTS))
     return Spark(
         tuple(rewards[place] for place in places),
         rewards[-1] if rewards else None,

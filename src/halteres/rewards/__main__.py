@@ -52,13 +52,14 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 def _serve(given: argparse.Namespace) -> None:
     try:
-        key = (
-            environ.reward_key()
-            if given.key_file is None
-            else given.key_file.read_text("ascii").strip()
-        )
+        if given.key_file is None:
+            key = environ.reward_key()
+        else:
+            key = given.key_file.read_text("ascii").strip()
     except (OSError, UnicodeDecodeError) as error:
-        why = error.strerror if isinstance(error, OSError) else "It is no text"
+        why = "It is no text"
+        if isinstance(error, OSError):
+            why = error.strerror
         raise InvalidConfig(
             f"The key's file {given.key_file} cannot be read.", f"{why}."
         ) from error

@@ -59,7 +59,9 @@ def odd_answers(prompt: str, reference: str = "") -> dict[str, str]:
     """Answers that models give sooner or later; all but the right one without its box are worth
     nothing.
     """
-    bare = {"boxless": reference} if reference else {}
+    bare = {}
+    if reference:
+        bare = {"boxless": reference}
     return {
         "empty": "",
         "blank": " \n\t",
@@ -80,7 +82,9 @@ def check_rubric(rubric: Rubric) -> list[Finding]:
     found: list[Finding] = []
     for one in rubric.criteria:
         if (two := _TWO_THINGS.search(one.text)) is not None:
-            sign = "? … ?" if two.group().startswith("?") else two.group()
+            sign = "? … ?"
+            if not two.group().startswith("?"):
+                sign = two.group()
             why = f"'{sign}' joins two questions, to which one grade cannot do justice: split it."
             found.append(Finding(code="compound_criterion", subject=one.name, why=why))
         levels: list[int] = []  # -1 for a choice that is bad by its words, 1 for a good one
@@ -111,7 +115,9 @@ def check_answers(
         if isinstance(score, str):
             found.append(Finding(code="fails", subject=name, why=score))
         elif score is not None and score > paid_above and name not in ALLOWED:
-            code = "pays_for_prompt" if name == "prompt" else "pays_for_nothing"
+            code = "pays_for_nothing"
+            if name == "prompt":
+                code = "pays_for_prompt"
             found.append(
                 Finding(
                     code=code, subject=name, why=f"It pays {score:g} for an answer that is none."

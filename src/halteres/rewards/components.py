@@ -280,7 +280,9 @@ def reward_specs(env: Mapping[str, Any]) -> tuple[RewardSpec, ...]:
     refuse them.
     """
     path = env.get("reward_model_path")
-    short = [{"name": "reward_model", "model": str(path)}] if path else []
+    short = []
+    if path:
+        short = [{"name": "reward_model", "model": str(path)}]
     return (*_read_specs(env, "rewards"), *_read_specs({"rewards": short}, "rewards"))
 
 

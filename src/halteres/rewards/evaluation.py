@@ -197,7 +197,9 @@ class Evaluation:
             share = figures.accuracy
             if share.holds_half:
                 few = share.count < FEW_PAIRS
-                verdict = ", too few to tell from a coin" if few else " is no better than a coin"
+                verdict = " is no better than a coin"
+                if few:
+                    verdict = ", too few to tell from a coin"
                 found.append(
                     f"{name}: {share.value:.1%} of {share.count}{verdict} ({share.low:.1%} to "
                     f"{share.high:.1%})."
@@ -248,11 +250,9 @@ async def evaluate(
             why,
             "Evaluate each member by itself.",
         )
-    temperature = (
-        stored.calibration.temperature
-        if stored is not None and stored.calibration is not None
-        else 1.0
-    )
+    temperature = 1.0
+    if stored is not None and stored.calibration is not None:
+        temperature = stored.calibration.temperature
     scored = await score_comparisons(scorer, preferences)
     found = _figures(scored, preferences, scorer.name, temperature)
     if stored is not None and stored.data.get("in_steps", in_steps) != in_steps:
@@ -290,7 +290,9 @@ def calibration_of(scored: Sequence[Scored], *, offset_from: Side = "chosen") ->
     """
     pairs = _pairs(scored)
     of_the_sum = [pair for pair in pairs if pair.scored.comparison.objective is None]
-    used = of_the_sum if len(of_the_sum) >= LEAST_PAIRS else pairs
+    used = pairs
+    if len(of_the_sum) >= LEAST_PAIRS:
+        used = of_the_sum
     values_P2 = np.array([pair.scored.values_K[[*pair.places]] for pair in used]).reshape(-1, 2)
     return fit_calibration(
         values_P2[:, 0], values_P2[:, 1], leads_P=_leads(used), offset_from=offset_from
@@ -308,7 +310,9 @@ def read_judge(file: Path) -> RewardSpec:
         )
     except ValidationError as error:
         raise InvalidConfig(f"{where} is no judge.", problems_of(error)) from error
-    return spec if "name" in content else spec.model_copy(update={"name": file.stem})
+    if "name" in content:
+        return spec
+    return spec.model_copy(update={"name": file.stem})
 
 
 async def evaluate_judge(spec: RewardSpec, preferences: Preferences) -> Evaluation:
@@ -319,11 +323,9 @@ async def evaluate_judge(spec: RewardSpec, preferences: Preferences) -> Evaluati
     it gave no verdict.
     """
     if spec.judge is None or spec.rubric_column is not None:
-        why = (
-            "Preferences have no rubrics of their own."
-            if spec.judge
-            else "It has no table `judge`."
-        )
+        why = "It has no table `judge`."
+        if spec.judge:
+            why = "Preferences have no rubrics of their own."
         fix = "Give it a table `judge`, and for grades a `rubric`."
         raise InvalidConfig(f"The component '{spec.name}' is no judge of preferences.", why, fix)
     if any(one.labels for one in preferences.comparisons):
@@ -331,11 +333,15 @@ async def evaluate_judge(spec: RewardSpec, preferences: Preferences) -> Evaluati
         raise InvalidData(
             what, "A judge grades whole answers.", "Name rows with chosen and rejected."
         )
-    rubric = None if spec.rubric is None else read_rubric(spec.rubric)
+    rubric = None
+    if spec.rubric is not None:
+        rubric = read_rubric(spec.rubric)
     judge = Judge(spec.judge, waits_for_start=False)
 
     def messages(text: str | Sequence[Message] | None, role: str) -> Sequence[Message]:
-        return ({"role": role, "content": text},) if isinstance(text, str) else text or ()
+        if isinstance(text, str):
+            return ({"role": role, "content": text},)
+        return text or ()
 
     async def scored_by_judge(comparison: Comparison) -> Scored | None:
         samples = [
@@ -365,7 +371,9 @@ async def evaluate_judge(spec: RewardSpec, preferences: Preferences) -> Evaluati
     counts = judge.taken_counts()
     kinds = ("calls", "tokens", "cached", "written", "unreadable", "failed", "over_budget")
     in_both = counts.get("in_both_orders", 0)
-    consistency = metrics.share(counts.get("consistent", 0), in_both) if in_both else None
+    consistency = None
+    if in_both:
+        consistency = metrics.share(counts.get("consistent", 0), in_both)
     figures = JudgeFigures(
         **{kind: counts.get(kind, 0) for kind in kinds}, position_consistency=consistency
     )
@@ -565,11 +573,9 @@ async def _probes(
 def _scored(comparison: Comparison, scores: Sequence[Score | None]) -> Scored | None:
     """None: one of the completions has no score."""
     known = tuple(score for score in scores if score is not None)
-    return (
-        Scored(comparison=comparison, scores=known)
-        if len(known) == len(comparison.completions)
-        else None
-    )
+    if len(known) == len(comparison.completions):
+        return Scored(comparison=comparison, scores=known)
+    return None
 
 
 def _scorables(comparison: Comparison) -> list[Scorable]:
@@ -583,4 +589,6 @@ def _scorables(comparison: Comparison) -> list[Scorable]:
 
 def _mean_known(values: Iterable[float | None]) -> float | None:
     known = [value for value in values if value is not None]
-    return float(np.mean(known)) if known else None
+    if known:
+        return float(np.mean(known))
+    return None

@@ -41,10 +41,14 @@ def as_json(evaluation: Evaluation) -> dict[str, Any]:
 
     def finite(value: Any) -> Any:
         if isinstance(value, float):
-            return value if math.isfinite(value) else None
+            if math.isfinite(value):
+                return value
+            return None
         if isinstance(value, dict):
             return {name: finite(part) for name, part in value.items()}
-        return [finite(part) for part in value] if isinstance(value, list | tuple) else value
+        if isinstance(value, list | tuple):
+            return [finite(part) for part in value]
+        return value
 
     found: dict[str, Any] = finite(asdict(replace(evaluation, mistakes=())))
     found["warnings"] = list(evaluation.warnings)
@@ -192,7 +196,9 @@ def _pair_rows(evaluation: Evaluation) -> list[tuple[str, ...]]:
         return str(share.count), f"{share.value:.1%}{mark}", f"{share.low:.1%} to {share.high:.1%}"
 
     for name, one in _by_name(evaluation).items():
-        mark = " *" if one.accuracy.holds_half else ""
+        mark = ""
+        if one.accuracy.holds_half:
+            mark = " *"
         beside = (f"{one.half_credit:.1%}", f"{one.mean_margin:.3g}", f"{one.tie_rate:.1%}")
         rows.append((name, *cells(one.accuracy, mark), *beside))
     if evaluation.first_wrong_step is not None:
@@ -214,7 +220,9 @@ def _mistake_html(judged: Judged) -> str:
     body = "".join(
         f'<div class="role">{role}</div><pre>{escape(as_text(text))}</pre>' for role, text in parts
     )
-    kind = f", {escape(comparison.kind)}" if comparison.kind else ""
+    kind = ""
+    if comparison.kind:
+        kind = f", {escape(comparison.kind)}"
     return (
         f"<details><summary>Row {comparison.row}{kind}: lead "
         f"{judged.lead:.3g}</summary>{body}</details>"
@@ -230,8 +238,12 @@ def _html_table(head: Sequence[str], rows: Iterable[Sequence[str]]) -> str:
 
 
 def _share(share: Share) -> str:
-    return f"{share.value:.1%} of {share.count}" if share.count else "no pairs"
+    if share.count:
+        return f"{share.value:.1%} of {share.count}"
+    return "no pairs"
 
 
 def _number(value: float | None) -> str:
-    return "–" if value is None else f"{value:.2f}"
+    if value is None:
+        return "–"
+    return f"{value:.2f}"

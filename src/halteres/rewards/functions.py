@@ -67,9 +67,10 @@ class RewardFunction:
                 f"'{name}' names no function.", next="Write module:name or /path/to/file.py:name."
             )
         try:
-            module = (
-                _module_of(Path(place)) if place.endswith(".py") else importlib.import_module(place)
-            )
+            if place.endswith(".py"):
+                module = _module_of(Path(place))
+            else:
+                module = importlib.import_module(place)
         except Exception as error:
             what = f"The reward function '{name}' cannot be loaded."
             raise InvalidConfig(what, f"{type(error).__name__}: {error}.") from error
@@ -77,7 +78,10 @@ class RewardFunction:
         if not callable(function):
             raise InvalidConfig(f"There is no function '{attribute}' in {place}.")
         self._name, self._function = name, function
-        code = Path(module.__file__).read_bytes() if module.__file__ else name.encode()
+        if module.__file__:
+            code = Path(module.__file__).read_bytes()
+        else:
+            code = name.encode()
         self.digest = hashlib.sha256(code).hexdigest()
 
     async def __call__(self, item: Any, samples: Sequence[Sample]) -> list[float | None]:
@@ -90,9 +94,10 @@ class RewardFunction:
         else:
             given = await _in_thread(lambda: self._function(**arguments))
         if isinstance(given, str) or not isinstance(given, Sequence) or len(given) != len(samples):
-            shown = (
-                f"{len(given)} values" if isinstance(given, list | tuple) else type(given).__name__
-            )
+            if isinstance(given, list | tuple):
+                shown = f"{len(given)} values"
+            else:
+                shown = type(given).__name__
             raise ScorerFailed(
                 f"{self._name} gave {shown} for {len(samples)} completions.", "One value for each."
             )

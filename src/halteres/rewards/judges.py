@@ -139,7 +139,9 @@ class Judge:
     ) -> None:
         self.spec = spec
         self.last_failure = ""  # why a question got no answer that could be read
-        key = "" if spec.key_variable is None else environ.secrets().get(spec.key_variable)
+        key = ""
+        if spec.key_variable is not None:
+            key = environ.secrets().get(spec.key_variable)
         if key is None:
             raise InvalidConfig(
                 f"The judge's key_variable {spec.key_variable} is not set, or names no secret."
@@ -210,7 +212,9 @@ class Judge:
                 return None
         is_decided = (forth > 0.5) != (back > 0.5) and 0.5 not in (forth, back)
         self._counts.update(in_both_orders=1, consistent=int(is_decided or forth == back == 0.5))
-        return float(forth > back) if is_decided else 0.5
+        if is_decided:
+            return float(forth > back)
+        return 0.5
 
     async def relative_values(self, samples: Sequence[Sample]) -> list[float | None]:
         """A group's answers beside each other, as the judge's method says; None: it could not tell.
@@ -224,7 +228,9 @@ class Judge:
                 return none
             async with self._slots:
                 forth = await self._ranked(samples)
-                back = None if forth is None else await self._ranked(samples[::-1])
+                back = None
+                if forth is not None:
+                    back = await self._ranked(samples[::-1])
             if forth is None or back is None:
                 return none
             self._counts.update(in_both_orders=1, consistent=int(forth == back[::-1]))
@@ -282,11 +288,15 @@ class Judge:
                     masses[letter] += probability
             whole = math.fsum(masses.values())
             total = math.fsum(values[letter] * mass for letter, mass in masses.items())
-            return None if whole < LEAST_MASS else total / whole
+            if whole < LEAST_MASS:
+                return None
+            return total / whole
 
         def chosen(answer: Completion) -> float | None:
             verdict = last_object(answer.text, "verdict").get("verdict")
-            return values.get(verdict.strip()) if isinstance(verdict, str) else None
+            if isinstance(verdict, str):
+                return values.get(verdict.strip())
+            return None
 
         lacks_logprobs = False
         if self._tells_logprobs is not False:
@@ -319,11 +329,9 @@ class Judge:
             numbers = list(range(1, len(samples) + 1))
             if not isinstance(ranking, list) or not all(type(number) is int for number in ranking):
                 return None
-            return (
-                [ranking.index(number) for number in numbers]
-                if sorted(ranking) == numbers
-                else None
-            )
+            if sorted(ranking) == numbers:
+                return [ranking.index(number) for number in numbers]
+            return None
 
         return await self._read_answer(question, places)
 
@@ -344,7 +352,9 @@ class Judge:
             try:
                 answer = await self._ask(question, by_letter=by_letter)
             except (OverBudget, InvalidData, NotFound, NotReady, ServerError) as error:
-                outcome = "over_budget" if isinstance(error, OverBudget) else "failed"
+                outcome = "failed"
+                if isinstance(error, OverBudget):
+                    outcome = "over_budget"
                 if outcome == "failed" and error.sentence != self.last_failure:
                     log.warning("The judge %s gave no answer: %s", self.spec.model, error.sentence)
                 self.last_failure = error.sentence
@@ -449,12 +459,16 @@ def last_object(text: str, field: str) -> dict[str, Any]:
         if found is not before:
             unread.clear()
     unread.append(whole[end:])
-    return {} if re.search(rf'"{field}"\s*:', "".join(unread)) else found
+    if re.search(rf'"{field}"\s*:', "".join(unread)):
+        return {}
+    return found
 
 
 def _escaped(match: re.Match[str]) -> str:
     """A backslash with what it escapes; one that escapes nothing stands for itself."""
-    return match[0] if match[1] else r"\\"
+    if match[1]:
+        return match[0]
+    return r"\\"
 
 
 def _request(sample: Sample) -> str:
@@ -480,6 +494,6 @@ def conversation(messages: Sequence[Message]) -> str:
     texts = [
         (str(message.get("role", "")), text_of(message.get("content"))) for message in messages
     ]
-    return (
-        texts[0][1] if len(texts) == 1 else "\n\n".join(f"[{role}]\n{text}" for role, text in texts)
-    )
+    if len(texts) == 1:
+        return texts[0][1]
+    return "\n\n".join(f"[{role}]\n{text}" for role, text in texts)

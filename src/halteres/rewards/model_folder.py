@@ -104,7 +104,9 @@ class ScoringTemplate(BaseModel, frozen=True, extra="forbid"):
             tokens = self._encoded(tokenizer, ended, counts_lost, add_special_tokens=True)
             # a begin token, where there is one
             first = tuple(tokenizer.encode("", add_special_tokens=True)[:1])
-            num_first = len(first) if tokens[:1] == first else 0
+            num_first = 0
+            if tokens[:1] == first:
+                num_first = len(first)
             rendered = self._cut(tokens, num_first, tuple(tokenizer.encode(self.eos_token)))
         else:
             arguments = {
@@ -153,7 +155,10 @@ class ScoringTemplate(BaseModel, frozen=True, extra="forbid"):
         text = tokenizer.render(messages, add_generation_prompt=False, **arguments)
         tokens = self._encoded(tokenizer, text, counts_lost)
         last = text_of(messages[-1].get("content")).strip()
-        _, found, after = text.rpartition(last) if last else ("", "", "")
+        if last:
+            _, found, after = text.rpartition(last)
+        else:
+            _, found, after = ("", "", "")
         # what the chat template ends an answer with
         ending = tuple(tokenizer.encode(after if found else ""))
         if (
@@ -183,16 +188,18 @@ class ScoringTemplate(BaseModel, frozen=True, extra="forbid"):
 
     def _cut(self, tokens: tuple[int, ...], num_first: int, ending: tuple[int, ...]) -> Rendered:
         """Not longer than allowed; the first tokens and the ending stay."""
-        longest = self.max_length if self.max_length is not None else len(tokens)
+        if self.max_length is not None:
+            longest = self.max_length
+        else:
+            longest = len(tokens)
         lost = max(0, len(tokens) - longest)
         if lost and self.truncation == "keep_end":
             tokens = tokens[:num_first] + tokens[num_first + lost :]
         elif lost and self.truncation == "keep_start":
-            tokens = (
-                tokens[: longest - len(ending)] + ending
-                if len(ending) < longest
-                else tokens[:longest]
-            )
+            if len(ending) < longest:
+                tokens = tokens[: longest - len(ending)] + ending
+            else:
+                tokens = tokens[:longest]
         ended = not ending or tokens[len(tokens) - len(ending) :] == ending
         while self.unread_token is not None and len(tokens) > 1 and tokens[-1] == self.unread_token:
             tokens = tokens[:-1]
@@ -344,7 +351,9 @@ def check_regular(folder: Path) -> None:
 
 def _found_in(path: Path) -> ModelFolder:
     stored = read_reward_file(path)
-    facts = {} if stored is None else stored.model_dump(mode="json")
+    facts = {}
+    if stored is not None:
+        facts = stored.model_dump(mode="json")
     if (path / CONFIG).exists():
         config = read_adapter_config(path, HEADS, MAX_RANK)
         if config.get("task_type") != "SEQ_CLS":
@@ -377,11 +386,9 @@ def template_for(
     """
     token = eos_token or tokenizer.specials.get("eos_token")
     if token is None or len(tokenizer.encode(token)) != 1:
-        what = (
-            f"The end token {token!r} is not in the vocabulary."
-            if token
-            else "The tokenizer names no end token."
-        )
+        what = "The tokenizer names no end token."
+        if token:
+            what = f"The end token {token!r} is not in the vocabulary."
         raise InvalidConfig(
             what, next="Set eos_token to a token that the tokenizer knows.", field="eos_token"
         )

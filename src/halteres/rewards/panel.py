@@ -75,7 +75,9 @@ def transfers(base: Row, later: Row) -> list[Transfer]:
             continue
         panel = _gain(base, later, f"{PANEL}{member}")
         if proxy is not None and panel is not None:
-            share = panel / proxy if proxy >= LEAST_GAIN else None
+            share = None
+            if proxy >= LEAST_GAIN:
+                share = panel / proxy
             found.append(
                 Transfer(member=member, proxy=proxy, panel=panel, share=share, error=error)
             )
@@ -121,7 +123,9 @@ def _error(later: Row, variances: float = 1.0) -> float:
     known.
     """
     num_answers = math.prod(later.get(f"eval/{name}") or 0 for name in ("num_tasks", "num_samples"))
-    return math.sqrt(2 * variances / num_answers) if num_answers > 0 else 0.0
+    if num_answers > 0:
+        return math.sqrt(2 * variances / num_answers)
+    return 0.0
 
 
 def _gain(base: Row, later: Row, name: str) -> float | None:
@@ -129,17 +133,13 @@ def _gain(base: Row, later: Row, name: str) -> float | None:
     score the same.
     """
     rise, spread = _rise(base, later, name), base.get(f"eval/{name}_std")
-    return (
-        rise / spread
-        if rise is not None and isinstance(spread, int | float) and spread > 0
-        else None
-    )
+    if rise is not None and isinstance(spread, int | float) and spread > 0:
+        return rise / spread
+    return None
 
 
 def _rise(base: Row, later: Row, name: str) -> float | None:
     before, after = base.get(f"eval/{name}"), later.get(f"eval/{name}")
-    return (
-        after - before
-        if isinstance(before, int | float) and isinstance(after, int | float)
-        else None
-    )
+    if isinstance(before, int | float) and isinstance(after, int | float):
+        return after - before
+    return None

@@ -51,11 +51,10 @@ def read_rows(source: Source) -> NumberedRows:
         fix = "Of a data set with several splits hand over one: dataset['train']."
         why = f"Its keys are {', '.join(map(repr, source)) or 'none'}."
         raise InvalidData("The preference data is one mapping, not rows.", why, fix)
-    found = (
-        _from_place(str(source))
-        if isinstance(source, str | Path)
-        else _from_objects("data", source)
-    )
+    if isinstance(source, str | Path):
+        found = _from_place(str(source))
+    else:
+        found = _from_objects("data", source)
     if not found.rows:
         raise InvalidData(f"{found.source} holds no row.", "It is empty.", f"A row is {EXAMPLE}")
     return found
@@ -104,27 +103,27 @@ def _from_file(file: Path) -> NumberedRows:
     """Of JSON lines, or a JSON list."""
     if file.is_dir():
         inside = sorted(one.name for one in file.iterdir() if one.suffix in _SUFFIXES)
-        why = (
-            f"It holds {', '.join(inside[:5])}."
-            if inside
-            else "It holds no .jsonl, .json or .parquet file."
-        )
-        fix = f"Name one of them: {file / inside[0]}" if inside else "Name a file."
+        why = "It holds no .jsonl, .json or .parquet file."
+        if inside:
+            why = f"It holds {', '.join(inside[:5])}."
+        fix = "Name a file."
+        if inside:
+            fix = f"Name one of them: {file / inside[0]}"
         raise InvalidData(f"{file} is a folder, not a file of preference data.", why, fix)
     try:
         with open_regular(file) as stream:
             content = stream.read()
         text = content.decode("utf-8-sig")
     except FileNotFoundError as error:
-        beside = (
-            nearest(file.name, [one.name for one in file.parent.iterdir()])
-            if file.parent.is_dir()
-            else None
-        )
-        why = (
-            "" if beside else f"Known names: {SHIPPED}, OWNER/NAME on the Hugging Face hub, files."
-        )
-        fix = f"Did you mean {file.parent / beside}?" if beside else ""
+        beside = None
+        if file.parent.is_dir():
+            beside = nearest(file.name, [one.name for one in file.parent.iterdir()])
+        why = ""
+        if not beside:
+            why = f"Known names: {SHIPPED}, OWNER/NAME on the Hugging Face hub, files."
+        fix = ""
+        if beside:
+            fix = f"Did you mean {file.parent / beside}?"
         raise NotFound(f"There is no file {file}.", why, fix) from error
     except OSError as error:
         raise InvalidData(f"{file} cannot be read.", f"{error.strerror or error}.") from error

@@ -258,30 +258,7 @@ def _checked(
             if problem.detail:
                 details.setdefault(str(problem), f" ({problem.detail})")
     if problems:
-        has_steps = any(isinstance(row, Mapping) and "labels" in row for _, row in found.rows)
-        next = (
-            f"A row is {STEPS_EXAMPLE if has_steps else EXAMPLE}, or has messages in place of "
-            "the strings."
-        )
-        if IDENTICAL in problems:
-            next += (
-                " Identical completions can be read as ties or dropped: on_identical 'tie' or "
-                "'drop'."
-            )
-        raise InvalidData(
-            f"{source} cannot be used: {sum(map(len, problems.values()))} of {len(found.rows)} "
-            "rows are wrong.",
-            ". ".join(
-                f"{source} {row_numbers(rows)}: {problem}{details.get(problem, '')}"
-                for problem, rows in problems.items()
-            )
-            + ".",
-            next,
-            problems=[
-                {"problem": one, "rows": rows[:MOST_ROWS], "count": len(rows)}
-                for one, rows in problems.items()
-            ],
-        )
+        raise _refused(found, problems, details)
     if not comparisons:
         why = f"All {len(dropped)} have identical completions."
         raise InvalidData(f"{source} holds no row that can be used.", why)
@@ -307,6 +284,32 @@ def _checked(
             f"{source} {row_numbers(rows)}: {what}." for what, rows in warnings.items() if rows
         ),
         on_identical=on_identical,
+    )
+
+
+def _refused(
+    found: NumberedRows, problems: Mapping[str, list[int]], details: Mapping[str, str]
+) -> InvalidData:
+    """The error for rows that are wrong: problem -> their numbers, problem -> more of it."""
+    source = found.source
+    has_steps = any(isinstance(row, Mapping) and "labels" in row for _, row in found.rows)
+    example = STEPS_EXAMPLE if has_steps else EXAMPLE
+    next = f"A row is {example}, or has messages in place of the strings."
+    if IDENTICAL in problems:
+        next += " Identical ones can be read as ties or dropped: on_identical 'tie' or 'drop'."
+    listed = [
+        f"{source} {row_numbers(rows)}: {problem}{details.get(problem, '')}"
+        for problem, rows in problems.items()
+    ]
+    num_wrong = sum(map(len, problems.values()))
+    return InvalidData(
+        f"{source} cannot be used: {num_wrong} of {len(found.rows)} rows are wrong.",
+        f"{'. '.join(listed)}.",
+        next,
+        problems=[
+            {"problem": one, "rows": rows[:MOST_ROWS], "count": len(rows)}
+            for one, rows in problems.items()
+        ],
     )
 
 

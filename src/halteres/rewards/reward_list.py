@@ -82,9 +82,9 @@ class RewardList:
         for spec in self.specs:
             digest, rubric = "", self._rubrics.get(spec.name)
             if spec.judge is not None:
-                digest = (
-                    PROMPTS if spec.is_relative else f"{PROMPTS}/{rubric.digest if rubric else ''}"
-                )
+                digest = PROMPTS
+                if not spec.is_relative:
+                    digest = f"{PROMPTS}/{rubric.digest if rubric else ''}"
             elif spec.function is not None:
                 digest = self._functions[spec.name].digest
             elif spec.model is not None:
@@ -107,7 +107,9 @@ class RewardList:
             # another. Groups of the step before may still be under way: they do not bring that step
             # back.
             if self._step is None or step > self._step:
-                within_s = READY_WITHIN_S if self._step is None else LOOK_S
+                within_s = LOOK_S
+                if self._step is None:
+                    within_s = READY_WITHIN_S
                 self._step = step
                 for judge in self._judges.values():
                     judge.begin_step()
@@ -250,9 +252,10 @@ class Models:
             "timeout_s": spec.timeout_s,
         }
         self._scorer = open_scorer(spec.model or "", waits_for_start=True, **how)
-        self._members = (
-            self._scorer.members if isinstance(self._scorer, Ensemble) else [self._scorer]
-        )
+        if isinstance(self._scorer, Ensemble):
+            self._members = self._scorer.members
+        else:
+            self._members = [self._scorer]
         # None: not known yet; empty: its server tells none.
         self._digests: list[str | None] = [None] * len(self._members)
 
@@ -260,7 +263,9 @@ class Models:
     def digest(self) -> str:
         """Of every member; empty where one of them cannot tell."""
         known = [digest for digest in self._digests if digest]
-        return "/".join(known) if len(known) == len(self._members) else ""
+        if len(known) == len(self._members):
+            return "/".join(known)
+        return ""
 
     async def score(self, samples: Sequence[Sample]) -> list[Value | None]:
         """One value per sample; beside a score its objectives' parts, and of an ensemble how far
@@ -273,11 +278,9 @@ class Models:
             await self.learn_digests(LOOK_S)  # who has just scored can tell
         values: list[Value | None] = []
         for score in scores:
-            beside = (
-                {}
-                if score is None
-                else {DISAGREEMENT: score.disagreement, OUT_OF_RANGE: score.out_of_range}
-            )
+            beside = {}
+            if score is not None:
+                beside = {DISAGREEMENT: score.disagreement, OUT_OF_RANGE: score.out_of_range}
             parts = {name: float(part) for name, part in beside.items() if part is not None}
             values.append(
                 None if score is None else Value(total=score.value, parts={**score.parts, **parts})
@@ -324,5 +327,10 @@ async def _digest(scorer: Scorer, within_s: float) -> str | None:
     except (HalteresError, TimeoutError):
         return None
     name = unquote(scorer.root.partition("/models/")[2])
-    cards = [card for card in health.models if card.id == name] if name else health.models
-    return cards[0].digest if cards else ""
+    if name:
+        cards = [card for card in health.models if card.id == name]
+    else:
+        cards = health.models
+    if cards:
+        return cards[0].digest
+    return ""

@@ -111,7 +111,10 @@ class Ensemble:
                 continue
             values = [score.value for score in known]
             spread = pstdev(values)
-            value = min(values) if self._combination == "min" else fmean(values)
+            if self._combination == "min":
+                value = min(values)
+            else:
+                value = fmean(values)
             out_of_range = [score.out_of_range for score in known if score.out_of_range is not None]
             shared = [
                 name for name in known[0].parts if all(name in score.parts for score in known)
@@ -145,7 +148,9 @@ def output_of(model: RewardModel, output: Output) -> Output:
             "It has no calibration.",
             fix,
         )
-    return output if model.calibration else "raw"
+    if model.calibration:
+        return output
+    return "raw"
 
 
 def calibrated(model: RewardModel, score: Score, output: Output) -> Score:
@@ -173,7 +178,9 @@ def comparable_units(where: str) -> Output:
     """In which units to show the scores at a place: raw, but of an ensemble standardised, so that
     they can be added.
     """
-    return "standardised" if len(places_of(where)) > 1 else "raw"
+    if len(places_of(where)) > 1:
+        return "standardised"
+    return "raw"
 
 
 async def score_once(scorer: Scorer, texts: Sequence[Scorable]) -> list[Score | None]:

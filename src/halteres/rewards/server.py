@@ -140,7 +140,9 @@ class ScoringQueue:
         if self.num_waiting and self.num_waiting + len(texts) > MOST_WAITING:
             self.refused += 1
             # a guess
-            texts_per_s = (self.scored + self.failed) / self.busy_s if self.busy_s else 100.0
+            texts_per_s = 100.0
+            if self.busy_s:
+                texts_per_s = (self.scored + self.failed) / self.busy_s
             after_s = math.ceil(max(1.0, self.num_waiting / texts_per_s / 2))
             why = f"With {len(texts)} more they are above {MOST_WAITING}."
             fix = f"Send them again in {after_s} s."
@@ -299,8 +301,12 @@ class RewardServer:
         results = await self._results(request, name, items)
         values = [result.value if isinstance(result, Score) else None for result in results]
         order = [index for index in best_first(values) if values[index] is not None]
-        best = (values[order[0]] or 0.0) if order else 0.0
-        temperature = model.calibration.temperature if model.calibration else 1.0
+        best = 0.0
+        if order:
+            best = values[order[0]] or 0.0
+        temperature = 1.0
+        if model.calibration:
+            temperature = model.calibration.temperature
         ties = [
             [index for index in order if values[index] == value]
             for value in {values[i]: None for i in order}
@@ -335,15 +341,24 @@ class RewardServer:
             raise InvalidData(
                 "Neither input nor messages is there, or both are.", next="Send one of them."
             )
-        texts = [body.messages] if body.messages is not None else body.input
-        texts = [texts] if isinstance(texts, str) else texts or []
+        if body.messages is not None:
+            texts = [body.messages]
+        else:
+            texts = body.input
+        if isinstance(texts, str):
+            texts = [texts]
+        else:
+            texts = texts or []
         classifies = request.url.path.endswith("/classify")
         rows, num_tokens = list[dict[str, Any]](), 0
         items = _counted([{"completion": text} for text in texts])
         for index, result in enumerate(await self._results(request, name, items)):
             if isinstance(result, HalteresError):
                 raise result
-            x = _sigmoid(result.value) if body.use_activation else result.value
+            if body.use_activation:
+                x = _sigmoid(result.value)
+            else:
+                x = result.value
             own = {"label": "LABEL_0", "probs": [x], "num_classes": 1}
             rows.append(
                 {"index": index, **(own if classifies else {"object": "pooling", "data": [x]})}
@@ -505,7 +520,9 @@ def _failure(error: HalteresError) -> dict[str, str]:
 
 
 def _sigmoid(x: float) -> float:
-    return 1 / (1 + math.exp(-x)) if x >= 0 else math.exp(x) / (1 + math.exp(x))
+    if x >= 0:
+        return 1 / (1 + math.exp(-x))
+    return math.exp(x) / (1 + math.exp(x))
 
 
 def _json(value: Any, status: int = 200, headers: Mapping[str, str] | None = None) -> Response:
@@ -514,7 +531,9 @@ def _json(value: Any, status: int = 200, headers: Mapping[str, str] | None = Non
 
 def _on_error(request: Request, error: Any) -> Response:  # a HalteresError
     after = error.details.get("retry_after_s")
-    headers = {} if after is None else {"Retry-After": str(after)}
+    headers = {}
+    if after is not None:
+        headers = {"Retry-After": str(after)}
     if error.status in (408, 413):
         headers["Connection"] = "close"  # the rest of the body is not waited for
     return _json(as_http(error), error.status, headers)

@@ -184,11 +184,9 @@ class RewardConfig(BaseModel, frozen=True, extra="forbid"):
         off.
         """
         preset = preset_for(num_parameters)
-        rate = (
-            LORA_LEARNING_RATE
-            if self.lora is not None and preset is not TINY_PRESET
-            else preset.learning_rate
-        )
+        rate = LORA_LEARNING_RATE
+        if not (self.lora is not None and preset is not TINY_PRESET):
+            rate = preset.learning_rate
         own = {"learning_rate": rate, "per_device_train_batch_size": preset.batch_size}
         missing = {name: value for name, value in own.items() if getattr(self, name) is None}
         if missing and self.preset == "off":
@@ -265,7 +263,9 @@ def read_plan(file: Path | None, given: Mapping[str, Any]) -> TrainingPlan:
     """A plan from a YAML file, whose fields are those of the plan and of `RewardConfig` side by
     side, and from fields that go before the file's; InvalidConfig names the field that is wrong.
     """
-    content = {} if file is None else read_data(file, "config file")[1]
+    content = {}
+    if file is not None:
+        content = read_data(file, "config file")[1]
     if not isinstance(content, Mapping):
         raise InvalidConfig(
             f"Config file {file} holds no fields.", next="Start with `model:` and `data:`."
@@ -298,7 +298,8 @@ def parse_settings(assignments: Sequence[str], schema: Schema | None = None) -> 
     >>> parse_settings(["learning_rate=1e-3", "lora.r=8", "eos_token=#"])
     {'learning_rate': 0.001, 'lora': {'r': 8}, 'eos_token': '#'}
     """
-    schema = _schema() if schema is None else schema
+    if schema is None:
+        schema = _schema()
     found: dict[str, Any] = {}
     for assignment in assignments:
         edit = read_edit(assignment)
@@ -345,7 +346,10 @@ def objective_weights(
     weights = settled_weights(
         settings.objective_weights or own, train.objectives if own is None else tuple(own)
     )
-    parts = (train, held_out) if held_out is not None else (train,)
+    if held_out is not None:
+        parts = (train, held_out)
+    else:
+        parts = (train,)
     for one, source in [(one, rows.source) for rows in parts for one in rows.comparisons]:
         if one.objective is not None and one.objective not in weights:
             what = (
@@ -353,7 +357,9 @@ def objective_weights(
                 "model has not."
             )
             guess = nearest(one.objective, weights)
-            fix = f"Did you mean '{guess}'?" if guess else ""
+            fix = ""
+            if guess:
+                fix = f"Did you mean '{guess}'?"
             raise InvalidData(what, f"It has {', '.join(weights) or 'none'}.", fix)
     return weights
 
@@ -421,7 +427,9 @@ class TruncationReport:
     def sentences(self, max_length: int | None) -> list[str]:
         """For people; none where nothing was lost."""
         found: list[str] = []
-        where = f" (first rows: {', '.join(map(str, self.first_rows))})" if self.first_rows else ""
+        where = ""
+        if self.first_rows:
+            where = f" (first rows: {', '.join(map(str, self.first_rows))})"
         if self.rows_cut:
             found.append(
                 f"{self.rows_cut} rows cut to {max_length} tokens, {self.tokens_lost} tokens "
@@ -439,7 +447,9 @@ class TruncationReport:
         """For people: what became of rows whose texts are the same tokens."""
         if not self.rows_alike:
             return []
-        became = "dropped" if self.alike_became == "drop" else "read as ties"
+        became = "read as ties"
+        if self.alike_became == "drop":
+            became = "dropped"
         first = ", ".join(map(str, self.first_alike))
         why = f"their texts are the same within {max_length} tokens"
         return [f"{self.rows_alike} rows {became}: {why} (first rows: {first})."]
@@ -597,7 +607,10 @@ def forecast(plan: TrainingPlan, folder: Path) -> Forecast:
         raise InvalidData(f"The base model in {folder} is not whole.", f"{error}.", next) from error
     except (OSError, ValueError):  # a file is missing, or it is of an unknown family
         shape = None
-    settings = plan.settings if shape is None else plan.settings.settled(shape.parameters)
+    if shape is None:
+        settings = plan.settings
+    else:
+        settings = plan.settings.settled(shape.parameters)
     stored = read_reward_file(folder)
     objective_weights(
         settings, stored.objective_weights if stored is not None else None, train, held_out
@@ -616,7 +629,9 @@ def forecast(plan: TrainingPlan, folder: Path) -> Forecast:
             f"{train.source} holds rows that teach nothing, ties alone or of weight 0: {idle}.",
         )
     batch, num_rows = settings.per_device_train_batch_size, len(rendered.rows)
-    steps = settings.max_steps if settings.max_steps > 0 else None
+    steps = None
+    if settings.max_steps > 0:
+        steps = settings.max_steps
     if steps is None and batch:
         per_epoch = math.ceil(num_rows / (batch * settings.gradient_accumulation_steps))
         steps = math.ceil(settings.num_train_epochs * per_epoch)

@@ -159,7 +159,9 @@ class RunDirectory:
             settings = json.loads(read_regular(self.path / "config.resolved.json"))
         except (OSError, *NOT_JSON):
             return {}
-        rows = settings.items() if isinstance(settings, dict) else ()
+        rows = ()
+        if isinstance(settings, dict):
+            rows = settings.items()
         return {
             name: row.get("value")
             for name, row in rows
@@ -415,7 +417,9 @@ class Entry:
     @property
     def own_name(self) -> str | None:
         """The name that it was given."""
-        return self.facts.name if self.facts.name != self.default_name else None
+        if self.facts.name != self.default_name:
+            return self.facts.name
+        return None
 
     @property
     def ended(self) -> bool:
@@ -529,7 +533,9 @@ def find_run(prefix_or_name: str) -> RunDirectory:
     )
     if len(matches) == 1:
         return RunDirectory(matches[0].path)
-    shown = word if len(word) <= NAME_LENGTH else f"{word[:NAME_LENGTH]}..."
+    shown = word
+    if not (len(word) <= NAME_LENGTH):
+        shown = f"{word[:NAME_LENGTH]}..."
     active = [entry.run_id for entry in matches or entries if not entry.ended]
     if matches:
         listed = ", ".join(f"{entry.run_id} ({entry.facts.name})" for entry in matches[:SHOWN])

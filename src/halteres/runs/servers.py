@@ -136,7 +136,9 @@ def served(
         NotReady: the run's state was in use all the time, the service was not ready in time, or
             given up, or gone.
     """
-    state = run.state() if run is not None else None
+    state = None
+    if run is not None:
+        state = run.state()
     if (
         run
         and state

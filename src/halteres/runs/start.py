@@ -124,7 +124,9 @@ def sources_of(folder: Path) -> Sources:
 
 def _resolved(folder: Path) -> Effective:
     file = folder / RESOLVED
-    return json.loads(file.read_bytes()) if file.exists() else {}
+    if file.exists():
+        return json.loads(file.read_bytes())
+    return {}
 
 
 def _addresses(
@@ -359,7 +361,9 @@ def start_reward_training(
     supervisor: Sequence[str] = SUPERVISOR,
 ) -> RunDirectory:
     """Start a training of a reward model, as `start_run` does a run of reinforcement learning."""
-    newest = plan.resumed.newest_checkpoint() if plan.resumed else None
+    newest = None
+    if plan.resumed:
+        newest = plan.resumed.newest_checkpoint()
     run_id, point = new_run_id(), None
     if newest is not None:
         point = {name: newest.get(name) for name in ("name", "step", "state_path")}
@@ -391,7 +395,9 @@ def _write_training_files(plan: RewardPlan, state: RunState, folder: Path, path:
         "inference": {"model": plan.training.plan.model},
         "trainer": {"total_steps": plan.total_steps},
     }
-    metrics = plan.resumed.metrics() if plan.resumed else []
+    metrics = []
+    if plan.resumed:
+        metrics = plan.resumed.metrics()
     replace_file(folder / CONFIG, b"env: {}\n", private=True)
     plan.training.write(folder)
     metrics = [row for row in metrics if row.get("step", 0) <= state.step]

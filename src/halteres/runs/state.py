@@ -130,11 +130,15 @@ class RunState(msgspec.Struct, frozen=True, kw_only=True):
     @property
     def own_name(self) -> str | None:
         """The name that it was given."""
-        return self.name if self.name != self.default_name else None
+        if self.name != self.default_name:
+            return self.name
+        return None
 
     def resume(self, reason: str = "") -> NextStep:
         """What goes on with it, and what for."""
-        tool = "rl_train_reward_model" if self.kind == "reward" else "rl_start_training"
+        tool = "rl_start_training"
+        if self.kind == "reward":
+            tool = "rl_train_reward_model"
         return NextStep(tool, {"resume_from": self.run_id}, reason)
 
     @property

@@ -126,7 +126,9 @@ class Guard:
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Pass on or refuse."""
-        error = self._refusal(HTTPConnection(scope)) if scope["type"] == "http" else None
+        error = None
+        if scope["type"] == "http":
+            error = self._refusal(HTTPConnection(scope))
         if error is None:
             return await self.app(scope, receive, send)
         response = error_response(error)
@@ -137,7 +139,10 @@ class Guard:
 
 def refuse_elsewhere(request: HTTPConnection) -> HalteresError | None:
     """The refusal of a request from another machine or from a page of another site."""
-    peer = request.client.host if request.client else ""  # nobody's: it came through a Unix socket
+    # nobody's: it came through a Unix socket
+    peer = ""
+    if request.client:
+        peer = request.client.host
     try:
         is_here = not peer or ipaddress.ip_address(peer).is_loopback  # whatever Host says
     except ValueError:
@@ -146,7 +151,9 @@ def refuse_elsewhere(request: HTTPConnection) -> HalteresError | None:
         return Forbidden(
             "This server answers its own machine only.", "", "Reach it through a tunnel (ssh -L)."
         )
-    return FOREIGN if is_foreign(request.headers) else None
+    if is_foreign(request.headers):
+        return FOREIGN
+    return None
 
 
 def refuse_without_token(request: HTTPConnection) -> HalteresError | None:
@@ -217,7 +224,8 @@ class Tickets:
         """
         if is_token(given):
             return True
-        now = time.time() if now is None else now
+        if now is None:
+            now = time.time()
         content, _, signature = given.rpartition(".")
         if not hmac.compare_digest(signature.encode(), _signed("ticket", content).encode()):
             return False
@@ -272,7 +280,9 @@ def cookie_name(headers: Headers) -> str:
     other out.
     """
     port = headers.get("host", "").rpartition(":")[2]
-    return f"halteres-{port}" if port.isascii() and port.isdecimal() else "halteres"
+    if port.isascii() and port.isdecimal():
+        return f"halteres-{port}"
+    return "halteres"
 
 
 def is_admitted(headers: Headers) -> bool:

@@ -66,19 +66,30 @@ class Parameter:
         # null stands for a value that is not given
         if get_origin(annotation) in (Union, types.UnionType):
             options = [option for option in get_args(annotation) if option is not types.NoneType]
-            annotation = options[0] if len(options) == 1 else Any
+            annotation = Any
+            if len(options) == 1:
+                annotation = options[0]
         if get_origin(annotation) is Annotated:
             # a type with a rule of its own is read as the type
             annotation = get_args(annotation)[0]
-        choices = get_args(annotation) if get_origin(annotation) is Literal else ()
+        choices = ()
+        if get_origin(annotation) is Literal:
+            choices = get_args(annotation)
         is_setting = annotation is Any and positional
         # taken as it stands; any other value is written as JSON
         is_word = annotation in (str, bool, list[str])
         is_shown = isinstance(field.default, int | float | str) and not isinstance(
             field.default, bool
         )
-        default = "yes" if field.default is True else field.default if is_shown else None
-        repeated = "(may be repeated)" if get_origin(annotation) is list and not positional else ""
+        if field.default is True:
+            default = "yes"
+        elif is_shown:
+            default = field.default
+        else:
+            default = None
+        repeated = ""
+        if get_origin(annotation) is list and not positional:
+            repeated = "(may be repeated)"
         tails = (
             field.description or "",
             repeated,
@@ -100,13 +111,17 @@ class Parameter:
     def flag(self) -> str:
         """Its name as an option."""
         flag = self.name.replace("_", "-")
-        return f"--{flag}/--no-{flag}" if self.type is bool else f"--{flag}"
+        if self.type is bool:
+            return f"--{flag}/--no-{flag}"
+        return f"--{flag}"
 
     def value(self, given: Any) -> Any:
         """What was typed, as the tool gets it."""
         if self.is_setting:
             return Word(given)
-        return _json_or_text(given) if self.as_json else given
+        if self.as_json:
+            return _json_or_text(given)
+        return given
 
 
 def parameters_of(tool: Tool[...]) -> tuple[Parameter, ...]:
@@ -114,7 +129,9 @@ def parameters_of(tool: Tool[...]) -> tuple[Parameter, ...]:
     is required, a run, a field and its value.
     """
     fields = tool.arguments.model_fields
-    pair = ("field", "value") if "value" in fields else ()
+    pair = ()
+    if "value" in fields:
+        pair = ("field", "value")
     return tuple(
         Parameter.of(name, field, positional=field.is_required() or name in ("run_id", *pair))
         for name, field in fields.items()
@@ -188,11 +205,10 @@ def _command(tool: Tool[...]) -> Callable[..., None]:
             "metavar": parameter.metavar,
             "show_default": False,
         }
-        how = (
-            typer.Argument(**known)
-            if parameter.positional
-            else typer.Option(parameter.flag, **known)
-        )
+        if parameter.positional:
+            how = typer.Argument(**known)
+        else:
+            how = typer.Option(parameter.flag, **known)
         annotation = Annotated[parameter.type | None, how]
         signature.append(
             inspect.Parameter(
@@ -243,7 +259,9 @@ def for_person(step: NextStep) -> str:
     >>> for_person(NextStep.of("rl_get_results", "3fa9"))
     'halteres rl get-results 3fa9'
     """
-    return step.command if step.command.startswith("halteres ") else as_command(step)
+    if step.command.startswith("halteres "):
+        return step.command
+    return as_command(step)
 
 
 def words_of(tool: Tool[...], arguments: Mapping[str, Any]) -> list[str]:
@@ -261,8 +279,12 @@ def words_of(tool: Tool[...], arguments: Mapping[str, Any]) -> list[str]:
             continue
         for item in value if isinstance(value, list) and not parameter.as_json else [value]:
             words += [] if parameter.positional else [parameter.flag]
-            word = item if isinstance(item, str) else json.dumps(item)
-            words.append(word.upper() if isinstance(item, Placeholder) else word)
+            if isinstance(item, Placeholder):
+                words.append(item.upper())
+            elif isinstance(item, str):
+                words.append(item)
+            else:
+                words.append(json.dumps(item))
     return words
 
 
@@ -273,7 +295,10 @@ _GAP = 2
 
 def show(reply: Reply) -> None:
     """Print an answer: on stderr where the call failed."""
-    stream = sys.stderr if reply.failed else sys.stdout
+    if reply.failed:
+        stream = sys.stderr
+    else:
+        stream = sys.stdout
     console = Console(file=stream, highlight=False, width=None if stream.isatty() else PIPE_WIDTH)
     with console.capture() as page:
         for part in _parts(reply, console.width):
@@ -312,7 +337,9 @@ def _shown(value: Any, width: int) -> RenderableType:
         is_deep = (
             any(isinstance(item, Mapping) for item in value.values()) or len(inline) > 2 * LONG
         )
-        return _grid(value, width) if is_deep else Text(inline)
+        if is_deep:
+            return _grid(value, width)
+        return Text(inline)
     if not isinstance(value, list):
         return Text(_word(value))
     if value and all(isinstance(item, Mapping) and item for item in value):
@@ -353,7 +380,9 @@ def _word(value: Any) -> str:
     if value is None:
         return "–"
     if isinstance(value, bool):
-        return "yes" if value else "no"
+        if value:
+            return "yes"
+        return "no"
     if isinstance(value, Mapping):
         return _inline(value) or "–"
     if isinstance(value, list):

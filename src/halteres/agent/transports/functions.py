@@ -33,7 +33,10 @@ class Tools:
     """
 
     def __init__(self, draft: str | None = None) -> None:
-        self._caller = Caller(draft=draft) if draft else Caller.own()
+        if draft:
+            self._caller = Caller(draft=draft)
+        else:
+            self._caller = Caller.own()
 
     async def call(self, name: str, /, **arguments: Any) -> dict[str, Any]:
         """Call a tool. A failure is an answer with `error`, `code` and `next`."""

@@ -54,7 +54,9 @@ async def arguments_of(request: Request) -> dict[str, Any]:
         error.code = UserError.code  # the one that the tools' clients know
         raise
     try:
-        value = msgspec.json.decode(body) if body.strip() else {}
+        value = {}
+        if body.strip():
+            value = msgspec.json.decode(body)
         # It is JSON; that each of its keys stands there once, msgspec does not look at.
         if value:
             parse_json(body.decode(), most_values=len(body))
@@ -101,7 +103,10 @@ class Calls:
             write: how the answer names a call.
         """
         session = request.headers.get(SESSION)
-        caller = Caller(draft=session, write=write) if session else Caller.own(write)
+        if session:
+            caller = Caller(draft=session, write=write)
+        else:
+            caller = Caller.own(write)
         if is_open:
             caller = replace(caller, open_threads=self._open_threads)
         work = asyncio.create_task(call(name, arguments, caller), name=name)
@@ -118,9 +123,9 @@ class Calls:
             await asyncio.gather(work, gone, return_exceptions=True)
         if not work.cancelled():
             return work.result()
-        why = (
-            "The server ends." if done else f"{limit_s:g} s are the limit here; it may still go on."
-        )
+        why = "The server ends."
+        if not done:
+            why = f"{limit_s:g} s are the limit here; it may still go on."
         error = NotReady(f"{name} was not answered.", why, NextStep("rl_list_runs"))
         return Reply(body=as_answer(error), failed=True, status=error.status)
 
@@ -138,7 +143,9 @@ async def _on_error(_: Request, error: Any) -> Response:
 async def _on_missing(request: Request, error: Exception) -> Response:
     """No such route, or not this method."""
     what = f"There is no {request.method} {request.url.path} here."
-    status = error.status_code if isinstance(error, HTTPException) else 404
+    status = 404
+    if isinstance(error, HTTPException):
+        status = error.status_code
     return error_response(NotFound(what, "", "GET /api/tools lists the tools."), status)
 
 

@@ -51,7 +51,10 @@ def _arguments(name: str, given: Any) -> dict[str, Any]:
     """The arguments a model wrote: JSON in a text, as a rule; nothing means none."""
     if isinstance(given, str):
         try:
-            given = parse_json(given, most_values=len(given)) if given.strip() else None
+            if given.strip():
+                given = parse_json(given, most_values=len(given))
+            else:
+                given = None
         except DocumentError as error:
             raise UserError(
                 f"{name} was called with arguments that are no JSON: {error}."

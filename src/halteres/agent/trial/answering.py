@@ -68,7 +68,10 @@ class Tasks:
     def _add(self, item: Any) -> None:
         """Under its whole question, and under those of its texts that the question holds."""
         question = text_of(self.env.messages(item)[-1].get("content"))
-        texts = [item] if isinstance(item, str) else fields_of(item).values()
+        if isinstance(item, str):
+            texts = [item]
+        else:
+            texts = fields_of(item).values()
         phrases = (
             text
             for text in texts
@@ -95,7 +98,9 @@ class Tasks:
         try:
             with boundary(EnvironmentFailed, where):
                 score = self.env.score(item, text)
-                value = await score if inspect.isawaitable(score) else score
+                value = score
+                if inspect.isawaitable(score):
+                    value = await score
             return {"score": finite(value, where)}
         except EnvironmentFailed as error:
             return {"score": None, "note": error.sentence}
@@ -107,13 +112,24 @@ async def answer_prompts(
     """Answer every prompt into `out`, in order; scored where an environment of a single turn knows
     a task that asks it, and then in the words of that task.
     """
-    sampler = env.server if env else _sampler(config)
-    tasks = Tasks(env) if isinstance(env, SingleTurnEnv) else None
+    if env:
+        sampler = env.server
+    else:
+        sampler = _sampler(config)
+    tasks = None
+    if isinstance(env, SingleTurnEnv):
+        tasks = Tasks(env)
 
     async def answered(prompt: str) -> dict[str, Any]:
-        item = tasks.find(prompt) if tasks else None
-        system = env.config.system_prompt if env else None
-        messages: list[Message] = [{"role": "system", "content": system}] if system else []
+        item = None
+        if tasks:
+            item = tasks.find(prompt)
+        system = None
+        if env:
+            system = env.config.system_prompt
+        messages: list[Message] = []
+        if system:
+            messages = [{"role": "system", "content": system}]
         messages.append({"role": "user", "content": prompt})
         try:
             if tasks is None or item is None:
@@ -168,7 +184,10 @@ async def score_texts(env: BaseEnv, job: Mapping[str, Any]) -> dict[str, Any]:
                 )
         prompt, reference = text_of(env.messages(item)[-1].get("content")), reference_of(item)
         texts = job.get("completions")
-        named = enumerate(texts) if texts is not None else odd_answers(prompt, reference).items()
+        if texts is not None:
+            named = enumerate(texts)
+        else:
+            named = odd_answers(prompt, reference).items()
         scores = [{"of": name, **await tasks.score(item, text)} for name, text in named]
         return {"prompt": prompt, "reference": reference, "scores": scores}
     finally:
@@ -205,7 +224,9 @@ def _sampler(config: Path) -> Sampler:
 async def _run(
     config: Path, job: Mapping[str, Any], environment: Sequence[str]
 ) -> dict[str, Any] | None:
-    env = environment_of(config, Path(environment[0]), environment[1]) if environment else None
+    env = None
+    if environment:
+        env = environment_of(config, Path(environment[0]), environment[1])
     if "prompts" in job:
         await answer_prompts(config, job["prompts"], Path(job["out"]), env)
         return None
@@ -226,7 +247,9 @@ def main() -> int:
     except HalteresError as error:
         sentence = error.sentence
     except Exception as error:  # noqa: BLE001 - the environment's file runs here; its failure is the answer
-        verb = "be asked" if "prompts" in job else "score"
+        verb = "score"
+        if "prompts" in job:
+            verb = "be asked"
         sentence = author_error(
             Path(environment[0] if environment else __file__), verb, error
         ).sentence

@@ -135,7 +135,9 @@ class TestFolder:
         result = self.result()
         if result is not None:
             return result["status"]
-        return "running" if held else "lost"
+        if held:
+            return "running"
+        return "lost"
 
     def write(self, name: str, value: Any) -> None:
         """Write one JSON file whole, for its owner alone, for a request has keys; its folder must
@@ -159,7 +161,9 @@ def folder_of(kind: Kind, name: str) -> TestFolder | None:
     """The folder of this name, where there is one of this kind."""
     folder = TestFolder(tests_folder() / name)
     is_name = re.fullmatch(rf"{kind}-[0-9a-f]{{8}}", name)
-    return folder if is_name and (folder.path / "request.json").is_file() else None
+    if is_name and (folder.path / "request.json").is_file():
+        return folder
+    return None
 
 
 def find_test(test_id: str) -> TestFolder:
@@ -167,7 +171,9 @@ def find_test(test_id: str) -> TestFolder:
     if (folder := folder_of("t", test_id)) is not None:
         return folder
     guess = nearest(test_id, [folder.test_id for folder in all_folders()])
-    hint = f"Did you mean {guess}?" if guess else "Tests are named by rl_test_inference's answer."
+    hint = "Tests are named by rl_test_inference's answer."
+    if guess:
+        hint = f"Did you mean {guess}?"
     call = NextStep.of("rl_test_inference", test_id=guess)
     raise NotFound(f"There is no test '{test_id}'.", hint, call, did_you_mean=guess)
 
@@ -204,8 +210,12 @@ def start(request: Request) -> TestFolder:
 
 def keys_for(request: Request) -> list[str]:
     """Names of the variables with the keys of those that its models and its judges are asked of."""
-    remote = [KEY, ADDRESS] if not all(one.is_local for one in request.models) else []
-    service = [environ.API_KEY] if any(one.service_url for one in request.models) else []
+    remote = []
+    if not all(one.is_local for one in request.models):
+        remote = [KEY, ADDRESS]
+    service = []
+    if any(one.service_url for one in request.models):
+        service = [environ.API_KEY]
     return [*remote, *service, *secret_variables(request.env)]
 
 
@@ -264,7 +274,9 @@ def leave_result(folder: TestFolder, what: str, work: Callable[[], dict[str, Any
         result = {"status": "failed", "error": error.sentence, "code": error.code}
         sys.stderr.write(f"error: {Redactor.of_this_process().text(error.sentence)}\n")
     folder.write("result.json", Redactor.of_this_process().json(result))
-    return 0 if result["status"] == "done" else 1
+    if result["status"] == "done":
+        return 0
+    return 1
 
 
 async def awaited(

@@ -94,7 +94,9 @@ class Traffic(msgspec.Struct, kw_only=True):
     @property
     def tokens_per_s(self) -> float | None:
         """Tokens of all answers, over the time in which any was waited for."""
-        return self.tokens / self.busy_s if self.busy_s > 0 and self.tokens else None
+        if self.busy_s > 0 and self.tokens:
+            return self.tokens / self.busy_s
+        return None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -116,7 +118,10 @@ class Upstream:
 
     def __init__(self, to: Destination, session: aiohttp.ClientSession) -> None:
         self._to, self._session, self.traffic = to, session, Traffic()
-        self._headers = {"Authorization": f"Bearer {to.key}"} if to.key else {}
+        if to.key:
+            self._headers = {"Authorization": f"Bearer {to.key}"}
+        else:
+            self._headers = {}
         self._redactor = Redactor([to.key] if to.key else [])
         self.over = asyncio.Event()  # nothing more is sent; `traffic.over` says why
         self._slots = asyncio.Semaphore(to.parallel)
@@ -160,9 +165,9 @@ class Upstream:
             limits[limit] = min(params.get(limit) or self._to.max_tokens, self._to.max_tokens)
         if self._to.temperature is not None:
             limits["temperature"] = self._to.temperature
-        return (
-            {**own, "sampling_params": {**params, **limits}} if is_generate else {**own, **limits}
-        )
+        if is_generate:
+            return {**own, "sampling_params": {**params, **limits}}
+        return {**own, **limits}
 
     async def _complete(self, path: str, body: Body) -> Any:
         """All choices. Many endpoints give one whatever `n` says: what is missing is asked for one
@@ -217,11 +222,10 @@ class Upstream:
     async def _once(self, path: str, body: Body) -> tuple[int, Any, float]:
         """Status, answer (or what went wrong), and the wait that was asked for in s."""
         base = self._to.base_url.rstrip("/")
-        url = (
-            f"{base.removesuffix('/v1')}/generate"
-            if path == "generate"
-            else f"{base}/{path.removeprefix('v1/')}"
-        )
+        if path == "generate":
+            url = f"{base.removesuffix('/v1')}/generate"
+        else:
+            url = f"{base}/{path.removeprefix('v1/')}"
         limit = aiohttp.ClientTimeout(total=max(0.1, self._to.ends_at - time.monotonic()))
         try:
             async with (
@@ -233,9 +237,9 @@ class Upstream:
                 text = self._redactor.text((await reply.read()).decode(errors="replace"))
                 # seconds, or a date, which is not heeded
                 retry_after = reply.headers.get("Retry-After", "")
-                wait_s = (
-                    float(retry_after) if re.fullmatch(r"\d{1,9}(\.\d+)?", retry_after) else 0.0
-                )
+                wait_s = 0.0
+                if re.fullmatch(r"\d{1,9}(\.\d+)?", retry_after):
+                    wait_s = float(retry_after)
                 return *_read(path, reply.status, text), wait_s
         except TimeoutError:
             return 0, "It gave no answer in time.", 0.0
@@ -244,11 +248,10 @@ class Upstream:
 
     def _given_up(self, status: int, why: Any) -> Refusal:
         self._failed_in_a_row += 1
-        what = (
-            f"{self._to.model}: the endpoint answered {status}. {why}"
-            if status
-            else f"{self._to.model}: {why}"
-        )
+        if status:
+            what = f"{self._to.model}: the endpoint answered {status}. {why}"
+        else:
+            what = f"{self._to.model}: {why}"
         refusal = Refusal(
             status if 400 <= status < 500 and status not in RETRIED else GIVEN_UP, what
         )
@@ -311,10 +314,12 @@ async def relaying() -> AsyncIterator[Relay]:
 def _num_requested(body: Body) -> int:
     """Completions that one request asks for."""
     params, prompt = body.get("sampling_params") or body, body.get("prompt")
-    each = params.get("n") if isinstance(params, Mapping) else None
-    several = (
-        len(prompt) if isinstance(prompt, list) and prompt and not isinstance(prompt[0], int) else 1
-    )
+    each = None
+    if isinstance(params, Mapping):
+        each = params.get("n")
+    several = 1
+    if isinstance(prompt, list) and prompt and not isinstance(prompt[0], int):
+        several = len(prompt)
     return max(1, each if isinstance(each, int) else 1) * several
 
 
@@ -326,7 +331,9 @@ def _read(path: str, status: int, text: str) -> tuple[int, Any]:
         answer = json.loads(text)
     except ValueError:
         answer = None
-    choices = answer.get("choices") if isinstance(answer, dict) else None
+    choices = None
+    if isinstance(answer, dict):
+        choices = answer.get("choices")
     has_choices = (
         isinstance(choices, list)
         and bool(choices)
@@ -334,11 +341,16 @@ def _read(path: str, status: int, text: str) -> tuple[int, Any]:
     )
     if status == 200 and (isinstance(answer, list | dict) if path == "generate" else has_choices):
         return 200, answer
-    error = answer.get("error") or answer.get("detail") if isinstance(answer, dict) else None
-    code, message = (
-        (error.get("code"), error.get("message")) if isinstance(error, dict) else (None, error)
-    )
-    inside = code if isinstance(code, int) and 400 <= code < 600 else 502
+    error = None
+    if isinstance(answer, dict):
+        error = answer.get("error") or answer.get("detail")
+    if isinstance(error, dict):
+        code, message = (error.get("code"), error.get("message"))
+    else:
+        code, message = (None, error)
+    inside = 502
+    if isinstance(code, int) and 400 <= code < 600:
+        inside = code
     return (status if status != 200 else inside), " ".join(
         str(message or text)[:LONGEST_ERROR].split()
     )
@@ -348,15 +360,21 @@ def _completions(answer: Any) -> list[Any]:
     if isinstance(answer, list):
         return answer
     choices = answer.get("choices")
-    return choices if isinstance(choices, list) else [answer]
+    if isinstance(choices, list):
+        return choices
+    return [answer]
 
 
 def _num_tokens(answer: Any) -> int:
     """Of all completions of an answer, as far as it says so."""
-    usage = answer.get("usage") if isinstance(answer, Mapping) else None
+    usage = None
+    if isinstance(answer, Mapping):
+        usage = answer.get("usage")
     counted = [*map(_meta, _completions(answer)), usage or {}]
     return sum(one.get("completion_tokens") or 0 for one in counted)
 
 
 def _meta(completion: Any) -> Mapping[str, Any]:
-    return completion.get("meta_info") or {} if isinstance(completion, Mapping) else {}
+    if isinstance(completion, Mapping):
+        return completion.get("meta_info") or {}
+    return {}

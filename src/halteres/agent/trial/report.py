@@ -106,7 +106,9 @@ class Outcome:
     @property
     def completions(self) -> int:
         """Answers of whole groups, or to free prompts."""
-        return len(self.responses) if self.request.prompts else len(self.scores)
+        if self.request.prompts:
+            return len(self.responses)
+        return len(self.scores)
 
     def num_correct(self, scores: Sequence[float]) -> int:
         """How many of these count as success."""
@@ -115,20 +117,26 @@ class Outcome:
     @property
     def accuracy(self) -> float:
         """The share of answers that count as success."""
-        return round(self.num_correct(self.scores) / len(self.scores), 3) if self.scores else 0
+        if self.scores:
+            return round(self.num_correct(self.scores) / len(self.scores), 3)
+        return 0
 
     @property
     def varied(self) -> float | None:
         """The share of groups that teach something."""
-        return (
-            sum(group.varies for group in self.groups) / len(self.groups) if self.groups else None
-        )
+        if self.groups:
+            return sum(group.varies for group in self.groups) / len(self.groups)
+        return None
 
     @property
     def truncated(self) -> float:
         """The share of answers that were cut off; 0 where nobody knows."""
-        traffic = self.ended.traffic if self.ended else None
-        return traffic.truncated / traffic.completions if traffic and traffic.completions else 0.0
+        traffic = None
+        if self.ended:
+            traffic = self.ended.traffic
+        if traffic and traffic.completions:
+            return traffic.truncated / traffic.completions
+        return 0.0
 
     @property
     def scorer_failures(self) -> tuple[Failure, ...]:
@@ -186,7 +194,10 @@ class Outcome:
         if (ended := self.ended) is not None:
             speed = ended.traffic.tokens_per_s
             facts["seconds"] = round(ended.seconds, 1)
-            facts["tokens_per_s"] = None if speed is None else float(f"{speed:.3g}")
+            if speed is None:
+                facts["tokens_per_s"] = None
+            else:
+                facts["tokens_per_s"] = float(f"{speed:.3g}")
             if ended.error:
                 facts |= {"error": ended.error, "why": ended.why, "log_file": str(self.log_file)}
                 facts |= {"stderr": ended.stderr, "stdout": ended.stdout}
@@ -274,7 +285,9 @@ def fields_of(item: Any) -> Mapping[str, Any]:
     """The fields of a task that is a dataclass or a mapping."""
     if dataclasses.is_dataclass(item) and not isinstance(item, type):
         return {field.name: getattr(item, field.name) for field in dataclasses.fields(item)}
-    return item if isinstance(item, Mapping) else {}
+    if isinstance(item, Mapping):
+        return item
+    return {}
 
 
 MUCH_TRUNCATED, MANY_FAILURES = 0.3, 0.1
@@ -366,7 +379,9 @@ def _kinds_of_answers(outcome: Outcome) -> str:
     is_mixed = any(
         0 < outcome.num_correct(group.scores) < len(group.scores) for group in outcome.groups
     )
-    return "both good and bad answers" if is_mixed else "answers of different scores"
+    if is_mixed:
+        return "both good and bad answers"
+    return "answers of different scores"
 
 
 def _ease(outcome: Outcome) -> Steps:
@@ -398,7 +413,9 @@ def odd_caveats(scores: Mapping[str, Any], success_above: float) -> list[str]:
     found = check_answers(scores, success_above)
     paid = [one.subject for one in found if one.code != "fails"]
     failed = [one for one in found if one.code == "fails"]
-    caveats = [f"its scorer pays for answers that say nothing ({', '.join(paid)})"] if paid else []
+    caveats = []
+    if paid:
+        caveats = [f"its scorer pays for answers that say nothing ({', '.join(paid)})"]
     if failed:
         names = ", ".join(one.subject for one in failed)
         caveats.append(f"its scorer fails on odd answers ({names}: {failed[0].why})")
@@ -423,22 +440,24 @@ def report(folder: TestFolder, request: Request, status: str) -> dict[str, Any]:
         (at for at, it in enumerate(outcomes) if it.model.model == LOCAL + request.base_model), None
     )
     varied = [-1.0 if outcome.varied is None else outcome.varied for outcome in outcomes]
-    decides = varied.index(max(varied)) if trained is None else trained
+    decides = varied.index(max(varied))
+    if trained is not None:
+        decides = trained
     deciding, verdict = outcomes[decides], verdicts[decides]
-    why = (
-        verdict.why
-        if trained is not None and not several
-        else f"{deciding.model.model}: {verdict.why}"
-    )
+    if trained is not None and not several:
+        why = verdict.why
+    else:
+        why = f"{deciding.model.model}: {verdict.why}"
     try:
         odd = msgspec.json.decode((folder.path / ODD_ANSWERS).read_bytes(), type=dict[str, Any])
         why = "; ".join([why.rstrip("."), *odd_caveats(odd, request.success_above)]) + "."
     except OSError:  # not tried, or not yet
         odd = {}
     counts_characters = any(not one.is_local and not one.tokenizer for one in request.models)
-    num_steps, group_size = (
-        (len(request.prompts), 1) if request.prompts else (request.num_steps, request.group_size)
-    )
+    if request.prompts:
+        num_steps, group_size = (len(request.prompts), 1)
+    else:
+        num_steps, group_size = (request.num_steps, request.group_size)
     accuracies = {
         outcome.model.model: outcome.accuracy for outcome in outcomes if outcome.completions
     }
@@ -549,11 +568,10 @@ def brief(body: Body) -> Body:
     # Half of a secret would not be known as one.
     whole: Body = Redactor.of_this_process().json({**body, "next": for_agents(following)})
     cuts = (_cut(whole, length, left_out) for length, left_out in _CUTS)
-    short = (
-        whole
-        if _fits(whole)
-        else next((short for short in cuts if _fits(short)), _cut(whole, *_CUTS[-1]))
-    )
+    if _fits(whole):
+        short = whole
+    else:
+        short = next((short for short in cuts if _fits(short)), _cut(whole, *_CUTS[-1]))
     return {**short, "next": following}
 
 
@@ -566,7 +584,9 @@ def _cut(body: Body, length: int, left_out: Sequence[str]) -> Body:
     if names := [name for name in ("scores", "steps") if name in left_out]:
         short["left_out"] = {"what": names, "where": "each model's output_file"}
     for one in (*short.get("samples", ()), *short.get("responses", ())):
-        cut = shortened if length > 40 else clipped
+        cut = clipped
+        if length > 40:
+            cut = shortened
         one.update({name: cut(text, length) for name, text in one.items() if isinstance(text, str)})
     for model in short["models_tested"]:
         # Of what was printed the end counts.

@@ -130,7 +130,9 @@ class Request(msgspec.Struct, frozen=True, kw_only=True):
     def success_above(self) -> float:
         """A score above it counts as success: the environment's own threshold, where it has one."""
         own = self.env.get("success_threshold")
-        return float(own) if isinstance(own, int | float) else 0.0
+        if isinstance(own, int | float):
+            return float(own)
+        return 0.0
 
 
 def new_request(
@@ -192,7 +194,8 @@ def models_to_test(
     for one in found:
         stem = re.sub(r"[^A-Za-z0-9._-]+", "_", f"test_{environment}_{one.model}")[:120]
         stems[stem] += 1  # two names may come to the same file name
-        stem = stem if stems[stem] == 1 else f"{stem}.{stems[stem]}"
+        if stems[stem] != 1:
+            stem = f"{stem}.{stems[stem]}"
         wandb_run = f"test_inference_RSIAgent_{in_file_name(environment)}_{secrets.token_hex(4)}"
         models.append(msgspec.structs.replace(one, stem=stem, wandb_run=wandb_run))
     return tuple(models)
@@ -264,5 +267,6 @@ def _remote(model: str, settings: Settings) -> TestedModel:
         with contextlib.suppress(HalteresError):  # an endpoint's model is tested without it too
             tokenizer = found_model(settings.inference)[1].tokenizer
     name, scale = DEFAULTS.get(model, (model, "custom"))
-    tokenizer = tokenizer if tokenizer and Path(tokenizer).is_dir() else ""
+    if not (tokenizer and Path(tokenizer).is_dir()):
+        tokenizer = ""
     return TestedModel(model=model, name=name, scale=scale, base=model, tokenizer=tokenizer)

@@ -361,7 +361,9 @@ def command_of(
     if is_foreign:
         return (sys.executable, *answering)
     declared = read_environment(request.program.path)
-    class_name = declared.class_name if declared else ""
+    class_name = ""
+    if declared:
+        class_name = declared.class_name
     return (request.program.interpreter, *answering, str(request.program.path), class_name)
 
 
@@ -437,15 +439,16 @@ def folded(text: str) -> str:
 
 def timed_out(within_s: float, unanswered: int, hung_at: str) -> tuple[str, str, Fault]:
     """What, why and whose fault it was, of a process that was ended at its deadline."""
-    limit = f"{within_s / 60:g} minutes" if within_s >= 60 else f"{within_s:g} s"
+    if within_s >= 60:
+        limit = f"{within_s / 60:g} minutes"
+    else:
+        limit = f"{within_s:g} s"
     what = f"Process timed out after {limit}"
     if unanswered:
         return what, f"The model was too slow: {unanswered} requests had no answer yet.", "model"
-    why = (
-        f"It hung in {hung_at}."
-        if hung_at
-        else "It neither asked the model for anything nor ended."
-    )
+    why = "It neither asked the model for anything nor ended."
+    if hung_at:
+        why = f"It hung in {hung_at}."
     return what, why, "environment"
 
 
@@ -466,7 +469,9 @@ def hung_at(file: str, stacks: str) -> str:
     if none.
     """
     found = re.search(rf'File "{re.escape(file)}", line (\d+) in (\S+)', stacks)
-    return f"{found[2]} ({file.rpartition('/')[2]}:{found[1]})" if found else ""
+    if found:
+        return f"{found[2]} ({file.rpartition('/')[2]}:{found[1]})"
+    return ""
 
 
 if __name__ == "__main__":

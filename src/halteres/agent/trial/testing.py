@@ -321,11 +321,10 @@ def rl_score(
 
     Tells the task and, where it has one, its right answer. An empty completion is a text too.
     """
-    chosen = (
-        drafts.Draft(handle="score", environment=environment)
-        if environment
-        else drafts.load_draft(caller, draft)
-    )
+    if environment:
+        chosen = drafts.Draft(handle="score", environment=environment)
+    else:
+        chosen = drafts.load_draft(caller, draft)
     resolved = drafts.admitted(caller, chosen)
     settings, program = resolved.settings, resolved.environment
     if program.is_foreign:

@@ -63,7 +63,10 @@ def pairs_of(comparisons: Sequence[Comparison], *, ties: bool = True) -> list[Pa
     for c, one in enumerate(comparisons):
         for a, b in combinations(range(len(one.ranks)), 2):
             tied = one.ranks[a] == one.ranks[b]
-            better, worse = (a, b) if one.ranks[a] <= one.ranks[b] else (b, a)
+            if one.ranks[a] <= one.ranks[b]:
+                better, worse = (a, b)
+            else:
+                better, worse = (b, a)
             if (ties or not tied) and not one.labels:
                 found.append(Pair(start + better, start + worse, c, tied))
         start += len(one.ranks)
@@ -215,7 +218,10 @@ class Interval:
         """Of the interval."""
         seconds = time.process_time() - self.began_cpu_s
         leads = {f"/{kind}": np.array(self.leads_of[kind]) for kind in sorted(self.leads_of)}
-        leads = {"": np.array(self.leads), **leads} if self.leads else {}
+        if self.leads:
+            leads = {"": np.array(self.leads), **leads}
+        else:
+            leads = {}
         return {
             "loss": float(np.mean(self.losses)) if self.losses else 0.0,
             "min_reward": min(self.scores),

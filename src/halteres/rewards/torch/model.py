@@ -115,7 +115,9 @@ class RewardModel:
             template, padding = file.template, file.template.unread_token
             if padding is None:  # else it was trained elsewhere with pad = EOS, and calibrated here
                 padding = tokenizer.special_tokens[padding_token(tokenizer, template.eos_token)]
-        weights = file.objective_weights if file is not None else None
+        weights = None
+        if file is not None:
+            weights = file.objective_weights
         network = open_network(place, padding=padding, device=device, objective_weights=weights)
         network.model.eval()
         if not network.shares_prefixes:
@@ -128,17 +130,21 @@ class RewardModel:
     @property
     def calibration(self) -> Calibration | None:
         """How raw scores are read."""
-        return self.file.calibration if self.file is not None else None
+        if self.file is not None:
+            return self.file.calibration
+        return None
 
     @property
     def digest(self) -> str:
         """SHA-256 of weights, template and calibration: models of one digest give equal scores in
         every unit.
         """
-        calibration = self.calibration.model_dump_json() if self.calibration is not None else ""
-        objectives = (
-            json.dumps(self.network.objective_weights) if self.network.objective_weights else ""
-        )
+        calibration = ""
+        if self.calibration is not None:
+            calibration = self.calibration.model_dump_json()
+        objectives = ""
+        if self.network.objective_weights:
+            objectives = json.dumps(self.network.objective_weights)
         parts = f"{self._weights_digest} {self.template.digest} {calibration}{objectives}"
         return hashlib.sha256(parts.encode()).hexdigest()
 
@@ -237,13 +243,16 @@ class RewardModel:
         replaced. ServerError: it cannot be written. `probes`: texts to be stored with their scores;
         without, those that the model has. `beside`: further files.
         """
-        target = folder if not folder.exists() else folder / SAVING
+        target = folder
+        if folder.exists():
+            target = folder / SAVING
         stored = self.file or RewardFile(template=self.template)
-        texts = probes if probes is not None else [_probed_text(probe) for probe in stored.probes]
+        if probes is None:
+            probes = [_probed_text(probe) for probe in stored.probes]
         own = {
             "template": self.template,
             "objective_weights": self.network.objective_weights,
-            "probes": [self._probe(text) for text in texts[:MAX_PROBES]],
+            "probes": [self._probe(text) for text in probes[:MAX_PROBES]],
             "versions": {
                 name: version(name) for name in ("halteres", "torch", "transformers", "tokenizers")
             },
@@ -326,7 +335,9 @@ class RewardModel:
         ((score, *_),) = self._forward([rendered.tokens])
         network.model.train(training)
         network.bf16 = bf16
-        stored = asdict(text) if isinstance(text, Scorable) else None
+        stored = None
+        if isinstance(text, Scorable):
+            stored = asdict(text)
         return Probe(text=stored, tokens=list(rendered.tokens), score=score)
 
     def _check_probes(self) -> None:
@@ -374,7 +385,9 @@ def _check_wanted(are_wanted: Callable[[], bool]) -> None:
 
 
 def _probed_text(probe: Probe) -> Scored:
-    return Scorable(**probe.text) if probe.text is not None else probe.tokens
+    if probe.text is not None:
+        return Scorable(**probe.text)
+    return probe.tokens
 
 
 def _assumed(base: Path, tokenizer: Tokenizer) -> tuple[ScoringTemplate, int, list[str]]:
@@ -402,7 +415,9 @@ def open_tokenizer(model: Any, processing_class: Any, chat_template: str | None)
     given: Any = processing_class or (
         model if isinstance(model, str | Path) else model.config._name_or_path
     )
-    source = given.folder if isinstance(given, Tokenizer) else None
+    source = None
+    if isinstance(given, Tokenizer):
+        source = given.folder
     if isinstance(given, str | Path):
         source = model_place(given)
     if source is not None and chat_template is None:
@@ -419,7 +434,8 @@ def open_tokenizer(model: Any, processing_class: Any, chat_template: str | None)
         )
     if chat_template is not None:
         template = Path(chat_template)
-        template = template / "chat_template.jinja" if template.is_dir() else template
+        if template.is_dir():
+            template = template / "chat_template.jinja"
         if not template.is_file():
             raise NotFound(
                 f"There is no chat template at {chat_template}.", next="Name a .jinja file."
@@ -470,5 +486,9 @@ def own_objective_weights(model: Any) -> Mapping[str, float] | None:
     """Of the objectives of a reward model that training goes on from; None: a base model."""
     if isinstance(model, RewardModel):
         return model.network.objective_weights
-    stored = read_reward_file(model_place(model)) if isinstance(model, str | Path) else None
-    return stored.objective_weights if stored is not None else None
+    stored = None
+    if isinstance(model, str | Path):
+        stored = read_reward_file(model_place(model))
+    if stored is not None:
+        return stored.objective_weights
+    return None

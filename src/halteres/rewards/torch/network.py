@@ -85,7 +85,10 @@ class ScoringNetwork:
         self.config.pad_token_id = padding
         self.config.problem_type = "regression"  # transformers' pipeline then gives the raw score
         self._backbone: Any = getattr(model, model.base_model_prefix)
-        self.adapter = None if adapter is None else Adapter(self.model, adapter)
+        if adapter is None:
+            self.adapter = None
+        else:
+            self.adapter = Adapter(self.model, adapter)
         if self.adapter is not None:
             self._head = self.adapter.head
         self.shares_prefixes = self._can_share()
@@ -136,7 +139,10 @@ class ScoringNetwork:
             share: compute only once what texts begin with alike.
             multiple_of: of the length to which rows are padded.
         """
-        rows = Rows.joined(texts) if share else Rows.apart(texts)
+        if share:
+            rows = Rows.joined(texts)
+        else:
+            rows = Rows.apart(texts)
         if share and self.shares_prefixes:
             trie = trie_of(rows.tokens)
             if trie is not None:
@@ -366,11 +372,9 @@ def open_network(
     config, names = base_config(base), tuple(objective_weights or ())
     check_regular(base)
     if is_classifier(config) and num_outputs_of(config) != max(1, len(names)):
-        why = (
-            f"It is to have one for each of {', '.join(names)}."
-            if names
-            else "A reward model has one."
-        )
+        why = "A reward model has one."
+        if names:
+            why = f"It is to have one for each of {', '.join(names)}."
         raise InvalidData(f"The model in {folder} has {num_outputs_of(config)} outputs.", why)
     with torch.random.fork_rng(devices=[where] if where.type == "cuda" else []), _quiet():
         torch.manual_seed(seed)

@@ -125,7 +125,9 @@ class RewardTrainer:
     ) -> None:
         given = args or RewardConfig()
         if peft_config is not None:
-            values = peft_config if isinstance(peft_config, Mapping) else vars(peft_config)
+            values = peft_config
+            if not isinstance(peft_config, Mapping):
+                values = vars(peft_config)
             lora = {
                 name: values[name]
                 for name in LoraSettings.model_fields
@@ -138,9 +140,13 @@ class RewardTrainer:
             )
         self.on_step, self.should_stop = on_step, should_stop
         self._preferences = _preferences(train_dataset)
-        held_out = None if eval_dataset is None else _preferences(eval_dataset)
+        held_out = None
+        if eval_dataset is not None:
+            held_out = _preferences(eval_dataset)
         tokenizer = open_tokenizer(model, processing_class, given.chat_template_path)
-        form = "conversational" if self._preferences.form == "conversational" else "standard"
+        form = "standard"
+        if self._preferences.form == "conversational":
+            form = "conversational"
         how = {"form": form, "max_length": given.max_length, "truncation": given.truncation}
         template = template_for(tokenizer, eos_token=given.eos_token, **how)
         weights = objective_weights(
@@ -156,7 +162,10 @@ class RewardTrainer:
             network, tokenizer, template, max_tokens_per_forward=self.args.max_tokens_per_forward
         )
         self._train, self._truncation = self._examples(self._preferences)
-        self._held_out = self._examples(held_out)[0] if held_out is not None else None
+        if held_out is not None:
+            self._held_out = self._examples(held_out)[0]
+        else:
+            self._held_out = None
         # The learned lead of `rao_kupper`, before its softplus.
         self._threshold: nn.Parameter | None = None
         if self.args.tie_policy == "rao_kupper":
@@ -318,8 +327,14 @@ class RewardTrainer:
         for comparison, texts in rendered.rows:
             tokens = tuple(np.array(text.tokens, np.int64) for text in texts)
             # the last state holds the others
-            count = len(tokens[-1]) if comparison.labels else sum(map(len, tokens))
-            rows = Rows.joined(tokens) if config.share_prefixes else Rows.apart(tokens)
+            if comparison.labels:
+                count = len(tokens[-1])
+            else:
+                count = sum(map(len, tokens))
+            if config.share_prefixes:
+                rows = Rows.joined(tokens)
+            else:
+                rows = Rows.apart(tokens)
             shared = config.share_prefixes and model.network.shares_prefixes
             computed = rows.num_tokens - (rows.num_shared if shared else 0)
             examples.append(Example(comparison, tokens, count, computed))
@@ -390,7 +405,9 @@ class RewardTrainer:
             network.num_computed_tokens - computed,
             network.num_padding_tokens - padding,
         )
-        threshold = F.softplus(self._threshold) if self._threshold is not None else None
+        threshold = None
+        if self._threshold is not None:
+            threshold = F.softplus(self._threshold)
         return comparison_loss(scores_T, comparisons, self.args, threshold)
 
     def _latest(self) -> dict[str, float]:
@@ -398,8 +415,14 @@ class RewardTrainer:
 
     def _is_due(self, what: Literal["eval", "save"], step: int) -> bool:
         config = self.args
-        strategy = config.eval_strategy if what == "eval" else config.save_strategy
-        every = (config.eval_steps or config.logging_steps) if what == "eval" else config.save_steps
+        if what == "eval":
+            strategy = config.eval_strategy
+        else:
+            strategy = config.save_strategy
+        if what == "eval":
+            every = config.eval_steps or config.logging_steps
+        else:
+            every = config.save_steps
         if strategy == "epoch":
             every = self._steps_per_epoch
         return (
@@ -495,7 +518,10 @@ class RewardTrainer:
                 what = f"The training in {place} has finished; it left no checkpoint to go on from."
                 raise Conflict(what, next=fix)
             return 0
-        folder = found[-1] if checkpoint is True else Path(str(checkpoint))
+        if checkpoint is True:
+            folder = found[-1]
+        else:
+            folder = Path(str(checkpoint))
         try:
             state: dict[str, Any] = torch.load(
                 folder / TRAINER_STATE, weights_only=True, map_location="cpu"
@@ -605,7 +631,10 @@ def progress(total: int, notes: Sequence[str], *, shown: bool) -> Iterator[ShowS
                     f"{name} {metrics[key]:.0%}" for key, name in shares.items() if key in metrics
                 ]
                 speed = metrics["tokens_per_cpu_s"]
-                in_words = f"{speed:,.0f}" if speed < 10_000 else f"{speed / 1000:.0f}k"
+                if speed < 10_000:
+                    in_words = f"{speed:,.0f}"
+                else:
+                    in_words = f"{speed / 1000:.0f}k"
                 line = ", ".join([f"loss {metrics['loss']:.3f}", *figures, f"{in_words} tokens/s"])
             bar.update(task, completed=step, description=line)
 
@@ -645,7 +674,9 @@ def termination() -> Iterator[threading.Event]:
 
 
 def _preferences(source: Any) -> Preferences:
-    return source if isinstance(source, Preferences) else read_preferences(source)
+    if isinstance(source, Preferences):
+        return source
+    return read_preferences(source)
 
 
 def _not_finite(what: str, where: str) -> LossNotFinite:

@@ -116,14 +116,20 @@ class Diagnosis:
         expected.
         """
         finding = self.stalls.look(processes, training=training)
-        return _alert(STALLED, self._step, finding) if finding else None
+        if finding:
+            return _alert(STALLED, self._step, finding)
+        return None
 
     def look_at_calls(self, calls: Calls) -> Alert | None:
         """Before the first step, with every heartbeat: what a server says of the environment's
         calls.
         """
-        finding = None if self.has_trained else self._refused_calls.look(calls)
-        return _alert(REFUSED, self._step, finding) if finding else None
+        finding = None
+        if not self.has_trained:
+            finding = self._refused_calls.look(calls)
+        if finding:
+            return _alert(REFUSED, self._step, finding)
+        return None
 
 
 def _alert(rule: str, step: int, finding: Finding) -> Alert:
@@ -170,16 +176,14 @@ class StallDetector:
                 ),
             )
         passed_s = self._clock() - self._last
-        limit_s = (
-            max(LEAST_S, OVERDUE_STEPS * median(self._seconds)) if self._seconds else FIRST_STEP_S
-        )
+        limit_s = FIRST_STEP_S
+        if self._seconds:
+            limit_s = max(LEAST_S, OVERDUE_STEPS * median(self._seconds))
         if not self._overdue.begins(training and passed_s > limit_s and not stopped):
             return None
-        usual = (
-            f"a step takes {median(self._seconds):.2g} s"
-            if self._seconds
-            else "the first step is awaited"
-        )
+        usual = "the first step is awaited"
+        if self._seconds:
+            usual = f"a step takes {median(self._seconds):.2g} s"
         return Finding(
             evidence=f"No step was done for {passed_s:.0f} s; {usual}.",
             remedy=Remedy(

@@ -94,7 +94,9 @@ def reward_flat(run: RunFacts, history: History, row: Row) -> Finding | None:
     falls = rise < -0.05 * history.span and errors < -3
     if not falls:
         rise, errors = trend(means)
-    over = newest if falls else means
+    over = means
+    if falls:
+        over = newest
     middle = fmean(over)
     highest_rise = rise + 2 * (rise / errors if errors else 0.0)
     is_flat = len(means) >= 30 and highest_rise < 0.1 * (history.highest - middle) and errors < 2
@@ -129,7 +131,9 @@ def entropy_collapse(run: RunFacts, history: History, row: Row) -> Finding | Non
     entropy, mean = number(row, "policy/entropy"), number(row, "reward/mean")
     if entropy is None or mean is None or (before := history.at_first("entropy", entropy)) is None:
         return None
-    share = entropy / before if before else 1.0
+    share = 1.0
+    if before:
+        share = entropy / before
     return Finding(
         evidence=f"The policy's entropy is {entropy:.2g} nats per token, {share:.0%} of what it "
         "began with "
@@ -167,7 +171,9 @@ class _Stretch:
         its error.
         """
         difference = differences(self.before, self.after, confidence).get(name)
-        return difference.interval[1] if difference and difference.interval else math.inf
+        if difference and difference.interval:
+            return difference.interval[1]
+        return math.inf
 
     def is_worse(self, confidence: float) -> bool:
         """Held-out answers fell by .05, for certain, while rewards rose by .05 of the scale."""
@@ -191,7 +197,9 @@ class _Stretch:
 
     def __str__(self) -> str:
         first, last = self.before.figures[CORRECT], self.after.figures[CORRECT]
-        went = "fell" if last < first else "went"
+        went = "went"
+        if last < first:
+            went = "fell"
         return (
             f"From step {self.before.step} to {self.after.step} the held-out share correct {went} "
             f"from {first:.3g} to "
@@ -434,7 +442,9 @@ def truncation(run: RunFacts, history: History, row: Row) -> Finding | None:
     limits = {name: run.number(name) for name in ("max_new_tokens", "max_token_length")}
     given = ", ".join(f"{name} {value}" for name, value in limits.items() if value)
     paid = number(row, "train/truncated_paid")
-    of_paid = "" if paid is None else f" ({paid:.0%} of the paid ones)"
+    of_paid = ""
+    if paid is not None:
+        of_paid = f" ({paid:.0%} of the paid ones)"
     longer = Remedy(run.go_on_with(run.longer_answers()), "or ask for short answers in the prompt.")
     return Finding(
         evidence=f"{share:.0%} of the answers{of_paid} were cut off by the token "
@@ -478,7 +488,9 @@ def kl_drift(run: RunFacts, history: History, row: Row) -> Finding | None:
     if apart is None:
         return None
     staleness, oldest = run.trainer.max_staleness, number(row, "policy/staleness_max") or 0.0
-    fresher = {"trainer.max_staleness": staleness // 2} if staleness else {}
+    fresher = {}
+    if staleness:
+        fresher = {"trainer.max_staleness": staleness // 2}
     return Finding(
         evidence=f"Sampler and trainer are {apart:.2g} nats per token apart (alarm above "
         f"{most:g}, {kl_drift.steps} "

@@ -107,7 +107,9 @@ class RunFacts:
     def longer_answers(self) -> Changes:
         """Room for answers of twice the length, wherever a limit may cut them."""
         tokens, total = self.number("max_new_tokens"), self.number("max_token_length")
-        changes: dict[str, Any] = {"env.max_new_tokens": 2 * tokens} if tokens else {}
+        changes: dict[str, Any] = {}
+        if tokens:
+            changes = {"env.max_new_tokens": 2 * tokens}
         if total:
             changes["env.max_token_length"] = total = total + (tokens or total)
             if total > self.trainer.max_token_trainer_length:
@@ -118,12 +120,16 @@ class RunFacts:
     def groups_per_batch(self) -> int | None:
         """Groups in one batch."""
         batch, group = self.number("batch_size"), self.number("group_size")
-        return batch // group if batch and group else None
+        if batch and group:
+            return batch // group
+        return None
 
     def number(self, name: str) -> int | None:
         """A positive whole number among the environment's settings."""
         value = self.env.get(name)
-        return value if isinstance(value, int) and value > 0 else None
+        if isinstance(value, int) and value > 0:
+            return value
+        return None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -150,8 +156,14 @@ class Debounce:
 
     def begins(self, holds: bool, is_over: bool | None = None, at_once: bool = False) -> bool:
         """One more look: whether it is to be reported now. The arguments are those of `Finding`."""
-        self._num_held = self._num_held + 1 if holds else 0
-        self._num_over = self._num_over + 1 if (not holds if is_over is None else is_over) else 0
+        if holds:
+            self._num_held = self._num_held + 1
+        else:
+            self._num_held = 0
+        if not holds if is_over is None else is_over:
+            self._num_over = self._num_over + 1
+        else:
+            self._num_over = 0
         self._ended = self._reported and self._num_over >= self._calm
         if self._ended:
             self._reported = False
@@ -168,7 +180,9 @@ class Debounce:
         """The finding, if it is to be reported now; None is no look."""
         self._ended = False
         begins = finding and self.begins(finding.holds, finding.is_over, finding.at_once)
-        return finding if begins else None
+        if begins:
+            return finding
+        return None
 
 
 CEILING = 0.9
@@ -262,7 +276,9 @@ def number(row: Row, name: str) -> float | None:
     too.
     """
     value = row.get(name)
-    return float(value) if isinstance(value, int | float) and abs(value) < 1e100 else None
+    if isinstance(value, int | float) and abs(value) < 1e100:
+        return float(value)
+    return None
 
 
 def trend(values: Sequence[float]) -> tuple[float, float]:

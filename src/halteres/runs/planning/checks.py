@@ -85,7 +85,9 @@ class Check:
     @property
     def warning(self) -> str:
         """What a failed check says that no run is refused for; else empty."""
-        return "" if self.ok or self.failure else f"{self.name}: {self.found}; {self.remedy}"
+        if self.ok or self.failure:
+            return ""
+        return f"{self.name}: {self.found}; {self.remedy}"
 
     @property
     def facts(self) -> dict[str, Any]:
@@ -119,11 +121,17 @@ def check_concurrency(policy: Policy, *, is_open: bool = False) -> None:
     active = [run.run_id for run in active_runs()]
     if cap is None or len(active) < cap:
         return
-    runs = "run" if cap == 1 else "runs"
-    without_token = " for a start without the token" if name == "max_open_runs" else ""
-    stop = f", or stop it: halteres runs stop {active[-1]}" if active else ""
+    runs = "runs"
+    if cap == 1:
+        runs = "run"
+    whose = ""
+    if name == "max_open_runs":
+        whose = " for a start without the token"
+    stop = ""
+    if active:
+        stop = f", or stop it: halteres runs stop {active[-1]}"
     raise PolicyCap(
-        f"The policy '{policy.name}' allows {cap} {runs} at once{without_token}.",
+        f"The policy '{policy.name}' allows {cap} {runs} at once{whose}.",
         f"Active: {', '.join(active) or 'none'}.",
         f"Wait for one to end{stop}",
         active_runs=active,
@@ -270,7 +278,9 @@ def check_lines(data: Path) -> None:
     """Refuse a data set whose lines are not JSON: the environment would fail at them as soon as it
     begins.
     """
-    files = [data] if data.suffix == ".jsonl" else []
+    files = []
+    if data.suffix == ".jsonl":
+        files = [data]
     if data.is_dir():
         # Other files of a folder are not read.
         files = [file for file in (data / "train.jsonl", data / "test.jsonl") if file.exists()]
@@ -358,9 +368,9 @@ def _check_function(function: str) -> None:
         tree = ast.parse(source)
     except FileNotFoundError as error:
         beside = nearest(file.name, [one.name for one in file.parent.glob("*.py")])
-        next = (
-            f"Did you mean {file.parent / beside}?" if beside else "Name the file that defines it."
-        )
+        next = "Name the file that defines it."
+        if beside:
+            next = f"Did you mean {file.parent / beside}?"
         raise NotFound(
             f"There is no file {file} for the reward function '{name}'.", next=next
         ) from error
@@ -375,5 +385,7 @@ def _check_function(function: str) -> None:
             if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef)
         ]
         why, guess = f"It defines {', '.join(defined) or 'none'}.", nearest(name, defined)
-        next = f"Did you mean '{guess}'?" if guess else ""
+        next = ""
+        if guess:
+            next = f"Did you mean '{guess}'?"
         raise InvalidConfig(f"There is no function '{name}' in {file}.", why, next)

@@ -45,7 +45,8 @@ class Span:
         return Span(self.low + other.low, self.high + other.high)
 
     def __mul__(self, factor: float | Span) -> Span:
-        factor = factor if isinstance(factor, Span) else Span(factor, factor)
+        if not isinstance(factor, Span):
+            factor = Span(factor, factor)
         return Span(self.low * factor.low, self.high * factor.high)
 
     def within(self, least: float, most: float) -> Span:
@@ -113,8 +114,12 @@ def estimate(
     """
     run = _Planned(settings, environment, model, first_step, service_url)
     # that of a service elsewhere is not ours to load with a measurement
-    engine = Engine.of(settings, model) if service_url is None else None
-    speed = remembered(engine) if engine else None
+    engine = None
+    if service_url is None:
+        engine = Engine.of(settings, model)
+    speed = None
+    if engine:
+        speed = remembered(engine)
     found = _by_earlier_runs(run)
     if found is None and engine is not None:
         if speed is None and may_measure:
@@ -191,7 +196,10 @@ def _by_earlier_runs(run: _Planned) -> Estimate | None:
     # of a step, in the mean over many
     pace_s = Span(min(middle.low, *means), max(middle.high, *means)) * BESIDE_PAST
     around = [past.around_s for past in found if past.around_s is not None]
-    around_s = _quantiles(around, 0.0, 1.0) * BESIDE_PAST if around else Span(5, 60)
+    if around:
+        around_s = _quantiles(around, 0.0, 1.0) * BESIDE_PAST
+    else:
+        around_s = Span(5, 60)
     names = ", ".join(past.run_id for past in found[:3])
     return Estimate(
         step_s=_quantiles(steps, 0.05, 0.95) * BESIDE_PAST,

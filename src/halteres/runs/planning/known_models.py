@@ -113,7 +113,9 @@ class KnownModel:
     @property
     def spare_gb(self) -> float | None:
         """What would be left; negative: what is missing."""
-        return None if self.free_gb is None else round(self.free_gb - self.need_gb, 2)
+        if self.free_gb is None:
+            return None
+        return round(self.free_gb - self.need_gb, 2)
 
     @property
     def facts(self) -> dict[str, Any]:
@@ -195,15 +197,19 @@ def _sized(
     name: str, folder: Path | None, shape: ModelShape, work: Workload, there: machine.Machine
 ) -> KnownModel:
     needed, free = need(shape, work, on_gpu=there.gpu is not None).total, there.model_memory.free
-    fits: Fits = "unknown" if free is None else "yes" if needed <= free else "no"
-    note = (
-        ""
-        if folder
-        else (
+    fits: Fits
+    if free is None:
+        fits = "unknown"
+    elif needed <= free:
+        fits = "yes"
+    else:
+        fits = "no"
+    note = ""
+    if not folder:
+        note = (
             f"not on this disk: `halteres models add {name}`, or set model to the path of its "
             "folder"
         )
-    )
     if not shape.is_decoder:
         fits, note = (
             "no",

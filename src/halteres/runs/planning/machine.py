@@ -37,7 +37,9 @@ class Machine:
     @property
     def model_memory(self) -> Memory:
         """Where the base model lies: the GPU's memory, else the machine's."""
-        return self.gpu.memory if self.gpu else self.memory
+        if self.gpu:
+            return self.gpu.memory
+        return self.memory
 
     @property
     def mark(self) -> str:
@@ -61,12 +63,16 @@ def look(device: str | None = None) -> Machine:
 
 def gb(count: int | None) -> float | None:
     """Bytes as GB (10^9), for people."""
-    return None if count is None else round(count / 1e9, 2)
+    if count is None:
+        return None
+    return round(count / 1e9, 2)
 
 
 def gpu(device: str | None = None) -> Gpu | None:
     """The first GPU, if the engine may use it."""
-    return None if (device or environ.device()) == "cpu" else _usable_gpu()
+    if (device or environ.device()) == "cpu":
+        return None
+    return _usable_gpu()
 
 
 def check_device(device: str | None = None) -> None:

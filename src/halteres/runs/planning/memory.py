@@ -76,7 +76,9 @@ class Workload:
     def evaluations(self, done: int = 0) -> int:
         """Evaluations between the first and the last one, after step `done`."""
         every = self.eval_every
-        return max(0, (self.steps - 1) // every - done // every) if every else 0
+        if every:
+            return max(0, (self.steps - 1) // every - done // every)
+        return 0
 
 
 def workload_of(settings: Settings) -> Workload:
@@ -85,11 +87,9 @@ def workload_of(settings: Settings) -> Workload:
     # what says "no limit" (0, -1, null) or is no number is the default
     def number(name: str, default: int) -> int:
         value = settings.env.get(name)
-        return (
-            value
-            if isinstance(value, int) and not isinstance(value, bool) and value > 0
-            else default
-        )
+        if isinstance(value, int) and not isinstance(value, bool) and value > 0:
+            return value
+        return default
 
     longest = number("max_token_length", settings.trainer.max_token_trainer_length)
     group = number("group_size", 1)
@@ -192,6 +192,8 @@ def cache_bytes(shape: ModelShape, work: Workload) -> int:
     """What keys and values may grow to."""
     per_position = 2 * shape.layers * shape.kv_heads * shape.head_width * work.weight_bytes
     positions = 1 << max(min(work.positions, shape.context) - 1, 0).bit_length()  # a power of 2
-    most = int(work.cache_gb * 1e9) if work.cache_gb else CACHE_BYTES
+    most = CACHE_BYTES
+    if work.cache_gb:
+        most = int(work.cache_gb * 1e9)
     row = positions * per_position
     return max(row, min(CACHES * min(work.rows, DECODE_ROWS) * row, most))

@@ -60,7 +60,9 @@ def find_folder(name: str) -> Path:
     if (folder := model_folder(name, models_home())) is not None:
         return folder
     path = Path(name).expanduser()
-    expected = path if path.is_absolute() or name.startswith((".", "~")) else models_home() / name
+    expected = path
+    if not (path.is_absolute() or name.startswith((".", "~"))):
+        expected = models_home() / name
     here = [*builtin_names(), *(known for known, _ in stored_models(models_home()))]
     raise ModelMissing(
         f"Model '{name}' is not there.",
@@ -81,7 +83,10 @@ def own_model(inference: InferenceSettings) -> RunModel:
     computes.
     """
     folder = find_folder(inference.model)
-    name = inference.model if builtin_path(inference.model) else str(folder)
+    if builtin_path(inference.model):
+        name = inference.model
+    else:
+        name = str(folder)
     if inference.engine == "scripted":  # it reads the vocabulary's size and no weights
         return RunModel(name=name, tokenizer=str(folder))
     try:
@@ -205,7 +210,9 @@ its weights.
 
 def server_bytes(models: Sequence[ModelFolder]) -> int:
     """What a run's reward server needs at its peak."""
-    return SERVER_BYTES + WORKING_BYTES + sum(model.num_bytes for model in models) if models else 0
+    if models:
+        return SERVER_BYTES + WORKING_BYTES + sum(model.num_bytes for model in models)
+    return 0
 
 
 def reward_folders(env: Mapping[str, Any]) -> tuple[Path, ...]:
@@ -221,7 +228,9 @@ def reward_folders(env: Mapping[str, Any]) -> tuple[Path, ...]:
 
 def _split(given: Any) -> list[str]:
     """What is no string is for the environment to refuse."""
-    return places_of(given) if isinstance(given, str) else []
+    if isinstance(given, str):
+        return places_of(given)
+    return []
 
 
 def components_of(given: Any) -> list[dict[str, Any]]:
@@ -233,11 +242,9 @@ def components_of(given: Any) -> list[dict[str, Any]]:
             given = parse_yaml(given)
         except DocumentError:
             return []
-    return (
-        [component for component in given or () if isinstance(component, dict)]
-        if isinstance(given, list)
-        else []
-    )
+    if isinstance(given, list):
+        return [component for component in given or () if isinstance(component, dict)]
+    return []
 
 
 def with_absolute_folders(settings: Settings) -> Settings:
@@ -248,7 +255,10 @@ def with_absolute_folders(settings: Settings) -> Settings:
     def absolute(component: dict[str, Any]) -> dict[str, Any]:
         changes: dict[str, Any] = {}
         function, rubric = component.get("function"), component.get("rubric")
-        file, colon, name = function.rpartition(":") if isinstance(function, str) else ("", "", "")
+        if isinstance(function, str):
+            file, colon, name = function.rpartition(":")
+        else:
+            file, colon, name = ("", "", "")
         if file.endswith(".py"):
             changes["function"] = f"{Path(file).expanduser().absolute()}{colon}{name}"
         if isinstance(rubric, str) and Path(rubric).suffix in RUBRIC_FILES:
@@ -269,7 +279,9 @@ def with_places(settings: Settings, place_of: Callable[[Path], str]) -> Settings
         replaced = (
             place if is_address(place) else place_of(Path(place).expanduser()) for place in places
         )
-        return {**values, name: ",".join(replaced)} if places else dict(values)
+        if places:
+            return {**values, name: ",".join(replaced)}
+        return dict(values)
 
     settings = _with_components(settings, lambda component: moved(component, "model"))
     return settings.model_copy(update={"env": moved(settings.env, SHORT)})
@@ -282,4 +294,6 @@ def _with_components(
     for name in LISTS:
         if components := components_of(env.get(name)):
             env[name] = [change(component) for component in components]
-    return settings if env == settings.env else settings.model_copy(update={"env": env})
+    if env == settings.env:
+        return settings
+    return settings.model_copy(update={"env": env})

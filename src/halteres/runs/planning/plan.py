@@ -71,7 +71,9 @@ class RunPlan:
     @property
     def first_step(self) -> int:
         """Optimiser steps that are done when it begins."""
-        return self.resume.step if self.resume else 0
+        if self.resume:
+            return self.resume.step
+        return 0
 
     @property
     def warnings(self) -> list[str]:
@@ -109,7 +111,10 @@ def plan_run(
         effort: for an estimate of time and memory.
     """
     policy = policy or load_policy()
-    service_url = service_url.rstrip("/") if service_url else None
+    if service_url:
+        service_url = service_url.rstrip("/")
+    else:
+        service_url = None
     settings = with_absolute_folders(resolved.settings)
     resolved = replace(resolved, settings=settings)
     checks = _place_checks(settings, policy, service_url)
@@ -122,7 +127,9 @@ def plan_run(
         checks.append(check)
 
     has_model, model = attempt("model present", lambda: _model(settings.inference, service_url))
-    shape = model.shape if model else None
+    shape = None
+    if model:
+        shape = model.shape
     reward_checks, reward_models = examine_reward_models(settings.env)
     checks.append(_unlocking(has_model, policy))
     if model is not None:

@@ -49,7 +49,9 @@ def resume_point(old: RunDirectory, settings: Settings, service_url: str | None)
     if state.kind == "reward":
         arguments = {"model": str(old.path / RESULT), "data": "HELD_OUT"}
         evaluate = NextStep("rl_evaluate_reward_model", arguments, "It is complete")
-        following = evaluate if state.status == "completed" else state.resume("Go on with it")
+        following = evaluate
+        if state.status != "completed":
+            following = state.resume("Go on with it")
         raise Conflict(f"Run {old.run_id} trains a reward model, no policy.", next=following)
     if not state.terminal:
         stop = NextStep("rl_stop_training", {"run_id": old.run_id}, "Stop it first")

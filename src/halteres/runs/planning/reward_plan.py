@@ -47,7 +47,9 @@ def plan_reward_training(plan: TrainingPlan, *, name: str | None = None) -> Rewa
     """
 
     def absolute(data: str) -> str:  # what is no file is a name of the hub
-        return str(Path(data).expanduser().absolute()) if Path(data).expanduser().exists() else data
+        if Path(data).expanduser().exists():
+            return str(Path(data).expanduser().absolute())
+        return data
 
     if "output_dir" in plan.settings.model_fields_set:
         raise InvalidConfig(
@@ -79,7 +81,9 @@ def plan_resumed_training(run: RunDirectory, *, name: str | None = None) -> Rewa
             f"Run {run.run_id} has not ended.", f"It is {state.status}.", "Stop it first."
         )
     if newest is None or newest.get("final"):
-        why = "It is complete." if newest else "It has no checkpoint."
+        why = "It has no checkpoint."
+        if newest:
+            why = "It is complete."
         raise Conflict(f"Run {run.run_id} cannot be resumed.", why, "Start a new one.")
     plan = TrainingRun.read(run.path).plan
     return RewardPlan(

@@ -109,11 +109,10 @@ def adapter_of(name: str, state: Path | None = None) -> Adapter:
     and every run's. NotFound: there is none. InvalidData: a broken tinker:// path.
     """
     if name.startswith("tinker://"):
-        states = (
-            [state]
-            if state
-            else [environ.home() / "service", *(run.path / "service" for run in list_runs())]
-        )
+        if state:
+            states = [state]
+        else:
+            states = [environ.home() / "service", *(run.path / "service" for run in list_runs())]
         for one in states:
             if (folder := folder_of(one, name)).is_dir():
                 return Adapter(folder, _model_in(folder))
@@ -170,7 +169,9 @@ def vllm_command(base: str | Path, folder: Path, name: str) -> str:
 
 def _model_in(folder: Path) -> str | None:
     name = _config_in(folder).get("base_model_name_or_path")
-    return name if isinstance(name, str) and name else None
+    if isinstance(name, str) and name:
+        return name
+    return None
 
 
 def _config_in(folder: Path) -> dict[str, Any]:
@@ -178,4 +179,6 @@ def _config_in(folder: Path) -> dict[str, Any]:
         found = json.loads(read_regular(folder / CONFIG))
     except (OSError, *NOT_JSON):
         return {}
-    return found if isinstance(found, dict) else {}
+    if isinstance(found, dict):
+        return found
+    return {}

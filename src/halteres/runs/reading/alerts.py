@@ -51,7 +51,9 @@ class Alert:
 
     def text(self, write: Callable[[NextStep], str] = as_call) -> str:
         """As people read it, its calls as `write` has them."""
-        often = f", {self.times} times" if self.times > 1 else ""
+        often = ""
+        if self.times > 1:
+            often = f", {self.times} times"
         sentences = " ".join(text for text in (self.evidence, written(self.remedy, write)) if text)
         return f"{self.rule} (step {self.step}{often}): {sentences}"
 
@@ -141,7 +143,9 @@ def stalled(run: RunDirectory, state: RunState | None = None) -> Alert | None:
     stopped = is_stopped(who)
     if not stopped and silent_s < STALE_S:
         return None
-    why = f" Its process {who.get('pid')} was stopped by a signal (SIGSTOP)." if stopped else ""
+    why = ""
+    if stopped:
+        why = f" Its process {who.get('pid')} was stopped by a signal (SIGSTOP)."
     words = (
         f"let it go on with kill -CONT {who.get('pid')}, or end it with kill -KILL "
         f"{who.get('pid')} and then"
@@ -165,4 +169,6 @@ def _step(line: str) -> int:
         step = json.loads(line).get("step")
     except (ValueError, RecursionError, AttributeError):
         return 0
-    return step if isinstance(step, int) else 0
+    if isinstance(step, int):
+        return step
+    return 0

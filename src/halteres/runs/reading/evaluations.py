@@ -74,7 +74,9 @@ class Difference:
     def facts(self) -> dict[str, Any]:
         """As answers and results.json have it; four decimals."""
         # + 0: no -0.0
-        ci95 = [round(bound, 4) + 0.0 for bound in self.interval] if self.interval else None
+        ci95 = None
+        if self.interval:
+            ci95 = [round(bound, 4) + 0.0 for bound in self.interval]
         facts = {"delta": round(self.delta, 4) + 0.0, "ci95": ci95, "num_tasks": self.num_tasks}
         return {**facts, "certain": self.certain, "method": self.method}
 
@@ -144,7 +146,9 @@ def evaluations(run: RunDirectory, rows: Iterable[Row]) -> list[Evaluation]:
 
 def evaluation(folder: Path | None, row: Row, success_threshold: float = 0.0) -> Evaluation:
     """What a row tells of one; `folder`: the run's, None where there is none to find samples in."""
-    samples = folder / "evals" / f"step_{row['step']}/samples.jsonl" if folder else None
+    samples = None
+    if folder:
+        samples = folder / "evals" / f"step_{row['step']}/samples.jsonl"
     figures = {
         name: float(value)
         for name, value in row.items()
@@ -169,11 +173,9 @@ def differences(
     for name in after.figures:
         if name not in before.figures or name.endswith("_stderr") or name.startswith(_NO_GAIN):
             continue
-        by_task = (
-            _paired(first[name], second[name], name, confidence)
-            if name in first and name in second
-            else None
-        )
+        by_task = None
+        if name in first and name in second:
+            by_task = _paired(first[name], second[name], name, confidence)
         error, mean, later = f"{name}_stderr", before.figures[name], after.figures[name]
         apart = Difference(delta=later - mean)
         if error in before.figures and error in after.figures:
@@ -200,7 +202,9 @@ def _paired(first: _Figure, second: _Figure, name: str, confidence: float) -> Di
     if 2 * len(shared) < min(len(first.tasks), len(second.tasks)):
         return None
     values = first.values + second.values
-    spread = 1.0 if name in _SHARES else max(values) - min(values)
+    spread = 1.0
+    if name not in _SHARES:
+        spread = max(values) - min(values)
     least = min(len(second.tasks[prompt]) for prompt in shared)
     pairs = [
         Pair(
@@ -210,7 +214,9 @@ def _paired(first: _Figure, second: _Figure, name: str, confidence: float) -> Di
         )
         for prompt in sorted(shared)
     ]
-    return paired(pairs, spread, confidence) if spread > 0 else None
+    if spread > 0:
+        return paired(pairs, spread, confidence)
+    return None
 
 
 def _by_task(evaluation: Evaluation) -> dict[str, _Figure]:
@@ -315,7 +321,9 @@ def before_and_after(run: RunDirectory) -> list[Compared]:
 
     def step_of(samples: Path) -> int:
         digits = samples.parent.name.removeprefix("step_")
-        return int(digits) if digits.isdecimal() else -1
+        if digits.isdecimal():
+            return int(digits)
+        return -1
 
     def by_prompt(file: Path) -> dict[str, Row]:
         rows = reversed(read_rows(file))  # of several answers the first
@@ -323,7 +331,9 @@ def before_and_after(run: RunDirectory) -> list[Compared]:
 
     def score_of(row: Row) -> float:
         score = row.get("score")
-        return float(score) if isinstance(score, int | float) else 0.0
+        if isinstance(score, int | float):
+            return float(score)
+        return 0.0
 
     files = sorted((run.path / "evals").glob("step_*/samples.jsonl"), key=step_of)
     if len(files) < 2:
@@ -379,7 +389,8 @@ def figures_of(program: EnvironmentProgram, folder: Path, output: str) -> dict[s
                 answer = json.loads(line)
             except ValueError:
                 continue
-            found = answer if isinstance(answer, dict) else found
+            if isinstance(answer, dict):
+                found = answer
     if found is None:
         raise EnvironmentFailed(f"The evaluation of {program.path.name} gave no figures.", how)
     numbers = {name: value for name, value in found.items() if isinstance(value, int | float)}
@@ -431,7 +442,9 @@ class Outcome:
         trained = next(
             (row for row in reversed(self.rows) if any(name in row for name in _TRAINED)), {}
         )
-        last = self.evaluations[-1].figures if self.evaluations else {}
+        last = {}
+        if self.evaluations:
+            last = self.evaluations[-1].figures
         return {
             **{
                 k: v
@@ -444,7 +457,9 @@ class Outcome:
     @property
     def baseline(self) -> Evaluation | None:
         """The first evaluation; of the untrained model where its step is 0."""
-        return self.evaluations[0] if self.evaluations else None
+        if self.evaluations:
+            return self.evaluations[0]
+        return None
 
 
 def outcome_of(run: RunDirectory, state: RunState) -> Outcome:
@@ -496,7 +511,10 @@ def draw(run: RunDirectory, state: RunState, rows: Sequence[Row], file: Path) ->
         from halteres.observe import plots
 
         title = f"{state.name}: {state.status} at step {state.step} of {state.total_steps}"
-        plot = plots.plot_reward_training if state.kind == "reward" else plots.plot_run
+        if state.kind == "reward":
+            plot = plots.plot_reward_training
+        else:
+            plot = plots.plot_run
         plot(rows, file, Redactor.of_this_process().text(title), alerts)
 
 

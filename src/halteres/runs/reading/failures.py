@@ -143,19 +143,25 @@ def died(
     run: RunDirectory, role: str, title: str, code: int | None, *, step: int, ready: bool
 ) -> ProcessFailed:
     """A process of the run ended though it should not have."""
-    when = f"at step {step}" if ready else "before it was ready"
+    when = "before it was ready"
+    if ready:
+        when = f"at step {step}"
     last_words, exited = _last_words(run, role, code), {"process": role, "code": code}
     if role in ("trainer", "service"):  # what an environment needs is not for our settings to fix
         # The service's log is not asked which memory there was too little of: trainer and engine
         # tell it themselves.
-        lines = [last_words.what, last_words.why] if last_words else []
+        lines = []
+        if last_words:
+            lines = [last_words.what, last_words.why]
         lines += [
             *(run.log_tail(role, _LOG_LINES) if role == "trainer" else []),
             *run.log_tail("engine", _LOG_LINES),
         ]
         if memory := ran_out(lines):
             fixes = [f"{name} to {value}" for name, value in smaller(read_given(run).env).items()]
-            lower = f"Lower {' or '.join(fixes)}" if fixes else "Take a smaller inference.model"
+            lower = "Take a smaller inference.model"
+            if fixes:
+                lower = f"Lower {' or '.join(fixes)}"
             what = f"{title} ran out of {memory} {when}."
             failed = ProcessFailed(what, "", _going_on(run, lower), exit=exited, first=lower)
             failed.code = "gpu_oom"
@@ -203,7 +209,9 @@ def disk_full(run: RunDirectory) -> DiskFull:
 def _ended(
     run: RunDirectory, role: str, what: str, why: str, exited: dict[str, Any] | None = None
 ) -> ProcessFailed:
-    facts = {} if exited is None else {"exit": exited}
+    facts = {}
+    if exited is not None:
+        facts = {"exit": exited}
     return ProcessFailed(what, why, _going_on(run), first="", log=str(run.log(role)), **facts)
 
 
@@ -211,11 +219,9 @@ def _going_on(run: RunDirectory, first: str = "") -> NextStep | str:
     """How to go on from the newest checkpoint, once something else is done."""
     newest = run.newest_checkpoint()
     if newest is None:
-        return (
-            f"{first}, then start again."
-            if first
-            else "There is no checkpoint to go on from: start the run again."
-        )
+        if first:
+            return f"{first}, then start again."
+        return "There is no checkpoint to go on from: start the run again."
     go_on = f"go on from step {newest['step']}"
     return read_state(run.path / "run.json").resume(
         f"{first}, then {go_on}" if first else go_on.capitalize()
@@ -234,21 +240,27 @@ def _last_words(run: RunDirectory, role: str, code: int | None) -> LastWords | N
         )
     except (OSError, *NOT_JSON):
         return None
-    return words if words.role == role else None
+    if words.role == role:
+        return words
+    return None
 
 
 def how(code: int | None) -> str:
     """An exit code as a verb."""
     if code is None:
         return "ended unexpectedly"
-    return f"exited with code {code}" if code >= 0 else f"was killed by {signal_name(-code)}"
+    if code >= 0:
+        return f"exited with code {code}"
+    return f"was killed by {signal_name(-code)}"
 
 
 def reason(lines: Sequence[str], code: int) -> str:
     """The last of a process's last words that may be a reason for this exit code; else that there
     is none.
     """
-    none = NO_REASON if code >= 0 else "It said nothing."
+    none = "It said nothing."
+    if code >= 0:
+        none = NO_REASON
     return next((line for line in reversed(lines) if not _REMARK.match(line)), none)
 
 
@@ -261,7 +273,9 @@ def _reason(run: RunDirectory, role: str, code: int | None) -> str:
     last = (errors[-1] if errors else reason(lines, code) if code is not None and code > 0 else "")[
         :600
     ]
-    return last if not last or last.endswith((".", "!", "?")) else f"{last}."
+    if not last or last.endswith((".", "!", "?")):
+        return last
+    return f"{last}."
 
 
 @dataclass(frozen=True, slots=True)
@@ -290,7 +304,10 @@ def failed_process(state: RunState) -> FailedProcess | None:
     waited_for = {"api": "service", "trainer": "trainer", "environment": "env"}.get(
         state.phase or ""
     )
-    return FailedProcess(waited_for, None) if waited_for else None  # it never became ready
+    # it never became ready
+    if waited_for:
+        return FailedProcess(waited_for, None)
+    return None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -315,7 +332,9 @@ class FailureReport:
     @property
     def whose_log(self) -> str:
         """The process whose log tells of it."""
-        return self.exit.process if self.exit else "supervisor"
+        if self.exit:
+            return self.exit.process
+        return "supervisor"
 
 
 def failure_of(state: RunState) -> FailureReport | None:
@@ -337,7 +356,9 @@ def error_of(state: RunState) -> str:
     failure = state.failure
     if failure is None:
         return state.error or "The run failed."
-    newest = last_checkpoint(state) if state.resumable else None
+    newest = None
+    if state.resumable:
+        newest = last_checkpoint(state)
     if failure.first:
         way_on = f"{failure.first}, then {'resume' if newest else 'start again'}."
     elif newest:
@@ -350,7 +371,9 @@ def error_of(state: RunState) -> str:
 def last_checkpoint(state: RunState) -> Checkpoint | None:
     """The newest one that training can go on from."""
     newest = state.last_checkpoint
-    return Checkpoint(step=newest.get("step"), path=newest.get("state_path")) if newest else None
+    if newest:
+        return Checkpoint(step=newest.get("step"), path=newest.get("state_path"))
+    return None
 
 
 def read_restarts(events: Path) -> dict[str, int]:

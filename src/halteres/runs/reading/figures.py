@@ -133,7 +133,9 @@ _OURS = (
 
 def success_in(rows: Iterable[Row]) -> str:
     """The metric of these rows that is called success: one, wherever a reader looks."""
-    return SUCCESS_OF_ALL if any(SUCCESS_OF_ALL in row for row in rows) else SUCCESS
+    if any(SUCCESS_OF_ALL in row for row in rows):
+        return SUCCESS_OF_ALL
+    return SUCCESS
 
 
 def figures_of(series: Mapping[str, Series], kind: str) -> tuple[Figure, ...]:

@@ -35,8 +35,12 @@ def log_tail(report: RunReport, used: int) -> list[str]:
     the `used` characters of the answer: the last one, then those that tell of trouble, then the
     newest. Each once, and none that the error says already.
     """
-    failed = report.failure.whose_log if report.failure else "supervisor"
-    error = report.failure.error if report.failure else ""
+    failed = "supervisor"
+    if report.failure:
+        failed = report.failure.whose_log
+    error = ""
+    if report.failure:
+        error = report.failure.error
     found: dict[str, None] = {}
     for line in report.run.log_tail(failed, LINES_READ):
         text = Redactor.of_this_process().text(_STAMP.sub("", clean_line(line)))

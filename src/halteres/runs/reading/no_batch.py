@@ -49,11 +49,13 @@ def why_no_batch(
     if found.get("batch_ready") and not found.get("parked"):
         return None
     reasons = found.get("reasons")
-    first = (
-        reasons[0] if isinstance(reasons, list) and reasons and isinstance(reasons[0], dict) else {}
-    )
+    first = {}
+    if isinstance(reasons, list) and reasons and isinstance(reasons[0], dict):
+        first = reasons[0]
     sentence = found.get("why") or first.get("sentence")
-    return clipped(sentence, LENGTH) if isinstance(sentence, str) and sentence else None
+    if isinstance(sentence, str) and sentence:
+        return clipped(sentence, LENGTH)
+    return None
 
 
 def _waits(run: RunDirectory, state: RunState, progress: Progress) -> bool:
@@ -63,7 +65,8 @@ def _waits(run: RunDirectory, state: RunState, progress: Progress) -> bool:
     last = state.started_at or state.created_at
     try:
         metrics = (run.path / "metrics.jsonl").stat()
-        last = max(last, metrics.st_mtime) if metrics.st_size else last
+        if metrics.st_size:
+            last = max(last, metrics.st_mtime)
     except OSError:
         pass
     return time.time() - last >= max(QUIET_S, QUIET_STEPS * (progress.step_s or 0.0))

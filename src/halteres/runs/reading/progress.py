@@ -55,7 +55,9 @@ def condition(facts: Mapping[str, Any]) -> str:
         return f"ended by {signal_name(-code)}"
     if code is not None:
         return state or (f"exited ({code})" if isinstance(code, int) else "ended")
-    return (state or "running") if facts.get("pid") else "not started"
+    if facts.get("pid"):
+        return state or "running"
+    return "not started"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -134,14 +136,18 @@ class Progress:
     @property
     def step_s(self) -> float | None:
         """Median seconds of the last steps; None before the first."""
-        return sorted(self.recent_s)[len(self.recent_s) // 2] if self.recent_s else None
+        if self.recent_s:
+            return sorted(self.recent_s)[len(self.recent_s) // 2]
+        return None
 
     @property
     def remaining_s(self) -> float | None:
         """Seconds left by the last steps' pace, the last evaluation included, or None before the
         first.
         """
-        return None if self.step_s is None else self._remaining_s(self.step_s)
+        if self.step_s is None:
+            return None
+        return self._remaining_s(self.step_s)
 
     @property
     def remaining_between_s(self) -> tuple[float, float] | None:
@@ -170,11 +176,9 @@ class Progress:
         done, failed = (
             int(dict(series).get(step, 0)) for series in (self.evaluated_tasks, self.failed_tasks)
         )
-        return (
-            f"of {done} of {done + failed} tasks; {failed} failed, see the run's log 'eval'"
-            if failed
-            else ""
-        )
+        if failed:
+            return f"of {done} of {done + failed} tasks; {failed} failed, see the run's log 'eval'"
+        return ""
 
     def evaluation_line(self, step: int, share: float) -> str:
         """An evaluation's figure as a sentence."""
@@ -187,12 +191,12 @@ class Progress:
     @property
     def unevaluated(self) -> FailedEvaluation | None:
         """The newest evaluation, where it failed and none came after it."""
-        newest = self.eval_failed[-1] if self.eval_failed else None
-        return (
-            newest
-            if newest and newest.step > max((step for step, _ in self.evaluation), default=-1)
-            else None
-        )
+        newest = None
+        if self.eval_failed:
+            newest = self.eval_failed[-1]
+        if newest and newest.step > max((step for step, _ in self.evaluation), default=-1):
+            return newest
+        return None
 
 
 def read_progress(run: RunDirectory, state: RunState | None = None) -> Progress:

@@ -142,7 +142,9 @@ class RunReport:
             return "failing"
         if any(alert.rule in GRAVE for alert in current):
             return "failing"
-        return "alert" if current else "healthy"
+        if current:
+            return "alert"
+        return "healthy"
 
     @property
     def pressing(self) -> Alert | None:
@@ -180,7 +182,9 @@ class RunReport:
         all steps did.
         """
         skipped, version = self.progress.skipped_steps, self.progress.policy_version
-        return {"skipped_steps": skipped, "policy_version": version} if skipped else {}
+        if skipped:
+            return {"skipped_steps": skipped, "policy_version": version}
+        return {}
 
     @property
     def hardly_moved(self) -> str:
@@ -209,7 +213,9 @@ class RunReport:
             )
         if self.silent_share > LITTLE_SIGNAL:
             group_size = self.given.env.get("group_size")
-            larger = f"a group_size above {group_size}, " if group_size else "larger groups, "
+            larger = "larger groups, "
+            if group_size:
+                larger = f"a group_size above {group_size}, "
             found.append(
                 f"{self.silent_share:.0%} of the last steps' groups had equal scores and taught "
                 f"nothing: {larger}or tasks that are neither always nor never solved, teach more"
@@ -229,7 +235,9 @@ class RunReport:
     def silent_share(self) -> float:
         """Share of the last steps' groups whose scores were all equal; 0 where none is known."""
         silent = [share for _, share in self.progress.without_signal[-TREND_GROUPS:]]
-        return sum(silent) / len(silent) if silent else 0.0
+        if silent:
+            return sum(silent) / len(silent)
+        return 0.0
 
     @property
     def trend(self) -> dict[str, Any]:
@@ -325,7 +333,9 @@ class RunReport:
                 return results
             case "stopped":
                 more = self.further
-                return (results, " or ", more) if more else results
+                if more:
+                    return (results, " or ", more)
+                return results
             case "failed":
                 return self._after_failure
 
@@ -341,7 +351,9 @@ class RunReport:
             return call
         # what its alert asked for is done: it was stopped
         is_done = self.pressing is not None and bool(self.pressing.remedy.steps)
-        return self.resume_call if state.resumable and not is_done else None
+        if state.resumable and not is_done:
+            return self.resume_call
+        return None
 
     @property
     def _after_failure(self) -> Advice:
@@ -350,7 +362,9 @@ class RunReport:
         if self.state.code == "disk_full":
             return "make room, then ", self.resume_call
         # its own code, no setting of ours
-        exited = self.failure.exit if self.failure else None
+        exited = None
+        if self.failure:
+            exited = self.failure.exit
         if exited and exited.process == "env":
             logs = NextStep.of("rl_get_logs", self.run.run_id, role="env")
             return then(logs, self.resume_call)
@@ -366,7 +380,9 @@ class RunReport:
             return None
         call = alert.remedy.after("rl_stop_training", "rl_get_results").first
         can_be_made = call and (self.state.resumable or "resume_from" not in call.args)
-        return call if can_be_made else None
+        if can_be_made:
+            return call
+        return None
 
     @property
     def resume_call(self) -> NextStep:
@@ -375,7 +391,9 @@ class RunReport:
         """
         state, run_id = self.state, self.run.run_id
         if state.kind == "reward":
-            resumed = run_id if state.resumable else None
+            resumed = None
+            if state.resumable:
+                resumed = run_id
             return NextStep.of("rl_train_reward_model", resume_from=resumed)
         changes = mending(state.code, self.given)
         if state.resumable:
@@ -440,7 +458,9 @@ def sink_facts(run: RunDirectory) -> dict[str, Any]:
     """
     reports = read_reports(run.path)
     wandb = reports.get("wandb")
-    error = wandb.note if wandb and wandb.state == "failed" else None
+    error = None
+    if wandb and wandb.state == "failed":
+        error = wandb.note
     notes = {
         name: report.line
         for name, report in reports.items()

@@ -127,7 +127,9 @@ class Budget:
     @property
     def grace_s(self) -> float:
         """How long the trainer may take to end at a cap, by how long its last steps took."""
-        step_s = median(self._seconds) if self._seconds else 0.0
+        step_s = 0.0
+        if self._seconds:
+            step_s = median(self._seconds)
         return max(CAP_GRACE_S, min(MOST_GRACE_S, GRACE_STEPS * step_s))
 
     def used_up(self) -> Cap | None:
@@ -385,7 +387,9 @@ class RunController:
                     waiting = [
                         one for one in self.processes.roles if one.name not in self.processes.ready
                     ]
-                    phase: Phase | None = waiting[0].phase if waiting else None
+                    phase: Phase | None = None
+                    if waiting:
+                        phase = waiting[0].phase
                     self.writer.update(status="starting" if waiting else "running", phase=phase)
                     self.diagnosis.stalls.begin()
             case TooSlow(role):
@@ -393,11 +397,10 @@ class RunController:
                 return Verdict(status="failed", error=slow)
             case EngineGone(code):  # its service starts another, and brings back what this one held
                 known = code is not None
-                facts = (
-                    {"exit": code, "state": f"exited ({code})"}
-                    if known
-                    else {"exit": "unknown", "state": "ended"}
-                )
+                if known:
+                    facts = {"exit": code, "state": f"exited ({code})"}
+                else:
+                    facts = {"exit": "unknown", "state": "ended"}
                 self.writer.process("engine", **facts)
                 self.writer.event("process_exit", role="engine", code=code)
             case EngineBack(engine):
@@ -453,7 +456,9 @@ class RunController:
         if role.name == "trainer" and engine is not None and not alive(engine):
             # The service has given its engine up, and the trainer could not go on.
             self.service_lost = True
-            engine_code = engine["exit"] if isinstance(engine.get("exit"), int) else None
+            engine_code = None
+            if isinstance(engine.get("exit"), int):
+                engine_code = engine["exit"]
             error = failures.died(
                 self.run, "service", "The engine", engine_code, step=state.step, ready=True
             )
@@ -485,7 +490,9 @@ class RunController:
             for event in run.events()
             if event.get("type") == "checkpoint" and event.get("final")
         ]
-        ending = ends[-1] if ends else {}
+        ending = {}
+        if ends:
+            ending = ends[-1]
         if final and limit is not None and ending.get("reason") == "time_limit":
             note = (
                 f"The time limit of {limit:g} minutes was reached at step {final['step']} of "
@@ -534,7 +541,9 @@ class RunController:
     def _measure_engine(self, step: int) -> None:
         """Write down the most memory that an engine of this run has held up to this step."""
         engine = self.writer.state.processes.get("engine", {})
-        peak = peak_memory_bytes(engine["pid"]) if alive(engine) else None
+        peak = None
+        if alive(engine):
+            peak = peak_memory_bytes(engine["pid"])
         if peak is None:
             return
         self._engine_peak_bytes = max(self._engine_peak_bytes, peak)
@@ -553,7 +562,9 @@ class RunController:
         """At a cap of the policy, at the held-out goal, or at drift, the trainer is asked to end
         after its step, with a checkpoint; if it has not ended within a grace, it is ended.
         """
-        early = None if self.stop_request or self.early_end else self._why_early()
+        early = None
+        if not (self.stop_request or self.early_end):
+            early = self._why_early()
         if early is None or not (self._trainer_is_ready or early.cap == "max_hours"):
             return None
         self.early_end = early

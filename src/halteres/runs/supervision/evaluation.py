@@ -68,7 +68,9 @@ def examination(
         )
     state, settings = run.state(), run.settings()
     program, env = state.program, dict[str, Any]()
-    found = program if environment == state.environment else find_program(environment)
+    found = program
+    if environment != state.environment:
+        found = find_program(environment)
     if (found.path, found.variant_setting) == (program.path, program.variant_setting):
         # Reward models are named by their folders: the server that the run had for them is gone.
         own = {name: settings.env[name] for name in REWARD_FIELDS if name in settings.env}
@@ -228,7 +230,9 @@ class Evaluator:
             except (HalteresError, OSError) as error:
                 self.writer.event("eval_failed", step=snapshot.step, error=str(error))
             async with self._changed:
-                rest = [] if self._has_nothing else self._pending
+                rest = []
+                if not self._has_nothing:
+                    rest = self._pending
                 self._pending = [waiting for waiting in rest if waiting != snapshot]
                 self._changed.notify_all()
 
@@ -269,7 +273,9 @@ class Evaluator:
             self.environment, run.path / "config.yaml", folder, self.writer.state.name, *policy
         )
         log, keys = run.log("eval"), secret_variables(run.environment_config())
-        size_before = log.stat().st_size if log.exists() else 0
+        size_before = 0
+        if log.exists():
+            size_before = log.stat().st_size
         workplace = self.environment.working_directory
         child = spawn(
             words, log=log, folder=workplace, lifeline=self.lifeline, keys=keys, answer=answer

@@ -164,7 +164,9 @@ def prepared_run(writer: StateWriter) -> Iterator[RunContext]:
     with ExitStack() as held:
 
         def listening(needed: object) -> Listener | None:
-            listener = listen() if needed else None
+            listener = None
+            if needed:
+                listener = listen()
             if listener:
                 held.enter_context(listener.socket)
             return listener
@@ -174,7 +176,10 @@ def prepared_run(writer: StateWriter) -> Iterator[RunContext]:
             listening(trains_policy),
         )
         reward = listening(reward_folders(settings.env))
-        service_url = service.url if service else state.urls.get("service", "")
+        if service:
+            service_url = service.url
+        else:
+            service_url = state.urls.get("service", "")
         urls = {
             "service": service_url,
             "api": api.url if api else "",
@@ -292,7 +297,9 @@ def roles_of(context: RunContext) -> tuple[Role, ...]:
         keys=secret_variables(context.settings.env),
         variables=token,
     )
-    own_service = (_service(context, service),) if service else ()
+    own_service = ()
+    if service:
+        own_service = (_service(context, service),)
     return (
         *own_service,
         api_server,
@@ -304,7 +311,9 @@ def roles_of(context: RunContext) -> tuple[Role, ...]:
 
 def _service(context: RunContext, listener: Listener) -> Role:
     place = ("--state", context.path / "service", "--listen-fd", listener.descriptor)
-    tempered = ("--sample-logprobs", "tempered") if context.tempered else ()
+    tempered = ()
+    if context.tempered:
+        tempered = ("--sample-logprobs", "tempered")
     computing = (*service_arguments(context.settings.inference), *tempered)
     return Role(
         name="service",

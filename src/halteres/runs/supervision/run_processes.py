@@ -86,7 +86,10 @@ def spawn(
     try:
         secret_filter = SecretFilter(Redactor.of_this_process().secrets)
         output, emptied = _piped(output, secret_filter, log.stem)
-        environment_for = environ.for_loopback if stays_here else environ.with_keys
+        if stays_here:
+            environment_for = environ.for_loopback
+        else:
+            environment_for = environ.with_keys
         own = {"PYTHONUNBUFFERED": "1", **variables}
         return Child(
             command,
@@ -136,7 +139,9 @@ class SecretFilter:
     def rest(self) -> bytes:
         """What was held back: nothing more comes."""
         held, self._held = self._held, ""
-        return self._struck(held) if held else b""
+        if held:
+            return self._struck(held)
+        return b""
 
     def _struck(self, stream: str) -> bytes:
         return without_logins(self._pattern.sub(STRUCK, stream)).encode("latin-1")
@@ -224,7 +229,9 @@ class RunProcesses:
             stays_here=role.stays_here,
         )
         self._children[role.name] = child
-        port = role.listener.port if role.listener else None
+        port = None
+        if role.listener:
+            port = role.listener.port
         who = identity(child.pid)
         self.writer.process(role.name, **who, pgid=child.pid, port=port, exit=None, state="running")
         self._watches[role.name] = asyncio.create_task(
@@ -270,7 +277,9 @@ class RunProcesses:
     def exit_code(self, name: RoleName) -> int | None:
         """How a role ended; None while it runs, or if it was never started."""
         child = self._children.get(name)
-        return child.exit_code if child else None
+        if child:
+            return child.exit_code
+        return None
 
     async def _watch(self, role: Role, child: Child) -> None:
         async def until_ready() -> None:
@@ -358,7 +367,9 @@ async def engine_exit_code(service_folder: Path, pid: int) -> int | None:
     while (end := _read(file)).get("pid") != pid:  # noqa: ASYNC110 - a file tells nobody
         await asyncio.sleep(POLL_S)
     code = end.get("code")
-    return code if isinstance(code, int) else None
+    if isinstance(code, int):
+        return code
+    return None
 
 
 def _read(file: Path) -> dict[str, Any]:
@@ -366,7 +377,9 @@ def _read(file: Path) -> dict[str, Any]:
         found = json.loads(read_regular(file))
     except (OSError, *NOT_JSON):
         return {}
-    return found if isinstance(found, dict) else {}
+    if isinstance(found, dict):
+        return found
+    return {}
 
 
 async def _gone(who: Mapping[str, Any]) -> None:
@@ -427,7 +440,10 @@ class Forwarding:
 
     async def _report_death(self, child: Child) -> None:
         if code := await asyncio.wrap_future(child.exit):
-            how = f"was ended by signal {-code}" if code < 0 else f"exited with code {code}"
+            if code < 0:
+                how = f"was ended by signal {-code}"
+            else:
+                how = f"exited with code {code}"
             self._failed(
                 f"The process that forwards metrics {how}. Its log is {self._run.log('sinks')}."
             )

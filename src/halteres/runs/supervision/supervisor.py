@@ -71,7 +71,9 @@ async def supervise(run: RunDirectory, roles_of: RolesOf = roles_of) -> Status:
                 loop.add_signal_handler(WAKE, controller.look_for_stop)
                 # From here on a stop request may wake us; one that came earlier is found by the
                 # first look.
-                phase: Phase = "trainer" if writer.state.kind == "reward" else "api"
+                phase: Phase = "api"
+                if writer.state.kind == "reward":
+                    phase = "trainer"
                 us = process.identity(os.getpid())
                 writer.update(status="starting", phase=phase, started_at=time.time(), supervisor=us)
                 verdict = await controller.run_to_verdict()
@@ -229,16 +231,16 @@ def _summary(report: RunReport) -> str:
     remarks = (state.error, state.note, progress.no_evaluation, *progress.eval_failed, *partly)
     lines += [f"\n{printable(str(text))}" for text in remarks if text]
     lines += ["", "| metric | before | after | gain (95 % interval) |", "|---|---|---|---|"]
-    figures = outcome.baseline.figures if outcome.baseline else {}
+    figures = {}
+    if outcome.baseline:
+        figures = outcome.baseline.figures
     for name, value in outcome.final.items():
         gain, before = outcome.gains.get(name), figures.get(name)
         if gain is None and name not in (REWARD, success_in(outcome.rows)):
             continue
-        bounds = (
-            f" ({gain.interval[0]:+.3f} to {gain.interval[1]:+.3f})"
-            if gain and gain.interval
-            else ""
-        )
+        bounds = ""
+        if gain and gain.interval:
+            bounds = f" ({gain.interval[0]:+.3f} to {gain.interval[1]:+.3f})"
         known = (f"{number:.4g}" if number is not None else "" for number in (before, value))
         lines.append(
             f"| {name} | {' | '.join(known)} | {f'{gain.delta:+.3f}{bounds}' if gain else ''} |"

@@ -148,7 +148,9 @@ async def _metrics(caller: Caller, run_id: str) -> str:
 
 async def _plot(caller: Caller, run_id: str) -> str:
     reply = await _reply("rl_get_results", {"run_id": run_id, "plot": True}, caller)
-    picture = await asyncio.to_thread(base64_of, reply.images[0]) if reply.images else None
+    picture = None
+    if reply.images:
+        picture = await asyncio.to_thread(base64_of, reply.images[0])
     if picture is None:
         raise NotFound(f"Run {run_id} has nothing to plot yet.")
     return picture
@@ -181,7 +183,9 @@ async def _source(caller: Caller, name: str) -> str:
 async def _reply(name: str, arguments: dict[str, Any], caller: Caller) -> Reply:
     reply = await call(name, arguments, caller)
     if reply.failed:
-        kind = ServerError if reply.status == ServerError.status else NotFound
+        kind = NotFound
+        if reply.status == ServerError.status:
+            kind = ServerError
         raise kind(reply.body["error"])
     return reply
 

@@ -152,7 +152,9 @@ async def report_progress(
     async def report() -> None:
         began = time.monotonic()
         wait_s = (params.arguments or {}).get("wait_s")
-        total = float(wait_s) if isinstance(wait_s, int | float) else None
+        total = None
+        if isinstance(wait_s, int | float):
+            total = float(wait_s)
         while True:
             await asyncio.sleep(every_s)
             gone_by = time.monotonic() - began
@@ -235,8 +237,12 @@ class Endpoint:
 
 def _caller(context: Context) -> Caller:
     request = context.request
-    draft = request.headers.get(SESSION) if isinstance(request, Request) else None
-    return Caller(draft=draft) if draft else Caller.own()
+    draft = None
+    if isinstance(request, Request):
+        draft = request.headers.get(SESSION)
+    if draft:
+        return Caller(draft=draft)
+    return Caller.own()
 
 
 def guarded(endpoint: Endpoint) -> Starlette:
@@ -306,4 +312,8 @@ def request_id(line: str) -> int | str | None:
     >>> request_id('{"method":"tools/call","params":{"id":8')
     """
     found = _AT_THE_BEGINNING.match(line) or _AT_THE_END.search(line[-200:])
-    return None if found is None else int(found[1]) if found[1] else found[2]
+    if found is None:
+        return None
+    if found[1]:
+        return int(found[1])
+    return found[2]
