@@ -29,7 +29,7 @@ MOST_CONDITIONS = {
     "groups": 1.0,
     "models": 24.5,
     "observe": 21.5,
-    "rewards": 15.5,
+    "rewards": 16.0,
     "rollouts": 37.0,
     "runs": 13.0,
     "service": 22.0,
