@@ -6,6 +6,7 @@ from __future__ import annotations
 
 import functools
 import json
+import shutil
 import time
 from collections.abc import Iterator
 from pathlib import Path
@@ -19,6 +20,7 @@ from typer.testing import CliRunner
 from halteres.agent import start_training
 from halteres.agent.trial.folder import TestOutcome
 from halteres.cli.main import app
+from halteres.models import TINY, builtin_path
 from halteres.observe.metrics import append_row
 from halteres.runs import start
 from halteres.runs.directory import RunDirectory, find_run, stop_run
@@ -259,6 +261,21 @@ async def test_whether_rewards_vary_is_told_from_the_last_test(
     warnings = (await told("rl_start_training")).get("warnings", [])
     assert len(warnings) == (0 if ok else 1)
     assert all("rewards that vary (rl_test_inference 4 min ago)" in warning for warning in warnings)
+
+
+async def test_a_stored_model_keeps_the_name_that_the_draft_has(
+    home: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Its last test is found under it, and changes show it; the run itself has the folder."""
+    built_in = builtin_path(TINY)
+    assert built_in is not None
+    shutil.copytree(built_in, home / "models" / "mine")
+    asked: list[Any] = []
+    monkeypatch.setattr(start_training, "latest_test", lambda *given: asked.append(given))
+    await select(**{"inference.model": "mine", "inference.engine": "scripted"})
+    answer = await told("rl_start_training", dry_run=True)
+    assert [model for _, model, _ in asked] == ["mine"]
+    assert answer["config_diff"]["model"] == [TINY, "mine"]
 
 
 async def test_the_seeds_config_file_of_a_run_says_what_the_seeds_do(home: Path) -> None:

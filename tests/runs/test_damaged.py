@@ -168,3 +168,11 @@ def test_what_a_supervisor_reads_of_its_run_is_never_waited_for(run: RunDirector
     assert engine_of(run.path) is None
     with pytest.raises(InvalidConfig, match="no regular file"):
         Budget.of(run, run.state())
+
+
+def test_a_run_that_an_earlier_version_named_otherwise_can_be_read(run: RunDirectory) -> None:
+    """Names of a new run hold no such character."""
+    name = "two\u200djoined"
+    settings = {"run": {"name": name, "tags": ["a\nb"]}}
+    (run.path / "settings.json").write_text(json.dumps(settings))
+    assert run.settings().run.name == name

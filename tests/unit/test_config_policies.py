@@ -20,6 +20,7 @@ from halteres.config.problem import LockedField
 from halteres.config.projection import Addresses, to_seed_format
 from halteres.config.projection import resolved as effective
 from halteres.config.resolution import resolve_settings
+from halteres.config.settings import by_key
 from halteres.errors import InvalidConfig
 
 ENVIRONMENT = str(Path(__file__).parents[1] / "runs" / "standin_env.py")
@@ -256,3 +257,19 @@ def test_the_name_of_a_policy_is_a_policy_file(home: Path) -> None:
     write(home, "hermes-compat")
     assert load_policy() == HERMES_COMPAT
     assert yaml.safe_load((home / "policy.yaml").read_text()) == "hermes-compat"
+
+
+def test_a_text_that_is_no_value_of_a_locked_setting_is_refused_as_locked() -> None:
+    policy = Policy(lock={"env.rewards": []})
+    with pytest.raises(LockedField) as error:
+        resolve_settings("arithmetic", None, ["env.rewards=[1, 2"], policy=policy)
+    assert error.value.details["field"] == "env.rewards"
+
+
+def test_a_lock_is_no_change_of_the_settings_that_are_counted_from() -> None:
+    policy = Policy(lock={"env.max_new_tokens": 16, "trainer.lora_rank": 8})
+    resolved = resolve_settings(ENVIRONMENT, None, (), policy=policy)
+    assert resolved.defaults["trainer.lora_rank"] == 8
+    values = by_key(resolved.settings)
+    changed = [key for key, value in values.items() if resolved.defaults.get(key) != value]
+    assert changed == ["run.environment"]

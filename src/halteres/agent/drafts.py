@@ -524,12 +524,12 @@ def settings_of(resolved: Resolved) -> list[Setting]:
         {} if sources.get("run.name") == "edit" else {"run.name": name}
     )
     defaults = {
-        **{f"env.{name}": value for name, value in described.defaults.items()},
+        **{f"env.{name}": value for name, value in (described.defaults or {}).items()},
         **_in_force(Settings()),
         **{f"trainer.{name}": value for name, value in described.trainer.items()},
         "run.name": name,
     }
-    locks = locks_beside({**described.defaults, "tokenizer_name": model}, load_policy())
+    locks = locks_beside({**(described.defaults or {}), "tokenizer_name": model}, load_policy())
     locks = {**locks, **({variant.key: variant} if (variant := variant_lock(program)) else {})}
     # from settings of ours
     filled_in = {f"env.{name}" for name in ENV_WIRING if not is_own_wiring(name)}

@@ -88,22 +88,24 @@ def _named(resolved: Resolved, name: str | None) -> Resolved:
     told apart.
     """
     settings, sources = resolved.settings, resolved.sources
-    if name is not None:
+    if name:
         sources = {**sources, "run.name": "edit"}
     elif "run.name" in sources:
         name = settings.run.name
+    else:
+        name = None
     run = settings.run.model_copy(update={"name": name})
     return replace(resolved, settings=settings.model_copy(update={"run": run}), sources=sources)
 
 
-def _changed(plan: RunPlan) -> dict[str, list[Any]]:
+def _changed(resolved: Resolved) -> dict[str, list[Any]]:
     """name -> [before, now], without name and environment: the answer has those elsewhere."""
     elsewhere = ("name", "run.name", "environment", "run.environment")
-    changed = drafts.diff(plan.defaults, plan.settings)
+    changed = drafts.diff(resolved.defaults, resolved.settings)
     return {name: pair for name, pair in changed.items() if name not in elsewhere}
 
 
-def _resumed_facts(plan: RunPlan) -> dict[str, Any]:
+def _resumed_facts(plan: RunPlan, changed: Mapping[str, list[Any]]) -> dict[str, Any]:
     """Of a run that goes on from a checkpoint: from which step, what is done again, and whose
     settings hold.
     """
@@ -117,12 +119,10 @@ def _resumed_facts(plan: RunPlan) -> dict[str, Any]:
         if reached > step + 1:
             lost = f"Steps {step + 1} to {reached} are"
         message += f" {lost} done again: no checkpoint has what was learnt there."
-    changed = ", ".join(
-        f"{name} {before} -> {now}" for name, (before, now) in _changed(plan).items()
-    )
+    changes = [f"{name} {before} -> {now}" for name, (before, now) in changed.items()]
     but = ""
-    if changed:
-        but = f", but {changed}"
+    if changes:
+        but = f", but {', '.join(changes)}"
     return {"message": f"{message} Its settings are that run's{but}; your draft plays no part."}
 
 
@@ -221,8 +221,9 @@ def rl_start_training(
             chosen = _from_draft(caller, draft, environment, changes)
             resolved, discarded = chosen.resolved, chosen.discarded
     open_access.check_keys(caller, secret_variables(resolved.settings.env))
+    named = _named(resolved, name)
     plan = plan_run(
-        _named(resolved, name),
+        named,
         resume=old,
         service_url=environ.service_url(),
         is_open=caller.is_open,
@@ -235,9 +236,12 @@ def rl_start_training(
         name=name,
         draft=draft if draft != caller.draft else None,
     )
-    reward = _reward_check(plan.settings, draft or caller.draft)
-    facts = nonempty(discarded_edits=dict(discarded)) | _resumed_facts(plan)
+    reward = _reward_check(named.settings, draft or caller.draft)
+    changed = _changed(named)
+    facts = nonempty(discarded_edits=dict(discarded)) | _resumed_facts(plan, changed)
     if dry_run:
+        facts["config"] = drafts.brief(named.settings, named.sources)
+        facts["config_diff"] = changed
         return _rehearsed(plan, start, reward, facts)
     return _started(plan, start, reward, facts, idempotency_key)
 
@@ -264,8 +268,6 @@ def _rehearsed(plan: RunPlan, start: NextStep, reward: Check, facts: dict[str, A
         dry_run=True,
         ok=refusal is None,
         checks=checks,
-        config=drafts.brief(plan.settings, plan.sources),
-        config_diff=_changed(plan),
         **facts,
         **nonempty(estimate=plan.estimate.facts if plan.estimate else None),
         next=following,

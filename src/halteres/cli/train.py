@@ -87,9 +87,10 @@ def train(
             )
         old, resolved = None, resolve_settings(environment, config, edits)
     plan = plan_run(resolved, resume=old, service_url=service or environ.service_url())
+    if plan.refusal is None:
+        for warning in plan.warnings:
+            typer.echo(f"warning: {warning}", err=True)
     run = start_run(plan)
-    for warning in plan.warnings:
-        typer.echo(f"warning: {warning}", err=True)
     attend(run.run_id, detach=detach)
 
 

@@ -112,8 +112,8 @@ class Description:
 
     schema: Mapping[str, Any]  # JSON Schema of its config class; {} where nobody can tell
     config: Mapping[str, Any]  # effective values: config_init, then those given
-    # values where none is given: config_init
-    defaults: Mapping[str, Any] = field(default_factory=dict)
+    # values where none is given: config_init; None: the file does not say them
+    defaults: Mapping[str, Any] | None = None
     problems: tuple[Problem, ...] = ()
     # what it needs with these values, and its Python does not have
     missing: tuple[MissingPackage, ...] = ()
@@ -147,9 +147,7 @@ class Description:
             }
             for one in answer["problems"]
         ]
-        defaults = answer.get("defaults", answer["config"])
-        whole = {**answer, "defaults": defaults, "read": read, "problems": problems}
-        return msgspec.convert(whole, cls)
+        return msgspec.convert({**answer, "read": read, "problems": problems}, cls)
 
 
 def find_program(

@@ -39,6 +39,7 @@ from halteres.config.operator_policy import (
     load_policy,
     over_cap,
     policy_lock,
+    policy_locks,
     variant_lock,
     wiring_lock,
 )
@@ -200,6 +201,14 @@ class _Given:
             self.edits[index] = replace(edit, value=value)
 
 
+def _as_typed(edit: Edit, schema: Schema) -> Any:
+    """The value of an edit; the text as it was given where that is no value of its setting."""
+    try:
+        return _typed(edit, schema)
+    except DocumentError:
+        return edit.value
+
+
 def _typed(edit: Edit, schema: Schema) -> Any:
     """The value of an edit in a section of this schema. Raises DocumentError."""
     value = value_of(edit.value, schema_at(schema, [edit.key.partition(".")[2]]))
@@ -321,10 +330,16 @@ def _ask(given: _Given, program: EnvironmentProgram, policy: Policy) -> Descript
         is_open = given.sources.get(edit.key) == "edit"
         if edit.key.startswith("env.") and is_open and isinstance(edit.value, str):
             given.read_value(index, description.schema)
-    if given.env == {name: value for name, value in guessed.items() if name not in absent}:
+    wanted = {name: value for name, value in guessed.items() if name not in absent}
+    if given.env == wanted:
         problems = [one for one in description.problems if one.field not in absent.values()]
-        return replace(description, problems=tuple(problems))
-    return describe(program, given.env)
+        description = replace(description, problems=tuple(problems))
+    else:
+        description = describe(program, given.env)
+    if description.defaults is not None:
+        return description
+    # A file that describes itself by other means, or by an older Halteres of its own Python.
+    return replace(description, defaults=describe(program, {}).config)
 
 
 def _settle_locks(given: _Given, description: Description, policy: Policy) -> dict[str, str]:
@@ -335,7 +350,7 @@ def _settle_locks(given: _Given, description: Description, policy: Policy) -> di
     for key, (before, source) in given.held.items():
         name, lock = key.removeprefix("env."), policy_lock(key, policy.lock[key], policy)
         if not description.fields or name in description.fields:
-            typed = value_of(before, schema_at(description.schema, [name]))
+            typed = _as_typed(Edit(name=key, value=before), description.schema)
             if source is not None and not is_same_value(key, typed, lock.value):
                 given.refuse(lock.refused(given.name(key), typed))
             continue
@@ -370,7 +385,7 @@ def _check(
     _check_environment(given, description, env, 2 if compares_groups else 1, policy)
     if known_trainer is not None:
         given.refuse(over_cap(policy, known_trainer.total_steps))
-        given.refuse(minibatches_problem(known_trainer.minibatches, env["batch_size"]))
+        given.refuse(minibatches_problem(known_trainer.minibatches, env.get("batch_size")))
     if given.problems:
         raise _refused(given, description)
     settings = Settings.model_validate({**parts, "env": env})
@@ -445,10 +460,12 @@ def _environment_values(
         for name, value in config.items()
         if name not in ENV_WIRING and (name in given or (is_finite(value) and name != "use_wandb"))
     }
-    group = env.setdefault("group_size", DEFAULT_GROUP_SIZE)
-    if env.get("batch_size") in (None, -1):
+    if env.get("group_size") is None and "group_size" not in given:
+        env["group_size"] = DEFAULT_GROUP_SIZE
+    group = env["group_size"]
+    if env.get("batch_size") in (None, -1) and isinstance(group, int):
         num_groups = 1
-        if isinstance(group, int) and group > 0:
+        if group > 0:
             num_groups = max(1, DEFAULT_BATCH_SIZE // group)
         env["batch_size"] = num_groups * group
     if trainer.learns_from_equal_scores and EQUAL_SCORES in env and EQUAL_SCORES not in given:
@@ -484,7 +501,7 @@ def _check_environment(
         odd |= {one.field: one for one in odd_numbers(description.schema, values)}
     given.refuse(*(problem for name, problem in odd.items() if name not in known))
     if not known & {"env.batch_size", "env.group_size"}:
-        given.refuse(batch_problem(env["batch_size"], env["group_size"], smallest_group))
+        given.refuse(batch_problem(env.get("batch_size"), env["group_size"], smallest_group))
     for edit in given.edits:
         is_theirs = edit.name in description.fields and edit.name not in ENV_WIRING
         if is_theirs and edit.key in OWN_KEYS:
@@ -522,11 +539,11 @@ def _defaults(
 ) -> dict[str, Any]:
     """section.field -> the value that holds where nothing is set, under the policy."""
     nothing = _Given()
-    for key, value in policy.lock.items():
+    for key, value in policy_locks(policy, description.fields).items():
         section, _, name = key.partition(".")
-        if section in SECTIONS or name in description.fields:
+        if section in SECTIONS or name not in ENV_WIRING:
             nothing.put(key, value, "policy")
-    initial = replace(description, config=description.defaults)
+    initial = replace(description, config=description.defaults or {})
     _add_defaults(nothing, initial, policy)
     own = {name: _validated(nothing, name) or model() for name, model in SECTIONS.items()}
     given = {**nothing.env, **program.variant_setting}

@@ -60,7 +60,15 @@ _UNSEEN = ("Cc", "Cf", "Cs", "Zl", "Zp")
 reading, line breaks, blanks of no width."""
 
 
-def _on_one_line(text: str) -> str:
+STORED = {"is_stored": True}
+"""Context in which settings are read that a run was made with: rules on names may have been others
+then.
+"""
+
+
+def _on_one_line(text: str, info: ValidationInfo) -> str:
+    if info.context == STORED:
+        return text
     if any(unicodedata.category(character) in _UNSEEN for character in text):
         raise PydanticCustomError(
             "one_line",

@@ -26,7 +26,7 @@ from pydantic import ValidationError
 
 from halteres.config import environ
 from halteres.config.environ import Mode, write_stop_request
-from halteres.config.settings import Settings, default_name
+from halteres.config.settings import STORED, Settings, default_name
 from halteres.documents import DocumentError, decoded, parse_yaml
 from halteres.errors import Conflict, HalteresError, NotFound, boundary, nearest
 from halteres.files import NOT_JSON, read_regular, tail
@@ -121,7 +121,7 @@ class RunDirectory:
         file = self.path / SETTINGS
         try:
             content = read_regular(file)
-            settings = Settings.model_validate_json(content)
+            settings = Settings.model_validate_json(content, context=STORED)
         except OSError as error:
             raise unreadable(file, error.strerror or str(error)) from error
         except ValidationError as error:

@@ -103,7 +103,6 @@ def made_run(home: Path, settings: Settings) -> RunDirectory:
     plan = RunPlan(
         settings=with_absolute_folders(settings),
         sources={},
-        defaults={},
         policy=Policy(lock={"env.x": ADDRESS}),
         service_url=None,
         is_open=False,

@@ -7,9 +7,8 @@ to go on from, every finding, and an estimate where one is asked for. Tools, com
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from dataclasses import dataclass, replace
-from typing import Any, Literal
+from typing import Literal
 
 from halteres.config import environ
 from halteres.config.operator_policy import Policy, how_to_unlock, load_policy
@@ -57,8 +56,6 @@ class RunPlan:
 
     settings: Settings  # as they will hold: models and files are called as they are from anywhere
     sources: Sources  # section.field -> where its value comes from, of what was given
-    # section.field -> the value that changes are counted from: the default, or the old run's
-    defaults: Mapping[str, Any]
     policy: Policy
     service_url: str | None  # of a service elsewhere; None: the run starts its own
     is_open: bool  # it is started without the control server's token
@@ -145,7 +142,6 @@ def plan_run(
     plan = RunPlan(
         settings=_with_model(settings, model, service_url),
         sources=resolved.sources,
-        defaults=resolved.defaults,
         policy=policy,
         service_url=service_url,
         is_open=is_open,
