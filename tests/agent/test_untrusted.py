@@ -61,7 +61,7 @@ def run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> RunDirectory:
 CALLS: tuple[tuple[str, dict[str, Any], int], ...] = (  # how often the order is in the answer
     ("rl_get_logs", {"run_id": RUN, "role": "env"}, 2),
     ("rl_get_rollouts", {"run_id": RUN, "n": 2}, 6),
-    ("rl_check_status", {"run_id": RUN}, 4),
+    ("rl_check_status", {"run_id": RUN}, 1),
     ("rl_get_results", {"run_id": RUN}, 2),
     ("rl_select_environment", {"name": "rude"}, 3),
     ("rl_list_environments", {"query": "arithmetic"}, 1),

@@ -248,6 +248,7 @@ class RunController:
         self.diagnosis.remember(carried_over)
         self.budget.remember(carried_over)
         self._engine_peak_bytes = 0
+        self._unmeasured_step: int | None = None
         self._evaluation: Row = {}  # the newest row of an evaluation
         self._drift: Alert | None = None  # the first alert of drift
         self.stop_request: StopRequest | None = None
@@ -529,7 +530,7 @@ class RunController:
             step = row.get("step")
             if row.get("src") == "trainer" and isinstance(step, int):
                 self.writer.update(step=max(step, self.writer.state.step))
-                self._measure_engine(step)
+                self._unmeasured_step = step
             if row.get("src") == "eval":
                 self._evaluation = row
             self.budget.see(row)
@@ -537,6 +538,8 @@ class RunController:
                 self._report(alert)
             for rule in self.diagnosis.cleared:
                 self.writer.event("alert_over", rule=rule, step=step)
+        if self._unmeasured_step is not None:
+            self._measure_engine(self._unmeasured_step)
 
     def _measure_engine(self, step: int) -> None:
         """Write down the most memory that an engine of this run has held up to this step."""
@@ -545,7 +548,9 @@ class RunController:
         if alive(engine):
             peak = peak_memory_bytes(engine["pid"])
         if peak is None:
+            # it is not known yet: looked for again at the next turn
             return
+        self._unmeasured_step = None
         self._engine_peak_bytes = max(self._engine_peak_bytes, peak)
         peak_gb = round(self._engine_peak_bytes / 1e9, 3)
         row = {"step": step, "t": time.time(), "src": "supervisor", ENGINE_PEAK: peak_gb}
