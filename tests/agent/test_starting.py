@@ -241,9 +241,7 @@ async def test_whether_rewards_vary_is_told_from_the_last_test(
 ) -> None:
     outcome = TestOutcome(
         test_id="t-1",
-        output_file=home / "groups.jsonl",
         groups_with_variance=share,
-        tokens_per_s=None,
         trainable=ok,
         finished_at=time.time() - 240,
     )

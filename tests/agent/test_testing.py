@@ -419,7 +419,7 @@ async def test_the_model_of_this_machine_is_tested_without_a_key(home: Path) -> 
     assert "\\boxed{" in answer["samples"][0]["best"]
     told = latest_test("arithmetic", "halteres/tiny")
     assert told is not None
-    assert (told.trainable, told.tokens_per_s) == (True, one["tokens_per_s"])
+    assert told.trainable
     assert told.test_id == answer["test_id"]
     assert latest_test("arithmetic", "another/model") is None
 

@@ -7,8 +7,8 @@ a lock admits one after another.
 
 A resumed run is a new run with `resumed_from`; the old one's end stays what it was. Its service
 stands on a copy of the old one's state (journal copied, checkpoint files linked: they alone are
-never written again), so that the new run lives on when the old one is deleted; somebody else's
-service must be the same. Metrics, evaluations, rollouts and what the environment saved of itself
+never written again), so that the new run lives on when the old one is deleted; a service
+elsewhere must be the same. Metrics, evaluations, rollouts and what the environment saved of itself
 come along up to the checkpoint. Groups do not: those under way are drawn again.
 """
 

@@ -340,10 +340,8 @@ class TestOutcome:
 
     test_id: str
     groups_with_variance: float | None  # share of groups
-    tokens_per_s: float | None
     trainable: bool | None
     finished_at: float  # unix seconds
-    output_file: Path  # its groups, a line each
 
 
 def latest_test(environment: str, model: str, draft: str = "") -> TestOutcome | None:
@@ -378,10 +376,8 @@ def latest_test(environment: str, model: str, draft: str = "") -> TestOutcome | 
                 return TestOutcome(
                     test_id=folder.test_id,
                     groups_with_variance=one["groups_with_variance"],
-                    tokens_per_s=one.get("tokens_per_s"),
                     trainable=one["trainable"],
                     finished_at=folder.finished_at,
-                    output_file=Path(one["output_file"]),
                 )
     return None
 

@@ -59,7 +59,7 @@ class Span:
         return [float(f"{self.low:.3g}"), float(f"{self.high:.3g}")]
 
 
-UNSEEN_PROMPT = Span(32, 256)  # tokens assumed of prompts that nobody has seen yet
+UNSEEN_PROMPT = Span(32, 256)  # tokens assumed of prompts
 SHORTEST_ANSWER = 0.25  # of the limit: assumed of answers, likewise
 AROUND_ENGINE_S = Span(4, 12)  # a run's processes beside the engine begin, and all of them end
 PER_STEP_S = Span(0.05, 0.4)  # scoring, delivery, publication: what is no sampling and no training

@@ -45,7 +45,7 @@ class RunModel:
 
     name: str  # as the service names it
     tokenizer: str  # its folder, or its name where only the service has it
-    shape: ModelShape | None = None  # None: its weights are somebody else's concern
+    shape: ModelShape | None = None  # None: a service elsewhere has it
 
 
 def models_home() -> Path:
@@ -108,7 +108,7 @@ def own_model(inference: InferenceSettings) -> RunModel:
 
 
 def given_model(inference: InferenceSettings, service_url: str) -> RunModel:
-    """For somebody else's service. NotReady, ServiceUnusable, InvalidConfig: it does not answer,
+    """For a service elsewhere. NotReady, ServiceUnusable, InvalidConfig: it does not answer,
     lets no environment sample, has another model.
     """
     Address.of(service_url)  # whether it is one

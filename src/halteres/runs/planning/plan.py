@@ -124,12 +124,11 @@ def plan_run(
         checks.append(check)
 
     has_model, model = attempt("model present", lambda: _model(settings.inference, service_url))
-    shape = None
-    if model:
-        shape = model.shape
     reward_checks, reward_models = examine_reward_models(settings.env)
     checks.append(_unlocking(has_model, policy))
+    shape = None
     if model is not None:
+        shape = model.shape
         fits = check_memory(settings, shape, server_bytes(reward_models))
         checks.append(_unlocking(fits, policy))
 
@@ -205,8 +204,8 @@ def _with_model(settings: Settings, model: RunModel | None, service_url: str | N
 
 
 def _unlocking(check: Check, policy: Policy) -> Check:
-    """A check that fails for a model which the policy holds: whoever starts a run cannot change it,
-    so the operator's way is named.
+    """A check that fails for a model which the policy holds: its error names what the operator
+    does, for the caller cannot change it.
     """
     failure = check.failure
     if failure is not None and failure.details.get("field") == MODEL and MODEL in policy.lock:

@@ -31,8 +31,8 @@ _TROUBLE = re.compile(r"^(?:WARNING|ERROR|CRITICAL|error)\b|\b\w*(?:Error|Except
 
 
 def log_tail(report: RunReport, used: int) -> list[str]:
-    """Whole lines from the end of the log of whoever failed, as many as there is room for beside
-    the `used` characters of the answer: the last one, then those that tell of trouble, then the
+    """Whole lines from the end of the log of the process that failed, as many as there is room for
+    next to the `used` characters of the answer: the last one, then those of trouble, then the
     newest. Each once, and none that the error says already.
     """
     failed = "supervisor"
