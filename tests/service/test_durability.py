@@ -507,6 +507,55 @@ async def test_a_custom_loss_of_an_earlier_version_is_named_where_it_cannot_be_t
         assert "metrics" in await scene.redeem(await stepped(scene, other, 2))
 
 
+@pytest.mark.parametrize("who_dies", ["engine", "service"])
+async def test_a_restore_point_whose_replacement_was_killed_between_the_renames_is_put_back(
+    tmp_path: Path, who_dies: str
+) -> None:
+    """As if a load was executed once more, and its process killed while it wrote the point anew."""
+
+    def points() -> list[Path]:
+        return list((tmp_path / "points").glob("*/*"))
+
+    def move_away() -> None:
+        (point,) = points()
+        away = point.parent / ".old-1"
+        away.mkdir()
+        point.rename(away / point.name)
+
+    async def second_step(scene: LiveService, model: str) -> int:
+        await scene.redeem(await passed(scene, model, 3))
+        answer = await scene.redeem(await stepped(scene, model, 4))
+        return answer["metrics"]["policy_version:max"]
+
+    options = Options(replay_s=0.0)
+    async with serving(tmp_path, options) as scene:
+        model = await scene.model()
+        await scene.redeem(await passed(scene, model, 1))
+        await scene.redeem(await stepped(scene, model, 2))
+        await until(lambda: len(points()) == 1, within_s=WAIT_S)
+        if who_dies == "engine":
+            move_away()
+            await scene.host.die()
+            assert await second_step(scene, model) == 2
+    if who_dies == "service":
+        move_away()
+        async with serving(tmp_path, options) as scene:
+            assert await second_step(scene, model) == 2
+
+
+async def test_the_restore_point_of_a_load_is_written_once(tmp_path: Path) -> None:
+    async with serving(tmp_path, Options(replay_s=0.0)) as scene:
+        model = await scene.model()
+        save = {"model_id": model, "seq_id": 1, "path": "a"}
+        request = (await scene.post("save_weights", save))[1]["request_id"]
+        path = (await scene.redeem(request))["path"]
+        load = {"model_id": model, "seq_id": 2, "path": path, "optimizer": True}
+        before = scene.engine.calls["save"]
+        await scene.redeem((await scene.post("load_weights", load))[1]["request_id"])
+        await scene.redeem(await passed(scene, model, 3))
+        assert scene.engine.calls["save"] == before + 1
+
+
 async def test_a_step_that_came_too_late_is_not_executed_when_the_adapter_comes_back(
     scene: LiveService,
 ) -> None:

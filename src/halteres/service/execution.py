@@ -26,6 +26,7 @@ from typing import TypeVar
 
 import msgspec
 
+from halteres.engine.folders import recover
 from halteres.engine.protocol import (
     Adam,
     LoraConfig,
@@ -421,6 +422,9 @@ class Adapters:
         if placement.point is not None:
             folder, after = self._folder(model, placement.point), placement.point
             if not folder.is_dir():
+                # whoever replaced it may have been killed between two renames
+                await asyncio.to_thread(recover, folder.parent)
+            if not folder.is_dir():
                 raise _lost(model)
             await engine.load(model.id, str(folder), True)
         rows = await self._journal.to_replay(model.id, after)
@@ -468,6 +472,8 @@ class Adapters:
         long, and far longer than the point takes. One that fails leaves the older one.
         """
         placement, began = model.placement, time.monotonic()
+        if placement.point == seq:  # a load has written it
+            return
         due_s = max(self._replay_s, POINT_SHARE * placement.point_s) if self._replay_s else 0.0
         is_due = is_due or placement.work_s >= due_s
         if not is_due or placement.gradient or (engine := placement.engine) is None:
