@@ -12,7 +12,7 @@ import os
 import re
 import sys
 import time
-from collections.abc import Collection
+from collections.abc import Collection, Mapping
 from pathlib import Path
 from typing import Literal
 
@@ -125,6 +125,14 @@ def set_threads(count: int) -> None:
     """Fix the thread count of numeric libraries; call before they are imported."""
     for name in ("OMP_NUM_THREADS", "MKL_NUM_THREADS", "OPENBLAS_NUM_THREADS"):
         os.environ[name] = str(count)
+
+
+def prefer(values: Mapping[str, str]) -> None:
+    """Set variables of numeric libraries, but for those that the user has set; call before the
+    libraries compute anything.
+    """
+    for name, value in values.items():
+        os.environ.setdefault(name, value)
 
 
 def stay_offline() -> None:

@@ -7,6 +7,12 @@ heads, W head width, V vocabulary, S slots of the KV cache, L cached positions t
 of one chunk.
 """
 
+# ruff: noqa: E402 - modules of the engine compute when they are imported
+
+from halteres.engine.torch import cpu_kernels
+
+cpu_kernels.choose()
+
 from halteres.engine.torch.engine import TorchEngine
 
 __all__ = ["TorchEngine"]

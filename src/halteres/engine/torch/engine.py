@@ -48,10 +48,10 @@ from halteres.engine.torch.adapter import BASE, Adapter, Checkpoint, Layout, Sna
 from halteres.engine.torch.limits import PLACE, Limits, PassBudget, attempt, free_for_cache
 from halteres.engine.torch.loading import load_base
 from halteres.engine.torch.merge import merge_into
-from halteres.engine.torch.model import FusedModel
 from halteres.engine.torch.passes import run_pass
 from halteres.engine.torch.peft_checkpoint import Files, read_checkpoint, write_checkpoint
 from halteres.engine.torch.rows import SampleRequest
+from halteres.engine.torch.same_bits import is_exact
 from halteres.engine.torch.worker import Call, Scheduler, Slices, Worker
 from halteres.errors import HalteresError
 from halteres.text import load_tokenizer
@@ -95,7 +95,7 @@ class TorchEngine:
             dtype=dtype,
             device=self._base.device.type,
             threads=threads,
-            exact=isinstance(self._base, FusedModel) and self._base.device.type == "cpu",
+            exact=is_exact(self._base),
             max_rank=MAX_RANK,
             targets=TARGETS_OF_ADAPTERS,
             incarnation=uuid.uuid4().hex,
