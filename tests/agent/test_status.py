@@ -11,7 +11,8 @@ from typing import Any
 
 import pytest
 
-from halteres.config import environ
+from halteres.agent.call import call
+from halteres.agent.tool import Caller, ShownAlerts
 from halteres.config.operator_policy import HERMES_COMPAT
 from halteres.next_step import NextStep, Remedy
 from halteres.observe.metrics import append_row
@@ -497,6 +498,32 @@ async def test_alerts_are_told_once_per_rule_newest_first_with_their_remedy(
     assert tokens(answer) <= BUDGET
 
 
+async def test_an_alert_is_whole_when_it_is_raised_and_a_name_while_it_lasts(
+    running: RunDirectory,
+) -> None:
+    one, another = (Caller(shown_alerts=ShownAlerts()) for _ in range(2))
+
+    whole, name = {"rule", "step", "evidence", "remedy"}, {"rule", "since_step"}
+
+    async def keys(caller: Caller) -> list[set[str]]:
+        answer = (await call("rl_check_status", {"run_id": RUN}, caller)).body
+        assert answer["health"] == "alert"
+        return [set(row) for row in answer["alerts"]]
+
+    add_alert(running, "truncation", 7)
+    assert [await keys(one), await keys(one)] == [[whole], [name]]
+    assert await keys(another) == [whole], "what one was shown, the other has not seen"
+    add_alert(running, "entropy_collapse", 8)
+    assert await keys(one) == [whole, name], "a new one is whole beside those that last"
+    end_alert(running, "truncation", 9)
+    add_alert(running, "truncation", 11)
+    answer = (await call("rl_check_status", {"run_id": RUN}, one)).body
+    assert [set(row) for row in answer["alerts"]] == [whole, name], "it was raised again"
+    assert answer["alerts"][1] == {"rule": "entropy_collapse", "since_step": 8}
+    nobody = Caller()
+    assert [await keys(nobody), await keys(nobody)] == [[whole, whole]] * 2
+
+
 async def test_a_remedy_is_told_whole_for_it_is_a_call(running: RunDirectory) -> None:
     remedy = f'rl_start_training(changes={{"name":"{"x" * 600}"}})'
     add_alert(running, remedy=remedy)
@@ -860,10 +887,11 @@ async def test_a_resumed_run_shows_where_its_parent_ends() -> None:
 
 
 async def test_a_wait_that_the_hosts_limit_cut_says_so(
-    running: RunDirectory, monkeypatch: pytest.MonkeyPatch
+    running: RunDirectory,
 ) -> None:
-    monkeypatch.setattr(environ, "longest_wait_s", lambda: 0.2)
-    answer = await told("rl_check_status", run_id=RUN, wait_s=30, until="terminal")
+    caller = Caller(host_wait_s=0.2)
+    asked = {"run_id": RUN, "wait_s": 30, "until": "terminal"}
+    answer = (await call("rl_check_status", asked, caller)).body
     assert answer["woke"] == "wait_s" and "0.2 s at most" in answer["wait_cut"]
     answer = await told("rl_check_status", run_id=RUN, wait_s=0.1, until="terminal")
     assert answer["woke"] == "wait_s" and "wait_cut" not in answer

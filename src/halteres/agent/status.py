@@ -22,15 +22,16 @@ from halteres.agent.next_call import LIST_ENVIRONMENTS
 from halteres.agent.tool import (
     READS,
     Caller,
-    CutShort,
     Facts,
     Result,
     RunId,
     RunIds,
     Sentence,
+    ShownAlerts,
     WaitSeconds,
     chosen_run,
     tool,
+    wait_cut,
 )
 from halteres.agent.waiting import Until, wait_for, wait_for_all
 from halteres.config import environ
@@ -71,19 +72,22 @@ ALERTS_LENGTH = 480
 
 
 class AlertRow(Facts):
-    """What one rule said last."""
+    """What one rule said last; of an alert that was shown whole before, `rule` and `since_step`."""
 
     rule: str
-    step: int
+    step: int = 0
+    since_step: int = 0  # at which it was raised
     times: int = 1
     evidence: str = ""
     remedy: Sentence = ""
     over_at: int | None = None  # the step at which its cause was found gone
 
 
-def alert_rows(report: RunReport) -> list[AlertRow]:
+def alert_rows(report: RunReport, shown: ShownAlerts | None) -> list[AlertRow]:
     """The alerts as an answer has them, as many as there is room for, the first one in any case;
     none beside a failure, which needs the room.
+
+    `shown`: what the reader was shown whole before, and is not again.
     """
     if report.state.status == "failed":
         return []
@@ -91,6 +95,9 @@ def alert_rows(report: RunReport) -> list[AlertRow]:
     room = ALERTS_LENGTH
     for alert in report.alerts:
         if alert.is_over:
+            continue
+        if shown and not shown.is_new(report.run.run_id, alert):
+            rows.append(AlertRow(rule=alert.rule, since_step=alert.step))
             continue
         evidence = clipped(
             alert.evidence, REFUSAL_LENGTH if alert.rule == REFUSED else EVIDENCE_LENGTH
@@ -187,7 +194,7 @@ async def rl_check_status(
         woke = None
         if wait_s:
             woke = await wait_for(run, event, wait_s)
-        return await asyncio.to_thread(_answer, run, woke, _wait_cut(wait_s))
+        return await asyncio.to_thread(_answer, caller, run, woke, wait_cut(wait_s))
     event = Until.parse(until or "terminal")
     if run_id:
         several = NextStep.of("rl_check_status", run_ids=run_ids)
@@ -197,20 +204,14 @@ async def rl_check_status(
     woke = None
     if wait_s:
         woke = await wait_for_all(runs, event, wait_s)
-    return await asyncio.to_thread(_answer_on_several, runs, woke, _wait_cut(wait_s))
+    return await asyncio.to_thread(_answer_on_several, caller, runs, woke, wait_cut(wait_s))
 
 
-def _wait_cut(wait_s: float) -> str:
-    if not isinstance(wait_s, CutShort):
-        return ""
-    return f"your host lets a call wait {wait_s:g} s at most: call again to wait on"
-
-
-def _answer(run: RunDirectory, woke: str | None, wait_cut: str) -> StatusResult:
-    report = report_of(run)
+def _answer(caller: Caller, run: RunDirectory, woke: str | None, cut: str) -> StatusResult:
+    report = report_of(run, longest_wait_s=caller.longest_wait_s)
     state, progress = report.state, report.progress
     if limited := rate_limited_answer(report):
-        return StatusResult(**limited, next=until_it_ends(run.run_id))
+        return StatusResult(**limited, next=until_it_ends(run.run_id, report.longest_wait_s))
     # a failure needs the room, and mostly has the same cause
     failed = None
     if state.status != "failed":
@@ -232,7 +233,7 @@ def _answer(run: RunDirectory, woke: str | None, wait_cut: str) -> StatusResult:
         state=report.state_word,
         step=report.step,
         total_steps=state.total_steps,
-        alerts=alert_rows(report),
+        alerts=alert_rows(report, caller.shown_alerts),
         health=report.health,
         suggested_wait_s=report.suggested_wait_s,
         **(
@@ -262,7 +263,7 @@ def _answer(run: RunDirectory, woke: str | None, wait_cut: str) -> StatusResult:
             remarks=report.remarks,
             resumed_from=state.resumed_from,
             woke=woke,
-            wait_cut=wait_cut if woke == "wait_s" else "",
+            wait_cut=cut if woke == "wait_s" else "",
         ),
         **_failure_facts(report),
         next=report.next,
@@ -286,11 +287,13 @@ def _failure_facts(report: RunReport) -> dict[str, Any]:
     }
 
 
-def _answer_on_several(runs: list[RunDirectory], woke: str | None, wait_cut: str) -> StatusResult:
+def _answer_on_several(
+    caller: Caller, runs: list[RunDirectory], woke: str | None, cut: str
+) -> StatusResult:
     """Each in brief; next, what a run that ails or has failed asks for; else to wait on; else to
     compare.
     """
-    reports = [report_of(run) for run in runs]
+    reports = [report_of(run, longest_wait_s=caller.longest_wait_s) for run in runs]
     rows = [_row(report) for report in reports]
     ids = [run.run_id for run in runs]
     ailing = (
@@ -301,16 +304,15 @@ def _answer_on_several(runs: list[RunDirectory], woke: str | None, wait_cut: str
     if first := next(ailing, None):
         following = first.next
     elif not all(one.state.terminal for one in reports):
-        wait_s = int(environ.longest_wait_s())
+        wait_s = int(caller.longest_wait_s)
         following = NextStep.of("rl_check_status", run_ids=ids, wait_s=wait_s, until="terminal")
     else:
         if len(ids) > 1:
             following = NextStep.of("rl_compare_runs", ids)
         else:
             following = reports[0].next
-    cut = ""
-    if woke == "wait_s":
-        cut = wait_cut
+    if woke != "wait_s":
+        cut = ""
     return StatusResult(runs=rows, **nonempty(woke=woke, wait_cut=cut), next=following)
 
 

@@ -90,6 +90,7 @@ class RunReport:
     figures: tuple[Figure, ...]
     restarts: Mapping[str, int]  # processes that were started again: how often
     at: float  # unix seconds
+    longest_wait_s: float  # how long a call that is proposed may wait
 
     @property
     def step(self) -> int:
@@ -273,7 +274,7 @@ class RunReport:
             return 0
         if self.progress.step_s is None or self.state.status != "running":
             return 20
-        return max(5, min(int(environ.longest_wait_s()), math.ceil(10 * self.progress.step_s)))
+        return max(5, min(int(self.longest_wait_s), math.ceil(10 * self.progress.step_s)))
 
     @cached_property
     def outcome(self) -> Outcome:
@@ -315,17 +316,17 @@ class RunReport:
                     "rl_check_status", run_id, wait_s=self.suggested_wait_s, until="running"
                 )
             case "stopping":
-                return until_it_ends(run_id)
+                return until_it_ends(run_id, self.longest_wait_s)
             case "running":
                 if call := self.pressing.remedy.first if self.pressing else None:
                     return call
                 # Wake at the end where it is near, else at the next evaluation, if there will be
                 # one.
                 left_s, every = self.progress.remaining_s, self.given.trainer.eval_every
-                is_near = left_s is not None and left_s < environ.longest_wait_s()
+                is_near = left_s is not None and left_s < self.longest_wait_s
                 is_last = every <= 0 or (self.step // every + 1) * every > state.total_steps
                 if is_near or is_last:
-                    return until_it_ends(run_id)
+                    return until_it_ends(run_id, self.longest_wait_s)
                 return NextStep.of(
                     "rl_check_status", run_id, wait_s=self.suggested_wait_s, until="eval"
                 )
@@ -403,9 +404,15 @@ class RunReport:
         return NextStep.of("rl_start_training", environment=environment_of(state), changes=changes)
 
 
-def report_of(run: RunDirectory, state: RunState | None = None) -> RunReport:
-    """The run as it is now; `state`: where it was read just before, or is just about to be
-    written.
+def report_of(
+    run: RunDirectory, state: RunState | None = None, longest_wait_s: float | None = None
+) -> RunReport:
+    """The run as it is now.
+
+    Args:
+        run: which.
+        state: where it was read just before, or is just about to be written.
+        longest_wait_s: how long a call of the reader may wait; None: as long as everywhere.
     """
     state = state or run.state()
     progress = read_progress(run, state)
@@ -422,14 +429,13 @@ def report_of(run: RunDirectory, state: RunState | None = None) -> RunReport:
         figures=figures_of(progress.series, state.kind),
         restarts=read_restarts(run.path / "events.jsonl"),
         at=time.time(),
+        longest_wait_s=longest_wait_s or environ.longest_wait_s(),
     )
 
 
-def until_it_ends(run_id: str) -> NextStep:
+def until_it_ends(run_id: str, wait_s: float) -> NextStep:
     """Wait for the end, as long as a call may: it wakes at the end."""
-    return NextStep.of(
-        "rl_check_status", run_id, wait_s=int(environ.longest_wait_s()), until="terminal"
-    )
+    return NextStep.of("rl_check_status", run_id, wait_s=int(wait_s), until="terminal")
 
 
 def environment_of(state: RunState) -> str:
