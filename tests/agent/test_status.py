@@ -873,8 +873,15 @@ async def test_the_last_evaluation_of_a_stopped_run_says_of_which_weights_it_is(
     add_evaluation(run, 0, 0.3)
     add_evaluation(run, 10, 0.39)
     answer = await told("rl_check_status", run_id=RUN)
-    assert (answer["gain"]["after"], answer["gain"]["step"]) == (0.39, 10)
-    assert answer["remarks"] == ["the last evaluation is of step 10; the weights are of step 12"]
+    gain = answer["gain"]
+    assert (gain["after"], gain["step"], gain["weights_step"]) == (0.39, 10, 12)
+    (remark,) = answer["remarks"]
+    assert "of step 10" in remark and "of step 12, and were not evaluated" in remark
+    assert answer["next"].startswith(f'rl_evaluate("{RUN}")')
+    add_evaluation(run, 12, 0.41)
+    answer = await told("rl_check_status", run_id=RUN)
+    assert (answer["gain"]["after"], answer["gain"]["step"]) == (0.41, 12)
+    assert "remarks" not in answer and "rl_evaluate" not in answer["next"]
 
 
 async def test_a_resumed_run_shows_where_its_parent_ends() -> None:

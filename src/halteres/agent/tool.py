@@ -393,8 +393,8 @@ def wait_cut(wait_s: float) -> str:
     return f"your host lets a call wait {wait_s:g} s at most: call again to wait on"
 
 
-def _within_limit(wait_s: float, info: ValidationInfo[Caller]) -> float:
-    limit_s = info.context.longest_wait_s
+def _within_limit(wait_s: float, info: ValidationInfo[Caller | None]) -> float:
+    limit_s = (info.context or Caller()).longest_wait_s
     if wait_s > limit_s:
         return CutShort(limit_s)
     return wait_s

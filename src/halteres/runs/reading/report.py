@@ -65,7 +65,9 @@ MOST_CHANGES = 8  # settings of a run that a proposed call sets again
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Gain:
-    """What a run that has ended has gained on held-out tasks over its first evaluation."""
+    """What a run that has ended has gained on held-out tasks over its first evaluation, up to the
+    last one.
+    """
 
     of: str
     before: float
@@ -73,6 +75,7 @@ class Gain:
     ci95: list[float] | None  # of the difference
     certain: bool
     step: int  # of the weights that `after` is of
+    weights_step: int  # of the run's last weights; where it is higher, those were not evaluated
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -226,11 +229,26 @@ class RunReport:
                 f"steps up to {self.progress.resumed_at} are of run {state.resumed_from}, which "
                 "this one goes on from"
             )
-        if (gain := self.gain) and gain.step < self.step:
+        if self.is_unevaluated:
             found.append(
-                f"the last evaluation is of step {gain.step}; the weights are of step {self.step}"
+                f"the last evaluation is of step {self.outcome.evaluations[-1].step}; the weights "
+                f"are of step {self.weights_step}, and were not evaluated"
             )
         return found
+
+    @property
+    def weights_step(self) -> int:
+        """Optimiser steps that the newest weights have had."""
+        if self.outcome.weights.step is None:
+            return self.step
+        return self.outcome.weights.step
+
+    @property
+    def is_unevaluated(self) -> bool:
+        """Whether the run has ended with weights that are newer than its last evaluation."""
+        if not self.state.terminal or not self.outcome.evaluations:
+            return False
+        return self.outcome.evaluations[-1].step < self.weights_step
 
     @property
     def silent_share(self) -> float:
@@ -298,6 +316,7 @@ class RunReport:
             ci95=difference.facts["ci95"],
             certain=difference.facts["certain"],
             step=last.step,
+            weights_step=self.weights_step,
         )
 
     @cached_property
@@ -333,6 +352,8 @@ class RunReport:
             case "completed":
                 return results
             case "stopped":
+                if self.is_unevaluated and not self.pressing:
+                    results = NextStep.of("rl_evaluate", run_id)
                 more = self.further
                 if more:
                     return (results, " or ", more)
