@@ -24,6 +24,7 @@ from halteres.models import TINY, builtin_path
 from halteres.observe.metrics import append_row
 from halteres.runs import start
 from halteres.runs.directory import RunDirectory, find_run, stop_run
+from halteres.runs.planning import machine
 from halteres.runs.planning import plan as planning
 
 from .started_runs import begun_by_standins, check_of, runs, select, tokens, told
@@ -179,12 +180,52 @@ async def test_a_dry_run_refuses_a_batch_that_no_memory_holds_and_warns_of_answe
     assert "max_token_length 5" in checks["room for answers"]["found"]
 
 
+async def test_bfloat16_is_proposed_to_a_large_model_where_the_processor_has_it(
+    home: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(planning, "estimate", lambda *_, **__: None)
+    monkeypatch.setattr(machine, "CPU_INFO", home / "cpuinfo")
+    model = str(large_model(home / "large"))
+
+    async def proposed(**changes: Any) -> bool:
+        await select(**changes)
+        answer = await told("rl_start_training", dry_run=True)
+        found = [check for check in answer["checks"] if check["check"] == "dtype"]
+        return bool(found) and "inference.dtype to bfloat16" in found[0]["remedy"]
+
+    (home / "cpuinfo").write_text("flags\t\t: fpu avx512f avx512_bf16 vaes\n")
+    assert await proposed(**{"inference.model": model})
+    assert not await proposed(**{"inference.model": model, "inference.dtype": "bfloat16"})
+    assert not await proposed(), "the built-in model is too small to gain"
+    (home / "cpuinfo").write_text("flags\t\t: fpu avx512f vaes\n")
+    assert not await proposed(**{"inference.model": model})
+
+
+async def test_a_temperature_that_nothing_corrects_is_said_where_the_run_starts(
+    home: Path,
+) -> None:
+    """A loss that weighs every token by its ratio corrects it; one that clips the ratio does
+    not.
+    """
+    await select(temperature=1.5)
+    assert not any("temperature" in one for one in await warned())
+    await select(temperature=1.5, **{"trainer.loss": "ppo"})
+    (warning,) = await warned()
+    assert "sampled at temperature 1.5" in warning and "set env.temperature to 1" in warning
+
+
+async def warned() -> list[str]:
+    """What a start warns of."""
+    return (await told("rl_start_training")).get("warnings", [])
+
+
 async def test_the_built_in_models_learning_rate_is_warned_of_where_it_meets_a_large_model(
     home: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """By a dry run, by the start itself, and by `halteres train`; the run begins all the same."""
     # the model has no weights to measure with
     monkeypatch.setattr(planning, "estimate", lambda *_, **__: None)
+    monkeypatch.setattr(machine, "CPU_INFO", home / "cpuinfo")
     model = str(large_model(home / "large"))
     await select(**{"inference.model": model})
     rehearsed = await told("rl_start_training", dry_run=True)

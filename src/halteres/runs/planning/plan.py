@@ -135,7 +135,11 @@ def plan_run(
     usable, environment = attempt("environment", lambda: check_environment(resolved))
     batch, _ = attempt("batch", lambda: check_batch(settings))
     checks += [check_disk(settings, shape), usable, batch]
-    checks += [*advice(settings, shape), *reward_checks, *examine_components(settings.env)]
+    checks += [
+        *advice(settings, shape, service_url),
+        *reward_checks,
+        *examine_components(settings.env),
+    ]
     checks += _cap_checks(settings, policy, is_open)
 
     plan = RunPlan(
