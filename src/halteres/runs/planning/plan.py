@@ -92,6 +92,7 @@ def plan_run(
     resolved: Resolved,
     *,
     resume: RunDirectory | None = None,
+    resume_step: int | None = None,
     service_url: str | None = None,
     policy: Policy | None = None,
     is_open: bool = False,
@@ -101,7 +102,8 @@ def plan_run(
 
     Args:
         resolved: its settings, and what its environment said of them.
-        resume: a run to go on from, at its newest checkpoint.
+        resume: a run to go on from.
+        resume_step: the step of its checkpoint; None: its newest.
         service_url: a training service to use instead of starting one; the run never stops it.
         policy: what the operator locks and caps; default: the policy in force.
         is_open: the run is started without the control server's token.
@@ -118,7 +120,9 @@ def plan_run(
 
     point: ResumePoint | None = None
     if resume is not None:
-        check, point = attempt("checkpoint", lambda: resume_point(resume, settings, service_url))
+        check, point = attempt(
+            "checkpoint", lambda: resume_point(resume, settings, service_url, resume_step)
+        )
         if point is not None:
             check = replace(check, figures={"step": point.step}, found=f"of run {resume.run_id}")
         checks.append(check)
