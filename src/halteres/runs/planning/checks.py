@@ -54,6 +54,24 @@ the default is.
 """
 
 
+HUGE_MODEL, LARGE_MODELS_RATE, HUGE_MODELS_RATE = 1_000_000_000, 3e-4, 1e-4
+"""Parameters from which the lower of the two rates is proposed."""
+
+
+def proposed_settings(shape: ModelShape) -> dict[str, Any]:
+    """Settings of a run, by name, that a base model of this shape wants in place of the defaults,
+    which are the built-in model's.
+    """
+    if shape.parameters < LARGE_MODEL:
+        return {}
+    found: dict[str, Any] = {"learning_rate": LARGE_MODELS_RATE}
+    if shape.parameters >= HUGE_MODEL:
+        found["learning_rate"] = HUGE_MODELS_RATE
+    if machine.multiplies_bfloat16():
+        found["dtype"] = "bfloat16"
+    return found
+
+
 class MissingKey(UserError):
     """A variable that the operator's policy asks for is not set."""
 
@@ -331,7 +349,8 @@ def advice(
             f"{shape.parameters / 1e6:.0f} M"
         )
         fix = (
-            "set trainer.learning_rate to 3e-4 or less, from 1,000 M parameters on to 1e-4 or less"
+            f"set trainer.learning_rate to {LARGE_MODELS_RATE:g} or less, from 1,000 M parameters "
+            f"on to {HUGE_MODELS_RATE:g} or less"
         )
         yield Check(name="learning rate", ok=False, found=found, remedy=fix)
     is_on_cpu = service_url is None and machine.gpu(settings.inference.device) is None
