@@ -81,9 +81,7 @@ async def test_a_running_run_tells_state_figures_trend_and_time_left(running: Ru
         "groups_without_signal": 0.25,
     }
     assert answer["eta_minutes"] == [9.5, 9.5]
-    assert answer["processes"] == dict.fromkeys(
-        ("api", "trainer", "env", "service", "engine"), "running"
-    )
+    assert answer["processes"] == dict.fromkeys(("api", "trainer", "env"), "running")
     assert answer["wandb_project"] == "atropos-tinker"
     assert answer["wandb_run_name"] == f"gsm8k-{RUN}"
     assert answer["logs"] == {}, (
@@ -857,6 +855,26 @@ async def test_a_policy_that_pleases_its_scorer_does_not_unlearn_it(running: Run
     end_alert(running, "reward_hacking", 10)
     answer = await told("rl_check_status", run_id=RUN)
     assert [alert["rule"] for alert in answer["alerts"]] == ["reward_hacking"]
+
+
+async def test_a_look_names_each_figure_and_each_healthy_process_once(
+    running: RunDirectory,
+) -> None:
+    entropy = {"policy/entropy": 0.2, "train/truncated": 0.0, "train/truncated_paid": 0.0}
+    add_step(running, 13, **entropy)
+    add_step(running, 14, **entropy | {"policy/entropy": 0.1})
+    answer = await told("rl_check_status", run_id=RUN)
+    assert answer["trend"]["entropy"] == "0.2->0.1" and "entropy" not in answer["metrics"]
+    assert answer["metrics"]["truncated"] == 0 and "truncated" not in answer["trend"]
+    assert "truncated_paid" not in answer["metrics"]
+    assert answer["processes"].keys() == {"api", "trainer", "env"}
+    restarting = {**running.state().processes, "engine": {"pid": 7, "exit": -9, "state": ""}}
+    change(running, processes=restarting)
+    answer = await told("rl_check_status", run_id=RUN)
+    assert answer["processes"]["engine"] == "ended by SIGKILL"
+    change(running, status="completed")
+    answer = await told("rl_check_status", run_id=RUN)
+    assert answer["metrics"]["entropy"] == 0.1, "of an ended run no trend is shown"
 
 
 async def test_groups_without_signal_say_what_teaches_more(running: RunDirectory) -> None:

@@ -9,7 +9,7 @@ import asyncio
 import contextlib
 import math
 import time
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Annotated, Any, get_args
@@ -71,6 +71,9 @@ REFUSAL_LENGTH, EVIDENCE_LENGTH = 300, 150
 ALERTS_LENGTH = 480
 
 
+SEED_METRICS = ("step", "reward_mean", "percent_correct", "eval_percent_correct")
+
+
 class AlertRow(Facts):
     """What one rule said last; of an alert that was shown whole before, `rule` and `since_step`."""
 
@@ -128,7 +131,7 @@ class StatusResult(Result):
     total_steps: int = 0
     running_time_minutes: float = 0
     eta_minutes: list[int | float] | None = None  # [low, high]
-    # api, trainer, env and more: "running", "exited (N)", "not started"
+    # api, trainer, env: "running", "exited (N)", "not started"; others that are not as expected
     processes: dict[str, str] = {}
     wandb_project: str = ""
     wandb_run_name: str = ""
@@ -137,11 +140,11 @@ class StatusResult(Result):
     wandb: str = ""
     sinks: dict[str, str] = {}  # of each sink, where it is or what is wrong with it
     logs: dict[str, str] = {}  # paths, of a run that ails
-    # step, reward_mean, percent_correct, eval_percent_correct; minus loss_per_token is
-    # the mean advantage of a trained token, no error that should fall; kl; kl_reference,
-    # implicit_reward_gap and share_of_gain where they are measured; where steps moved no weight:
-    # skipped_steps, policy_version; where held-out tasks failed: eval_num_failed, eval_num_tasks
-    # that the figure is of
+    # step, reward_mean, percent_correct, eval_percent_correct, and what is not in `trend`;
+    # minus loss_per_token is the mean advantage of a trained token, no error that should fall;
+    # kl; kl_reference, implicit_reward_gap and share_of_gain where they are measured; where steps
+    # moved no weight: skipped_steps, policy_version; where held-out tasks failed: eval_num_failed,
+    # eval_num_tasks that the figure is of
     metrics: dict[str, Any] = {}
     gain: Gain | None = None  # of an ended run
     weights: str = ""  # where they have hardly moved
@@ -216,12 +219,15 @@ def _answer(caller: Caller, run: RunDirectory, woke: str | None, cut: str) -> St
     failed = None
     if state.status != "failed":
         failed = progress.unevaluated
+    trend = {}
+    if not state.terminal:
+        trend = report.trend
     answer = StatusResult(
         run_id=run.run_id,
         status=state.status,
         environment=state.environment,
         running_time_minutes=report.minutes,
-        processes=conditions(state),
+        processes=_processes(report),
         **wandb_names(state, report.given),
         **sink_facts(run),
         # rl_start_training has named the logs; they are worth another word where something is
@@ -229,7 +235,7 @@ def _answer(caller: Caller, run: RunDirectory, woke: str | None, cut: str) -> St
         logs={role: str(run.log(role)) for role in SEED_ROLES}
         if report.health in ("failing", "failed")
         else {},
-        metrics=report.metrics,
+        metrics=_metrics(report, trend),
         state=report.state_word,
         step=report.step,
         total_steps=state.total_steps,
@@ -241,7 +247,7 @@ def _answer(caller: Caller, run: RunDirectory, woke: str | None, cut: str) -> St
             if state.terminal
             else {
                 "eta_minutes": report.eta_minutes,
-                "trend": report.trend,
+                "trend": trend,
                 **nonempty(step_time=report.time_shares),
             }
         ),
@@ -271,6 +277,32 @@ def _answer(caller: Caller, run: RunDirectory, woke: str | None, cut: str) -> St
     if state.status == "failed":
         answer.log_tail = log_tail(report, len(answer.model_dump_json(exclude_unset=True)))
     return answer
+
+
+def _processes(report: RunReport) -> dict[str, str]:
+    """The seeds' processes; the others where one of them is not as it should be."""
+    found = conditions(report.state)
+    if report.health in ("failing", "failed"):
+        return found
+    expected = "running"
+    if report.state.terminal:
+        expected = "exit"
+    return {
+        role: condition
+        for role, condition in found.items()
+        if role in SEED_ROLES or not condition.startswith(expected)
+    }
+
+
+def _metrics(report: RunReport, trend: Mapping[str, Any]) -> dict[str, float | None]:
+    """The newest figures, without those whose course is in the trend; the seeds' are there in any
+    case.
+    """
+    return {
+        name: value
+        for name, value in report.metrics.items()
+        if name not in trend or name in SEED_METRICS
+    }
 
 
 def _failure_facts(report: RunReport) -> dict[str, Any]:

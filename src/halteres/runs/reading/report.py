@@ -178,6 +178,9 @@ class RunReport:
             if progress.evaluated_tasks:
                 found["eval_num_tasks"] = progress.evaluated_tasks[-1][1]
         known = {name: value for name, value in figures.items() if value is not None}
+        # how many of the cut-off answers were paid says nothing where none was cut off
+        if known.get("truncated") == 0:
+            known.pop("truncated_paid", None)
         return {**found, **known, **self.skipped}
 
     @property
