@@ -10,6 +10,8 @@ from typing import Any
 
 import pytest
 
+from halteres.losses import LOSSES
+
 from .draft_fixtures import QUIZ, environment, quiz, refused, reply, tokens, told
 
 SEED_FIELD = {"name", "type", "default", "description", "current_value"}
@@ -137,6 +139,8 @@ async def test_a_field_tells_its_type_its_range_and_what_is_allowed(selected: Pa
         ["plain", "witty"],
         "str",
     )
+    (loss,) = (await fields(field="trainer.loss")).values()
+    assert loss["allowed"] == list(LOSSES), "a validator's values too"
     assert told_fields["eval_handling"]["allowed"] == ["STOP_TRAIN", "LIMIT_TRAIN", "NONE"]
     assert (told_fields["topics"]["type"], told_fields["topics"]["default"]) == (
         "list",

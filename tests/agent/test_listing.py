@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import os
+import time
 from datetime import datetime
 from pathlib import Path
 
@@ -9,9 +11,11 @@ import pytest
 from typer.testing import CliRunner
 
 from halteres.cli.main import app
-from halteres.runs.directory import runs_home
+from halteres.dashboard import runs
+from halteres.dashboard.runs import list_of_runs
+from halteres.runs.directory import RunDirectory, runs_home
 
-from .run_fixtures import RUN, change, make_run, replied, supervised, tokens, told
+from .run_fixtures import RUN, add_alert, change, make_run, replied, supervised, tokens, told
 
 BUDGET = 600
 SEED_KEYS = {"run_id", "environment", "status", "wandb_run_name"}
@@ -55,6 +59,41 @@ async def test_runs_are_told_newest_first_with_what_they_have_come_to() -> None:
     assert (answer["runs"][0]["name"], answer["runs"][0]["resumed_from"]) == ("my sums", "00000002")
     assert answer["runs"][0]["reward"] is None
     assert answer["next"] == 'rl_get_results("00000003")'
+
+
+async def test_page_terminal_comparison_and_status_say_the_same_of_a_run() -> None:
+    """Also where the trainer is ahead of run.json, and a supervisor shows no sign of life."""
+    for run_id, begun_s in (("00000001", 700), (RUN, 90)):
+        make_run(run_id, steps=12, created_at=time.time() - begun_s, ended_at=time.time())
+    with supervised(RunDirectory(runs_home() / RUN), ended_at=None) as run:
+        change(run, step=10)
+        os.utime(run.path / "heartbeat", (0, 0))
+        status = await told("rl_check_status", run_id=RUN)
+        page = {row["run_id"]: row for row in list_of_runs()["runs"]}
+        compared = await told("rl_compare_runs", run_ids=["00000001", RUN], plot=False)
+        terminal = CliRunner().invoke(app, ["runs", "list"]).output
+        shown = CliRunner().invoke(app, ["runs", "status", RUN]).output
+    assert (status["step"], status["health"]) == (12, "failing")
+    assert [alert["rule"] for alert in status["alerts"]] == page[RUN]["alerts"] == ["stalled"]
+    other = compared["runs"][1]
+    assert (other["step"], page[RUN]["step"]) == (12, 12)
+    assert other["minutes"] == status["running_time_minutes"] == 1.5
+    assert other["status"] == page[RUN]["status"] == status["status"] == "running"
+    assert page[RUN]["reward"] == pytest.approx(status["metrics"]["reward_mean"])
+    assert f"{RUN}  running" in terminal and "step 12/50" in terminal and "step 12 of 50" in shown
+
+
+def test_the_list_of_an_ended_run_is_read_again_only_when_it_changes(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    run = make_run(steps=3)
+    assert list_of_runs()["runs"][0]["alerts"] == []
+    add_alert(run)
+    change(run, name="another")
+    (row,) = list_of_runs()["runs"]
+    assert (row["alerts"], row["name"]) == (["truncation"], "another")
+    monkeypatch.setattr(runs, "report_of", None)
+    assert list_of_runs()["runs"] == [row]
 
 
 async def test_a_runs_own_name_is_shown_wherever_the_run_is() -> None:

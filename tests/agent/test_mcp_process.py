@@ -20,10 +20,13 @@ import httpx2
 import pytest
 from mcp import Client
 from mcp.client.streamable_http import streamable_http_client
+from mcp_types import Implementation
 
+from halteres.agent.transports.access import token
 from halteres.cli import main as program
 from halteres.loopback import HOST
 
+from .run_fixtures import RUN, add_alert, make_run, supervised
 from .transports import MAIN, MODES, TODAY, body, home_of, http_client, standing_in, started
 
 pytestmark = pytest.mark.runs
@@ -255,6 +258,49 @@ async def test_each_server_process_has_a_draft_of_its_own_unless_it_is_told_one(
     assert re.fullmatch(r"mcp-[0-9a-f]{8}", one)
     assert one != another
     assert told == "mine"
+
+
+async def test_each_client_is_shown_an_alert_whole_once() -> None:
+    """Over HTTP a session tells one from another; without sessions every answer is whole."""
+    run = make_run(steps=12)
+    add_alert(run, "truncation", 7)
+
+    async def whole(client: Client) -> list[bool]:
+        answers = [await client.call_tool("rl_check_status", {"run_id": RUN}) for _ in range(2)]
+        return ["evidence" in body(answer)["alerts"][0] for answer in answers]
+
+    with supervised(run):
+        for mode in ("legacy", "auto"):
+            async with Client(started("mcp"), mode=mode) as client:
+                assert await whole(client) == [True, False]
+        async with hosted("", "mcp", "--http", "--port", "0") as wire:
+            url = (await wire.complained("MCP at")).split("MCP at ")[1].split(";")[0]
+            headers = {"Authorization": f"Bearer {token()}"}
+            async with httpx2.AsyncClient(headers=headers, timeout=30) as http:
+
+                def connected(mode: str) -> Client:
+                    return Client(streamable_http_client(url, http_client=http), mode=mode)
+
+                async with connected("legacy") as one, connected("legacy") as two:
+                    assert [await whole(one), await whole(two)] == [[True, False]] * 2
+                async with connected("auto") as client:
+                    assert await whole(client) == [True, True]
+
+
+async def test_a_client_whose_calls_may_take_longer_is_known_by_its_name() -> None:
+    with supervised(make_run(steps=12)):
+
+        async def wait_of(name: str, **variables: str) -> int:
+            info = Implementation(name=name, version="1")
+            async with Client(started("mcp", **variables), client_info=info) as client:
+                answer = body(await client.call_tool("rl_check_status", {"run_ids": [RUN]}))
+            found = re.search(r"wait_s=(\d+)", answer["next"])
+            assert found
+            return int(found[1])
+
+        assert await wait_of("somebody") == 50
+        assert await wait_of("gemini-cli-mcp-client-halteres") == 540
+        assert await wait_of("gemini-cli-mcp-client", HALTERES_LONGEST_WAIT_S="80") == 80
 
 
 async def test_over_http_a_header_names_the_draft(monkeypatch: pytest.MonkeyPatch) -> None:

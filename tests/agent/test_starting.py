@@ -23,7 +23,8 @@ from halteres.cli.main import app
 from halteres.models import TINY, builtin_path
 from halteres.observe.metrics import append_row
 from halteres.runs import start
-from halteres.runs.directory import RunDirectory, find_run, stop_run
+from halteres.runs.directory import RunDirectory, find_run, list_runs, stop_run
+from halteres.runs.planning import machine
 from halteres.runs.planning import plan as planning
 
 from .started_runs import begun_by_standins, check_of, runs, select, tokens, told
@@ -179,12 +180,52 @@ async def test_a_dry_run_refuses_a_batch_that_no_memory_holds_and_warns_of_answe
     assert "max_token_length 5" in checks["room for answers"]["found"]
 
 
+async def test_bfloat16_is_proposed_to_a_large_model_where_the_processor_has_it(
+    home: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(planning, "estimate", lambda *_, **__: None)
+    monkeypatch.setattr(machine, "CPU_INFO", home / "cpuinfo")
+    model = str(large_model(home / "large"))
+
+    async def proposed(**changes: Any) -> bool:
+        await select(**changes)
+        answer = await told("rl_start_training", dry_run=True)
+        found = [check for check in answer["checks"] if check["check"] == "dtype"]
+        return bool(found) and "inference.dtype to bfloat16" in found[0]["remedy"]
+
+    (home / "cpuinfo").write_text("flags\t\t: fpu avx512f avx512_bf16 vaes\n")
+    assert await proposed(**{"inference.model": model})
+    assert not await proposed(**{"inference.model": model, "inference.dtype": "bfloat16"})
+    assert not await proposed(), "the built-in model is too small to gain"
+    (home / "cpuinfo").write_text("flags\t\t: fpu avx512f vaes\n")
+    assert not await proposed(**{"inference.model": model})
+
+
+async def test_a_temperature_that_nothing_corrects_is_said_where_the_run_starts(
+    home: Path,
+) -> None:
+    """A loss that weighs every token by its ratio corrects it; one that clips the ratio does
+    not.
+    """
+    await select(temperature=1.5)
+    assert not any("temperature" in one for one in await warned())
+    await select(temperature=1.5, **{"trainer.loss": "ppo"})
+    (warning,) = await warned()
+    assert "sampled at temperature 1.5" in warning and "set env.temperature to 1" in warning
+
+
+async def warned() -> list[str]:
+    """What a start warns of."""
+    return (await told("rl_start_training")).get("warnings", [])
+
+
 async def test_the_built_in_models_learning_rate_is_warned_of_where_it_meets_a_large_model(
     home: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """By a dry run, by the start itself, and by `halteres train`; the run begins all the same."""
     # the model has no weights to measure with
     monkeypatch.setattr(planning, "estimate", lambda *_, **__: None)
+    monkeypatch.setattr(machine, "CPU_INFO", home / "cpuinfo")
     model = str(large_model(home / "large"))
     await select(**{"inference.model": model})
     rehearsed = await told("rl_start_training", dry_run=True)
@@ -343,7 +384,8 @@ async def test_a_run_that_was_stopped_goes_on_with_changes_and_says_from_which_s
     old = find_run((await told("rl_start_training", name="mine"))["run_id"])
     wait(old, lambda state: state.status == "running" and state.step == 2)
     going = await told("rl_start_training", resume_from=old.run_id)
-    assert going["code"] == "conflict" and f'rl_stop_training("{old.run_id}")' in going["next"]
+    following = f'rl_start_training(resume_from="{old.run_id}", stop_first=true)'
+    assert (going["code"], going["next"]) == ("conflict", following)
     stop_run(old)
     rehearsed = await told(
         "rl_start_training", resume_from="mine", changes={"total_steps": 2}, dry_run=True
@@ -366,6 +408,63 @@ async def test_a_run_that_was_stopped_goes_on_with_changes_and_says_from_which_s
     new = find_run(started["run_id"])
     assert new.state().name != "mine", "two runs of one name could not be told apart"
     stop_run(new)
+
+
+async def test_a_run_is_stopped_changed_and_gone_on_with_in_one_call(
+    home: Path, waiting: None
+) -> None:
+    """What could not go on leaves the run alone."""
+    await select()
+    old = find_run((await told("rl_start_training"))["run_id"])
+    wait(old, lambda state: state.status == "running" and state.step == 2)
+    call = {"resume_from": old.run_id, "stop_first": True}
+    for refused in (
+        {**call, "changes": {"total_steps": 2}},
+        {**call, "changes": {"lora_rank": 8}},
+        {**call, "changes": {"no_such_field": 8}},
+        {**call, "resume_from": f"{old.run_id}@1"},
+        {**call, "dry_run": True},
+        {"stop_first": True},
+    ):
+        assert "error" in await told("rl_start_training", **refused)
+        assert old.state().status == "running"
+    started = await told("rl_start_training", **call, changes={"total_steps": 6})
+    assert (started["resumed_from"], started["step"]) == (old.run_id, 2)
+    assert started["config"]["total_steps"] == 6 and old.state().status == "stopped"
+    again = await told("rl_start_training", **call, changes={"total_steps": 7})
+    assert again["resumed_from"] == old.run_id, "a run that has ended is gone on with as well"
+    for one in (started, again):
+        stop_run(find_run(one["run_id"]))
+
+
+async def test_a_run_goes_on_from_the_checkpoint_of_a_step(
+    home: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    await select()
+    old = find_run((await told("rl_start_training"))["run_id"])
+    wait_for_end(old)
+    missing = await told("rl_start_training", resume_from=f"{old.run_id}@3")
+    assert (missing["code"], missing["steps"]) == ("not_found", [2, 4])
+    assert missing["next"] in {
+        f'rl_start_training(resume_from="{old.run_id}@{step}")' for step in (2, 4)
+    }
+    started = await told("rl_start_training", resume_from=f"{old.run_id}@2")
+    assert (started["resumed_from"], started["step"]) == (old.run_id, 2)
+    assert "after step 2" in started["message"]
+    assert "Steps 3 to 4 are done again." in started["message"]
+    new = find_run(started["run_id"])
+    assert [row["step"] for row in new.checkpoints()] == [
+        row["step"] for row in old.checkpoints() if row["step"] <= 2
+    ]
+    assert wait_for_end(new).status == "completed"
+    assert new.state().resume_point["name"] == "step-000002"
+    monkeypatch.setattr(
+        start, "start_run", functools.partial(start.start_run, supervisor=STANDIN_SUPERVISOR)
+    )
+    train = functools.partial(CliRunner().invoke, app, catch_exceptions=False)
+    typed = train(["train", "--resume", f"{old.run_id}@2", "--detach"])
+    assert typed.exit_code == 0
+    assert list_runs()[0].state().resume_point["step"] == 2
 
 
 async def test_an_environment_beside_resume_from_is_refused_with_the_call_that_is_meant(

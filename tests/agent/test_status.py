@@ -11,7 +11,8 @@ from typing import Any
 
 import pytest
 
-from halteres.config import environ
+from halteres.agent.call import call
+from halteres.agent.tool import Caller, ShownAlerts
 from halteres.config.operator_policy import HERMES_COMPAT
 from halteres.next_step import NextStep, Remedy
 from halteres.observe.metrics import append_row
@@ -80,9 +81,7 @@ async def test_a_running_run_tells_state_figures_trend_and_time_left(running: Ru
         "groups_without_signal": 0.25,
     }
     assert answer["eta_minutes"] == [9.5, 9.5]
-    assert answer["processes"] == dict.fromkeys(
-        ("api", "trainer", "env", "service", "engine"), "running"
-    )
+    assert answer["processes"] == dict.fromkeys(("api", "trainer", "env"), "running")
     assert answer["wandb_project"] == "atropos-tinker"
     assert answer["wandb_run_name"] == f"gsm8k-{RUN}"
     assert answer["logs"] == {}, (
@@ -497,6 +496,32 @@ async def test_alerts_are_told_once_per_rule_newest_first_with_their_remedy(
     assert tokens(answer) <= BUDGET
 
 
+async def test_an_alert_is_whole_when_it_is_raised_and_a_name_while_it_lasts(
+    running: RunDirectory,
+) -> None:
+    one, another = (Caller(shown_alerts=ShownAlerts()) for _ in range(2))
+
+    whole, name = {"rule", "step", "evidence", "remedy"}, {"rule", "since_step"}
+
+    async def keys(caller: Caller) -> list[set[str]]:
+        answer = (await call("rl_check_status", {"run_id": RUN}, caller)).body
+        assert answer["health"] == "alert"
+        return [set(row) for row in answer["alerts"]]
+
+    add_alert(running, "truncation", 7)
+    assert [await keys(one), await keys(one)] == [[whole], [name]]
+    assert await keys(another) == [whole], "what one was shown, the other has not seen"
+    add_alert(running, "entropy_collapse", 8)
+    assert await keys(one) == [whole, name], "a new one is whole beside those that last"
+    end_alert(running, "truncation", 9)
+    add_alert(running, "truncation", 11)
+    answer = (await call("rl_check_status", {"run_id": RUN}, one)).body
+    assert [set(row) for row in answer["alerts"]] == [whole, name], "it was raised again"
+    assert answer["alerts"][1] == {"rule": "entropy_collapse", "since_step": 8}
+    nobody = Caller()
+    assert [await keys(nobody), await keys(nobody)] == [[whole, whole]] * 2
+
+
 async def test_a_remedy_is_told_whole_for_it_is_a_call(running: RunDirectory) -> None:
     remedy = f'rl_start_training(changes={{"name":"{"x" * 600}"}})'
     add_alert(running, remedy=remedy)
@@ -832,6 +857,26 @@ async def test_a_policy_that_pleases_its_scorer_does_not_unlearn_it(running: Run
     assert [alert["rule"] for alert in answer["alerts"]] == ["reward_hacking"]
 
 
+async def test_a_look_names_each_figure_and_each_healthy_process_once(
+    running: RunDirectory,
+) -> None:
+    entropy = {"policy/entropy": 0.2, "train/truncated": 0.0, "train/truncated_paid": 0.0}
+    add_step(running, 13, **entropy)
+    add_step(running, 14, **entropy | {"policy/entropy": 0.1})
+    answer = await told("rl_check_status", run_id=RUN)
+    assert answer["trend"]["entropy"] == "0.2->0.1" and "entropy" not in answer["metrics"]
+    assert answer["metrics"]["truncated"] == 0 and "truncated" not in answer["trend"]
+    assert "truncated_paid" not in answer["metrics"]
+    assert answer["processes"].keys() == {"api", "trainer", "env"}
+    restarting = {**running.state().processes, "engine": {"pid": 7, "exit": -9, "state": ""}}
+    change(running, processes=restarting)
+    answer = await told("rl_check_status", run_id=RUN)
+    assert answer["processes"]["engine"] == "ended by SIGKILL"
+    change(running, status="completed")
+    answer = await told("rl_check_status", run_id=RUN)
+    assert answer["metrics"]["entropy"] == 0.1, "of an ended run no trend is shown"
+
+
 async def test_groups_without_signal_say_what_teaches_more(running: RunDirectory) -> None:
     assert "remarks" not in await told("rl_check_status", run_id=RUN)
     for step in range(13, 21):
@@ -846,8 +891,15 @@ async def test_the_last_evaluation_of_a_stopped_run_says_of_which_weights_it_is(
     add_evaluation(run, 0, 0.3)
     add_evaluation(run, 10, 0.39)
     answer = await told("rl_check_status", run_id=RUN)
-    assert (answer["gain"]["after"], answer["gain"]["step"]) == (0.39, 10)
-    assert answer["remarks"] == ["the last evaluation is of step 10; the weights are of step 12"]
+    gain = answer["gain"]
+    assert (gain["after"], gain["step"], gain["weights_step"]) == (0.39, 10, 12)
+    (remark,) = answer["remarks"]
+    assert "of step 10" in remark and "of step 12, and were not evaluated" in remark
+    assert answer["next"].startswith(f'rl_evaluate("{RUN}")')
+    add_evaluation(run, 12, 0.41)
+    answer = await told("rl_check_status", run_id=RUN)
+    assert (answer["gain"]["after"], answer["gain"]["step"]) == (0.41, 12)
+    assert "remarks" not in answer and "rl_evaluate" not in answer["next"]
 
 
 async def test_a_resumed_run_shows_where_its_parent_ends() -> None:
@@ -860,10 +912,11 @@ async def test_a_resumed_run_shows_where_its_parent_ends() -> None:
 
 
 async def test_a_wait_that_the_hosts_limit_cut_says_so(
-    running: RunDirectory, monkeypatch: pytest.MonkeyPatch
+    running: RunDirectory,
 ) -> None:
-    monkeypatch.setattr(environ, "longest_wait_s", lambda: 0.2)
-    answer = await told("rl_check_status", run_id=RUN, wait_s=30, until="terminal")
+    caller = Caller(host_wait_s=0.2)
+    asked = {"run_id": RUN, "wait_s": 30, "until": "terminal"}
+    answer = (await call("rl_check_status", asked, caller)).body
     assert answer["woke"] == "wait_s" and "0.2 s at most" in answer["wait_cut"]
     answer = await told("rl_check_status", run_id=RUN, wait_s=0.1, until="terminal")
     assert answer["woke"] == "wait_s" and "wait_cut" not in answer

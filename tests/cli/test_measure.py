@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import shutil
 import sys
 from contextlib import nullcontext
 from pathlib import Path
@@ -14,6 +15,7 @@ from typer.testing import CliRunner
 
 from halteres.cli.main import app
 from halteres.errors import EnvironmentFailed, NotFound
+from halteres.models import TINY, builtin_path
 from halteres.runs.directory import RunDirectory
 from halteres.runs.servers import Server
 from halteres.runs.state import read_state, write_state
@@ -76,6 +78,25 @@ def test_a_run_is_measured_with_its_own_settings_by_its_own_interpreter(
         "use_wandb": False,
     }
     assert told["openai"][0]["model_name"] == "tinker://x/sampler_weights/final"
+
+
+def test_a_registered_model_is_measured_with_the_tokenizer_of_its_folder(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """By its own name, which the environment's process could not find."""
+    monkeypatch.setenv("HALTERES_HOME", str(tmp_path))
+    tiny = builtin_path(TINY)
+    assert tiny is not None
+    registered = tmp_path / "models" / "me" / "tiny"
+    shutil.copytree(tiny, registered)
+    exam = examination("arithmetic", None, "me/tiny")
+    assert (exam.policy, exam.tokenizer) == ("me/tiny", str(registered))
+    figures = CliRunner().invoke(
+        app,
+        ["env", "eval", "arithmetic", "--model", "me/tiny", "--tasks", "2", "--samples", "1"],
+        catch_exceptions=False,
+    )
+    assert "eval/num_tasks" in figures.output
 
 
 def test_another_environment_is_measured_with_its_own_defaults(

@@ -15,12 +15,14 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from runs.run_fixtures import large_model
 from safetensors.numpy import load_file, save_file
 from typer.testing import CliRunner, Result
 
 from halteres.cli.main import app
 from halteres.errors import UserError
 from halteres.models import TINY, builtin_path
+from halteres.runs.planning import machine
 
 pytestmark = pytest.mark.runs
 
@@ -53,12 +55,25 @@ def told(*arguments: str) -> Any:
 def test_a_model_is_added_listed_and_removed(own: Path, tmp_path: Path) -> None:
     added = command("add", str(own))
     assert "my-model: 0.87 M parameters" in added.output
-    assert "Next: halteres serve --model my-model" in added.output
+    assert "Next: halteres train arithmetic --set model=my-model\n" in added.output
+    assert "halteres serve --model my-model" in added.output
     assert (tmp_path / "hf" / "hub" / "models--my-model" / "refs" / "main").is_file()
     assert told("list")["registered"] == {"my-model": ["my-model"]}
     assert "registered: my-model" in command("list").output
     assert command("remove", "my-model").exit_code == 0
     assert told("list")["registered"] == {}
+
+
+def test_a_model_that_was_added_is_trained_next_with_what_suits_its_size(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(machine, "CPU_INFO", tmp_path / "cpuinfo")
+    large = large_model(tmp_path / "large")
+    said = command("add", str(large)).output
+    assert "Next: halteres train arithmetic --set model=large --set learning_rate=0.0003\n" in said
+    (tmp_path / "cpuinfo").write_text("flags : avx512_bf16")
+    said = command("add", str(large), "--as", "again").output
+    assert "--set model=again --set learning_rate=0.0003 --set dtype=bfloat16\n" in said
 
 
 def test_a_model_of_another_home_is_not_listed(

@@ -330,6 +330,7 @@ class AgentClient:
     title: str
     place: Callable[[Path | None], Place]  # of a project's folder, or of the user. Raises UserError
     wait_s: int | None = None  # see `this_server`
+    mcp_name: str = ""  # how its name begins in the MCP handshake, where `wait_s` is known
 
 
 def _claude(project: Path | None) -> Place:
@@ -468,11 +469,27 @@ _ALL = (
     AgentClient(name="codex", title="Codex", place=_codex),
     AgentClient(name="cursor", title="Cursor", place=_cursor),
     # Its own time-out of a call is ten minutes.
-    AgentClient(name="gemini", title="Gemini CLI", place=_gemini, wait_s=540),
+    AgentClient(
+        name="gemini",
+        title="Gemini CLI",
+        place=_gemini,
+        wait_s=540,
+        mcp_name="gemini-cli-mcp-client",
+    ),
     AgentClient(name="hermes", title="Hermes Agent", place=_hermes),
     AgentClient(name="generic", title="Any MCP client", place=_any),
 )
 CLIENTS: Final[Mapping[str, AgentClient]] = {client.name: client for client in _ALL}
+
+
+def host_wait_s(mcp_name: str) -> int | None:
+    """How long a call of the MCP client of this name may wait, in seconds; None: not known, or no
+    longer than usual.
+    """
+    for client in _ALL:
+        if client.mcp_name and mcp_name.startswith(client.mcp_name):
+            return client.wait_s
+    return None
 
 
 @dataclass(frozen=True, slots=True)

@@ -93,7 +93,7 @@ async def call(name: str, arguments: Mapping[str, Any] | None, caller: Caller) -
                 raise unknown(UserError, "tool", name, BY_NAME)
             found = BY_NAME[name]
             given = read_arguments(found, arguments or {})
-            checked = _checked(found, given.values)
+            checked = _checked(found, given.values, caller)
             # A tool that waits runs on the loop, the others in a thread: they read files and ask
             # environments.
             if inspect.iscoroutinefunction(found.function):
@@ -113,7 +113,7 @@ async def call(name: str, arguments: Mapping[str, Any] | None, caller: Caller) -
         return refused(name, error, arguments or {}, caller)
 
 
-def _checked(found: Tool[...], arguments: Mapping[str, Any]) -> dict[str, Any]:
+def _checked(found: Tool[...], arguments: Mapping[str, Any], caller: Caller) -> dict[str, Any]:
     """The arguments that were given, validated.
 
     Raises:
@@ -124,7 +124,7 @@ def _checked(found: Tool[...], arguments: Mapping[str, Any]) -> dict[str, Any]:
             "The arguments cannot be used.", f"They are nested deeper than {MAX_DEPTH} levels."
         )
     try:
-        model = found.arguments.model_validate(arguments)
+        model = found.arguments.model_validate(arguments, context=caller)
     except ValidationError as error:
         raise _invalid(found, error) from error
     return {name: getattr(model, name) for name in model.model_fields_set}

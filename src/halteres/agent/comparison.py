@@ -29,7 +29,6 @@ from halteres.runs.reading.evaluations import (
     Outcome,
     comparison_of,
     differences,
-    outcome_of,
 )
 from halteres.runs.reading.headline import (
     CORRECT,
@@ -39,6 +38,7 @@ from halteres.runs.reading.headline import (
     lower_is_better,
     tells_better,
 )
+from halteres.runs.reading.report import RunReport, report_of
 from halteres.runs.state import RunState, RunUnreadable
 from halteres.short_texts import rounded, size_of
 
@@ -71,17 +71,26 @@ UNDECIDED = "none of these metrics says which run is better: reward/* and eval/*
 class ComparedRun:
     """One of the runs that are compared."""
 
-    state: RunState
-    outcome: Outcome
+    report: RunReport
     settings: Settings | None  # None: they cannot be read
 
     @classmethod
     def of(cls, run: RunDirectory) -> ComparedRun:
         """Read it; one that is half a directory, or another version's, has figures all the same."""
-        state, settings = run.state(), None
+        settings = None
         with contextlib.suppress(RunUnreadable):
             settings = run.settings()
-        return cls(state=state, outcome=outcome_of(run, state), settings=settings)
+        return cls(report=report_of(run), settings=settings)
+
+    @property
+    def state(self) -> RunState:
+        """As the report has it."""
+        return self.report.state
+
+    @property
+    def outcome(self) -> Outcome:
+        """As the report has it."""
+        return self.report.outcome
 
     def value(self, metric: str) -> float | None:
         """The last evaluation's figure; of a training metric the mean of the last steps."""
@@ -250,9 +259,9 @@ def _row(run: ComparedRun, names: Sequence[str], mixed: bool) -> dict[str, Any]:
         "run_id": state.run_id,
         **nonempty(name=state.own_name, environment=state.environment if mixed else ""),
         "status": state.status,
-        "step": state.step,
+        "step": run.report.step,
         **({} if state.status == "completed" else {"total_steps": state.total_steps}),
-        "minutes": round(run.outcome.cost.minutes, 2),
+        "minutes": run.report.minutes,
         **{name: _figure(run, name) for name in names},
     }
 
@@ -286,6 +295,12 @@ def _doubts(runs: Sequence[ComparedRun], environments: Sequence[str]) -> Iterato
         if not run.settings:
             yield f"{run.state.run_id} has no readable settings"
     for run in runs:
+        if run.report.is_unevaluated:
+            last = run.outcome.evaluations[-1].step
+            yield (
+                f"the last evaluation of {run.state.run_id} is of step {last}; its weights are of "
+                f"step {run.report.weights_step}"
+            )
         if not run.state.terminal:
             found = run.outcome.evaluations
             newest = "it has not been evaluated"

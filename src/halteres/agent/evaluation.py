@@ -108,7 +108,7 @@ async def rl_evaluate(
 
     instead = NextStep.of("rl_evaluate", Placeholder("run_id"))
     folder = await folders.awaited("e", evaluation_id, wait_s, start, instead)
-    return await asyncio.to_thread(_answer, folder)
+    return await asyncio.to_thread(_answer, folder, wait_s)
 
 
 def _request(
@@ -198,7 +198,7 @@ def _under_way_or_started(request: Request) -> TestFolder:
         return folders.begin("e", MODULE, request, *keys)
 
 
-def _answer(folder: TestFolder) -> Evaluated:
+def _answer(folder: TestFolder, wait_s: float) -> Evaluated:
     request = folder.request(Request)
     exam, run = request.exam, request.exam.run
     body: dict[str, Any] = {
@@ -207,7 +207,8 @@ def _answer(folder: TestFolder) -> Evaluated:
         "weights": exam.policy,
         **nonempty(run_id=run.run_id if run else None, step=request.step),
     }
-    if (answer := folders.unfinished(folder, "rl_evaluate", "evaluation's process")) is not None:
+    answer = folders.unfinished(folder, "rl_evaluate", "evaluation's process", wait_s)
+    if answer is not None:
         return Evaluated(**body, **answer)
     result = folder.result() or {}
     figures: Mapping[str, Any] = result["figures"]

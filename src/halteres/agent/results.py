@@ -141,7 +141,7 @@ def rl_get_results(
     history, weights and how to use them.
     """
     run = chosen_run(run_id)
-    report = report_of(run)
+    report = report_of(run, longest_wait_s=caller.longest_wait_s)
     state = report.state
     outcome = report.outcome
     choice = None

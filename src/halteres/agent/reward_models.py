@@ -388,7 +388,7 @@ async def _scored(
 
     def answer() -> tuple[dict[str, Any], dict[str, Any] | None]:
         body = {"evaluation_id": folder.test_id, "model": folder.request(RewardRequest).model}
-        so_far = folders.unfinished(folder, name, "process that scores")
+        so_far = folders.unfinished(folder, name, "process that scores", wait_s)
         if so_far is not None:
             return {**body, **so_far}, None
         return {**body, "status": "done", "files": str(folder.path)}, folder.result()

@@ -30,17 +30,24 @@ from halteres.agent.tool import (
     tool,
 )
 from halteres.agent.trial.folder import latest_test
+from halteres.agent.waiting import WITHIN_S
 from halteres.config import environ
 from halteres.config.discovery import EnvironmentNotFound
 from halteres.config.projection import Sources
 from halteres.config.resolution import Resolved, resolve_settings
 from halteres.config.settings import Settings
-from halteres.errors import HalteresError, InvalidConfig, UserError
+from halteres.errors import HalteresError, InvalidConfig, NotReady, UserError
 from halteres.next_step import Advice, NextStep, Placeholder, then
 from halteres.rewards.components import secret_variables
-from halteres.runs.directory import RunDirectory, find_run, new_run_id
+from halteres.runs.directory import RunDirectory, new_run_id, stop_run
 from halteres.runs.planning.checks import Check
 from halteres.runs.planning.plan import RunPlan, plan_run
+from halteres.runs.planning.resume_point import (
+    RunGoesOn,
+    check_settings,
+    checkpoint_of,
+    find_origin,
+)
 from halteres.runs.reading.report import report_of
 from halteres.runs.start import ROLES, run_of_key, sources_of, start_run
 
@@ -83,6 +90,31 @@ def _from_run(caller: Caller, old: RunDirectory, changes: Mapping[str, Any]) -> 
     return resolved
 
 
+def _stop(old: RunDirectory, step: int | None, settings: Settings) -> None:
+    """Stop the run, with a checkpoint, unless it has ended.
+
+    Raises:
+        NotFound, InvalidConfig: a run with these settings could not go on from it: it is left
+            alone.
+        NotReady: it has been asked, and has not ended yet.
+    """
+    state = old.state()
+    if state.terminal:
+        return
+    if step is not None:
+        checkpoint_of(old, step)
+    reached = state.step
+    if step is not None:
+        reached = step
+    check_settings(old.settings(), settings, reached, has_completed=False)
+    if not stop_run(old, "now", WITHIN_S).terminal:
+        raise NotReady(
+            f"Run {old.run_id} has been asked to stop, and has not ended yet.",
+            "",
+            "make the same call again",
+        )
+
+
 def _named(resolved: Resolved, name: str | None) -> Resolved:
     """With the name given, or one that was edited; else without one: two runs of one name cannot be
     told apart.
@@ -118,7 +150,10 @@ def _resumed_facts(plan: RunPlan, changed: Mapping[str, list[Any]]) -> dict[str,
         lost = f"Step {reached} is"
         if reached > step + 1:
             lost = f"Steps {step + 1} to {reached} are"
-        message += f" {lost} done again: no checkpoint has what was learnt there."
+        newest = old.newest_checkpoint()
+        is_newest = newest is None or newest["step"] == step
+        why = ": no checkpoint has what was learnt there" if is_newest else ""
+        message += f" {lost} done again{why}."
     changes = [f"{name} {before} -> {now}" for name, (before, now) in changed.items()]
     but = ""
     if changes:
@@ -128,6 +163,9 @@ def _resumed_facts(plan: RunPlan, changed: Mapping[str, list[Any]]) -> dict[str,
 
 def _corrected(refused: HalteresError, start: NextStep) -> HalteresError:
     """A refusal to go on from a run, with the call that would not be refused."""
+    if isinstance(refused, RunGoesOn):
+        refused.next = replace(start, args={**start.args, "stop_first": True})
+        return refused
     if start.args["resume_from"] and not isinstance(refused.next, NextStep):
         args = {name: start.args[name] for name in ("resume_from", "name")}
         call = mended_call(refused, TOOL, start.args["changes"] or {}, **args)
@@ -188,8 +226,12 @@ def rl_start_training(
     ] = False,
     name: RunName = None,
     resume_from: Annotated[
-        str | None, Field(description="run to go on from, at its newest checkpoint")
+        str | None,
+        Field(description="run to go on from, at its newest checkpoint; RUN@STEP: at that step's"),
     ] = None,
+    stop_first: Annotated[
+        bool, Field(description="stop the run of resume_from, with a checkpoint, if it goes on")
+    ] = False,
     idempotency_key: Annotated[
         str | None, Field(description="a repeated key answers with the first run", max_length=200)
     ] = None,
@@ -210,13 +252,28 @@ def rl_start_training(
             NextStep.of(TOOL, resume_from=resume_from, changes=changes),
             field="environment",
         )
-    old = None
+    if stop_first and (dry_run or not resume_from):
+        raise UserError(
+            "stop_first stops the run of resume_from, to go on from it.",
+            "A dry run stops nothing." if dry_run else "resume_from was not given.",
+            field="stop_first",
+        )
+    old, step = None, None
     if resume_from:
-        old = find_run(resume_from)
+        old, step = find_origin(resume_from)
     discarded: Mapping[str, Any] = {}
-    with mending(TOOL, changes, environment=environment, resume_from=resume_from, draft=draft):
+    with mending(
+        TOOL,
+        changes,
+        environment=environment,
+        resume_from=resume_from,
+        stop_first=stop_first or None,
+        draft=draft,
+    ):
         if old is not None:
             resolved = _from_run(caller, old, changes)
+            if stop_first:
+                _stop(old, step, resolved.settings)
         else:
             chosen = _from_draft(caller, draft, environment, changes)
             resolved, discarded = chosen.resolved, chosen.discarded
@@ -225,10 +282,13 @@ def rl_start_training(
     plan = plan_run(
         named,
         resume=old,
+        resume_step=step,
         service_url=environ.service_url(),
         is_open=caller.is_open,
         effort="measured" if dry_run else "remembered",
     )
+    if stop_first and plan.refusal is not None:
+        plan.refusal.why = f"{plan.refusal.why} The run has been stopped.".strip()
     start = NextStep.of(
         TOOL,
         resume_from=resume_from,
@@ -306,7 +366,7 @@ def _started(
     run_id = new_run_id()
     try:
         run = start_run(plan, run_id=run_id, idempotency_key=key)
-    except InvalidConfig as error:
+    except (InvalidConfig, RunGoesOn) as error:
         raise _corrected(error, start) from error.__cause__
     if run.run_id != run_id:
         return _already_started(run)

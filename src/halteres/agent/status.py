@@ -9,7 +9,7 @@ import asyncio
 import contextlib
 import math
 import time
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Annotated, Any, get_args
@@ -22,15 +22,16 @@ from halteres.agent.next_call import LIST_ENVIRONMENTS
 from halteres.agent.tool import (
     READS,
     Caller,
-    CutShort,
     Facts,
     Result,
     RunId,
     RunIds,
     Sentence,
+    ShownAlerts,
     WaitSeconds,
     chosen_run,
     tool,
+    wait_cut,
 )
 from halteres.agent.waiting import Until, wait_for, wait_for_all
 from halteres.config import environ
@@ -70,20 +71,26 @@ REFUSAL_LENGTH, EVIDENCE_LENGTH = 300, 150
 ALERTS_LENGTH = 480
 
 
+SEED_METRICS = ("step", "reward_mean", "percent_correct", "eval_percent_correct")
+
+
 class AlertRow(Facts):
-    """What one rule said last."""
+    """What one rule said last; of an alert that was shown whole before, `rule` and `since_step`."""
 
     rule: str
-    step: int
+    step: int = 0
+    since_step: int = 0  # at which it was raised
     times: int = 1
     evidence: str = ""
     remedy: Sentence = ""
     over_at: int | None = None  # the step at which its cause was found gone
 
 
-def alert_rows(report: RunReport) -> list[AlertRow]:
+def alert_rows(report: RunReport, shown: ShownAlerts | None) -> list[AlertRow]:
     """The alerts as an answer has them, as many as there is room for, the first one in any case;
     none beside a failure, which needs the room.
+
+    `shown`: what the reader was shown whole before, and is not again.
     """
     if report.state.status == "failed":
         return []
@@ -91,6 +98,9 @@ def alert_rows(report: RunReport) -> list[AlertRow]:
     room = ALERTS_LENGTH
     for alert in report.alerts:
         if alert.is_over:
+            continue
+        if shown and not shown.is_new(report.run.run_id, alert):
+            rows.append(AlertRow(rule=alert.rule, since_step=alert.step))
             continue
         evidence = clipped(
             alert.evidence, REFUSAL_LENGTH if alert.rule == REFUSED else EVIDENCE_LENGTH
@@ -121,7 +131,7 @@ class StatusResult(Result):
     total_steps: int = 0
     running_time_minutes: float = 0
     eta_minutes: list[int | float] | None = None  # [low, high]
-    # api, trainer, env and more: "running", "exited (N)", "not started"
+    # api, trainer, env: "running", "exited (N)", "not started"; others that are not as expected
     processes: dict[str, str] = {}
     wandb_project: str = ""
     wandb_run_name: str = ""
@@ -130,11 +140,11 @@ class StatusResult(Result):
     wandb: str = ""
     sinks: dict[str, str] = {}  # of each sink, where it is or what is wrong with it
     logs: dict[str, str] = {}  # paths, of a run that ails
-    # step, reward_mean, percent_correct, eval_percent_correct; minus loss_per_token is
-    # the mean advantage of a trained token, no error that should fall; kl; kl_reference,
-    # implicit_reward_gap and share_of_gain where they are measured; where steps moved no weight:
-    # skipped_steps, policy_version; where held-out tasks failed: eval_num_failed, eval_num_tasks
-    # that the figure is of
+    # step, reward_mean, percent_correct, eval_percent_correct, and what is not in `trend`;
+    # minus loss_per_token is the mean advantage of a trained token, no error that should fall;
+    # kl; kl_reference, implicit_reward_gap and share_of_gain where they are measured; where steps
+    # moved no weight: skipped_steps, policy_version; where held-out tasks failed: eval_num_failed,
+    # eval_num_tasks that the figure is of
     metrics: dict[str, Any] = {}
     gain: Gain | None = None  # of an ended run
     weights: str = ""  # where they have hardly moved
@@ -187,7 +197,7 @@ async def rl_check_status(
         woke = None
         if wait_s:
             woke = await wait_for(run, event, wait_s)
-        return await asyncio.to_thread(_answer, run, woke, _wait_cut(wait_s))
+        return await asyncio.to_thread(_answer, caller, run, woke, wait_cut(wait_s))
     event = Until.parse(until or "terminal")
     if run_id:
         several = NextStep.of("rl_check_status", run_ids=run_ids)
@@ -197,30 +207,27 @@ async def rl_check_status(
     woke = None
     if wait_s:
         woke = await wait_for_all(runs, event, wait_s)
-    return await asyncio.to_thread(_answer_on_several, runs, woke, _wait_cut(wait_s))
+    return await asyncio.to_thread(_answer_on_several, caller, runs, woke, wait_cut(wait_s))
 
 
-def _wait_cut(wait_s: float) -> str:
-    if not isinstance(wait_s, CutShort):
-        return ""
-    return f"your host lets a call wait {wait_s:g} s at most: call again to wait on"
-
-
-def _answer(run: RunDirectory, woke: str | None, wait_cut: str) -> StatusResult:
-    report = report_of(run)
+def _answer(caller: Caller, run: RunDirectory, woke: str | None, cut: str) -> StatusResult:
+    report = report_of(run, longest_wait_s=caller.longest_wait_s)
     state, progress = report.state, report.progress
     if limited := rate_limited_answer(report):
-        return StatusResult(**limited, next=until_it_ends(run.run_id))
+        return StatusResult(**limited, next=until_it_ends(run.run_id, report.longest_wait_s))
     # a failure needs the room, and mostly has the same cause
     failed = None
     if state.status != "failed":
         failed = progress.unevaluated
+    trend = {}
+    if not state.terminal:
+        trend = report.trend
     answer = StatusResult(
         run_id=run.run_id,
         status=state.status,
         environment=state.environment,
         running_time_minutes=report.minutes,
-        processes=conditions(state),
+        processes=_processes(report),
         **wandb_names(state, report.given),
         **sink_facts(run),
         # rl_start_training has named the logs; they are worth another word where something is
@@ -228,11 +235,11 @@ def _answer(run: RunDirectory, woke: str | None, wait_cut: str) -> StatusResult:
         logs={role: str(run.log(role)) for role in SEED_ROLES}
         if report.health in ("failing", "failed")
         else {},
-        metrics=report.metrics,
+        metrics=_metrics(report, trend),
         state=report.state_word,
         step=report.step,
         total_steps=state.total_steps,
-        alerts=alert_rows(report),
+        alerts=alert_rows(report, caller.shown_alerts),
         health=report.health,
         suggested_wait_s=report.suggested_wait_s,
         **(
@@ -240,7 +247,7 @@ def _answer(run: RunDirectory, woke: str | None, wait_cut: str) -> StatusResult:
             if state.terminal
             else {
                 "eta_minutes": report.eta_minutes,
-                "trend": report.trend,
+                "trend": trend,
                 **nonempty(step_time=report.time_shares),
             }
         ),
@@ -262,7 +269,7 @@ def _answer(run: RunDirectory, woke: str | None, wait_cut: str) -> StatusResult:
             remarks=report.remarks,
             resumed_from=state.resumed_from,
             woke=woke,
-            wait_cut=wait_cut if woke == "wait_s" else "",
+            wait_cut=cut if woke == "wait_s" else "",
         ),
         **_failure_facts(report),
         next=report.next,
@@ -270,6 +277,32 @@ def _answer(run: RunDirectory, woke: str | None, wait_cut: str) -> StatusResult:
     if state.status == "failed":
         answer.log_tail = log_tail(report, len(answer.model_dump_json(exclude_unset=True)))
     return answer
+
+
+def _processes(report: RunReport) -> dict[str, str]:
+    """The seeds' processes; the others where one of them is not as it should be."""
+    found = conditions(report.state)
+    if report.health in ("failing", "failed"):
+        return found
+    expected = "running"
+    if report.state.terminal:
+        expected = "exit"
+    return {
+        role: condition
+        for role, condition in found.items()
+        if role in SEED_ROLES or not condition.startswith(expected)
+    }
+
+
+def _metrics(report: RunReport, trend: Mapping[str, Any]) -> dict[str, float | None]:
+    """The newest figures, without those whose course is in the trend; the seeds' are there in any
+    case.
+    """
+    return {
+        name: value
+        for name, value in report.metrics.items()
+        if name not in trend or name in SEED_METRICS
+    }
 
 
 def _failure_facts(report: RunReport) -> dict[str, Any]:
@@ -286,11 +319,13 @@ def _failure_facts(report: RunReport) -> dict[str, Any]:
     }
 
 
-def _answer_on_several(runs: list[RunDirectory], woke: str | None, wait_cut: str) -> StatusResult:
+def _answer_on_several(
+    caller: Caller, runs: list[RunDirectory], woke: str | None, cut: str
+) -> StatusResult:
     """Each in brief; next, what a run that ails or has failed asks for; else to wait on; else to
     compare.
     """
-    reports = [report_of(run) for run in runs]
+    reports = [report_of(run, longest_wait_s=caller.longest_wait_s) for run in runs]
     rows = [_row(report) for report in reports]
     ids = [run.run_id for run in runs]
     ailing = (
@@ -301,16 +336,15 @@ def _answer_on_several(runs: list[RunDirectory], woke: str | None, wait_cut: str
     if first := next(ailing, None):
         following = first.next
     elif not all(one.state.terminal for one in reports):
-        wait_s = int(environ.longest_wait_s())
+        wait_s = int(caller.longest_wait_s)
         following = NextStep.of("rl_check_status", run_ids=ids, wait_s=wait_s, until="terminal")
     else:
         if len(ids) > 1:
             following = NextStep.of("rl_compare_runs", ids)
         else:
             following = reports[0].next
-    cut = ""
-    if woke == "wait_s":
-        cut = wait_cut
+    if woke != "wait_s":
+        cut = ""
     return StatusResult(runs=rows, **nonempty(woke=woke, wait_cut=cut), next=following)
 
 

@@ -39,6 +39,7 @@ from pydantic import (
     Field,
     GetPydanticSchema,
     PrivateAttr,
+    ValidationInfo,
     create_model,
 )
 from pydantic.json_schema import GenerateJsonSchema
@@ -50,6 +51,7 @@ from halteres.config.settings import OneLine
 from halteres.errors import NotReady, UserError
 from halteres.next_step import Advice, NextStep, as_call, written
 from halteres.runs.directory import RunAmbiguous, RunDirectory, RunNotFound, find_run, known_runs
+from halteres.runs.reading.alerts import Alert
 
 P = ParamSpec("P")
 T = TypeVar("T")
@@ -195,6 +197,20 @@ class OpenThreads:
         return await asyncio.wrap_future(work)
 
 
+class ShownAlerts:
+    """Which alerts one client was shown whole: of every run and rule the last raising."""
+
+    def __init__(self) -> None:
+        self._last: dict[tuple[str, str], tuple[int, int]] = {}
+
+    def is_new(self, run_id: str, alert: Alert) -> bool:
+        """Whether this raising of the alert is shown for the first time; from then on it is not."""
+        key, raising = (run_id, alert.rule), (alert.step, alert.times)
+        is_new = self._last.get(key) != raising
+        self._last[key] = raising
+        return is_new
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Caller:
     """Who calls a tool."""
@@ -202,6 +218,10 @@ class Caller:
     draft: str = "default"  # handle of the draft it works on, unless the call names one
     open_threads: OpenThreads | None = None  # of a caller without the token
     write: Callable[[NextStep], str] = as_call  # how its answers name a call
+    # of one client's connection; None: the transport cannot tell one client from another
+    shown_alerts: ShownAlerts | None = None
+    # seconds that a call of this client may wait; None: it is no client that is known by name
+    host_wait_s: float | None = None
 
     @classmethod
     def own(cls, write: Callable[[NextStep], str] = as_call) -> Caller:
@@ -214,6 +234,11 @@ class Caller:
     def is_open(self) -> bool:
         """Whether it came without the token (`open_access` says what it may)."""
         return self.open_threads is not None
+
+    @property
+    def longest_wait_s(self) -> float:
+        """How long one call may wait, in seconds: what is set for this process goes first."""
+        return environ.longest_wait_s(self.host_wait_s or environ.USUAL_WAIT_S)
 
     async def in_thread(self, tool: str, function: Callable[..., T], *arguments: Any) -> T:
         """Run what reads files or asks an environment, off the event loop."""
@@ -359,8 +384,17 @@ class CutShort(float):
     """Seconds of a wait that was to be longer than the caller's host lets a call take."""
 
 
-def _within_limit(wait_s: float) -> float:
-    limit_s = environ.longest_wait_s()
+def wait_cut(wait_s: float) -> str:
+    """What an answer says of a wait that went by without what was waited for: where the host's
+    limit made it shorter than it was asked for; else nothing.
+    """
+    if not isinstance(wait_s, CutShort):
+        return ""
+    return f"your host lets a call wait {wait_s:g} s at most: call again to wait on"
+
+
+def _within_limit(wait_s: float, info: ValidationInfo[Caller | None]) -> float:
+    limit_s = (info.context or Caller()).longest_wait_s
     if wait_s > limit_s:
         return CutShort(limit_s)
     return wait_s

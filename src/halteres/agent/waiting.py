@@ -178,7 +178,7 @@ async def rl_stop_training(
     if not before.terminal:
         await asyncio.to_thread(stop_run, run, mode, 0)
         await wait_for(run, Until("terminal"), WITHIN_S)
-    report = await asyncio.to_thread(report_of, run)
+    report = await asyncio.to_thread(report_of, run, longest_wait_s=caller.longest_wait_s)
     found, state = run.run_id, report.state
     if not state.terminal:  # the messages are the seeds'
         message = f"Stopping training run '{found}': it has been asked, and has not ended yet"
@@ -192,5 +192,5 @@ async def rl_stop_training(
         status=state.status if state.terminal else "stopping",
         step=report.step,
         last_checkpoint=report.last_checkpoint,
-        next=report.next if state.terminal else until_it_ends(found),
+        next=report.next if state.terminal else until_it_ends(found, report.longest_wait_s),
     )

@@ -76,6 +76,8 @@ def add(
     """Register a base model: it can be served by name, and clients find its tokenizer by that name
     without a hub.
     """
+    from halteres.runs.planning.checks import proposed_settings
+
     file = Path(model).expanduser()
     if file.suffix.lower() == ".gguf" or os.path.isfile(file):  # False for what can be no path, too
         added = _convert(file.absolute(), name or file.stem)
@@ -109,7 +111,10 @@ def add(
         why = "its end token is not in the vocabulary"
     if not added.ends:
         typer.echo(f"Nothing ends its answers but max_tokens: {why}. {SET_EOS}")
-    typer.echo(f"Next: halteres serve --model {added.name}")
+    proposed = {"model": added.name, **proposed_settings(added.shape)}
+    settings = " ".join(f"--set {name}={value}" for name, value in proposed.items())
+    typer.echo(f"Next: halteres train arithmetic {settings}")
+    typer.echo(f"To serve it: halteres serve --model {added.name}")
 
 
 @app.command()

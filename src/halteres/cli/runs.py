@@ -10,7 +10,7 @@ from halteres.errors import unknown
 from halteres.redaction import printable
 
 if TYPE_CHECKING:
-    from halteres.runs.directory import RunDirectory
+    from halteres.runs.reading.report import RunReport
 
 app = typer.Typer(help="List, look at and stop runs.", no_args_is_help=True)
 
@@ -27,6 +27,7 @@ def list_() -> None:
     """Every run, newest first."""
     from halteres.errors import boundary
     from halteres.runs.directory import UNREADABLE, RunDirectory, known_runs
+    from halteres.runs.reading.report import report_of
     from halteres.runs.state import RunUnreadable
 
     entries = known_runs()
@@ -40,26 +41,23 @@ def list_() -> None:
         try:
             # one that is damaged hides no other
             with boundary(RunUnreadable, f"Reading run {entry.run_id}"):
-                _say(_line(RunDirectory(entry.path), width))
+                _say(_line(report_of(RunDirectory(entry.path)), width))
         except RunUnreadable as error:
             _say(f"{entry.run_id}  {UNREADABLE}  {error.what}")
 
 
-def _line(run: RunDirectory, width: int) -> str:
+def _line(report: RunReport, width: int) -> str:
     """A run in a list whose longest environment name is so wide."""
-    from halteres.runs.reading.progress import read_progress
-
-    state = run.state()
-    progress = read_progress(run, state)
+    state, rewards = report.state, report.progress.reward
     reward = ""
-    if progress.reward:
-        reward = f"reward {progress.reward[-1][1]:.2f}"
-    steps = f"step {progress.step}/{progress.total_steps}"
+    if rewards:
+        reward = f"reward {rewards[-1][1]:.2f}"
+    steps = f"step {report.step}/{state.total_steps}"
     environment, name = (
         " ".join(text.split()) for text in (state.environment, state.own_name or "")
     )
     return (
-        f"{run.run_id}  {state.status:9}  {environment:{width}}  {steps}  {reward:11}  {name}"
+        f"{state.run_id}  {state.status:9}  {environment:{width}}  {steps}  {reward:11}  {name}"
     ).rstrip()
 
 
@@ -84,7 +82,7 @@ def status(run: Run) -> None:
         f"run {state.run_id}{named}: {state.status}{phase}, {state.environment}, in "
         f"{report.run.path}"
     )
-    _say(f"step {progress.step} of {progress.total_steps}")
+    _say(f"step {report.step} of {state.total_steps}")
     if progress.reward:
         _say(
             f"reward {progress.reward[0][1]:.3f} at step {progress.reward[0][0]}, "

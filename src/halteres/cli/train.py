@@ -36,7 +36,11 @@ def train(
         typer.Option("--set", help="One setting: trainer.total_steps=20, or total_steps=20."),
     ] = None,
     resume: Annotated[
-        str | None, typer.Option("--resume", help="Go on from this run's newest checkpoint.")
+        str | None,
+        typer.Option(
+            "--resume",
+            help="Go on from this run's newest checkpoint; RUN@STEP: from that of a step.",
+        ),
     ] = None,
     service: Annotated[
         str | None,
@@ -56,8 +60,8 @@ def train(
     """Train a model on an environment by reinforcement learning."""
     from halteres.config import environ
     from halteres.config.resolution import resolve_settings
-    from halteres.runs.directory import find_run
     from halteres.runs.planning.plan import plan_run
+    from halteres.runs.planning.resume_point import find_origin
     from halteres.runs.start import start_run
 
     environment, given = _environment_and_edits(environment, assignments or [], recipe)
@@ -67,7 +71,7 @@ def train(
             "Nothing to train on.", "No environment was named.", "Try: halteres train arithmetic"
         )
     if resume is not None:
-        old = find_run(resume)
+        old, step = find_origin(resume)
         if environment is not None or config is not None:
             raise InvalidConfig(
                 "A resumed run keeps its settings.",
@@ -85,8 +89,10 @@ def train(
                 f"'{environment}', and one by --set.",
                 "Leave one of them out.",
             )
-        old, resolved = None, resolve_settings(environment, config, edits)
-    plan = plan_run(resolved, resume=old, service_url=service or environ.service_url())
+        old, step = None, None
+        resolved = resolve_settings(environment, config, edits)
+    url = service or environ.service_url()
+    plan = plan_run(resolved, resume=old, resume_step=step, service_url=url)
     if plan.refusal is None:
         for warning in plan.warnings:
             typer.echo(f"warning: {warning}", err=True)

@@ -358,14 +358,18 @@ def agent_session() -> str | None:
     return os.environ.get("HALTERES_SESSION") or None
 
 
-def longest_wait_s() -> float:
+USUAL_WAIT_S = 50.0  # most hosts give a call 60 s
+
+
+def longest_wait_s(default: float = USUAL_WAIT_S) -> float:
     """HALTERES_LONGEST_WAIT_S: seconds that a tool's call may wait at most, which is less than the
-    host of the tools gives a call (default 50; 45 to 3600). `halteres install-agent` sets it for
-    hosts whose time-out is known.
+    host of the tools gives a call (default 50, more where the MCP client is known by its name to
+    give a call longer; 45 to 3600). `halteres install-agent` sets it for hosts whose time-out is
+    known.
     """
     return float(
         _number("HALTERES_LONGEST_WAIT_S", "It is a number of seconds from 45 to 3600.", 45, 3600)
-        or 50
+        or default
     )
 
 

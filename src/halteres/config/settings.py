@@ -11,7 +11,7 @@ trainer     the RL loop
 from __future__ import annotations
 
 import unicodedata
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated, Any, Literal, Self, get_args
@@ -113,13 +113,28 @@ class Section(BaseModel):
         return given
 
 
-def setting(default: Any, description: str, *, reaches: Reach | None = None, **limits: Any) -> Any:
-    """A field with its default, its meaning, and pydantic's limits; `reaches`: what a text of it
-    names beyond the run.
+def setting(
+    default: Any,
+    description: str,
+    *,
+    reaches: Reach | None = None,
+    allowed: Sequence[str] = (),
+    **limits: Any,
+) -> Any:
+    """A field with its default, its meaning, and pydantic's limits.
+
+    Args:
+        default: its value where none is given.
+        description: what it means.
+        reaches: what a text of it names beyond the run.
+        allowed: its values, where a validator of the section holds them.
+        limits: pydantic's.
     """
-    return Field(
-        default=default, description=description, json_schema_extra=declared(reaches), **limits
-    )
+    listed = {}
+    if allowed:
+        listed = {"enum": list(allowed)}
+    extra = declared(reaches, listed)
+    return Field(default=default, description=description, json_schema_extra=extra, **limits)
 
 
 class RunSettings(Section):
@@ -137,7 +152,7 @@ class RunSettings(Section):
         reaches="environment",
     )
     interpreter: str | None = setting(
-        None, "path of the Python that runs the environment file; default: this one", reaches="code"
+        None, "Python that runs the environment file; default: this one", reaches="code"
     )
     working_directory: str | None = setting(
         None,
@@ -206,7 +221,7 @@ class InferenceSettings(Section):
     )
     samplers: int = setting(0, "engines that only sample, beside the one that trains", ge=0, le=64)
     cache_gb: float | None = setting(
-        None, "GB for keys and values while sampling; default: a quarter of what is free", gt=0
+        None, "GB of keys and values; default: a quarter of what is free", gt=0
     )
     dtype: Literal["float32", "bfloat16"] = setting(
         "float32", "of base weights and matmuls; bfloat16 takes half the memory"
@@ -230,7 +245,7 @@ class TrainerSettings(Section):
     """
 
     total_steps: int = setting(40, "optimiser steps of the run, one batch each", ge=1, le=1_000_000)
-    lora_rank: int = setting(16, "rank of the LoRA adapter that is trained", ge=1, le=512)
+    lora_rank: int = setting(16, "rank of the LoRA adapter", ge=1, le=512)
     learning_rate: float = setting(1.5e-3, "largest step size of Adam", gt=0, le=1)
     schedule: Literal["constant", "linear", "cosine"] = setting(
         "constant", "the learning rate after the warm-up: as it is, or down towards 0"
@@ -245,7 +260,10 @@ class TrainerSettings(Section):
         0.0, "largest global norm of the gradient; 0: no clipping", ge=0
     )
     loss: str = setting(
-        "importance_sampling", "loss that the policy is trained with", reaches="nothing"
+        "importance_sampling",
+        "loss of the policy",
+        reaches="nothing",
+        allowed=tuple(LOSSES),
     )
     loss_config: dict[str, float] = setting(
         {}, "settings of the loss, e.g. {clip_high_threshold: 1.28}"
@@ -288,7 +306,7 @@ class TrainerSettings(Section):
         0, "batches trained on between a group's sampling and its step; 0: on-policy", ge=0, le=64
     )
     allow_unclipped_staleness: bool = setting(
-        False, "allow older data with a loss that does not bound the ratio of probabilities"
+        False, "allow older data with a loss that does not bound the ratio"
     )
     deterministic: bool = setting(
         False,
@@ -296,7 +314,7 @@ class TrainerSettings(Section):
     )
     max_token_trainer_length: int = setting(
         2048,
-        "tokens of a sequence, prompt included; longer ones are not trained on, and counted",
+        "tokens of a sequence with its prompt; longer ones are counted, not trained on",
         ge=8,
     )
     checkpoint_every: int = setting(

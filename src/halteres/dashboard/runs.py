@@ -9,7 +9,9 @@ from __future__ import annotations
 
 import json
 import time
-from collections.abc import Callable, Collection, Sequence
+from collections.abc import Callable, Collection, Iterator, Sequence
+from functools import lru_cache
+from pathlib import Path
 from typing import Any
 
 from halteres.config.settings import HEADLINE
@@ -19,13 +21,12 @@ from halteres.files import NOT_JSON, read_regular
 from halteres.next_step import Advice, NextStep, lines_of
 from halteres.observe.metrics import Row, merge_by_step
 from halteres.runs.directory import UNREADABLE, Entry, RunDirectory, known_runs
-from halteres.runs.reading.alerts import read_alerts
 from halteres.runs.reading.evaluations import before_and_after, evaluations
 from halteres.runs.reading.logs import log_tail
 from halteres.runs.reading.progress import conditions
 from halteres.runs.reading.report import report_of
 from halteres.runs.reading.rollouts import steps_of
-from halteres.runs.state import RunUnreadable, read_state
+from halteres.runs.state import RunUnreadable
 from halteres.short_texts import clipped, shortened, size_of
 
 ERROR_LENGTH = 200  # characters of an error in the list; the run's own page has the whole sentence
@@ -41,50 +42,81 @@ def list_of_runs(only: Collection[str] | None = None) -> dict[str, Any]:
 
 def _row(run: Entry) -> dict[str, Any] | None:
     """One row, also of a run that cannot be read; None of one that was removed while we looked."""
+    if run.unreadable:
+        return _unreadable_row(run, run.error)
+    try:
+        # whatever is wrong with one run, the others stay
+        with boundary(RunUnreadable, f"Reading run {run.run_id}"):
+            if run.ended:
+                return _row_of_ended(run.path, *_stamps(run.path))
+            return _row_of(RunDirectory(run.path))
+    except RunUnreadable as error:
+        return _unreadable_row(run, error.what)
+    except NotFound:
+        return None
+
+
+def _unreadable_row(run: Entry, error: str | None) -> dict[str, Any]:
     facts = run.facts
-    row: dict[str, Any] = {
+    return {
         "run_id": run.run_id,
         "name": facts.name,
         "environment": facts.environment,
         "kind": "rl",
         "model": "",
-        "status": facts.status,
+        "status": UNREADABLE,
         "phase": None,
         "step": facts.step,
         "total_steps": facts.total_steps,
         "created_at": facts.created_at,
-        "ended_at": facts.created_at if run.unreadable else facts.ended_at,
+        "ended_at": facts.created_at,
         "reward": None,
         "evaluation": None,
         "curve": [],
         "alerts": [],
-        "error": run.error,
+        "error": error,
     }
-    if run.unreadable:
-        return row
-    try:
-        # whatever is wrong with one run, the others stay
-        with boundary(RunUnreadable, f"Reading run {run.run_id}"):
-            state = read_state(run.path / "run.json")
-            spark = spark_of(run.path / "metrics.jsonl", state.kind)
-            return row | {
-                "kind": state.kind,
-                "model": state.base_model,
-                "phase": state.phase,
-                "reward": spark.reward,
-                "evaluation": spark.evaluation,
-                "curve": [float(f"{value:.4g}") for value in spark.rewards],
-                "alerts": [
-                    alert.rule
-                    for alert in read_alerts(run.path / "events.jsonl")
-                    if not alert.is_over
-                ],
-                "error": state.error and clipped(state.error, ERROR_LENGTH),
-            }
-    except RunUnreadable as error:
-        return {**row, "status": UNREADABLE, "ended_at": facts.created_at, "error": error.what}
-    except NotFound:
-        return None
+
+
+def _row_of(run: RunDirectory) -> dict[str, Any]:
+    """The report of a run, in brief, and a sketch of its curve."""
+    report = report_of(run)
+    state = report.state
+    spark = spark_of(run.path / "metrics.jsonl", state.kind)
+    return {
+        "run_id": run.run_id,
+        "name": state.name,
+        "environment": state.environment,
+        "kind": state.kind,
+        "model": state.base_model,
+        "status": state.status,
+        "phase": state.phase,
+        "step": report.step,
+        "total_steps": state.total_steps,
+        "created_at": state.created_at,
+        "ended_at": state.ended_at,
+        "reward": spark.reward,
+        "evaluation": spark.evaluation,
+        "curve": [float(f"{value:.4g}") for value in spark.rewards],
+        "alerts": [alert.rule for alert in report.alerts if not alert.is_over],
+        "error": state.error and clipped(state.error, ERROR_LENGTH),
+    }
+
+
+@lru_cache(maxsize=2048)
+def _row_of_ended(path: Path, *_stamps: int) -> dict[str, Any]:
+    """The same, read again only once one of its files has changed: a list has hundreds."""
+    return _row_of(RunDirectory(path))
+
+
+def _stamps(path: Path) -> Iterator[int]:
+    """Sizes and times of the files that a report is made of."""
+    for name in ("run.json", "metrics.jsonl", "events.jsonl"):
+        try:
+            found = (path / name).stat()
+        except FileNotFoundError:
+            continue
+        yield from (found.st_size, found.st_mtime_ns)
 
 
 # the newest that are shown; marks over the curves; characters of one

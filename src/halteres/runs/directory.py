@@ -203,11 +203,15 @@ class RunDirectory:
             )
         ]
 
-    def newest_checkpoint(self) -> Row | None:
-        """The last checkpoint that training can go on from; one of step 0 is no better than a
+    def resumable_checkpoints(self) -> list[Row]:
+        """Those that training can go on from, oldest first; one of step 0 is no better than a
         start.
         """
-        resumable = [row for row in self.checkpoints() if row.get("state_path") and row["step"] > 0]
+        return [row for row in self.checkpoints() if row.get("state_path") and row["step"] > 0]
+
+    def newest_checkpoint(self) -> Row | None:
+        """The last checkpoint that training can go on from."""
+        resumable = self.resumable_checkpoints()
         return max(reversed(resumable), key=lambda row: row["step"], default=None)
 
     def log(self, role: str) -> Path:

@@ -32,6 +32,8 @@ from typing import Any, Literal, TypeVar
 
 import msgspec
 
+from halteres.agent.answer_text import nonempty
+from halteres.agent.tool import wait_cut
 from halteres.agent.trial.request import ADDRESS, KEY, LOCAL, Request, TestedModel
 from halteres.config import environ
 from halteres.config.discovery import (
@@ -309,19 +311,21 @@ async def until_ended(folder: TestFolder, ends_at: float) -> None:
         await asyncio.sleep(min(POLL_S, left))
 
 
-def unfinished(folder: TestFolder, tool: str, worker: str) -> dict[str, Any] | None:
+def unfinished(folder: TestFolder, tool: str, worker: str, wait_s: float) -> dict[str, Any] | None:
     """What an answer says of an evaluation that goes on, or has failed; None of one that is done.
 
     Args:
         folder: the evaluation's.
         tool: that waits for it.
         worker: who does the work, in words, should it be gone.
+        wait_s: how long the call has waited for it.
     """
     phase, result = folder.phase(), folder.result() or {}
     if phase == "done":
         return None
     if phase == "running":
-        return {"status": phase, "next": NextStep.of(tool, evaluation_id=folder.test_id, wait_s=45)}
+        again = NextStep.of(tool, evaluation_id=folder.test_id, wait_s=45)
+        return {"status": phase, **nonempty(wait_cut=wait_cut(wait_s)), "next": again}
     gone = f"The {worker} is gone (killed, or the machine was restarted)."
     error, code = result.get("error", gone), result.get("code", "process_exited")
     return {

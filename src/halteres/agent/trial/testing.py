@@ -32,6 +32,7 @@ from halteres.agent.tool import (
     Result,
     WaitSeconds,
     tool,
+    wait_cut,
 )
 from halteres.agent.trial.folder import (
     TestFolder,
@@ -228,7 +229,7 @@ async def rl_test_inference(
             ) from error
         folder = await caller.in_thread("rl_test_inference", _under_way_or_started, caller, request)
     await until_ended(folder, ends_at)
-    answer = await asyncio.to_thread(_answer, folder)
+    answer = await asyncio.to_thread(_answer, folder, wait_s)
     return Tested(**answer, **nonempty(discarded_edits=dict(discarded)))
 
 
@@ -250,9 +251,9 @@ def _under_way_or_started(caller: Caller, request: Request) -> TestFolder:
         return found or start(request)
 
 
-def _answer(folder: TestFolder) -> dict[str, Any]:
-    """What the test has come to; while it goes on, and where its process is gone, what there is of
-    it.
+def _answer(folder: TestFolder, wait_s: float) -> dict[str, Any]:
+    """What the test has come to after a wait of so many seconds; while it goes on, and where its
+    process is gone, what there is of it.
     """
     result = folder.result()
     if result is not None:
@@ -261,9 +262,10 @@ def _answer(folder: TestFolder) -> dict[str, Any]:
         return brief(result)
     answer = report(folder, folder.request(Request), "running")
     if folder.phase() == "running":
+        answer |= nonempty(wait_cut=wait_cut(wait_s))
         answer["next"] = NextStep.of("rl_test_inference", test_id=folder.test_id)
     elif folder.result() is not None:  # it ended while we looked
-        return _answer(folder)
+        return _answer(folder, wait_s)
     else:
         answer |= {"status": "failed", "code": "process_exited", "error": LOST, "next": AGAIN}
     return brief(answer)

@@ -54,6 +54,24 @@ the default is.
 """
 
 
+HUGE_MODEL, LARGE_MODELS_RATE, HUGE_MODELS_RATE = 1_000_000_000, 3e-4, 1e-4
+"""Parameters from which the lower of the two rates is proposed."""
+
+
+def proposed_settings(shape: ModelShape) -> dict[str, Any]:
+    """Settings of a run, by name, that a base model of this shape wants in place of the defaults,
+    which are the built-in model's.
+    """
+    if shape.parameters < LARGE_MODEL:
+        return {}
+    found: dict[str, Any] = {"learning_rate": LARGE_MODELS_RATE}
+    if shape.parameters >= HUGE_MODEL:
+        found["learning_rate"] = HUGE_MODELS_RATE
+    if machine.multiplies_bfloat16():
+        found["dtype"] = "bfloat16"
+    return found
+
+
 class MissingKey(UserError):
     """A variable that the operator's policy asks for is not set."""
 
@@ -297,9 +315,11 @@ def check_lines(data: Path) -> None:
             raise refusal([Problem(field="env.dataset", got=str(file), rule=str(error))]) from error
 
 
-def advice(settings: Settings, shape: ModelShape | None) -> Iterator[Check]:
-    """What no run is refused for: no room for prompts beside their answers, a large model at a
-    small one's rate.
+def advice(
+    settings: Settings, shape: ModelShape | None, service_url: str | None
+) -> Iterator[Check]:
+    """What no run is refused for: no room for prompts beside their answers, a temperature that
+    nothing corrects, a large model at a small one's rate or in float32.
     """
     longest, answer = settings.env.get("max_token_length"), settings.env.get("max_new_tokens")
     if isinstance(longest, int) and isinstance(answer, int) and 0 < longest <= answer:
@@ -309,16 +329,35 @@ def advice(settings: Settings, shape: ModelShape | None) -> Iterator[Check]:
         )
         fix = "raise max_token_length above max_new_tokens by the length of a prompt"
         yield Check(name="room for answers", ok=longest > LEAST_LENGTH, found=found, remedy=fix)
+    temperature = settings.env.get("temperature")
+    is_corrected = service_url is None and settings.corrects_temperature
+    if isinstance(temperature, int | float) and temperature != 1 and not is_corrected:
+        found = (
+            f"answers are sampled at temperature {temperature:g}, and no ratio corrects that "
+            "another distribution is trained: the gradient is biased"
+        )
+        fix = "set env.temperature to 1"
+        if service_url is None and temperature > 0:
+            fix += ", or trainer.loss to importance_sampling"
+        yield Check(name="temperature", ok=False, found=found, remedy=fix)
+    if shape is None or shape.parameters < LARGE_MODEL:
+        return
     rate = settings.trainer.learning_rate
-    if shape is not None and shape.parameters >= LARGE_MODEL and rate >= HIGH_RATE:
+    if rate >= HIGH_RATE:
         found = (
             f"{rate:g} suits the built-in model of 0.9 M parameters; this model has "
             f"{shape.parameters / 1e6:.0f} M"
         )
         fix = (
-            "set trainer.learning_rate to 3e-4 or less, from 1,000 M parameters on to 1e-4 or less"
+            f"set trainer.learning_rate to {LARGE_MODELS_RATE:g} or less, from 1,000 M parameters "
+            f"on to {HUGE_MODELS_RATE:g} or less"
         )
         yield Check(name="learning rate", ok=False, found=found, remedy=fix)
+    is_on_cpu = service_url is None and machine.gpu(settings.inference.device) is None
+    if settings.inference.dtype == "float32" and is_on_cpu and machine.multiplies_bfloat16():
+        found = "float32, and this processor multiplies bfloat16 in hardware"
+        fix = "set inference.dtype to bfloat16: shorter steps, half the memory for the weights"
+        yield Check(name="dtype", ok=False, found=found, remedy=fix)
 
 
 def examine_reward_models(env: Mapping[str, Any]) -> tuple[list[Check], list[ModelFolder]]:

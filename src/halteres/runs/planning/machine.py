@@ -7,6 +7,7 @@ import platform
 import shutil
 import subprocess
 from dataclasses import dataclass
+from pathlib import Path
 
 from halteres.config import environ
 from halteres.errors import InvalidConfig
@@ -15,6 +16,9 @@ from halteres.process import Memory, main_memory, usable_cores
 NVIDIA_SMI = "nvidia-smi"
 ANSWERS_WITHIN_S = 5.0
 MIB = 1 << 20
+
+CPU_INFO = Path("/proc/cpuinfo")
+BFLOAT16_FLAGS = frozenset({"avx512_bf16", "amx_bf16"})
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -59,6 +63,15 @@ def look(device: str | None = None) -> Machine:
         gpu=used,
         unused_gpu=None if used else _usable_gpu(),
     )
+
+
+def multiplies_bfloat16() -> bool:
+    """Whether the processor has instructions for it; false where the system does not tell."""
+    try:
+        described = CPU_INFO.read_text(encoding="utf-8", errors="replace")
+    except OSError:
+        return False
+    return not BFLOAT16_FLAGS.isdisjoint(described.split())
 
 
 def gb(count: int | None) -> float | None:

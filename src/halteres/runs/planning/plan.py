@@ -92,6 +92,7 @@ def plan_run(
     resolved: Resolved,
     *,
     resume: RunDirectory | None = None,
+    resume_step: int | None = None,
     service_url: str | None = None,
     policy: Policy | None = None,
     is_open: bool = False,
@@ -101,7 +102,8 @@ def plan_run(
 
     Args:
         resolved: its settings, and what its environment said of them.
-        resume: a run to go on from, at its newest checkpoint.
+        resume: a run to go on from.
+        resume_step: the step of its checkpoint; None: its newest.
         service_url: a training service to use instead of starting one; the run never stops it.
         policy: what the operator locks and caps; default: the policy in force.
         is_open: the run is started without the control server's token.
@@ -118,7 +120,9 @@ def plan_run(
 
     point: ResumePoint | None = None
     if resume is not None:
-        check, point = attempt("checkpoint", lambda: resume_point(resume, settings, service_url))
+        check, point = attempt(
+            "checkpoint", lambda: resume_point(resume, settings, service_url, resume_step)
+        )
         if point is not None:
             check = replace(check, figures={"step": point.step}, found=f"of run {resume.run_id}")
         checks.append(check)
@@ -135,7 +139,11 @@ def plan_run(
     usable, environment = attempt("environment", lambda: check_environment(resolved))
     batch, _ = attempt("batch", lambda: check_batch(settings))
     checks += [check_disk(settings, shape), usable, batch]
-    checks += [*advice(settings, shape), *reward_checks, *examine_components(settings.env)]
+    checks += [
+        *advice(settings, shape, service_url),
+        *reward_checks,
+        *examine_components(settings.env),
+    ]
     checks += _cap_checks(settings, policy, is_open)
 
     plan = RunPlan(

@@ -15,9 +15,14 @@ from halteres.next_step import NextStep
 from halteres.observe.metrics import Row
 from halteres.process import alive
 from halteres.rewards.model_folder import RESULT
-from halteres.runs.directory import RunDirectory
+from halteres.runs.directory import RunDirectory, find_run
 
+LONGEST_STEP = 10  # digits
 ROLES_END_WITHIN_S = 15.0  # of a run whose supervisor was killed
+
+
+class RunGoesOn(Conflict):
+    """The run to go on from has not ended."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -43,8 +48,51 @@ class ResumePoint:
         return [row for row in self.run.metrics() if row.get("step", self.step + 1) <= self.step]
 
 
-def resume_point(old: RunDirectory, settings: Settings, service_url: str | None) -> ResumePoint:
-    """The newest checkpoint of `old`, if a run with these settings can go on from it."""
+def find_origin(text: str) -> tuple[RunDirectory, int | None]:
+    """The run that RUN or RUN@STEP names, and the step of the checkpoint to go on from; None: its
+    newest.
+    """
+    word, _, step = text.rpartition("@")
+    if word and step.isdecimal() and len(step) < LONGEST_STEP:
+        return find_run(word), int(step)
+    return find_run(text), None
+
+
+def checkpoint_of(old: RunDirectory, step: int | None) -> Row:
+    """The checkpoint of this step, or the newest one (None).
+
+    Raises:
+        NotFound: there is none; `steps` has those that there are.
+    """
+    found = old.newest_checkpoint()
+    if found is None:
+        state = old.state()
+        raise NotFound(
+            f"Run {old.run_id} has no checkpoint.",
+            f"It ended at step {state.step}.",
+            f"Start anew with its environment, {state.environment}.",
+            environment=state.environment,
+        )
+    if step is None:
+        return found
+    there = {row["step"]: row for row in old.resumable_checkpoints()}
+    if step not in there:
+        nearest = min(there, key=lambda known: abs(known - step))
+        raise NotFound(
+            f"Run {old.run_id} has no checkpoint of step {step}.",
+            f"It has those of {', '.join(map(str, there))}.",
+            NextStep("rl_start_training", {"resume_from": f"{old.run_id}@{nearest}"}),
+            steps=list(there),
+        )
+    return there[step]
+
+
+def resume_point(
+    old: RunDirectory, settings: Settings, service_url: str | None, step: int | None = None
+) -> ResumePoint:
+    """The checkpoint of this step of `old` (None: its newest), if a run with these settings can go
+    on from it.
+    """
     state = old.state()
     if state.kind == "reward":
         arguments = {"model": str(old.path / RESULT), "data": "HELD_OUT"}
@@ -55,7 +103,7 @@ def resume_point(old: RunDirectory, settings: Settings, service_url: str | None)
         raise Conflict(f"Run {old.run_id} trains a reward model, no policy.", next=following)
     if not state.terminal:
         stop = NextStep("rl_stop_training", {"run_id": old.run_id}, "Stop it first")
-        raise Conflict(f"Run {old.run_id} is still {state.status}.", next=stop)
+        raise RunGoesOn(f"Run {old.run_id} is still {state.status}.", next=stop)
     # A run whose supervisor was killed has processes that are just ending; their files must be at
     # rest.
     ends = time.monotonic() + ROLES_END_WITHIN_S
@@ -69,15 +117,8 @@ def resume_point(old: RunDirectory, settings: Settings, service_url: str | None)
                 f"End them (pid {', '.join(living.values())}), then resume.",
             )
         time.sleep(0.1)
-    checkpoint = old.newest_checkpoint()
-    if checkpoint is None:
-        raise NotFound(
-            f"Run {old.run_id} has no checkpoint.",
-            f"It ended at step {state.step}.",
-            f"Start anew with its environment, {state.environment}.",
-            environment=state.environment,
-        )
-    _check_settings(
+    checkpoint = checkpoint_of(old, step)
+    check_settings(
         old.settings(), settings, checkpoint["step"], has_completed=state.status == "completed"
     )
     if state.service_given and service_url is None:
@@ -96,7 +137,7 @@ def resume_point(old: RunDirectory, settings: Settings, service_url: str | None)
     return ResumePoint(run=old, checkpoint=checkpoint)
 
 
-def _check_settings(before: Settings, now: Settings, step: int, *, has_completed: bool) -> None:
+def check_settings(before: Settings, now: Settings, step: int, *, has_completed: bool) -> None:
     """Raise where the settings do not fit. All steps done and the run not completed: its last
     evaluation and its results are left to do.
     """

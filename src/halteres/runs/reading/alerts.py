@@ -6,13 +6,12 @@ import json
 import time
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, replace
-from pathlib import Path
 from typing import Any
 
 from halteres.errors import HalteresError
 from halteres.files import tail
 from halteres.next_step import NextStep, Remedy, as_call, written
-from halteres.observe.metrics import Row, events_of, read_lines
+from halteres.observe.metrics import Row, events_of
 from halteres.process import is_stopped
 from halteres.runs.directory import HEARTBEAT_S, RunDirectory
 from halteres.runs.state import RunState
@@ -81,15 +80,10 @@ class Alert:
         }
 
 
-def read_alerts(file: Path) -> tuple[Alert, ...]:
-    """One alert for each rule that has spoken, in the order of their first words; none where there
-    is no file.
-    """
-    return alerts_of(read_lines(file))
-
-
 def alerts_of(lines: Sequence[bytes]) -> tuple[Alert, ...]:
-    """The same of the lines of events.jsonl."""
+    """One alert for each rule that has spoken in the lines of events.jsonl, in the order of their
+    first words.
+    """
     by_rule: dict[str, Alert] = {}
     # in the order of writing: what begins may end, and begin again
     for event in events_of(lines, "alert", "alert_over"):

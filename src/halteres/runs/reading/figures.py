@@ -155,12 +155,15 @@ def figures_of(series: Mapping[str, Series], kind: str) -> tuple[Figure, ...]:
 
 
 def trends_of(series: Mapping[str, Series]) -> dict[str, str]:
-    """How the figures went that tell why a run does not learn: name -> "first->last"."""
-    return {
-        one.name: went([value for _, value in series[one.metric]])
-        for one in FIGURES
-        if one.has_trend and series.get(one.metric)
-    }
+    """How the figures went that tell why a run does not learn: name -> "first->last"; none of one
+    that was 0 all the time.
+    """
+    courses: dict[str, str] = {}
+    for one in FIGURES:
+        values = [value for _, value in series.get(one.metric, ())]
+        if one.has_trend and any(values):
+            courses[one.name] = went(values)
+    return courses
 
 
 def time_shares(series: Mapping[str, Series]) -> dict[str, float]:

@@ -65,7 +65,9 @@ MOST_CHANGES = 8  # settings of a run that a proposed call sets again
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Gain:
-    """What a run that has ended has gained on held-out tasks over its first evaluation."""
+    """What a run that has ended has gained on held-out tasks over its first evaluation, up to the
+    last one.
+    """
 
     of: str
     before: float
@@ -73,6 +75,7 @@ class Gain:
     ci95: list[float] | None  # of the difference
     certain: bool
     step: int  # of the weights that `after` is of
+    weights_step: int  # of the run's last weights; where it is higher, those were not evaluated
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -90,6 +93,7 @@ class RunReport:
     figures: tuple[Figure, ...]
     restarts: Mapping[str, int]  # processes that were started again: how often
     at: float  # unix seconds
+    longest_wait_s: float  # how long a call that is proposed may wait
 
     @property
     def step(self) -> int:
@@ -174,6 +178,9 @@ class RunReport:
             if progress.evaluated_tasks:
                 found["eval_num_tasks"] = progress.evaluated_tasks[-1][1]
         known = {name: value for name, value in figures.items() if value is not None}
+        # how many of the cut-off answers were paid says nothing where none was cut off
+        if known.get("truncated") == 0:
+            known.pop("truncated_paid", None)
         return {**found, **known, **self.skipped}
 
     @property
@@ -225,11 +232,26 @@ class RunReport:
                 f"steps up to {self.progress.resumed_at} are of run {state.resumed_from}, which "
                 "this one goes on from"
             )
-        if (gain := self.gain) and gain.step < self.step:
+        if self.is_unevaluated:
             found.append(
-                f"the last evaluation is of step {gain.step}; the weights are of step {self.step}"
+                f"the last evaluation is of step {self.outcome.evaluations[-1].step}; the weights "
+                f"are of step {self.weights_step}, and were not evaluated"
             )
         return found
+
+    @property
+    def weights_step(self) -> int:
+        """Optimiser steps that the newest weights have had."""
+        if self.outcome.weights.step is None:
+            return self.step
+        return self.outcome.weights.step
+
+    @property
+    def is_unevaluated(self) -> bool:
+        """Whether the run has ended with weights that are newer than its last evaluation."""
+        if not self.state.terminal or not self.outcome.evaluations:
+            return False
+        return self.outcome.evaluations[-1].step < self.weights_step
 
     @property
     def silent_share(self) -> float:
@@ -273,7 +295,7 @@ class RunReport:
             return 0
         if self.progress.step_s is None or self.state.status != "running":
             return 20
-        return max(5, min(int(environ.longest_wait_s()), math.ceil(10 * self.progress.step_s)))
+        return max(5, min(int(self.longest_wait_s), math.ceil(10 * self.progress.step_s)))
 
     @cached_property
     def outcome(self) -> Outcome:
@@ -297,6 +319,7 @@ class RunReport:
             ci95=difference.facts["ci95"],
             certain=difference.facts["certain"],
             step=last.step,
+            weights_step=self.weights_step,
         )
 
     @cached_property
@@ -315,23 +338,25 @@ class RunReport:
                     "rl_check_status", run_id, wait_s=self.suggested_wait_s, until="running"
                 )
             case "stopping":
-                return until_it_ends(run_id)
+                return until_it_ends(run_id, self.longest_wait_s)
             case "running":
                 if call := self.pressing.remedy.first if self.pressing else None:
                     return call
                 # Wake at the end where it is near, else at the next evaluation, if there will be
                 # one.
                 left_s, every = self.progress.remaining_s, self.given.trainer.eval_every
-                is_near = left_s is not None and left_s < environ.longest_wait_s()
+                is_near = left_s is not None and left_s < self.longest_wait_s
                 is_last = every <= 0 or (self.step // every + 1) * every > state.total_steps
                 if is_near or is_last:
-                    return until_it_ends(run_id)
+                    return until_it_ends(run_id, self.longest_wait_s)
                 return NextStep.of(
                     "rl_check_status", run_id, wait_s=self.suggested_wait_s, until="eval"
                 )
             case "completed":
                 return results
             case "stopped":
+                if self.is_unevaluated and not self.pressing:
+                    results = NextStep.of("rl_evaluate", run_id)
                 more = self.further
                 if more:
                     return (results, " or ", more)
@@ -403,9 +428,15 @@ class RunReport:
         return NextStep.of("rl_start_training", environment=environment_of(state), changes=changes)
 
 
-def report_of(run: RunDirectory, state: RunState | None = None) -> RunReport:
-    """The run as it is now; `state`: where it was read just before, or is just about to be
-    written.
+def report_of(
+    run: RunDirectory, state: RunState | None = None, longest_wait_s: float | None = None
+) -> RunReport:
+    """The run as it is now.
+
+    Args:
+        run: which.
+        state: where it was read just before, or is just about to be written.
+        longest_wait_s: how long a call of the reader may wait; None: as long as everywhere.
     """
     state = state or run.state()
     progress = read_progress(run, state)
@@ -422,14 +453,13 @@ def report_of(run: RunDirectory, state: RunState | None = None) -> RunReport:
         figures=figures_of(progress.series, state.kind),
         restarts=read_restarts(run.path / "events.jsonl"),
         at=time.time(),
+        longest_wait_s=longest_wait_s or environ.longest_wait_s(),
     )
 
 
-def until_it_ends(run_id: str) -> NextStep:
+def until_it_ends(run_id: str, wait_s: float) -> NextStep:
     """Wait for the end, as long as a call may: it wakes at the end."""
-    return NextStep.of(
-        "rl_check_status", run_id, wait_s=int(environ.longest_wait_s()), until="terminal"
-    )
+    return NextStep.of("rl_check_status", run_id, wait_s=int(wait_s), until="terminal")
 
 
 def environment_of(state: RunState) -> str:

@@ -24,7 +24,7 @@ from halteres.config.program import NOTHING_TO_EVALUATE, EnvironmentProgram, fin
 from halteres.config.settings import ENV_WIRING
 from halteres.errors import EnvironmentFailed, HalteresError, ProcessFailed
 from halteres.files import replace_file
-from halteres.models import builtin_path
+from halteres.models import model_folder
 from halteres.observe.metrics import Row, append_row, read_rows
 from halteres.process import Lifeline, run_caught
 from halteres.redaction import Redactor
@@ -32,6 +32,7 @@ from halteres.rewards.components import secret_variables
 from halteres.rewards.panel import PROXY, shares
 from halteres.runs.directory import RunDirectory, StateWriter
 from halteres.runs.planning.models import FIELDS as REWARD_FIELDS
+from halteres.runs.planning.models import models_home
 from halteres.runs.reading.adapter import newest_policy
 from halteres.runs.reading.evaluations import LOGGED, figures_of
 from halteres.runs.reading.failures import how, reason
@@ -62,7 +63,7 @@ def examination(
     A run's settings hold in its own environment; in another one, that one's defaults do.
     """
     if run is None:
-        tokenizer = str(builtin_path(model) or model)
+        tokenizer = str(model_folder(model, models_home()) or model)
         return Examination(
             program=find_program(environment), env={}, base=model, tokenizer=tokenizer, policy=model
         )

@@ -19,6 +19,7 @@ import sys
 import time
 from collections.abc import AsyncIterator, Callable
 from contextlib import AbstractAsyncContextManager, asynccontextmanager
+from dataclasses import replace
 from typing import Any, Final
 
 import anyio
@@ -27,6 +28,7 @@ import uvicorn
 from mcp.server import Server, ServerRequestContext
 from mcp.server.caching import CacheHint
 from mcp.server.stdio import stdio_server
+from mcp.server.streamable_http import MCP_SESSION_ID_HEADER
 from mcp.server.streamable_http_manager import StreamableHTTPSessionManager
 from mcp.shared.message import SessionMessage
 from pydantic import ValidationError
@@ -38,9 +40,10 @@ from starlette.types import Receive, Scope, Send
 
 import halteres
 from halteres import loopback, process
+from halteres.agent.agent_clients import host_wait_s
 from halteres.agent.call import Reply, call
 from halteres.agent.table import BY_NAME, TOOLS
-from halteres.agent.tool import Caller, Tool
+from halteres.agent.tool import Caller, ShownAlerts, Tool
 from halteres.agent.transports.access import (
     FILE,
     Guard,
@@ -77,8 +80,9 @@ def build(
     async def call_tool(
         context: Context, params: types.CallToolRequestParams
     ) -> types.CallToolResult:
+        caller = replace(caller_of(context), host_wait_s=_host_wait_s(context))
         async with report_progress(context, params, progress_every_s):
-            return _result(await call(params.name, params.arguments, caller_of(context)))
+            return _result(await call(params.name, params.arguments, caller))
 
     async def read_resource(
         context: Context, params: types.ReadResourceRequestParams
@@ -106,6 +110,13 @@ def build(
         on_list_prompts=content.list_prompts,
         on_get_prompt=content.get_prompt,
     )
+
+
+def _host_wait_s(context: Context) -> float | None:
+    client = context.session.client_params
+    if client is None:
+        return None
+    return host_wait_s(client.client_info.name)
 
 
 def tool_definition(tool: Tool[...]) -> dict[str, Any]:
@@ -187,7 +198,9 @@ def serve_stdio() -> None:
     # Ctrl-C ends it at once: there is nothing to put in order, and the thread that reads cannot be
     # interrupted.
     signal.signal(signal.SIGINT, signal.SIG_DFL)
-    caller = Caller(draft=environ.agent_session() or f"mcp-{secrets.token_hex(4)}")
+    # the process has one client, from its beginning to its end
+    draft = environ.agent_session() or f"mcp-{secrets.token_hex(4)}"
+    caller = Caller(draft=draft, shown_alerts=ShownAlerts())
     _log.info("MCP on standard input and output; the draft is %s.", caller.draft)
     asyncio.run(_serve_stdio(caller))
 
@@ -215,6 +228,9 @@ async def _serve_stdio(caller: Caller) -> None:
     os.dup2(2, 1)
 
 
+# of which it is kept which alerts they were shown; the oldest is forgotten, and shown them again
+MOST_SESSIONS = 64
+
 SESSION = "x-halteres-session"  # header that names the draft a client works on, unless a call does
 
 
@@ -224,7 +240,8 @@ class Endpoint:
     """
 
     def __init__(self, progress_every_s: float = PROGRESS_EVERY_S) -> None:
-        self._sessions = StreamableHTTPSessionManager(build(_caller, progress_every_s))
+        self._sessions = StreamableHTTPSessionManager(build(self._caller, progress_every_s))
+        self._shown_alerts: dict[str, ShownAlerts] = {}  # by MCP session, oldest first
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Answer one request."""
@@ -234,15 +251,21 @@ class Endpoint:
         """Hold sessions and calls under way; at the end they are cancelled. Once only."""
         return self._sessions.run()
 
-
-def _caller(context: Context) -> Caller:
-    request = context.request
-    draft = None
-    if isinstance(request, Request):
-        draft = request.headers.get(SESSION)
-    if draft:
-        return Caller(draft=draft)
-    return Caller.own()
+    def _caller(self, context: Context) -> Caller:
+        request = context.request
+        if not isinstance(request, Request):
+            return Caller.own()
+        caller = Caller.own()
+        if draft := request.headers.get(SESSION):
+            caller = Caller(draft=draft)
+        # Revision 2026-07-28 has no sessions: nothing tells one client from another.
+        session = request.headers.get(MCP_SESSION_ID_HEADER)
+        if session is None:
+            return caller
+        shown = self._shown_alerts.setdefault(session, ShownAlerts())
+        if len(self._shown_alerts) > MOST_SESSIONS:
+            del self._shown_alerts[next(iter(self._shown_alerts))]
+        return replace(caller, shown_alerts=shown)
 
 
 def guarded(endpoint: Endpoint) -> Starlette:
