@@ -28,7 +28,7 @@ from halteres.agent.answer_text import LONGEST, echoed, fitted, marked
 from halteres.agent.arguments import ReadArguments, read_arguments
 from halteres.agent.drafts import drafts_folder, lock_of
 from halteres.agent.next_call import next_call
-from halteres.agent.status import looks_folder
+from halteres.agent.status import LOOKS
 from halteres.agent.table import BY_NAME
 from halteres.agent.tool import Caller, Result, Tool
 from halteres.agent.trial.folder import Kind, TestFolder, tests_folder
@@ -239,7 +239,7 @@ def _old_drafts() -> None:
 
 
 def _ended_looks() -> None:
-    for file in looks_folder().glob("*.json"):
+    for file in (environ.home() / LOOKS).glob("*.json"):
         try:
             ended = read_state(runs_home() / file.stem / "run.json").terminal
         except NotFound:

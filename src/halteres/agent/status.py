@@ -352,9 +352,7 @@ class LastLook(msgspec.Struct, frozen=True, kw_only=True):
     metrics: dict[str, Any]
 
 
-def looks_folder() -> Path:
-    """The folder of all last looks: HALTERES_HOME/looks."""
-    return environ.home() / "looks"
+LOOKS = "looks"  # the folder of all last looks, in HALTERES_HOME
 
 
 def rate_limited_answer(report: RunReport) -> dict[str, Any] | None:
@@ -368,7 +366,7 @@ def rate_limited_answer(report: RunReport) -> dict[str, Any] | None:
         return None
     if interval_s <= 0:
         return None
-    file = looks_folder() / f"{report.run.run_id}.json"
+    file = environ.home() / LOOKS / f"{report.run.run_id}.json"
     now, last, state = report.at, None, report.state
     with contextlib.suppress(OSError, *NOT_JSON):
         last = msgspec.json.decode(read_regular(file), type=LastLook)
