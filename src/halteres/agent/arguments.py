@@ -18,6 +18,7 @@ import msgspec
 
 from halteres.agent.answer_text import echoed
 from halteres.agent.tool import Tool, schema_of
+from halteres.config.values import schema_at
 from halteres.documents import DocumentError, parse_json
 from halteres.errors import UserError
 
@@ -66,9 +67,8 @@ def read_arguments(tool: Tool[...], given: Mapping[str, Any]) -> ReadArguments:
         if name == "value" or name not in tool.arguments.model_fields:
             found.values[name] = value
             continue
-        types = set(_types_of(schema["properties"][name], schema))
         try:
-            read = _read(value, types)
+            read = _read(value, schema_at(schema, [name]).types)
         except DocumentError as error:
             what = f"{tool.name} cannot read '{name}'."
             raise UserError(what, f"{error}.", "Correct the JSON text.", field=name) from error
@@ -84,16 +84,6 @@ def read_arguments(tool: Tool[...], given: Mapping[str, Any]) -> ReadArguments:
         if type(read) is not type(value):
             found.coerced[name] = echoed(read)
     return found
-
-
-def _types_of(schema: Mapping[str, Any], whole: Mapping[str, Any]) -> Iterator[str]:
-    """The JSON types that a schema takes."""
-    name = str(schema.get("$ref", "")).rpartition("/")[2]
-    schema = {**whole.get("$defs", {}).get(name, {}), **schema}
-    if "type" in schema:
-        yield str(schema["type"])
-    for option in schema.get("anyOf", ()):
-        yield from _types_of(option, whole)
 
 
 def _read(value: Any, types: set[str]) -> Any:

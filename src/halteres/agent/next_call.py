@@ -6,7 +6,7 @@ from collections.abc import Container, Mapping
 from typing import Any
 
 from halteres.config.edits import Edit
-from halteres.config.values import ANYTHING, value_of
+from halteres.config.values import ANYTHING
 from halteres.errors import HalteresError, InvalidConfig
 from halteres.next_step import Advice, NextStep, Placeholder, then
 
@@ -107,7 +107,7 @@ def mended_call(
     error: HalteresError, tool: str, changes: Mapping[str, Any], **arguments: Any
 ) -> NextStep | None:
     """The call with every suggestion followed; None where a problem has none."""
-    typed = {name: value_of(value, ANYTHING) for name, value in changes.items()}
+    typed = {name: ANYTHING.value_of(value) for name, value in changes.items()}
     changes = {**typed, **error.details.get("coerced", {})}
     mended = dict(changes)
     for problem in error.details.get("problems") or ():

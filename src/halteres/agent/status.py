@@ -11,7 +11,6 @@ import math
 import time
 from collections.abc import Sequence
 from datetime import UTC, datetime
-from pathlib import Path
 from typing import Annotated, Any, get_args
 
 import msgspec

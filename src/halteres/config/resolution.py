@@ -64,7 +64,7 @@ from halteres.config.settings import (
     TrainerSettings,
     by_key,
 )
-from halteres.config.values import ANYTHING, Schema, Word, schema_at, value_of
+from halteres.config.values import Schema, Word, schema_at, value_of
 from halteres.documents import DocumentError, half_characters
 from halteres.errors import InvalidConfig
 from halteres.logins import is_struck
@@ -211,7 +211,7 @@ def _as_typed(edit: Edit, schema: Schema) -> Any:
 
 def _typed(edit: Edit, schema: Schema) -> Any:
     """The value of an edit in a section of this schema. Raises DocumentError."""
-    value = value_of(edit.value, schema_at(schema, [edit.key.partition(".")[2]]))
+    value = schema_at(schema, [edit.key.partition(".")[2]]).value_of(edit.value)
     if edit.key == DATASET:
         return data_place(value, Path())
     return value
@@ -323,7 +323,7 @@ def _ask(given: _Given, program: EnvironmentProgram, policy: Policy) -> Descript
     for edit in given.edits:
         section, _, name = edit.key.partition(".")
         if section == "env" and given.sources.get(edit.key) == "edit" and name in guessed:
-            guessed[name] = _typed(edit, ANYTHING)
+            guessed[name] = _typed(edit, {})
     description = describe(program, guessed)
     absent = _settle_locks(given, description, policy)
     for index, edit in enumerate(given.edits):
@@ -526,7 +526,7 @@ def _refused(given: _Given, description: Description) -> InvalidConfig:
             schema = _schema_of(section)
         else:
             schema = description.schema
-        number = number_in_text(schema.get("properties", {}).get(name, {}), edit.value)
+        number = number_in_text(schema_at(schema, [name]).types, edit.value)
         if number is not None and edit.name not in names:
             numbers[edit.name] = number
     if numbers:
