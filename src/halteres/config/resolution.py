@@ -32,6 +32,7 @@ from halteres.config.edits import (
     read_edit,
     switch_refused,
 )
+from halteres.config.environ import LARGEST_BATCH
 from halteres.config.files import data_place, read_sections
 from halteres.config.operator_policy import (
     Policy,
@@ -46,8 +47,6 @@ from halteres.config.operator_policy import (
 from halteres.config.problem import (
     Problem,
     UnknownSetting,
-    batch_problem,
-    minibatches_problem,
     refusal,
     rule_of,
     struck_out_problem,
@@ -385,7 +384,7 @@ def _check(
     _check_environment(given, description, env, 2 if compares_groups else 1, policy)
     if known_trainer is not None:
         given.refuse(over_cap(policy, known_trainer.total_steps))
-        given.refuse(minibatches_problem(known_trainer.minibatches, env.get("batch_size")))
+        given.refuse(_minibatches_problem(known_trainer.minibatches, env.get("batch_size")))
     if given.problems:
         raise _refused(given, description)
     settings = Settings.model_validate({**parts, "env": env})
@@ -501,11 +500,46 @@ def _check_environment(
         odd |= {one.field: one for one in odd_numbers(description.schema, values)}
     given.refuse(*(problem for name, problem in odd.items() if name not in known))
     if not known & {"env.batch_size", "env.group_size"}:
-        given.refuse(batch_problem(env.get("batch_size"), env["group_size"], smallest_group))
+        given.refuse(_batch_problem(env.get("batch_size"), env["group_size"], smallest_group))
     for edit in given.edits:
         is_theirs = edit.name in description.fields and edit.name not in ENV_WIRING
         if is_theirs and edit.key in OWN_KEYS:
             given.refuse(edit.ambiguous([edit.key, f"env.{edit.name}"]))
+
+
+def _batch_problem(batch: Any, group: Any, smallest_group: int) -> Problem | None:
+    """What is wrong with the sizes of batch and group, in rollouts; `smallest_group`: what the
+    estimator of advantages needs.
+    """
+    is_number = isinstance(batch, int) and isinstance(group, int)
+    if not is_number or group <= 0 or batch <= 0:
+        return Problem(field="env.batch_size", got=batch, rule="must be a positive integer")
+    if group < smallest_group:
+        rule = (
+            "must be at least 2: an answer's advantage is how much better it is than the "
+            "others of its group"
+        )
+        return Problem(field="env.group_size", got=group, rule=rule, suggest=(8, 16))
+    at_most = f"must be at most {LARGEST_BATCH}: the trajectory server takes no larger batch"
+    if group > LARGEST_BATCH:
+        return Problem(field="env.group_size", got=group, rule=at_most)
+    if batch > LARGEST_BATCH:
+        largest = LARGEST_BATCH // group * group
+        return Problem(field="env.batch_size", got=batch, rule=at_most, suggest=(largest,))
+    if batch % group == 0:
+        return None
+    below = batch // group * group
+    near = tuple(value for value in (below, below + group) if value)
+    rule = f"must be a multiple of group_size {group}"
+    return Problem(field="env.batch_size", got=batch, rule=rule, suggest=near)
+
+
+def _minibatches_problem(minibatches: int, batch: Any) -> Problem | None:
+    """What is wrong with a number of minibatches: a batch of rollouts is divided into them."""
+    if not isinstance(batch, int) or minibatches <= max(1, batch):
+        return None
+    rule = f"must be at most env.batch_size ({batch}), the rollouts of a batch"
+    return Problem(field="trainer.minibatches", got=minibatches, rule=rule, suggest=(batch,))
 
 
 def _refused(given: _Given, description: Description) -> InvalidConfig:

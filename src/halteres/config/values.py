@@ -34,9 +34,10 @@ class SettingSchema:
     @classmethod
     def of(cls, schema: Schema, definitions: Schema | None = None) -> SettingSchema:
         """Of a JSON Schema; `definitions`: what it refers to, by default its own `$defs`."""
-        if definitions is None:
-            definitions = schema.get("$defs", {})
-        return cls(tuple(_parts(schema, definitions)), definitions)
+        known: Schema = schema.get("$defs", {})
+        if definitions is not None:
+            known = definitions
+        return cls(tuple(_parts(schema, known)), known)
 
     @property
     def types(self) -> set[str]:

@@ -16,7 +16,7 @@ from typing import Any, TypeVar
 
 from halteres.config import environ
 from halteres.config.operator_policy import Policy, PolicyCap, over_cap
-from halteres.config.problem import Problem, batch_problem, refusal
+from halteres.config.problem import Problem, refusal
 from halteres.config.program import EnvironmentProgram, describe
 from halteres.config.resolution import Resolved
 from halteres.config.settings import ENV_WIRING, Settings
@@ -26,7 +26,8 @@ from halteres.models.shape import ModelShape, adapter_numbers
 from halteres.rewards.components import read_rubric
 from halteres.rewards.model_folder import ModelFolder, read_model_folder
 from halteres.runs.directory import active_runs, runs_home
-from halteres.runs.planning import machine, memory
+from halteres.runs.planning import memory
+from halteres.runs.planning.machine import Machine, gb
 from halteres.runs.planning.memory import workload_of
 from halteres.runs.planning.models import (
     FIELDS,
@@ -147,13 +148,6 @@ def check_steps(settings: Settings, policy: Policy) -> None:
         raise refusal([problem], f"Set trainer.total_steps to {problem.limit:g} or less.")
 
 
-def check_batch(settings: Settings) -> None:
-    """InvalidConfig where a batch is not made of whole groups."""
-    problem = batch_problem(settings.env.get("batch_size"), settings.env.get("group_size"), 1)
-    if problem is not None:
-        raise refusal([problem])
-
-
 def check_keys(policy: Policy) -> None:
     """MissingKey where a variable is not set that the policy asks for to start."""
     needed = policy.require_keys.start
@@ -168,14 +162,18 @@ def check_keys(policy: Policy) -> None:
         )
 
 
-def check_memory(settings: Settings, shape: ModelShape | None, rewards_bytes: int) -> Check:
+def check_memory(
+    settings: Settings, here: Machine, shape: ModelShape | None, rewards_bytes: int
+) -> Check:
     """Whether a run fits: into the GPU's memory where the engine will use one.
 
     Args:
+        settings: of the run.
+        here: this machine.
         shape: of the base model; None where a service elsewhere has it.
         rewards_bytes: what the run's own reward server needs.
     """
-    here, work = machine.look(settings.inference.device), workload_of(settings)
+    work = workload_of(settings)
     is_on_gpu = here.gpu is not None
     name, free = "memory", here.memory.free
     batch_bytes = memory.batch_bytes(work)
@@ -188,7 +186,7 @@ def check_memory(settings: Settings, shape: ModelShape | None, rewards_bytes: in
     if name == "memory":
         # a reward server computes on the CPU
         needed += rewards_bytes
-    figures = {"need_gb": machine.gb(needed), "free_gb": machine.gb(free)}
+    figures = {"need_gb": gb(needed), "free_gb": gb(free)}
     if free is None or needed <= free:
         return Check(name=name, figures=figures)
     what = (
@@ -223,7 +221,7 @@ def check_disk(settings: Settings, shape: ModelShape | None) -> Check:
         intervals = (trainer.checkpoint_every, trainer.eval_every)
         count = 2 + sum(trainer.total_steps // every for every in intervals if every)
         needed += count * 3 * memory.NUMBER * adapter_numbers(shape, trainer.lora_rank)
-    figures = {"need_gb": machine.gb(needed), "free_gb": machine.gb(free)}
+    figures = {"need_gb": gb(needed), "free_gb": gb(free)}
     if free >= needed:
         return Check(name="disk", figures=figures)
     failure = DiskFull(
