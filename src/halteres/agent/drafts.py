@@ -175,8 +175,8 @@ def _as_it_can_be(
 
 
 def _impossible(draft: Draft, changes: Mapping[str, Any], error: InvalidConfig) -> dict[str, Any]:
-    """Those of a draft's changes that an error names and that no value could have any more. A value
-    that can be no more is its maker's to change.
+    """The draft's changes that an error names and that no value could mend: their setting is locked
+    by now, or gone. A change of which only the value is refused is left to the user.
     """
     refused = {problem["field"] for problem in error.details.get("problems") or ()}
     gone: dict[str, Any] = {}
@@ -366,8 +366,9 @@ def found_environment(environment: str) -> EnvironmentFile:
 
 
 def current(caller: Caller, handle: str | None, *, to_run: bool = False) -> CurrentDraft:
-    """The draft of this handle as it can be now; changes that it can have no more are discarded for
-    good. `to_run`: the caller runs something with it. Raises as `edited`.
+    """The draft of this handle, with the settings that it comes to now. Changes that cannot hold
+    any more are discarded for good. `to_run`: the caller runs something with it. Raises as
+    `edited`.
     """
     draft = load_draft(caller, handle)
     if to_run:

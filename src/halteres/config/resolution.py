@@ -342,8 +342,10 @@ def _ask(given: _Given, program: EnvironmentProgram, policy: Policy) -> Descript
 
 
 def _settle_locks(given: _Given, description: Description, policy: Policy) -> dict[str, str]:
-    """Refuse what was given against the policy's locks on the environment, and take locks back
-    whose fields it does not have, if it says which it has: these, name -> key.
+    """Refuse what was given against the policy's locks on the environment.
+
+    An environment that lists its fields may lack one that the policy locks: such a lock is taken
+    back. Returns these: name -> key.
     """
     absent: dict[str, str] = {}
     for key, (before, source) in given.held.items():
@@ -449,9 +451,10 @@ def _validated(given: _Given, name: str) -> Section | None:
 def _environment_values(
     given: Mapping[str, Any], description: Description, trainer: TrainerSettings
 ) -> dict[str, Any]:
-    """The environment's values as they will hold, without what a run fills in itself, what no JSON
-    can say and only the environment itself can set, and whether it would use W&B (atroposlib's
-    default is to): only who asks does.
+    """The environment's values as they will hold.
+
+    Left out are what a run fills in itself; values that JSON has no word for, which the environment
+    alone can set; and `use_wandb`, unless it was given: atroposlib's default is true.
     """
     config = {**description.config, **({} if description.schema else given)}
     env = {
@@ -479,8 +482,8 @@ def _check_environment(
     smallest_group: int,
     policy: Policy,
 ) -> None:
-    """Refuse what only with the environment can be seen to be wrong; `smallest_group`: rollouts of
-    a task that the estimator of advantages needs.
+    """Refuse what only the environment's answer shows to be wrong; `smallest_group`: rollouts of a
+    task that the estimator of advantages needs.
     """
     model = given.sections["inference"].get("model", InferenceSettings().model)
     for key, source in given.sources.items():

@@ -296,8 +296,8 @@ def check_lines(data: Path) -> None:
 
 
 def advice(settings: Settings, shape: ModelShape | None) -> Iterator[Check]:
-    """What no run is refused for: no room for prompts beside their answers, a large model at a
-    small one's rate.
+    """Checks that no run is refused for: room for prompts next to their answers; a learning rate
+    that suits the size of the model.
     """
     longest, answer = settings.env.get("max_token_length"), settings.env.get("max_new_tokens")
     if isinstance(longest, int) and isinstance(answer, int) and 0 < longest <= answer:
@@ -320,8 +320,8 @@ def advice(settings: Settings, shape: ModelShape | None) -> Iterator[Check]:
 
 
 def examine_reward_models(env: Mapping[str, Any]) -> tuple[list[Check], list[ModelFolder]]:
-    """A check per folder that an environment's settings name as a reward model, and those that are
-    one.
+    """A check for each folder that an environment's settings name as a reward model, and the reward
+    models that were found.
     """
     checks, models = list[Check](), list[ModelFolder]()
     for folder in reward_folders(env):
@@ -336,8 +336,8 @@ def examine_reward_models(env: Mapping[str, Any]) -> tuple[list[Check], list[Mod
 
 
 def examine_components(env: Mapping[str, Any]) -> list[Check]:
-    """A check per function in a file and per rubric, which the environment would fail at as soon as
-    it begins.
+    """A check for each reward function in a file, and for each rubric: with a wrong one the
+    environment would fail as soon as it begins.
 
     A function of a module is the environment's to find: its interpreter and its folder are others.
     """

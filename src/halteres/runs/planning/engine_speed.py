@@ -92,7 +92,7 @@ class Engine:
 
     @property
     def key(self) -> str:
-        """Under which its speed is remembered: model, engine, threads, machine."""
+        """The key under which its speed is remembered: model, engine, threads, machine."""
         folder = Path(self.model.tokenizer)
         written = (folder / "config.json").stat().st_mtime_ns
         computed = f"{self.backend}/{self.dtype}/{self.device}/{self.threads} threads"

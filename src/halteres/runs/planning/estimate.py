@@ -106,7 +106,7 @@ def estimate(
     service_url: str | None = None,
     may_measure: bool,
 ) -> Estimate | None:
-    """What a run will take; None where nothing was measured (yet).
+    """How long a run will take, and how much memory; None where no speed was measured yet.
 
     Args:
         here: this machine.
@@ -218,7 +218,9 @@ def _quantiles(values: list[float], low: float, high: float) -> Span:
 
 
 def _past(earlier: RunDirectory, run: _Planned) -> _Past | None:
-    """None where its model, environment or engine is another."""
+    """What an earlier run says of the planned one; None where its model, environment or engine is
+    another, or where it has too few steps.
+    """
     state, settings, environment = earlier.state(), earlier.settings(), run.environment
     if (state.base_model, state.environment_file) != (run.model.name, str(environment.path)):
         return None
@@ -257,7 +259,8 @@ def _by_speed(run: _Planned, speed: Speed) -> Estimate:
         1 / speed.decode_tokens_per_s
     )
     training = BESIDE_PROBE * (1 / speed.train_tokens_per_s)
-    update, load = BESIDE_PROBE * speed.update_s, Span(speed.load_s, 1.5 * speed.load_s)
+    update = BESIDE_PROBE * speed.update_s
+    load = Span(speed.load_s, 1.5 * speed.load_s)
     sequence = (prompt + answer).within(1, work.positions)
     step = (answer * sampling + sequence * training) * work.batch_size + update + PER_STEP_S
     evaluation = answer * sampling * work.eval_sequences + Span(1, 3)

@@ -85,7 +85,7 @@ class Workload:
 def workload_of(settings: Settings) -> Workload:
     """The demands of a run with these settings."""
 
-    # what says "no limit" (0, -1, null) or is no number is the default
+    # 0, -1 and null mean "no limit": the default is counted with, as for what is no number
     def number(name: str, default: int) -> int:
         value = settings.env.get(name)
         if isinstance(value, int) and not isinstance(value, bool) and value > 0:

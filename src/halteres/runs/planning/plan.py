@@ -177,7 +177,7 @@ def _machine(device: str | None) -> Machine:
 def _place_checks(
     settings: Settings, here: Machine | None, policy: Policy, service_url: str | None
 ) -> list[Check]:
-    """Of where the run is started: device, proxies, keys."""
+    """Checks of the place where the run is started: device, proxies, keys."""
     checks: list[Check] = []
     if here is not None and service_url is None:
         device, _ = attempt("device", lambda: here.check_device(settings.inference.device))
@@ -194,7 +194,7 @@ def _place_checks(
 
 
 def _cap_checks(settings: Settings, policy: Policy, is_open: bool) -> list[Check]:
-    """Of what the operator caps."""
+    """Checks of what the operator caps: steps, runs at once."""
     checks: list[Check] = []
     if policy.caps.max_steps is not None:
         checks.append(attempt("steps allowed", lambda: check_steps(settings, policy))[0])
@@ -211,7 +211,9 @@ def _model(inference: InferenceSettings, service_url: str | None) -> RunModel:
 
 
 def _with_model(settings: Settings, model: RunModel | None, service_url: str | None) -> Settings:
-    """With the name of a model of this disk that means the same from any folder."""
+    """The settings with their model by the name that means the same from any folder, if it lies on
+    this disk.
+    """
     if service_url is not None or model is None or settings.inference.model == model.name:
         return settings
     inference = settings.inference.model_copy(update={"model": model.name})
@@ -219,8 +221,8 @@ def _with_model(settings: Settings, model: RunModel | None, service_url: str | N
 
 
 def _unlocking(check: Check, policy: Policy) -> Check:
-    """A check that fails for a model which the policy holds: its error names what the operator
-    does, for the caller cannot change it.
+    """Name in a failed check how the operator unlocks the model, where the policy holds it: the
+    caller cannot change it.
     """
     failure = check.failure
     if failure is not None and failure.details.get("field") == MODEL and MODEL in policy.lock:
