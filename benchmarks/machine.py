@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import platform
+import subprocess
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
@@ -12,15 +13,35 @@ from halteres.process import usable_cores
 
 
 def machine() -> dict[str, Any]:
-    """Processor, cores, system, Python; the load average as it is now."""
+    """Processor, cores, system, Python, commit; the load average as it is now."""
     return {
         "cpu": _cpu_model(),
         "cores": usable_cores(),
         "system": f"{platform.system()} {platform.machine()}",
         "python": platform.python_version(),
+        "commit": commit(),
         "load_average": [round(load, 2) for load in os.getloadavg()],
         "date": datetime.now(UTC).isoformat(timespec="seconds"),
     }
+
+
+def commit() -> str:
+    """The commit that is measured, shortened, with "+" where files differ from it; empty outside of
+    a checkout.
+    """
+
+    def git(*arguments: str) -> str:
+        command = ["git", "-C", str(Path(__file__).parent), *arguments]
+        return subprocess.run(command, capture_output=True, check=True, text=True).stdout.strip()
+
+    try:
+        head = git("rev-parse", "--short", "HEAD")
+        is_dirty = bool(git("status", "--porcelain"))
+    except (OSError, subprocess.CalledProcessError):
+        return ""
+    if is_dirty:
+        return f"{head}+"
+    return head
 
 
 def _cpu_model() -> str:

@@ -1,9 +1,12 @@
-"""Texts and figures as readers get them: short, and without secrets."""
+"""Texts and figures as readers get them: short, without secrets, and, where a text comes in parts,
+without half a word that is looked for.
+"""
 
 from __future__ import annotations
 
 import json
 import math
+from collections.abc import Sequence
 from typing import Any
 
 from halteres.redaction import Redactor
@@ -70,3 +73,14 @@ def rounded(value: Any, digits: int = 4) -> Any:
     return (
         float(f"{value:.{digits}g}") if isinstance(value, float) and math.isfinite(value) else value
     )
+
+
+def beginning(text: str, words: Sequence[str]) -> int:
+    """Where the longest end of `text` begins that is a beginning of one of `words`; its length if
+    there is none.
+    """
+    longest = max((len(word) for word in words), default=0) - 1
+    for at in range(max(0, len(text) - longest), len(text)):
+        if any(word.startswith(text[at:]) for word in words):
+            return at
+    return len(text)

@@ -313,17 +313,6 @@ def _rendered_message(message: Any, template: ChatTemplate) -> Message:
     return {**message, "content": text_of(content)}
 
 
-def beginning(text: str, words: Sequence[str]) -> int:
-    """Where the longest end of `text` begins that is a beginning of one of `words`; its length if
-    there is none.
-    """
-    longest = max((len(word) for word in words), default=0) - 1
-    for at in range(max(0, len(text) - longest), len(text)):
-        if any(word.startswith(text[at:]) for word in words):
-            return at
-    return len(text)
-
-
 def tokenizer_files(folder: Path) -> list[str]:
     """The files of a folder that its tokenizer is made of, chat templates among them, relative to
     it.

@@ -23,7 +23,8 @@ from typing import Any
 import msgspec
 
 from halteres.documents import parse_json
-from halteres.text import THINKING, THOUGHT, beginning
+from halteres.short_texts import beginning
+from halteres.text import THINKING, THOUGHT
 
 OPEN, CLOSE = "<tool_call>", "</tool_call>"
 

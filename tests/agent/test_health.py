@@ -119,7 +119,7 @@ def test_a_gpu_counts_if_torch_can_use_it(
     monkeypatch.setenv("PATH", f"{tmp_path}{os.pathsep}{os.environ['PATH']}")
     monkeypatch.setenv("HALTERES_DEVICE", "cuda")
     monkeypatch.setattr(machine.importlib.metadata, "version", lambda package: torch)
-    found = machine.gpu()
+    found = machine.look().gpu
     assert (found is not None) is seen
     if found is not None:
         assert (found.name, found.memory.free) == ("NVIDIA H200", 143_156 << 20)
@@ -135,7 +135,7 @@ def test_the_engine_takes_the_cpu_beside_a_gpu_unless_its_user_says_otherwise(
     monkeypatch.setenv("PATH", f"{tmp_path}{os.pathsep}{os.environ['PATH']}")
     monkeypatch.delenv("HALTERES_DEVICE", raising=False)
     monkeypatch.setattr(machine.importlib.metadata, "version", lambda package: "2.13.0")
-    assert (environ.device(), machine.gpu()) == ("cpu", None)
+    assert (environ.device(), machine.look().gpu) == ("cpu", None)
     told = next(check.found for check in machine_checks() if check.name == "machine")
     assert "NVIDIA H200" in told and "HALTERES_DEVICE=cuda" in told
     monkeypatch.setenv("HALTERES_DEVICE", "cuda")
@@ -154,7 +154,7 @@ def test_a_driver_that_does_not_answer_is_no_gpu(
     monkeypatch.setenv("HALTERES_DEVICE", "cuda")
     monkeypatch.setenv("PATH", f"{tmp_path}{os.pathsep}{os.environ['PATH']}")
     monkeypatch.setattr(machine.importlib.metadata, "version", lambda package: "2.13.0")
-    assert machine.gpu() is None
+    assert machine.look().gpu is None
 
 
 def test_a_gpu_that_is_asked_for_and_not_here_is_a_finding(monkeypatch: pytest.MonkeyPatch) -> None:

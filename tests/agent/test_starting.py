@@ -138,7 +138,7 @@ async def test_a_dry_run_tells_checks_and_changes_and_leaves_no_trace_of_a_run(h
     assert (answer["dry_run"], answer["ok"]) == (True, True)
     names = [check["check"] for check in answer["checks"]]
     assert names == [
-        *("variables", "model present", "memory", "disk", "environment", "batch", "reward varies")
+        *("variables", "model present", "memory", "disk", "environment", "reward varies")
     ]
     memory = check_of(answer, "memory")
     assert 0 < memory["need_gb"] < memory["free_gb"]

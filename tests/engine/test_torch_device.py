@@ -12,16 +12,15 @@ import pytest
 import torch
 from torch import Tensor
 
+from halteres.engine.limits import GPU_PASS_TOKENS, activation_bytes
 from halteres.engine.torch import TorchEngine, attention, device, flash
 from halteres.engine.torch.attention import Causal
 from halteres.engine.torch.device import difference, usable_device
-from halteres.engine.torch.limits import activation_bytes
 from halteres.engine.torch.loading import load_base
 from halteres.engine.torch.model import BaseModel, FusedModel, Grid, Heads
 from halteres.engine.torch.trie import FlashTrieAttention, Trie, TrieAttention
 from halteres.errors import InvalidConfig
 from halteres.models.shape import read_shape
-from halteres.runs.planning import memory
 
 from .requests import IMPORTANCE_SAMPLING
 from .test_torch_trie import branching
@@ -223,8 +222,11 @@ async def test_how_much_of_a_bfloat16_cache_is_converted_at_once_changes_no_bit(
     assert answers[0] == answers[1]
 
 
-def test_engine_and_estimate_decide_alike_what_a_gpu_computes_once_more(
+def test_the_activations_of_a_pass_are_inputs_and_outputs_of_every_projection(
     base: BaseModel, model_folder: Path
 ) -> None:
+    """By them a GPU computes layers once more, and a plan reckons with it."""
     assert isinstance(base, FusedModel)
-    assert activation_bytes(base) == memory.kept_bytes(read_shape(model_folder))
+    projections = [one for layer in base.layers for one in (*layer.attention, *layer.mlp)]
+    numbers = sum(one.inputs + one.weight_ED.shape[0] for one in projections)
+    assert activation_bytes(read_shape(model_folder)) == 4 * GPU_PASS_TOKENS * numbers

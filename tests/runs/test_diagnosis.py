@@ -308,7 +308,7 @@ def test_a_fresh_start_is_one_that_is_not_refused(run: RunDirectory) -> None:
     chosen = {"run.environment": "arithmetic", "trainer.lora_rank": 8}
     rows = {name: {"value": value, "source": "edit"} for name, value in chosen.items()}
     (run.path / "config.resolved.json").write_text(json.dumps(rows))
-    call = RunFacts.of(run, "arithmetic").begin_anew({})
+    call = RunFacts.of(run).begin_anew({})
     assert call.args == {"environment": "arithmetic", "changes": {"trainer.lora_rank": 8}}
 
 

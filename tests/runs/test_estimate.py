@@ -19,7 +19,7 @@ from halteres.config.settings import Settings
 from halteres.models import TINY
 from halteres.observe.metrics import append_row
 from halteres.runs.directory import RunDirectory, runs_home
-from halteres.runs.planning import engine_speed
+from halteres.runs.planning import engine_speed, machine
 from halteres.runs.planning import estimate as estimate_module
 from halteres.runs.planning.engine_speed import Engine, Speed, measured, remembered
 from halteres.runs.planning.estimate import Estimate, estimate
@@ -82,7 +82,7 @@ class Planned:
 
     @property
     def engine(self) -> Engine:
-        return Engine.of(self.settings, self.model)
+        return Engine.of(self.settings, self.model, machine.look())
 
     def estimate(self) -> Estimate | None:
         """Without a measurement."""
@@ -90,6 +90,7 @@ class Planned:
             self.settings,
             self.environment,
             self.model,
+            machine.look(),
             first_step=self.first_step,
             may_measure=False,
         )
@@ -282,7 +283,10 @@ def test_an_engine_that_does_not_start_has_no_speed(home: Path, tmp_path: Path) 
     plan = planned()
     (tmp_path / "config.json").write_text("{}")
     broken = Engine(
-        backend="scripted", model=RunModel(name="x", tokenizer=str(tmp_path)), threads=1
+        backend="scripted",
+        model=RunModel(name="x", tokenizer=str(tmp_path)),
+        threads=1,
+        machine="m",
     )
     assert measured(broken, workload_of(plan.settings), deadline_s=60) is None
     assert not (home / "cache").exists()

@@ -1,4 +1,4 @@
-"""What a run is refused for before it begins: how its service is reached."""
+"""What a run is refused for before it begins: how its service is reached, wrong variables."""
 
 from __future__ import annotations
 
@@ -48,6 +48,14 @@ def test_a_run_whose_service_is_here_needs_no_proxy(
     monkeypatch.setenv("ALL_PROXY", "socks5://127.0.0.1:9")
     assert failed(None) == set()
     assert failed("http://127.0.0.1:1") == {"model present"}, "nothing answers there"
+
+
+def test_a_wrong_variable_is_a_finding_of_the_plan(
+    home: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A plan raises nothing, also where the machine cannot be looked at."""
+    monkeypatch.setenv("HALTERES_DEVICE", "tpu")
+    assert failed(None) == {"variables"}
 
 
 def test_a_service_whose_address_has_a_login_is_refused_before_it_is_asked(home: Path) -> None:

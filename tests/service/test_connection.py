@@ -17,7 +17,7 @@ from tinker.cli.auth_api import AuthApiError, TinkerAuthApi
 from halteres.models import TINY
 from halteres.service.service import Options
 
-from .live_service import DATA, STEP, LiveService, closing, serving, trainer
+from .live_service import DATA, STEP, LiveService, serving, trainer
 
 WAIT_S = 20
 
@@ -35,17 +35,6 @@ async def test_the_flags_steer_the_client(scene: LiveService, client: tinker.Ser
         False,
     )
     assert (config.sample_use_retrieve_futures, dynamic.sample_cancel_enabled) == (False, True)
-
-
-async def test_an_operator_may_turn_a_flag(tmp_path: Path) -> None:
-    flags = {"parallel_fwdbwd_chunks": False, "sample_cancel_enabled": False}
-    async with (
-        serving(tmp_path, Options(client_flags=flags)) as scene,
-        closing(await scene.client()) as client,
-    ):
-        assert not client.holder.get_client_config().parallel_fwdbwd_chunks
-        assert not client.holder.get_client_config().custom_loss_server_side
-        assert not client.holder._client_dynamic_config.sample_cancel_enabled
 
 
 @proves("sample:raw-or-tempered")

@@ -216,7 +216,7 @@ def test_what_is_no_regular_file_of_text_is_refused_at_once(tmp_path: Path) -> N
 
 
 WRITTEN_BY_USERS = (
-    "agent/arguments.py",
+    "agent/call.py",
     "agent/transports",
     "rewards/preference_files.py",
     "rewards/preferences.py",

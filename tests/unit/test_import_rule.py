@@ -84,7 +84,7 @@ FOUNDATION = {
     "chat_template": (),
     "text": ("errors", "files", "chat_template"),
     "scores": ("text",),
-    "tool_calls": ("documents", "text"),
+    "tool_calls": ("documents", "short_texts", "text"),
     "process": ("config", "errors", "redaction", "logins"),
     "loopback": ("errors",),
     "access_policy": ("errors", "loopback"),

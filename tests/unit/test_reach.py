@@ -79,3 +79,26 @@ def test_what_is_too_large_to_be_read_is_too_large_to_be_checked(
     if schema:
         with pytest.raises(TooLarge):
             value_of(text, schema)
+
+
+CODE: dict[str, Any] = {"properties": {"x": {"type": "string", "reaches": "code"}}}
+WORDS: dict[str, Any] = {"properties": {"x": {"type": "string", "reaches": "nothing"}}}
+UNKNOWN: dict[str, Any] = {"properties": {"x": {}}}
+
+
+@pytest.mark.parametrize(
+    ("alternatives", "reaches"),
+    [
+        ([CODE, WORDS], {"code", "nothing"}),
+        ([WORDS, CODE], {"code", "nothing"}),
+        ([WORDS, UNKNOWN], {"nothing", None}),
+        ([UNKNOWN, WORDS], {"nothing", None}),
+    ],
+)
+def test_a_guard_looks_at_what_every_alternative_reaches(
+    alternatives: list[dict[str, Any]], reaches: set[Reach | None]
+) -> None:
+    """Which of them will read the value is not known; their order says nothing."""
+    schema = {"properties": {"part": {"anyOf": alternatives}}}
+    found = texts_of(schema, "part", {"x": "os:abort"})
+    assert {one.reach for one in found if one.place == "part.x"} == reaches

@@ -74,8 +74,7 @@ def _functions(node: ast.AST, where: str) -> Iterator[Size]:
         named = isinstance(child, ast.FunctionDef | ast.AsyncFunctionDef | ast.ClassDef)
         name = f"{where}:{child.name}" if named else where
         if isinstance(child, ast.FunctionDef | ast.AsyncFunctionDef):
-            # Without the signature: that of a command is its options, one to a line.
-            yield Size((child.end_lineno or child.lineno) - child.body[0].lineno + 1, name)
+            yield Size((child.end_lineno or child.lineno) - child.lineno + 1, name)
         yield from _functions(child, name)
 
 

@@ -1,6 +1,10 @@
 """One call of a tool, whatever transport it came through: arguments checked, the tool run, whatever
 happened an answer.
 
+Arguments are read as the types that the tool declares: 3.0 and "3" for an integer, JSON in a text
+for a list or an object, null for what is not given; a text as nothing else where the tool takes
+texts. The answer says what was read as another type. What cannot be read, the tool refuses.
+
 No answer holds NaN or a secret, and every one says what to do next. Only cancellation leaves a call
 as an exception. After a call that began something, what HALTERES_HOME keeps besides runs is brought
 within its bounds.
@@ -13,26 +17,29 @@ import contextlib
 import inspect
 import logging
 import math
+import re
 import secrets
 import shutil
 import time
-from collections.abc import Iterable, Mapping
-from dataclasses import dataclass
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
 from typing import Any, Final, get_args
 
+import msgspec
 from pydantic import ValidationError
 
 from halteres.agent.answer_text import LONGEST, echoed, fitted, marked
-from halteres.agent.arguments import ReadArguments, read_arguments
 from halteres.agent.drafts import drafts_folder, lock_of
 from halteres.agent.next_call import next_call
-from halteres.agent.status import looks_folder
+from halteres.agent.status import LOOKS
 from halteres.agent.table import BY_NAME
-from halteres.agent.tool import Caller, Result, Tool
+from halteres.agent.tool import Caller, Result, Tool, schema_of
 from halteres.agent.trial.folder import Kind, TestFolder, tests_folder
 from halteres.config import environ
+from halteres.config.values import schema_at
+from halteres.documents import DocumentError, parse_json
 from halteres.errors import (
     Conflict,
     HalteresError,
@@ -50,6 +57,22 @@ from halteres.runs.state import is_locked, lock_taken, read_state
 from halteres.short_texts import clipped
 
 _log = logging.getLogger(__name__)
+
+NO_TEXT: Final = re.compile("[\x00\ud800-\udfff]")
+"""Characters that no name, path or file can hold: NUL, and halves of a surrogate pair."""
+
+RUNS: Final = ("run_id", "run_ids", "resume_from")
+"""Arguments that name runs, which are looked up in a list: what no run is called is not found."""
+
+EXACT: Final = 2**53  # below it a JSON number that is whole is one integer
+
+_TYPES: Final[Mapping[str, type | tuple[type, ...]]] = {
+    "array": list,
+    "boolean": bool,
+    "integer": int,
+    "number": (int, float),
+    "object": dict,
+}
 
 MAX_DEPTH: Final = 32
 LONGEST_ECHO = 120  # characters of a refused value that are repeated in the answer
@@ -82,17 +105,26 @@ class Reply:
         return marked(self.body)
 
 
+@dataclass(slots=True)
+class _Arguments:
+    """What a call gives."""
+
+    values: dict[str, Any] = field(default_factory=dict)
+    # those that came as another type, as they hold now
+    coerced: dict[str, Any] = field(default_factory=dict)
+
+
 async def call(name: str, arguments: Mapping[str, Any] | None, caller: Caller) -> Reply:
     """Call a tool by name. Whatever goes wrong is an answer; only cancellation leaves as an
     exception.
     """
-    given = ReadArguments()
+    given = _Arguments()
     try:
         with boundary(Defect, name):
             if name not in BY_NAME:
                 raise unknown(UserError, "tool", name, BY_NAME)
             found = BY_NAME[name]
-            given = read_arguments(found, arguments or {})
+            given = _read_arguments(found, arguments or {})
             checked = _checked(found, given.values, caller)
             # A tool that waits runs on the loop, the others in a thread: they read files and ask
             # environments.
@@ -111,6 +143,93 @@ async def call(name: str, arguments: Mapping[str, Any] | None, caller: Caller) -
         if given.coerced:
             error.details["coerced"] = {**given.coerced, **error.details.get("coerced", {})}
         return refused(name, error, arguments or {}, caller)
+
+
+def _read_arguments(tool: Tool[...], given: Mapping[str, Any]) -> _Arguments:
+    """The arguments that were given. An empty text counts as not given (some clients fill them in),
+    and so does null where the tool has a default.
+
+    Raises:
+        UserError: a text holds what no text can hold, or is JSON with a key twice.
+    """
+    found = _Arguments()
+    schema = schema_of(tool.arguments)
+    for name, value in given.items():
+        for text in () if name in RUNS else _texts(value):
+            if NO_TEXT.search(text):
+                why = "It holds a NUL character, or half of a surrogate pair."
+                raise UserError(
+                    f"{tool.name} cannot use '{name}'.", why, "Send it without.", field=name
+                )
+        if name == "value" or name not in tool.arguments.model_fields:
+            found.values[name] = value
+            continue
+        try:
+            read = _as_type(value, schema_at(schema, [name]).types)
+        except DocumentError as error:
+            what = f"{tool.name} cannot read '{name}'."
+            raise UserError(what, f"{error}.", "Correct the JSON text.", field=name) from error
+        if read == "":
+            continue
+        declared = tool.arguments.model_fields[name]
+        if read is None and not declared.is_required():
+            # Null for an argument whose default is null, too, changes nothing.
+            if declared.default is not None:
+                found.coerced[name] = declared.default
+            continue
+        found.values[name] = read
+        if type(read) is not type(value):
+            found.coerced[name] = echoed(read)
+    return found
+
+
+def _as_type(value: Any, types: set[str]) -> Any:
+    """The value as one of these types; itself where it is none.
+
+    Raises:
+        DocumentError: it is JSON with a key twice.
+    """
+    if isinstance(value, str) and types and "string" not in types:
+        return _from_text(value, types)
+    is_whole = isinstance(value, float) and value.is_integer() and abs(value) < EXACT
+    if is_whole and "integer" in types and "number" not in types:
+        return int(value)
+    return value
+
+
+def _from_text(text: str, types: set[str]) -> Any:
+    try:
+        parsed = msgspec.json.decode(text.encode())
+        # It is JSON; that each of its keys stands there once, msgspec does not look at.
+        parse_json(text, most_values=len(text))
+    except (msgspec.DecodeError, RecursionError, UnicodeEncodeError):
+        # Python's words for true and false
+        parsed = {"True": True, "False": False, "None": None}.get(text.strip(), text)
+    if parsed is None:
+        return None
+    if isinstance(parsed, float):
+        parsed = _as_type(parsed, types)
+    is_truth = isinstance(parsed, bool)
+    fits = any(
+        isinstance(parsed, _TYPES[one]) and is_truth == (one == "boolean")
+        for one in types & _TYPES.keys()
+    )
+    if fits:
+        return parsed
+    return text
+
+
+def _texts(value: Any) -> Iterator[str]:
+    """Every text in a value, names of members included."""
+    waiting = [value]
+    while waiting:
+        one = waiting.pop()
+        if isinstance(one, str):
+            yield one
+        elif isinstance(one, Mapping):
+            waiting += [*one.keys(), *one.values()]
+        elif isinstance(one, list | tuple):
+            waiting += one
 
 
 def _checked(found: Tool[...], arguments: Mapping[str, Any], caller: Caller) -> dict[str, Any]:
@@ -239,7 +358,7 @@ def _old_drafts() -> None:
 
 
 def _ended_looks() -> None:
-    for file in looks_folder().glob("*.json"):
+    for file in (environ.home() / LOOKS).glob("*.json"):
         try:
             ended = read_state(runs_home() / file.stem / "run.json").terminal
         except NotFound:

@@ -7,8 +7,7 @@ call that mends a refused edit.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Annotated, Any, ClassVar, Literal
 
@@ -16,7 +15,7 @@ from pydantic import Field
 
 from halteres.agent import drafts
 from halteres.agent.answer_text import echoed, nonempty
-from halteres.agent.next_call import LIST_ENVIRONMENTS
+from halteres.agent.next_call import LIST_ENVIRONMENTS, mend
 from halteres.agent.tool import (
     READS,
     UNSET,
@@ -33,59 +32,16 @@ from halteres.config import environ
 from halteres.config.discovery import EnvironmentFile, discover
 from halteres.config.edits import Edit, nearest_setting
 from halteres.config.operator_policy import DEFAULT, how_to_unlock, load_policy, policy_lock
-from halteres.config.problem import UnknownSetting, refusal
+from halteres.config.problem import Problem, UnknownSetting, refusal
 from halteres.config.program import last_failure
 from halteres.config.resolution import STEPS, Resolved
 from halteres.config.settings import Settings, TrainerSettings, by_key
-from halteres.config.values import ANYTHING, value_of
-from halteres.errors import HalteresError, InvalidConfig, UserError
+from halteres.errors import InvalidConfig, UserError
 from halteres.models import model_folder
 from halteres.next_step import Advice, NextStep, Placeholder, then
 from halteres.runs.planning import machine, memory
 from halteres.runs.planning.known_models import KnownModel, known_models, proposed
 from halteres.short_texts import rounded, shortened
-
-LONGEST_CALL = 600  # characters of a call that an error offers
-
-
-@contextmanager
-def mending(tool: str, changes: Mapping[str, Any], **arguments: Any) -> Iterator[None]:
-    """An edit of a draft is tried inside: a refusal leaves with the call that would not be refused,
-    and says that nothing was changed.
-    """
-    try:
-        yield
-    except InvalidConfig as error:
-        if error.details.get("problems") and error.details.get("field"):
-            error.why = f"{error.why} Nothing was changed.".strip()
-            error.next = mended_call(error, tool, changes, **arguments) or error.next
-        raise
-
-
-def mended_call(
-    error: HalteresError, tool: str, changes: Mapping[str, Any], **arguments: Any
-) -> NextStep | None:
-    """The call with every suggestion followed; None where a problem has none."""
-    typed = {name: value_of(value, ANYTHING) for name, value in changes.items()}
-    changes = {**typed, **error.details.get("coerced", {})}
-    mended = dict(changes)
-    for problem in error.details.get("problems") or ():
-        name = next(
-            (one for one in changes if problem["field"] in (one, Edit(name=one, value=None).key)),
-            None,
-        )
-        guess, suggested = problem.get("did_you_mean"), problem.get("suggest")
-        if guess and name:
-            mended[guess] = mended.pop(name)
-        elif suggested:
-            mended[name or problem["field"].removeprefix("env.")] = suggested[0]
-        else:
-            return None
-    step = NextStep(tool, {**arguments, "changes": mended})
-    if mended and len(step.call) <= LONGEST_CALL:
-        return step
-    return None
-
 
 CHARACTERS_PER_10 = 1600
 """Of ten environments in an answer, all told: descriptions are cut so that it holds; a `query`
@@ -258,8 +214,11 @@ def rl_select_environment(
     other_draft = None
     if draft != caller.draft:
         other_draft = draft
-    with mending("rl_select_environment", changes or {}, name=name, draft=other_draft):
+    try:
         chosen = drafts.choose(caller, draft, name, changes or {})
+    except InvalidConfig as error:
+        mend(error, "rl_select_environment", changes or {}, name=name, draft=other_draft)
+        raise
     resolved = chosen.resolved
     run = resolved.settings.run
     test = NextStep.of("rl_test_inference", draft=other_draft)
@@ -437,23 +396,20 @@ def rl_edit_config(
     with drafts.editing(caller, draft) as stored:
         _ = stored.selected
         edits = _edits(field, value, changes)
-        with mending("rl_edit_config", edits, draft=other_draft):
+        try:
             chosen = drafts.edited(caller, stored, edits)
             now = chosen.resolved
-            # What the policy holds is refused also where it is asked for the very value that it
-            # holds.
-            policy, keys = (
-                load_policy(),
-                {name: Edit(name=name, value=given).key for name, given in edits.items()},
-            )
-            locked = [(name, key) for name, key in keys.items() if now.sources.get(key) == "policy"]
-            if locked:
-                locks = ((name, policy_lock(key, policy.lock[key], policy)) for name, key in locked)
-                raise refusal([lock.refused(name, edits[name]) for name, lock in locks])
+            _check_locks(edits, now)
+        except InvalidConfig as error:
+            mend(error, "rl_edit_config", edits, draft=other_draft)
+            raise
         was = _before(stored, chosen.discarded)
         drafts.save_draft(chosen.draft)
     values = by_key(now.settings)
-    new = {name: echoed(values.get(keys[name], given)) for name, given in edits.items()}
+    new = {
+        name: echoed(values.get(Edit(name=name, value=given).key, given))
+        for name, given in edits.items()
+    }
     listed = ", ".join(f"{name} = {holds}" for name, holds in new.items())
     return Edited(
         message=shortened(f"Updated {listed}", LONGEST_MESSAGE),
@@ -468,6 +424,18 @@ def rl_edit_config(
         ),
         next=NextStep.of("rl_start_training", dry_run=True, draft=other_draft),
     )
+
+
+def _check_locks(edits: Mapping[str, Any], resolved: Resolved) -> None:
+    """Refuse what the policy holds, also where the very value is asked for that it holds."""
+    policy = load_policy()
+    problems: list[Problem] = []
+    for name, value in edits.items():
+        key = Edit(name=name, value=value).key
+        if resolved.sources.get(key) == "policy":
+            problems.append(policy_lock(key, policy.lock[key], policy).refused(name, value))
+    if problems:
+        raise refusal(problems)
 
 
 def _before(draft: drafts.Draft, discarded: Mapping[str, Any]) -> Resolved:

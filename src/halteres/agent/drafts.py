@@ -132,9 +132,11 @@ def admitted(caller: Caller, draft: Draft, changes: Mapping[str, Any] | None = N
     """
     if changes is None:
         changes = draft.changes
-    open_access.check_changes(caller, draft.selected, changes)
+    if caller.is_open:
+        open_access.check_changes(draft.selected, changes)
     resolved = draft.resolve(changes)
-    open_access.check_settings(caller, resolved.settings, resolved.sources)
+    if caller.is_open:
+        open_access.check_settings(resolved.settings, resolved.sources)
     return resolved
 
 
@@ -173,8 +175,8 @@ def _as_it_can_be(
 
 
 def _impossible(draft: Draft, changes: Mapping[str, Any], error: InvalidConfig) -> dict[str, Any]:
-    """Those of a draft's changes that an error names and that no value could have any more. A value
-    that can be no more is its maker's to change.
+    """The draft's changes that an error names and that no value could mend: their setting is locked
+    by now, or gone. A change of which only the value is refused is left to the user.
     """
     refused = {problem["field"] for problem in error.details.get("problems") or ()}
     gone: dict[str, Any] = {}
@@ -309,7 +311,8 @@ def choose(
     Raises:
         EnvironmentNotFound, EnvironmentBroken, InvalidConfig, TokenNeeded: the draft is as it was.
     """
-    open_access.check_environment(caller, environment)
+    if caller.is_open:
+        open_access.check_environment(environment)
     found = found_environment(environment)
     now = time.time()
     fresh = replace(
@@ -363,8 +366,9 @@ def found_environment(environment: str) -> EnvironmentFile:
 
 
 def current(caller: Caller, handle: str | None, *, to_run: bool = False) -> CurrentDraft:
-    """The draft of this handle as it can be now; changes that it can have no more are discarded for
-    good. `to_run`: the caller runs something with it. Raises as `edited`.
+    """The draft of this handle, with the settings that it comes to now. Changes that cannot hold
+    any more are discarded for good. `to_run`: the caller runs something with it. Raises as
+    `edited`.
     """
     draft = load_draft(caller, handle)
     if to_run:

@@ -84,7 +84,7 @@ def machine_checks(found: machine.Machine | None = None) -> Iterator[Check]:
         )
     else:
         yield Check(name="policy", found=policy.name)
-    device, _ = attempt("device", machine.check_device)
+    device, _ = attempt("device", found.check_device)
     if device.failure is not None:
         yield Check(
             name="device", ok=False, found=device.failure.what, remedy=str(device.failure.next)

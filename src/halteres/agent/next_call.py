@@ -1,11 +1,16 @@
-"""Which call makes sense after one that failed."""
+"""Which call makes sense after one that failed, and how a refused one is mended."""
 
 from __future__ import annotations
 
-from collections.abc import Container
+from collections.abc import Container, Mapping
+from typing import Any
 
-from halteres.errors import HalteresError
+from halteres.config.edits import Edit
+from halteres.config.values import ANYTHING
+from halteres.errors import HalteresError, InvalidConfig
 from halteres.next_step import Advice, NextStep, Placeholder, then
+
+LONGEST_CALL = 600  # characters of a call that an error offers
 
 LIST_RUNS, LIST_ENVIRONMENTS, HEALTH = (
     NextStep(f"rl_{name}") for name in ("list_runs", "list_environments", "health_check")
@@ -87,3 +92,37 @@ def next_call(
             return own or LIST_RUNS
         case _:
             return own or HEALTH
+
+
+def mend(error: InvalidConfig, tool: str, changes: Mapping[str, Any], **arguments: Any) -> None:
+    """Say in the error of a refused edit that nothing was changed, and which call would not be
+    refused.
+    """
+    if error.details.get("problems") and error.details.get("field"):
+        error.why = f"{error.why} Nothing was changed.".strip()
+        error.next = mended_call(error, tool, changes, **arguments) or error.next
+
+
+def mended_call(
+    error: HalteresError, tool: str, changes: Mapping[str, Any], **arguments: Any
+) -> NextStep | None:
+    """The call with every suggestion followed; None where a problem has none."""
+    typed = {name: ANYTHING.value_of(value) for name, value in changes.items()}
+    changes = {**typed, **error.details.get("coerced", {})}
+    mended = dict(changes)
+    for problem in error.details.get("problems") or ():
+        name = next(
+            (one for one in changes if problem["field"] in (one, Edit(name=one, value=None).key)),
+            None,
+        )
+        guess, suggested = problem.get("did_you_mean"), problem.get("suggest")
+        if guess and name:
+            mended[guess] = mended.pop(name)
+        elif suggested:
+            mended[name or problem["field"].removeprefix("env.")] = suggested[0]
+        else:
+            return None
+    step = NextStep(tool, {**arguments, "changes": mended})
+    if mended and len(step.call) <= LONGEST_CALL:
+        return step
+    return None

@@ -5,7 +5,7 @@ Never: judges a text before it is read as its setting reads it.
 Guarantees: what a refused call names was neither run, opened nor asked. A draft is checked whole,
 also what was set with the token.
 
-A caller with the token is refused nothing here.
+Everything here is said of a caller without the token: ask `Caller.is_open` first.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from typing import Any, Final
 
 from pydantic import BaseModel
 
-from halteres.agent.tool import Busy, Caller, TokenNeeded
+from halteres.agent.tool import Busy, TokenNeeded
 from halteres.config import environ
 from halteres.config.discovery import is_path
 from halteres.config.edits import Edit
@@ -42,17 +42,17 @@ from halteres.runs.reading.adapter import CONFIG
 USED_AS_YOU: Final = "What it names would be run, read, written or asked as this server's user"
 
 
-def check_environment(caller: Caller, environment: str) -> None:
+def check_environment(environment: str) -> None:
     """Refuse an environment by its file, which would be run. Raises TokenNeeded."""
-    if caller.is_open and is_path(environment):
+    if is_path(environment):
         what = "Without the token an environment is chosen by its name, not by its file."
         raise TokenNeeded.of(what, USED_AS_YOU, field="environment")
 
 
-def check_models(caller: Caller, models: Iterable[str]) -> None:
+def check_models(models: Iterable[str]) -> None:
     """Refuse a model, or weights, by a folder. Raises TokenNeeded."""
     for name in models:
-        if caller.is_open and not name.startswith("tinker://") and names_a_folder(name):
+        if not name.startswith("tinker://") and names_a_folder(name):
             raise TokenNeeded.of(
                 "Without the token a model is named, or a run, or tinker:// weights: not a folder.",
                 USED_AS_YOU,
@@ -60,14 +60,14 @@ def check_models(caller: Caller, models: Iterable[str]) -> None:
             )
 
 
-def check_keys(caller: Caller, variables: Iterable[str]) -> None:
+def check_keys(variables: Iterable[str]) -> None:
     """Refuse what would be given secrets of the operator's, by the names of their variables.
 
     Raises:
         TokenNeeded: one of them is set.
     """
     spent = [name for name in variables if environ.is_set(name)]
-    if caller.is_open and spent:
+    if spent:
         why = f"Others are asked with this server's {' and '.join(spent)}"
         raise TokenNeeded.of("Without the token nothing is started that spends a key.", why)
 
@@ -82,15 +82,13 @@ def check_number(things: str, number: int, most: int) -> None:
         )
 
 
-def check_changes(caller: Caller, environment: str, changes: Mapping[str, Any]) -> None:
+def check_changes(environment: str, changes: Mapping[str, Any]) -> None:
     """Refuse settings as they were given, before the environment is asked about them.
 
     Raises:
         TokenNeeded: one of them reaches beyond the run.
     """
-    if not caller.is_open:
-        return
-    check_environment(caller, environment)
+    check_environment(environment)
     given = [
         _Given(name, Edit(name=name, value=None).key, value) for name, value in changes.items()
     ]
@@ -98,11 +96,9 @@ def check_changes(caller: Caller, environment: str, changes: Mapping[str, Any]) 
     _check_environments(given, RunSettings(environment=environment))
 
 
-def check_settings(caller: Caller, settings: Settings, sources: Sources = NOTHING_GIVEN) -> None:
+def check_settings(settings: Settings, sources: Sources = NOTHING_GIVEN) -> None:
     """Refuse settings as a run would have them; what the environment or the operator's policy sets
     may be anything. Raises TokenNeeded."""
-    if not caller.is_open:
-        return
     sections = settings.model_dump(mode="json")
     keys = {
         f"{section}.{name}": value

@@ -40,7 +40,7 @@ from halteres.errors import HalteresError, ServerError, UserError
 from halteres.models import TINY, stored_models
 from halteres.next_step import NextStep
 from halteres.rewards.model_folder import RESULT, ModelFolder, read_model_folder
-from halteres.rewards.training_plan import read_plan
+from halteres.rewards.training_plan import Forecast, read_plan
 from halteres.runs.directory import RunDirectory, list_runs
 from halteres.runs.planning.reward_plan import plan_resumed_training, plan_reward_training
 from halteres.runs.start import run_of_key, start_reward_training
@@ -205,10 +205,7 @@ def rl_train_reward_model(
         fields = {key: value for key, value in given.items() if value is not None}
         training = read_plan(None, {**(settings or {}), **fields})
         plan = plan_reward_training(training, name=name)
-    fields: Mapping[str, Any] = asdict(plan.forecast)
-    forecast = {name: fields[name] for name in _FORECAST if fields[name] is not None}
-    if plan.forecast.rows_too_long:
-        forecast |= {name: fields[name] for name in ("rows_too_long", "tokens_lost")}
+    forecast = _forecast_facts(plan.forecast)
     warnings = [*plan.forecast.warnings][:MOST_WARNINGS]
     if not dry_run:
         run = start_reward_training(plan, idempotency_key=idempotency_key)
@@ -221,6 +218,14 @@ def rl_train_reward_model(
         warnings=warnings,
         next="the same call without dry_run",
     )
+
+
+def _forecast_facts(forecast: Forecast) -> dict[str, Any]:
+    fields: Mapping[str, Any] = asdict(forecast)
+    facts = {name: fields[name] for name in _FORECAST if fields[name] is not None}
+    if forecast.rows_too_long:
+        facts |= {name: fields[name] for name in ("rows_too_long", "tokens_lost")}
+    return facts
 
 
 def _training(run: RunDirectory, **more: Any) -> RewardTraining:

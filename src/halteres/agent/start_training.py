@@ -16,8 +16,7 @@ from pydantic import Field
 
 from halteres.agent import drafts, open_access
 from halteres.agent.answer_text import nonempty
-from halteres.agent.configuration import mended_call, mending
-from halteres.agent.next_call import next_call
+from halteres.agent.next_call import mend, mended_call, next_call
 from halteres.agent.tool import (
     Caller,
     Changes,
@@ -83,10 +82,12 @@ def _from_draft(
 def _from_run(caller: Caller, old: RunDirectory, changes: Mapping[str, Any]) -> Resolved:
     """The settings of a run that goes on: its own, with changes."""
     before = old.settings()
-    open_access.check_settings(caller, before)
-    open_access.check_changes(caller, before.run.environment, changes)
+    if caller.is_open:
+        open_access.check_settings(before)
+        open_access.check_changes(before.run.environment, changes)
     resolved = resolve_settings(None, None, (), base=before, changes=changes)
-    open_access.check_settings(caller, resolved.settings, resolved.sources)
+    if caller.is_open:
+        open_access.check_settings(resolved.settings, resolved.sources)
     return resolved
 
 
@@ -262,14 +263,7 @@ def rl_start_training(
     if resume_from:
         old, step = find_origin(resume_from)
     discarded: Mapping[str, Any] = {}
-    with mending(
-        TOOL,
-        changes,
-        environment=environment,
-        resume_from=resume_from,
-        stop_first=stop_first or None,
-        draft=draft,
-    ):
+    try:
         if old is not None:
             resolved = _from_run(caller, old, changes)
             if stop_first:
@@ -277,7 +271,19 @@ def rl_start_training(
         else:
             chosen = _from_draft(caller, draft, environment, changes)
             resolved, discarded = chosen.resolved, chosen.discarded
-    open_access.check_keys(caller, secret_variables(resolved.settings.env))
+    except InvalidConfig as error:
+        mend(
+            error,
+            TOOL,
+            changes,
+            environment=environment,
+            resume_from=resume_from,
+            stop_first=stop_first or None,
+            draft=draft,
+        )
+        raise
+    if caller.is_open:
+        open_access.check_keys(secret_variables(resolved.settings.env))
     named = _named(resolved, name)
     plan = plan_run(
         named,

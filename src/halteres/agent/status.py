@@ -11,7 +11,6 @@ import math
 import time
 from collections.abc import Mapping, Sequence
 from datetime import UTC, datetime
-from pathlib import Path
 from typing import Annotated, Any, get_args
 
 import msgspec
@@ -386,9 +385,7 @@ class LastLook(msgspec.Struct, frozen=True, kw_only=True):
     metrics: dict[str, Any]
 
 
-def looks_folder() -> Path:
-    """The folder of all last looks: HALTERES_HOME/looks."""
-    return environ.home() / "looks"
+LOOKS = "looks"  # the folder of all last looks, in HALTERES_HOME
 
 
 def rate_limited_answer(report: RunReport) -> dict[str, Any] | None:
@@ -402,7 +399,7 @@ def rate_limited_answer(report: RunReport) -> dict[str, Any] | None:
         return None
     if interval_s <= 0:
         return None
-    file = looks_folder() / f"{report.run.run_id}.json"
+    file = environ.home() / LOOKS / f"{report.run.run_id}.json"
     now, last, state = report.at, None, report.state
     with contextlib.suppress(OSError, *NOT_JSON):
         last = msgspec.json.decode(read_regular(file), type=LastLook)

@@ -9,7 +9,7 @@ from __future__ import annotations
 import os
 import re
 import sys
-from collections.abc import Collection, Iterator
+from collections.abc import Collection, Iterator, Mapping
 from contextlib import ExitStack
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Annotated, Any
@@ -21,6 +21,7 @@ from halteres.redaction import printable
 if TYPE_CHECKING:
     from halteres.rewards.scorer import Scorer
     from halteres.runs.directory import RunDirectory
+    from halteres.runs.servers import Server
 
 GAP = "[...]"  # stands for the user's text where a prompt is shown
 
@@ -70,34 +71,19 @@ def chat(
     """
     import asyncio
 
-    from halteres.documents import half_characters
-    from halteres.errors import InvalidConfig, InvalidData
     from halteres.rewards.scorer import open_scorer
     from halteres.runs.directory import find_run
     from halteres.runs.reading.adapter import newest_policy
-    from halteres.runs.servers import post, served
+    from halteres.runs.servers import served
 
-    if (best_of > 1) != (reward is not None):
-        raise InvalidConfig(
-            "--best-of and --reward come together.",
-            "The one says how many, the other which is best.",
-        )
-    if best_of > 1 and temperature == 0:
-        raise InvalidConfig(
-            f"At temperature 0 all {best_of} answers are the same.", next="Leave --temperature out."
-        )
+    _check_choice(best_of, reward, temperature)
     directory = find_run(run)
     base = directory.settings().inference.model
     model = base
     if not before:
         model = newest_policy(directory)
     words = wording_of(directory)
-    explanation = (
-        "The run has recorded too few prompts to learn their words: a question is sent as it is."
-    )
-    if words is not None:
-        explanation = f"A question takes the place of {GAP} in:\n{words.head}{GAP}{words.tail}"
-    typer.echo(printable(explanation), err=True)
+    typer.echo(printable(_explanation(words)), err=True)
     heat = temperature
     if temperature is None:
         heat = float(best_of > 1)
@@ -114,32 +100,55 @@ def chat(
             stack.callback(lambda: runner.run(scorer.close()))
         service = stack.enter_context(served(base, directory))
         for text in [question] if question else _questions(words.example if words else ""):
-            if half_characters(text) is not None:
-                raise InvalidData(
-                    "The question is not UTF-8 text.", next="Set the terminal to UTF-8."
-                )
-            messages = _messages(directory, text)
-            if words is None:
-                path, prompt = "chat/completions", {"messages": messages}
-            else:
-                path, prompt = (
-                    "completions",
-                    {"prompt": words.around(text), "add_special_tokens": False},
-                )
-            choices = post(service, f"/runs/{directory.run_id}/v1/{path}", {**body, **prompt})[
-                "choices"
-            ]
-            answers = [
-                choice["message"]["content"] if words is None else choice["text"]
-                for choice in choices
-            ]
+            answers = _answers(service, directory, words, text, body)
             best = answers[0]
             if scorer is not None:
-                chat_or_text = messages
+                chat_or_text = _messages(directory, text)
                 if words is not None:
                     chat_or_text = _messages_of(words.around(text), directory, base)
                 best = runner.run(_best(scorer, chat_or_text, answers))
             typer.echo(printable(best))
+
+
+def _check_choice(best_of: int, reward: str | None, temperature: float | None) -> None:
+    """Refuse flags of which one is nothing without the other."""
+    from halteres.errors import InvalidConfig
+
+    if (best_of > 1) != (reward is not None):
+        raise InvalidConfig(
+            "--best-of and --reward come together.",
+            "The one says how many, the other which is best.",
+        )
+    if best_of > 1 and temperature == 0:
+        raise InvalidConfig(
+            f"At temperature 0 all {best_of} answers are the same.", next="Leave --temperature out."
+        )
+
+
+def _explanation(words: Wording | None) -> str:
+    if words is None:
+        return "The run has recorded too few prompts to learn from: a question is sent as it is."
+    return f"A question takes the place of {GAP} in:\n{words.head}{GAP}{words.tail}"
+
+
+def _answers(
+    service: Server, run: RunDirectory, words: Wording | None, text: str, body: Mapping[str, Any]
+) -> list[str]:
+    """What the service samples for a question; `body`: the request besides its prompt."""
+    from halteres.documents import half_characters
+    from halteres.errors import InvalidData
+    from halteres.runs.servers import post
+
+    if half_characters(text) is not None:
+        raise InvalidData("The question is not UTF-8 text.", next="Set the terminal to UTF-8.")
+    route = f"/runs/{run.run_id}/v1"
+    if words is None:
+        request = {**body, "messages": _messages(run, text)}
+        choices = post(service, f"{route}/chat/completions", request)["choices"]
+        return [choice["message"]["content"] for choice in choices]
+    request = {**body, "prompt": words.around(text), "add_special_tokens": False}
+    choices = post(service, f"{route}/completions", request)["choices"]
+    return [choice["text"] for choice in choices]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

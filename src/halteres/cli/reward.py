@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Literal
 
@@ -100,12 +100,7 @@ def train(
     ] = False,
     resume_run: Annotated[
         str | None,
-        typer.Option(
-            help=(
-                "Go on with a run that trained a reward model, as a new run: same data, same "
-                "settings."
-            )
-        ),
+        typer.Option(help="Go on with a training of a reward model, with its data, as a new run."),
     ] = None,
     name: Annotated[
         str | None, typer.Option(help="Readable name of the run, with --detach or --resume-run.")
@@ -123,34 +118,16 @@ def train(
 
     flags = {"model": model, "data": data, "eval_data": eval_data, "hold_out": hold_out}
     if resume_run is not None:
-        others = {
-            **flags,
-            "out": out,
-            "config": config,
-            "set": settings,
-            "lora": lora,
-            "resume": resume,
-        }
+        others = {"out": out, "config": config, "set": settings, "lora": lora, "resume": resume}
         others["on-identical"] = on_identical != "error"
-        if given := [f"--{flag.replace('_', '-')}" for flag, value in others.items() if value]:
-            why = (
-                "A resumed training keeps the model, data and settings that its checkpoint was "
-                "made with."
-            )
-            fix = "Leave them out, or start a new training."
-            raise InvalidConfig(f"{', '.join(given)} cannot be given with --resume-run.", why, fix)
+        _refuse_changes({**flags, **others})
         resumed = plan_resumed_training(find_run(resume_run), name=name)
         if dry_run:
-            _show_forecast(resumed.forecast, as_json)
-        else:
-            _start_run(resumed, as_json)
-        return
+            return _show_forecast(resumed.forecast, as_json)
+        return _start_run(resumed, as_json)
     if name is not None and not detach:
-        raise InvalidConfig(
-            "--name is of a run.",
-            "Without --detach there is none.",
-            "Add --detach, or leave it out.",
-        )
+        fix = "Add --detach, or leave it out."
+        raise InvalidConfig("--name is of a run.", "Without --detach there is none.", fix)
     fields: dict[str, Any] = {name: value for name, value in flags.items() if value is not None}
     fields |= parse_settings(settings or [])
     if out is not None:
@@ -164,12 +141,24 @@ def train(
     plan = read_plan(config, fields)
     folder = _base_model(plan.model)
     if dry_run:
-        _show_forecast(forecast(plan, folder), as_json)
-        return
+        return _show_forecast(forecast(plan, folder), as_json)
     if detach:
-        _start_run(plan_reward_training(plan, name=name), as_json)
-        return
-    _train_here(plan, folder, resume, as_json)
+        return _start_run(plan_reward_training(plan, name=name), as_json)
+    return _train_here(plan, folder, resume, as_json)
+
+
+def _refuse_changes(flags: Mapping[str, Any]) -> None:
+    """Refuse what was given beside --resume-run: by the name of its flag, its value."""
+    from halteres.errors import InvalidConfig
+
+    given = [f"--{flag.replace('_', '-')}" for flag, value in flags.items() if value]
+    if given:
+        raise InvalidConfig(
+            f"{', '.join(given)} cannot be given with --resume-run.",
+            "A resumed training keeps the model, data and settings that its checkpoint was made "
+            "with.",
+            "Leave them out, or start a new training.",
+        )
 
 
 def _train_here(plan: TrainingPlan, folder: Path, resume: bool, as_json: bool) -> None:

@@ -12,7 +12,7 @@ from typing import Any
 
 from halteres.config.problem import Problem, UnknownSetting
 from halteres.config.settings import ENV_WIRING, SECTIONS, wiring_of
-from halteres.config.values import Word
+from halteres.config.values import Word, schema_at
 from halteres.errors import nearest
 from halteres.logins import refused
 
@@ -144,21 +144,23 @@ def odd_numbers(schema: Mapping[str, Any], values: Mapping[str, Any]) -> Iterato
     """Problems of an environment's fields that are true or false where its JSON Schema has a
     number, or not finite.
     """
-    fields = schema.get("properties", {})
     for name, value in values.items():
-        types = _types(fields.get(name, {}))
+        types = schema_at(schema, [name]).types
         if isinstance(value, bool) and "boolean" not in types and types & {"integer", "number"}:
             yield Problem(field=f"env.{name}", got=value, rule="must be a number")
         elif not is_finite(value):
             yield Problem(field=f"env.{name}", got=value, rule="must be a finite number")
 
 
-def number_in_text(field: Mapping[str, Any], value: Any) -> float | None:
-    """The number that a text says, for a field whose JSON Schema has numbers and no texts; None
-    where it says none.
+def number_in_text(types: set[str], value: Any) -> float | None:
+    """The number that a text says, for a field whose types are numbers and no texts; None where it
+    says none.
     """
-    types = _types(field)
-    if not isinstance(value, str) or "string" in types or not types & {"integer", "number"}:
+    if (
+        not isinstance(value, str)
+        or "string" in types
+        or not {"integer", "number"}.intersection(types)
+    ):
         return None
     try:
         number = float(value)
@@ -176,11 +178,3 @@ def is_finite(value: Any) -> bool:
     if isinstance(value, Mapping | list | tuple):
         return all(map(is_finite, value.values() if isinstance(value, Mapping) else value))
     return not isinstance(value, float) or math.isfinite(value)
-
-
-def _types(field: Mapping[str, Any]) -> set[str]:
-    return {
-        str(one["type"])
-        for one in (field, *field.get("anyOf", ()))
-        if isinstance(one.get("type"), str)
-    }

@@ -7,7 +7,6 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from halteres.config.environ import LARGEST_BATCH
 from halteres.errors import InvalidConfig
 from halteres.logins import refused_in
 
@@ -122,41 +121,6 @@ def struck_out_problem(field: str, got: Any) -> Problem:
     """The problem with a value that was copied from an answer, which shows no secret."""
     rule = "a secret was struck out of this value where it was shown; give the whole value"
     return Problem(field=field, got=got, rule=rule)
-
-
-def batch_problem(batch: Any, group: Any, smallest_group: int) -> Problem | None:
-    """What is wrong with the sizes of batch and group, in rollouts; `smallest_group`: what the
-    estimator of advantages needs.
-    """
-    is_number = isinstance(batch, int) and isinstance(group, int)
-    if not is_number or group <= 0 or batch <= 0:
-        return Problem(field="env.batch_size", got=batch, rule="must be a positive integer")
-    if group < smallest_group:
-        rule = (
-            "must be at least 2: an answer's advantage is how much better it is than the "
-            "others of its group"
-        )
-        return Problem(field="env.group_size", got=group, rule=rule, suggest=(8, 16))
-    at_most = f"must be at most {LARGEST_BATCH}: the trajectory server takes no larger batch"
-    if group > LARGEST_BATCH:
-        return Problem(field="env.group_size", got=group, rule=at_most)
-    if batch > LARGEST_BATCH:
-        largest = LARGEST_BATCH // group * group
-        return Problem(field="env.batch_size", got=batch, rule=at_most, suggest=(largest,))
-    if batch % group == 0:
-        return None
-    below = batch // group * group
-    near = tuple(value for value in (below, below + group) if value)
-    rule = f"must be a multiple of group_size {group}"
-    return Problem(field="env.batch_size", got=batch, rule=rule, suggest=near)
-
-
-def minibatches_problem(minibatches: int, batch: Any) -> Problem | None:
-    """What is wrong with a number of minibatches: a batch of rollouts is divided into them."""
-    if not isinstance(batch, int) or minibatches <= max(1, batch):
-        return None
-    rule = f"must be at most env.batch_size ({batch}), the rollouts of a batch"
-    return Problem(field="trainer.minibatches", got=minibatches, rule=rule, suggest=(batch,))
 
 
 def rule_of(detail: Mapping[str, Any]) -> str:

@@ -182,7 +182,7 @@ def to_seed_format(
 
 
 def section_of(data: Mapping[str, Any], name: str, problems: list[Problem]) -> dict[str, Any]:
-    """One section of a file; what is none is added to `problems`."""
+    """One section of a file. Anything but a mapping is added to `problems`."""
     value = data.get(name) or {}
     if isinstance(value, Mapping):
         return {str(key): item for key, item in value.items()}
@@ -199,8 +199,8 @@ def _unknown(field: str, got: Any, known: Any) -> Problem:
 
 
 def resolved(settings: Settings, given: Sources, *, is_resumed: bool = False) -> Effective:
-    """Every effective setting with its source. One of ours that is no default, and not in `given`,
-    is an edit too.
+    """Every effective setting with its source. A setting of ours that differs from its default
+    counts as edited, also where `given` does not name it.
     """
     defaults = Settings().model_dump(mode="json")
     values: Effective = {}

@@ -20,7 +20,7 @@ from pydantic import AfterValidator, Field
 from pydantic_core import PydanticCustomError
 
 from halteres.config.gem_ids import family_of
-from halteres.config.values import value_of
+from halteres.config.values import ANYTHING, SettingSchema
 from halteres.documents import DocumentError, TooLarge, parse_yaml
 from halteres.logins import ADDRESS_FORM, is_place, is_web_address
 
@@ -90,105 +90,75 @@ def texts_of(schema: Mapping[str, Any], name: str, value: Any) -> Iterator[Text]
         TooLargeToCheck: the value has too many parts.
     """
     field = schema.get("properties", {}).get(name, {})
-    return _Walk(schema.get("$defs", {})).texts(field, value, name, None)
+    return _Walk().texts(SettingSchema.of(field, schema.get("$defs", {})), value, name, None)
 
 
 class _Walk:
     """A value beside the schema that describes it."""
 
-    def __init__(self, definitions: Mapping[str, Any]) -> None:
-        self._definitions = definitions
+    def __init__(self) -> None:
         self._parts = 0
 
     def texts(
-        self, schema: Mapping[str, Any], value: Any, place: str, reach: Reach | None
+        self, schema: SettingSchema, value: Any, place: str, reach: Reach | None
     ) -> Iterator[Text]:
-        """The texts in a value; a part that declares no reach has that of its setting."""
+        """The texts in a value; a part that declares no reach has that of its setting. What several
+        alternatives declare is yielded for each of them.
+        """
         self._parts += 1
         if self._parts > MOST_PARTS:
             raise TooLargeToCheck
-        options = list(self._options(schema))
-        reach = _declared_by(options) or reach
+        reach = _declared_by(schema) or reach
         if isinstance(value, str):
-            yield from self._text(schema, options, value, place, reach)
+            yield from self._text(schema, value, place, reach)
         elif isinstance(value, Mapping):
             for key, item in value.items():
-                if reach is None and not _property(options, key):
+                fields = schema.fields(key)
+                if reach is None and not any(field.parts[0] for field in fields):
                     yield Text(place=place, text=str(key), reach=None)
-                yield from self.texts(_property(options, key), item, f"{place}.{key}", reach)
+                for field in fields or [ANYTHING]:
+                    yield from self.texts(field, item, f"{place}.{key}", reach)
         elif isinstance(value, list | tuple):
             for number, item in enumerate(value):
-                yield from self.texts(_item(options, number), item, f"{place}.{number}", reach)
+                for one in schema.items(number) or [ANYTHING]:
+                    yield from self.texts(one, item, f"{place}.{number}", reach)
 
     def _text(
-        self,
-        schema: Mapping[str, Any],
-        options: list[dict[str, Any]],
-        value: str,
-        place: str,
-        reach: Reach | None,
+        self, schema: SettingSchema, value: str, place: str, reach: Reach | None
     ) -> Iterator[Text]:
-        is_fixed = any(value in one.get("enum", ()) or value == one.get("const") for one in options)
+        is_fixed = any(
+            value in part.get("enum", ()) or value == part.get("const") for part in schema.parts
+        )
         if reach is None and is_fixed:
             return
-        takes_texts = any(one.get("type") == "string" for one in options)
+        takes_texts = "string" in schema.types
         # A list or an object may come as YAML; a class that declares nothing may read any text so.
         if takes_texts or reach:
             yield Text(place=place, text=value, reach=reach)
         if takes_texts and reach:
             return
-        for parsed in (_parsed(value), self._typed(options, value)):
+        for parsed in (_parsed(value), _typed(schema, value)):
             if not isinstance(parsed, str):
                 yield from self.texts(schema, parsed, place, reach)
             elif not (takes_texts or reach):
                 yield Text(place=place, text=value, reach=reach)
 
-    def _typed(self, options: list[dict[str, Any]], text: str) -> Any:
-        """The text as a setting of these types takes it: `[~]` is a list of one text there."""
-        try:
-            return value_of(text, {"anyOf": options, "$defs": self._definitions})
-        except TooLarge as error:
-            raise TooLargeToCheck from error
-        except DocumentError:
-            return text
 
-    def _options(self, schema: Mapping[str, Any]) -> Iterator[dict[str, Any]]:
-        """The schema and its alternatives, references followed."""
-        name = str(schema.get("$ref", "")).rpartition("/")[2]
-        whole = {**self._definitions.get(name, {}), **schema}
-        yield whole
-        for alternative in (
-            one for key in ("anyOf", "oneOf", "allOf") for one in whole.get(key, ())
-        ):
-            yield from self._options(alternative)
+def _typed(schema: SettingSchema, text: str) -> Any:
+    """The text as a setting of these types takes it: `[~]` is a list of one text there."""
+    try:
+        return schema.value_of(text)
+    except TooLarge as error:
+        raise TooLargeToCheck from error
+    except DocumentError:
+        return text
 
 
-def _declared_by(options: list[dict[str, Any]]) -> Reach | None:
-    for one in options:
-        if one.get(REACHES) in _KINDS:
-            return one[REACHES]
+def _declared_by(schema: SettingSchema) -> Reach | None:
+    for part in schema.parts:
+        if part.get(REACHES) in _KINDS:
+            return part[REACHES]
     return None
-
-
-def _property(options: list[dict[str, Any]], key: Any) -> Mapping[str, Any]:
-    """The schema of an object's member; an empty one where none is declared."""
-    for one in options:
-        if key in one.get("properties", {}):
-            return one["properties"][key]
-    rest = (
-        one["additionalProperties"]
-        for one in options
-        if isinstance(one.get("additionalProperties"), Mapping)
-    )
-    return next(rest, {})
-
-
-def _item(options: list[dict[str, Any]], number: int) -> Mapping[str, Any]:
-    """The schema of a list's item; an empty one where none is declared."""
-    for one in options:
-        if number < len(one.get("prefixItems", ())):
-            return one["prefixItems"][number]
-    return next((one["items"] for one in options if isinstance(one.get("items"), Mapping)), {})
 
 
 def _parsed(text: str) -> Any:

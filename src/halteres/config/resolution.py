@@ -32,6 +32,7 @@ from halteres.config.edits import (
     read_edit,
     switch_refused,
 )
+from halteres.config.environ import LARGEST_BATCH
 from halteres.config.files import data_place, read_sections
 from halteres.config.operator_policy import (
     Policy,
@@ -46,8 +47,6 @@ from halteres.config.operator_policy import (
 from halteres.config.problem import (
     Problem,
     UnknownSetting,
-    batch_problem,
-    minibatches_problem,
     refusal,
     rule_of,
     struck_out_problem,
@@ -64,7 +63,7 @@ from halteres.config.settings import (
     TrainerSettings,
     by_key,
 )
-from halteres.config.values import ANYTHING, Schema, Word, schema_at, value_of
+from halteres.config.values import Schema, Word, schema_at, value_of
 from halteres.documents import DocumentError, half_characters
 from halteres.errors import InvalidConfig
 from halteres.logins import is_struck
@@ -211,7 +210,7 @@ def _as_typed(edit: Edit, schema: Schema) -> Any:
 
 def _typed(edit: Edit, schema: Schema) -> Any:
     """The value of an edit in a section of this schema. Raises DocumentError."""
-    value = value_of(edit.value, schema_at(schema, [edit.key.partition(".")[2]]))
+    value = schema_at(schema, [edit.key.partition(".")[2]]).value_of(edit.value)
     if edit.key == DATASET:
         return data_place(value, Path())
     return value
@@ -323,7 +322,7 @@ def _ask(given: _Given, program: EnvironmentProgram, policy: Policy) -> Descript
     for edit in given.edits:
         section, _, name = edit.key.partition(".")
         if section == "env" and given.sources.get(edit.key) == "edit" and name in guessed:
-            guessed[name] = _typed(edit, ANYTHING)
+            guessed[name] = _typed(edit, {})
     description = describe(program, guessed)
     absent = _settle_locks(given, description, policy)
     for index, edit in enumerate(given.edits):
@@ -343,8 +342,10 @@ def _ask(given: _Given, program: EnvironmentProgram, policy: Policy) -> Descript
 
 
 def _settle_locks(given: _Given, description: Description, policy: Policy) -> dict[str, str]:
-    """Refuse what was given against the policy's locks on the environment, and take locks back
-    whose fields it does not have, if it says which it has: these, name -> key.
+    """Refuse what was given against the policy's locks on the environment.
+
+    An environment that lists its fields may lack one that the policy locks: such a lock is taken
+    back. Returns these: name -> key.
     """
     absent: dict[str, str] = {}
     for key, (before, source) in given.held.items():
@@ -385,7 +386,7 @@ def _check(
     _check_environment(given, description, env, 2 if compares_groups else 1, policy)
     if known_trainer is not None:
         given.refuse(over_cap(policy, known_trainer.total_steps))
-        given.refuse(minibatches_problem(known_trainer.minibatches, env.get("batch_size")))
+        given.refuse(_minibatches_problem(known_trainer.minibatches, env.get("batch_size")))
     if given.problems:
         raise _refused(given, description)
     settings = Settings.model_validate({**parts, "env": env})
@@ -450,9 +451,10 @@ def _validated(given: _Given, name: str) -> Section | None:
 def _environment_values(
     given: Mapping[str, Any], description: Description, trainer: TrainerSettings
 ) -> dict[str, Any]:
-    """The environment's values as they will hold, without what a run fills in itself, what no JSON
-    can say and only the environment itself can set, and whether it would use W&B (atroposlib's
-    default is to): only who asks does.
+    """The environment's values as they will hold.
+
+    Left out are what a run fills in itself; values that JSON has no word for, which the environment
+    alone can set; and `use_wandb`, unless it was given: atroposlib's default is true.
     """
     config = {**description.config, **({} if description.schema else given)}
     env = {
@@ -480,8 +482,8 @@ def _check_environment(
     smallest_group: int,
     policy: Policy,
 ) -> None:
-    """Refuse what only with the environment can be seen to be wrong; `smallest_group`: rollouts of
-    a task that the estimator of advantages needs.
+    """Refuse what only the environment's answer shows to be wrong; `smallest_group`: rollouts of a
+    task that the estimator of advantages needs.
     """
     model = given.sections["inference"].get("model", InferenceSettings().model)
     for key, source in given.sources.items():
@@ -501,11 +503,46 @@ def _check_environment(
         odd |= {one.field: one for one in odd_numbers(description.schema, values)}
     given.refuse(*(problem for name, problem in odd.items() if name not in known))
     if not known & {"env.batch_size", "env.group_size"}:
-        given.refuse(batch_problem(env.get("batch_size"), env["group_size"], smallest_group))
+        given.refuse(_batch_problem(env.get("batch_size"), env["group_size"], smallest_group))
     for edit in given.edits:
         is_theirs = edit.name in description.fields and edit.name not in ENV_WIRING
         if is_theirs and edit.key in OWN_KEYS:
             given.refuse(edit.ambiguous([edit.key, f"env.{edit.name}"]))
+
+
+def _batch_problem(batch: Any, group: Any, smallest_group: int) -> Problem | None:
+    """What is wrong with the sizes of batch and group, in rollouts; `smallest_group`: what the
+    estimator of advantages needs.
+    """
+    is_number = isinstance(batch, int) and isinstance(group, int)
+    if not is_number or group <= 0 or batch <= 0:
+        return Problem(field="env.batch_size", got=batch, rule="must be a positive integer")
+    if group < smallest_group:
+        rule = (
+            "must be at least 2: an answer's advantage is how much better it is than the "
+            "others of its group"
+        )
+        return Problem(field="env.group_size", got=group, rule=rule, suggest=(8, 16))
+    at_most = f"must be at most {LARGEST_BATCH}: the trajectory server takes no larger batch"
+    if group > LARGEST_BATCH:
+        return Problem(field="env.group_size", got=group, rule=at_most)
+    if batch > LARGEST_BATCH:
+        largest = LARGEST_BATCH // group * group
+        return Problem(field="env.batch_size", got=batch, rule=at_most, suggest=(largest,))
+    if batch % group == 0:
+        return None
+    below = batch // group * group
+    near = tuple(value for value in (below, below + group) if value)
+    rule = f"must be a multiple of group_size {group}"
+    return Problem(field="env.batch_size", got=batch, rule=rule, suggest=near)
+
+
+def _minibatches_problem(minibatches: int, batch: Any) -> Problem | None:
+    """What is wrong with a number of minibatches: a batch of rollouts is divided into them."""
+    if not isinstance(batch, int) or minibatches <= max(1, batch):
+        return None
+    rule = f"must be at most env.batch_size ({batch}), the rollouts of a batch"
+    return Problem(field="trainer.minibatches", got=minibatches, rule=rule, suggest=(batch,))
 
 
 def _refused(given: _Given, description: Description) -> InvalidConfig:
@@ -526,7 +563,7 @@ def _refused(given: _Given, description: Description) -> InvalidConfig:
             schema = _schema_of(section)
         else:
             schema = description.schema
-        number = number_in_text(schema.get("properties", {}).get(name, {}), edit.value)
+        number = number_in_text(schema_at(schema, [name]).types, edit.value)
         if number is not None and edit.name not in names:
             numbers[edit.name] = number
     if numbers:

@@ -1,4 +1,5 @@
-"""What a text typed for a setting means: the setting's type decides, as its JSON Schema says it.
+"""A setting's JSON Schema, walked once (`SettingSchema`), and what a text typed for the setting
+means by it.
 
 A setting that is a text takes the text as it was typed. Where a number, a list or an object is
 wanted, the text is YAML with decimal numbers, and within it the same rule holds again.
@@ -8,6 +9,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
 from typing import Any
 
 import yaml
@@ -16,12 +18,99 @@ from halteres.documents import DocumentError, compose_yaml, scalar_value
 
 Schema = Mapping[str, Any]
 
-ANYTHING: Schema = {}
-"""Of a setting whose type is unknown."""
-
 _NUMBER = re.compile(r"[-+]?[0-9]+(\.[0-9]*)?[eE][-+]?[0-9]+")  # YAML 1.1 takes it for a text
 _DIGITS = re.compile(r"[-+]?[0-9]{1,1000}")  # a longer one is refused with the reason
 _OTHER_BASE = re.compile(r"[-+]?0[bx].*")
+
+
+@dataclass(frozen=True, slots=True)
+class SettingSchema:
+    """What a setting, or a part of its value, may be."""
+
+    # the schema itself, then its alternatives, however deep; references are followed
+    parts: tuple[Schema, ...] = ()
+    definitions: Schema = field(default_factory=dict[str, Any])
+
+    @classmethod
+    def of(cls, schema: Schema, definitions: Schema | None = None) -> SettingSchema:
+        """Of a JSON Schema; `definitions`: what it refers to, by default its own `$defs`."""
+        known: Schema = schema.get("$defs", {})
+        if definitions is not None:
+            known = definitions
+        return cls(tuple(_parts(schema, known)), known)
+
+    @property
+    def types(self) -> set[str]:
+        """The types that JSON has names for; of a schema that lists its values, theirs. Empty: any
+        type.
+        """
+        return set[str]().union(*map(_types, self.parts))
+
+    def fields(self, name: str) -> list[SettingSchema]:
+        """Of a key of an object: what each alternative says that its value may be."""
+        found = (
+            part.get("properties", {}).get(name, part.get("additionalProperties"))
+            for part in self.parts
+        )
+        return [self.of(one, self.definitions) for one in found if isinstance(one, Mapping)]
+
+    def items(self, index: int) -> list[SettingSchema]:
+        """Of an item of a list: what each alternative says that it may be."""
+        found: list[SettingSchema] = []
+        for part in self.parts:
+            item = part.get("items")
+            firsts = part.get("prefixItems", ())
+            if index < len(firsts):
+                item = firsts[index]
+            if isinstance(item, Mapping):
+                found.append(self.of(item, self.definitions))
+        return found
+
+    def one_of(self, schemas: Sequence[SettingSchema]) -> SettingSchema:
+        """The schema of what may be any of these, which are parts of this one."""
+        parts = tuple(part for schema in schemas for part in schema.parts)
+        return SettingSchema(parts, self.definitions)
+
+    def value_of(self, given: Any) -> Any:
+        """What a value means for a setting of this schema. Raises as the function `value_of`."""
+        if not isinstance(given, str):
+            return given
+        if not isinstance(given, Word) and ("string" in self.types or not self.types):
+            return given
+        return _read(given, self)
+
+
+def _parts(schema: Schema, definitions: Schema) -> Iterator[Schema]:
+    name = str(schema.get("$ref", "")).rpartition("/")[2]
+    whole = {**definitions.get(name, {}), **schema}
+    yield whole
+    for key in ("anyOf", "oneOf", "allOf"):
+        for alternative in whole.get(key, ()):
+            yield from _parts(alternative, definitions)
+
+
+def _types(schema: Schema) -> set[str]:
+    named = schema.get("type")
+    if isinstance(named, list):
+        return set(map(str, named))
+    if named is not None:
+        return {str(named)}
+    values = list(schema.get("enum", ()))
+    if "const" in schema:
+        values.append(schema["const"])
+    return {_type_of(value) for value in values}
+
+
+ANYTHING = SettingSchema()
+"""Of a setting whose type is unknown."""
+
+
+def schema_at(schema: Schema, names: Sequence[str]) -> SettingSchema:
+    """The schema of a field of a field; ANYTHING where it is unknown."""
+    found = SettingSchema.of(schema)
+    for name in names:
+        found = found.one_of(found.fields(name))
+    return found
 
 
 class Word(str):
@@ -47,18 +136,11 @@ def value_of(given: Any, schema: Schema) -> Any:
     >>> value_of(Word("0123"), number)
     123
     """
-    if not isinstance(given, str):
-        return given
-    definitions: Schema = schema.get("$defs", {})
-    options = list(_options(schema, definitions))
-    types = set().union(*map(_types, options))
-    if not isinstance(given, Word) and ("string" in types or not types):
-        return given
-    return _read(given, options, types, definitions)
+    return SettingSchema.of(schema).value_of(given)
 
 
-def _read(word: str, options: Sequence[Schema], types: set[str], definitions: Schema) -> Any:
-    text, bare = str(word), word.strip()
+def _read(word: str, schema: SettingSchema) -> Any:
+    text, bare, types = str(word), word.strip(), schema.types
     may_be_text = "string" in types or not types
     if bare in ("", "null") and ("null" in types or not types):
         return None
@@ -70,7 +152,7 @@ def _read(word: str, options: Sequence[Schema], types: set[str], definitions: Sc
         node = compose_yaml(bare)
         if node is None or not _is_all(node, bare, may_be_text):
             return text
-        value = _built(node, options, definitions)
+        value = _built(node, schema)
     except DocumentError:
         if types & {"array", "object"} and not may_be_text:
             raise
@@ -92,24 +174,22 @@ def _is_all(node: yaml.Node, word: str, may_be_text: bool) -> bool:
     return True
 
 
-def _built(node: yaml.Node, options: Sequence[Schema], definitions: Schema) -> Any:
+def _built(node: yaml.Node, schema: SettingSchema) -> Any:
     """The value of a node, by the same rule: a text among a list of texts is as it was typed."""
     if isinstance(node, yaml.SequenceNode):
         return [
-            _built(item, list(_item(index, options, definitions)), definitions)
+            _built(item, schema.one_of(schema.items(index)))
             for index, item in enumerate(node.value)
         ]
     if isinstance(node, yaml.MappingNode):
         return {
-            str(key.value): _built(
-                value, list(_field(str(key.value), options, definitions)), definitions
-            )
+            str(key.value): _built(value, schema.one_of(schema.fields(str(key.value))))
             for key, value in node.value
         }
     plain = str(node.value)
     if isinstance(node, yaml.ScalarNode) and node.style is not None:
         return scalar_value(node)
-    types = set[str]().union(*map(_types, options))
+    types = schema.types
     if types and types <= {"string", "null"}:
         if plain in ("", "null") and "null" in types:
             return None
@@ -121,58 +201,6 @@ def _built(node: yaml.Node, options: Sequence[Schema], definitions: Schema) -> A
     if _OTHER_BASE.fullmatch(plain):
         return plain
     return scalar_value(node)
-
-
-def schema_at(schema: Schema, names: Sequence[str]) -> Schema:
-    """The schema of a field of a field, with what it refers to; ANYTHING where it is unknown."""
-    definitions = schema.get("$defs", {})
-    options = list(_options(schema, definitions))
-    for name in names:
-        options = list(_field(name, options, definitions))
-    if options:
-        return {"anyOf": options, "$defs": definitions}
-    return ANYTHING
-
-
-def _item(index: int, options: Sequence[Schema], definitions: Schema) -> Iterator[Schema]:
-    """The schema of one item of a list."""
-    for one in options:
-        firsts = one.get("prefixItems", ())
-        if index < len(firsts):
-            found = firsts[index]
-        else:
-            found = one.get("items")
-        if isinstance(found, Mapping):
-            yield from _options(found, definitions)
-
-
-def _field(name: str, options: Sequence[Schema], definitions: Schema) -> Iterator[Schema]:
-    """The schema of one key of an object."""
-    for one in options:
-        found = one.get("properties", {}).get(name, one.get("additionalProperties"))
-        if isinstance(found, Mapping):
-            yield from _options(found, definitions)
-
-
-def _options(schema: Schema, definitions: Schema) -> Iterator[Schema]:
-    """The schemas of which one holds, references followed."""
-    if reference := schema.get("$ref"):
-        yield from _options(definitions.get(str(reference).rpartition("/")[2], {}), definitions)
-        return
-    alternatives = [one for name in ("anyOf", "oneOf", "allOf") for one in schema.get(name, ())]
-    if not alternatives:
-        yield schema
-    for one in alternatives:
-        yield from _options(one, definitions)
-
-
-def _types(schema: Schema) -> set[str]:
-    """The types that JSON has names for; of a schema that lists its values, theirs."""
-    named = schema.get("type")
-    if named is not None:
-        return {str(one) for one in (named if isinstance(named, list) else [named])}
-    values = [*schema.get("enum", ()), *([schema["const"]] if "const" in schema else ())]
-    return {_type_of(value) for value in values}
 
 
 def _type_of(value: Any) -> str:

@@ -6,7 +6,7 @@ from __future__ import annotations
 
 import asyncio
 import re
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Sequence
 from functools import partial
 from pathlib import Path
 from typing import Any, Final
@@ -138,21 +138,11 @@ def page_routes(calls: Calls, write: Callable[[NextStep], str]) -> list[BaseRout
         return endpoint
 
     def of_tool(name: str, *queries: str) -> Endpoint:
-        """The endpoint that gives a tool's own answer. What is no number in a query is left for the
-        tool to refuse.
-        """
+        """The endpoint that gives a tool's own answer."""
 
         async def endpoint(request: Request) -> Response:
-            words = {
-                query: request.query_params[query]
-                for query in queries
-                if query in request.query_params
-            }
-            given = {
-                query: int(word) if re.fullmatch(r"\d{1,9}", word) else word
-                for query, word in words.items()
-            }
-            reply = await calls.reply(request, name, {**given, **request.path_params}, write=write)
+            given = {**_given(request, queries), **request.path_params}
+            reply = await calls.reply(request, name, given, write=write)
             return answer(reply.body, reply.status)
 
         return endpoint
@@ -176,6 +166,19 @@ def page_routes(calls: Calls, write: Callable[[NextStep], str]) -> list[BaseRout
         for method, path, endpoint in guarded
     ]
     return [*_open_routes(), *routes]
+
+
+def _given(request: Request, queries: Sequence[str]) -> dict[str, Any]:
+    """A tool's arguments in a query. What is no number is left for the tool to refuse."""
+    given: dict[str, Any] = {}
+    for query in queries:
+        word = request.query_params.get(query)
+        if word is None:
+            continue
+        given[query] = word
+        if re.fullmatch(r"\d{1,9}", word):
+            given[query] = int(word)
+    return given
 
 
 async def _read(reader: Callable[..., dict[str, Any]], *arguments: Any) -> Response:

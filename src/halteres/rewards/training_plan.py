@@ -23,7 +23,7 @@ from pydantic import BaseModel, Field, FiniteFloat, ValidationError, model_valid
 
 from halteres.config.edits import read_edit
 from halteres.config.problem import Problem
-from halteres.config.values import Schema, schema_at, value_of
+from halteres.config.values import Schema, schema_at
 from halteres.documents import DocumentError, half_characters
 from halteres.errors import InvalidConfig, InvalidData, nearest, unknown
 from halteres.files import UnreadableFile, read_json, replace_file
@@ -317,7 +317,7 @@ def parse_settings(assignments: Sequence[str], schema: Schema | None = None) -> 
         if (halves := half_characters(assignment)) is not None:
             raise InvalidConfig(f"The value of '{edit.name}' cannot be used.", f"{halves}.")
         try:
-            place[last] = value_of(edit.value, schema_at(schema, names))
+            place[last] = schema_at(schema, names).value_of(edit.value)
         except DocumentError as error:
             raise InvalidConfig(
                 f"The value of '{edit.name}' cannot be used.", f"{error}."

@@ -65,8 +65,12 @@ NOT_STARTED = {"pid": None, "exit": None, "state": "not started"}  # a process o
 FOLDERS = ("control", "logs", "rollouts", "evals", "api")
 SUPERVISOR = (sys.executable, "-m", "halteres.runs.supervision.supervisor")
 
-LOCK, ADMITTED_WITHIN_S = ".starting", 30.0
-"""Making a run takes milliseconds; going on from one with large checkpoints may take seconds."""
+LOCK = ".starting"  # the file that is locked while a run is made
+
+ADMITTED_WITHIN_S = 30.0
+"""How long a start waits for another one. Making a run takes milliseconds; going on from one with
+large checkpoints may take seconds.
+"""
 
 RESOLVED = "config.resolved.json"
 
@@ -163,7 +167,7 @@ def write_run(
 
 
 Write = Callable[[Path, Path], None]
-"""Writes a run's files: into the first folder, which will be at the second."""
+"""Writes a run's files into the first folder, which is renamed to the second afterwards."""
 
 
 def start_run(
@@ -199,12 +203,8 @@ def start_run(
 
 def _first_state(plan: RunPlan, run_id: str, idempotency_key: str | None) -> RunState:
     """What run.json says first."""
-    settings, environment, model, resume = (
-        plan.settings,
-        plan.environment,
-        plan.model,
-        plan.resume,
-    )
+    settings, resume = plan.settings, plan.resume
+    environment, model = plan.environment, plan.model
     # a check would have failed
     assert environment is not None and model is not None  # noqa: S101 - for the type checker
     return RunState(
@@ -250,14 +250,22 @@ def _begin(
     *,
     is_open: bool = False,
 ) -> RunDirectory:
-    """Make the run of this first state, whose files `write` writes into a folder that will be at
-    the path given to it, too; the run of its key, where there is one by now.
+    """Make a run and start its supervisor. Returns the run that another process has started with
+    the same key meanwhile, if any.
+
+    Args:
+        state: the first of the run.
+        write: writes its files.
+        policy: caps the runs that go on at once.
+        supervisor: command that supervises.
+        is_open: the run is started without the control server's token.
 
     Raises:
         PolicyCap, StartFailed, NotReady: nothing was left behind.
     """
     home = runs_home()
-    run, beside = RunDirectory(home / state.run_id), home / f".new-{state.run_id}"
+    run = RunDirectory(home / state.run_id)
+    beside = home / f".new-{state.run_id}"
     try:
         home.mkdir(parents=True, exist_ok=True)
         with locked(home / LOCK, ADMITTED_WITHIN_S, "Another run is just being started."):
@@ -275,7 +283,10 @@ def _begin(
     # Links to the run's files where the seeds have them. What they lead to may not be there yet.
     halteres, hermes = environ.home(), environ.hermes_home()
     links = {halteres / "configs" / f"run_{run.run_id}.yaml": run.path / "config.yaml"}
-    for folder in (halteres / "logs", *((hermes / "logs" / "rl_training",) if hermes else ())):
+    folders = [halteres / "logs"]
+    if hermes is not None:
+        folders.append(hermes / "logs" / "rl_training")
+    for folder in folders:
         links |= {folder / f"{role}_{run.run_id}.log": run.log(role) for role in ROLES}
     for link, target in links.items():
         with suppress(OSError):  # it is there already, or the folder is not ours to write
@@ -294,10 +305,11 @@ def run_of_key(key: str | None) -> RunDirectory | None:
 
 
 def _launch(write: Write, run: RunDirectory, beside: Path, supervisor: Sequence[str]) -> None:
-    """Make the folder out of sight, lock it, show it, start the supervisor; undo all of it on any
-    failure.
+    """Make the folder under a hidden name, lock it, rename it, start the supervisor. A failure
+    undoes all of it.
     """
-    held, made = None, beside
+    held: int | None = None
+    made = beside
     try:
         for folder in FOLDERS:
             (beside / folder).mkdir(parents=True)
@@ -315,8 +327,12 @@ def _launch(write: Write, run: RunDirectory, beside: Path, supervisor: Sequence[
 
 
 def carry_over(point: ResumePoint, into: Path, name: str) -> None:
-    """Copy what the new run of this name needs beside its metrics, into its folder that is still
-    being made.
+    """Copy what the new run needs of the old one, besides its metrics.
+
+    Args:
+        point: the checkpoint that the new run goes on from.
+        into: the new run's folder, which is still being made.
+        name: of the new run.
     """
     from halteres.service.durable.journal import copy_without_requests
 
@@ -364,7 +380,8 @@ def start_reward_training(
     newest = None
     if plan.resumed:
         newest = plan.resumed.newest_checkpoint()
-    run_id, point = new_run_id(), None
+    run_id = new_run_id()
+    point = None
     if newest is not None:
         point = {name: newest.get(name) for name in ("name", "step", "state_path")}
     state = RunState(

@@ -69,8 +69,6 @@ class Options:
     # how long the adapters of a finished or silent session can be brought back
     keep_points_s: float = 24 * 3600.0
     reap_s: float = 30.0  # between two looks at what has ended
-    # other than `routes.sessions` has them
-    client_flags: Mapping[str, bool] = field(default_factory=dict[str, bool])
 
 
 class Service:

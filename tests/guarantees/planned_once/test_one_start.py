@@ -1,8 +1,11 @@
-"""A start reads its settings once and asks its environment once, whichever way it is called."""
+"""A start reads its settings once, and asks its environment and the GPU's driver once, whichever
+way it is called.
+"""
 
 from __future__ import annotations
 
 import functools
+import os
 import sys
 from collections.abc import Callable
 from pathlib import Path
@@ -18,6 +21,7 @@ from halteres.cli.main import app
 from halteres.config import resolution
 from halteres.config.resolution import Resolved
 from halteres.runs import start
+from halteres.runs.planning import machine
 from halteres.runs.planning import plan as planning
 
 ENVIRONMENT = '''
@@ -98,6 +102,23 @@ def counts(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Counts:
 async def started(**arguments: Any) -> None:
     body = (await call("rl_start_training", arguments, Caller())).body
     assert "error" not in body, body
+
+
+async def test_a_start_asks_the_driver_of_the_gpu_once(
+    counts: Counts, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Each answer takes up to some seconds: where the model fits is seen from it, and whose speed
+    is remembered.
+    """
+    asked = tmp_path / "asked"
+    smi = tmp_path / "nvidia-smi"
+    smi.write_text(f'#!/bin/sh\necho asked >> {asked}\necho "NVIDIA H200, 143771, 143156"\n')
+    smi.chmod(0o755)
+    monkeypatch.setenv("PATH", f"{tmp_path}{os.pathsep}{os.environ['PATH']}")
+    monkeypatch.setattr(machine.importlib.metadata, "version", lambda package: "2.13.0")
+    monkeypatch.setenv("HALTERES_DEVICE", "cuda")
+    await started(environment=str(counts.environment))
+    assert asked.read_text().splitlines() == ["asked"]
 
 
 async def test_a_start_that_selects_and_edits_resolves_and_asks_once(counts: Counts) -> None:

@@ -434,20 +434,12 @@ def report(folder: TestFolder, request: Request, status: str) -> dict[str, Any]:
     outcomes = [read_outcome(folder, request, model) for model in request.models]
     verdicts = [judge(outcome) for outcome in outcomes]
     several, each = len(outcomes) > 1, request.rollouts
-    # The model that would be trained decides; where it was not tested, the one whose rewards vary
-    # most.
-    trained = next(
-        (at for at, it in enumerate(outcomes) if it.model.model == LOCAL + request.base_model), None
-    )
-    varied = [-1.0 if outcome.varied is None else outcome.varied for outcome in outcomes]
-    decides = varied.index(max(varied))
-    if trained is not None:
-        decides = trained
+    trained = LOCAL + request.base_model
+    decides = _deciding(outcomes, trained)
     deciding, verdict = outcomes[decides], verdicts[decides]
-    if trained is not None and not several:
-        why = verdict.why
-    else:
-        why = f"{deciding.model.model}: {verdict.why}"
+    why = verdict.why
+    if several or deciding.model.model != trained:
+        why = f"{deciding.model.model}: {why}"
     try:
         odd = msgspec.json.decode((folder.path / ODD_ANSWERS).read_bytes(), type=dict[str, Any])
         why = "; ".join([why.rstrip("."), *odd_caveats(odd, request.success_above)]) + "."
@@ -510,6 +502,17 @@ def report(folder: TestFolder, request: Request, status: str) -> dict[str, Any]:
         ),
         "next": verdict.next,
     }
+
+
+def _deciding(outcomes: Sequence[Outcome], trained: str) -> int:
+    """Whose verdict is the test's: that of the model that would be trained; where it was not
+    tested, of the one whose rewards vary most.
+    """
+    for at, outcome in enumerate(outcomes):
+        if outcome.model.model == trained:
+            return at
+    varied = [-1.0 if outcome.varied is None else outcome.varied for outcome in outcomes]
+    return varied.index(max(varied))
 
 
 def _samples(outcome: Outcome) -> list[dict[str, Any]]:

@@ -148,7 +148,8 @@ def new_request(
         TokenNeeded: the caller may not test these models.
         ModelMissing: its base model is not there, and no other was named. MissingKey: a key is.
     """
-    check_models(caller, [name.removeprefix(LOCAL) for name in models or ()])
+    if caller.is_open:
+        check_models([name.removeprefix(LOCAL) for name in models or ()])
     resolved = draft.resolved
     settings, program = resolved.settings, resolved.environment
     what = "{} not set. Required for inference testing."

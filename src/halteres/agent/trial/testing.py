@@ -214,7 +214,8 @@ async def rl_test_inference(
         def request_of_draft() -> tuple[Request, Mapping[str, Any]]:
             chosen = drafts.current(caller, draft, to_run=True)
             request = new_request(caller, chosen, models, backend, **limits)
-            check_keys(caller, keys_for(request))
+            if caller.is_open:
+                check_keys(keys_for(request))
             return request, chosen.discarded
 
         making = asyncio.create_task(caller.in_thread("rl_test_inference", request_of_draft))

@@ -84,7 +84,7 @@ class TorchEngine:
             torch.set_num_interop_threads(1)
         self._base = load_base(folder, getattr(torch, dtype), torch.device(device))
         cache_bytes = int(cache_gb * 1e9) if cache_gb else free_for_cache(self._base.device)
-        self._limits = limits or Limits.of(self._base, cache_bytes)
+        self._limits = limits or Limits.of(self._base, folder, cache_bytes)
         self._info = ModelInfo(
             name=name,
             folder=str(folder.absolute()),

@@ -31,21 +31,15 @@ from halteres.engine.limits import (
     HEAD_ELEMENTS,
     PASS_TOKENS,
     RECOMPUTED_BYTES,
+    activation_bytes,
 )
 from halteres.engine.torch.model import BaseModel, FusedModel
 from halteres.errors import HalteresError, ServerError, boundary
+from halteres.models.shape import read_shape
 from halteres.process import main_memory
 
 # positions of a sequence of usual length, in which the number that can be decoded at once is given
 PLACE = 1024
-
-
-def activation_bytes(base: FusedModel) -> int:
-    """What the backward of a micro-batch on a GPU would need: inputs and outputs of every
-    projection, in fp32.
-    """
-    projections = [one for layer in base.layers for one in (*layer.attention, *layer.mlp)]
-    return 4 * GPU_PASS_TOKENS * sum(one.inputs + one.weight_ED.shape[0] for one in projections)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -67,9 +61,9 @@ class Limits:
     recomputes: bool = False
 
     @classmethod
-    def of(cls, base: BaseModel, cache_bytes: int) -> Limits:
-        """The usual ones for a model on its device; large passes are a GPU's in bfloat16, of layers
-        computed here.
+    def of(cls, base: BaseModel, folder: Path, cache_bytes: int) -> Limits:
+        """The usual ones for the model of a folder on its device; large passes are a GPU's in
+        bfloat16, of layers computed here.
         """
         if base.attention_dtype == torch.float32 or not isinstance(base, FusedModel):
             return cls(cache_bytes=cache_bytes)
@@ -77,7 +71,7 @@ class Limits:
             cache_bytes=cache_bytes,
             pass_tokens=GPU_PASS_TOKENS,
             head_elements=GPU_HEAD_ELEMENTS,
-            recomputes=activation_bytes(base) > RECOMPUTED_BYTES,
+            recomputes=activation_bytes(read_shape(folder)) > RECOMPUTED_BYTES,
         )
 
 

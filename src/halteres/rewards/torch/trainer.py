@@ -125,15 +125,7 @@ class RewardTrainer:
     ) -> None:
         given = args or RewardConfig()
         if peft_config is not None:
-            values = peft_config
-            if not isinstance(peft_config, Mapping):
-                values = vars(peft_config)
-            lora = {
-                name: values[name]
-                for name in LoraSettings.model_fields
-                if values.get(name) is not None
-            }
-            given = given.model_copy(update={"lora": LoraSettings(**lora)})
+            given = given.model_copy(update={"lora": _lora_settings(peft_config)})
         if train_dataset is None:
             raise InvalidConfig(
                 "The argument train_dataset is missing.", next="Give rows with chosen and rejected."
@@ -170,25 +162,11 @@ class RewardTrainer:
         self._threshold: nn.Parameter | None = None
         if self.args.tie_policy == "rao_kupper":
             self._threshold = nn.Parameter(torch.zeros((), device=network.device))
-        # AdamW with transformers' defaults; biases and norms do not decay.
         self._parameters = [
             *network.trained().values(),
             *([] if self._threshold is None else [self._threshold]),
         ]
-        groups = [
-            {
-                "params": [one for one in self._parameters if one.ndim > 1],
-                "weight_decay": self.args.weight_decay,
-            },
-            {"params": [one for one in self._parameters if one.ndim < 2], "weight_decay": 0.0},
-        ]
-        self._optimiser = torch.optim.AdamW(
-            [group for group in groups if group["params"]],
-            lr=self.args.learning_rate or 0.0,
-            betas=(self.args.adam_beta1, self.args.adam_beta2),
-            eps=self.args.adam_epsilon,
-            fused=True,
-        )
+        self._optimiser = _adamw(self._parameters, self.args)
         batches = math.ceil(len(self._train) / (self.args.per_device_train_batch_size or 1))
         self._steps_per_epoch = math.ceil(batches / self.args.gradient_accumulation_steps)
         self._epoch: tuple[int, list[list[int]]] = (-1, [])  # its number and its batches
@@ -671,6 +649,33 @@ def termination() -> Iterator[threading.Event]:
     finally:
         for one, handler in before:
             signal.signal(one, handler)
+
+
+def _lora_settings(peft_config: Any) -> LoraSettings:
+    """The settings of an adapter in `peft`'s words; those that are None are left out."""
+    values = peft_config
+    if not isinstance(peft_config, Mapping):
+        values = vars(peft_config)
+    names = LoraSettings.model_fields
+    return LoraSettings(**{name: values[name] for name in names if values.get(name) is not None})
+
+
+def _adamw(parameters: Sequence[nn.Parameter], args: RewardConfig) -> torch.optim.AdamW:
+    """AdamW with transformers' defaults; biases and norms do not decay."""
+    groups = [
+        {
+            "params": [one for one in parameters if one.ndim > 1],
+            "weight_decay": args.weight_decay,
+        },
+        {"params": [one for one in parameters if one.ndim < 2], "weight_decay": 0.0},
+    ]
+    return torch.optim.AdamW(
+        [group for group in groups if group["params"]],
+        lr=args.learning_rate or 0.0,
+        betas=(args.adam_beta1, args.adam_beta2),
+        eps=args.adam_epsilon,
+        fused=True,
+    )
 
 
 def _preferences(source: Any) -> Preferences:

@@ -24,7 +24,7 @@ class RunFacts:
     """One run under observation: its settings, and the calls that an agent can make about it."""
 
     run_id: str
-    environment: str
+    environment: str  # by its name, or by its file, as the run was started with it
     trainer: TrainerSettings
     env: Mapping[str, Any] = field(default_factory=dict)  # the environment's effective settings
     # what the run was started with, as `changes` of a new one
@@ -33,12 +33,12 @@ class RunFacts:
     success_threshold: float = 0.0  # a score above it is a success
 
     @classmethod
-    def of(cls, run: RunDirectory, environment: str) -> RunFacts:
+    def of(cls, run: RunDirectory) -> RunFacts:
         """Read it from the run's files."""
         settings = run.settings()
         return cls(
             run_id=run.run_id,
-            environment=environment,
+            environment=settings.run.environment,
             trainer=settings.trainer,
             env={**run.environment_config(), **settings.env},
             given=run.own_settings(),

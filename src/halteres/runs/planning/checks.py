@@ -16,7 +16,7 @@ from typing import Any, TypeVar
 
 from halteres.config import environ
 from halteres.config.operator_policy import Policy, PolicyCap, over_cap
-from halteres.config.problem import Problem, batch_problem, refusal
+from halteres.config.problem import Problem, refusal
 from halteres.config.program import EnvironmentProgram, describe
 from halteres.config.resolution import Resolved
 from halteres.config.settings import ENV_WIRING, Settings
@@ -26,7 +26,8 @@ from halteres.models.shape import ModelShape, adapter_numbers
 from halteres.rewards.components import read_rubric
 from halteres.rewards.model_folder import ModelFolder, read_model_folder
 from halteres.runs.directory import active_runs, runs_home
-from halteres.runs.planning import machine, memory
+from halteres.runs.planning import memory
+from halteres.runs.planning.machine import Machine, gb, multiplies_bfloat16
 from halteres.runs.planning.memory import workload_of
 from halteres.runs.planning.models import (
     FIELDS,
@@ -67,7 +68,7 @@ def proposed_settings(shape: ModelShape) -> dict[str, Any]:
     found: dict[str, Any] = {"learning_rate": LARGE_MODELS_RATE}
     if shape.parameters >= HUGE_MODEL:
         found["learning_rate"] = HUGE_MODELS_RATE
-    if machine.multiplies_bfloat16():
+    if multiplies_bfloat16():
         found["dtype"] = "bfloat16"
     return found
 
@@ -165,13 +166,6 @@ def check_steps(settings: Settings, policy: Policy) -> None:
         raise refusal([problem], f"Set trainer.total_steps to {problem.limit:g} or less.")
 
 
-def check_batch(settings: Settings) -> None:
-    """InvalidConfig where a batch is not made of whole groups."""
-    problem = batch_problem(settings.env.get("batch_size"), settings.env.get("group_size"), 1)
-    if problem is not None:
-        raise refusal([problem])
-
-
 def check_keys(policy: Policy) -> None:
     """MissingKey where a variable is not set that the policy asks for to start."""
     needed = policy.require_keys.start
@@ -186,14 +180,18 @@ def check_keys(policy: Policy) -> None:
         )
 
 
-def check_memory(settings: Settings, shape: ModelShape | None, rewards_bytes: int) -> Check:
+def check_memory(
+    settings: Settings, here: Machine, shape: ModelShape | None, rewards_bytes: int
+) -> Check:
     """Whether a run fits: into the GPU's memory where the engine will use one.
 
     Args:
+        settings: of the run.
+        here: this machine.
         shape: of the base model; None where a service elsewhere has it.
         rewards_bytes: what the run's own reward server needs.
     """
-    here, work = machine.look(settings.inference.device), workload_of(settings)
+    work = workload_of(settings)
     is_on_gpu = here.gpu is not None
     name, free = "memory", here.memory.free
     batch_bytes = memory.batch_bytes(work)
@@ -206,7 +204,7 @@ def check_memory(settings: Settings, shape: ModelShape | None, rewards_bytes: in
     if name == "memory":
         # a reward server computes on the CPU
         needed += rewards_bytes
-    figures = {"need_gb": machine.gb(needed), "free_gb": machine.gb(free)}
+    figures = {"need_gb": gb(needed), "free_gb": gb(free)}
     if free is None or needed <= free:
         return Check(name=name, figures=figures)
     what = (
@@ -241,7 +239,7 @@ def check_disk(settings: Settings, shape: ModelShape | None) -> Check:
         intervals = (trainer.checkpoint_every, trainer.eval_every)
         count = 2 + sum(trainer.total_steps // every for every in intervals if every)
         needed += count * 3 * memory.NUMBER * adapter_numbers(shape, trainer.lora_rank)
-    figures = {"need_gb": machine.gb(needed), "free_gb": machine.gb(free)}
+    figures = {"need_gb": gb(needed), "free_gb": gb(free)}
     if free >= needed:
         return Check(name="disk", figures=figures)
     failure = DiskFull(
@@ -315,11 +313,13 @@ def check_lines(data: Path) -> None:
             raise refusal([Problem(field="env.dataset", got=str(file), rule=str(error))]) from error
 
 
-def advice(
-    settings: Settings, shape: ModelShape | None, service_url: str | None
-) -> Iterator[Check]:
+def advice(settings: Settings, shape: ModelShape | None, here: Machine | None) -> Iterator[Check]:
     """What no run is refused for: no room for prompts beside their answers, a temperature that
     nothing corrects, a large model at a small one's rate or in float32.
+
+    Args:
+        here: this machine, where it could be looked at.
+        service_url: of a service that somebody else started, on a machine that is not known.
     """
     longest, answer = settings.env.get("max_token_length"), settings.env.get("max_new_tokens")
     if isinstance(longest, int) and isinstance(answer, int) and 0 < longest <= answer:
@@ -353,16 +353,17 @@ def advice(
             f"on to {HUGE_MODELS_RATE:g} or less"
         )
         yield Check(name="learning rate", ok=False, found=found, remedy=fix)
-    is_on_cpu = service_url is None and machine.gpu(settings.inference.device) is None
-    if settings.inference.dtype == "float32" and is_on_cpu and machine.multiplies_bfloat16():
+    is_on_cpu = service_url is None and here is not None and here.gpu is None
+    is_float32 = settings.inference.dtype in ("auto", "float32")
+    if is_on_cpu and is_float32 and multiplies_bfloat16():
         found = "float32, and this processor multiplies bfloat16 in hardware"
         fix = "set inference.dtype to bfloat16: shorter steps, half the memory for the weights"
         yield Check(name="dtype", ok=False, found=found, remedy=fix)
 
 
 def examine_reward_models(env: Mapping[str, Any]) -> tuple[list[Check], list[ModelFolder]]:
-    """A check per folder that an environment's settings name as a reward model, and those that are
-    one.
+    """A check for each folder that an environment's settings name as a reward model, and the reward
+    models that were found.
     """
     checks, models = list[Check](), list[ModelFolder]()
     for folder in reward_folders(env):
@@ -377,8 +378,8 @@ def examine_reward_models(env: Mapping[str, Any]) -> tuple[list[Check], list[Mod
 
 
 def examine_components(env: Mapping[str, Any]) -> list[Check]:
-    """A check per function in a file and per rubric, which the environment would fail at as soon as
-    it begins.
+    """A check for each reward function in a file, and for each rubric: with a wrong one the
+    environment would fail as soon as it begins.
 
     A function of a module is the environment's to find: its interpreter and its folder are others.
     """

@@ -36,7 +36,7 @@ from halteres.engine.protocol import (
 from halteres.errors import HalteresError
 from halteres.files import replace_file
 from halteres.process import usable_cores
-from halteres.runs.planning import machine
+from halteres.runs.planning.machine import Machine
 from halteres.runs.planning.memory import Workload
 from halteres.runs.planning.models import RunModel
 
@@ -72,29 +72,31 @@ class Engine:
     backend: str
     model: RunModel
     threads: int
+    machine: str  # the mark of the machine that it runs on
     dtype: BaseType = "float32"
     device: str | None = None  # None: by HALTERES_DEVICE
 
     @classmethod
-    def of(cls, settings: Settings, model: RunModel) -> Engine:
-        """The engine of a run with these settings."""
+    def of(cls, settings: Settings, model: RunModel, here: Machine) -> Engine:
+        """The engine of a run with these settings, on this machine."""
         given = settings.inference
         threads = given.threads or max(1, usable_cores() - 1)
         return cls(
             backend=given.engine,
             model=model,
             threads=threads,
+            machine=here.mark,
             dtype=given.dtype,
             device=given.device,
         )
 
     @property
     def key(self) -> str:
-        """Under which its speed is remembered: model, engine, threads, machine."""
+        """The key under which its speed is remembered: model, engine, threads, machine."""
         folder = Path(self.model.tokenizer)
         written = (folder / "config.json").stat().st_mtime_ns
         computed = f"{self.backend}/{self.dtype}/{self.device}/{self.threads} threads"
-        return f"{folder}@{written}/{computed}/{machine.look(self.device).mark}"
+        return f"{folder}@{written}/{computed}/{self.machine}"
 
 
 def _speeds() -> tuple[Path, dict[str, Speed]]:

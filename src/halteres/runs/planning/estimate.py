@@ -16,8 +16,8 @@ from halteres.config.program import EnvironmentProgram
 from halteres.config.settings import Settings
 from halteres.errors import NotFound
 from halteres.runs.directory import RunDirectory, active_runs, list_runs
-from halteres.runs.planning.checks import examine_reward_models
 from halteres.runs.planning.engine_speed import Engine, Speed, measured, remembered
+from halteres.runs.planning.machine import Machine
 from halteres.runs.planning.memory import (
     DECODE_ROWS,
     OTHERS_BYTES,
@@ -27,7 +27,7 @@ from halteres.runs.planning.memory import (
     need,
     workload_of,
 )
-from halteres.runs.planning.models import RunModel, server_bytes
+from halteres.runs.planning.models import RunModel
 
 
 @dataclass(frozen=True, slots=True)
@@ -99,14 +99,18 @@ def estimate(
     settings: Settings,
     environment: EnvironmentProgram,
     model: RunModel,
+    here: Machine,
     *,
     first_step: int = 0,
+    rewards_bytes: int = 0,
     service_url: str | None = None,
     may_measure: bool,
 ) -> Estimate | None:
-    """What a run will take; None where nothing was measured (yet).
+    """How long a run will take, and how much memory; None where no speed was measured yet.
 
     Args:
+        here: this machine.
+        rewards_bytes: what the run's own reward server needs.
         first_step: optimiser steps that are done when it begins.
         service_url: of a service elsewhere; None: the run starts its own.
         may_measure: start an engine and measure it, for up to `engine_speed.DEADLINE_S`, where its
@@ -116,7 +120,7 @@ def estimate(
     # that of a service elsewhere is not ours to load with a measurement
     engine = None
     if service_url is None:
-        engine = Engine.of(settings, model)
+        engine = Engine.of(settings, model, here)
     speed = None
     if engine:
         speed = remembered(engine)
@@ -128,7 +132,7 @@ def estimate(
             found = _by_speed(run, speed)
     if found is None:
         return None
-    found = replace(found, peak_gb=_peak_gb(run, speed))
+    found = replace(found, peak_gb=_peak_gb(run, speed, rewards_bytes))
     others = len(active_runs())
     if others == 0:
         return found
@@ -138,15 +142,13 @@ def estimate(
     return replace(found, step_s=found.step_s * slower, total_s=found.total_s * slower, basis=basis)
 
 
-def _peak_gb(run: _Planned, speed: Speed | None) -> float | None:
+def _peak_gb(run: _Planned, speed: Speed | None, rewards_bytes: int) -> float | None:
     """Of all processes: as measured with a whole micro-batch, and what caches may grow to; else by
     the formula.
     """
     shape = run.model.shape
     if shape is None or run.service_url is not None:
         return None
-    _, reward_models = examine_reward_models(run.settings.env)
-    rewards_bytes = server_bytes(reward_models)
     if speed is None or not speed.peak_gb or speed.pass_tokens < NEARLY_WHOLE * PASS_TOKENS:
         return round((need(shape, run.workload).total + rewards_bytes) / 1e9, 2)
     others = cache_bytes(shape, run.workload) + OTHERS_BYTES + rewards_bytes
@@ -216,7 +218,9 @@ def _quantiles(values: list[float], low: float, high: float) -> Span:
 
 
 def _past(earlier: RunDirectory, run: _Planned) -> _Past | None:
-    """None where its model, environment or engine is another."""
+    """What an earlier run says of the planned one; None where its model, environment or engine is
+    another, or where it has too few steps.
+    """
     state, settings, environment = earlier.state(), earlier.settings(), run.environment
     if (state.base_model, state.environment_file) != (run.model.name, str(environment.path)):
         return None
@@ -255,7 +259,8 @@ def _by_speed(run: _Planned, speed: Speed) -> Estimate:
         1 / speed.decode_tokens_per_s
     )
     training = BESIDE_PROBE * (1 / speed.train_tokens_per_s)
-    update, load = BESIDE_PROBE * speed.update_s, Span(speed.load_s, 1.5 * speed.load_s)
+    update = BESIDE_PROBE * speed.update_s
+    load = Span(speed.load_s, 1.5 * speed.load_s)
     sequence = (prompt + answer).within(1, work.positions)
     step = (answer * sampling + sequence * training) * work.batch_size + update + PER_STEP_S
     evaluation = answer * sampling * work.eval_sequences + Span(1, 3)

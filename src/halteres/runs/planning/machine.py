@@ -53,16 +53,27 @@ class Machine:
             f"cores/{self.gpu.name if self.gpu else 'no GPU'}"
         )
 
+    def check_device(self, device: str | None = None) -> None:
+        """InvalidConfig where the settings' device, or else HALTERES_DEVICE, is a GPU that is not
+        here.
+        """
+        if (device or environ.device()) == "cuda" and self.gpu is None:
+            raise InvalidConfig(
+                "The engine is to compute on a GPU, and there is none that it can use.",
+                "nvidia-smi names none, or the installed torch is a build for the CPU.",
+                "Set inference.device (or HALTERES_DEVICE) to cpu or auto, or install a torch "
+                "build for your GPU.",
+                field="inference.device",
+            )
+
 
 def look(device: str | None = None) -> Machine:
-    """This machine, now; `device` is that of the settings."""
-    used = gpu(device)
-    return Machine(
-        cores=usable_cores(),
-        memory=main_memory(),
-        gpu=used,
-        unused_gpu=None if used else _usable_gpu(),
-    )
+    """This machine, now; `device` is that of the settings, by default HALTERES_DEVICE."""
+    there = _usable_gpu()
+    used, unused = there, None
+    if (device or environ.device()) == "cpu":
+        used, unused = None, there
+    return Machine(cores=usable_cores(), memory=main_memory(), gpu=used, unused_gpu=unused)
 
 
 def multiplies_bfloat16() -> bool:
@@ -79,27 +90,6 @@ def gb(count: int | None) -> float | None:
     if count is None:
         return None
     return round(count / 1e9, 2)
-
-
-def gpu(device: str | None = None) -> Gpu | None:
-    """The first GPU, if the engine may use it."""
-    if (device or environ.device()) == "cpu":
-        return None
-    return _usable_gpu()
-
-
-def check_device(device: str | None = None) -> None:
-    """InvalidConfig where the settings' device, or else HALTERES_DEVICE, is a GPU that is not
-    here.
-    """
-    if (device or environ.device()) == "cuda" and gpu(device) is None:
-        raise InvalidConfig(
-            "The engine is to compute on a GPU, and there is none that it can use.",
-            "nvidia-smi names none, or the installed torch is a build for the CPU.",
-            "Set inference.device (or HALTERES_DEVICE) to cpu or auto, or install a torch build "
-            "for your GPU.",
-            field="inference.device",
-        )
 
 
 def _usable_gpu() -> Gpu | None:

@@ -48,6 +48,7 @@ from halteres.engine.limits import (
     HEAD_ELEMENTS,
     PASS_TOKENS,
     RECOMPUTED_BYTES,
+    activation_bytes,
 )
 from halteres.models.shape import FAMILIES, ModelShape, adapter_numbers, diagonal_numbers
 
@@ -84,7 +85,7 @@ class Workload:
 def workload_of(settings: Settings) -> Workload:
     """The demands of a run with these settings."""
 
-    # what says "no limit" (0, -1, null) or is no number is the default
+    # 0, -1 and null mean "no limit": the default is counted with, as for what is no number
     def number(name: str, default: int) -> int:
         value = settings.env.get(name)
         if isinstance(value, int) and not isinstance(value, bool) and value > 0:
@@ -156,7 +157,7 @@ def need(shape: ModelShape, work: Workload, *, on_gpu: bool = False) -> Need:
         pass_tokens, most_logits = GPU_PASS_TOKENS, GPU_HEAD_ELEMENTS
     # numbers, until the backward
     activations = int(pass_tokens * shape.layers * per_token * UNFREED)
-    if on_large_passes and kept_bytes(shape) > RECOMPUTED_BYTES:
+    if on_large_passes and activation_bytes(shape) > RECOMPUTED_BYTES:
         activations = int(pass_tokens * (shape.layers * shape.width + per_token) * UNFREED)
 
     def logits(rows: int) -> int:  # that exist at once
@@ -173,14 +174,6 @@ def need(shape: ModelShape, work: Workload, *, on_gpu: bool = False) -> Need:
         working=NUMBER * (busiest + adapter) + caches * cache_bytes(shape, work),
         processes=engines * ENGINE_BYTES + (0 if on_gpu else OTHERS_BYTES + batch_bytes(work)),
     )
-
-
-def kept_bytes(shape: ModelShape) -> int:
-    """By which the engine decides on a GPU whether layers are computed once more in the
-    backward.
-    """
-    per_token = 4 * shape.width + shape.qkv + shape.heads * shape.head_width + 3 * shape.feed
-    return NUMBER * GPU_PASS_TOKENS * shape.layers * per_token
 
 
 def batch_bytes(work: Workload) -> int:

@@ -60,15 +60,17 @@ def find_folder(name: str) -> Path:
     if (folder := model_folder(name, models_home())) is not None:
         return folder
     path = Path(name).expanduser()
+    # A path is meant from the folder of this process, a name below HALTERES_HOME/models.
     expected = path
     if not (path.is_absolute() or name.startswith((".", "~"))):
         expected = models_home() / name
     here = [*builtin_names(), *(known for known, _ in stored_models(models_home()))]
+    why = f"There is no folder {expected.absolute()}."
+    if expected.is_dir():
+        why = f"{expected} has no config.json."
     raise ModelMissing(
         f"Model '{name}' is not there.",
-        f"{expected} has no config.json."
-        if expected.is_dir()
-        else f"There is no folder {expected.absolute()}.",
+        why,
         "Register it with `halteres models add` (a folder, a GGUF file, a name of the hub), or "
         "set inference.model to"
         f" the path of a folder or to one of: {', '.join(here)}.",
@@ -216,7 +218,9 @@ def server_bytes(models: Sequence[ModelFolder]) -> int:
 
 
 def reward_folders(env: Mapping[str, Any]) -> tuple[Path, ...]:
-    """The local folders, each once, in order."""
+    """The local folders that an environment's settings name as reward models, each once, in
+    order.
+    """
     models = [
         component.get("model") for name in LISTS for component in components_of(env.get(name))
     ]
@@ -227,16 +231,14 @@ def reward_folders(env: Mapping[str, Any]) -> tuple[Path, ...]:
 
 
 def _split(given: Any) -> list[str]:
-    """What is no string is for the environment to refuse."""
+    """The places in a text of one or several. Anything else is for the environment to refuse."""
     if isinstance(given, str):
         return places_of(given)
     return []
 
 
 def components_of(given: Any) -> list[dict[str, Any]]:
-    """A list of components, which may have come as YAML; what is none is for the environment to
-    refuse.
-    """
+    """The components of a list, which may be YAML; the environment refuses anything else."""
     if isinstance(given, str):
         try:
             given = parse_yaml(given)

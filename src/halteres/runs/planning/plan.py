@@ -24,7 +24,6 @@ from halteres.runs.planning.checks import (
     Check,
     advice,
     attempt,
-    check_batch,
     check_concurrency,
     check_disk,
     check_environment,
@@ -35,6 +34,7 @@ from halteres.runs.planning.checks import (
     examine_reward_models,
 )
 from halteres.runs.planning.estimate import Estimate, estimate
+from halteres.runs.planning.machine import Machine
 from halteres.runs.planning.models import (
     RunModel,
     given_model,
@@ -116,7 +116,8 @@ def plan_run(
         service_url = None
     settings = with_absolute_folders(resolved.settings)
     resolved = replace(resolved, settings=settings)
-    checks = _place_checks(settings, policy, service_url)
+    variables, here = attempt("variables", lambda: _machine(settings.inference.device))
+    checks = [variables, *_place_checks(settings, here, policy, service_url)]
 
     point: ResumePoint | None = None
     if resume is not None:
@@ -129,18 +130,19 @@ def plan_run(
 
     has_model, model = attempt("model present", lambda: _model(settings.inference, service_url))
     reward_checks, reward_models = examine_reward_models(settings.env)
+    rewards_bytes = server_bytes(reward_models)
     checks.append(_unlocking(has_model, policy))
     shape = None
     if model is not None:
         shape = model.shape
-        fits = check_memory(settings, shape, server_bytes(reward_models))
+    if model is not None and here is not None:
+        fits = check_memory(settings, here, shape, rewards_bytes)
         checks.append(_unlocking(fits, policy))
 
     usable, environment = attempt("environment", lambda: check_environment(resolved))
-    batch, _ = attempt("batch", lambda: check_batch(settings))
-    checks += [check_disk(settings, shape), usable, batch]
+    checks += [check_disk(settings, shape), usable]
     checks += [
-        *advice(settings, shape, service_url),
+        *advice(settings, shape, here, service_url),
         *reward_checks,
         *examine_components(settings.env),
     ]
@@ -157,25 +159,38 @@ def plan_run(
         resume=point,
         checks=tuple(checks),
     )
-    if effort == "none" or plan.refusal is not None or environment is None or model is None:
+    if effort == "none" or plan.refusal is not None:
         return plan
+    # a check would have failed
+    assert environment and model and here  # noqa: S101 - for the type checker
     expected = estimate(
         settings,
         environment,
         model,
+        here,
         first_step=plan.first_step,
+        rewards_bytes=rewards_bytes,
         service_url=service_url,
         may_measure=effort == "measured",
     )
     return replace(plan, estimate=expected)
 
 
-def _place_checks(settings: Settings, policy: Policy, service_url: str | None) -> list[Check]:
-    """Of where the run is started: variables, device, proxies, keys."""
-    checks = [attempt("variables", environ.check)[0]]
-    device, _ = attempt("device", lambda: machine.check_device(settings.inference.device))
-    if device.failure is not None and service_url is None:
-        checks.append(device)
+def _machine(device: str | None) -> Machine:
+    """This machine, for a run with this device. InvalidConfig where a variable is wrong."""
+    environ.check()
+    return machine.look(device)
+
+
+def _place_checks(
+    settings: Settings, here: Machine | None, policy: Policy, service_url: str | None
+) -> list[Check]:
+    """Checks of the place where the run is started: device, proxies, keys."""
+    checks: list[Check] = []
+    if here is not None and service_url is None:
+        device, _ = attempt("device", lambda: here.check_device(settings.inference.device))
+        if device.failure is not None:
+            checks.append(device)
     # It brings the web server, which tools that only read need not load.
     from halteres.loopback import is_local
 
@@ -187,7 +202,7 @@ def _place_checks(settings: Settings, policy: Policy, service_url: str | None) -
 
 
 def _cap_checks(settings: Settings, policy: Policy, is_open: bool) -> list[Check]:
-    """Of what the operator caps."""
+    """Checks of what the operator caps: steps, runs at once."""
     checks: list[Check] = []
     if policy.caps.max_steps is not None:
         checks.append(attempt("steps allowed", lambda: check_steps(settings, policy))[0])
@@ -204,7 +219,9 @@ def _model(inference: InferenceSettings, service_url: str | None) -> RunModel:
 
 
 def _with_model(settings: Settings, model: RunModel | None, service_url: str | None) -> Settings:
-    """With the name of a model of this disk that means the same from any folder."""
+    """The settings with their model by the name that means the same from any folder, if it lies on
+    this disk.
+    """
     if service_url is not None or model is None or settings.inference.model == model.name:
         return settings
     inference = settings.inference.model_copy(update={"model": model.name})
@@ -212,8 +229,8 @@ def _with_model(settings: Settings, model: RunModel | None, service_url: str | N
 
 
 def _unlocking(check: Check, policy: Policy) -> Check:
-    """A check that fails for a model which the policy holds: its error names what the operator
-    does, for the caller cannot change it.
+    """Name in a failed check how the operator unlocks the model, where the policy holds it: the
+    caller cannot change it.
     """
     failure = check.failure
     if failure is not None and failure.details.get("field") == MODEL and MODEL in policy.lock:

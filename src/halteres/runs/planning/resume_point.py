@@ -39,7 +39,7 @@ class ResumePoint:
 
     @property
     def wiring(self) -> dict[str, Any]:
-        """What the trainer is given."""
+        """What the trainer is given of the checkpoint."""
         names = ("name", "step", "state_path", "version")
         return {name: self.checkpoint[name] for name in names if name in self.checkpoint}
 
@@ -138,8 +138,8 @@ def resume_point(
 
 
 def check_settings(before: Settings, now: Settings, step: int, *, has_completed: bool) -> None:
-    """Raise where the settings do not fit. All steps done and the run not completed: its last
-    evaluation and its results are left to do.
+    """Refuse settings that do not fit the checkpoint, and a run that has nothing left to do. A run
+    with all its steps that was not completed has: its last evaluation and its results.
     """
 
     def made_with(field: str, old: object, new: object) -> Problem:

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 from statistics import fmean
 from typing import Literal
 
@@ -61,35 +62,21 @@ is that of the batch: it stands for a foreign environment, which counts nothing.
 
 _RL, _REWARD_MODEL = ("rl",), ("reward",)
 
+_share = partial(FigureKind, form="share")
+
 FIGURES = (
     FigureKind(name="reward_mean", label="Reward", metric=REWARD, always=_RL),
-    FigureKind(
-        name="percent_correct", label="Success", metric=SUCCESS_OF_ALL, form="share", always=_RL
+    _share(name="percent_correct", label="Success", metric=SUCCESS_OF_ALL, always=_RL),
+    _share(
+        name="eval_percent_correct", label="Held out", metric="eval/percent_correct", always=_RL
     ),
-    FigureKind(
-        name="eval_percent_correct",
-        label="Held out",
-        metric="eval/percent_correct",
-        form="share",
-        always=_RL,
-    ),
-    FigureKind(
-        name="accuracy", label="Accuracy", metric="accuracy", form="share", always=_REWARD_MODEL
-    ),
-    FigureKind(
-        name="eval_accuracy",
-        label="Held out",
-        metric="eval_accuracy",
-        form="share",
-        always=_REWARD_MODEL,
-    ),
+    _share(name="accuracy", label="Accuracy", metric="accuracy", always=_REWARD_MODEL),
+    _share(name="eval_accuracy", label="Held out", metric="eval_accuracy", always=_REWARD_MODEL),
     FigureKind(name="loss_per_token", label="Loss per token", metric="train/loss_per_token"),
     FigureKind(name="kl", label="KL", metric="kl_sample_train_v2"),
     FigureKind(name="kl_reference", label="KL to reference", metric="policy/kl_reference"),
     FigureKind(
-        name="implicit_reward_gap",
-        label="Implicit reward gap",
-        metric="policy/implicit_reward_gap",
+        name="implicit_reward_gap", label="Implicit reward gap", metric="policy/implicit_reward_gap"
     ),
     FigureKind(name="share_of_gain", label="Share of the gain", metric="eval/panel/share_of_gain"),
     FigureKind(name="entropy", label="Entropy", metric="policy/entropy", has_trend=True),
@@ -100,15 +87,8 @@ FIGURES = (
         form="tokens",
         has_trend=True,
     ),
-    FigureKind(
-        name="truncated", label="Cut off", metric="train/truncated", form="share", has_trend=True
-    ),
-    FigureKind(
-        name="truncated_paid",
-        label="Cut off, of the paid",
-        metric="train/truncated_paid",
-        form="share",
-    ),
+    _share(name="truncated", label="Cut off", metric="train/truncated", has_trend=True),
+    _share(name="truncated_paid", label="Cut off, of the paid", metric="train/truncated_paid"),
     FigureKind(name="engine_gb", label="Engine, peak", metric="engine/peak_memory_gb", form="GB"),
 )
 """In the order of a status."""

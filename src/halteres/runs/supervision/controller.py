@@ -35,7 +35,6 @@ from halteres.runs.directory import HEARTBEAT_S, RunDirectory, StateWriter
 from halteres.runs.reading import failures
 from halteres.runs.reading.alerts import Alert
 from halteres.runs.reading.evaluations import CORRECT
-from halteres.runs.reading.report import environment_of
 from halteres.runs.state import Phase, RunState, Status
 from halteres.runs.supervision.evaluation import Evaluator, Snapshot
 from halteres.runs.supervision.roles import RolesOf, RunContext, get_json
@@ -237,7 +236,7 @@ class RunController:
             only_end_is_left = writer.state.step >= writer.state.total_steps
             self.evaluator.skip_up_to(writer.state.step - only_end_is_left)
         self.budget = Budget.of(self.run, writer.state)
-        self.diagnosis = Diagnosis(RunFacts.of(self.run, environment_of(writer.state)))
+        self.diagnosis = Diagnosis(RunFacts.of(self.run))
         self.forwarding = Forwarding(self.run, self.settings.sinks, self.lifeline)
         self._events, self._metrics = (
             Tail(self.run.path / name) for name in ("events.jsonl", "metrics.jsonl")

@@ -33,7 +33,7 @@ from halteres.process import GRACE_S, Child, Lifeline, alive, identity
 from halteres.redaction import SHORTEST, Redactor
 from halteres.runs.directory import RunDirectory, StateWriter
 from halteres.runs.supervision.roles import STOP_ORDER, Role, RoleName
-from halteres.text import beginning
+from halteres.short_texts import beginning
 
 CHUNK_BYTES = 64 * 1024
 PIPE_BYTES = 1024 * 1024

@@ -55,7 +55,8 @@ from halteres.service.limits import LONG
 from halteres.service.sampling.samples import CANCELLED, Draw, checked_seed, drawn_seed, packed
 from halteres.service.service import GENERATE, Service
 from halteres.service.wire.results import FILLER_LOGPROB
-from halteres.text import THINKING, Tokenizer, beginning
+from halteres.short_texts import beginning
+from halteres.text import THINKING, Tokenizer
 from halteres.tool_calls import ToolCall, ToolReader
 
 T = TypeVar("T")

@@ -12,7 +12,7 @@ from __future__ import annotations
 import asyncio
 import datetime
 from collections import defaultdict
-from collections.abc import Callable, Coroutine, Mapping
+from collections.abc import Callable, Coroutine
 from typing import Any
 
 import msgspec
@@ -97,12 +97,12 @@ class SessionRoutes:
 
     def table(self) -> list[Route]:
         """The routes."""
-        dynamic = {"refresh_interval_sec": REFRESH_S, **self._chosen(DYNAMIC_FLAGS)}
+        dynamic = {"refresh_interval_sec": REFRESH_S, **DYNAMIC_FLAGS}
         return [
             route("/api/v1/session_heartbeat", self._heartbeat, "POST"),
             route("/api/v1/telemetry", self._telemetry, "POST"),
             route(HEALTH, self._health),
-            route("/api/v1/client/config", _always(self._chosen(CLIENT_FLAGS)), "POST"),
+            route("/api/v1/client/config", _always(CLIENT_FLAGS), "POST"),
             route("/api/v1/client/dynamic_config", _always(dynamic), "POST"),
             route("/api/v1/get_server_capabilities", self._capabilities),
             route("/api/v1/create_session", self._create_session, "POST"),
@@ -153,12 +153,6 @@ class SessionRoutes:
         key_id, tenant = (presented(request.headers) or "").split("-")[1:2], tenant_of(request)
         known = await asyncio.to_thread(self._keys.read)
         return next((key for key in known if [key.id] == key_id and key.tenant == tenant), None)
-
-    def _chosen(self, flags: Mapping[str, bool]) -> dict[str, bool]:
-        return {
-            name: self._service.options.client_flags.get(name, value)
-            for name, value in flags.items()
-        }
 
     async def _health(self, _: Request) -> Any:
         """200 once trainer and a sampler have answered `info`, which a host asks before it calls

@@ -1,7 +1,7 @@
 """Reward models written by version 0.1.0, before adapters were PEFT's modules, load and score as they
 did then; a training goes on from its checkpoint, or says why not.
 
-`data/earlier_format` was written by that version. `checkpoint-2` is of a training of the built-in
+`reward_models` was written by that version. `checkpoint-2` is of a training of the built-in
 model on `sums(16)`, LoRA of rank 1 on `v_proj`: its adapter, halteres_reward.json and trainer.pt.
 The tokenizer's files, as they are in the base model, are left out, and the base's path is BASE.
 `whole` is a model of two layers, whose weights are `weights_of_whole`.
@@ -16,6 +16,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from rewards.torch_fixtures import sums, tiny
 from safetensors.torch import save_file
 
 from halteres.errors import InvalidData
@@ -24,9 +25,7 @@ from halteres.rewards import RewardConfig, RewardModel, RewardTrainer
 from halteres.rewards.torch.model import TRAINER_STATE
 from halteres.rewards.training_plan import LoraSettings
 
-from .torch_fixtures import sums, tiny
-
-DATA = Path(__file__).parent / "data" / "earlier_format"
+DATA = Path(__file__).parent / "reward_models"
 CHATS = [
     [{"role": "user", "content": "What is 2 + 3?"}, {"role": "assistant", "content": text}]
     for text in ("5", "6", "Gladly: 5")
