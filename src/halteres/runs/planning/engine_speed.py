@@ -27,7 +27,7 @@ from halteres.engine.process import EngineCommand, EngineProcess
 from halteres.engine.protocol import (
     Adam,
     Array,
-    BaseType,
+    AskedType,
     Datum,
     LoraConfig,
     LossSpec,
@@ -72,7 +72,7 @@ class Engine:
     backend: str
     model: RunModel
     threads: int
-    dtype: BaseType = "float32"
+    dtype: AskedType = "auto"
     device: str | None = None  # None: by HALTERES_DEVICE
 
     @classmethod

@@ -9,11 +9,11 @@ adapter):
     loading       + 4 L (D E + 2 D F)          while it reads: fused copies of projections beside
                                                their originals; or 2
     activations   4 L T (4 D + 2 E + H W + 4 F + 7 r) * 1.5    T = 2,048 tokens of one micro-batch;
-                                                               in bfloat16 on
-                                               a GPU 16,384 and up to 2^28 logits, and where
-                                               projections' inputs and outputs are more than 20 GB,
-                                               one layer's and 4 L T D (layers are computed once
-                                               more)
+                                                               in bfloat16 on a GPU at least one
+                                               layer's and 4 L T D of the longest sequence, whose
+                                               layers are computed once more, or what 2,048 tokens
+                                               keep, and up to 2^28 logits; where more is free, the
+                                               engine takes it for larger micro-batches
     logits        + 4 * 2.5 * min(T V, 2^24)   of a micro-batch; or, alone, 4 * 4 * min(rows V,
                                                2^24) of a decode step
     cache         8 L K W * rows * positions   keys and values (in bfloat16 half of it), positions
@@ -44,12 +44,12 @@ from halteres.engine.limits import (
     CACHE_BYTES,
     DECODE_ROWS,
     GPU_HEAD_ELEMENTS,
-    GPU_PASS_TOKENS,
     HEAD_ELEMENTS,
     PASS_TOKENS,
-    RECOMPUTED_BYTES,
+    kept_bytes,
 )
 from halteres.models.shape import FAMILIES, ModelShape, adapter_numbers, diagonal_numbers
+from halteres.runs.planning import machine
 
 # groups under way at once where neither field says: atroposlib's default, and ours
 WORKERS_PER_NODE = 8
@@ -105,9 +105,16 @@ def workload_of(settings: Settings) -> Workload:
         eval_every=settings.trainer.eval_every,
         eval_sequences=number("eval_tasks", 0) * (number("eval_samples", 0) + 1),  # and one greedy
         cache_gb=settings.inference.cache_gb,
-        weight_bytes=2 if settings.inference.dtype == "bfloat16" else 4,
+        weight_bytes=_weight_bytes(settings),
         samplers=settings.inference.samplers,
     )
+
+
+def _weight_bytes(settings: Settings) -> int:
+    dtype = settings.inference.dtype
+    if dtype == "auto" and machine.gpu(settings.inference.device) is not None:
+        dtype = "bfloat16"
+    return 2 if dtype == "bfloat16" else 4
 
 
 NUMBER = 4  # bytes of what is computed with weights
@@ -152,12 +159,12 @@ def need(shape: ModelShape, work: Workload, *, on_gpu: bool = False) -> Need:
     )
     on_large_passes = on_gpu and work.weight_bytes == 2 and shape.family in FAMILIES
     pass_tokens, most_logits = PASS_TOKENS, HEAD_ELEMENTS
-    if on_large_passes:
-        pass_tokens, most_logits = GPU_PASS_TOKENS, GPU_HEAD_ELEMENTS
     # numbers, until the backward
     activations = int(pass_tokens * shape.layers * per_token * UNFREED)
-    if on_large_passes and kept_bytes(shape) > RECOMPUTED_BYTES:
-        activations = int(pass_tokens * (shape.layers * shape.width + per_token) * UNFREED)
+    if on_large_passes:
+        pass_tokens, most_logits = max(PASS_TOKENS, work.positions), GPU_HEAD_ELEMENTS
+        again = int(pass_tokens * (shape.layers * shape.width + per_token) * UNFREED)
+        activations = max(again, PASS_TOKENS * gpu_token_bytes(shape) // NUMBER)
 
     def logits(rows: int) -> int:  # that exist at once
         return min(rows * shape.vocabulary, most_logits)
@@ -175,12 +182,15 @@ def need(shape: ModelShape, work: Workload, *, on_gpu: bool = False) -> Need:
     )
 
 
-def kept_bytes(shape: ModelShape) -> int:
-    """By which the engine decides on a GPU whether layers are computed once more in the
-    backward.
-    """
-    per_token = 4 * shape.width + shape.qkv + shape.heads * shape.head_width + 3 * shape.feed
-    return NUMBER * GPU_PASS_TOKENS * shape.layers * per_token
+def gpu_token_bytes(shape: ModelShape) -> int:
+    """What a token keeps on a GPU until the backward, as the engine reckons it."""
+    return kept_bytes(
+        layers=shape.layers,
+        width=shape.width,
+        qkv=shape.qkv,
+        heads=shape.heads * shape.head_width,
+        feed=shape.feed,
+    )
 
 
 def batch_bytes(work: Workload) -> int:
