@@ -12,10 +12,10 @@ every part runs in one to three minutes:
 
     .venv/bin/python benchmarks/gpu.py --device cpu --shapes tiny --output /tmp/gpu.json
 
-Each part has 40 s on a GPU, and is written to the file as soon as it is there: figures, or why there are
-none. Parts run in processes of their own, one for each group and shape; one that dies or hangs is
-replaced by another, which goes on with the next part. Models have random weights in bfloat16, made
-on the device.
+Each part has 40 s on a GPU, and is written to the file as soon as it is there: figures, or why
+there are none. Parts run in processes of their own, one for each group and shape; one that dies or
+hangs is replaced by another, which goes on with the next part. Models have random weights in
+bfloat16, made on the device.
 
 (a) `machine`: packages, the GPU, its free memory, what its attention's parameters are called.
 (b) `kernels`: what a GPU's kernels compute of random numbers, against fp32 on the CPU. `check`:
@@ -29,8 +29,8 @@ on the device.
     difference of sampled and trained log-probabilities. `adapters`: 1 and 16 of rank 16 decode
     together.
 
-Wall clock, one warm-up, medians of `--rounds`; sizes are in `SIZES`. A part's memory is what torch's
-allocator had at its peak.
+Wall clock, one warm-up, medians of `--rounds`; sizes are in `SIZES`. A part's memory is what
+torch's allocator had at its peak.
 """
 
 from __future__ import annotations
@@ -154,7 +154,10 @@ def watch(options: argparse.Namespace) -> None:
     rest = {**GROUPS, **dict.fromkeys(options.shapes, OF_A_SHAPE)}
 
     def record(group: str, part: str, figures: Figures) -> None:
-        found.setdefault(group, {})[part] = figures
+        before = found.setdefault(group, {}).get(part, {})
+        # A model that is loaded once more keeps its first figures.
+        if not before or "failed" in before:
+            found[group][part] = figures
         found["seconds"] = round(time.monotonic() - started, 1)
         options.output.parent.mkdir(parents=True, exist_ok=True)
         options.output.write_text(json.dumps(found, indent=2) + "\n", encoding="utf-8")

@@ -4,6 +4,8 @@ attention kernels and matmuls get.
 
 from __future__ import annotations
 
+import os
+import sys
 from inspect import signature
 from pathlib import Path
 from typing import Any
@@ -15,6 +17,7 @@ import torch
 from torch import Tensor
 from torch.nn.attention import varlen
 
+from halteres.engine import __main__
 from halteres.engine.limits import GPU_HEAD_ELEMENTS
 from halteres.engine.protocol import BaseType, LoraConfig
 from halteres.engine.torch import TorchEngine, attention, device, flash, limits
@@ -462,3 +465,39 @@ def test_no_operands_are_made_for_gradients_that_nobody_multiplies_with(
     layout = Layout.of(base, LoraConfig(rank=4))
     adapter = Adapter(layout, layout.initial(CPU))
     assert len(made) == 1 and made[0] is adapter.flat
+
+
+@pytest.mark.parametrize(
+    ("given", "device", "expected"),
+    [
+        ({}, "auto", "expandable_segments:True"),
+        ({}, "cpu", None),
+        ({"PYTORCH_ALLOC_CONF": "backend:native"}, "auto", "backend:native"),
+        ({"PYTORCH_CUDA_ALLOC_CONF": "backend:native"}, "auto", None),
+    ],
+)
+def test_an_engine_that_may_use_a_gpu_has_segments_that_grow_unless_its_user_chose(
+    model_folder: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    given: dict[str, str],
+    device: str,
+    expected: str | None,
+) -> None:
+    for name in ("PYTORCH_ALLOC_CONF", "PYTORCH_CUDA_ALLOC_CONF"):
+        # set first, so that what the engine sets goes with the test
+        monkeypatch.setenv(name, "")
+        monkeypatch.delenv(name)
+    for name, value in given.items():
+        monkeypatch.setenv(name, value)
+    seen: list[str | None] = []
+
+    def begun(*_: object, **__: object) -> None:
+        seen.append(os.environ.get("PYTORCH_ALLOC_CONF"))
+        raise SystemExit(0)
+
+    monkeypatch.setattr(__main__, "begin", begun)
+    argv = ["--socket", "s", "--backend", "torch", "--model", str(model_folder), "--name", "x"]
+    monkeypatch.setattr(sys, "argv", ["engine", *argv, "--device", device])
+    with pytest.raises(SystemExit):
+        __main__.main()
+    assert seen == [expected]
