@@ -115,10 +115,19 @@ def threads() -> int | None:
 
 
 def device() -> str:
-    """HALTERES_DEVICE: what the engine computes on: `cpu`, `cuda`, or `auto`: a GPU if it passes
-    the engine's check and the model is not small (default cpu: no GPU has been verified yet).
+    """HALTERES_DEVICE: what the engine computes on: `cpu`, `cuda`, or `auto`: a GPU if there is
+    one and the model is not small (default cpu: no GPU has been verified yet). One that fails the
+    engine's check is refused.
     """
     return _one_of("HALTERES_DEVICE", os.environ.get("HALTERES_DEVICE") or "cpu", DEVICES)
+
+
+def set_gpu_allocator() -> None:
+    """PYTORCH_ALLOC_CONF, unless its user has set it: blocks of a cache that grow by copying would
+    leave a GPU's memory full of holes. Call before torch is imported.
+    """
+    if "PYTORCH_CUDA_ALLOC_CONF" not in os.environ:  # its name before torch 2.9
+        os.environ.setdefault("PYTORCH_ALLOC_CONF", "expandable_segments:True")
 
 
 def set_threads(count: int) -> None:

@@ -223,11 +223,13 @@ class InferenceSettings(Section):
     cache_gb: float | None = setting(
         None, "GB of keys and values; default: a quarter of what is free", gt=0
     )
-    dtype: Literal["float32", "bfloat16"] = setting(
-        "float32", "of base weights and matmuls; bfloat16 takes half the memory"
+    dtype: Literal["auto", "float32", "bfloat16"] = setting(
+        "auto",
+        "of base weights and matmuls; bfloat16 takes half the memory; auto: bfloat16 on a GPU, "
+        "float32 on a CPU",
     )
     device: Literal["cpu", "cuda", "auto"] | None = setting(
-        None, "auto: a GPU that passes its check; default: HALTERES_DEVICE, or cpu"
+        None, "auto: a GPU where there is one; default: HALTERES_DEVICE, or cpu"
     )
     engine: Literal["torch", "scripted"] = setting(
         "torch", "what computes; 'scripted' has no weights and learns nothing"

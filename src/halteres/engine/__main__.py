@@ -14,7 +14,7 @@ from typing import get_args
 
 from halteres.config import environ
 from halteres.engine.connection import serve
-from halteres.engine.protocol import BaseType, Engine
+from halteres.engine.protocol import AskedType, Engine
 from halteres.errors import HalteresError
 from halteres.process import begin, usable_cores
 
@@ -35,13 +35,15 @@ def main() -> int:
         "--cache-gb", type=float, help="for keys and values; default: by what is free"
     )
     parser.add_argument(
-        "--dtype", choices=get_args(BaseType), default="float32", help="of the base weights"
+        "--dtype", choices=get_args(AskedType), default="auto", help="of the base weights"
     )
     parser.add_argument(
         "--device", choices=environ.DEVICES, help="default: HALTERES_DEVICE, or cpu"
     )
     options = parser.parse_args()
     environ.stay_offline()
+    if (options.device or environ.device()) != "cpu":
+        environ.set_gpu_allocator()
     begin("engine", torch=options.backend == "torch", threads=options.threads)
     try:
         asyncio.run(_run(options))
@@ -62,12 +64,12 @@ async def _run(options: argparse.Namespace) -> None:
 
         engine = ScriptedEngine(folder, name, threads)
     else:
-        from halteres.engine.torch.device import usable_device
+        from halteres.engine.torch.device import usable
         from halteres.engine.torch.engine import TorchEngine
 
-        device = await usable_device(options.device or environ.device(), folder, options.dtype)
+        device, dtype = await usable(options.device or environ.device(), folder, options.dtype)
         engine = TorchEngine(
-            folder, name, threads, device=device, cache_gb=options.cache_gb, dtype=options.dtype
+            folder, name, threads, device=device, cache_gb=options.cache_gb, dtype=dtype
         )
     async with serve(engine, options.socket) as connections:
         sys.stdout.write("ready\n")

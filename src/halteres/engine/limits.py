@@ -4,8 +4,6 @@ The engine's own bounds (`engine.torch.limits`) begin with these, and the memory
 reckoned from them.
 """
 
-from halteres.models.shape import ModelShape
-
 # computed tokens, padding among them, of one micro-batch of a training pass or a prefill
 PASS_TOKENS = 2048
 # logits that exist at once (64 MiB in fp32; twice as many were 7 % slower)
@@ -16,15 +14,22 @@ DECODE_ROWS = 512
 CACHE_BYTES = 1 << 30
 
 GPU_PASS_TOKENS, GPU_HEAD_ELEMENTS = 16_384, 1 << 28
-"""Of a GPU, which is idle in small micro-batches. Not measured yet."""
-
-# activations of a micro-batch on a GPU that are too many to keep. Not measured yet.
-RECOMPUTED_BYTES = 20_000_000_000
+"""The most of a GPU in bfloat16, which is idle in small micro-batches. Not measured yet."""
 
 
-def activation_bytes(shape: ModelShape) -> int:
-    """What the backward of a micro-batch on a GPU would need: inputs and outputs of every
-    projection, in fp32. Of more than RECOMPUTED_BYTES the layers are computed once more instead.
+def kept_bytes(*, layers: int, width: int, qkv: int, heads: int, feed: int) -> int:
+    """What a token of a pass in bfloat16 keeps on a GPU until the backward, in bytes.
+
+    Of each layer: the residual stream twice in fp32; in bfloat16 the inputs of its four
+    projections, the outputs of those of queries, keys and values (as they are, and laid out for
+    attention), and of the gated MLP both halves and its activation.
+
+    Args:
+        layers: of the model.
+        width: of the residual stream.
+        qkv: outputs of the query, key and value projection.
+        heads: width of all query heads together.
+        feed: width of the MLP.
     """
-    per_token = 4 * shape.width + shape.qkv + shape.heads * shape.head_width + 3 * shape.feed
-    return 4 * GPU_PASS_TOKENS * shape.layers * per_token
+    inputs = 2 * width + heads + feed
+    return layers * (2 * 4 * width + 2 * (inputs + 2 * qkv + 3 * feed))

@@ -30,7 +30,7 @@ from typing import IO, Any, Generic, Literal, Protocol, TypeVar
 
 from halteres.config import environ
 from halteres.engine.connection import LinkedEngine, connect
-from halteres.engine.protocol import BaseType, EngineGone, HoldsModel, ModelInfo
+from halteres.engine.protocol import AskedType, EngineGone, HoldsModel, ModelInfo
 from halteres.errors import HalteresError, NotReady, ProcessFailed, ServerError, boundary
 from halteres.files import tail
 from halteres.process import GRACE_S, Child, usable_cores
@@ -116,7 +116,7 @@ class EngineCommand:
     name: str  # of the base model
     threads: int | None = None  # None: cores - 1, at least 1
     cache_gb: float | None = None  # for keys and values; None: by what is free
-    dtype: BaseType = "float32"  # of the base weights
+    dtype: AskedType = "auto"  # of the base weights
     device: str | None = None  # None: by HALTERES_DEVICE
 
     def argv(self, socket_path: Path) -> list[str]:

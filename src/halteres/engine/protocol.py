@@ -36,6 +36,8 @@ class WeightsDamaged(ServerError):
 DType = Literal["float32", "int64", "int32"]
 
 BaseType = Literal["float32", "bfloat16"]  # of the base weights and their matmuls in an engine
+# how an engine is told: auto is bfloat16 on a GPU and float32 on a CPU
+AskedType = Literal["auto", "float32", "bfloat16"]
 
 MergedType = Literal["base", "float32"]
 """Of merged weights on disk: the base model's own type, to which they are rounded, or all that was

@@ -29,7 +29,7 @@ from starlette.requests import ClientDisconnect
 from halteres.config import environ
 from halteres.engine.connection import LinkedEngine
 from halteres.engine.process import EngineCommand, EngineProcess
-from halteres.engine.protocol import BaseType
+from halteres.engine.protocol import AskedType
 from halteres.errors import Conflict, HalteresError, InvalidConfig, ServerError
 from halteres.files import replace_file
 from halteres.logins import is_web_address, refused
@@ -213,7 +213,7 @@ def _parser() -> argparse.ArgumentParser:
         type=float,
         help="for keys and values of sequences; default: see inference.cache_gb",
     )
-    add("--dtype", choices=get_args(BaseType), default="float32", help="of the base weights")
+    add("--dtype", choices=get_args(AskedType), default="auto", help="of the base weights")
     add(
         "--device",
         choices=environ.DEVICES,

@@ -115,7 +115,7 @@ class Layout:
     def views(self, flat: Tensor) -> dict[Projection, Lora]:
         """The adapter's tensors in a flat buffer, as views, and its B's fused."""
         rank, views = self.config.rank, dict[Projection, Lora]()
-        for projection, a_RD, b in self._split(flat):
+        for projection, a_RD, b in self.split(flat):
             columns = (slice(i * rank, (i + 1) * rank) for i in range(len(b)))
             rows = (slice(part.start, part.stop) for part in projection.parts)
             dtype = operand_type(projection.weight_ED)
@@ -137,7 +137,7 @@ class Layout:
         (out x rank).
         """
         rank, found = self.config.rank, dict[str, Tensor]()
-        for projection, a_RD, b in self._split(flat):
+        for projection, a_RD, b in self.split(flat):
             for i, part in enumerate(projection.parts):
                 found[f"base_model.model.{part.module}.lora_A.weight"] = a_RD[
                     i * rank : (i + 1) * rank
@@ -151,12 +151,12 @@ class Layout:
         """
         generator = torch.Generator().manual_seed(as_seed(self.config.seed or 0))
         flat = torch.zeros(self.size)
-        for _, a_RD, _ in self._split(flat):
+        for _, a_RD, _ in self.split(flat):
             bound = 1 / math.sqrt(a_RD.shape[1])
             a_RD.uniform_(-bound, bound, generator=generator)
         return flat.to(device)
 
-    def _split(self, flat: Tensor) -> Iterator[tuple[Projection, Tensor, tuple[Tensor, ...]]]:
+    def split(self, flat: Tensor) -> Iterator[tuple[Projection, Tensor, tuple[Tensor, ...]]]:
         """Each projection with its stacked A and its B's, as views."""
         rank, start = self.config.rank, 0
 
@@ -347,14 +347,14 @@ def _leaves(layout: Layout, flat: Tensor, gradient: Tensor) -> dict[Projection, 
         made.grad = grad
         return made
 
-    weights, gradients = layout.views(flat), layout.views(gradient)
+    weights = layout.views(flat)
     return {
         projection: replace(
-            lora,
-            a_RD=leaf(lora.a_RD, gradients[projection].a_RD),
-            b=tuple(map(leaf, lora.b, gradients[projection].b)),
+            weights[projection],
+            a_RD=leaf(weights[projection].a_RD, a_RD),
+            b=tuple(map(leaf, weights[projection].b, b)),
         )
-        for projection, lora in weights.items()
+        for projection, a_RD, b in layout.split(gradient)
     }
 
 

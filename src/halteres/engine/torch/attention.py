@@ -41,6 +41,11 @@ WIDENED = 1 << 18
 cache. Whole blocks were 4 times as slow; these are as fast as an fp32 cache in main memory.
 """
 
+KEYS_TOGETHER = 1 << 18
+"""Cached positions that one call of a GPU's kernels reads behind a prefill: they are copied side by
+side for it, 1 GiB for 8 key heads of width 128.
+"""
+
 MIN_ROWS = 4
 """Below this many rows matmul kernels change, and with them bits. Queries are padded to a multiple
 of it: threads share the rows of a single matrix, and an odd rest has other bits.
@@ -182,6 +187,8 @@ class Prefill(Causal):
         super().__init__(grid)
         self.slots, self.positions = slots, positions
         self._behind = any(own.start for own in positions)
+        # of a GPU's kernels, made once for all layers
+        self._calls: list[tuple[range, flash.Lengths]] | None = None
 
     def __call__(self, layer: int, heads: Heads) -> Tensor:
         """Attended values, N x (H*W)."""
@@ -189,6 +196,8 @@ class Prefill(Causal):
             block.write(layer, slot, heads, row, own)
         if not self._behind:
             return super().__call__(layer, heads)
+        if heads.q_XGTW.dtype == torch.bfloat16:
+            return self._flash_behind(layer, heads)
         out_XGTW = torch.empty_like(heads.q_XGTW)
         for row, ((block, slot), own) in enumerate(zip(self.slots, self.positions, strict=True)):
             rows = slice(row * block.kv_heads, (row + 1) * block.kv_heads)
@@ -197,6 +206,53 @@ class Prefill(Causal):
             )
             _attend_behind(heads.q_XGTW[rows].float(), k_XLW, v_XLW, own.start, out_XGTW[rows])
         return self._merged(out_XGTW)
+
+    def _flash_behind(self, layer: int, heads: Heads) -> Tensor:
+        """Rows with pasts of their own lengths, for a GPU's kernels: as many rows in one call as
+        `KEYS_TOGETHER` allows. Padding attends to nothing. Not verified on a GPU.
+        """
+        length, width = heads.q_XGTW.shape[2:]
+        q_BTHW = heads.q_XGTW.view(self._rows, -1, length, width).transpose(1, 2)
+        out_BTHW = q_BTHW.new_zeros(q_BTHW.shape)
+        if self._calls is None:
+            self._calls = [
+                (rows, self._lengths_of(rows, q_BTHW.device))
+                for rows in _rows_together([own.stop for own in self.positions])
+            ]
+        for rows, lengths in self._calls:
+            owns = [self.positions[row] for row in rows]
+            pasts = [
+                block.slot(layer, slot, own.stop)
+                for (block, slot), own in zip((self.slots[row] for row in rows), owns, strict=True)
+            ]
+            k_LKW, v_LKW = (
+                torch.cat([x_KLW.transpose(0, 1) for x_KLW in parts])
+                for parts in zip(*pasts, strict=True)
+            )
+            q_IHW = torch.cat(
+                [q_BTHW[row, : len(own)] for row, own in zip(rows, owns, strict=True)]
+            )
+            found = flash.attend(q_IHW, k_LKW, v_LKW, lengths).split([len(own) for own in owns])
+            for row, out_IHW in zip(rows, found, strict=True):
+                out_BTHW[row, : len(out_IHW)] = out_IHW
+        return out_BTHW.view(self._rows * length, -1)
+
+    def _lengths_of(self, rows: range, device: torch.device) -> flash.Lengths:
+        owns = [self.positions[row] for row in rows]
+        return flash.Lengths([len(own) for own in owns], [own.stop for own in owns], device)
+
+
+def _rows_together(lengths: Sequence[int]) -> list[range]:
+    """Neighbouring rows of at most `KEYS_TOGETHER` keys; a longer row by itself."""
+    found: list[range] = []
+    keys = 0
+    for row, length in enumerate(lengths):
+        keys += length
+        if not found or keys > KEYS_TOGETHER:
+            found.append(range(row, row))
+            keys = length
+        found[-1] = range(found[-1].start, row + 1)
+    return found
 
 
 def _attend_behind(
@@ -228,7 +284,7 @@ class Cached:
 
     def __call__(self, layer: int, heads: Heads) -> Tensor:
         """Attended values, N x (H*W); the G query heads of a key head are rows of one matmul."""
-        q_XGW = heads.q_XGTW.squeeze(2).float()
+        q_XGW = heads.q_XGTW.squeeze(2)
         group = q_XGW.shape[1]
         if group % MIN_ROWS:
             q_XGW = F.pad(q_XGW, (0, 0, 0, -group % MIN_ROWS))
@@ -239,6 +295,21 @@ class Cached:
             for read in self._reads:
                 read(layer, q_XGW[read.own], heads, out_XGW[read.own])
         return out_XGW[:, :group].reshape(self.rows, -1)
+
+
+def _read_narrow(q_XMW: Tensor, k_XLW: Tensor, v_XLW: Tensor, mask_X1L: Tensor) -> Tensor:
+    """Attended values of a bfloat16 cache on a GPU, read once as it lies: scores, weights and sums
+    are fp32, what matmuls read is bfloat16. Not verified on a GPU.
+    """
+    scores_XML = wide_bmm(q_XMW, k_XLW.transpose(1, 2))
+    scores_XML.mul_(q_XMW.shape[-1] ** -0.5).add_(mask_X1L)
+    p_XML = torch.softmax(scores_XML, dim=-1).to(v_XLW.dtype)
+    return wide_bmm(p_XML, v_XLW).to(q_XMW.dtype)
+
+
+def wide_bmm(one: Tensor, other: Tensor) -> Tensor:
+    """A batched product of bfloat16 operands, in fp32; torch has it for GPUs alone."""
+    return torch.bmm(one, other, out_dtype=torch.float32)
 
 
 class _BlockRead:
@@ -261,6 +332,9 @@ class _BlockRead:
     def __call__(self, layer: int, q_XMW: Tensor, heads: Heads, out_XMW: Tensor | None) -> Tensor:
         self.block.append(layer, self.index_X, heads.k_XTW[self.own], heads.v_XTW[self.own])
         k_XLW, v_XLW = self.views[layer], self.views[len(self.views) // 2 + layer]
+        if q_XMW.dtype == torch.bfloat16:
+            found_XMW = _read_narrow(q_XMW, k_XLW, v_XLW, self.mask_X1L)
+            return found_XMW if out_XMW is None else out_XMW.copy_(found_XMW)
         if k_XLW.dtype == torch.float32:
             return weighted(weights(q_XMW, k_XLW, self.mask_X1L), v_XLW, out_XMW)
         out_XMW = torch.empty_like(q_XMW) if out_XMW is None else out_XMW

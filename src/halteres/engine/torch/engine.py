@@ -48,6 +48,7 @@ from halteres.engine.torch.adapter import BASE, Adapter, Checkpoint, Layout, Sna
 from halteres.engine.torch.limits import PLACE, Limits, PassBudget, attempt, free_for_cache
 from halteres.engine.torch.loading import load_base
 from halteres.engine.torch.merge import merge_into
+from halteres.engine.torch.model import BaseModel
 from halteres.engine.torch.passes import run_pass
 from halteres.engine.torch.peft_checkpoint import Files, read_checkpoint, write_checkpoint
 from halteres.engine.torch.rows import SampleRequest
@@ -72,6 +73,7 @@ class TorchEngine:
         cache_gb: float | None = None,  # of keys and values, in 10^9 bytes; None: by what is free
         # of base weights, their matmuls, cached keys and values; all else is fp32
         dtype: BaseType = "float32",
+        base: BaseModel | None = None,  # of that folder, device and type, where it is there already
     ) -> None:
         """Read a model folder, which takes seconds.
 
@@ -82,9 +84,9 @@ class TorchEngine:
         torch.set_num_threads(threads)
         with suppress(RuntimeError):  # it can be set once per process only
             torch.set_num_interop_threads(1)
-        self._base = load_base(folder, getattr(torch, dtype), torch.device(device))
+        self._base = base or load_base(folder, getattr(torch, dtype), torch.device(device))
         cache_bytes = int(cache_gb * 1e9) if cache_gb else free_for_cache(self._base.device)
-        self._limits = limits or Limits.of(self._base, folder, cache_bytes)
+        self._limits = limits or Limits.of(self._base, cache_bytes)
         self._info = ModelInfo(
             name=name,
             folder=str(folder.absolute()),

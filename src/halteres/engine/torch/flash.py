@@ -9,8 +9,10 @@ I queries and L keys of all sequences, H query and K key heads, W wide.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
+from inspect import signature
 from itertools import accumulate
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -30,10 +32,18 @@ class Lengths:
 
 
 def attend(q_IHW: Tensor, k_LKW: Tensor, v_LKW: Tensor, lengths: Lengths) -> Tensor:
-    """Attended values, I x H x W."""
-    from torch.nn.attention.varlen import varlen_attn
+    """Attended values, I x H x W.
 
-    found = varlen_attn(
+    Raises:
+        NotImplementedError: this torch's kernels cannot be told to be causal.
+    """
+    from torch.nn.attention import varlen
+
+    options = causal_options(signature(varlen.varlen_attn).parameters)
+    if "enable_gqa" not in options:
+        group = q_IHW.shape[1] // k_LKW.shape[1]
+        k_LKW, v_LKW = (x_LKW.repeat_interleave(group, dim=1) for x_LKW in (k_LKW, v_LKW))
+    found = varlen.varlen_attn(
         q_IHW,
         k_LKW,
         v_LKW,
@@ -41,8 +51,34 @@ def attend(q_IHW: Tensor, k_LKW: Tensor, v_LKW: Tensor, lengths: Lengths) -> Ten
         lengths.keys,
         lengths.most_queries,
         lengths.most_keys,
-        window_size=(-1, 0),  # causal; the default sees the future
-        enable_gqa=True,
+        **options,
     )
     assert isinstance(found, Tensor)  # noqa: S101 - for the type checker
     return found
+
+
+def causal_options(parameters: Collection[str]) -> dict[str, Any]:
+    """How `varlen_attn` is told to be causal, and that several query heads share a key head, by the
+    names of its parameters: torch 2.10 has `is_causal` alone, 2.11 `window_size`, 2.12 also
+    `enable_gqa`. Where the last one is missing, keys and values are expanded to the query heads.
+
+    Raises:
+        NotImplementedError: neither `window_size` nor `is_causal` is there.
+
+    >>> causal_options(["query", "is_causal"])
+    {'is_causal': True}
+    """
+    options: dict[str, Any]
+    if "window_size" in parameters:
+        # The default sees the future.
+        options = {"window_size": (-1, 0)}
+    elif "is_causal" in parameters:
+        options = {"is_causal": True}
+    else:
+        raise NotImplementedError(
+            f"torch {torch.__version__} has a varlen_attn without window_size and is_causal; "
+            f"it has {', '.join(parameters)}."
+        )
+    if "enable_gqa" in parameters:
+        options["enable_gqa"] = True
+    return options

@@ -30,16 +30,35 @@ from halteres.engine.limits import (
     GPU_PASS_TOKENS,
     HEAD_ELEMENTS,
     PASS_TOKENS,
-    RECOMPUTED_BYTES,
-    activation_bytes,
+    kept_bytes,
 )
 from halteres.engine.torch.model import BaseModel, FusedModel
 from halteres.errors import HalteresError, ServerError, boundary
-from halteres.models.shape import read_shape
 from halteres.process import main_memory
 
 # positions of a sequence of usual length, in which the number that can be decoded at once is given
 PLACE = 1024
+
+MIXTURE_BYTES, MIXTURE_SHARE = 1 << 28, 8
+"""Stacked adapters take so many bytes; on a GPU this part of what is free, where that is more."""
+
+PASS_SHARE, LOGITS, TOKEN_STEP = 0.8, 2.5, 512
+"""Of a GPU's memory for passes: what is reckoned with, for the allocator leaves holes; how many
+numbers a logit takes, its gradient among them; and the step of a micro-batch's tokens. Not
+measured yet.
+"""
+
+
+def token_bytes(base: FusedModel) -> int:
+    """What a token of a pass keeps on a GPU until the backward, in bytes."""
+    attention, mlp = base.layers[0].attention, base.layers[0].mlp
+    return kept_bytes(
+        layers=len(base.layers),
+        width=attention[0].inputs,
+        qkv=attention[0].weight_ED.shape[0],
+        heads=attention[-1].inputs,
+        feed=mlp[-1].inputs,
+    )
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -51,27 +70,38 @@ class Limits:
     decode_rows: int = DECODE_ROWS
     cache_bytes: int = CACHE_BYTES
     # copies of the adapters that decode together; those without room go one by one
-    mixture_bytes: int = 1 << 28
+    mixture_bytes: int = MIXTURE_BYTES
     # Keys and values that stay when their sequences have ended, while there is room: as many
     # positions as so many sequences of full context have. 0: none.
     prefixes: int = 256
     turn_steps: int = 8  # decode steps between two turns of other work
 
-    # layers of a pass are computed once more in the backward, and keep little until then
-    recomputes: bool = False
+    # Larger micro-batches compute their layers once more in the backward, and keep little until
+    # then. None: none does before memory is found to end.
+    kept_tokens: int | None = None
 
     @classmethod
-    def of(cls, base: BaseModel, folder: Path, cache_bytes: int) -> Limits:
-        """The usual ones for the model of a folder on its device; large passes are a GPU's in
-        bfloat16, of layers computed here.
+    def of(cls, base: BaseModel, cache_bytes: int) -> Limits:
+        """The usual ones for a model on its device.
+
+        On a GPU by what is free beside keys and values: an eighth for stacked adapters, the rest
+        for passes. Large passes are those in bfloat16 of layers computed here: the largest that
+        keep all they need until the backward. Longer sequences compute their layers once more.
         """
-        if base.attention_dtype == torch.float32 or not isinstance(base, FusedModel):
+        if base.device.type == "cpu":
             return cls(cache_bytes=cache_bytes)
+        free = max(0, free_bytes(base.device) - cache_bytes)
+        mixture_bytes = max(MIXTURE_BYTES, free // MIXTURE_SHARE)
+        if base.attention_dtype == torch.float32 or not isinstance(base, FusedModel):
+            return cls(cache_bytes=cache_bytes, mixture_bytes=mixture_bytes)
+        passes = int((free - mixture_bytes) * PASS_SHARE) - int(LOGITS * 4 * GPU_HEAD_ELEMENTS)
+        kept = max(0, passes) // token_bytes(base) // TOKEN_STEP * TOKEN_STEP
         return cls(
             cache_bytes=cache_bytes,
-            pass_tokens=GPU_PASS_TOKENS,
+            mixture_bytes=mixture_bytes,
+            pass_tokens=max(PASS_TOKENS, min(GPU_PASS_TOKENS, kept)),
             head_elements=GPU_HEAD_ELEMENTS,
-            recomputes=activation_bytes(read_shape(folder)) > RECOMPUTED_BYTES,
+            kept_tokens=kept,
         )
 
 
@@ -83,11 +113,16 @@ class PassBudget:
     head_elements: int  # logits that exist at once
     # layers are computed once more in the backward, and keep little until then
     recomputes: bool = False
+    kept_tokens: int | None = None  # of micro-batches without that; None: all
 
     @classmethod
     def of(cls, limits: Limits) -> PassBudget:
         """The usual one."""
-        return cls(limits.pass_tokens, limits.head_elements, limits.recomputes)
+        return cls(limits.pass_tokens, limits.head_elements, kept_tokens=limits.kept_tokens)
+
+    def computes_again(self, tokens: int) -> bool:
+        """A micro-batch of so many tokens computes its layers once more in the backward."""
+        return self.recomputes or (self.kept_tokens is not None and tokens > self.kept_tokens)
 
     def shrink(self, tokens: int, rows: int) -> bool:
         """A micro-batch of so many tokens and rows found no memory: smaller ones from now on.
@@ -97,7 +132,7 @@ class PassBudget:
         """
         if rows > 1:
             self.tokens = tokens // 2
-        elif self.recomputes:
+        elif self.computes_again(tokens):
             return False
         else:
             self.recomputes = True
@@ -197,9 +232,13 @@ def attempt(where: str, work: Callable[[], T]) -> T | HalteresError:
     return failure
 
 
+def free_bytes(device: torch.device) -> int:
+    """Of a GPU's memory."""
+    return torch.cuda.mem_get_info(device)[0]
+
+
 def free_for_cache(device: torch.device) -> int:
     """Bytes for keys and values: what is left serves passes and other processes."""
     if device.type == "cuda":
-        free, _ = torch.cuda.mem_get_info(device)
-        return max(LEAST_CACHE, free // 2)
+        return max(LEAST_CACHE, free_bytes(device) // 2)
     return max(LEAST_CACHE, (main_memory().free or 0) // 4)

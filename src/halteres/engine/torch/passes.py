@@ -78,7 +78,7 @@ class PendingBatch:
             attention: Attention = Causal(grid)
         else:
             grid, attention = Grid.single(positions_N), trie_attention([batch.trie], base)
-        recompute = self.budget.recomputes
+        recompute = self.budget.computes_again(batch.size)
         return self.logprobs_of(
             base.hidden_states(self.adapter.weights, tokens_N, grid, attention, recompute=recompute)
         )
@@ -125,7 +125,8 @@ def compute_together(pending: Sequence[PendingBatch]) -> None:
         [(span, one.adapter.weights) for span, one in zip(axis.spans, pending, strict=True)]
     )
     with torch.set_grad_enabled(gradient):
-        grid, recompute = Grid.single(axis.positions_N), first.budget.recomputes
+        grid = Grid.single(axis.positions_N)
+        recompute = first.budget.computes_again(len(axis.tokens_N))
         hidden_ND = base.hidden_states(adaptations, axis.tokens_N, grid, axis, recompute=recompute)
         found = [
             one.logprobs_of(own_ND)

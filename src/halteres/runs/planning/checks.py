@@ -313,7 +313,12 @@ def check_lines(data: Path) -> None:
             raise refusal([Problem(field="env.dataset", got=str(file), rule=str(error))]) from error
 
 
-def advice(settings: Settings, shape: ModelShape | None, here: Machine | None) -> Iterator[Check]:
+def advice(
+    settings: Settings,
+    shape: ModelShape | None,
+    here: Machine | None,
+    service_url: str | None,
+) -> Iterator[Check]:
     """What no run is refused for: no room for prompts beside their answers, a temperature that
     nothing corrects, a large model at a small one's rate or in float32.
 

@@ -27,7 +27,7 @@ from halteres.engine.process import EngineCommand, EngineProcess
 from halteres.engine.protocol import (
     Adam,
     Array,
-    BaseType,
+    AskedType,
     Datum,
     LoraConfig,
     LossSpec,
@@ -73,7 +73,7 @@ class Engine:
     model: RunModel
     threads: int
     machine: str  # the mark of the machine that it runs on
-    dtype: BaseType = "float32"
+    dtype: AskedType = "auto"
     device: str | None = None  # None: by HALTERES_DEVICE
 
     @classmethod

@@ -9,11 +9,11 @@ adapter):
     loading       + 4 L (D E + 2 D F)          while it reads: fused copies of projections beside
                                                their originals; or 2
     activations   4 L T (4 D + 2 E + H W + 4 F + 7 r) * 1.5    T = 2,048 tokens of one micro-batch;
-                                                               in bfloat16 on
-                                               a GPU 16,384 and up to 2^28 logits, and where
-                                               projections' inputs and outputs are more than 20 GB,
-                                               one layer's and 4 L T D (layers are computed once
-                                               more)
+                                                               in bfloat16 on a GPU at least one
+                                               layer's and 4 L T D of the longest sequence, whose
+                                               layers are computed once more, or what 2,048 tokens
+                                               keep, and up to 2^28 logits; where more is free, the
+                                               engine takes it for larger micro-batches
     logits        + 4 * 2.5 * min(T V, 2^24)   of a micro-batch; or, alone, 4 * 4 * min(rows V,
                                                2^24) of a decode step
     cache         8 L K W * rows * positions   keys and values (in bfloat16 half of it), positions
@@ -44,11 +44,9 @@ from halteres.engine.limits import (
     CACHE_BYTES,
     DECODE_ROWS,
     GPU_HEAD_ELEMENTS,
-    GPU_PASS_TOKENS,
     HEAD_ELEMENTS,
     PASS_TOKENS,
-    RECOMPUTED_BYTES,
-    activation_bytes,
+    kept_bytes,
 )
 from halteres.models.shape import FAMILIES, ModelShape, adapter_numbers, diagonal_numbers
 
@@ -71,7 +69,8 @@ class Workload:
     eval_every: int = 0  # 0: only first and last
     eval_sequences: int = 0  # answers of one evaluation
     cache_gb: float | None = None  # for keys and values; None: by what is free
-    weight_bytes: int = 4  # of one number of the base model
+    # of one number of the base model; None: 2 on a GPU, 4 on a CPU
+    weight_bytes: int | None = 4
     samplers: int = 0  # engines beside the one that trains
 
     def evaluations(self, done: int = 0) -> int:
@@ -106,10 +105,12 @@ def workload_of(settings: Settings) -> Workload:
         eval_every=settings.trainer.eval_every,
         eval_sequences=number("eval_tasks", 0) * (number("eval_samples", 0) + 1),  # and one greedy
         cache_gb=settings.inference.cache_gb,
-        weight_bytes=2 if settings.inference.dtype == "bfloat16" else 4,
+        weight_bytes=WEIGHT_BYTES[settings.inference.dtype],
         samplers=settings.inference.samplers,
     )
 
+
+WEIGHT_BYTES = {"auto": None, "float32": 4, "bfloat16": 2}
 
 NUMBER = 4  # bytes of what is computed with weights
 
@@ -144,6 +145,7 @@ class Need:
 
 def need(shape: ModelShape, work: Workload, *, on_gpu: bool = False) -> Need:
     """What a run of this model needs where the model lies."""
+    weight_bytes = _weight_bytes(work, on_gpu)
     per_token = (
         4 * shape.width
         + 2 * shape.qkv
@@ -151,14 +153,14 @@ def need(shape: ModelShape, work: Workload, *, on_gpu: bool = False) -> Need:
         + 4 * shape.feed
         + 7 * work.rank
     )
-    on_large_passes = on_gpu and work.weight_bytes == 2 and shape.family in FAMILIES
+    on_large_passes = on_gpu and weight_bytes == 2 and shape.family in FAMILIES
     pass_tokens, most_logits = PASS_TOKENS, HEAD_ELEMENTS
-    if on_large_passes:
-        pass_tokens, most_logits = GPU_PASS_TOKENS, GPU_HEAD_ELEMENTS
     # numbers, until the backward
     activations = int(pass_tokens * shape.layers * per_token * UNFREED)
-    if on_large_passes and activation_bytes(shape) > RECOMPUTED_BYTES:
-        activations = int(pass_tokens * (shape.layers * shape.width + per_token) * UNFREED)
+    if on_large_passes:
+        pass_tokens, most_logits = max(PASS_TOKENS, work.positions), GPU_HEAD_ELEMENTS
+        again = int(pass_tokens * (shape.layers * shape.width + per_token) * UNFREED)
+        activations = max(again, PASS_TOKENS * gpu_token_bytes(shape) // NUMBER)
 
     def logits(rows: int) -> int:  # that exist at once
         return min(rows * shape.vocabulary, most_logits)
@@ -169,10 +171,21 @@ def need(shape: ModelShape, work: Workload, *, on_gpu: bool = False) -> Need:
     adapter = 7 * adapter_numbers(shape, work.rank) + 3 * diagonal_numbers(shape, work.rank)
     engines, caches = 1 + work.samplers, max(1, work.samplers)
     return Need(
-        weights=engines * work.weight_bytes * shape.parameters,
-        loading=work.weight_bytes * shape.layers * shape.width * (shape.qkv + 2 * shape.feed),
-        working=NUMBER * (busiest + adapter) + caches * cache_bytes(shape, work),
+        weights=engines * weight_bytes * shape.parameters,
+        loading=weight_bytes * shape.layers * shape.width * (shape.qkv + 2 * shape.feed),
+        working=NUMBER * (busiest + adapter) + caches * cache_bytes(shape, work, on_gpu=on_gpu),
         processes=engines * ENGINE_BYTES + (0 if on_gpu else OTHERS_BYTES + batch_bytes(work)),
+    )
+
+
+def gpu_token_bytes(shape: ModelShape) -> int:
+    """What a token keeps on a GPU until the backward, as the engine reckons it."""
+    return kept_bytes(
+        layers=shape.layers,
+        width=shape.width,
+        qkv=shape.qkv,
+        heads=shape.heads * shape.head_width,
+        feed=shape.feed,
     )
 
 
@@ -181,9 +194,16 @@ def batch_bytes(work: Workload) -> int:
     return HELD_BYTES * work.batch_size * work.positions
 
 
-def cache_bytes(shape: ModelShape, work: Workload) -> int:
-    """What keys and values may grow to."""
-    per_position = 2 * shape.layers * shape.kv_heads * shape.head_width * work.weight_bytes
+def _weight_bytes(work: Workload, on_gpu: bool) -> int:
+    if work.weight_bytes is not None:
+        return work.weight_bytes
+    return 2 if on_gpu else 4
+
+
+def cache_bytes(shape: ModelShape, work: Workload, *, on_gpu: bool = False) -> int:
+    """What keys and values may grow to, which have the type of the weights."""
+    numbers = 2 * shape.layers * shape.kv_heads * shape.head_width
+    per_position = numbers * _weight_bytes(work, on_gpu)
     positions = 1 << max(min(work.positions, shape.context) - 1, 0).bit_length()  # a power of 2
     most = CACHE_BYTES
     if work.cache_gb:
