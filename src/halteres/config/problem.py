@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from halteres.config import sampler_list
 from halteres.config.environ import LARGEST_BATCH
 from halteres.errors import InvalidConfig
 from halteres.logins import refused_in
@@ -149,6 +150,19 @@ def batch_problem(batch: Any, group: Any, smallest_group: int) -> Problem | None
     near = tuple(value for value in (below, below + group) if value)
     rule = f"must be a multiple of group_size {group}"
     return Problem(field="env.batch_size", got=batch, rule=rule, suggest=near)
+
+
+def sampler_problems(
+    given: sampler_list.Given, *, is_deterministic: bool, trains_unembed: bool | None
+) -> Iterator[Problem]:
+    """What a run wants that its samplers cannot do."""
+    samplers = sampler_list.samplers_of(given)
+    if is_deterministic and not sampler_list.are_exact(samplers):
+        rule = "needs samplers of ours alone: vLLM does not draw the same tokens twice"
+        yield Problem(field="trainer.deterministic", got=True, rule=rule)
+    if trains_unembed and not sampler_list.takes_unembed(samplers):
+        rule = "needs an engine in inference.samplers ('own'): vLLM takes no such adapter"
+        yield Problem(field="trainer.train_unembed", got=True, rule=rule)
 
 
 def minibatches_problem(minibatches: int, batch: Any) -> Problem | None:

@@ -22,7 +22,6 @@ from halteres.engine.protocol import (
     Array,
     Datum,
     DType,
-    Extra,
     ExtraLogprobs,
     LossSpec,
     ModelInfo,
@@ -45,14 +44,6 @@ is looked at.
 TEMPERATURE_RULE = f"0 (greedy) to {MAX_TEMPERATURE:g}"
 
 STOP_RULE = f"strings of 1 to {MAX_STOP_BYTES} bytes; an empty list stops at nothing but the limit"
-
-_EXTRA_NAMES: Mapping[Extra, str] = {
-    "prompt": "prompt_logprobs",
-    "topk_prompt": "topk_prompt_logprobs",
-    "topk_sampled": "topk_sample_logprobs",
-    "targets": "target_prompt_logprobs",
-    "alternatives": "prompt_alt_tokens_k",
-}
 
 # values per position, of any kind; a smaller vocabulary is the bound for what is most likely
 MAX_K = 256
@@ -248,30 +239,13 @@ def check_sampling(
             "Shorten the prompt.",
         )
     _check_extra(extra, len(tokens), num_samples, min(limit, room), model)
-    if flaw := missing_ability(params, extra, model):
+    if flaw := model.lacks(params, extra):
         raise InvalidData(
             f"{flaw} is not to be had of this sampler.",
             "It is another one than the engine that trains.",
             "Leave it out, or let the engine sample (`own` in inference.samplers).",
         )
     return min(limit, room)
-
-
-def missing_ability(params: SamplingParams, extra: ExtraLogprobs, model: ModelInfo) -> str:
-    """What a request asks for that an engine cannot give; "" where it can answer it."""
-    # at temperature 1, and greedy, both kinds are the same
-    if params.logprobs not in model.logprobs and params.temperature not in (0, 1):
-        return f"The kind of log-probabilities '{params.logprobs}'"
-    # what is left of the vocabulary is scaled up there
-    if "raw" not in model.logprobs and (params.top_p < 1 or params.top_k > 0):
-        return "A log-probability over the whole vocabulary beside top_p or top_k"
-    for kind in extra.kinds:
-        if kind not in model.extras:
-            return _EXTRA_NAMES[kind]
-    most, likely = model.most_likely, max(extra.topk_prompt, extra.topk_sampled)
-    if most is not None and likely > most:
-        return f"More than {most} of the likeliest tokens ({likely})"
-    return ""
 
 
 def _check_extra(

@@ -13,7 +13,7 @@ adapter.
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Mapping
 from typing import Literal, Protocol, get_args
 
 import msgspec
@@ -104,6 +104,15 @@ LogprobKind = Literal["raw", "tempered"]
 Extra = Literal["prompt", "topk_prompt", "topk_sampled", "targets", "alternatives"]
 """Log-probabilities beside those of sampled tokens, by the fields of `ExtraLogprobs`."""
 
+_EXTRA_NAMES: Mapping[Extra, str] = {
+    "prompt": "prompt_logprobs",
+    "topk_prompt": "topk_prompt_logprobs",
+    "topk_sampled": "topk_sample_logprobs",
+    "targets": "target_prompt_logprobs",
+    "alternatives": "prompt_alt_tokens_k",
+}
+"""As the Tinker API calls them."""
+
 
 class SamplingParams(msgspec.Struct, frozen=True, kw_only=True):
     """How to sample. `stop_tokens` None means the model's end token; empty means nothing stops but
@@ -176,6 +185,28 @@ class ModelInfo(msgspec.Struct, frozen=True, kw_only=True):
     extras: tuple[Extra, ...] = get_args(Extra)  # log-probabilities beside those
     most_likely: int | None = None  # of the likeliest tokens at a position; None: as checks allow
     incarnation: str = ""  # of this start: what an earlier one held is gone
+
+    def takes(self, lora: LoraConfig) -> bool:
+        """Whether it can sample from an adapter of this shape."""
+        return lora.rank <= self.max_rank and not (
+            lora.train_unembed and "unembed" not in self.targets
+        )
+
+    def lacks(self, params: SamplingParams, extra: ExtraLogprobs) -> str:
+        """What a sampling request asks for that it cannot give; "" where it can answer it."""
+        # at temperature 1, and greedy, both kinds are the same
+        if params.logprobs not in self.logprobs and params.temperature not in (0, 1):
+            return f"The kind of log-probabilities '{params.logprobs}'"
+        # what is left of the vocabulary is scaled up there
+        if "raw" not in self.logprobs and (params.top_p < 1 or params.top_k > 0):
+            return "A log-probability over the whole vocabulary beside top_p or top_k"
+        for kind in extra.kinds:
+            if kind not in self.extras:
+                return _EXTRA_NAMES[kind]
+        most, likely = self.most_likely, max(extra.topk_prompt, extra.topk_sampled)
+        if most is not None and likely > most:
+            return f"More than {most} of the likeliest tokens ({likely})"
+        return ""
 
 
 class PassResult(msgspec.Struct, frozen=True, kw_only=True):

@@ -45,7 +45,7 @@ QUIET = {
     "HF_HUB_OFFLINE": "1",
 }
 
-log = logging.getLogger(__name__)
+logger = logging.getLogger(__name__)
 
 
 def rank_of_server(rank: int) -> int:
@@ -122,8 +122,8 @@ class VllmCommand:
             changes["OMP_NUM_THREADS"] = str(self.threads or 1)
         return environ.for_sandboxed(**changes, **self.environment)
 
-    def spawn(self, output: IO[bytes]) -> SpawnedVllm:
-        """Start it; `output` takes what it says."""
+    def spawn(self, log: IO[bytes]) -> SpawnedVllm:
+        """Start it; `log` takes what it says."""
         # a socket's path has 103 bytes at most (macOS)
         short = len(os.fsencode(tempfile.gettempdir())) < 70
         folder = Path(tempfile.mkdtemp(prefix="halteres-", dir=None if short else "/tmp"))  # noqa: S108 - private
@@ -132,8 +132,8 @@ class VllmCommand:
             process = Child(
                 [sys.executable, "-m", __package__ or "", *self.argv(folder / SOCKET)],
                 environment=self.variables(),
-                stdout=output,
-                stderr=output,
+                stdout=log,
+                stderr=log,
             )
         except BaseException:
             shutil.rmtree(folder, ignore_errors=True)
@@ -206,7 +206,7 @@ class RemoteVllm(EngineHost[VllmSamples]):
                 async with asyncio.timeout(self._policy.ping_s):
                     await engine.close()
             except (HalteresError, TimeoutError) as error:
-                log.warning("What was loaded at %s stays there: %s", self._shown, error)
+                logger.warning("What was loaded at %s stays there: %s", self._shown, error)
         await super().stop()
         if engine is not None:
             await engine.disconnect()

@@ -173,9 +173,9 @@ class SessionRoutes:
     async def _capabilities(self, _: Request) -> Any:
         fleet = self._service.fleet
         trainer = await info_of(fleet.trainer)
-        sampler = await info_of(fleet.pick(None, b""))
+        sampler = await info_of(fleet.any_sampler)
         facts = {
-            "max_context_length": min(trainer.max_context_length, sampler.max_context_length),
+            "max_context_length": min(trainer.max_context_length, await fleet.context()),
             "trainable": trainer.trains,
             "sampleable": sampler.samples,
         }
@@ -235,6 +235,7 @@ class SessionRoutes:
             "engine": trainer,
             "samplers": samplers,
             "samples_exactly": fleet.samples_exactly,
+            "adapter_targets": fleet.targets,
             "version": halteres.__version__,
             "policies": self._service.samplers.versions(tenant_of(request)),
         }
