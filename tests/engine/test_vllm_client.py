@@ -219,7 +219,6 @@ REFUSALS = {
     "key": "It refuses the key",
     "no_tokens": "--enable-scale-out",
     "no_loading": "VLLM_ALLOW_RUNTIME_LORA_UPDATING",
-    "no_lora": "It does not load an adapter",
     "other_model": "It serves 'someone/else'",
     "vocabulary": "Its vocabulary is larger",
     "short": "It reads 64 tokens",
@@ -284,7 +283,8 @@ def damaged_folders(folder: Path) -> dict[str, tuple[type[HalteresError], str]]:
     write("head", struct.pack("<Q", len(head)) + head + data)
     own = (folder / "adapter_config.json").read_text()
     write("rank", whole, own.replace('"r": 4', '"r": 48'))
-    write("dora", whole, own.replace("{", '{"use_dora": true, ', 1))
+    plain = own.replace('"use_dora": false,', "")
+    write("dora", whole, plain.replace("{", '{"use_dora": true, ', 1))
     return {
         "nan": (InvalidData, "NaN"),
         "cut": (WeightsDamaged, "cut off"),
@@ -410,6 +410,38 @@ async def test_a_vllm_that_was_started_again_has_lost_every_name(
             server.adapters.clear()
             with pytest.raises(EngineGone, match="started again"):
                 await client.info()
+
+
+async def test_a_load_that_its_dying_engine_cancels_is_no_refusal(
+    model_folder: Path, tmp_path: Path
+) -> None:
+    with vllm("dying") as server:
+        async with opened(server, model_folder, tmp_path / "held") as client:
+            with pytest.raises(EngineGone):
+                await client.hold("snapshot-1", published(tmp_path, 1))
+            assert client.broken.is_set()
+
+
+async def test_names_that_come_and_go_while_it_is_asked_are_not_lost(
+    model_folder: Path, tmp_path: Path
+) -> None:
+    with vllm() as server:
+        async with opened(server, model_folder, tmp_path / "held", places=2) as client:
+            for version in range(4):
+                await client.hold(f"snapshot-{version}", published(tmp_path, version))
+
+            async def ping() -> None:
+                for _ in range(50):
+                    await client.info()
+
+            async def sample(number: int) -> None:
+                await client.sample(
+                    f"snapshot-{number % 4}", PROMPT, 1, SamplingParams(max_tokens=1)
+                )
+
+            async with asyncio.timeout(WAIT_S):
+                await asyncio.gather(ping(), *map(sample, range(100)))
+            assert not client.broken.is_set()
 
 
 async def test_names_of_an_earlier_life_make_room(model_folder: Path, tmp_path: Path) -> None:

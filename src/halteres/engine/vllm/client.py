@@ -68,6 +68,9 @@ GENERATE, LOAD, UNLOAD = (
     "/v1/load_lora_adapter",
     "/v1/unload_lora_adapter",
 )
+DYING = ("EngineCore", "EngineDead", "method failed: cancelled")
+"""Words of a server whose engine has ended, or is about to."""
+
 HOW = "docs/vllm.md has the command line that works."
 
 generated = msgspec.json.Decoder(Generated).decode
@@ -118,6 +121,7 @@ class VllmSamples:
         self._sources: dict[str, Weights] = {}  # of every name that was not dropped
         self._loaded = OrderedDict[str, None]()  # unused for longest first
         self._under_way = Counter[str]()  # requests, by name
+        self._changes = 0  # loads and unloads so far
         self._turn = asyncio.Lock()  # of whoever needs a place: first come, first served
         self._freed = asyncio.Event()  # a request has ended, or a name has gone
 
@@ -165,10 +169,12 @@ class VllmSamples:
         if self._info is None:
             await self.open()
         assert self._info is not None  # noqa: S101 - for the type checker
-        loaded = set(self._loaded)
         await self._ask("GET", "/health")
+        loaded, changes = set(self._loaded), self._changes
         cards = self._cards(await self._ask("GET", "/v1/models", strange="no list of models"))
-        if lost := loaded & set(self._loaded) - {card.id for card in cards}:
+        lost = loaded - {card.id for card in cards}
+        # of a list that was made while names came and went nothing can be said
+        if lost and changes == self._changes and not self._turn.locked():
             raise self._gone(f"It holds {', '.join(sorted(lost))} no more: it was started again.")
         return self._info
 
@@ -260,6 +266,7 @@ class VllmSamples:
     async def _load(self, name: str) -> None:
         body = {"lora_name": name, "lora_path": str(self._folders.path(name))}
         self._loaded[name] = None
+        self._changes += 1
         try:
             await self._ask("POST", LOAD, body, known="already been loaded", within_s=LOAD_S)
         except BaseException:
@@ -271,6 +278,7 @@ class VllmSamples:
         await self._ask(
             "POST", UNLOAD, {"lora_name": name}, known="cannot be found", within_s=LOAD_S
         )
+        self._changes += 1
         self._loaded.pop(name, None)
         self._under_way.pop(name, None)
 
@@ -560,7 +568,7 @@ class VllmSamples:
 
     def _refusal(self, status: int, body: bytes, path: str, lost: str | None) -> HalteresError:
         text = refusal_text(body) or f"HTTP {status}."
-        if status == 503 or "EngineCore" in text or "EngineDead" in text:
+        if status == 503 or (status == 500 and any(word in text for word in DYING)):
             return self._gone(text)
         if status == 404 and lost is not None and "does not exist" in text:
             return self._gone(f"It has lost {lost}: it was started again.")

@@ -226,10 +226,14 @@ class SessionRoutes:
         """How the engines are; of them only a trainer that was never ready is waited for."""
         fleet = self._service.fleet
         model = await info_of(fleet.trainer)
-        trainer, *samplers = [
+        hosts: list[dict[str, Any]] = [
             {"state": host.state, "pid": host.pid, "restarts": host.restarts}
             for host in (fleet.trainer, *fleet.samplers)
         ]
+        trainer, samplers = hosts[0], hosts[1:]
+        for facts, host in zip(samplers, fleet.samplers, strict=True):
+            if (agreement := self._service.samples.agreement.of(host)) is not None:
+                facts["agreement"] = agreement
         return {
             "model": model,
             "engine": trainer,

@@ -38,6 +38,7 @@ from halteres.service.durable.journal import Recorded
 from halteres.service.fleet import Fleet, Host, Router, failover_engines, running, with_failover
 from halteres.service.keys import Tenant
 from halteres.service.limits import Allowances, FairQueue, Threads
+from halteres.service.sampling.agreement import Agreement
 from halteres.service.sampling.samplers import Sampler, Samplers
 from halteres.service.sampling.snapshots import Snapshot, Snapshots
 from halteres.service.wire.bodies import MOST_STOPS, Drawn, Sample, Sampling, read
@@ -182,6 +183,7 @@ class Samples:
         self._limits, self._under_way = limits, Counter[Tenant]()
         self._queue = FairQueue(PLACES * len(fleet.samplers), MOST_PLACES * len(fleet.samplers))
         self._router = Router(fleet)
+        self.agreement = Agreement(fleet, snapshots, tasks)
         futures.redraw = self.redraw
 
     def refuse_if_full(self, tenant: Tenant) -> None:
@@ -216,7 +218,9 @@ class Samples:
             if draw.is_repeated and not is_exact:
                 raise gone()
             async with self._snapshots.resident(draw.snapshot, engine):
-                return await engine.sample(*draw.call), is_exact
+                result = await engine.sample(*draw.call)
+            self.agreement.note(engine, draw.snapshot, draw.prompt, draw.params, result)
+            return result, is_exact
 
         with self._counted(draw):
             async with self._queue.places(draw.tenant, draw.num_samples):
