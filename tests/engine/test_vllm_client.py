@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import json
 import struct
 from collections.abc import AsyncIterator, Iterator
 from contextlib import asynccontextmanager, contextmanager
@@ -283,8 +284,7 @@ def damaged_folders(folder: Path) -> dict[str, tuple[type[HalteresError], str]]:
     write("head", struct.pack("<Q", len(head)) + head + data)
     own = (folder / "adapter_config.json").read_text()
     write("rank", whole, own.replace('"r": 4', '"r": 48'))
-    plain = own.replace('"use_dora": false,', "")
-    write("dora", whole, plain.replace("{", '{"use_dora": true, ', 1))
+    write("dora", whole, json.dumps(json.loads(own) | {"use_dora": True}))
     return {
         "nan": (InvalidData, "NaN"),
         "cut": (WeightsDamaged, "cut off"),

@@ -139,6 +139,20 @@ async def test_how_long_a_version_takes_to_its_first_token(pair: Pair) -> None:
     assert len(pair.vllm._loaded) <= 8
 
 
+async def test_many_long_prompts_with_seeds_at_once_end_nothing(pair: Pair) -> None:
+    """More tokens than one step takes: none may be read in parts."""
+    prompts = [
+        np.random.default_rng(number).integers(5, 600, 300).astype(np.int32).tobytes()
+        for number in range(48)
+    ]
+    params = SamplingParams(max_tokens=4, seed=1, stop_tokens=())
+    results = await asyncio.gather(
+        *(pair.vllm.sample(None, prompt, 2, params) for prompt in prompts)
+    )
+    assert [len(result.sequences) for result in results] == [2] * 48
+    assert pair.host.restarts == 0
+
+
 async def test_forty_versions_of_three_runs_each_answer_for_themselves(pair: Pair) -> None:
     """Eight are loaded at a time, 64 requests are under way, every second one a stream."""
     published = list[Weights]()

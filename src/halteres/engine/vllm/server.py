@@ -32,11 +32,15 @@ from halteres.process import Child
 
 RANKS = (8, 16, 32, 64, 128, 256, 320, 512)  # that `--max-lora-rank` takes
 BATCHED_ADAPTERS = 4  # of one batch, `--max-loras`; more take turns
+BATCHED_TOKENS = 4096  # of one step on a CPU, where a prompt is read whole
 POLL_S = 0.2  # between two looks whether it listens
 READY_S = 900.0  # a large model is loaded, compiled and measured
 RETRY_S = 1.0  # between two looks whether an address answers again
 
 SOCKET = "vllm"  # its name
+
+ALSO_OURS = ("--host", "--port", "--api-key", "--enable-chunked-prefill")
+"""Options that would undo what the command line says."""
 
 QUIET = {
     "VLLM_ALLOW_RUNTIME_LORA_UPDATING": "True",
@@ -86,11 +90,15 @@ class VllmCommand:
         }
         if demands.context:
             ours["--max-model-len"] = [str(demands.context)]
-        if demands.device != "cpu":
+        if demands.device == "cpu":
+            # a seeded request whose prompt is read in parts ends its worker there
+            ours["--no-enable-chunked-prefill"] = []
+            ours["--max-num-batched-tokens"] = [str(max(BATCHED_TOKENS, self.base.context))]
+        else:
             ours["--gpu-memory-utilization"] = [f"{self.memory_share:g}"]
         for word in further:
             option = word.partition("=")[0].replace("_", "-")
-            if option in (*ours, "--host", "--port", "--api-key"):
+            if option in (*ours, *ALSO_OURS):
                 raise InvalidConfig(
                     f"inference.vllm says {option}, which the service sets itself.",
                     next="Leave it out; docs/vllm.md says which setting it follows.",
