@@ -20,7 +20,7 @@ from pathlib import Path
 from typing import Any
 
 RESULTS = Path(__file__).parent / "results" / "vllm_arithmetic.json"
-KEPT = ("train/reward_mean", "eval/percent_correct", "kl_sample_train_v2", "logprobs/absdiff_max")
+KEPT = ("reward/mean", "eval/percent_correct", "kl_sample_train_v2", "logprobs/absdiff_max")
 
 
 def run(samplers: str, steps: int, vllm: str) -> dict[str, Any]:
@@ -47,6 +47,7 @@ def run(samplers: str, steps: int, vllm: str) -> dict[str, Any]:
     curve = [
         {"step": row.get("step"), **{name: row[name] for name in KEPT if name in row}}
         for row in rows
+        if any(name in row for name in KEPT)
     ]
     return {"samplers": samplers, "seconds": round(seconds, 1), "curve": curve}
 

@@ -28,8 +28,8 @@ adapter):
     processes     the engine without a model, and the six small processes of a run
 
 Each engine of `inference.samplers` has weights and a process of its own, and the cache instead of
-the one that trains. A vLLM among them has four processes (2.5 GB without a model, measured with the
-CPU build) and, on a CPU, inference.cache_gb, else 1 GB; on a GPU its share of all memory, which is
+the one that trains. A vLLM among them has four processes (2.9 GB with the built-in model,
+measured with the CPU build) and, on a CPU, inference.cache_gb, else 1 GB; on a GPU its share of all memory, which is
 taken off what is free. One at an address is not counted.
 
 The peak is the greater of loading and of everything after it. On a GPU `processes` leaves out the
@@ -130,8 +130,8 @@ ENGINE_BYTES, OTHERS_BYTES = 450_000_000, 350_000_000
 evaluation, supervisor.
 """
 
-VLLM_BYTES = 2_500_000_000
-"""The processes of a vLLM without a model."""
+VLLM_BYTES = 2_900_000_000
+"""The processes of a vLLM beside its model and cache."""
 
 # of one token of a batch, in the processes that hold it: trajectory server, trainer, environment
 HELD_BYTES = 48
