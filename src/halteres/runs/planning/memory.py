@@ -29,8 +29,8 @@ adapter):
 
 Each engine of `inference.samplers` has weights and a process of its own, and the cache instead of
 the one that trains. A vLLM among them has four processes (2.9 GB with the built-in model,
-measured with the CPU build) and, on a CPU, inference.cache_gb, else 1 GB; on a GPU its share of all memory, which is
-taken off what is free. One at an address is not counted.
+measured with the CPU build) and, on a CPU, inference.cache_gb, else 1 GB; on a GPU its share of all
+memory is added to what is needed. One at an address is not counted.
 
 The peak is the greater of loading and of everything after it. On a GPU `processes` leaves out the
 small ones, which need none of its memory. Peak resident memory of the engine on a CPU against this
