@@ -1,7 +1,7 @@
 # The two commands of a fresh machine are `make quickstart` and `make test`; each installs what it needs into .venv.
 # PYTHON=/path/to/python3 chooses the interpreter, TORCH=torch==... the torch build (see scripts/torch).
 
-.PHONY: help quickstart install test test-clients test-bf16 test-browser test-runs test-chaos beside-check beside-test test-pythons test-pretrained wheelhouse probe-sdk compatibility check bench clean
+.PHONY: help quickstart install test test-clients test-bf16 test-browser test-vllm test-runs test-chaos beside-check beside-test test-pythons test-pretrained wheelhouse probe-sdk compatibility check bench clean
 export PYTHON TORCH CHROMIUM
 
 help:            ## this list
@@ -51,6 +51,10 @@ test-bf16:       ## the engine's tests of behaviour once more, its base weights 
 test-browser:    ## the page in a real browser
 	@scripts/install dev
 	@scripts/test-browser
+
+test-vllm:       ## a real vLLM on the CPU samples for the service; its environment (3.5 GB) is made once
+	@scripts/install dev
+	@scripts/test-vllm
 
 test-pythons:    ## the rooms that need no torch, on the newest Python that is installed
 	@scripts/test-pythons

@@ -189,7 +189,9 @@ def watch_process(
     ends = time.monotonic() + left_s
     waiting = list(parts)
     with tempfile.TemporaryFile("w+", encoding="utf-8") as errors:
-        process = subprocess.Popen(argv, stdout=subprocess.PIPE, stderr=errors, text=True)
+        process = subprocess.Popen(
+            argv, stdout=subprocess.PIPE, stderr=errors, text=True, encoding="utf-8"
+        )
         lines: queue.Queue[str | None] = queue.Queue()
         threading.Thread(target=read_lines, args=(process, lines), daemon=True).start()
         why, within_s = "", STARTS_WITHIN_S

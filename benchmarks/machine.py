@@ -32,7 +32,8 @@ def commit() -> str:
 
     def git(*arguments: str) -> str:
         command = ["git", "-C", str(Path(__file__).parent), *arguments]
-        return subprocess.run(command, capture_output=True, check=True, text=True).stdout.strip()
+        found = subprocess.run(command, capture_output=True, check=True, encoding="utf-8")
+        return found.stdout.strip()
 
     try:
         head = git("rev-parse", "--short", "HEAD")

@@ -311,6 +311,12 @@ def die_with_parent() -> None:
         ctypes.CDLL(None, use_errno=True).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
 
 
+def outlive_parent() -> None:
+    """Undo `die_with_parent` in this process, whose lifeline ends it in order."""
+    if sys.platform == "linux":
+        ctypes.CDLL(None, use_errno=True).prctl(_PR_SET_PDEATHSIG, 0)
+
+
 def steady_time() -> float:
     """Unix s that never jump: the wall clock as this process found it, and the time since on the
     monotonic one.

@@ -56,6 +56,7 @@ ROOMS = {
         "engine.folders",
         "engine.stream_buffer",
         "engine.shapes",
+        "engine.vllm",
     ),
     "engine": ("engine",),
     "rewards": ("rewards", "engine.torch", "engine.shapes", "engine.folders", "observe.canvas"),

@@ -296,7 +296,7 @@ def rl_get_current_config(
     caller: Caller,
     detail: Annotated[
         Literal["brief", "full"],
-        Field(description="brief: headline and changed fields; full: every field, 3,500 tokens"),
+        Field(description="brief: headline and changed fields; full: every field, 5,000 tokens"),
     ] = "brief",
     field: Annotated[
         str | None, Field(description="one field, in full; `model` lists base models that fit")

@@ -157,7 +157,7 @@ def _request(
         exam=exam,
         step=step,
         num_tasks=num_tasks,
-        service=service_arguments(settings.inference),
+        service=service_arguments(settings.inference, lora_rank=settings.trainer.lora_rank),
         service_url=service_url,
         created_at=time.time(),
     )

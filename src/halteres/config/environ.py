@@ -88,6 +88,11 @@ def reward_key() -> str | None:
     return os.environ.get(REWARD_KEY) or None
 
 
+def sampler_key(variable: str) -> str | None:
+    """The key of a sampler at an address: `inference.samplers` names its variable."""
+    return os.environ.get(variable) or None
+
+
 def run_secret() -> str:
     """HALTERES_RUN_SECRET: what a run's own servers ask for; the run sets it itself, never its
     user.

@@ -49,6 +49,7 @@ from halteres.config.problem import (
     UnknownSetting,
     refusal,
     rule_of,
+    sampler_problems,
     struck_out_problem,
 )
 from halteres.config.program import Description, EnvironmentProgram, describe, find_program
@@ -387,6 +388,13 @@ def _check(
     if known_trainer is not None:
         given.refuse(over_cap(policy, known_trainer.total_steps))
         given.refuse(_minibatches_problem(known_trainer.minibatches, env.get("batch_size")))
+        if isinstance(inference := parts["inference"], InferenceSettings):
+            for problem in sampler_problems(
+                inference.samplers,
+                is_deterministic=known_trainer.deterministic,
+                trains_unembed=known_trainer.train_unembed,
+            ):
+                given.refuse(problem)
     if given.problems:
         raise _refused(given, description)
     settings = Settings.model_validate({**parts, "env": env})

@@ -27,7 +27,7 @@ from pydantic import (
 )
 from pydantic_core import PydanticCustomError
 
-from halteres.config import environ
+from halteres.config import environ, sampler_list
 from halteres.config.discovery import in_file_name, joined_name, split_name
 from halteres.config.reach import Reach, WebAddress, declared
 from halteres.errors import InvalidData, nearest
@@ -219,7 +219,28 @@ class InferenceSettings(Section):
     threads: int | None = setting(
         None, "CPU threads of an engine; default: its share of cores - 1", ge=1
     )
-    samplers: int = setting(0, "engines that only sample, beside the one that trains", ge=0, le=64)
+    samplers: sampler_list.Given = setting(
+        0,
+        "engines that only sample: their number, or a list of 'own', 'vllm' and addresses of vLLMs",
+        reaches="address",
+    )
+    vllm: str = setting(
+        "vllm",
+        "the vllm command of samplers called 'vllm', and further arguments of `vllm serve`",
+        reaches="code",
+    )
+    vllm_adapters: int = setting(
+        16, "adapters that a vLLM holds at a time, at most its --max-cpu-loras", ge=1, le=256
+    )
+    vllm_memory: float = setting(
+        0.45, "share of a GPU's memory that one 'vllm' takes, beside the engine", gt=0, lt=1
+    )
+    weights_folder: str | None = setting(
+        None,
+        "folder that samplers at addresses see under the same path, for weights; default: the "
+        "service's",
+        reaches="path",
+    )
     cache_gb: float | None = setting(
         None, "GB of keys and values; default: a quarter of what is free", gt=0
     )
@@ -234,6 +255,26 @@ class InferenceSettings(Section):
     engine: Literal["torch", "scripted"] = setting(
         "torch", "what computes; 'scripted' has no weights and learns nothing"
     )
+
+    @field_validator("samplers", mode="before")
+    @classmethod
+    def _read_samplers(cls, given: Any) -> Any:
+        try:
+            if isinstance(given, str):
+                return sampler_list.as_given(given)
+            if isinstance(given, list | tuple):
+                if not all(isinstance(part, str) for part in given):
+                    raise ValueError(sampler_list.RULE)
+                sampler_list.samplers_of(tuple(given))
+        except ValueError as error:
+            raise _refused("samplers", given, f"{error}") from error
+        number, least = given, 0
+        if isinstance(given, list | tuple):
+            number, least = len(given), 1
+        if isinstance(number, int) and not least <= number <= sampler_list.MOST:
+            raise _refused("samplers", given, sampler_list.RULE)
+        return given
+
     url: Annotated[
         WebAddress | None,
         Wiring("the supervisor writes the service's address; use --service to name another"),
@@ -248,6 +289,9 @@ class TrainerSettings(Section):
 
     total_steps: int = setting(40, "optimiser steps of the run, one batch each", ge=1, le=1_000_000)
     lora_rank: int = setting(16, "rank of the LoRA adapter", ge=1, le=512)
+    train_unembed: bool | None = setting(
+        None, "adapt the unembedding too; default: where a sampler takes such adapters"
+    )
     learning_rate: float = setting(1.5e-3, "largest step size of Adam", gt=0, le=1)
     schedule: Literal["constant", "linear", "cosine"] = setting(
         "constant", "the learning rate after the warm-up: as it is, or down towards 0"

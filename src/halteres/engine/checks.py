@@ -239,6 +239,12 @@ def check_sampling(
             "Shorten the prompt.",
         )
     _check_extra(extra, len(tokens), num_samples, min(limit, room), model)
+    if flaw := model.lacks(params, extra):
+        raise InvalidData(
+            f"{flaw} is not to be had of this sampler.",
+            "It is another one than the engine that trains.",
+            "Leave it out, or let the engine sample (`own` in inference.samplers).",
+        )
     return min(limit, room)
 
 

@@ -203,13 +203,13 @@ class EngineChild(Generic[L]):
         why it ended.
         """
         assert self.link is not None  # noqa: S101 - for the type checker
-        silence = asyncio.create_task(_silence(self.link, ping_s, silent_s), name="engine pings")
+        silent = asyncio.create_task(silence(self.link, ping_s, silent_s), name="engine pings")
         broken = asyncio.create_task(self.link.broken.wait(), name="engine connection broken")
-        waits: list[asyncio.Future[Any]] = [silence, broken, asyncio.wrap_future(self.process.exit)]
+        waits: list[asyncio.Future[Any]] = [silent, broken, asyncio.wrap_future(self.process.exit)]
         try:
             await asyncio.wait(waits, return_when=asyncio.FIRST_COMPLETED)
             how = "died"
-            if silence.done() and self.process.exit_code is None:
+            if silent.done() and self.process.exit_code is None:
                 how = f"hung: it answered nothing for {silent_s:g} s, and was killed"
             elif not await self._has_exited(ENDS_WITHIN_S):
                 how = "could not be reached any more, and was killed"
@@ -252,7 +252,7 @@ class EngineChild(Generic[L]):
         )
 
 
-async def _silence(link: Link, ping_s: float, silent_s: float) -> None:
+async def silence(link: Link, ping_s: float, silent_s: float) -> None:
     """Ping again and again; returns once `silent_s` have passed without an answer.
 
     Several pings: a service that was itself stopped for a while does not blame its engine.
@@ -270,25 +270,12 @@ async def _silence(link: Link, ping_s: float, silent_s: float) -> None:
             silent_for += ping_s
 
 
-class EngineProcess(Generic[L]):
-    """An engine in a process of its own, kept alive."""
+class EngineHost(Generic[L]):
+    """How an engine that is kept alive is, for `service.fleet`; whoever keeps it sets the state."""
 
-    def __init__(
-        self,
-        command: Command[L],
-        log: Path,  # takes what it says
-        *,
-        on_death: Callable[[HalteresError], None] = lambda _: None,  # before the restart
-        on_restart: Callable[[], None] = lambda: None,  # once it is ready again
-        policy: RestartPolicy | None = None,
-    ) -> None:
-        self._command, self._log = command, log
-        self._on_death, self._on_restart = on_death, on_restart
-        self._policy = policy or RestartPolicy()
-        self._child: EngineChild[L] | None = None
+    def __init__(self) -> None:
         self._engine: L | None = None
         self._watch: asyncio.Task[None] | None = None
-        self._deaths: deque[float] = deque()
         self._changed = asyncio.Condition()
         self.state: State = "starting"
         self.restarts = 0
@@ -307,26 +294,15 @@ class EngineProcess(Generic[L]):
             raise self.failure or NotReady("The engine is starting.", next="Ask again in a moment.")
         return self._engine
 
-    @property
-    def pid(self) -> int | None:
-        """Of the process now running."""
-        return self._child.process.pid if self._child else None
-
     async def start(self) -> None:
-        """Start it and wait until it answers. One that a signal ends is started again, as later
-        ones are.
-
-        Raises:
-            ProcessFailed: it ended by itself, or was not ready within the deadline; its log's tail
-                is in the details. Or there was no process, memory or room left for it.
-        """
+        """Start it and wait until it answers; the failure is raised where it cannot be started."""
         self._watch = asyncio.create_task(self._keep_alive(), name="engine watch")
         await self.settled()
         if self.state == "failed" and self.failure is not None:
             raise self.failure
 
     async def stop(self) -> None:
-        """End it; within the grace in order, then at once. Safe to repeat."""
+        """End what keeps it alive; calls fail with EngineGone. Safe to repeat."""
         await self._set("stopped")
         if self._watch is not None:
             self._watch.cancel()
@@ -335,9 +311,6 @@ class EngineProcess(Generic[L]):
             self._engine.fail(
                 EngineGone("The engine was stopped.", next="Start the service again.")
             )
-        if self._child is not None:
-            await self._child.end()
-            self._child = None
 
     async def settled(self, restarts: int = 0) -> None:
         """Wait until it is ready, after at least so many restarts, or failed or stopped."""
@@ -354,6 +327,45 @@ class EngineProcess(Generic[L]):
         async with self._changed:
             self.state = state
             self._changed.notify_all()
+
+    async def _keep_alive(self) -> None:
+        raise NotImplementedError
+
+
+class EngineProcess(EngineHost[L]):
+    """An engine in a process of its own, kept alive. A start that fails is a ProcessFailed with its
+    log's tail in the details: it ended by itself, was not ready within the deadline, or there was
+    no process, memory or room left for it. One that a signal ends is started again, as later ones
+    are.
+    """
+
+    def __init__(
+        self,
+        command: Command[L],
+        log: Path,  # takes what it says
+        *,
+        on_death: Callable[[HalteresError], None] = lambda _: None,  # before the restart
+        on_restart: Callable[[], None] = lambda: None,  # once it is ready again
+        policy: RestartPolicy | None = None,
+    ) -> None:
+        super().__init__()
+        self._command, self._log = command, log
+        self._on_death, self._on_restart = on_death, on_restart
+        self._policy = policy or RestartPolicy()
+        self._child: EngineChild[L] | None = None
+        self._deaths: deque[float] = deque()
+
+    @property
+    def pid(self) -> int | None:
+        """Of the process now running."""
+        return self._child.process.pid if self._child else None
+
+    async def stop(self) -> None:
+        """End it; within the grace in order, then at once. Safe to repeat."""
+        await super().stop()
+        if self._child is not None:
+            await self._child.end()
+            self._child = None
 
     async def _start_child(self) -> EngineChild[L]:
         """A child that answers; one that does not is killed."""

@@ -13,8 +13,8 @@ adapter.
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator
-from typing import Literal, Protocol
+from collections.abc import AsyncIterator, Mapping
+from typing import Literal, Protocol, get_args
 
 import msgspec
 
@@ -98,6 +98,24 @@ class Adam(msgspec.Struct, frozen=True, kw_only=True):
     grad_clip_norm: float = 0.0
 
 
+Target = Literal["attn", "mlp", "unembed"]  # what an adapter is on
+
+LogprobKind = Literal["raw", "tempered"]
+"""At temperature 1, or at the sampling temperature."""
+
+Extra = Literal["prompt", "topk_prompt", "topk_sampled", "targets", "alternatives"]
+"""Log-probabilities beside those of sampled tokens, by the fields of `ExtraLogprobs`."""
+
+_EXTRA_NAMES: Mapping[Extra, str] = {
+    "prompt": "prompt_logprobs",
+    "topk_prompt": "topk_prompt_logprobs",
+    "topk_sampled": "topk_sample_logprobs",
+    "targets": "target_prompt_logprobs",
+    "alternatives": "prompt_alt_tokens_k",
+}
+"""As the Tinker API calls them."""
+
+
 class SamplingParams(msgspec.Struct, frozen=True, kw_only=True):
     """How to sample. `stop_tokens` None means the model's end token; empty means nothing stops but
     the limit.
@@ -110,8 +128,7 @@ class SamplingParams(msgspec.Struct, frozen=True, kw_only=True):
     seed: int = 0  # drawn by the service where the client sent none, and journalled
     stop_tokens: tuple[int, ...] | None = None
     stop_strings: tuple[str, ...] = ()
-    # of sampled tokens: at temperature 1, or at the sampling temperature
-    logprobs: Literal["raw", "tempered"] = "raw"
+    logprobs: LogprobKind = "raw"  # of sampled tokens
 
 
 class ExtraLogprobs(msgspec.Struct, frozen=True, kw_only=True):
@@ -125,6 +142,18 @@ class ExtraLogprobs(msgspec.Struct, frozen=True, kw_only=True):
     targets: Array | None = None  # int64 [P - 1, K]: row i scores position i + 1; -1 is skipped
     # K tokens drawn with replacement at each prompt position from 1 on, at the temperature
     alternatives: int = 0
+
+    @property
+    def kinds(self) -> tuple[Extra, ...]:
+        """Which of them are asked for."""
+        asked: dict[Extra, object] = {
+            "prompt": self.prompt_logprobs,
+            "topk_prompt": self.topk_prompt,
+            "topk_sampled": self.topk_sampled,
+            "targets": self.targets is not None,
+            "alternatives": self.alternatives,
+        }
+        return tuple(kind for kind, value in asked.items() if value)
 
     @property
     def of_prompt(self) -> bool:
@@ -153,8 +182,33 @@ class ModelInfo(msgspec.Struct, frozen=True, kw_only=True):
     trains: bool = True  # it is a `Trains`
     samples: bool = True  # it is a `Samples`
     max_rank: int = 0  # of an adapter; 0: it takes none
-    targets: tuple[Literal["attn", "mlp", "unembed"], ...] = ()  # what an adapter may be on
+    targets: tuple[Target, ...] = ()  # what an adapter may be on
+    logprobs: tuple[LogprobKind, ...] = ("raw", "tempered")  # of sampled tokens, that it can give
+    extras: tuple[Extra, ...] = get_args(Extra)  # log-probabilities beside those
+    most_likely: int | None = None  # of the likeliest tokens at a position; None: as checks allow
     incarnation: str = ""  # of this start: what an earlier one held is gone
+
+    def takes(self, lora: LoraConfig) -> bool:
+        """Whether it can sample from an adapter of this shape."""
+        return lora.rank <= self.max_rank and not (
+            lora.train_unembed and "unembed" not in self.targets
+        )
+
+    def lacks(self, params: SamplingParams, extra: ExtraLogprobs) -> str:
+        """What a sampling request asks for that it cannot give; "" where it can answer it."""
+        # at temperature 1, and greedy, both kinds are the same
+        if params.logprobs not in self.logprobs and params.temperature not in (0, 1):
+            return f"The kind of log-probabilities '{params.logprobs}'"
+        # what is left of the vocabulary is scaled up there
+        if "raw" not in self.logprobs and (params.top_p < 1 or params.top_k > 0):
+            return "A log-probability over the whole vocabulary beside top_p or top_k"
+        for kind in extra.kinds:
+            if kind not in self.extras:
+                return _EXTRA_NAMES[kind]
+        most, likely = self.most_likely, max(extra.topk_prompt, extra.topk_sampled)
+        if most is not None and likely > most:
+            return f"More than {most} of the likeliest tokens ({likely})"
+        return ""
 
 
 class PassResult(msgspec.Struct, frozen=True, kw_only=True):

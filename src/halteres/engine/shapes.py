@@ -13,11 +13,11 @@ import math
 import os
 from collections.abc import Collection, Iterable
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any
 
 import msgspec
 
-from halteres.engine.protocol import LoraConfig
+from halteres.engine.protocol import LoraConfig, Target
 from halteres.errors import InvalidData, NotFound
 from halteres.files import UnreadableFile, read_json
 
@@ -28,7 +28,7 @@ CONFIG, WEIGHTS = "adapter_config.json", "adapter_model.safetensors"
 # files of a checkpoint: PEFT's two, and ours beside them
 STATE, OPTIMIZER = "state.json", "optimizer.safetensors"
 
-Kind = Literal["attn", "mlp", "unembed"]
+Kind = Target
 
 TARGETS_OF_ADAPTERS: tuple[Kind, ...] = ("attn", "mlp", "unembed")
 

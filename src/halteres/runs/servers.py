@@ -18,6 +18,7 @@ import time
 from collections.abc import Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 from urllib.parse import urlsplit
@@ -27,6 +28,7 @@ import msgspec
 from halteres.clients import json_client
 from halteres.clients.trajectories.address import Address
 from halteres.config import environ
+from halteres.config.sampler_list import are_exact, as_given, as_text, key_variables, samplers_of
 from halteres.config.settings import InferenceSettings
 from halteres.errors import InvalidConfig, NotReady, ProcessFailed
 from halteres.files import NOT_JSON, read_regular, tail
@@ -182,7 +184,7 @@ def served(
             )
             child = Child(
                 [sys.executable, "-m", "halteres.service", *options],
-                environment=environ.for_loopback(),
+                environment=environ.for_loopback(*_sampler_keys(arguments)),
                 stdout=output,
                 stderr=output,
                 descriptors=(descriptor,),
@@ -190,6 +192,14 @@ def served(
         held.callback(child.end, ENDS_WITHIN_S)
         _wait_until_ready(url, child, log, given_up)
         yield Server(url=url)
+
+
+def _sampler_keys(arguments: Sequence[str]) -> tuple[str, ...]:
+    """The variables that have the keys of a service's samplers."""
+    for option, value in pairwise(arguments):
+        if option == "--samplers":
+            return key_variables(as_given(value))
+    return ()
 
 
 def _wait_until_ready(url: str, child: Child, log: Path, given_up: threading.Event) -> None:
@@ -211,13 +221,27 @@ def _wait_until_ready(url: str, child: Child, log: Path, given_up: threading.Eve
     )
 
 
-def service_arguments(inference: InferenceSettings) -> tuple[str, ...]:
-    """The further arguments with which a service computes as these settings say."""
-    given = {
-        "--threads": inference.threads,
-        "--cache-gb": inference.cache_gb,
-        "--samplers": inference.samplers,
-    }
+def service_arguments(
+    inference: InferenceSettings, *, lora_rank: int | None = None, context: int | None = None
+) -> tuple[str, ...]:
+    """The further arguments with which a service computes as these settings say.
+
+    Args:
+        lora_rank: of the largest adapter, for vLLMs.
+        context: tokens of the longest sequence, for vLLMs.
+    """
+    given: dict[str, object] = {"--threads": inference.threads, "--cache-gb": inference.cache_gb}
+    if inference.samplers:
+        given["--samplers"] = as_text(inference.samplers)
+    if not are_exact(samplers_of(inference.samplers)):
+        given |= {
+            "--vllm": inference.vllm,
+            "--vllm-memory": inference.vllm_memory,
+            "--vllm-adapters": inference.vllm_adapters,
+            "--weights-folder": inference.weights_folder,
+            "--lora-rank": lora_rank,
+            "--context": context,
+        }
     options = {
         "--engine": inference.engine,
         **given,

@@ -96,6 +96,7 @@ class Training:
             await self.adapters.consider_point(job.model, job.request.seq, is_due=is_due)
 
     async def _create(self, model: Model, request: Request) -> Outcome:
+        self.adapters.check_sampled(lora_of(request))
         await self.adapters.run(
             model, lambda engine: create_adapter(engine, model, request), made_here=True
         )
@@ -111,6 +112,7 @@ class Training:
         if not body.optimizer:  # a saved optimiser is restored whatever is asked for
             check_optimizer(body.optimizer_config.type)
         found = self.checkpoints.find(body.path, model.tenant)
+        self.adapters.check_sampled(found.lora)
         if model.lora is not None:
             takes_families = TAKES_FAMILIES in request.drawn
             refuse_other_shape(body.path, found.lora, model.lora, takes_families=takes_families)
@@ -268,13 +270,16 @@ POINT_SHARE = 20  # A restore point is taken only after so many times its own co
 
 async def create_adapter(engine: Trains, model: Model, request: Request) -> None:
     """Make the adapter that a create_model asks for, with the seed drawn for it."""
-    body = request.of(CreateModel)
-    check_optimizer(body.optimizer_config.type)
-    lora = msgspec.convert(
-        {**msgspec.structs.asdict(body.lora_config), **request.drawn}, LoraConfig
-    )
+    check_optimizer(request.of(CreateModel).optimizer_config.type)
+    lora = lora_of(request)
     await engine.create_adapter(model.id, lora)
     model.lora = lora
+
+
+def lora_of(request: Request) -> LoraConfig:
+    """The adapter that a create_model asks for, with the seed drawn for it."""
+    config = request.of(CreateModel).lora_config
+    return msgspec.convert({**msgspec.structs.asdict(config), **request.drawn}, LoraConfig)
 
 
 FAMILIES = ("train_mlp", "train_attn", "train_unembed")
@@ -374,6 +379,10 @@ class Adapters:
         self._points, self._tasks, self._budget, self._replay_s = points, tasks, budget, replay_s
         self._held: OrderedDict[str, Model] = OrderedDict()  # unused for longest first
         snapshots.bring_back = self.bring_back
+
+    def check_sampled(self, lora: LoraConfig) -> None:
+        """InvalidData for an adapter that no sampler can be given."""
+        self._fleet.check_adapter(lora)
 
     async def run(
         self, model: Model, call: Callable[[Trains], Awaitable[T]], *, made_here: bool = False

@@ -8,8 +8,9 @@ engine itself, and compares: `placement.engine is host.engine`.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncGenerator, Awaitable, Callable
-from contextlib import aclosing
+from collections import Counter, OrderedDict
+from collections.abc import AsyncGenerator, Awaitable, Callable, Iterator
+from contextlib import aclosing, contextmanager
 from dataclasses import dataclass
 from typing import Protocol, TypeVar
 from zlib import crc32
@@ -19,15 +20,21 @@ from halteres.engine.protocol import (
     Engine,
     EngineGone,
     HoldsModel,
+    LoraConfig,
     ModelInfo,
     Samples,
+    Target,
     Trains,
 )
-from halteres.errors import HalteresError, NotReady, ServerError
+from halteres.engine.shapes import TARGETS_OF_ADAPTERS
+from halteres.errors import HalteresError, InvalidData, NotReady, ServerError
 
 T = TypeVar("T")
 E = TypeVar("E")
 E_co = TypeVar("E_co", covariant=True)
+
+OVERLOADED = 1.5  # times the mean of requests under way
+REMEMBERED = 4096  # prompts whose sampler is known
 
 READY_S = 900.0  # how long a request waits for an engine that is starting
 # engines that may die under one request before it is held to be the cause, and fails
@@ -93,11 +100,27 @@ class Fleet:
 
     trainer: Host[Trains]
     samplers: tuple[Host[Samples], ...]  # at least one
+    # what an adapter may be on so that a sampler takes it, as far as is known before one is ready
+    targets: tuple[Target, ...] = TARGETS_OF_ADAPTERS
 
     @classmethod
-    def of(cls, host: Host[Engine], *samplers: Host[Samples]) -> Fleet:
+    def of(
+        cls,
+        host: Host[Engine],
+        *samplers: Host[Samples],
+        targets: tuple[Target, ...] = TARGETS_OF_ADAPTERS,
+    ) -> Fleet:
         """One engine that trains; it samples too where no other does."""
-        return cls(host, samplers or (host,))
+        return cls(host, samplers or (host,), targets)
+
+    def check_adapter(self, lora: LoraConfig) -> None:
+        """InvalidData for an adapter that no sampler can be given."""
+        if lora.train_unembed and "unembed" not in self.targets:
+            raise InvalidData(
+                "An adapter with an unembedding cannot be sampled here.",
+                "Every sampler of this service is a vLLM, which ignores that part.",
+                "Create it with train_unembed=False.",
+            )
 
     @property
     def apart(self) -> bool:
@@ -135,12 +158,110 @@ class Fleet:
         known = [host.info.exact for host in self.samplers if host.info is not None]
         return all(known) if known else None
 
-    def pick(self, snapshot: str | None, prompt: bytes) -> Host[Samples]:
-        """The sampler for a request: the same one for the same prompt, whose keys and values it
-        has; while that one is away, another.
+    @property
+    def any_sampler(self) -> Host[Samples]:
+        """One that is ready, where one is."""
+        return next((host for host in self.samplers if host.state == "ready"), self.samplers[0])
+
+    async def context(self) -> int:
+        """Tokens of the longest sequence that every sampler reads whose figure is known; one is
+        waited for where none was ever ready.
         """
-        able = [host for host in self.samplers if host.state == "ready"] or self.samplers
-        return able[crc32(prompt, crc32((snapshot or "").encode())) % len(able)]
+        known = [host.info for host in self.samplers if host.info is not None]
+        infos = known or [await info_of(self.any_sampler)]
+        return min(info.max_context_length for info in infos)
+
+
+def anything(_: ModelInfo) -> bool:
+    """Every sampler can answer the request."""
+    return True
+
+
+class Router:
+    """Which sampler a request goes to.
+
+    The same one for the same adapter and prompt, and for the later turns of a conversation, which
+    begin with an earlier prompt: it has their keys and values. One that has OVERLOADED times the
+    mean of requests under way is spared, so that a slow one gets fewer.
+    """
+
+    def __init__(self, fleet: Fleet) -> None:
+        self._fleet = fleet
+        self._under_way = Counter[Host[Samples]]()  # requests
+        # who answered a prompt, by adapter, length and checksum; unused for longest first
+        self._answered = OrderedDict[tuple[str, int, int], Host[Samples]]()
+        self._lengths: dict[str, Counter[int]] = {}  # of those prompts, by adapter
+
+    @contextmanager
+    def route(
+        self,
+        snapshot: str | None,
+        prompt: bytes,
+        fits: Callable[[ModelInfo], bool] = anything,
+    ) -> Iterator[Callable[[], Host[Samples]]]:
+        """What picks a sampler for a request, and another after each death, as long as the block
+        runs.
+        """
+        now: list[Host[Samples]] = []
+
+        def pick() -> Host[Samples]:
+            release()
+            host = self._pick(snapshot or "", prompt, fits)
+            now.append(host)
+            self._under_way[host] += 1
+            return host
+
+        def release() -> None:
+            while now:
+                self._under_way[now.pop()] -= 1
+
+        try:
+            yield pick
+        finally:
+            release()
+
+    def _pick(
+        self, adapter: str, prompt: bytes, fits: Callable[[ModelInfo], bool]
+    ) -> Host[Samples]:
+        every = self._fleet.samplers
+        able = [host for host in every if host.info is None or fits(host.info)] or list(every)
+        able = [host for host in able if host.state == "ready"] or able
+        checksums = self._checksums(adapter, prompt)
+        known = (self._answered.get((adapter, *one)) for one in reversed(checksums))
+        whole = checksums[-1]
+        host = next((one for one in known if one in able), None) or able[whole[1] % len(able)]
+        loads = [self._under_way[one] for one in able]
+        load = self._under_way[host]
+        if load and load >= OVERLOADED * sum(loads) / len(loads):
+            host = able[loads.index(min(loads))]
+        self._remember((adapter, *whole), host)
+        return host
+
+    def _checksums(self, adapter: str, prompt: bytes) -> list[tuple[int, int]]:
+        """Length and checksum of the prompt's beginnings that are as long as a prompt which was
+        answered, shortest first; the whole is the last.
+        """
+        lengths = {one for one in self._lengths.get(adapter, ()) if one < len(prompt)}
+        found, begins, checksum = list[tuple[int, int]](), 0, crc32(adapter.encode())
+        for length in (*sorted(lengths), len(prompt)):
+            checksum = crc32(prompt[begins:length], checksum)
+            found.append((length, checksum))
+            begins = length
+        return found
+
+    def _remember(self, key: tuple[str, int, int], host: Host[Samples]) -> None:
+        if key not in self._answered:
+            self._lengths.setdefault(key[0], Counter())[key[1]] += 1
+        self._answered[key] = host
+        self._answered.move_to_end(key)
+        while len(self._answered) > REMEMBERED:
+            (adapter, length, _), _ = self._answered.popitem(last=False)
+            lengths = self._lengths[adapter]
+            lengths[length] -= 1
+            if not lengths[length]:
+                del lengths[length]
+            if not lengths:
+                del self._lengths[adapter]
 
 
 async def running(host: Host[E], *, restarts: int = 0) -> E:

@@ -6,7 +6,6 @@ from __future__ import annotations
 
 import argparse
 import asyncio
-import json
 import logging
 import os
 import signal
@@ -14,10 +13,9 @@ import socket
 import ssl
 import sys
 import time
-from contextlib import suppress
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any, NamedTuple, get_args
+from typing import Any, NamedTuple
 
 import msgspec
 import uvicorn
@@ -27,18 +25,16 @@ from starlette.middleware import Middleware
 from starlette.requests import ClientDisconnect
 
 from halteres.config import environ
-from halteres.engine.connection import LinkedEngine
-from halteres.engine.process import EngineCommand, EngineProcess
-from halteres.engine.protocol import AskedType
 from halteres.errors import Conflict, HalteresError, InvalidConfig, ServerError
 from halteres.files import replace_file
 from halteres.logins import is_web_address, refused
 from halteres.loopback import HOST, MOST_HEAD_BYTES, Server, is_loopback, open_listener, url_of
 from halteres.models import TINY
-from halteres.process import begin, usable_cores
+from halteres.process import begin
 from halteres.service.base import BaseModel, base_model
 from halteres.service.cards import registered_card
 from halteres.service.fleet import Fleet, Host
+from halteres.service.hosts import add_arguments, fleet_of
 from halteres.service.http import (
     CountRequests,
     Guard,
@@ -78,7 +74,7 @@ def main() -> int:
 
 async def _run(arguments: argparse.Namespace) -> None:
     state, base = arguments.state, base_model(arguments.model)
-    fleet, options, tls = _fleet(arguments, base), _options(arguments), _tls(arguments)
+    fleet, options, tls = fleet_of(arguments, base), _options(arguments), _tls(arguments)
     keys = KeyFile(state).read()
     try:  # beyond the loopback only with keys
         may_leave = bool(keys) or options.require_keys
@@ -112,42 +108,6 @@ async def _run(arguments: argparse.Namespace) -> None:
             replace(options, require_keys=options.require_keys or beyond),
             tls,
         )
-
-
-def _fleet(arguments: argparse.Namespace, base: BaseModel) -> Fleet:
-    command = EngineCommand(
-        backend=arguments.engine,
-        folder=base.folder,
-        name=base.name,
-        threads=arguments.threads or max(1, (usable_cores() - 1) // (1 + arguments.samplers)),
-        cache_gb=arguments.cache_gb,
-        dtype=arguments.dtype,
-        device=arguments.device,
-    )
-
-    def engine(name: str) -> EngineProcess[LinkedEngine]:
-        return EngineProcess(
-            command,
-            arguments.state / f"{name}.log",
-            on_death=lambda why: note_end(arguments.state / f"{name}_exit.json", why),
-            on_restart=lambda: log.warning(
-                "The engine runs again; what it held comes back when it is asked for."
-            ),
-        )
-
-    return Fleet.of(
-        engine("engine"), *(engine(f"sampler-{number + 1}") for number in range(arguments.samplers))
-    )
-
-
-def note_end(file: Path, why: HalteresError) -> None:
-    """An engine has ended: for whoever reads the log, and for programs
-    (`runs.supervision.run_processes`).
-    """
-    log.error("%s", why)
-    exit = {"pid": why.details.get("pid"), "code": why.details.get("exit_code")}
-    with suppress(OSError):  # the log has it
-        replace_file(file, json.dumps(exit).encode())
 
 
 def _options(arguments: argparse.Namespace) -> Options:
@@ -203,22 +163,8 @@ def _parser() -> argparse.ArgumentParser:
     add("--host", default=HOST, help="where to listen; beyond the loopback only with keys")
     add("--port", type=int, default=8001, help="0 takes a free one")
     add("--listen-fd", type=int, help="an inherited socket that listens already")
-    add("--engine", choices=("torch", "scripted"), default="torch")
     add("--model", default=TINY, help="a built-in name, a name in the store, or a model folder")
-    samplers = "engines that only sample, each a process; 0: the one that trains does"
-    add("--samplers", type=int, default=0, choices=range(65), metavar="N", help=samplers)
-    add("--threads", type=int, help="of each engine; default: cores - 1, shared among them")
-    add(
-        "--cache-gb",
-        type=float,
-        help="for keys and values of sequences; default: see inference.cache_gb",
-    )
-    add("--dtype", choices=get_args(AskedType), default="auto", help="of the base weights")
-    add(
-        "--device",
-        choices=environ.DEVICES,
-        help="what engines compute on; default: HALTERES_DEVICE, or cpu",
-    )
+    add_arguments(parser)
     add("--require-keys", action="store_true", help="ask for a key also while none was made")
     add(
         "--limit",

@@ -78,6 +78,8 @@ async def run(folder: RunFolder) -> None:
     report.begins(settings.env, done, tempered=policy.tempered)
     if not policy.exact:
         report.inexact(trainer.correction)
+    if not policy.takes_unembed:
+        report.without_unembed()
     trajectories = Trajectories(
         TrainerClient(wiring.api_url, Retries.for_seconds(4.0)), registration, stopping
     )

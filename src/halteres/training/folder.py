@@ -40,6 +40,7 @@ class Wiring(msgspec.Struct, frozen=True, kw_only=True):
     # the service gives sampled log-probabilities at env.temperature, not at 1
     tempered: bool = False
     api_key: str | None = None
+    service_up_s: float | None = None  # how long the service may take to start; None: as usual
     resume_from: ResumePoint | None = None
 
     @property

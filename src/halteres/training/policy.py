@@ -144,6 +144,7 @@ class Policy:
     # sampled log-probabilities are those of the sampling temperature, which is not 1
     tempered: bool
     exact: bool = True  # what samples computes the same bits as what trains
+    takes_unembed: bool = True  # a sampler can be given an adapter of the unembedding
     # of what the adapter adds, relative to the base weights; None: nobody has said
     update_norm: float | None = None
 
@@ -167,11 +168,21 @@ class Policy:
             NotReady: the service is not there. ServiceFailed: it refuses.
         """
         service = await _connect(wiring)
+        takes_unembed = await _takes_unembed(wiring)
+        trains_unembed = settings.train_unembed
+        if trains_unembed is None:
+            trains_unembed = takes_unembed
         call = service.create_lora_training_client(
-            wiring.base_model, rank=settings.lora_rank, seed=seed, user_metadata=wiring.metadata
+            wiring.base_model,
+            rank=settings.lora_rank,
+            seed=seed,
+            train_unembed=trains_unembed,
+            user_metadata=wiring.metadata,
         )
         client = await SentCall[Any](call, "create_model", within_s=FIRST_S)
-        return cls(service, client, wiring, settings, version=0)
+        policy = cls(service, client, wiring, settings, version=0)
+        policy.takes_unembed = takes_unembed
+        return policy
 
     @classmethod
     async def resume(
@@ -185,7 +196,9 @@ class Policy:
             state_path, user_metadata=wiring.metadata
         )
         client = await SentCall[Any](call, "load_weights", within_s=FIRST_S)
-        return cls(service, client, wiring, settings, version)
+        policy = cls(service, client, wiring, settings, version)
+        policy.takes_unembed = await _takes_unembed(wiring)
+        return policy
 
     def forward_backward(self, examples: Sequence[Example]) -> SentCall[Pass]:
         """Accumulate the gradient of the loss summed over tokens.
@@ -211,7 +224,9 @@ class Policy:
         async def forward() -> Any:
             reference = self._reference
             if reference is None:
-                call = self._service.create_lora_training_client(self._wiring.base_model, rank=1)
+                call = self._service.create_lora_training_client(
+                    self._wiring.base_model, rank=1, train_unembed=self.takes_unembed
+                )
                 reference = self._reference = await SentCall[Any](call, "create_model")
             return await _forward(reference, examples)
 
@@ -292,11 +307,25 @@ async def samples_exactly(wiring: Wiring) -> bool:
     return await until_ready(ask, CALL_S)
 
 
+async def _takes_unembed(wiring: Wiring) -> bool:
+    """Whether a sampler of the service can be given an adapter of the unembedding; a service that
+    is not ours does not say, and takes it.
+    """
+    url = f"{wiring.service_url.rstrip('/')}/halteres/v1/info"
+    try:
+        info = await asyncio.to_thread(get_json, url, INFO_S, wiring.api_key)
+    except (NotReady, Refused):
+        return True
+    targets = info.get("adapter_targets")
+    return not isinstance(targets, list) or "unembed" in targets
+
+
 async def _connect(wiring: Wiring) -> tinker.ServiceClient:
     """Open a session. It is never finished explicitly: the final evaluation still samples its
     checkpoints.
     """
-    deadline = time.monotonic() + UP_S
+    up_s = wiring.service_up_s or UP_S
+    deadline = time.monotonic() + up_s
     while True:  # the SDK would wait for the service too, but with pauses of seconds
         try:
             await asyncio.to_thread(get_json, f"{wiring.service_url.rstrip('/')}/api/v1/healthz", 5)
@@ -304,7 +333,7 @@ async def _connect(wiring: Wiring) -> tinker.ServiceClient:
         except (NotReady, Refused) as error:
             if time.monotonic() > deadline:
                 raise NotReady(
-                    f"The training service at {wiring.service_url} is not ready after {UP_S:.0f} "
+                    f"The training service at {wiring.service_url} is not ready after {up_s:.0f} "
                     "s.",
                     next="Look into logs/service.log and logs/engine.log.",
                 ) from error

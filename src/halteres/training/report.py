@@ -174,6 +174,14 @@ class Report:
         )
         self._event("sampler_not_exact", correction=correction)
 
+    def without_unembed(self) -> None:
+        """No sampler takes an adapter of the unembedding: none is trained."""
+        logger.info(
+            "Every sampler is a vLLM, which takes no adapter of the unembedding: none is trained "
+            "(trainer.train_unembed)."
+        )
+        self._event("unembedding_left_out")
+
     def step(self, step: Step) -> None:
         """One step is done."""
         if not self._had_batch:

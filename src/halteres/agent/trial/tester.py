@@ -194,8 +194,9 @@ class Tester:
         run, base, arguments = None, one.base, self._request.service
         if one.run:
             run = find_run(one.run)
-            inference = run.settings().inference
-            base, arguments = inference.model, service_arguments(inference)
+            settings = run.settings()
+            base = settings.inference.model
+            arguments = service_arguments(settings.inference, lora_rank=settings.trainer.lora_rank)
         service: AbstractContextManager[Server] = served(
             base, run, arguments=arguments, log=log, given_up=given_up
         )

@@ -11,6 +11,7 @@ from pathlib import Path
 from statistics import fmean, median
 from typing import Any, Literal
 
+from halteres.config.sampler_list import are_exact, samplers_of
 from halteres.config.settings import TrainerSettings
 from halteres.next_step import NextStep, Remedy
 from halteres.observe.metrics import Row
@@ -31,6 +32,8 @@ class RunFacts:
     given: Changes = field(default_factory=dict)
     folder: Path | None = None  # the run's; its evaluations' samples lie there
     success_threshold: float = 0.0  # a score above it is a success
+    # what samples computes in bfloat16, and not as the engine that trains does
+    samples_roughly: bool = False
 
     @classmethod
     def of(cls, run: RunDirectory) -> RunFacts:
@@ -44,6 +47,8 @@ class RunFacts:
             given=run.own_settings(),
             folder=run.path,
             success_threshold=settings.run.success_threshold,
+            samples_roughly=settings.inference.dtype == "bfloat16"
+            and not are_exact(samplers_of(settings.inference.samplers)),
         )
 
     def logs(self, role: str) -> NextStep:

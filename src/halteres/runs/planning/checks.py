@@ -201,6 +201,7 @@ def check_memory(
         needed = memory.need(shape, work, on_gpu=is_on_gpu).total
         if is_on_gpu:
             name = "gpu memory"
+            needed += int(work.vllms * work.vllm_memory * (here.model_memory.total or 0))
     if name == "memory":
         # a reward server computes on the CPU
         needed += rewards_bytes

@@ -28,7 +28,9 @@ adapter):
     processes     the engine without a model, and the six small processes of a run
 
 Each engine of `inference.samplers` has weights and a process of its own, and the cache instead of
-the one that trains.
+the one that trains. A vLLM among them has four processes (2.9 GB with the built-in model,
+measured with the CPU build) and, on a CPU, inference.cache_gb, else 1 GB; on a GPU its share of all
+memory is added to what is needed. One at an address is not counted.
 
 The peak is the greater of loading and of everything after it. On a GPU `processes` leaves out the
 small ones, which need none of its memory. Peak resident memory of the engine on a CPU against this
@@ -39,6 +41,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from halteres.config.sampler_list import samplers_of
 from halteres.config.settings import Settings
 from halteres.engine.limits import (
     CACHE_BYTES,
@@ -72,6 +75,8 @@ class Workload:
     # of one number of the base model; None: 2 on a GPU, 4 on a CPU
     weight_bytes: int | None = 4
     samplers: int = 0  # engines beside the one that trains
+    vllms: int = 0  # vLLMs of ours beside those
+    vllm_memory: float = 0.0  # share of a GPU's memory that each takes
 
     def evaluations(self, done: int = 0) -> int:
         """Evaluations between the first and the last one, after step `done`."""
@@ -91,6 +96,7 @@ def workload_of(settings: Settings) -> Workload:
             return value
         return default
 
+    samplers = samplers_of(settings.inference.samplers)
     longest = number("max_token_length", settings.trainer.max_token_trainer_length)
     group = number("group_size", 1)
     return Workload(
@@ -106,7 +112,9 @@ def workload_of(settings: Settings) -> Workload:
         eval_sequences=number("eval_tasks", 0) * (number("eval_samples", 0) + 1),  # and one greedy
         cache_gb=settings.inference.cache_gb,
         weight_bytes=WEIGHT_BYTES[settings.inference.dtype],
-        samplers=settings.inference.samplers,
+        samplers=sum(one.kind == "own" for one in samplers),
+        vllms=sum(one.kind == "vllm" for one in samplers),
+        vllm_memory=settings.inference.vllm_memory,
     )
 
 
@@ -123,6 +131,9 @@ ENGINE_BYTES, OTHERS_BYTES = 450_000_000, 350_000_000
 """The engine's process without a model; service, trajectory server, trainer, environment,
 evaluation, supervisor.
 """
+
+VLLM_BYTES = 2_900_000_000
+"""The processes of a vLLM beside its model and cache."""
 
 # of one token of a batch, in the processes that hold it: trajectory server, trainer, environment
 HELD_BYTES = 48
@@ -169,12 +180,16 @@ def need(shape: ModelShape, work: Workload, *, on_gpu: bool = False) -> Need:
     # one or the other: the engine has one thread
     busiest = max(training, 4 * logits(min(work.rows, DECODE_ROWS)))
     adapter = 7 * adapter_numbers(shape, work.rank) + 3 * diagonal_numbers(shape, work.rank)
-    engines, caches = 1 + work.samplers, max(1, work.samplers)
+    engines, caches, copies = 1 + work.samplers, max(1, work.samplers), 1 + work.samplers
+    others = OTHERS_BYTES + batch_bytes(work)
+    if not on_gpu:
+        copies += work.vllms
+        others += work.vllms * (VLLM_BYTES + int((work.cache_gb or 1.0) * 1e9))
     return Need(
-        weights=engines * weight_bytes * shape.parameters,
+        weights=copies * weight_bytes * shape.parameters,
         loading=weight_bytes * shape.layers * shape.width * (shape.qkv + 2 * shape.feed),
         working=NUMBER * (busiest + adapter) + caches * cache_bytes(shape, work, on_gpu=on_gpu),
-        processes=engines * ENGINE_BYTES + (0 if on_gpu else OTHERS_BYTES + batch_bytes(work)),
+        processes=engines * ENGINE_BYTES + (0 if on_gpu else others),
     )
 
 

@@ -40,7 +40,6 @@ from halteres.process import steady_time
 from halteres.scores import Scorable, best_first
 from halteres.service.durable.futures import Outcome, failure
 from halteres.service.durable.journal import Entry, new_id
-from halteres.service.fleet import info_of
 from halteres.service.inference.fields import Dialect, read
 from halteres.service.inference.requests import (
     Call,
@@ -281,7 +280,7 @@ class Inference:
         """Tokens that the model reads, prompt and answer together; waits for the first engine
         to be ready.
         """
-        return (await info_of(self._service.fleet.pick(None, b""))).max_context_length
+        return await self._service.fleet.context()
 
     @property
     def ready(self) -> bool:

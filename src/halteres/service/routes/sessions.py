@@ -167,9 +167,9 @@ class SessionRoutes:
     async def _capabilities(self, _: Request) -> Any:
         fleet = self._service.fleet
         trainer = await info_of(fleet.trainer)
-        sampler = await info_of(fleet.pick(None, b""))
+        sampler = await info_of(fleet.any_sampler)
         facts = {
-            "max_context_length": min(trainer.max_context_length, sampler.max_context_length),
+            "max_context_length": min(trainer.max_context_length, await fleet.context()),
             "trainable": trainer.trains,
             "sampleable": sampler.samples,
         }
@@ -220,15 +220,20 @@ class SessionRoutes:
         """How the engines are; of them only a trainer that was never ready is waited for."""
         fleet = self._service.fleet
         model = await info_of(fleet.trainer)
-        trainer, *samplers = [
+        hosts: list[dict[str, Any]] = [
             {"state": host.state, "pid": host.pid, "restarts": host.restarts}
             for host in (fleet.trainer, *fleet.samplers)
         ]
+        trainer, samplers = hosts[0], hosts[1:]
+        for facts, host in zip(samplers, fleet.samplers, strict=True):
+            if (agreement := self._service.samples.agreement.of(host)) is not None:
+                facts["agreement"] = agreement
         return {
             "model": model,
             "engine": trainer,
             "samplers": samplers,
             "samples_exactly": fleet.samples_exactly,
+            "adapter_targets": fleet.targets,
             "version": halteres.__version__,
             "policies": self._service.samplers.versions(tenant_of(request)),
         }

@@ -9,7 +9,6 @@ from collections import Counter
 from collections.abc import AsyncGenerator, Callable, Iterator, Sequence
 from contextlib import aclosing, contextmanager
 from dataclasses import dataclass, replace
-from functools import partial
 from typing import Literal
 
 import msgspec
@@ -18,6 +17,7 @@ from halteres.engine import protocol
 from halteres.engine.protocol import (
     EngineGone,
     ExtraLogprobs,
+    ModelInfo,
     Piece,
     SampleResult,
     SamplingParams,
@@ -35,9 +35,10 @@ from halteres.service.durable.futures import (
     outcome_of,
 )
 from halteres.service.durable.journal import Recorded
-from halteres.service.fleet import Fleet, Host, failover_engines, running, with_failover
+from halteres.service.fleet import Fleet, Host, Router, failover_engines, running, with_failover
 from halteres.service.keys import Tenant
 from halteres.service.limits import Allowances, FairQueue, Threads
+from halteres.service.sampling.agreement import Agreement
 from halteres.service.sampling.samplers import Sampler, Samplers
 from halteres.service.sampling.snapshots import Snapshot, Snapshots
 from halteres.service.wire.bodies import MOST_STOPS, Drawn, Sample, Sampling, read
@@ -144,6 +145,11 @@ class Draw:
         """Of the snapshot in the engine."""
         return None if self.snapshot is None else self.snapshot.name
 
+    def fits(self, model: ModelInfo) -> bool:
+        """Whether this engine can answer it."""
+        lora = self.snapshot.lora if self.snapshot else None
+        return not model.lacks(self.params, self.extra) and (lora is None or model.takes(lora))
+
     @property
     def call(self) -> tuple[str | None, bytes, int, SamplingParams, ExtraLogprobs]:
         """The arguments of `Samples.sample`."""
@@ -176,6 +182,8 @@ class Samples:
         self._running: dict[str, asyncio.Task[None]] = {}  # by request id
         self._limits, self._under_way = limits, Counter[Tenant]()
         self._queue = FairQueue(PLACES * len(fleet.samplers), MOST_PLACES * len(fleet.samplers))
+        self._router = Router(fleet)
+        self.agreement = Agreement(fleet, snapshots, tasks)
         futures.redraw = self.redraw
 
     def refuse_if_full(self, tenant: Tenant) -> None:
@@ -210,11 +218,14 @@ class Samples:
             if draw.is_repeated and not is_exact:
                 raise gone()
             async with self._snapshots.resident(draw.snapshot, engine):
-                return await engine.sample(*draw.call), is_exact
+                result = await engine.sample(*draw.call)
+            self.agreement.note(engine, draw.snapshot, draw.prompt, draw.params, result)
+            return result, is_exact
 
         with self._counted(draw):
             async with self._queue.places(draw.tenant, draw.num_samples):
-                return await with_failover(lambda: self._fleet.pick(draw.name, draw.prompt), call)
+                with self._router.route(draw.name, draw.prompt, draw.fits) as pick:
+                    return await with_failover(pick, call)
 
     async def stream(self, draw: Draw) -> AsyncGenerator[Piece, None]:
         """As `draw`, sent while it is written; a reader that goes away frees the rows. The places
@@ -236,15 +247,15 @@ class Samples:
 
         async def fill() -> None:
             try:
-                pick = partial(self._fleet.pick, draw.name, draw.prompt)
-                written = stream_with_failover(pick, begin, self._is_exact)
-                async with (
-                    self._queue.places(draw.tenant, draw.num_samples),
-                    aclosing(written) as pieces,
-                ):
-                    with boundary(ServerError, "The stream"):
-                        async for piece in pieces:
-                            waiting.put(piece)
+                async with self._queue.places(draw.tenant, draw.num_samples):
+                    with (
+                        boundary(ServerError, "The stream"),
+                        self._router.route(draw.name, draw.prompt, draw.fits) as pick,
+                    ):
+                        written = stream_with_failover(pick, begin, self._is_exact)
+                        async with aclosing(written) as pieces:
+                            async for piece in pieces:
+                                waiting.put(piece)
                 waiting.end()
             except HalteresError as error:
                 waiting.end(error)
@@ -316,7 +327,7 @@ class Samples:
         """
         try:
             async with asyncio.timeout(self._futures.poll_s):
-                await running(self._fleet.pick(None, b""))
+                await running(self._fleet.any_sampler)
                 return LOST_SAMPLE if self._is_exact() else failure(gone())
         except TimeoutError:
             raise NotReady("The engine is starting.", next="Ask again in a moment.") from None

@@ -1,0 +1,32 @@
+"""The process above a vLLM of ours: `python -m halteres.engine.vllm COMMAND...`.
+
+vLLM's front process leaves its engine and workers behind when it is killed. They stay in the group
+that this process leads; when it ends, however that is, the group does, for its parent sees to that,
+and where the parent is gone the lifeline breaks and this process kills the group itself.
+"""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+
+from halteres.process import die_with_parent, hold_lifeline, outlive_parent
+
+
+def main(command: list[str]) -> int:
+    """Run a command to its end, which a signal to this process is passed on to; its exit code."""
+    outlive_parent()  # killed with its parent it could end nobody
+    hold_lifeline(lambda: os.killpg(0, signal.SIGKILL))
+    child = subprocess.Popen(command, stdin=subprocess.DEVNULL, preexec_fn=die_with_parent)
+    for number in (signal.SIGTERM, signal.SIGINT):
+        signal.signal(number, lambda received, _: child.send_signal(received))
+    code = child.wait()
+    if code < 0:
+        return 128 - code
+    return code
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))

@@ -1,0 +1,150 @@
+"""The unmodified SDK before a service that samples from a real vLLM."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import signal
+import socket
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+import httpx
+import numpy as np
+import pytest
+import tinker
+from deadlines import until
+from engine.test_vllm_server import group_of
+from tinker import types
+
+from halteres.models import TINY
+
+pytestmark = pytest.mark.vllm
+
+READY_S = 300
+STEPS = 4
+PROMPT = [5, 6, 7, 8]
+
+
+def info_of(url: str) -> dict[str, object]:
+    return httpx.get(f"{url}/halteres/v1/info", timeout=30).json()
+
+
+@contextmanager
+def served(state: Path, vllm: str) -> Iterator[str]:
+    """A service whose only sampler is a vLLM; ended by a signal, nothing of it is left."""
+    with socket.create_server(("127.0.0.1", 0)) as bound:
+        url = f"http://127.0.0.1:{bound.getsockname()[1]}"
+        words = ["--state", str(state), "--listen-fd", str(bound.fileno()), "--threads", "1"]
+        words += ["--samplers", "vllm", "--vllm", vllm, "--context", "512"]
+        service = subprocess.Popen(
+            [sys.executable, "-m", "halteres.service", *words], pass_fds=(bound.fileno(),)
+        )
+        try:
+            ready_by = time.monotonic() + READY_S
+            while True:
+                assert time.monotonic() < ready_by
+                assert service.poll() is None
+                try:
+                    if httpx.get(f"{url}/api/v1/healthz", timeout=60).status_code == 200:
+                        break
+                except httpx.TransportError:
+                    pass
+                time.sleep(0.5)
+            yield url
+        finally:
+            service.terminate()
+            service.wait(60)
+
+
+def datum(sequence: types.SampledSequence, advantages: list[float]) -> types.Datum:
+    tokens, before = [*PROMPT, *sequence.tokens], len(PROMPT) - 1
+    length = len(tokens) - 1
+    inputs = {
+        "target_tokens": (tokens[1:], "int64"),
+        "logprobs": ([0.0] * before + list(sequence.logprobs or []), "float32"),
+        "advantages": ([0.0] * before + advantages, "float32"),
+    }
+    return types.Datum(
+        model_input=types.ModelInput.from_ints(tokens[:-1]),
+        loss_fn_inputs={
+            name: types.TensorData(data=data, dtype=dtype, shape=[length])
+            for name, (data, dtype) in inputs.items()
+        },
+    )
+
+
+def train(url: str, steps: int, *, between: object = lambda _: None) -> tuple[list[float], float]:
+    """Rewards of the steps and of what came of them (shares of odd tokens), and the largest |log
+    ratio| of all.
+    """
+    client = tinker.ServiceClient(base_url=url, api_key="tml-test")
+    training = client.create_lora_training_client(
+        TINY, rank=16, seed=1, train_unembed=False
+    ).result()
+    rewards, apart = list[float](), 0.0
+    for step in range(steps + 1):
+        sampling = training.save_weights_and_get_sampling_client().result()
+        between(step)  # type: ignore[operator]
+        params = types.SamplingParams(max_tokens=8, seed=step, stop=[])
+        prompt = types.ModelInput.from_ints(PROMPT)
+        drawn = sampling.sample(prompt, num_samples=32, sampling_params=params).result().sequences
+        scores = np.array([[float(token % 2) for token in one.tokens] for one in drawn])
+        rewards.append(float(scores.mean()))
+        if step == steps:
+            return rewards, apart
+        data = [
+            datum(one, (row - scores.mean()).tolist())
+            for one, row in zip(drawn, scores, strict=True)
+        ]
+        passed = training.forward_backward(data, "importance_sampling")
+        stepped = training.optim_step(types.AdamParams(learning_rate=1e-2))
+        apart = max(apart, passed.result().metrics["log_ratio_abs:max"])
+        assert stepped.result().metrics["policy_version:max"] == step + 1
+    raise AssertionError("the last step returns")
+
+
+def test_four_steps_raise_the_reward_and_sampler_and_trainer_agree(
+    vllm_command: str, tmp_path: Path
+) -> None:
+    with served(tmp_path / "state", vllm_command) as url:
+        rewards, apart = train(url, STEPS)
+    print(f"\nrewards {[round(one, 2) for one in rewards]}, log_ratio_abs:max {apart:.1e}")  # noqa: T201
+    assert rewards[0] < 0.3
+    assert rewards[-1] > 0.8
+    assert apart < 1e-4
+
+
+async def test_a_run_completes_while_each_of_its_vllms_processes_is_killed(
+    vllm_command: str, tmp_path: Path
+) -> None:
+    groups = set[int]()
+
+    def kill(step: int) -> None:
+        """Its worker, its core and its front process, in the middle of a run."""
+        (sampler,) = info_of(url)["samplers"]  # type: ignore[misc]
+        groups.add(sampler["pid"])
+        words = {1: "VLLM::Worker", 2: "VLLM::EngineCore", 3: "vllm serve"}.get(step)
+        if words is not None:
+            victim = next(
+                pid
+                for pid in group_of(sampler["pid"])
+                if pid != sampler["pid"] and words in command_of(pid)
+            )
+            os.kill(victim, signal.SIGKILL)
+
+    with served(tmp_path / "state", vllm_command) as url:
+        rewards, _ = await asyncio.to_thread(train, url, STEPS, between=kill)
+        (sampler,) = info_of(url)["samplers"]  # type: ignore[misc]
+        assert sampler["restarts"] == 3
+    assert len(rewards) == STEPS + 1
+    await until(lambda: not any(map(group_of, groups)), within_s=30)
+
+
+def command_of(pid: int) -> str:
+    """Of a process; the name that it gave itself where it gave one."""
+    return Path(f"/proc/{pid}/cmdline").read_bytes().replace(b"\0", b" ").decode()
