@@ -43,7 +43,7 @@ def run(samplers: str, steps: int, vllm: str) -> dict[str, Any]:
         )
         seconds = time.monotonic() - began
         (metrics,) = Path(home).glob("runs/*/metrics.jsonl")
-        rows = [json.loads(line) for line in metrics.read_text().splitlines()]
+        rows = [json.loads(line) for line in metrics.read_text(encoding="utf-8").splitlines()]
     curve = [
         {"step": row.get("step"), **{name: row[name] for name in KEPT if name in row}}
         for row in rows
@@ -61,7 +61,7 @@ def main() -> None:
         "steps": steps,
         "runs": [run(samplers, steps, vllm) for samplers in ("[vllm]", "0")],
     }
-    RESULTS.write_text(json.dumps(found, indent=1) + "\n")
+    RESULTS.write_text(json.dumps(found, indent=1) + "\n", encoding="utf-8")
     print(json.dumps(found["runs"], indent=1))
 
 

@@ -55,7 +55,7 @@ def test_what_a_run_wants_that_its_samplers_cannot_do_is_refused() -> None:
 
 def test_a_service_is_told_what_its_vllms_must_take_and_without_them_nothing() -> None:
     own = service_arguments(InferenceSettings(samplers=2), lora_rank=8, context=512)
-    assert own == ("--engine", "torch", "--samplers", "2", "--dtype", "float32")
+    assert own == ("--engine", "torch", "--samplers", "2", "--dtype", "auto")
     words = service_arguments(
         InferenceSettings(samplers=("vllm", "http://a:1")), lora_rank=8, context=512
     )

@@ -246,22 +246,8 @@ def rl_start_training(
     if not dry_run and (first := run_of_key(idempotency_key)) is not None:
         return _already_started(first)
     changes = changes or {}
-    if resume_from and environment is not None:
-        raise UserError(
-            "A run that goes on keeps its environment.",
-            f"environment={environment!r} was given with resume_from.",
-            NextStep.of(TOOL, resume_from=resume_from, changes=changes),
-            field="environment",
-        )
-    if stop_first and (dry_run or not resume_from):
-        raise UserError(
-            "stop_first stops the run of resume_from, to go on from it.",
-            "A dry run stops nothing." if dry_run else "resume_from was not given.",
-            field="stop_first",
-        )
-    old, step = None, None
-    if resume_from:
-        old, step = find_origin(resume_from)
+    _check_together(environment, changes, resume_from, stop_first=stop_first, dry_run=dry_run)
+    old, step = find_origin(resume_from) if resume_from else (None, None)
     discarded: Mapping[str, Any] = {}
     try:
         if old is not None:
@@ -310,6 +296,30 @@ def rl_start_training(
         facts["config_diff"] = changed
         return _rehearsed(plan, start, reward, facts)
     return _started(plan, start, reward, facts, idempotency_key)
+
+
+def _check_together(
+    environment: str | None,
+    changes: Mapping[str, Any],
+    resume_from: str | None,
+    *,
+    stop_first: bool,
+    dry_run: bool,
+) -> None:
+    """UserError where two of these arguments exclude each other."""
+    if resume_from and environment is not None:
+        raise UserError(
+            "A run that goes on keeps its environment.",
+            f"environment={environment!r} was given with resume_from.",
+            NextStep.of(TOOL, resume_from=resume_from, changes=changes),
+            field="environment",
+        )
+    if stop_first and (dry_run or not resume_from):
+        raise UserError(
+            "stop_first stops the run of resume_from, to go on from it.",
+            "A dry run stops nothing." if dry_run else "resume_from was not given.",
+            field="stop_first",
+        )
 
 
 def _rehearsed(plan: RunPlan, start: NextStep, reward: Check, facts: dict[str, Any]) -> Started:

@@ -4,6 +4,7 @@ end.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Annotated
 
@@ -70,6 +71,7 @@ def train(
         raise InvalidConfig(
             "Nothing to train on.", "No environment was named.", "Try: halteres train arithmetic"
         )
+    old, step = None, None
     if resume is not None:
         old, step = find_origin(resume)
         if environment is not None or config is not None:
@@ -81,15 +83,7 @@ def train(
         # under the policy that holds now
         resolved = resolve_settings(None, None, edits, base=old.settings())
     else:
-        if environment is not None and any(
-            edit.startswith(("run.environment=", "environment=")) for edit in edits
-        ):
-            raise InvalidConfig(
-                "Two environments were named.",
-                f"'{environment}', and one by --set.",
-                "Leave one of them out.",
-            )
-        old, step = None, None
+        _check_one_environment(environment, edits)
         resolved = resolve_settings(environment, config, edits)
     url = service or environ.service_url()
     plan = plan_run(resolved, resume=old, resume_step=step, service_url=url)
@@ -98,6 +92,16 @@ def train(
             typer.echo(f"warning: {warning}", err=True)
     run = start_run(plan)
     attend(run.run_id, detach=detach)
+
+
+def _check_one_environment(environment: str | None, edits: Sequence[str]) -> None:
+    named = any(edit.startswith(("run.environment=", "environment=")) for edit in edits)
+    if environment is not None and named:
+        raise InvalidConfig(
+            "Two environments were named.",
+            f"'{environment}', and one by --set.",
+            "Leave one of them out.",
+        )
 
 
 def _environment_and_edits(

@@ -40,7 +40,8 @@ class Sampler:
         if kind == "vllm" and not variable:
             return cls("vllm")
         if not is_web_address(kind) or len(variable) > 1:
-            raise ValueError(f"{RULE}; '{text}' is none of them")
+            # it is not quoted: a mistyped address may hold a login
+            raise ValueError(RULE)
         return cls("remote", kind.rstrip("/"), "".join(variable))
 
 

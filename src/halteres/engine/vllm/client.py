@@ -116,12 +116,13 @@ class VllmSamples:
         )
         self.failure: HalteresError | None = None  # why it is gone
         self.broken = asyncio.Event()
+        self._waits = set[asyncio.Timeout]()  # of calls under way
         self._info: ModelInfo | None = None
         self._served = demands.name  # the base model's name there
         self._sources: dict[str, Weights] = {}  # of every name that was not dropped
         self._loaded = OrderedDict[str, None]()  # unused for longest first
         self._under_way = Counter[str]()  # requests, by name
-        self._changes = 0  # loads and unloads so far
+        self._changes = 0  # how often a load began or ended, or an unload ended
         self._turn = asyncio.Lock()  # of whoever needs a place: first come, first served
         self._freed = asyncio.Event()  # a request has ended, or a name has gone
 
@@ -179,9 +180,14 @@ class VllmSamples:
         return self._info
 
     def fail(self, error: HalteresError) -> None:
-        """Later calls raise it; those that wait raise it when the connection ends."""
+        """Later calls raise it, and so do those that wait: a closed session need not end the
+        reading of an answer that has begun.
+        """
         self.failure = self.failure or error
         self.broken.set()
+        for wait in self._waits:
+            if not wait.expired():
+                wait.reschedule(0.0)
 
     async def disconnect(self) -> None:
         """End the connections; what waits fails with EngineGone."""
@@ -273,6 +279,9 @@ class VllmSamples:
             # of one whose caller went away nobody knows; to load it again does no harm
             del self._loaded[name]
             raise
+        finally:
+            # a list that was asked for meanwhile may lack it
+            self._changes += 1
 
     async def _unload(self, name: str) -> None:
         await self._ask(
@@ -410,7 +419,11 @@ class VllmSamples:
             async with self._http.post(GENERATE, json=body) as response:
                 if response.status != 200:
                     raise self._refusal(response.status, await response.read(), GENERATE, snapshot)
-                async for line in response.content:
+                while True:
+                    async with self._waiting(CALL_S):
+                        line = await response.content.readline()
+                    if not line:
+                        break
                     if not line.startswith(b"data: ") or line.startswith(b"data: [DONE]"):
                         continue
                     event = generated(line[6:])
@@ -552,9 +565,11 @@ class VllmSamples:
         if self.failure is not None:
             raise self.failure
         try:
-            async with asyncio.timeout(within_s):
-                async with self._http.request(method, path, json=body) as response:
-                    content = await response.read()
+            async with (
+                self._waiting(within_s),
+                self._http.request(method, path, json=body) as response,
+            ):
+                content = await response.read()
         except (aiohttp.ClientError, TimeoutError, OSError) as error:
             raise self._gone(f"{type(error).__name__}.") from error
         text = refusal_text(content)
@@ -565,6 +580,16 @@ class VllmSamples:
         if strange and response.status < 500:
             raise self._refuse(f"It has {strange} (HTTP {response.status}).")
         raise self._refusal(response.status, content, path, lost)
+
+    @asynccontextmanager
+    async def _waiting(self, within_s: float) -> AsyncIterator[None]:
+        """TimeoutError where the block takes longer, and at once where the vLLM is gone."""
+        async with asyncio.timeout(within_s) as wait:
+            self._waits.add(wait)
+            try:
+                yield
+            finally:
+                self._waits.discard(wait)
 
     def _refusal(self, status: int, body: bytes, path: str, lost: str | None) -> HalteresError:
         text = refusal_text(body) or f"HTTP {status}."

@@ -1,7 +1,8 @@
 """Diagnosis of a run that has not failed: rows through the rules, notices of its roles, stalls,
 refused calls.
 
-Owns: the rules, each with its thresholds and what to do; that what lasts is reported once.
+Owns: that what lasts is reported once. (The rules of rows, each with its thresholds and what to do,
+are in `rules` and `pace`.)
 Never: writes (the supervisor does), changes a run, reads a metric's history from anywhere but the
 rows it is given.
 """

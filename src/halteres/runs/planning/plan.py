@@ -110,10 +110,7 @@ def plan_run(
         effort: for an estimate of time and memory.
     """
     policy = policy or load_policy()
-    if service_url:
-        service_url = service_url.rstrip("/")
-    else:
-        service_url = None
+    service_url = (service_url or "").rstrip("/") or None
     settings = with_absolute_folders(resolved.settings)
     resolved = replace(resolved, settings=settings)
     variables, here = attempt("variables", lambda: _machine(settings.inference.device))
@@ -121,11 +118,7 @@ def plan_run(
 
     point: ResumePoint | None = None
     if resume is not None:
-        check, point = attempt(
-            "checkpoint", lambda: resume_point(resume, settings, service_url, resume_step)
-        )
-        if point is not None:
-            check = replace(check, figures={"step": point.step}, found=f"of run {resume.run_id}")
+        check, point = _resume_check(resume, resume_step, settings, service_url)
         checks.append(check)
 
     has_model, model = attempt("model present", lambda: _model(settings.inference, service_url))
@@ -180,6 +173,15 @@ def _machine(device: str | None) -> Machine:
     """This machine, for a run with this device. InvalidConfig where a variable is wrong."""
     environ.check()
     return machine.look(device)
+
+
+def _resume_check(
+    resume: RunDirectory, step: int | None, settings: Settings, service_url: str | None
+) -> tuple[Check, ResumePoint | None]:
+    check, point = attempt("checkpoint", lambda: resume_point(resume, settings, service_url, step))
+    if point is not None:
+        check = replace(check, figures={"step": point.step}, found=f"of run {resume.run_id}")
+    return check, point
 
 
 def _place_checks(

@@ -1,4 +1,4 @@
-"""What a training of a reward model will be: its settings, its data, and how long it will take."""
+"""What a training of a reward model will be: its settings, its data, its steps and memory."""
 
 from __future__ import annotations
 

@@ -1,5 +1,5 @@
-"""What a run is now, as one value: `report_of(run)`. Every reader writes it out and decides
-nothing.
+"""What a run is now, as one value: `report_of(run)`. A reader writes out what it has room for, and
+works nothing out by itself.
 
 Tools, page, terminal and the run's own summary read it: state, progress, outcome, alerts, failure,
 figures, and what to do next as a value.
