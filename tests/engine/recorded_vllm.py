@@ -44,6 +44,9 @@ FLAWS = [
 ]
 
 
+SLOW_S = 0.2  # what a load or an unload takes, of a slow one
+
+
 class RecordedVllm(ThreadingHTTPServer):
     """One of them."""
 
@@ -107,6 +110,8 @@ class Handler(BaseHTTPRequestHandler):
         elif path == "/v1/load_lora_adapter" and "no_loading" not in server.flaws:
             self._load(body["lora_name"], Path(body["lora_path"]))
         elif path == "/v1/unload_lora_adapter" and "no_loading" not in server.flaws:
+            if "slow" in server.flaws:
+                time.sleep(SLOW_S)
             known = server.adapters.pop(body["lora_name"], None)
             self._recorded("unload" if known else "unload_unknown", a=body["lora_name"])
         elif path == "/inference/v1/generate" and "no_tokens" not in server.flaws:
@@ -127,6 +132,8 @@ class Handler(BaseHTTPRequestHandler):
 
     def _load(self, name: str, folder: Path) -> None:
         server = self.server
+        if "slow" in server.flaws:
+            time.sleep(SLOW_S)
         if "dying" in server.flaws and not name.endswith("probe"):
             self._recorded("load_dying")
         elif name in server.adapters:
