@@ -44,7 +44,7 @@ FLAWS = [
 ]
 
 
-SLOW_S = 0.2  # what a load or an unload takes, of a slow one
+SLOW_S = 0.2  # after which a slow one answers that a name was loaded or unloaded
 
 
 class RecordedVllm(ThreadingHTTPServer):
@@ -110,9 +110,9 @@ class Handler(BaseHTTPRequestHandler):
         elif path == "/v1/load_lora_adapter" and "no_loading" not in server.flaws:
             self._load(body["lora_name"], Path(body["lora_path"]))
         elif path == "/v1/unload_lora_adapter" and "no_loading" not in server.flaws:
+            known = server.adapters.pop(body["lora_name"], None)
             if "slow" in server.flaws:
                 time.sleep(SLOW_S)
-            known = server.adapters.pop(body["lora_name"], None)
             self._recorded("unload" if known else "unload_unknown", a=body["lora_name"])
         elif path == "/inference/v1/generate" and "no_tokens" not in server.flaws:
             self._generate(body)
@@ -132,8 +132,6 @@ class Handler(BaseHTTPRequestHandler):
 
     def _load(self, name: str, folder: Path) -> None:
         server = self.server
-        if "slow" in server.flaws:
-            time.sleep(SLOW_S)
         if "dying" in server.flaws and not name.endswith("probe"):
             self._recorded("load_dying")
         elif name in server.adapters:
@@ -148,6 +146,8 @@ class Handler(BaseHTTPRequestHandler):
         else:
             server.adapters[name] = folder
             server.most_loaded = max(server.most_loaded, len(server.adapters))
+            if "slow" in server.flaws:
+                time.sleep(SLOW_S)
             self._recorded("load", a=name)
 
     def _generate(self, body: dict[str, Any]) -> None:
