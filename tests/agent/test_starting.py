@@ -197,8 +197,9 @@ async def test_bfloat16_is_proposed_to_a_large_model_where_the_processor_has_it(
     assert await proposed(**{"inference.model": model})
     assert not await proposed(**{"inference.model": model, "inference.dtype": "bfloat16"})
     assert not await proposed(), "the built-in model is too small to gain"
-    (home / "cpuinfo").write_text("flags\t\t: fpu avx512f vaes\n")
-    assert not await proposed(**{"inference.model": model})
+    for flags in ("avx512f vaes", "avx512_bf16 amx_bf16 amx_tile"):
+        (home / "cpuinfo").write_text(f"flags\t\t: fpu {flags}\n")
+        assert not await proposed(**{"inference.model": model})
 
 
 async def test_a_temperature_that_nothing_corrects_is_said_where_the_run_starts(
@@ -422,6 +423,7 @@ async def test_a_run_is_stopped_changed_and_gone_on_with_in_one_call(
         {**call, "changes": {"total_steps": 2}},
         {**call, "changes": {"lora_rank": 8}},
         {**call, "changes": {"no_such_field": 8}},
+        {**call, "changes": {"rewards": [{"name": "one", "model": "/no/such/folder"}]}},
         {**call, "resume_from": f"{old.run_id}@1"},
         {**call, "dry_run": True},
         {"stop_first": True},

@@ -91,12 +91,15 @@ def _from_run(caller: Caller, old: RunDirectory, changes: Mapping[str, Any]) -> 
     return resolved
 
 
-def _stop(old: RunDirectory, step: int | None, settings: Settings) -> None:
+FREED_BY_A_STOP = ("checkpoint", "memory", "gpu memory", "runs allowed")
+"""Checks of a plan that a run can fail only because the one that it goes on from still runs."""
+
+
+def _stop(caller: Caller, old: RunDirectory, step: int | None, resolved: Resolved) -> None:
     """Stop the run, with a checkpoint, unless it has ended.
 
     Raises:
-        NotFound, InvalidConfig: a run with these settings could not go on from it: it is left
-            alone.
+        HalteresError: a run with these settings could not go on from it: it is left alone.
         NotReady: it has been asked, and has not ended yet.
     """
     state = old.state()
@@ -107,7 +110,17 @@ def _stop(old: RunDirectory, step: int | None, settings: Settings) -> None:
     reached = state.step
     if step is not None:
         reached = step
-    check_settings(old.settings(), settings, reached, has_completed=False)
+    check_settings(old.settings(), resolved.settings, reached, has_completed=False)
+    plan = plan_run(
+        resolved,
+        resume=old,
+        resume_step=step,
+        service_url=environ.service_url(),
+        is_open=caller.is_open,
+    )
+    for check in plan.checks:
+        if check.failure is not None and check.name not in FREED_BY_A_STOP:
+            raise check.failure
     if not stop_run(old, "now", WITHIN_S).terminal:
         raise NotReady(
             f"Run {old.run_id} has been asked to stop, and has not ended yet.",
@@ -252,11 +265,14 @@ def rl_start_training(
     try:
         if old is not None:
             resolved = _from_run(caller, old, changes)
-            if stop_first:
-                _stop(old, step, resolved.settings)
         else:
             chosen = _from_draft(caller, draft, environment, changes)
             resolved, discarded = chosen.resolved, chosen.discarded
+        if caller.is_open:
+            open_access.check_keys(secret_variables(resolved.settings.env))
+        named = _named(resolved, name)
+        if old is not None and stop_first:
+            _stop(caller, old, step, named)
     except InvalidConfig as error:
         mend(
             error,
@@ -268,9 +284,6 @@ def rl_start_training(
             draft=draft,
         )
         raise
-    if caller.is_open:
-        open_access.check_keys(secret_variables(resolved.settings.env))
-    named = _named(resolved, name)
     plan = plan_run(
         named,
         resume=old,

@@ -94,11 +94,11 @@ def alert_rows(report: RunReport, shown: ShownAlerts | None) -> list[AlertRow]:
     if report.state.status == "failed":
         return []
     rows: list[AlertRow] = []
-    room = ALERTS_LENGTH
+    room, num_whole, run_id = ALERTS_LENGTH, 0, report.run.run_id
     for alert in report.alerts:
         if alert.is_over:
             continue
-        if shown and not shown.is_new(report.run.run_id, alert):
+        if shown and shown.has(run_id, alert):
             rows.append(AlertRow(rule=alert.rule, since_step=alert.step))
             continue
         evidence = clipped(
@@ -106,9 +106,12 @@ def alert_rows(report: RunReport, shown: ShownAlerts | None) -> list[AlertRow]:
         )
         row = AlertRow(rule=alert.rule, step=alert.step, evidence=evidence, remedy=alert.remedy)
         room -= len(row.model_dump_json(exclude_unset=True))
-        if rows and room < 0:
+        if num_whole and room < 0:
             break
         rows.append(row)
+        num_whole += 1
+        if shown:
+            shown.add(run_id, alert)
     return rows
 
 

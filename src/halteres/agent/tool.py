@@ -203,12 +203,13 @@ class ShownAlerts:
     def __init__(self) -> None:
         self._last: dict[tuple[str, str], tuple[int, int]] = {}
 
-    def is_new(self, run_id: str, alert: Alert) -> bool:
-        """Whether this raising of the alert is shown for the first time; from then on it is not."""
-        key, raising = (run_id, alert.rule), (alert.step, alert.times)
-        is_new = self._last.get(key) != raising
-        self._last[key] = raising
-        return is_new
+    def has(self, run_id: str, alert: Alert) -> bool:
+        """Whether this raising of the alert was shown."""
+        return self._last.get((run_id, alert.rule)) == (alert.step, alert.times)
+
+    def add(self, run_id: str, alert: Alert) -> None:
+        """It has been shown."""
+        self._last[run_id, alert.rule] = (alert.step, alert.times)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -132,7 +132,7 @@ def estimate(
             found = _by_speed(run, speed)
     if found is None:
         return None
-    found = replace(found, peak_gb=_peak_gb(run, speed, rewards_bytes))
+    found = replace(found, peak_gb=_peak_gb(run, here, speed, rewards_bytes))
     others = len(active_runs())
     if others == 0:
         return found
@@ -142,16 +142,18 @@ def estimate(
     return replace(found, step_s=found.step_s * slower, total_s=found.total_s * slower, basis=basis)
 
 
-def _peak_gb(run: _Planned, speed: Speed | None, rewards_bytes: int) -> float | None:
+def _peak_gb(run: _Planned, here: Machine, speed: Speed | None, rewards_bytes: int) -> float | None:
     """Of all processes: as measured with a whole micro-batch, and what caches may grow to; else by
     the formula.
     """
-    shape = run.model.shape
+    shape, on_gpu = run.model.shape, here.gpu is not None
     if shape is None or run.service_url is not None:
         return None
     if speed is None or not speed.peak_gb or speed.pass_tokens < NEARLY_WHOLE * PASS_TOKENS:
-        return round((need(shape, run.workload).total + rewards_bytes) / 1e9, 2)
-    others = cache_bytes(shape, run.workload) + OTHERS_BYTES + rewards_bytes
+        needed = need(shape, run.workload, on_gpu=on_gpu).total
+        return round((needed + rewards_bytes) / 1e9, 2)
+    cached = cache_bytes(shape, run.workload, on_gpu=on_gpu)
+    others = cached + OTHERS_BYTES + rewards_bytes
     return round(speed.peak_gb + others / 1e9, 2)
 
 

@@ -18,7 +18,11 @@ ANSWERS_WITHIN_S = 5.0
 MIB = 1 << 20
 
 CPU_INFO = Path("/proc/cpuinfo")
-BFLOAT16_FLAGS = frozenset({"avx512_bf16", "amx_bf16"})
+
+BFLOAT16, TILES = "avx512_bf16", "amx_bf16"
+"""Flags of a processor. Where there are tiles the engine leaves them alone, for they have no
+equal bits (`engine/torch/cpu_kernels`), and float32 is faster than what is left.
+"""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -77,12 +81,15 @@ def look(device: str | None = None) -> Machine:
 
 
 def multiplies_bfloat16() -> bool:
-    """Whether the processor has instructions for it; false where the system does not tell."""
+    """Whether the engine is faster with it on this processor; false where the system does not
+    tell.
+    """
     try:
         described = CPU_INFO.read_text(encoding="utf-8", errors="replace")
     except OSError:
         return False
-    return not BFLOAT16_FLAGS.isdisjoint(described.split())
+    flags = described.split()
+    return BFLOAT16 in flags and TILES not in flags
 
 
 def gb(count: int | None) -> float | None:

@@ -50,12 +50,15 @@ class ResumePoint:
 
 def find_origin(text: str) -> tuple[RunDirectory, int | None]:
     """The run that RUN or RUN@STEP names, and the step of the checkpoint to go on from; None: its
-    newest.
+    newest. A run may have a name of the second form.
     """
     word, _, step = text.rpartition("@")
-    if word and step.isdecimal() and len(step) < LONGEST_STEP:
+    if not (word and step.isdecimal() and len(step) < LONGEST_STEP):
+        return find_run(text), None
+    try:
+        return find_run(text), None
+    except NotFound:
         return find_run(word), int(step)
-    return find_run(text), None
 
 
 def checkpoint_of(old: RunDirectory, step: int | None) -> Row:
@@ -69,7 +72,7 @@ def checkpoint_of(old: RunDirectory, step: int | None) -> Row:
         state = old.state()
         raise NotFound(
             f"Run {old.run_id} has no checkpoint.",
-            f"It ended at step {state.step}.",
+            f"It {'ended' if state.terminal else 'is'} at step {state.step}.",
             f"Start anew with its environment, {state.environment}.",
             environment=state.environment,
         )
