@@ -522,6 +522,19 @@ async def test_an_alert_is_whole_when_it_is_raised_and_a_name_while_it_lasts(
     assert [await keys(nobody), await keys(nobody)] == [[whole, whole]] * 2
 
 
+async def test_an_alert_for_which_there_was_no_room_is_whole_in_a_later_look(
+    running: RunDirectory,
+) -> None:
+    caller = Caller(shown_alerts=ShownAlerts())
+    for number, rule in enumerate(("a", "b", "c", "d")):
+        add_alert(running, rule, 3 + number, evidence="x" * 500)
+    whole = list[str]()
+    for _ in range(4):
+        answer = (await call("rl_check_status", {"run_id": RUN}, caller)).body
+        whole += [row["rule"] for row in answer["alerts"] if "evidence" in row]
+    assert whole == ["d", "c", "b", "a"]
+
+
 async def test_a_remedy_is_told_whole_for_it_is_a_call(running: RunDirectory) -> None:
     remedy = f'rl_start_training(changes={{"name":"{"x" * 600}"}})'
     add_alert(running, remedy=remedy)
