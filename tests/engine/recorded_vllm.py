@@ -44,6 +44,9 @@ FLAWS = [
 ]
 
 
+SLOW_S = 0.2  # after which a slow one answers that a name was loaded or unloaded
+
+
 class RecordedVllm(ThreadingHTTPServer):
     """One of them."""
 
@@ -108,6 +111,8 @@ class Handler(BaseHTTPRequestHandler):
             self._load(body["lora_name"], Path(body["lora_path"]))
         elif path == "/v1/unload_lora_adapter" and "no_loading" not in server.flaws:
             known = server.adapters.pop(body["lora_name"], None)
+            if "slow" in server.flaws:
+                time.sleep(SLOW_S)
             self._recorded("unload" if known else "unload_unknown", a=body["lora_name"])
         elif path == "/inference/v1/generate" and "no_tokens" not in server.flaws:
             self._generate(body)
@@ -141,6 +146,8 @@ class Handler(BaseHTTPRequestHandler):
         else:
             server.adapters[name] = folder
             server.most_loaded = max(server.most_loaded, len(server.adapters))
+            if "slow" in server.flaws:
+                time.sleep(SLOW_S)
             self._recorded("load", a=name)
 
     def _generate(self, body: dict[str, Any]) -> None:

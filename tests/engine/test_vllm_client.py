@@ -6,7 +6,7 @@ import asyncio
 import json
 import struct
 from collections.abc import AsyncIterator, Iterator
-from contextlib import asynccontextmanager, contextmanager
+from contextlib import asynccontextmanager, contextmanager, suppress
 from pathlib import Path
 
 import numpy as np
@@ -39,6 +39,7 @@ from .recorded_vllm import (
     HANGING,
     NAN,
     RECORDED,
+    SLOW_S,
     RecordedVllm,
     in_thread,
 )
@@ -453,3 +454,30 @@ async def test_names_of_an_earlier_life_make_room(model_folder: Path, tmp_path: 
 
 def test_the_recorded_bodies_are_small() -> None:
     assert Path(recorded_vllm.__file__).with_suffix(".json").stat().st_size < 20_000
+
+
+async def test_a_caller_that_goes_away_while_names_change_leaves_them_known(
+    model_folder: Path, tmp_path: Path
+) -> None:
+    """Its load or unload is made to the end: nothing is there that nobody unloads, no folder goes
+    before its name, and nothing is taken for lost.
+    """
+    with vllm("slow") as server:
+        async with opened(server, model_folder, tmp_path / "held", places=2) as client:
+            for version in range(2):
+                await client.hold(f"snapshot-{version}", published(tmp_path, version))
+            for version in range(2, 8):
+                holding = asyncio.create_task(
+                    client.hold(f"snapshot-{version}", published(tmp_path, version))
+                )
+                await asyncio.sleep(SLOW_S * (0.5 + version % 2))  # in an unload, in a load
+                holding.cancel()
+                with suppress(asyncio.CancelledError):
+                    await holding
+                    await client.drop(f"snapshot-{version}")
+                await client.info()
+            assert all(folder.is_dir() for folder in server.adapters.values())
+            assert server.most_loaded <= 2
+            assert set(server.adapters) <= {"snapshot-0", "snapshot-1"}
+            for version in range(2):
+                await client.sample(f"snapshot-{version}", PROMPT, 1, SamplingParams(max_tokens=1))

@@ -32,7 +32,21 @@ def test_samplers_are_a_number_of_engines_or_a_list() -> None:
 
 @pytest.mark.parametrize(
     "given",
-    [["own", 2], "2,http://a:1", 65, -1, True, "nobody", [], ["ftp://a"], ["vllm KEY"], [""], 1.5],
+    [
+        ["own", 2],
+        "2,http://a:1",
+        65,
+        -1,
+        True,
+        "nobody",
+        [],
+        ["ftp://a"],
+        ["vllm KEY"],
+        [""],
+        1.5,
+        ["http://a:1/v1"],
+        ["http://a:1", "http://a:1/"],
+    ],
 )
 def test_anything_else_is_refused_with_the_rule(given: object) -> None:
     with pytest.raises(ValidationError) as refused:

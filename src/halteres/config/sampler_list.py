@@ -39,17 +39,22 @@ class Sampler:
             return cls("own")
         if kind == "vllm" and not variable:
             return cls("vllm")
-        if not is_web_address(kind) or len(variable) > 1:
+        has_path = "/" in kind.rstrip("/").partition("://")[2]
+        if not is_web_address(kind) or has_path or len(variable) > 1:
             # it is not quoted: a mistyped address may hold a login
             raise ValueError(RULE)
         return cls("remote", kind.rstrip("/"), "".join(variable))
 
 
 def samplers_of(given: Given) -> tuple[Sampler, ...]:
-    """All of them. ValueError where a part is none."""
+    """All of them. ValueError where a part is none, or an address is there twice."""
     if isinstance(given, int):
         return (Sampler("own"),) * given
-    return tuple(map(Sampler.read, given))
+    found = tuple(map(Sampler.read, given))
+    urls = [one.url for one in found if one.url]
+    if len(set(urls)) < len(urls):
+        raise ValueError(f"{RULE}; each address once")
+    return found
 
 
 def as_given(text: str) -> Given:

@@ -10,8 +10,8 @@ from __future__ import annotations
 import asyncio
 import re
 from collections import Counter, OrderedDict
-from collections.abc import AsyncGenerator, AsyncIterator, Iterator
-from contextlib import asynccontextmanager
+from collections.abc import AsyncGenerator, AsyncIterator, Coroutine, Iterator
+from contextlib import asynccontextmanager, suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Literal
@@ -52,6 +52,11 @@ OLDEST, NEWER = (0, 32), (0, 33)
 MOST_LIKELY = 20  # of the likeliest tokens at a position
 MOST_SAMPLES = 64  # of one request of vLLM's; more are sent as several
 CALL_S, CONNECT_S, LOAD_S = 3600.0, 5.0, 300.0  # no call takes longer
+
+IDLE_S = 2.0
+"""Connections are kept so long without a request: less than a server keeps them (uvicorn 5 s), for
+a request that meets its end would be taken for the end of the vLLM.
+"""
 LINE_BYTES = 1 << 20  # of an event of a stream
 
 SPREAD = 0x9E3779B97F4A7C15
@@ -101,9 +106,10 @@ class VllmSamples:
     ) -> None:
         """`address`: a URL, or the path of a Unix socket."""
         self._demands, self._base, self._folders = demands, base, folders
-        url, connector = address, aiohttp.TCPConnector(limit=0)
+        url, connector = address, aiohttp.TCPConnector(limit=0, keepalive_timeout=IDLE_S)
         if address.startswith("/"):
-            url, connector = "http://vllm", aiohttp.UnixConnector(address, limit=0)
+            url = "http://vllm"
+            connector = aiohttp.UnixConnector(address, limit=0, keepalive_timeout=IDLE_S)
         headers = {}
         if demands.key:
             headers["Authorization"] = f"Bearer {demands.key}"
@@ -111,7 +117,8 @@ class VllmSamples:
             url,
             connector=connector,
             headers=headers,
-            timeout=aiohttp.ClientTimeout(CALL_S, sock_connect=CONNECT_S),
+            # calls have deadlines of their own
+            timeout=aiohttp.ClientTimeout(None, sock_connect=CONNECT_S),
             read_bufsize=LINE_BYTES,
         )
         self.failure: HalteresError | None = None  # why it is gone
@@ -226,13 +233,16 @@ class VllmSamples:
                 return source.version
         except BaseException:
             del self._sources[name]
-            await asyncio.to_thread(self._folders.remove, name)
+            with suppress(HalteresError):
+                await _whole(self._forget(name))
             raise
 
     async def drop(self, name: str) -> None:
         """Forget a name; its folder goes once it is unloaded."""
-        if self._sources.pop(name, None) is None:
-            return
+        if self._sources.pop(name, None) is not None:
+            await _whole(self._forget(name))
+
+    async def _forget(self, name: str) -> None:
         async with self._turn:
             await self._unload(name)
         await asyncio.to_thread(self._folders.remove, name)
@@ -245,17 +255,19 @@ class VllmSamples:
             return
         if self.failure is not None:
             raise self.failure
-        checks.find_snapshot(self._sources, name)
         async with self._turn:
+            checks.find_snapshot(self._sources, name)
             if name not in self._loaded:
                 await self._make_room()
-                await self._load(name)
+                await _whole(self._load(name))
             self._loaded.move_to_end(name)
             self._under_way[name] += 1
         try:
             yield
         finally:
             self._under_way[name] -= 1
+            if not self._under_way[name]:
+                del self._under_way[name]
             self._freed.set()
 
     async def _make_room(self) -> None:
@@ -264,7 +276,7 @@ class VllmSamples:
             while len(self._loaded) >= self._demands.places:
                 idle = next((one for one in self._loaded if not self._under_way[one]), None)
                 if idle is not None:
-                    await self._unload(idle)
+                    await _whole(self._unload(idle))
                     continue
                 self._freed.clear()
                 await self._freed.wait()
@@ -276,7 +288,6 @@ class VllmSamples:
         try:
             await self._ask("POST", LOAD, body, known="already been loaded", within_s=LOAD_S)
         except BaseException:
-            # of one whose caller went away nobody knows; to load it again does no harm
             del self._loaded[name]
             raise
         finally:
@@ -289,7 +300,6 @@ class VllmSamples:
         )
         self._changes += 1
         self._loaded.pop(name, None)
-        self._under_way.pop(name, None)
 
     # Sampling
 
@@ -609,6 +619,18 @@ class VllmSamples:
         self.fail(EngineGone(f"{self._demands.title} is gone.", why, "Ask again."))
         assert self.failure is not None  # noqa: S101 - for the type checker
         return self.failure
+
+
+async def _whole(change: Coroutine[Any, Any, None]) -> None:
+    """Load or unload to the end, also where the caller goes away meanwhile: else nobody would know
+    what the vLLM holds. It has a deadline of its own.
+    """
+    task = asyncio.ensure_future(change)
+    try:
+        await asyncio.shield(task)
+    except asyncio.CancelledError:
+        await asyncio.wait((task,))
+        raise
 
 
 def _loading_flaw(text: str, folder: Path, rank: int) -> str:
