@@ -10,16 +10,17 @@ import sys
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from pathlib import Path
+from typing import Any
 
 import pytest
 from deadlines import until
 
 from halteres.engine.process import EngineProcess, RestartPolicy
-from halteres.engine.protocol import EngineGone, SamplingParams
+from halteres.engine.protocol import EngineGone, ModelInfo, SamplingParams
 from halteres.engine.vllm.adapters import AdapterFolders, Projections
-from halteres.engine.vllm.client import Demands, VllmSamples
+from halteres.engine.vllm.client import PROBE, Demands, VllmSamples
 from halteres.engine.vllm.server import RemoteVllm, VllmCommand, rank_of_server
-from halteres.errors import InvalidConfig, NotReady, ProcessFailed
+from halteres.errors import HalteresError, InvalidConfig, NotReady, ProcessFailed, ServerError
 from halteres.models import TINY
 
 from . import recorded_vllm
@@ -95,6 +96,7 @@ async def test_a_vllm_is_started_used_and_ended_with_its_whole_group(
         # ours, the front process and the worker that it leaves behind
         assert len(group_of(pid)) == 3
     await until(lambda: not group_of(pid), within_s=WAIT_S)
+    assert not (tmp_path / "held").exists()  # weights take room
 
 
 @pytest.mark.parametrize("victim", [0, 1], ids=["the process above it", "its front process"])
@@ -306,3 +308,60 @@ async def test_an_address_where_nothing_answers_is_given_up(
     with pytest.raises(NotReady, match="does not answer"):
         await host.start()
     await host.stop()
+
+
+@pytest.mark.parametrize(
+    ("silent", "error"), [(False, ServerError), (True, NotReady)], ids=["broken", "silent"]
+)
+async def test_a_first_answer_that_fails_ends_the_start(
+    model_folder: Path,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    silent: bool,
+    error: type[HalteresError],
+) -> None:
+    clients = list[VllmSamples]()
+
+    async def info(client: VllmSamples) -> ModelInfo:
+        clients.append(client)
+        if silent:
+            await asyncio.Event().wait()
+        raise RuntimeError("strange")
+
+    monkeypatch.setattr(VllmSamples, "info", info)
+    with vllm() as server:
+        url = f"http://127.0.0.1:{server.socket.getsockname()[1]}"
+        host = remote(model_folder, tmp_path, url, ready_s=2)
+        try:
+            async with asyncio.timeout(WAIT_S):
+                with pytest.raises(error):
+                    await host.start()
+        finally:
+            await host.stop()
+    assert clients
+    assert all(client.broken.is_set() for client in clients)
+
+
+async def test_a_folder_stays_until_its_name_is_unloaded(
+    model_folder: Path, tmp_path: Path
+) -> None:
+    """Those of an earlier life of the service."""
+    left = tmp_path / "held" / "snapshot-left"
+    left.mkdir(parents=True)
+    unloaded = dict[str, bool]()  # whether the folder was there
+
+    class Adapters(dict[str, Path]):
+        def pop(self, name: str, *default: Any) -> Any:
+            unloaded[name] = name in self and self[name].is_dir()
+            return super().pop(name, *default)
+
+    with vllm() as server:
+        server.adapters = Adapters({"snapshot-left": left})
+        host = remote(model_folder, tmp_path, f"http://127.0.0.1:{server.socket.getsockname()[1]}")
+        try:
+            async with asyncio.timeout(WAIT_S):
+                await host.start()
+            assert unloaded == {"snapshot-left": True, PROBE: True}
+            assert not left.exists()
+        finally:
+            await host.stop()

@@ -23,7 +23,7 @@ from typing import Any
 import pytest
 
 from halteres.agent.table import BY_NAME
-from halteres.config.settings import Settings, TrainerSettings
+from halteres.config.settings import InferenceSettings, Settings, TrainerSettings
 from halteres.next_step import Remedy
 from halteres.observe.metrics import Row
 from halteres.process import identity
@@ -37,7 +37,8 @@ from halteres.runs.diagnosis.alerts import (
     RefusedCalls,
     StallDetector,
 )
-from halteres.runs.diagnosis.run_facts import Debounce, RunFacts, trend
+from halteres.runs.diagnosis.rules import logprob_drift
+from halteres.runs.diagnosis.run_facts import Debounce, History, RunFacts, trend
 from halteres.runs.directory import RunDirectory
 from halteres.runs.reading.alerts import STALE_S, Alert, stalled
 from halteres.runs.state import RunState, lock_taken, write_state
@@ -310,6 +311,39 @@ def test_a_fresh_start_is_one_that_is_not_refused(run: RunDirectory) -> None:
     (run.path / "config.resolved.json").write_text(json.dumps(rows))
     call = RunFacts.of(run).begin_anew({})
     assert call.args == {"environment": "arithmetic", "changes": {"trainer.lora_rank": 8}}
+
+
+@pytest.mark.parametrize(
+    ("inference", "variable", "expected"),
+    [
+        ({"dtype": "bfloat16"}, "cpu", True),
+        ({"dtype": "float32"}, "cuda", False),
+        ({}, "cuda", True),
+        ({}, "cpu", False),
+        ({"device": "auto"}, "cpu", True),
+        ({"device": "cpu"}, "cuda", False),
+        ({"samplers": 2}, "cuda", False),
+    ],
+)
+def test_drift_is_judged_by_the_type_that_samplers_compute_in(
+    run: RunDirectory,
+    monkeypatch: pytest.MonkeyPatch,
+    inference: dict[str, Any],
+    variable: str,
+    expected: bool,
+) -> None:
+    """By default that is bfloat16 on a GPU."""
+    monkeypatch.setenv("HALTERES_DEVICE", variable)
+    given = InferenceSettings(**{"samplers": "vllm", **inference})
+    (run.path / "settings.json").write_text(Settings(inference=given).model_dump_json())
+    (run.path / "config.yaml").write_text("env: {}")
+    case = RunFacts.of(run)
+    assert case.samples_roughly is expected
+    # two right implementations: 9e-4 apart in bfloat16
+    row = {"step": 1, "src": "train", "logprobs/absdiff_p999": 0.1, "kl_sample_train_v2": 9e-4}
+    found = logprob_drift.look(case, History(), row)
+    assert found is not None
+    assert found.holds is not expected
 
 
 def test_entropy_that_falls_because_all_is_learnt_is_no_alarm() -> None:

@@ -2,15 +2,25 @@
 
 from __future__ import annotations
 
+import asyncio
 from contextlib import ExitStack
 
 import msgspec
 import pytest
 
-from halteres.engine.protocol import ExtraLogprobs, LoraConfig, ModelInfo, SamplingParams
-from halteres.service.fleet import Fleet, Router
+from halteres.engine.protocol import (
+    EngineGone,
+    ExtraLogprobs,
+    LoraConfig,
+    ModelInfo,
+    Samples,
+    SamplingParams,
+)
+from halteres.service.fleet import Fleet, Router, with_failover
 
 from .live_service import InProcess
+
+WAIT_S = 20
 
 INFO = ModelInfo(
     name="m",
@@ -36,7 +46,7 @@ def router(*infos: ModelInfo) -> tuple[Router, list[InProcess]]:
 
 def picked(routes: Router, adapter: str, prompt: bytes) -> InProcess:
     with routes.route(adapter, prompt) as pick:
-        return pick()  # type: ignore[return-value]
+        return pick(())  # type: ignore[return-value]
 
 
 async def test_a_conversation_stays_with_the_sampler_that_has_its_beginning() -> None:
@@ -62,7 +72,7 @@ async def test_one_that_has_too_much_under_way_is_spared() -> None:
         given = {id(slow): 0, id(fast): 0}
         for number in range(64):
             with routes.route("a", bytes([number])) as pick:
-                host = pick()
+                host = pick(())
                 given[id(host)] += 1
             if host is slow and given[id(slow)] <= 8:
                 under_way.enter_context(routes.route("a", bytes([number]), lambda _: True))
@@ -71,7 +81,7 @@ async def test_one_that_has_too_much_under_way_is_spared() -> None:
     routes, (first, second) = router(INFO, INFO)
     with ExitStack() as under_way:
         homes = [
-            under_way.enter_context(routes.route("a", b"the same prompt"))() for _ in range(16)
+            under_way.enter_context(routes.route("a", b"the same prompt"))(()) for _ in range(16)
         ]
         assert {id(host) for host in homes} == {id(first), id(second)}
         assert abs(homes.count(first) - homes.count(second)) <= 4
@@ -87,6 +97,50 @@ async def test_one_that_is_away_is_passed_over_and_comes_back() -> None:
     for host in hosts:
         host.state = "starting"
     assert picked(routes, "a", b"prompt") in hosts
+
+
+async def test_one_that_died_under_a_request_is_not_waited_for_while_another_is_ready() -> None:
+    """Its host may say that it is ready for seconds more."""
+    routes, hosts = router(INFO, INFO)
+    first = picked(routes, "a", b"prompt")
+    (second,) = [host for host in hosts if host is not first]
+    asked = list[Samples]()
+
+    async def call(engine: Samples) -> str:
+        asked.append(engine)
+        if len(asked) == 1:
+            raise EngineGone("It died.")
+        return "answer"
+
+    async with asyncio.timeout(WAIT_S):
+        with routes.route("a", b"prompt") as pick:
+            assert await with_failover(pick, call) == "answer"
+    assert first.state == "ready"
+    assert asked == [first.engine, second.engine]
+
+
+async def test_where_all_died_under_a_request_a_successor_is_waited_for() -> None:
+    routes, hosts = router(INFO, INFO)
+    asked, all_died = list[Samples](), asyncio.Event()
+
+    async def call(engine: Samples) -> str:
+        asked.append(engine)
+        if len(asked) == len(hosts):
+            all_died.set()
+        if len(asked) <= len(hosts):
+            raise EngineGone("It died.")
+        return "answer"
+
+    with routes.route("a", b"prompt") as pick:
+        waiting = asyncio.create_task(with_failover(pick, call))
+        async with asyncio.timeout(WAIT_S):
+            await all_died.wait()
+            assert not waiting.done()
+            for host in hosts:
+                await host.die()
+            assert await waiting == "answer"
+    assert len(set(map(id, asked))) == 3
+    assert asked[-1] in [host.engine for host in hosts]
 
 
 @pytest.mark.parametrize(
@@ -112,7 +166,7 @@ async def test_a_request_goes_to_a_sampler_that_can_answer_it(
 
     for number in range(16):
         with routes.route("a", bytes([number]), fits) as pick:
-            assert pick() is able
+            assert pick(()) is able
 
 
 async def test_no_more_prompts_are_remembered_than_are_worth_it(

@@ -409,7 +409,7 @@ class Adapters:
                 self._touch(model)
                 return result
 
-        return await with_failover(lambda: self._fleet.trainer, attempt)
+        return await with_failover(lambda _: self._fleet.trainer, attempt)
 
     @contextmanager
     def replaced(self, model: Model) -> Iterator[None]:

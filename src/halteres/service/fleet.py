@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import asyncio
 from collections import Counter, OrderedDict
-from collections.abc import AsyncGenerator, Awaitable, Callable, Iterator
+from collections.abc import AsyncGenerator, Awaitable, Callable, Collection, Iterator
 from contextlib import aclosing, contextmanager
 from dataclasses import dataclass
 from typing import Protocol, TypeVar
@@ -92,6 +92,12 @@ class Host(Protocol[E_co]):
 
     async def settled(self, restarts: int = 0) -> None:
         """Wait until it is ready, after at least so many restarts, or failed or stopped."""
+
+
+Pick = Callable[[Collection[Host[E]]], Host[E]]
+"""Which host a request goes to, given those whose engine died under it and has no successor yet:
+their state may not say so yet.
+"""
 
 
 @dataclass(frozen=True, slots=True)
@@ -198,15 +204,15 @@ class Router:
         snapshot: str | None,
         prompt: bytes,
         fits: Callable[[ModelInfo], bool] = anything,
-    ) -> Iterator[Callable[[], Host[Samples]]]:
+    ) -> Iterator[Pick[Samples]]:
         """What picks a sampler for a request, and another after each death, as long as the block
         runs.
         """
         now: list[Host[Samples]] = []
 
-        def pick() -> Host[Samples]:
+        def pick(dead: Collection[Host[Samples]]) -> Host[Samples]:
             release()
-            host = self._pick(snapshot or "", prompt, fits)
+            host = self._pick(snapshot or "", prompt, fits, dead)
             now.append(host)
             self._under_way[host] += 1
             return host
@@ -221,11 +227,16 @@ class Router:
             release()
 
     def _pick(
-        self, adapter: str, prompt: bytes, fits: Callable[[ModelInfo], bool]
+        self,
+        adapter: str,
+        prompt: bytes,
+        fits: Callable[[ModelInfo], bool],
+        dead: Collection[Host[Samples]],
     ) -> Host[Samples]:
         every = self._fleet.samplers
         able = [host for host in every if host.info is None or fits(host.info)] or list(every)
-        able = [host for host in able if host.state == "ready"] or able
+        ready = [host for host in able if host.state == "ready"]
+        able = [host for host in ready if host not in dead] or ready or able
         checksums = self._checksums(adapter, prompt)
         known = (self._answered.get((adapter, *one)) for one in reversed(checksums))
         whole = checksums[-1]
@@ -287,7 +298,7 @@ async def info_of(host: Host[HoldsModel]) -> ModelInfo:
     return host.info or await (await running(host)).info()
 
 
-async def with_failover(pick: Callable[[], Host[E]], call: Callable[[E], Awaitable[T]]) -> T:
+async def with_failover(pick: Pick[E], call: Callable[[E], Awaitable[T]]) -> T:
     """The result of a call that needs nothing an engine held before; if that engine dies under it,
     the next is asked. Raises as `failover_engines`.
     """
@@ -300,7 +311,7 @@ async def with_failover(pick: Callable[[], Host[E]], call: Callable[[E], Awaitab
     raise AssertionError("failover_engines ends by raising")
 
 
-async def failover_engines(pick: Callable[[], Host[E]]) -> AsyncGenerator[E, None]:
+async def failover_engines(pick: Pick[E]) -> AsyncGenerator[E, None]:
     """The engine of the host that is picked, and after each death that of the one then picked, as
     long as the caller asks; EngineDied where engines keep dying under this one request, NotReady
     where none is running.
@@ -308,7 +319,7 @@ async def failover_engines(pick: Callable[[], Host[E]]) -> AsyncGenerator[E, Non
     before: dict[Host[E], int] = {}  # restarts of those whose engine died
     why = ""
     for _ in range(MAX_DEATHS):
-        host = pick()
+        host = pick([one for one, restarts in before.items() if one.restarts == restarts])
         engine = await running(host, restarts=before.get(host, -1) + 1)
         before[host] = host.restarts
         yield engine

@@ -23,7 +23,7 @@ from typing import IO
 
 from halteres.config import environ
 from halteres.engine.process import EngineHost, RestartPolicy, silence
-from halteres.engine.protocol import EngineGone
+from halteres.engine.protocol import EngineGone, ModelInfo
 from halteres.engine.vllm.adapters import AdapterFolders, Projections
 from halteres.engine.vllm.client import MOST_LIKELY, MOST_SAMPLES, Demands, VllmSamples
 from halteres.errors import HalteresError, InvalidConfig, NotReady, ServerError, boundary
@@ -142,6 +142,7 @@ class VllmCommand:
                 environment=self.variables(),
                 stdout=log,
                 stderr=log,
+                before_exit=self.folders.clear,  # none of its group reads them any more
             )
         except BaseException:
             shutil.rmtree(folder, ignore_errors=True)
@@ -164,20 +165,23 @@ class SpawnedVllm:
             lambda _: shutil.rmtree(self.folder, ignore_errors=True)
         )
         command = self.command
-        return await answering(
+        client, _ = await answering(
             lambda: VllmSamples(command.demands, command.base, command.folders, address=socket)
         )
+        return client
 
 
-async def answering(make: Callable[[], VllmSamples], poll_s: float = POLL_S) -> VllmSamples:
-    """A client of a vLLM, as soon as that answers; waiting is the caller's to bound. InvalidConfig
-    where it cannot be used.
+async def answering(
+    make: Callable[[], VllmSamples], poll_s: float = POLL_S
+) -> tuple[VllmSamples, ModelInfo]:
+    """A client of a vLLM, as soon as that answers, and its first answer; waiting is the caller's to
+    bound. InvalidConfig where it cannot be used.
     """
     while True:
         client = make()
         try:
             await client.open()
-            return client
+            return client, await client.info()
         except EngineGone:
             await client.disconnect()
         except BaseException:
@@ -228,7 +232,7 @@ class RemoteVllm(EngineHost[VllmSamples]):
         while True:
             try:
                 with boundary(ServerError, "The connection to a sampler"):
-                    client = await self._connected()
+                    client, info = await self._connected()
             except HalteresError as failure:
                 self.failure = failure
                 if not was_ready:
@@ -238,7 +242,7 @@ class RemoteVllm(EngineHost[VllmSamples]):
                 self._on_death(failure)
                 await asyncio.sleep(self._policy.max_backoff_s)
                 continue
-            self._engine, self.info = client, await client.info()
+            self._engine, self.info = client, info
             self.restarts += was_ready
             was_ready = True
             await self._set("ready")
@@ -247,14 +251,20 @@ class RemoteVllm(EngineHost[VllmSamples]):
             await client.disconnect()
             self._on_death(self.failure)
 
-    async def _connected(self) -> VllmSamples:
+    async def _connected(self) -> tuple[VllmSamples, ModelInfo]:
         def make() -> VllmSamples:
             return VllmSamples(self._demands, self._base, self._folders, address=self._url)
 
         try:
             async with asyncio.timeout(self._policy.ready_s):
-                await asyncio.to_thread(self._folders.clear)
-                return await answering(make, RETRY_S)
+                client, info = await answering(make, RETRY_S)
+                try:
+                    # not before: until then it may have names loaded from them
+                    await asyncio.to_thread(self._folders.clear)
+                except BaseException:
+                    await client.disconnect()
+                    raise
+                return client, info
         except TimeoutError:
             raise NotReady(
                 f"The sampler at {self._shown} does not answer.",

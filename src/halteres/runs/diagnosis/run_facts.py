@@ -11,8 +11,9 @@ from pathlib import Path
 from statistics import fmean, median
 from typing import Any, Literal
 
+from halteres.config import environ
 from halteres.config.sampler_list import are_exact, samplers_of
-from halteres.config.settings import TrainerSettings
+from halteres.config.settings import InferenceSettings, TrainerSettings
 from halteres.next_step import NextStep, Remedy
 from halteres.observe.metrics import Row
 from halteres.runs.directory import RunDirectory
@@ -47,8 +48,7 @@ class RunFacts:
             given=run.own_settings(),
             folder=run.path,
             success_threshold=settings.run.success_threshold,
-            samples_roughly=settings.inference.dtype == "bfloat16"
-            and not are_exact(samplers_of(settings.inference.samplers)),
+            samples_roughly=_samples_roughly(settings.inference),
         )
 
     def logs(self, role: str) -> NextStep:
@@ -135,6 +135,15 @@ class RunFacts:
         if isinstance(value, int) and value > 0:
             return value
         return None
+
+
+def _samples_roughly(inference: InferenceSettings) -> bool:
+    if are_exact(samplers_of(inference.samplers)):
+        return False
+    if inference.dtype == "auto":
+        # as `service.hosts` asks a vLLM
+        return (inference.device or environ.device()) != "cpu"
+    return inference.dtype == "bfloat16"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -35,7 +35,7 @@ from halteres.service.durable.futures import (
     outcome_of,
 )
 from halteres.service.durable.journal import Recorded
-from halteres.service.fleet import Fleet, Host, Router, failover_engines, running, with_failover
+from halteres.service.fleet import Fleet, Pick, Router, failover_engines, running, with_failover
 from halteres.service.keys import Tenant
 from halteres.service.limits import Allowances, FairQueue, Threads
 from halteres.service.sampling.agreement import Agreement
@@ -81,7 +81,7 @@ class StreamBroken(ServerError):
 
 
 async def stream_with_failover(
-    pick: Callable[[], Host[protocol.Samples]],
+    pick: Pick[protocol.Samples],
     begin: Callable[[protocol.Samples], AsyncGenerator[Piece, None]],
     is_exact: Callable[[], bool],
 ) -> AsyncGenerator[Piece, None]:

@@ -286,7 +286,7 @@ class Snapshots:
             if self._fleet.apart:
                 await self._write(snapshot, trainer)
 
-        await with_failover(lambda: self._fleet.trainer, fetch)
+        await with_failover(lambda _: self._fleet.trainer, fetch)
 
     def _hold(self, snapshot: Snapshot, engine: Trains | Samples) -> None:
         """The engine has it now; those unused for longest make room for it."""
