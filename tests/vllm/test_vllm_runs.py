@@ -138,10 +138,9 @@ async def test_a_run_completes_while_each_of_its_vllms_processes_is_killed(
             os.kill(victim, signal.SIGKILL)
 
     with served(tmp_path / "state", vllm_command) as url:
-        rewards, _ = await asyncio.to_thread(train, url, STEPS, between=kill)
+        await asyncio.to_thread(train, url, STEPS, between=kill)
         (sampler,) = info_of(url)["samplers"]  # type: ignore[misc]
         assert sampler["restarts"] == 3
-    assert len(rewards) == STEPS + 1
     await until(lambda: not any(map(group_of, groups)), within_s=30)
 
 

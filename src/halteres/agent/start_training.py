@@ -40,7 +40,7 @@ from halteres.next_step import Advice, NextStep, Placeholder, then
 from halteres.rewards.components import secret_variables
 from halteres.runs.directory import RunDirectory, new_run_id, stop_run
 from halteres.runs.planning.checks import Check
-from halteres.runs.planning.plan import RunPlan, plan_run
+from halteres.runs.planning.plan import Effort, RunPlan, plan_run
 from halteres.runs.planning.resume_point import (
     RunGoesOn,
     check_settings,
@@ -111,14 +111,7 @@ def _stop(caller: Caller, old: RunDirectory, step: int | None, resolved: Resolve
     if step is not None:
         reached = step
     check_settings(old.settings(), resolved.settings, reached, has_completed=False)
-    plan = plan_run(
-        resolved,
-        resume=old,
-        resume_step=step,
-        service_url=environ.service_url(),
-        is_open=caller.is_open,
-    )
-    for check in plan.checks:
+    for check in _planned(caller, resolved, old, step, "none").checks:
         if check.failure is not None and check.name not in FREED_BY_A_STOP:
             raise check.failure
     if not stop_run(old, "now", WITHIN_S).terminal:
@@ -284,14 +277,7 @@ def rl_start_training(
             draft=draft,
         )
         raise
-    plan = plan_run(
-        named,
-        resume=old,
-        resume_step=step,
-        service_url=environ.service_url(),
-        is_open=caller.is_open,
-        effort="measured" if dry_run else "remembered",
-    )
+    plan = _planned(caller, named, old, step, "measured" if dry_run else "remembered")
     if stop_first and plan.refusal is not None:
         plan.refusal.why = f"{plan.refusal.why} The run has been stopped.".strip()
     start = NextStep.of(
@@ -309,6 +295,19 @@ def rl_start_training(
         facts["config_diff"] = changed
         return _rehearsed(plan, start, reward, facts)
     return _started(plan, start, reward, facts, idempotency_key)
+
+
+def _planned(
+    caller: Caller, resolved: Resolved, old: RunDirectory | None, step: int | None, effort: Effort
+) -> RunPlan:
+    return plan_run(
+        resolved,
+        resume=old,
+        resume_step=step,
+        service_url=environ.service_url(),
+        is_open=caller.is_open,
+        effort=effort,
+    )
 
 
 def _check_together(

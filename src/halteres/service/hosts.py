@@ -197,7 +197,7 @@ class _Vllms:
 
 
 def note_end(file: Path, why: HalteresError) -> None:
-    """An engine has ended: for whoever reads the log, and for programs
+    """An engine has ended: a line for the log, and a file for programs
     (`runs.supervision.run_processes`).
     """
     log.error("%s", why)

@@ -17,7 +17,8 @@ from halteres.process import die_with_parent, hold_lifeline, outlive_parent
 
 def main(command: list[str]) -> int:
     """Run a command to its end, which a signal to this process is passed on to; its exit code."""
-    outlive_parent()  # killed with its parent it could end nobody
+    # killed with its parent it could not end the group
+    outlive_parent()
     hold_lifeline(lambda: os.killpg(0, signal.SIGKILL))
     child = subprocess.Popen(command, stdin=subprocess.DEVNULL, preexec_fn=die_with_parent)
     for number in (signal.SIGTERM, signal.SIGINT):

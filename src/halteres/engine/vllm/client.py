@@ -130,7 +130,8 @@ class VllmSamples:
         self._loaded = OrderedDict[str, None]()  # unused for longest first
         self._under_way = Counter[str]()  # requests, by name
         self._changes = 0  # how often a load began or ended, or an unload ended
-        self._turn = asyncio.Lock()  # of whoever needs a place: first come, first served
+        # held while a name is loaded or unloaded; waiters get it in the order they came
+        self._turn = asyncio.Lock()
         self._freed = asyncio.Event()  # a request has ended, or a name has gone
 
     # Life
@@ -349,7 +350,7 @@ class VllmSamples:
         params: SamplingParams,
         extra: ExtraLogprobs = ExtraLogprobs(),  # noqa: B008 - frozen
     ) -> AsyncIterator[Piece]:
-        """As `sample`, piece by piece; whoever closes it cancels it."""
+        """As `sample`, piece by piece; closing the iterator cancels the request."""
         checks.check_streamed(extra)
         parts = list(self._bodies(snapshot, prompt, num_samples, params, extra))
         version = self._version(snapshot)
@@ -622,8 +623,8 @@ class VllmSamples:
 
 
 async def _whole(change: Coroutine[Any, Any, None]) -> None:
-    """Load or unload to the end, also where the caller goes away meanwhile: else nobody would know
-    what the vLLM holds. It has a deadline of its own.
+    """Load or unload to the end, also where the caller is cancelled meanwhile: else it would not be
+    known what the vLLM holds. It has a deadline of its own.
     """
     task = asyncio.ensure_future(change)
     try:

@@ -1,10 +1,10 @@
-"""A vLLM as the service has it: a process of ours, or an address where somebody else keeps one
-alive.
+"""A vLLM as the service has it: a process of ours, or one at an address, which its operator
+keeps alive.
 
 Both are hosts of `service.fleet`. Ours is started, watched and ended by `engine.process` like any
-engine, behind a Unix socket, so that no port is taken and nobody else can load weights. Its front
-process knows no lifeline, and leaves its engine and workers behind when it is killed: so it runs
-under a process of ours (`python -m halteres.engine.vllm`), which leads their group.
+engine, behind a Unix socket, so that no port is taken and no other client can load weights. Its
+front process knows no lifeline, and leaves its engine and workers behind when it is killed: so it
+runs under a process of ours (`python -m halteres.engine.vllm`), which leads their group.
 """
 
 from __future__ import annotations
@@ -191,7 +191,7 @@ async def answering(
 
 
 class RemoteVllm(EngineHost[VllmSamples]):
-    """A vLLM at an address, which somebody else keeps alive. When it goes away it is waited for;
+    """A vLLM at an address, which its operator keeps alive. When it goes away it is waited for;
     whatever answers then is another one, which holds nothing.
     """
 
