@@ -25,20 +25,15 @@ from halteres.observe.metrics import series
 from halteres.runs.directory import RunDirectory, RunNotFound
 from halteres.runs.reading.evaluations import (
     CONFIDENCE,
+    CORRECT,
     Difference,
     Outcome,
     comparison_of,
     differences,
 )
-from halteres.runs.reading.headline import (
-    CORRECT,
-    REWARD,
-    Choice,
-    choose,
-    lower_is_better,
-    tells_better,
-)
 from halteres.runs.reading.report import RunReport, report_of
+from halteres.runs.reading.result_metrics import Choice, choose, lower_is_better, tells_better
+from halteres.runs.reading.status_figures import REWARD
 from halteres.runs.state import RunState, RunUnreadable
 from halteres.short_texts import rounded, size_of
 

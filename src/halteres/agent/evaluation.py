@@ -31,8 +31,14 @@ from halteres.next_step import NextStep, Placeholder
 from halteres.observe.metrics import merge_by_step
 from halteres.runs.planning.models import found_model
 from halteres.runs.reading.adapter import newest_weights, weights_of
-from halteres.runs.reading.evaluations import Evaluation, differences, evaluations
-from halteres.runs.reading.headline import CORRECT, GREEDY, SCORE
+from halteres.runs.reading.evaluations import (
+    CORRECT,
+    GREEDY,
+    SCORE,
+    Evaluation,
+    differences,
+    evaluations,
+)
 from halteres.runs.servers import FREE_WITHIN_S, READY_WITHIN_S, Server, served, service_arguments
 from halteres.runs.state import locked
 from halteres.runs.supervision.evaluation import WITHIN_S, Examination, examination, measure

@@ -27,20 +27,10 @@ from halteres.next_step import Advice, NextStep, Remedy
 from halteres.observe.metrics import Row
 from halteres.runs.directory import RunDirectory, roster, runs_home
 from halteres.runs.reading.adapter import vllm_command
-from halteres.runs.reading.evaluations import Outcome, picture_of
+from halteres.runs.reading.evaluations import CORRECT, GREEDY, SCORE, Outcome, picture_of
 from halteres.runs.reading.failures import error_of
-from halteres.runs.reading.figures import success_in
-from halteres.runs.reading.headline import (
-    CORRECT,
-    GREEDY,
-    LOSS,
-    REWARD,
-    SCORE,
-    Choice,
-    choose,
-    headline,
-)
 from halteres.runs.reading.report import RunReport, report_of, sink_facts, wandb_names
+from halteres.runs.reading.result_metrics import LOSS, Choice, choose, headline
 from halteres.runs.reading.rollouts import (
     Mark,
     Rollout,
@@ -49,6 +39,7 @@ from halteres.runs.reading.rollouts import (
     rollouts_of,
     steps_of,
 )
+from halteres.runs.reading.status_figures import REWARD, success_in
 from halteres.short_texts import clipped, rounded, shortened, size_of
 
 # of a history: more would crowd out everything else that the reader keeps in mind

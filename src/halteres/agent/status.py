@@ -1,6 +1,8 @@
 """The tools that look at a run, at several, and at all: rl_check_status, rl_list_runs.
 
-An operator may limit how often a run is looked at, as the seeds do (`min_status_interval_s`).
+A status answer is put together here, by `_status_of`, from a run's report (`runs/reading/report`)
+and its figures (`runs/reading/status_figures`). An operator may limit how often a run is looked at,
+as the seeds do (`min_status_interval_s`).
 """
 
 from __future__ import annotations
@@ -199,7 +201,7 @@ async def rl_check_status(
         woke = None
         if wait_s:
             woke = await wait_for(run, event, wait_s)
-        return await asyncio.to_thread(_answer, caller, run, woke, wait_cut(wait_s))
+        return await asyncio.to_thread(_status_of, caller, run, woke, wait_cut(wait_s))
     event = Until.parse(until or "terminal")
     if run_id:
         several = NextStep.of("rl_check_status", run_ids=run_ids)
@@ -209,10 +211,16 @@ async def rl_check_status(
     woke = None
     if wait_s:
         woke = await wait_for_all(runs, event, wait_s)
-    return await asyncio.to_thread(_answer_on_several, caller, runs, woke, wait_cut(wait_s))
+    return await asyncio.to_thread(_status_of_several, caller, runs, woke, wait_cut(wait_s))
 
 
-def _answer(caller: Caller, run: RunDirectory, woke: str | None, cut: str) -> StatusResult:
+def _status_of(caller: Caller, run: RunDirectory, woke: str | None, cut: str) -> StatusResult:
+    """The answer on one run, put together from its report.
+
+    Args:
+        woke: what ended the wait; None: there was none.
+        cut: why the wait was shorter than the one asked for.
+    """
     report = report_of(run, longest_wait_s=caller.longest_wait_s)
     state, progress = report.state, report.progress
     if limited := rate_limited_answer(report):
@@ -321,7 +329,7 @@ def _failure_facts(report: RunReport) -> dict[str, Any]:
     }
 
 
-def _answer_on_several(
+def _status_of_several(
     caller: Caller, runs: list[RunDirectory], woke: str | None, cut: str
 ) -> StatusResult:
     """Each in brief; next, what a run that ails or has failed asks for; else to wait on; else to

@@ -18,7 +18,7 @@ from halteres.observe.metrics import Row, decoded, events_of, read_lines
 from halteres.observe.sinks import read_reports
 from halteres.runs.directory import RunDirectory
 from halteres.runs.reading.alerts import Alert, alerts_of
-from halteres.runs.reading.figures import METRICS, REWARD, SUCCESS, SUCCESS_OF_ALL, Series
+from halteres.runs.reading.status_figures import METRICS, REWARD, SUCCESS, SUCCESS_OF_ALL, Series
 from halteres.runs.state import RunState
 
 RECENT = 8  # steps whose pace is taken for the pace of those to come

@@ -33,14 +33,14 @@ from halteres.runs.reading.failures import (
     mending,
     read_restarts,
 )
-from halteres.runs.reading.figures import (
+from halteres.runs.reading.progress import Given, Progress, read_given, read_progress
+from halteres.runs.reading.status_figures import (
     Figure,
     figures_of,
     own_measures,
     time_shares,
     trends_of,
 )
-from halteres.runs.reading.progress import Given, Progress, read_given, read_progress
 from halteres.runs.state import RunState, Status
 from halteres.short_texts import rounded
 
