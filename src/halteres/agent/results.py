@@ -39,7 +39,7 @@ from halteres.runs.reading.rollouts import (
     rollouts_of,
     steps_of,
 )
-from halteres.runs.reading.status_figures import REWARD, success_in
+from halteres.runs.reading.status_figures import REWARD, step_measures, success_in
 from halteres.short_texts import clipped, rounded, shortened, size_of
 
 # of a history: more would crowd out everything else that the reader keeps in mind
@@ -387,7 +387,8 @@ class Rollouts(Result):
     run_id: str
     step: int
     steps: list[int]  # first and last that there are
-    # of all of the step's; distinct, commonest: shares of different completions, of one
+    # of all of the step's; distinct, commonest: shares of different completions, of one; the
+    # environment's own measures
     figures: dict[str, Any]
     rollouts: list[RolloutRow]
 
@@ -421,7 +422,7 @@ def rl_get_rollouts(
         run_id=run.run_id,
         step=number,
         steps=[steps[0], steps[-1]],
-        figures=_step_figures(found),
+        figures=_step_figures(found) | step_measures(run.metrics(), number),
         rollouts=[
             _row(rollout, ROOM // len(chosen), given[mark.text])
             for mark, rollout in zip(chosen, found.rollouts(chosen), strict=True)

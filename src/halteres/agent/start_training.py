@@ -42,6 +42,7 @@ from halteres.runs.directory import RunDirectory, new_run_id, stop_run
 from halteres.runs.planning.checks import Check
 from halteres.runs.planning.plan import Effort, RunPlan, plan_run
 from halteres.runs.planning.resume_point import (
+    CheckpointMissing,
     RunGoesOn,
     check_settings,
     checkpoint_of,
@@ -170,13 +171,17 @@ def _resumed_facts(plan: RunPlan, changed: Mapping[str, list[Any]]) -> dict[str,
 
 def _corrected(refused: HalteresError, start: NextStep) -> HalteresError:
     """A refusal to go on from a run, with the call that would not be refused."""
+    own = refused.next
     if isinstance(refused, RunGoesOn):
         refused.next = replace(start, args={**start.args, "stop_first": True})
-        return refused
-    if start.args["resume_from"] and not isinstance(refused.next, NextStep):
+    elif isinstance(own, NextStep):
+        # It names what is wrong with the call, say the step; the rest of the call stays.
+        if own.tool == TOOL:
+            refused.next = replace(own, args={**start.args, **own.args})
+    elif start.args["resume_from"] and isinstance(refused, InvalidConfig):
         args = {name: start.args[name] for name in ("resume_from", "name")}
         call = mended_call(refused, TOOL, start.args["changes"] or {}, **args)
-        refused.next = call or refused.next
+        refused.next = call or own
     return refused
 
 
@@ -254,6 +259,13 @@ def rl_start_training(
     changes = changes or {}
     _check_together(environment, changes, resume_from, stop_first=stop_first, dry_run=dry_run)
     old, step = find_origin(resume_from) if resume_from else (None, None)
+    start = NextStep.of(
+        TOOL,
+        resume_from=resume_from,
+        changes=changes if resume_from else None,
+        name=name,
+        draft=draft if draft != caller.draft else None,
+    )
     discarded: Mapping[str, Any] = {}
     try:
         if old is not None:
@@ -277,16 +289,11 @@ def rl_start_training(
             draft=draft,
         )
         raise
+    except CheckpointMissing as error:
+        raise _corrected(error, replace(start, args={**start.args, "stop_first": True})) from None
     plan = _planned(caller, named, old, step, "measured" if dry_run else "remembered")
     if stop_first and plan.refusal is not None:
         plan.refusal.why = f"{plan.refusal.why} The run has been stopped.".strip()
-    start = NextStep.of(
-        TOOL,
-        resume_from=resume_from,
-        changes=changes if resume_from else None,
-        name=name,
-        draft=draft if draft != caller.draft else None,
-    )
     reward = _reward_check(named.settings, draft or caller.draft)
     changed = _changed(named)
     facts = nonempty(discarded_edits=dict(discarded)) | _resumed_facts(plan, changed)
@@ -394,7 +401,7 @@ def _started(
     run_id = new_run_id()
     try:
         run = start_run(plan, run_id=run_id, idempotency_key=key)
-    except (InvalidConfig, RunGoesOn) as error:
+    except (InvalidConfig, RunGoesOn, CheckpointMissing) as error:
         raise _corrected(error, start) from error.__cause__
     if run.run_id != run_id:
         return _already_started(run)

@@ -227,6 +227,7 @@ def _show_forecast(found: Forecast, as_json: bool) -> None:
         "tokens of the longer side": lengths,
         "rows that are too long": f"{found.rows_too_long}, {found.tokens_lost} tokens lost",
         "memory": f"about {found.memory_gb} GB" if found.memory_gb else "unknown",
+        "disk": f"about {found.disk_gb} GB" if found.disk_gb is not None else "unknown",
     }
     for name, value in lines.items():
         typer.echo(f"{name:26} {value}")

@@ -59,8 +59,9 @@ When = Literal["no", "steps", "epoch"]
 # in the directory of a run that trains a reward model: what it was asked for
 RUN_FILE = "reward_training.json"
 LORA_LEARNING_RATE = 1e-4
-# of a parameter in fp32: weight, gradient and two moments; a weight alone
-ADAM_BYTES, FROZEN_BYTES = 16, 4
+# of a parameter in fp32: weight, gradient and two moments; a weight alone; of one that is trained,
+# what a checkpoint has of it: the weight and two moments
+ADAM_BYTES, FROZEN_BYTES, SAVED_BYTES = 16, 4, 12
 PROCESS_BYTES = 500_000_000  # what torch and transformers take before any weight
 # Settings of TRL's that change no number: accepted, so that a config written for it is read.
 _IGNORED = frozenset(
@@ -592,6 +593,8 @@ class Forecast:
     rows_too_long: int  # than max_length
     tokens_lost: int
     memory_gb: float | None  # about
+    # about: of the finished model and of all checkpoints that are kept
+    disk_gb: float | None
     warnings: tuple[str, ...]
 
 
@@ -629,12 +632,18 @@ def forecast(plan: TrainingPlan, folder: Path) -> Forecast:
             f"{train.source} holds rows that teach nothing, ties alone or of weight 0: {idle}.",
         )
     batch, num_rows = settings.per_device_train_batch_size, len(rendered.rows)
-    steps = None
+    steps, per_epoch = None, None
     if settings.max_steps > 0:
         steps = settings.max_steps
-    if steps is None and batch:
+    if batch:
         per_epoch = math.ceil(num_rows / (batch * settings.gradient_accumulation_steps))
+    if steps is None and per_epoch:
         steps = math.ceil(settings.num_train_epochs * per_epoch)
+    memory_gb, disk_gb = None, None
+    if shape is not None:
+        memory_gb = round(_memory(shape, settings, rendered) / 1e9, 2)
+        saved = _num_saved(settings, steps or 1, per_epoch or 1)
+        disk_gb = round(_disk(shape, settings, saved) / 1e9, 2)
     return Forecast(
         num_parameters=shape.parameters if shape else None,
         learning_rate=settings.learning_rate,
@@ -645,7 +654,8 @@ def forecast(plan: TrainingPlan, folder: Path) -> Forecast:
         lengths=_length_quantiles(rendered.lengths),
         rows_too_long=rendered.report.rows_cut + rendered.report.rows_dropped,
         tokens_lost=rendered.report.tokens_lost,
-        memory_gb=round(_memory(shape, settings, rendered) / 1e9, 2) if shape else None,
+        memory_gb=memory_gb,
+        disk_gb=disk_gb,
         warnings=warnings,
     )
 
@@ -660,15 +670,36 @@ def _memory(shape: ModelShape, settings: RewardConfig, rendered: RenderedRows) -
     # numbers of one token
     layer = 8 * shape.width + 3 * shape.feed + 2 * shape.qkv + 2 * shape.heads * longest
     activations = 4 * tokens * layer * (1 if settings.gradient_checkpointing else shape.layers)
-    weights = shape.parameters * (FROZEN_BYTES if settings.lora is not None else ADAM_BYTES)
+    weights = ADAM_BYTES * _num_trained(shape, settings)
     if settings.lora is not None:
-        weights += (
-            ADAM_BYTES
-            * shape.layers
-            * settings.lora.r
-            * (6 * shape.width + 3 * shape.feed + shape.qkv)
-        )
+        weights += FROZEN_BYTES * shape.parameters
     return weights + activations + PROCESS_BYTES
+
+
+def _num_trained(shape: ModelShape, settings: RewardConfig) -> int:
+    """Parameters that are trained: those of the adapter, or all."""
+    if settings.lora is None:
+        return shape.parameters
+    return shape.layers * settings.lora.r * (6 * shape.width + 3 * shape.feed + shape.qkv)
+
+
+def _num_saved(settings: RewardConfig, steps: int, per_epoch: int) -> int:
+    """Checkpoints on the disk at once: one at least, for a training may be stopped at any step."""
+    every = settings.save_steps
+    if settings.save_strategy == "epoch":
+        every = per_epoch
+    saved = 0
+    if settings.save_strategy != "no":
+        saved = (steps - 1) // every
+    # an old one goes once the newest is there
+    if settings.save_total_limit is not None:
+        saved = min(saved, settings.save_total_limit + 1)
+    return max(1, saved)
+
+
+def _disk(shape: ModelShape, settings: RewardConfig, num_saved: int) -> int:
+    """Bytes of the finished model and of so many checkpoints."""
+    return _num_trained(shape, settings) * (FROZEN_BYTES + SAVED_BYTES * num_saved)
 
 
 def _length_quantiles(lengths: Sequence[int]) -> dict[str, int]:

@@ -223,12 +223,24 @@ def check_memory(
     return Check(name=name, ok=False, figures=figures, failure=failure)
 
 
-def check_disk(settings: Settings, shape: ModelShape | None) -> Check:
-    """Whether there is a folder for runs, and room in it for this one."""
+def checkpoint_bytes(settings: Settings, shape: ModelShape | None) -> int:
+    """What the checkpoints of a run take on the disk: weights and two moments each."""
+    if shape is None:
+        return 0
+    trainer = settings.trainer
+    intervals = (trainer.checkpoint_every, trainer.eval_every)
+    count = 2 + sum(trainer.total_steps // every for every in intervals if every)
+    return count * 3 * memory.NUMBER * adapter_numbers(shape, trainer.lora_rank)
+
+
+def check_disk(kept_bytes: int) -> Check:
+    """Whether there is a folder for runs, and room in it for one that keeps so many bytes of
+    weights.
+    """
     home = runs_home()
     there = next(folder for folder in (home, *home.parents) if folder.exists())
-    disk, needed, trainer = shutil.disk_usage(there), FREE_BYTES, settings.trainer
-    free = disk.free
+    disk = shutil.disk_usage(there)
+    free, needed = disk.free, FREE_BYTES + kept_bytes
     # /proc and the like have none
     if not there.is_dir() or not os.access(there, os.W_OK | os.X_OK) or disk.total == 0:
         why = f"{there} {'takes no new files' if there.is_dir() else 'is no folder'}."
@@ -236,10 +248,6 @@ def check_disk(settings: Settings, shape: ModelShape | None) -> Check:
             f"The folder {home} cannot be made.", why, "Set HALTERES_HOME to a folder of yours."
         )
         return Check(name="disk", ok=False, failure=failure)
-    if shape is not None:  # checkpoints: weights and two moments each
-        intervals = (trainer.checkpoint_every, trainer.eval_every)
-        count = 2 + sum(trainer.total_steps // every for every in intervals if every)
-        needed += count * 3 * memory.NUMBER * adapter_numbers(shape, trainer.lora_rank)
     figures = {"need_gb": gb(needed), "free_gb": gb(free)}
     if free >= needed:
         return Check(name="disk", figures=figures)

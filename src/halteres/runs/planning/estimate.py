@@ -124,7 +124,7 @@ def estimate(
     speed = None
     if engine:
         speed = remembered(engine)
-    found = _by_earlier_runs(run)
+    found = _by_earlier_runs(run, on_gpu=here.gpu is not None)
     if found is None and engine is not None:
         if speed is None and may_measure:
             speed = measured(engine, run.workload)
@@ -182,14 +182,14 @@ class _Past:
     around_s: float | None
 
 
-def _by_earlier_runs(run: _Planned) -> Estimate | None:
+def _by_earlier_runs(run: _Planned, *, on_gpu: bool) -> Estimate | None:
     found: list[_Past] = []
     for earlier in islice(list_runs(), LOOKED_AT):
         if len(found) == MOST_RUNS:
             break
         # removed meanwhile, or not to be read any more
         with contextlib.suppress(NotFound, OSError, ValueError):
-            past = _past(earlier, run)
+            past = _past(earlier, run, on_gpu=on_gpu)
             if past is not None:
                 found.append(past)
     if not found:
@@ -219,9 +219,9 @@ def _quantiles(values: list[float], low: float, high: float) -> Span:
     return Span(ordered[round(low * last)], ordered[round(high * last)])
 
 
-def _past(earlier: RunDirectory, run: _Planned) -> _Past | None:
+def _past(earlier: RunDirectory, run: _Planned, *, on_gpu: bool) -> _Past | None:
     """What an earlier run says of the planned one; None where its model, environment or engine is
-    another, or where it has too few steps.
+    another, or where it has too few steps. `on_gpu`: where the engine computes.
     """
     state, settings, environment = earlier.state(), earlier.settings(), run.environment
     if (state.base_model, state.environment_file) != (run.model.name, str(environment.path)):
@@ -230,9 +230,13 @@ def _past(earlier: RunDirectory, run: _Planned) -> _Past | None:
         return None
     if state.program.variant_setting != environment.variant_setting:
         return None
-    for name in ("engine", "threads", "dtype", "device"):
+    for name in ("engine", "threads", "device"):
         if getattr(settings.inference, name) != getattr(run.settings.inference, name):
             return None
+    # `auto` is one of the two types: runs with either name of it count
+    types = [workload_of(one).type_bytes(on_gpu=on_gpu) for one in (settings, run.settings)]
+    if types[0] != types[1]:
+        return None
     began = int((state.resume_point or {}).get("step", 0))
     rows = [row for row in earlier.metrics() if row.get("src") == "trainer" and row["step"] > began]
     times: list[float] = [

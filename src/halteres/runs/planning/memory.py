@@ -85,6 +85,14 @@ class Workload:
             return max(0, (self.steps - 1) // every - done // every)
         return 0
 
+    def type_bytes(self, *, on_gpu: bool) -> int:
+        """Bytes of one number of the base model, where the engine computes there."""
+        if self.weight_bytes is not None:
+            return self.weight_bytes
+        if on_gpu:
+            return 2
+        return 4
+
 
 def workload_of(settings: Settings) -> Workload:
     """The demands of a run with these settings."""
@@ -156,7 +164,7 @@ class Need:
 
 def need(shape: ModelShape, work: Workload, *, on_gpu: bool = False) -> Need:
     """What a run of this model needs where the model lies."""
-    weight_bytes = _weight_bytes(work, on_gpu)
+    weight_bytes = work.type_bytes(on_gpu=on_gpu)
     per_token = (
         4 * shape.width
         + 2 * shape.qkv
@@ -209,16 +217,10 @@ def batch_bytes(work: Workload) -> int:
     return HELD_BYTES * work.batch_size * work.positions
 
 
-def _weight_bytes(work: Workload, on_gpu: bool) -> int:
-    if work.weight_bytes is not None:
-        return work.weight_bytes
-    return 2 if on_gpu else 4
-
-
 def cache_bytes(shape: ModelShape, work: Workload, *, on_gpu: bool = False) -> int:
     """What keys and values may grow to, which have the type of the weights."""
     numbers = 2 * shape.layers * shape.kv_heads * shape.head_width
-    per_position = numbers * _weight_bytes(work, on_gpu)
+    per_position = numbers * work.type_bytes(on_gpu=on_gpu)
     positions = 1 << max(min(work.positions, shape.context) - 1, 0).bit_length()  # a power of 2
     most = CACHE_BYTES
     if work.cache_gb:

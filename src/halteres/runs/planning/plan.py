@@ -30,6 +30,7 @@ from halteres.runs.planning.checks import (
     check_keys,
     check_memory,
     check_steps,
+    checkpoint_bytes,
     examine_components,
     examine_reward_models,
 )
@@ -133,7 +134,7 @@ def plan_run(
         checks.append(_unlocking(fits, policy))
 
     usable, environment = attempt("environment", lambda: check_environment(resolved))
-    checks += [check_disk(settings, shape), usable]
+    checks += [check_disk(checkpoint_bytes(settings, shape)), usable]
     checks += [
         *advice(settings, shape, here, service_url),
         *reward_checks,

@@ -14,7 +14,7 @@ from halteres.errors import Conflict, InvalidConfig
 from halteres.rewards.training_plan import Forecast, TrainingPlan, TrainingRun, forecast
 from halteres.runs.directory import RunDirectory
 from halteres.runs.planning import machine
-from halteres.runs.planning.checks import TooLarge, check_keys
+from halteres.runs.planning.checks import TooLarge, check_disk, check_keys
 from halteres.runs.planning.models import find_folder
 
 
@@ -43,6 +43,8 @@ def plan_reward_training(plan: TrainingPlan, *, name: str | None = None) -> Rewa
         InvalidConfig, InvalidData: a setting is wrong; rows cannot be used, the message tells them
             by number.
         TooLarge: the memory that is free is less than what it takes.
+        DiskFull: so is the room on the disk of runs, for its checkpoints and the model.
+        PreflightFailed: the folder of runs cannot be made.
         MissingKey, PolicyCap: the operator's policy does not allow it.
     """
 
@@ -105,7 +107,7 @@ def _checked_name(name: str | None) -> str | None:
 
 
 def _checked(forecast: Forecast) -> Forecast:
-    """See that the operator's policy and the memory allow it."""
+    """See that the operator's policy, the memory and the disk allow it."""
     policy = load_policy()
     check_keys(policy)
     problem = over_cap(policy, forecast.total_steps or 1)
@@ -122,4 +124,7 @@ def _checked(forecast: Forecast) -> Forecast:
             need_gb=needed_gb,
             free_gb=machine.gb(free),
         )
+    room = check_disk(int((forecast.disk_gb or 0.0) * 1e9))
+    if room.failure is not None:
+        raise room.failure
     return forecast
