@@ -38,6 +38,7 @@ from halteres.config.discovery import (
     split_name,
 )
 from halteres.config.edits import ALIASES, ENVIRONMENT, Edit, short_name
+from halteres.config.files import Sources
 from halteres.config.operator_policy import (
     Lock,
     is_own_wiring,
@@ -46,7 +47,6 @@ from halteres.config.operator_policy import (
     variant_lock,
 )
 from halteres.config.problem import LockedField, Problem, UnknownField, refusal
-from halteres.config.projection import Sources
 from halteres.config.resolution import Resolved, resolve_settings
 from halteres.config.settings import (
     ENV_WIRING,

@@ -22,8 +22,8 @@ from halteres.agent.tool import Busy, TokenNeeded
 from halteres.config import environ
 from halteres.config.discovery import is_path
 from halteres.config.edits import Edit
+from halteres.config.files import NOTHING_GIVEN, Sources
 from halteres.config.program import describe, program_of
-from halteres.config.projection import NOTHING_GIVEN, Sources
 from halteres.config.reach import (
     Reach,
     Text,

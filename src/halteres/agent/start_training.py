@@ -32,7 +32,7 @@ from halteres.agent.trial.folder import latest_test
 from halteres.agent.waiting import WITHIN_S
 from halteres.config import environ
 from halteres.config.discovery import EnvironmentNotFound
-from halteres.config.projection import Sources
+from halteres.config.files import Sources
 from halteres.config.resolution import Resolved, resolve_settings
 from halteres.config.settings import Settings
 from halteres.errors import HalteresError, InvalidConfig, NotReady, UserError

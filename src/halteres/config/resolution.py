@@ -33,7 +33,7 @@ from halteres.config.edits import (
     switch_refused,
 )
 from halteres.config.environ import LARGEST_BATCH
-from halteres.config.files import data_place, read_sections
+from halteres.config.files import Sections, Source, Sources, data_place, read_sections
 from halteres.config.operator_policy import (
     Policy,
     is_same_value,
@@ -53,7 +53,6 @@ from halteres.config.problem import (
     struck_out_problem,
 )
 from halteres.config.program import Description, EnvironmentProgram, describe, find_program
-from halteres.config.projection import Sections, Source, Sources
 from halteres.config.settings import (
     ENV_WIRING,
     SECTIONS,

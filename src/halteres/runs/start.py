@@ -29,14 +29,14 @@ import yaml
 
 from halteres.config import environ
 from halteres.config.discovery import in_file_name
-from halteres.config.operator_policy import Policy
-from halteres.config.projection import (
+from halteres.config.files import (
     Addresses,
     Effective,
     Sources,
     resolved,
     to_seed_format,
 )
+from halteres.config.operator_policy import Policy
 from halteres.config.settings import ENV_WIRING, Settings
 from halteres.errors import HalteresError, NotFound
 from halteres.files import linked, replace_file

@@ -11,9 +11,9 @@ from dataclasses import dataclass, replace
 from typing import Literal
 
 from halteres.config import environ
+from halteres.config.files import Sources
 from halteres.config.operator_policy import Policy, how_to_unlock, load_policy
 from halteres.config.program import EnvironmentProgram
-from halteres.config.projection import Sources
 from halteres.config.resolution import Resolved
 from halteres.config.settings import InferenceSettings, Settings
 from halteres.errors import HalteresError
