@@ -10,7 +10,7 @@ defaults are its `config_init` and its `trainer_defaults`.
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cache
 from pathlib import Path
@@ -18,6 +18,7 @@ from typing import Any
 
 from pydantic import ValidationError
 
+from halteres.config import sampler_list
 from halteres.config.discovery import reference
 from halteres.config.edits import (
     ENVIRONMENT,
@@ -49,7 +50,6 @@ from halteres.config.problem import (
     UnknownSetting,
     refusal,
     rule_of,
-    sampler_problems,
     struck_out_problem,
 )
 from halteres.config.program import Description, EnvironmentProgram, describe, find_program
@@ -550,6 +550,19 @@ def _minibatches_problem(minibatches: int, batch: Any) -> Problem | None:
         return None
     rule = f"must be at most env.batch_size ({batch}), the rollouts of a batch"
     return Problem(field="trainer.minibatches", got=minibatches, rule=rule, suggest=(batch,))
+
+
+def sampler_problems(
+    given: sampler_list.Given, *, is_deterministic: bool, trains_unembed: bool | None
+) -> Iterator[Problem]:
+    """What a run wants that its samplers cannot do."""
+    samplers = sampler_list.samplers_of(given)
+    if is_deterministic and not sampler_list.are_exact(samplers):
+        rule = "needs samplers of ours alone: vLLM does not draw the same tokens twice"
+        yield Problem(field="trainer.deterministic", got=True, rule=rule)
+    if trains_unembed and not sampler_list.takes_unembed(samplers):
+        rule = "needs an engine in inference.samplers ('own'): vLLM takes no such adapter"
+        yield Problem(field="trainer.train_unembed", got=True, rule=rule)
 
 
 def _refused(given: _Given, description: Description) -> InvalidConfig:
