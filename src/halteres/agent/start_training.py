@@ -158,9 +158,9 @@ def _resumed_facts(plan: RunPlan, changed: Mapping[str, list[Any]]) -> dict[str,
         lost = f"Step {reached} is"
         if reached > step + 1:
             lost = f"Steps {step + 1} to {reached} are"
-        newest = old.newest_checkpoint()
-        is_newest = newest is None or newest["step"] == step
-        why = ": no checkpoint has what was learnt there" if is_newest else ""
+        newest, why = old.newest_checkpoint(), ""
+        if newest is None or newest["step"] == step:
+            why = ": no checkpoint has what was learnt there"
         message += f" {lost} done again{why}."
     changes = [f"{name} {before} -> {now}" for name, (before, now) in changed.items()]
     but = ""
@@ -258,13 +258,14 @@ def rl_start_training(
         return _already_started(first)
     changes = changes or {}
     _check_together(environment, changes, resume_from, stop_first=stop_first, dry_run=dry_run)
-    old, step = find_origin(resume_from) if resume_from else (None, None)
+    old, step, to_resumed, other_draft = None, None, None, None
+    if resume_from:
+        old, step = find_origin(resume_from)
+        to_resumed = changes
+    if draft != caller.draft:
+        other_draft = draft
     start = NextStep.of(
-        TOOL,
-        resume_from=resume_from,
-        changes=changes if resume_from else None,
-        name=name,
-        draft=draft if draft != caller.draft else None,
+        TOOL, resume_from=resume_from, changes=to_resumed, name=name, draft=other_draft
     )
     discarded: Mapping[str, Any] = {}
     try:
@@ -291,7 +292,10 @@ def rl_start_training(
         raise
     except CheckpointMissing as error:
         raise _corrected(error, replace(start, args={**start.args, "stop_first": True})) from None
-    plan = _planned(caller, named, old, step, "measured" if dry_run else "remembered")
+    effort: Effort = "remembered"
+    if dry_run:
+        effort = "measured"
+    plan = _planned(caller, named, old, step, effort)
     if stop_first and plan.refusal is not None:
         plan.refusal.why = f"{plan.refusal.why} The run has been stopped.".strip()
     reward = _reward_check(named.settings, draft or caller.draft)
@@ -334,11 +338,11 @@ def _check_together(
             field="environment",
         )
     if stop_first and (dry_run or not resume_from):
-        raise UserError(
-            "stop_first stops the run of resume_from, to go on from it.",
-            "A dry run stops nothing." if dry_run else "resume_from was not given.",
-            field="stop_first",
-        )
+        why = "resume_from was not given."
+        if dry_run:
+            why = "A dry run stops nothing."
+        what = "stop_first stops the run of resume_from, to go on from it."
+        raise UserError(what, why, field="stop_first")
 
 
 def _rehearsed(plan: RunPlan, start: NextStep, reward: Check, facts: dict[str, Any]) -> Started:

@@ -43,7 +43,12 @@ from halteres.next_step import NextStep
 from halteres.runs.directory import UNREADABLE, Entry, RunDirectory, known_runs
 from halteres.runs.reading.alerts import REFUSED
 from halteres.runs.reading.logs import log_tail
-from halteres.runs.reading.progress import SEED_ROLES, conditions, last_reward
+from halteres.runs.reading.progress import (
+    SEED_ROLES,
+    FailedEvaluation,
+    conditions,
+    last_reward,
+)
 from halteres.runs.reading.report import (
     Gain,
     RunReport,
@@ -103,9 +108,10 @@ def alert_rows(report: RunReport, shown: ShownAlerts | None) -> list[AlertRow]:
         if shown and shown.has(run_id, alert):
             rows.append(AlertRow(rule=alert.rule, since_step=alert.step))
             continue
-        evidence = clipped(
-            alert.evidence, REFUSAL_LENGTH if alert.rule == REFUSED else EVIDENCE_LENGTH
-        )
+        length = EVIDENCE_LENGTH
+        if alert.rule == REFUSED:
+            length = REFUSAL_LENGTH
+        evidence = clipped(alert.evidence, length)
         row = AlertRow(rule=alert.rule, step=alert.step, evidence=evidence, remedy=alert.remedy)
         room -= len(row.model_dump_json(exclude_unset=True))
         if num_whole and room < 0:
@@ -225,13 +231,25 @@ def _status_of(caller: Caller, run: RunDirectory, woke: str | None, cut: str) ->
     state, progress = report.state, report.progress
     if limited := rate_limited_answer(report):
         return StatusResult(**limited, next=until_it_ends(run.run_id, report.longest_wait_s))
-    # a failure needs the room, and mostly has the same cause
-    failed = None
-    if state.status != "failed":
-        failed = progress.unevaluated
-    trend = {}
+    if woke != "wait_s":
+        cut = ""
+    trend: dict[str, Any] = {}
+    of_a_living_run: dict[str, Any] = {}
     if not state.terminal:
         trend = report.trend
+        of_a_living_run = {
+            "eta_minutes": report.eta_minutes,
+            "trend": trend,
+            **nonempty(step_time=report.time_shares),
+        }
+    # rl_start_training has named the logs; they are worth another word where something is wrong
+    logs: dict[str, str] = {}
+    if report.health in ("failing", "failed"):
+        logs = {role: str(run.log(role)) for role in SEED_ROLES}
+    code, eval_failed = None, None
+    # a failure has a code of its own; it needs the room, and mostly has the same cause
+    if state.status != "failed":
+        code, eval_failed = state.code, _step_failure(progress.unevaluated)
     answer = StatusResult(
         run_id=run.run_id,
         status=state.status,
@@ -240,11 +258,7 @@ def _status_of(caller: Caller, run: RunDirectory, woke: str | None, cut: str) ->
         processes=_processes(report),
         **wandb_names(state, report.given),
         **sink_facts(run),
-        # rl_start_training has named the logs; they are worth another word where something is
-        # wrong.
-        logs={role: str(run.log(role)) for role in SEED_ROLES}
-        if report.health in ("failing", "failed")
-        else {},
+        logs=logs,
         metrics=_metrics(report, trend),
         state=report.state_word,
         step=report.step,
@@ -252,23 +266,13 @@ def _status_of(caller: Caller, run: RunDirectory, woke: str | None, cut: str) ->
         alerts=alert_rows(report, caller.shown_alerts),
         health=report.health,
         suggested_wait_s=report.suggested_wait_s,
-        **(
-            {}
-            if state.terminal
-            else {
-                "eta_minutes": report.eta_minutes,
-                "trend": trend,
-                **nonempty(step_time=report.time_shares),
-            }
-        ),
+        **of_a_living_run,
         **nonempty(
             name=state.own_name,
             phase=state.phase,
-            code=state.code if state.status != "failed" else None,
+            code=code,
             note=state.note,
-            eval_failed=StepFailure(step=failed.step, why=clipped(failed.why, WHY_LENGTH))
-            if failed
-            else None,
+            eval_failed=eval_failed,
             no_evaluation=clipped(progress.no_evaluation, WHY_LENGTH),
             alerts_over=[alert.rule for alert in report.alerts if alert.is_over],
             no_batch=report.no_batch,
@@ -279,7 +283,7 @@ def _status_of(caller: Caller, run: RunDirectory, woke: str | None, cut: str) ->
             remarks=report.remarks,
             resumed_from=state.resumed_from,
             woke=woke,
-            wait_cut=cut if woke == "wait_s" else "",
+            wait_cut=cut,
         ),
         **_failure_facts(report),
         next=report.next,
@@ -287,6 +291,12 @@ def _status_of(caller: Caller, run: RunDirectory, woke: str | None, cut: str) ->
     if state.status == "failed":
         answer.log_tail = log_tail(report, len(answer.model_dump_json(exclude_unset=True)))
     return answer
+
+
+def _step_failure(failed: FailedEvaluation | None) -> StepFailure | None:
+    if failed is None:
+        return None
+    return StepFailure(step=failed.step, why=clipped(failed.why, WHY_LENGTH))
 
 
 def _processes(report: RunReport) -> dict[str, str]:
@@ -320,10 +330,13 @@ def _failure_facts(report: RunReport) -> dict[str, Any]:
     failure = report.failure
     if failure is None:
         return {}
+    exited = None
+    if failure.exit:
+        exited = failure.exit.facts
     return {
         "error": clipped(failure.error, 300),
         "code": failure.code,
-        "exit": failure.exit.facts if failure.exit else None,
+        "exit": exited,
         "resumable": failure.resumable,
         "last_checkpoint": failure.last_checkpoint,
     }
@@ -360,29 +373,28 @@ def _status_of_several(
 
 def _row(report: RunReport) -> dict[str, Any]:
     """One of several runs; where the operator's policy limits looks, as it was at the last one."""
+    limited = rate_limited_answer(report)
+    if limited is not None:
+        return nonempty(**limited)
     state = report.state
+    health = None
+    if not state.terminal:
+        health = report.health
+    metrics = {name: value for name, value in report.metrics.items() if value is not None}
+    metrics.pop("step", None)
     return nonempty(
-        **(
-            rate_limited_answer(report)
-            or {
-                "run_id": report.run.run_id,
-                "name": state.own_name,
-                "environment": state.environment,
-                "status": state.status,
-                "health": None if state.terminal else report.health,
-                "step": report.step,
-                "total_steps": state.total_steps,
-                "eta_minutes": report.eta_minutes,
-                "metrics": {
-                    name: it
-                    for name, it in report.metrics.items()
-                    if it is not None and name != "step"
-                },
-                "gain": report.gain,
-                "alerts": [alert.rule for alert in report.alerts if not alert.is_over],
-                "error": clipped(state.error, WHY_LENGTH) if state.error else None,
-            }
-        )
+        run_id=report.run.run_id,
+        name=state.own_name,
+        environment=state.environment,
+        status=state.status,
+        health=health,
+        step=report.step,
+        total_steps=state.total_steps,
+        eta_minutes=report.eta_minutes,
+        metrics=metrics,
+        gain=report.gain,
+        alerts=[alert.rule for alert in report.alerts if not alert.is_over],
+        error=clipped(state.error or "", WHY_LENGTH),
     )
 
 
@@ -523,11 +535,13 @@ def rl_list_runs(
         runs=len(listed) - len(rows), details_of=brief, more="limit=8 tells each in full"
     )
     following = LIST_ENVIRONMENTS
-    if first := next((run for run in listed if not run.ended), listed[0] if listed else None):
-        is_completed = first.ended and first.facts.status == "completed"
-        following = NextStep.of(
-            "rl_get_results" if is_completed else "rl_check_status", first.run_id
-        )
+    # the newest run that goes on comes first, else the newest
+    by_interest = sorted(listed, key=lambda run: run.ended)
+    if by_interest:
+        first = by_interest[0]
+        following = NextStep.of("rl_check_status", first.run_id)
+        if first.ended and first.facts.status == "completed":
+            following = NextStep.of("rl_get_results", first.run_id)
     cut = {}
     if brief or left_out.runs:
         cut = {"left_out": left_out}
@@ -580,10 +594,9 @@ def _full_row(brief: ListedRun, run: Entry) -> ListedRun:
     facts = run.facts
     try:
         with boundary(RunUnreadable, f"Reading run {run.run_id}"):
-            reward = last_reward(RunDirectory(run.path))
             more = {
                 "total_steps": facts.total_steps,
-                "reward": None if reward is None else rounded(reward, 3),
+                "reward": rounded(last_reward(RunDirectory(run.path)), 3),
                 "minutes": round(
                     max(0.0, (facts.ended_at or time.time()) - facts.created_at) / 60, 1
                 ),
