@@ -59,8 +59,8 @@ REWARD = "reward varies"
 
 def _from_draft(
     caller: Caller, draft: str | None, environment: str | None, changes: Mapping[str, Any]
-) -> drafts.CurrentDraft:
-    """The draft that is started, changed where an environment or changes are given.
+) -> Resolved:
+    """The settings of the draft that is started, changed where an environment or changes are given.
 
     Raises:
         UserError: no environment, or settings that cannot be used; the draft is as it was.
@@ -69,9 +69,9 @@ def _from_draft(
         return drafts.choose(caller, draft, environment, changes)
     if changes:
         with drafts.editing(caller, draft) as stored:
-            chosen = drafts.edited(caller, stored, changes)
-            drafts.save_draft(chosen.draft)
-        return chosen
+            resolved = drafts.edited(caller, stored, changes)
+            drafts.save_draft(stored.with_edits_of(resolved))
+        return resolved
     selected = drafts.load_draft(caller, draft).selected
     try:
         return drafts.current(caller, draft, to_run=True)
@@ -267,13 +267,11 @@ def rl_start_training(
     start = NextStep.of(
         TOOL, resume_from=resume_from, changes=to_resumed, name=name, draft=other_draft
     )
-    discarded: Mapping[str, Any] = {}
     try:
         if old is not None:
             resolved = _from_run(caller, old, changes)
         else:
-            chosen = _from_draft(caller, draft, environment, changes)
-            resolved, discarded = chosen.resolved, chosen.discarded
+            resolved = _from_draft(caller, draft, environment, changes)
         if caller.is_open:
             open_access.check_keys(secret_variables(resolved.settings.env))
         named = _named(resolved, name)
@@ -300,7 +298,7 @@ def rl_start_training(
         plan.refusal.why = f"{plan.refusal.why} The run has been stopped.".strip()
     reward = _reward_check(named.settings, draft or caller.draft)
     changed = _changed(named)
-    facts = nonempty(discarded_edits=dict(discarded)) | _resumed_facts(plan, changed)
+    facts = nonempty(discarded_edits=dict(named.discarded)) | _resumed_facts(plan, changed)
     if dry_run:
         facts["config"] = drafts.brief(named.settings, named.sources)
         facts["config_diff"] = changed

@@ -95,6 +95,8 @@ class Resolved:
     defaults: Mapping[str, Any]
     # edits taken for another type: name as given -> value
     coerced: Mapping[str, Any] = field(default_factory=dict)
+    # earlier edits of a draft that were left out: locked by now, or gone (section.field -> value)
+    discarded: Mapping[str, Any] = field(default_factory=dict)
 
     @property
     def environment_settings(self) -> dict[str, Any]:
