@@ -27,7 +27,14 @@ from halteres.next_step import Advice, NextStep, Remedy
 from halteres.observe.metrics import Row
 from halteres.runs.directory import RunDirectory, roster, runs_home
 from halteres.runs.reading.adapter import vllm_command
-from halteres.runs.reading.evaluations import CORRECT, GREEDY, SCORE, Outcome, picture_of
+from halteres.runs.reading.evaluations import (
+    CORRECT,
+    GREEDY,
+    SCORE,
+    Cost,
+    Outcome,
+    picture_of,
+)
 from halteres.runs.reading.failures import error_of
 from halteres.runs.reading.report import RunReport, report_of, sink_facts, wandb_names
 from halteres.runs.reading.result_metrics import LOSS, Choice, choose, headline
@@ -40,6 +47,7 @@ from halteres.runs.reading.rollouts import (
     steps_of,
 )
 from halteres.runs.reading.status_figures import REWARD, step_measures, success_in
+from halteres.runs.state import RunState
 from halteres.short_texts import clipped, rounded, shortened, size_of
 
 # of a history: more would crowd out everything else that the reader keeps in mind
@@ -151,27 +159,12 @@ def rl_get_results(
             shown["plot"] = None
     failed = [*reversed(report.progress.eval_failed)][:MOST_FAILED]
     rows, checkpoints, cost = outcome.rows, run.checkpoints(), outcome.cost
-    success = success_in(rows)
-    apart = any(row.get(success) != row.get(REWARD) for row in rows if success in row)
-    curves = [REWARD, CORRECT]
-    if apart:
-        curves.insert(1, success)
-    if rows and not any(REWARD in row for row in rows):  # a reward model is trained
-        curves = ["accuracy", "eval_accuracy"]
+    curves = _curves(rows)
     if choice:
         curves = list(choice.names)
     num_checkpoints = None
     if len(checkpoints) > LAST_CHECKPOINTS:
         num_checkpoints = len(checkpoints)
-    # Hours are of the engine's device, where it is known which that is; a service of somebody
-    # else's is not ours.
-    device = str(state.processes.get("engine", {}).get("device") or "engine")
-    unit = device
-    if device.startswith("cuda"):
-        unit = "gpu"
-    hours = {}
-    if not state.service_given:
-        hours = {f"{unit}_hours": rounded(cost.minutes / 60)}
     answer = Results(
         run_id=run.run_id,
         status=state.status,
@@ -193,13 +186,33 @@ def rl_get_results(
             notes=notes,
         ),
         **shown,
-        cost={"minutes": round(cost.minutes, 2), **hours, "tokens": cost.tokens},
+        cost={"minutes": round(cost.minutes, 2), **_hours(state, cost), "tokens": cost.tokens},
         alerts=_alerts(report),
         next=_next(report, outcome),
     )
     if picture:
         return answer.showing(picture)
     return answer
+
+
+def _hours(state: RunState, cost: Cost) -> dict[str, float]:
+    """Of the engine's device, where it is known which that is. A service elsewhere is not ours."""
+    if state.service_given:
+        return {}
+    unit = str(state.processes.get("engine", {}).get("device") or "engine")
+    if unit.startswith("cuda"):
+        unit = "gpu"
+    return {f"{unit}_hours": rounded(cost.minutes / 60)}
+
+
+def _curves(rows: Sequence[Row]) -> list[str]:
+    """The metrics of a history where none were asked for."""
+    if rows and not any(REWARD in row for row in rows):  # a reward model is trained
+        return ["accuracy", "eval_accuracy"]
+    success = success_in(rows)
+    if any(row.get(success) != row.get(REWARD) for row in rows if success in row):
+        return [REWARD, success, CORRECT]
+    return [REWARD, CORRECT]
 
 
 def _notes(report: RunReport, outcome: Outcome, choice: Choice | None) -> list[str]:

@@ -100,13 +100,7 @@ def chat(
             scorer = open_scorer(reward)
             stack.callback(lambda: runner.run(scorer.close()))
         service = stack.enter_context(served(base, directory))
-        example = ""
-        if words is not None:
-            example = words.example
-        questions = _questions(example)
-        if question:
-            questions = iter([question])
-        for text in questions:
+        for text in _questions(question, words):
             answers = _answers(service, directory, words, text, body)
             best = answers[0]
             if scorer is not None:
@@ -260,12 +254,16 @@ async def _best(scorer: Scorer, prompt: list[dict[str, Any]] | str, answers: lis
     return answers[best_first(values)[0]]
 
 
-def _questions(example: str) -> Iterator[str]:
+def _questions(question: str | None, words: Wording | None) -> Iterator[str]:
+    """The question that was given, else line after line from standard input."""
+    if question:
+        yield question
+        return
     is_person = sys.stdin.isatty()
     if is_person:
         hint = ""
-        if example:
-            hint = f" (for example: {example})"
+        if words is not None and words.example:
+            hint = f" (for example: {words.example})"
         typer.echo(f"Ask{hint}; an empty line ends.", err=True)
     while True:
         if is_person:

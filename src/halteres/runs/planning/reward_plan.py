@@ -11,7 +11,8 @@ from halteres.config.operator_policy import Policy, load_policy, over_cap
 from halteres.config.problem import Problem, refusal, rule_of
 from halteres.config.settings import RunSettings
 from halteres.errors import Conflict, InvalidConfig
-from halteres.rewards.training_plan import Forecast, TrainingPlan, TrainingRun, forecast
+from halteres.rewards.forecast import Forecast, forecast
+from halteres.rewards.training_plan import TrainingPlan, TrainingRun
 from halteres.runs.directory import RunDirectory
 from halteres.runs.planning import machine
 from halteres.runs.planning.checks import TooLarge, check_disk, check_keys
