@@ -26,8 +26,8 @@ from halteres.next_step import for_agents
 from halteres.observe.metrics import append_row
 from halteres.runs import start
 from halteres.runs.directory import RunDirectory, find_run, list_runs, stop_run
-from halteres.runs.planning import machine
 from halteres.runs.planning import plan as planning
+from halteres.runs.planning import resources
 from halteres.runs.planning.resume_point import CheckpointMissing, checkpoint_of
 
 from .run_fixtures import make_run
@@ -188,7 +188,7 @@ async def test_bfloat16_is_proposed_to_a_large_model_where_the_processor_has_it(
     home: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(planning, "estimate", lambda *_, **__: None)
-    monkeypatch.setattr(machine, "CPU_INFO", home / "cpuinfo")
+    monkeypatch.setattr(resources, "CPU_INFO", home / "cpuinfo")
     model = str(large_model(home / "large"))
 
     async def proposed(**changes: Any) -> bool:
@@ -230,7 +230,7 @@ async def test_the_built_in_models_learning_rate_is_warned_of_where_it_meets_a_l
     """By a dry run, by the start itself, and by `halteres train`; the run begins all the same."""
     # the model has no weights to measure with
     monkeypatch.setattr(planning, "estimate", lambda *_, **__: None)
-    monkeypatch.setattr(machine, "CPU_INFO", home / "cpuinfo")
+    monkeypatch.setattr(resources, "CPU_INFO", home / "cpuinfo")
     model = str(large_model(home / "large"))
     await select(**{"inference.model": model})
     rehearsed = await told("rl_start_training", dry_run=True)

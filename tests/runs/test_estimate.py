@@ -20,13 +20,12 @@ from halteres.models import TINY
 from halteres.observe.metrics import append_row
 from halteres.process import Memory
 from halteres.runs.directory import RunDirectory, runs_home
-from halteres.runs.planning import engine_speed, machine
+from halteres.runs.planning import engine_speed, resources
 from halteres.runs.planning import estimate as estimate_module
 from halteres.runs.planning.engine_speed import Engine, Speed, measured, remembered
 from halteres.runs.planning.estimate import Estimate, estimate
-from halteres.runs.planning.machine import Gpu
-from halteres.runs.planning.memory import need, workload_of
 from halteres.runs.planning.models import RunModel, own_model
+from halteres.runs.planning.resources import Gpu, need, workload_of
 from halteres.runs.state import RunState, write_state
 
 ENV: dict[str, Any] = {
@@ -84,7 +83,7 @@ class Planned:
 
     @property
     def engine(self) -> Engine:
-        return Engine.of(self.settings, self.model, machine.look())
+        return Engine.of(self.settings, self.model, resources.this_machine())
 
     def estimate(self) -> Estimate | None:
         """Without a measurement."""
@@ -92,7 +91,7 @@ class Planned:
             self.settings,
             self.environment,
             self.model,
-            machine.look(),
+            resources.this_machine(),
             first_step=self.first_step,
             may_measure=False,
         )
@@ -213,7 +212,7 @@ def test_runs_with_the_type_that_auto_means_here_count(
 ) -> None:
     run = record()
     gpu = Gpu(name="any", memory=Memory(total=8 << 30, free=8 << 30))
-    here = replace(machine.look("cpu"), gpu=gpu if on_gpu else None)
+    here = replace(resources.this_machine("cpu"), gpu=gpu if on_gpu else None)
     plan = planned()
     for dtype, is_counted in counts.items():
         earlier = plan.settings.inference.model_copy(update={"dtype": dtype})

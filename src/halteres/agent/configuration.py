@@ -39,7 +39,7 @@ from halteres.config.settings import Settings, TrainerSettings, by_key
 from halteres.errors import InvalidConfig, UserError
 from halteres.models import model_folder
 from halteres.next_step import Advice, NextStep, Placeholder, then
-from halteres.runs.planning import machine, memory
+from halteres.runs.planning import resources
 from halteres.runs.planning.known_models import KnownModel, known_models, proposed
 from halteres.short_texts import rounded, shortened
 
@@ -370,7 +370,9 @@ def _models(resolved: Resolved) -> tuple[list[ModelRow], str]:
 
 def _known_models(settings: Settings) -> tuple[KnownModel, ...]:
     """With whether a run with these settings fits where its engine computes."""
-    return known_models(memory.workload_of(settings), machine.look(settings.inference.device))
+    return known_models(
+        resources.workload_of(settings), resources.this_machine(settings.inference.device)
+    )
 
 
 @tool(title="Edit settings", hints=Hints(idempotent=True))

@@ -26,9 +26,7 @@ from halteres.models.shape import ModelShape, adapter_numbers
 from halteres.rewards.components import read_rubric
 from halteres.rewards.model_folder import ModelFolder, read_model_folder
 from halteres.runs.directory import active_runs, runs_home
-from halteres.runs.planning import memory
-from halteres.runs.planning.machine import Machine, gb, multiplies_bfloat16
-from halteres.runs.planning.memory import workload_of
+from halteres.runs.planning import resources
 from halteres.runs.planning.models import (
     FIELDS,
     LISTS,
@@ -36,6 +34,7 @@ from halteres.runs.planning.models import (
     components_of,
     reward_folders,
 )
+from halteres.runs.planning.resources import Machine, gb, multiplies_bfloat16, workload_of
 from halteres.runs.reading.failures import DiskFull
 
 T = TypeVar("T")
@@ -194,11 +193,11 @@ def check_memory(
     work = workload_of(settings)
     is_on_gpu = here.gpu is not None
     name, free = "memory", here.memory.free
-    batch_bytes = memory.batch_bytes(work)
-    needed = memory.OTHERS_BYTES + batch_bytes
+    batch_bytes = resources.batch_bytes(work)
+    needed = resources.OTHERS_BYTES + batch_bytes
     if shape is not None:
         free = here.model_memory.free
-        needed = memory.need(shape, work, on_gpu=is_on_gpu).total
+        needed = resources.need(shape, work, on_gpu=is_on_gpu).total
         if is_on_gpu:
             name = "gpu memory"
             needed += int(work.vllms * work.vllm_memory * (here.model_memory.total or 0))
@@ -230,7 +229,7 @@ def checkpoint_bytes(settings: Settings, shape: ModelShape | None) -> int:
     trainer = settings.trainer
     intervals = (trainer.checkpoint_every, trainer.eval_every)
     count = 2 + sum(trainer.total_steps // every for every in intervals if every)
-    return count * 3 * memory.NUMBER * adapter_numbers(shape, trainer.lora_rank)
+    return count * 3 * resources.NUMBER * adapter_numbers(shape, trainer.lora_rank)
 
 
 def check_disk(kept_bytes: int) -> Check:

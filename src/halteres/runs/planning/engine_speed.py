@@ -36,9 +36,8 @@ from halteres.engine.protocol import (
 from halteres.errors import HalteresError
 from halteres.files import replace_file
 from halteres.process import usable_cores
-from halteres.runs.planning.machine import Machine
-from halteres.runs.planning.memory import Workload
 from halteres.runs.planning.models import RunModel
+from halteres.runs.planning.resources import Machine, Workload
 
 T = TypeVar("T")
 

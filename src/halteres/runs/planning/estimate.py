@@ -17,17 +17,17 @@ from halteres.config.settings import Settings
 from halteres.errors import NotFound
 from halteres.runs.directory import RunDirectory, active_runs, list_runs
 from halteres.runs.planning.engine_speed import Engine, Speed, measured, remembered
-from halteres.runs.planning.machine import Machine
-from halteres.runs.planning.memory import (
+from halteres.runs.planning.models import RunModel
+from halteres.runs.planning.resources import (
     DECODE_ROWS,
     OTHERS_BYTES,
     PASS_TOKENS,
+    Machine,
     Workload,
     cache_bytes,
     need,
     workload_of,
 )
-from halteres.runs.planning.models import RunModel
 
 
 @dataclass(frozen=True, slots=True)

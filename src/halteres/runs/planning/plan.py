@@ -18,7 +18,7 @@ from halteres.config.resolution import Resolved
 from halteres.config.settings import InferenceSettings, Settings
 from halteres.errors import HalteresError
 from halteres.runs.directory import RunDirectory
-from halteres.runs.planning import machine
+from halteres.runs.planning import resources
 from halteres.runs.planning.checks import (
     MODEL,
     Check,
@@ -35,7 +35,6 @@ from halteres.runs.planning.checks import (
     examine_reward_models,
 )
 from halteres.runs.planning.estimate import Estimate, estimate
-from halteres.runs.planning.machine import Machine
 from halteres.runs.planning.models import (
     RunModel,
     given_model,
@@ -43,6 +42,7 @@ from halteres.runs.planning.models import (
     server_bytes,
     with_absolute_folders,
 )
+from halteres.runs.planning.resources import Machine
 from halteres.runs.planning.resume_point import ResumePoint, resume_point
 
 Effort = Literal["none", "remembered", "measured"]
@@ -173,7 +173,7 @@ def plan_run(
 def _machine(device: str | None) -> Machine:
     """This machine, for a run with this device. InvalidConfig where a variable is wrong."""
     environ.check()
-    return machine.look(device)
+    return resources.this_machine(device)
 
 
 def _resume_check(

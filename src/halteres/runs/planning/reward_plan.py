@@ -14,7 +14,7 @@ from halteres.errors import Conflict, InvalidConfig
 from halteres.rewards.forecast import Forecast, forecast
 from halteres.rewards.training_plan import TrainingPlan, TrainingRun
 from halteres.runs.directory import RunDirectory
-from halteres.runs.planning import machine
+from halteres.runs.planning import resources
 from halteres.runs.planning.checks import TooLarge, check_disk, check_keys
 from halteres.runs.planning.models import find_folder
 
@@ -115,7 +115,7 @@ def _checked(forecast: Forecast) -> Forecast:
     if problem is not None:
         fix = f"Set max_steps to {problem.limit:g} or less, or train on fewer rows or epochs."
         raise replace(problem, field="max_steps").alone(fix)
-    free, needed_gb = machine.look().memory.free, forecast.memory_gb
+    free, needed_gb = resources.this_machine().memory.free, forecast.memory_gb
     if free is not None and needed_gb is not None and needed_gb * 1e9 > free:
         raise TooLarge(
             f"Too little memory: about {needed_gb:.1f} GB are needed, {free / 1e9:.1f} GB are "
@@ -123,7 +123,7 @@ def _checked(forecast: Forecast) -> Forecast:
             "Weights, gradients and two moments of each are held at once.",
             "Train an adapter (lora), lower max_tokens_per_forward, or take a smaller model.",
             need_gb=needed_gb,
-            free_gb=machine.gb(free),
+            free_gb=resources.gb(free),
         )
     room = check_disk(int((forecast.disk_gb or 0.0) * 1e9))
     if room.failure is not None:
