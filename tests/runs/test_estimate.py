@@ -20,10 +20,16 @@ from halteres.models import TINY
 from halteres.observe.metrics import append_row
 from halteres.process import Memory
 from halteres.runs.directory import RunDirectory, runs_home
-from halteres.runs.planning import engine_speed, resources
 from halteres.runs.planning import estimate as estimate_module
-from halteres.runs.planning.engine_speed import Engine, Speed, measured, remembered
-from halteres.runs.planning.estimate import Estimate, estimate
+from halteres.runs.planning import resources
+from halteres.runs.planning.estimate import (
+    Engine,
+    Estimate,
+    Speed,
+    estimate,
+    measured,
+    remembered,
+)
 from halteres.runs.planning.models import RunModel, own_model
 from halteres.runs.planning.resources import Gpu, need, workload_of
 from halteres.runs.state import RunState, write_state
@@ -292,7 +298,7 @@ def test_the_engine_is_measured_once_and_remembered(
     found = measured(engine, workload_of(plan.settings), deadline_s=60)
     assert found is not None and found.decode_tokens_per_s and found.train_tokens_per_s
     assert 0.2 < found.peak_gb < 1.5
-    monkeypatch.setattr(engine_speed, "EngineProcess", None)
+    monkeypatch.setattr(estimate_module, "EngineProcess", None)
     assert remembered(engine) == found
     assert plan.expected().step_s.low > 0
 
