@@ -8,8 +8,8 @@ from typing import Any
 import pytest
 
 from halteres.agent.open_access import TooLargeToCheck, looks_outward, texts_of
+from halteres.config.edits import Word, value_of
 from halteres.config.reach import Reach
-from halteres.config.values import Word, value_of
 from halteres.documents import TooLarge
 
 TEXTS: dict[str, Any] = {"type": "array", "items": {"type": "string"}}

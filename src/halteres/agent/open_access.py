@@ -23,13 +23,12 @@ from pydantic import BaseModel
 from halteres.agent.tool import Busy, TokenNeeded
 from halteres.config import environ
 from halteres.config.discovery import is_path
-from halteres.config.edits import Edit
+from halteres.config.edits import ANYTHING, Edit, SettingSchema
 from halteres.config.files import NOTHING_GIVEN, Sources
 from halteres.config.gem_ids import family_of
 from halteres.config.program import describe, program_of
 from halteres.config.reach import REACHES, Reach
 from halteres.config.settings import ENV_WIRING, SECTIONS, RunSettings, Settings, wiring_of
-from halteres.config.values import ANYTHING, SettingSchema
 from halteres.documents import DocumentError, TooLarge, parse_yaml
 from halteres.environments.config import BaseEnvConfig
 from halteres.models import known_folder, model_folder, names_of

@@ -25,13 +25,17 @@ from halteres.config.edits import (
     OWN_KEYS,
     SWITCHES,
     Edit,
+    Schema,
+    Word,
     is_finite,
     names_beside,
     nearest_setting,
     number_in_text,
     odd_numbers,
     read_edit,
+    schema_at,
     switch_refused,
+    value_of,
 )
 from halteres.config.environ import LARGEST_BATCH
 from halteres.config.files import Sections, Source, Sources, data_place, read_sections
@@ -63,7 +67,6 @@ from halteres.config.settings import (
     TrainerSettings,
     by_key,
 )
-from halteres.config.values import Schema, Word, schema_at, value_of
 from halteres.documents import DocumentError, half_characters
 from halteres.errors import InvalidConfig
 from halteres.logins import is_struck

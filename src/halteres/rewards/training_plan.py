@@ -21,9 +21,8 @@ from typing import Annotated, Any, Literal, Self
 
 from pydantic import BaseModel, Field, FiniteFloat, ValidationError, model_validator
 
-from halteres.config.edits import read_edit
+from halteres.config.edits import Schema, read_edit, schema_at
 from halteres.config.problem import Problem
-from halteres.config.values import Schema, schema_at
 from halteres.documents import DocumentError, half_characters
 from halteres.errors import InvalidConfig, InvalidData, nearest, unknown
 from halteres.files import UnreadableFile, read_json, replace_file

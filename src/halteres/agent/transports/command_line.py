@@ -28,7 +28,7 @@ from rich.text import Text
 from halteres.agent.call import Reply, call
 from halteres.agent.table import BY_NAME, TOOLS
 from halteres.agent.tool import Caller, Tool
-from halteres.config.values import Word
+from halteres.config.edits import Word
 from halteres.documents import parse_json
 from halteres.next_step import NextStep, Placeholder
 from halteres.redaction import printable
