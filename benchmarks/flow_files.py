@@ -133,8 +133,10 @@ def importers() -> Counter[str]:
             if not name.startswith("halteres."):
                 continue
             path = "/".join(name.split(".")[1:])
-            places = (f"{path}.py", f"{path.rpartition('/')[0]}.py", f"{path}/__init__.py")
-            imported |= {place for place in places if (source / place).is_file()}
+            # a module, or a name of one
+            for place in (path, path.rpartition("/")[0]):
+                files = (f"{place}.py", f"{place}/__init__.py")
+                imported |= {file for file in files if (source / file).is_file()}
         found.update(imported)
     return found
 
