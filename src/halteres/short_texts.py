@@ -20,7 +20,7 @@ def size_of(value: Any) -> int:
 
 
 def shortened(text: str, room: int) -> str:
-    """The text if it fits, else its beginning and end around a mark that tells how much was left
+    """The text if it fits, else its beginning and end around a mark that says how much was left
     out.
 
     Args:

@@ -230,10 +230,10 @@ def save_draft(draft: Draft) -> None:
 
 @contextmanager
 def editing(caller: Caller, draft: str | None) -> Iterator[Draft]:
-    """The draft, for whoever will change it: nobody else changes it meanwhile.
+    """The draft, for a caller that will change it: no other changes it meanwhile.
 
     Raises:
-        NotReady: somebody else does, for longer than WITHIN_S.
+        NotReady: another caller changes it, for longer than WITHIN_S.
         DraftNotStored: the disk will not have it.
         Busy: there are as many as callers without the token may make.
     """
@@ -310,7 +310,7 @@ def choose(
         selected_at=now,
         name=f"{in_file_name(found.name)[:NAME_LENGTH]}-{datetime.fromtimestamp(now).astimezone():%Y%m%d-%H%M%S}",
     )
-    # may take seconds: nobody else waits for them
+    # may take seconds, in which the draft is free for others
     resolved = edited(caller, fresh, changes)
     with editing(caller, draft) as before:
         save_draft(fresh.with_edits_of(resolved))

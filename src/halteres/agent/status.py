@@ -94,7 +94,7 @@ class AlertRow(Facts):
 
 def alert_rows(report: RunReport, shown: ShownAlerts | None) -> list[AlertRow]:
     """The alerts as an answer has them, as many as there is room for, the first one in any case;
-    none beside a failure, which needs the room.
+    none next to a failure, which needs the room.
 
     `shown`: what the reader was shown whole before, and is not again.
     """
@@ -149,7 +149,7 @@ class StatusResult(Result):
     # where it is a sink: starting, online, offline, off, failed (then also wandb_error)
     wandb: str = ""
     sinks: dict[str, str] = {}  # of each sink, where it is or what is wrong with it
-    logs: dict[str, str] = {}  # paths, of a run that ails
+    logs: dict[str, str] = {}  # paths, of a run that is failing or has failed
     # step, reward_mean, percent_correct, eval_percent_correct, and what is not in `trend`;
     # minus loss_per_token is the mean advantage of a trained token, no error that should fall;
     # kl; kl_reference, implicit_reward_gap and share_of_gain where they are measured; where steps
@@ -174,7 +174,7 @@ class StatusResult(Result):
     failed_rollouts: dict[str, int] = {}  # of all steps, by why: each was replaced by another
     restarts: dict[str, int] = {}  # processes that died and were started again: how often
     runs: list[dict[str, Any]] = []  # where several were asked about: each in brief
-    log_tail: list[str] = []  # of whoever failed
+    log_tail: list[str] = []  # of the process that failed
     health: str = ""  # healthy, alert, failing; of a run that has ended, its status
     woke: str | None = None  # what ended the wait: the event asked for, "terminal", or "wait_s"
     suggested_wait_s: int = 0
@@ -345,8 +345,8 @@ def _failure_facts(report: RunReport) -> dict[str, Any]:
 def _status_of_several(
     caller: Caller, runs: list[RunDirectory], woke: str | None, cut: str
 ) -> StatusResult:
-    """Each in brief; next, what a run that ails or has failed asks for; else to wait on; else to
-    compare.
+    """Each in brief; next, what the first run that fails or has an alert asks for; else to
+    wait on; else to compare.
     """
     reports = [report_of(run, longest_wait_s=caller.longest_wait_s) for run in runs]
     rows = [_row(report) for report in reports]
@@ -418,7 +418,7 @@ def rate_limited_answer(report: RunReport) -> dict[str, Any] | None:
     try:
         interval_s = load_policy().min_status_interval_s
     except HalteresError:
-        # a policy that cannot be read stops whoever starts a run, not whoever watches one
+        # a policy that cannot be read stops a start of a run, not a look at one
         return None
     if interval_s <= 0:
         return None
@@ -432,7 +432,7 @@ def rate_limited_answer(report: RunReport) -> dict[str, Any] | None:
         and (last.status, last.phase) == (state.status, state.phase)
     ):
         left_s = last.at + interval_s - now
-        if 0 < left_s <= interval_s:  # a clock that was set back limits nobody for ever
+        if 0 < left_s <= interval_s:  # a clock may have been set back
             return {
                 "rate_limited": True,
                 "run_id": report.run.run_id,

@@ -67,7 +67,7 @@ def chat(
     A question takes the place of the task in the run's own prompts: what all of them have in common
     is put around it (and shown on standard error). It may be a task alone (3 * 4), or with any of
     the words around it. Where a run has recorded too few prompts, a question is sent as it is, with
-    the environment's system prompt. Each is asked anew: the policy is told nothing of those before.
+    the environment's system prompt. Each is asked anew: the policy does not see those before.
     """
     import asyncio
 

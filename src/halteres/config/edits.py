@@ -67,7 +67,7 @@ class Edit:
 
     @property
     def key(self) -> str:
-        """The setting it means, section.field; itself where that cannot be told."""
+        """The setting it means, section.field; itself where that is not clear."""
         place = self.place()
         if isinstance(place, str):
             return place
@@ -113,7 +113,7 @@ def switch_refused(name: str, value: Any) -> Problem:
 
 
 def short_name(key: str, env_fields: Collection[str]) -> str:
-    """The shortest name that means this setting, beside an environment with these fields."""
+    """The shortest name that means this setting, next to an environment's fields."""
     field = key.rpartition(".")[2]
     is_environments = field in env_fields and field not in ENV_WIRING
     is_clear = Edit(name=field, value=None).key == key and (
@@ -125,7 +125,7 @@ def short_name(key: str, env_fields: Collection[str]) -> str:
 
 
 def names_beside(env_fields: Collection[str]) -> tuple[str, ...]:
-    """Names of everything that can be set beside an environment with these fields, sorted."""
+    """Names of everything that can be set next to an environment's fields, sorted."""
     theirs = [f"env.{name}" for name in env_fields if name not in ENV_WIRING]
     wiring = {
         f"{section}.{name}" for section, model in SECTIONS.items() for name in wiring_of(model)

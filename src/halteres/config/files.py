@@ -36,7 +36,7 @@ NOTHING_GIVEN: Sources = MappingProxyType({})
 Effective = dict[str, dict[str, Any]]
 
 SERVER: Mapping[str, Any] = {"weight": 1.0, "num_requests_for_eval": 256, "timeout": 3600}
-"""What the seeds' files say of the inference server beside its address (seed 002)."""
+"""What the seeds' files say of the inference server in addition to its address (seed 002)."""
 
 _FROM_ENV = {
     "total_steps": ("trainer", "total_steps"),
@@ -196,7 +196,7 @@ def to_seed_format(
             "steps_per_eval": trainer.eval_every,
             "seed": settings.run.seed,
             "success_threshold": settings.run.success_threshold,
-            "use_wandb": settings.env.get("use_wandb", False),  # there only where somebody set it
+            "use_wandb": settings.env.get("use_wandb", False),  # there only where it was set
             "wandb_name": settings.run.name or run_name,
             "run_dir": addresses.run_dir,
             **({"weights_lag": trainer.max_staleness} if trainer.deterministic else {}),

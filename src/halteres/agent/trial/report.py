@@ -257,7 +257,7 @@ def read_outcome(folder: TestFolder, request: Request, model: TestedModel) -> Ou
 def _tasks(
     scored: Sequence[ScoredGroup | None], recorded: Sequence[RecordedGroup]
 ) -> Iterator[TaskAnswers]:
-    """Whole groups, next to what was recorded of each; a line that is none is passed over."""
+    """Whole groups, next to what was recorded of each; any other line is passed over."""
     for number, group in enumerate(scored):
         record = RecordedGroup()
         if number < len(recorded):

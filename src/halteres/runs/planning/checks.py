@@ -45,7 +45,7 @@ of it.
 
 MODEL = "inference.model"
 
-# tokens: a chat's own marks and one short question take as many; no answer fits beside them
+# tokens: a chat's own marks and one short question take as many, and leave no room for an answer
 LEAST_LENGTH = 32
 
 LARGE_MODEL, HIGH_RATE = 20_000_000, 1e-3
@@ -327,12 +327,12 @@ def advice(
     here: Machine | None,
     service_url: str | None,
 ) -> Iterator[Check]:
-    """What no run is refused for: no room for prompts beside their answers, a temperature that
+    """What no run is refused for: no room for prompts next to their answers, a temperature that
     nothing corrects, a large model at a small one's rate or in float32.
 
     Args:
         here: this machine, where it could be looked at.
-        service_url: of a service that somebody else started, on a machine that is not known.
+        service_url: of a service elsewhere, on a machine that is not known.
     """
     longest, answer = settings.env.get("max_token_length"), settings.env.get("max_new_tokens")
     if isinstance(longest, int) and isinstance(answer, int) and 0 < longest <= answer:

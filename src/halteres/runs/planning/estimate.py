@@ -88,7 +88,7 @@ class Span:
 
 UNSEEN_PROMPT = Span(32, 256)  # tokens assumed of prompts
 SHORTEST_ANSWER = 0.25  # of the limit: assumed of answers, likewise
-AROUND_ENGINE_S = Span(4, 12)  # a run's processes beside the engine begin, and all of them end
+AROUND_ENGINE_S = Span(4, 12)  # a run's other processes begin, and all of them end
 PER_STEP_S = Span(0.05, 0.4)  # scoring, delivery, publication: what is no sampling and no training
 BESIDE_PROBE = Span(0.75, 1.4)  # how far the engine in a run may be from its measured speed
 NEARLY_WHOLE = 0.9  # of a micro-batch: sequences seldom fill it to the last token
@@ -297,7 +297,7 @@ def _by_speed(run: _Planned, speed: Speed) -> Estimate:
     sequence = (prompt + answer).within(1, work.positions)
     step = (answer * sampling + sequence * training) * work.batch_size + update + PER_STEP_S
     evaluation = answer * sampling * work.eval_sequences + Span(1, 3)
-    # the first goes on beside the first steps
+    # the first goes on while the first steps are made
     evaluations = Span(1, 2 + work.evaluations(run.first_step))
     steps = step * max(0, work.steps - run.first_step)
     prompts, answers = (f"{span.low:g} to {span.high:g}" for span in (prompt, answer))

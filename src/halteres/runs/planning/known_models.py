@@ -85,7 +85,7 @@ CATALOGUE: Mapping[str, ModelShape] = {
 TYPICAL = Workload(
     rank=16, group_size=8, batch_size=64, rows=64, positions=1024, answer_tokens=512, steps=1
 )
-"""The run that memory is told for where none is asked about: LoRA of rank 16, 64 answers at once of
+"""The run that memory is reckoned for where no other is given: LoRA of rank 16, 64 answers at once of
 1,024 tokens.
 """
 

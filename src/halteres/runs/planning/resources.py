@@ -194,8 +194,8 @@ class Workload:
     cache_gb: float | None = None  # for keys and values; None: by what is free
     # of one number of the base model; None: 2 on a GPU, 4 on a CPU
     weight_bytes: int | None = 4
-    samplers: int = 0  # engines beside the one that trains
-    vllms: int = 0  # vLLMs of ours beside those
+    samplers: int = 0  # engines in addition to the one that trains
+    vllms: int = 0  # vLLMs of ours in addition to those
     vllm_memory: float = 0.0  # share of a GPU's memory that each takes
 
     def evaluations(self, done: int = 0) -> int:
@@ -250,7 +250,7 @@ WEIGHT_BYTES = {"auto": None, "float32": 4, "bfloat16": 2}
 
 NUMBER = 4  # bytes of what is computed with weights
 
-CACHES = 2  # the policy's rows, and an evaluation's beside them
+CACHES = 2  # the policy's rows, and an evaluation's at the same time
 
 # between what a pass must hold and what it takes: gradients on their way, holes of the allocator
 UNFREED = 1.5
@@ -261,7 +261,7 @@ evaluation, supervisor.
 """
 
 VLLM_BYTES = 2_900_000_000
-"""The processes of a vLLM beside its model and cache."""
+"""The processes of a vLLM, without its model and cache."""
 
 # of one token of a batch, in the processes that hold it: trajectory server, trainer, environment
 HELD_BYTES = 48
@@ -272,8 +272,8 @@ class Need:
     """Bytes, part by part."""
 
     weights: int
-    loading: int  # beside the weights, while they are read
-    working: int  # beside the weights, at the peak of a step
+    loading: int  # in addition to the weights, while they are read
+    working: int  # in addition to the weights, at the peak of a step
     processes: int
 
     @property
@@ -333,7 +333,7 @@ def gpu_token_bytes(shape: ModelShape) -> int:
 
 
 def batch_bytes(work: Workload) -> int:
-    """What a batch of the longest sequences takes beside the engine."""
+    """What a batch of the longest sequences takes outside the engine."""
     return HELD_BYTES * work.batch_size * work.positions
 
 

@@ -131,7 +131,7 @@ class LastWords(msgspec.Struct, frozen=True, kw_only=True):
 
 _LOG_LINES, MOST_REASON = 60, 600  # lines of a log's end; characters of a reason
 _ERROR = re.compile(r"(error: |.* (?:ERROR|CRITICAL) \S+: )(.+)")
-"""A line that tells of an error: our processes' last words, or a log line of that level."""
+"""A line that reports an error: our processes' last words, or a log line of that level."""
 
 _REMARK = re.compile(
     r"\S+ \S+ (?:\S+ )?(?:DEBUG|INFO) \S+: |Unclosed |(?:connector|connections|client_session): "
@@ -330,7 +330,7 @@ class Checkpoint:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class FailureReport:
-    """How a run failed, as it is told now."""
+    """How a run failed, as it is reported now."""
 
     error: str  # a sentence or more
     code: str
@@ -341,7 +341,7 @@ class FailureReport:
 
     @property
     def whose_log(self) -> str:
-        """The process whose log tells of it."""
+        """The process whose log has the reason."""
         if self.exit:
             return self.exit.process
         return "supervisor"

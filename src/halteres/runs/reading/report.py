@@ -262,7 +262,7 @@ class RunReport:
     @property
     def trend(self) -> dict[str, Any]:
         """Where the figures are going: the reward's curve from first to last, groups that teach
-        nothing, and what tells why a run does not learn.
+        nothing, and what shows why a run does not learn.
         """
         curve = self.progress.reward
         if not curve:
