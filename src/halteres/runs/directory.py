@@ -67,8 +67,8 @@ LOG_BYTES, KEPT_BYTES = 64 * 1024 * 1024, 16 * 1024 * 1024
 """What a log may grow to, and what is then left of it: the newest."""
 
 _ITS_OWN = ("run.environment", "run.name")
-"""The environment is named next to `changes`, and refused among them; two runs of one name cannot be
-told apart.
+"""The environment is an argument next to `changes`, and refused among them; two runs of one name
+cannot be told apart.
 """
 
 _log = logging.getLogger(__name__)

@@ -85,8 +85,8 @@ CATALOGUE: Mapping[str, ModelShape] = {
 TYPICAL = Workload(
     rank=16, group_size=8, batch_size=64, rows=64, positions=1024, answer_tokens=512, steps=1
 )
-"""The run that memory is reckoned for where no other is given: LoRA of rank 16, 64 answers at once of
-1,024 tokens.
+"""The run that memory is reckoned for where no other is given: LoRA of rank 16, 64 answers at once
+of 1,024 tokens.
 """
 
 Fits = Literal["yes", "no", "unknown"]

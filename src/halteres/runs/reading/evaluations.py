@@ -145,7 +145,7 @@ def evaluations(run: RunDirectory, rows: Iterable[Row]) -> list[Evaluation]:
 
 
 def evaluation(folder: Path | None, row: Row, success_threshold: float = 0.0) -> Evaluation:
-    """One evaluation, read from a row; `folder`: the run's, None where there is none to find samples in."""
+    """One evaluation, read from a row; `folder`: of the run; None: there are no samples to find."""
     samples = None
     if folder:
         samples = folder / "evals" / f"step_{row['step']}/samples.jsonl"
