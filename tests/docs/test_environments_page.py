@@ -8,7 +8,7 @@ from pathlib import Path
 from statistics import fmean
 
 import pytest
-from agent.run_fixtures import RUN, make_run, supervised, told
+from agent.run_fixtures import RUN, add_step, make_run, supervised, told
 from environments.fakes import Trainer, at_work, inference_server, server
 
 from halteres.environments.single_turn import SingleTurnEnv
@@ -67,6 +67,7 @@ async def test_success_by_a_tag_is_the_mean_over_the_answers_that_have_it(
 
     shown = (await told("rl_get_rollouts", run_id=RUN, step=1))["figures"]
     assert shown["train/correct_hard"] == pytest.approx(by_tag["hard"], abs=1e-3)
+    add_step(run, 1)  # the trainer's own row
     with supervised(run):
         trend = (await told("rl_check_status", run_id=RUN))["trend"]
     assert trend["train/correct_hard"].startswith(f"{by_tag['hard']:.3g}->")
