@@ -1,12 +1,16 @@
 """Our files of which a function runs while one request is served, in all processes that serve it;
 imports aside.
 
-Every process is started with a profiler that writes each file's name once for each request. Which
-request it is stands in the first byte of a shared file.
+Every process is started with a profiler that writes each function's file and name once for each
+request. Which request it is stands in the first byte of a shared file.
+
+`--list` names the files. Of those in the tool and the run's supervisor it says how many lines and
+importers they have, and which functions run: what a reader of a start meets.
 """
 
 from __future__ import annotations
 
+import ast
 import asyncio
 import json
 import mmap
@@ -16,7 +20,8 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Iterator
+from collections import Counter
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, TextIO
@@ -45,7 +50,7 @@ def profiler(frame, event, _):
     is_ours = code.co_filename.startswith(ours) and code.co_flags & 1
     if event != "call" or now[0] == 48 or not is_ours:
         return
-    line = chr(now[0]) + " " + code.co_filename[len(ours) + 1:]
+    line = chr(now[0]) + " " + code.co_filename[len(ours) + 1:] + " " + code.co_qualname
     if line not in seen and not importing(frame):
         seen.add(line)
         written = os.open(f"{folder}/{kind}-{os.getpid()}", os.O_WRONLY | os.O_APPEND | os.O_CREAT)
@@ -82,14 +87,18 @@ class Flows:
             time.sleep(0.3)  # what follows an answer belongs to it
             self._now[0] = ord("0")
 
-    def files(self, number: int, of: str = "*") -> list[str]:
-        """Of all processes, or of those of one kind: tool, supervisor, child."""
-        lines = {
-            line
-            for file in self.folder.glob(f"{of}-[0-9]*")
-            for line in file.read_text(encoding="utf-8").splitlines()
-        }
-        return sorted(line[2:] for line in lines if line.startswith(str(number)))
+    def files(self, number: int, *kinds: str) -> dict[str, set[str]]:
+        """File -> its functions that ran: in all processes, or in those of these kinds: tool,
+        supervisor, child.
+        """
+        found: dict[str, set[str]] = {}
+        for kind in kinds or ("*",):
+            for written in self.folder.glob(f"{kind}-[0-9]*"):
+                for line in written.read_text(encoding="utf-8").splitlines():
+                    request, file, function = line.split(" ")
+                    if request == str(number):
+                        found.setdefault(file, set()).add(function.removesuffix(".<locals>"))
+        return dict(sorted(found.items()))
 
     @contextmanager
     def server(self, *arguments: str) -> Iterator[str]:
@@ -106,6 +115,39 @@ class Flows:
         finally:
             process.terminate()
             process.wait(30)
+
+
+def importers() -> Counter[str]:
+    """File below src/halteres -> how many of our files import it or a name of it."""
+    source = ROOT / "src" / "halteres"
+    found = Counter[str]()
+    for file in source.rglob("*.py"):
+        names = set[str]()
+        for node in ast.walk(ast.parse(file.read_text(encoding="utf-8"))):
+            if isinstance(node, ast.ImportFrom):
+                names |= {f"{node.module}.{alias.name}" for alias in node.names}
+            elif isinstance(node, ast.Import):
+                names |= {alias.name for alias in node.names}
+        imported = set[str]()
+        for name in names:
+            if not name.startswith("halteres."):
+                continue
+            path = "/".join(name.split(".")[1:])
+            # a module, or a name of one
+            for place in (path, path.rpartition("/")[0]):
+                files = (f"{place}.py", f"{place}/__init__.py")
+                imported |= {file for file in files if (source / file).is_file()}
+        found.update(imported)
+    return found
+
+
+def print_start(files: Mapping[str, set[str]]) -> None:
+    """Of each file: lines, importers, and the functions that ran."""
+    known = importers()
+    for file, functions in files.items():
+        lines = len((ROOT / "src" / "halteres" / file).read_text(encoding="utf-8").splitlines())
+        names = sorted(name for name in functions if "<" not in name)
+        print(f"      {file}: {lines} lines, {known[file]} importers: {', '.join(names)}")
 
 
 def until(holds: Any, within_s: float = 90) -> None:
@@ -239,11 +281,13 @@ def main() -> None:
         for number, title in enumerate(titles, 1):
             files = flows.files(number)
             print(f"{len(files):3} files: {title}")
-            if number == 1:
-                own = {*flows.files(1, "tool"), *flows.files(1, "supervisor")}
-                print(f"{len(own):3} files: of these in the tool and the run's supervisor")
             if "--list" in sys.argv:
                 print("".join(f"      {file}\n" for file in files), end="")
+            if number == 1:
+                own = flows.files(1, "tool", "supervisor")
+                print(f"{len(own):3} files: of these in the tool and the run's supervisor")
+                if "--list" in sys.argv:
+                    print_start(own)
 
 
 if __name__ == "__main__":

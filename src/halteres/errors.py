@@ -32,12 +32,11 @@ from halteres.next_step import Advice, NextStep, as_call, for_people, written
 MOST_TOLD, FEW_TOLD = 16, 5  # names that an error lists: all of them, or a few of many
 
 MOST_COMPARED, MOST_KNOWN = 200, 1000
-"""Characters of a name that somebody sent, and known names, of which the nearest is looked for."""
+"""Characters of a name that a client sent, and known names, among which the nearest is sought."""
 
 
 class HalteresError(Exception):
-    """An error that speaks to whoever must act. However it is shown, no address in it has its
-    login.
+    """An error for the reader who must act. However it is shown, no address in it has its login.
 
     Args:
         what: what happened, one sentence.
@@ -146,7 +145,9 @@ class ProcessFailed(HalteresError):
 
     def written(self, write: Callable[[NextStep], str]) -> str:
         """What, why, where to look and what next as one readable text."""
-        log = f"Its log: {self.details['log']}." if self.details.get("log") else ""
+        log = ""
+        if self.details.get("log"):
+            log = f"Its log: {self.details['log']}."
         return _joined(self.what, self.why, log, written(self.next, write))
 
 
@@ -174,7 +175,9 @@ def nearest(name: str, known: Iterable[str]) -> str | None:
     matches = difflib.get_close_matches(
         name[:MOST_COMPARED], list(known)[-MOST_KNOWN:], n=1, cutoff=0.5
     )
-    return matches[0] if matches else None
+    if matches:
+        return matches[0]
+    return None
 
 
 def unknown(
@@ -186,18 +189,24 @@ def unknown(
     order at all.
     """
     names = list(known)
+    listed, more = sorted(names), ""
+    if len(names) > MOST_TOLD:
+        listed = names[-FEW_TOLD:]
+        more = f" and {len(names) - FEW_TOLD} more"
     guess = nearest(name, names)
-    listed = sorted(names) if len(names) <= MOST_TOLD else names[-FEW_TOLD:]
-    more = f" and {len(names) - len(listed)} more" if len(listed) < len(names) else ""
-    hint = f"Did you mean '{guess}'?" if guess else f"Known: {', '.join(listed) or 'none'}{more}."
+    hint = f"Known: {', '.join(listed) or 'none'}{more}."
+    if guess:
+        hint = f"Did you mean '{guess}'?"
     return kind(
         f"There is no {noun} '{shortened(name)}'.", hint, next, did_you_mean=guess, allowed=listed
     )
 
 
 def shortened(text: str, most: int = 200) -> str:
-    """A text that somebody sent, for a sentence: of a long one, its beginning."""
-    return text if len(text) <= most else f"{text[:most]}… ({len(text)} characters)"
+    """A text that a client sent, to be quoted in a sentence: of a long one, its beginning."""
+    if len(text) <= most:
+        return text
+    return f"{text[:most]}… ({len(text)} characters)"
 
 
 def size_text(size: float) -> str:
@@ -206,11 +215,13 @@ def size_text(size: float) -> str:
     >>> size_text(3 * 2**30)
     '3.0 GiB'
     """
-    for unit in ("B", "KiB", "MiB", "GiB"):
-        if size < 1024:
-            return f"{size:.0f} {unit}" if unit == "B" else f"{size:.1f} {unit}"
+    if size < 1024:
+        return f"{size:.0f} B"
+    for unit in ("KiB", "MiB", "GiB"):
         size /= 1024
-    return f"{size:.1f} TiB"
+        if size < 1024:
+            return f"{size:.1f} {unit}"
+    return f"{size / 1024:.1f} TiB"
 
 
 def as_failed_future(error: HalteresError) -> dict[str, Any]:
@@ -218,19 +229,23 @@ def as_failed_future(error: HalteresError) -> dict[str, Any]:
 
     Clients keep the text alone: it begins with the error's code, which `failed_future` reads.
     """
-    category = "user" if isinstance(error, UserError) else "server"
+    category = "server"
+    if isinstance(error, UserError):
+        category = "user"
     return {"error": f"[{error.code}] {error.sentence}", "category": category}
 
 
 def failed_future(text: str) -> tuple[str, str]:
-    """Code and sentence of a failed promise's text; an empty code where somebody else's service
+    """Code and sentence of a failed promise's text; an empty code where a service that is not ours
     wrote it.
 
     >>> failed_future("[nan_loss] The loss is not finite.")
     ('nan_loss', 'The loss is not finite.')
     """
     tagged = re.fullmatch(r"\[(\w+)\] (.*)", text, re.DOTALL)
-    return (tagged[1], tagged[2]) if tagged else ("", text)
+    if tagged is None:
+        return "", text
+    return tagged[1], tagged[2]
 
 
 def as_http(error: HalteresError) -> dict[str, Any]:
@@ -246,7 +261,7 @@ def as_answer(error: HalteresError, write: Callable[[NextStep], str] = as_call) 
 
 
 def as_failure(error: HalteresError) -> dict[str, str]:
-    """What a process that ends with this error leaves for whoever tells of its end."""
+    """What a process that ends with this error leaves for those who report its end."""
     parts = {"what": error.what, "why": error.why, "next": for_people(error.next)}
     return {"code": error.code, **{name: without_logins(text) for name, text in parts.items()}}
 

@@ -65,7 +65,9 @@ class NextStep:
         """As an agent makes it."""
         given, first = self.given, self.positional
         if first is None:
-            first = [given.pop("run_id")] if "run_id" in given else []
+            first = []
+            if "run_id" in given:
+                first = [given.pop("run_id")]
         words = [*map(_json, first), *(f"{name}={_json(value)}" for name, value in given.items())]
         return f"{self.tool}({', '.join(words)})"
 
@@ -77,7 +79,9 @@ class NextStep:
             given = {"run_id": self.positional[0], **given}
         command = _COMMANDS.get((self.tool, *given))
         has_all = len(self.positional or ()) <= 1
-        return command.format_map(given) if command and has_all else self.call
+        if command and has_all:
+            return command.format_map(given)
+        return self.call
 
     def __str__(self) -> str:
         return for_people(self)
@@ -101,7 +105,9 @@ class Remedy:
     @property
     def first(self) -> NextStep | None:
         """The call that it begins with."""
-        return self.steps[0] if self.steps else None
+        if self.steps:
+            return self.steps[0]
+        return None
 
     def after(self, *tools: str) -> Remedy:
         """What is left to do when its first calls, as far as they are of these tools, have been
@@ -112,14 +118,12 @@ class Remedy:
     @property
     def parts(self) -> tuple[Advice, ...]:
         """In words and calls."""
-        apart = "; " if self.steps and (self.words or self.later) else ""
-        return (
-            then(*self.steps),
-            apart,
-            self.words,
-            " " if self.words and self.later else "",
-            then(*self.later),
-        )
+        after_steps, after_words = "", ""
+        if self.steps and (self.words or self.later):
+            after_steps = "; "
+        if self.words and self.later:
+            after_words = " "
+        return (then(*self.steps), after_steps, self.words, after_words, then(*self.later))
 
     def __str__(self) -> str:
         return for_agents(self)
@@ -143,9 +147,10 @@ def written(advice: Advice, write: Callable[[NextStep], str]) -> str:
     if isinstance(advice, str):
         return advice
     if isinstance(advice, NextStep):
-        return f"{advice.reason}: {write(advice)}" if advice.reason else write(advice)
-    parts: tuple[Advice, ...] = advice.parts if isinstance(advice, Remedy) else advice
-    return "".join(written(part, write) for part in parts)
+        if advice.reason:
+            return f"{advice.reason}: {write(advice)}"
+        return write(advice)
+    return "".join(written(part, write) for part in _parts(advice))
 
 
 def for_agents(advice: Advice) -> str:
@@ -166,11 +171,9 @@ class Line:
     command: str = ""
 
     def __str__(self) -> str:
-        return (
-            f"{self.words}: {self.command}"
-            if self.words and self.command
-            else (self.words or self.command)
-        )
+        if self.words and self.command:
+            return f"{self.words}: {self.command}"
+        return self.words or self.command
 
 
 def lines_of(advice: Advice, write: Callable[[NextStep], str]) -> tuple[Line, ...]:
@@ -198,9 +201,14 @@ def _flat(advice: Advice) -> Iterator[str | NextStep]:
     if isinstance(advice, str | NextStep):
         yield advice
         return
-    parts: tuple[Advice, ...] = advice.parts if isinstance(advice, Remedy) else advice
-    for part in parts:
+    for part in _parts(advice):
         yield from _flat(part)
+
+
+def _parts(advice: Remedy | tuple[Advice, ...]) -> tuple[Advice, ...]:
+    if isinstance(advice, Remedy):
+        return advice.parts
+    return advice
 
 
 def as_call(step: NextStep) -> str:
@@ -209,8 +217,6 @@ def as_call(step: NextStep) -> str:
 
 
 def _json(value: Any) -> str:
-    return (
-        value
-        if isinstance(value, Placeholder)
-        else json.dumps(value, ensure_ascii=False, separators=(",", ":"))
-    )
+    if isinstance(value, Placeholder):
+        return value
+    return json.dumps(value, ensure_ascii=False, separators=(",", ":"))

@@ -74,14 +74,12 @@ class Redactor:
 
     def __init__(self, secrets: Iterable[str]) -> None:
         self._secrets = frozenset(secrets)
-        long_enough = sorted(
-            {one for one in self._secrets if len(one) >= SHORTEST}, key=len, reverse=True
-        )
-        self._pattern = (
-            re.compile("|".join(re.escape(secret) for secret in long_enough))
-            if long_enough
-            else None
-        )
+        long_enough = [one for one in self._secrets if len(one) >= SHORTEST]
+        # the longest first: one secret may begin with another
+        long_enough.sort(key=len, reverse=True)
+        self._pattern: re.Pattern[str] | None = None
+        if long_enough:
+            self._pattern = re.compile("|".join(map(re.escape, long_enough)))
         # characters; what a stream must hold back
         self.longest = max(map(len, long_enough), default=0)
 
@@ -99,15 +97,19 @@ class Redactor:
 
     def text(self, text: str) -> str:
         """The text without secrets."""
-        known_struck = self._pattern.sub(STRUCK, text) if self._pattern else text
-        return without_logins(known_struck)
+        if self._pattern:
+            text = self._pattern.sub(STRUCK, text)
+        return without_logins(text)
 
     def json(self, value: Any) -> Any:
         """A JSON value without secrets, in keys and in texts; what it holds of settings named like
         secrets is one, and in its own place struck out whatever it is.
         """
         values = {text for text in _texts(_secret_settings(value)) if _is_unlike_a_word(text)}
-        return (Redactor({*self._secrets, *values}) if values else self).in_place(value)
+        redactor = self
+        if values:
+            redactor = Redactor({*self._secrets, *values})
+        return redactor.in_place(value)
 
     def in_place(self, value: Any, *, in_task: bool = False) -> Any:
         """A JSON value of which each secret is struck out where it stands, and in no other text.
@@ -116,13 +118,17 @@ class Redactor:
         if isinstance(value, str):
             return self.text(value)
         if isinstance(value, Mapping):
-            secret = set[Any]() if in_task else _secret_names(value)
-            return {
-                self.text(str(name)): _blank(item)
-                if name in secret
-                else self.in_place(item, in_task=in_task or name == _TASK)
-                for name, item in value.items()
-            }
+            secret = set[Any]()
+            if not in_task:
+                secret = _secret_names(value)
+            shown: dict[str, Any] = {}
+            for name, item in value.items():
+                if name in secret:
+                    shown[self.text(str(name))] = _blank(item)
+                else:
+                    inside = in_task or name == _TASK
+                    shown[self.text(str(name))] = self.in_place(item, in_task=inside)
+            return shown
         if isinstance(value, list | tuple):
             return [self.in_place(item, in_task=in_task) for item in value]
         return value
@@ -146,7 +152,8 @@ def _secret_names(value: Mapping[Any, Any]) -> set[Any]:
     def is_secret(name: str) -> bool:
         return environ.is_secret(name) and not _NO_SECRET.search(name)
 
-    described = next((name for key in _NAMES if isinstance(name := value.get(key), str)), "")
+    names = [value.get(key) for key in _NAMES]
+    described = next((name for name in names if isinstance(name, str)), "")
     return {
         name for name in value if is_secret(str(name)) or (name in _VALUES and is_secret(described))
     }
@@ -166,7 +173,9 @@ def _blank(value: Any) -> Any:
         return {name: _blank(item) for name, item in value.items()}
     if isinstance(value, list | tuple):
         return [_blank(item) for item in value]
-    return value if value in (None, "") or isinstance(value, bool | float) else STRUCK
+    if value in (None, "") or isinstance(value, bool | float):
+        return value
+    return STRUCK
 
 
 def _secret_settings(value: Any) -> list[Any]:
@@ -185,6 +194,9 @@ def _secret_settings(value: Any) -> list[Any]:
 def _texts(value: Any) -> Iterator[str]:
     if isinstance(value, str):
         yield value
-    elif isinstance(value, Mapping | list | tuple):
-        for item in value.values() if isinstance(value, Mapping) else value:
+    elif isinstance(value, Mapping):
+        for item in value.values():
+            yield from _texts(item)
+    elif isinstance(value, list | tuple):
+        for item in value:
             yield from _texts(item)

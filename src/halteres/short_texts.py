@@ -15,14 +15,12 @@ _LONGEST_ESCAPE = 12  # characters that one of a text may take as JSON: two esca
 
 
 def size_of(value: Any) -> int:
-    """Characters that a JSON value takes, compact and of the plainest kind: whatever a face sends
-    is no longer.
-    """
+    """Length of the value as compact JSON in ASCII. No transport sends a longer form."""
     return len(json.dumps(value, separators=(",", ":")))
 
 
 def shortened(text: str, room: int) -> str:
-    """The text if it fits, else its beginning and end around a mark that tells how much was left
+    """The text if it fits, else its beginning and end around a mark that says how much was left
     out.
 
     Args:
@@ -48,8 +46,10 @@ def _mark(num: int) -> str:
 def _num_within(text: str, room: int) -> int:
     """How many characters of the beginning of a text take at most `room` as JSON."""
     num = len(text)
-    while (excess := size_of(text[:num]) - 2 - room) > 0:
+    excess = size_of(text) - 2 - room
+    while excess > 0:
         num -= max(1, excess // _LONGEST_ESCAPE)
+        excess = size_of(text[:num]) - 2 - room
     return num
 
 
@@ -60,19 +60,20 @@ def clipped(text: str, length: int) -> str:
     if len(text) <= length:
         return text
     text = Redactor.of_this_process().text(text)
-    return text if len(text) <= length else f"{text[: length - 3]}..."
+    if len(text) <= length:
+        return text
+    return f"{text[: length - 3]}..."
 
 
 def rounded(value: Any, digits: int = 4) -> Any:
-    """A figure with so many significant digits; what is no float, or none that is finite, is left
-    as it is.
+    """A float with so many significant digits. Any other value, NaN and infinity stay as they are.
 
     >>> rounded(0.0123456, 3)
     0.0123
     """
-    return (
-        float(f"{value:.{digits}g}") if isinstance(value, float) and math.isfinite(value) else value
-    )
+    if isinstance(value, float) and math.isfinite(value):
+        return float(f"{value:.{digits}g}")
+    return value
 
 
 def beginning(text: str, words: Sequence[str]) -> int:

@@ -17,7 +17,6 @@ import pytest
 
 from halteres.agent import drafts
 from halteres.agent.drafts import (
-    CurrentDraft,
     Draft,
     NoEnvironment,
     choose,
@@ -37,8 +36,13 @@ from .draft_fixtures import QUIZ, environment, refused, told
 ME = Caller(draft="mine")
 
 
-def select(environment: str, changes: Mapping[str, Any] | None = None) -> CurrentDraft:
-    return choose(ME, None, environment, changes or {})
+def select(environment: str, changes: Mapping[str, Any] | None = None) -> Draft:
+    choose(ME, None, environment, changes or {})
+    return load_draft(ME, None)
+
+
+def edit(draft: Draft, changes: Mapping[str, Any]) -> Draft:
+    return draft.with_edits_of(edited(ME, draft, changes))
 
 
 @pytest.fixture(autouse=True)
@@ -57,26 +61,25 @@ def test_a_draft_without_an_environment_says_so_in_the_seeds_words() -> None:
 
 def test_a_selection_is_named_after_the_environment_and_the_time() -> None:
     """Seed 002: wandb_name = {name}-%Y%m%d-%H%M%S."""
-    chosen = select("arithmetic")
-    draft = chosen.draft
-    assert chosen.discarded == {}
+    draft = select("arithmetic")
     assert re.fullmatch(r"arithmetic-\d{8}-\d{6}", draft.name)
     assert draft.resolve().settings.run.name == draft.name
-    other = edited(ME, draft, {"wandb_name": "other"}).draft
+    other = edit(draft, {"wandb_name": "other"})
     assert other.resolve().settings.run.name == "other"
 
 
 def test_edits_are_kept_by_their_whole_names_as_they_hold() -> None:
-    draft = select("arithmetic", {"lora_rank": "8", "steps_per_eval": 5, "group_size": "8"}).draft
+    draft = select("arithmetic", {"lora_rank": "8", "steps_per_eval": 5, "group_size": "8"})
     assert draft.changes == {"trainer.lora_rank": 8, "trainer.eval_every": 5, "env.group_size": 8}
-    again = edited(ME, draft, {"eval_every": 7, "trainer.lora_rank": 4}).draft
+    again = edit(draft, {"eval_every": 7, "trainer.lora_rank": 4})
     assert again.changes == {"env.group_size": 8, "trainer.eval_every": 7, "trainer.lora_rank": 4}
 
 
 def test_selecting_again_discards_edits_and_tells_them() -> None:
     select("arithmetic", {"lora_rank": 8})
-    chosen = select("arithmetic")
-    assert (chosen.draft.changes, chosen.discarded) == ({}, {"trainer.lora_rank": 8})
+    again = choose(ME, None, "arithmetic", {})
+    assert again.discarded == {"trainer.lora_rank": 8}
+    assert load_draft(ME, None).changes == {}
 
 
 def test_a_draft_outlives_the_process_that_made_it() -> None:
@@ -129,7 +132,7 @@ def test_nobody_changes_a_draft_while_somebody_else_does() -> None:
         thread.start()
         assert inside.wait(5)
         assert not done.is_set()
-        save_draft(edited(ME, draft, {"lora_rank": 8}).draft)
+        save_draft(edit(draft, {"lora_rank": 8}))
     assert done.wait(20)
     thread.join()
     assert load_draft(ME, None).changes == {"trainer.lora_rank": 4}
@@ -172,11 +175,11 @@ def test_nobody_waits_while_an_environment_that_is_selected_describes_itself(
                 assert draft.environment == "arithmetic"
         finally:
             answer.set()
-        assert selecting.result(20).draft.environment == "quiz"
+        assert selecting.result(20).environment == "quiz"
 
 
 def test_a_refused_selection_or_edit_leaves_the_draft_as_it_was(home: Path) -> None:
-    before = select("arithmetic", {"lora_rank": 8}).draft
+    before = select("arithmetic", {"lora_rank": 8})
     environment(home, "ruin", "from x import BaseEnv\nclass Ruin(BaseEnv): ...\n1 / 0\n")
     for bad in (("nowhere", {}), ("ruin", {}), ("arithmetic", {"banana": 1})):
         with pytest.raises(UserError):
@@ -185,7 +188,7 @@ def test_a_refused_selection_or_edit_leaves_the_draft_as_it_was(home: Path) -> N
 
 
 def test_one_setting_under_two_names_is_refused() -> None:
-    draft = select("arithmetic").draft
+    draft = select("arithmetic")
     with pytest.raises(InvalidConfig, match="the same setting as eval_every"):
         edited(ME, draft, {"eval_every": 5, "steps_per_eval": 6})
     with pytest.raises(InvalidConfig, match="rl_select_environment selects another one"):
@@ -202,7 +205,7 @@ def test_a_draft_that_cannot_be_read_counts_as_empty(home: Path) -> None:
     select("arithmetic")
     (home / "drafts" / "mine.json").write_text('{"handle": "mine", "changes": [')
     assert load_draft(ME, None) == Draft(handle="mine")
-    assert select("arithmetic").discarded == {}
+    assert choose(ME, None, "arithmetic", {}).discarded == {}
 
 
 def test_a_disk_that_will_not_have_it_is_told(home: Path) -> None:
@@ -213,7 +216,7 @@ def test_a_disk_that_will_not_have_it_is_told(home: Path) -> None:
 
 def test_an_edit_that_the_file_no_longer_knows_is_told(home: Path) -> None:
     file = environment(home, "quiz", QUIZ)
-    draft = select("quiz", {"level": 5}).draft
+    draft = select("quiz", {"level": 5})
     file.write_text(file.read_text().replace("level", "grade"))
     with pytest.raises(UnknownField, match=r"Unknown field 'env\.level'"):
         draft.resolve()

@@ -12,8 +12,8 @@ import pytest
 
 import halteres
 from halteres.process import Memory
-from halteres.runs.planning import machine
-from halteres.runs.planning.machine import Machine
+from halteres.runs.planning import resources
+from halteres.runs.planning.resources import Machine
 
 from .draft_fixtures import QUIZ, environment, refused, tokens, told
 
@@ -257,7 +257,7 @@ async def test_a_locked_model_that_no_run_can_start_with_is_told_at_selection_an
     monkeypatch.delenv("TINKER_BASE_URL", raising=False)
     small = Memory(total=8 * 10**9, free=4 * 10**9)
     monkeypatch.setattr(
-        machine, "look", lambda device=None: Machine(cores=2, memory=small, gpu=None)
+        resources, "this_machine", lambda device=None: Machine(cores=2, memory=small, gpu=None)
     )
     (home / "policy.yaml").write_text("extends: hermes-compat\n")
     answer = await told("rl_select_environment", name="arithmetic")

@@ -19,7 +19,7 @@ from halteres.cli.main import app
 from halteres.config import environ
 from halteres.errors import InvalidConfig
 from halteres.models import TINY
-from halteres.runs.planning import machine
+from halteres.runs.planning import resources
 
 SMI = """#!/bin/sh
 echo "NVIDIA H200, 143771, 143156"
@@ -95,7 +95,7 @@ def test_free_memory_is_what_a_new_process_can_have_within_its_container(tmp_pat
     meminfo.write_text(
         "MemTotal:       24000000 kB\nMemFree:          100000 kB\nMemAvailable:   20000000 kB\n"
     )
-    alone = machine.main_memory(meminfo, tmp_path / "none")
+    alone = resources.main_memory(meminfo, tmp_path / "none")
     assert (alone.total, alone.free) == (24_000_000 * 1024, 20_000_000 * 1024)
     for name, text in (
         ("max", "8000000000\n"),
@@ -103,10 +103,10 @@ def test_free_memory_is_what_a_new_process_can_have_within_its_container(tmp_pat
         ("stat", "anon 1\ninactive_file 500000000\n"),
     ):
         (tmp_path / f"memory.{name}").write_text(text)
-    contained = machine.main_memory(meminfo, tmp_path)
+    contained = resources.main_memory(meminfo, tmp_path)
     assert (contained.total, contained.free) == (8_000_000_000, 5_500_000_000)
     (tmp_path / "memory.max").write_text("max\n")
-    assert machine.main_memory(meminfo, tmp_path) == alone
+    assert resources.main_memory(meminfo, tmp_path) == alone
 
 
 @pytest.mark.parametrize(("torch", "seen"), [("2.13.0", True), ("2.13.0+cpu", False)])
@@ -118,12 +118,12 @@ def test_a_gpu_counts_if_torch_can_use_it(
     smi.chmod(0o755)
     monkeypatch.setenv("PATH", f"{tmp_path}{os.pathsep}{os.environ['PATH']}")
     monkeypatch.setenv("HALTERES_DEVICE", "cuda")
-    monkeypatch.setattr(machine.importlib.metadata, "version", lambda package: torch)
-    found = machine.look().gpu
+    monkeypatch.setattr(resources.importlib.metadata, "version", lambda package: torch)
+    found = resources.this_machine().gpu
     assert (found is not None) is seen
     if found is not None:
         assert (found.name, found.memory.free) == ("NVIDIA H200", 143_156 << 20)
-        assert machine.look().model_memory == found.memory
+        assert resources.this_machine().model_memory == found.memory
 
 
 def test_the_engine_takes_the_cpu_beside_a_gpu_unless_its_user_says_otherwise(
@@ -134,8 +134,8 @@ def test_the_engine_takes_the_cpu_beside_a_gpu_unless_its_user_says_otherwise(
     (tmp_path / "nvidia-smi").chmod(0o755)
     monkeypatch.setenv("PATH", f"{tmp_path}{os.pathsep}{os.environ['PATH']}")
     monkeypatch.delenv("HALTERES_DEVICE", raising=False)
-    monkeypatch.setattr(machine.importlib.metadata, "version", lambda package: "2.13.0")
-    assert (environ.device(), machine.look().gpu) == ("cpu", None)
+    monkeypatch.setattr(resources.importlib.metadata, "version", lambda package: "2.13.0")
+    assert (environ.device(), resources.this_machine().gpu) == ("cpu", None)
     told = next(check.found for check in machine_checks() if check.name == "machine")
     assert "NVIDIA H200" in told and "HALTERES_DEVICE=cuda" in told
     monkeypatch.setenv("HALTERES_DEVICE", "cuda")
@@ -153,12 +153,12 @@ def test_a_driver_that_does_not_answer_is_no_gpu(
     smi.chmod(0o755)
     monkeypatch.setenv("HALTERES_DEVICE", "cuda")
     monkeypatch.setenv("PATH", f"{tmp_path}{os.pathsep}{os.environ['PATH']}")
-    monkeypatch.setattr(machine.importlib.metadata, "version", lambda package: "2.13.0")
-    assert machine.look().gpu is None
+    monkeypatch.setattr(resources.importlib.metadata, "version", lambda package: "2.13.0")
+    assert resources.this_machine().gpu is None
 
 
 def test_a_gpu_that_is_asked_for_and_not_here_is_a_finding(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(machine, "_usable_gpu", lambda: None)
+    monkeypatch.setattr(resources, "_usable_gpu", lambda: None)
     assert "device" not in {check.name for check in machine_checks()}
     monkeypatch.setenv("HALTERES_DEVICE", "cuda")
     finding = next(check for check in machine_checks() if check.name == "device")

@@ -18,15 +18,19 @@ from runs.run_fixtures import ENVIRONMENT, STANDIN_SUPERVISOR, large_model, wait
 from typer.testing import CliRunner
 
 from halteres.agent import start_training
+from halteres.agent.next_call import next_call
 from halteres.agent.trial.folder import TestOutcome
 from halteres.cli.main import app
 from halteres.models import TINY, builtin_path
+from halteres.next_step import for_agents
 from halteres.observe.metrics import append_row
 from halteres.runs import start
 from halteres.runs.directory import RunDirectory, find_run, list_runs, stop_run
-from halteres.runs.planning import machine
 from halteres.runs.planning import plan as planning
+from halteres.runs.planning import resources
+from halteres.runs.planning.resume_point import CheckpointMissing, checkpoint_of
 
+from .run_fixtures import make_run
 from .started_runs import begun_by_standins, check_of, runs, select, tokens, told
 
 pytestmark = pytest.mark.runs
@@ -184,7 +188,7 @@ async def test_bfloat16_is_proposed_to_a_large_model_where_the_processor_has_it(
     home: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(planning, "estimate", lambda *_, **__: None)
-    monkeypatch.setattr(machine, "CPU_INFO", home / "cpuinfo")
+    monkeypatch.setattr(resources, "CPU_INFO", home / "cpuinfo")
     model = str(large_model(home / "large"))
 
     async def proposed(**changes: Any) -> bool:
@@ -226,7 +230,7 @@ async def test_the_built_in_models_learning_rate_is_warned_of_where_it_meets_a_l
     """By a dry run, by the start itself, and by `halteres train`; the run begins all the same."""
     # the model has no weights to measure with
     monkeypatch.setattr(planning, "estimate", lambda *_, **__: None)
-    monkeypatch.setattr(machine, "CPU_INFO", home / "cpuinfo")
+    monkeypatch.setattr(resources, "CPU_INFO", home / "cpuinfo")
     model = str(large_model(home / "large"))
     await select(**{"inference.model": model})
     rehearsed = await told("rl_start_training", dry_run=True)
@@ -450,6 +454,11 @@ async def test_a_run_goes_on_from_the_checkpoint_of_a_step(
     assert missing["next"] in {
         f'rl_start_training(resume_from="{old.run_id}@{step}")' for step in (2, 4)
     }
+    asked = {"resume_from": f"{old.run_id}@9", "changes": {"total_steps": 12}, "name": "longer"}
+    for more in ({}, {"dry_run": True}, {"stop_first": True}):
+        missing = await told("rl_start_training", **asked, **more)
+        assert missing["next"].startswith(f'rl_start_training(resume_from="{old.run_id}@4", ')
+        assert 'changes={"total_steps":12}, name="longer"' in missing["next"]
     started = await told("rl_start_training", resume_from=f"{old.run_id}@2")
     assert (started["resumed_from"], started["step"]) == (old.run_id, 2)
     assert "after step 2" in started["message"]
@@ -467,6 +476,19 @@ async def test_a_run_goes_on_from_the_checkpoint_of_a_step(
     typed = train(["train", "--resume", f"{old.run_id}@2", "--detach"])
     assert typed.exit_code == 0
     assert list_runs()[0].state().resume_point["step"] == 2
+
+
+async def test_a_run_without_a_checkpoint_starts_anew_from_what_it_was_started_from(
+    home: Path, tmp_path: Path
+) -> None:
+    """From its file, where its name alone leads nowhere."""
+    file = tmp_path / "mine.py"
+    file.write_text("")
+    run = make_run(status="failed", environment="mine", environment_file=str(file))
+    with pytest.raises(CheckpointMissing) as missing:
+        checkpoint_of(run, None)
+    call = next_call("rl_start_training", missing.value)
+    assert for_agents(call) == f'rl_start_training(environment="{file}")'
 
 
 async def test_an_environment_beside_resume_from_is_refused_with_the_call_that_is_meant(

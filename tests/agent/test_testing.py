@@ -584,7 +584,9 @@ async def test_a_tester_that_is_ended_while_its_service_loads_leaves_no_service(
     new, loading = folder.new_folder(), tmp_path / "loading"
     os.mkfifo(loading)
     reading = os.open(loading, os.O_RDONLY | os.O_NONBLOCK)
-    wanted = await asyncio.to_thread(new_request, Caller(), chosen, num_steps=1, group_size=2)
+    wanted = await asyncio.to_thread(
+        new_request, Caller(), "default", chosen, num_steps=1, group_size=2
+    )
     (tmp_path / "python").write_text(f"#!/bin/sh\necho $$ > {loading}\nexec sleep 600\n")
     (tmp_path / "python").chmod(0o755)
     monkeypatch.setattr(sys, "executable", str(tmp_path / "python"))
@@ -609,7 +611,9 @@ async def test_a_test_is_done_once_all_is_measured_though_its_service_is_still_c
     chosen = await asyncio.to_thread(current, Caller(), None, to_run=True)
     new, wanted = (
         folder.new_folder(),
-        await asyncio.to_thread(new_request, Caller(), chosen, num_steps=1, group_size=2),
+        await asyncio.to_thread(
+            new_request, Caller(), "default", chosen, num_steps=1, group_size=2
+        ),
     )
     closing, closed, done = asyncio.Event(), asyncio.Event(), asyncio.Event()
 

@@ -22,7 +22,7 @@ from typer.testing import CliRunner, Result
 from halteres.cli.main import app
 from halteres.errors import UserError
 from halteres.models import TINY, builtin_path
-from halteres.runs.planning import machine
+from halteres.runs.planning import resources
 
 pytestmark = pytest.mark.runs
 
@@ -67,7 +67,7 @@ def test_a_model_is_added_listed_and_removed(own: Path, tmp_path: Path) -> None:
 def test_a_model_that_was_added_is_trained_next_with_what_suits_its_size(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(machine, "CPU_INFO", tmp_path / "cpuinfo")
+    monkeypatch.setattr(resources, "CPU_INFO", tmp_path / "cpuinfo")
     large = large_model(tmp_path / "large")
     said = command("add", str(large)).output
     assert "Next: halteres train arithmetic --set model=large --set learning_rate=0.0003\n" in said

@@ -15,7 +15,8 @@ from typer.testing import CliRunner, Result
 from halteres.cli.main import app
 from halteres.errors import HalteresError, InvalidConfig, InvalidData, NotFound
 from halteres.models import builtin_path
-from halteres.rewards.training_plan import TrainingRun, forecast, read_plan
+from halteres.rewards.forecast import forecast
+from halteres.rewards.training_plan import TrainingRun, read_plan
 from halteres.runs.start import RewardPlan
 
 HELD_OUT = "halteres/arithmetic-pairs:held_out"

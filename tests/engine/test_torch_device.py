@@ -31,7 +31,7 @@ from halteres.engine.torch.projections import Projection
 from halteres.engine.torch.trie import FlashTrieAttention, Trie, TrieAttention
 from halteres.errors import InvalidConfig
 from halteres.models.shape import read_shape
-from halteres.runs.planning import memory
+from halteres.runs.planning import resources
 
 from .requests import IMPORTANCE_SAMPLING
 from .test_torch_trie import branching
@@ -449,7 +449,7 @@ def test_engine_and_estimate_reckon_alike_what_a_token_keeps_on_a_gpu(
 ) -> None:
     """By them a GPU computes layers once more, and a plan reckons with it."""
     assert isinstance(base, FusedModel)
-    assert limits.token_bytes(base) == memory.gpu_token_bytes(read_shape(model_folder))
+    assert limits.token_bytes(base) == resources.gpu_token_bytes(read_shape(model_folder))
 
 
 def test_no_operands_are_made_for_gradients_that_nobody_multiplies_with(

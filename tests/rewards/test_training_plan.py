@@ -13,6 +13,7 @@ import pytest
 from halteres.errors import HalteresError, InvalidConfig, InvalidData
 from halteres.models import builtin_path
 from halteres.rewards import RewardConfig
+from halteres.rewards.forecast import Forecast, forecast
 from halteres.rewards.model_folder import (
     RewardFile,
     ScoringTemplate,
@@ -20,7 +21,7 @@ from halteres.rewards.model_folder import (
     write_reward_file,
 )
 from halteres.rewards.preferences import read_preferences
-from halteres.rewards.training_plan import Forecast, LoraSettings, forecast, read_plan, render_rows
+from halteres.rewards.training_plan import LoraSettings, read_plan, render_rows
 from halteres.text import Tokenizer
 
 PAIR = {"prompt": "2 + 2?", "chosen": "4", "rejected": "5"}

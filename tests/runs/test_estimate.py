@@ -18,13 +18,20 @@ from halteres.config.program import EnvironmentProgram
 from halteres.config.settings import Settings
 from halteres.models import TINY
 from halteres.observe.metrics import append_row
+from halteres.process import Memory
 from halteres.runs.directory import RunDirectory, runs_home
-from halteres.runs.planning import engine_speed, machine
 from halteres.runs.planning import estimate as estimate_module
-from halteres.runs.planning.engine_speed import Engine, Speed, measured, remembered
-from halteres.runs.planning.estimate import Estimate, estimate
-from halteres.runs.planning.memory import need, workload_of
+from halteres.runs.planning import resources
+from halteres.runs.planning.estimate import (
+    Engine,
+    Estimate,
+    Speed,
+    estimate,
+    measured,
+    remembered,
+)
 from halteres.runs.planning.models import RunModel, own_model
+from halteres.runs.planning.resources import Gpu, need, workload_of
 from halteres.runs.state import RunState, write_state
 
 ENV: dict[str, Any] = {
@@ -82,7 +89,7 @@ class Planned:
 
     @property
     def engine(self) -> Engine:
-        return Engine.of(self.settings, self.model, machine.look())
+        return Engine.of(self.settings, self.model, resources.this_machine())
 
     def estimate(self) -> Estimate | None:
         """Without a measurement."""
@@ -90,7 +97,7 @@ class Planned:
             self.settings,
             self.environment,
             self.model,
-            machine.look(),
+            resources.this_machine(),
             first_step=self.first_step,
             may_measure=False,
         )
@@ -198,6 +205,29 @@ def test_runs_of_another_model_environment_or_engine_do_not_count(home: Path) ->
     assert replace(plan, settings=threads).estimate() is None
 
 
+@pytest.mark.parametrize(
+    ("on_gpu", "counts"),
+    [
+        (False, {"auto": True, "float32": True, "bfloat16": False}),
+        (True, {"auto": True, "float32": False, "bfloat16": True}),
+    ],
+    ids=["cpu", "gpu"],
+)
+def test_runs_with_the_type_that_auto_means_here_count(
+    home: Path, on_gpu: bool, counts: dict[str, bool]
+) -> None:
+    run = record()
+    gpu = Gpu(name="any", memory=Memory(total=8 << 30, free=8 << 30))
+    here = replace(resources.this_machine("cpu"), gpu=gpu if on_gpu else None)
+    plan = planned()
+    for dtype, is_counted in counts.items():
+        earlier = plan.settings.inference.model_copy(update={"dtype": dtype})
+        as_it_was = plan.settings.model_copy(update={"inference": earlier})
+        (run.path / "settings.json").write_text(as_it_was.model_dump_json())
+        found = estimate(plan.settings, PROGRAM, plan.model, here, may_measure=False)
+        assert (found is not None) == is_counted, dtype
+
+
 def test_only_the_steps_that_are_left_count_for_a_run_that_goes_on(home: Path) -> None:
     record()
     whole, rest = (
@@ -268,7 +298,7 @@ def test_the_engine_is_measured_once_and_remembered(
     found = measured(engine, workload_of(plan.settings), deadline_s=60)
     assert found is not None and found.decode_tokens_per_s and found.train_tokens_per_s
     assert 0.2 < found.peak_gb < 1.5
-    monkeypatch.setattr(engine_speed, "EngineProcess", None)
+    monkeypatch.setattr(estimate_module, "EngineProcess", None)
     assert remembered(engine) == found
     assert plan.expected().step_s.low > 0
 

@@ -194,7 +194,7 @@ def test_a_missing_model_folder_is_a_sentence_and_no_directory(start: StartRun, 
 def test_a_gpu_that_is_not_here_is_a_sentence_and_no_directory(
     start: StartRun, home: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("halteres.runs.planning.machine._usable_gpu", lambda: None)
+    monkeypatch.setattr("halteres.runs.planning.resources._usable_gpu", lambda: None)
     with pytest.raises(InvalidConfig, match="there is none that it can use"):
         start("inference.device=cuda")
     assert not (home / "runs").exists() or not list((home / "runs").iterdir())

@@ -15,7 +15,7 @@ from halteres.config.settings import InferenceSettings
 from halteres.errors import InvalidConfig
 from halteres.models import TINY, builtin_path, model_folder
 from halteres.models.shape import read_shape
-from halteres.runs.planning import machine, memory
+from halteres.runs.planning import resources
 from halteres.runs.planning.known_models import CATALOGUE, TYPICAL, known_models, proposed
 from halteres.runs.planning.models import ModelMissing, own_model
 
@@ -56,8 +56,10 @@ def shelve(home: Path, name: str, **config: object) -> Path:
 
 
 def with_memory(monkeypatch: pytest.MonkeyPatch, free: int | None) -> None:
-    memory = machine.Memory(total=free, free=free)
-    monkeypatch.setattr(machine, "look", lambda: machine.Machine(cores=2, memory=memory, gpu=None))
+    memory = resources.Memory(total=free, free=free)
+    monkeypatch.setattr(
+        resources, "this_machine", lambda: resources.Machine(cores=2, memory=memory, gpu=None)
+    )
 
 
 def test_well_known_models_have_the_published_number_of_parameters() -> None:
@@ -72,7 +74,7 @@ def test_parameters_are_counted_in_the_headers_of_the_weights() -> None:
 
 def test_an_8b_model_with_the_settings_of_document_000_fits_a_card_of_80_gb_in_16_bits() -> None:
     """Batch 128, groups of 16, 8,192 tokens, rank 32; in 32 bits it does not."""
-    work = memory.Workload(
+    work = resources.Workload(
         rank=32,
         group_size=16,
         batch_size=128,
@@ -83,8 +85,8 @@ def test_an_8b_model_with_the_settings_of_document_000_fits_a_card_of_80_gb_in_1
         cache_gb=20,
     )
     shape = CATALOGUE["Qwen/Qwen3-8B"]
-    assert memory.need(shape, replace(work, weight_bytes=2), on_gpu=True).total < 80e9
-    assert memory.need(shape, work, on_gpu=True).total > 80e9
+    assert resources.need(shape, replace(work, weight_bytes=2), on_gpu=True).total < 80e9
+    assert resources.need(shape, work, on_gpu=True).total > 80e9
 
 
 def test_models_are_told_with_size_and_whether_they_fit_and_by_how_much(
@@ -118,10 +120,12 @@ def test_the_smallest_model_that_is_here_is_proposed(
 
 def test_need_grows_with_the_model_the_batch_and_the_length() -> None:
     small, large = CATALOGUE["Qwen/Qwen3-0.6B"], CATALOGUE["Qwen/Qwen3-1.7B"]
-    usual = memory.need(small, TYPICAL)
-    assert memory.need(large, TYPICAL).total > usual.total > usual.weights == 4 * small.parameters
-    assert memory.need(small, replace(TYPICAL, rank=64)).total > usual.total
-    assert memory.need(small, replace(TYPICAL, positions=32_768)).total > usual.total
+    usual = resources.need(small, TYPICAL)
+    assert (
+        resources.need(large, TYPICAL).total > usual.total > usual.weights == 4 * small.parameters
+    )
+    assert resources.need(small, replace(TYPICAL, rank=64)).total > usual.total
+    assert resources.need(small, replace(TYPICAL, positions=32_768)).total > usual.total
 
 
 def test_a_name_of_the_hub_means_the_folder_of_its_last_part_too(home: Path) -> None:

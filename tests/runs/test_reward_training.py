@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -15,9 +16,10 @@ from halteres.observe.metrics import merge_by_step
 from halteres.rewards.model_folder import read_model_folder
 from halteres.rewards.training_plan import TrainingPlan, read_plan
 from halteres.runs.directory import list_runs, stop_run
-from halteres.runs.planning.checks import MissingKey
+from halteres.runs.planning.checks import FREE_BYTES, MissingKey
 from halteres.runs.planning.reward_plan import plan_resumed_training, plan_reward_training
 from halteres.runs.reading.evaluations import outcome_of
+from halteres.runs.reading.failures import DiskFull
 from halteres.runs.start import start_reward_training
 
 from .run_fixtures import survivors, wait, wait_for_end
@@ -73,6 +75,24 @@ def test_an_operators_policy_holds_for_reward_training(
     with pytest.raises(PolicyCap, match="more than this machine's policy allows") as caught:
         plan_reward_training(plan(tmp_path / "pairs.jsonl", num_train_epochs=2))
     assert "max_steps" in caught.value.next
+
+
+def test_a_training_whose_checkpoints_do_not_fit_on_the_disk_is_refused(
+    home: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The built-in model: 1 M parameters of 12 bytes for each of eleven checkpoints, 4 at last."""
+    wanted = plan(preferences(tmp_path), save_steps=1)
+    disk = plan_reward_training(wanted).forecast.disk_gb
+    assert disk == pytest.approx(0.9e-3 * (11 * 12 + 4), rel=0.2)
+    one = plan_reward_training(plan(tmp_path / "pairs.jsonl", save_strategy="no")).forecast.disk_gb
+    assert one is not None and disk is not None and one < disk / 5
+    free = FREE_BYTES + int(disk * 1e9) - 20_000_000
+    usage = SimpleNamespace(total=10 * free, used=9 * free, free=free)
+    monkeypatch.setattr("halteres.runs.planning.checks.shutil.disk_usage", lambda _: usage)
+    with pytest.raises(DiskFull, match="Too little room"):
+        plan_reward_training(wanted)
+    assert plan_reward_training(plan(tmp_path / "pairs.jsonl", save_strategy="no"))
+    assert list_runs() == []
 
 
 def test_steps_are_known_before_the_model_is_loaded(home: Path, tmp_path: Path) -> None:

@@ -7,11 +7,10 @@ from typing import Any
 
 import pytest
 
-from halteres.config.edits import Edit, nearest_setting, read_edit, short_name
+from halteres.config.edits import Edit, Word, nearest_setting, read_edit, short_name
 from halteres.config.operator_policy import UNKNOWN_YET
 from halteres.config.problem import LockedField, Problem, UnknownField
 from halteres.config.resolution import Resolved, resolve_settings
-from halteres.config.values import Word
 from halteres.errors import InvalidConfig
 
 ENVIRONMENT = str(Path(__file__).parents[1] / "runs" / "standin_env.py")

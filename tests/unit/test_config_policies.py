@@ -8,6 +8,8 @@ from pathlib import Path
 import pytest
 import yaml
 
+from halteres.config.files import Addresses, to_seed_format
+from halteres.config.files import resolved as effective
 from halteres.config.operator_policy import (
     DEFAULT,
     HERMES_COMPAT,
@@ -17,8 +19,6 @@ from halteres.config.operator_policy import (
     load_policy,
 )
 from halteres.config.problem import LockedField
-from halteres.config.projection import Addresses, to_seed_format
-from halteres.config.projection import resolved as effective
 from halteres.config.resolution import resolve_settings
 from halteres.config.settings import by_key
 from halteres.errors import InvalidConfig

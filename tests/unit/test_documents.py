@@ -223,8 +223,8 @@ WRITTEN_BY_USERS = (
     "service/inference/requests.py",
     "tool_calls.py",
     "environments/rows.py",
-    "config/values.py",
     "config/files.py",
+    "config/edits.py",
 )
 JSON_READERS = ("json.loads", "json.load", "msgspec.json.decode")
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 from pydantic import ValidationError
 
-from halteres.config.problem import sampler_problems
+from halteres.config.resolution import sampler_problems
 from halteres.config.sampler_list import Sampler, as_given, as_text, key_variables, samplers_of
 from halteres.config.settings import InferenceSettings
 from halteres.runs.servers import service_arguments

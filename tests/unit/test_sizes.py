@@ -19,11 +19,11 @@ MAX_MODULE = 700
 MAX_FUNCTION = 80
 
 MOST_CONDITIONS = {
-    "agent": 14.0,
-    "cli": 12.5,
+    "agent": 6.5,
+    "cli": 7.5,
     "clients": 22.5,
-    "config": 6.0,
-    "dashboard": 29.5,
+    "config": 5.5,
+    "dashboard": 6.0,
     "engine": 17.5,
     "environments": 22.0,
     "groups": 1.0,
@@ -31,7 +31,7 @@ MOST_CONDITIONS = {
     "observe": 21.5,
     "rewards": 16.0,
     "rollouts": 37.0,
-    "runs": 13.0,
+    "runs": 8.5,
     "service": 22.0,
     "training": 21.5,
     "trajectories": 27.5,

@@ -38,7 +38,7 @@ from halteres.agent.table import BY_NAME
 from halteres.agent.tool import Caller, Result, Tool, schema_of
 from halteres.agent.trial.folder import Kind, TestFolder, tests_folder
 from halteres.config import environ
-from halteres.config.values import schema_at
+from halteres.config.edits import schema_at
 from halteres.documents import DocumentError, parse_json
 from halteres.errors import (
     Conflict,

@@ -25,20 +25,15 @@ from halteres.observe.metrics import series
 from halteres.runs.directory import RunDirectory, RunNotFound
 from halteres.runs.reading.evaluations import (
     CONFIDENCE,
+    CORRECT,
     Difference,
     Outcome,
     comparison_of,
     differences,
 )
-from halteres.runs.reading.headline import (
-    CORRECT,
-    REWARD,
-    Choice,
-    choose,
-    lower_is_better,
-    tells_better,
-)
 from halteres.runs.reading.report import RunReport, report_of
+from halteres.runs.reading.result_metrics import Choice, choose, lower_is_better, tells_better
+from halteres.runs.reading.status_figures import REWARD
 from halteres.runs.state import RunState, RunUnreadable
 from halteres.short_texts import rounded, size_of
 
@@ -165,22 +160,30 @@ def rl_compare_runs(
             MOST_METRICS,
         )
     deciding = [name for name in choice.names if tells_better(name, chosen=metrics or ())]
-    best, why = next((found for name in deciding if (found := _best(runs, name))), (runs[0], None))
+    by_metric = filter(None, (_best(runs, name) for name in deciding))
+    best, why = next(by_metric, (runs[0], None))
     environments = sorted({run.state.environment for run in runs})
     mixed = len(environments) > 1
-    notes = [*choice.notes, *([] if deciding else [UNDECIDED]), *_doubts(runs, environments)]
+    notes = list(choice.notes)
+    if not deciding:
+        notes.append(UNDECIDED)
+    notes += _doubts(runs, environments)
+    shown: dict[str, Any] = {}
+    if not mixed:
+        shown["environment"] = environments[0]
     picture = None
     if plot:
         picture = _picture(runs, choice.names, notes)
+        shown["plot"] = picture and str(picture)
     following = NextStep.of("rl_get_results", best.state.run_id)
-    if going_on := next((run.state.run_id for run in runs if not run.state.terminal), None):
-        following = NextStep.of("rl_check_status", going_on, wait_s=45, until="terminal")
+    going_on = [run.state.run_id for run in runs if not run.state.terminal]
+    if going_on:
+        following = NextStep.of("rl_check_status", going_on[0], wait_s=45, until="terminal")
     answer = Comparison(
-        **({} if mixed else {"environment": environments[0]}),
+        **shown,
         runs=[*(_row(run, choice.names, mixed) for run in runs), *missing],
         settings_that_differ={},
         best=why,
-        **({"plot": str(picture) if picture else None} if plot else {}),
         **nonempty(notes=notes),
         next=following,
     )
@@ -255,15 +258,14 @@ def _best(runs: Sequence[ComparedRun], metric: str) -> tuple[ComparedRun, Best] 
 
 def _row(run: ComparedRun, names: Sequence[str], mixed: bool) -> dict[str, Any]:
     state = run.state
-    return {
-        "run_id": state.run_id,
-        **nonempty(name=state.own_name, environment=state.environment if mixed else ""),
-        "status": state.status,
-        "step": run.report.step,
-        **({} if state.status == "completed" else {"total_steps": state.total_steps}),
-        "minutes": run.report.minutes,
-        **{name: _figure(run, name) for name in names},
-    }
+    row: dict[str, Any] = {"run_id": state.run_id, **nonempty(name=state.own_name)}
+    if mixed:
+        row["environment"] = state.environment
+    row |= {"status": state.status, "step": run.report.step}
+    if state.status != "completed":
+        row["total_steps"] = state.total_steps
+    row["minutes"] = run.report.minutes
+    return row | {name: _figure(run, name) for name in names}
 
 
 def _figure(run: ComparedRun, name: str) -> Any:

@@ -39,7 +39,7 @@ from halteres.config.settings import Settings, TrainerSettings, by_key
 from halteres.errors import InvalidConfig, UserError
 from halteres.models import model_folder
 from halteres.next_step import Advice, NextStep, Placeholder, then
-from halteres.runs.planning import machine, memory
+from halteres.runs.planning import resources
 from halteres.runs.planning.known_models import KnownModel, known_models, proposed
 from halteres.short_texts import rounded, shortened
 
@@ -215,20 +215,19 @@ def rl_select_environment(
     if draft != caller.draft:
         other_draft = draft
     try:
-        chosen = drafts.choose(caller, draft, name, changes or {})
+        resolved = drafts.choose(caller, draft, name, changes or {})
     except InvalidConfig as error:
         mend(error, "rl_select_environment", changes or {}, name=name, draft=other_draft)
         raise
-    resolved = chosen.resolved
     run = resolved.settings.run
     test = NextStep.of("rl_test_inference", draft=other_draft)
     return Selected(
         message=f"Selected environment: {run.environment_name}",
         environment=run.environment_name,
         file_path=str(resolved.environment.path),
-        draft=chosen.draft.handle,
+        draft=draft or caller.draft,
         config=drafts.brief(resolved.settings, resolved.sources),
-        discarded_edits=dict(chosen.discarded),
+        discarded_edits=dict(resolved.discarded),
         **nonempty(
             coerced=dict(resolved.coerced),
             warnings=[*_capped_steps(resolved), *_unusable_model(resolved)],
@@ -306,8 +305,7 @@ def rl_get_current_config(
     """Show your draft's settings: those you can change with rl_edit_config, and those that are
     locked.
     """
-    chosen = drafts.current(caller, draft)
-    resolved = chosen.resolved
+    resolved = drafts.current(caller, draft)
     settings = drafts.settings_of(resolved)
     is_full = detail == "full"
     if field:
@@ -338,10 +336,10 @@ def rl_get_current_config(
         configurable_fields=[row for one, row in rows if one.lock is None],
         locked_fields=[row for one, row in rows if one.lock is not None],
         tip=ABSENT if models else tip,
-        draft=chosen.draft.handle,
+        draft=draft or caller.draft,
         **nonempty(
             policy=policy if policy != DEFAULT.name else "",
-            discarded_edits=dict(chosen.discarded),
+            discarded_edits=dict(resolved.discarded),
             warnings=_capped_steps(resolved),
             models=models,
             proposed=first,
@@ -372,7 +370,9 @@ def _models(resolved: Resolved) -> tuple[list[ModelRow], str]:
 
 def _known_models(settings: Settings) -> tuple[KnownModel, ...]:
     """With whether a run with these settings fits where its engine computes."""
-    return known_models(memory.workload_of(settings), machine.look(settings.inference.device))
+    return known_models(
+        resources.workload_of(settings), resources.this_machine(settings.inference.device)
+    )
 
 
 @tool(title="Edit settings", hints=Hints(idempotent=True))
@@ -397,14 +397,13 @@ def rl_edit_config(
         _ = stored.selected
         edits = _edits(field, value, changes)
         try:
-            chosen = drafts.edited(caller, stored, edits)
-            now = chosen.resolved
+            now = drafts.edited(caller, stored, edits)
             _check_locks(edits, now)
         except InvalidConfig as error:
             mend(error, "rl_edit_config", edits, draft=other_draft)
             raise
-        was = _before(stored, chosen.discarded)
-        drafts.save_draft(chosen.draft)
+        was = _before(stored, now.discarded)
+        drafts.save_draft(stored.with_edits_of(now))
     values = by_key(now.settings)
     new = {
         name: echoed(values.get(Edit(name=name, value=given).key, given))
@@ -420,7 +419,7 @@ def rl_edit_config(
         **nonempty(
             warnings=_warnings(was, now),
             coerced=dict(now.coerced),
-            discarded_edits=dict(chosen.discarded),
+            discarded_edits=dict(now.discarded),
         ),
         next=NextStep.of("rl_start_training", dry_run=True, draft=other_draft),
     )

@@ -38,6 +38,7 @@ from halteres.config.discovery import (
     split_name,
 )
 from halteres.config.edits import ALIASES, ENVIRONMENT, Edit, short_name
+from halteres.config.files import Sources
 from halteres.config.operator_policy import (
     Lock,
     is_own_wiring,
@@ -46,7 +47,6 @@ from halteres.config.operator_policy import (
     variant_lock,
 )
 from halteres.config.problem import LockedField, Problem, UnknownField, refusal
-from halteres.config.projection import Sources
 from halteres.config.resolution import Resolved, resolve_settings
 from halteres.config.settings import (
     ENV_WIRING,
@@ -113,15 +113,11 @@ class Draft:
         run = resolved.settings.run.model_copy(update={"name": self.name})
         return replace(resolved, settings=resolved.settings.model_copy(update={"run": run}))
 
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class CurrentDraft:
-    """A draft, and the settings that it comes to now."""
-
-    draft: Draft
-    resolved: Resolved
-    # changes that it had and can have no more: locked by now, or gone (section.field -> value)
-    discarded: Mapping[str, Any] = field(default_factory=dict)
+    def with_edits_of(self, resolved: Resolved) -> Draft:
+        """The draft with what was edited in these settings as its changes."""
+        values, sources = by_key(resolved.settings), resolved.sources.items()
+        keys = [key for key, source in sources if source == "edit" and key != ENVIRONMENT]
+        return replace(self, changes={key: values[key] for key in keys})
 
 
 def admitted(caller: Caller, draft: Draft, changes: Mapping[str, Any] | None = None) -> Resolved:
@@ -140,8 +136,9 @@ def admitted(caller: Caller, draft: Draft, changes: Mapping[str, Any] | None = N
     return resolved
 
 
-def edited(caller: Caller, draft: Draft, changes: Mapping[str, Any]) -> CurrentDraft:
-    """The draft with these settings changed too. Earlier changes that can be no more are left out.
+def edited(caller: Caller, draft: Draft, changes: Mapping[str, Any]) -> Resolved:
+    """The draft's settings with these changed too. Its earlier changes that can be no more are left
+    out, and are in `discarded`.
 
     Raises:
         InvalidConfig: none of them can be.
@@ -153,25 +150,17 @@ def edited(caller: Caller, draft: Draft, changes: Mapping[str, Any]) -> CurrentD
 
 def _as_it_can_be(
     draft: Draft, changes: Mapping[str, Any], resolve: Callable[[Mapping[str, Any]], Resolved]
-) -> CurrentDraft:
+) -> Resolved:
     overridden = {Edit(name=name, value=value).key for name, value in changes.items()}
     kept = {key: value for key, value in draft.changes.items() if key not in overridden}
-    gone: dict[str, Any] = {}
     try:
-        resolved = resolve({**kept, **changes})
+        return resolve({**kept, **changes})
     except InvalidConfig as error:
         gone = _impossible(draft, kept, error)
         if not gone:
             raise
-        kept = {key: value for key, value in kept.items() if key not in gone}
-        resolved = resolve({**kept, **changes})
-    after = draft
-    if changes or gone:
-        values = by_key(resolved.settings)
-        sources = resolved.sources.items()
-        keys = [key for key, source in sources if source == "edit" and key != ENVIRONMENT]
-        after = replace(draft, changes={key: values[key] for key in keys})
-    return CurrentDraft(draft=after, resolved=resolved, discarded=gone)
+    kept = {key: value for key, value in kept.items() if key not in gone}
+    return replace(resolve({**kept, **changes}), discarded=gone)
 
 
 def _impossible(draft: Draft, changes: Mapping[str, Any], error: InvalidConfig) -> dict[str, Any]:
@@ -241,10 +230,10 @@ def save_draft(draft: Draft) -> None:
 
 @contextmanager
 def editing(caller: Caller, draft: str | None) -> Iterator[Draft]:
-    """The draft, for whoever will change it: nobody else changes it meanwhile.
+    """The draft, for a caller that will change it: no other changes it meanwhile.
 
     Raises:
-        NotReady: somebody else does, for longer than WITHIN_S.
+        NotReady: another caller changes it, for longer than WITHIN_S.
         DraftNotStored: the disk will not have it.
         Busy: there are as many as callers without the token may make.
     """
@@ -304,7 +293,7 @@ def _storing(handle: str) -> Iterator[None]:
 
 def choose(
     caller: Caller, draft: str | None, environment: str, changes: Mapping[str, Any]
-) -> CurrentDraft:
+) -> Resolved:
     """Select an environment with its own defaults, and edit; what the draft had been changed to
     before is discarded.
 
@@ -321,11 +310,11 @@ def choose(
         selected_at=now,
         name=f"{in_file_name(found.name)[:NAME_LENGTH]}-{datetime.fromtimestamp(now).astimezone():%Y%m%d-%H%M%S}",
     )
-    # may take seconds: nobody else waits for them
-    chosen = edited(caller, fresh, changes)
+    # may take seconds, in which the draft is free for others
+    resolved = edited(caller, fresh, changes)
     with editing(caller, draft) as before:
-        save_draft(chosen.draft)
-    return replace(chosen, discarded=before.changes)
+        save_draft(fresh.with_edits_of(resolved))
+    return replace(resolved, discarded=before.changes)
 
 
 def found_environment(environment: str) -> EnvironmentFile:
@@ -365,23 +354,22 @@ def found_environment(environment: str) -> EnvironmentFile:
         ) from error
 
 
-def current(caller: Caller, handle: str | None, *, to_run: bool = False) -> CurrentDraft:
-    """The draft of this handle, with the settings that it comes to now. Changes that cannot hold
-    any more are discarded for good. `to_run`: the caller runs something with it. Raises as
-    `edited`.
+def current(caller: Caller, handle: str | None, *, to_run: bool = False) -> Resolved:
+    """The settings that the draft of this handle comes to now. Changes that cannot hold any more
+    are discarded for good. `to_run`: the caller runs something with it. Raises as `edited`.
     """
     draft = load_draft(caller, handle)
     if to_run:
         resolve = partial(admitted, caller, draft)
     else:
         resolve = draft.resolve
-    found = _as_it_can_be(draft, {}, resolve)
-    if found.discarded:
+    resolved = _as_it_can_be(draft, {}, resolve)
+    if resolved.discarded:
         with editing(caller, handle) as now:
             # else another caller has edited it meanwhile, and has discarded them too
             if now == draft:
-                save_draft(found.draft)
-    return found
+                save_draft(draft.with_edits_of(resolved))
+    return resolved
 
 
 def brief(settings: Settings, sources: Sources) -> dict[str, Any]:

@@ -1,8 +1,8 @@
 """The tool that measures weights on held-out tasks, rl_evaluate; and the process that does so for
 it: `python -m halteres.agent.evaluation FOLDER --lock-fd N`.
 
-There is one evaluation at a time, and the same call again goes on waiting for it. Into a run
-nothing is written but its service's journal.
+One evaluation is made at a time; the same call again waits for it. Nothing is written into a run
+but its service's journal.
 """
 
 from __future__ import annotations
@@ -31,8 +31,14 @@ from halteres.next_step import NextStep, Placeholder
 from halteres.observe.metrics import merge_by_step
 from halteres.runs.planning.models import found_model
 from halteres.runs.reading.adapter import newest_weights, weights_of
-from halteres.runs.reading.evaluations import Evaluation, differences, evaluations
-from halteres.runs.reading.headline import CORRECT, GREEDY, SCORE
+from halteres.runs.reading.evaluations import (
+    CORRECT,
+    GREEDY,
+    SCORE,
+    Evaluation,
+    differences,
+    evaluations,
+)
 from halteres.runs.servers import FREE_WITHIN_S, READY_WITHIN_S, Server, served, service_arguments
 from halteres.runs.state import locked
 from halteres.runs.supervision.evaluation import WITHIN_S, Examination, examination, measure
@@ -47,7 +53,7 @@ class Request(msgspec.Struct, frozen=True, kw_only=True):
     """request.json: one evaluation."""
 
     exam: Examination
-    step: int | None  # optimiser steps that the weights have had; None: nobody says
+    step: int | None  # optimiser steps that the weights have had; None: not known
     num_tasks: int | None  # None: as many as the environment has it
     service: tuple[str, ...]  # arguments of a service of our own
     created_at: float  # unix seconds
@@ -150,9 +156,13 @@ def _request(
         if num_tasks and state.is_foreign:
             what = f"num_tasks cannot be set for {state.environment}."
             raise InvalidConfig(what, "An environment of atroposlib's decides for itself.")
-        found = found or (None if base else newest_weights(run))
-        step, model = found.step if found else 0, settings.inference.model
-        exam = examination(state.environment, run, model, found.path if found else model)
+        if found is None and not base:
+            found = newest_weights(run)
+        model, step = settings.inference.model, 0
+        policy = model
+        if found:
+            step, policy = found.step, found.path
+        exam = examination(state.environment, run, model, policy)
     return Request(
         exam=exam,
         step=step,
@@ -164,7 +174,8 @@ def _request(
 
 
 def _under_way_or_started(request: Request) -> TestFolder:
-    """An evaluation of the same that goes on, for which whoever asks again waits; else a new one.
+    """An evaluation of the same that goes on, so that a repeated call waits for it; else a new
+    one.
 
     Raises:
         Conflict: another one goes on: each may start a service with an engine, and one machine
@@ -201,11 +212,14 @@ def _under_way_or_started(request: Request) -> TestFolder:
 def _answer(folder: TestFolder, wait_s: float) -> Evaluated:
     request = folder.request(Request)
     exam, run = request.exam, request.exam.run
+    run_id, following = None, NextStep.of("rl_start_training", dry_run=True)
+    if run:
+        run_id, following = run.run_id, NextStep.of("rl_get_results", run.run_id)
     body: dict[str, Any] = {
         "evaluation_id": folder.test_id,
         "environment": exam.program.name,
         "weights": exam.policy,
-        **nonempty(run_id=run.run_id if run else None, step=request.step),
+        **nonempty(run_id=run_id, step=request.step),
     }
     answer = folders.unfinished(folder, "rl_evaluate", "evaluation's process", wait_s)
     if answer is not None:
@@ -220,13 +234,11 @@ def _answer(folder: TestFolder, wait_s: float) -> Evaluated:
     ]
     num_tasks, available = request.num_tasks, figures.get("eval/num_tasks")
     notes: list[str] = []
-    if (
-        num_tasks is not None
-        and available is not None
-        and available + figures.get("eval/num_failed", 0) < num_tasks
-    ):
-        notes = [f"{num_tasks} held-out tasks were asked for; the environment has {available:g}"]
-    train = NextStep.of("rl_start_training", dry_run=True)
+    if num_tasks is not None and available is not None:
+        num_asked = available + figures.get("eval/num_failed", 0)
+        if num_asked < num_tasks:
+            note = f"{num_tasks} held-out tasks were asked for; the environment has {available:g}"
+            notes = [note]
     return Evaluated(
         **body,
         status="done",
@@ -234,7 +246,7 @@ def _answer(folder: TestFolder, wait_s: float) -> Evaluated:
         **nonempty(improvement=_improvement(folder, request, figures), notes=notes),
         files=str(folder.path),
         seconds=result["seconds"],
-        next=NextStep.of("rl_get_results", run.run_id) if run else train,
+        next=following,
     )
 
 
@@ -258,9 +270,9 @@ def _improvement(
         success_threshold=run.success_threshold,
     )
     gains = differences(first, now)
-    names = [name for name in (CORRECT, GREEDY) if name in gains] or [
-        name for name in (SCORE,) if name in gains
-    ]
+    names = [name for name in (CORRECT, GREEDY) if name in gains]
+    if not names and SCORE in gains:
+        names = [SCORE]
     if not names:
         return {}
     # `before` and `after`: the two figures that the difference is of
@@ -288,16 +300,14 @@ def main() -> int:
         alone.
         """
         request = folder.request(Request)
-        exam, settings = (
-            request.exam,
-            {"eval_tasks": request.num_tasks} if request.num_tasks else {},
-        )
-        service = served(
-            exam.base,
-            exam.run,
-            arguments=request.service,
-            log=None if exam.run else folder.path / "service.log",
-        )
+        exam, settings = request.exam, dict[str, Any]()
+        if request.num_tasks:
+            settings["eval_tasks"] = request.num_tasks
+        # a run's own service has a log already
+        log = None
+        if exam.run is None:
+            log = folder.path / "service.log"
+        service = served(exam.base, exam.run, arguments=request.service, log=log)
         if request.service_url:
             service = contextlib.nullcontext(Server(url=request.service_url, key=environ.api_key()))
         with service as server:

@@ -21,7 +21,7 @@ from halteres.errors import HalteresError
 from halteres.models import TINY, builtin_path
 from halteres.next_step import NextStep
 from halteres.runs.directory import active_runs
-from halteres.runs.planning import machine
+from halteres.runs.planning import resources
 from halteres.runs.planning.checks import Check, attempt
 from halteres.runs.planning.known_models import known_models, proposed
 from halteres.runs.supervision.roles import WELL_KNOWN
@@ -36,11 +36,11 @@ show all.
 """
 
 
-def machine_checks(found: machine.Machine | None = None) -> Iterator[Check]:
+def machine_checks(found: resources.Machine | None = None) -> Iterator[Check]:
     """Every finding, in the order in which a new user meets them; `found`: this machine, if it is
     known already.
     """
-    found = found or machine.look()
+    found = found or resources.this_machine()
     version = sys.version.split()[0]
     yield Check(
         name="python",
@@ -111,7 +111,7 @@ def machine_checks(found: machine.Machine | None = None) -> Iterator[Check]:
     )
 
 
-def _described(found: machine.Machine) -> str:
+def _described(found: resources.Machine) -> str:
     gpu = "no GPU: the engine runs on the CPU"
     if found.unused_gpu is not None:
         gpu = (
@@ -168,7 +168,7 @@ def rl_health_check(caller: Caller) -> Health:
     """Look at this machine: is Halteres ready, which base models fit, what runs, which policy
     holds.
     """
-    found = machine.look()
+    found = resources.this_machine()
     problems = [
         clipped(f"{check.name}: {check.found.rstrip('.')}. {check.remedy}".strip(), PROBLEM_LENGTH)
         for check in machine_checks(found)
@@ -192,14 +192,14 @@ def rl_health_check(caller: Caller) -> Health:
     rows += [ModelFacts(name=model.name, fits=model.fits) for model in present[: MOST_MODELS - 1]]
     if absent := [model for model in models if not model.present and model.fits == "yes"]:
         rows.append(ModelFacts(name=absent[-1].name, fits="yes", present=False))
-    gpu = found.gpu and {"name": found.gpu.name, "free_gb": machine.gb(found.gpu.memory.free)}
+    gpu = found.gpu and {"name": found.gpu.name, "free_gb": resources.gb(found.gpu.memory.free)}
     return Health(
         status="degraded" if problems else "ok",
         version=halteres.__version__,
         machine=MachineFacts(
             cores=found.cores,
-            memory_gb=machine.gb(found.memory.total),
-            free_gb=machine.gb(found.memory.free),
+            memory_gb=resources.gb(found.memory.total),
+            free_gb=resources.gb(found.memory.free),
             gpu=gpu,
         ),
         models=rows,

@@ -5,8 +5,7 @@ from __future__ import annotations
 from collections.abc import Container, Mapping
 from typing import Any
 
-from halteres.config.edits import Edit
-from halteres.config.values import ANYTHING
+from halteres.config.edits import ANYTHING, Edit
 from halteres.errors import HalteresError, InvalidConfig
 from halteres.next_step import Advice, NextStep, Placeholder, then
 

@@ -27,20 +27,17 @@ from halteres.next_step import Advice, NextStep, Remedy
 from halteres.observe.metrics import Row
 from halteres.runs.directory import RunDirectory, roster, runs_home
 from halteres.runs.reading.adapter import vllm_command
-from halteres.runs.reading.evaluations import Outcome, picture_of
-from halteres.runs.reading.failures import error_of
-from halteres.runs.reading.figures import success_in
-from halteres.runs.reading.headline import (
+from halteres.runs.reading.evaluations import (
     CORRECT,
     GREEDY,
-    LOSS,
-    REWARD,
     SCORE,
-    Choice,
-    choose,
-    headline,
+    Cost,
+    Outcome,
+    picture_of,
 )
+from halteres.runs.reading.failures import error_of
 from halteres.runs.reading.report import RunReport, report_of, sink_facts, wandb_names
+from halteres.runs.reading.result_metrics import LOSS, Choice, choose, headline
 from halteres.runs.reading.rollouts import (
     Mark,
     Rollout,
@@ -49,6 +46,8 @@ from halteres.runs.reading.rollouts import (
     rollouts_of,
     steps_of,
 )
+from halteres.runs.reading.status_figures import REWARD, step_measures, success_in
+from halteres.runs.state import RunState
 from halteres.short_texts import clipped, rounded, shortened, size_of
 
 # of a history: more would crowd out everything else that the reader keeps in mind
@@ -160,20 +159,12 @@ def rl_get_results(
             shown["plot"] = None
     failed = [*reversed(report.progress.eval_failed)][:MOST_FAILED]
     rows, checkpoints, cost = outcome.rows, run.checkpoints(), outcome.cost
-    success = success_in(rows)
-    apart = any(row.get(success) != row.get(REWARD) for row in rows if success in row)
-    curves = [REWARD, *([success] if apart else []), CORRECT]
-    if rows and not any(REWARD in row for row in rows):  # a reward model is trained
-        curves = ["accuracy", "eval_accuracy"]
-    # Hours are of the engine's device, where it is known which that is; a service of somebody
-    # else's is not ours.
-    device = str(state.processes.get("engine", {}).get("device") or "engine")
-    unit = device
-    if device.startswith("cuda"):
-        unit = "gpu"
-    hours = {}
-    if not state.service_given:
-        hours = {f"{unit}_hours": rounded(cost.minutes / 60)}
+    curves = _curves(rows)
+    if choice:
+        curves = list(choice.names)
+    num_checkpoints = None
+    if len(checkpoints) > LAST_CHECKPOINTS:
+        num_checkpoints = len(checkpoints)
     answer = Results(
         run_id=run.run_id,
         status=state.status,
@@ -181,21 +172,21 @@ def rl_get_results(
         **wandb_names(state, report.given),
         **sink_facts(run),
         **_figures(outcome, choice),
-        history=_with_parent(_history(rows, choice.names if choice else curves, points), report),
+        history=_with_parent(_history(rows, curves, points), report),
         weights=_weights(report, outcome),
         checkpoints=[
             CheckpointRow(name=row.get("name"), step=row.get("step"))
             for row in checkpoints[-LAST_CHECKPOINTS:]
         ],
         **nonempty(
-            num_checkpoints=len(checkpoints) if len(checkpoints) > LAST_CHECKPOINTS else None,
+            num_checkpoints=num_checkpoints,
             eval_failed=[
                 StepFailure(step=one.step, why=clipped(one.why, WHY_LENGTH)) for one in failed
             ],
             notes=notes,
         ),
         **shown,
-        cost={"minutes": round(cost.minutes, 2), **hours, "tokens": cost.tokens},
+        cost={"minutes": round(cost.minutes, 2), **_hours(state, cost), "tokens": cost.tokens},
         alerts=_alerts(report),
         next=_next(report, outcome),
     )
@@ -204,15 +195,39 @@ def rl_get_results(
     return answer
 
 
+def _hours(state: RunState, cost: Cost) -> dict[str, float]:
+    """Of the engine's device, where it is known which that is. A service elsewhere is not ours."""
+    if state.service_given:
+        return {}
+    unit = str(state.processes.get("engine", {}).get("device") or "engine")
+    if unit.startswith("cuda"):
+        unit = "gpu"
+    return {f"{unit}_hours": rounded(cost.minutes / 60)}
+
+
+def _curves(rows: Sequence[Row]) -> list[str]:
+    """The metrics of a history where none were asked for."""
+    if rows and not any(REWARD in row for row in rows):  # a reward model is trained
+        return ["accuracy", "eval_accuracy"]
+    success = success_in(rows)
+    if any(row.get(success) != row.get(REWARD) for row in rows if success in row):
+        return [REWARD, success, CORRECT]
+    return [REWARD, CORRECT]
+
+
 def _notes(report: RunReport, outcome: Outcome, choice: Choice | None) -> list[str]:
     state = report.state
     notes = []
     if state.error:
         notes = [f"{state.code or state.status}: {shortened(error_of(state), 300)}"]
-    notes += choice.notes if choice else ()
-    notes += [report.hardly_moved] if report.hardly_moved else []
+    shown = list(outcome.final)
+    if choice:
+        notes += choice.notes
+        shown = list(choice.names)
+    if report.hardly_moved:
+        notes.append(report.hardly_moved)
     notes += report.remarks
-    if LOSS in (choice.names if choice else outcome.final):
+    if LOSS in shown:
         notes.append(LOSS_MEANS)
     if outcome.baseline and outcome.baseline.step > 0:
         notes.append(
@@ -237,9 +252,12 @@ def _figures(outcome: Outcome, choice: Choice | None) -> dict[str, Any]:
         names = choice.names
     else:
         names = headline(final)
-    baseline = [
-        name for name in names if first and name in first.figures and not name.endswith("_stderr")
-    ]
+    baseline: dict[str, Any] = {}
+    if first:
+        baseline["step"] = first.step
+        for name in names:
+            if name in first.figures and not name.endswith("_stderr"):
+                baseline[name] = rounded(first.figures[name])
     gains = {
         name: gain
         for name, gain in outcome.gains.items()
@@ -247,12 +265,7 @@ def _figures(outcome: Outcome, choice: Choice | None) -> dict[str, Any]:
     }
     return {
         "final_metrics": {name: rounded(final.get(name)) for name in names},
-        "baseline": {
-            "step": first.step,
-            **{name: rounded(first.figures[name]) for name in baseline},
-        }
-        if first
-        else {},
+        "baseline": baseline,
         "improvement": {name: Improvement(**gain.facts) for name, gain in gains.items()},
     }
 
@@ -296,7 +309,10 @@ def _with_parent(history: list[dict[str, Any]], report: RunReport) -> list[dict[
     parent, ends = report.state.resumed_from, report.progress.resumed_at
     if not parent or not ends:
         return history
-    return [{**row, "run_id": parent} if row["step"] <= ends else row for row in history]
+    for row in history:
+        if row["step"] <= ends:
+            row["run_id"] = parent
+    return history
 
 
 def _weights(report: RunReport, outcome: Outcome) -> WeightsRow:
@@ -396,7 +412,8 @@ class Rollouts(Result):
     run_id: str
     step: int
     steps: list[int]  # first and last that there are
-    # of all of the step's; distinct, commonest: shares of different completions, of one
+    # of all of the step's; distinct, commonest: shares of different completions, of one; the
+    # environment's own measures
     figures: dict[str, Any]
     rollouts: list[RolloutRow]
 
@@ -430,7 +447,7 @@ def rl_get_rollouts(
         run_id=run.run_id,
         step=number,
         steps=[steps[0], steps[-1]],
-        figures=_step_figures(found),
+        figures=_step_figures(found) | step_measures(run.metrics(), number),
         rollouts=[
             _row(rollout, ROOM // len(chosen), given[mark.text])
             for mark, rollout in zip(chosen, found.rollouts(chosen), strict=True)
@@ -472,11 +489,13 @@ def _chosen(marks: Sequence[Mark], which: Which, n: int, random: Random) -> list
     mixed = random.sample(marks, len(marks))
     if which == "random":
         return mixed[:n]
+
+    def worth(mark: Mark) -> tuple[bool, float]:
+        # what has no score is worse than any
+        return mark.score is not None, mark.score or 0.0
+
     different: dict[int, Mark] = {}
-    worst = float("-inf")  # what has no score is worse than any
-    for mark in sorted(
-        mixed, key=lambda it: worst if it.score is None else it.score, reverse=which == "best"
-    ):
+    for mark in sorted(mixed, key=worth, reverse=which == "best"):
         different.setdefault(mark.text, mark)
     return list(different.values())[:n]
 
@@ -485,10 +504,13 @@ def _step_figures(found: StepOfRollouts) -> dict[str, Any]:
     marks, failures = found.marks, found.failures
     scores = [mark.score for mark in marks if mark.score is not None]
     figures: dict[str, Any] = {"groups": found.num_groups, "rollouts": len(marks)}
+    mean_score = None
+    if scores:
+        mean_score = rounded(sum(scores) / len(scores))
     if marks:
         given = Counter(mark.text for mark in marks)
         figures |= {
-            "mean_score": rounded(sum(scores) / len(scores)) if scores else None,
+            "mean_score": mean_score,
             "mean_tokens": rounded(sum(mark.tokens for mark in marks) / len(marks)),
             "truncated": rounded(sum(mark.finish == "length" for mark in marks) / len(marks)),
             "distinct": rounded(len(given) / len(marks)),
@@ -516,8 +538,9 @@ def _row(rollout: Rollout, room: int, times: int) -> RolloutRow:
         **nonempty(outcome=rollout.outcome),
         "group_scores": group_scores,
         "item": shortened_item(rollout.item, room // 6),
-        **({"times": times} if times > 1 else {}),
     }
+    if times > 1:
+        facts["times"] = times
     prompt = shortened(rollout.prompt, room // 4)
     left = room - size_of({"prompt": prompt, "completion": "", "times": 1000, **facts})
     if rollout.turns:

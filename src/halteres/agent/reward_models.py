@@ -39,8 +39,9 @@ from halteres.config import environ
 from halteres.errors import HalteresError, ServerError, UserError
 from halteres.models import TINY, stored_models
 from halteres.next_step import NextStep
+from halteres.rewards.forecast import Forecast
 from halteres.rewards.model_folder import RESULT, ModelFolder, read_model_folder
-from halteres.rewards.training_plan import Forecast, read_plan
+from halteres.rewards.training_plan import read_plan
 from halteres.runs.directory import RunDirectory, list_runs
 from halteres.runs.planning.reward_plan import plan_resumed_training, plan_reward_training
 from halteres.runs.start import run_of_key, start_reward_training

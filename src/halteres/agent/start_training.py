@@ -32,7 +32,7 @@ from halteres.agent.trial.folder import latest_test
 from halteres.agent.waiting import WITHIN_S
 from halteres.config import environ
 from halteres.config.discovery import EnvironmentNotFound
-from halteres.config.projection import Sources
+from halteres.config.files import Sources
 from halteres.config.resolution import Resolved, resolve_settings
 from halteres.config.settings import Settings
 from halteres.errors import HalteresError, InvalidConfig, NotReady, UserError
@@ -42,6 +42,7 @@ from halteres.runs.directory import RunDirectory, new_run_id, stop_run
 from halteres.runs.planning.checks import Check
 from halteres.runs.planning.plan import Effort, RunPlan, plan_run
 from halteres.runs.planning.resume_point import (
+    CheckpointMissing,
     RunGoesOn,
     check_settings,
     checkpoint_of,
@@ -58,8 +59,8 @@ REWARD = "reward varies"
 
 def _from_draft(
     caller: Caller, draft: str | None, environment: str | None, changes: Mapping[str, Any]
-) -> drafts.CurrentDraft:
-    """The draft that is started, changed where an environment or changes are given.
+) -> Resolved:
+    """The settings of the draft that is started, changed where an environment or changes are given.
 
     Raises:
         UserError: no environment, or settings that cannot be used; the draft is as it was.
@@ -68,9 +69,9 @@ def _from_draft(
         return drafts.choose(caller, draft, environment, changes)
     if changes:
         with drafts.editing(caller, draft) as stored:
-            chosen = drafts.edited(caller, stored, changes)
-            drafts.save_draft(chosen.draft)
-        return chosen
+            resolved = drafts.edited(caller, stored, changes)
+            drafts.save_draft(stored.with_edits_of(resolved))
+        return resolved
     selected = drafts.load_draft(caller, draft).selected
     try:
         return drafts.current(caller, draft, to_run=True)
@@ -157,9 +158,9 @@ def _resumed_facts(plan: RunPlan, changed: Mapping[str, list[Any]]) -> dict[str,
         lost = f"Step {reached} is"
         if reached > step + 1:
             lost = f"Steps {step + 1} to {reached} are"
-        newest = old.newest_checkpoint()
-        is_newest = newest is None or newest["step"] == step
-        why = ": no checkpoint has what was learnt there" if is_newest else ""
+        newest, why = old.newest_checkpoint(), ""
+        if newest is None or newest["step"] == step:
+            why = ": no checkpoint has what was learnt there"
         message += f" {lost} done again{why}."
     changes = [f"{name} {before} -> {now}" for name, (before, now) in changed.items()]
     but = ""
@@ -170,13 +171,17 @@ def _resumed_facts(plan: RunPlan, changed: Mapping[str, list[Any]]) -> dict[str,
 
 def _corrected(refused: HalteresError, start: NextStep) -> HalteresError:
     """A refusal to go on from a run, with the call that would not be refused."""
+    own = refused.next
     if isinstance(refused, RunGoesOn):
         refused.next = replace(start, args={**start.args, "stop_first": True})
-        return refused
-    if start.args["resume_from"] and not isinstance(refused.next, NextStep):
+    elif isinstance(own, NextStep):
+        # It names what is wrong with the call, say the step; the rest of the call stays.
+        if own.tool == TOOL:
+            refused.next = replace(own, args={**start.args, **own.args})
+    elif start.args["resume_from"] and isinstance(refused, InvalidConfig):
         args = {name: start.args[name] for name in ("resume_from", "name")}
         call = mended_call(refused, TOOL, start.args["changes"] or {}, **args)
-        refused.next = call or refused.next
+        refused.next = call or own
     return refused
 
 
@@ -253,14 +258,20 @@ def rl_start_training(
         return _already_started(first)
     changes = changes or {}
     _check_together(environment, changes, resume_from, stop_first=stop_first, dry_run=dry_run)
-    old, step = find_origin(resume_from) if resume_from else (None, None)
-    discarded: Mapping[str, Any] = {}
+    old, step, to_resumed, other_draft = None, None, None, None
+    if resume_from:
+        old, step = find_origin(resume_from)
+        to_resumed = changes
+    if draft != caller.draft:
+        other_draft = draft
+    start = NextStep.of(
+        TOOL, resume_from=resume_from, changes=to_resumed, name=name, draft=other_draft
+    )
     try:
         if old is not None:
             resolved = _from_run(caller, old, changes)
         else:
-            chosen = _from_draft(caller, draft, environment, changes)
-            resolved, discarded = chosen.resolved, chosen.discarded
+            resolved = _from_draft(caller, draft, environment, changes)
         if caller.is_open:
             open_access.check_keys(secret_variables(resolved.settings.env))
         named = _named(resolved, name)
@@ -277,19 +288,17 @@ def rl_start_training(
             draft=draft,
         )
         raise
-    plan = _planned(caller, named, old, step, "measured" if dry_run else "remembered")
+    except CheckpointMissing as error:
+        raise _corrected(error, replace(start, args={**start.args, "stop_first": True})) from None
+    effort: Effort = "remembered"
+    if dry_run:
+        effort = "measured"
+    plan = _planned(caller, named, old, step, effort)
     if stop_first and plan.refusal is not None:
         plan.refusal.why = f"{plan.refusal.why} The run has been stopped.".strip()
-    start = NextStep.of(
-        TOOL,
-        resume_from=resume_from,
-        changes=changes if resume_from else None,
-        name=name,
-        draft=draft if draft != caller.draft else None,
-    )
     reward = _reward_check(named.settings, draft or caller.draft)
     changed = _changed(named)
-    facts = nonempty(discarded_edits=dict(discarded)) | _resumed_facts(plan, changed)
+    facts = nonempty(discarded_edits=dict(named.discarded)) | _resumed_facts(plan, changed)
     if dry_run:
         facts["config"] = drafts.brief(named.settings, named.sources)
         facts["config_diff"] = changed
@@ -327,11 +336,11 @@ def _check_together(
             field="environment",
         )
     if stop_first and (dry_run or not resume_from):
-        raise UserError(
-            "stop_first stops the run of resume_from, to go on from it.",
-            "A dry run stops nothing." if dry_run else "resume_from was not given.",
-            field="stop_first",
-        )
+        why = "resume_from was not given."
+        if dry_run:
+            why = "A dry run stops nothing."
+        what = "stop_first stops the run of resume_from, to go on from it."
+        raise UserError(what, why, field="stop_first")
 
 
 def _rehearsed(plan: RunPlan, start: NextStep, reward: Check, facts: dict[str, Any]) -> Started:
@@ -394,7 +403,7 @@ def _started(
     run_id = new_run_id()
     try:
         run = start_run(plan, run_id=run_id, idempotency_key=key)
-    except (InvalidConfig, RunGoesOn) as error:
+    except (InvalidConfig, RunGoesOn, CheckpointMissing) as error:
         raise _corrected(error, start) from error.__cause__
     if run.run_id != run_id:
         return _already_started(run)

@@ -1,6 +1,8 @@
 """The tools that look at a run, at several, and at all: rl_check_status, rl_list_runs.
 
-An operator may limit how often a run is looked at, as the seeds do (`min_status_interval_s`).
+A status answer is put together here, by `_status_of`, from a run's report (`runs/reading/report`)
+and its figures (`runs/reading/status_figures`). An operator may limit how often a run is looked at,
+as the seeds do (`min_status_interval_s`).
 """
 
 from __future__ import annotations
@@ -41,7 +43,12 @@ from halteres.next_step import NextStep
 from halteres.runs.directory import UNREADABLE, Entry, RunDirectory, known_runs
 from halteres.runs.reading.alerts import REFUSED
 from halteres.runs.reading.logs import log_tail
-from halteres.runs.reading.progress import SEED_ROLES, conditions, last_reward
+from halteres.runs.reading.progress import (
+    SEED_ROLES,
+    FailedEvaluation,
+    conditions,
+    last_reward,
+)
 from halteres.runs.reading.report import (
     Gain,
     RunReport,
@@ -87,7 +94,7 @@ class AlertRow(Facts):
 
 def alert_rows(report: RunReport, shown: ShownAlerts | None) -> list[AlertRow]:
     """The alerts as an answer has them, as many as there is room for, the first one in any case;
-    none beside a failure, which needs the room.
+    none next to a failure, which needs the room.
 
     `shown`: what the reader was shown whole before, and is not again.
     """
@@ -101,9 +108,10 @@ def alert_rows(report: RunReport, shown: ShownAlerts | None) -> list[AlertRow]:
         if shown and shown.has(run_id, alert):
             rows.append(AlertRow(rule=alert.rule, since_step=alert.step))
             continue
-        evidence = clipped(
-            alert.evidence, REFUSAL_LENGTH if alert.rule == REFUSED else EVIDENCE_LENGTH
-        )
+        length = EVIDENCE_LENGTH
+        if alert.rule == REFUSED:
+            length = REFUSAL_LENGTH
+        evidence = clipped(alert.evidence, length)
         row = AlertRow(rule=alert.rule, step=alert.step, evidence=evidence, remedy=alert.remedy)
         room -= len(row.model_dump_json(exclude_unset=True))
         if num_whole and room < 0:
@@ -141,7 +149,7 @@ class StatusResult(Result):
     # where it is a sink: starting, online, offline, off, failed (then also wandb_error)
     wandb: str = ""
     sinks: dict[str, str] = {}  # of each sink, where it is or what is wrong with it
-    logs: dict[str, str] = {}  # paths, of a run that ails
+    logs: dict[str, str] = {}  # paths, of a run that is failing or has failed
     # step, reward_mean, percent_correct, eval_percent_correct, and what is not in `trend`;
     # minus loss_per_token is the mean advantage of a trained token, no error that should fall;
     # kl; kl_reference, implicit_reward_gap and share_of_gain where they are measured; where steps
@@ -166,7 +174,7 @@ class StatusResult(Result):
     failed_rollouts: dict[str, int] = {}  # of all steps, by why: each was replaced by another
     restarts: dict[str, int] = {}  # processes that died and were started again: how often
     runs: list[dict[str, Any]] = []  # where several were asked about: each in brief
-    log_tail: list[str] = []  # of whoever failed
+    log_tail: list[str] = []  # of the process that failed
     health: str = ""  # healthy, alert, failing; of a run that has ended, its status
     woke: str | None = None  # what ended the wait: the event asked for, "terminal", or "wait_s"
     suggested_wait_s: int = 0
@@ -199,7 +207,7 @@ async def rl_check_status(
         woke = None
         if wait_s:
             woke = await wait_for(run, event, wait_s)
-        return await asyncio.to_thread(_answer, caller, run, woke, wait_cut(wait_s))
+        return await asyncio.to_thread(_status_of, caller, run, woke, wait_cut(wait_s))
     event = Until.parse(until or "terminal")
     if run_id:
         several = NextStep.of("rl_check_status", run_ids=run_ids)
@@ -209,21 +217,39 @@ async def rl_check_status(
     woke = None
     if wait_s:
         woke = await wait_for_all(runs, event, wait_s)
-    return await asyncio.to_thread(_answer_on_several, caller, runs, woke, wait_cut(wait_s))
+    return await asyncio.to_thread(_status_of_several, caller, runs, woke, wait_cut(wait_s))
 
 
-def _answer(caller: Caller, run: RunDirectory, woke: str | None, cut: str) -> StatusResult:
+def _status_of(caller: Caller, run: RunDirectory, woke: str | None, cut: str) -> StatusResult:
+    """The answer on one run, put together from its report.
+
+    Args:
+        woke: what ended the wait; None: there was none.
+        cut: why the wait was shorter than the one asked for.
+    """
     report = report_of(run, longest_wait_s=caller.longest_wait_s)
     state, progress = report.state, report.progress
     if limited := rate_limited_answer(report):
         return StatusResult(**limited, next=until_it_ends(run.run_id, report.longest_wait_s))
-    # a failure needs the room, and mostly has the same cause
-    failed = None
-    if state.status != "failed":
-        failed = progress.unevaluated
-    trend = {}
+    if woke != "wait_s":
+        cut = ""
+    trend: dict[str, Any] = {}
+    of_a_living_run: dict[str, Any] = {}
     if not state.terminal:
         trend = report.trend
+        of_a_living_run = {
+            "eta_minutes": report.eta_minutes,
+            "trend": trend,
+            **nonempty(step_time=report.time_shares),
+        }
+    # rl_start_training has named the logs; they are worth another word where something is wrong
+    logs: dict[str, str] = {}
+    if report.health in ("failing", "failed"):
+        logs = {role: str(run.log(role)) for role in SEED_ROLES}
+    code, eval_failed = None, None
+    # a failure has a code of its own; it needs the room, and mostly has the same cause
+    if state.status != "failed":
+        code, eval_failed = state.code, _step_failure(progress.unevaluated)
     answer = StatusResult(
         run_id=run.run_id,
         status=state.status,
@@ -232,11 +258,7 @@ def _answer(caller: Caller, run: RunDirectory, woke: str | None, cut: str) -> St
         processes=_processes(report),
         **wandb_names(state, report.given),
         **sink_facts(run),
-        # rl_start_training has named the logs; they are worth another word where something is
-        # wrong.
-        logs={role: str(run.log(role)) for role in SEED_ROLES}
-        if report.health in ("failing", "failed")
-        else {},
+        logs=logs,
         metrics=_metrics(report, trend),
         state=report.state_word,
         step=report.step,
@@ -244,23 +266,13 @@ def _answer(caller: Caller, run: RunDirectory, woke: str | None, cut: str) -> St
         alerts=alert_rows(report, caller.shown_alerts),
         health=report.health,
         suggested_wait_s=report.suggested_wait_s,
-        **(
-            {}
-            if state.terminal
-            else {
-                "eta_minutes": report.eta_minutes,
-                "trend": trend,
-                **nonempty(step_time=report.time_shares),
-            }
-        ),
+        **of_a_living_run,
         **nonempty(
             name=state.own_name,
             phase=state.phase,
-            code=state.code if state.status != "failed" else None,
+            code=code,
             note=state.note,
-            eval_failed=StepFailure(step=failed.step, why=clipped(failed.why, WHY_LENGTH))
-            if failed
-            else None,
+            eval_failed=eval_failed,
             no_evaluation=clipped(progress.no_evaluation, WHY_LENGTH),
             alerts_over=[alert.rule for alert in report.alerts if alert.is_over],
             no_batch=report.no_batch,
@@ -271,7 +283,7 @@ def _answer(caller: Caller, run: RunDirectory, woke: str | None, cut: str) -> St
             remarks=report.remarks,
             resumed_from=state.resumed_from,
             woke=woke,
-            wait_cut=cut if woke == "wait_s" else "",
+            wait_cut=cut,
         ),
         **_failure_facts(report),
         next=report.next,
@@ -279,6 +291,12 @@ def _answer(caller: Caller, run: RunDirectory, woke: str | None, cut: str) -> St
     if state.status == "failed":
         answer.log_tail = log_tail(report, len(answer.model_dump_json(exclude_unset=True)))
     return answer
+
+
+def _step_failure(failed: FailedEvaluation | None) -> StepFailure | None:
+    if failed is None:
+        return None
+    return StepFailure(step=failed.step, why=clipped(failed.why, WHY_LENGTH))
 
 
 def _processes(report: RunReport) -> dict[str, str]:
@@ -312,20 +330,23 @@ def _failure_facts(report: RunReport) -> dict[str, Any]:
     failure = report.failure
     if failure is None:
         return {}
+    exited = None
+    if failure.exit:
+        exited = failure.exit.facts
     return {
         "error": clipped(failure.error, 300),
         "code": failure.code,
-        "exit": failure.exit.facts if failure.exit else None,
+        "exit": exited,
         "resumable": failure.resumable,
         "last_checkpoint": failure.last_checkpoint,
     }
 
 
-def _answer_on_several(
+def _status_of_several(
     caller: Caller, runs: list[RunDirectory], woke: str | None, cut: str
 ) -> StatusResult:
-    """Each in brief; next, what a run that ails or has failed asks for; else to wait on; else to
-    compare.
+    """Each in brief; next, what the first run that fails or has an alert asks for; else to
+    wait on; else to compare.
     """
     reports = [report_of(run, longest_wait_s=caller.longest_wait_s) for run in runs]
     rows = [_row(report) for report in reports]
@@ -352,29 +373,28 @@ def _answer_on_several(
 
 def _row(report: RunReport) -> dict[str, Any]:
     """One of several runs; where the operator's policy limits looks, as it was at the last one."""
+    limited = rate_limited_answer(report)
+    if limited is not None:
+        return nonempty(**limited)
     state = report.state
+    health = None
+    if not state.terminal:
+        health = report.health
+    metrics = {name: value for name, value in report.metrics.items() if value is not None}
+    metrics.pop("step", None)
     return nonempty(
-        **(
-            rate_limited_answer(report)
-            or {
-                "run_id": report.run.run_id,
-                "name": state.own_name,
-                "environment": state.environment,
-                "status": state.status,
-                "health": None if state.terminal else report.health,
-                "step": report.step,
-                "total_steps": state.total_steps,
-                "eta_minutes": report.eta_minutes,
-                "metrics": {
-                    name: it
-                    for name, it in report.metrics.items()
-                    if it is not None and name != "step"
-                },
-                "gain": report.gain,
-                "alerts": [alert.rule for alert in report.alerts if not alert.is_over],
-                "error": clipped(state.error, WHY_LENGTH) if state.error else None,
-            }
-        )
+        run_id=report.run.run_id,
+        name=state.own_name,
+        environment=state.environment,
+        status=state.status,
+        health=health,
+        step=report.step,
+        total_steps=state.total_steps,
+        eta_minutes=report.eta_minutes,
+        metrics=metrics,
+        gain=report.gain,
+        alerts=[alert.rule for alert in report.alerts if not alert.is_over],
+        error=clipped(state.error or "", WHY_LENGTH),
     )
 
 
@@ -398,7 +418,7 @@ def rate_limited_answer(report: RunReport) -> dict[str, Any] | None:
     try:
         interval_s = load_policy().min_status_interval_s
     except HalteresError:
-        # a policy that cannot be read stops whoever starts a run, not whoever watches one
+        # a policy that cannot be read stops a start of a run, not a look at one
         return None
     if interval_s <= 0:
         return None
@@ -412,7 +432,7 @@ def rate_limited_answer(report: RunReport) -> dict[str, Any] | None:
         and (last.status, last.phase) == (state.status, state.phase)
     ):
         left_s = last.at + interval_s - now
-        if 0 < left_s <= interval_s:  # a clock that was set back limits nobody for ever
+        if 0 < left_s <= interval_s:  # a clock may have been set back
             return {
                 "rate_limited": True,
                 "run_id": report.run.run_id,
@@ -515,11 +535,13 @@ def rl_list_runs(
         runs=len(listed) - len(rows), details_of=brief, more="limit=8 tells each in full"
     )
     following = LIST_ENVIRONMENTS
-    if first := next((run for run in listed if not run.ended), listed[0] if listed else None):
-        is_completed = first.ended and first.facts.status == "completed"
-        following = NextStep.of(
-            "rl_get_results" if is_completed else "rl_check_status", first.run_id
-        )
+    # the newest run that goes on comes first, else the newest
+    by_interest = sorted(listed, key=lambda run: run.ended)
+    if by_interest:
+        first = by_interest[0]
+        following = NextStep.of("rl_check_status", first.run_id)
+        if first.ended and first.facts.status == "completed":
+            following = NextStep.of("rl_get_results", first.run_id)
     cut = {}
     if brief or left_out.runs:
         cut = {"left_out": left_out}
@@ -572,10 +594,9 @@ def _full_row(brief: ListedRun, run: Entry) -> ListedRun:
     facts = run.facts
     try:
         with boundary(RunUnreadable, f"Reading run {run.run_id}"):
-            reward = last_reward(RunDirectory(run.path))
             more = {
                 "total_steps": facts.total_steps,
-                "reward": None if reward is None else rounded(reward, 3),
+                "reward": rounded(last_reward(RunDirectory(run.path)), 3),
                 "minutes": round(
                     max(0.0, (facts.ended_at or time.time()) - facts.created_at) / 60, 1
                 ),

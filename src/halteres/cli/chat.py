@@ -1,7 +1,7 @@
 """`halteres chat`: ask what a run has trained, in the words of its environment's prompts.
 
 The words are learnt from the prompts that the run has recorded, whatever wrote them: a template,
-code, somebody else's environment. Every question is one prompt, as in training.
+code, an environment of atroposlib's. Every question is one prompt, as in training.
 """
 
 from __future__ import annotations
@@ -67,7 +67,7 @@ def chat(
     A question takes the place of the task in the run's own prompts: what all of them have in common
     is put around it (and shown on standard error). It may be a task alone (3 * 4), or with any of
     the words around it. Where a run has recorded too few prompts, a question is sent as it is, with
-    the environment's system prompt. Each is asked anew: the policy is told nothing of those before.
+    the environment's system prompt. Each is asked anew: the policy does not see those before.
     """
     import asyncio
 
@@ -95,11 +95,12 @@ def chat(
     }
     with ExitStack() as stack:
         runner = stack.enter_context(asyncio.Runner())
-        scorer = open_scorer(reward) if reward is not None else None
-        if scorer is not None:
+        scorer = None
+        if reward is not None:
+            scorer = open_scorer(reward)
             stack.callback(lambda: runner.run(scorer.close()))
         service = stack.enter_context(served(base, directory))
-        for text in [question] if question else _questions(words.example if words else ""):
+        for text in _questions(question, words):
             answers = _answers(service, directory, words, text, body)
             best = answers[0]
             if scorer is not None:
@@ -172,25 +173,24 @@ class Wording:
         head = re.sub(r"\w+$", "", os.path.commonprefix(list(prompts)))
         rests = [prompt[len(head) :] for prompt in prompts]
         tail = re.sub(r"^\w+", "", os.path.commonprefix([rest[::-1] for rest in rests])[::-1])
-        task = rests[-1].removesuffix(tail)
-        return cls(
-            head=head,
-            tail=tail,
-            example=task if len(task) <= LONGEST_EXAMPLE and "\n" not in task else "",
-        )
+        example = rests[-1].removesuffix(tail)
+        if len(example) > LONGEST_EXAMPLE or "\n" in example:
+            example = ""
+        return cls(head=head, tail=tail, example=example)
 
     def around(self, text: str) -> str:
         """The prompt with this text as its task; words of the head and the tail that it has already
         are not doubled.
         """
         text = text.strip()
-        begins = next(n for n in range(len(text), -1, -1) if self.head.endswith(text[:n]))
-        ends = next(
-            n
-            for n in range(len(text) - begins, -1, -1)
-            if self.tail.startswith(text[len(text) - n :])
-        )
-        return self.head + text[begins : len(text) - ends] + self.tail
+        begins = len(text)
+        while not self.head.endswith(text[:begins]):
+            begins -= 1
+        task = text[begins:]
+        ends = len(task)
+        while not self.tail.startswith(task[len(task) - ends :]):
+            ends -= 1
+        return self.head + task[: len(task) - ends] + self.tail
 
 
 def wording_of(run: RunDirectory) -> Wording | None:
@@ -214,11 +214,11 @@ def wording_of(run: RunDirectory) -> Wording | None:
 
 
 def _messages(run: RunDirectory, text: str) -> list[dict[str, Any]]:
+    messages = [{"role": "user", "content": text}]
     system = run.environment_config().get("system_prompt")
-    return [
-        *([{"role": "system", "content": system}] if system else []),
-        {"role": "user", "content": text},
-    ]
+    if system:
+        messages.insert(0, {"role": "system", "content": system})
+    return messages
 
 
 def _messages_of(prompt: str, run: RunDirectory, model: str) -> list[dict[str, Any]] | str:
@@ -241,24 +241,30 @@ async def _best(scorer: Scorer, prompt: list[dict[str, Any]] | str, answers: lis
     from halteres.errors import NotReady
     from halteres.scores import Scorable, best_first
 
-    is_text = isinstance(prompt, str)
-    completions = [
-        answer if is_text else [{"role": "assistant", "content": answer}] for answer in answers
-    ]
-    scores = await scorer.score(
-        [Scorable(prompt=prompt, completion=completion) for completion in completions]
-    )
+    texts: list[Scorable] = []
+    for answer in answers:
+        completion: str | list[dict[str, Any]] = answer
+        if not isinstance(prompt, str):
+            completion = [{"role": "assistant", "content": answer}]
+        texts.append(Scorable(prompt=prompt, completion=completion))
+    scores = await scorer.score(texts)
     if not any(scores):
         raise NotReady(f"{scorer.name} could score none of {len(answers)} answers.")
-    return answers[best_first([None if score is None else score.value for score in scores])[0]]
+    values = [score and score.value for score in scores]
+    return answers[best_first(values)[0]]
 
 
-def _questions(example: str) -> Iterator[str]:
+def _questions(question: str | None, words: Wording | None) -> Iterator[str]:
+    """The question that was given, else line after line from standard input."""
+    if question:
+        yield question
+        return
     is_person = sys.stdin.isatty()
     if is_person:
-        typer.echo(
-            f"Ask{f' (for example: {example})' if example else ''}; an empty line ends.", err=True
-        )
+        hint = ""
+        if words is not None and words.example:
+            hint = f" (for example: {words.example})"
+        typer.echo(f"Ask{hint}; an empty line ends.", err=True)
     while True:
         if is_person:
             typer.echo("> ", nl=False, err=True)

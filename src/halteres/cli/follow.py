@@ -182,22 +182,20 @@ class LiveView(AbstractContextManager["LiveView"]):
         if progress.success_rates:
             step, share = progress.success_rates[-1]
             dropped = progress.dropped.get(step)
-            success = f"{share:.0%} of rollouts" + (
-                f"; {dropped}" if dropped and dropped.are_many else ""
-            )
+            success = f"{share:.0%} of rollouts"
+            if dropped and dropped.are_many:
+                success += f"; {dropped}"
         table.add_row("success", Text(success))
-        evaluated = [
-            (f"step {step}: {share:.0%}", progress.tasks_evaluated(step))
-            for step, share in progress.evaluation
-        ]
-        held_out = "  ".join(
-            f"{text} ({partly})" if partly else text for text, partly in evaluated[-5:]
-        )
-        table.add_row(
-            "held out", Text(held_out or progress.no_evaluation or "evaluating before training …")
-        )
-        if failed := progress.unevaluated:
-            table.add_row("", Text(str(failed), style="yellow"))
+        held_out: list[str] = []
+        for step, share in progress.evaluation[-5:]:
+            held_out.append(f"step {step}: {share:.0%}")
+            partly = progress.tasks_evaluated(step)
+            if partly:
+                held_out[-1] += f" ({partly})"
+        otherwise = progress.no_evaluation or "evaluating before training …"
+        table.add_row("held out", Text("  ".join(held_out) or otherwise))
+        if progress.unevaluated:
+            table.add_row("", Text(str(progress.unevaluated), style="yellow"))
         for alert in report.current_alerts[:2]:
             table.add_row("alert", Text(_text_of(alert), style="yellow"))
         for sink in progress.sinks:
@@ -213,10 +211,10 @@ def summarise(run: RunDirectory, state: RunState, console: Console) -> None:
     """
     report = report_of(run, state)
     if state.status == "failed":
-        error = state.error or ""  # a command at its end runs into no other
-        why = error
-        if not (not error or error.endswith((".", "!", "?"))):
-            why = f"{error}."
+        why = state.error or ""
+        # a command at its end runs into no other
+        if why and not why.endswith((".", "!", "?")):
+            why += "."
         raise ProcessFailed(
             f"Run {run.run_id} failed.", why, f"Read its logs: halteres runs logs {run.run_id}"
         )
@@ -249,8 +247,10 @@ def summarise(run: RunDirectory, state: RunState, console: Console) -> None:
     for name, sink in read_reports(run.path).items():
         _say(console, f"{name + ':':9}{sink.line}")
     console.print()
-    for number, line in enumerate(next_lines(report)):
-        _say(console, f"next:    {line}" if number == 0 else line)
+    label = "next:    "
+    for line in next_lines(report):
+        _say(console, label + line)
+        label = ""
 
 
 def _figures(before: Evaluation, after: Evaluation) -> Table:
@@ -259,13 +259,15 @@ def _figures(before: Evaluation, after: Evaluation) -> Table:
     table.add_column("held-out tasks")
     table.add_column(f"before (step {before.step})", justify="right")
     table.add_column(f"after (step {after.step})", justify="right")
+    sampled = ", T = 1"
     # an environment's own evaluation, at whatever temperature
-    own = "eval/percent_correct_greedy" not in last
+    if "eval/percent_correct_greedy" not in last:
+        sampled = ""
     for name, label, form in (
-        ("eval/percent_correct", "correct" if own else "correct, T = 1", ".1%"),
+        ("eval/percent_correct", f"correct{sampled}", ".1%"),
         ("eval/percent_correct_greedy", "correct, greedy", ".1%"),
         ("eval/worked_share", "answers that show their work", ".1%"),
-        ("eval/mean_score", "mean score" if own else "mean score, T = 1", ".3f"),
+        ("eval/mean_score", f"mean score{sampled}", ".3f"),
     ):
         if first.get(name) is not None and last.get(name) is not None:
             table.add_row(label, format(first[name], form), format(last[name], form))
@@ -294,9 +296,14 @@ def next_lines(report: RunReport) -> list[str]:
     if "max_turns" in run.environment_config():
         return [f"halteres rl get-rollouts {run.run_id}"]
     example = run.environment_config().get("example_question")
-    if not example and (words := wording_of(run)):
+    words = None
+    if not example:
+        words = wording_of(run)
+    if words:
         example = words.example
-    return [f"halteres chat {run.run_id}" + (f" {shlex.quote(str(example))}" if example else "")]
+    if example:
+        return [f"halteres chat {run.run_id} {shlex.quote(str(example))}"]
+    return [f"halteres chat {run.run_id}"]
 
 
 def _text_of(alert: Alert) -> str:

@@ -13,7 +13,8 @@ from halteres.cli.serve import PASSED_ON, become
 
 if TYPE_CHECKING:
     from halteres.rewards.evaluation import Evaluation
-    from halteres.rewards.training_plan import Forecast, TrainingPlan
+    from halteres.rewards.forecast import Forecast
+    from halteres.rewards.training_plan import TrainingPlan
     from halteres.runs.planning.reward_plan import RewardPlan
 
 app = typer.Typer(
@@ -112,7 +113,8 @@ def train(
 ) -> None:
     """Train a reward model on preferences."""
     from halteres.errors import InvalidConfig
-    from halteres.rewards.training_plan import forecast, parse_settings, read_plan
+    from halteres.rewards.forecast import forecast
+    from halteres.rewards.training_plan import parse_settings, read_plan
     from halteres.runs.directory import find_run
     from halteres.runs.planning.reward_plan import plan_resumed_training, plan_reward_training
 
@@ -227,6 +229,7 @@ def _show_forecast(found: Forecast, as_json: bool) -> None:
         "tokens of the longer side": lengths,
         "rows that are too long": f"{found.rows_too_long}, {found.tokens_lost} tokens lost",
         "memory": f"about {found.memory_gb} GB" if found.memory_gb else "unknown",
+        "disk": f"about {found.disk_gb} GB" if found.disk_gb is not None else "unknown",
     }
     for name, value in lines.items():
         typer.echo(f"{name:26} {value}")

@@ -135,7 +135,7 @@ def quickstart(
     what it learnt.
     """
     from halteres.config.resolution import resolve_settings
-    from halteres.runs.planning import machine
+    from halteres.runs.planning import resources
     from halteres.runs.planning.plan import plan_run
     from halteres.runs.start import start_run
 
@@ -143,7 +143,7 @@ def quickstart(
         "Halteres quick start: the built-in model (0.9 M parameters) learns to work its sums "
         "instead of guessing."
     )
-    if (unused := machine.look().unused_gpu) is not None:
+    if (unused := resources.this_machine().unused_gpu) is not None:
         typer.echo(
             f"It runs on the CPU: the engine's path for {unused.name} is not verified yet "
             "(HALTERES_DEVICE=cuda)."

@@ -3,11 +3,10 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from halteres.config import sampler_list
 from halteres.errors import InvalidConfig
 from halteres.logins import refused_in
 
@@ -122,19 +121,6 @@ def struck_out_problem(field: str, got: Any) -> Problem:
     """The problem with a value that was copied from an answer, which shows no secret."""
     rule = "a secret was struck out of this value where it was shown; give the whole value"
     return Problem(field=field, got=got, rule=rule)
-
-
-def sampler_problems(
-    given: sampler_list.Given, *, is_deterministic: bool, trains_unembed: bool | None
-) -> Iterator[Problem]:
-    """What a run wants that its samplers cannot do."""
-    samplers = sampler_list.samplers_of(given)
-    if is_deterministic and not sampler_list.are_exact(samplers):
-        rule = "needs samplers of ours alone: vLLM does not draw the same tokens twice"
-        yield Problem(field="trainer.deterministic", got=True, rule=rule)
-    if trains_unembed and not sampler_list.takes_unembed(samplers):
-        rule = "needs an engine in inference.samplers ('own'): vLLM takes no such adapter"
-        yield Problem(field="trainer.train_unembed", got=True, rule=rule)
 
 
 def rule_of(detail: Mapping[str, Any]) -> str:

@@ -10,7 +10,7 @@ defaults are its `config_init` and its `trainer_defaults`.
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cache
 from pathlib import Path
@@ -18,22 +18,27 @@ from typing import Any
 
 from pydantic import ValidationError
 
+from halteres.config import sampler_list
 from halteres.config.discovery import reference
 from halteres.config.edits import (
     ENVIRONMENT,
     OWN_KEYS,
     SWITCHES,
     Edit,
+    Schema,
+    Word,
     is_finite,
     names_beside,
     nearest_setting,
     number_in_text,
     odd_numbers,
     read_edit,
+    schema_at,
     switch_refused,
+    value_of,
 )
 from halteres.config.environ import LARGEST_BATCH
-from halteres.config.files import data_place, read_sections
+from halteres.config.files import Sections, Source, Sources, data_place, read_sections
 from halteres.config.operator_policy import (
     Policy,
     is_same_value,
@@ -49,11 +54,9 @@ from halteres.config.problem import (
     UnknownSetting,
     refusal,
     rule_of,
-    sampler_problems,
     struck_out_problem,
 )
 from halteres.config.program import Description, EnvironmentProgram, describe, find_program
-from halteres.config.projection import Sections, Source, Sources
 from halteres.config.settings import (
     ENV_WIRING,
     SECTIONS,
@@ -64,7 +67,6 @@ from halteres.config.settings import (
     TrainerSettings,
     by_key,
 )
-from halteres.config.values import Schema, Word, schema_at, value_of
 from halteres.documents import DocumentError, half_characters
 from halteres.errors import InvalidConfig
 from halteres.logins import is_struck
@@ -96,6 +98,8 @@ class Resolved:
     defaults: Mapping[str, Any]
     # edits taken for another type: name as given -> value
     coerced: Mapping[str, Any] = field(default_factory=dict)
+    # earlier edits of a draft that were left out: locked by now, or gone (section.field -> value)
+    discarded: Mapping[str, Any] = field(default_factory=dict)
 
     @property
     def environment_settings(self) -> dict[str, Any]:
@@ -551,6 +555,19 @@ def _minibatches_problem(minibatches: int, batch: Any) -> Problem | None:
         return None
     rule = f"must be at most env.batch_size ({batch}), the rollouts of a batch"
     return Problem(field="trainer.minibatches", got=minibatches, rule=rule, suggest=(batch,))
+
+
+def sampler_problems(
+    given: sampler_list.Given, *, is_deterministic: bool, trains_unembed: bool | None
+) -> Iterator[Problem]:
+    """What a run wants that its samplers cannot do."""
+    samplers = sampler_list.samplers_of(given)
+    if is_deterministic and not sampler_list.are_exact(samplers):
+        rule = "needs samplers of ours alone: vLLM does not draw the same tokens twice"
+        yield Problem(field="trainer.deterministic", got=True, rule=rule)
+    if trains_unembed and not sampler_list.takes_unembed(samplers):
+        rule = "needs an engine in inference.samplers ('own'): vLLM takes no such adapter"
+        yield Problem(field="trainer.train_unembed", got=True, rule=rule)
 
 
 def _refused(given: _Given, description: Description) -> InvalidConfig:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 import threading
-from collections.abc import Collection, Mapping
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
 from pathlib import Path
@@ -74,22 +74,36 @@ def _means(columns: Mapping[str, Column], most: int) -> tuple[int, dict[str, lis
     stretches = [steps[at : at + each] for at in range(0, len(steps), each)]
     means: dict[str, list[Any]] = {"step": [stretch[-1] for stretch in stretches]}
     for name, column in columns.items():
-        values = ([column[step] for step in stretch if step in column] for stretch in stretches)
-        means[name] = [float(f"{fmean(some):.5g}") if some else None for some in values]
+        means[name] = [_mean(column, stretch) for stretch in stretches]
     return each, means
 
 
+def _mean(column: Column, steps: Sequence[int]) -> float | None:
+    """Over those of the steps that have a value; None where none has."""
+    values = [column[step] for step in steps if step in column]
+    if not values:
+        return None
+    return float(f"{fmean(values):.5g}")
+
+
 def _newest(columns: Mapping[str, Column], most: int) -> dict[str, Any]:
-    """The newest evaluations: a mean of some would be none, and its margin a wrong one."""
+    """The newest evaluations, one by one: a mean of several is no evaluation, and has no margin."""
     steps = sorted({step for column in columns.values() for step in column})[-most:]
     rows: list[Row] = [
         {name: column[step] for name, column in columns.items() if step in column} for step in steps
     ]
     margins: dict[str, list[float | None]] = {}
     for name in columns:
-        if not name.endswith("_stderr"):
-            known = iter(margins_of(rows, name))
-            margins[name] = [next(known) if name in row else None for row in rows]
+        if name.endswith("_stderr"):
+            continue
+        # one for each row that has the metric
+        known = iter(margins_of(rows, name))
+        margins[name] = []
+        for row in rows:
+            margin = None
+            if name in row:
+                margin = next(known)
+            margins[name].append(margin)
     return {
         "step": steps,
         **{name: [row.get(name) for row in rows] for name in columns},
@@ -147,8 +161,9 @@ def _read_spark(metrics: Path, kind: Kind, *_file: int) -> Spark:
         places = range(len(rewards))
     else:
         places = (round(at * last / (POINTS - 1)) for at in range(POINTS))
-    return Spark(
-        tuple(rewards[place] for place in places),
-        rewards[-1] if rewards else None,
-        evaluations[-1] if evaluations else None,
-    )
+    reward, evaluation = None, None
+    if rewards:
+        reward = rewards[-1]
+    if evaluations:
+        evaluation = evaluations[-1]
+    return Spark(tuple(rewards[place] for place in places), reward, evaluation)

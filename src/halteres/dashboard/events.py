@@ -74,7 +74,7 @@ async def changes(ended: asyncio.Event) -> AsyncIterator[str]:
 
 
 async def _stamps(otherwise: Stamps) -> Stamps:
-    """A look that fails is a look at nothing new; the next may succeed."""
+    """A look that fails finds nothing new; the next may succeed."""
     try:
         with boundary(ServerError, "looking at the runs"):
             return await asyncio.to_thread(stamps)

@@ -21,10 +21,11 @@ from halteres.files import NOT_JSON, read_regular
 from halteres.next_step import Advice, NextStep, lines_of
 from halteres.observe.metrics import Row, merge_by_step
 from halteres.runs.directory import UNREADABLE, Entry, RunDirectory, known_runs
+from halteres.runs.reading.alerts import Alert
 from halteres.runs.reading.evaluations import before_and_after, evaluations
 from halteres.runs.reading.logs import log_tail
 from halteres.runs.reading.progress import conditions
-from halteres.runs.reading.report import report_of
+from halteres.runs.reading.report import RunReport, report_of
 from halteres.runs.reading.rollouts import steps_of
 from halteres.runs.state import RunUnreadable
 from halteres.short_texts import clipped, shortened, size_of
@@ -37,7 +38,8 @@ def list_of_runs(only: Collection[str] | None = None) -> dict[str, Any]:
     their times are of.
     """
     found = [run for run in known_runs() if only is None or run.run_id in only]
-    return {"runs": [row for run in found if (row := _row(run)) is not None], "now": time.time()}
+    rows = [row for row in map(_row, found) if row is not None]
+    return {"runs": rows, "now": time.time()}
 
 
 def _row(run: Entry) -> dict[str, Any] | None:
@@ -148,24 +150,7 @@ def view_of(run: RunDirectory, write: Callable[[NextStep], str]) -> dict[str, An
     """The run now; `write`: a call as a person types it."""
     report, events = report_of(run), run.events()
     state, progress = report.state, report.progress
-    current = [] if state.terminal else report.current_alerts
-    failure: dict[str, Any] = {}
-    if report.failure:  # whole, and with the end of its log
-        failure = {
-            "error": state.error or report.failure.error,
-            "code": report.failure.code,
-            "exit": report.failure.exit.facts if report.failure.exit else None,
-        }
-        failure["log_tail"] = log_tail(report, size_of(failure))
-
-    def lines(advice: Advice) -> list[dict[str, str]]:
-        return [{"words": one.words, "command": one.command} for one in lines_of(advice, write)]
-
-    marks = [
-        event
-        for event in events
-        if event.get("type") == "alert" and isinstance(event.get("step"), int)
-    ]
+    notes = [note for note in (state.note, report.hardly_moved, *report.remarks) if note]
     return {
         "run_id": run.run_id,
         "folder": str(run.path),
@@ -176,8 +161,7 @@ def view_of(run: RunDirectory, write: Callable[[NextStep], str]) -> dict[str, An
         "status": state.status,
         "phase": state.phase,
         "terminal": state.terminal,
-        "note": " · ".join(filter(None, (state.note, report.hardly_moved, *report.remarks)))
-        or None,
+        "note": " · ".join(notes) or None,
         "policy": state.policy,
         "resumed_from": state.resumed_from,
         "created_at": state.created_at,
@@ -199,65 +183,109 @@ def view_of(run: RunDirectory, write: Callable[[NextStep], str]) -> dict[str, An
             for one in report.figures
         ],
         "processes": conditions(state),
-        "alerts": [
-            {
-                "rule": alert.rule,
-                "step": alert.step,
-                "times": alert.times,
-                "evidence": alert.evidence,
-                "remedy": [] if alert.is_over else lines(alert.remedy),
-                "over_at": alert.over_at if alert.is_over else None,
-                "current": alert in current,
-            }
-            for alert in report.alerts
-        ],
-        "failure": failure or None,
+        "alerts": _alert_rows(report, write),
+        "failure": _failure(report),
         "no_batch": report.no_batch,
-        # Every time that a rule raised an alert, for marks over the curves.
-        "marks": [
-            {"rule": str(event.get("rule"))[:LENGTH], "step": event["step"]}
-            for event in marks[-MOST_MARKS:]
-        ],
+        "marks": _marks(events),
         "timeline": timeline_of(events),
         "rollouts": steps_of(run)[-1:],  # there is nothing to ask for before there are some
         "logs": sorted(file.stem for file in (run.path / "logs").glob("*.log")),
-        "next": lines(report.next),
+        "next": _lines(report.next, write),
         "now": report.at,
     }
 
 
+def _lines(advice: Advice, write: Callable[[NextStep], str]) -> list[dict[str, str]]:
+    return [{"words": one.words, "command": one.command} for one in lines_of(advice, write)]
+
+
+def _alert_rows(report: RunReport, write: Callable[[NextStep], str]) -> list[dict[str, Any]]:
+    """Every alert: one whose cause is gone with the step at which it was, the others with what to
+    do.
+    """
+    current: list[Alert] = []
+    if not report.state.terminal:
+        current = report.current_alerts
+    rows: list[dict[str, Any]] = []
+    for alert in report.alerts:
+        row: dict[str, Any] = {
+            "rule": alert.rule,
+            "step": alert.step,
+            "times": alert.times,
+            "evidence": alert.evidence,
+            "remedy": [],
+            "over_at": None,
+            "current": alert in current,
+        }
+        if alert.is_over:
+            row["over_at"] = alert.over_at
+        else:
+            row["remedy"] = _lines(alert.remedy, write)
+        rows.append(row)
+    return rows
+
+
+def _failure(report: RunReport) -> dict[str, Any] | None:
+    """The whole error of a failed run, and the end of its log; None of any other."""
+    failure = report.failure
+    if failure is None:
+        return None
+    exited = None
+    if failure.exit:
+        exited = failure.exit.facts
+    facts = {"error": report.state.error or failure.error, "code": failure.code, "exit": exited}
+    return {**facts, "log_tail": log_tail(report, size_of(facts))}
+
+
+def _marks(events: Sequence[Row]) -> list[dict[str, Any]]:
+    """Rule and step of each alert that was raised, for marks over the curves: the newest."""
+    raised = [event for event in events if event.get("type") == "alert"]
+    marks = [
+        {"rule": str(event.get("rule"))[:LENGTH], "step": event["step"]}
+        for event in raised
+        if isinstance(event.get("step"), int)
+    ]
+    return marks[-MOST_MARKS:]
+
+
 def timeline_of(events: Sequence[Row]) -> list[dict[str, Any]]:
     """{t, kind, text}, oldest first."""
-    timeline: list[dict[str, Any]] = []
+    kinds = [(event.get("type"), event) for event in events]
     known = [
-        event
-        for event in events
-        if isinstance(kind := event.get("type"), str) and kind in _EVENT_KEYS
+        (kind, event) for kind, event in kinds if isinstance(kind, str) and kind in _EVENT_KEYS
     ]
-    for event in known[-MOST_EVENTS:]:
-        values = [
-            (key, event[key]) for key in _EVENT_KEYS[event["type"]] if event.get(key) is not None
-        ]
-        words = [
-            f"{key} {value}" if key in ("step", "code", "attempt") else str(value)
-            for key, value in values
-        ]
+    timeline: list[dict[str, Any]] = []
+    for kind, event in known[-MOST_EVENTS:]:
         t = event.get("t")
-        text = " ".join(word for word in words if word)[:LENGTH]
-        timeline.append(
-            {"t": t if isinstance(t, int | float) else None, "kind": event["type"], "text": text}
-        )
+        if not isinstance(t, int | float):
+            t = None
+        timeline.append({"t": t, "kind": kind, "text": _event_text(kind, event)[:LENGTH]})
     return timeline
 
 
+def _event_text(kind: str, event: Row) -> str:
+    """What happened, in a few words."""
+    words: list[str] = []
+    for key in _EVENT_KEYS[kind]:
+        value = event.get(key)
+        if value is None:
+            continue
+        if key in ("step", "code", "attempt"):
+            words.append(f"{key} {value}")
+        else:
+            words.append(str(value))
+    return " ".join(word for word in words if word)
+
+
 def settings_of(run: RunDirectory) -> dict[str, Any]:
-    """Every setting with its source; `set`: somebody or something set it for this run; `headline`:
-    it matters most. Nothing where they cannot be read: half a run directory, or one of another
-    version.
+    """Every setting with its source; `set`: it was set for this run; `headline`: it matters most.
+    Nothing where they cannot be read: half a run directory, or one of another version.
     """
     try:
         resolved = json.loads(read_regular(run.path / "config.resolved.json"))
     except (OSError, *NOT_JSON):
+        resolved = {}
+    if not isinstance(resolved, dict):
         resolved = {}
     return {
         "settings": [
@@ -268,7 +296,7 @@ def settings_of(run: RunDirectory) -> dict[str, Any]:
                 "set": entry.get("source") not in ("default", "config_init", "wiring"),
                 "headline": name in HEADLINE,
             }
-            for name, entry in (resolved.items() if isinstance(resolved, dict) else ())
+            for name, entry in resolved.items()
             if isinstance(entry, dict)
         ]
     }
@@ -294,12 +322,18 @@ def evaluations_of(run: RunDirectory) -> dict[str, Any]:
                 "score": task.after_score,
             },
         }
-        # a text, chat messages, or whatever an environment has written in their place
-        prompt: Any = task.prompt
-        if isinstance(prompt, list):
-            prompt = "\n".join(
-                str(one.get("content", one)) if isinstance(one, dict) else str(one)
-                for one in prompt
-            )
-        tasks.append({"prompt": shortened(str(prompt), PROMPT_LENGTH), **answers})
+        tasks.append({"prompt": shortened(_prompt_text(task.prompt), PROMPT_LENGTH), **answers})
     return {"evaluations": [{"step": one.step, **one.figures} for one in found], "tasks": tasks}
+
+
+def _prompt_text(prompt: Any) -> str:
+    """A text, chat messages, or whatever an environment has written in their place."""
+    if not isinstance(prompt, list):
+        return str(prompt)
+    texts: list[str] = []
+    for message in prompt:
+        if isinstance(message, dict):
+            texts.append(str(message.get("content", message)))
+        else:
+            texts.append(str(message))
+    return "\n".join(texts)

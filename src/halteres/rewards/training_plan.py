@@ -1,5 +1,5 @@
-"""A reward model's training as it is asked for: which model, which data, which settings, and what
-it will take.
+"""A reward model's training as it is asked for: which model, which data, which settings. What it
+will take is forecast in `forecast`.
 
 The settings have TRL's and transformers' names; a preset by the model's size fills in what is not
 given. Nothing here loads weights or needs torch.
@@ -21,21 +21,17 @@ from typing import Annotated, Any, Literal, Self
 
 from pydantic import BaseModel, Field, FiniteFloat, ValidationError, model_validator
 
-from halteres.config.edits import read_edit
+from halteres.config.edits import Schema, read_edit, schema_at
 from halteres.config.problem import Problem
-from halteres.config.values import Schema, schema_at
 from halteres.documents import DocumentError, half_characters
 from halteres.errors import InvalidConfig, InvalidData, nearest, unknown
 from halteres.files import UnreadableFile, read_json, replace_file
-from halteres.models.shape import ModelShape, NotWhole, read_shape
 from halteres.rewards.components import problems_of, read_data
 from halteres.rewards.model_folder import (
     RESULT,
     Rendered,
     ScoringTemplate,
     Truncation,
-    read_reward_file,
-    template_for,
 )
 from halteres.rewards.preferences import (
     IDENTICAL,
@@ -59,9 +55,6 @@ When = Literal["no", "steps", "epoch"]
 # in the directory of a run that trains a reward model: what it was asked for
 RUN_FILE = "reward_training.json"
 LORA_LEARNING_RATE = 1e-4
-# of a parameter in fp32: weight, gradient and two moments; a weight alone
-ADAM_BYTES, FROZEN_BYTES = 16, 4
-PROCESS_BYTES = 500_000_000  # what torch and transformers take before any weight
 # Settings of TRL's that change no number: accepted, so that a config written for it is read.
 _IGNORED = frozenset(
     {"report_to", "dataset_num_proc", "remove_unused_columns", "activation_offloading", "use_cpu"}
@@ -578,107 +571,15 @@ def _without_alike(
     return kept
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Forecast:
-    """What a training will take, from data and shape alone."""
-
-    num_parameters: int | None  # None: no model of a family whose shape is known
-    learning_rate: float | None
-    batch_size: int | None  # rows
-    num_rows: int
-    num_held_out: int
-    total_steps: int | None
-    lengths: Mapping[str, int]  # tokens of a row's longer side: quantiles
-    rows_too_long: int  # than max_length
-    tokens_lost: int
-    memory_gb: float | None  # about
-    warnings: tuple[str, ...]
-
-
-def forecast(plan: TrainingPlan, folder: Path) -> Forecast:
-    """What a training will take, without a weight of the base model in `folder`. It raises whatever
-    the training would be refused for before its first step.
-    """
-    train, held_out, warnings = plan.preferences()
-    try:
-        shape = read_shape(folder)
-    except NotWhole as error:
-        next = "Download or save it again, or name another."
-        raise InvalidData(f"The base model in {folder} is not whole.", f"{error}.", next) from error
-    except (OSError, ValueError):  # a file is missing, or it is of an unknown family
-        shape = None
-    if shape is None:
-        settings = plan.settings
-    else:
-        settings = plan.settings.settled(shape.parameters)
-    stored = read_reward_file(folder)
-    objective_weights(
-        settings, stored.objective_weights if stored is not None else None, train, held_out
-    )
-    check_inputs(settings, train, held_out)
-    tokenizer = Tokenizer(folder)
-    how = {"max_length": settings.max_length, "truncation": settings.truncation}
-    template = template_for(tokenizer, eos_token=settings.eos_token, **how)
-    rendered = render_rows(train, template, tokenizer, settings.tie_policy)
-    warnings = (*warnings, *rendered.report.alike_sentences(settings.max_length))
-    if held_out is not None:
-        render_rows(held_out, template, tokenizer, settings.tie_policy)
-    if idle := rendered.report.ties_dropped:
-        warnings = (
-            *warnings,
-            f"{train.source} holds rows that teach nothing, ties alone or of weight 0: {idle}.",
-        )
-    batch, num_rows = settings.per_device_train_batch_size, len(rendered.rows)
-    steps = None
-    if settings.max_steps > 0:
-        steps = settings.max_steps
-    if steps is None and batch:
-        per_epoch = math.ceil(num_rows / (batch * settings.gradient_accumulation_steps))
-        steps = math.ceil(settings.num_train_epochs * per_epoch)
-    return Forecast(
-        num_parameters=shape.parameters if shape else None,
-        learning_rate=settings.learning_rate,
-        batch_size=batch,
-        num_rows=num_rows,
-        num_held_out=len(held_out.comparisons) if held_out else 0,
-        total_steps=steps,
-        lengths=_length_quantiles(rendered.lengths),
-        rows_too_long=rendered.report.rows_cut + rendered.report.rows_dropped,
-        tokens_lost=rendered.report.tokens_lost,
-        memory_gb=round(_memory(shape, settings, rendered) / 1e9, 2) if shape else None,
-        warnings=warnings,
-    )
-
-
-def _memory(shape: ModelShape, settings: RewardConfig, rendered: RenderedRows) -> float:
-    """Bytes: weights with what trains them, and what a micro-batch keeps for its backward pass."""
-    longest = max(len(text.tokens) for _, texts in rendered.rows for text in texts)
-    texts_per_batch = max(len(texts) for _, texts in rendered.rows) * (
-        settings.per_device_train_batch_size or 1
-    )
-    tokens = max(longest, min(settings.max_tokens_per_forward, longest * texts_per_batch))
-    # numbers of one token
-    layer = 8 * shape.width + 3 * shape.feed + 2 * shape.qkv + 2 * shape.heads * longest
-    activations = 4 * tokens * layer * (1 if settings.gradient_checkpointing else shape.layers)
-    weights = shape.parameters * (FROZEN_BYTES if settings.lora is not None else ADAM_BYTES)
-    if settings.lora is not None:
-        weights += (
-            ADAM_BYTES
-            * shape.layers
-            * settings.lora.r
-            * (6 * shape.width + 3 * shape.feed + shape.qkv)
-        )
-    return weights + activations + PROCESS_BYTES
-
-
-def _length_quantiles(lengths: Sequence[int]) -> dict[str, int]:
+def length_quantiles(lengths: Sequence[int]) -> dict[str, int]:
+    """Tokens that 5, 50, 95 and 100 % of the rows have at most, by the share."""
     import numpy as np  # commands that only read a plan need not wait for it
 
     return {f"{q:g}": round(float(np.quantile(lengths, q))) for q in (0.05, 0.5, 0.95, 1)}
 
 
 def _quantiles(lengths: Sequence[int]) -> str:
-    low, middle, high, _ = _length_quantiles(lengths).values()
+    low, middle, high, _ = length_quantiles(lengths).values()
     return f"Tokens of the longer side: 5 % of rows have at most {low}, half {middle}, 95 % {high}."
 
 

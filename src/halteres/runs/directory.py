@@ -53,7 +53,7 @@ from halteres.runs.state import (
 SETTINGS = "settings.json"  # without secrets
 CONFIG = "config.yaml"  # what the environment runs with, secrets too: for the owner alone
 
-WAKE = signal.SIGUSR1  # tells a supervisor to look at its `control` folder
+WAKE = signal.SIGUSR1  # asks a supervisor to look at its `control` folder
 ID_LENGTH = 8  # hex digits of a run id
 NAME_LENGTH, SHOWN = 80, 8  # characters of a run's name; how many runs an error lists
 
@@ -67,8 +67,8 @@ LOG_BYTES, KEPT_BYTES = 64 * 1024 * 1024, 16 * 1024 * 1024
 """What a log may grow to, and what is then left of it: the newest."""
 
 _ITS_OWN = ("run.environment", "run.name")
-"""The environment is named beside `changes`, and refused among them; two runs of one name cannot be
-told apart.
+"""The environment is an argument next to `changes`, and refused among them; two runs of one name
+cannot be told apart.
 """
 
 _log = logging.getLogger(__name__)
@@ -92,7 +92,7 @@ class RunDirectory:
         state = read_state(self.path / "run.json")
         if state.terminal or self.supervised:
             return state
-        # unless somebody else is just doing so
+        # unless another process is just doing so
         with suppress(Conflict, OSError), lock_taken(self.path / "lock"):
             state = self._with_verdict()
             (self.path / RESERVE).unlink(missing_ok=True)
@@ -236,7 +236,7 @@ class RunDirectory:
             return state
 
         def ended(facts: Mapping[str, Any]) -> dict[str, Any]:
-            """A process ended too, or is just about to, and nobody saw how."""
+            """A process ended too, or is just about to, and it was not seen how."""
             if facts.get("exit") is not None or not facts.get("pid"):
                 return dict(facts)
             return {

@@ -29,14 +29,14 @@ import yaml
 
 from halteres.config import environ
 from halteres.config.discovery import in_file_name
-from halteres.config.operator_policy import Policy
-from halteres.config.projection import (
+from halteres.config.files import (
     Addresses,
     Effective,
     Sources,
     resolved,
     to_seed_format,
 )
+from halteres.config.operator_policy import Policy
 from halteres.config.settings import ENV_WIRING, Settings
 from halteres.errors import HalteresError, NotFound
 from halteres.files import linked, replace_file
@@ -207,6 +207,12 @@ def _first_state(plan: RunPlan, run_id: str, idempotency_key: str | None) -> Run
     environment, model = plan.environment, plan.model
     # a check would have failed
     assert environment is not None and model is not None  # noqa: S101 - for the type checker
+    urls: dict[str, str] = {}
+    if plan.service_url:
+        urls["service"] = plan.service_url
+    resumed_from, point = None, None
+    if resume:
+        resumed_from, point = resume.run.run_id, resume.wiring
     return RunState(
         run_id=run_id,
         name=settings.run.name or settings.run.default_name(run_id),
@@ -220,11 +226,11 @@ def _first_state(plan: RunPlan, run_id: str, idempotency_key: str | None) -> Run
         total_steps=settings.trainer.total_steps,
         created_at=time.time(),
         step=plan.first_step,
-        urls={"service": plan.service_url} if plan.service_url else {},
+        urls=urls,
         service_given=plan.service_url is not None,
         policy=plan.policy.name,
-        resumed_from=resume.run.run_id if resume else None,
-        resume_point=resume.wiring if resume else None,
+        resumed_from=resumed_from,
+        resume_point=point,
         idempotency_key=idempotency_key,
         processes={role: dict(NOT_STARTED) for role in ROLES},
     )
@@ -237,9 +243,11 @@ def _write_files(plan: RunPlan, state: RunState, folder: Path, path: Path) -> No
     write_resolved(folder, settings, state, path, effective)
     config = config_text(settings, state, path, folder=folder)
     replace_file(folder / CONFIG, config.encode(), private=True)
+    metrics: list[Row] = []
     if resume:
         carry_over(resume, folder, state.name)
-    write_run(folder, state, settings, plan.policy, resume.metrics() if resume else ())
+        metrics = resume.metrics()
+    write_run(folder, state, settings, plan.policy, metrics)
 
 
 def _begin(
@@ -297,7 +305,9 @@ def _begin(
 
 def run_of_key(key: str | None) -> RunDirectory | None:
     """The run that was started with this key; None where there is none, or no key."""
-    for run in list_runs() if key else ():
+    if not key:
+        return None
+    for run in list_runs():
         with suppress(NotFound):  # removed while we looked
             if read_state(run.path / "run.json").idempotency_key == key:
                 return run
@@ -340,7 +350,7 @@ def carry_over(point: ResumePoint, into: Path, name: str) -> None:
 
     def is_done(entry: Path) -> bool:
         digits = entry.stem[len("step_") :]
-        return (int(digits) if digits.isdigit() else 0) <= point.step
+        return not digits.isdigit() or int(digits) <= point.step
 
     for row in old.checkpoints():
         if row["step"] <= point.step:
@@ -377,12 +387,13 @@ def start_reward_training(
     supervisor: Sequence[str] = SUPERVISOR,
 ) -> RunDirectory:
     """Start a training of a reward model, as `start_run` does a run of reinforcement learning."""
-    newest = None
-    if plan.resumed:
-        newest = plan.resumed.newest_checkpoint()
     run_id = new_run_id()
-    point = None
+    resumed_from, newest = None, None
+    if plan.resumed:
+        resumed_from, newest = plan.resumed.run_id, plan.resumed.newest_checkpoint()
+    step, point = 0, None
     if newest is not None:
+        step = newest["step"]
         point = {name: newest.get(name) for name in ("name", "step", "state_path")}
     state = RunState(
         kind="reward",
@@ -395,9 +406,9 @@ def start_reward_training(
         tokenizer=plan.training.plan.model,
         total_steps=plan.total_steps,
         created_at=time.time(),
-        step=newest["step"] if newest else 0,
+        step=step,
         policy=plan.policy.name,
-        resumed_from=plan.resumed.run_id if plan.resumed else None,
+        resumed_from=resumed_from,
         resume_point=point,
         idempotency_key=idempotency_key,
         processes={"trainer": dict(NOT_STARTED)},
@@ -408,11 +419,13 @@ def start_reward_training(
 def _write_training_files(plan: RewardPlan, state: RunState, folder: Path, path: Path) -> None:
     """The files of a training of a reward model."""
     sections: dict[str, Any] = {
-        "run": {"name": plan.name} if plan.name else {},
+        "run": {},
         "inference": {"model": plan.training.plan.model},
         "trainer": {"total_steps": plan.total_steps},
     }
-    metrics = []
+    if plan.name:
+        sections["run"]["name"] = plan.name
+    metrics: list[Row] = []
     if plan.resumed:
         metrics = plan.resumed.metrics()
     replace_file(folder / CONFIG, b"env: {}\n", private=True)

@@ -21,8 +21,8 @@ from halteres.cli.main import app
 from halteres.config import resolution
 from halteres.config.resolution import Resolved
 from halteres.runs import start
-from halteres.runs.planning import machine
 from halteres.runs.planning import plan as planning
+from halteres.runs.planning import resources
 
 ENVIRONMENT = '''
 from pathlib import Path
@@ -115,7 +115,7 @@ async def test_a_start_asks_the_driver_of_the_gpu_once(
     smi.write_text(f'#!/bin/sh\necho asked >> {asked}\necho "NVIDIA H200, 143771, 143156"\n')
     smi.chmod(0o755)
     monkeypatch.setenv("PATH", f"{tmp_path}{os.pathsep}{os.environ['PATH']}")
-    monkeypatch.setattr(machine.importlib.metadata, "version", lambda package: "2.13.0")
+    monkeypatch.setattr(resources.importlib.metadata, "version", lambda package: "2.13.0")
     monkeypatch.setenv("HALTERES_DEVICE", "cuda")
     await started(environment=str(counts.environment))
     assert asked.read_text().splitlines() == ["asked"]

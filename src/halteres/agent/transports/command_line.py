@@ -28,7 +28,7 @@ from rich.text import Text
 from halteres.agent.call import Reply, call
 from halteres.agent.table import BY_NAME, TOOLS
 from halteres.agent.tool import Caller, Tool
-from halteres.config.values import Word
+from halteres.config.edits import Word
 from halteres.documents import parse_json
 from halteres.next_step import NextStep, Placeholder
 from halteres.redaction import printable
@@ -78,33 +78,27 @@ class Parameter:
         is_setting = annotation is Any and positional
         # taken as it stands; any other value is written as JSON
         is_word = annotation in (str, bool, list[str])
-        is_shown = isinstance(field.default, int | float | str) and not isinstance(
-            field.default, bool
-        )
-        if field.default is True:
-            default = "yes"
-        elif is_shown:
-            default = field.default
-        else:
-            default = None
-        repeated = ""
+        tails = [field.description or ""]
         if get_origin(annotation) is list and not positional:
-            repeated = "(may be repeated)"
-        tails = (
-            field.description or "",
-            repeated,
-            "" if default is None else f"[default: {default}]",
-        )
+            tails.append("(may be repeated)")
+        if field.default is True:
+            tails.append("[default: yes]")
+        elif isinstance(field.default, int | float | str) and field.default is not False:
+            tails.append(f"[default: {field.default}]")
+        metavar = "|".join(choices) or _METAVARS.get(annotation, "JSON")
+        if positional:
+            metavar = name.upper()
+        kind: type[Any] = str
+        if is_word:
+            kind = annotation
         return cls(
             name=name,
-            type=annotation if is_word else str,
+            type=kind,
             as_json=not is_word and not choices and not is_setting,
             is_setting=is_setting,
             positional=positional,
             help=" ".join(part for part in tails if part),
-            metavar=name.upper()
-            if positional
-            else "|".join(choices) or _METAVARS.get(annotation, "JSON"),
+            metavar=metavar,
         )
 
     @property
@@ -275,10 +269,18 @@ def words_of(tool: Tool[...], arguments: Mapping[str, Any]) -> list[str]:
     for name, value in arguments.items():
         parameter = parameters[name]
         if isinstance(value, bool) and parameter.type is bool:
-            words.append(parameter.flag.partition("/")[0 if value else 2])
+            yes, _, no = parameter.flag.partition("/")
+            if value:
+                words.append(yes)
+            else:
+                words.append(no)
             continue
-        for item in value if isinstance(value, list) and not parameter.as_json else [value]:
-            words += [] if parameter.positional else [parameter.flag]
+        items = [value]
+        if isinstance(value, list) and not parameter.as_json:
+            items = value
+        for item in items:
+            if not parameter.positional:
+                words.append(parameter.flag)
             if isinstance(item, Placeholder):
                 words.append(item.upper())
             elif isinstance(item, str):
@@ -299,7 +301,10 @@ def show(reply: Reply) -> None:
         stream = sys.stderr
     else:
         stream = sys.stdout
-    console = Console(file=stream, highlight=False, width=None if stream.isatty() else PIPE_WIDTH)
+    width = PIPE_WIDTH
+    if stream.isatty():
+        width = None
+    console = Console(file=stream, highlight=False, width=width)
     with console.capture() as page:
         for part in _parts(reply, console.width):
             console.print(part, soft_wrap=isinstance(part, Text))
@@ -346,16 +351,20 @@ def _shown(value: Any, width: int) -> RenderableType:
         return _table(value, width)
     # names and figures side by side, sentences on one line each
     words = [_word(item) for item in value]
-    is_prose = any(len(word.split()) > 1 or len(word) > LONG for word in words)
-    return Text(("\n" if is_prose else ", ").join(words) or "–")
+    between = ", "
+    if any(len(word.split()) > 1 or len(word) > LONG for word in words):
+        between = "\n"
+    return Text(between.join(words) or "–")
 
 
 def _inline(value: Mapping[str, Any]) -> str:
-    words = {
-        name: f"[{_word(item)}]" if isinstance(item, list) and item else _word(item)
-        for name, item in value.items()
-    }
-    return "  ".join(f"{name}={word}" for name, word in words.items())
+    words: list[str] = []
+    for name, item in value.items():
+        word = _word(item)
+        if isinstance(item, list) and item:
+            word = f"[{word}]"
+        words.append(f"{name}={word}")
+    return "  ".join(words)
 
 
 def _table(items: Sequence[Mapping[str, Any]], width: int) -> RenderableType:
@@ -368,10 +377,12 @@ def _table(items: Sequence[Mapping[str, Any]], width: int) -> RenderableType:
         return Group(*[part for item in items for part in (Text(), _grid(item, width))][1:])
     table = Table(box=None, padding=(0, _GAP, 0, 0), pad_edge=False, header_style="dim")
     for name in names:
-        are_figures = all(isinstance(item.get(name), int | float | None) for item in items)
-        table.add_column(name, justify="right" if are_figures else "left")
+        table.add_column(name)
+        if all(isinstance(item.get(name), int | float | None) for item in items):
+            table.columns[-1].justify = "right"
     for item in items:
-        table.add_row(*(_word(item[name]) if name in item else "" for name in names))
+        words = {name: _word(value) for name, value in item.items()}
+        table.add_row(*(words.get(name, "") for name in names))
     return table
 
 

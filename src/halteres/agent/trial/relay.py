@@ -84,12 +84,12 @@ class Traffic(msgspec.Struct, kw_only=True):
         self.completions += len(_completions(answer))
         self.tokens += _num_tokens(answer)
         for one in _completions(answer):
-            reason = _meta(one).get("finish_reason") or (
-                one.get("finish_reason") if isinstance(one, Mapping) else None
-            )
-            self.truncated += (
-                reason.get("type") if isinstance(reason, Mapping) else reason
-            ) == "length"
+            reason = _meta(one).get("finish_reason")
+            if not reason and isinstance(one, Mapping):
+                reason = one.get("finish_reason")
+            if isinstance(reason, Mapping):
+                reason = reason.get("type")
+            self.truncated += reason == "length"
 
     @property
     def tokens_per_s(self) -> float | None:
@@ -156,10 +156,9 @@ class Upstream:
         params, limit = own.get("sampling_params"), "max_new_tokens"
         is_generate = isinstance(params, Mapping)
         if not is_generate:
-            params, limit = (
-                own,
-                "max_completion_tokens" if "max_completion_tokens" in own else "max_tokens",
-            )
+            params, limit = own, "max_tokens"
+            if "max_completion_tokens" in own:
+                limit = "max_completion_tokens"
         limits: dict[str, Any] = {}
         if self._to.max_tokens is not None:
             limits[limit] = min(params.get(limit) or self._to.max_tokens, self._to.max_tokens)
@@ -183,12 +182,17 @@ class Upstream:
             except Refusal as refusal:
                 if refusal.status not in NOT_SO or self._takes_n:
                     raise
-        missing = range(len(answers[0]["choices"]) if answers else 0, number)
-        self._takes_n = not missing
-        seed = body.get("seed")
-        seeds = ({"seed": seed + number} if isinstance(seed, int) else {} for number in missing)
+        num_given = 0
+        if answers:
+            num_given = len(answers[0]["choices"])
+        self._takes_n = num_given >= number
+        bodies: list[dict[str, Any]] = []
+        for place in range(num_given, number):
+            bodies.append({**body, "n": 1})
+            if isinstance(body.get("seed"), int):
+                bodies[-1]["seed"] = body["seed"] + place
         more = await asyncio.gather(
-            *(self._send(path, {**body, "n": 1, **own}) for own in seeds), return_exceptions=True
+            *(self._send(path, one) for one in bodies), return_exceptions=True
         )
         for one in more:
             if isinstance(one, BaseException):
@@ -252,9 +256,10 @@ class Upstream:
             what = f"{self._to.model}: the endpoint answered {status}. {why}"
         else:
             what = f"{self._to.model}: {why}"
-        refusal = Refusal(
-            status if 400 <= status < 500 and status not in RETRIED else GIVEN_UP, what
-        )
+        told = GIVEN_UP
+        if 400 <= status < 500 and status not in RETRIED:
+            told = status
+        refusal = Refusal(told, what)
         hopeless = self.traffic.completions == 0 and self._failed_in_a_row >= GIVEN_UP_AFTER
         if status in FOR_GOOD or (hopeless and status in RETRIED):
             self._closed = refusal
@@ -314,13 +319,13 @@ async def relaying() -> AsyncIterator[Relay]:
 def _num_requested(body: Body) -> int:
     """Completions that one request asks for."""
     params, prompt = body.get("sampling_params") or body, body.get("prompt")
-    each = None
-    if isinstance(params, Mapping):
-        each = params.get("n")
+    each = 1
+    if isinstance(params, Mapping) and isinstance(params.get("n"), int):
+        each = params["n"]
     several = 1
     if isinstance(prompt, list) and prompt and not isinstance(prompt[0], int):
         several = len(prompt)
-    return max(1, each if isinstance(each, int) else 1) * several
+    return max(1, each) * several
 
 
 def _read(path: str, status: int, text: str) -> tuple[int, Any]:
@@ -339,21 +344,22 @@ def _read(path: str, status: int, text: str) -> tuple[int, Any]:
         and bool(choices)
         and all(isinstance(one, dict) for one in choices)
     )
-    if status == 200 and (isinstance(answer, list | dict) if path == "generate" else has_choices):
+    is_usable = has_choices
+    if path == "generate":
+        is_usable = isinstance(answer, list | dict)
+    if status == 200 and is_usable:
         return 200, answer
     error = None
     if isinstance(answer, dict):
         error = answer.get("error") or answer.get("detail")
+    code, message = None, error
     if isinstance(error, dict):
-        code, message = (error.get("code"), error.get("message"))
-    else:
-        code, message = (None, error)
-    inside = 502
-    if isinstance(code, int) and 400 <= code < 600:
-        inside = code
-    return (status if status != 200 else inside), " ".join(
-        str(message or text)[:LONGEST_ERROR].split()
-    )
+        code, message = error.get("code"), error.get("message")
+    if status == 200:
+        status = 502
+        if isinstance(code, int) and 400 <= code < 600:
+            status = code
+    return status, " ".join(str(message or text)[:LONGEST_ERROR].split())
 
 
 def _completions(answer: Any) -> list[Any]:

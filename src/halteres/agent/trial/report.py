@@ -30,7 +30,7 @@ from halteres.observe.metrics import Row, read_rows
 from halteres.redaction import Redactor
 from halteres.rewards.checking import check_answers
 from halteres.runs.reading.rollouts import Failure, RecordedGroup
-from halteres.short_texts import clipped, shortened
+from halteres.short_texts import clipped, rounded, shortened
 from halteres.text import text_of
 
 DROPPED = frozenset(("too_long", "wrong_size", "same_scores", "nothing_collected"))
@@ -98,9 +98,8 @@ class Outcome:
     def scores(self) -> tuple[float, ...]:
         """All that were given."""
         if self.request.prompts:
-            return tuple(
-                row["score"] for row in self.responses if isinstance(row.get("score"), int | float)
-            )
+            given = [row.get("score") for row in self.responses]
+            return tuple(score for score in given if isinstance(score, int | float))
         return tuple(score for group in self.groups for score in group.scores)
 
     @property
@@ -130,7 +129,7 @@ class Outcome:
 
     @property
     def truncated(self) -> float:
-        """The share of answers that were cut off; 0 where nobody knows."""
+        """The share of answers that were cut off; 0 where it is not known."""
         traffic = None
         if self.ended:
             traffic = self.ended.traffic
@@ -149,9 +148,12 @@ class Outcome:
 
     def facts(self) -> dict[str, Any]:
         """The seeds' figures of one model, then ours; what went wrong only where something did."""
-        one, scores, num_steps = self.model, self.scores, len(self.groups)
+        one, num_steps = self.model, len(self.groups)
         correct = [self.num_correct(group.scores) for group in self.groups]
         with_correct = sum(number > 0 for number in correct)
+        success_rate: float = 0
+        if num_steps:
+            success_rate = round(with_correct / num_steps, 3)
         facts: dict[str, Any] = {
             "model": one.model,
             "name": one.name,
@@ -169,44 +171,60 @@ class Outcome:
             ],
             "steps_tested": num_steps,
             "total_completions": self.completions,
-            "correct_completions": self.num_correct(scores),
+            "correct_completions": self.num_correct(self.scores),
             "accuracy": self.accuracy,
             "steps_with_correct": with_correct,
-            "step_success_rate": round(with_correct / num_steps, 3) if num_steps else 0,
+            "step_success_rate": success_rate,
         }
         if self.completions:
-            failed, knows_truncated = (
-                len(self.scorer_failures),
-                self.ended and self.ended.traffic.completions,
-            )
-            facts |= {
-                "mean_score": round(sum(scores) / len(scores), 3) if scores else None,
-                "score_range": _plain([min(scores), max(scores)]) if scores else None,
-                "groups_with_variance": None if self.varied is None else round(self.varied, 3),
-                "truncated": round(self.truncated, 3) if knows_truncated else None,
-                "parse_failures": round(failed / (self.completions + failed), 3),
-            }
+            facts |= self._score_facts()
         codes = Counter(row.code for row in self.failures)
         if codes:
             facts["failures"] = dict(codes)
-        if dropped := sum(codes[name] for name in DROPPED):
-            facts["groups_dropped"] = dropped
-        if (ended := self.ended) is not None:
-            speed = ended.traffic.tokens_per_s
-            facts["seconds"] = round(ended.seconds, 1)
-            if speed is None:
-                facts["tokens_per_s"] = None
-            else:
-                facts["tokens_per_s"] = float(f"{speed:.3g}")
-            if ended.error:
-                facts |= {"error": ended.error, "why": ended.why, "log_file": str(self.log_file)}
-                facts |= {"stderr": ended.stderr, "stdout": ended.stdout}
+        num_dropped = sum(codes[name] for name in DROPPED)
+        if num_dropped:
+            facts["groups_dropped"] = num_dropped
+        if self.ended is not None:
+            facts |= self._end_facts(self.ended)
+        return facts
+
+    def _score_facts(self) -> dict[str, Any]:
+        """What the scores say; null where it is not known."""
+        num_failed = len(self.scorer_failures)
+        facts: dict[str, Any] = dict.fromkeys(
+            ("mean_score", "score_range", "groups_with_variance", "truncated")
+        )
+        facts["parse_failures"] = round(num_failed / (self.completions + num_failed), 3)
+        if self.scores:
+            facts["mean_score"] = round(sum(self.scores) / len(self.scores), 3)
+            facts["score_range"] = _plain([min(self.scores), max(self.scores)])
+        if self.varied is not None:
+            facts["groups_with_variance"] = round(self.varied, 3)
+        if self.ended and self.ended.traffic.completions:
+            facts["truncated"] = round(self.truncated, 3)
+        return facts
+
+    def _end_facts(self, ended: Ended) -> dict[str, Any]:
+        """How long the test took, how fast the model was, and what went wrong."""
+        facts: dict[str, Any] = {
+            "seconds": round(ended.seconds, 1),
+            "tokens_per_s": rounded(ended.traffic.tokens_per_s, 3),
+        }
+        if ended.error:
+            facts |= {"error": ended.error, "why": ended.why, "log_file": str(self.log_file)}
+            facts |= {"stderr": ended.stderr, "stdout": ended.stdout}
         return facts
 
 
 def _plain(scores: Sequence[float]) -> list[float]:
     """Whole numbers without a point, others with four rounded digits."""
-    return [int(score) if score == int(score) else float(f"{score:.4g}") for score in scores]
+    plain: list[float] = []
+    for score in scores:
+        if score == int(score):
+            plain.append(int(score))
+        else:
+            plain.append(float(f"{score:.4g}"))
+    return plain
 
 
 def read_outcome(folder: TestFolder, request: Request, model: TestedModel) -> Outcome:
@@ -239,7 +257,7 @@ def read_outcome(folder: TestFolder, request: Request, model: TestedModel) -> Ou
 def _tasks(
     scored: Sequence[ScoredGroup | None], recorded: Sequence[RecordedGroup]
 ) -> Iterator[TaskAnswers]:
-    """Whole groups, next to what was recorded of each; a line that is none is passed over."""
+    """Whole groups, next to what was recorded of each; any other line is passed over."""
     for number, group in enumerate(scored):
         record = RecordedGroup()
         if number < len(recorded):
@@ -317,13 +335,15 @@ class Verdict:
 def judge(outcome: Outcome) -> Verdict:
     """What the groups, or the answers to free prompts, of one model say."""
     groups, file = outcome.groups, outcome.request.program.path
-    if not (outcome.responses if outcome.request.prompts else groups):
-        return _judge_nothing(outcome)
     if outcome.request.prompts:
+        if not outcome.responses:
+            return _judge_nothing(outcome)
         scored = f"{len(outcome.scores)} of {len(outcome.responses)} answers could be scored"
         return Verdict(
             None, f"{scored}; whether rewards vary, only the environment's own tasks tell.", AGAIN
         )
+    if not groups:
+        return _judge_nothing(outcome)
     if {len(group.scores) for group in groups} == {1}:
         larger = NextStep.of("rl_test_inference", group_size=16)
         return Verdict(None, "A group of one answer has no variance: ask for more.", larger)
@@ -357,9 +377,11 @@ def _judge_nothing(outcome: Outcome) -> Verdict:
     ended = outcome.ended
     if ended is None:
         return Verdict(None, "Nothing is scored yet.", AGAIN)
-    failures = outcome.scorer_failures
+    said = f"{ended.error}. {ended.why}"
+    if outcome.scorer_failures:
+        said = outcome.scorer_failures[-1].why
     # What foreign code said may be long, and ends with where it failed; the log has all of it.
-    cause = shortened(failures[-1].why if failures else f"{ended.error}. {ended.why}", LONGEST_WHY)
+    cause = shortened(said, LONGEST_WHY)
     if ended.fault == "environment":
         fix = f"mend {outcome.request.program.path}, then "
         return Verdict(False, f"No answer was scored: {cause}", (fix, AGAIN))
@@ -445,20 +467,28 @@ def report(folder: TestFolder, request: Request, status: str) -> dict[str, Any]:
         why = "; ".join([why.rstrip("."), *odd_caveats(odd, request.success_above)]) + "."
     except OSError:  # not tried, or not yet
         odd = {}
-    counts_characters = any(not one.is_local and not one.tokenizer for one in request.models)
+    note = ""
+    if any(not one.is_local and not one.tokenizer for one in request.models):
+        note = IN_CHARACTERS.format(model=request.base_model)
+    num_steps, group_size = request.num_steps, request.group_size
+    answers: dict[str, Any] = {"samples": _samples(deciding)}
     if request.prompts:
-        num_steps, group_size = (len(request.prompts), 1)
-    else:
-        num_steps, group_size = (request.num_steps, request.group_size)
+        num_steps, group_size = len(request.prompts), 1
+        answers = {"responses": _responses(outcomes)}
     accuracies = {
         outcome.model.model: outcome.accuracy for outcome in outcomes if outcome.completions
     }
-    answers: dict[str, Any] = {"samples": _samples(deciding)}
-    if request.prompts:
-        rows = [(outcome.model.model, row) for outcome in outcomes for row in outcome.responses]
-        answers = {
-            "responses": [{**({"model": model} if several else {}), **row} for model, row in rows]
-        }
+    best_model: str | None = None
+    avg_accuracy: float = 0
+    if accuracies:
+        best_model = max(accuracies, key=lambda model: accuracies[model])
+        avg_accuracy = round(sum(accuracies.values()) / len(accuracies), 3)
+    tested: list[dict[str, Any]] = []
+    for outcome, judged in zip(outcomes, verdicts, strict=True):
+        tested.append({**outcome.facts(), "trainable": judged.trainable})
+        # of the only model, the summary says why
+        if several:
+            tested[-1]["verdict"] = judged.why
     return {
         "status": status,
         "test_id": folder.test_id,
@@ -471,25 +501,13 @@ def report(folder: TestFolder, request: Request, status: str) -> dict[str, Any]:
             "rollouts_per_model": each,
             "total_rollouts": each * len(outcomes),
         },
-        "models_tested": [
-            # Why the only model can be trained or not, the summary has.
-            {
-                **outcome.facts(),
-                "trainable": judged.trainable,
-                **({"verdict": judged.why} if several else {}),
-            }
-            for outcome, judged in zip(outcomes, verdicts, strict=True)
-        ],
+        "models_tested": tested,
         "summary": {
             "steps_requested": num_steps,
             "models_tested": len(outcomes),
             "models_succeeded": len(accuracies),
-            "best_model": max(accuracies, key=lambda model: accuracies[model])
-            if accuracies
-            else None,
-            "avg_accuracy": round(sum(accuracies.values()) / len(accuracies), 3)
-            if accuracies
-            else 0,
+            "best_model": best_model,
+            "avg_accuracy": avg_accuracy,
             "environment_working": bool(accuracies),
             "output_directory": str(folder.path),
             **nonempty(odd_answers=odd),
@@ -497,11 +515,20 @@ def report(folder: TestFolder, request: Request, status: str) -> dict[str, Any]:
             "why": why,
         },
         **answers,
-        **nonempty(
-            note=IN_CHARACTERS.format(model=request.base_model) if counts_characters else ""
-        ),
+        **nonempty(note=note),
         "next": verdict.next,
     }
+
+
+def _responses(outcomes: Sequence[Outcome]) -> list[Row]:
+    """The answers to free prompts; of several models each with its model."""
+    rows: list[Row] = []
+    for outcome in outcomes:
+        for row in outcome.responses:
+            if len(outcomes) > 1:
+                row = {"model": outcome.model.model, **row}
+            rows.append(row)
+    return rows
 
 
 def _deciding(outcomes: Sequence[Outcome], trained: str) -> int:
@@ -511,7 +538,12 @@ def _deciding(outcomes: Sequence[Outcome], trained: str) -> int:
     for at, outcome in enumerate(outcomes):
         if outcome.model.model == trained:
             return at
-    varied = [-1.0 if outcome.varied is None else outcome.varied for outcome in outcomes]
+    varied: list[float] = []
+    for outcome in outcomes:
+        if outcome.varied is None:
+            varied.append(-1.0)
+        else:
+            varied.append(outcome.varied)
     return varied.index(max(varied))
 
 
@@ -520,12 +552,8 @@ def _samples(outcome: Outcome) -> list[dict[str, Any]]:
     answered = [(step, group) for step, group in enumerate(outcome.groups, 1) if group.answers]
     samples: list[dict[str, Any]] = []
     for step, group in sorted(answered, key=lambda one: not one[1].varies)[:SAMPLES]:
-        ranked = [
-            answer
-            for _, answer in sorted(
-                zip(group.scores, group.answers, strict=True), key=lambda it: it[0]
-            )
-        ]
+        scored = sorted(zip(group.scores, group.answers, strict=True), key=lambda it: it[0])
+        ranked = [answer for _, answer in scored]
         worst = next((answer for answer in ranked if answer != ranked[-1]), ranked[-1])
         texts = {
             "prompt": group.prompt,
@@ -584,7 +612,8 @@ def _fits(body: Body) -> bool:
 
 def _cut(body: Body, length: int, left_out: Sequence[str]) -> Body:
     short = copy.deepcopy(body)
-    if names := [name for name in ("scores", "steps") if name in left_out]:
+    names = [name for name in ("scores", "steps") if name in left_out]
+    if names:
         short["left_out"] = {"what": names, "where": "each model's output_file"}
     for one in (*short.get("samples", ()), *short.get("responses", ())):
         cut = clipped

@@ -18,13 +18,13 @@ from typing import Any, Literal
 
 import msgspec
 
-from halteres.agent.drafts import CurrentDraft
 from halteres.agent.open_access import check_models
 from halteres.agent.tool import Caller
 from halteres.config import environ
 from halteres.config.discovery import in_file_name
 from halteres.config.operator_policy import load_policy
 from halteres.config.program import EnvironmentProgram
+from halteres.config.resolution import Resolved
 from halteres.config.settings import Settings
 from halteres.errors import HalteresError
 from halteres.models import model_folder
@@ -137,12 +137,14 @@ class Request(msgspec.Struct, frozen=True, kw_only=True):
 
 def new_request(
     caller: Caller,
-    draft: CurrentDraft,
+    draft: str,
+    resolved: Resolved,
     models: Sequence[str] | None = None,
     backend: Backend | None = None,
     **limits: Any,
 ) -> Request:
-    """A test of a draft, not yet started; `limits` are further fields of it.
+    """A test of a draft, by its handle and its settings, not yet started; `limits` are further
+    fields of it.
 
     Raises:
         TokenNeeded: the caller may not test these models.
@@ -150,7 +152,6 @@ def new_request(
     """
     if caller.is_open:
         check_models([name.removeprefix(LOCAL) for name in models or ()])
-    resolved = draft.resolved
     settings, program = resolved.settings, resolved.environment
     what = "{} not set. Required for inference testing."
     if missing := [key for key in load_policy().require_keys.test if not environ.is_set(key)]:
@@ -164,7 +165,7 @@ def new_request(
         instead = NextStep("rl_test_inference", {"backend": "local"}, reason)
         raise MissingKey(what.format(KEY), why, instead, field=KEY)
     return Request(
-        draft=draft.draft.handle,
+        draft=draft,
         program=program,
         env=resolved.environment_settings,
         models=tested,

@@ -212,11 +212,12 @@ async def rl_test_inference(
         limits |= {"max_tokens": max_tokens, "temperature": temperature}
 
         def request_of_draft() -> tuple[Request, Mapping[str, Any]]:
-            chosen = drafts.current(caller, draft, to_run=True)
-            request = new_request(caller, chosen, models, backend, **limits)
+            resolved = drafts.current(caller, draft, to_run=True)
+            handle = draft or caller.draft
+            request = new_request(caller, handle, resolved, models, backend, **limits)
             if caller.is_open:
                 check_keys(keys_for(request))
-            return request, chosen.discarded
+            return request, resolved.discarded
 
         making = asyncio.create_task(caller.in_thread("rl_test_inference", request_of_draft))
         try:

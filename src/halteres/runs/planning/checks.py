@@ -26,9 +26,7 @@ from halteres.models.shape import ModelShape, adapter_numbers
 from halteres.rewards.components import read_rubric
 from halteres.rewards.model_folder import ModelFolder, read_model_folder
 from halteres.runs.directory import active_runs, runs_home
-from halteres.runs.planning import memory
-from halteres.runs.planning.machine import Machine, gb, multiplies_bfloat16
-from halteres.runs.planning.memory import workload_of
+from halteres.runs.planning import resources
 from halteres.runs.planning.models import (
     FIELDS,
     LISTS,
@@ -36,6 +34,7 @@ from halteres.runs.planning.models import (
     components_of,
     reward_folders,
 )
+from halteres.runs.planning.resources import Machine, gb, multiplies_bfloat16, workload_of
 from halteres.runs.reading.failures import DiskFull
 
 T = TypeVar("T")
@@ -46,7 +45,7 @@ of it.
 
 MODEL = "inference.model"
 
-# tokens: a chat's own marks and one short question take as many; no answer fits beside them
+# tokens: a chat's own marks and one short question take as many, and leave no room for an answer
 LEAST_LENGTH = 32
 
 LARGE_MODEL, HIGH_RATE = 20_000_000, 1e-3
@@ -194,11 +193,11 @@ def check_memory(
     work = workload_of(settings)
     is_on_gpu = here.gpu is not None
     name, free = "memory", here.memory.free
-    batch_bytes = memory.batch_bytes(work)
-    needed = memory.OTHERS_BYTES + batch_bytes
+    batch_bytes = resources.batch_bytes(work)
+    needed = resources.OTHERS_BYTES + batch_bytes
     if shape is not None:
         free = here.model_memory.free
-        needed = memory.need(shape, work, on_gpu=is_on_gpu).total
+        needed = resources.need(shape, work, on_gpu=is_on_gpu).total
         if is_on_gpu:
             name = "gpu memory"
             needed += int(work.vllms * work.vllm_memory * (here.model_memory.total or 0))
@@ -223,12 +222,24 @@ def check_memory(
     return Check(name=name, ok=False, figures=figures, failure=failure)
 
 
-def check_disk(settings: Settings, shape: ModelShape | None) -> Check:
-    """Whether there is a folder for runs, and room in it for this one."""
+def checkpoint_bytes(settings: Settings, shape: ModelShape | None) -> int:
+    """What the checkpoints of a run take on the disk: weights and two moments each."""
+    if shape is None:
+        return 0
+    trainer = settings.trainer
+    intervals = (trainer.checkpoint_every, trainer.eval_every)
+    count = 2 + sum(trainer.total_steps // every for every in intervals if every)
+    return count * 3 * resources.NUMBER * adapter_numbers(shape, trainer.lora_rank)
+
+
+def check_disk(kept_bytes: int) -> Check:
+    """Whether there is a folder for runs, and room in it for one that keeps so many bytes of
+    weights.
+    """
     home = runs_home()
     there = next(folder for folder in (home, *home.parents) if folder.exists())
-    disk, needed, trainer = shutil.disk_usage(there), FREE_BYTES, settings.trainer
-    free = disk.free
+    disk = shutil.disk_usage(there)
+    free, needed = disk.free, FREE_BYTES + kept_bytes
     # /proc and the like have none
     if not there.is_dir() or not os.access(there, os.W_OK | os.X_OK) or disk.total == 0:
         why = f"{there} {'takes no new files' if there.is_dir() else 'is no folder'}."
@@ -236,10 +247,6 @@ def check_disk(settings: Settings, shape: ModelShape | None) -> Check:
             f"The folder {home} cannot be made.", why, "Set HALTERES_HOME to a folder of yours."
         )
         return Check(name="disk", ok=False, failure=failure)
-    if shape is not None:  # checkpoints: weights and two moments each
-        intervals = (trainer.checkpoint_every, trainer.eval_every)
-        count = 2 + sum(trainer.total_steps // every for every in intervals if every)
-        needed += count * 3 * memory.NUMBER * adapter_numbers(shape, trainer.lora_rank)
     figures = {"need_gb": gb(needed), "free_gb": gb(free)}
     if free >= needed:
         return Check(name="disk", figures=figures)
@@ -320,12 +327,12 @@ def advice(
     here: Machine | None,
     service_url: str | None,
 ) -> Iterator[Check]:
-    """What no run is refused for: no room for prompts beside their answers, a temperature that
+    """What no run is refused for: no room for prompts next to their answers, a temperature that
     nothing corrects, a large model at a small one's rate or in float32.
 
     Args:
         here: this machine, where it could be looked at.
-        service_url: of a service that somebody else started, on a machine that is not known.
+        service_url: of a service elsewhere, on a machine that is not known.
     """
     longest, answer = settings.env.get("max_token_length"), settings.env.get("max_new_tokens")
     if isinstance(longest, int) and isinstance(answer, int) and 0 < longest <= answer:

@@ -3,31 +3,58 @@
 An estimate stands on earlier runs here with the same model and environment; where there are none,
 on the engine's measured speed and the limits of prompts and answers. Where no speed was measured
 there is no estimate.
+
+A speed is measured once, on the engine itself, and remembered: sampling, one training pass and one
+optimiser step, the coarsest figures first, each again with more work until it is worth something.
+What was measured in time counts.
 """
 
 from __future__ import annotations
 
+import asyncio
 import contextlib
+import random
+import tempfile
+import time
+from collections.abc import Awaitable
 from dataclasses import dataclass, replace
 from itertools import islice
-from typing import Any
+from pathlib import Path
+from typing import Any, TypeVar
 
+import msgspec
+import numpy as np
+
+from halteres.config import environ
 from halteres.config.program import EnvironmentProgram
 from halteres.config.settings import Settings
-from halteres.errors import NotFound
+from halteres.engine.process import EngineCommand, EngineProcess
+from halteres.engine.protocol import (
+    Adam,
+    Array,
+    AskedType,
+    Datum,
+    LoraConfig,
+    LossSpec,
+    SamplingParams,
+)
+from halteres.errors import HalteresError, NotFound
+from halteres.files import replace_file
+from halteres.process import usable_cores
 from halteres.runs.directory import RunDirectory, active_runs, list_runs
-from halteres.runs.planning.engine_speed import Engine, Speed, measured, remembered
-from halteres.runs.planning.machine import Machine
-from halteres.runs.planning.memory import (
+from halteres.runs.planning.models import RunModel
+from halteres.runs.planning.resources import (
     DECODE_ROWS,
     OTHERS_BYTES,
     PASS_TOKENS,
+    Machine,
     Workload,
     cache_bytes,
     need,
     workload_of,
 )
-from halteres.runs.planning.models import RunModel
+
+T = TypeVar("T")
 
 
 @dataclass(frozen=True, slots=True)
@@ -61,7 +88,7 @@ class Span:
 
 UNSEEN_PROMPT = Span(32, 256)  # tokens assumed of prompts
 SHORTEST_ANSWER = 0.25  # of the limit: assumed of answers, likewise
-AROUND_ENGINE_S = Span(4, 12)  # a run's processes beside the engine begin, and all of them end
+AROUND_ENGINE_S = Span(4, 12)  # a run's other processes begin, and all of them end
 PER_STEP_S = Span(0.05, 0.4)  # scoring, delivery, publication: what is no sampling and no training
 BESIDE_PROBE = Span(0.75, 1.4)  # how far the engine in a run may be from its measured speed
 NEARLY_WHOLE = 0.9  # of a micro-batch: sequences seldom fill it to the last token
@@ -113,7 +140,7 @@ def estimate(
         rewards_bytes: what the run's own reward server needs.
         first_step: optimiser steps that are done when it begins.
         service_url: of a service elsewhere; None: the run starts its own.
-        may_measure: start an engine and measure it, for up to `engine_speed.DEADLINE_S`, where its
+        may_measure: start an engine and measure it, for up to `DEADLINE_S`, where its
             speed is not known.
     """
     run = _Planned(settings, environment, model, first_step, service_url)
@@ -124,7 +151,7 @@ def estimate(
     speed = None
     if engine:
         speed = remembered(engine)
-    found = _by_earlier_runs(run)
+    found = _by_earlier_runs(run, on_gpu=here.gpu is not None)
     if found is None and engine is not None:
         if speed is None and may_measure:
             speed = measured(engine, run.workload)
@@ -182,14 +209,14 @@ class _Past:
     around_s: float | None
 
 
-def _by_earlier_runs(run: _Planned) -> Estimate | None:
+def _by_earlier_runs(run: _Planned, *, on_gpu: bool) -> Estimate | None:
     found: list[_Past] = []
     for earlier in islice(list_runs(), LOOKED_AT):
         if len(found) == MOST_RUNS:
             break
         # removed meanwhile, or not to be read any more
         with contextlib.suppress(NotFound, OSError, ValueError):
-            past = _past(earlier, run)
+            past = _past(earlier, run, on_gpu=on_gpu)
             if past is not None:
                 found.append(past)
     if not found:
@@ -219,9 +246,9 @@ def _quantiles(values: list[float], low: float, high: float) -> Span:
     return Span(ordered[round(low * last)], ordered[round(high * last)])
 
 
-def _past(earlier: RunDirectory, run: _Planned) -> _Past | None:
+def _past(earlier: RunDirectory, run: _Planned, *, on_gpu: bool) -> _Past | None:
     """What an earlier run says of the planned one; None where its model, environment or engine is
-    another, or where it has too few steps.
+    another, or where it has too few steps. `on_gpu`: where the engine computes.
     """
     state, settings, environment = earlier.state(), earlier.settings(), run.environment
     if (state.base_model, state.environment_file) != (run.model.name, str(environment.path)):
@@ -230,9 +257,13 @@ def _past(earlier: RunDirectory, run: _Planned) -> _Past | None:
         return None
     if state.program.variant_setting != environment.variant_setting:
         return None
-    for name in ("engine", "threads", "dtype", "device"):
+    for name in ("engine", "threads", "device"):
         if getattr(settings.inference, name) != getattr(run.settings.inference, name):
             return None
+    # `auto` is one of the two types: runs with either name of it count
+    types = [workload_of(one).type_bytes(on_gpu=on_gpu) for one in (settings, run.settings)]
+    if types[0] != types[1]:
+        return None
     began = int((state.resume_point or {}).get("step", 0))
     rows = [row for row in earlier.metrics() if row.get("src") == "trainer" and row["step"] > began]
     times: list[float] = [
@@ -266,7 +297,7 @@ def _by_speed(run: _Planned, speed: Speed) -> Estimate:
     sequence = (prompt + answer).within(1, work.positions)
     step = (answer * sampling + sequence * training) * work.batch_size + update + PER_STEP_S
     evaluation = answer * sampling * work.eval_sequences + Span(1, 3)
-    # the first goes on beside the first steps
+    # the first goes on while the first steps are made
     evaluations = Span(1, 2 + work.evaluations(run.first_step))
     steps = step * max(0, work.steps - run.first_step)
     prompts, answers = (f"{span.low:g} to {span.high:g}" for span in (prompt, answer))
@@ -283,3 +314,195 @@ def _unmeasured(rows: int, wanted: int) -> Span:
     measured may take no longer than one of so many.
     """
     return Span(BESIDE_PROBE.low * min(1.0, rows / wanted), BESIDE_PROBE.high)
+
+
+DEADLINE_S = 20.0
+# of what is measured, where a run allows more
+PROMPT_TOKENS, ANSWER_TOKENS, SEQUENCE_TOKENS = 64, 64, 256
+# a figure measured over less time is measured again with so many times the work
+LONG_ENOUGH_S, GROWTH = 1.0, 4
+FIRST_TOKENS = 64  # of the first training pass
+FIRST_ROWS, FIRST_ANSWER = 8, 4  # of the first sampling
+ADAPTER = SNAPSHOT = "probe"
+LOSS = LossSpec(name="importance_sampling")
+
+
+class Speed(msgspec.Struct, frozen=True, kw_only=True):
+    """What was measured; 0: not yet."""
+
+    load_s: float = 0.0
+    decode_tokens_per_s: float = 0.0
+    train_tokens_per_s: float = 0.0
+    update_s: float = 0.0  # optimiser step and publication
+    peak_gb: float = 0.0  # of the engine's process; 0 where the system does not say
+    rows: int = 0  # decoded together when that figure was taken
+    pass_tokens: int = 0  # of the largest training pass
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Engine:
+    """The engine that a run would start."""
+
+    backend: str
+    model: RunModel
+    threads: int
+    machine: str  # the mark of the machine that it runs on
+    dtype: AskedType = "auto"
+    device: str | None = None  # None: by HALTERES_DEVICE
+
+    @classmethod
+    def of(cls, settings: Settings, model: RunModel, here: Machine) -> Engine:
+        """The engine of a run with these settings, on this machine."""
+        given = settings.inference
+        threads = given.threads or max(1, usable_cores() - 1)
+        return cls(
+            backend=given.engine,
+            model=model,
+            threads=threads,
+            machine=here.mark,
+            dtype=given.dtype,
+            device=given.device,
+        )
+
+    @property
+    def key(self) -> str:
+        """The key under which its speed is remembered: model, engine, threads, machine."""
+        folder = Path(self.model.tokenizer)
+        written = (folder / "config.json").stat().st_mtime_ns
+        computed = f"{self.backend}/{self.dtype}/{self.device}/{self.threads} threads"
+        return f"{folder}@{written}/{computed}/{self.machine}"
+
+
+def _speeds() -> tuple[Path, dict[str, Speed]]:
+    """The file of all speeds that were measured here, and what it holds."""
+    file = environ.home() / "cache" / "engine_speeds.json"
+    try:
+        return file, msgspec.json.decode(file.read_bytes(), type=dict[str, Speed])
+    except (OSError, msgspec.DecodeError):
+        return file, {}
+
+
+def remembered(engine: Engine) -> Speed | None:
+    """What was measured on this machine, or None."""
+    return _speeds()[1].get(engine.key)
+
+
+def measured(engine: Engine, work: Workload, deadline_s: float = DEADLINE_S) -> Speed | None:
+    """Measure now, and remember it; None where no figure was worth anything within the deadline."""
+    probe = _Probe(engine, work)
+    # no engine can be started, or not in time
+    with contextlib.suppress(HalteresError, OSError, TimeoutError):
+        asyncio.run(asyncio.wait_for(probe.run(), deadline_s))
+    if not (probe.speed.decode_tokens_per_s and probe.speed.train_tokens_per_s):
+        return None
+    # a disk that will not have it costs the next one who asks some seconds
+    with contextlib.suppress(OSError):
+        file, speeds = _speeds()
+        file.parent.mkdir(parents=True, exist_ok=True)
+        encoded = msgspec.json.encode({**speeds, engine.key: probe.speed})
+        replace_file(file, msgspec.json.format(encoded, indent=1) + b"\n")
+    return probe.speed
+
+
+class _Probe:
+    """One engine, and its figures as they come."""
+
+    def __init__(self, engine: Engine, work: Workload) -> None:
+        self._engine, self._work, self.speed = engine, work, Speed()
+
+    async def run(self) -> None:
+        """Start the engine, measure, and end it."""
+        engine = self._engine
+        command = EngineCommand(
+            backend="scripted" if engine.backend == "scripted" else "torch",
+            folder=Path(engine.model.tokenizer),
+            name=engine.model.name,
+            threads=engine.threads,
+            dtype=engine.dtype,
+            device=engine.device,
+        )
+        with tempfile.TemporaryDirectory(prefix="halteres-probe-") as folder:
+            began = time.perf_counter()
+            self._host = EngineProcess(command, Path(folder) / "engine.log")
+            await self._host.start()
+            try:
+                self._note(load_s=time.perf_counter() - began)
+                self._vocabulary = range((await self._host.engine.info()).vocab_size)
+                await self._measure()
+            finally:
+                await self._host.stop()
+
+    async def _measure(self) -> None:
+        """In the order in which a figure is missed most, coarsely first."""
+        work = self._work
+        await self._host.engine.create_adapter(ADAPTER, LoraConfig(rank=work.rank, seed=0))
+        await self._train(FIRST_TOKENS)
+        await self._update()
+        # all of it once: the first use of a kernel is slow
+        await self._sample(FIRST_ROWS, FIRST_ANSWER)
+        tokens, took = FIRST_TOKENS, 0.0
+        while took < LONG_ENOUGH_S and tokens < PASS_TOKENS:
+            tokens = min(tokens * GROWTH, PASS_TOKENS)
+            took = await self._train(tokens)
+        most_rows, longest = (
+            min(work.rows, work.batch_size, DECODE_ROWS),
+            min(ANSWER_TOKENS, work.answer_tokens),
+        )
+        rows, answer, took = FIRST_ROWS, FIRST_ANSWER, 0.0
+        while took < LONG_ENOUGH_S and (rows, answer) != (most_rows, longest):
+            rows, answer = min(rows * GROWTH, most_rows), min(answer * GROWTH, longest)
+            took = await self._sample(rows, answer)
+        # no gradient is left over
+        await self._host.engine.forward_backward(ADAPTER, (self._datum(8),), LOSS)
+        await self._update()
+
+    async def _train(self, tokens: int) -> float:
+        length = min(SEQUENCE_TOKENS, self._work.positions, tokens)
+        data = tuple(self._datum(length) for _ in range(max(1, tokens // length)))
+        took, _ = await _timed(self._host.engine.forward_backward(ADAPTER, data, LOSS))
+        self._note(train_tokens_per_s=len(data) * length / took, pass_tokens=len(data) * length)
+        return took
+
+    async def _update(self) -> None:
+        stepped, _ = await _timed(self._host.engine.optim_step(ADAPTER, Adam(learning_rate=1e-6)))
+        published, _ = await _timed(self._host.engine.snapshot(ADAPTER, SNAPSHOT))
+        self._note(update_s=stepped + published)
+
+    async def _sample(self, rows: int, answer: int) -> float:
+        prompt = self._tokens(min(PROMPT_TOKENS, max(1, self._work.positions // 2))).tobytes()
+        params = SamplingParams(max_tokens=answer, stop_tokens=())
+        took, result = await _timed(self._host.engine.sample(SNAPSHOT, prompt, rows, params))
+        count = sum(len(sequence.tokens) // 4 for sequence in result.sequences)
+        self._note(decode_tokens_per_s=count / took, rows=rows)
+        return took
+
+    def _datum(self, length: int) -> Datum:
+        tokens, ones = self._tokens(length), np.ones(length, np.float32)
+        inputs = {
+            "target_tokens": Array(
+                dtype="int64", shape=(length,), data=tokens.astype(np.int64).tobytes()
+            ),
+            "logprobs": Array(dtype="float32", shape=(length,), data=(-ones).tobytes()),
+            "advantages": Array(dtype="float32", shape=(length,), data=ones.tobytes()),
+        }
+        return Datum(tokens=tokens.tobytes(), inputs=inputs)
+
+    def _tokens(self, length: int) -> np.ndarray[Any, np.dtype[np.int32]]:
+        chosen = random.Random(length).choices(self._vocabulary, k=length)  # noqa: S311 - no secret
+        return np.asarray(chosen, np.int32)
+
+    def _note(self, **figures: float) -> None:
+        """With the most memory that the engine ever had resident; 0 where the system does not
+        say.
+        """
+        peak_gb = 0.0
+        with contextlib.suppress(OSError, IndexError, ValueError):
+            status = Path(f"/proc/{self._host.pid}/status").read_text(encoding="utf-8")
+            peak_gb = int(status.partition("VmHWM:")[2].split()[0]) * 1024 / 1e9
+        self.speed = msgspec.structs.replace(self.speed, **figures, peak_gb=peak_gb)
+
+
+async def _timed(work: Awaitable[T]) -> tuple[float, T]:
+    began = time.perf_counter()
+    result = await work
+    return time.perf_counter() - began, result

@@ -11,9 +11,9 @@ from typing import Any, Literal
 
 from halteres.models import builtin_names, model_folder, stored_models
 from halteres.models.shape import ModelShape, read_shape
-from halteres.runs.planning import machine
-from halteres.runs.planning.memory import Workload, need
+from halteres.runs.planning import resources
 from halteres.runs.planning.models import models_home
+from halteres.runs.planning.resources import Workload, need
 
 _COLUMNS = (
     *(
@@ -85,8 +85,8 @@ CATALOGUE: Mapping[str, ModelShape] = {
 TYPICAL = Workload(
     rank=16, group_size=8, batch_size=64, rows=64, positions=1024, answer_tokens=512, steps=1
 )
-"""The run that memory is told for where none is asked about: LoRA of rank 16, 64 answers at once of
-1,024 tokens.
+"""The run that memory is reckoned for where no other is given: LoRA of rank 16, 64 answers at once
+of 1,024 tokens.
 """
 
 Fits = Literal["yes", "no", "unknown"]
@@ -136,7 +136,7 @@ class KnownModel:
 
 
 def known_models(
-    work: Workload = TYPICAL, there: machine.Machine | None = None
+    work: Workload = TYPICAL, there: resources.Machine | None = None
 ) -> tuple[KnownModel, ...]:
     """Every model that is here or well known, the smallest first.
 
@@ -144,7 +144,7 @@ def known_models(
         work: the run that memory is reckoned for.
         there: the machine it is to fit; default: this one, now.
     """
-    there = there or machine.look()
+    there = there or resources.this_machine()
     here = dict(_here())
     owned = {name.rpartition("/")[2].lower() for name in here}
     found = [_on_disk(name, folder, work, there) for name, folder in here.items()]
@@ -177,7 +177,7 @@ def _here() -> Iterator[tuple[str, Path]]:
     )
 
 
-def _on_disk(name: str, folder: Path, work: Workload, there: machine.Machine) -> KnownModel:
+def _on_disk(name: str, folder: Path, work: Workload, there: resources.Machine) -> KnownModel:
     try:
         return _sized(name, folder, read_shape(folder), work, there)
     except (OSError, ValueError) as error:
@@ -187,14 +187,14 @@ def _on_disk(name: str, folder: Path, work: Workload, there: machine.Machine) ->
             parameters=0,
             size_gb=0.0,
             need_gb=0.0,
-            free_gb=machine.gb(there.model_memory.free),
+            free_gb=resources.gb(there.model_memory.free),
             fits="no",
             note=f"not whole: {error}",
         )
 
 
 def _sized(
-    name: str, folder: Path | None, shape: ModelShape, work: Workload, there: machine.Machine
+    name: str, folder: Path | None, shape: ModelShape, work: Workload, there: resources.Machine
 ) -> KnownModel:
     needed, free = need(shape, work, on_gpu=there.gpu is not None).total, there.model_memory.free
     fits: Fits
@@ -221,7 +221,7 @@ def _sized(
         parameters=shape.parameters,
         size_gb=round((shape.size_bytes or 2 * shape.parameters) / 1e9, 3),
         need_gb=round(needed / 1e9, 2),
-        free_gb=machine.gb(free),
+        free_gb=resources.gb(free),
         fits=fits,
         note=note,
     )

@@ -11,14 +11,14 @@ from dataclasses import dataclass, replace
 from typing import Literal
 
 from halteres.config import environ
+from halteres.config.files import Sources
 from halteres.config.operator_policy import Policy, how_to_unlock, load_policy
 from halteres.config.program import EnvironmentProgram
-from halteres.config.projection import Sources
 from halteres.config.resolution import Resolved
 from halteres.config.settings import InferenceSettings, Settings
 from halteres.errors import HalteresError
 from halteres.runs.directory import RunDirectory
-from halteres.runs.planning import machine
+from halteres.runs.planning import resources
 from halteres.runs.planning.checks import (
     MODEL,
     Check,
@@ -30,11 +30,11 @@ from halteres.runs.planning.checks import (
     check_keys,
     check_memory,
     check_steps,
+    checkpoint_bytes,
     examine_components,
     examine_reward_models,
 )
 from halteres.runs.planning.estimate import Estimate, estimate
-from halteres.runs.planning.machine import Machine
 from halteres.runs.planning.models import (
     RunModel,
     given_model,
@@ -42,6 +42,7 @@ from halteres.runs.planning.models import (
     server_bytes,
     with_absolute_folders,
 )
+from halteres.runs.planning.resources import Machine
 from halteres.runs.planning.resume_point import ResumePoint, resume_point
 
 Effort = Literal["none", "remembered", "measured"]
@@ -133,7 +134,7 @@ def plan_run(
         checks.append(_unlocking(fits, policy))
 
     usable, environment = attempt("environment", lambda: check_environment(resolved))
-    checks += [check_disk(settings, shape), usable]
+    checks += [check_disk(checkpoint_bytes(settings, shape)), usable]
     checks += [
         *advice(settings, shape, here, service_url),
         *reward_checks,
@@ -172,7 +173,7 @@ def plan_run(
 def _machine(device: str | None) -> Machine:
     """This machine, for a run with this device. InvalidConfig where a variable is wrong."""
     environ.check()
-    return machine.look(device)
+    return resources.this_machine(device)
 
 
 def _resume_check(

@@ -16,6 +16,7 @@ from halteres.observe.metrics import Row
 from halteres.process import alive
 from halteres.rewards.model_folder import RESULT
 from halteres.runs.directory import RunDirectory, find_run
+from halteres.runs.reading.report import environment_of
 
 LONGEST_STEP = 10  # digits
 ROLES_END_WITHIN_S = 15.0  # of a run whose supervisor was killed
@@ -23,6 +24,10 @@ ROLES_END_WITHIN_S = 15.0  # of a run whose supervisor was killed
 
 class RunGoesOn(Conflict):
     """The run to go on from has not ended."""
+
+
+class CheckpointMissing(NotFound):
+    """The run has no checkpoint, or none of this step."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -65,23 +70,27 @@ def checkpoint_of(old: RunDirectory, step: int | None) -> Row:
     """The checkpoint of this step, or the newest one (None).
 
     Raises:
-        NotFound: there is none; `steps` has those that there are.
+        CheckpointMissing: there is none; `steps` has those that there are.
     """
     found = old.newest_checkpoint()
     if found is None:
         state = old.state()
-        raise NotFound(
+        verb = "is"
+        if state.terminal:
+            verb = "ended"
+        environment = environment_of(state)
+        raise CheckpointMissing(
             f"Run {old.run_id} has no checkpoint.",
-            f"It {'ended' if state.terminal else 'is'} at step {state.step}.",
-            f"Start anew with its environment, {state.environment}.",
-            environment=state.environment,
+            f"It {verb} at step {state.step}.",
+            f"Start anew with its environment, {environment}.",
+            environment=environment,
         )
     if step is None:
         return found
     there = {row["step"]: row for row in old.resumable_checkpoints()}
     if step not in there:
         nearest = min(there, key=lambda known: abs(known - step))
-        raise NotFound(
+        raise CheckpointMissing(
             f"Run {old.run_id} has no checkpoint of step {step}.",
             f"It has those of {', '.join(map(str, there))}.",
             NextStep("rl_start_training", {"resume_from": f"{old.run_id}@{nearest}"}),

@@ -11,10 +11,11 @@ from halteres.config.operator_policy import Policy, load_policy, over_cap
 from halteres.config.problem import Problem, refusal, rule_of
 from halteres.config.settings import RunSettings
 from halteres.errors import Conflict, InvalidConfig
-from halteres.rewards.training_plan import Forecast, TrainingPlan, TrainingRun, forecast
+from halteres.rewards.forecast import Forecast, forecast
+from halteres.rewards.training_plan import TrainingPlan, TrainingRun
 from halteres.runs.directory import RunDirectory
-from halteres.runs.planning import machine
-from halteres.runs.planning.checks import TooLarge, check_keys
+from halteres.runs.planning import resources
+from halteres.runs.planning.checks import TooLarge, check_disk, check_keys
 from halteres.runs.planning.models import find_folder
 
 
@@ -43,6 +44,8 @@ def plan_reward_training(plan: TrainingPlan, *, name: str | None = None) -> Rewa
         InvalidConfig, InvalidData: a setting is wrong; rows cannot be used, the message tells them
             by number.
         TooLarge: the memory that is free is less than what it takes.
+        DiskFull: so is the room on the disk of runs, for its checkpoints and the model.
+        PreflightFailed: the folder of runs cannot be made.
         MissingKey, PolicyCap: the operator's policy does not allow it.
     """
 
@@ -105,14 +108,14 @@ def _checked_name(name: str | None) -> str | None:
 
 
 def _checked(forecast: Forecast) -> Forecast:
-    """See that the operator's policy and the memory allow it."""
+    """See that the operator's policy, the memory and the disk allow it."""
     policy = load_policy()
     check_keys(policy)
     problem = over_cap(policy, forecast.total_steps or 1)
     if problem is not None:
         fix = f"Set max_steps to {problem.limit:g} or less, or train on fewer rows or epochs."
         raise replace(problem, field="max_steps").alone(fix)
-    free, needed_gb = machine.look().memory.free, forecast.memory_gb
+    free, needed_gb = resources.this_machine().memory.free, forecast.memory_gb
     if free is not None and needed_gb is not None and needed_gb * 1e9 > free:
         raise TooLarge(
             f"Too little memory: about {needed_gb:.1f} GB are needed, {free / 1e9:.1f} GB are "
@@ -120,6 +123,9 @@ def _checked(forecast: Forecast) -> Forecast:
             "Weights, gradients and two moments of each are held at once.",
             "Train an adapter (lora), lower max_tokens_per_forward, or take a smaller model.",
             need_gb=needed_gb,
-            free_gb=machine.gb(free),
+            free_gb=resources.gb(free),
         )
+    room = check_disk(int((forecast.disk_gb or 0.0) * 1e9))
+    if room.failure is not None:
+        raise room.failure
     return forecast

@@ -1,1 +1,1 @@
-"""What a run directory tells, read by any process: progress, rollouts, outcome, failures."""
+"""What a run directory says, read by any process: progress, rollouts, outcome, failures."""

@@ -46,7 +46,7 @@ class PolicyWeights:
 
     run: RunDirectory
     path: str  # tinker://
-    step: int | None = None  # optimiser steps they have had; None: nobody says
+    step: int | None = None  # optimiser steps they have had; None: not known
 
 
 def weights_of(name: str) -> PolicyWeights:
@@ -140,7 +140,7 @@ def adapter_of(name: str, state: Path | None = None) -> Adapter:
 
 def base_of(adapter: Adapter, name: str | None = None) -> BaseModel:
     """The base model of this name, else the one that the adapter was trained on. NotFound: it is
-    not on this disk, or nobody says which it is.
+    not on this disk, or it is not known which it is.
     """
     model = name or adapter.model
     if model is None:

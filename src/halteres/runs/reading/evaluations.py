@@ -145,7 +145,7 @@ def evaluations(run: RunDirectory, rows: Iterable[Row]) -> list[Evaluation]:
 
 
 def evaluation(folder: Path | None, row: Row, success_threshold: float = 0.0) -> Evaluation:
-    """What a row tells of one; `folder`: the run's, None where there is none to find samples in."""
+    """One evaluation, read from a row; `folder`: of the run; None: there are no samples to find."""
     samples = None
     if folder:
         samples = folder / "evals" / f"step_{row['step']}/samples.jsonl"
@@ -260,7 +260,7 @@ def _read(file: Path, size: int, mtime_ns: int, success_threshold: float) -> Map
         for line in lines_of(stream, LONGEST_ROW):
             sample = decoded(_decoder, line)
             if sample is None or not sample.prompt:
-                continue  # torn, of another kind, or of a task that is not told
+                continue  # torn, of another kind, or of a task that is not named
             prompt = hashlib.blake2b(
                 bytes(sample.prompt) + bytes(sample.task), digest_size=16
             ).digest()

@@ -37,10 +37,14 @@ def smaller(env: Mapping[str, Any]) -> Changes:
     >>> smaller({"max_token_length": 1024, "batch_size": 64, "group_size": 8})
     {'max_token_length': 768, 'batch_size': 32}
     """
-    values = (env.get(name) for name in ("max_token_length", "batch_size", "group_size"))
-    length, batch, group = (
-        value if isinstance(value, int) and value > 0 else 0 for value in values
-    )
+
+    def number(name: str) -> int:
+        value = env.get(name)
+        if isinstance(value, int) and value > 0:
+            return value
+        return 0
+
+    length, batch, group = map(number, ("max_token_length", "batch_size", "group_size"))
     changes = {
         "max_token_length": length * 3 // 4 // TOKENS * TOKENS,
         "batch_size": batch // 2 // max(1, group) * max(1, group),  # whole groups
@@ -125,9 +129,9 @@ class LastWords(msgspec.Struct, frozen=True, kw_only=True):
     next: str = ""
 
 
-_LOG_LINES = 60
+_LOG_LINES, MOST_REASON = 60, 600  # lines of a log's end; characters of a reason
 _ERROR = re.compile(r"(error: |.* (?:ERROR|CRITICAL) \S+: )(.+)")
-"""A line that tells of an error: our processes' last words, or a log line of that level."""
+"""A line that reports an error: our processes' last words, or a log line of that level."""
 
 _REMARK = re.compile(
     r"\S+ \S+ (?:\S+ )?(?:DEBUG|INFO) \S+: |Unclosed |(?:connector|connections|client_session): "
@@ -153,11 +157,11 @@ def died(
         lines = []
         if last_words:
             lines = [last_words.what, last_words.why]
-        lines += [
-            *(run.log_tail(role, _LOG_LINES) if role == "trainer" else []),
-            *run.log_tail("engine", _LOG_LINES),
-        ]
-        if memory := ran_out(lines):
+        if role == "trainer":
+            lines += run.log_tail(role, _LOG_LINES)
+        lines += run.log_tail("engine", _LOG_LINES)
+        memory = ran_out(lines)
+        if memory:
             fixes = [f"{name} to {value}" for name, value in smaller(read_given(run).env).items()]
             lower = "Take a smaller inference.model"
             if fixes:
@@ -172,14 +176,17 @@ def died(
         failed = _ended(run, role, what, why, exited)
         failed.code = last_words.code
         return failed
-    why, is_unknown = _reason(run, role, code), code is None and role == "service"
-    if not why and (code == -signal.SIGKILL or is_unknown) and (kills := kernel_kills()):
+    why = _reason(run, role, code)
+    is_unknown = code is None and role == "service"
+    if not why and (code == -signal.SIGKILL or is_unknown):
         # A guess, and told as one: who sends SIGKILL is not known afterwards, and how an engine
         # ended not always.
-        why = (
-            f"Possibly for want of memory: the kernel has killed {kills} processes here for "
-            "that since it started."
-        )
+        kills = kernel_kills()
+        if kills:
+            why = (
+                f"Possibly for want of memory: the kernel has killed {kills} processes here for "
+                "that since it started."
+            )
     return _ended(run, role, what, why, exited)
 
 
@@ -222,10 +229,10 @@ def _going_on(run: RunDirectory, first: str = "") -> NextStep | str:
         if first:
             return f"{first}, then start again."
         return "There is no checkpoint to go on from: start the run again."
-    go_on = f"go on from step {newest['step']}"
-    return read_state(run.path / "run.json").resume(
-        f"{first}, then {go_on}" if first else go_on.capitalize()
-    )
+    go_on = f"Go on from step {newest['step']}"
+    if first:
+        go_on = f"{first}, then go on from step {newest['step']}"
+    return read_state(run.path / "run.json").resume(go_on)
 
 
 def _last_words(run: RunDirectory, role: str, code: int | None) -> LastWords | None:
@@ -269,10 +276,13 @@ def _reason(run: RunDirectory, role: str, code: int | None) -> str:
     by itself.
     """
     lines = [line.strip() for line in run.log_tail(role, _LOG_LINES) if line.strip()]
-    errors = [error[2] for line in lines if (error := _ERROR.match(line))]
-    last = (errors[-1] if errors else reason(lines, code) if code is not None and code > 0 else "")[
-        :600
-    ]
+    errors = [error[2] for error in map(_ERROR.match, lines) if error]
+    last = ""
+    if errors:
+        last = errors[-1]
+    elif code is not None and code > 0:
+        last = reason(lines, code)
+    last = last[:MOST_REASON]
     if not last or last.endswith((".", "!", "?")):
         return last
     return f"{last}."
@@ -320,7 +330,7 @@ class Checkpoint:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class FailureReport:
-    """How a run failed, as it is told now."""
+    """How a run failed, as it is reported now."""
 
     error: str  # a sentence or more
     code: str
@@ -331,7 +341,7 @@ class FailureReport:
 
     @property
     def whose_log(self) -> str:
-        """The process whose log tells of it."""
+        """The process whose log has the reason."""
         if self.exit:
             return self.exit.process
         return "supervisor"
@@ -341,13 +351,16 @@ def failure_of(state: RunState) -> FailureReport | None:
     """How it failed; None of a run that has not."""
     if state.status != "failed":
         return None
+    first = ""
+    if state.failure:
+        first = state.failure.first
     return FailureReport(
         error=error_of(state),
         code=state.code or "internal",
         exit=failed_process(state),
         resumable=state.resumable,
         last_checkpoint=last_checkpoint(state),
-        first=state.failure.first if state.failure else "",
+        first=first,
     )
 
 
@@ -359,8 +372,10 @@ def error_of(state: RunState) -> str:
     newest = None
     if state.resumable:
         newest = last_checkpoint(state)
-    if failure.first:
-        way_on = f"{failure.first}, then {'resume' if newest else 'start again'}."
+    if failure.first and newest:
+        way_on = f"{failure.first}, then resume."
+    elif failure.first:
+        way_on = f"{failure.first}, then start again."
     elif newest:
         way_on = f"`next` goes on from step {newest.step}."
     else:

@@ -18,7 +18,7 @@ from halteres.observe.metrics import Row, decoded, events_of, read_lines
 from halteres.observe.sinks import read_reports
 from halteres.runs.directory import RunDirectory
 from halteres.runs.reading.alerts import Alert, alerts_of
-from halteres.runs.reading.figures import METRICS, REWARD, SUCCESS, SUCCESS_OF_ALL, Series
+from halteres.runs.reading.status_figures import METRICS, REWARD, SUCCESS, SUCCESS_OF_ALL, Series
 from halteres.runs.state import RunState
 
 RECENT = 8  # steps whose pace is taken for the pace of those to come
@@ -36,7 +36,9 @@ there.
 
 def conditions(state: RunState) -> dict[str, str]:
     """Every process of the run, in words."""
-    roles = dict.fromkeys((*(SEED_ROLES if state.kind == "rl" else ()), *state.processes))
+    roles = list(state.processes)
+    if state.kind == "rl":
+        roles = list(dict.fromkeys((*SEED_ROLES, *state.processes)))
     return {role: condition(state.processes.get(role, {})) for role in roles}
 
 
@@ -53,11 +55,15 @@ def condition(facts: Mapping[str, Any]) -> str:
     # else it was the run that ended it
     if isinstance(code, int) and code < 0 and not state.startswith("ended"):
         return f"ended by {signal_name(-code)}"
-    if code is not None:
-        return state or (f"exited ({code})" if isinstance(code, int) else "ended")
-    if facts.get("pid"):
-        return state or "running"
-    return "not started"
+    if code is None and not facts.get("pid"):
+        return "not started"
+    if state:
+        return state
+    if code is None:
+        return "running"
+    if isinstance(code, int):
+        return f"exited ({code})"
+    return "ended"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -182,11 +188,11 @@ class Progress:
 
     def evaluation_line(self, step: int, share: float) -> str:
         """An evaluation's figure as a sentence."""
+        line = f"evaluation after step {step}: {share:.1%} correct on held-out tasks"
         partly = self.tasks_evaluated(step)
-        return (
-            f"evaluation after step {step}: {share:.1%} correct on held-out "
-            f"tasks{f' ({partly})' if partly else ''}"
-        )
+        if partly:
+            return f"{line} ({partly})"
+        return line
 
     @property
     def unevaluated(self) -> FailedEvaluation | None:
@@ -203,15 +209,22 @@ def read_progress(run: RunDirectory, state: RunState | None = None) -> Progress:
     """Look at the run now; `state`: where it was read just before."""
     state = state or run.state()
     lines, events = read_lines(run.path / "metrics.jsonl"), read_lines(run.path / "events.jsonl")
-    rows = [row for line in lines if (row := decoded(_decoder, line)) is not None]
+    decoded_rows = [decoded(_decoder, line) for line in lines]
 
-    series = _series_of(rows)
+    series = _series_of([row for row in decoded_rows if row is not None])
     over_steps = {name: series.get(column, ()) for name, column in _NAMES.items()}
-    evaluation, versions = over_steps["evaluation"], series.get(_VERSION, ())
-    norms = series.get(_NORM, ())
-    trained, evaluated = over_steps["reward"] or over_steps["preferred"], events_of(events, "eval")
-    # the last evaluation is over
-    is_evaluated = bool(evaluation) and evaluation[-1][0] >= state.total_steps
+    evaluation, evaluated = over_steps["evaluation"], events_of(events, "eval")
+    # nothing once the last evaluation is over
+    evaluation_s = 0.0
+    if evaluated and not (evaluation and evaluation[-1][0] >= state.total_steps):
+        evaluation_s = evaluated[-1].get("took_s", 0.0)
+    policy_version = _newest(series.get(_VERSION, ()))
+    if policy_version is not None:
+        policy_version = int(policy_version)
+    step = 0
+    trained = over_steps["reward"] or over_steps["preferred"]
+    if trained:
+        step = trained[-1][0]
     failed_rollouts = Counter[str]()
     for _, counts in _counts(lines, FAILED_ROLLOUTS):
         failed_rollouts.update(counts)
@@ -219,12 +232,13 @@ def read_progress(run: RunDirectory, state: RunState | None = None) -> Progress:
     for row, counts in _counts(lines, DROPPED_GROUPS):
         others = (row.get(name) for name in ("groups/sent", "groups/kept", "groups/set_aside"))
         num_groups = sum(counts.values()) + sum(other for other in others if isinstance(other, int))
-        if isinstance(step := row.get("step"), int):
-            dropped[step] = DroppedGroups(reasons=counts, num_groups=num_groups)
+        at = row.get("step")
+        if isinstance(at, int):
+            dropped[at] = DroppedGroups(reasons=counts, num_groups=num_groups)
     return Progress(
         status=state.status,
         phase=state.phase,
-        step=trained[-1][0] if trained else 0,
+        step=step,
         total_steps=state.total_steps,
         resumed_at=int((state.resume_point or {}).get("step", 0)),
         recent_s=tuple(seconds for _, seconds in series.get(_STEP_S, ())[-RECENT:]),
@@ -240,14 +254,14 @@ def read_progress(run: RunDirectory, state: RunState | None = None) -> Progress:
         failed_rollouts=dict(failed_rollouts),
         dropped=dropped,
         skipped_steps=sum(value > 0 for _, value in series.get(_SKIPPED, ())),
-        policy_version=int(versions[-1][1]) if versions else None,
-        update_norm=norms[-1][1] if norms else None,
+        policy_version=policy_version,
+        update_norm=_newest(series.get(_NORM, ())),
         sinks=tuple(
             f"{name}: {it.line}"
             for name, it in read_reports(run.path).items()
             if it.state != "starting"
         ),
-        evaluation_s=0.0 if is_evaluated or not evaluated else evaluated[-1].get("took_s", 0.0),
+        evaluation_s=evaluation_s,
         series=series,
         first_rows=_whole(lines[:EDGE]),
         last_rows=_whole(lines[-EDGE:]),
@@ -263,8 +277,8 @@ def last_reward(run: RunDirectory) -> float | None:
             lines = stream.read().split(b"\n")
     except OSError:
         return None
-    rows = (row for line in reversed(lines) if (row := decoded(_decoder, line)) is not None)
-    rewards = (getattr(row, _REWARD_FIELD) for row in rows)
+    rows = (decoded(_decoder, line) for line in reversed(lines))
+    rewards = (getattr(row, _REWARD_FIELD) for row in rows if row is not None)
     return next((reward for reward in rewards if reward is not None), None)
 
 
@@ -314,10 +328,21 @@ def _series_of(rows: Sequence[Any]) -> dict[str, Series]:
     """Every column that has values, over the steps; where a step has several, the last holds."""
     found: dict[str, Series] = {}
     for place, column in zip(_FIELDS, _COLUMNS, strict=True):
-        values = {row.step: value for row in rows if (value := getattr(row, place)) is not None}
+        values: dict[int, float] = {}
+        for row in rows:
+            value = getattr(row, place)
+            if value is not None:
+                values[row.step] = value
         if values:
             found[column] = tuple(sorted(values.items()))
     return found
+
+
+def _newest(series: Series) -> float | None:
+    """The last value; None where there is none."""
+    if series:
+        return series[-1][1]
+    return None
 
 
 def _whole(lines: Iterable[bytes]) -> tuple[Row, ...]:
@@ -331,16 +356,13 @@ def _counts(lines: Sequence[bytes], prefix: str) -> list[tuple[Row, dict[str, in
     it.
     """
     mark, found = f'"{prefix}'.encode(), list[tuple[Row, dict[str, int]]]()
-    for line in lines:
-        if mark in line and (row := decoded(_row_decoder, line)) is not None:
-            counts = {
-                name: count
-                for name, count in row.items()
-                if name.startswith(prefix) and isinstance(count, int)
-            }
-            found.append(
-                (row, {name.removeprefix(prefix): count for name, count in counts.items()})
-            )
+    for row in _whole(line for line in lines if mark in line):
+        counts = {
+            name.removeprefix(prefix): count
+            for name, count in row.items()
+            if name.startswith(prefix) and isinstance(count, int)
+        }
+        found.append((row, counts))
     return found
 
 

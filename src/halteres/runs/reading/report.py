@@ -33,14 +33,14 @@ from halteres.runs.reading.failures import (
     mending,
     read_restarts,
 )
-from halteres.runs.reading.figures import (
+from halteres.runs.reading.progress import Given, Progress, read_given, read_progress
+from halteres.runs.reading.status_figures import (
     Figure,
     figures_of,
     own_measures,
     time_shares,
     trends_of,
 )
-from halteres.runs.reading.progress import Given, Progress, read_given, read_progress
 from halteres.runs.state import RunState, Status
 from halteres.short_texts import rounded
 
@@ -123,9 +123,7 @@ class RunReport:
         between = self.progress.remaining_between_s
         if between is None or self.state.status != "running":
             return None
-        return [
-            round(seconds / 60, 1) if seconds < 600 else round(seconds / 60) for seconds in between
-        ]
+        return [_whole_from_ten(seconds / 60) for seconds in between]
 
     @property
     def current_alerts(self) -> list[Alert]:
@@ -264,7 +262,7 @@ class RunReport:
     @property
     def trend(self) -> dict[str, Any]:
         """Where the figures are going: the reward's curve from first to last, groups that teach
-        nothing, and what tells why a run does not learn.
+        nothing, and what shows why a run does not learn.
         """
         curve = self.progress.reward
         if not curve:
@@ -340,8 +338,9 @@ class RunReport:
             case "stopping":
                 return until_it_ends(run_id, self.longest_wait_s)
             case "running":
-                if call := self.pressing.remedy.first if self.pressing else None:
-                    return call
+                pressing = self.pressing
+                if pressing and pressing.remedy.first:
+                    return pressing.remedy.first
                 # Wake at the end where it is near, else at the next evaluation, if there will be
                 # one.
                 left_s, every = self.progress.remaining_s, self.given.trainer.eval_every
@@ -411,9 +410,7 @@ class RunReport:
 
     @property
     def resume_call(self) -> NextStep:
-        """Start again where it ended: from its checkpoint; where there is none, with the same
-        settings.
-        """
+        """Start again where it ended: from its checkpoint; without one, with the same settings."""
         state, run_id = self.state, self.run.run_id
         if state.kind == "reward":
             resumed = None
@@ -424,8 +421,16 @@ class RunReport:
         if state.resumable:
             return NextStep.of("rl_start_training", resume_from=run_id, changes=changes)
         given = self.run.own_settings()
-        changes = {**(given if len(given) <= MOST_CHANGES else {}), **changes}
+        if len(given) <= MOST_CHANGES:
+            changes = {**given, **changes}
         return NextStep.of("rl_start_training", environment=environment_of(state), changes=changes)
+
+
+def _whole_from_ten(minutes: float) -> float:
+    """Rounded: from ten minutes on without tenths."""
+    if minutes < 10:
+        return round(minutes, 1)
+    return round(minutes)
 
 
 def report_of(
@@ -440,15 +445,18 @@ def report_of(
     """
     state = state or run.state()
     progress = read_progress(run, state)
+    alerts = sorted(
+        progress.alerts, key=lambda alert: (alert.rule in GRAVE, alert.step), reverse=True
+    )
     hanging = stalled(run, state)  # a supervisor that hangs raises no alert itself
-    raised = [alert for alert in progress.alerts if hanging is None or alert.rule != hanging.rule]
-    raised.sort(key=lambda alert: (alert.rule in GRAVE, alert.step), reverse=True)
+    if hanging is not None:
+        alerts = [hanging, *(alert for alert in alerts if alert.rule != hanging.rule)]
     return RunReport(
         run=run,
         state=state,
         progress=progress,
         given=read_given(run),
-        alerts=(*((hanging,) if hanging else ()), *raised),
+        alerts=tuple(alerts),
         failure=failure_of(state),
         figures=figures_of(progress.series, state.kind),
         restarts=read_restarts(run.path / "events.jsonl"),
@@ -496,8 +504,11 @@ def sink_facts(run: RunDirectory) -> dict[str, Any]:
         for name, report in reports.items()
         if report.note and report.note != error
     }
-    return {
-        **({"wandb_url": wandb.url, "wandb": wandb.state} if wandb else {}),
-        **({"wandb_error": error} if error else {}),
-        **({"sinks": notes} if notes else {}),
-    }
+    facts: dict[str, Any] = {}
+    if wandb:
+        facts |= {"wandb_url": wandb.url, "wandb": wandb.state}
+    if error:
+        facts["wandb_error"] = error
+    if notes:
+        facts["sinks"] = notes
+    return facts

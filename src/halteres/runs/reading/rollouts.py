@@ -41,7 +41,7 @@ class Turn(msgspec.Struct, frozen=True):
 
     text: str = ""  # what the policy said
     observation: str = ""  # what it was shown after that
-    reward: float | None = None  # in the environment's own units; None: it is not told
+    reward: float | None = None  # in the environment's own units; None: not given
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -56,7 +56,7 @@ class Rollout:
     finish: str | None
     group_scores: tuple[float | None, ...]  # of its whole group, itself included
     turns: tuple[Turn, ...] = ()  # of a rollout of several; `completion` has their texts in one
-    outcome: str | None = None  # how its episode ended, where the environment tells
+    outcome: str | None = None  # how its episode ended, where the environment says so
 
 
 class Completion(msgspec.Struct, gc=False):

@@ -30,8 +30,8 @@ from halteres.redaction import keep_secret
 from halteres.rewards.components import secret_variables
 from halteres.rewards.model_folder import names_of, path_of
 from halteres.runs.directory import StateWriter
-from halteres.runs.planning.memory import workload_of
 from halteres.runs.planning.models import reward_folders, with_places
+from halteres.runs.planning.resources import workload_of
 from halteres.runs.servers import WIRING, Server, service_arguments, with_login
 from halteres.runs.start import config_text, write_resolved
 from halteres.runs.state import Phase, RunState

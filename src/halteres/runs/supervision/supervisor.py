@@ -30,8 +30,8 @@ from halteres.observe.sinks import read_reports
 from halteres.redaction import printable
 from halteres.runs.directory import WAKE, RunDirectory, StateWriter
 from halteres.runs.reading.evaluations import PLOT, before_and_after, draw
-from halteres.runs.reading.figures import REWARD, success_in
 from halteres.runs.reading.report import RunReport, report_of
+from halteres.runs.reading.status_figures import REWARD, success_in
 from halteres.runs.servers import new_secret
 from halteres.runs.state import RESERVE, Failure, Phase, RunState, Status, take_lock
 from halteres.runs.supervision.controller import (

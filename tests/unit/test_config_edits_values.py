@@ -7,8 +7,8 @@ from typing import Any
 
 import pytest
 
+from halteres.config.edits import Word, value_of
 from halteres.config.resolution import resolve_settings
-from halteres.config.values import Word, value_of
 from halteres.documents import DocumentError
 from halteres.errors import InvalidConfig
 

@@ -1,4 +1,5 @@
-"""How much memory a run needs: a formula, measured against the engine.
+"""What this machine has (processors, memory, the GPU that the engine will use), and how much memory
+a run needs of it: a formula, measured against the engine.
 
 Bytes of the place where the model lies (P parameters, L layers, D width, F width of the MLP, E
 outputs of the query, key and value projection, H*W of all heads, V vocabulary, r rank of the
@@ -39,8 +40,14 @@ formula, in GB: a run of the built-in model 1.5 / 1.4, 42 M parameters 2.1 / 2.5
 
 from __future__ import annotations
 
+import importlib.metadata
+import platform
+import shutil
+import subprocess
 from dataclasses import dataclass
+from pathlib import Path
 
+from halteres.config import environ
 from halteres.config.sampler_list import samplers_of
 from halteres.config.settings import Settings
 from halteres.engine.limits import (
@@ -51,7 +58,120 @@ from halteres.engine.limits import (
     PASS_TOKENS,
     kept_bytes,
 )
+from halteres.errors import InvalidConfig
 from halteres.models.shape import FAMILIES, ModelShape, adapter_numbers, diagonal_numbers
+from halteres.process import Memory, main_memory, usable_cores
+
+NVIDIA_SMI = "nvidia-smi"
+ANSWERS_WITHIN_S = 5.0
+MIB = 1 << 20
+
+CPU_INFO = Path("/proc/cpuinfo")
+
+BFLOAT16, TILES = "avx512_bf16", "amx_bf16"
+"""Flags of a processor. Where there are tiles the engine leaves them alone, for they have no
+equal bits (`engine/torch/cpu_kernels`), and float32 is faster than what is left.
+"""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Gpu:
+    """The accelerator that the engine will use."""
+
+    name: str
+    memory: Memory
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Machine:
+    """What there is."""
+
+    cores: int
+    memory: Memory
+    gpu: Gpu | None
+    unused_gpu: Gpu | None = None  # there, and left alone by the engine
+
+    @property
+    def model_memory(self) -> Memory:
+        """Where the base model lies: the GPU's memory, else the machine's."""
+        if self.gpu:
+            return self.gpu.memory
+        return self.memory
+
+    @property
+    def mark(self) -> str:
+        """Tells this machine from others, for figures that were measured on one."""
+        return (
+            f"{platform.node()}/{platform.machine()}/{self.cores} "
+            f"cores/{self.gpu.name if self.gpu else 'no GPU'}"
+        )
+
+    def check_device(self, device: str | None = None) -> None:
+        """InvalidConfig where the settings' device, or else HALTERES_DEVICE, is a GPU that is not
+        here.
+        """
+        if (device or environ.device()) == "cuda" and self.gpu is None:
+            raise InvalidConfig(
+                "The engine is to compute on a GPU, and there is none that it can use.",
+                "nvidia-smi names none, or the installed torch is a build for the CPU.",
+                "Set inference.device (or HALTERES_DEVICE) to cpu or auto, or install a torch "
+                "build for your GPU.",
+                field="inference.device",
+            )
+
+
+def this_machine(device: str | None = None) -> Machine:
+    """This machine, now; `device` is that of the settings, by default HALTERES_DEVICE."""
+    there = _usable_gpu()
+    used, unused = there, None
+    if (device or environ.device()) == "cpu":
+        used, unused = None, there
+    return Machine(cores=usable_cores(), memory=main_memory(), gpu=used, unused_gpu=unused)
+
+
+def multiplies_bfloat16() -> bool:
+    """Whether the engine is faster with it on this processor; false where the system does not
+    tell.
+    """
+    try:
+        described = CPU_INFO.read_text(encoding="utf-8", errors="replace")
+    except OSError:
+        return False
+    flags = described.split()
+    return BFLOAT16 in flags and TILES not in flags
+
+
+def gb(count: int | None) -> float | None:
+    """Bytes as GB (10^9), for people."""
+    if count is None:
+        return None
+    return round(count / 1e9, 2)
+
+
+def _usable_gpu() -> Gpu | None:
+    """The first GPU, if the installed torch can use it."""
+    program = shutil.which(NVIDIA_SMI)
+    try:
+        torch_is_for_cpu = importlib.metadata.version("torch").endswith("+cpu")
+    except importlib.metadata.PackageNotFoundError:
+        torch_is_for_cpu = True
+    if program is None or torch_is_for_cpu:
+        return None
+    query = [program, "--query-gpu=name,memory.total,memory.free", "--format=csv,noheader,nounits"]
+    try:
+        answer = subprocess.run(
+            query,
+            capture_output=True,
+            text=True,
+            timeout=ANSWERS_WITHIN_S,
+            check=True,
+            encoding="utf-8",
+        )
+        name, total, free = answer.stdout.splitlines()[0].rsplit(",", 2)
+        return Gpu(name=name.strip(), memory=Memory(total=int(total) * MIB, free=int(free) * MIB))
+    except (OSError, subprocess.SubprocessError, ValueError, IndexError):
+        return None  # a driver that does not answer is no GPU to count on
+
 
 # groups under way at once where neither field says: atroposlib's default, and ours
 WORKERS_PER_NODE = 8
@@ -74,8 +194,8 @@ class Workload:
     cache_gb: float | None = None  # for keys and values; None: by what is free
     # of one number of the base model; None: 2 on a GPU, 4 on a CPU
     weight_bytes: int | None = 4
-    samplers: int = 0  # engines beside the one that trains
-    vllms: int = 0  # vLLMs of ours beside those
+    samplers: int = 0  # engines in addition to the one that trains
+    vllms: int = 0  # vLLMs of ours in addition to those
     vllm_memory: float = 0.0  # share of a GPU's memory that each takes
 
     def evaluations(self, done: int = 0) -> int:
@@ -84,6 +204,14 @@ class Workload:
         if every:
             return max(0, (self.steps - 1) // every - done // every)
         return 0
+
+    def type_bytes(self, *, on_gpu: bool) -> int:
+        """Bytes of one number of the base model, where the engine computes there."""
+        if self.weight_bytes is not None:
+            return self.weight_bytes
+        if on_gpu:
+            return 2
+        return 4
 
 
 def workload_of(settings: Settings) -> Workload:
@@ -122,7 +250,7 @@ WEIGHT_BYTES = {"auto": None, "float32": 4, "bfloat16": 2}
 
 NUMBER = 4  # bytes of what is computed with weights
 
-CACHES = 2  # the policy's rows, and an evaluation's beside them
+CACHES = 2  # the policy's rows, and an evaluation's at the same time
 
 # between what a pass must hold and what it takes: gradients on their way, holes of the allocator
 UNFREED = 1.5
@@ -133,7 +261,7 @@ evaluation, supervisor.
 """
 
 VLLM_BYTES = 2_900_000_000
-"""The processes of a vLLM beside its model and cache."""
+"""The processes of a vLLM, without its model and cache."""
 
 # of one token of a batch, in the processes that hold it: trajectory server, trainer, environment
 HELD_BYTES = 48
@@ -144,8 +272,8 @@ class Need:
     """Bytes, part by part."""
 
     weights: int
-    loading: int  # beside the weights, while they are read
-    working: int  # beside the weights, at the peak of a step
+    loading: int  # in addition to the weights, while they are read
+    working: int  # in addition to the weights, at the peak of a step
     processes: int
 
     @property
@@ -156,7 +284,7 @@ class Need:
 
 def need(shape: ModelShape, work: Workload, *, on_gpu: bool = False) -> Need:
     """What a run of this model needs where the model lies."""
-    weight_bytes = _weight_bytes(work, on_gpu)
+    weight_bytes = work.type_bytes(on_gpu=on_gpu)
     per_token = (
         4 * shape.width
         + 2 * shape.qkv
@@ -205,20 +333,14 @@ def gpu_token_bytes(shape: ModelShape) -> int:
 
 
 def batch_bytes(work: Workload) -> int:
-    """What a batch of the longest sequences takes beside the engine."""
+    """What a batch of the longest sequences takes outside the engine."""
     return HELD_BYTES * work.batch_size * work.positions
-
-
-def _weight_bytes(work: Workload, on_gpu: bool) -> int:
-    if work.weight_bytes is not None:
-        return work.weight_bytes
-    return 2 if on_gpu else 4
 
 
 def cache_bytes(shape: ModelShape, work: Workload, *, on_gpu: bool = False) -> int:
     """What keys and values may grow to, which have the type of the weights."""
     numbers = 2 * shape.layers * shape.kv_heads * shape.head_width
-    per_position = numbers * _weight_bytes(work, on_gpu)
+    per_position = numbers * work.type_bytes(on_gpu=on_gpu)
     positions = 1 << max(min(work.positions, shape.context) - 1, 0).bit_length()  # a power of 2
     most = CACHE_BYTES
     if work.cache_gb:

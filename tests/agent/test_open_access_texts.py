@@ -7,8 +7,9 @@ from typing import Any
 
 import pytest
 
-from halteres.config.reach import Reach, TooLargeToCheck, looks_outward, texts_of
-from halteres.config.values import Word, value_of
+from halteres.agent.open_access import TooLargeToCheck, looks_outward, texts_of
+from halteres.config.edits import Word, value_of
+from halteres.config.reach import Reach
 from halteres.documents import TooLarge
 
 TEXTS: dict[str, Any] = {"type": "array", "items": {"type": "string"}}

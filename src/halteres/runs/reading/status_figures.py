@@ -165,6 +165,14 @@ def own_measures(first: Sequence[Row], last: Sequence[Row]) -> dict[str, str]:
     return {name: went([before[name][0], after[name][-1]]) for name in names}
 
 
+def step_measures(rows: Iterable[Row], step: int) -> dict[str, float]:
+    """The environment's own measures of one step: each is the mean over the rollouts that have
+    it.
+    """
+    found = _own(row for row in rows if row.get("step") == step)
+    return {name: rounded(values[-1], 3) for name, values in list(found.items())[:MOST_OWN]}
+
+
 def _own(rows: Iterable[Row]) -> dict[str, list[float]]:
     found: dict[str, list[float]] = {}
     for row in rows:

@@ -13,8 +13,14 @@ from halteres.cli import runs
 from halteres.dashboard.runs import view_of
 from halteres.observe.metrics import append_row
 from halteres.runs.directory import RunDirectory
-from halteres.runs.reading.figures import FIGURES, FigureKind, own_measures, time_shares, went
 from halteres.runs.reading.report import report_of
+from halteres.runs.reading.status_figures import (
+    FIGURES,
+    FigureKind,
+    own_measures,
+    time_shares,
+    went,
+)
 
 
 @pytest.fixture

@@ -1,5 +1,5 @@
-"""Which metrics an answer shows, the names that a caller may use for one, and how figures are
-rounded.
+"""The metrics of a result and of a comparison: which are shown, the names that a caller may use
+for one, and of which less is better. A status has figures of its own (`status_figures`).
 """
 
 from __future__ import annotations
@@ -10,10 +10,10 @@ from fnmatch import fnmatchcase
 from typing import Any
 
 from halteres.errors import nearest
-from halteres.runs.reading.figures import REWARD, SUCCESS, SUCCESS_OF_ALL
+from halteres.runs.reading.evaluations import CORRECT, GREEDY, SCORE
+from halteres.runs.reading.status_figures import REWARD, SUCCESS, SUCCESS_OF_ALL
 
 LOSS = "train/loss_per_token"
-CORRECT, GREEDY, SCORE = "eval/percent_correct", "eval/percent_correct_greedy", "eval/mean_score"
 FAILED = "eval/num_failed"
 
 HEADLINE = (

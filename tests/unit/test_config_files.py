@@ -8,8 +8,8 @@ from typing import Any
 import pytest
 import yaml
 
+from halteres.config.files import Addresses, from_seed_format, to_seed_format
 from halteres.config.problem import Problem
-from halteres.config.projection import Addresses, from_seed_format, to_seed_format
 from halteres.config.resolution import resolve_settings
 from halteres.config.settings import Settings
 from halteres.errors import InvalidConfig
