@@ -555,9 +555,8 @@ async def test_processes_and_threads_of_its_own_and_their_semaphores_work(caged:
 SAYS = "from halteres.environments.cage import cage_missing; print(cage_missing())"
 
 FORBIDS_UNSHARE = f"""
-import sys
-sys.path.insert(0, {str(cage.ENTRY.parent)!r})
-import cage_entry, os
+import os, sys
+from halteres.environments import cage_entry
 machine = os.uname().machine
 cage_entry.call("prctl", cage_entry.SET_NO_NEW_PRIVS, 1, 0, 0, 0)
 cage_entry.filter_calls(*cage_entry.MACHINES[machine])
