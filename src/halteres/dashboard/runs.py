@@ -133,7 +133,8 @@ _EVENT_KEYS: dict[str, tuple[str, ...]] = {
     "alert_over": ("rule", "step"),
     "stop_requested": ("by", "mode"),
     "process_exit": ("role", "code"),
-    "restart": ("role", "attempt"),
+    "restart": ("role", "attempt", "reason"),
+    "stuck": ("role", "step", "where"),
     "restarts_used_up": ("role",),
     "policy_cap": ("note",),
     "goal_reached": ("note",),
@@ -213,6 +214,8 @@ def view_of(run: RunDirectory, write: Callable[[NextStep], str]) -> dict[str, An
         ],
         "failure": failure or None,
         "no_batch": report.no_batch,
+        "failed_rollouts": dict(progress.failed_rollouts),
+        "quarantined_tasks": dict(report.quarantined.codes) if report.quarantined else {},
         # Every time that a rule raised an alert, for marks over the curves.
         "marks": [
             {"rule": str(event.get("rule"))[:LENGTH], "step": event["step"]}
