@@ -236,7 +236,7 @@ def draw(step: int, ordinal: int) -> Draw:
 def test_a_deterministic_run_passes_a_task_over_from_the_next_batch_on(tmp_path: Path) -> None:
     """When it failed depends on what took how long; which batch it was drawn for does not."""
     quarantine = Quarantine(tmp_path, at_once=False)
-    assert quarantine.add(draw(3, 5), "a", FAILED)
+    quarantine.add(draw(3, 5), "a", FAILED)
     for again in (quarantine, Quarantine(tmp_path, at_once=False)):
         assert again.holds(draw(3, 5), "a"), "the draw that failed would fail again"
         assert not again.holds(draw(3, 2), "a") and not again.holds(draw(3, 7), "a")

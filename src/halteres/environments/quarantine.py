@@ -11,6 +11,7 @@ and in a run that goes on from this one.
 
 from __future__ import annotations
 
+import contextlib
 import hashlib
 import json
 import re
@@ -121,35 +122,31 @@ class Quarantine:
         step, ordinal = place
         return self._at_once or step < draw.step or (step, ordinal) == (draw.step, draw.ordinal)
 
-    def add(self, draw: Draw, item: Any, failures: Sequence[FailedRollout]) -> bool:
-        """Quarantine the task of a group that came to nothing, if that was the task's own fault;
-        whether it is new here.
-        """
+    def add(self, draw: Draw, item: Any, failures: Sequence[FailedRollout]) -> None:
+        """Quarantine the task of a group that came to nothing, if that was the task's own fault."""
         digest = task_digest(item)
         if digest is None or failures[-1].code in NOT_THE_TASKS or digest in self._failed_at:
-            return False
+            return
         self._failed_at[digest] = (draw.step, draw.ordinal)
         self._codes[digest] = failures[-1].code
         self._seen.add(digest)
-        if self._file is not None:
-            row = {
-                "t": time.time(),
-                "step": draw.step + 1,
-                "group": draw.ordinal,
-                "code": failures[-1].code,
-                "task": digest,
-                "item": as_json(item),
-                "failures": Redactor.of_this_process().json(
-                    [asdict(failure) for failure in failures[-LAST_FAILURES:]]
-                ),
-                "tasks_drawn": self.num_drawn,
-            }
-            try:
-                append_row(self._file, row)
-            except WriteFailed:
-                # It holds as long as this process lives; the trainer meets the same full disk.
-                return True
-        return True
+        if self._file is None:
+            return
+        row = {
+            "t": time.time(),
+            "step": draw.step + 1,
+            "group": draw.ordinal,
+            "code": failures[-1].code,
+            "task": digest,
+            "item": as_json(item),
+            "failures": Redactor.of_this_process().json(
+                [asdict(failure) for failure in failures[-LAST_FAILURES:]]
+            ),
+            "tasks_drawn": self.num_drawn,
+        }
+        # it holds as long as this process lives; the trainer meets the same full disk
+        with contextlib.suppress(WriteFailed):
+            append_row(self._file, row)
 
     def share_has_grown(self) -> bool:
         """Whether a notice is due now: the share is large, and twice that of the last one."""

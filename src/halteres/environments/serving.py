@@ -340,12 +340,11 @@ class Serving:
         """
         drawn, quarantine = settled.drawn, self._quarantine
         step, item, failures = drawn.batch_step, drawn.item, settled.failures
-        if (
-            not settled.waited_for_sampler
-            and item is not None
-            and quarantine.add(drawn.draw, item, failures)
-            and quarantine.share_has_grown()
-        ):
+        if item is not None and not settled.waited_for_sampler:
+            quarantine.add(drawn.draw, item, failures)
+        # where nearly every group fails, that is what is said
+        are_many = self._failed_in_a_row["rollouts"] + 1 >= WARN_AFTER_FAILED
+        if not are_many and quarantine.share_has_grown():
             where = ""
             if self._env.config.run_dir:
                 where = f" {FILE} in the run's folder lists them with their failures."
