@@ -53,15 +53,11 @@ class Heartbeat:
                 faulthandler.dump_traceback_later(DUMPED_AT * self._limit_s, file=sys.stderr)
             await asyncio.sleep(every_s)
 
-    def note(self, draw: Draw | None, *, drawing: bool = False) -> None:
-        """From here on the loop is at work on this draw's item, or on none."""
-        text = b""
-        if draw is not None:
-            facts = {"draw_step": draw.step, "ordinal": draw.ordinal, "drawing": drawing}
-            text = json.dumps(facts).encode()
+    def note(self, item: bytes) -> None:
+        """From here on the loop is at work on this (`_item`)."""
         # on a full disk the item is not told
         with contextlib.suppress(OSError):
-            os.pwrite(self._descriptor, text.ljust(80) + b"\n", 0)
+            os.pwrite(self._descriptor, item, 0)
 
     def close(self) -> None:
         """Write no stack any more."""
@@ -69,6 +65,16 @@ class Heartbeat:
         os.close(self._descriptor)
 
 
+def _item(draw: Draw | None, *, drawing: bool = False) -> bytes:
+    """The content of the file: the draw on whose item the loop is at work; None: on none."""
+    text = ""
+    if draw is not None:
+        facts = {"draw_step": draw.step, "ordinal": draw.ordinal, "drawing": drawing}
+        text = json.dumps(facts)
+    return text.ljust(100).encode() + b"\n"
+
+
+_NO_ITEM = _item(None)
 _heartbeat: Heartbeat | None = None  # of this process
 
 
@@ -106,11 +112,11 @@ def drawing(draw: Draw) -> Iterator[None]:
         yield
         return
     heartbeat = _heartbeat
-    heartbeat.note(draw, drawing=True)
+    heartbeat.note(_item(draw, drawing=True))
     try:
         yield
     finally:
-        heartbeat.note(None)
+        heartbeat.note(_NO_ITEM)
 
 
 def _task(loop: asyncio.AbstractEventLoop, work: Any, **options: Any) -> asyncio.Task[Any]:
@@ -132,19 +138,19 @@ class _Noted(Awaitable[T]):
         self._work = work
 
     def __await__(self) -> Generator[Any, Any, T]:
-        draw = current_draw()
+        item = _item(current_draw())
         go_on: Callable[[], Any] = partial(self._work.send, None)
         while True:
             heartbeat = _heartbeat
             if heartbeat is not None:
-                heartbeat.note(draw)
+                heartbeat.note(item)
             try:
                 waits_for = go_on()
             except StopIteration as ended:
                 return ended.value
             finally:
                 if heartbeat is not None and heartbeat is _heartbeat:
-                    heartbeat.note(None)
+                    heartbeat.note(_NO_ITEM)
             try:
                 go_on = partial(self._work.send, (yield waits_for))
             # cancellation, too: the work decides what becomes of it
