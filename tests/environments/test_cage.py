@@ -185,8 +185,9 @@ async def test_what_a_worker_does_instead_of_answering_has_a_name_and_the_next_i
     async with caged() as workers:
         # it runs already: the limit is the question's alone
         assert await value_of(workers, "value = 1") == 1
+        limit_s = 1.0 if failure is WorkerTimedOut else WITHIN_S
         with pytest.raises(failure, match=why):
-            await workers.ask({"code": code}, 1.0)
+            await workers.ask({"code": code}, limit_s)
         assert await value_of(workers, "value = 2") == 2
 
 
@@ -330,8 +331,8 @@ async def test_no_socket_reaches_anything(caged: Caged, tmp_path: Path) -> None:
 UNDOES = """
 import ctypes, os, signal
 libc = ctypes.CDLL(None, use_errno=True)
-NUMBERS = {"x86_64": (155, 165, 56, 425, 250), "aarch64": (41, 40, 220, 425, 219)}
-pivot_root, mount, clone, io_uring_setup, keyctl = NUMBERS[os.uname().machine]
+NUMBERS = {"x86_64": (155, 56, 425, 250), "aarch64": (41, 220, 425, 219)}
+pivot_root, clone, io_uring_setup, keyctl = NUMBERS[os.uname().machine]
 tries = {
     "remount": lambda: libc.mount(b"none", b"/", None, ctypes.c_ulong(32), None),
     "remount what is shown": lambda: libc.mount(b"none", b"/usr", None, ctypes.c_ulong(32 | 4096), None),
@@ -344,13 +345,19 @@ tries = {
     "clone": lambda: libc.syscall(clone, ctypes.c_long(0x10000000 | 17), 0, 0, 0, 0),
     "setns": lambda: libc.setns(os.open("/proc/self/ns/mnt", os.O_RDONLY), 0),
     "io_uring": lambda: libc.syscall(io_uring_setup, 8, ctypes.create_string_buffer(120)),
+    "memory without a limit": lambda: os.memfd_create("x"),
     "keys": lambda: libc.syscall(keyctl, 0, -3, 1),
     "trace pid 1": lambda: libc.ptrace(16, 1, 0, 0),
     "trace the parent": lambda: libc.ptrace(16, {parent}, 0, 0),
     "be root": lambda: libc.setresuid(0, 0, 0) if os.getuid() else -1,
     "device": lambda: libc.mknod(b"/scratch/disk", 0o60666, ctypes.c_ulong(0xFE00)),
 }
-value = [name for name, attempt in tries.items() if attempt() >= 0]
+def goes(attempt):
+    try:
+        return attempt() >= 0
+    except OSError:
+        return False
+value = [name for name, attempt in tries.items() if goes(attempt)]
 for path in ("/proc/1/root/etc/shadow", "/proc/1/cwd", "/proc/1/fd", "/proc/1/mem", "/proc/{parent}/root",
              "/proc/sys/kernel/hostname", "/proc/sysrq-trigger"):
     try:
@@ -549,9 +556,8 @@ async def test_processes_and_threads_of_its_own_and_their_semaphores_work(caged:
 SAYS = "from halteres.environments.cage import cage_missing; print(cage_missing())"
 
 FORBIDS_UNSHARE = f"""
-import sys
-sys.path.insert(0, {str(cage.ENTRY.parent)!r})
-import cage_entry, os
+import os, sys
+from halteres.environments import cage_entry
 machine = os.uname().machine
 cage_entry.call("prctl", cage_entry.SET_NO_NEW_PRIVS, 1, 0, 0, 0)
 cage_entry.filter_calls(*cage_entry.MACHINES[machine])

@@ -25,14 +25,17 @@ import resource
 import struct
 import sys
 
-# the file next to this one: there may be no package
-from cage_root import (  # pyright: ignore[reportMissingImports]
-    build_root,
-    call,
-    is_below,
-    libc,
-    write,
-)
+if __package__:
+    from halteres.environments.cage_root import build_root, call, is_below, libc, write
+else:
+    # as a program, whose Python may have no such package
+    from cage_root import (  # pyright: ignore[reportMissingImports]
+        build_root,
+        call,
+        is_below,
+        libc,
+        write,
+    )
 
 NOBODY = 65534
 """Root's worker is this user: the kernel does not limit the number of root's processes."""
@@ -56,13 +59,17 @@ REFUSED = {
     "request_key": (249, 218),
     "keyctl": (250, 219),
     "io_uring_setup": (425, 425),
+    "memfd_create": (319, 279),
+    "memfd_secret": (447, 447),
+    "shmget": (29, 194),
+    "syslog": (103, 116),
     "bpf": (321, 280),
     "perf_event_open": (298, 241),
     "userfaultfd": (323, 282),
 }
 """System calls that a worker may not make. In a user namespace of its own it would have every right
-again; key rings are in no namespace; io_uring makes sockets past a filter; it needs none of the
-others, which look deep into the kernel.
+again; key rings are in no namespace; io_uring makes sockets past a filter; some memory counts for
+no limit; the others look deep into the kernel.
 """
 CLONE, SOCKET, CLONE3, CLOSE_RANGE = (56, 220), (41, 198), 435, 436
 # Sockets that a worker may make. One to a virtual machine's host (AF_VSOCK) is in no namespace.
@@ -103,7 +110,7 @@ def main() -> None:
             doing = "give up its rights"
             stay_as_first_process()
             work_in(options["scratch"])
-            if user != NOBODY:
+            if user == os.getuid():
                 # the cage's own processes are this user's, too
                 options["processes"] = str(int(options["processes"]) + 2)
             limit(options)
@@ -252,7 +259,7 @@ def drop_rights(user: int, machine: str) -> None:
     capability = 0
     while libc.prctl(CAPBSET_DROP, capability, 0, 0, 0) == 0:
         capability += 1
-    if os.getuid() == 0 and user == NOBODY:
+    if user != os.getuid():
         os.setgroups([])
         os.setresgid(user, user, user)
         os.setresuid(user, user, user)
