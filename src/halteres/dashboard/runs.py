@@ -162,11 +162,6 @@ def view_of(run: RunDirectory, write: Callable[[NextStep], str]) -> dict[str, An
     def lines(advice: Advice) -> list[dict[str, str]]:
         return [{"words": one.words, "command": one.command} for one in lines_of(advice, write)]
 
-    marks = [
-        event
-        for event in events
-        if event.get("type") == "alert" and isinstance(event.get("step"), int)
-    ]
     return {
         "run_id": run.run_id,
         "folder": str(run.path),
@@ -216,17 +211,26 @@ def view_of(run: RunDirectory, write: Callable[[NextStep], str]) -> dict[str, An
         "no_batch": report.no_batch,
         "failed_rollouts": dict(progress.failed_rollouts),
         "quarantined_tasks": dict(report.quarantined.codes) if report.quarantined else {},
-        # Every time that a rule raised an alert, for marks over the curves.
-        "marks": [
-            {"rule": str(event.get("rule"))[:LENGTH], "step": event["step"]}
-            for event in marks[-MOST_MARKS:]
-        ],
+        "marks": _marks_of(events),
         "timeline": timeline_of(events),
         "rollouts": steps_of(run)[-1:],  # there is nothing to ask for before there are some
         "logs": sorted(file.stem for file in (run.path / "logs").glob("*.log")),
         "next": lines(report.next),
         "now": report.at,
     }
+
+
+def _marks_of(events: Sequence[Row]) -> list[dict[str, Any]]:
+    """Every time that a rule raised an alert, for marks over the curves."""
+    alerts = [
+        event
+        for event in events
+        if event.get("type") == "alert" and isinstance(event.get("step"), int)
+    ]
+    return [
+        {"rule": str(event.get("rule"))[:LENGTH], "step": event["step"]}
+        for event in alerts[-MOST_MARKS:]
+    ]
 
 
 def timeline_of(events: Sequence[Row]) -> list[dict[str, Any]]:
