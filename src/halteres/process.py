@@ -24,6 +24,7 @@ from concurrent.futures import Future
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
+from types import MappingProxyType
 from typing import IO, Any
 
 from halteres.config import environ
@@ -37,7 +38,7 @@ _PR_SET_PDEATHSIG, _PR_SET_CHILD_SUBREAPER = 1, 36
 
 _WALL_AHEAD_S = time.time() - time.monotonic()
 
-_POLL_S = 0.02
+_POLL_S, _LOOK_S = 0.02, 1.0
 
 # bytes at the end of each stream of a program that are read: answers come last
 MOST_OUTPUT = 4 * 1024 * 1024
@@ -241,19 +242,33 @@ class Ended:
     err: str
 
 
+class Hung(Exception):
+    """A program was ended since it hung; with the end of what it wrote to stderr."""
+
+
 def run_caught(
-    command: Sequence[str], folder: Path, within_s: float, keys: Sequence[str] = ()
+    command: Sequence[str],
+    folder: Path,
+    within_s: float,
+    keys: Sequence[str] = (),
+    *,
+    variables: Mapping[str, str] = MappingProxyType({}),
+    is_hung: Callable[[int], bool] | None = None,
 ) -> Ended:
-    """Run somebody else's program to its end, in a group that is killed afterwards. TimeoutError
-    after the deadline.
+    """Run somebody else's program to its end, in a group that is killed afterwards.
 
     Args:
         keys: names of the secret variables of ours that it may have; by default none.
+        variables: set for it.
+        is_hung: asked every second with its pid.
+
+    Raises:
+        TimeoutError: it ran past the deadline.
+        Hung: `is_hung` said so.
     """
     pipe, threads = subprocess.PIPE, list[threading.Thread]()
-    child = Child(
-        command, environment=environ.with_keys(*keys), folder=folder, stdout=pipe, stderr=pipe
-    )
+    environment = environ.with_keys(*keys, **variables)
+    child = Child(command, environment=environment, folder=folder, stdout=pipe, stderr=pipe)
     ends = bytearray(), bytearray()
 
     def read(stream: IO[bytes] | None, end: bytearray) -> None:
@@ -269,15 +284,22 @@ def run_caught(
         )
         thread.start()
         threads.append(thread)
+    ends_at, hung = time.monotonic() + within_s, False
     try:
-        code = child.exit.result(within_s)
-    except TimeoutError:
-        raise TimeoutError(f"not within {within_s:g} s") from None
+        while not child.exit.done() and not hung:
+            left_s = ends_at - time.monotonic()
+            if left_s <= 0:
+                raise TimeoutError(f"not within {within_s:g} s")
+            with suppress(TimeoutError):
+                child.exit.result(min(left_s, _LOOK_S))
+            hung = is_hung is not None and not child.exit.done() and is_hung(child.pid)
     finally:
-        child.kill()
+        code = child.kill()
     for thread in threads:
         thread.join(OUTPUT_ENDS_WITHIN_S)
     out, err = (bytes(end).decode(errors="replace") for end in ends)
+    if hung:
+        raise Hung(err)
     return Ended(code=code, out=out, err=err)
 
 

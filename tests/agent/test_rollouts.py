@@ -238,7 +238,7 @@ async def test_a_newest_step_without_rollouts_gives_way_to_the_one_before(
         "groups": 0,
         "rollouts": 0,
         "failed": {"env_error": 3},
-        "last_failure": "KeyError: 'answer'",
+        "last_failure": "env_error: KeyError: 'answer'",
     }
 
 

@@ -331,6 +331,20 @@ async def test_whatever_a_scorer_does_the_answer_says_it(
     assert log.stat().st_size < 1_000_000
 
 
+@pytest.mark.parametrize("hangs", ["while True: pass", "10**10**10"])
+async def test_a_test_whose_scorer_hangs_with_signals_blocked_ends_after_the_environments_limit(
+    endpoint: OpenRouter, tmp_path: Path, hangs: str
+) -> None:
+    """Long before the model's own deadline."""
+    blocked = "import signal; signal.pthread_sigmask(signal.SIG_BLOCK, set(signal.Signals))"
+    file = write_environment(tmp_path, f"{blocked}\n{hangs}")
+    draft(file, **{"env.stuck_s": 2})
+    answer = await answered(models=["good/one"], num_steps=2, group_size=4)
+    assert answer["status"] == "done"
+    assert "It hung in score (mine.py:" in answer["summary"]["why"]
+    assert answer["models_tested"][0]["seconds"] < 30
+
+
 @pytest.mark.parametrize(
     "score", ["raise ValueError('y' * 5000)", "return float('nan')"], ids=["long words", "nan"]
 )

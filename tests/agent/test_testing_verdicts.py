@@ -19,11 +19,12 @@ from halteres.agent.trial.folder import TestFolder, find_test
 from halteres.agent.trial.relay import Traffic
 from halteres.agent.trial.report import BUDGET, Ended, Steps, brief, report
 from halteres.agent.trial.request import Request, TestedModel
-from halteres.agent.trial.tester import exited, folded, hung_at, timed_out
+from halteres.agent.trial.tester import exited, folded, timed_out
 from halteres.config.program import EnvironmentProgram
 from halteres.errors import NotFound
 from halteres.next_step import for_agents
 from halteres.observe.metrics import append_row
+from halteres.runs.reading.failures import frame_in
 from halteres.runs.state import lock_taken
 
 TRUNCATED = Ended(seconds=2.0, traffic=Traffic(completions=10, truncated=5, tokens=400, busy_s=2.0))
@@ -376,8 +377,8 @@ def test_how_a_process_ended_is_told_in_the_words_of_the_seeds() -> None:
         'Thread 1 (most recent call first):\n  File "/a/re.py", line 1 in f\n  File '
         '"/x/mine.py", line 7 in score\n'
     )
-    assert hung_at("/x/mine.py", dump) == "score (mine.py:7)"
-    assert hung_at("/x/other.py", dump) == ""
+    assert frame_in("/x/mine.py", dump) == "score (mine.py:7)"
+    assert frame_in("/x/other.py", dump) == ""
 
 
 def test_a_test_without_a_result_runs_as_long_as_its_lock_is_held(test_of: Make) -> None:

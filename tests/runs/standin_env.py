@@ -21,6 +21,7 @@ DEFAULTS: dict[str, Any] = {
     "max_token_length": 64,
     "difficulty": 1,
     "temperature": 1.0,
+    "stuck_s": 1.0,
 }
 TYPES: dict[str, Any] = {
     "group_size": {"type": "integer"},
@@ -77,6 +78,13 @@ def serve(given: dict[str, Any]) -> None:
         }
         Path(given["run_dir"], "control", "failure.json").write_text(json.dumps(words))
         sys.exit(1)
+    if behaviour == "hangs":
+        beats = Path(os.environ["HALTERES_HEARTBEAT"].partition(":")[2])
+        beats.write_text('{"draw_step": 2, "ordinal": 1, "drawing": false}\n')
+        where = f'File "{__file__}", line 7 in score'
+        sys.stderr.write(f"Timeout (0:00:01)!\nThread 1 (most recent call first):\n  {where}\n")
+        signal.pthread_sigmask(signal.SIG_BLOCK, set(signal.Signals))
+        time.sleep(600)
     if behaviour == "stubborn":
         signal.signal(signal.SIGTERM, signal.SIG_IGN)
     if behaviour == "leaves a session":

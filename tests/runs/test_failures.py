@@ -108,6 +108,32 @@ def test_an_environment_that_gave_up_is_not_started_again_and_the_run_tells_its_
     assert not [event for event in run.events() if event["type"] == "restart"]
 
 
+def test_an_environment_that_hangs_again_and_again_is_killed_and_fails_the_run_with_the_frame(
+    start: StartRun, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Also with signals blocked; it is killed once its heartbeat has been silent for env.stuck_s."""
+    monkeypatch.setenv("STANDIN_STEPS", "1")
+    monkeypatch.setenv("STANDIN_ENV", "hangs")
+    run = start("env.stuck_s=0.5")
+    state = wait_for_end(run)
+    assert (state.status, state.code) == ("failed", "env_stuck")
+    assert state.error is not None
+    assert state.error.startswith("Environment hung again: it gave no sign of life for ")
+    assert "It hung in score (standin_env.py:7)." in state.error
+    assert state.exit == {"process": "env", "code": -9}
+    events = run.events()
+    assert [
+        (event["attempt"], event["reason"]) for event in events if event["type"] == "restart"
+    ] == [(1, "env_stuck"), (2, "env_stuck")]
+    stuck = [event for event in events if event["type"] == "stuck"]
+    assert len(stuck) == 3
+    assert (stuck[0]["role"], stuck[0]["draw_step"], stuck[0]["ordinal"]) == ("env", 2, 1)
+    assert stuck[0]["silent_s"] >= 0.5
+    alerts = [event for event in events if event.get("rule") == "env_stuck"]
+    assert len(alerts) == 3 and "It hung in score (standin_env.py:7)." in alerts[0]["evidence"]
+    assert not survivors(state)
+
+
 @pytest.mark.parametrize(
     ("role", "title"), [("service", "Training service"), ("trainer", "Trainer")]
 )

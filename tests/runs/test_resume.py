@@ -15,8 +15,8 @@ from sqlalchemy import create_engine, insert
 
 from halteres.config.resolution import resolve_settings
 from halteres.errors import Conflict, InvalidConfig, NotFound
-from halteres.observe.metrics import merge_by_step, series
-from halteres.runs.directory import RunDirectory, stop_run
+from halteres.observe.metrics import append_row, merge_by_step, read_rows, series
+from halteres.runs.directory import QUARANTINE, RunDirectory, stop_run
 from halteres.runs.state import write_state
 from halteres.service.durable.journal import BURNT, MODELS, REQUESTS, SCHEMA
 
@@ -72,6 +72,14 @@ def test_the_old_run_is_left_as_it_was_and_the_new_one_needs_it_no_more(
         new.path / "service" / "checkpoints" / f"{stopped.run_id}_0" / "weights" / "step-000002"
     )
     assert (checkpoint / "adapter_config.json").is_file()
+
+
+def test_tasks_that_were_quarantined_up_to_its_step_come_along(stopped: RunDirectory) -> None:
+    for step in (1, 3, 4):
+        append_row(stopped.path / QUARANTINE, {"step": step, "task": str(step)})
+    new = resume(stopped)
+    assert [row["step"] for row in read_rows(new.path / QUARANTINE)] == [1, 3]
+    wait_for_end(new)
 
 
 def test_the_services_journal_comes_along_with_the_rows_of_its_write_ahead_log(

@@ -11,6 +11,10 @@ import textwrap
 from pathlib import Path
 from typing import Any
 
+import pytest
+
+from halteres.config import environ
+from halteres.config.environ import AskedHeartbeat
 from halteres.config.program import EnvironmentProgram
 from halteres.observe.metrics import read_rows
 
@@ -32,6 +36,9 @@ ATROPOSLIB = """
     import asyncio, sys
 
     class BaseEnv:
+        async def register_env(self):
+            pass
+
         async def _run_evaluate(self):
             await self.evaluate()
 
@@ -134,6 +141,67 @@ def test_a_foreign_environment_opens_no_run_of_wandb_and_sees_the_command_line_i
 def test_figures_that_an_evaluation_leaves_to_wandb_log_are_told(tmp_path: Path) -> None:
     _, rows = run(tmp_path, "evaluate")
     assert rows == [{"eval/percent_correct": 0.75, "step": 0, "src": "env"}]
+
+
+BEATING = """
+    import asyncio, os, sys
+    from atroposlib.envs.base import BaseEnv
+
+    class Sums(BaseEnv):
+        def serve(self):
+            asyncio.run(self.env_manager())
+
+        async def env_manager(self):
+            say("setup")
+            await self.register_env()
+            await asyncio.sleep(0.5)
+            say("serving")
+
+        async def register_env(self):
+            await super().register_env()
+
+        async def evaluate(self):
+            await asyncio.sleep(0.5)
+            say("evaluating")
+
+        async def wandb_log(self, figures):
+            pass
+
+    def say(what):
+        asked = "HALTERES_HEARTBEAT" in os.environ
+        sys.stderr.write(f"{what} {os.path.exists('beats')} {asked}\\n")
+
+    if __name__ == "__main__":
+        Sums.cli()
+"""
+
+
+@pytest.mark.parametrize(
+    ("verb", "says"),
+    [
+        ("serve", ["setup False False", "serving True False"]),
+        ("evaluate", ["evaluating True False"]),
+    ],
+)
+def test_a_foreign_environment_gives_its_heartbeat_once_it_has_registered_or_evaluates(
+    tmp_path: Path, verb: str, says: list[str]
+) -> None:
+    """Before, it may load its tasks on the loop; afterwards nothing is left that beats."""
+    made = program(tmp_path)
+    (tmp_path / "sums.py").write_text(textwrap.dedent(BEATING))
+    command = made.command_in_run(verb, metrics=tmp_path / "metrics.jsonl", name="x")
+    variables = AskedHeartbeat(tmp_path / "beats", 60.0).variable
+    ended = subprocess.run(
+        command,
+        cwd=tmp_path,
+        capture_output=True,
+        text=True,
+        timeout=60,
+        check=True,
+        env=environ.for_child(**variables),
+    )
+    assert ended.stderr.splitlines() == says
+    assert not (tmp_path / "beats").exists()
 
 
 def test_a_file_of_atroposlib_without_wandb_runs_all_the_same(tmp_path: Path) -> None:

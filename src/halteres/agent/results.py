@@ -36,6 +36,7 @@ from halteres.runs.reading.evaluations import (
     picture_of,
 )
 from halteres.runs.reading.failures import error_of
+from halteres.runs.reading.quarantine import read_quarantine
 from halteres.runs.reading.report import RunReport, report_of, sink_facts, wandb_names
 from halteres.runs.reading.result_metrics import LOSS, Choice, choose, headline
 from halteres.runs.reading.rollouts import (
@@ -56,6 +57,8 @@ REMEDIES, MOST_FAILED, LAST_CHECKPOINTS = 2, 2, 4
 """Alerts whose next call is in the answer too; evaluations without figures; checkpoints, which are
 counted beyond.
 """
+
+MOST_CODES, ITEM_LENGTH = 12, 300  # kinds of failures; characters of a quarantined task
 
 _GAINS = (CORRECT, GREEDY, SCORE)
 
@@ -447,7 +450,7 @@ def rl_get_rollouts(
         run_id=run.run_id,
         step=number,
         steps=[steps[0], steps[-1]],
-        figures=_step_figures(found) | step_measures(run.metrics(), number),
+        figures=_step_figures(found) | step_measures(run.metrics(), number) | _quarantined(run),
         rollouts=[
             _row(rollout, ROOM // len(chosen), given[mark.text])
             for mark, rollout in zip(chosen, found.rollouts(chosen), strict=True)
@@ -517,11 +520,24 @@ def _step_figures(found: StepOfRollouts) -> dict[str, Any]:
             "commonest": rounded(given.most_common(1)[0][1] / len(marks)),
         }
     if failures:
-        figures["failed"] = dict(failures.most_common(4))
-        figures["last_failure"] = shortened(found.why or "", 200)
+        figures["failed"] = dict(failures.most_common(MOST_CODES))
+        figures["last_failure"] = shortened(f"{found.code}: {found.why}", 200)
     if found.whole:
         return figures
     return {**figures, "note": "the step is too large; these are of its first groups"}
+
+
+def _quarantined(run: RunDirectory) -> dict[str, Any]:
+    """The run's quarantined tasks by why, and the last one; nothing where there are none."""
+    found = read_quarantine(run)
+    if found is None:
+        return {}
+    last = {
+        "item": shortened_item(found.last.item, ITEM_LENGTH),
+        "code": found.last.code,
+        "why": shortened(found.last.why, 200),
+    }
+    return {"quarantined_tasks": dict(found.codes), "last_quarantined": last}
 
 
 def _row(rollout: Rollout, room: int, times: int) -> RolloutRow:

@@ -172,6 +172,7 @@ class StatusResult(Result):
     no_evaluation: str = ""  # why there will be no held-out figure
     no_batch: str = ""  # of a run that stands still: why the trajectory server has no batch for it
     failed_rollouts: dict[str, int] = {}  # of all steps, by why: each was replaced by another
+    quarantined_tasks: dict[str, int] = {}  # that are not drawn any more, by why
     restarts: dict[str, int] = {}  # processes that died and were started again: how often
     runs: list[dict[str, Any]] = []  # where several were asked about: each in brief
     log_tail: list[str] = []  # of the process that failed
@@ -278,6 +279,7 @@ def _status_of(caller: Caller, run: RunDirectory, woke: str | None, cut: str) ->
             no_batch=report.no_batch,
             restarts=dict(report.restarts),
             failed_rollouts=dict(progress.failed_rollouts),
+            quarantined_tasks=dict(report.quarantined.codes) if report.quarantined else {},
             gain=report.gain,
             weights=report.hardly_moved,
             remarks=report.remarks,

@@ -16,7 +16,10 @@ here.
 
 from __future__ import annotations
 
+import asyncio
+import atexit
 import contextlib
+import faulthandler
 import importlib.util
 import inspect
 import json
@@ -224,6 +227,59 @@ def log_after_evaluation() -> None:
     BaseEnv._run_evaluate = evaluate_and_log
 
 
+def beat_while_serving(limit_s: float, file: str) -> None:
+    """Touch this file every second, from when the environment has registered, or is evaluating:
+    whoever started it ends it where its event loop hangs. Before, its tasks may be loaded on the
+    loop. Shortly before it would be ended, its stack goes to stderr.
+
+    Source: atroposlib 0.4.0: `BaseEnv.env_manager` sets up, then registers; `_run_evaluate` calls
+    `evaluate`.
+    """
+    try:
+        from atroposlib.envs.base import BaseEnv  # pyright: ignore[reportMissingImports]
+    except ImportError:
+        return
+    beats: list[asyncio.Task[None]] = []
+
+    async def beat() -> None:
+        descriptor = os.open(file, os.O_WRONLY | os.O_CREAT | os.O_CLOEXEC, 0o644)
+        while True:
+            os.utime(descriptor)
+            faulthandler.dump_traceback_later(0.8 * limit_s, file=sys.stderr)
+            await asyncio.sleep(min(1.0, limit_s / 8))
+
+    def begin() -> None:
+        if not beats:
+            beats.append(asyncio.get_running_loop().create_task(beat(), name="heartbeat"))
+
+    register: Any = BaseEnv.register_env
+    evaluate: Any = BaseEnv._run_evaluate
+
+    async def register_and_beat(self: Any) -> Any:
+        answer = await register(self)
+        begin()
+        return answer
+
+    async def evaluate_and_beat(self: Any) -> Any:
+        own = self.evaluate
+
+        async def begin_and_evaluate(*arguments: Any, **options: Any) -> Any:
+            begin()
+            return await own(*arguments, **options)
+
+        self.evaluate = begin_and_evaluate
+        return await evaluate(self)
+
+    BaseEnv.register_env, BaseEnv._run_evaluate = register_and_beat, evaluate_and_beat
+
+    @atexit.register
+    def _over() -> None:
+        # nothing beats any more: what is left of the process is not watched
+        faulthandler.cancel_dump_traceback_later()
+        with contextlib.suppress(OSError):
+            os.unlink(file)
+
+
 def main() -> int:
     """Do as the command line says; the exit code."""
     what, *arguments = sys.argv[1:]
@@ -239,6 +295,11 @@ def main() -> int:
     replace_wandb(Metrics(metrics, name))
     if sys.argv[1:2] == ["evaluate"]:
         log_after_evaluation()
+    # `config.environ` is part of Halteres, which this Python need not have
+    asked = os.environ.pop("HALTERES_HEARTBEAT", "")  # noqa: TID251
+    limit_s, colon, file = asked.partition(":")
+    if colon:
+        beat_while_serving(float(limit_s), file)
     runpy.run_path(sys.argv[0], run_name="__main__")
     return 0
 

@@ -13,6 +13,7 @@ import re
 import sys
 import time
 from collections.abc import Collection, Mapping
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal
 
@@ -37,6 +38,7 @@ HTTP_PROXIES = ("HTTP_PROXY", "HTTPS_PROXY", "ALL_PROXY")  # that httpx reads, i
 API_KEY = "TINKER_API_KEY"
 TRAJECTORY_TOKEN, SERVICE_KEY = "HALTERES_TRAJECTORY_TOKEN", "HALTERES_SERVICE_KEY"
 REWARD_KEY = "HALTERES_REWARD_KEY"
+HEARTBEAT = "HALTERES_HEARTBEAT"
 _RUN_SECRET = "HALTERES_RUN_SECRET"  # noqa: S105 - a name
 
 
@@ -55,6 +57,34 @@ def log_level() -> str:
 def lifeline_fd() -> int | None:
     """HALTERES_LIFELINE_FD: descriptor of the pipe that ends when the starting process does."""
     return _number("HALTERES_LIFELINE_FD", "It is the number of an open descriptor.", 0)
+
+
+@dataclass(frozen=True, slots=True)
+class AskedHeartbeat:
+    """What HALTERES_HEARTBEAT says."""
+
+    file: Path  # to be touched by the event loop
+    limit_s: float  # the silence after which the process is ended
+
+    @property
+    def variable(self) -> dict[str, str]:
+        """The variable for a child; none where it would never be ended."""
+        if self.limit_s <= 0:
+            return {}
+        return {HEARTBEAT: f"{self.limit_s:g}:{self.file}"}
+
+
+def heartbeat() -> AskedHeartbeat | None:
+    """HALTERES_HEARTBEAT: SECONDS:FILE, by which an environment shows that its event loop turns;
+    set by what starts it.
+    """
+    seconds, colon, file = os.environ.get(HEARTBEAT, "").partition(":")
+    if not colon:
+        return None
+    try:
+        return AskedHeartbeat(Path(file), float(seconds))
+    except ValueError:
+        return None
 
 
 def service_url() -> str | None:
@@ -190,7 +220,7 @@ def for_child(**changes: str) -> dict[str, str]:
         "TOKENIZERS_PARALLELISM": "false",
         "WANDB_ERROR_REPORTING": "false",
     }
-    own = {"HALTERES_LIFELINE_FD"}
+    own = {"HALTERES_LIFELINE_FD", HEARTBEAT}
     if _all_exempt():
         own |= set(proxies())
     inherited = {name: value for name, value in os.environ.items() if name not in own}

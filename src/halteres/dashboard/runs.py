@@ -135,7 +135,8 @@ _EVENT_KEYS: dict[str, tuple[str, ...]] = {
     "alert_over": ("rule", "step"),
     "stop_requested": ("by", "mode"),
     "process_exit": ("role", "code"),
-    "restart": ("role", "attempt"),
+    "restart": ("role", "attempt", "reason"),
+    "stuck": ("role", "step", "where"),
     "restarts_used_up": ("role",),
     "policy_cap": ("note",),
     "goal_reached": ("note",),
@@ -186,6 +187,8 @@ def view_of(run: RunDirectory, write: Callable[[NextStep], str]) -> dict[str, An
         "alerts": _alert_rows(report, write),
         "failure": _failure(report),
         "no_batch": report.no_batch,
+        "failed_rollouts": dict(progress.failed_rollouts),
+        "quarantined_tasks": dict(report.quarantined.codes) if report.quarantined else {},
         "marks": _marks(events),
         "timeline": timeline_of(events),
         "rollouts": steps_of(run)[-1:],  # there is nothing to ask for before there are some

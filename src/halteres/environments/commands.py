@@ -37,6 +37,7 @@ from halteres.environments.config import (
     effective,
     read_file,
 )
+from halteres.environments.heartbeat import beating
 from halteres.environments.processing import process
 from halteres.environments.serving import Serving
 from halteres.environments.trajectory_link import PATIENCE, TrajectoryLink
@@ -189,8 +190,9 @@ async def _run(kind: Kind, arguments: Arguments) -> str:
                 return str(await process(env))
         with _author_at_fault(kind, "setup"):
             await env.setup()
-        with _author_at_fault(kind, "evaluate"):
-            return json.dumps(dict(await env.evaluate() or env.last_evaluation))
+        async with beating():
+            with _author_at_fault(kind, "evaluate"):
+                return json.dumps(dict(await env.evaluate() or env.last_evaluation))
     except HalteresError as error:
         if arguments.verb == "serve":
             env.records.end(error)

@@ -92,6 +92,12 @@ class BaseEnvConfig(BaseModel):
     max_failed_groups: int = setting(
         8, "groups that fail one after another before the environment gives up", ge=1
     )
+    stuck_s: float = setting(
+        120,
+        "seconds for which the event loop may hang (a scorer that never ends, say) before a run "
+        "ends the environment and starts it again; waiting is no hang; 0: no limit",
+        ge=0,
+    )
     max_batches_offpolicy: int = setting(
         3, "batches that may wait at the trajectory server, where it names no number itself"
     )

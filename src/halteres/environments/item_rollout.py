@@ -10,15 +10,20 @@ from collections import deque
 from dataclasses import dataclass
 from typing import Any
 
+from halteres.environments import heartbeat
 from halteres.environments.base import Backlog, BaseEnv
+from halteres.environments.quarantine import Quarantine
 from halteres.environments.records import finish_of
 from halteres.environments.scored import ScoredDataGroup, check, rollouts_of, scores_of
 from halteres.environments.scoring import score_group
-from halteres.errors import EnvironmentFailed, HalteresError, boundary
+from halteres.errors import EnvironmentFailed, EnvironmentGaveUp, HalteresError, boundary
 from halteres.rollouts.groups import GroupFailed, as_data
 from halteres.rollouts.rng import Draw, rolling_out
 from halteres.rollouts.sampling_clock import sampling_measured
 from halteres.types import FailedRollout
+
+MOST_SKIPPED = 1000
+"""Quarantined items in a row after which nothing is left to draw."""
 
 
 class RolloutTimedOut(EnvironmentFailed):
@@ -33,6 +38,8 @@ class DrawnItem:
 
     draw: Draw
     item: Any
+    # why it is not rolled out: an earlier life of the environment hung at it
+    failure: FailedRollout | None = None
 
     @property
     def batch_step(self) -> int:
@@ -54,12 +61,22 @@ class SettledItem:
     took_s: float = 0.0  # from its first request to its last score
     sampling_s: float = 0.0  # of these, while a sampling request was under way
 
+    @property
+    def waited_for_sampler(self) -> bool:
+        """Whether it failed for its time alone, most of which was the sampler's."""
+        if not self.failures or self.failures[-1].code != RolloutTimedOut.code:
+            return False
+        return self.sampling_s > self.took_s / 2
+
 
 class Items:
-    """Draws items, those of the backlog first; each has its own generator. `life`: see `Draw`."""
+    """Draws items, those of the backlog first; each has its own generator.
 
-    def __init__(self, env: BaseEnv, life: int = 0) -> None:
-        self._env, self._life = env, life
+    `life`: see `Draw`. What is in `quarantine` is passed over.
+    """
+
+    def __init__(self, env: BaseEnv, life: int = 0, quarantine: Quarantine | None = None) -> None:
+        self._env, self._life, self._quarantine = env, life, quarantine
         self._step, self._ordinal = -1, 0
         self._backlog: deque[Any] = deque()
 
@@ -75,7 +92,24 @@ class Items:
 
         Raises:
             EnvironmentFailed: `get_next_item` raised.
+            EnvironmentGaveUp: every item that it gives is quarantined.
         """
+        quarantine = self._quarantine
+        for _ in range(MOST_SKIPPED):
+            drawn = await self._draw(version)
+            if quarantine is None or drawn is None or drawn.failure is not None:
+                return drawn
+            if not quarantine.holds(drawn.draw, drawn.item):
+                return drawn
+            self._env.records.tally(drawn.batch_step).count("tasks/skipped")
+            await asyncio.sleep(0)
+        raise EnvironmentGaveUp(
+            f"{self._env.title} has no task left that can be drawn.",
+            f"{quarantine} {MOST_SKIPPED} draws in a row were of those.",
+            "Mend what their failures name, and start again.",
+        )
+
+    async def _draw(self, version: int | None) -> DrawnItem | None:
         if self._env.curr_step != self._step:
             self._step, self._ordinal = self._env.curr_step, 0
         seed = self._env.config.seed
@@ -83,15 +117,21 @@ class Items:
             seed=seed, step=self._step, ordinal=self._ordinal, version=version, life=self._life
         )
         self._ordinal += 1  # also where it fails: the same draw would fail again
+        failure = None
+        if self._quarantine is not None:
+            failure = self._quarantine.stuck_before(draw)
+            if failure is not None and self._quarantine.hung_in_drawing(draw):
+                return DrawnItem(draw=draw, item=None, failure=failure)
         if self._backlog:
-            return DrawnItem(draw=draw, item=self._backlog.popleft())
+            return DrawnItem(draw=draw, item=self._backlog.popleft(), failure=failure)
         self._env.rng = draw.rng()
-        with boundary(EnvironmentFailed, f"{self._env.title}.get_next_item"):
+        where = f"{self._env.title}.get_next_item"
+        with heartbeat.drawing(draw), boundary(EnvironmentFailed, where):
             item = await self._env.get_next_item()
         if item is None:
             self._ordinal -= 1
             return None
-        return DrawnItem(draw=draw, item=item)
+        return DrawnItem(draw=draw, item=item, failure=failure)
 
 
 async def settle_item(env: BaseEnv, drawn: DrawnItem) -> SettledItem:
@@ -99,14 +139,19 @@ async def settle_item(env: BaseEnv, drawn: DrawnItem) -> SettledItem:
     through.
     """
     began = time.monotonic()
-    try:
-        with rolling_out(drawn.draw), sampling_measured() as clock:
-            groups, backlog = await _collect(env, drawn.item)
-    except GroupFailed as failure:
-        return SettledItem(drawn=drawn, failures=failure.failures or (as_data(failure),))
-    except HalteresError as failure:
-        # an author's call may end in any of them, e.g. a chat the template refuses
-        return SettledItem(drawn=drawn, failures=(as_data(failure),))
+    groups, backlog = list[ScoredDataGroup](), list[Any]()
+    failures: tuple[FailedRollout, ...] = ()
+    with rolling_out(drawn.draw), sampling_measured() as clock:
+        try:
+            groups, backlog = await heartbeat.noted(_collect(env, drawn.item))
+        except GroupFailed as failure:
+            failures = failure.failures or (as_data(failure),)
+        except HalteresError as failure:
+            # an author's call may end in any of them, e.g. a chat the template refuses
+            failures = (as_data(failure),)
+    if failures:
+        took_s = time.monotonic() - began
+        return SettledItem(drawn=drawn, failures=failures, took_s=took_s, sampling_s=clock.seconds)
     reasons = [(group, _reason_to_drop(env, group)) for group in groups]
     return SettledItem(
         drawn=drawn,

@@ -15,6 +15,7 @@ from pathlib import Path
 
 from halteres.config.discovery import in_file_name
 from halteres.environments.base import BaseEnv
+from halteres.environments.heartbeat import beating
 from halteres.environments.item_rollout import Items, SettledItem, settle_item
 from halteres.environments.scored import OWN, ScoredDataGroup, scores_of
 from halteres.errors import EnvironmentFailed, InvalidConfig
@@ -54,11 +55,12 @@ async def process(env: BaseEnv) -> Path:
             number += 1
             file = path.with_name(f"{path.stem}_{number}{path.suffix}")
     made = 0
-    async for group in _groups(env, size):
-        append_row(file, {name: value for name, value in group.items() if name not in OWN})
-        made += 1
-        scores = ", ".join(f"{score:g}" for score in scores_of(group))
-        log.info("group %d of %d: scores %s", made, size, scores)
+    async with beating():
+        async for group in _groups(env, size):
+            append_row(file, {name: value for name, value in group.items() if name not in OWN})
+            made += 1
+            scores = ", ".join(f"{score:g}" for score in scores_of(group))
+            log.info("group %d of %d: scores %s", made, size, scores)
     page = page_of(file, env.title, env.tokenizer)
     file.with_suffix(".html").write_text(page, encoding="utf-8")
     await env.cleanup()

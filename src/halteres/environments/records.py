@@ -40,7 +40,7 @@ REWARDS = "rewards_version"
 
 MOST_LOGGED = 200  # different failures that are known again
 
-_LONGEST_ITEM = 2000  # characters of an item that is no JSON
+LONGEST_ITEM = 2000  # characters of an item that is no JSON
 
 
 class Tally:
@@ -157,6 +157,11 @@ class Records:
         self._tallies[step].count("groups/failed")
         self._rollouts(step, number, item, failures, {"prompt": "", "completions": []})
 
+    def dropped(self, step: int, group: ScoredDataGroup) -> None:
+        """A whole group that is not sent: its figures, and what failed on the way to it."""
+        self._tallies[step].group(group)
+        self.count_failures(step, group.get("failures", ()))
+
     def log(self, step: int, metrics: Mapping[str, Any], src: str = "env") -> None:
         """One row of metrics.jsonl; a `step` among the metrics wins."""
         self._append("metrics.jsonl", {"step": step, "t": time.time(), "src": src, **metrics})
@@ -192,14 +197,7 @@ class Records:
         """Count failures, and write a group's line: once, also where it is rolled out again after a
         restart.
         """
-        self._tallies[step].count("rollouts/failed", len(failures))
-        for failure in failures:
-            self._tallies[step].count(f"rollouts/failed/{failure.code}")
-            if failure not in self._logged:
-                log.warning("A rollout failed (%s): %s", failure.code, failure.why)
-            # the rows count them; the log says each once, as long as they are not too many
-            if len(self._logged) < MOST_LOGGED:
-                self._logged.add(failure)
+        self.count_failures(step, failures)
         if self._folder is None:
             return
         file = f"rollouts/step_{step}.jsonl"
@@ -211,7 +209,18 @@ class Records:
             failed = Redactor.of_this_process().json(
                 [dataclasses.asdict(failure) for failure in failures]
             )
-            self._append(file, {"group": number, "item": _plain(item), **line, "failures": failed})
+            self._append(file, {"group": number, "item": as_json(item), **line, "failures": failed})
+
+    def count_failures(self, step: int, failures: Sequence[FailedRollout]) -> None:
+        """Attempts that came to nothing."""
+        self._tallies[step].count("rollouts/failed", len(failures))
+        for failure in failures:
+            self._tallies[step].count(f"rollouts/failed/{failure.code}")
+            if failure not in self._logged:
+                log.warning("A rollout failed (%s): %s", failure.code, failure.why)
+            # the rows count them; the log says each once, as long as they are not too many
+            if len(self._logged) < MOST_LOGGED:
+                self._logged.add(failure)
 
     def _completion(
         self, group: ScoredDataGroup, place: int, rollout: Sequence[int]
@@ -263,14 +272,16 @@ def finish_of(group: ScoredDataGroup, rollout: int, tokenizer: Tokenizer) -> str
     return "stop" if tokens and tokens[-1] in tokenizer.eos_token_ids else "length"
 
 
-def _plain(item: Any) -> Any:
-    """An item as JSON: fields of a dataclass, JSON as it is, the beginning of anything else's
-    text.
+def as_json(item: Any, longest: int | None = LONGEST_ITEM) -> Any:
+    """An item as JSON: fields of a dataclass, JSON as it is, the beginning of anything else's text
+    (`longest` characters; None: all of it).
     """
     if dataclasses.is_dataclass(item) and not isinstance(item, type):
         item = dataclasses.asdict(item)
     if isinstance(item, Mapping):
-        return {str(name): _plain(value) for name, value in item.items()}
+        return {str(name): as_json(value, longest) for name, value in item.items()}
     if isinstance(item, list | tuple):
-        return [_plain(value) for value in item]
-    return item if isinstance(item, str | int | float | bool | None) else repr(item)[:_LONGEST_ITEM]
+        return [as_json(value, longest) for value in item]
+    if isinstance(item, str | int | float | bool | None):
+        return item
+    return repr(item)[:longest]

@@ -14,13 +14,17 @@ from __future__ import annotations
 import asyncio
 import inspect
 import logging
+from collections import Counter
 from collections.abc import Awaitable, Callable
 from dataclasses import dataclass
+from pathlib import Path
 
 from halteres.clients.trajectories import Address, EnvStatus
 from halteres.environments.base import BaseEnv, awaited
 from halteres.environments.config import EvalHandling
+from halteres.environments.heartbeat import beating
 from halteres.environments.item_rollout import DrawnItem, Items, SettledItem, settle_item
+from halteres.environments.quarantine import FILE, Quarantine
 from halteres.environments.scored import ScoredDataGroup, rollouts_of, to_wire
 from halteres.environments.trajectory_link import STORED, TrajectoryLink
 from halteres.errors import (
@@ -95,6 +99,10 @@ class Serving:
 
     def __init__(self, env: BaseEnv, link: TrajectoryLink) -> None:
         self._env, self._link = env, link
+        folder = None
+        if env.config.run_dir is not None:
+            folder = Path(env.config.run_dir)
+        self._quarantine = Quarantine(folder, at_once=env.config.weights_lag is None)
         self._items = Items(env)
         self._plan: BatchPlan | None = None  # of a deterministic environment
         self._delivered = 0  # batches
@@ -104,7 +112,7 @@ class Serving:
         self._last_turn = asyncio.get_running_loop().create_future()
         self._last_turn.set_result(None)
         self._evaluation: asyncio.Task[None] | None = None
-        self._failed_in_a_row = 0
+        self._failed_in_a_row = Counter[str]()  # groups by what failed: "rollouts", "sending"
         self._dropped_in_a_row = 0
         self._num_failed_calls = 0  # of the sampler, as far as they are reported
         self._idle = False  # the last item came to nothing: the next ones wait for a poll
@@ -115,12 +123,16 @@ class Serving:
         Raises:
             HalteresError: registration, too many failed groups, or a server that stayed away.
         """
+        await self._env.setup()
+        async with beating():
+            await self._serve()
+
+    async def _serve(self) -> None:
         env, config = self._env, self._env.config
-        await env.setup()
         url = Address.of(config.rollout_server_url).url  # without the token that may be in it
         log.info("Registering as %s at %s.", env.wandb_name, url)
         registered = await self._link.register()
-        self._items = Items(env, self._link.life)
+        self._items = Items(env, self._link.life, self._quarantine)
         env.curr_step = self._delivered = registered.starting_step
         if config.weights_lag is not None:
             self._plan = BatchPlan(
@@ -185,15 +197,22 @@ class Serving:
         for _ in range(min(room, workers - self._rolling_out)):
             if self._plan is not None and self._plan.step != self._env.curr_step:
                 return  # the batch became whole meanwhile
+            if self._plan is not None and self._has_older_items(self._plan.step):
+                return
             try:
                 drawn = await self._items.next(
                     self._plan.version if self._plan is not None else None
                 )
+            except EnvironmentGaveUp:
+                raise
             except EnvironmentFailed as failure:
                 drawn = None
                 self._note_failure(self._env.curr_step + 1, -1, None, (as_data(failure),))
             if drawn is None:
                 self._idle = True
+                return
+            if drawn.failure is not None:
+                self._settle_failed(SettledItem(drawn=drawn, failures=(drawn.failure,)))
                 return
             turn, self._last_turn = self._last_turn, asyncio.get_running_loop().create_future()
             self._rolling_out += 1
@@ -204,6 +223,12 @@ class Serving:
                 lambda _, turn=turn, after=self._last_turn: _pass_on(turn, after)
             )
             self._under_way[task] = drawn
+
+    def _has_older_items(self, step: int) -> bool:
+        """Whether items of an earlier batch are under way, which came to more groups than it had
+        room for. What they come to may concern what is drawn next, and must not depend on time.
+        """
+        return any(drawn.draw.step < step for drawn in self._under_way.values())
 
     def _reap(self, finished: set[asyncio.Task[None]]) -> None:
         for task in finished:
@@ -220,8 +245,9 @@ class Serving:
         self._rolling_out -= 1
         self._items.put_back(settled.backlog)
         if settled.failures:
-            self._note_failure(drawn.batch_step, drawn.draw.ordinal, drawn.item, settled.failures)
+            self._settle_failed(settled)
             return
+        self._failed_in_a_row.pop("rollouts", None)
         tally = self._env.records.tally(drawn.batch_step)
         tally.item(settled.took_s, settled.sampling_s)
         self._note_dropped(settled)
@@ -238,6 +264,7 @@ class Serving:
         tally = records.tally(drawn.batch_step)
         if plan is not None and not plan.has_room_for(drawn.draw.step, num_rollouts):
             tally.count("groups/dropped/surplus")
+            records.count_failures(drawn.batch_step, group.get("failures", ()))
             return
         records.group(drawn.batch_step, drawn.draw.ordinal, drawn.item, group)
         has_state = type(self._env).save_checkpoint is not BaseEnv.save_checkpoint
@@ -253,7 +280,8 @@ class Serving:
             posted = await self._link.send(body, f"{drawn.draw.step}/{drawn.draw.ordinal}/{number}")
         except InvalidData as error:
             refused = FailedRollout(code="refused", why=error.sentence)
-            self._note_failure(drawn.batch_step, drawn.draw.ordinal, drawn.item, (refused,))
+            place = (drawn.batch_step, drawn.draw.ordinal, drawn.item)
+            self._note_failure(*place, (refused,), "sending")
             return
         if posted.set_aside:
             log.warning("The trajectory server set a group aside: %s", posted.set_aside)
@@ -262,7 +290,7 @@ class Serving:
         elif plan is not None:
             plan.add(num_rollouts)
         tally.count("groups/kept" if posted.status == STORED else "groups/sent")
-        self._failed_in_a_row = 0
+        self._failed_in_a_row.pop("sending", None)
 
     def _note_dropped(self, settled: SettledItem) -> None:
         """Count what was dropped; many groups in a row that taught nothing are an alert, and in the
@@ -274,7 +302,7 @@ class Serving:
         step, limit = settled.drawn.batch_step, self._env.config.max_dropped_groups
         tally = self._env.records.tally(step)
         for group, reason in settled.dropped:
-            tally.group(group)
+            self._env.records.dropped(step, group)
             tally.count(f"groups/dropped/{reason}")
         self._idle = self._idle or not settled.groups
         number = self._dropped_in_a_row = 0 if settled.groups else self._dropped_in_a_row + 1
@@ -306,18 +334,43 @@ class Serving:
         log.warning("%s", evidence)
         self._env.records.notice("no_reward_variance", step, evidence, fix, percent_correct=share)
 
+    def _settle_failed(self, settled: SettledItem) -> None:
+        """Record an item whose group failed for good, and quarantine its task where that was the
+        task's fault.
+        """
+        drawn, quarantine = settled.drawn, self._quarantine
+        step, item, failures = drawn.batch_step, drawn.item, settled.failures
+        if item is not None and not settled.waited_for_sampler:
+            quarantine.add(drawn.draw, item, failures)
+        # where nearly every group fails, that is what is said
+        are_many = self._failed_in_a_row["rollouts"] + 1 >= WARN_AFTER_FAILED
+        if not are_many and quarantine.share_has_grown():
+            where = ""
+            if self._env.config.run_dir:
+                where = f" {FILE} in the run's folder lists them with their failures."
+            fix = f"Mend {inspect.getfile(type(self._env))}."
+            evidence = f"{quarantine} They are not drawn again.{where}"
+            log.warning("%s", evidence)
+            self._env.records.notice("tasks_quarantined", step, evidence, fix)
+        self._note_failure(step, drawn.draw.ordinal, item, failures)
+
     def _note_failure(
-        self, step: int, ordinal: int, item: object, failures: tuple[FailedRollout, ...]
+        self,
+        step: int,
+        ordinal: int,
+        item: object,
+        failures: tuple[FailedRollout, ...],
+        what: str = "rollouts",
     ) -> None:
-        """Record a failed group.
+        """Record a failed group; `what`: of it failed.
 
         Raises:
             EnvironmentFailed: it is one too many in a row.
         """
         self._idle = True
         self._env.records.failed(step, ordinal, item, failures)
-        self._failed_in_a_row += 1
-        number, last = self._failed_in_a_row, failures[-1]
+        self._failed_in_a_row[what] += 1
+        number, last = self._failed_in_a_row[what], failures[-1]
         fix = f"Mend {inspect.getfile(type(self._env))}"
         if last.code == ScorerFailed.code:
             fix = "See whether that reward answers, or take it out of env.rewards"
@@ -382,8 +435,15 @@ class Serving:
                 **figures,
                 **self._env.taken_counts(),
                 "sampling/failed_calls": failed_calls,
+                **self._quarantined(),
             }
             await self._call("wandb_log", lambda row=row: self._env.wandb_log(row))
+
+    def _quarantined(self) -> dict[str, int]:
+        """How many tasks are quarantined by now, where there are any."""
+        if len(self._quarantine):
+            return {"tasks/quarantined": len(self._quarantine)}
+        return {}
 
     async def _call(self, name: str, hook: Callable[[], Awaitable[None] | None]) -> None:
         """Run one of the author's hooks; what it raises is logged, and the run goes on."""
@@ -410,7 +470,8 @@ class Serving:
             task.cancel()
         await asyncio.gather(*tasks, return_exceptions=True)
         for step, figures in self._env.records.close(before=self._env.curr_step + 2).items():
-            self._env.records.log(step, {**figures, **self._env.taken_counts()})
+            counts = {**self._env.taken_counts(), **self._quarantined()}
+            self._env.records.log(step, {**figures, **counts})
         await self._call("cleanup", self._env.cleanup)
 
 

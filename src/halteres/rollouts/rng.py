@@ -95,6 +95,11 @@ def _within(variable: ContextVar[T], value: T) -> Iterator[None]:
         variable.reset(token)
 
 
+def current_draw() -> Draw | None:
+    """The draw of the item that is rolled out here; None outside of any."""
+    return _draw.get()
+
+
 def pinned_version() -> int | None:
     """The policy version that the running rollout is sampled by; None: the newest."""
     draw = _draw.get()

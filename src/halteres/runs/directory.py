@@ -53,6 +53,9 @@ from halteres.runs.state import (
 SETTINGS = "settings.json"  # without secrets
 CONFIG = "config.yaml"  # what the environment runs with, secrets too: for the owner alone
 
+# tasks that the environment does not draw again; it writes them (`environments.quarantine`)
+QUARANTINE = "quarantine.jsonl"
+
 WAKE = signal.SIGUSR1  # asks a supervisor to look at its `control` folder
 ID_LENGTH = 8  # hex digits of a run id
 NAME_LENGTH, SHOWN = 80, 8  # characters of a run's name; how many runs an error lists

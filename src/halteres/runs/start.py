@@ -41,10 +41,18 @@ from halteres.config.settings import ENV_WIRING, Settings
 from halteres.errors import HalteresError, NotFound
 from halteres.files import linked, replace_file
 from halteres.logins import without_logins
-from halteres.observe.metrics import Row, append_row
+from halteres.observe.metrics import Row, append_row, read_rows
 from halteres.process import detach
 from halteres.redaction import without_secrets
-from halteres.runs.directory import CONFIG, SETTINGS, RunDirectory, list_runs, new_run_id, runs_home
+from halteres.runs.directory import (
+    CONFIG,
+    QUARANTINE,
+    SETTINGS,
+    RunDirectory,
+    list_runs,
+    new_run_id,
+    runs_home,
+)
 from halteres.runs.planning.checks import check_concurrency
 from halteres.runs.planning.plan import RunPlan
 from halteres.runs.planning.resume_point import ResumePoint
@@ -360,6 +368,9 @@ def carry_over(point: ResumePoint, into: Path, name: str) -> None:
         shutil.copytree(entry, into / "evals" / entry.name, dirs_exist_ok=True)
     for entry in filter(is_done, (old.path / "rollouts").glob("step_*.jsonl")):
         shutil.copy2(entry, into / "rollouts" / entry.name)
+    for row in read_rows(old.path / QUARANTINE):
+        if row.get("step", 0) <= point.step:
+            append_row(into / QUARANTINE, row)
     # What an environment saves of itself lies under the name of its run.
     saved = into / "env_checkpoints" / in_file_name(name)
     before = old.path / "env_checkpoints" / in_file_name(old.state().name)

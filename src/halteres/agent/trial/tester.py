@@ -43,8 +43,9 @@ from halteres.process import Lifeline, die_with_parent
 from halteres.redaction import Redactor, keep_secret
 from halteres.rewards.components import secret_variables
 from halteres.runs.directory import find_run
-from halteres.runs.reading.failures import how, reason
+from halteres.runs.reading.failures import frame_in, how, reason
 from halteres.runs.servers import Server, served, service_arguments
+from halteres.runs.supervision.hang_watch import LOOK_S, HangWatch
 
 COMPLETIONS_PER_ROLLOUT = 32
 """A model answers so many times for each rollout asked for, at most: the turns of a long game, or a
@@ -261,9 +262,12 @@ class Tester:
         """Run the environment's command to its end, or to the deadline. OSError: it cannot be
         started.
         """
-        request, log, began = self._request, self._folder.log(one), time.monotonic()
+        request, folder, began = self._request, self._folder, time.monotonic()
+        log = folder.log(one)
         variables = {"PYTHONUNBUFFERED": "1", "PYTHONFAULTHANDLER": "1"}
         variables["HALTERES_LIFELINE_FD"] = str(self._lifeline.read_end)
+        watch = HangWatch.of(folder.work(one) / "heartbeat", request.env)
+        variables |= watch.asked.variable
         # an environment of atroposlib's wants it where the model gives no tokens
         if not one.is_local:
             variables["ATROPOS_ALLOW_DUMMY_MANAGED_SERVER"] = "1"
@@ -283,13 +287,14 @@ class Tester:
                 preexec_fn=_bounded,
             )
             try:
-                unanswered = await _until_over(child, upstream, request.model_within_s)
+                within_s = request.model_within_s
+                unanswered = await _until_over(child, upstream, within_s, watch)
             finally:
                 code = await _end(child)
             stdout, stderr = _printed(out), _printed(err)
-        folder = request.program.working_directory
+        workplace = request.program.working_directory
         # the seeds' form
-        text = f"Command: {' '.join(command)}\nWorking dir: {folder}\nReturn code: {code}\n"
+        text = f"Command: {' '.join(command)}\nWorking dir: {workplace}\nReturn code: {code}\n"
         for name, printed in (("STDOUT", stdout), ("STDERR", stderr)):
             text += f"\n{RULE}\n{name}:\n{RULE}\n{printed or '(empty)'}\n"
         log.write_text(Redactor.of_this_process().text(text), encoding="utf-8")
@@ -299,8 +304,10 @@ class Tester:
         if unanswered is None:
             error, why, fault = exited(code, upstream.traffic, stderr)
         else:
-            hung = hung_at(str(request.program.path), stderr)
-            error, why, fault = timed_out(request.model_within_s, unanswered, hung)
+            hung = frame_in(str(request.program.path), stderr)
+            if watch.has_hung:
+                within_s = round(watch.silent_s)
+            error, why, fault = timed_out(within_s, unanswered, hung)
         ends = {
             "stdout": folded(stdout)[-LONGEST_OUTPUT:],
             "stderr": folded(stderr)[-LONGEST_OUTPUT:],
@@ -376,14 +383,20 @@ def _bounded() -> None:
 
 
 async def _until_over(
-    child: asyncio.subprocess.Process, upstream: Upstream, within_s: float
+    child: asyncio.subprocess.Process, upstream: Upstream, within_s: float, watch: HangWatch
 ) -> int | None:
-    """Until it has ended, or its model has for good: None. At the deadline, how many requests have
-    no answer.
+    """Until it has ended, or its model has for good: None. At the deadline, or where its event loop
+    hangs, how many requests have no answer.
     """
+    ends_at = time.monotonic() + within_s
     waits = [asyncio.create_task(wait) for wait in (upstream.over.wait(), child.wait())]
     try:
-        await asyncio.wait(waits, timeout=within_s, return_when=asyncio.FIRST_COMPLETED)
+        while (left_s := ends_at - time.monotonic()) > 0:
+            done, _ = await asyncio.wait(
+                waits, timeout=min(LOOK_S, left_s), return_when=asyncio.FIRST_COMPLETED
+            )
+            if done or watch.is_hung({"pid": child.pid}):
+                break
     finally:
         for wait in waits:
             wait.cancel()
@@ -393,6 +406,9 @@ async def _until_over(
     if child.returncode is not None:
         return None
     unanswered = upstream.traffic.in_flight
+    # a loop that hangs takes no answer
+    if watch.has_hung:
+        unanswered = 0
     if not unanswered:
         child.send_signal(signal.SIGABRT)  # its last words are where it hangs
         await _wait(child, GRACE_S)
@@ -463,16 +479,6 @@ def exited(code: int, traffic: Traffic, stderr: str) -> tuple[str, str, Fault]:
     lines = [line.strip() for line in stderr.splitlines() if line.strip()]
     errors = [found[1] for line in lines if (found := _ERROR.match(line))]
     return what, (errors[-1] if errors else reason(lines, code))[:LONGEST_CAUSE], "environment"
-
-
-def hung_at(file: str, stacks: str) -> str:
-    """The innermost place in the environment's file, of the stacks that Python dumps at SIGABRT; ""
-    if none.
-    """
-    found = re.search(rf'File "{re.escape(file)}", line (\d+) in (\S+)', stacks)
-    if found:
-        return f"{found[2]} ({file.rpartition('/')[2]}:{found[1]})"
-    return ""
 
 
 if __name__ == "__main__":

@@ -30,6 +30,8 @@ export function heading(id) {
       fact("Per step", duration(step_s)),
       last.terminal ? fact("Took", duration(seconds)) : fact("Time left", between(eta_minutes)),
       last.terminal ? null : fact("Health", last.health, last.health),
+      counts("Failed rollouts", last.failed_rollouts),
+      counts("Quarantined tasks", last.quarantined_tasks),
     );
   }
 
@@ -68,6 +70,12 @@ export function heading(id) {
 function written({ value, form }) {
   if (form === "share") return share(value);
   return value === null || form === "number" ? figure(value) : `${figure(value)} ${form}`;
+}
+
+// Nothing where none are counted.
+function counts(label, byCode = {}) {
+  const said = Object.entries(byCode).map(([code, times]) => `${times} × ${code}`);
+  return said.length ? fact(label, said.join(", ")) : null;
 }
 
 function fact(label, value, kind) {

@@ -70,10 +70,11 @@ export function rollouts(id) {
   };
 }
 
-function figures({ rollouts: count, groups, mean_score, mean_tokens, truncated, distinct, failed, last_failure, note }) {
+function figures({ rollouts: count, groups, mean_score, mean_tokens, truncated, distinct, failed, last_failure, quarantined_tasks, last_quarantined, note }) {
   const said = [`${count} rollouts in ${groups} ${groups === 1 ? "group" : "groups"}`];
   if (mean_score !== undefined) said.push(`mean score ${figure(mean_score)}`, `${figure(mean_tokens)} tokens`, `${share(truncated)} cut off`, `${share(distinct)} distinct`);
   if (failed) said.push(`failed: ${Object.entries(failed).map(([code, times]) => `${times} × ${code}`).join(", ")} (${last_failure})`);
+  if (quarantined_tasks) said.push(`${Object.values(quarantined_tasks).reduce((sum, one) => sum + one)} tasks quarantined (the last: ${last_quarantined.code}: ${last_quarantined.why})`);
   return [...said, note].filter(Boolean).join(" · ");
 }
 

@@ -121,6 +121,15 @@ class Diagnosis:
             return _alert(STALLED, self._step, finding)
         return None
 
+    def hang(self, silent_s: float, where: str) -> Alert:
+        """The environment's event loop hung, and the environment is being started again."""
+        evidence = f"The environment's event loop hung for {silent_s:.0f} s and was killed."
+        if where:
+            evidence = f"{evidence} It hung in {where}."
+        words = "a time limit there, or work off the event loop (a thread, a process), prevents it."
+        remedy = Remedy((self._run.logs("env"),), words)
+        return Alert(rule="env_stuck", step=self._step, evidence=evidence, remedy=remedy)
+
     def look_at_calls(self, calls: Calls) -> Alert | None:
         """Before the first step, with every heartbeat: what a server says of the environment's
         calls.

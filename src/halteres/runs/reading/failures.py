@@ -129,7 +129,8 @@ class LastWords(msgspec.Struct, frozen=True, kw_only=True):
     next: str = ""
 
 
-_LOG_LINES, MOST_REASON = 60, 600  # lines of a log's end; characters of a reason
+# lines of a log's end, and of a stack in it; characters of a reason
+_LOG_LINES, _STACK_LINES, MOST_REASON = 60, 600, 600
 _ERROR = re.compile(r"(error: |.* (?:ERROR|CRITICAL) \S+: )(.+)")
 """A line that reports an error: our processes' last words, or a log line of that level."""
 
@@ -200,6 +201,43 @@ def too_slow(run: RunDirectory, role: str, title: str, seconds: float) -> Proces
     """A process of the run did not become ready in time."""
     what = f"{title} was not ready within {seconds:.0f} s."
     return _ended(run, role, what, _reason(run, role, None), {"process": role, "code": None})
+
+
+STUCK = "env_stuck"
+
+
+def stuck(
+    run: RunDirectory, role: str, title: str, silent_s: float, where: str, step: int
+) -> ProcessFailed:
+    """A process was killed since its event loop hung, once more than it is started again."""
+    what = f"{title} hung again: it gave no sign of life for {silent_s:.0f} s, at step {step}."
+    why = "Its stack shows nothing of its file."
+    if where:
+        why = f"It hung in {where}."
+    failed = _ended(run, role, what, why, {"process": role, "code": -signal.SIGKILL})
+    failed.code = STUCK
+    return failed
+
+
+def hung_at(run: RunDirectory, role: str, file: str) -> str:
+    """Where a process of the run hangs, by the stack that it wrote to its log: see `frame_in`."""
+    lines = run.log_tail(role, _STACK_LINES)
+    begins = [place for place, line in enumerate(lines) if line.startswith("Timeout (")]
+    if not begins:
+        return ""
+    return frame_in(file, "\n".join(lines[begins[-1] :]))
+
+
+def frame_in(file: str, stacks: str) -> str:
+    """The innermost place in an environment's file, of the stacks that Python dumps; "" if none.
+
+    >>> frame_in("/a/sums.py", 'File "/a/sums.py", line 7 in score')
+    'score (sums.py:7)'
+    """
+    found = re.search(rf'File "{re.escape(file)}", line (\d+) in (\S+)', stacks)
+    if found:
+        return f"{found[2]} ({file.rpartition('/')[2]}:{found[1]})"
+    return ""
 
 
 def not_started(run: RunDirectory, error: OSError) -> ProcessFailed:

@@ -34,6 +34,7 @@ from halteres.runs.reading.failures import (
     read_restarts,
 )
 from halteres.runs.reading.progress import Given, Progress, read_given, read_progress
+from halteres.runs.reading.quarantine import Quarantined, read_quarantine
 from halteres.runs.reading.status_figures import (
     Figure,
     figures_of,
@@ -92,6 +93,7 @@ class RunReport:
     failure: FailureReport | None  # of a failed run
     figures: tuple[Figure, ...]
     restarts: Mapping[str, int]  # processes that were started again: how often
+    quarantined: Quarantined | None  # tasks that are not drawn any more; None: there are none
     at: float  # unix seconds
     longest_wait_s: float  # how long a call that is proposed may wait
 
@@ -230,6 +232,8 @@ class RunReport:
                 f"steps up to {self.progress.resumed_at} are of run {state.resumed_from}, which "
                 "this one goes on from"
             )
+        if self.quarantined is not None:
+            found.append(str(self.quarantined))
         if self.is_unevaluated:
             found.append(
                 f"the last evaluation is of step {self.outcome.evaluations[-1].step}; the weights "
@@ -460,6 +464,7 @@ def report_of(
         failure=failure_of(state),
         figures=figures_of(progress.series, state.kind),
         restarts=read_restarts(run.path / "events.jsonl"),
+        quarantined=read_quarantine(run),
         at=time.time(),
         longest_wait_s=longest_wait_s or environ.longest_wait_s(),
     )

@@ -112,7 +112,8 @@ class StepOfRollouts:
     num_groups: int = 0  # that have rollouts
     # by code: rollouts that came to nothing
     failures: Counter[str] = field(default_factory=Counter)
-    why: str | None = None  # of the last failure
+    code: str | None = None  # of the last failure
+    why: str | None = None
     whole: bool = True  # everything was read
 
     def rollouts(self, marks: Sequence[Mark]) -> list[Rollout]:
@@ -163,5 +164,5 @@ def rollouts_of(run: RunDirectory, step: int) -> StepOfRollouts:
             ]
             for failure in group.failures:
                 found.failures[failure.code] += 1
-                found.why = failure.why
+                found.code, found.why = failure.code, failure.why
     return found

@@ -37,7 +37,8 @@ from halteres.runs.reading.alerts import Alert
 from halteres.runs.reading.evaluations import CORRECT
 from halteres.runs.state import Phase, RunState, Status
 from halteres.runs.supervision.evaluation import Evaluator, Snapshot
-from halteres.runs.supervision.roles import RolesOf, RunContext, get_json
+from halteres.runs.supervision.hang_watch import LOOK_S
+from halteres.runs.supervision.roles import Role, RolesOf, RunContext, get_json
 from halteres.runs.supervision.run_processes import (
     EngineBack,
     EngineGone,
@@ -199,6 +200,16 @@ class Verdict:
     note: str | None = None
 
 
+@dataclass(slots=True, kw_only=True)
+class Hang:
+    """What is known of hangs of a role's event loop."""
+
+    times: int = 0
+    silent_s: float = 0.0  # of the last
+    where: str = ""  # function, file and line of the author's that was at work
+    is_last_exit: bool = False  # whether the exit that comes next is of our killing it
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class EarlyEnd:
     """Why the supervisor itself ends the run before its last step."""
@@ -254,6 +265,7 @@ class RunController:
         self.early_end: EarlyEnd | None = None
         self.engine_watch: asyncio.Task[None] | None = None
         self.service_lost = False
+        self._hang = Hang()  # of the environment
 
     @property
     def _trainer_is_ready(self) -> bool:
@@ -316,14 +328,41 @@ class RunController:
                 await self.inbox.put(Occasion.LOOK)
                 await asyncio.sleep(POLL_S)
 
+        async def look_for_hangs() -> None:
+            while True:
+                if role := self.processes.hung():
+                    await self._kill_hung(role)
+                await asyncio.sleep(LOOK_S)
+
         async with asyncio.TaskGroup() as tasks:
-            work = (look_around(), read_events(), self.evaluator.work())
+            work = (look_around(), read_events(), look_for_hangs(), self.evaluator.work())
             helpers = [tasks.create_task(one, name=one.__name__) for one in work]
             try:
                 yield
             finally:
                 for helper in helpers:
                     helper.cancel()
+
+    async def _kill_hung(self, role: Role) -> None:
+        """Kill a role whose event loop hangs; its exit, which is reported, says what follows."""
+        watch = role.hang_watch
+        assert watch is not None, "it was found by it"  # noqa: S101 - for the type checker
+        hang, state = self._hang, self.writer.state
+        hang.times, hang.silent_s, hang.is_last_exit = hang.times + 1, watch.silent_s, True
+        hang.where = failures.hung_at(self.run, role.name, state.environment_file)
+        item, facts = watch.at_work_on, {}
+        if item:
+            facts = {name: item[name] for name in ("draw_step", "ordinal", "drawing")}
+        self.writer.event(
+            "stuck",
+            role=role.name,
+            step=state.step,
+            silent_s=round(hang.silent_s, 1),
+            where=hang.where,
+            **facts,
+        )
+        self._report(self.diagnosis.hang(hang.silent_s, hang.where))
+        await self.processes.kill(role.name)
 
     async def _look_at_calls(self) -> None:
         """Until the first step: do the servers answer what the environment asks of them?"""
@@ -464,10 +503,17 @@ class RunController:
             )
             error.details["exit"] = {"process": "engine", "code": engine_code}
             return Verdict(status="failed", error=error)
+        hung = role.hang_watch is not None and self._hang.is_last_exit
+        self._hang.is_last_exit = False
         if role.restarts and not failures.gave_up(self.run, role.name, code):
-            if self.processes.restart(role):
+            if self.processes.restart(role, failures.STUCK if hung else None):
                 return None
             self.writer.event("restarts_used_up", role=role.name)
+        if hung:
+            error = failures.stuck(
+                self.run, role.name, role.title, self._hang.silent_s, self._hang.where, state.step
+            )
+            return Verdict(status="failed", error=error)
         self.service_lost |= role.name == "service"
         error = failures.died(
             self.run, role.name, role.title, code, step=state.step, ready=exited.was_ready

@@ -26,7 +26,7 @@ from halteres.errors import EnvironmentFailed, HalteresError, ProcessFailed
 from halteres.files import replace_file
 from halteres.models import model_folder
 from halteres.observe.metrics import Row, append_row, read_rows
-from halteres.process import Lifeline, run_caught
+from halteres.process import Hung, Lifeline, run_caught
 from halteres.redaction import Redactor
 from halteres.rewards.components import secret_variables
 from halteres.rewards.panel import PROXY, shares
@@ -35,8 +35,9 @@ from halteres.runs.planning.models import FIELDS as REWARD_FIELDS
 from halteres.runs.planning.models import models_home
 from halteres.runs.reading.adapter import newest_policy
 from halteres.runs.reading.evaluations import LOGGED, figures_of
-from halteres.runs.reading.failures import how, reason
+from halteres.runs.reading.failures import frame_in, how, hung_at, reason
 from halteres.runs.servers import Server
+from halteres.runs.supervision.hang_watch import LOOK_S, HangWatch
 from halteres.runs.supervision.run_processes import spawn
 
 WITHIN_S = 3600.0  # how long a measurement may take
@@ -125,8 +126,19 @@ def measure(
         folder, config = keep_in or Path(ours), Path(ours, "config.yaml")
         config.write_text(yaml.safe_dump({"env": env, "openai": [server]}), encoding="utf-8")
         words = command(program, config, folder, program.name)
+        watch = HangWatch.of(Path(ours, "heartbeat"), env)
         try:
-            ended = run_caught(words, program.working_directory, WITHIN_S, secret_variables(env))
+            ended = run_caught(
+                words,
+                program.working_directory,
+                WITHIN_S,
+                secret_variables(env),
+                variables=watch.asked.variable,
+                is_hung=lambda pid: watch.is_hung({"pid": pid}),
+            )
+        except Hung as hung:
+            where = frame_in(str(program.path), str(hung))
+            raise _hung(f"{program.path.name} evaluate", watch.silent_s, where) from None
         except TimeoutError as error:
             what = f"{program.path.name} evaluate took more than {WITHIN_S:g} s."
             raise EnvironmentFailed(
@@ -145,6 +157,17 @@ def measure(
             redactor.text(name): value
             for name, value in figures_of(program, folder, ended.out).items()
         }
+
+
+def _hung(what: str, silent_s: float, where: str) -> EnvironmentFailed:
+    why = "Its stack shows nothing of its file."
+    if where:
+        why = f"It hung in {where}."
+    return EnvironmentFailed(
+        f"{what} gave no sign of life for {silent_s:.0f} s and was ended.",
+        why,
+        "Mend it; env.stuck_s sets how long its event loop may hang.",
+    )
 
 
 def command(
@@ -278,12 +301,29 @@ class Evaluator:
         if log.exists():
             size_before = log.stat().st_size
         workplace = self.environment.working_directory
+        watch = HangWatch.of(run.path / "control" / "eval.heartbeat", run.environment_config())
+        watch.begin()
         child = spawn(
-            words, log=log, folder=workplace, lifeline=self.lifeline, keys=keys, answer=answer
+            words,
+            log=log,
+            folder=workplace,
+            lifeline=self.lifeline,
+            keys=keys,
+            variables=watch.asked.variable,
+            answer=answer,
         )
         try:
             async with asyncio.timeout(EVALUATED_WITHIN_S):
-                code = await asyncio.wrap_future(child.exit)
+                exited = asyncio.wrap_future(child.exit)
+                while not exited.done():
+                    if watch.is_hung({"pid": child.pid}):
+                        await asyncio.to_thread(child.kill)
+                        where = hung_at(run, "eval", str(self.environment.path))
+                        raise _hung(
+                            f"The evaluation of step {snapshot.step}", watch.silent_s, where
+                        )
+                    await asyncio.wait((exited,), timeout=LOOK_S)
+                code = exited.result()
         except TimeoutError:
             raise ProcessFailed(
                 f"The evaluation of step {snapshot.step} took more than {EVALUATED_WITHIN_S:.0f} s."

@@ -35,6 +35,7 @@ from halteres.runs.planning.resources import workload_of
 from halteres.runs.servers import WIRING, Server, service_arguments, with_login
 from halteres.runs.start import config_text, write_resolved
 from halteres.runs.state import Phase, RunState
+from halteres.runs.supervision.hang_watch import HangWatch
 
 WELL_KNOWN = (8000, 8001, 8002)
 """Ports of `halteres serve trajectories`, `halteres serve` and `halteres reward serve`: who calls
@@ -131,6 +132,7 @@ class Role:
     # of its own, secrets too
     variables: Mapping[str, str] = field(default_factory=dict[str, str], repr=False)
     stays_here: bool = False  # it talks to this machine alone
+    hang_watch: HangWatch | None = None  # where its event loop is asked for a heartbeat
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -287,6 +289,7 @@ def roles_of(context: RunContext) -> tuple[Role, ...]:
         variables=token,
         stays_here=is_here,
     )
+    hang_watch = HangWatch.of(path / "control" / "env.heartbeat", context.settings.env)
     env = Role(
         name="env",
         title="Environment",
@@ -299,7 +302,8 @@ def roles_of(context: RunContext) -> tuple[Role, ...]:
         ready_within_s=480,
         restarts=2,  # it holds nothing but rollouts in flight
         keys=secret_variables(context.settings.env),
-        variables=token,
+        variables={**token, **hang_watch.asked.variable},
+        hang_watch=hang_watch,
     )
     own_service = ()
     if service:

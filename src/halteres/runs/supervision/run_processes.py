@@ -218,6 +218,8 @@ class RunProcesses:
 
     def _start(self, role: Role) -> None:
         self.ready.discard(role.name)
+        if role.hang_watch:
+            role.hang_watch.begin()
         child = spawn(
             role.command,
             log=self.writer.run.log(role.name),
@@ -238,15 +240,35 @@ class RunProcesses:
             self._watch(role, child), name=f"watch {role.name}"
         )
 
-    def restart(self, role: Role) -> bool:
-        """Start a dead role again, if it may be; False when its restarts are used up."""
+    def restart(self, role: Role, reason: str | None = None) -> bool:
+        """Start a dead role again, if it may be; False when its restarts are used up. `reason`: the
+        code of why it was ended, where we ended it.
+        """
         used = self._restarts.get(role.name, 0)
         if used >= role.restarts:
             return False
         self._restarts[role.name] = used + 1
-        self.writer.event("restart", role=role.name, attempt=used + 1, of=role.restarts)
+        why = {}
+        if reason:
+            why = {"reason": reason}
+        self.writer.event("restart", role=role.name, attempt=used + 1, of=role.restarts, **why)
         self._start(role)
         return True
+
+    def hung(self) -> Role | None:
+        """Look at the roles that are asked for a heartbeat: the one that hangs, if any."""
+        for role in self.roles:
+            child, watch = self._children.get(role.name), role.hang_watch
+            if watch is None or child is None or child.exit_code is not None:
+                continue
+            if watch.is_hung(self.writer.state.processes.get(role.name, {})):
+                return role
+        return None
+
+    async def kill(self, name: RoleName) -> None:
+        """Kill a role and all that it started; its exit is reported."""
+        if child := self._children.get(name):
+            await asyncio.to_thread(child.kill)
 
     async def end_role(self, name: RoleName, at_most_s: float = GRACE_S) -> None:
         """End one role: asked first, killed after its grace. Its exit is recorded and not
