@@ -132,7 +132,7 @@ def sampler_problems(
     if is_deterministic and not sampler_list.are_exact(samplers):
         rule = "needs samplers of ours alone: vLLM does not draw the same tokens twice"
         yield Problem(field="trainer.deterministic", got=True, rule=rule)
-    if trains_unembed and not sampler_list.takes_unembed(samplers):
+    if trains_unembed and not sampler_list.has_own(samplers):
         rule = "needs an engine in inference.samplers ('own'): vLLM takes no such adapter"
         yield Problem(field="trainer.train_unembed", got=True, rule=rule)
 

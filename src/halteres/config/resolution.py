@@ -18,6 +18,7 @@ from typing import Any
 
 from pydantic import ValidationError
 
+from halteres.config import environ
 from halteres.config.discovery import reference
 from halteres.config.edits import (
     ENVIRONMENT,
@@ -54,6 +55,7 @@ from halteres.config.problem import (
 )
 from halteres.config.program import Description, EnvironmentProgram, describe, find_program
 from halteres.config.projection import Sections, Source, Sources
+from halteres.config.sampler_list import Given, key_variables
 from halteres.config.settings import (
     ENV_WIRING,
     SECTIONS,
@@ -136,8 +138,19 @@ def resolve_settings(
     given = _gather(environment, file, [*map(read_edit, edits), *typed], base)
     _apply_policy(given, policy)
     program = _find_environment(given)
+    # before a process is asked: the environment's is not to have them
+    environ.hold_back(key_variables(_samplers(given)))
     description = _ask(given, program, policy)
     return _check(given, program, description, policy, base)
+
+
+def _samplers(given: _Given) -> Given:
+    """As they were given; none where they are refused later."""
+    try:
+        section = InferenceSettings(samplers=given.sections["inference"].get("samplers", 0))
+    except ValueError:
+        return 0
+    return section.samplers
 
 
 @dataclass(slots=True)

@@ -50,6 +50,7 @@ from halteres.process import detach
 from halteres.redaction import Redactor
 from halteres.rewards.components import secret_variables
 from halteres.runs.reading.rollouts import RecordedGroup, recorded_groups
+from halteres.runs.servers import sampler_keys
 from halteres.runs.state import is_locked, take_lock
 
 T = TypeVar("T")
@@ -196,7 +197,8 @@ def start(request: Request) -> TestFolder:
     Raises:
         ServerError: it cannot be started; there is no folder.
     """
-    folder = begin("t", "halteres.agent.trial.tester", request, *keys_for(request))
+    keys = (*keys_for(request), *sampler_keys(request.service))
+    folder = begin("t", "halteres.agent.trial.tester", request, *keys)
     hermes = environ.hermes_home()
     for logs in (environ.home() / "logs", *((hermes / "logs" / "rl_training",) if hermes else ())):
         for file in (

@@ -33,13 +33,13 @@ from halteres.runs.directory import RunAmbiguous, RunNotFound, find_run
 from halteres.runs.planning.checks import MissingKey
 from halteres.runs.planning.models import found_model, models_home
 from halteres.runs.reading.adapter import CONFIG, weights_of
-from halteres.runs.servers import service_arguments
+from halteres.runs.servers import ready_within_s, service_arguments
 
 LOCAL = "local:"  # what the names of this machine's models begin with in answers
 MODEL_WITHIN_S = 600.0  # how long one model may take (seed 002)
-# what a service of our own may take to start and to end, beside its model's time
-SERVICE_WITHIN_S = 330.0
 ENDING_S = 15.0  # what it may take to end an environment, and to say how it ended
+# ... and a service of our own, beside the time that it may take to start
+SERVICE_ENDING_S = 30.0
 # so many models of an endpoint are tested side by side; those of this machine one after another
 REMOTE_AT_ONCE = 4
 LEAST_GROUP = 4  # of fewer answers it is chance whether their scores differ
@@ -124,7 +124,8 @@ class Request(msgspec.Struct, frozen=True, kw_only=True):
         num_local = sum(one.is_local for one in self.models)
         rounds = math.ceil((len(self.models) - num_local) / REMOTE_AT_ONCE)
         each_s = self.model_within_s + ENDING_S
-        return max(rounds * each_s, num_local * (SERVICE_WITHIN_S + each_s))
+        service_s = ready_within_s(self.service) + SERVICE_ENDING_S
+        return max(rounds * each_s, num_local * (service_s + each_s))
 
     @property
     def success_above(self) -> float:

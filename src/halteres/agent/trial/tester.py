@@ -44,7 +44,7 @@ from halteres.redaction import Redactor, keep_secret
 from halteres.rewards.components import secret_variables
 from halteres.runs.directory import find_run
 from halteres.runs.reading.failures import how, reason
-from halteres.runs.servers import Server, served, service_arguments
+from halteres.runs.servers import Server, sampler_keys, served, service_arguments
 
 COMPLETIONS_PER_ROLLOUT = 32
 """A model answers so many times for each rollout asked for, at most: the turns of a long game, or a
@@ -136,6 +136,7 @@ class Tester:
     ) -> None:
         """`done` is called once all is measured; services may still be closing then."""
         keep_secret(request.env)
+        environ.hold_back(sampler_keys(request.service))
         self._folder, self._request, self._done = folder, request, done
         self._left, self._measured = {one.stem for one in request.models}, asyncio.Event()
         self._lifeline = Lifeline.open()
