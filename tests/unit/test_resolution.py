@@ -12,6 +12,7 @@ import pytest
 import yaml
 from pydantic import TypeAdapter, ValidationError
 
+from halteres.config import environ
 from halteres.config.discovery import EnvironmentBroken
 from halteres.config.program import find_program
 from halteres.config.resolution import resolve_settings
@@ -230,6 +231,17 @@ def test_an_environment_sees_no_secret(tmp_path: Path, monkeypatch: pytest.Monke
     )
     with pytest.raises(InvalidConfig, match="saw None"):
         resolve_settings(str(file), None, [])
+
+
+def test_an_environment_does_not_see_the_key_of_a_sampler_whatever_its_name(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(environ, "_held_back", set[str]())
+    monkeypatch.setenv("GPU2", "hunter2222")
+    file = tmp_path / "curious.py"
+    file.write_text("import os, sys; sys.exit(f\"error: saw {os.environ.get('GPU2')}\")\n")
+    with pytest.raises(InvalidConfig, match="saw None"):
+        resolve_settings(str(file), None, ["inference.samplers=http://a:1 GPU2"])
 
 
 def test_an_environment_without_describe_is_taken_as_its_file_says(tmp_path: Path) -> None:

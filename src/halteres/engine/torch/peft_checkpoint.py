@@ -48,7 +48,7 @@ T = TypeVar("T")
 
 READERS = 4  # folders that are read at a time: a disk that hangs under one need not stop the others
 
-NUMBERS_AT_A_TIME = 1 << 20  # of a snapshot, so many are rounded, hashed and written while in cache
+NUMBERS_AT_A_TIME = 1 << 18  # of a snapshot, so many are rounded, hashed and written while in cache
 
 
 def write_snapshot(
@@ -147,7 +147,7 @@ class _Weights:
                     "They have diverged: go on from an earlier checkpoint.",
                 )
             self.largest = max(self.largest, magnitude)
-            yield memoryview(rounded.view(torch.uint8).numpy())
+            yield rounded.view(torch.uint8).numpy().data
 
     def _header(self) -> bytes:
         flat, size = self._checkpoint.flat, self._dtype.itemsize
