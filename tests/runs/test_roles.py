@@ -9,6 +9,7 @@ from contextlib import ExitStack, contextmanager
 from dataclasses import replace
 from pathlib import Path
 
+import msgspec
 import pytest
 
 from halteres.agent.trial.request import Request, TestedModel
@@ -124,6 +125,10 @@ def test_a_vllm_is_waited_for_as_long_by_a_test_and_an_evaluation_as_by_a_run(
             service=arguments,
         )
         assert request.within_s >= request.model_within_s + ready_within_s(arguments)
+        # weights of a run are tried by a service like the run's own
+        own = msgspec.structs.replace(local, service=arguments)
+        by_run = msgspec.structs.replace(request, models=(own,), service=())
+        assert by_run.within_s == request.within_s
 
 
 async def test_a_role_that_stays_here_starts_without_the_proxies_of_its_run(

@@ -233,6 +233,33 @@ def test_an_environment_sees_no_secret(tmp_path: Path, monkeypatch: pytest.Monke
         resolve_settings(str(file), None, [])
 
 
+@pytest.mark.parametrize(
+    ("edits", "field", "rule"),
+    [
+        (
+            ("inference.samplers=vllm", "trainer.deterministic=true"),
+            "trainer.deterministic",
+            "needs samplers of ours alone",
+        ),
+        (
+            ("inference.samplers=[vllm]", "trainer.train_unembed=true"),
+            "trainer.train_unembed",
+            "needs an engine in inference.samplers",
+        ),
+        (("inference.samplers=2,http://a:1",), "inference.samplers", "a number of engines"),
+        (("inference.samplers=[own, 2]",), "inference.samplers", "a number of engines"),
+    ],
+)
+def test_samplers_that_cannot_do_what_a_run_asks_for_are_one_problem(
+    edits: tuple[str, ...], field: str, rule: str
+) -> None:
+    error = refused(*edits)
+    (problem,) = error.details["problems"]
+    assert problem["field"] == field
+    assert rule in problem["rule"]
+    assert "\n" not in error.sentence
+
+
 def test_an_environment_does_not_see_the_key_of_a_sampler_whatever_its_name(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

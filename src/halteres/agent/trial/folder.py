@@ -50,7 +50,6 @@ from halteres.process import detach
 from halteres.redaction import Redactor
 from halteres.rewards.components import secret_variables
 from halteres.runs.reading.rollouts import RecordedGroup, recorded_groups
-from halteres.runs.servers import sampler_keys
 from halteres.runs.state import is_locked, take_lock
 
 T = TypeVar("T")
@@ -197,7 +196,7 @@ def start(request: Request) -> TestFolder:
     Raises:
         ServerError: it cannot be started; there is no folder.
     """
-    keys = (*keys_for(request), *sampler_keys(request.service))
+    keys = (*keys_for(request), *request.sampler_keys)
     folder = begin("t", "halteres.agent.trial.tester", request, *keys)
     hermes = environ.hermes_home()
     for logs in (environ.home() / "logs", *((hermes / "logs" / "rl_training",) if hermes else ())):
