@@ -203,7 +203,8 @@ def test_two_vllms_and_one_of_ours_sample_one_run_and_the_slow_one_gets_less(
         return (state / f"sampler-{number}.log").read_bytes().count(b"POST /inference/v1/generate")
 
     with served(state, vllm_command, "own,vllm,vllm") as url:
-        ready_by = time.monotonic() + READY_S
+        # they start one after the other
+        ready_by = time.monotonic() + SAMPLERS * READY_S
         while True:
             samplers: list[dict[str, int]] = info_of(url)["samplers"]  # type: ignore[assignment]
             if all(one["state"] == "ready" for one in samplers):
