@@ -21,6 +21,7 @@ from halteres.agent.trial.folder import keys_for
 from halteres.agent.trial.relay import Destination, Relay, Traffic, relaying
 from halteres.agent.trial.report import Ended
 from halteres.agent.trial.request import Request, TestedModel
+from halteres.config import environ
 from halteres.config.program import EnvironmentProgram
 
 from .openrouter import KEY, OpenRouter, openrouter
@@ -244,3 +245,37 @@ async def test_a_model_of_a_service_that_has_keys_is_asked_with_its_key(
     assert keys_for(request) == ["TINKER_API_KEY"]
     remote = TestedModel(model="m", scale="custom", **common)
     assert "TINKER_API_KEY" not in keys_for(msgspec.structs.replace(request, models=(remote,)))
+
+
+async def test_the_key_of_a_services_sampler_goes_to_the_tester_and_not_to_the_environment(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The tester starts the service; whatever the variable is called."""
+    monkeypatch.setattr(environ, "_held_back", set[str]())
+    monkeypatch.setenv("GPU2_KEY", "hunter2222")
+    monkeypatch.setenv("GPU3", "hunter3333")
+    given = dict[str, str]()
+
+    def detach(*taken: Any) -> None:
+        given.update(taken[3])
+
+    monkeypatch.setattr(folder, "detach", detach)
+    one = TestedModel(model="local:m", scale="local", name="m", base="m", tokenizer="", stem="m")
+    request = Request(
+        draft="d",
+        program=EnvironmentProgram(
+            name="e", path=Path("e.py"), interpreter="python", working_directory=tmp_path
+        ),
+        env={},
+        num_steps=1,
+        group_size=2,
+        models=(one,),
+        base_model="m",
+        created_at=0.0,
+        service=("--samplers", "http://a:1 GPU2_KEY,http://b:1 GPU3"),
+    )
+    folder.start(request)
+    assert (given["GPU2_KEY"], given["GPU3"]) == ("hunter2222", "hunter3333")
+    tester.Tester(folder.TestFolder(tmp_path), request)
+    environment = environ.with_keys()
+    assert not {"GPU2_KEY", "GPU3"} & environment.keys()

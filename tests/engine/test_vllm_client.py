@@ -12,6 +12,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 from deadlines import until
+from safetensors.numpy import load_file, save_file
 
 from halteres.engine.folders import digest
 from halteres.engine.protocol import (
@@ -24,7 +25,7 @@ from halteres.engine.protocol import (
     WeightsDamaged,
 )
 from halteres.engine.scripted import engine as scripted
-from halteres.engine.vllm.adapters import AdapterFolders, Projections
+from halteres.engine.vllm.adapters import LARGEST, AdapterFolders, Projections
 from halteres.engine.vllm.client import Demands, VllmSamples
 from halteres.errors import HalteresError, InvalidConfig, InvalidData, NotFound, ServerError
 from halteres.models import TINY
@@ -256,6 +257,9 @@ async def test_a_run_at_another_temperature_needs_its_logprobs(
 
 async def test_a_key_is_sent(model_folder: Path, tmp_path: Path) -> None:
     with vllm("key") as server:
+        with pytest.raises(InvalidConfig, match="It refuses the key"):
+            async with opened(server, model_folder, tmp_path, key="another"):
+                raise AssertionError("it was taken")
         async with opened(server, model_folder, tmp_path, key="secret") as client:
             assert (await client.info()).trains is False
 
@@ -315,6 +319,50 @@ async def test_what_would_poison_vllm_never_reaches_it(model_folder: Path, tmp_p
                 (Path(good.folder) / "state.json").write_text("{}")
                 await client.hold("snapshot-other", good)
             assert [path.name for path in (tmp_path / "held").iterdir()] == ["snapshot-good"]
+
+
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16", "float16"])
+async def test_a_number_beyond_what_the_server_computes_with_is_refused(
+    model_folder: Path, tmp_path: Path, dtype: str
+) -> None:
+    """It would be infinite there. B counts times alpha / rank, which is 8 here."""
+    most = LARGEST[dtype]
+    with vllm() as server:
+        async with opened(server, model_folder, tmp_path / "held", largest=most) as client:
+            for version, (value, fits) in enumerate(((most / 16, True), (most / 4, False))):
+                weights = published(tmp_path, version)
+                assert weights.folder is not None
+                file = Path(weights.folder) / "adapter_model.safetensors"
+                tensors = load_file(file)
+                for name, tensor in tensors.items():
+                    if "lora_B" in name:
+                        tensor[-1, -1] = -value
+                save_file(tensors, file)
+                # who wrote it knows, or every number is read
+                for known in (None, value * 8):
+                    source = Weights(name="s", version=1, folder=weights.folder, largest=known)
+                    name = f"snapshot-{version}-{known is None}"
+                    if fits:
+                        assert await client.hold(name, source) == 1
+                        continue
+                    with pytest.raises(InvalidData, match=r"beyond|is the largest"):
+                        await client.hold(name, source)
+
+
+async def test_a_request_never_asks_for_more_sequences_than_the_server_decodes(
+    model_folder: Path, tmp_path: Path
+) -> None:
+    with vllm() as server:
+        async with opened(server, model_folder, tmp_path, most_samples=2) as client:
+            result = await client.sample(None, PROMPT, 5, SamplingParams(max_tokens=1))
+            assert len(result.sequences) == 5
+            pieces = [
+                piece
+                async for piece in client.stream(None, PROMPT, 4, SamplingParams(max_tokens=3))
+            ]
+        asked = [body for path, body in server.requests if path.endswith("generate")][-5:]
+    assert [body["sampling_params"]["n"] for body in asked] == [2, 2, 1, 2, 2]
+    assert {piece.sample for piece in pieces} == {0, 1, 2, 3}
 
 
 async def test_what_vllm_has_not_is_refused_before_it_is_sent(

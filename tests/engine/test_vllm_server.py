@@ -9,6 +9,7 @@ import stat
 import sys
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -17,7 +18,7 @@ from deadlines import until
 
 from halteres.engine.process import EngineProcess, RestartPolicy
 from halteres.engine.protocol import EngineGone, ModelInfo, SamplingParams
-from halteres.engine.vllm.adapters import AdapterFolders, Projections
+from halteres.engine.vllm.adapters import LARGEST, AdapterFolders, Projections
 from halteres.engine.vllm.client import PROBE, Demands, VllmSamples
 from halteres.engine.vllm.server import RemoteVllm, VllmCommand, rank_of_server
 from halteres.errors import HalteresError, InvalidConfig, NotReady, ProcessFailed, ServerError
@@ -172,7 +173,7 @@ async def test_when_the_service_is_killed_nothing_of_its_vllm_is_left(
         "    command = VllmCommand(given=str(place / 'vllm'), demands=demands, base=base, folders=folders)\n"
         "    host = EngineProcess(command, place / 'vllm.log')\n"
         "    await host.start()\n"
-        "    print(host.pid, flush=True)\n"
+        "    print(host.pid, host.engine._http.connector.path, flush=True)\n"
         "    await asyncio.sleep(600)\n"
         "asyncio.run(main())\n"
     )
@@ -187,11 +188,14 @@ async def test_when_the_service_is_killed_nothing_of_its_vllm_is_left(
     )
     assert process.stdout is not None
     async with asyncio.timeout(WAIT_S):
-        pid = int(await process.stdout.readline())
+        number, socket = (await process.stdout.readline()).split()
+    pid, folder = int(number), Path(os.fsdecode(socket)).parent
     assert len(group_of(pid)) == 3
+    assert folder.is_dir()
     process.kill()
     await process.wait()
     await until(lambda: not group_of(pid), within_s=WAIT_S)
+    assert not folder.exists()
 
 
 async def test_a_vllm_that_cannot_be_used_is_not_started_again(
@@ -204,13 +208,78 @@ async def test_a_vllm_that_cannot_be_used_is_not_started_again(
 
 @pytest.mark.parametrize(
     ("further", "words"),
-    [("--port 8000", "--port"), ("--max-lora-rank=64", "--max-lora-rank"), ("'", "cannot be read")],
+    [
+        ("--port 8000", "--port"),
+        ("--max-lora-rank=64", "--max-lora-rank"),
+        ("--max_lora_rank 64", "--max-lora-rank"),
+        ("--no-enable-lora", "--no-enable-lora"),
+        ("--no_enable_scale_out", "--no-enable-scale-out"),
+        ("--enable-chunked-prefill", "--enable-chunked-prefill"),
+        ("--gpu_memory_utilization=.9", "--gpu-memory-utilization"),
+        ("--served-model x", "--served-model"),
+        ("--max_num_seqs many", "--max-num-seqs"),
+        ("'", "cannot be read"),
+    ],
 )
 def test_arguments_that_the_service_sets_itself_are_refused(
     model_folder: Path, tmp_path: Path, further: str, words: str
 ) -> None:
+    """vLLM takes "_" for "-", "--no-" before a switch, and the beginning of a name."""
     with pytest.raises(InvalidConfig, match=words):
-        command(model_folder, tmp_path, further).argv(tmp_path / "socket")
+        command(model_folder, tmp_path, further).check()
+
+
+@pytest.mark.parametrize("further", ["--max-num-seqs 8", "--max_num_seqs=8", "--max_num_seqs 8"])
+def test_how_many_sequences_it_decodes_is_its_users_to_say_in_every_spelling(
+    model_folder: Path, tmp_path: Path, further: str
+) -> None:
+    given = command(model_folder, tmp_path, further)
+    given.check()
+    given = given.settled()
+    words = [word.replace("_", "-") for word in given.argv(tmp_path / "socket")]
+    assert sum(word.startswith("--max-num-seqs") for word in words) == 1
+    assert given.demands.most_samples == 8
+    usual = command(model_folder, tmp_path).settled()
+    assert "--max-num-seqs" in usual.argv(tmp_path / "socket")
+    assert usual.demands.most_samples == 64
+
+
+@pytest.mark.parametrize(
+    ("trains", "asked", "expected"),
+    [
+        (("float32", "cpu"), ("auto", "auto"), ("float32", "cpu")),
+        (("bfloat16", "cuda"), ("auto", "auto"), ("bfloat16", "cuda")),
+        (("float32", "cuda"), ("auto", "cuda"), ("float32", "cuda")),
+        (("float32", "cpu"), ("bfloat16", "cpu"), ("bfloat16", "cpu")),
+    ],
+)
+def test_it_computes_in_the_type_and_on_the_device_that_the_engine_chose(
+    model_folder: Path,
+    tmp_path: Path,
+    trains: tuple[str, str],
+    asked: tuple[str, str],
+    expected: tuple[str, str],
+) -> None:
+    """With `auto` a small model stays on the CPU in fp32, also where there is a GPU."""
+    info = ModelInfo(
+        name=TINY,
+        folder=str(model_folder),
+        architecture="",
+        vocab_size=1,
+        max_context_length=1,
+        num_parameters=1,
+        dtype=trains[0],
+        device=trains[1],
+        threads=1,
+    )
+    given = command(model_folder, tmp_path, dtype=asked[0], device=asked[1])
+    given = replace(given, trainer=lambda: info).settled()
+    assert (given.demands.dtype, given.demands.device) == expected
+    assert given.demands.largest == LARGEST[expected[0]]
+    words = given.argv(tmp_path / "socket")
+    assert words[words.index("--dtype") + 1] == expected[0]
+    assert ("--gpu-memory-utilization" in words) is (expected[1] == "cuda")
+    assert ("VLLM_CPU_KVCACHE_SPACE" in given.variables()) is (expected[1] == "cpu")
 
 
 def test_further_arguments_are_passed_on_and_what_a_run_needs_is_asked_for(

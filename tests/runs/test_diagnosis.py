@@ -344,6 +344,15 @@ def test_drift_is_judged_by_the_type_that_samplers_compute_in(
     found = logprob_drift.look(case, History(), row)
     assert found is not None
     assert found.holds is not expected
+    # twice as far as these ever were is no rounding any more, and is said of either type
+    apart = {**row, "kl_sample_train_v2": 2.1e-3}
+    found = logprob_drift.look(case, History(), apart)
+    assert found is not None
+    assert found.holds
+    what = "99.9th percentile"
+    if expected:
+        what = "Half the mean square"
+    assert what in found.evidence
 
 
 def test_entropy_that_falls_because_all_is_learnt_is_no_alarm() -> None:

@@ -6,14 +6,23 @@ import asyncio
 import sys
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
+from dataclasses import replace
 from pathlib import Path
 
+import msgspec
 import pytest
 
+from halteres.agent.trial.request import Request, TestedModel
 from halteres.config.program import EnvironmentProgram
-from halteres.config.settings import Settings
+from halteres.config.settings import InferenceSettings, Settings
 from halteres.process import Lifeline
-from halteres.runs.servers import Server
+from halteres.runs.servers import (
+    READY_WITHIN_S,
+    VLLM_S,
+    Server,
+    ready_within_s,
+    service_arguments,
+)
 from halteres.runs.supervision.roles import Listener, RunContext, listen, roles_of
 from halteres.runs.supervision.run_processes import spawn
 
@@ -87,6 +96,39 @@ def test_who_talks_to_this_machine_alone_is_given_no_proxy(
         service = held.enter_context(listening()) if url is None else None
         scene = scene_of(tmp_path, {}, service, api, url or "")
         assert {role.name for role in roles_of(scene) if role.stays_here} == stay_here
+
+
+def test_a_vllm_is_waited_for_as_long_by_a_test_and_an_evaluation_as_by_a_run(
+    tmp_path: Path,
+) -> None:
+    """It loads, compiles and measures a large model, wherever it is asked for."""
+    for samplers, more_s in (("own", 0.0), ("vllm", VLLM_S), ("own,http://a:1", VLLM_S)):
+        with listening() as service, listening() as api:
+            scene = scene_of(tmp_path, {}, service, api, "")
+            inference = InferenceSettings.model_validate({"samplers": samplers})
+            settings = Settings(inference=inference)
+            (role,) = (
+                one for one in roles_of(replace(scene, settings=settings)) if one.name == "service"
+            )
+        arguments = service_arguments(inference)
+        assert ready_within_s(arguments) == role.ready_within_s == READY_WITHIN_S + more_s
+        local = TestedModel(model="local:a", name="a", scale="local", base="a", tokenizer="")
+        request = Request(
+            draft="d",
+            program=scene.environment,
+            env={},
+            num_steps=1,
+            group_size=4,
+            models=(local,),
+            base_model="a",
+            created_at=0.0,
+            service=arguments,
+        )
+        assert request.within_s >= request.model_within_s + ready_within_s(arguments)
+        # weights of a run are tried by a service like the run's own
+        own = msgspec.structs.replace(local, service=arguments)
+        by_run = msgspec.structs.replace(request, models=(own,), service=())
+        assert by_run.within_s == request.within_s
 
 
 async def test_a_role_that_stays_here_starts_without_the_proxies_of_its_run(

@@ -11,14 +11,19 @@ import sys
 import threading
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import nullcontext
 from pathlib import Path
 
 import pytest
+from engine.test_vllm_server import executable
 from msgspec import structs
 
+from halteres.clients import json_client
+from halteres.config.settings import InferenceSettings
 from halteres.errors import NotReady
+from halteres.models import TINY
 from halteres.runs import servers as module
-from halteres.runs.servers import served
+from halteres.runs.servers import served, service_arguments
 from halteres.runs.state import write_state
 
 from .test_damaged import run_of
@@ -132,3 +137,20 @@ def test_a_service_that_cannot_be_started_leaves_nothing_open(
         with pytest.raises(OSError), served("m", log=log):
             pass
     assert len(os.listdir("/proc/self/fd")) == len(before)
+
+
+@pytest.mark.parametrize(("samplers", "is_ready"), [("own", False), ("vllm", True)])
+def test_a_service_with_a_vllm_has_the_time_that_a_vllm_takes(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, samplers: str, is_ready: bool
+) -> None:
+    """So an evaluation and an inference test have it: they start their services here."""
+    monkeypatch.setattr(module, "READY_WITHIN_S", 0.0)
+    monkeypatch.setattr(module, "VLLM_S", 3 * DEADLINE_S)
+    inference = InferenceSettings.model_validate(
+        {"samplers": samplers, "engine": "scripted", "vllm": str(executable(tmp_path))}
+    )
+    arguments, log = service_arguments(inference), tmp_path / "service.log"
+    expected = nullcontext() if is_ready else pytest.raises(NotReady, match="not ready in time")
+    with expected, served(TINY, arguments=arguments, log=log) as server:
+        told = json_client.get_json(f"{server.url}/halteres/v1/info", DEADLINE_S)
+        assert told["samplers"][0]["state"] == "ready"

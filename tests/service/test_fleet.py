@@ -16,6 +16,7 @@ from pathlib import Path
 from typing import Any
 
 import aiohttp
+import msgspec
 import pytest
 import tinker
 from deadlines import until
@@ -134,8 +135,8 @@ async def test_weights_damaged_on_their_way_are_refused_and_written_again(
 ) -> None:
     original, written = ScriptedEngine.save_snapshot, list[Path]()
 
-    async def damaging(engine: ScriptedEngine, snapshot: str, folder: str) -> Saved:
-        saved = await original(engine, snapshot, folder)
+    async def damaging(engine: ScriptedEngine, snapshot: str, folder: str, dtype: Any) -> Saved:
+        saved = await original(engine, snapshot, folder, dtype)
         if not written:
             damage(Path(folder))
         written.append(Path(folder))
@@ -156,6 +157,40 @@ async def test_weights_damaged_on_their_way_are_refused_and_written_again(
         training = await trainer(client)
         await version(training)
         assert await tokens(await training.save_weights_and_get_sampling_client()) == drawn
+
+
+@pytest.mark.parametrize(
+    ("base", "is_ours", "expected"),
+    [
+        ("bfloat16", False, "bfloat16"),
+        ("bfloat16", True, "float32"),
+        ("float32", False, "float32"),
+    ],
+)
+async def test_weights_go_in_the_bases_type_to_engines_of_others_alone(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, base: str, is_ours: bool, expected: str
+) -> None:
+    """Named ones are a user's checkpoints, and stay fp32."""
+    original, written = ScriptedEngine.save_snapshot, list[str]()
+
+    async def noting(
+        engine: ScriptedEngine, snapshot: str, folder: str, dtype: Any = "float32"
+    ) -> Saved:
+        written.append(dtype)
+        return await original(engine, snapshot, folder, dtype)
+
+    monkeypatch.setattr(ScriptedEngine, "save_snapshot", noting)
+    async with serving(tmp_path, samplers=1) as scene, closing(await scene.client()) as client:
+        (sampler,) = scene.samplers
+        assert scene.host.info is not None
+        scene.host.info = msgspec.structs.replace(scene.host.info, dtype=base)
+        sampler.info = msgspec.structs.replace(scene.host.info, trains=is_ours)
+        training = await trainer(client)
+        await tokens(await training.save_weights_and_get_sampling_client())
+        assert written == [expected]
+        path = (await training.save_weights_for_sampler("kept")).path
+        await tokens(await client.create_sampling_client(path))
+        assert written == [expected, "float32"]
 
 
 async def test_damaged_weights_that_nobody_has_any_more_are_told(tmp_path: Path) -> None:

@@ -16,10 +16,12 @@ import aiohttp
 import pytest
 import tinker
 from deadlines import until
-from engine.recorded_vllm import FIRST, in_thread
+from engine.recorded_vllm import FIRST, FLAWS, in_thread
 from engine.test_vllm_server import executable, group_of
 from tinker import types
 
+from halteres.config import environ
+from halteres.engine.vllm.server import RemoteVllm
 from halteres.errors import InvalidConfig
 from halteres.loopback import open_listener, url_of
 from halteres.models import TINY
@@ -149,6 +151,7 @@ def test_what_cannot_be_is_refused_before_anything_starts(tmp_path: Path) -> Non
         ("vllm", ("--vllm", "/nowhere/vllm"), "There is no executable"),
         ("vllm", ("--vllm", f"{executable(tmp_path)} --port 1"), "sets itself"),
         ("http://a:1 NOT_SET_ANYWHERE", (), "is not set"),
+        ("vllm", ("--vllm", f"{executable(tmp_path)} --max_cpu_loras 1"), "sets itself"),
         ("vllm", ("--lora-rank", "600"), "must be 1 to 512"),
     ):
         with pytest.raises(InvalidConfig, match=words):
@@ -157,14 +160,90 @@ def test_what_cannot_be_is_refused_before_anything_starts(tmp_path: Path) -> Non
         arguments_of(tmp_path / "state", "2,http://a:1")
 
 
+WORDS = {
+    "version": "It is version 0.31.2",
+    "html": "It does not answer as vLLM does",
+    "key": "It refuses the key",
+    "no_tokens": "It takes no tokens (--enable-scale-out)",
+    "no_loading": "Adapters cannot be loaded while it runs",
+    "other_model": "It serves 'someone/else'",
+    "vocabulary": "Its vocabulary is larger than the model's",
+    "short": "It reads 64 tokens",
+    "rank": "(--max-lora-rank)",
+    "blind": "It does not see the folder",
+    "processed": "",
+}
+"""What is said of each; the last is no flaw where log-probabilities at temperature 1 do."""
+
+
 @pytest.mark.runs
-async def test_a_service_whose_vllm_cannot_be_used_ends_with_one_sentence(tmp_path: Path) -> None:
-    server = in_thread("short")
-    executable(tmp_path)
-    url = f"http://127.0.0.1:{server.socket.getsockname()[1]}"
-    arguments = arguments_of(tmp_path / "state", url, "--context", "512")
+@pytest.mark.parametrize("flaw", [flaw for flaw in FLAWS if WORDS[flaw]])
+async def test_a_service_whose_vllm_cannot_be_used_ends_with_one_sentence_and_leaves_nothing(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, flaw: str
+) -> None:
+    monkeypatch.setenv("RECORDED_VLLM_KEY", "another key")
+    server, state = in_thread(flaw), tmp_path / "state"
+    url = f"http://127.0.0.1:{server.socket.getsockname()[1]} RECORDED_VLLM_KEY"
+    fleet = fleet_of(arguments_of(state, url, "--context", "512"), BASE)
     with open_listener(0) as bound:
         async with asyncio.timeout(WAIT_S):
-            with pytest.raises(InvalidConfig, match="It reads 64 tokens"):
-                await serve(tmp_path / "state", BASE, fleet_of(arguments, BASE), bound, Options())
+            with pytest.raises(InvalidConfig) as refused:
+                await serve(state, BASE, fleet, bound, Options())
+    sentence = refused.value.sentence
+    assert WORDS[flaw] in sentence
+    assert "\n" not in sentence
+    assert "another key" not in sentence
+    # nothing is half-started: no name is loaded there, no process and no folder is left
+    assert server.adapters == {}
+    assert fleet.trainer.pid is None or not group_of(fleet.trainer.pid)
+    assert list(state.glob("held-*/*")) == []
     server.end()
+
+
+@pytest.mark.runs
+async def test_a_rank_above_what_every_vllm_takes_is_refused_when_the_adapter_is_made(
+    tmp_path: Path,
+) -> None:
+    """Where one of ours samples too, it takes such adapters."""
+    async with served(tmp_path, "vllm", "--lora-rank", "8") as (_, fleet, client):
+        assert fleet.max_rank == 8
+        assert await client.create_lora_training_client(TINY, rank=8, train_unembed=False)
+        with pytest.raises(tinker.RequestFailedError, match="takes ranks up to 8"):
+            await client.create_lora_training_client(TINY, rank=16, train_unembed=False)
+    mixed = arguments_of(tmp_path / "other", "own,vllm", "--lora-rank", "8")
+    assert fleet_of(mixed, BASE).max_rank == 512
+
+
+def test_a_shared_folder_is_divided_by_services_wherever_their_states_lie(tmp_path: Path) -> None:
+    """Two machines may have their states at the same path."""
+    shared = tmp_path / "shared"
+
+    def folder_of(state: Path) -> Path:
+        words = ("--weights-folder", str(shared))
+        (host,) = fleet_of(arguments_of(state, "http://a:1", *words), BASE).samplers
+        assert isinstance(host, RemoteVllm)
+        return host._folders.path("snapshot-1").parent
+
+    first, second = tmp_path / "one", tmp_path / "two"
+    found = folder_of(first)
+    assert found.parent == shared
+    assert folder_of(second) != found
+    # the service is started again, and its state may have moved
+    assert folder_of(first) == found
+    first.rename(tmp_path / "moved")
+    assert folder_of(tmp_path / "moved") == found
+    assert folder_of(first) != found
+    (second / "id").write_text("../..")
+    with pytest.raises(InvalidConfig, match="is damaged"):
+        folder_of(second)
+
+
+async def test_the_variable_with_a_samplers_key_reaches_no_process_of_the_service(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Whatever it is called."""
+    monkeypatch.setattr(environ, "_held_back", set[str]())
+    monkeypatch.setenv("GPU2", "hunter2222")
+    fleet_of(arguments_of(tmp_path / "state", "http://a:1 GPU2"), BASE)
+    assert "GPU2" not in environ.for_sandboxed()
+    assert environ.secrets()["GPU2"] == "hunter2222"

@@ -112,6 +112,19 @@ def test_what_is_named_like_a_secret_is_handed_to_nobody_and_known(
     assert {name for name in OPEN if name not in child or name in known} == set()
 
 
+def test_a_variable_that_is_held_back_is_a_secret_whatever_it_is_called(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(environ, "_held_back", set[str]())
+    monkeypatch.setenv("LETMEIN", "hunter2222")
+    assert "LETMEIN" in environ.for_sandboxed()
+    environ.hold_back(("LETMEIN",))
+    for child in (environ.for_sandboxed(), environ.with_keys("OTHER"), environ.for_loopback()):
+        assert "LETMEIN" not in child
+    assert environ.for_loopback("LETMEIN")["LETMEIN"] == "hunter2222"
+    assert Redactor.of_this_process().text("it said hunter2222") == "it said ***"
+
+
 @pytest.mark.parametrize(
     ("name", "value", "handed", "secret"),
     [

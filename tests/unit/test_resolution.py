@@ -12,6 +12,7 @@ import pytest
 import yaml
 from pydantic import TypeAdapter, ValidationError
 
+from halteres.config import environ
 from halteres.config.discovery import EnvironmentBroken
 from halteres.config.program import find_program
 from halteres.config.resolution import resolve_settings
@@ -230,6 +231,44 @@ def test_an_environment_sees_no_secret(tmp_path: Path, monkeypatch: pytest.Monke
     )
     with pytest.raises(InvalidConfig, match="saw None"):
         resolve_settings(str(file), None, [])
+
+
+@pytest.mark.parametrize(
+    ("edits", "field", "rule"),
+    [
+        (
+            ("inference.samplers=vllm", "trainer.deterministic=true"),
+            "trainer.deterministic",
+            "needs samplers of ours alone",
+        ),
+        (
+            ("inference.samplers=[vllm]", "trainer.train_unembed=true"),
+            "trainer.train_unembed",
+            "needs an engine in inference.samplers",
+        ),
+        (("inference.samplers=2,http://a:1",), "inference.samplers", "a number of engines"),
+        (("inference.samplers=[own, 2]",), "inference.samplers", "a number of engines"),
+    ],
+)
+def test_samplers_that_cannot_do_what_a_run_asks_for_are_one_problem(
+    edits: tuple[str, ...], field: str, rule: str
+) -> None:
+    error = refused(*edits)
+    (problem,) = error.details["problems"]
+    assert problem["field"] == field
+    assert rule in problem["rule"]
+    assert "\n" not in error.sentence
+
+
+def test_an_environment_does_not_see_the_key_of_a_sampler_whatever_its_name(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(environ, "_held_back", set[str]())
+    monkeypatch.setenv("GPU2", "hunter2222")
+    file = tmp_path / "curious.py"
+    file.write_text("import os, sys; sys.exit(f\"error: saw {os.environ.get('GPU2')}\")\n")
+    with pytest.raises(InvalidConfig, match="saw None"):
+        resolve_settings(str(file), None, ["inference.samplers=http://a:1 GPU2"])
 
 
 def test_an_environment_without_describe_is_taken_as_its_file_says(tmp_path: Path) -> None:

@@ -8,9 +8,11 @@ import signal
 import socket
 import subprocess
 import sys
+import threading
 import time
-from collections.abc import Iterator
-from contextlib import contextmanager
+from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager, suppress
 from pathlib import Path
 
 import httpx
@@ -35,12 +37,14 @@ def info_of(url: str) -> dict[str, object]:
 
 
 @contextmanager
-def served(state: Path, vllm: str) -> Iterator[str]:
-    """A service whose only sampler is a vLLM; ended by a signal, nothing of it is left."""
+def served(state: Path, vllm: str, samplers: str = "vllm") -> Iterator[str]:
+    """A service with these samplers, by default one vLLM; ended by a signal, nothing of it is
+    left.
+    """
     with socket.create_server(("127.0.0.1", 0)) as bound:
         url = f"http://127.0.0.1:{bound.getsockname()[1]}"
         words = ["--state", str(state), "--listen-fd", str(bound.fileno()), "--threads", "1"]
-        words += ["--samplers", "vllm", "--vllm", vllm, "--context", "512"]
+        words += ["--samplers", samplers, "--vllm", vllm, "--context", "512"]
         service = subprocess.Popen(
             [sys.executable, "-m", "halteres.service", *words], pass_fds=(bound.fileno(),)
         )
@@ -61,8 +65,10 @@ def served(state: Path, vllm: str) -> Iterator[str]:
             service.wait(60)
 
 
-def datum(sequence: types.SampledSequence, advantages: list[float]) -> types.Datum:
-    tokens, before = [*PROMPT, *sequence.tokens], len(PROMPT) - 1
+def datum(
+    sequence: types.SampledSequence, advantages: list[float], prompt: Sequence[int] = PROMPT
+) -> types.Datum:
+    tokens, before = [*prompt, *sequence.tokens], len(prompt) - 1
     length = len(tokens) - 1
     inputs = {
         "target_tokens": (tokens[1:], "int64"),
@@ -147,3 +153,112 @@ async def test_a_run_completes_while_each_of_its_vllms_processes_is_killed(
 def command_of(pid: int) -> str:
     """Of a process; the name that it gave itself where it gave one."""
     return Path(f"/proc/{pid}/cmdline").read_bytes().replace(b"\0", b" ").decode()
+
+
+SAMPLERS, WORKERS, REQUESTS = 3, 12, 120
+STOPPED_S, RUNNING_S = 0.4, 0.1
+"""The slow one computes a fifth of the time."""
+
+
+@contextmanager
+def slowed(processes: Sequence[int]) -> Iterator[None]:
+    """They are stopped most of the time, as long as the block runs."""
+    over = threading.Event()
+
+    def take_turns() -> None:
+        while not over.is_set():
+            for number, rest_s in ((signal.SIGSTOP, STOPPED_S), (signal.SIGCONT, RUNNING_S)):
+                for pid in processes:
+                    with suppress(ProcessLookupError):
+                        os.kill(pid, number)
+                over.wait(rest_s)
+        for pid in processes:
+            with suppress(ProcessLookupError):
+                os.kill(pid, signal.SIGCONT)
+
+    thread = threading.Thread(target=take_turns)
+    thread.start()
+    try:
+        yield
+    finally:
+        over.set()
+        thread.join()
+
+
+def at_once(work: Callable[[int], object], count: int) -> list[object]:
+    """A few clients, each of which asks again as soon as it has its answer."""
+    with ThreadPoolExecutor(WORKERS) as pool:
+        return list(pool.map(work, range(count)))
+
+
+def test_two_vllms_and_one_of_ours_sample_one_run_and_the_slow_one_gets_less(
+    vllm_command: str, tmp_path: Path
+) -> None:
+    """Of every version each answer is of that version's weights, whoever gave it."""
+    state, steps, apart = tmp_path / "state", 3, 0.0
+    drawn: list[list[tuple[list[int], types.SampledSequence]]] = []
+
+    def requests_of(number: int) -> int:
+        """That a vLLM has answered, by its own log."""
+        return (state / f"sampler-{number}.log").read_bytes().count(b"POST /inference/v1/generate")
+
+    with served(state, vllm_command, "own,vllm,vllm") as url:
+        # they start one after the other
+        ready_by = time.monotonic() + SAMPLERS * READY_S
+        while True:
+            samplers: list[dict[str, int]] = info_of(url)["samplers"]  # type: ignore[assignment]
+            if all(one["state"] == "ready" for one in samplers):
+                break
+            assert time.monotonic() < ready_by
+            time.sleep(0.5)
+        assert len(samplers) == SAMPLERS
+        slow = [pid for pid in group_of(samplers[1]["pid"]) if "VLLM::" in command_of(pid)]
+        assert slow
+        probes = {number: requests_of(number) for number in (2, 3)}
+        client = tinker.ServiceClient(base_url=url, api_key="tml-test")
+        training = client.create_lora_training_client(
+            TINY, rank=16, seed=1, train_unembed=False
+        ).result()
+        versions: list[tinker.SamplingClient] = []
+        with slowed(slow):
+            for step in range(steps):
+                versions.append(training.save_weights_and_get_sampling_client().result())
+
+                def ask(number: int, sampling: tinker.SamplingClient = versions[-1]) -> object:
+                    prompt = [5, 6 + number % 40, 60 + number, 8]
+                    params = types.SamplingParams(max_tokens=16, seed=number, stop=[])
+                    asked = types.ModelInput.from_ints(prompt)
+                    (one,) = sampling.sample(asked, 1, params).result(300).sequences
+                    return prompt, one
+
+                drawn.append(at_once(ask, REQUESTS))  # type: ignore[arg-type]
+                data = [
+                    datum(one, [float(token % 2) - 0.5 for token in one.tokens], prompt)
+                    for prompt, one in drawn[-1]
+                ]
+                passed = training.forward_backward(data, "importance_sampling")
+                stepped = training.optim_step(types.AdamParams(learning_rate=1e-2))
+                apart = max(apart, passed.result().metrics["log_ratio_abs:max"])
+                assert stepped.result().metrics["policy_version:max"] == step + 1
+
+            def scored(number: int) -> float:
+                """How far an earlier version's scores are from those of its own answers."""
+                version = number % steps
+                prompt, one = drawn[version][number]
+                asked = types.ModelInput.from_ints([*prompt, *one.tokens])
+                found = versions[version].compute_logprobs(asked).result(300)
+                own = np.array(found[len(prompt) :], float)
+                return float(np.abs(own - np.array(one.logprobs)).max())
+
+            later = max(at_once(scored, 60))  # type: ignore[type-var]
+        first, second = (requests_of(number) - probes[number] for number in (2, 3))
+        assert [one["restarts"] for one in info_of(url)["samplers"]] == [0] * SAMPLERS  # type: ignore[index]
+    asked = steps * REQUESTS + 60
+    own = asked - first - second
+    print(f"\nof {asked}: slowed vLLM {first}, other vLLM {second}, ours {own}")  # noqa: T201 - figures
+    print(f"log_ratio_abs:max {apart:.1e}, earlier versions' scores within {later:.1e}")  # noqa: T201
+    assert apart < 1e-4
+    assert later < 1e-4
+    assert min(first, second, own) > 0
+    assert first < second
+    assert first < own

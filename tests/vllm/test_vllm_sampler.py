@@ -136,7 +136,7 @@ async def test_how_long_a_version_takes_to_its_first_token(pair: Pair) -> None:
         first.append(time.perf_counter() - began)
     median_load, median_first = (1000 * statistics.median(one) for one in (loaded, first))
     print(f"\nloaded after {median_load:.1f} ms, first token after {median_first:.1f} ms")  # noqa: T201
-    assert len(pair.vllm._loaded) <= 8
+    assert len(pair.vllm.names.now().names) <= 8
 
 
 async def test_many_long_prompts_with_seeds_at_once_end_nothing(pair: Pair) -> None:

@@ -39,7 +39,14 @@ from halteres.runs.reading.evaluations import (
     differences,
     evaluations,
 )
-from halteres.runs.servers import FREE_WITHIN_S, READY_WITHIN_S, Server, served, service_arguments
+from halteres.runs.servers import (
+    FREE_WITHIN_S,
+    Server,
+    ready_within_s,
+    sampler_keys,
+    served,
+    service_arguments,
+)
 from halteres.runs.state import locked
 from halteres.runs.supervision.evaluation import WITHIN_S, Examination, examination, measure
 from halteres.short_texts import rounded
@@ -203,7 +210,7 @@ def _under_way_or_started(request: Request) -> TestFolder:
                 "One at a time is made: each may load a model. It ends by itself.",
                 NextStep.of("rl_evaluate", evaluation_id=other, wait_s=45),
             )
-        keys = ()
+        keys = sampler_keys(request.service)
         if request.service_url:
             keys = (environ.API_KEY,)
         return folders.begin("e", MODULE, request, *keys)
@@ -291,8 +298,6 @@ def main() -> int:
     """Evaluate, and write the result. Exit code 0, or 1 where it failed."""
     folder = folders.own_folder()
     process.begin("evaluator")
-    # Should nothing else have ended it; its children end with it.
-    signal.alarm(int(FREE_WITHIN_S + READY_WITHIN_S + WITHIN_S) + 60)
     began = time.monotonic()
 
     def work() -> dict[str, Any]:
@@ -300,6 +305,10 @@ def main() -> int:
         alone.
         """
         request = folder.request(Request)
+        starts_s = FREE_WITHIN_S + ready_within_s(request.service)
+        # Should nothing else have ended it; its children end with it.
+        signal.alarm(int(starts_s + WITHIN_S) + 60)
+        environ.hold_back(sampler_keys(request.service))
         exam, settings = request.exam, dict[str, Any]()
         if request.num_tasks:
             settings["eval_tasks"] = request.num_tasks

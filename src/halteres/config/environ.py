@@ -249,14 +249,24 @@ _IS_ADDRESS = re.compile(r"\w[\w+.-]*://")
 _LOGIN = re.compile(r"(?P<before>^|://)[^\s/:@]*:(?P<password>[^\s/]+)@")
 
 
+_held_back = set[str]()  # see `hold_back`
+
+
+def hold_back(names: Collection[str]) -> None:
+    """From now on this process takes these variables for secrets, whatever they are called: a
+    child gets them only where it is named, and what is written has `***` for their values.
+    """
+    _held_back.update(names)
+
+
 def for_sandboxed(**changes: str) -> dict[str, str]:
     """The environment for a child that gets no secrets: `for_child` without anything named like
-    one, and with no login in an address.
+    one or held back, and with no login in an address.
     """
     return {
         name: _LOGIN.sub(r"\g<before>", value) if _holds_address(name, value) else value
         for name, value in for_child(**changes).items()
-        if not is_secret(name)
+        if not _is_kept(name)
     }
 
 
@@ -309,9 +319,9 @@ def _set_among(names: Collection[str]) -> dict[str, str]:
 
 def secrets() -> dict[str, str]:
     """What is secret in this process's variables, by their names: values of those named like
-    secrets, passwords within addresses.
+    secrets or held back, passwords within addresses.
     """
-    found = {name: value for name, value in os.environ.items() if value and is_secret(name)}
+    found = {name: value for name, value in os.environ.items() if value and _is_kept(name)}
     addresses = {name: value for name, value in os.environ.items() if _holds_address(name, value)}
     logins = {
         name: login["password"]
@@ -323,6 +333,10 @@ def secrets() -> dict[str, str]:
 
 def _holds_address(name: str, value: str) -> bool:
     return name.upper().endswith(_ADDRESS) or _IS_ADDRESS.match(value) is not None
+
+
+def _is_kept(name: str) -> bool:
+    return name in _held_back or is_secret(name)
 
 
 def is_secret(name: str) -> bool:

@@ -18,7 +18,7 @@ from typing import Any
 
 from pydantic import ValidationError
 
-from halteres.config import sampler_list
+from halteres.config import environ, sampler_list
 from halteres.config.discovery import reference
 from halteres.config.edits import (
     ENVIRONMENT,
@@ -140,8 +140,19 @@ def resolve_settings(
     given = _gather(environment, file, [*map(read_edit, edits), *typed], base)
     _apply_policy(given, policy)
     program = _find_environment(given)
+    # before a process is asked: the environment's is not to have them
+    environ.hold_back(sampler_list.key_variables(_samplers(given)))
     description = _ask(given, program, policy)
     return _check(given, program, description, policy, base)
+
+
+def _samplers(given: _Given) -> sampler_list.Given:
+    """As they were given; none where they are refused later."""
+    try:
+        section = InferenceSettings(samplers=given.sections["inference"].get("samplers", 0))
+    except ValueError:
+        return 0
+    return section.samplers
 
 
 @dataclass(slots=True)
@@ -565,7 +576,7 @@ def sampler_problems(
     if is_deterministic and not sampler_list.are_exact(samplers):
         rule = "needs samplers of ours alone: vLLM does not draw the same tokens twice"
         yield Problem(field="trainer.deterministic", got=True, rule=rule)
-    if trains_unembed and not sampler_list.takes_unembed(samplers):
+    if trains_unembed and not sampler_list.has_own(samplers):
         rule = "needs an engine in inference.samplers ('own'): vLLM takes no such adapter"
         yield Problem(field="trainer.train_unembed", got=True, rule=rule)
 

@@ -78,8 +78,8 @@ def as_text(given: Given) -> str:
     return ",".join(given)
 
 
-def takes_unembed(samplers: Iterable[Sampler]) -> bool:
-    """Whether one of them can be given an adapter of the unembedding: ours can."""
+def has_own(samplers: Iterable[Sampler]) -> bool:
+    """Whether one of them is ours, which takes adapters of every rank, and of the unembedding."""
     listed = tuple(samplers)
     return not listed or any(one.kind == "own" for one in listed)
 

@@ -11,7 +11,7 @@ from __future__ import annotations
 import hashlib
 import shutil
 import uuid
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager, suppress
 from pathlib import Path
 
@@ -111,13 +111,29 @@ def recover(parent: Path) -> None:
 
 def digest(folder: Path) -> str:
     """SHA-256 of the names and contents of its files. OSError where it cannot be read."""
-    whole = hashlib.sha256()
-    for file in sorted(folder.iterdir()):
+    hashes = dict[str, bytes]()
+    for file in folder.iterdir():
         with file.open("rb") as content:
-            whole.update(
-                file.name.encode() + b"\0" + hashlib.file_digest(content, "sha256").digest()
-            )
+            hashes[file.name] = hashlib.file_digest(content, "sha256").digest()
+    return digest_of(hashes)
+
+
+def digest_of(hashes: Mapping[str, bytes]) -> str:
+    """`digest` of a folder with these files: by name, the SHA-256 of the content."""
+    whole = hashlib.sha256()
+    for name in sorted(hashes):
+        whole.update(name.encode() + b"\0" + hashes[name])
     return whole.hexdigest()
+
+
+def write_hashed(file: Path, pieces: Iterable[bytes | memoryview]) -> bytes:
+    """Write a file piece by piece; returns the SHA-256 of its content, which is not read again."""
+    sha256 = hashlib.sha256()
+    with file.open("wb") as content:
+        for piece in pieces:
+            sha256.update(piece)
+            content.write(piece)
+    return sha256.digest()
 
 
 def size_of(folder: Path) -> int:

@@ -285,7 +285,9 @@ class Saved(msgspec.Struct, frozen=True, kw_only=True):
     folder: str
     size_bytes: int
     version: int
-    sha256: str | None = None  # of a snapshot's folder: `folders.digest`
+    # of a snapshot's folder:
+    sha256: str | None = None  # `folders.digest`
+    largest: float | None = None  # magnitude of a number in it, times alpha / rank where above 1
 
 
 class Weights(msgspec.Struct, frozen=True, kw_only=True):
@@ -295,6 +297,8 @@ class Weights(msgspec.Struct, frozen=True, kw_only=True):
     version: int  # policy version
     folder: str | None = None  # PEFT, written whole; None: they are in the engine that took them
     sha256: str | None = None  # of the folder, by `folders.digest`; None: not known
+    # of a number in the folder, as in `Saved`; None: not known, whoever needs it reads them all
+    largest: float | None = None
 
 
 class HoldsModel(Protocol):
@@ -356,8 +360,10 @@ class Trains(HoldsModel, Protocol):
         """Copy the adapter's weights as an immutable snapshot, here and in no folder."""
         ...
 
-    async def save_snapshot(self, snapshot: str, folder: str) -> Saved:
-        """Write a snapshot as a PEFT folder; its digest is in the answer."""
+    async def save_snapshot(self, snapshot: str, folder: str, dtype: BaseType = "float32") -> Saved:
+        """Write a snapshot as a PEFT folder; its digest is in the answer. In bfloat16 its numbers
+        are rounded: that is for other engines, never for what training comes back to.
+        """
         ...
 
     async def merge(self, folder: str, into: str, dtype: MergedType = "base") -> Saved:

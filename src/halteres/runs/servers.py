@@ -28,7 +28,14 @@ import msgspec
 from halteres.clients import json_client
 from halteres.clients.trajectories.address import Address
 from halteres.config import environ
-from halteres.config.sampler_list import are_exact, as_given, as_text, key_variables, samplers_of
+from halteres.config.sampler_list import (
+    Given,
+    are_exact,
+    as_given,
+    as_text,
+    key_variables,
+    samplers_of,
+)
 from halteres.config.settings import InferenceSettings
 from halteres.errors import InvalidConfig, NotReady, ProcessFailed
 from halteres.files import NOT_JSON, read_regular, tail
@@ -103,6 +110,7 @@ def with_login(url: str, secret: str) -> str:
 
 
 READY_WITHIN_S = 300.0  # a large model takes its time to load
+VLLM_S = 900.0  # how much more where a vLLM loads it: it is compiled and measured there
 FREE_WITHIN_S = 300.0
 """How long the state of a run that has ended is waited for, where another evaluation, test or chat
 is using it.
@@ -184,26 +192,44 @@ def served(
             )
             child = Child(
                 [sys.executable, "-m", "halteres.service", *options],
-                environment=environ.for_loopback(*_sampler_keys(arguments)),
+                environment=environ.for_loopback(*sampler_keys(arguments)),
                 stdout=output,
                 stderr=output,
                 descriptors=(descriptor,),
             )
         held.callback(child.end, ENDS_WITHIN_S)
-        _wait_until_ready(url, child, log, given_up)
+        _wait_until_ready(url, child, log, given_up, ready_within_s(arguments))
         yield Server(url=url)
 
 
-def _sampler_keys(arguments: Sequence[str]) -> tuple[str, ...]:
-    """The variables that have the keys of a service's samplers."""
+def sampler_keys(arguments: Sequence[str]) -> tuple[str, ...]:
+    """The variables that have the keys of a service's samplers, by its arguments."""
+    return key_variables(_samplers_in(arguments))
+
+
+def ready_within_s(arguments: Sequence[str]) -> float:
+    """How long a service with these arguments may take until it answers."""
+    return READY_WITHIN_S + vllm_s(_samplers_in(arguments))
+
+
+def vllm_s(samplers: Given) -> float:
+    """How much longer a service may take to start because of its vLLMs, in seconds."""
+    if are_exact(samplers_of(samplers)):
+        return 0.0
+    return VLLM_S
+
+
+def _samplers_in(arguments: Sequence[str]) -> Given:
     for option, value in pairwise(arguments):
         if option == "--samplers":
-            return key_variables(as_given(value))
-    return ()
+            return as_given(value)
+    return 0
 
 
-def _wait_until_ready(url: str, child: Child, log: Path, given_up: threading.Event) -> None:
-    ends = time.monotonic() + READY_WITHIN_S
+def _wait_until_ready(
+    url: str, child: Child, log: Path, given_up: threading.Event, within_s: float
+) -> None:
+    ends = time.monotonic() + within_s
     while time.monotonic() < ends:
         if child.exit_code is not None:
             last = tail(log, 1) or [f"Exit code {child.exit_code}."]
@@ -216,7 +242,7 @@ def _wait_until_ready(url: str, child: Child, log: Path, given_up: threading.Eve
                 raise NotReady("The training service is not waited for any longer.") from None
     raise NotReady(
         "The training service was not ready in time.",
-        f"It had {READY_WITHIN_S:.0f} s.",
+        f"It had {within_s:.0f} s.",
         "Try: halteres doctor",
     )
 

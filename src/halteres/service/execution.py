@@ -200,7 +200,7 @@ class Training:
 
             snapshot, saved = await self.adapters.run(model, publish)
             await self._replace(path, saved, model, request)
-            self.snapshots.name(snapshot, str(path), self.checkpoints.folder(path), saved.sha256)
+            self.snapshots.name(snapshot, str(path), self.checkpoints.folder(path), saved)
             self.samplers.published(session, snapshot)
         return result({"type": "save_weights_for_sampler", "path": str(path)})
 

@@ -17,6 +17,7 @@ from zlib import crc32
 
 from halteres.engine.process import State
 from halteres.engine.protocol import (
+    BaseType,
     Engine,
     EngineGone,
     HoldsModel,
@@ -26,7 +27,7 @@ from halteres.engine.protocol import (
     Target,
     Trains,
 )
-from halteres.engine.shapes import TARGETS_OF_ADAPTERS
+from halteres.engine.shapes import MAX_RANK, TARGETS_OF_ADAPTERS
 from halteres.errors import HalteresError, InvalidData, NotReady, ServerError
 
 T = TypeVar("T")
@@ -106,8 +107,10 @@ class Fleet:
 
     trainer: Host[Trains]
     samplers: tuple[Host[Samples], ...]  # at least one
-    # what an adapter may be on so that a sampler takes it, as far as is known before one is ready
+    # what an adapter may be on so that a sampler takes it, and its largest rank, as far as is known
+    # before one is ready
     targets: tuple[Target, ...] = TARGETS_OF_ADAPTERS
+    max_rank: int = MAX_RANK
 
     @classmethod
     def of(
@@ -115,9 +118,10 @@ class Fleet:
         host: Host[Engine],
         *samplers: Host[Samples],
         targets: tuple[Target, ...] = TARGETS_OF_ADAPTERS,
+        max_rank: int = MAX_RANK,
     ) -> Fleet:
         """One engine that trains; it samples too where no other does."""
-        return cls(host, samplers or (host,), targets)
+        return cls(host, samplers or (host,), targets, max_rank)
 
     def check_adapter(self, lora: LoraConfig) -> None:
         """InvalidData for an adapter that no sampler can be given."""
@@ -126,6 +130,12 @@ class Fleet:
                 "An adapter with an unembedding cannot be sampled here.",
                 "Every sampler of this service is a vLLM, which ignores that part.",
                 "Create it with train_unembed=False.",
+            )
+        if lora.rank > self.max_rank:
+            raise InvalidData(
+                f"An adapter of rank {lora.rank} cannot be sampled here.",
+                f"Every sampler of this service is a vLLM that takes ranks up to {self.max_rank}.",
+                "Create it with a smaller rank, or start the service with a larger --lora-rank.",
             )
 
     @property
@@ -163,6 +173,19 @@ class Fleet:
         """
         known = [host.info.exact for host in self.samplers if host.info is not None]
         return all(known) if known else None
+
+    @property
+    def published_type(self) -> BaseType:
+        """Of unnamed weights that are written for the samplers: that of the base weights where all
+        are engines of others; ours have the trainer's bits, which are fp32.
+        """
+        trainer = self.trainer.info
+        infos = [host.info for host in self.samplers]
+        if trainer is None or any(info is None or info.trains for info in infos):
+            return "float32"
+        if trainer.dtype == "bfloat16":
+            return "bfloat16"
+        return "float32"
 
     @property
     def any_sampler(self) -> Host[Samples]:

@@ -5,25 +5,28 @@ from __future__ import annotations
 import argparse
 import json
 import logging
+import re
+import secrets
 from contextlib import suppress
 from pathlib import Path
 from typing import get_args
-from zlib import crc32
 
 from halteres.config import environ, sampler_list
 from halteres.config.sampler_list import Sampler
 from halteres.engine.connection import LinkedEngine
 from halteres.engine.process import EngineCommand, EngineProcess, RestartPolicy
-from halteres.engine.protocol import AskedType, Samples
-from halteres.engine.shapes import MAX_RANK, TARGETS_OF_ADAPTERS
+from halteres.engine.protocol import AskedType, Samples, Trains
+from halteres.engine.shapes import MAX_RANK
 from halteres.engine.vllm.adapters import TARGETS, AdapterFolders, Projections
 from halteres.engine.vllm.client import Demands
 from halteres.engine.vllm.server import READY_S, RemoteVllm, VllmCommand
 from halteres.errors import HalteresError, InvalidConfig
-from halteres.files import replace_file
+from halteres.files import read_regular, replace_file
 from halteres.process import usable_cores
 from halteres.service.base import BaseModel
 from halteres.service.fleet import Fleet, Host
+
+MOST_ID = 64  # bytes of a service's id
 
 log = logging.getLogger(__name__)
 
@@ -95,9 +98,9 @@ def fleet_of(arguments: argparse.Namespace, base: BaseModel) -> Fleet:
             ),
         )
 
-    vllm = None
+    trainer, vllm = engine("engine"), None
     if not sampler_list.are_exact(samplers):
-        vllm = _Vllms(arguments, base, command.threads or 1)
+        vllm = _Vllms(arguments, base, trainer, command.threads or 1)
 
     def sampler(number: int, one: Sampler) -> Host[Samples]:
         name = f"sampler-{number}"
@@ -106,17 +109,19 @@ def fleet_of(arguments: argparse.Namespace, base: BaseModel) -> Fleet:
         return vllm.host(name, one)
 
     hosts = [sampler(number, one) for number, one in enumerate(samplers, 1)]
-    targets = TARGETS
-    if sampler_list.takes_unembed(samplers):
-        targets = TARGETS_OF_ADAPTERS
-    return Fleet.of(engine("engine"), *hosts, targets=targets)
+    if sampler_list.has_own(samplers):
+        return Fleet.of(trainer, *hosts)
+    return Fleet.of(trainer, *hosts, targets=TARGETS, max_rank=arguments.lora_rank)
 
 
 class _Vllms:
     """The hosts of vLLMs, of one kind of demands."""
 
-    def __init__(self, arguments: argparse.Namespace, base: BaseModel, threads: int) -> None:
+    def __init__(
+        self, arguments: argparse.Namespace, base: BaseModel, trainer: Host[Trains], threads: int
+    ) -> None:
         self._arguments, self._threads, self._base = arguments, threads, base
+        self._trainer = trainer
         if not 1 <= arguments.lora_rank <= MAX_RANK:
             raise InvalidConfig(
                 f"--lora-rank is {arguments.lora_rank}.", f"It must be 1 to {MAX_RANK}."
@@ -139,6 +144,7 @@ class _Vllms:
             )
         key = None
         if sampler.variable:
+            environ.hold_back((sampler.variable,))
             key = environ.sampler_key(sampler.variable)
             if key is None:
                 raise InvalidConfig(
@@ -156,21 +162,18 @@ class _Vllms:
         command = VllmCommand(
             given=arguments.vllm,
             demands=self._demands("vLLM", None),
+            trainer=lambda: self._trainer.info,
             base=self._projections,
             folders=self._folders(name),
             cache_gb=arguments.cache_gb,
             memory_share=arguments.vllm_memory,
             threads=self._threads,
         )
-        command.argv(Path(name))  # refused now rather than once the trainer has loaded its model
+        command.check()  # refused now rather than once the trainer has loaded its model
         return command
 
     def _demands(self, title: str, key: str | None) -> Demands:
         arguments, base = self._arguments, self._base
-        device = arguments.device or environ.device()
-        dtype = arguments.dtype
-        if dtype == "auto":
-            dtype = "float32" if device == "cpu" else "bfloat16"
         return Demands(
             title=title,
             name=base.name,
@@ -180,8 +183,8 @@ class _Vllms:
             rank=arguments.lora_rank,
             places=arguments.vllm_adapters,
             tempered=arguments.sample_logprobs == "tempered",
-            dtype=dtype,
-            device=device,
+            dtype=arguments.dtype,
+            device=arguments.device or environ.device(),
             key=key,
         )
 
@@ -191,9 +194,31 @@ class _Vllms:
         shared: Path | None = self._arguments.weights_folder
         if shared is None:
             return AdapterFolders(state.absolute() / f"held-{name}")
-        # other services may use it too
-        ours = f"halteres-{crc32(str(state.absolute()).encode()):08x}-{name}"
-        return AdapterFolders(shared.expanduser().absolute() / ours)
+        # other services use it too, also of other machines, where a state may have the same path
+        return AdapterFolders(
+            shared.expanduser().absolute() / f"halteres-{service_id(state)}-{name}"
+        )
+
+
+def service_id(state: Path) -> str:
+    """The service's own, which no other has: random, made once for its state."""
+    file = state / "id"
+    try:
+        state.mkdir(mode=0o700, parents=True, exist_ok=True)
+        if not file.exists():
+            replace_file(file, secrets.token_hex(8).encode())
+        found = read_regular(file, MOST_ID).decode()
+    except (OSError, ValueError) as error:
+        raise InvalidConfig(
+            f"The state directory {state} cannot be used.", f"{error}.", "Make it writable."
+        ) from error
+    if not re.fullmatch(r"[0-9a-f]{16}", found):
+        raise InvalidConfig(
+            f"{file} is damaged.",
+            "It has 16 hexadecimal digits, which name the service's weights.",
+            "Remove it: the next start makes another.",
+        )
+    return found
 
 
 def note_end(file: Path, why: HalteresError) -> None:

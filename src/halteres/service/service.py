@@ -5,6 +5,7 @@ STATE/journal.sqlite     accepted requests, sessions, models, samplers, checkpoi
 STATE/checkpoints/       named weights
 STATE/points/            restore points of training runs
 STATE/spill/             unnamed snapshots that had to leave the engine, or go to another one
+STATE/id                 names this service's folders where samplers of several services look
 STATE/engine.log         the engine's standard error; STATE/sampler-1.log and on, those of engines
                          that only sample
 """

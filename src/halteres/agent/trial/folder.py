@@ -196,7 +196,8 @@ def start(request: Request) -> TestFolder:
     Raises:
         ServerError: it cannot be started; there is no folder.
     """
-    folder = begin("t", "halteres.agent.trial.tester", request, *keys_for(request))
+    keys = (*keys_for(request), *request.sampler_keys)
+    folder = begin("t", "halteres.agent.trial.tester", request, *keys)
     hermes = environ.hermes_home()
     for logs in (environ.home() / "logs", *((hermes / "logs" / "rl_training",) if hermes else ())):
         for file in (

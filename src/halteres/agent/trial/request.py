@@ -33,13 +33,13 @@ from halteres.runs.directory import RunAmbiguous, RunNotFound, find_run
 from halteres.runs.planning.checks import MissingKey
 from halteres.runs.planning.models import found_model, models_home
 from halteres.runs.reading.adapter import CONFIG, weights_of
-from halteres.runs.servers import service_arguments
+from halteres.runs.servers import ready_within_s, sampler_keys, service_arguments
 
 LOCAL = "local:"  # what the names of this machine's models begin with in answers
 MODEL_WITHIN_S = 600.0  # how long one model may take (seed 002)
-# what a service of our own may take to start and to end, beside its model's time
-SERVICE_WITHIN_S = 330.0
 ENDING_S = 15.0  # what it may take to end an environment, and to say how it ended
+# ... and a service of our own, beside the time that it may take to start
+SERVICE_ENDING_S = 30.0
 # so many models of an endpoint are tested side by side; those of this machine one after another
 REMOTE_AT_ONCE = 4
 LEAST_GROUP = 4  # of fewer answers it is chance whether their scores differ
@@ -71,6 +71,7 @@ class TestedModel(msgspec.Struct, frozen=True, kw_only=True):
     wandb_run: str = ""  # the seeds' name of the attempt
     run: str = ""  # id of the run whose weights they are; its service has them
     service_url: str | None = None  # of a service that has it, instead of one of our own
+    service: tuple[str, ...] = ()  # arguments of the run's own; else the request's
     problem: str = ""  # why it cannot be tried at all
 
     @property
@@ -124,7 +125,18 @@ class Request(msgspec.Struct, frozen=True, kw_only=True):
         num_local = sum(one.is_local for one in self.models)
         rounds = math.ceil((len(self.models) - num_local) / REMOTE_AT_ONCE)
         each_s = self.model_within_s + ENDING_S
-        return max(rounds * each_s, num_local * (SERVICE_WITHIN_S + each_s))
+        starts_s = sum(ready_within_s(self.service_of(one)) for one in self.models if one.is_local)
+        return max(rounds * each_s, starts_s + num_local * (SERVICE_ENDING_S + each_s))
+
+    def service_of(self, model: TestedModel) -> tuple[str, ...]:
+        """Arguments of a service of our own for this model."""
+        return model.service or self.service
+
+    @property
+    def sampler_keys(self) -> tuple[str, ...]:
+        """The variables with the keys of those services' samplers."""
+        every = (key for one in self.models for key in sampler_keys(self.service_of(one)))
+        return tuple(dict.fromkeys(every))
 
     @property
     def success_above(self) -> float:
@@ -212,11 +224,18 @@ def _named_model(name: str, settings: Settings, backend: Backend | None) -> Test
     if backend != "openrouter" and _names_weights(name):
         try:
             found = weights_of(name)
+            own = found.run.settings()
         except HalteresError as error:
             return msgspec.structs.replace(here, problem=f"{error.what} {error.why}".strip())
         run = found.run
-        weights = {"base": found.path, "tokenizer": run.state().tokenizer, "run": run.run_id}
-        return msgspec.structs.replace(here, name=f"weights of run {run.run_id}", **weights)
+        return msgspec.structs.replace(
+            here,
+            name=f"weights of run {run.run_id}",
+            base=found.path,
+            tokenizer=run.state().tokenizer,
+            run=run.run_id,
+            service=service_arguments(own.inference, lora_rank=own.trainer.lora_rank),
+        )
     is_here = name == settings.inference.model or model_folder(name, in_store) is not None
     if not name.startswith(LOCAL) and (
         backend == "openrouter" or not (backend == "local" or is_here)

@@ -44,7 +44,7 @@ from halteres.redaction import Redactor, keep_secret
 from halteres.rewards.components import secret_variables
 from halteres.runs.directory import find_run
 from halteres.runs.reading.failures import frame_in, how, reason
-from halteres.runs.servers import Server, served, service_arguments
+from halteres.runs.servers import Server, served
 from halteres.runs.supervision.hang_watch import LOOK_S, HangWatch
 
 COMPLETIONS_PER_ROLLOUT = 32
@@ -137,6 +137,7 @@ class Tester:
     ) -> None:
         """`done` is called once all is measured; services may still be closing then."""
         keep_secret(request.env)
+        environ.hold_back(request.sampler_keys)
         self._folder, self._request, self._done = folder, request, done
         self._left, self._measured = {one.stem for one in request.models}, asyncio.Event()
         self._lifeline = Lifeline.open()
@@ -192,12 +193,10 @@ class Tester:
             yield Server(url=one.service_url, key=environ.api_key())
             return
         log, given_up = self._folder.path / "service.log", threading.Event()
-        run, base, arguments = None, one.base, self._request.service
+        run, base, arguments = None, one.base, self._request.service_of(one)
         if one.run:
             run = find_run(one.run)
-            settings = run.settings()
-            base = settings.inference.model
-            arguments = service_arguments(settings.inference, lora_rank=settings.trainer.lora_rank)
+            base = run.settings().inference.model
         service: AbstractContextManager[Server] = served(
             base, run, arguments=arguments, log=log, given_up=given_up
         )

@@ -44,6 +44,7 @@ from halteres.engine import checks, protocol
 from halteres.engine.checks import TARGETS, array, check_pass, inputs_of, tokens_of
 from halteres.engine.folders import digest, size_of, written
 from halteres.engine.protocol import (
+    BaseType,
     ExtraLogprobs,
     LoraConfig,
     ModelInfo,
@@ -305,7 +306,7 @@ class ScriptedEngine:
             self._snapshots[snapshot] = checks.find_adapter(self._adapters, adapter).weights
             return protocol.Weights(name=snapshot, version=self._snapshots[snapshot].version)
 
-    async def save_snapshot(self, snapshot: str, folder: str) -> Saved:
+    async def save_snapshot(self, snapshot: str, folder: str, dtype: BaseType = "float32") -> Saved:
         async with self._inside("save_snapshot"):
             saved = checks.find_snapshot(self._snapshots, snapshot).write(
                 Path(folder), False, self._info.name, self._hidden_size

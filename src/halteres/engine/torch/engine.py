@@ -18,13 +18,11 @@ from functools import partial
 from pathlib import Path
 from typing import Any, TypeVar
 
-import msgspec
 import numpy as np
 import torch
 from torch import Tensor
 
 from halteres.engine import checks
-from halteres.engine.folders import digest
 from halteres.engine.protocol import (
     Adam,
     BaseType,
@@ -50,7 +48,12 @@ from halteres.engine.torch.loading import load_base
 from halteres.engine.torch.merge import merge_into
 from halteres.engine.torch.model import BaseModel
 from halteres.engine.torch.passes import run_pass
-from halteres.engine.torch.peft_checkpoint import Files, read_checkpoint, write_checkpoint
+from halteres.engine.torch.peft_checkpoint import (
+    Files,
+    read_checkpoint,
+    write_checkpoint,
+    write_snapshot,
+)
 from halteres.engine.torch.rows import SampleRequest
 from halteres.engine.torch.same_bits import is_exact
 from halteres.engine.torch.worker import Call, Scheduler, Slices, Worker
@@ -165,16 +168,13 @@ class TorchEngine:
 
         return await self._call("snapshot", (adapter, snapshot), copy)
 
-    async def save_snapshot(self, snapshot: str, folder: str) -> Saved:
-        def digested(saved: Saved) -> Saved:
-            return msgspec.structs.replace(saved, sha256=digest(Path(saved.folder)))
-
+    async def save_snapshot(self, snapshot: str, folder: str, dtype: BaseType = "float32") -> Saved:
         return await self._save(
             "save_snapshot",
             snapshot,
             Path(folder),
             lambda: self._snapshot(snapshot).checkpoint(),
-            digested,
+            partial(write_snapshot, dtype=dtype),
         )
 
     async def hold(self, name: str, source: Weights) -> int:
@@ -289,7 +289,7 @@ class TorchEngine:
         subject: str,
         place: Path,
         copied: Callable[[], Checkpoint],
-        finished: Callable[[Saved], Saved] = lambda saved: saved,
+        write: Callable[[Path, str, Checkpoint], Saved] = write_checkpoint,
     ) -> Saved:
         """Copied in its turn, written while others have theirs; also if the caller goes away
         meanwhile.
@@ -299,9 +299,7 @@ class TorchEngine:
             checkpoint = copied()
             return self._files.write(
                 place,
-                lambda: attempt(
-                    name, lambda: finished(write_checkpoint(place, self._info.name, checkpoint))
-                ),
+                lambda: attempt(name, lambda: write(place, self._info.name, checkpoint)),
             )
 
         writing = await self._call(name, (subject, _folder(place)), queue)

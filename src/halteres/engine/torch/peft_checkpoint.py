@@ -14,7 +14,8 @@ from __future__ import annotations
 
 import json
 import math
-from collections.abc import Callable, Mapping
+import struct
+from collections.abc import Callable, Iterator, Mapping
 from concurrent.futures import Future, ThreadPoolExecutor
 from pathlib import Path
 from typing import Any, TypeVar
@@ -25,8 +26,9 @@ from safetensors import SafetensorError
 from safetensors.torch import load_file, save_file
 from torch import Tensor
 
-from halteres.engine.folders import size_of, written
-from halteres.engine.protocol import Saved
+from halteres.engine.checks import LossNotFinite
+from halteres.engine.folders import digest_of, size_of, write_hashed, written
+from halteres.engine.protocol import BaseType, Saved
 from halteres.engine.shapes import (
     CONFIG,
     OPTIMIZER,
@@ -46,18 +48,41 @@ T = TypeVar("T")
 
 READERS = 4  # folders that are read at a time: a disk that hangs under one need not stop the others
 
+NUMBERS_AT_A_TIME = 1 << 18  # of a snapshot, so many are rounded, hashed and written while in cache
+
+
+def write_snapshot(
+    folder: Path, base_name: str, checkpoint: Checkpoint, dtype: BaseType = "float32"
+) -> Saved:
+    """Write a snapshot's folder, whole or not at all: its weights in this type, which are hashed
+    while they are written.
+
+    Raises:
+        LossNotFinite: a weight is beyond what the type holds.
+    """
+    weights = _Weights(checkpoint, getattr(torch, dtype))
+    with written(folder) as place:
+        pieces = {
+            CONFIG: [_config_of(checkpoint, base_name)],
+            STATE: [_state_of(checkpoint)],
+            WEIGHTS: weights.pieces(),
+        }
+        hashes = {name: write_hashed(place / name, content) for name, content in pieces.items()}
+    return Saved(
+        folder=str(folder),
+        size_bytes=size_of(folder),
+        version=checkpoint.version,
+        sha256=digest_of(hashes),
+        largest=weights.largest * max(1.0, checkpoint.layout.scale),
+    )
+
 
 def write_checkpoint(folder: Path, base_name: str, checkpoint: Checkpoint) -> Saved:
-    """Write a folder, whole or not at all."""
+    """Write a folder that training can come back to, whole or not at all."""
     layout, adam = checkpoint.layout, checkpoint.adam
-    state = State(
-        version=checkpoint.version, lora=layout.config, adam_steps=adam.steps if adam else 0
-    )
     with written(folder) as place:
-        (place / CONFIG).write_text(
-            json.dumps(_peft_config(layout, base_name), indent=2), encoding="utf-8"
-        )
-        (place / STATE).write_bytes(msgspec.json.format(msgspec.json.encode(state)))
+        (place / CONFIG).write_bytes(_config_of(checkpoint, base_name))
+        (place / STATE).write_bytes(_state_of(checkpoint))
         _save(layout.named(checkpoint.flat), place / WEIGHTS)
         if adam is not None:
             moments = {"first": adam.first, "second": adam.second}
@@ -98,6 +123,49 @@ def read_checkpoint(folder: Path, base: BaseModel, *, optimizer: bool) -> Checkp
     return Checkpoint(
         layout=layout, flat=_flat(layout, tensors, base, folder), version=state.version, adam=adam
     )
+
+
+class _Weights:
+    """A snapshot's safetensors file, as pieces; its tensors lie there as in the flat buffer."""
+
+    def __init__(self, checkpoint: Checkpoint, dtype: torch.dtype) -> None:
+        self._checkpoint, self._dtype = checkpoint, dtype
+        self.largest = 0.0  # magnitude of the numbers in the pieces so far
+
+    def pieces(self) -> Iterator[bytes | memoryview]:
+        """The header, then the numbers. LossNotFinite where the type does not hold one."""
+        yield self._header()
+        most = torch.finfo(self._dtype).max
+        for piece in self._checkpoint.flat.detach().split(NUMBERS_AT_A_TIME):
+            rounded = piece.to("cpu", self._dtype)
+            magnitude = max(abs(float(end)) for end in rounded.aminmax())
+            # of a NaN no comparison is true
+            if not magnitude <= most:
+                raise LossNotFinite(
+                    "The weights cannot be published.",
+                    f"One is beyond {most:.3g}, the largest number of {self._dtype}.",
+                    "They have diverged: go on from an earlier checkpoint.",
+                )
+            self.largest = max(self.largest, magnitude)
+            yield rounded.view(torch.uint8).numpy().data
+
+    def _header(self) -> bytes:
+        flat, size = self._checkpoint.flat, self._dtype.itemsize
+        tensors = dict[str, dict[str, object]]()
+        for name, tensor in self._checkpoint.layout.named(flat).items():
+            begins = size * (tensor.storage_offset() - flat.storage_offset())
+            tensors[name] = {
+                "dtype": _SAFETENSORS[self._dtype],
+                "shape": list(tensor.shape),
+                "data_offsets": [begins, begins + size * tensor.numel()],
+            }
+        header = json.dumps(tensors).encode()
+        # the numbers begin at a multiple of 8
+        header += b" " * (-len(header) % 8)
+        return struct.pack("<Q", len(header)) + header
+
+
+_SAFETENSORS = {torch.float32: "F32", torch.bfloat16: "BF16"}
 
 
 def _load(file: Path) -> dict[str, Tensor]:
@@ -151,10 +219,19 @@ def _flat(layout: Layout, tensors: Mapping[str, Tensor], base: BaseModel, folder
     return flat.to(base.device)
 
 
-def _peft_config(layout: Layout, base_name: str) -> dict[str, object]:
+def _state_of(checkpoint: Checkpoint) -> bytes:
+    steps = 0
+    if checkpoint.adam is not None:
+        steps = checkpoint.adam.steps
+    state = State(version=checkpoint.version, lora=checkpoint.layout.config, adam_steps=steps)
+    return msgspec.json.format(msgspec.json.encode(state))
+
+
+def _config_of(checkpoint: Checkpoint, base_name: str) -> bytes:
     """PEFT's LoraConfig; alpha as an integer where it is one, as other readers expect."""
+    layout = checkpoint.layout
     config = layout.config
-    return {
+    content = {
         "peft_type": "LORA",
         "task_type": "CAUSAL_LM",
         "base_model_name_or_path": base_name,
@@ -171,6 +248,7 @@ def _peft_config(layout: Layout, base_name: str) -> dict[str, object]:
         "use_rslora": False,
         "use_dora": False,
     }
+    return json.dumps(content, indent=2).encode()
 
 
 def _read_foreign(folder: Path, tensors: Mapping[str, Tensor], base: BaseModel) -> Checkpoint:

@@ -14,7 +14,7 @@ import struct
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import BinaryIO, NoReturn
+from typing import Any, BinaryIO, NoReturn
 
 import msgspec
 import numpy as np
@@ -30,8 +30,15 @@ TARGETS = ("attn", "mlp")
 """What an adapter may be on: vLLM ignores that of an unembedding, or ends by it."""
 
 NUMBERS = {"F32": 4, "F16": 2, "BF16": 2}  # bytes of the types that an adapter may have
-INFINITE = {"F32": ("<u4", 0x7F800000), "F16": ("<u2", 0x7C00), "BF16": ("<u2", 0x7F80)}
-"""Bits of the exponent: all of them are set in what is not finite, whatever the type."""
+MAGNITUDE = {"F32": ("<u4", 0x7FFFFFFF), "F16": ("<u2", 0x7FFF), "BF16": ("<u2", 0x7FFF)}
+"""All bits but the sign. As whole numbers they are in the order of the magnitudes, whatever the
+type; infinity and NaN are beyond all others.
+"""
+
+LARGEST = {"float32": 3.4028234e38, "bfloat16": 3.3895313e38, "float16": 65504.0}
+"""Numbers that a vLLM computing in this type holds: larger ones become infinite there."""
+
+EARLIER = "Use an earlier one."
 
 MOST_HEADER = 1 << 26  # bytes
 CHUNK = 1 << 22  # bytes that are looked through at a time
@@ -88,16 +95,19 @@ class Projections:
         return sorted({module.rpartition(".")[2] for module in self.sizes})
 
 
-def check_adapter(folder: Path, base: Projections, max_rank: int, *, finite: bool) -> None:
+def check_adapter(
+    folder: Path, base: Projections, max_rank: int, most: float, largest: float | None = None
+) -> None:
     """Refuse an adapter that vLLM would compute wrongly, or end by.
 
     Args:
         folder: PEFT.
         max_rank: of the server.
-        finite: its numbers are known to be; else all are read.
+        most: magnitude of numbers that it computes with.
+        largest: magnitude in the folder, as `protocol.Weights` has it; None: every number is read.
 
     Raises:
-        InvalidData: its shape is not the base model's, or a number is not finite.
+        InvalidData: its shape is not the base model's, or a number is not finite or too large.
         WeightsDamaged: a file is missing or cut off.
     """
     _check_is_there(folder)
@@ -112,9 +122,15 @@ def check_adapter(folder: Path, base: Projections, max_rank: int, *, finite: boo
     with _opened(folder) as file:
         tensors, begins = _header(file, folder)
         _check_shapes(folder, tensors, base, rank)
-        if not finite:
+        if largest is None:
+            # vLLM keeps B times the scale
+            scale = max(1.0, _scale(settings))
             for name, one in tensors.items():
-                _check_finite(folder, file, name, one, begins)
+                _check_numbers(folder, file, name, one, begins, most / scale)
+        elif largest > most:
+            _refuse(
+                folder, f"It holds {largest:.3g}, and {most:.3g} is the largest there.", EARLIER
+            )
 
 
 class _Tensor(msgspec.Struct, frozen=True):
@@ -130,6 +146,13 @@ def _opened(folder: Path) -> BinaryIO:
         raise WeightsDamaged(
             f"The weights in {folder} cannot be read.", f"{error.strerror or error}."
         ) from error
+
+
+def _scale(settings: Mapping[str, Any]) -> float:
+    """What B @ A is multiplied by."""
+    if settings.get("use_rslora"):
+        return settings["lora_alpha"] / math.sqrt(settings["r"])
+    return settings["lora_alpha"] / settings["r"]
 
 
 def _check_is_there(folder: Path) -> None:
@@ -202,18 +225,29 @@ def _check_shapes(
         _refuse(folder, "It holds no tensor.")
 
 
-def _check_finite(
-    folder: Path, file: BinaryIO, name: str, tensor: _Tensor, data_begins: int
+def _check_numbers(
+    folder: Path, file: BinaryIO, name: str, tensor: _Tensor, data_begins: int, most: float
 ) -> None:
-    kind, infinite = INFINITE[tensor.dtype]
+    kind, magnitude = MAGNITUDE[tensor.dtype]
+    limit = _bits(most, tensor.dtype)
     begins, ends = tensor.data_offsets
     file.seek(data_begins + begins)
     left = ends - begins
     while left:
         piece = file.read(min(CHUNK, left))
         left -= len(piece)
-        if ((np.frombuffer(piece, kind) & infinite) == infinite).any():
-            _refuse(folder, f"'{name}' holds a NaN or infinite value.", "Use an earlier one.")
+        if ((np.frombuffer(piece, kind) & magnitude) > limit).any():
+            _refuse(folder, f"'{name}' holds a NaN, or a number beyond {most:.3g}.", EARLIER)
+
+
+def _bits(most: float, kind: str) -> int:
+    """Those of the largest number of this type that is not beyond `most`."""
+    if kind == "F16":
+        return int(np.float16(min(most, LARGEST["float16"])).view(np.uint16))
+    whole = int(np.float32(min(most, LARGEST["float32"])).view(np.uint32))
+    if kind == "BF16":
+        return whole >> 16
+    return whole
 
 
 def _refuse(

@@ -1,17 +1,15 @@
 """`Samples` over the HTTP of one `vllm serve`.
 
-A snapshot is loaded by folder under its own name, never in place: vLLM would change the weights of
-a request under way. More names than it keeps in memory are never loaded at a time; the one unused
-for longest makes room, and comes back from its folder when it is asked for.
+A snapshot is loaded by folder under its own name (`loaded_names`), never in place: vLLM would
+change the weights of a request under way.
 """
 
 from __future__ import annotations
 
 import asyncio
 import re
-from collections import Counter, OrderedDict
-from collections.abc import AsyncGenerator, AsyncIterator, Coroutine, Iterator
-from contextlib import asynccontextmanager, suppress
+from collections.abc import AsyncGenerator, AsyncIterator, Iterator
+from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Literal
@@ -30,7 +28,13 @@ from halteres.engine.protocol import (
     SamplingParams,
     Weights,
 )
-from halteres.engine.vllm.adapters import TARGETS, AdapterFolders, Projections, check_adapter
+from halteres.engine.vllm.adapters import (
+    LARGEST,
+    TARGETS,
+    AdapterFolders,
+    Projections,
+    check_adapter,
+)
 from halteres.engine.vllm.answers import (
     Card,
     Choice,
@@ -44,6 +48,7 @@ from halteres.engine.vllm.answers import (
     sequence_of,
     topk_of_prompt,
 )
+from halteres.engine.vllm.loaded_names import LoadedNames
 from halteres.errors import HalteresError, InvalidConfig, InvalidData, NotReady, ServerError
 
 OLDEST, NEWER = (0, 32), (0, 33)
@@ -95,6 +100,9 @@ class Demands:
     tempered: bool = False  # log-probabilities at the sampling temperature are needed
     dtype: str = "float32"
     device: str = "cpu"
+    # magnitude of numbers that it computes with; at an address its type is not known
+    largest: float = LARGEST["float16"]
+    most_samples: int = MOST_SAMPLES  # of one request, at most its --max-num-seqs
     key: str | None = field(default=None, repr=False)
 
 
@@ -126,13 +134,7 @@ class VllmSamples:
         self._waits = set[asyncio.Timeout]()  # of calls under way
         self._info: ModelInfo | None = None
         self._served = demands.name  # the base model's name there
-        self._sources: dict[str, Weights] = {}  # of every name that was not dropped
-        self._loaded = OrderedDict[str, None]()  # unused for longest first
-        self._under_way = Counter[str]()  # requests, by name
-        self._changes = 0  # how often a load began or ended, or an unload ended
-        # held while a name is loaded or unloaded; waiters get it in the order they came
-        self._turn = asyncio.Lock()
-        self._freed = asyncio.Event()  # a request has ended, or a name has gone
+        self.names = LoadedNames(self, folders, demands.places)
 
     # Life
 
@@ -151,7 +153,7 @@ class VllmSamples:
         context = self._checked_context(card)
         for one in cards:
             if one.parent is not None and one.id.startswith(PREFIX):
-                await self._unload(one.id)
+                await self.unload(one.id)
         logprobs = await self._probe_generation()
         await self._probe_loading()
         self._info = ModelInfo(
@@ -164,7 +166,7 @@ class VllmSamples:
             dtype=self._demands.dtype,
             device=self._demands.device,
             threads=0,
-            places=MOST_SAMPLES,
+            places=self._demands.most_samples,
             trains=False,
             max_rank=self._demands.rank,
             targets=TARGETS,
@@ -179,12 +181,10 @@ class VllmSamples:
             await self.open()
         assert self._info is not None  # noqa: S101 - for the type checker
         await self._ask("GET", "/health")
-        loaded, changes = set(self._loaded), self._changes
+        before = self.names.now()
         cards = self._cards(await self._ask("GET", "/v1/models", strange="no list of models"))
-        lost = loaded - {card.id for card in cards}
-        # of a list that was made while names came and went nothing can be said
-        if lost and changes == self._changes and not self._turn.locked():
-            raise self._gone(f"It holds {', '.join(sorted(lost))} no more: it was started again.")
+        if lost := self.names.lost_since(before, [card.id for card in cards]):
+            raise self._gone(f"It holds {', '.join(lost)} no more: it was started again.")
         return self._info
 
     def fail(self, error: HalteresError) -> None:
@@ -204,7 +204,7 @@ class VllmSamples:
 
     async def close(self) -> None:
         """Unload what was loaded, and disconnect."""
-        for name in list(self._sources):
+        for name in self.names.known:
             await self.drop(name)
         await self.disconnect()
 
@@ -223,84 +223,43 @@ class VllmSamples:
 
         def check() -> None:
             checks.check_weights(source, folder)
-            is_ours = source.sha256 is not None  # what an optimiser of ours made is finite
-            check_adapter(folder, self._base, self._demands.rank, finite=is_ours)
+            check_adapter(
+                folder, self._base, self._demands.rank, self._demands.largest, source.largest
+            )
             self._folders.make(name, source, folder)
 
         await asyncio.to_thread(check)
-        self._sources[name] = source
-        try:
-            async with self._in_use(name):
-                return source.version
-        except BaseException:
-            del self._sources[name]
-            with suppress(HalteresError):
-                await _whole(self._forget(name))
-            raise
+        self._check_is_there()
+        await self.names.hold(name, source)
+        return source.version
 
     async def drop(self, name: str) -> None:
         """Forget a name; its folder goes once it is unloaded."""
-        if self._sources.pop(name, None) is not None:
-            await _whole(self._forget(name))
+        await self.names.drop(name)
 
-    async def _forget(self, name: str) -> None:
-        async with self._turn:
-            await self._unload(name)
-        await asyncio.to_thread(self._folders.remove, name)
+    async def load(self, name: str) -> None:
+        """For `LoadedNames`: load a name from its folder."""
+        body = {"lora_name": name, "lora_path": str(self._folders.path(name))}
+        await self._ask("POST", LOAD, body, known="already been loaded", within_s=LOAD_S)
+
+    async def unload(self, name: str) -> None:
+        """For `LoadedNames`: unload a name, which need not be loaded."""
+        body = {"lora_name": name}
+        await self._ask("POST", UNLOAD, body, known="cannot be found", within_s=LOAD_S)
 
     @asynccontextmanager
     async def _in_use(self, name: str | None) -> AsyncIterator[None]:
-        """The name is loaded as long as the block runs."""
+        """The name is loaded as long as the block runs; None is the base model."""
         if name is None:
             yield
             return
+        self._check_is_there()
+        async with self.names.in_use(name):
+            yield
+
+    def _check_is_there(self) -> None:
         if self.failure is not None:
             raise self.failure
-        async with self._turn:
-            checks.find_snapshot(self._sources, name)
-            if name not in self._loaded:
-                await self._make_room()
-                await _whole(self._load(name))
-            self._loaded.move_to_end(name)
-            self._under_way[name] += 1
-        try:
-            yield
-        finally:
-            self._under_way[name] -= 1
-            if not self._under_way[name]:
-                del self._under_way[name]
-            self._freed.set()
-
-    async def _make_room(self) -> None:
-        """Unload until one more fits; where all are in use, wait for the first that is not."""
-        async with asyncio.timeout(CALL_S):
-            while len(self._loaded) >= self._demands.places:
-                idle = next((one for one in self._loaded if not self._under_way[one]), None)
-                if idle is not None:
-                    await _whole(self._unload(idle))
-                    continue
-                self._freed.clear()
-                await self._freed.wait()
-
-    async def _load(self, name: str) -> None:
-        body = {"lora_name": name, "lora_path": str(self._folders.path(name))}
-        self._loaded[name] = None
-        self._changes += 1
-        try:
-            await self._ask("POST", LOAD, body, known="already been loaded", within_s=LOAD_S)
-        except BaseException:
-            del self._loaded[name]
-            raise
-        finally:
-            # a list that was asked for meanwhile may lack it
-            self._changes += 1
-
-    async def _unload(self, name: str) -> None:
-        await self._ask(
-            "POST", UNLOAD, {"lora_name": name}, known="cannot be found", within_s=LOAD_S
-        )
-        self._changes += 1
-        self._loaded.pop(name, None)
 
     # Sampling
 
@@ -360,7 +319,8 @@ class VllmSamples:
                 events = self._events({**body, "stream": True}, snapshot)
                 try:
                     async for choice in events:
-                        piece = piece_of(choice, number * MOST_SAMPLES, version, extra.topk_sampled)
+                        begins = number * self._demands.most_samples
+                        piece = piece_of(choice, begins, version, extra.topk_sampled)
                         left -= piece.stop_reason is not None
                         if piece.tokens or piece.stop_reason:
                             yield piece
@@ -385,9 +345,9 @@ class VllmSamples:
         seed, likely = params.seed * SPREAD, 0
         if extra.topk_sampled:
             likely = extra.topk_sampled + 1  # the sampled one is counted, and may not be among them
-        for begins in range(0, num_samples, MOST_SAMPLES):
+        for begins in range(0, num_samples, self._demands.most_samples):
             sampling: dict[str, Any] = {
-                "n": min(MOST_SAMPLES, num_samples - begins),
+                "n": min(self._demands.most_samples, num_samples - begins),
                 "max_tokens": limit,
                 "temperature": params.temperature,
                 "top_p": params.top_p,
@@ -424,8 +384,7 @@ class VllmSamples:
         self, body: dict[str, Any], snapshot: str | None
     ) -> AsyncGenerator[Choice, None]:
         """The choices of a stream's events."""
-        if self.failure is not None:
-            raise self.failure
+        self._check_is_there()
         try:
             async with self._http.post(GENERATE, json=body) as response:
                 if response.status != 200:
@@ -455,7 +414,7 @@ class VllmSamples:
     def _version(self, snapshot: str | None) -> int:
         if snapshot is None:
             return 0
-        return checks.find_snapshot(self._sources, snapshot).version
+        return self.names.find(snapshot).version
 
     # What it serves
 
@@ -546,7 +505,7 @@ class VllmSamples:
         body = {"lora_name": PROBE, "lora_path": str(folder)}
         try:
             await self._ask("POST", LOAD, body, known="already been loaded", within_s=LOAD_S)
-            await self._unload(PROBE)
+            await self.unload(PROBE)
         except (InvalidData, ServerError) as error:
             raise self._refuse(_loading_flaw(error.why, folder, rank)) from error
         finally:
@@ -573,8 +532,7 @@ class VllmSamples:
                 server is another one.
             strange: a refusal says that this is no vLLM of ours.
         """
-        if self.failure is not None:
-            raise self.failure
+        self._check_is_there()
         try:
             async with (
                 self._waiting(within_s),
@@ -620,18 +578,6 @@ class VllmSamples:
         self.fail(EngineGone(f"{self._demands.title} is gone.", why, "Ask again."))
         assert self.failure is not None  # noqa: S101 - for the type checker
         return self.failure
-
-
-async def _whole(change: Coroutine[Any, Any, None]) -> None:
-    """Load or unload to the end, also where the caller is cancelled meanwhile: else it would not be
-    known what the vLLM holds. It has a deadline of its own.
-    """
-    task = asyncio.ensure_future(change)
-    try:
-        await asyncio.shield(task)
-    except asyncio.CancelledError:
-        await asyncio.wait((task,))
-        raise
 
 
 def _loading_flaw(text: str, folder: Path, rank: int) -> str:

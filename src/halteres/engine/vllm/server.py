@@ -17,14 +17,14 @@ import shutil
 import sys
 import tempfile
 from collections.abc import Callable
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import IO
 
 from halteres.config import environ
 from halteres.engine.process import EngineHost, RestartPolicy, silence
 from halteres.engine.protocol import EngineGone, ModelInfo
-from halteres.engine.vllm.adapters import AdapterFolders, Projections
+from halteres.engine.vllm.adapters import LARGEST, AdapterFolders, Projections
 from halteres.engine.vllm.client import MOST_LIKELY, MOST_SAMPLES, Demands, VllmSamples
 from halteres.errors import HalteresError, InvalidConfig, NotReady, ServerError, boundary
 from halteres.logins import without_logins
@@ -39,8 +39,17 @@ RETRY_S = 1.0  # between two looks whether an address answers again
 
 SOCKET = "vllm"  # its name
 
-ALSO_OURS = ("--host", "--port", "--api-key", "--enable-chunked-prefill")
-"""Options that would undo what the command line says."""
+OURS = (
+    *("--uds", "--host", "--port", "--api-key"),
+    *("--served-model-name", "--dtype", "--max-model-len", "--gpu-memory-utilization"),
+    *("--enable-scale-out", "--enable-prompt-tokens-details"),
+    *("--enable-lora", "--max-lora-rank", "--max-loras", "--max-cpu-loras"),
+    *("--lora-target-modules", "--max-logprobs", "--logprobs-mode"),
+    *("--enable-chunked-prefill", "--max-num-batched-tokens"),
+)
+"""Options that the service sets, or that would undo what it sets; with `--no-`, too."""
+
+MOST_SEQUENCES = "--max-num-seqs"
 
 QUIET = {
     "VLLM_ALLOW_RUNTIME_LORA_UPDATING": "True",
@@ -63,6 +72,9 @@ class VllmCommand:
 
     given: str  # the executable, and further arguments of its user, as a shell has them
     demands: Demands
+    # what the engine that trains is, once it is known; type and device are its own where they are
+    # `auto`
+    trainer: Callable[[], ModelInfo | None] = lambda: None
     base: Projections
     folders: AdapterFolders
     cache_gb: float | None = None  # on a CPU, for keys and values; None: 1
@@ -70,8 +82,45 @@ class VllmCommand:
     threads: int | None = None
     environment: dict[str, str] = field(default_factory=dict[str, str])  # for tests
 
+    def check(self) -> None:
+        """InvalidConfig where it cannot be started so, or the user's arguments say what is ours to
+        say.
+        """
+        for word in self._given()[1:]:
+            option = _option(word)
+            positive = option.replace("--no-", "--", 1)
+            # vLLM knows an option by its beginning, too
+            if len(option) > 2 and any(one.startswith((option, positive)) for one in OURS):
+                raise InvalidConfig(
+                    f"inference.vllm says {option}, which the service sets itself.",
+                    next="Leave it out; docs/vllm.md says which setting it follows.",
+                )
+        self._most_sequences()
+
+    def settled(self) -> VllmCommand:
+        """The command for now, as the engine that trains is."""
+        demands, trainer = self.demands, self.trainer()
+        dtype, device = demands.dtype, demands.device
+        if dtype == "auto":
+            dtype = "float32"
+            if trainer is not None:
+                dtype = trainer.dtype
+        if device == "auto":
+            device = "cpu"
+            if trainer is not None:
+                device = trainer.device
+        most = self._most_sequences() or MOST_SAMPLES
+        demands = replace(
+            demands,
+            dtype=dtype,
+            device=device,
+            largest=LARGEST[dtype],
+            most_samples=min(MOST_SAMPLES, most),
+        )
+        return replace(self, demands=demands)
+
     def argv(self, socket: Path) -> list[str]:
-        """The command line. InvalidConfig where the user's arguments say what is ours to say."""
+        """The command line of one that is settled."""
         executable, *further = self._given()
         demands = self.demands
         ours: dict[str, list[str]] = {
@@ -96,15 +145,8 @@ class VllmCommand:
             ours["--max-num-batched-tokens"] = [str(max(BATCHED_TOKENS, self.base.context))]
         else:
             ours["--gpu-memory-utilization"] = [f"{self.memory_share:g}"]
-        for word in further:
-            option = word.partition("=")[0].replace("_", "-")
-            if option in (*ours, *ALSO_OURS):
-                raise InvalidConfig(
-                    f"inference.vllm says {option}, which the service sets itself.",
-                    next="Leave it out; docs/vllm.md says which setting it follows.",
-                )
-        if "--max-num-seqs" not in further and demands.device == "cpu":
-            further += ["--max-num-seqs", str(MOST_SAMPLES)]
+        if demands.device == "cpu" and self._most_sequences() is None:
+            further += [MOST_SEQUENCES, str(MOST_SAMPLES)]
         written = [word for option, values in ours.items() for word in (option, *values)]
         return [executable, "serve", str(demands.folder), *written, *further]
 
@@ -122,6 +164,22 @@ class VllmCommand:
             )
         return words
 
+    def _most_sequences(self) -> int | None:
+        """What the user says that it decodes at a time; None where nothing is said."""
+        words = self._given()[1:]
+        for number, word in enumerate(words):
+            if _option(word) == MOST_SEQUENCES:
+                value = "".join(words[number + 1 : number + 2])
+                if "=" in word:
+                    value = word.partition("=")[2]
+                if not value.isdecimal() or int(value) < 1:
+                    raise InvalidConfig(
+                        f"inference.vllm says {MOST_SEQUENCES} '{value}'.",
+                        "It must be a whole number above 0.",
+                    )
+                return int(value)
+        return None
+
     def variables(self) -> dict[str, str]:
         """Its environment: no secrets."""
         changes = {**QUIET, "VLLM_LOGGING_LEVEL": "INFO"}
@@ -132,13 +190,16 @@ class VllmCommand:
 
     def spawn(self, log: IO[bytes]) -> SpawnedVllm:
         """Start it; `log` takes what it says."""
+        return self.settled()._spawn(log)
+
+    def _spawn(self, log: IO[bytes]) -> SpawnedVllm:
         # a socket's path has 103 bytes at most (macOS)
         short = len(os.fsencode(tempfile.gettempdir())) < 70
         folder = Path(tempfile.mkdtemp(prefix="halteres-", dir=None if short else "/tmp"))  # noqa: S108 - private
         try:
             self.folders.clear()
             process = Child(
-                [sys.executable, "-m", __package__ or "", *self.argv(folder / SOCKET)],
+                [sys.executable, "-m", __package__ or "", str(folder), *self.argv(folder / SOCKET)],
                 environment=self.variables(),
                 stdout=log,
                 stderr=log,
@@ -148,6 +209,14 @@ class VllmCommand:
             shutil.rmtree(folder, ignore_errors=True)
             raise
         return SpawnedVllm(process, folder, self)
+
+
+def _option(word: str) -> str:
+    """The option that a word of a command line is, as vLLM spells it: it takes "_" for "-"."""
+    name = word.partition("=")[0].partition(".")[0]
+    if name.startswith("--"):
+        return name.replace("_", "-")
+    return ""
 
 
 @dataclass(frozen=True, slots=True)

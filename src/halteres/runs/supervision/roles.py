@@ -21,7 +21,7 @@ from halteres.clients import json_client
 from halteres.clients.trajectories.address import Address
 from halteres.config import environ
 from halteres.config.program import EnvironmentProgram
-from halteres.config.sampler_list import are_exact, key_variables, samplers_of
+from halteres.config.sampler_list import key_variables
 from halteres.config.settings import Settings
 from halteres.errors import NotReady
 from halteres.files import replace_file
@@ -32,7 +32,7 @@ from halteres.rewards.model_folder import names_of, path_of
 from halteres.runs.directory import StateWriter
 from halteres.runs.planning.models import reward_folders, with_places
 from halteres.runs.planning.resources import workload_of
-from halteres.runs.servers import WIRING, Server, service_arguments, with_login
+from halteres.runs.servers import WIRING, Server, service_arguments, vllm_s, with_login
 from halteres.runs.start import config_text, write_resolved
 from halteres.runs.state import Phase, RunState
 from halteres.runs.supervision.hang_watch import HangWatch
@@ -43,7 +43,6 @@ there does not mean a run.
 """
 
 BACKLOG = 1024
-VLLM_S = 900.0  # a large model is loaded, compiled and measured there
 
 
 @dataclass(frozen=True, slots=True)
@@ -166,6 +165,7 @@ def prepared_run(writer: StateWriter) -> Iterator[RunContext]:
     run, state, secret = writer.run, writer.state, environ.run_secret()
     settings, trains_policy = run.settings(), state.kind == "rl"
     keep_secret(settings.env)
+    environ.hold_back(key_variables(settings.inference.samplers))
     with ExitStack() as held:
 
         def listening(needed: object) -> Listener | None:
@@ -221,7 +221,7 @@ def _write_wiring(state: RunState, context: RunContext, api_url: str) -> None:
         "tokenizer": state.tokenizer,
         "is_foreign": context.environment.is_foreign,
         "tempered": context.tempered,
-        "service_up_s": 120.0 + _vllm_s(settings),
+        "service_up_s": 120.0 + vllm_s(settings.inference.samplers),
         "resume_from": state.resume_point,
     }
     # in place of a reward model's folder stands where the run's server has it
@@ -282,7 +282,7 @@ def roles_of(context: RunContext) -> tuple[Role, ...]:
         command=_module("halteres.training", "--run", path),
         phase="trainer",
         ready=trainer_ready,
-        ready_within_s=600 + _vllm_s(context.settings),
+        ready_within_s=600 + vllm_s(context.settings.inference.samplers),
         # The keys are in wiring.json; who has the variables too knows what to strike out of its
         # words.
         keys=() if service else (environ.API_KEY,),
@@ -339,17 +339,10 @@ def _service(context: RunContext, listener: Listener) -> Role:
         keys=key_variables(settings.inference.samplers),
         variables={environ.SERVICE_KEY: context.secret},
         stays_here=True,
-        ready_within_s=300 + _vllm_s(settings),
+        ready_within_s=300 + vllm_s(settings.inference.samplers),
         listener=listener,
         restarts=2,  # what it accepted is in its journal, and its clients ask again by themselves
     )
-
-
-def _vllm_s(settings: Settings) -> float:
-    """How much longer a service may take to start because of its vLLMs, in seconds."""
-    if are_exact(samplers_of(settings.inference.samplers)):
-        return 0.0
-    return VLLM_S
 
 
 def _reward(context: RunContext, listener: Listener) -> Role:

@@ -23,6 +23,7 @@ from halteres.engine.protocol import (
     EngineGone,
     LoraConfig,
     Samples,
+    Saved,
     Trains,
     Weights,
     WeightsDamaged,
@@ -64,6 +65,7 @@ class Snapshot:
     folder: Path | None = None  # where it can be loaded from again
     # of that folder; None: it was written in an earlier life, or by somebody else
     sha256: str | None = None
+    largest: float | None = None
     # those that hold it -> requests under way there
     engines: WeakKeyDictionary[Trains | Samples, int] = field(
         default_factory=WeakKeyDictionary["Trains | Samples", int]
@@ -163,9 +165,10 @@ class Snapshots:
 
     # Named weights
 
-    def name(self, snapshot: Snapshot, path: str, folder: Path, sha256: str | None = None) -> None:
-        """The snapshot was saved there."""
-        snapshot.path, snapshot.folder, snapshot.sha256 = path, folder, sha256
+    def name(self, snapshot: Snapshot, path: str, folder: Path, saved: Saved) -> None:
+        """The snapshot was saved, and lies there now."""
+        snapshot.path, snapshot.folder = path, folder
+        snapshot.sha256, snapshot.largest = saved.sha256, saved.largest
         self._by_path[path] = snapshot
         if snapshot.model is not None and snapshot.seq is not None:
             self._unnamed.pop((snapshot.model.id, snapshot.seq), None)
@@ -243,7 +246,11 @@ class Snapshots:
         async def give() -> None:
             folder = None if snapshot.folder is None else str(snapshot.folder)
             source = Weights(
-                name=snapshot.name, version=snapshot.version, folder=folder, sha256=snapshot.sha256
+                name=snapshot.name,
+                version=snapshot.version,
+                folder=folder,
+                sha256=snapshot.sha256,
+                largest=snapshot.largest,
             )
             snapshot.version = await engine.hold(snapshot.name, source)
             self._hold(snapshot, engine)
@@ -327,10 +334,12 @@ class Snapshots:
             if snapshot.folder is not None:
                 return
             folder = self._spill / snapshot.name
-            saved = await trainer.save_snapshot(snapshot.name, str(folder))
+            dtype = self._fleet.published_type
+            saved = await trainer.save_snapshot(snapshot.name, str(folder), dtype)
             if snapshot.folder is not None:
                 return  # it was given a name meanwhile
-            snapshot.folder, snapshot.sha256 = folder, saved.sha256
+            snapshot.folder = folder
+            snapshot.sha256, snapshot.largest = saved.sha256, saved.largest
             spilled = self._spilled[snapshot.model.id if snapshot.model else ""]
             if snapshot not in spilled:
                 spilled.append(snapshot)
