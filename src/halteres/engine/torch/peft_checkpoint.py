@@ -159,7 +159,7 @@ class _Weights:
                 "shape": list(tensor.shape),
                 "data_offsets": [begins, begins + size * tensor.numel()],
             }
-        header = json.dumps(tensors).encode()
+        header = json.dumps(tensors, separators=(",", ":")).encode()
         # the numbers begin at a multiple of 8
         header += b" " * (-len(header) % 8)
         return struct.pack("<Q", len(header)) + header
