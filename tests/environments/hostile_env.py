@@ -33,7 +33,7 @@ def loop() -> None:
 def shout() -> None:
     """1 GB on standard output."""
     for _ in range(1024):
-        print("x" * (1 << 20))
+        sys.stdout.write("x" * (1 << 20))
 
 
 def take() -> None:

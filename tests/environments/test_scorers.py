@@ -150,7 +150,8 @@ async def test_what_cannot_be_sent_is_said(inference: Inference) -> None:
 
 
 async def test_an_episode_is_scored_with_its_own_attributes(inference: Inference) -> None:
-    env = Count(MultiTurnConfig(group_size=3, max_new_tokens=32), [server(inference)])
+    changes = {"max_new_tokens": 32, "ensure_scores_are_not_same": False}
+    env = Count(MultiTurnConfig(group_size=3, **changes), [server(inference)])
     async with ready(env):
         (group,) = (await settled(env, 9)).groups
         (other,) = (await settled(env, 4)).groups
@@ -179,7 +180,7 @@ def test_a_worker_is_made_without_logins_keys_and_what_is_written(tmp_path: Path
         rewards=({"name": "own", "environment": True},),
     )
     text = base64.b64decode(scorers.made_with(given, tmp_path))
-    made, its_server = pickle.loads(text)
+    made, its_server = pickle.loads(text)  # noqa: S301 - what was just made
     assert b"PASSWORD" not in text and b"hf_0123456789" not in text
     assert (made.run_dir, made.rewards, made.cage) == (None, (), "off")
     assert made.tokenizer_name == str(tmp_path)
@@ -317,7 +318,7 @@ async def test_hostile_scorers_are_counted_by_name_and_find_no_way_out(
     inference: Inference, tmp_path: Path
 ) -> None:
     """`process`, as a user calls it: it ends in order with every group."""
-    kinds = iter(itertools.cycle([*range(len(ACTS)), *[len(ACTS)] * 9]))
+    kinds = itertools.chain(range(len(ACTS)), itertools.repeat(len(ACTS)))
     inference.answer = lambda prompt, digest: answer_of_kind(next(kinds))
     with open_port() as server_there:
         folder = tmp_path / "run"
@@ -326,7 +327,7 @@ async def test_hostile_scorers_are_counted_by_name_and_find_no_way_out(
             "run_dir": str(folder),
             "data_path_to_save_groups": str(tmp_path / "groups.jsonl"),
             "scorer_timeout_s": 1,
-            "total_steps": 6,
+            "total_steps": 3,
             "group_size": 4,
             "rollout_retries": 20,
             "max_token_length": 256,
@@ -337,7 +338,7 @@ async def test_hostile_scorers_are_counted_by_name_and_find_no_way_out(
         ended = await run(environment, "process", "--config", str(file), within_s=100)
     assert ended.code == 0, ended.stderr
     groups = read_rows(tmp_path / "groups.jsonl")
-    assert [len(group["scores"]) for group in groups] == [4] * 6
+    assert [len(group["scores"]) for group in groups] == [4] * 3
     assert {score for group in groups for score in group["scores"]} == {len(ACTS) / KINDS}
     rows = read_rows(folder / "rollouts" / "step_1.jsonl")
     codes = Counter(failure["code"] for row in rows for failure in row["failures"])

@@ -1,11 +1,11 @@
-"""The process in which an author's scorers run, or a reward function: it imports the file, makes the
-environment once, without `setup`, and answers its parent (`scorers`).
+"""The process in which an author's scorers run, or a reward function: it imports the file, makes
+the environment once, without `setup`, and answers its parent (`scorers`).
 
-    python scorer_worker.py PLACE [SETTINGS]
+    python -c START PLACE [SETTINGS]        START: `scorers.START`
 
-One line of JSON answers each line of JSON. What comes in holds pickles, from a parent that is
-trusted; what goes out is JSON alone, since a model's text may have taken this process over. Its
-limits and its death are its parent's (`cage`, `worker_process`).
+One line of JSON answers each line of JSON (`gym_worker.serve`). What comes in holds pickles, from a
+parent that is trusted; what goes out is JSON alone, since a model's text may have taken this
+process over. Its limits and its death are its parent's (`cage`, `worker_process`).
 """
 
 from __future__ import annotations
@@ -17,22 +17,20 @@ import importlib.util
 import inspect
 import json
 import math
-import os
 import pickle
 import sys
 import traceback
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from types import ModuleType
 from typing import Any
+
+from halteres.environments.gym_worker import Answer, serve
 
 ALIAS = "halteres_scored_file"
 """Name of the module that a file becomes which the parent runs as `__main__`: under that name it
 would begin to serve.
 """
-
-LONGEST_ERROR = 2000
-"""Characters of an exception's text."""
 
 LONGEST_SHOWN = 200
 """Characters of what was given in place of a number."""
@@ -42,45 +40,28 @@ ABSENT = ("server", "records", "rewards", "scorers")
 
 
 def main() -> None:
-    """Say that the scorers are there, or why not; then answer until standard input ends."""
-    answers = os.fdopen(os.dup(1), "w", encoding="utf-8")
-    os.dup2(2, 1)  # what a scorer prints is no answer
-    made: list[Scorers] = []
-
-    def send(make: Callable[[], Mapping[str, Any]], **number: str) -> None:
-        try:
-            reply = json.dumps({**make(), **number})
-        except Exception as error:  # noqa: BLE001 - whatever the file raises reaches the parent
-            reply = json.dumps({"error": described(error), "code": code_of(error), **number})
-        answers.write(reply + "\n")
-        answers.flush()
-
-    send(lambda: made.append(start(*sys.argv[1:])) or {})
-    with asyncio.Runner() as runner:
-        for line in sys.stdin:
-            question = json.loads(line)
-            send(lambda question=question: runner.run(made[0].answer(question)), id=question["id"])
+    """Answer questions about the scorers that the arguments name."""
+    serve(lambda: start(*sys.argv[1:]))
 
 
-def start(place: str, settings: str | None = None) -> Scorers:
+def start(place: str, settings: str | None = None) -> Answer:
     """Import the file; make the environment where there are settings.
 
     Args:
         place: JSON: `file`; `module`, its name in the parent; `name`, of a class or a function in
-            it; `path`, the parent's `sys.path`.
+            it; `path`, the parent's `sys.path`, which is set already.
         settings: a pickle in base64: the environment's config, and its server's.
     """
     given = json.loads(place)
-    sys.path[:] = given["path"]
     module = imported(given["file"], given["module"])
     found = vars(module)[given["name"]]
     if settings is None:
-        return Scorers(given["file"], {given["name"]: found})
+        return Scorers(given["file"], {given["name"]: found}).answer
     config, server = pickle.loads(base64.b64decode(settings))  # noqa: S301 - of the parent
     env = found(config, [server])
     for name in ABSENT:
         vars(env).pop(name, None)
-    return Scorers(given["file"], {}, env)
+    return Scorers(given["file"], {}, env).answer
 
 
 def imported(file: str, name: str) -> ModuleType:
@@ -117,8 +98,10 @@ class Scorers:
         if env is not None:
             self._made = dict(vars(env))
         self._state_id: str | None = None
+        # one for all questions: what a coroutine leaves in a loop is there for the next
+        self._runner = asyncio.Runner()
 
-    async def answer(self, question: Mapping[str, Any]) -> Mapping[str, Any]:
+    def answer(self, question: Mapping[str, Any]) -> Mapping[str, Any]:
         """What the method named in the question returns; {"lacks_state": true} where the parent
         has to send the state along.
         """
@@ -127,7 +110,8 @@ class Scorers:
                 return {"lacks_state": True}
             self._set_state(question["state_id"], _unpickled(question["state"]))
         arguments, keywords = _unpickled(question["arguments"])
-        return {"value": plain(await self._call(question["method"], arguments, keywords))}
+        call = self._call(question["method"], arguments, keywords)
+        return {"value": plain(self._runner.run(call))}
 
     def _set_state(self, state_id: str, state: tuple[Mapping[str, Any], Sequence[str]]) -> None:
         given, absent = state
@@ -197,23 +181,5 @@ def plain(value: Any) -> Any:
     return {"shown": repr(value)[:LONGEST_SHOWN]}
 
 
-def described(error: BaseException) -> str:
-    """An exception's class, its text and what was noted of it."""
-    text = f"{type(error).__name__}: {error}"
-    notes: Sequence[str] = vars(error).get("__notes__", ())
-    return " ".join([text[:LONGEST_ERROR], *notes])
-
-
-def code_of(error: Exception) -> str:
-    """What `worker_process` calls this failure."""
-    if isinstance(error, MemoryError):
-        return "scorer_memory"
-    return "scorer_error"
-
-
 def _unpickled(text: str) -> Any:
     return pickle.loads(base64.b64decode(text))  # noqa: S301 - of the parent
-
-
-if __name__ == "__main__":
-    main()

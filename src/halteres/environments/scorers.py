@@ -32,7 +32,11 @@ from halteres.rewards.functions import Call
 if TYPE_CHECKING:
     from halteres.environments.base import BaseEnv
 
-WORKER = Path(__file__).with_name("scorer_worker.py")
+START = (
+    "import json, sys; sys.path[:] = json.loads(sys.argv[1])['path']; "
+    "from halteres.environments.scorer_worker import main; main()"
+)
+"""What a worker's Python begins with: it finds modules where this process does."""
 
 MEASURE = "measure"
 """The method that gives further figures of an answer."""
@@ -111,7 +115,7 @@ class Scorers:
         if config.cage == "on":
             self._has_cage()
         if _takes(config, kind.unsafe_scorer) and not kind.scores_in_worker:
-            module = sys.modules[kind.__module__]
+            module = sys.modules.get(kind.__module__)
             workers = self._open(module, kind.__qualname__, made_with(config, tokenizer))
             self.of_environment = EnvironmentScorers(workers, kind, config.scorer_timeout_s)
 
@@ -134,8 +138,8 @@ class Scorers:
         for one in self._workers:
             one.close()
 
-    def _open(self, module: ModuleType, name: str, *settings: str) -> Workers:
-        if "<locals>" in name or not module.__file__:
+    def _open(self, module: ModuleType | None, name: str, *settings: str) -> Workers:
+        if module is None or not module.__file__ or "<locals>" in name:
             raise InvalidConfig(
                 f"'{name}' cannot be called in a process of its own.",
                 "It is not defined at the top level of a file.",
@@ -144,10 +148,10 @@ class Scorers:
             "file": str(Path(module.__file__).absolute()),
             "module": module.__name__,
             "name": name,
-            "path": sys.path,
+            "path": [str(Path(folder).absolute()) for folder in sys.path],
         }
         workers = Workers(
-            (sys.executable, str(WORKER), json.dumps(place), *settings),
+            (sys.executable, "-c", START, json.dumps(place), *settings),
             memory_bytes=self._config.scorer_memory_mb << 20,
             caged=self._has_cage(),
             readable=[self._tokenizer],
@@ -299,8 +303,8 @@ def _lies_in(place: Path, folders: Sequence[Path]) -> bool:
 
 
 def made_with(config: BaseEnvConfig, tokenizer: Path) -> str:
-    """What a worker's environment is made with, its config and its server's as `scorer_worker` reads
-    them: no login, no key, nothing to write.
+    """What a worker's environment is made with, its config and its server's, as `scorer_worker`
+    reads them: no login, no key, nothing to write.
     """
     fields = type(config).model_fields
     changes: dict[str, Any] = {
