@@ -112,7 +112,7 @@ class BaseEnv:
         self.last_evaluation: dict[str, float] = {}
         self.rewards: RewardList | None = None
         try:
-            self.scorers = Scorers(type(self), config, folder)
+            self.scorers = Scorers(type(self), config, folder, self._note_missing_cage)
             if config.all_rewards:
                 self.rewards = RewardList(
                     config.all_rewards, config.reward_aggregation, self.scorers.function
@@ -120,10 +120,11 @@ class BaseEnv:
         except UserError as error:  # started again, it would fail at the same
             self.records.end(EnvironmentGaveUp(error.what, error.why, error.next))
             raise
-        if self.scorers.missing:
-            evidence = f"An unsafe scorer runs without a cage: {self.scorers.missing}"
-            log.warning("%s", evidence)
-            self.records.notice("scorer_uncaged", self.curr_step, evidence, WITHOUT_CAGE)
+
+    def _note_missing_cage(self, missing: str) -> None:
+        evidence = f"An unsafe scorer runs without a cage: {missing}"
+        log.warning("%s", evidence)
+        self.records.notice("scorer_uncaged", self.curr_step, evidence, WITHOUT_CAGE)
 
     @classmethod
     def cli(cls, arguments: Sequence[str] | None = None) -> None:

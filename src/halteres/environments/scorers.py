@@ -14,10 +14,10 @@ import hashlib
 import json
 import pickle
 import sys
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from types import ModuleType
-from typing import TYPE_CHECKING, Any
+from typing import Any, ClassVar, Protocol
 
 import halteres
 from halteres.environments.cage import START_S, WorkerLimits, WorkerPool, cage_missing
@@ -27,10 +27,6 @@ from halteres.environments.worker_process import WorkerSaidTooMuch
 from halteres.errors import EnvironmentFailed, InvalidConfig, boundary
 from halteres.process import usable_cores
 from halteres.redaction import is_secret_setting
-from halteres.rewards.functions import Call
-
-if TYPE_CHECKING:
-    from halteres.environments.base import BaseEnv
 
 START = (
     "import json, sys; sys.path[:] = json.loads(sys.argv[1])['path']; "
@@ -76,7 +72,19 @@ INSTALLED = ("site-packages", "dist-packages")
 """Names of folders that packages are installed in."""
 
 
-def inseparable(kind: type[BaseEnv], config: BaseEnvConfig) -> str | None:
+class ScoredEnv(Protocol):
+    """What is looked at here of an environment (`base.BaseEnv`)."""
+
+    name: ClassVar[str | None]
+    unsafe_scorer: ClassVar[bool]
+    scores_in_worker: ClassVar[bool]
+
+    def scorer_state(self) -> Mapping[str, Any]:
+        """Attributes that scorers read."""
+        ...
+
+
+def inseparable(kind: type[ScoredEnv], config: BaseEnvConfig) -> str | None:
     """Why what `env.cage` asks for cannot be; None: it can, or nothing is asked for."""
     if not _takes(config, kind.unsafe_scorer):
         return None
@@ -95,18 +103,27 @@ def _takes(config: BaseEnvConfig, is_unsafe: bool) -> bool:
 
 
 class Scorers:
-    """Who scores the answers of one environment. Nothing is started before the first answer.
+    """Who scores the answers of one environment. Nothing is started before the first answer."""
 
-    Raises:
-        InvalidConfig: `env.cage` asks for what this machine, or this class, does not have.
-    """
+    def __init__(
+        self,
+        kind: type[ScoredEnv],
+        config: BaseEnvConfig,
+        tokenizer: Path,
+        note_missing: Callable[[str], None],
+    ) -> None:
+        """Decide who goes into a worker.
 
-    def __init__(self, kind: type[BaseEnv], config: BaseEnvConfig, tokenizer: Path) -> None:
-        """`tokenizer`: its folder."""
-        self._config, self._tokenizer = config, tokenizer
-        self._workers = list[Workers]()
-        # what this machine lacks for the cage that some of the scorers ask for
-        self.missing = ""
+        Args:
+            tokenizer: its folder.
+            note_missing: called once, with what this machine lacks, where scorers that ask for a
+                cage have none.
+
+        Raises:
+            InvalidConfig: `env.cage` asks for what this machine, or this class, does not have.
+        """
+        self._config, self._tokenizer, self._note_missing = config, tokenizer, note_missing
+        self._is_noted = False
         # None: its methods are called in this process
         self.of_environment: EnvironmentScorers | None = None
         why = inseparable(kind, config)
@@ -119,24 +136,18 @@ class Scorers:
             workers = self._open(module, kind.__qualname__, made_with(config, tokenizer))
             self.of_environment = EnvironmentScorers(workers, kind, config.scorer_timeout_s)
 
-    def function(self, module: ModuleType, name: str, within_s: float) -> Call | None:
-        """How a reward function is called in a worker, within so many seconds; None: it is called
+    def function(self, module: ModuleType, name: str, within_s: float) -> FunctionScorer | None:
+        """A reward function in workers, where a call may take so many seconds; None: it is called
         in this process.
         """
         if not _takes(self._config, vars(module).get("unsafe_scorer") is True):
             return None
-        workers = self._open(module, name)
-
-        async def call(arguments: Mapping[str, Any]) -> Any:
-            question = _question(name, (), arguments)
-            return _value(await workers.ask(question, within_s))
-
-        return call
+        return FunctionScorer(self._open(module, name), name, within_s)
 
     def close(self) -> None:
-        """End the workers."""
-        for one in self._workers:
-            one.close()
+        """End the environment's workers; a function's are ended with its list of rewards."""
+        if self.of_environment is not None:
+            self.of_environment.close()
 
     def _open(self, module: ModuleType | None, name: str, *settings: str) -> Workers:
         if module is None or not module.__file__ or "<locals>" in name:
@@ -150,23 +161,25 @@ class Scorers:
             "name": name,
             "path": [str(Path(folder).absolute()) for folder in sys.path],
         }
-        workers = Workers(
+        return Workers(
             (sys.executable, "-c", START, json.dumps(place), *settings),
             memory_bytes=self._config.scorer_memory_mb << 20,
             caged=self._has_cage(),
             readable=[self._tokenizer],
         )
-        self._workers.append(workers)
-        return workers
 
     def _has_cage(self) -> bool:
         missing = cage_missing()
-        if missing is not None and self._config.cage == "on":
+        if missing is None:
+            return True
+        if self._config.cage == "on":
             raise InvalidConfig(
                 "env.cage is on, and this machine has no cages for scorers.", missing, WITHOUT_CAGE
             )
-        self.missing = missing or ""
-        return missing is None
+        if not self._is_noted:
+            self._is_noted = True
+            self._note_missing(missing)
+        return False
 
 
 class Workers:
@@ -206,7 +219,7 @@ class Workers:
 class EnvironmentScorers:
     """The methods of one environment in its workers, and what they know of the environment."""
 
-    def __init__(self, workers: Workers, kind: type[BaseEnv], within_s: float) -> None:
+    def __init__(self, workers: Workers, kind: type[ScoredEnv], within_s: float) -> None:
         self._workers, self._title, self._within_s = workers, kind.name or kind.__name__, within_s
         # `score` is never ours: it calls the author's `score_answer`
         self._own = {"score"}
@@ -222,13 +235,13 @@ class EnvironmentScorers:
         """Whether the method is the author's."""
         return method in self._own
 
-    def note_made(self, env: BaseEnv) -> None:
+    def note_made(self, env: ScoredEnv) -> None:
         """Remember the attributes that a worker's environment begins with, too: what is changed
         from here on is not known there.
         """
         self._made = {name: (value, _length(value)) for name, value in vars(env).items()}
 
-    async def score(self, env: BaseEnv, method: str, arguments: Sequence[Any]) -> float:
+    async def score(self, env: ScoredEnv, method: str, arguments: Sequence[Any]) -> float:
         """The score that a method gives.
 
         Raises:
@@ -238,7 +251,7 @@ class EnvironmentScorers:
         where = f"{self._title}.{method}"
         return _number(await self._ask(env, method, arguments), where)
 
-    async def measure(self, env: BaseEnv, arguments: Sequence[Any]) -> dict[str, float]:
+    async def measure(self, env: ScoredEnv, arguments: Sequence[Any]) -> dict[str, float]:
         """What `measure` gives. Raises as `score`."""
         found = await self._ask(env, MEASURE, arguments)
         where = f"{self._title}.{MEASURE}"
@@ -246,7 +259,7 @@ class EnvironmentScorers:
             raise WorkerSaidTooMuch(f"{where} gave {found!r:.200}.", "Names and numbers are due.")
         return {name: _number(value, where) for name, value in found.items()}
 
-    async def _ask(self, env: BaseEnv, method: str, arguments: Sequence[Any]) -> Any:
+    async def _ask(self, env: ScoredEnv, method: str, arguments: Sequence[Any]) -> Any:
         question = _question(method, arguments, {})
         with boundary(EnvironmentFailed, f"{self._title}.scorer_state"):
             given = dict(env.scorer_state())
@@ -261,7 +274,11 @@ class EnvironmentScorers:
             answer = await self._workers.ask(with_state, self._within_s)
         return _value(answer)
 
-    def _changed(self, env: BaseEnv, given: Mapping[str, Any]) -> list[str]:
+    def close(self) -> None:
+        """End the workers."""
+        self._workers.close()
+
+    def _changed(self, env: ScoredEnv, given: Mapping[str, Any]) -> list[str]:
         """Attributes that were set, or grew, since the environment was made, and are not in the
         state.
         """
@@ -275,6 +292,29 @@ class EnvironmentScorers:
             if name not in given and not is_same:
                 changed.append(name)
         return sorted(changed)
+
+
+class FunctionScorer:
+    """A reward function in its workers."""
+
+    def __init__(self, workers: Workers, name: str, within_s: float) -> None:
+        self._workers, self._name, self._within_s = workers, name, within_s
+
+    async def __call__(self, arguments: Mapping[str, Any]) -> Any:
+        """What it gives for these keyword arguments. EnvironmentFailed: by the name of what
+        happened.
+        """
+        question = _question(self._name, (), arguments)
+        given = _value(await self._workers.ask(question, self._within_s))
+        if isinstance(given, list):
+            for one in given:
+                if one is not None:
+                    _refuse_shown(one, self._name)
+        return given
+
+    def close(self) -> None:
+        """End the workers."""
+        self._workers.close()
 
 
 def imported_files() -> list[Path]:
@@ -342,10 +382,15 @@ def _value(answer: Mapping[str, Any]) -> Any:
     return answer["value"]
 
 
-def _number(value: Any, where: str) -> float:
+def _refuse_shown(value: Any, where: str) -> None:
+    """Of what is no number, a worker tells how it looks."""
     if isinstance(value, Mapping):
         given = value.get("shown", value)
         raise WorkerSaidTooMuch(f"{where} gave {given!s:.200}.", "A finite number is due.")
+
+
+def _number(value: Any, where: str) -> float:
+    _refuse_shown(value, where)
     try:
         return finite(value, where)
     except EnvironmentFailed as error:

@@ -17,13 +17,13 @@ import inspect
 import math
 import sys
 import threading
-from collections.abc import Awaitable, Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import Future
 from dataclasses import dataclass
 from importlib.util import module_from_spec, spec_from_file_location
 from pathlib import Path
 from types import ModuleType
-from typing import Any
+from typing import Any, Protocol
 
 from halteres.errors import InvalidConfig, ScorerFailed
 from halteres.text import Message
@@ -56,12 +56,21 @@ class Sample:
         ]
 
 
-Call = Callable[[Mapping[str, Any]], Awaitable[Any]]
-"""Keyword arguments -> what a function gives."""
+class FunctionElsewhere(Protocol):
+    """A function that is called in processes of its own."""
 
-Elsewhere = Callable[[ModuleType, str, float], Call | None]
-"""(module, name, seconds) -> how the function of that name is called in a process of its own, where
-one call may take so long; None: it is called in this one.
+    async def __call__(self, arguments: Mapping[str, Any]) -> Any:
+        """What it gives for these keyword arguments."""
+        ...
+
+    def close(self) -> None:
+        """End the processes."""
+        ...
+
+
+Elsewhere = Callable[[ModuleType, str, float], FunctionElsewhere | None]
+"""(module, name, seconds) -> the function of that name in processes of its own, where one call may
+take so long; None: it is called in this one.
 """
 
 
@@ -91,9 +100,9 @@ class RewardFunction:
         if not callable(function):
             raise InvalidConfig(f"There is no function '{attribute}' in {place}.")
         self._name, self._function = name, function
-        self._call: Call | None = None
+        self._elsewhere: FunctionElsewhere | None = None
         if elsewhere is not None:
-            self._call = elsewhere(module, attribute, within_s)
+            self._elsewhere = elsewhere(module, attribute, within_s)
         if module.__file__:
             code = Path(module.__file__).read_bytes()
         else:
@@ -103,15 +112,20 @@ class RewardFunction:
     @property
     def has_own_clock(self) -> bool:
         """Whether it is called in a process that is killed when a call takes too long."""
-        return self._call is not None
+        return self._elsewhere is not None
+
+    def close(self) -> None:
+        """End its processes, where it has any."""
+        if self._elsewhere is not None:
+            self._elsewhere.close()
 
     async def __call__(self, item: Any, samples: Sequence[Sample]) -> list[float | None]:
         """One value per sample. ScorerFailed: it asks for what nobody has, or gave something
         else.
         """
         arguments = self._arguments(item, samples)
-        if self._call is not None:
-            given = await self._call(arguments)
+        if self._elsewhere is not None:
+            given = await self._elsewhere(arguments)
         elif inspect.iscoroutinefunction(self._function):
             given = await self._function(**arguments)
         else:

@@ -153,7 +153,9 @@ class RewardList:
         }
 
     async def close(self) -> None:
-        """Close the judges' connections and the scorers'."""
+        """Close the judges' connections and the scorers', and end the functions' processes."""
+        for function in self._functions.values():
+            function.close()
         for one in (*self._judges.values(), *self._models.values()):
             await one.close()
 

@@ -257,7 +257,8 @@ def check_environment(resolved: Resolved) -> EnvironmentProgram:
     """The environment, if it can be run with these settings.
 
     Raises:
-        InvalidConfig: what it says of its settings, or its data, cannot be used.
+        InvalidConfig: what it says of its settings, or its data, cannot be used, or there is no
+            cage for its scorer.
         PreflightFailed: its Python lacks a package.
     """
     settings, environment = resolved.settings, resolved.environment
@@ -289,6 +290,7 @@ def check_environment(resolved: Resolved) -> EnvironmentProgram:
             "cannot be repeated"
         )
         raise refusal([Problem(field="trainer.deterministic", got=True, rule=rule)])
+    check_cage(resolved)
     return environment
 
 

@@ -24,7 +24,6 @@ from halteres.runs.planning.checks import (
     Check,
     advice,
     attempt,
-    check_cage,
     check_concurrency,
     check_disk,
     check_environment,
@@ -135,9 +134,6 @@ def plan_run(
 
     usable, environment = attempt("environment", lambda: check_environment(resolved))
     checks += [check_disk(settings, shape), usable]
-    cage, _ = attempt("cage", lambda: check_cage(resolved))
-    if not cage.ok:
-        checks.append(cage)
     checks += [
         *advice(settings, shape, here, service_url),
         *reward_checks,
