@@ -21,8 +21,8 @@ ANSWERS = (
     "def f(n):\n    return n * n",
     "def f(n):\n    return n + n",
     "import os\nos._exit(0)",
-    "def f(n):\n    while True:\n        pass",
-    "f = open('/etc/shadow')",
+    "print(open('/etc/shadow').read())",
+    "import socket\nsocket.create_connection(('127.0.0.1', 22))",
 )
 
 
@@ -33,9 +33,7 @@ async def processed(inference: Inference, folder: Path, cage: str) -> tuple[list
     file.write_text(text)
     given = {
         "cage": cage,
-        "scorer_timeout_s": 1,
-        "total_steps": 2,
-        "rollout_retries": 20,
+        "total_steps": 6,
         "run_dir": str(folder / "run"),
         "data_path_to_save_groups": str(folder / "groups.jsonl"),
     }
@@ -53,9 +51,8 @@ async def test_the_pages_environment_pays_right_code_and_outlives_the_rest(tmp_p
     async with inference_server() as inference:
         inference.answer = lambda prompt, digest: ANSWERS[digest % len(ANSWERS)]
         scores, codes = await processed(inference, tmp_path, "on")
-    assert len(scores) == 8
-    assert set(scores) == {1.0, 0.2}
-    assert codes == {"scorer_exited", "scorer_timeout", "scorer_error"}
+    assert len(scores) == 24
+    assert (set(scores), codes) == ({1.0, 0.2, 0.0}, set())
 
 
 def test_its_defaults_are_the_settings() -> None:

@@ -212,6 +212,11 @@ class BaseEnvConfig(BaseModel):
         "MiB of address space of a scorer's process; one that imports torch needs more",
         ge=256,
     )
+    scorer_calls: int = setting(
+        1000,
+        "answers after which a scorer's process is replaced; 1: none finds what another left",
+        ge=1,
+    )
     panel: RewardSpecs = setting(
         (), "what held-out answers are scored by at every evaluation, and nothing is trained on"
     )

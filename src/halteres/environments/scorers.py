@@ -163,7 +163,9 @@ class Scorers:
         }
         return Workers(
             (sys.executable, "-c", START, json.dumps(place), *settings),
-            memory_bytes=self._config.scorer_memory_mb << 20,
+            limits=WorkerLimits(
+                memory_bytes=self._config.scorer_memory_mb << 20, calls=self._config.scorer_calls
+            ),
             caged=self._has_cage(),
             readable=[self._tokenizer],
         )
@@ -189,11 +191,11 @@ class Workers:
         self,
         command: Sequence[str],
         *,
-        memory_bytes: int,
+        limits: WorkerLimits,
         caged: bool,
         readable: Sequence[Path],
     ) -> None:
-        self._command, self._limits = command, WorkerLimits(memory_bytes=memory_bytes)
+        self._command, self._limits = command, limits
         self._caged, self._readable = caged, readable
         self._pool: WorkerPool | None = None
 
