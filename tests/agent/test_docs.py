@@ -55,6 +55,7 @@ def test_every_alert_is_in_the_table_of_alerts() -> None:
         "stalled",
         "calls_refused",
         "groups_failed",
+        "scorer_uncaged",
     }
     assert named == {rule.name for rule in RULES} | noticed
 

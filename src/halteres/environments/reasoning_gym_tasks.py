@@ -103,6 +103,7 @@ class ReasoningGymEnv(SingleTurnEnv):
     """
 
     name = "reasoning_gym"
+    scores_in_worker = True
     env_config_cls: ClassVar[type[BaseEnvConfig]] = ReasoningGymConfig
     config: ReasoningGymConfig
     held_out: Sequence[TaskItem] = ()

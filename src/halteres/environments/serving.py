@@ -20,7 +20,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from halteres.clients.trajectories import Address, EnvStatus
-from halteres.environments.base import BaseEnv, awaited
+from halteres.environments.base import BaseEnv, awaited, set_up
 from halteres.environments.config import EvalHandling
 from halteres.environments.heartbeat import beating
 from halteres.environments.item_rollout import DrawnItem, Items, SettledItem, settle_item
@@ -123,7 +123,7 @@ class Serving:
         Raises:
             HalteresError: registration, too many failed groups, or a server that stayed away.
         """
-        await self._env.setup()
+        await set_up(self._env)
         async with beating():
             await self._serve()
 
