@@ -1,0 +1,110 @@
+"""The process in a cage that runs one piece of a policy's Python: its Python may have none of
+Halteres, so nothing of it is imported here.
+
+    python python_worker.py
+
+A line of JSON {code, within_s, most_shown, usual_imports} is answered by a line {output, errors,
+code}: what was printed and the errors, cut, and the exit code, which is negative for a signal and
+null where the time was up. The code runs in a Python of its own, whose folder is empty and whose
+standard input has ended.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Mapping
+from typing import IO, Any
+
+USUAL_IMPORTS = "; ".join(
+    (
+        "import bisect, collections, copy, datetime, functools, heapq, io, itertools, math",
+        "import operator, os, random, re, string, sys",
+        "from bisect import bisect_left, bisect_right, insort",
+        "from collections import Counter, OrderedDict, defaultdict, deque",
+        "from copy import deepcopy",
+        "from functools import cache, cmp_to_key, lru_cache, partial, reduce",
+        "from heapq import heapify, heappop, heappush, heapreplace, merge, nlargest, nsmallest",
+        "from itertools import accumulate, chain, combinations, count, cycle, groupby, islice",
+        "from itertools import pairwise, permutations, product, repeat, zip_longest",
+        "from math import atan2, ceil, comb, factorial, floor, gcd, inf, isqrt, log, log10, log2",
+        "from math import pi, prod, sqrt",
+        "from operator import iand, itemgetter, or_, sub, xor",
+        "from os.path import commonprefix",
+        "from random import randrange, shuffle",
+        "from re import search as re_search",
+        "from string import ascii_lowercase, ascii_uppercase",
+        "from time import time",
+        "from typing import Any, Callable, Deque, Dict, Generator, Iterable, Iterator, List",
+        "from typing import Optional, Set, Tuple, Union",
+        r'exec("try:\n import numpy as np\n import pandas as pd\nexcept ImportError: pass")',
+    )
+)
+"""The names that GEM 0.1.0 lends to code that fails for an undefined one, in one line; numpy and
+pandas where they are installed.
+"""
+
+
+def main() -> None:
+    """Say that the worker is ready, then answer until standard input ends."""
+    answers = os.fdopen(os.dup(1), "w", encoding="utf-8")
+    os.dup2(2, 1)
+
+    def send(answer: Mapping[str, Any]) -> None:
+        answers.write(json.dumps(answer) + "\n")
+        answers.flush()
+
+    send({})
+    for line in sys.stdin:
+        send(run(**json.loads(line)))
+
+
+def run(code: str, within_s: float, most_shown: int, usual_imports: bool) -> Mapping[str, Any]:
+    """Run the code, and a second time with the usual imports where a name was not defined."""
+    ends = time.monotonic() + within_s
+    answer = run_once(code, ends, most_shown)
+    is_unknown_name = answer["code"] and "is not defined" in answer["errors"]
+    if usual_imports and is_unknown_name:
+        answer = run_once(f"{USUAL_IMPORTS}\n{code}", ends, most_shown)
+    return answer
+
+
+def run_once(code: str, ends: float, most_shown: int) -> Mapping[str, Any]:
+    """Run the code until it ends, or until the monotonic clock shows `ends`."""
+    # without names: the code may write, move and delete whatever has one here
+    with tempfile.TemporaryFile(dir=".") as output, tempfile.TemporaryFile(dir=".") as errors:
+        process = subprocess.Popen(
+            [sys.executable, "-c", code], stdin=subprocess.DEVNULL, stdout=output, stderr=errors
+        )
+        try:
+            exit_code: int | None = process.wait(max(0.0, ends - time.monotonic()))
+        except subprocess.TimeoutExpired:
+            # what it started ends with the cage, which is used once
+            process.kill()
+            exit_code = None
+        return {
+            "output": shown(output, most_shown),
+            "errors": shown(errors, most_shown).strip(),
+            "code": exit_code,
+        }
+
+
+def shown(file: IO[bytes], most: int) -> str:
+    """The text of a file; of a longer one the beginning, a mark that tells how much was left out,
+    and the end.
+    """
+    file.seek(0)
+    text = file.read().decode(errors="replace")
+    if len(text) <= most:
+        return text
+    half = most // 2
+    left_out = len(text) - 2 * half
+    return f"{text[:half]}\n[... {left_out} characters left out ...]\n{text[-half:]}"
+
+
+if __name__ == "__main__":
+    main()
