@@ -32,7 +32,7 @@ async def main():
         assert right["question"] == item.question
         answers = (f"<answer>{right['answer']}</answer>", "<answer>nothing of the kind</answer>", "none")
         scores[task] = [await env.score_answer(item, answer) for answer in answers]
-        env.worker.kill()
+        env.workers.close()
     print(json.dumps(scores))
 
 asyncio.run(main())

@@ -34,8 +34,7 @@ async def test_an_episode_of_gem_is_ours_of_the_same_seed(
         )
         await env.setup()
         (group,) = (await settled(env, {"task": ID, "seed": SEED})).groups
-        for worker in env.idle:
-            worker.kill()
+        env.workers.close()
     said = env.tokenizer.decode(group["tokens"][0])
     assert first in said and str(info["suffix"]) in said
     rewards: list[float] = []

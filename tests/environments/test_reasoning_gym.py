@@ -24,7 +24,7 @@ from halteres.environments.reasoning_gym_tasks import (
     TaskItem,
 )
 from halteres.environments.worker_process import (
-    WorkerLost,
+    WorkerExited,
     WorkerProcess,
     WorkerRefused,
     WorkerTimedOut,
@@ -91,7 +91,7 @@ def reasoning(package: Path, inference: Inference) -> Callable[..., Any]:
                 await env.setup()
                 yield env
         finally:
-            env.worker.kill()
+            env.workers.close()
             await env.server.close()
 
     return ready
@@ -120,7 +120,7 @@ async def test_item_i_is_task_i_and_its_own_scorer_scores_the_tag_else_the_box(
     [
         ("loop", WorkerTimedOut, "limit is 0.5 s"),
         ("raise", WorkerRefused, "RuntimeError: bad text"),
-        ("die", WorkerLost, "ended"),
+        ("die", WorkerExited, "exit code is 3"),
     ],
 )
 async def test_a_scorer_that_hangs_raises_or_dies_is_a_failed_rollout_and_the_next_answer_is_scored(
@@ -169,7 +169,7 @@ async def test_a_score_that_is_no_finite_number_fails_the_rollout(
 ) -> None:
     inference.answer = lambda prompt, digest: "<answer>nan</answer>"
     async with reasoning(rollout_retries=0) as env:
-        with pytest.raises(GroupFailed, match="score nan"):
+        with pytest.raises(GroupFailed, match="not JSON"):
             await env.collect_trajectories(await env.get_next_item())
 
 
@@ -220,7 +220,10 @@ async def test_without_the_package_the_extra_is_named(
 async def test_a_worker_ends_with_the_process_that_started_it(tmp_path: Path) -> None:
     """However that process dies, and whatever the worker is doing."""
     child = (
-        "import os, time\nprint('{}\\n{\"pid\": %d}' % os.getpid(), flush=True)\ntime.sleep(600)"
+        "import json, os, time\n"
+        "print('{}', flush=True)\n"
+        "print(json.dumps({**json.loads(input()), 'pid': os.getpid()}), flush=True)\n"
+        "time.sleep(600)"
     )
     parent = (
         "import asyncio, sys\n"

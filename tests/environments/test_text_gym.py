@@ -70,8 +70,7 @@ async def playing(
     )
     await env.setup()
     yield env
-    for worker in env.idle:
-        worker.kill()
+    env.workers.close()
 
 
 async def test_an_episode_is_played_in_the_other_python_and_turns_are_paid(
@@ -84,7 +83,7 @@ async def test_an_episode_is_played_in_the_other_python_and_turns_are_paid(
         assert group["scores"][0] == 1.5 and len(group["tokens"]) == 1, (
             "a chat that grows is one sequence"
         )
-        assert len(env.idle) == 1, "its process is free again"
+        assert env.workers.num_running == 1, "its process is free again"
 
 
 async def test_episodes_at_once_do_not_disturb_each_others_generators(
@@ -94,7 +93,7 @@ async def test_episodes_at_once_do_not_disturb_each_others_generators(
         (group,) = (await settled(env, {"task": "guess-v0", "seed": 5})).groups
         said = [env.tokenizer.decode(tokens) for tokens in group["tokens"]]
         assert len(set(said)) == 1, "one seed, one episode"
-        assert len(rollouts_of(group)) == 6 and 1 < len(env.idle) <= 6
+        assert len(rollouts_of(group)) == 6 and 1 < env.workers.num_running <= 6
 
 
 @pytest.mark.parametrize(("view", "sequences"), [("chat", 1), ("concat", 3), ("last", 3)])
@@ -113,7 +112,7 @@ async def test_what_the_policy_sees_is_a_chat_or_all_or_the_last_observation(
 async def test_a_package_that_raises_or_dies_costs_that_episode_alone(
     inference: Inference, package: str
 ) -> None:
-    for answer, told in (("raise", "the board is broken"), ("die", "ended")):
+    for answer, told in (("raise", "the board is broken"), ("die", "exit code is 3")):
         async with playing(inference, answer, package, group_size=1, rollout_retries=1) as env:
             result = await settled(env, {"task": "guess-v0", "seed": 5})
             assert not result.groups and told in result.failures[-1].why

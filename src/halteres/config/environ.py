@@ -230,6 +230,29 @@ def for_sandboxed(**changes: str) -> dict[str, str]:
     }
 
 
+_CAGED = (
+    "LANG",
+    "LC_ALL",
+    "LC_CTYPE",
+    "LD_LIBRARY_PATH",
+    "OMP_NUM_THREADS",
+    "PATH",
+    "PYTHONHASHSEED",
+    "PYTHONPATH",
+    "TZ",
+)
+
+
+def for_caged(**changes: str) -> dict[str, str]:
+    """The environment for a child whose code is not trusted: how Python and its libraries are
+    found, and nothing of this user or run.
+    """
+    found = {name: os.environ[name] for name in _CAGED if name in os.environ}
+    # a file of bytecode could not be written, and each thread counts as a process
+    fixed = {"PYTHONDONTWRITEBYTECODE": "1", "OPENBLAS_NUM_THREADS": "1", "OMP_NUM_THREADS": "1"}
+    return {"PATH": os.defpath, "LANG": "C.UTF-8", **fixed, **found, **changes}
+
+
 def with_keys(*names: str, **changes: str) -> dict[str, str]:
     """The environment for a child that gets no secrets but these; and, where there are any, the
     proxies with their logins: a key is for somebody outside.

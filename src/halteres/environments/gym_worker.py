@@ -12,16 +12,13 @@ process's own generators would disturb each other. What a task expects as its an
 
 from __future__ import annotations
 
+import errno
 import importlib
 import json
 import os
-import resource
 import sys
 from collections.abc import Callable, Mapping
 from typing import Any
-
-MOST_MEMORY = 8 << 30
-"""Bytes of address space of a scorer."""
 
 LONGEST_ERROR = 2000
 """Characters of an exception's text."""
@@ -40,33 +37,71 @@ Answer = Callable[[Mapping[str, Any]], Mapping[str, Any]]
 
 
 def main() -> None:
-    """Say that the environment is there, or why not; then answer until standard input ends."""
-    answers = os.fdopen(os.dup(1), "w", encoding="utf-8")
-    os.dup2(2, 1)  # what a library prints is no answer
-    made: list[Answer] = []
-
-    def send(make: Callable[[], Mapping[str, Any]]) -> None:
-        try:
-            reply = json.dumps(make())
-        except Exception as error:  # noqa: BLE001 - whatever the package raises reaches the parent
-            reply = json.dumps({"error": f"{type(error).__name__}: {error}"[:LONGEST_ERROR]})
-        answers.write(reply + "\n")
-        answers.flush()
-
+    """Answer questions about the environment that the arguments name."""
     kind, *arguments = sys.argv[1:]
     start = {"reasoning": reasoning_task, "text": text_environment}[kind]
-    send(lambda: made.append(start(*arguments)) or {})
-    for line in sys.stdin:
+    serve(lambda: start(*arguments))
+
+
+def serve(start: Callable[[], Answer]) -> None:
+    """Say that what `start` makes is there, or why not; then answer with it until the questions
+    end: a child's side of `worker_process`, for every worker.
+
+    Meanwhile standard output is standard error, and standard input is empty.
+    """
+    questions = os.fdopen(os.dup(0), encoding="utf-8")
+    answers = os.dup(1)
+    os.dup2(2, 1)  # what a library prints is no answer
+    nothing = os.open(os.devnull, os.O_RDONLY)
+    os.dup2(nothing, 0)
+    os.close(nothing)
+    made: list[Answer] = []
+    send(answers, reply(lambda: made.append(start()) or {}))
+    for line in questions:
         question = json.loads(line)
-        send(lambda question=question: made[0](question))
+        number = question.pop("id", None)
+        send(answers, reply(lambda question=question: made[0](question), number))
+
+
+def send(answers: int, line: bytes) -> None:
+    """Write all of it."""
+    while line:
+        line = line[os.write(answers, line) :]
+
+
+def reply(make: Callable[[], Mapping[str, Any]], number: str | None = None) -> bytes:
+    """The line that answers, or says what became of the answer."""
+    said: Mapping[str, Any]
+    try:
+        said = make()
+    except MemoryError:
+        said = {"error": "MemoryError", "code": "scorer_memory"}
+    except SystemExit as error:
+        said = {"error": f"SystemExit: {error}", "code": "scorer_exited"}
+    except OSError as error:
+        said = failure(error)
+        # more than a file, or the scratch folder, may hold
+        if error.errno in (errno.EFBIG, errno.ENOSPC, errno.EDQUOT):
+            said = {**said, "code": "scorer_output"}
+    except BaseException as error:  # noqa: BLE001 - whatever the package raises reaches the parent
+        said = failure(error)
+    try:
+        line = json.dumps({**said, "id": number}, allow_nan=False)
+    except (TypeError, ValueError, RecursionError) as error:
+        said = {**failure(error), "code": "scorer_output"}
+        line = json.dumps({**said, "id": number})
+    return line.encode() + b"\n"
+
+
+def failure(error: BaseException) -> dict[str, str]:
+    """An exception as the parent is told of it."""
+    return {"error": f"{type(error).__name__}: {error}"[:LONGEST_ERROR]}
 
 
 def reasoning_task(name: str, settings: str) -> Answer:
     """A data set of reasoning-gym. ImportError where there is no package, ValueError where there is
     no such task.
     """
-    resource.setrlimit(resource.RLIMIT_AS, (MOST_MEMORY, MOST_MEMORY))
-    resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
     given = json.loads(settings)
     if name == "composite":
         spec = importlib.import_module("reasoning_gym.composite").DatasetSpec

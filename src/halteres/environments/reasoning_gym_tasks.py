@@ -12,7 +12,7 @@ from __future__ import annotations
 import importlib.util
 import json
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, ClassVar
 
 from pydantic import Field, field_validator
@@ -21,9 +21,10 @@ from pydantic_core import PydanticCustomError
 from halteres.config.problem import MissingPackage
 from halteres.config.reach import declared
 from halteres.environments.answers import boxed_answer, tagged_answer
+from halteres.environments.cage import gym_workers
 from halteres.environments.config import APIServerConfig, BaseEnvConfig, setting
 from halteres.environments.single_turn import SingleTurnEnv
-from halteres.environments.worker_process import WorkerRefused, gym_worker
+from halteres.environments.worker_process import NO_LIMITS, WorkerRefused
 from halteres.errors import InvalidConfig
 
 INSTALL = "pip install 'halteres[reasoning-gym]'"
@@ -45,6 +46,9 @@ EVALUATING = frozenset(
 
 LONGEST_ANSWER = 10_000
 """Characters of an answer that is scored; a longer one is none."""
+
+MOST_MEMORY = 8 << 30
+"""Bytes of address space of the scorer."""
 
 MAKE_S, SCORE_S = 60.0, 10.0
 """How long an item may take to be made, and an answer to be scored."""
@@ -131,7 +135,10 @@ class ReasoningGymEnv(SingleTurnEnv):
             raise InvalidConfig(what, "It is not installed.", INSTALL)
         size = NUM_TRAIN + NUM_HELD_OUT
         settings = {"size": size, "seed": self.config.task_seed, **self.config.task_settings}
-        self.worker = gym_worker("reasoning", self.config.task, json.dumps(settings))
+        limits = replace(NO_LIMITS, memory_bytes=MOST_MEMORY)
+        self.workers = gym_workers(
+            "reasoning", self.config.task, json.dumps(settings), size=1, limits=limits
+        )
         try:
             await self._item(0)
         except WorkerRefused as error:
@@ -154,14 +161,14 @@ class ReasoningGymEnv(SingleTurnEnv):
         neither.
 
         Raises:
-            WorkerTimedOut, WorkerLost, WorkerRefused: the scorer gave no score; the rollout failed,
-                it is not worth 0.
+            EnvironmentFailed: the scorer gave no score (`worker_process` has each name); the
+                rollout failed, it is not worth 0.
         """
         found = tagged_answer(answer)
         found = boxed_answer(answer) if found is None else found
         if found is None or len(found) > LONGEST_ANSWER:
             return 0.0
-        reply = await self.worker.ask({"index": item.index, "answer": found}, SCORE_S)
+        reply = await self.workers.ask({"index": item.index, "answer": found}, SCORE_S)
         return float(reply["score"])
 
     async def evaluate(self, *args: Any, **kwargs: Any) -> Mapping[str, float]:
@@ -176,7 +183,8 @@ class ReasoningGymEnv(SingleTurnEnv):
 
     async def _item(self, index: int) -> TaskItem:
         return TaskItem(
-            index=index, question=str((await self.worker.ask({"index": index}, MAKE_S))["question"])
+            index=index,
+            question=str((await self.workers.ask({"index": index}, MAKE_S))["question"]),
         )
 
 

@@ -13,14 +13,18 @@ from typing import Any, ClassVar, Literal
 from pydantic import Field
 
 from halteres.config.reach import declared
+from halteres.environments.cage import gym_workers
 from halteres.environments.config import APIServerConfig, BaseEnvConfig, setting
 from halteres.environments.multi_turn import MultiTurnConfig, MultiTurnEnv, Reply, Step
-from halteres.environments.worker_process import WorkerProcess, WorkerRefused, gym_worker
+from halteres.environments.worker_process import WorkerProcess, WorkerRefused
 from halteres.errors import InvalidConfig
 from halteres.rollouts.rng import held_out_seeds
 
 RESET_S, STEP_S = 60.0, 30.0
 """How long an episode may take to begin, and a step to be taken."""
+
+MOST_EPISODES = 1024
+"""Played at once; further ones wait for a process."""
 
 
 class TextGymConfig(MultiTurnConfig):
@@ -67,6 +71,7 @@ class TextGymEnv(MultiTurnEnv):
         "advantage": "rebn",
     }
     env_config_cls: ClassVar[type[BaseEnvConfig]] = TextGymConfig
+    worker: WorkerProcess | None = None  # of one episode
     config: TextGymConfig  # pyright: ignore[reportIncompatibleVariableOverride]  # narrowed, and only ever read
 
     @classmethod
@@ -92,10 +97,18 @@ class TextGymEnv(MultiTurnEnv):
         Raises:
             InvalidConfig: it is not, or does not speak in texts.
         """
-        self.idle: list[WorkerProcess] = []  # of all episodes: they share this list
-        worker = self._worker()
+        config = self.config
+        # of all episodes, which are copies of this object
+        self.workers = gym_workers(
+            "text",
+            config.make,
+            config.task,
+            json.dumps(config.options),
+            size=MOST_EPISODES,
+            python=config.python,
+        )
         try:
-            await worker.ask({"seed": 0}, RESET_S)
+            await self.workers.ask({"seed": 0}, RESET_S)
         except WorkerRefused as error:
             raise InvalidConfig(
                 f"{self.config.make}({self.config.task!r}) cannot be played.",
@@ -103,7 +116,6 @@ class TextGymEnv(MultiTurnEnv):
                 "Set env.make, env.task and env.options, and env.python to a Python that has the "
                 "package.",
             ) from error
-        self.idle.append(worker)
 
     async def get_next_item(self) -> dict[str, Any]:
         """A seed of the training split."""
@@ -118,12 +130,13 @@ class TextGymEnv(MultiTurnEnv):
 
     async def reset(self, task: Any) -> str:
         """The first observation; a process is this episode's alone until it ends."""
-        self.worker = self.idle.pop() if self.idle else self._worker()
+        self.worker = await self.workers.take()
         self.observations: list[str] = []
         return self._message(await self.worker.ask({"seed": task["seed"]}, RESET_S))
 
     async def step(self, reply: Reply) -> Step:
         """Play the policy's answer."""
+        assert self.worker is not None, "an episode begins with its reset"  # noqa: S101
         played = await self.worker.ask({"action": reply.text}, STEP_S)
         return Step(
             messages=self._message(played),
@@ -135,13 +148,8 @@ class TextGymEnv(MultiTurnEnv):
 
     def close(self) -> None:
         """The next episode may have the process; one that was killed starts anew."""
-        self.idle.append(self.worker)
-
-    def _worker(self) -> WorkerProcess:
-        config = self.config
-        return gym_worker(
-            "text", config.make, config.task, json.dumps(config.options), python=config.python
-        )
+        if self.worker is not None:
+            self.workers.give_back(self.worker)
 
     def _message(self, played: Any) -> str:
         self.observations.append(played["observation"])

@@ -1,9 +1,18 @@
 """A child process that is asked one thing at a time and killed, with all that it started, when it
 takes too long.
 
-Both sides speak lines of JSON. The child's first line says that it is ready, or why it cannot be.
-Time is the parent's, so nothing in the child can put its limit off; a late or broken answer is
-none.
+Both sides speak lines of JSON. The child's first line says that it is ready, or why it cannot be;
+each answer repeats its question's id, so that nothing said before a question is an answer to it.
+Time is the parent's, so nothing in the child can put its limit off. An answer that does not come is
+an error with a name of its own, and costs the child its life.
+
+    EnvironmentFailed
+    ├── WorkerTimedOut       scorer_timeout   no answer within the limit
+    ├── WorkerOutOfMemory    scorer_memory    more memory than the limit, or than the machine has
+    ├── WorkerExited         scorer_exited    ended while it was asked
+    ├── WorkerSaidTooMuch    scorer_output    printed or answered too much, or what is no answer
+    ├── WorkerRefused        scorer_error     raised
+    └── WorkerLost           worker_lost      could not be started: not the fault of what it ran
 """
 
 from __future__ import annotations
@@ -11,23 +20,36 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import json
+import os
+import secrets
+import shutil
+import signal
 import socket
 import sys
-from collections.abc import Mapping, Sequence
+import tempfile
+import time
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any, NoReturn
 
 from halteres.config import environ
 from halteres.errors import EnvironmentFailed
 from halteres.process import Child
 
-GYM_WORKER = Path(__file__).with_name("gym_worker.py")
-
-START_S = 120.0
-"""How long another package may take to be imported, and its data set or environment to be made."""
-
 LONGEST_ANSWER = 1 << 20
 """Bytes of one line from the child."""
+
+MOST_SHOWN = 64 << 10
+"""Bytes printed since a question that go on to this process's standard error."""
+
+LONGEST_TAIL = 2000
+"""Bytes printed last, which say why a child could not be started."""
+
+EXITS_WITHIN_S = 1.0
+"""A child that has closed its connection is ending; after this it is ended."""
+
+VMSTAT = Path("/proc/vmstat")
 
 
 class WorkerTimedOut(EnvironmentFailed):
@@ -36,10 +58,22 @@ class WorkerTimedOut(EnvironmentFailed):
     code = "scorer_timeout"
 
 
-class WorkerLost(EnvironmentFailed):
-    """The worker ended, or said what is no JSON."""
+class WorkerOutOfMemory(EnvironmentFailed):
+    """It wanted more memory than its limit, or the machine had none left."""
 
-    code = "worker_lost"
+    code = "scorer_memory"
+
+
+class WorkerExited(EnvironmentFailed):
+    """The worker ended while it was asked: `os._exit`, `sys.exit`, a signal."""
+
+    code = "scorer_exited"
+
+
+class WorkerSaidTooMuch(EnvironmentFailed):
+    """It printed or wrote more than its limit, or answered what is no answer."""
+
+    code = "scorer_output"
 
 
 class WorkerRefused(EnvironmentFailed):
@@ -48,15 +82,35 @@ class WorkerRefused(EnvironmentFailed):
     code = "scorer_error"
 
 
-def gym_worker(
-    kind: Literal["reasoning", "text"], *arguments: str, python: str | None = None
-) -> WorkerProcess:
-    """A worker that runs another package's environment (`gym_worker`), by a Python that has the
-    package.
-    """
-    return WorkerProcess(
-        (python or sys.executable, str(GYM_WORKER), kind, *arguments), start_within_s=START_S
-    )
+class WorkerLost(EnvironmentFailed):
+    """The worker could not be started, or was ended from outside."""
+
+    code = "worker_lost"
+
+
+SAID = {
+    kind.code: kind for kind in (WorkerOutOfMemory, WorkerExited, WorkerSaidTooMuch, WorkerLost)
+}
+"""What a child says of itself; anything else is `WorkerRefused`."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class WorkerLimits:
+    """What one worker may use. None: no limit."""
+
+    memory_bytes: int | None = 2 << 30  # of address space, each of its processes
+    # of its life, which ends in order when it was busy for half of that
+    cpu_s: int | None = 600
+    # each file that it writes, its scratch folder in a cage, and what it prints for one question
+    file_bytes: int | None = 16 << 20
+    open_files: int | None = 256
+    processes: int = 32  # and threads, in a cage alone
+    calls: int | None = 1000  # it is replaced after so many answers
+
+
+NO_LIMITS = WorkerLimits(
+    memory_bytes=None, cpu_s=None, file_bytes=None, open_files=None, calls=None
+)
 
 
 class WorkerProcess:
@@ -64,35 +118,74 @@ class WorkerProcess:
 
     _reader: asyncio.StreamReader  # of the child, while there is one
     _writer: asyncio.StreamWriter
+    _printed: _Printed
 
-    def __init__(self, command: Sequence[str], *, start_within_s: float) -> None:
+    def __init__(
+        self,
+        command: Sequence[str],
+        *,
+        start_within_s: float,
+        limits: WorkerLimits = NO_LIMITS,
+        environment: Mapping[str, str] | None = None,
+    ) -> None:
+        """Remember how to start it.
+
+        Args:
+            limits: those that are this side's to hold: what it prints, and when it is replaced.
+            environment: its variables; by default ours without secrets. `TMPDIR` is a folder of its
+                own, which is removed after its end.
+        """
         self._command, self._start_within_s = tuple(command), start_within_s
+        self._limits, self._environment = limits, environment
         self._child: Child | None = None
         self._turn = asyncio.Lock()
+        self._num_answers, self._busy_s, self._num_killed_before = 0, 0.0, 0
+
+    @property
+    def is_running(self) -> bool:
+        """Whether there is a child that the next question need not wait for."""
+        return self._child is not None and self._child.exit_code is None
+
+    @property
+    def is_ready(self) -> bool:
+        """Whether it would answer at once."""
+        return self.is_running and not self._turn.locked()
+
+    async def start(self) -> None:
+        """Have a child that is ready.
+
+        Raises:
+            WorkerTimedOut: it was not ready in time.
+            WorkerLost: it could not be started.
+            WorkerRefused: its code raised.
+        """
+        async with self._turn:
+            if not self.is_running:
+                await self._start()
 
     async def ask(self, question: Mapping[str, Any], within_s: float) -> Mapping[str, Any]:
         """The child's answer; a child that has to be started first is given the time for that, too.
 
+        After an error the child is gone.
+
         Raises:
             WorkerTimedOut: it took longer than the limit, or did not become ready in time.
-            WorkerLost: it ended.
-            WorkerRefused: its code raised. It is not used again after that.
+            WorkerOutOfMemory, WorkerExited, WorkerSaidTooMuch, WorkerRefused: what its code did.
+            WorkerLost: it could not be started.
         """
         async with self._turn:
-            if self._child is None:
-                # unlike a pipe's, our end can be closed whoever holds theirs
-                ours, theirs = socket.socketpair()
-                with theirs:
-                    self._reader, self._writer = await asyncio.open_connection(
-                        sock=ours, limit=LONGEST_ANSWER
-                    )
-                    end, environment = theirs.fileno(), environ.for_sandboxed()
-                    self._child = Child(
-                        self._command, environment=environment, stdin=end, stdout=end
-                    )
-                await self._answer(self._start_within_s)
-            self._writer.write(json.dumps(question).encode() + b"\n")
-            return await self._answer(within_s)
+            if not self.is_running:
+                await self._start()
+            number = secrets.token_hex(8)
+            self._printed.num_bytes = 0
+            self._writer.write(json.dumps({**question, "id": number}).encode() + b"\n")
+            began = time.monotonic()
+            answer = await self._answer(within_s, number)
+            self._num_answers += 1
+            self._busy_s += time.monotonic() - began
+            if self._is_worn():
+                self.kill()
+            return answer
 
     def kill(self) -> None:
         """End the child and all that it started, at once."""
@@ -100,32 +193,170 @@ class WorkerProcess:
         if child is not None:
             child.kill()
             self._writer.transport.abort()
+            self._printed.close()
 
-    async def _answer(self, within_s: float) -> Mapping[str, Any]:
-        """The next line; a child that does not give one is killed."""
+    def _is_worn(self) -> bool:
+        calls, cpu_s = self._limits.calls, self._limits.cpu_s
+        had_its_calls = calls is not None and self._num_answers >= calls
+        return had_its_calls or (cpu_s is not None and self._busy_s > cpu_s / 2)
+
+    async def _start(self) -> None:
+        self.kill()
+        self._num_answers, self._busy_s = 0, 0.0
+        self._num_killed_before = _num_killed_for_memory()
+        # unlike a pipe's, our end can be closed whoever holds theirs
+        ours, theirs = socket.socketpair()
+        listening, printing = socket.socketpair()
+        with theirs, printing:
+            self._reader, self._writer = await asyncio.open_connection(
+                sock=ours, limit=LONGEST_ANSWER
+            )
+            most = self._limits.file_bytes
+            _, self._printed = await asyncio.get_running_loop().create_connection(
+                lambda: _Printed(most, self.kill), sock=listening
+            )
+            scratch = tempfile.mkdtemp(prefix="halteres-worker-")
+            environment = self._environment
+            if environment is None:
+                environment = environ.for_sandboxed()
+            try:
+                self._child = Child(
+                    self._command,
+                    environment={**environment, "TMPDIR": scratch},
+                    stdin=theirs.fileno(),
+                    stdout=theirs.fileno(),
+                    stderr=printing.fileno(),
+                    before_exit=lambda: shutil.rmtree(scratch, ignore_errors=True),
+                )
+            except OSError as error:
+                shutil.rmtree(scratch, ignore_errors=True)
+                self._writer.transport.abort()
+                self._printed.close()
+                raise WorkerLost("The worker could not be started.", f"{error}.") from error
+        await self._answer(self._start_within_s, None)
+
+    async def _answer(self, within_s: float, number: str | None) -> Mapping[str, Any]:
+        """The next line, which repeats the question's number, or is the first; a child that does
+        not give one is killed.
+        """
         try:
             async with asyncio.timeout(within_s):
-                line = await self._reader.readline()
-            answer: Any = None
-            with contextlib.suppress(ValueError):
-                answer = json.loads(line)
-            if not isinstance(answer, dict):
-                what = (
-                    f"The worker wrote {line[:80]!r}, which is no object."
-                    if line
-                    else "The worker ended."
-                )
-                raise WorkerLost(what)
-            if "error" in answer:
-                raise WorkerRefused(str(answer["error"]))
-            return answer
+                line = await self._next_line()
+            if not line.endswith(b"\n"):
+                await self._raise_ended(was_asked=number is not None)
+            return _read(line, number)
         except BaseException as error:  # cancellation, too
             self.kill()
             if isinstance(error, TimeoutError):
                 raise WorkerTimedOut(
                     "No answer came in time.", f"The limit is {within_s:g} s."
                 ) from error
-            # the child ended as it was asked; a line without an end
-            if isinstance(error, OSError | ValueError):
-                raise WorkerLost("The worker ended.", f"{error}.") from error
             raise
+
+    async def _next_line(self) -> bytes:
+        """Without an end of line where the child has ended."""
+        try:
+            return await self._reader.readline()
+        except ValueError as error:
+            raise WorkerSaidTooMuch(
+                "The worker's answer is too long.", f"The limit is {LONGEST_ANSWER} bytes."
+            ) from error
+        except OSError:
+            return b""
+
+    async def _raise_ended(self, was_asked: bool) -> NoReturn:
+        """Say how it ended."""
+        child, printed = self._child, self._printed
+        if printed.is_too_much:
+            raise WorkerSaidTooMuch(
+                "The worker printed too much.", f"The limit is {self._limits.file_bytes} bytes."
+            )
+        if child is None:
+            raise WorkerLost("The worker was ended from outside.")
+        code: int | None = None
+        with contextlib.suppress(TimeoutError):
+            async with asyncio.timeout(EXITS_WITHIN_S):
+                code = await asyncio.wrap_future(child.exit)
+        end = _end(code)
+        if not was_asked:
+            raise WorkerLost("The worker ended as it started.", printed.last_words() or f"{end}.")
+        if end == "SIGKILL" and _num_killed_for_memory() != self._num_killed_before:
+            raise WorkerOutOfMemory("The worker was killed.", "The machine had no memory left.")
+        if end == "SIGXCPU":
+            raise WorkerTimedOut(
+                "The worker computed for too long.", f"The limit is {self._limits.cpu_s} CPU s."
+            )
+        raise WorkerExited("The worker ended as it was asked.", f"{end}.")
+
+
+class _Printed(asyncio.Protocol):
+    """What a child prints: the beginning goes on to our own standard error, too much ends it."""
+
+    def __init__(self, most: int | None, end: Callable[[], None]) -> None:
+        self.num_bytes = 0  # since the last question
+        self.is_too_much = False
+        self._most, self._end, self._tail = most, end, b""
+        self._transport: asyncio.BaseTransport | None = None
+
+    def connection_made(self, transport: asyncio.BaseTransport) -> None:
+        self._transport = transport
+
+    def data_received(self, data: bytes) -> None:
+        shown = data[: max(0, MOST_SHOWN - self.num_bytes)]
+        self.num_bytes += len(data)
+        self._tail = (self._tail + data)[-LONGEST_TAIL:]
+        if shown:
+            with contextlib.suppress(OSError):
+                os.write(sys.stderr.fileno(), shown)
+        if self._most is not None and self.num_bytes > self._most:
+            self.is_too_much = True
+            self._end()
+
+    def last_words(self) -> str:
+        """Its last lines."""
+        return self._tail.decode(errors="replace").strip()
+
+    def close(self) -> None:
+        if self._transport is not None:
+            self._transport.close()
+
+
+def _read(line: bytes, number: str | None) -> Mapping[str, Any]:
+    """An answer from its line."""
+    answer: Any = None
+    with contextlib.suppress(ValueError, RecursionError):
+        answer = json.loads(line, parse_constant=_refuse_constant)
+    if not isinstance(answer, dict) or answer.pop("id", None) != number:
+        what = f"The worker wrote {line[:80]!r}, which is no answer to its question."
+        if number is None:
+            raise WorkerLost(what)
+        raise WorkerSaidTooMuch(what)
+    if "error" in answer:
+        kind = SAID.get(str(answer.get("code")), WorkerRefused)
+        raise kind(str(answer["error"]))
+    return answer
+
+
+def _refuse_constant(name: str) -> NoReturn:
+    """NaN and the infinities are no JSON."""
+    raise ValueError(name)
+
+
+def _end(code: int | None) -> str:
+    """How a process ended, by its exit code; in a cage 128 and the number of a signal."""
+    if code is None:
+        return "It closed its connection"
+    number = code - 128 if code > 128 else -code
+    with contextlib.suppress(ValueError):
+        return signal.Signals(number).name
+    return f"Its exit code is {code}"
+
+
+def _num_killed_for_memory() -> int:
+    """Processes that the kernel has killed since boot because there was no memory left."""
+    with contextlib.suppress(OSError):
+        for line in VMSTAT.read_text(encoding="utf-8").splitlines():
+            name, _, number = line.partition(" ")
+            if name == "oom_kill":
+                return int(number)
+    return 0

@@ -1,0 +1,262 @@
+"""Cages: worker processes that see nothing of this machine but Python, and change nothing of it.
+
+Owns: what a worker may use and see, the pool that asks it, whether this machine has cages. Never:
+what is asked. Guarantees: code in a cage reads no file that it is not shown, writes none but in a
+scratch folder that ends with it, reaches no network and no process outside, and is gone when the
+pool is closed or this process ends, however it ends. `cage_entry` is the way in.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import functools
+import json
+import sys
+from collections import deque
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any, Literal
+
+from halteres import process
+from halteres.config import environ
+from halteres.environments.worker_process import (
+    NO_LIMITS,
+    WorkerLimits,
+    WorkerLost,
+    WorkerProcess,
+)
+from halteres.errors import EnvironmentFailed, InvalidConfig
+
+__all__ = ["CagePolicy", "WorkerLimits", "WorkerPool", "cage_missing", "gym_workers"]
+
+CagePolicy = Literal["auto", "on", "off"]
+"""Of `env.cage`: whose scorers go into a cage: the unsafe ones, all, none."""
+
+ENTRY = Path(__file__).with_name("cage_entry.py")
+GYM_WORKER = Path(__file__).with_name("gym_worker.py")
+
+SCRATCH = "/scratch"
+"""The working folder in a cage."""
+
+START_S = 120.0
+"""How long another package may take to be imported, and its data set or environment to be made."""
+
+TRIED_WITHIN_S = 30.0
+
+REASONS = {
+    "/proc/sys/user/max_user_namespaces": "0",
+    "/proc/sys/kernel/unprivileged_userns_clone": "0",
+    "/proc/sys/kernel/apparmor_restrict_unprivileged_userns": "1",
+}
+"""Settings of Linux that forbid namespaces, with the value that does."""
+
+
+@functools.cache
+def cage_missing() -> str | None:
+    """One sentence that says what this machine lacks for cages; None where they work.
+
+    A cage is started for that, once per process, and tests itself.
+    """
+    if sys.platform != "linux":
+        return f"Cages need Linux: there are no namespaces on {sys.platform}."
+    command = _command((sys.executable, "-c", "print('{}')"), WorkerLimits(), caged=True)
+    try:
+        ended = process.run_caught(command, Path("/"), TRIED_WITHIN_S)
+    except (OSError, TimeoutError) as error:
+        return f"No cage could be started here: {error}."
+    said: Any = None
+    with contextlib.suppress(ValueError):
+        said = json.loads(ended.out)
+    if said == {}:
+        return None
+    why = ended.err[-200:]
+    if isinstance(said, dict):
+        why = str(said.get("error"))
+    return f"This machine allows no cage{_setting()}: {why}"
+
+
+def _setting() -> str:
+    """The setting of this machine that forbids namespaces, where one is known."""
+    for file, forbids in REASONS.items():
+        with contextlib.suppress(OSError):
+            if Path(file).read_text(encoding="ascii").strip() == forbids:
+                name = file.removeprefix("/proc/sys/").replace("/", ".")
+                return f" (sysctl {name} is {forbids})"
+    return ""
+
+
+def _command(
+    command: Sequence[str],
+    limits: WorkerLimits,
+    *,
+    caged: bool,
+    readable: Sequence[Path] = (),
+    stays: bool = False,
+) -> tuple[str, ...]:
+    """The command that starts `command` behind `cage_entry`, by the same Python."""
+    python, *arguments = command
+    given = {
+        "memory_bytes": limits.memory_bytes,
+        "cpu_s": limits.cpu_s,
+        "file_bytes": limits.file_bytes,
+        "open_files": limits.open_files,
+    }
+    options = [f"{name}={value}" for name, value in given.items() if value is not None]
+    if caged:
+        options += ["caged=1", f"processes={limits.processes}", f"scratch={SCRATCH}"]
+        options += [f"hidden={Path.home()}", *(f"readable={path}" for path in readable)]
+    elif stays:
+        options.append("stays=1")
+    return (python, "-E", "-s", "-S", str(ENTRY), *options, "--", *arguments)
+
+
+class WorkerPool:
+    """Alike workers, each asked one thing at a time, and replaced after any error."""
+
+    def __init__(
+        self,
+        command: Sequence[str],
+        *,
+        size: int,
+        limits: WorkerLimits,
+        caged: bool,
+        readable: Sequence[Path] = (),
+        start_within_s: float,
+        environment: Mapping[str, str] | None = None,
+    ) -> None:
+        """Start none yet: the first question does.
+
+        Args:
+            command: a Python and its arguments: what speaks `worker_process`'s lines.
+            size: workers at most, and questions at once.
+            readable: files and folders that a cage shows; every user of a machine may read what is
+                shown, so that no folder may hold the user's home.
+            start_within_s: until a worker is ready.
+            environment: variables of workers outside a cage, which then work in this process's
+                folder; by default few variables, and a scratch folder.
+
+        Raises:
+            InvalidConfig: a readable path would show the user's home.
+        """
+        shown = tuple(path.expanduser().absolute() for path in readable)
+        for path in shown:
+            if Path.home().resolve().is_relative_to(path.resolve()):
+                raise InvalidConfig(
+                    f"A cage may not show {path}.",
+                    "It holds this user's home, and with it keys and logins.",
+                    "Name single files and folders.",
+                )
+        self._size, self._limits, self._start_within_s = size, limits, start_within_s
+        self._command = _command(
+            command, limits, caged=caged, readable=shown, stays=environment is not None
+        )
+        self._environment = environment
+        if environment is None or caged:
+            self._environment = environ.for_caged()
+        self._idle = deque[WorkerProcess]()
+        self._held = set[WorkerProcess]()
+        self._places = asyncio.Semaphore(size)
+        # each start is a core's work for a moment, or for seconds
+        self._starts = asyncio.Semaphore(process.usable_cores())
+        self._starting = set[asyncio.Task[None]]()
+        self._is_closed = False
+
+    @property
+    def num_running(self) -> int:
+        """Workers that have been started and have not ended."""
+        return sum(worker.is_running for worker in (*self._idle, *self._held))
+
+    async def ask(self, question: Mapping[str, Any], within_s: float) -> Mapping[str, Any]:
+        """The answer of any free worker. Questions wait for one in the order in which they came;
+        each of those before them ends within its own limit.
+
+        Raises:
+            EnvironmentFailed: one of `worker_process`'s, by what the worker did.
+        """
+        worker = await self.take()
+        try:
+            if not worker.is_running:
+                await self._start(worker)
+            return await worker.ask(question, within_s)
+        finally:
+            self.give_back(worker)
+
+    async def take(self) -> WorkerProcess:
+        """A worker that is the caller's alone until it is given back: for an episode of many
+        questions.
+        """
+        await self._places.acquire()
+        if self._is_closed:
+            self._places.release()
+            raise WorkerLost("The workers have been closed.")
+        worker = self._free()
+        self._held.add(worker)
+        return worker
+
+    def give_back(self, worker: WorkerProcess) -> None:
+        """Let the next question have it. One that has ended is started again meanwhile."""
+        self._held.discard(worker)
+        self._places.release()
+        if self._is_closed:
+            worker.kill()
+            return
+        self._idle.append(worker)
+        if not worker.is_running:
+            task = asyncio.get_running_loop().create_task(
+                self._start_ahead(worker), name="start of a worker"
+            )
+            self._starting.add(task)
+            task.add_done_callback(self._starting.discard)
+
+    def close(self) -> None:
+        """Kill all of them, and all that they started."""
+        self._is_closed = True
+        for task in self._starting:
+            task.cancel()
+        for worker in (*self._idle, *self._held):
+            worker.kill()
+
+    def _free(self) -> WorkerProcess:
+        """One that runs, else one that is being started, else a new one."""
+        for worker in self._idle:
+            if worker.is_ready:
+                self._idle.remove(worker)
+                return worker
+        if self._idle:
+            return self._idle.popleft()
+        return WorkerProcess(
+            self._command,
+            start_within_s=self._start_within_s,
+            limits=self._limits,
+            environment=self._environment,
+        )
+
+    async def _start(self, worker: WorkerProcess) -> None:
+        async with self._starts:
+            await worker.start()
+
+    async def _start_ahead(self, worker: WorkerProcess) -> None:
+        # the next question starts it again, and says why that fails
+        with contextlib.suppress(EnvironmentFailed):
+            await self._start(worker)
+
+
+def gym_workers(
+    kind: Literal["reasoning", "text"],
+    *arguments: str,
+    size: int,
+    python: str | None = None,
+    limits: WorkerLimits = NO_LIMITS,
+) -> WorkerPool:
+    """Workers that run another package's environment (`gym_worker`), by a Python that has the
+    package. They are in no cage: the package is the user's own choice.
+    """
+    return WorkerPool(
+        (python or sys.executable, str(GYM_WORKER), kind, *arguments),
+        size=size,
+        limits=limits,
+        caged=False,
+        start_within_s=START_S,
+        environment=environ.for_sandboxed(),
+    )
