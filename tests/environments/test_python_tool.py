@@ -44,7 +44,7 @@ async def test_every_use_begins_with_nothing() -> None:
         ("x = bytearray(1 << 31)", "MemoryError"),
         ("raise SystemExit(3)", "ended with exit code 3"),
         ("import os; os.abort()", "ended by signal 6"),
-        ("import os; os.kill(os.getppid(), 9)", "ended with all that it had started"),
+        ("import os; os.kill(os.getppid(), 9)", "ended, and the process that ran it"),
         ("open('big', 'wb').write(b'x' * (1 << 25))", "OSError"),
         ("a\0b", "null bytes"),
         ("'\ud800'", "half a character"),
@@ -53,7 +53,9 @@ async def test_every_use_begins_with_nothing() -> None:
     ],
 )
 async def test_the_limit_that_ended_it_is_shown(code: str, says: str) -> None:
-    result = await PythonTool(timeout_s=0.5).run(code)
+    # the others need their time on a busy machine
+    timeout_s = 0.5 if "timed out" in says else 30.0
+    result = await PythonTool(timeout_s=timeout_s).run(code)
     assert result.failure is not None
     assert says in result.failure
     assert says in result.shown

@@ -248,15 +248,20 @@ def gym_workers(
     size: int,
     python: str | None = None,
     limits: WorkerLimits = NO_LIMITS,
+    caged: bool = False,
 ) -> WorkerPool:
     """Workers that run another package's environment (`gym_worker`), by a Python that has the
-    package. They are in no cage: the package is the user's own choice.
+    package. By default they are in no cage: the package is the user's own choice.
     """
+    environment = None
+    if not caged:
+        environment = environ.for_sandboxed()
     return WorkerPool(
         (python or sys.executable, str(GYM_WORKER), kind, *arguments),
         size=size,
         limits=limits,
-        caged=False,
+        caged=caged,
+        readable=(GYM_WORKER,),
         start_within_s=START_S,
-        environment=environ.for_sandboxed(),
+        environment=environment,
     )

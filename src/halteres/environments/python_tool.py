@@ -49,9 +49,9 @@ class PythonResult:
 
     @property
     def shown(self) -> str:
-        """The output, then the errors, for the policy."""
-        texts = [text for text in (self.output.rstrip("\n"), self.errors) if text]
-        return "\n".join(texts) or "(It printed nothing.)"
+        """The output, then the errors or what ended the code, for the policy."""
+        texts = (self.output.rstrip("\n"), self.errors or self.failure)
+        return "\n".join(filter(None, texts)) or "(It printed nothing.)"
 
 
 class PythonTool:
@@ -169,7 +169,7 @@ class PythonTool:
         )
 
     def _result(self, answer: Mapping[str, Any]) -> PythonResult:
-        code, errors = answer["code"], str(answer["errors"])
+        code, errors = answer["exit_code"], str(answer["errors"])
         if code is None:
             late = f"Execution timed out after {self.timeout_s:g} seconds."
             return PythonResult(output="", errors=late, failure=late)
@@ -186,7 +186,7 @@ class PythonTool:
         if isinstance(error, WorkerTimedOut):
             why = f"Execution timed out after {self.timeout_s:g} seconds."
         else:
-            why = f"Execution was ended with all that it had started: {error.what}"
+            why = f"Execution was ended, and the process that ran it: {error.sentence}"
         return PythonResult(output="", errors=why, failure=why)
 
 

@@ -3,22 +3,22 @@ Halteres, so nothing of it is imported here.
 
     python python_worker.py
 
-A line of JSON {code, within_s, most_shown, usual_imports} is answered by a line {output, errors,
-code}: what was printed and the errors, cut, and the exit code, which is negative for a signal and
-null where the time was up. The code runs in a Python of its own, whose folder is empty and whose
-standard input has ended.
+It speaks `worker_process`'s lines. A question {code, within_s, most_shown, usual_imports} is
+answered by {output, errors, exit_code}: what was printed and the errors, cut, and the exit code,
+which is negative for a signal and null where the time was up. The code runs in a Python of its own,
+whose folder is empty and whose standard input has ended.
 """
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import subprocess
 import sys
-import tempfile
 import time
 from collections.abc import Mapping
-from typing import IO, Any
+from typing import Any
 
 USUAL_IMPORTS = "; ".join(
     (
@@ -60,23 +60,32 @@ def main() -> None:
 
     send({})
     for line in sys.stdin:
-        send(run(**json.loads(line)))
+        question = json.loads(line)
+        number = question.pop("id")
+        try:
+            answer = run(**question)
+        except Exception as error:  # noqa: BLE001 - the code's own reach no further than its process
+            answer = {"error": f"{type(error).__name__}: {error}", "code": "worker_lost"}
+        send({**answer, "id": number})
 
 
 def run(code: str, within_s: float, most_shown: int, usual_imports: bool) -> Mapping[str, Any]:
     """Run the code, and a second time with the usual imports where a name was not defined."""
     ends = time.monotonic() + within_s
     answer = run_once(code, ends, most_shown)
-    is_unknown_name = answer["code"] and "is not defined" in answer["errors"]
+    is_unknown_name = answer["exit_code"] and "is not defined" in answer["errors"]
     if usual_imports and is_unknown_name:
-        answer = run_once(f"{USUAL_IMPORTS}\n{code}", ends, most_shown)
+        # what the code left running may leave no room for another process
+        with contextlib.suppress(OSError):
+            answer = run_once(f"{USUAL_IMPORTS}\n{code}", ends, most_shown)
     return answer
 
 
 def run_once(code: str, ends: float, most_shown: int) -> Mapping[str, Any]:
     """Run the code until it ends, or until the monotonic clock shows `ends`."""
-    # without names: the code may write, move and delete whatever has one here
-    with tempfile.TemporaryFile(dir=".") as output, tempfile.TemporaryFile(dir=".") as errors:
+    # in memory, where they take none of the room that the code has for files
+    output, errors = os.memfd_create("output"), os.memfd_create("errors")
+    try:
         process = subprocess.Popen(
             [sys.executable, "-c", code], stdin=subprocess.DEVNULL, stdout=output, stderr=errors
         )
@@ -89,16 +98,18 @@ def run_once(code: str, ends: float, most_shown: int) -> Mapping[str, Any]:
         return {
             "output": shown(output, most_shown),
             "errors": shown(errors, most_shown).strip(),
-            "code": exit_code,
+            "exit_code": exit_code,
         }
+    finally:
+        os.close(output)
+        os.close(errors)
 
 
-def shown(file: IO[bytes], most: int) -> str:
-    """The text of a file; of a longer one the beginning, a mark that tells how much was left out,
-    and the end.
+def shown(file: int, most: int) -> str:
+    """The text of an open file; of a longer one the beginning, a mark that tells how much was left
+    out, and the end.
     """
-    file.seek(0)
-    text = file.read().decode(errors="replace")
+    text = os.pread(file, os.fstat(file).st_size, 0).decode(errors="replace")
     if len(text) <= most:
         return text
     half = most // 2
