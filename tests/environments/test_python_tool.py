@@ -122,8 +122,8 @@ async def played(answers: list[str], place: Place, listener: socket.socket) -> l
 
 async def test_hostile_scripts_are_results_and_leave_nothing(tmp_path: Path) -> None:
     with listening(tmp_path) as (place, listener):
-        results = await played(hostile_answers(place)[:130:6], place, listener)
-    assert sum(result.failure is not None for result in results) > 10
+        results = await played(hostile_answers(place)[:130:9], place, listener)
+    assert sum(result.failure is not None for result in results) >= 5
 
 
 @pytest.mark.runs

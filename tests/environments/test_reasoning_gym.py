@@ -263,7 +263,7 @@ async def test_hostile_answers_are_scored_or_fail_by_name_and_leave_nothing(
         seed = int(place.word)
         async with reasoning(task="countdown", python=other_python, task_seed=seed) as env:
             item, found = await env.item(0), list[float | str]()
-            for answer in hostile_answers(place)[::6]:
+            for answer in hostile_answers(place)[::12]:
                 try:
                     found.append(await env.score_answer(item, f"<answer>{answer}</answer>"))
                 except EnvironmentFailed as failure:
