@@ -263,7 +263,8 @@ def test_variables_of_the_environment_are_read_in_one_place(modules: Modules, na
     wrong = [
         f"{module}:{node.lineno} uses {name}"
         for module, tree in modules
-        if module != "config.environ"
+        # a cage's way in has none of Halteres, and hands its variables on
+        if module not in ("config.environ", "environments.cage_entry")
         for node in ast.walk(tree)
         if isinstance(node, ast.Attribute)
         and node.attr == attribute

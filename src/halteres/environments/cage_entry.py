@@ -50,6 +50,8 @@ MACHINES = {"x86_64": (0xC000003E, 0), "aarch64": (0xC00000B7, 1)}
 """The kernel's number of a processor's kind, and the column of the system calls' numbers."""
 
 REFUSED = {
+    "unshare": (272, 97),
+    "setns": (308, 268),
     "add_key": (248, 217),
     "request_key": (249, 218),
     "keyctl": (250, 219),
@@ -58,10 +60,11 @@ REFUSED = {
     "perf_event_open": (298, 241),
     "userfaultfd": (323, 282),
 }
-"""System calls that a worker may not make: key rings are in no namespace, io_uring makes sockets
-past a filter, and it needs none of the others, which look deep into the kernel.
+"""System calls that a worker may not make. In a user namespace of its own it would have every right
+again; key rings are in no namespace; io_uring makes sockets past a filter; it needs none of the
+others, which look deep into the kernel.
 """
-SOCKET, CLONE3, CLOSE_RANGE = (41, 198), 435, 436
+CLONE, SOCKET, CLONE3, CLOSE_RANGE = (56, 220), (41, 198), 435, 436
 # Sockets that a worker may make. One to a virtual machine's host (AF_VSOCK) is in no namespace.
 FAMILIES = (1, 2, 10)
 
@@ -109,14 +112,14 @@ def main() -> None:
             test(options["hidden"], shown)
         else:
             if "stays" not in options:
-                os.chdir(os.environ["TMPDIR"])  # noqa: TID251 - the parent gives few variables
+                os.chdir(os.environ["TMPDIR"])
             limit(options)
         os.execv(sys.executable, [sys.executable, *sys.argv[end + 1 :]])  # noqa: S606 - no shell
     except (OSError, NoCage) as error:
         why = f"It could not {doing}: {error}."
         for quote in '"\\\n':
             why = why.replace(quote, " ")
-        os.write(1, f'{{"error": "{why}", "code": "no_cage"}}\n'.encode())
+        os.write(1, f'{{"error": "{why}", "code": "worker_lost"}}\n'.encode())
         os._exit(1)
 
 
@@ -132,9 +135,7 @@ def enter_namespaces() -> int:
         # root reads what any of its users own, until the worker is nobody
         maps = {kind: "\n".join(f"{at} {at} {num}" for at, num in ids(kind)) for kind in maps}
     unshare(maps, is_root=worker != user)
-    # none within these, in which a worker would have every right again
-    write("/proc/sys/user/max_user_namespaces", "0")
-    lifeline = os.environ.pop("HALTERES_LIFELINE_FD", None)  # noqa: TID251 - not for the worker
+    lifeline = os.environ.pop("HALTERES_LIFELINE_FD", None)
     if lifeline is not None:
         end_with(int(lifeline))
     ours, its = os.pipe()
@@ -225,7 +226,7 @@ def stay_as_first_process() -> None:
 
 def work_in(scratch: str) -> None:
     """Make it the working folder, the home, and the place of temporary files."""
-    os.environ.update(HOME=scratch, TMPDIR=scratch)  # noqa: TID251 - for the worker
+    os.environ.update(HOME=scratch, TMPDIR=scratch)
     os.chdir(scratch)
     os.umask(0o077)
 
@@ -236,9 +237,13 @@ def limit(options: dict[str, str]) -> None:
         if name in LIMITS:
             allowed = resource.getrlimit(LIMITS[name])[1]
             most = int(value)
+            hard = most
+            if name == "cpu_s":
+                # until then its signal can be told from others
+                hard += 1
             if allowed != resource.RLIM_INFINITY:
-                most = min(most, allowed)
-            resource.setrlimit(LIMITS[name], (most, most))
+                most, hard = min(most, allowed), min(hard, allowed)
+            resource.setrlimit(LIMITS[name], (most, hard))
 
 
 def drop_rights(user: int, machine: str) -> None:
@@ -262,7 +267,7 @@ def filter_calls(architecture: int, column: int) -> None:
     """Refuse `REFUSED`, and sockets of other families: a program that the kernel runs before every
     system call (seccomp).
     """
-    load, equal, at_least, answer = 0x20, 0x15, 0x35, 0x06
+    load, equal, at_least, has, answer = 0x20, 0x15, 0x35, 0x45, 0x06
     allow, refuse = (answer, 0, 0, 0x7FFF0000), (answer, 0, 0, 0x00050000 | errno.EPERM)
     # fields of a call: 4 its architecture, 0 its number, 16 its first argument
     program = [(load, 0, 0, 4), (equal, 1, 0, architecture), refuse, (load, 0, 0, 0)]
@@ -272,6 +277,8 @@ def filter_calls(architecture: int, column: int) -> None:
     program += [(equal, 0, 1, CLONE3), (answer, 0, 0, 0x00050000 | errno.ENOSYS)]
     for numbers in REFUSED.values():
         program += [(equal, 0, 1, numbers[column]), refuse]
+    program += [(equal, 0, 4, CLONE[column]), (load, 0, 0, 16), (has, 0, 1, NAMESPACES)]
+    program += [refuse, allow]
     program += [(equal, 0, 2 + len(FAMILIES), SOCKET[column]), (load, 0, 0, 16)]
     program += [(equal, len(FAMILIES) - at, 0, one) for at, one in enumerate(FAMILIES)]
     program += [refuse, allow]

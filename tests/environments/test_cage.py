@@ -1,0 +1,617 @@
+"""What a worker's code can do to this machine from within a cage: nothing; and what becomes of the
+question that let it try.
+
+Every hostile text runs on this kernel, in a cage of this user's; and, where this user is root, in
+one of an ordinary user's as well.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import functools
+import os
+import shutil
+import signal
+import socket
+import subprocess
+import sys
+from collections.abc import AsyncIterator, Callable
+from contextlib import asynccontextmanager
+from pathlib import Path
+from typing import Any
+
+import pytest
+from deadlines import until
+
+from halteres.environments import cage
+from halteres.environments.cage import WorkerLimits, WorkerPool, cage_missing
+from halteres.environments.worker_process import (
+    WorkerExited,
+    WorkerLost,
+    WorkerOutOfMemory,
+    WorkerRefused,
+    WorkerSaidTooMuch,
+    WorkerTimedOut,
+)
+from halteres.errors import EnvironmentFailed, InvalidConfig
+
+WITHIN_S = 20.0
+
+LIMITS = WorkerLimits()
+
+GONE_WITHIN_S = 5.0
+
+ORDINARY = (
+    '#!/bin/sh\nexec setpriv --reuid=65534 --regid=65534 --clear-groups /usr/bin/python3 "$@"\n'
+)
+
+WORKER = f"""
+import sys
+sys.path.insert(0, {str(cage.GYM_WORKER.parent)!r})
+from gym_worker import serve
+
+def answer(question):
+    names = {{}}
+    exec(question["code"], names)
+    return {{"value": names.get("value")}}
+
+serve(lambda: answer)
+"""
+
+only_linux = pytest.mark.skipif(sys.platform != "linux", reason="only Linux has namespaces")
+
+
+@functools.cache
+def ordinary_user_has_a_python() -> bool:
+    """Root can ask as somebody else, who finds a Python and our files."""
+    if os.getuid() != 0 or shutil.which("setpriv") is None:
+        return False
+    command = ["setpriv", "--reuid=65534", "--regid=65534", "--clear-groups", "/usr/bin/python3"]
+    reads = subprocess.run([*command, "-c", f"open({str(cage.ENTRY)!r})"], check=False)
+    return reads.returncode == 0
+
+
+@pytest.fixture(params=["this user", "an ordinary user"])
+def python(request: pytest.FixtureRequest, tmp_path: Path) -> str:
+    """A Python that a cage's worker runs."""
+    if cage_missing():
+        pytest.skip(str(cage_missing()))
+    if request.param == "this user":
+        return sys.executable
+    if not ordinary_user_has_a_python():
+        pytest.skip("this user is an ordinary one, or there is no other Python")
+    tmp_path.chmod(0o755)
+    for folder in tmp_path.parents[:2]:
+        folder.chmod(0o755)
+    script = tmp_path / "python"
+    script.write_text(ORDINARY)
+    script.chmod(0o755)
+    return str(script)
+
+
+Caged = Callable[..., Any]
+
+
+@pytest.fixture
+def caged(python: str, tmp_path: Path) -> Caged:
+    """A pool of caged workers that run a question's code and answer with its `value`."""
+    script = tmp_path / "worker.py"
+    script.write_text(WORKER)
+
+    @asynccontextmanager
+    async def pool(
+        *readable: Path, limits: WorkerLimits = LIMITS, size: int = 1
+    ) -> AsyncIterator[WorkerPool]:
+        workers = WorkerPool(
+            (python, str(script)),
+            size=size,
+            limits=limits,
+            caged=True,
+            readable=(script, cage.GYM_WORKER, *readable),
+            start_within_s=WITHIN_S,
+        )
+        try:
+            yield workers
+        finally:
+            workers.close()
+
+    return pool
+
+
+async def value_of(workers: WorkerPool, code: str) -> Any:
+    return (await workers.ask({"code": code}, WITHIN_S))["value"]
+
+
+FORKS = """
+import os, time
+for number in range(1000):
+    if os.fork() == 0:
+        time.sleep(600)
+"""
+
+LOOPS = """
+import signal
+signal.pthread_sigmask(signal.SIG_BLOCK, range(1, 65))
+while True:
+    pass
+"""
+
+FILLS = """
+for number in range(1000):
+    with open(f"file-{number}", "wb") as file:
+        file.write(bytes(1 << 20))
+"""
+
+ANSWERS_AHEAD = """
+import os
+for number in range(3, 10):
+    try:
+        os.write(number, b'{"value": 99, "id": null}\\n')
+    except OSError:
+        pass
+"""
+
+
+@pytest.mark.parametrize(
+    ("code", "failure", "why"),
+    [
+        ("import os; os._exit(3)", WorkerExited, "exit code is 3"),
+        ("import sys; sys.exit(3)", WorkerExited, "SystemExit: 3"),
+        ("import os; os.kill(os.getpid(), 9)", WorkerExited, "SIGKILL"),
+        (LOOPS, WorkerTimedOut, "limit is 1 s"),
+        ("10 ** 10 ** 10", WorkerTimedOut, "limit is 1 s"),
+        ("bytearray(3 << 30)", WorkerOutOfMemory, "MemoryError"),
+        (
+            "for number in range(1 << 10): print('x' * (1 << 20))",
+            WorkerSaidTooMuch,
+            "printed too much",
+        ),
+        ("import os\nwhile True: os.write(2, bytes(1 << 16))", WorkerSaidTooMuch, "16777216 bytes"),
+        ("value = 'x' * (2 << 20)", WorkerSaidTooMuch, "answer is too long"),
+        ("value = float('nan')", WorkerSaidTooMuch, "not JSON"),
+        ("value = object()", WorkerSaidTooMuch, "not JSON serializable"),
+        ("value = []\nvalue.append(value)", WorkerSaidTooMuch, "Circular"),
+        (ANSWERS_AHEAD, WorkerSaidTooMuch, "no answer to its question"),
+        (FILLS, WorkerSaidTooMuch, "No space left"),
+        ("open('large', 'wb').truncate(1 << 30)", WorkerSaidTooMuch, "File too large"),
+        (FORKS, WorkerRefused, "BlockingIOError"),
+        ("import os\nwhile True: os.dup(0)", WorkerRefused, "Too many open files"),
+        ("raise RuntimeError('no such answer')", WorkerRefused, "RuntimeError: no such answer"),
+    ],
+)
+async def test_what_a_worker_does_instead_of_answering_has_a_name_and_the_next_is_answered(
+    caged: Caged, code: str, failure: type[EnvironmentFailed], why: str
+) -> None:
+    async with caged() as workers:
+        # it runs already: the limit is the question's alone
+        assert await value_of(workers, "value = 1") == 1
+        with pytest.raises(failure, match=why):
+            await workers.ask({"code": code}, 1.0)
+        assert await value_of(workers, "value = 2") == 2
+
+
+async def test_computing_for_longer_than_its_cpu_seconds_is_a_time_out(caged: Caged) -> None:
+    async with caged(limits=WorkerLimits(cpu_s=1)) as workers:
+        with pytest.raises(WorkerTimedOut, match="1 CPU s"):
+            await value_of(workers, "while True: pass")
+
+
+READS = """
+import os
+def reads(path):
+    try:
+        return os.listdir(path) if os.path.isdir(path) else open(path).read()
+    except OSError as error:
+        return type(error).__name__
+value = [reads(path) for path in {paths}]
+"""
+
+
+async def test_files_of_the_user_and_the_system_are_not_there(
+    caged: Caged, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Nor the run's folder, with the worker's own file in it."""
+    monkeypatch.setenv("HOME", str(tmp_path / "home"))
+    keys = tmp_path / "home" / ".ssh"
+    keys.mkdir(parents=True)
+    (keys / "id").write_text("secret")
+    (tmp_path / "wiring.json").write_text("secret")
+    paths = [
+        keys / "id",
+        tmp_path / "wiring.json",
+        "/etc/shadow",
+        "/root/.ssh",
+        "/var",
+        "/sys",
+        "/run",
+    ]
+    async with caged() as workers:
+        assert set(await value_of(workers, READS.format(paths=list(map(str, paths))))) == {
+            "FileNotFoundError"
+        }
+        beside = await value_of(workers, f"import os\nvalue = os.listdir({str(tmp_path)!r})")
+    assert beside == ["worker.py"]
+
+
+WRITES = """
+import os
+value = []
+for path in {paths}:
+    for flags in (os.O_WRONLY | os.O_APPEND, os.O_WRONLY | os.O_CREAT, os.O_WRONLY | os.O_TRUNC):
+        try:
+            os.write(os.open(path, flags), b"forged")
+            value.append(path)
+        except OSError:
+            pass
+    for change in (os.remove, lambda path: os.chmod(path, 0o777), lambda path: os.rename(path, path + "2")):
+        try:
+            change(path)
+            value.append(path)
+        except OSError:
+            pass
+"""
+
+
+async def test_nothing_outside_is_written_not_even_what_can_be_read(
+    caged: Caged, tmp_path: Path
+) -> None:
+    shown, hidden = tmp_path / "metrics.jsonl", tmp_path / "settings.json"
+    for file in (shown, hidden):
+        file.write_text("true")
+        file.chmod(0o666)
+    tmp_path.chmod(0o777)
+    marker = Path("/tmp/halteres-marker")
+    paths = [
+        shown,
+        hidden,
+        tmp_path / "marker",
+        "/usr/bin/env",
+        "/usr/marker",
+        "/marker",
+        "/etc/passwd",
+    ]
+    async with caged(shown) as workers:
+        assert await value_of(workers, f"value = open({str(shown)!r}).read()") == "true"
+        assert await value_of(workers, WRITES.format(paths=list(map(str, paths)))) == []
+        # the cage may have such a folder: its own
+        await value_of(workers, WRITES.format(paths=[str(marker)]))
+    assert shown.read_text() == hidden.read_text() == "true"
+    assert not (tmp_path / "marker").exists() and not marker.exists()
+
+
+CONNECTS = """
+import socket
+value = []
+for family, address in {addresses}:
+    address = tuple(address) if isinstance(address, list) else address
+    try:
+        with socket.socket(family, socket.SOCK_STREAM) as connection:
+            connection.settimeout(5)
+            connection.connect(address)
+        value.append("connected")
+    except OSError as error:
+        value.append(error.strerror)
+"""
+
+
+async def test_no_socket_reaches_anything(caged: Caged, tmp_path: Path) -> None:
+    """The loopback, the network, a socket with a path, one without, the virtual machine's host."""
+    path, name = str(tmp_path / "socket"), f"\0halteres-{os.getpid()}"
+    listening = [socket.create_server(("127.0.0.1", 0))]
+    for address in (path, name):
+        listening.append(socket.socket(socket.AF_UNIX, socket.SOCK_STREAM))
+        listening[-1].bind(address)
+        listening[-1].listen()
+    addresses = [
+        (int(socket.AF_INET), ["127.0.0.1", listening[0].getsockname()[1]]),
+        (int(socket.AF_INET), ["192.0.2.1", 80]),
+        (int(socket.AF_INET6), ["::1", 80]),
+        (int(socket.AF_UNIX), path),
+        (int(socket.AF_UNIX), name),
+        (40, [2, 1024]),
+    ]
+    async with caged() as workers:
+        reached = await value_of(workers, CONNECTS.format(addresses=addresses))
+    assert reached == [
+        "Network is unreachable",
+        "Network is unreachable",
+        "Cannot assign requested address",
+        "No such file or directory",
+        "Connection refused",
+        "Operation not permitted",
+    ]
+    for server in listening:
+        server.setblocking(False)
+        with pytest.raises(BlockingIOError):
+            server.accept()
+        server.close()
+
+
+UNDOES = """
+import ctypes, os, signal
+libc = ctypes.CDLL(None, use_errno=True)
+NUMBERS = {"x86_64": (155, 165, 56, 425, 250), "aarch64": (41, 40, 220, 425, 219)}
+pivot_root, mount, clone, io_uring_setup, keyctl = NUMBERS[os.uname().machine]
+tries = {
+    "remount": lambda: libc.mount(b"none", b"/", None, ctypes.c_ulong(32), None),
+    "remount what is shown": lambda: libc.mount(b"none", b"/usr", None, ctypes.c_ulong(32 | 4096), None),
+    "mount": lambda: libc.mount(b"tmpfs", b"/scratch", b"tmpfs", ctypes.c_ulong(0), None),
+    "mount proc": lambda: libc.mount(b"proc", b"/scratch", b"proc", ctypes.c_ulong(0), None),
+    "unmount": lambda: libc.umount2(b"/usr", 2),
+    "pivot": lambda: libc.syscall(pivot_root, b"/scratch", b"/scratch"),
+    "chroot": lambda: libc.chroot(b"/scratch"),
+    "user namespace": lambda: libc.unshare(0x10000000),
+    "clone": lambda: libc.syscall(clone, ctypes.c_long(0x10000000 | 17), 0, 0, 0, 0),
+    "setns": lambda: libc.setns(os.open("/proc/self/ns/mnt", os.O_RDONLY), 0),
+    "io_uring": lambda: libc.syscall(io_uring_setup, 8, ctypes.create_string_buffer(120)),
+    "keys": lambda: libc.syscall(keyctl, 0, -3, 1),
+    "trace pid 1": lambda: libc.ptrace(16, 1, 0, 0),
+    "trace the parent": lambda: libc.ptrace(16, {parent}, 0, 0),
+    "be root": lambda: libc.setresuid(0, 0, 0) if os.getuid() else -1,
+    "device": lambda: libc.mknod(b"/scratch/disk", 0o60666, ctypes.c_ulong(0xFE00)),
+}
+value = [name for name, attempt in tries.items() if attempt() >= 0]
+for path in ("/proc/1/root/etc/shadow", "/proc/1/cwd", "/proc/1/fd", "/proc/1/mem", "/proc/{parent}/root",
+             "/proc/sys/kernel/hostname", "/proc/sysrq-trigger"):
+    try:
+        os.listdir(path) if os.path.isdir(path) else open(path, "rb")
+        value.append(path)
+    except OSError:
+        pass
+for descriptor in range(3, 256):
+    try:
+        os.fchdir(descriptor)
+        value.append(os.getcwd())
+    except OSError:
+        pass
+os.chdir("/scratch")
+os.chdir("../../../../..")
+value += [name for name in ("root/.ssh", "home", "var", "sys", "old") if os.path.exists(name)]
+for number in (signal.SIGKILL, signal.SIGSTOP, signal.SIGINT, signal.SIGTERM):
+    for process in (1, {parent}, -{parent}):
+        try:
+            os.kill(process, number)
+            value += [process] * (process != 1)  # a user's own pid 1 takes signals, and heeds none
+        except OSError:
+            pass
+"""
+
+
+async def test_a_cage_is_not_undone_from_within(caged: Caged) -> None:
+    code = UNDOES.replace("{parent}", str(os.getpid()))
+    async with caged() as workers:
+        assert await value_of(workers, code) == []
+        assert await value_of(workers, "import os\nvalue = os.getppid()") == 1
+
+
+STATE = """
+import os
+value = {
+    "descriptors": sorted(os.readlink(f"/proc/self/fd/{fd}").split(":")[0] for fd in os.listdir("/proc/self/fd")
+                          if os.path.exists(f"/proc/self/fd/{fd}") or fd in "012"),
+    "variables": sorted(os.environ),
+    "folder": os.getcwd(), "home": os.path.expanduser("~"),
+    "capabilities": [line.split()[1] for line in open("/proc/self/status") if line.startswith("Cap")],
+    "processes": [name for name in os.listdir("/proc") if name.isdecimal()],
+}
+open("note", "w").write("scratch")
+"""
+
+
+async def test_a_worker_has_its_two_connections_and_an_empty_folder(
+    caged: Caged, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("HALTERES_TRAJECTORY_TOKEN", "secret")
+    monkeypatch.setenv("HALTERES_HOME", "/somewhere")
+    held = os.open(__file__, os.O_RDONLY)
+    os.set_inheritable(held, True)
+    async with caged() as workers:
+        state = await value_of(workers, STATE)
+        again = await value_of(workers, STATE)
+    os.close(held)
+    assert set(state["descriptors"]) <= {
+        "/dev/null",
+        "socket",
+        f"/proc/{state['processes'][-1]}/fd",
+    }
+    assert not any(name.startswith("HALTERES") for name in state["variables"])
+    assert state["folder"] == state["home"] == "/scratch"
+    assert set(state["capabilities"]) == {"0" * 16}
+    assert state["processes"] == again["processes"] == ["1", "2"]
+
+
+DAEMON = """
+import os, signal, time
+for number in range(5):
+    if os.fork() == 0:
+        os.setsid()
+        if os.fork() == 0:
+            signal.pthread_sigmask(signal.SIG_BLOCK, range(1, 65))
+            os.closerange(0, 256)
+            time.sleep(600)
+        os._exit(0)
+    os.wait()
+"""
+
+
+def processes_with(argument: str) -> list[int]:
+    """Those whose command line has it; so have their forks."""
+    found = list[int]()
+    for file in Path("/proc").glob("[0-9]*/cmdline"):
+        try:
+            if argument.encode() in file.read_bytes():
+                found.append(int(file.parent.name))
+        except OSError:  # it has ended
+            continue
+    return found
+
+
+async def test_what_a_worker_started_ends_with_the_pool(caged: Caged, tmp_path: Path) -> None:
+    script = str(tmp_path / "worker.py")
+    async with caged(size=2) as workers:
+        await value_of(workers, DAEMON)
+        # the outer process, pid 1, the worker, and what it left
+        assert len(processes_with(script)) >= 8
+    await until(lambda: not processes_with(script), within_s=GONE_WITHIN_S)
+
+
+async def test_what_a_worker_started_ends_after_its_error(caged: Caged, tmp_path: Path) -> None:
+    script = str(tmp_path / "worker.py")
+    async with caged() as workers:
+        with pytest.raises(WorkerExited):
+            await value_of(workers, DAEMON + "os._exit(0)")
+        workers.close()
+        await until(lambda: not processes_with(script), within_s=GONE_WITHIN_S)
+
+
+async def test_what_a_worker_started_ends_when_its_parent_is_killed(
+    python: str, tmp_path: Path
+) -> None:
+    script = tmp_path / "worker.py"
+    script.write_text(WORKER)
+    parent = (
+        "import asyncio\n"
+        "from pathlib import Path\n"
+        "from halteres.environments import cage\n"
+        "async def main():\n"
+        f"    script = Path({str(script)!r})\n"
+        f"    pool = cage.WorkerPool(({python!r}, str(script)), size=1, caged=True,\n"
+        "        limits=cage.WorkerLimits(), readable=(script, cage.GYM_WORKER), start_within_s=20)\n"
+        f"    await pool.ask({{'code': {DAEMON!r}}}, 20)\n"
+        "    print('asked', flush=True)\n"
+        "    await asyncio.sleep(600)\n"
+        "asyncio.run(main())\n"
+    )
+    process = await asyncio.create_subprocess_exec(
+        sys.executable, "-c", parent, stdout=asyncio.subprocess.PIPE
+    )
+    assert process.stdout is not None
+    async with asyncio.timeout(60):
+        assert await process.stdout.readline() == b"asked\n"
+    assert len(processes_with(f"readable={script}")) >= 2
+    process.send_signal(signal.SIGKILL)
+    await process.wait()
+    await until(lambda: not processes_with(str(script)), within_s=GONE_WITHIN_S)
+
+
+@only_linux
+async def test_a_file_that_its_user_alone_may_read_is_shown_all_the_same(tmp_path: Path) -> None:
+    """Root's worker is another user."""
+    if cage_missing():
+        pytest.skip(str(cage_missing()))
+    script, folder = tmp_path / "worker.py", tmp_path / "tokenizer"
+    script.write_text(WORKER)
+    folder.mkdir()
+    (folder / "vocabulary").write_text("words")
+    for path in (script, folder / "vocabulary", folder):
+        path.chmod(0o700)
+    workers = WorkerPool(
+        (sys.executable, str(script)),
+        size=1,
+        limits=LIMITS,
+        caged=True,
+        readable=(script, cage.GYM_WORKER, folder),
+        start_within_s=WITHIN_S,
+    )
+    try:
+        code = f"value = open({str(folder / 'vocabulary')!r}).read()"
+        assert await value_of(workers, code) == "words"
+    finally:
+        workers.close()
+
+
+@pytest.mark.parametrize("path", ["/", "~", "~/.."])
+def test_a_home_folder_is_never_shown(path: str) -> None:
+    with pytest.raises(InvalidConfig, match="holds this user's home"):
+        WorkerPool(
+            (sys.executable,),
+            size=1,
+            limits=LIMITS,
+            caged=True,
+            readable=[Path(path)],
+            start_within_s=1,
+        )
+
+
+async def test_processes_and_threads_of_its_own_and_their_semaphores_work(caged: Caged) -> None:
+    """Within the limit: a scorer may run programs."""
+    code = (
+        "import multiprocessing, subprocess, tempfile, threading\n"
+        "thread = threading.Thread(target=int)\nthread.start()\nthread.join()\n"
+        "lock = multiprocessing.Lock()\n"
+        "with tempfile.NamedTemporaryFile() as file:\n"
+        "    value = subprocess.run(['echo', 'yes'], capture_output=True).stdout.decode()\n"
+    )
+    async with caged() as workers:
+        assert await value_of(workers, code) == "yes\n"
+
+
+SAYS = "from halteres.environments.cage import cage_missing; print(cage_missing())"
+
+FORBIDS_UNSHARE = f"""
+import sys
+sys.path.insert(0, {str(cage.ENTRY.parent)!r})
+import cage_entry, os
+machine = os.uname().machine
+cage_entry.call("prctl", cage_entry.SET_NO_NEW_PRIVS, 1, 0, 0, 0)
+cage_entry.filter_calls(*cage_entry.MACHINES[machine])
+os.execv(sys.executable, [sys.executable, "-c", {SAYS!r}])
+"""
+
+
+@only_linux
+@pytest.mark.parametrize(
+    ("command", "says"),
+    [
+        (
+            (
+                "unshare",
+                "-Ur",
+                "sh",
+                "-c",
+                f"echo 0 > /proc/sys/user/max_user_namespaces; exec {sys.executable} -c '{SAYS}'",
+            ),
+            "This machine allows no cage (sysctl user.max_user_namespaces is 0): It could not make namespaces",
+        ),
+        (
+            (sys.executable, "-c", FORBIDS_UNSHARE),
+            "This machine allows no cage: It could not make namespaces: [Errno 1] Operation not permitted (unshare).",
+        ),
+    ],
+    ids=["a setting of the kernel", "a filter of system calls, as containers have"],
+)
+def test_a_machine_without_namespaces_is_said_in_one_sentence(
+    command: tuple[str, ...], says: str
+) -> None:
+    ended = subprocess.run(command, capture_output=True, text=True, check=True, timeout=60)
+    assert ended.stdout.startswith(says)
+    assert ended.stdout.count("\n") == 1
+
+
+def test_a_system_without_namespaces_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(sys, "platform", "darwin")
+    assert cage_missing.__wrapped__() == "Cages need Linux: there are no namespaces on darwin."
+
+
+@only_linux
+async def test_a_cage_that_cannot_be_entered_is_no_fault_of_a_scorer(
+    tmp_path: Path,
+) -> None:
+    """The scorer was not asked."""
+    script = tmp_path / "python"
+    script.write_text(
+        f'#!/bin/sh\nexec unshare -Ur sh -c \'echo 0 > /proc/sys/user/max_user_namespaces; exec {sys.executable} "$@"\' sh "$@"\n'
+    )
+    script.chmod(0o755)
+    workers = WorkerPool(
+        (str(script), "-c", "print('{}')"),
+        size=1,
+        limits=LIMITS,
+        caged=True,
+        start_within_s=WITHIN_S,
+    )
+    try:
+        with pytest.raises(WorkerLost, match="could not make namespaces"):
+            await workers.ask({}, WITHIN_S)
+    finally:
+        workers.close()
