@@ -14,10 +14,10 @@ from pathlib import Path
 
 import pytest
 from environments.hostile_answers import hostile_answers, listening, until_none_runs
-from halteres.environments.cage import cage_missing
 
 from halteres.environments import reasoning_gym_tasks
 from halteres.environments.answer_filters import FILTERS
+from halteres.environments.cage import cage_missing
 from halteres.environments.config import APIServerConfig
 from halteres.environments.reasoning_gym_tasks import ReasoningGymConfig, ReasoningGymEnv, TaskItem
 from halteres.errors import EnvironmentFailed
