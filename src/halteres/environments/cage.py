@@ -12,6 +12,7 @@ import asyncio
 import contextlib
 import functools
 import json
+import site
 import sys
 from collections import deque
 from collections.abc import Mapping, Sequence
@@ -139,7 +140,7 @@ class WorkerPool:
         Raises:
             InvalidConfig: a readable path would show the user's home.
         """
-        shown = tuple(path.expanduser().absolute() for path in readable)
+        shown = [path.expanduser().absolute() for path in readable]
         for path in shown:
             if Path.home().resolve().is_relative_to(path.resolve()):
                 raise InvalidConfig(
@@ -147,13 +148,16 @@ class WorkerPool:
                     "It holds this user's home, and with it keys and logins.",
                     "Name single files and folders.",
                 )
-        self._size, self._limits, self._start_within_s = size, limits, start_within_s
+        if site.ENABLE_USER_SITE:
+            shown.append(Path(site.getusersitepackages()))
+        self._limits, self._start_within_s = limits, start_within_s
         self._command = _command(
             command, limits, caged=caged, readable=shown, stays=environment is not None
         )
         self._environment = environment
         if environment is None or caged:
-            self._environment = environ.for_caged()
+            # where this user's own packages lie, whatever the home is
+            self._environment = environ.for_caged(PYTHONUSERBASE=site.getuserbase())
         self._idle = deque[WorkerProcess]()
         self._held = set[WorkerProcess]()
         self._places = asyncio.Semaphore(size)

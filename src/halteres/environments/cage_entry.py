@@ -56,13 +56,17 @@ REFUSED = {
     "request_key": (249, 218),
     "keyctl": (250, 219),
     "io_uring_setup": (425, 425),
+    "memfd_create": (319, 279),
+    "memfd_secret": (447, 447),
+    "shmget": (29, 194),
+    "syslog": (103, 116),
     "bpf": (321, 280),
     "perf_event_open": (298, 241),
     "userfaultfd": (323, 282),
 }
 """System calls that a worker may not make. In a user namespace of its own it would have every right
-again; key rings are in no namespace; io_uring makes sockets past a filter; it needs none of the
-others, which look deep into the kernel.
+again; key rings are in no namespace; io_uring makes sockets past a filter; some memory counts for
+no limit; the others look deep into the kernel.
 """
 CLONE, SOCKET, CLONE3, CLOSE_RANGE = (56, 220), (41, 198), 435, 436
 # Sockets that a worker may make. One to a virtual machine's host (AF_VSOCK) is in no namespace.

@@ -12,6 +12,7 @@ process's own generators would disturb each other. What a task expects as its an
 
 from __future__ import annotations
 
+import contextlib
 import errno
 import importlib
 import json
@@ -64,7 +65,9 @@ def serve(start: Callable[[], Answer]) -> None:
 
 
 def send(answers: int, line: bytes) -> None:
-    """Write all of it."""
+    """Write all of it, and before that what was printed meanwhile."""
+    with contextlib.suppress(Exception):  # it may have been closed, or replaced by anything
+        sys.stdout.flush()
     while line:
         line = line[os.write(answers, line) :]
 

@@ -25,7 +25,6 @@ import secrets
 import shutil
 import signal
 import socket
-import sys
 import tempfile
 import time
 from collections.abc import Callable, Mapping, Sequence
@@ -48,6 +47,8 @@ LONGEST_TAIL = 2000
 
 EXITS_WITHIN_S = 1.0
 """A child that has closed its connection is ending; after this it is ended."""
+
+STANDARD_ERROR = 2
 
 VMSTAT = Path("/proc/vmstat")
 
@@ -307,7 +308,7 @@ class _Printed(asyncio.Protocol):
         self._tail = (self._tail + data)[-LONGEST_TAIL:]
         if shown:
             with contextlib.suppress(OSError):
-                os.write(sys.stderr.fileno(), shown)
+                os.write(STANDARD_ERROR, shown)
         if self._most is not None and self.num_bytes > self._most:
             self.is_too_much = True
             self._end()
