@@ -15,6 +15,7 @@ from pathlib import Path
 import pytest
 from environments.hostile_answers import hostile_answers, listening, until_none_runs
 
+from halteres.config import environ
 from halteres.environments import reasoning_gym_tasks
 from halteres.environments.answer_filters import FILTERS
 from halteres.environments.cage import cage_missing
@@ -32,7 +33,8 @@ found = {}
 for task in sys.argv[1:]:
     data = reasoning_gym.create_dataset(task, size=10_000, seed=0)
     entries = [data[index] for index in range(200)]
-    found[task] = [entry["answer"] for entry in entries if data.score_answer(entry["answer"], entry) == 1]
+    paid = [data.score_answer(entry["answer"], entry) == 1 for entry in entries]
+    found[task] = {index: entry["answer"] for index, entry in enumerate(entries) if paid[index]}
 print(json.dumps(found))
 """
 
@@ -47,14 +49,15 @@ def package_python(client_python: Callable[..., str]) -> str:
 
 
 @pytest.fixture(scope="session")
-def stored(package_python: str) -> dict[str, list[str]]:
-    """Of 200 items of each task the stored answers that are paid in full."""
+def stored(package_python: str) -> dict[str, dict[str, str]]:
+    """Of 200 items of each task the stored answers that are paid in full, by the item's index."""
     made = subprocess.run(
         [package_python, "-c", STORED, *FILTERS],
         check=True,
         capture_output=True,
         text=True,
         timeout=300,
+        env=environ.for_sandboxed(PYTHONHASHSEED="0"),
     )
     return json.loads(made.stdout)
 
@@ -89,21 +92,15 @@ async def outcomes(env: ReasoningGymEnv, item: TaskItem, answers: list[str]) -> 
 
 @pytest.mark.parametrize("task", FILTERS)
 async def test_every_stored_answer_passes_and_is_paid_in_the_cage(
-    task: str, package_python: str, stored: dict[str, list[str]]
+    task: str, package_python: str, stored: dict[str, dict[str, str]]
 ) -> None:
     answers = stored[task]
     assert len(answers) >= 190
-    assert [answer for answer in answers if not FILTERS[task].passes(answer)] == []
+    assert [one for one in answers.values() if not FILTERS[task].passes(one)] == []
     async with scoring(package_python, task, seed=0) as env:
-        items = [await env.item(index) for index in range(20)]
-        right = [
-            await env.score_answer(*pair) for pair in zip(items, tagged(answers), strict=False)
-        ]
-    assert right == [1.0] * 20
-
-
-def tagged(answers: list[str]) -> list[str]:
-    return [f"<answer>{answer}</answer>" for answer in answers]
+        for index, answer in list(answers.items())[:40]:
+            item = await env.item(int(index))
+            assert await env.score_answer(item, f"<answer>{answer}</answer>") == 1.0
 
 
 @pytest.mark.parametrize("is_filtered", [True, False], ids=["filtered", "cage alone"])
@@ -112,7 +109,6 @@ async def test_hostile_answers_are_scored_or_fail_by_name_and_leave_nothing(
     task: str,
     is_filtered: bool,
     package_python: str,
-    stored: dict[str, list[str]],
     tmp_path: Path,
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:

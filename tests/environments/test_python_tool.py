@@ -63,7 +63,7 @@ async def test_the_limit_that_ended_it_is_shown(code: str, says: str) -> None:
 
 async def test_a_long_output_keeps_its_beginning_and_its_end() -> None:
     result = await PythonTool(most_shown=20).run("print('a' * 500 + 'b' * 499)")
-    assert result.output == f"{'a' * 10}\n[... 980 characters left out ...]\n{'b' * 9}\n"
+    assert result.output == f"{'a' * 10}\n[... 980 bytes left out ...]\n{'b' * 9}\n"
 
 
 async def test_names_are_lent_to_code_that_lacks_them_alone() -> None:

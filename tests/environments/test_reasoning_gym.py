@@ -48,11 +48,13 @@ class Data:
         print("made", size)  # a library may print what it likes
         self.names = [one.name for one in datasets] or [name]
         self.seed, self.step = seed, step
+        # six tasks of 0.1.25 draw from sets of texts
+        self.words = " ".join(["", *{"some", "words", "in", "a", "set"}] if step == 7 else [])
 
     def __getitem__(self, index):
         task = self.names[index % len(self.names)]
         return {
-            "question": f"Item {index} of {self.seed}?",
+            "question": f"Item {index} of {self.seed}?" + self.words,
             "answer": None if task == "boxnet" else str(index * self.step),
             "metadata": {1: object(), "source_dataset": task},
         }
@@ -289,6 +291,19 @@ async def test_items_of_a_composite_are_filtered_and_scored_as_their_own_tasks_a
         assert await env.score_answer(counting, "<answer>2**2</answer>") == 0.0
         assert await env.score_answer(countdown, "<answer>2*2</answer>") == 4.0
         assert await env.score_answer(countdown, "<answer>2**2</answer>") == 0.01
+
+
+@pytest.mark.parametrize("task", ["counting", "countdown"])
+async def test_an_item_is_the_same_in_every_process_also_where_it_is_drawn_from_a_set(
+    task: str, reasoning: Callable[..., Any], other_python: str, cages: None
+) -> None:
+    """Else a worker that was replaced, or another one, would score an answer to another question."""
+    questions = set[str]()
+    for _ in range(3):
+        settings = {"step": 7}
+        async with reasoning(task=task, python=other_python, task_settings=settings) as env:
+            questions.add((await env.item(0)).question)
+    assert len(questions) == 1
 
 
 async def test_an_answer_that_its_scorer_cannot_read_is_paid_as_none_where_it_reads_another(

@@ -259,7 +259,9 @@ def gym_workers(
     """
     environment = None
     if not caged:
-        environment = environ.for_sandboxed()
+        # six tasks of reasoning-gym 0.1.25 draw from sets of texts: without a fixed seed of hashes
+        # each process would make other items of the same numbers
+        environment = environ.for_sandboxed(PYTHONHASHSEED="0")
     return WorkerPool(
         (python or sys.executable, str(GYM_WORKER), kind, *arguments),
         size=size,

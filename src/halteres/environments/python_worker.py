@@ -16,9 +16,13 @@ import json
 import os
 import subprocess
 import sys
+import threading
 import time
 from collections.abc import Mapping
 from typing import Any
+
+DRAINED_S = 0.1
+"""How long what is left in a pipe may take to be read."""
 
 USUAL_IMPORTS = "; ".join(
     (
@@ -83,38 +87,61 @@ def run(code: str, within_s: float, most_shown: int, usual_imports: bool) -> Map
 
 def run_once(code: str, ends: float, most_shown: int) -> Mapping[str, Any]:
     """Run the code until it ends, or until the monotonic clock shows `ends`."""
-    # in memory, where they take none of the room that the code has for files
-    output, errors = os.memfd_create("output"), os.memfd_create("errors")
+    output, errors = Stream(most_shown), Stream(most_shown)
     try:
         process = subprocess.Popen(
-            [sys.executable, "-c", code], stdin=subprocess.DEVNULL, stdout=output, stderr=errors
+            [sys.executable, "-c", code],
+            stdin=subprocess.DEVNULL,
+            stdout=output.end,
+            stderr=errors.end,
         )
-        try:
-            exit_code: int | None = process.wait(max(0.0, ends - time.monotonic()))
-        except subprocess.TimeoutExpired:
-            # what it started ends with the cage, which is used once
-            process.kill()
-            exit_code = None
-        return {
-            "output": shown(output, most_shown),
-            "errors": shown(errors, most_shown).strip(),
-            "exit_code": exit_code,
-        }
     finally:
-        os.close(output)
-        os.close(errors)
+        os.close(output.end)
+        os.close(errors.end)
+    try:
+        exit_code: int | None = process.wait(max(0.0, ends - time.monotonic()))
+    except subprocess.TimeoutExpired:
+        # what it started ends with the cage, which is used once
+        process.kill()
+        exit_code = None
+    return {"output": output.shown(), "errors": errors.shown().strip(), "exit_code": exit_code}
 
 
-def shown(file: int, most: int) -> str:
-    """The text of an open file; of a longer one the beginning, a mark that tells how much was left
-    out, and the end.
+class Stream:
+    """A pipe whose text is read on a thread of its own; of a long one the beginning and the end are
+    kept.
     """
-    text = os.pread(file, os.fstat(file).st_size, 0).decode(errors="replace")
-    if len(text) <= most:
-        return text
-    half = most // 2
-    left_out = len(text) - 2 * half
-    return f"{text[:half]}\n[... {left_out} characters left out ...]\n{text[-half:]}"
+
+    def __init__(self, most_shown: int) -> None:
+        self.most_shown = most_shown  # characters
+        self.start, self.end = os.pipe()
+        # a character has up to four bytes
+        self.most_kept = 4 * most_shown
+        self.beginning, self.rest, self.num_bytes = b"", b"", 0
+        self.reading = threading.Thread(target=self.read, daemon=True)
+        self.reading.start()
+
+    def read(self) -> None:
+        """Read until every end of the pipe is closed."""
+        while piece := os.read(self.start, 1 << 16):
+            self.num_bytes += len(piece)
+            room = self.most_kept - len(self.beginning)
+            self.beginning += piece[:room]
+            self.rest = (self.rest + piece[room:])[-self.most_kept :]
+
+    def shown(self) -> str:
+        """The text; of a longer one the beginning, a mark that tells how much was left out, and the
+        end.
+        """
+        # what the code started may hold the pipe open; what it wrote itself is read by then
+        self.reading.join(DRAINED_S)
+        whole = (self.beginning + self.rest).decode(errors="replace")
+        if len(whole) <= self.most_shown:
+            return whole
+        half = self.most_shown // 2
+        head, tail = whole[:half], whole[-half:]
+        left_out = self.num_bytes - len(head.encode()) - len(tail.encode())
+        return f"{head}\n[... {left_out} bytes left out ...]\n{tail}"
 
 
 if __name__ == "__main__":
