@@ -142,14 +142,21 @@ def _secret_names(value: Mapping[Any, Any]) -> set[Any]:
     """Keys whose value is that of a setting named like a secret: by the key, or by the setting that
     this describes.
     """
-
-    def is_secret(name: str) -> bool:
-        return environ.is_secret(name) and not _NO_SECRET.search(name)
-
     described = next((name for key in _NAMES if isinstance(name := value.get(key), str)), "")
     return {
-        name for name in value if is_secret(str(name)) or (name in _VALUES and is_secret(described))
+        name
+        for name in value
+        if is_secret_setting(str(name)) or (name in _VALUES and is_secret_setting(described))
     }
+
+
+def is_secret_setting(name: str) -> bool:
+    """Whether a setting is named like a secret.
+
+    >>> is_secret_setting("judge_key"), is_secret_setting("answer_key")
+    (True, False)
+    """
+    return environ.is_secret(name) and not _NO_SECRET.search(name)
 
 
 def _is_unlike_a_word(text: str) -> bool:

@@ -191,6 +191,13 @@ def test_an_id_of_a_registry_is_set_without_the_token(id: str) -> None:
     check_changes("text_gym", {"task": id, "options": {"max_turns": 4}})
 
 
+@pytest.mark.parametrize("value", ["off", "on", False, True])
+def test_what_cages_scorers_is_not_changed_without_the_token(value: Any) -> None:
+    """Also by the truth values that YAML makes of its words."""
+    with pytest.raises(TokenNeeded):
+        check_changes("arithmetic", {"cage": value})
+
+
 OPEN_TOOLS = {
     "rl_list_environments",
     "rl_select_environment",

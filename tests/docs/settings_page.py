@@ -90,7 +90,6 @@ def rendered() -> str:
 def shipped() -> list[type[BaseEnv]]:
     """The environments that come with the package, by name."""
     for module in pkgutil.iter_modules(halteres.environments.__path__, "halteres.environments."):
-        # programs, the second of which runs where there is none of this package
         if not module.name.endswith(("__main__", "cage_entry")):
             importlib.import_module(module.name)
     kinds = [

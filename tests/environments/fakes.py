@@ -10,7 +10,7 @@ import json
 import socket
 import sys
 from collections.abc import AsyncIterator, Callable, Mapping, Sequence
-from contextlib import asynccontextmanager
+from contextlib import asynccontextmanager, suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, cast
@@ -300,6 +300,16 @@ async def run(file: Path, *arguments: str, within_s: float = 20, **variables: st
     async with asyncio.timeout(within_s):
         stdout, stderr = await process.communicate()
     return Ended(process.returncode, stdout.decode(), stderr.decode())
+
+
+def processes_naming(file: Path) -> list[int]:
+    """The processes whose command line names this file."""
+    found = list[int]()
+    for arguments in Path("/proc").glob("[0-9]*/cmdline"):
+        with suppress(OSError):
+            if str(file).encode() in arguments.read_bytes():
+                found.append(int(arguments.parent.name))
+    return found
 
 
 class TrajectoryServer:

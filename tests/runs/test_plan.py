@@ -1,8 +1,11 @@
-"""What a run is refused for before it begins: how its service is reached, wrong variables."""
+"""What a run is refused for before it begins: how its service is reached, wrong variables, a cage
+that there is none of.
+"""
 
 from __future__ import annotations
 
 import sys
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -10,6 +13,7 @@ import pytest
 from halteres.config.environ import HTTP_PROXIES
 from halteres.config.resolution import resolve_settings
 from halteres.errors import InvalidConfig
+from halteres.runs.planning import checks
 from halteres.runs.planning.models import ServiceUnusable
 from halteres.runs.planning.plan import plan_run
 from halteres.runs.start import start_run
@@ -68,3 +72,36 @@ def test_a_service_whose_address_has_a_login_is_refused_before_it_is_asked(home:
         )
     assert "s3cr3t" not in refused.value.sentence
     assert "s3cr3t" not in str(refused.value.details)
+
+
+NO_CAGES = "This kernel has no user namespaces."
+
+
+def caged(policy: str, *, is_foreign: bool = False) -> list[str]:
+    """Why a run with this `env.cage` is refused."""
+    resolved = resolve_settings("arithmetic", None, ["inference.engine=scripted"])
+    settings = resolved.settings
+    description = replace(
+        resolved.description,
+        config={**resolved.description.config, "cage": policy},
+        is_foreign=is_foreign,
+    )
+    changed = settings.model_copy(update={"env": {**settings.env, "cage": policy}})
+    plan = plan_run(replace(resolved, settings=changed, description=description))
+    return [check.failure.sentence for check in plan.checks if check.failure]
+
+
+def test_a_cage_that_the_machine_lacks_is_refused_by_what_is_missing(
+    home: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A stand-in for a kernel without namespaces."""
+    monkeypatch.setattr(checks, "cage_missing", lambda: NO_CAGES)
+    (sentence,) = caged("on")
+    assert "env.cage" in sentence and NO_CAGES in sentence
+    assert [caged(policy) for policy in ("auto", "off")] == [[], []]
+
+
+def test_a_cage_is_refused_for_an_environment_of_atroposlibs(home: Path) -> None:
+    (sentence,) = caged("on", is_foreign=True)
+    assert "cannot be separated" in sentence
+    assert caged("auto", is_foreign=True) == []

@@ -111,6 +111,9 @@ class _Walk:
         reach = _declared_by(schema) or reach
         if isinstance(value, str):
             yield from self._text(schema, value, place, reach)
+        elif isinstance(value, bool) and reach is not None and "string" in schema.types:
+            # a word that YAML takes for a truth value: on, off
+            yield Text(place=place, text=str(value), reach=reach)
         elif isinstance(value, Mapping):
             for key, item in value.items():
                 fields = schema.fields(key)

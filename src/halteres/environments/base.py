@@ -16,6 +16,7 @@ from __future__ import annotations
 import asyncio
 import inspect
 import json
+import logging
 import random
 import time
 from collections.abc import Awaitable, Mapping, Sequence
@@ -31,6 +32,7 @@ from halteres.environments.config import APIServerConfig, BaseEnvConfig
 from halteres.environments.evaluating import AnswersOf, evaluate_items
 from halteres.environments.records import Records
 from halteres.environments.scored import ScoredDataGroup, ScoredDataItem, finite, group_of, items_of
+from halteres.environments.scorers import MEASURE, WITHOUT_CAGE, Scorers
 from halteres.environments.scoring import GroupScoring
 from halteres.errors import (
     EnvironmentFailed,
@@ -48,6 +50,8 @@ from halteres.rollouts.rng import Draw, one_rollout
 from halteres.rollouts.sampler import Sampler
 from halteres.text import Message, Tokenizer, load_tokenizer
 from halteres.types import FailedRollout, Trajectory
+
+log = logging.getLogger(__name__)
 
 Backlog = list[Any]
 """Items to be rolled out next, before `get_next_item` is asked again."""
@@ -81,6 +85,12 @@ class BaseEnv:
     trainer_defaults: ClassVar[Mapping[str, float | int | str]] = {}
     """Settings of the trainer that a run of this environment begins with: field -> value."""
     env_config_cls: ClassVar[type[BaseEnvConfig]] = BaseEnvConfig
+    unsafe_scorer: ClassVar[bool] = False
+    """Its scorer runs, or evaluates, what the model wrote, or may hang on it: it goes into a cage
+    (`env.cage`).
+    """
+    scores_in_worker: ClassVar[bool] = False
+    """Its scorer asks a process of its own already, and stays where it is."""
     checkpoint_dir: str = ""  # of the trainer, known once the environment is registered
 
     def __init__(
@@ -92,22 +102,29 @@ class BaseEnv:
     ) -> None:
         self.config = config
         self.server_config = server_configs[0]
-        self.tokenizer: Tokenizer = load_tokenizer(str(tokenizer_folder(config.tokenizer_name)))
+        folder = tokenizer_folder(config.tokenizer_name)
+        self.tokenizer: Tokenizer = load_tokenizer(str(folder))
         self.server: Sampler = make_sampler(config, self.server_config, self.tokenizer)
         self.records = Records(config.run_dir, self.tokenizer, config.success_threshold)
         self.curr_step = 0  # batches that the trainer has been given
         # of the item being drawn now
         self.rng: random.Random = Draw(seed=config.seed, step=0, ordinal=0).rng()
         self.last_evaluation: dict[str, float] = {}
+        self.rewards: RewardList | None = None
         try:
-            self.rewards = (
-                RewardList(config.all_rewards, config.reward_aggregation)
-                if config.all_rewards
-                else None
-            )
+            self.scorers = Scorers(type(self), config, folder, self._note_missing_cage)
+            if config.all_rewards:
+                self.rewards = RewardList(
+                    config.all_rewards, config.reward_aggregation, self.scorers.function
+                )
         except UserError as error:  # started again, it would fail at the same
             self.records.end(EnvironmentGaveUp(error.what, error.why, error.next))
             raise
+
+    def _note_missing_cage(self, missing: str) -> None:
+        evidence = f"An unsafe scorer runs without a cage: {missing}"
+        log.warning("%s", evidence)
+        self.records.notice("scorer_uncaged", self.curr_step, evidence, WITHOUT_CAGE)
 
     @classmethod
     def cli(cls, arguments: Sequence[str] | None = None) -> None:
@@ -126,6 +143,39 @@ class BaseEnv:
     def missing_packages(cls, config: Any) -> Sequence[MissingPackage]:
         """Packages that it needs with this config and that are not installed: no run is started."""
         return ()
+
+    def scorer_state(self) -> Mapping[str, Any]:
+        """Attributes of this object that scorers read, where they run in a process of their own:
+        name -> value. That process has what `__init__` made of the config; what `load_dataset`,
+        `get_next_item` or an episode set is named here, in values that `pickle` takes. It is called
+        for every answer, and what it gives is sent where it has changed. What a scorer sets on
+        `self` does not come back.
+        """
+        return {}
+
+    async def scored(self, method: str, *arguments: Any) -> float:
+        """The score that a method gives, in whichever process it runs.
+
+        Raises:
+            EnvironmentFailed: it gave none, or no finite number.
+        """
+        workers = self.scorers.of_environment
+        if workers is not None and workers.has(method):
+            return await workers.score(self, method, arguments)
+        where = f"{self.title}.{method}"
+        with boundary(EnvironmentFailed, where):
+            score = await awaited(getattr(self, method)(*arguments))
+        return finite(score, where)
+
+    async def measured(self, *arguments: Any) -> Mapping[str, float]:
+        """What `measure` gives, in whichever process it runs. Raises as `scored`."""
+        workers = self.scorers.of_environment
+        if workers is not None:
+            if not workers.has(MEASURE):
+                return {}
+            return await workers.measure(self, arguments)
+        with boundary(EnvironmentFailed, f"{self.title}.{MEASURE}"):
+            return getattr(self, MEASURE)(*arguments)
 
     async def setup(self) -> None:
         """Called once, before the first item; by default it calls `load_dataset`."""
@@ -233,7 +283,9 @@ class BaseEnv:
         if not items:
             raise InvalidConfig(f"{self.title} has no held-out tasks.", "eval_items gave none.")
         started = time.time()
-        panel = RewardList(self.config.panel) if self.config.panel else None
+        panel = None
+        if self.config.panel:
+            panel = RewardList(self.config.panel, elsewhere=self.scorers.function)
         try:
             metrics, samples = await evaluate_items(
                 items,
@@ -345,6 +397,13 @@ class BaseEnv:
     def checkpoint_folder(self) -> Path:
         """Where `save_checkpoint` writes."""
         return Path(self.checkpoint_dir or ".") / "env_checkpoints" / in_file_name(self.wandb_name)
+
+
+async def set_up(env: BaseEnv) -> None:
+    """Call `setup`, once what the scorers' process does not know of is told from what it does."""
+    if env.scorers.of_environment is not None:
+        env.scorers.of_environment.note_made(env)
+    await env.setup()
 
 
 async def awaited(value: Any) -> Any:

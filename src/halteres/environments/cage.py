@@ -131,8 +131,8 @@ class WorkerPool:
         Args:
             command: a Python and its arguments: what speaks `worker_process`'s lines.
             size: workers at most, and questions at once.
-            readable: files and folders that a cage shows; every user of a machine may read what is
-                shown, so that no folder may hold the user's home.
+            readable: files and folders that a cage shows, read-only; none of them may hold the
+                user's home.
             start_within_s: until a worker is ready.
             environment: variables of workers outside a cage, which then work in this process's
                 folder; by default few variables, and a scratch folder.

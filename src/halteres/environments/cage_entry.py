@@ -25,14 +25,17 @@ import resource
 import struct
 import sys
 
-# the file next to this one: there may be no package
-from cage_root import (  # pyright: ignore[reportMissingImports]
-    build_root,
-    call,
-    is_below,
-    libc,
-    write,
-)
+if __package__:
+    from halteres.environments.cage_root import build_root, call, is_below, libc, write
+else:
+    # as a program, whose Python may have no such package
+    from cage_root import (  # pyright: ignore[reportMissingImports]
+        build_root,
+        call,
+        is_below,
+        libc,
+        write,
+    )
 
 NOBODY = 65534
 """Root's worker is this user: the kernel does not limit the number of root's processes."""
@@ -107,7 +110,7 @@ def main() -> None:
             doing = "give up its rights"
             stay_as_first_process()
             work_in(options["scratch"])
-            if user != NOBODY:
+            if user == os.getuid():
                 # the cage's own processes are this user's, too
                 options["processes"] = str(int(options["processes"]) + 2)
             limit(options)
@@ -256,7 +259,7 @@ def drop_rights(user: int, machine: str) -> None:
     capability = 0
     while libc.prctl(CAPBSET_DROP, capability, 0, 0, 0) == 0:
         capability += 1
-    if os.getuid() == 0 and user == NOBODY:
+    if user != os.getuid():
         os.setgroups([])
         os.setresgid(user, user, user)
         os.setresuid(user, user, user)

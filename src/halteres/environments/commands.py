@@ -17,7 +17,7 @@ import sys
 import traceback
 from collections.abc import Callable, Coroutine, Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -26,9 +26,10 @@ from pydantic import ValidationError
 from halteres import process as own_process
 from halteres.clients.trajectories import EnvironmentClient
 from halteres.config.discovery import EnvironmentNotFound
+from halteres.config.problem import Problem
 from halteres.config.program import NOTHING_TO_EVALUATE
 from halteres.config.settings import TrainerSettings
-from halteres.environments.base import BaseEnv, NoEvaluation
+from halteres.environments.base import BaseEnv, NoEvaluation, set_up
 from halteres.environments.config import (
     APIServerConfig,
     BaseEnvConfig,
@@ -38,6 +39,7 @@ from halteres.environments.config import (
     read_file,
 )
 from halteres.environments.processing import process
+from halteres.environments.scorers import SEPARATE, inseparable
 from halteres.environments.serving import Serving
 from halteres.environments.trajectory_link import PATIENCE, TrajectoryLink
 from halteres.errors import EnvironmentFailed, HalteresError, UserError, unknown
@@ -188,7 +190,7 @@ async def _run(kind: Kind, arguments: Arguments) -> str:
             with _author_at_fault(kind, "process"):
                 return str(await process(env))
         with _author_at_fault(kind, "setup"):
-            await env.setup()
+            await set_up(env)
         with _author_at_fault(kind, "evaluate"):
             return json.dumps(dict(await env.evaluate() or env.last_evaluation))
     except HalteresError as error:
@@ -199,6 +201,7 @@ async def _run(kind: Kind, arguments: Arguments) -> str:
         await env.server.close()
         if env.rewards is not None:
             await env.rewards.close()
+        env.scorers.close()
 
 
 async def _until_signal(command: Coroutine[Any, Any, str]) -> str | signal.Signals:
@@ -274,7 +277,13 @@ def settings_of(
     if presets is not None:
         env = effective(env, APIServerConfig(), presets).env
     openai = servers[0] if servers else APIServerConfig()
-    return effective(env, openai, overrides.over(Overrides(env=variant)))
+    settings = effective(env, openai, overrides.over(Overrides(env=variant)))
+    why = inseparable(kind, settings.env)
+    if why is None:
+        return settings
+    rule = f"{why[:1].lower()}{why[1:]}. {SEPARATE}"
+    problem = Problem(field="cage", got=settings.env.cage, rule=rule)
+    return replace(settings, problems=(*settings.problems, problem))
 
 
 def _settings(kind: Kind, arguments: Arguments) -> Effective[BaseEnvConfig]:

@@ -14,13 +14,14 @@ from enum import Enum
 from pathlib import Path
 from typing import Any, ClassVar, Generic, Self, TypeVar
 
-from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
+from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_validator, model_validator
 from pydantic_core import PydanticCustomError
 
 from halteres.clients.inference import ServerType
 from halteres.config.problem import Problem, refusal
 from halteres.config.reach import Places, Reach, WebAddress, declared
 from halteres.documents import read_document
+from halteres.environments.cage import CagePolicy
 from halteres.errors import InvalidConfig, nearest
 from halteres.models import TINY
 from halteres.rewards.components import Aggregation, RewardSpec, RewardSpecs, check_specs
@@ -197,6 +198,20 @@ class BaseEnvConfig(BaseModel):
     missing_eos_penalty: float = setting(
         0.0, "taken off the training score of an answer cut off by length", ge=0
     )
+    cage: CagePolicy = setting(
+        "auto",
+        "scorers and reward functions in a cage of their own: those that name `unsafe_scorer` "
+        "(auto), all (on), none (off)",
+        reaches="code",
+    )
+    scorer_timeout_s: float = setting(
+        10.0, "seconds that a scorer in a process of its own may take for one answer", gt=0
+    )
+    scorer_memory_mb: int = setting(
+        2048,
+        "MiB of address space of a scorer's process; one that imports torch needs more",
+        ge=256,
+    )
     panel: RewardSpecs = setting(
         (), "what held-out answers are scored by at every evaluation, and nothing is trained on"
     )
@@ -214,6 +229,15 @@ class BaseEnvConfig(BaseModel):
         "custom_thinking_prompt",
     )
     """Accepted, with no effect yet."""
+
+    @field_validator("cage", mode="before")
+    @classmethod
+    def _words_that_yaml_takes_for_truth(cls, given: Any) -> Any:
+        if given is True:
+            return "on"
+        if given is False:
+            return "off"
+        return given
 
     @model_validator(mode="after")
     def _batch_is_whole_groups(self) -> Self:

@@ -231,11 +231,9 @@ class MultiTurnEnv(BaseEnv):
         return replace(step, reward=finite(step.reward, where)), messages
 
     async def _ended(self, episode: Episode, outcome: Outcome | None) -> Episode:
-        turns, where = tuple(episode.turns), f"{self.title}.score_episode"
-        with boundary(EnvironmentFailed, where):
-            score = finite(await awaited(self.score_episode(turns)), where)
-        with boundary(EnvironmentFailed, f"{self.title}.measure"):
-            measured = self.measure(turns)
+        turns = tuple(episode.turns)
+        score = await self.scored("score_episode", turns)
+        measured = await self.measured(turns)
         outcome = outcome or ("success" if score > self.config.success_threshold else "failure")
         metrics = {
             **measured,

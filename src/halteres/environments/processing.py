@@ -14,7 +14,7 @@ from collections.abc import AsyncIterator
 from pathlib import Path
 
 from halteres.config.discovery import in_file_name
-from halteres.environments.base import BaseEnv
+from halteres.environments.base import BaseEnv, set_up
 from halteres.environments.item_rollout import Items, SettledItem, settle_item
 from halteres.environments.scored import OWN, ScoredDataGroup, scores_of
 from halteres.errors import EnvironmentFailed, InvalidConfig
@@ -42,7 +42,7 @@ async def process(env: BaseEnv) -> Path:
             f"'process' needs to know how many groups to make; total_steps is {size}.",
             next="Give it with --env.total_steps 8.",
         )
-    await env.setup()
+    await set_up(env)
     path = Path(env.config.data_path_to_save_groups or f"data/{in_file_name(env.wandb_name)}.jsonl")
     path.parent.mkdir(parents=True, exist_ok=True)
     file, number = path, 0

@@ -102,6 +102,8 @@ class ReasoningGymEnv(SingleTurnEnv):
     """
 
     name = "reasoning_gym"
+    scores_in_worker: ClassVar[bool] = True
+    scores_in_worker = True
     env_config_cls: ClassVar[type[BaseEnvConfig]] = ReasoningGymConfig
     config: ReasoningGymConfig
     held_out: Sequence[TaskItem] = ()
@@ -189,7 +191,7 @@ class ReasoningGymEnv(SingleTurnEnv):
 
     def _workers(self, settings: str) -> WorkerPool:
         task, python = self.config.task, self.config.python
-        if task not in EVALUATING:
+        if task not in EVALUATING and self.config.cage != "on":
             limits = replace(NO_LIMITS, memory_bytes=MOST_MEMORY)
             return gym_workers("reasoning", task, settings, size=1, python=python, limits=limits)
         # an answer that takes its whole time holds up no other

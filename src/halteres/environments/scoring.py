@@ -52,6 +52,7 @@ class GroupScoring:
         Raises:
             ScorerFailed: a component could not score at all, or none has scored any rollout of the
                 group, for judges that give no grade.
+            EnvironmentFailed: a function's own process could not.
         """
         rollouts = [one for one in outcomes if not isinstance(one, FailedRollout)]
         if not rollouts:
@@ -121,6 +122,9 @@ class GroupScoring:
         scores = await self._rewards.score(self._item, samples, self._step, relative=relative)
         for name, error in scores.failures.items():
             # judges go without a grade; the other components may still pay
+            if isinstance(error, EnvironmentFailed):
+                # of a function's own process, by the name of what became of it: others are sampled
+                raise type(error)(f"The reward '{name}' could not score.", error.sentence)
             if not isinstance(error, NoGrade):
                 raise ScorerFailed(f"The reward '{name}' could not score.", error.sentence)
             self._no_grade = f"The reward '{name}': {error.sentence}"

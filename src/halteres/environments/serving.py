@@ -18,7 +18,7 @@ from collections.abc import Awaitable, Callable
 from dataclasses import dataclass
 
 from halteres.clients.trajectories import Address, EnvStatus
-from halteres.environments.base import BaseEnv, awaited
+from halteres.environments.base import BaseEnv, awaited, set_up
 from halteres.environments.config import EvalHandling
 from halteres.environments.item_rollout import DrawnItem, Items, SettledItem, settle_item
 from halteres.environments.scored import ScoredDataGroup, rollouts_of, to_wire
@@ -116,7 +116,7 @@ class Serving:
             HalteresError: registration, too many failed groups, or a server that stayed away.
         """
         env, config = self._env, self._env.config
-        await env.setup()
+        await set_up(env)
         url = Address.of(config.rollout_server_url).url  # without the token that may be in it
         log.info("Registering as %s at %s.", env.wandb_name, url)
         registered = await self._link.register()

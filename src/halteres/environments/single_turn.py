@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import Awaitable, Mapping, Sequence
 from typing import Any
 
-from halteres.environments.base import Backlog, BaseEnv, awaited
+from halteres.environments.base import Backlog, BaseEnv
 from halteres.environments.evaluating import Answer
-from halteres.environments.scored import ScoredDataGroup, ScoredDataItem, finite, items_of
+from halteres.environments.scored import ScoredDataGroup, ScoredDataItem, items_of
 from halteres.environments.scoring import sample_of
 from halteres.errors import EnvironmentFailed, boundary
 from halteres.rollouts.groups import settle
@@ -55,7 +56,9 @@ class SingleTurnEnv(BaseEnv):
         ) -> list[list[ScoredDataItem] | FailedRollout]:
             with one_rollout(0, number):
                 turns = await self.server.chat(messages, num_missing)
-            return [await settle(scored(turn)) for turn in turns]
+            if self.scorers.of_environment is None:
+                return [await settle(scored(turn)) for turn in turns]
+            return await asyncio.gather(*(settle(scored(turn)) for turn in turns))
 
         return await self.complete_group(item, attempt), []
 
@@ -78,12 +81,9 @@ class SingleTurnEnv(BaseEnv):
         return answers
 
     async def _trajectory(self, item: Any, turn: Turn) -> Trajectory:
-        where = f"{self.title}.score"
-        with boundary(EnvironmentFailed, where):
-            score = await awaited(self.score(item, turn.text))
-        score = finite(score, where)
-        with boundary(EnvironmentFailed, f"{self.title}.measure"):
-            return Trajectory(turns=(turn,), score=score, metrics=self.measure(item, turn.text))
+        score = await self.scored("score", item, turn.text)
+        metrics = await self.measured(item, turn.text)
+        return Trajectory(turns=(turn,), score=score, metrics=metrics)
 
 
 def _items(trajectory: Trajectory, messages: list[dict[str, Any]]) -> list[ScoredDataItem]:

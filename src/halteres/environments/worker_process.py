@@ -103,15 +103,16 @@ class WorkerLimits:
     # of its life, which ends in order when it was busy for half of that
     cpu_s: int | None = 600
     # each file that it writes, its scratch folder in a cage, and what it prints for one question
-    file_bytes: int | None = 16 << 20
+    file_bytes: int = 16 << 20
     open_files: int | None = 256
     processes: int = 32  # and threads, in a cage alone
     calls: int | None = 1000  # it is replaced after so many answers
 
 
 NO_LIMITS = WorkerLimits(
-    memory_bytes=None, cpu_s=None, file_bytes=None, open_files=None, calls=None
+    memory_bytes=None, cpu_s=None, file_bytes=1 << 40, open_files=None, calls=None
 )
+"""For a package that this user trusts. (No disk has room for such a file.)"""
 
 
 class WorkerProcess:
@@ -293,7 +294,7 @@ class WorkerProcess:
 class _Printed(asyncio.Protocol):
     """What a child prints: the beginning goes on to our own standard error, too much ends it."""
 
-    def __init__(self, most: int | None, end: Callable[[], None]) -> None:
+    def __init__(self, most: int, end: Callable[[], None]) -> None:
         self.num_bytes = 0  # since the last question
         self.is_too_much = False
         self._most, self._end, self._tail = most, end, b""
@@ -309,7 +310,7 @@ class _Printed(asyncio.Protocol):
         if shown:
             with contextlib.suppress(OSError):
                 os.write(STANDARD_ERROR, shown)
-        if self._most is not None and self.num_bytes > self._most:
+        if self.num_bytes > self._most:
             self.is_too_much = True
             self._end()
 

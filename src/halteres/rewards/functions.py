@@ -22,7 +22,8 @@ from concurrent.futures import Future
 from dataclasses import dataclass
 from importlib.util import module_from_spec, spec_from_file_location
 from pathlib import Path
-from typing import Any
+from types import ModuleType
+from typing import Any, Protocol
 
 from halteres.errors import InvalidConfig, ScorerFailed
 from halteres.text import Message
@@ -55,12 +56,33 @@ class Sample:
         ]
 
 
+class FunctionElsewhere(Protocol):
+    """A function that is called in processes of its own."""
+
+    async def __call__(self, arguments: Mapping[str, Any]) -> Any:
+        """What it gives for these keyword arguments."""
+        ...
+
+    def close(self) -> None:
+        """End the processes."""
+        ...
+
+
+Elsewhere = Callable[[ModuleType, str, float], FunctionElsewhere | None]
+"""(module, name, seconds) -> the function of that name in processes of its own, where one call may
+take so long; None: it is called in this one.
+"""
+
+
 class RewardFunction:
     """A function by name, `module:name` or `file.py:name`; `digest`: SHA-256 of its file. Else
     InvalidConfig.
     """
 
-    def __init__(self, name: str) -> None:
+    def __init__(
+        self, name: str, *, elsewhere: Elsewhere | None = None, within_s: float = 120.0
+    ) -> None:
+        """`within_s`: how long one call may take in a process of its own."""
         place, colon, attribute = name.rpartition(":")
         if not colon or not place or not attribute:
             raise InvalidConfig(
@@ -78,18 +100,33 @@ class RewardFunction:
         if not callable(function):
             raise InvalidConfig(f"There is no function '{attribute}' in {place}.")
         self._name, self._function = name, function
+        self._elsewhere: FunctionElsewhere | None = None
+        if elsewhere is not None:
+            self._elsewhere = elsewhere(module, attribute, within_s)
         if module.__file__:
             code = Path(module.__file__).read_bytes()
         else:
             code = name.encode()
         self.digest = hashlib.sha256(code).hexdigest()
 
+    @property
+    def has_own_clock(self) -> bool:
+        """Whether it is called in a process that is killed when a call takes too long."""
+        return self._elsewhere is not None
+
+    def close(self) -> None:
+        """End its processes, where it has any."""
+        if self._elsewhere is not None:
+            self._elsewhere.close()
+
     async def __call__(self, item: Any, samples: Sequence[Sample]) -> list[float | None]:
         """One value per sample. ScorerFailed: it asks for what nobody has, or gave something
         else.
         """
         arguments = self._arguments(item, samples)
-        if inspect.iscoroutinefunction(self._function):
+        if self._elsewhere is not None:
+            given = await self._elsewhere(arguments)
+        elif inspect.iscoroutinefunction(self._function):
             given = await self._function(**arguments)
         else:
             given = await _in_thread(lambda: self._function(**arguments))

@@ -27,13 +27,15 @@ from halteres.rewards.components import (
     Value,
     read_rubric,
 )
-from halteres.rewards.functions import RewardFunction, Sample, columns_of
+from halteres.rewards.functions import Elsewhere, RewardFunction, Sample, columns_of
 from halteres.rewards.judges import PROMPTS, Judge, NoGrade
 from halteres.rewards.scorer import Ensemble, LocalScorer, Scorer, open_scorer
 from halteres.scores import Scorable
 
 # how long a reward server may load its model: a component's deadline begins after that
 READY_WITHIN_S = 300.0
+# behind the clock of a function in a process of its own, which knows what became of the process
+OWN_CLOCK_S = 5.0
 LOOK_S = 5.0  # how long a reward server may take to say, at a later step, which model it has
 
 
@@ -58,8 +60,12 @@ class RewardList:
     """
 
     def __init__(
-        self, specs: Sequence[RewardSpec], aggregation: Aggregation = "sum_then_normalize"
+        self,
+        specs: Sequence[RewardSpec],
+        aggregation: Aggregation = "sum_then_normalize",
+        elsewhere: Elsewhere | None = None,
     ) -> None:
+        """`elsewhere`: which functions run in a process of their own; default: none."""
         self.specs = tuple(specs)
         self.aggregation: Aggregation = aggregation
         self._judges = {spec.name: Judge(spec.judge) for spec in specs if spec.judge is not None}
@@ -67,7 +73,9 @@ class RewardList:
             spec.name: read_rubric(spec.rubric) for spec in specs if spec.rubric is not None
         }
         self._functions = {
-            spec.name: RewardFunction(spec.function) for spec in specs if spec.function is not None
+            spec.name: RewardFunction(spec.function, elsewhere=elsewhere, within_s=spec.timeout_s)
+            for spec in specs
+            if spec.function is not None
         }
         self._models = {spec.name: Models(spec) for spec in specs if spec.model is not None}
         self._step: int | None = None
@@ -145,7 +153,9 @@ class RewardList:
         }
 
     async def close(self) -> None:
-        """Close the judges' connections and the scorers'."""
+        """Close the judges' connections and the scorers', and end the functions' processes."""
+        for function in self._functions.values():
+            function.close()
         for one in (*self._judges.values(), *self._models.values()):
             await one.close()
 
@@ -158,8 +168,12 @@ class RewardList:
             self._values if spec.when == "episode" else self._turn_values,
         )
         found: list[Value | None] | HalteresError
+        limit_s = spec.timeout_s
+        function = self._functions.get(spec.name)
+        if function is not None and function.has_own_clock:
+            limit_s += OWN_CLOCK_S
         try:
-            async with asyncio.timeout(spec.timeout_s):
+            async with asyncio.timeout(limit_s):
                 with boundary(ScorerFailed, f"The reward '{spec.name}'"):
                     found = await score(spec, item, samples)
         except TimeoutError:

@@ -11,22 +11,20 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import inspect
 import itertools
 import json
-import runpy
 import sys
 from collections.abc import Mapping, Sequence
+from importlib.util import module_from_spec, spec_from_file_location
 from pathlib import Path
 from typing import Any
 
 from halteres import process
 from halteres.agent.trial.report import fields_of, reference_of
-from halteres.environments.base import BaseEnv, make_sampler, tokenizer_folder
+from halteres.environments.base import BaseEnv, make_sampler, set_up, tokenizer_folder
 from halteres.environments.commands import author_error, settings_of
 from halteres.environments.config import APIServerConfig, BaseEnvConfig, read_file
 from halteres.environments.item_rollout import Items
-from halteres.environments.scored import finite
 from halteres.environments.single_turn import SingleTurnEnv
 from halteres.errors import EnvironmentFailed, HalteresError, NotFound, RolloutFailed, boundary
 from halteres.observe.metrics import append_row
@@ -53,7 +51,7 @@ class Tasks:
 
     async def gather(self) -> None:
         """Those of the evaluation, and some of training."""
-        await self.env.setup()
+        await set_up(self.env)
         with contextlib.suppress(EnvironmentFailed), boundary(EnvironmentFailed, "eval_items"):
             for item in self.env.eval_items():  # it may have none
                 self._add(item)
@@ -86,7 +84,7 @@ class Tasks:
 
     async def first(self) -> Any:
         """The first task of training. EnvironmentFailed: there is none."""
-        await self.env.setup()
+        await set_up(self.env)
         drawn = await Items(self.env).next()
         if drawn is None:
             raise EnvironmentFailed(f"{self.env.title} has no task.", "get_next_item gave none.")
@@ -94,14 +92,8 @@ class Tasks:
 
     async def score(self, item: Any, text: str) -> dict[str, Any]:
         """The score of a text as an answer to this task; null and why, where the scorer fails."""
-        where = f"{self.env.title}.score"
         try:
-            with boundary(EnvironmentFailed, where):
-                score = self.env.score(item, text)
-                value = score
-                if inspect.isawaitable(score):
-                    value = await score
-            return {"score": finite(value, where)}
+            return {"score": await self.env.scored("score", item, text)}
         except EnvironmentFailed as error:
             return {"score": None, "note": error.sentence}
 
@@ -156,6 +148,8 @@ async def answer_prompts(
             append_row(out, await pending)
     finally:
         await sampler.close()
+        if env:
+            env.scorers.close()
 
 
 async def score_texts(env: BaseEnv, job: Mapping[str, Any]) -> dict[str, Any]:
@@ -192,13 +186,19 @@ async def score_texts(env: BaseEnv, job: Mapping[str, Any]) -> dict[str, Any]:
         return {"prompt": prompt, "reference": reference, "scores": scores}
     finally:
         await env.server.close()
+        env.scorers.close()
 
 
 def environment_of(config: Path, file: Path, class_name: str) -> BaseEnv:
     """The environment of this class in this file, made with the settings of a config file."""
     name = "halteres_answering"
     sys.path.insert(0, str(file.parent))
-    defined = runpy.run_path(str(file), run_name=name).values()
+    spec = spec_from_file_location(name, file)
+    assert spec and spec.loader, "a file of Python"  # noqa: S101 - for the type checker
+    module = module_from_spec(spec)
+    sys.modules[name] = module  # where pickle looks for the classes of tasks
+    spec.loader.exec_module(module)
+    defined = vars(module).values()
     kinds = [
         one
         for one in defined

@@ -21,6 +21,7 @@ from halteres.config.program import EnvironmentProgram, describe
 from halteres.config.resolution import Resolved
 from halteres.config.settings import ENV_WIRING, Settings
 from halteres.documents import DocumentError, read_json_lines
+from halteres.environments.cage import cage_missing
 from halteres.errors import HalteresError, InvalidConfig, NotFound, UserError, nearest
 from halteres.models.shape import ModelShape, adapter_numbers
 from halteres.rewards.components import read_rubric
@@ -256,7 +257,8 @@ def check_environment(resolved: Resolved) -> EnvironmentProgram:
     """The environment, if it can be run with these settings.
 
     Raises:
-        InvalidConfig: what it says of its settings, or its data, cannot be used.
+        InvalidConfig: what it says of its settings, or its data, cannot be used, or there is no
+            cage for its scorer.
         PreflightFailed: its Python lacks a package.
     """
     settings, environment = resolved.settings, resolved.environment
@@ -288,7 +290,31 @@ def check_environment(resolved: Resolved) -> EnvironmentProgram:
             "cannot be repeated"
         )
         raise refusal([Problem(field="trainer.deterministic", got=True, rule=rule)])
+    check_cage(resolved)
     return environment
+
+
+def check_cage(resolved: Resolved) -> None:
+    """Refuse a cage for scorers, where it is asked for, that this machine or this environment does
+    not have.
+
+    Raises:
+        InvalidConfig: it does not.
+    """
+    description, given = resolved.description, resolved.settings.env.get("cage")
+    policy = description.config.get("cage", given)
+    if policy != "on":
+        return
+    rule = None
+    if description.is_foreign:
+        rule = (
+            "an environment of atroposlib's scores in the process that samples, and its scorer "
+            "cannot be separated from it; an environment of ours has `score` for that"
+        )
+    elif (missing := cage_missing()) is not None:
+        rule = f"this machine has no cages for scorers: {missing}"
+    if rule is not None:
+        raise refusal([Problem(field="env.cage", got=policy, rule=rule)])
 
 
 def check_lines(data: Path) -> None:
