@@ -102,7 +102,6 @@ class ReasoningGymEnv(SingleTurnEnv):
     """
 
     name = "reasoning_gym"
-    scores_in_worker: ClassVar[bool] = True
     scores_in_worker = True
     env_config_cls: ClassVar[type[BaseEnvConfig]] = ReasoningGymConfig
     config: ReasoningGymConfig
