@@ -10,6 +10,7 @@ from collections.abc import Callable
 import pytest
 
 from halteres.config import environ
+from halteres.environments.gym_worker import UNREADABLE
 from halteres.environments.reasoning_gym_tasks import EVALUATING
 
 pytestmark = pytest.mark.clients
@@ -23,7 +24,7 @@ from halteres.environments.config import APIServerConfig
 import reasoning_gym
 
 async def main():
-    scores = {}
+    scores, unreadable = {}, {}
     for task in sys.argv[1:]:
         env = ReasoningGymEnv(ReasoningGymConfig(task=task), [APIServerConfig()])
         await env.setup()
@@ -33,7 +34,13 @@ async def main():
         answers = (f"<answer>{right['answer']}</answer>", "<answer>nothing of the kind</answer>", "none")
         scores[task] = [await env.score_answer(item, answer) for answer in answers]
         env.workers.close()
-    print(json.dumps(scores))
+    # texts that the scorer raises at
+    for task, text in {"boxnet": "[1]", "coin_flip": "1e999", "game_of_life": "{}", "prime_factorization": "x"}.items():
+        env = ReasoningGymEnv(ReasoningGymConfig(task=task), [APIServerConfig()])
+        await env.setup()
+        unreadable[task] = await env.score_answer(await env.get_next_item(), f"<answer>{text}</answer>")
+        env.workers.close()
+    print(json.dumps([scores, unreadable]))
 
 asyncio.run(main())
 """
@@ -63,7 +70,9 @@ def test_right_answers_to_its_tasks_are_paid_in_full_and_the_evaluating_ones_are
         text=True,
         timeout=110,
     )
-    scores = json.loads(scored.stdout)
+    scores, unreadable = json.loads(scored.stdout)
+    assert unreadable.keys() == UNREADABLE.keys()
+    assert set(unreadable.values()) == {0.0}
     assert {task: (right, silent) for task, (right, _, silent) in scores.items()} == dict.fromkeys(
         TASKS, (1.0, 0.0)
     )

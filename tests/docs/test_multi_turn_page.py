@@ -1,4 +1,6 @@
-"""docs/multi-turn.md: its game is played, and its pictures show the tokens that there are."""
+"""docs/multi-turn.md: its game is played, its tool calculates, and its pictures show the tokens that
+there are.
+"""
 
 from __future__ import annotations
 
@@ -15,6 +17,7 @@ import pytest
 from clients.sdk.serving import serving
 from environments.fakes import TOKENIZER, inference_server, server
 
+from halteres.environments.cage import cage_missing
 from halteres.environments.item_rollout import DrawnItem, settle_item
 from halteres.environments.multi_turn import MultiTurnEnv, Step
 from halteres.environments.scored import turns_of
@@ -24,14 +27,19 @@ from halteres.rollouts.rng import Draw
 PAGE = (Path(__file__).parents[2] / "docs" / "multi-turn.md").read_text()
 
 
-@pytest.fixture
-def game(tmp_path: Path) -> Path:
-    """The page's file."""
-    (text,) = re.findall(r"^```python\n(.*?)^```$", PAGE, re.DOTALL | re.MULTILINE)
+def written(folder: Path, name: str) -> Path:
+    """The page's file of this name."""
+    texts = re.findall(r"^```python\n(.*?)^```$", PAGE, re.DOTALL | re.MULTILINE)
+    (text,) = [one for one in texts if f'name = "{name}"' in one]
     assert len(text.splitlines()) <= 40
-    file = tmp_path / "guess.py"
+    file = folder / f"{name}.py"
     file.write_text(text)
     return file
+
+
+@pytest.fixture
+def game(tmp_path: Path) -> Path:
+    return written(tmp_path, "guess")
 
 
 def bisecting(prompt: str) -> str:
@@ -64,6 +72,35 @@ async def test_a_policy_that_uses_the_tool_wins_the_game(game: Path) -> None:
         f"\\boxed{{{number}}}" for number in (5, 8, 6, 7)
     ]
     assert sum("<tool_call>" in text for text in said) == 4
+
+
+def calculating(prompt: str) -> str:
+    """A policy that has the tool multiply, and says what it printed."""
+    if answered := re.search(r"<tool_response>\s(\d+)\s</tool_response>\s+assistant\s*$", prompt):
+        return f"\\boxed{{{answered[1]}}}"
+    (first, second), *_ = re.findall(r"(\d+) times (\d+)", prompt)
+    code = json.dumps({"name": "python", "arguments": {"code": f"print({first} * {second})"}})
+    return f"<tool_call>{code}</tool_call>"
+
+
+async def test_a_policy_that_calculates_with_the_tool_is_right(tmp_path: Path) -> None:
+    missing = cage_missing()
+    if missing is not None:
+        pytest.skip(missing)
+    file = written(tmp_path, "calculate")
+    kind: type[MultiTurnEnv] = runpy.run_path(str(file), run_name="calculate")["CalculateEnv"]
+    async with inference_server() as inference:
+        inference.answer = lambda prompt, _: calculating(prompt)
+        config = kind.env_config_cls(
+            group_size=2, max_new_tokens=128, ensure_scores_are_not_same=False
+        )
+        env = kind(config, [server(inference)])
+        await env.setup()
+        item = (1_234_567, 7_654_321)
+        settled = await settle_item(env, DrawnItem(draw=Draw(seed=0, step=0, ordinal=0), item=item))
+        await env.server.close()
+    (group,) = settled.groups
+    assert (group.get("outcome"), group["scores"]) == (["success"] * 2, [1.0] * 2)
 
 
 @pytest.mark.runs

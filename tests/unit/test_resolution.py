@@ -363,8 +363,8 @@ def test_a_batch_is_divided_into_no_more_minibatches_than_it_has_rollouts() -> N
     ("wrappers", "why"),
     [
         ("concatt", "Did you mean 'concat'?"),
-        ("concat,python_tool", "no sandbox"),
-        ("python_tool,concat", "no sandbox"),
+        ("episode_tracking,concat", "is the order"),
+        ("search_tool,concat", "search_url is not set"),
     ],
 )
 def test_a_games_wrappers_are_checked_before_a_run_begins(wrappers: str, why: str) -> None:

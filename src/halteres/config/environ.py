@@ -288,8 +288,14 @@ def for_caged(**changes: str) -> dict[str, str]:
     found, and nothing of this user or run.
     """
     found = {name: os.environ[name] for name in _CAGED if name in os.environ}
-    # a file of bytecode could not be written, and each thread counts as a process
-    fixed = {"PYTHONDONTWRITEBYTECODE": "1", "OPENBLAS_NUM_THREADS": "1", "OMP_NUM_THREADS": "1"}
+    fixed = {
+        # what a scorer finds in a set comes in the same order in each of its processes
+        "PYTHONHASHSEED": "0",
+        # a file of bytecode could not be written, and each thread counts as a process
+        "PYTHONDONTWRITEBYTECODE": "1",
+        "OPENBLAS_NUM_THREADS": "1",
+        "OMP_NUM_THREADS": "1",
+    }
     return {"PATH": os.defpath, "LANG": "C.UTF-8", **fixed, **found, **changes}
 
 

@@ -24,7 +24,7 @@ class Family:
     environment: str | None = None  # the one of ours that stands in
 
 
-_NO_SANDBOX = "Its scorer runs what the model wrote, and there is no sandbox for that yet."
+_RUNS_CODE = "Its questions are a data set, whose scorer runs what the model wrote on tests."
 
 OTHER_FAMILIES = (
     Family(
@@ -72,8 +72,8 @@ OTHER_FAMILIES = (
     Family(
         "code:",
         "refused",
-        _NO_SANDBOX,
-        "Take a task that is scored without running code, e.g. of reasoning_gym.",
+        _RUNS_CODE,
+        "Write an environment of your own, whose scorer runs code with PythonTool.",
     ),
     Family(
         "qa:",
@@ -90,8 +90,9 @@ OTHER_FAMILIES = (
     Family(
         "eval:CodeContest",
         "refused",
-        _NO_SANDBOX,
-        "Evaluate on a task that is scored without running code.",
+        _RUNS_CODE,
+        "Write an environment of your own with these questions held out, whose scorer runs code "
+        "with PythonTool.",
     ),
     Family(
         "eval:",

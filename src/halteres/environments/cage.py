@@ -252,15 +252,22 @@ def gym_workers(
     size: int,
     python: str | None = None,
     limits: WorkerLimits = NO_LIMITS,
+    caged: bool = False,
 ) -> WorkerPool:
     """Workers that run another package's environment (`gym_worker`), by a Python that has the
-    package. They are in no cage: the package is the user's own choice.
+    package. By default they are in no cage: the package is the user's own choice.
     """
+    environment = None
+    if not caged:
+        # six tasks of reasoning-gym 0.1.25 draw from sets of texts: without a fixed seed of hashes
+        # each process would make other items of the same numbers
+        environment = environ.for_sandboxed(PYTHONHASHSEED="0")
     return WorkerPool(
         (python or sys.executable, str(GYM_WORKER), kind, *arguments),
         size=size,
         limits=limits,
-        caged=False,
+        caged=caged,
+        readable=(GYM_WORKER,),
         start_within_s=START_S,
-        environment=environ.for_sandboxed(),
+        environment=environment,
     )

@@ -1,10 +1,11 @@
 """The environment `reasoning_gym`: the tasks of the package reasoning-gym, made and scored by
 itself.
 
-The package runs in a process that can be killed. No task is run that evaluates what a model wrote.
+The package runs in processes that can be killed: in a cage, where a task evaluates what a model
+wrote.
 
-Source: reasoning-gym 0.1.25. Item i of a task is made from its seed + i, so an index stands for an
-item.
+Source: reasoning-gym 0.1.25, which has 106 tasks. Item i of a task is made from its seed + i, so an
+index stands for an item.
 """
 
 from __future__ import annotations
@@ -20,35 +21,28 @@ from pydantic_core import PydanticCustomError
 
 from halteres.config.problem import MissingPackage
 from halteres.config.reach import declared
+from halteres.environments.answer_filters import FILTERS
 from halteres.environments.answers import boxed_answer, tagged_answer
-from halteres.environments.cage import gym_workers
+from halteres.environments.cage import WorkerLimits, WorkerPool, cage_missing, gym_workers
 from halteres.environments.config import APIServerConfig, BaseEnvConfig, setting
 from halteres.environments.single_turn import SingleTurnEnv
-from halteres.environments.worker_process import NO_LIMITS, WorkerRefused
+from halteres.environments.worker_process import NO_LIMITS, WorkerLost, WorkerRefused
 from halteres.errors import InvalidConfig
+from halteres.process import usable_cores
 
 INSTALL = "pip install 'halteres[reasoning-gym]'"
 
-EVALUATING = frozenset(
-    {
-        "binary_matrix",
-        "countdown",
-        "intermediate_integration",
-        "n_queens",
-        "polynomial_multiplication",
-        "puzzle24",
-        "simple_integration",
-        "spiral_matrix",
-        "string_insertion",
-    }
-)
-"""Tasks whose scorer runs a model's answer as Python (0.1.23 and 0.1.25)."""
+EVALUATING = frozenset({*FILTERS, "composite"})
+"""Tasks whose scorer runs a model's answer as Python, and the one that may hold any of them."""
 
 LONGEST_ANSWER = 10_000
 """Characters of an answer that is scored; a longer one is none."""
 
 MOST_MEMORY = 8 << 30
-"""Bytes of address space of the scorer."""
+"""Bytes of address space of a scorer outside of a cage."""
+
+MOST_WORKERS = 4
+"""Scorers at once, in cages; fewer where there are fewer cores."""
 
 MAKE_S, SCORE_S = 60.0, 10.0
 """How long an item may take to be made, and an answer to be scored."""
@@ -65,6 +59,7 @@ class TaskItem:
 
     index: int
     question: str
+    task: str  # whose scorer it has: of `composite`, one of those it holds
 
 
 class ReasoningGymConfig(BaseEnvConfig):
@@ -76,6 +71,9 @@ class ReasoningGymConfig(BaseEnvConfig):
         description="its own, e.g. {max_digits: 1}",
         json_schema_extra=declared("name"),
     )
+    python: str | None = setting(
+        None, "path of a Python that has reasoning-gym; default: this one", reaches="code"
+    )
     task_seed: int = setting(0, "of its items, the held-out ones too", ge=0, lt=2**31)
     prompt_template: str = setting(
         "{question}\nReason step by step, and put your final answer between <answer> and "
@@ -86,14 +84,15 @@ class ReasoningGymConfig(BaseEnvConfig):
 
     @field_validator("task")
     @classmethod
-    def _evaluates_no_text(cls, task: str) -> str:
-        does = "may hold one that runs" if task == "composite" else "runs"
-        if task in EVALUATING or task == "composite":
+    def _evaluates_no_text_outside_of_a_cage(cls, task: str) -> str:
+        missing = None
+        if task in EVALUATING:
+            missing = cage_missing()
+        if missing is not None:
             rule = (
-                "another task: the scorer of '{task}' {does} the model's answer as Python; "
-                "there is no sandbox yet"
+                "another task: the scorer of '{task}' runs the model's answer as Python. {missing}"
             )
-            raise PydanticCustomError("unsafe_task", rule, {"task": task, "does": does})
+            raise PydanticCustomError("unsafe_task", rule, {"task": task, "missing": missing})
         return task
 
 
@@ -125,9 +124,10 @@ class ReasoningGymEnv(SingleTurnEnv):
 
     @classmethod
     def missing_packages(cls, config: ReasoningGymConfig) -> Sequence[MissingPackage]:
-        """reasoning-gym."""
-        is_installed = importlib.util.find_spec("reasoning_gym") is not None
-        return () if is_installed else (MissingPackage(package="reasoning-gym", fix=INSTALL),)
+        """reasoning-gym; another Python's packages are seen when it is started."""
+        if config.python is not None or importlib.util.find_spec("reasoning_gym") is not None:
+            return ()
+        return (MissingPackage(package="reasoning-gym", fix=INSTALL),)
 
     async def load_dataset(self) -> None:
         """Start the worker, which makes the data set."""
@@ -136,22 +136,20 @@ class ReasoningGymEnv(SingleTurnEnv):
             raise InvalidConfig(what, "It is not installed.", INSTALL)
         size = NUM_TRAIN + NUM_HELD_OUT
         settings = {"size": size, "seed": self.config.task_seed, **self.config.task_settings}
-        limits = replace(NO_LIMITS, memory_bytes=MOST_MEMORY)
-        self.workers = gym_workers(
-            "reasoning", self.config.task, json.dumps(settings), size=1, limits=limits
-        )
+        self.workers = self._workers(json.dumps(settings))
         try:
-            await self._item(0)
-        except WorkerRefused as error:
+            await self.item(0)
+        except (WorkerRefused, WorkerLost) as error:
             raise InvalidConfig(
                 f"reasoning-gym's task '{self.config.task}' cannot be used.",
-                error.what,
-                "Set env.task and env.task_settings; reasoning-gym's gallery lists its tasks.",
+                error.sentence,
+                "Set env.task and env.task_settings, reasoning-gym's gallery lists its tasks; and "
+                "env.python to a Python that has the package.",
             ) from error
 
     async def get_next_item(self) -> TaskItem:
         """An item of the training split."""
-        return await self._item(self.rng.randrange(NUM_TRAIN))
+        return await self.item(self.rng.randrange(NUM_TRAIN))
 
     def prompt(self, item: TaskItem) -> str:
         """The question in the template."""
@@ -159,7 +157,7 @@ class ReasoningGymEnv(SingleTurnEnv):
 
     async def score_answer(self, item: TaskItem, answer: str) -> float:
         """What the task pays for the last `<answer>`, or else the last box; 0 where there is
-        neither.
+        neither. What it pays for no answer, where its filter lets this one not pass.
 
         Raises:
             EnvironmentFailed: the scorer gave no score (`worker_process` has each name); the
@@ -169,23 +167,36 @@ class ReasoningGymEnv(SingleTurnEnv):
         found = boxed_answer(answer) if found is None else found
         if found is None or len(found) > LONGEST_ANSWER:
             return 0.0
+        form = FILTERS.get(item.task)
+        if form is not None and not form.passes(found):
+            found = None
         reply = await self.workers.ask({"index": item.index, "answer": found}, SCORE_S)
         return float(reply["score"])
 
     async def evaluate(self, *args: Any, **kwargs: Any) -> Mapping[str, float]:
         """As every single-turn environment, on the first `eval_tasks` held-out items."""
         count = min(self.config.eval_tasks, NUM_HELD_OUT)
-        self.held_out = [await self._item(NUM_TRAIN + number) for number in range(count)]
+        self.held_out = [await self.item(NUM_TRAIN + number) for number in range(count)]
         return await super().evaluate(*args, **kwargs)
 
     def eval_items(self) -> Sequence[TaskItem]:
         """Those of the evaluation under way."""
         return self.held_out
 
-    async def _item(self, index: int) -> TaskItem:
-        return TaskItem(
-            index=index,
-            question=str((await self.workers.ask({"index": index}, MAKE_S))["question"]),
+    async def item(self, index: int) -> TaskItem:
+        """The item of this index, 0 to 9,999."""
+        made = await self.workers.ask({"index": index}, MAKE_S)
+        return TaskItem(index=index, question=str(made["question"]), task=str(made["task"]))
+
+    def _workers(self, settings: str) -> WorkerPool:
+        task, python = self.config.task, self.config.python
+        if task not in EVALUATING and self.config.cage != "on":
+            limits = replace(NO_LIMITS, memory_bytes=MOST_MEMORY)
+            return gym_workers("reasoning", task, settings, size=1, python=python, limits=limits)
+        # an answer that takes its whole time holds up no other
+        size = min(MOST_WORKERS, usable_cores())
+        return gym_workers(
+            "reasoning", task, settings, size=size, python=python, limits=WorkerLimits(), caged=True
         )
 
 

@@ -12,7 +12,14 @@ import pytest
 
 from environments.games.peers import Markup, SearchServer, running_search_server
 from halteres.environments.games import make
-from halteres.environments.games.wrappers import STAGES, Environment, Wrapper, wrap, wrappers
+from halteres.environments.games import wrappers as wrappers_module
+from halteres.environments.games.wrappers import (
+    PYTHON_TOOLS,
+    Environment,
+    Wrapper,
+    wrap,
+    wrappers,
+)
 from halteres.errors import InvalidConfig, InvalidData
 
 CALL = "Let me see. <search> who?\n</search> and more"
@@ -187,6 +194,48 @@ def test_a_search_that_fails_is_told_to_the_policy_and_to_the_trainer(
     assert (info["tool_use_counter"], info["tool_success_counter"]) == (1, 0)
 
 
+def test_a_block_of_python_is_answered_paid_and_costs_no_turn(cages: None) -> None:
+    game = make("game:GuessTheNumber-v0-easy")
+    env = wrap(game, "python_tool")
+    rules, info = env.reset(3)
+    assert rules.endswith("Return your final answer within \\boxed{}.")
+    assert (info["tool_use_counter"], info["use_tool"]) == (0, False)
+    called = "So: <python>\nprint(6 * 7)\n</python>"
+    observation, reward, terminated, truncated, info = env.step(f"{called} it is. ```python\n1```")
+    assert observation == "Code execution result: 42\n\n"
+    assert (reward, terminated, truncated, game.turn) == (pytest.approx(0.3), False, False, 0)
+    assert (info["parsed_action"], info["tool_type"]) == (called, "python_code")
+    assert info["reward_components"] == {"tool_use": 0.05, "tool_success": 0.25}
+    observation, reward, _, _, info = env.step("```python\nprint(1)\n1 / 0\n``` and <python>2")
+    assert observation == (
+        "Code execution result: 1\n\nTraceback (most recent call last):\n"
+        '  File "<string>", line 2, in <module>\nZeroDivisionError: division by zero\n'
+    )
+    assert (reward, info["tool_error"]) == (0.05, "ZeroDivisionError: division by zero")
+    assert (info["tool_use_counter"], info["tool_success_counter"]) == (2, 1)
+
+
+def test_a_python_tool_without_rewards_may_show_the_last_line_of_the_errors_alone(
+    cages: None,
+) -> None:
+    for name, begins in (
+        ("python_tool_no_int_reward", "Traceback"),
+        ("python_tool_no_int_reward_last_line_error", "NameError: name 'y'"),
+    ):
+        env = wrap(make("game:GuessTheNumber-v0-easy"), name)
+        env.reset(3)
+        observation, reward, *_ = env.step("<python>x = sqrt(4)\ny</python>")
+        assert observation.startswith(f"Code execution result: {begins}"), "sqrt is lent, y is not"
+        assert reward == 0.0
+
+
+def test_a_python_tool_is_refused_where_there_is_no_cage(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(wrappers_module, "cage_missing", lambda: "This kernel has no namespaces.")
+    for name in PYTHON_TOOLS:
+        with pytest.raises(InvalidConfig, match=r"runs what a model wrote.*has no namespaces"):
+            wrappers(name)
+
+
 def test_wrapped_games_are_saved_restored_and_spawned_as_one(search_server: SearchServer) -> None:
     def wrapped() -> Environment:
         names = "search_tool,concat_with_action,episode_tracking"
@@ -238,10 +287,6 @@ def test_another_order_is_refused_with_the_right_one(names: str, ordered: str) -
 
 
 def test_what_a_wrapper_needs_is_named() -> None:
-    for name in STAGES:
-        if name.startswith("python_tool"):
-            with pytest.raises(InvalidConfig, match="no sandbox"):
-                wrappers(name)
     with pytest.raises(InvalidConfig, match="search_url is not set"):
         wrappers("search_tool,concat")
     with pytest.raises(InvalidConfig, match="'search:8000' is no address"):

@@ -1,9 +1,9 @@
 """Text games of several turns, played by the rules, words and random draws of GEM.
 
 Owns: the games of GEM under its ids; their levels, prompts, rewards and ends; corrected variants
-(`-v1-`). Never: touches a process-wide generator, imports GEM, reads a clock, executes what a
-policy wrote. Guarantees: a task and a seed are the whole initial state; a saved game goes on
-identically in another process; an action of any text gives a result, never an exception.
+(`-v1-`). Never: touches a process-wide generator, imports GEM, reads a clock; executes what a
+policy wrote, but in a cage. Guarantees: a task and a seed are the whole initial state; a saved game
+goes on identically in another process; an action of any text gives a result, never an exception.
 """
 
 from __future__ import annotations

@@ -14,6 +14,7 @@ import random
 import re
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
 from enum import StrEnum
 from functools import partial
 from typing import Any, ClassVar, Self, TypeAlias, get_type_hints
@@ -21,7 +22,9 @@ from typing import Any, ClassVar, Self, TypeAlias, get_type_hints
 import msgspec
 
 from halteres.clients.json_client import post_bytes
+from halteres.environments.cage import cage_missing
 from halteres.environments.games.game import DAMAGED, FIX_STATE, Game, taken
+from halteres.environments.python_tool import PythonResult, PythonTool
 from halteres.errors import HalteresError, InvalidConfig, InvalidData, unknown
 from halteres.text import Tokenizer
 
@@ -125,13 +128,103 @@ class _Reply(msgspec.Struct):
     result: list[_Passage]
 
 
-class SearchTool(Wrapper):
-    """An answer with `<search>…</search>` is answered by a search server; any other is an action.
-    At most 5 searches.
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ToolUse:
+    """What came of one use of a tool."""
 
-    A search costs no turn of the game. From the first step on `use_tool` is true in every info, as
-    in GEM, where it marks a game's observations as the tool's too; `tool_error` says why a search
-    failed, which is paid for as a use.
+    end: int  # of the call, in characters of the answer
+    shown: str  # to the policy
+    error: str | None  # why it did not succeed
+
+
+class ToolWrapper(Wrapper):
+    """An answer that calls the tool is answered by it; any other is an action. At most 5 uses.
+
+    A use costs no turn of the game. From the first step on `use_tool` is true in every info, as in
+    GEM, where it marks a game's observations as the tool's too; `tool_error` says why a use failed,
+    which is paid for as a use.
+
+    Args:
+        env: what is wrapped.
+        reward: of each use.
+        success_reward: of one that succeeds, besides.
+    """
+
+    state = ("num_uses", "num_successes")
+    num_uses: int
+    num_successes: int
+    max_uses = 5
+    tool_type: ClassVar[str]
+    instructions: ClassVar[str]
+
+    def __init__(self, env: Environment, *, reward: float, success_reward: float = 0.0) -> None:
+        super().__init__(env)
+        self.reward, self.success_reward = reward, success_reward
+
+    @abstractmethod
+    def use(self, action: str) -> ToolUse | None:
+        """The tool's answer to the first call in this action; None: it has no call."""
+
+    def _begin(self) -> None:
+        self.num_uses = self.num_successes = 0
+
+    def reset(self, seed: int | None = None) -> tuple[str, dict[str, Any]]:
+        """The inner observation, and how to use the tool."""
+        before = {
+            "prev_ep_tool_use_counter": self.num_uses,
+            "prev_ep_tool_success_counter": self.num_successes,
+        }
+        self._begin()
+        observation, info = self.env.reset(seed=seed)
+        return f"{observation}\n{self.instructions}", {
+            **info,
+            **before,
+            **self._counters(),
+            "use_tool": False,
+        }
+
+    def step(self, action: str) -> Step:
+        """The first call of an answer, or a step of the inner environment."""
+        used = self.use(action) if self.num_uses < self.max_uses else None
+        if used is None:
+            observation, reward, terminated, truncated, info = self.env.step(action)
+            return (
+                observation,
+                reward,
+                terminated,
+                truncated,
+                {**info, **self._counters(), "use_tool": True},
+            )
+        self.num_uses += 1
+        components = {"tool_use": self.reward}
+        if used.error is None:
+            self.num_successes += 1
+            if self.success_reward:
+                components["tool_success"] = self.success_reward
+        observation = used.shown
+        if self.num_uses == self.max_uses:
+            observation += (
+                "\n\nReached the maximum number of tool use. Please output final answer directly."
+            )
+        info = {
+            "parsed_action": action[: used.end],
+            "tool_type": self.tool_type,
+            "tool_error": used.error,
+            "seed": self.seed,
+            "outcome": None,
+            "success": False,
+            "reward_components": components,
+            **self._counters(),
+            "use_tool": True,
+        }
+        return observation, sum(components.values()), False, False, info
+
+    def _counters(self) -> dict[str, int]:
+        return {"tool_use_counter": self.num_uses, "tool_success_counter": self.num_successes}
+
+
+class SearchTool(ToolWrapper):
+    """`<search>…</search>` is answered by a search server.
 
     The server is GEM's, or one that answers in its form; no proxy is asked. POST of a msgpack map
     {query, topk, return_scores}; {result: [{document: {contents: "title\\ntext"}}]} comes back.
@@ -142,12 +235,10 @@ class SearchTool(Wrapper):
         reward: of each search, whether it succeeds or not.
     """
 
-    state = ("num_uses", "num_successes")
-    num_uses: int
-    num_successes: int
-    max_uses, num_passages = 5, 3
+    num_passages = 3
     timeout_s = 5.0  # to wait for the connection, and for each part of the answer
     query = re.compile(r"<search>(.*?)</search>", re.DOTALL)
+    tool_type = "search"
     instructions = (
         "You have access to a search engine to help answer questions.\n\n"
         "Additional instructions:\n"
@@ -164,39 +255,14 @@ class SearchTool(Wrapper):
     )
 
     def __init__(self, env: Environment, url: str, reward: float) -> None:
-        super().__init__(env)
-        self.url, self.reward = url, reward
+        super().__init__(env, reward=reward)
+        self.url = url
 
-    def _begin(self) -> None:
-        self.num_uses = self.num_successes = 0
-
-    def reset(self, seed: int | None = None) -> tuple[str, dict[str, Any]]:
-        """The inner observation, and how to search."""
-        before = {
-            "prev_ep_tool_use_counter": self.num_uses,
-            "prev_ep_tool_success_counter": self.num_successes,
-        }
-        self._begin()
-        observation, info = self.env.reset(seed=seed)
-        return f"{observation}\n{self.instructions}", {
-            **info,
-            **before,
-            **self._counters(),
-            "use_tool": False,
-        }
-
-    def step(self, action: str) -> Step:
-        """The first search of an answer, or a step of the inner environment."""
-        found = self.query.search(action) if self.num_uses < self.max_uses else None
+    def use(self, action: str) -> ToolUse | None:
+        """The passages that the server finds."""
+        found = self.query.search(action)
         if found is None:
-            observation, reward, terminated, truncated, info = self.env.step(action)
-            return (
-                observation,
-                reward,
-                terminated,
-                truncated,
-                {**info, **self._counters(), "use_tool": True},
-            )
+            return None
         shown, error = "", None
         query = {"query": found[1].strip(), "topk": self.num_passages, "return_scores": True}
         try:
@@ -211,28 +277,82 @@ class SearchTool(Wrapper):
             # What a server says beside its status is not for the policy.
             error = failure.what if isinstance(failure, HalteresError) else str(failure)
             shown = f"[SearchTool Error: {error}]"
-        self.num_uses += 1
-        self.num_successes += error is None
-        observation = f"\n\n<information>{shown}</information>\n\n"
-        if self.num_uses == self.max_uses:
-            observation += (
-                "\n\nReached the maximum number of tool use. Please output final answer directly."
-            )
-        info = {
-            "parsed_action": action[: found.end()],
-            "tool_type": "search",
-            "tool_error": error,
-            "seed": self.seed,
-            "outcome": None,
-            "success": False,
-            "reward_components": {"tool_use": self.reward},
-            **self._counters(),
-            "use_tool": True,
-        }
-        return observation, self.reward, False, False, info
+        return ToolUse(
+            end=found.end(), shown=f"\n\n<information>{shown}</information>\n\n", error=error
+        )
 
-    def _counters(self) -> dict[str, int]:
-        return {"tool_use_counter": self.num_uses, "tool_success_counter": self.num_successes}
+
+_NO_CODE = "SyntaxError: invalid syntax"
+_PLACEHOLDER = PythonResult(output="", errors=_NO_CODE, failure=_NO_CODE)
+
+
+class PythonToolWrapper(ToolWrapper):
+    """The first block of Python in an answer, `<python>…</python>` or fenced as `python`, is run in
+    a cage, and its output shown; each use begins with nothing.
+
+    Code that fails for an undefined name is run once more with GEM's usual imports. Unlike in GEM,
+    no word of it is forbidden, the time-out of 5 s holds, and what is shown is cut.
+
+    Args:
+        env: what is wrapped.
+        reward: of each use.
+        success_reward: of one that ends without an error, besides.
+        last_line_only: show no more of the errors than their last line.
+    """
+
+    blocks = (
+        re.compile(r"<python>(.*?)</python>", re.DOTALL),
+        re.compile(r"```\n?python(.*?)```", re.DOTALL),
+    )
+    tool_type = "python_code"
+    instructions = (
+        "Solve the above problem step by step. You now have the ability to selectively write "
+        "executable Python code to enhance your reasoning process. The Python code will be "
+        "executed by an external sandbox, "
+        'and the output (after "Code execution result: ") is returned to aid your reasoning and '
+        "help you arrive at the final answer. "
+        "The Python code should be complete scripts, including necessary imports, wrapped within "
+        "<python>...</python> tags or using ```python...``` code block. "
+        "Return your final answer within \\boxed{}."
+    )
+
+    def __init__(
+        self,
+        env: Environment,
+        *,
+        reward: float,
+        success_reward: float = 0.0,
+        last_line_only: bool = False,
+    ) -> None:
+        super().__init__(env, reward=reward, success_reward=success_reward)
+        self.last_line_only = last_line_only
+        self.python = PythonTool(usual_imports=True)
+
+    def use(self, action: str) -> ToolUse | None:
+        """What the code printed, then its errors.
+
+        Raises:
+            ToolFailed: the code was not run, through no fault of its own.
+        """
+        found = [block.search(action) for block in self.blocks]
+        block = min((one for one in found if one), key=lambda one: one.end(), default=None)
+        if block is None:
+            return None
+        code = block[1].strip()
+        if code == "...":
+            # paid for as an error, as in GEM, though Python would run it
+            result = _PLACEHOLDER
+        else:
+            result = self.python.run_and_wait(code)
+        errors = result.errors
+        if self.last_line_only:
+            errors = errors.split("\n")[-1]
+        shown = "\n".join([result.output, errors] if errors else [result.output])
+        return ToolUse(
+            end=block.end(),
+            shown=f"Code execution result: {shown.lstrip(' ' + chr(10))}\n",
+            error=result.failure,
+        )
 
 
 class View(StrEnum):
@@ -362,11 +482,13 @@ class EpisodeTracking(Wrapper):
 SEARCH_REWARDS = {"search_tool": 0.3, "search_tool_no_int_reward": 0.0}
 """Of each use."""
 
-PYTHON_TOOLS = (
-    "python_tool",
-    "python_tool_no_int_reward",
-    "python_tool_no_int_reward_last_line_error",
-)
+PYTHON_TOOLS: Mapping[str, Callable[[Environment], Wrapper]] = {
+    "python_tool": partial(PythonToolWrapper, reward=0.05, success_reward=0.25),
+    "python_tool_no_int_reward": partial(PythonToolWrapper, reward=0.0),
+    "python_tool_no_int_reward_last_line_error": partial(
+        PythonToolWrapper, reward=0.0, last_line_only=True
+    ),
+}
 
 STAGES = {
     **dict.fromkeys((*PYTHON_TOOLS, *SEARCH_REWARDS), 0),
@@ -397,12 +519,15 @@ def wrappers(
         if name not in STAGES:
             raise unknown(InvalidConfig, "wrapper", name, STAGES)
         if name in PYTHON_TOOLS:
-            raise InvalidConfig(
-                f"The wrapper '{name}' cannot be used.",
-                "It runs what a model wrote, and there is no sandbox for that yet.",
-                "Leave it out.",
-            )
-        if name == "episode_tracking":
+            missing = cage_missing()
+            if missing is not None:
+                raise InvalidConfig(
+                    f"The wrapper '{name}' runs what a model wrote, and cannot be used here.",
+                    missing,
+                    "Leave it out.",
+                )
+            made.append(PYTHON_TOOLS[name])
+        elif name == "episode_tracking":
             made.append(EpisodeTracking)
         elif name not in SEARCH_REWARDS:
             made.append(partial(ObservationWrapper, view=View(name), chat=chat))
