@@ -8,7 +8,9 @@ import subprocess
 from pathlib import Path
 
 import pytest
-from clients.conftest import ROOT
+from clients.conftest import ROOT, client_python
+
+__all__ = ["client_python"]  # the fixture
 
 PYTHON = "3.12"
 

@@ -284,7 +284,6 @@ class Inference:
         self.tokenizer, self.base = service.tokenizer, service.base
         self.best_of = BestOf(service.options.reward_models)
         self._service = service
-        self._context = 0  # tokens; 0: not asked for yet
 
     async def context_length(self) -> int:
         """Tokens that the model reads, prompt and answer together; waits for the first engine
@@ -315,7 +314,7 @@ class Inference:
         """Texts or tokens as prompts; too many of them, and one that no model reads, are refused
         before a text is tokenised.
         """
-        context = await self._context_length()
+        context = await self.context_length()
 
         def made() -> list[Prompt]:
             found = given()
@@ -333,18 +332,13 @@ class Inference:
         """A chat's tokens; the template writes the special ones itself. It is the model's code: it
         runs in a thread.
         """
-        context = await self._context_length()
+        context = await self.context_length()
         return await self.in_thread(
             call,
             lambda: Prompt.of(
                 render(self.tokenizer, chat()), self.tokenizer, context, bool(special)
             ),
         )
-
-    async def _context_length(self) -> int:
-        if not self._context:
-            self._context = await self.context_length()
-        return self._context
 
     def weights(
         self, model: str | None, run: str | None, tenant: Tenant, version: int | None = None
@@ -417,7 +411,7 @@ class Inference:
         """What `shape` makes of every sequence of a request, prompt by prompt; a large answer is
         made in a thread.
         """
-        seed, n = self._checked(request, MAX_SCORES), request.sampling.n
+        seed, n = await self._checked(request, MAX_SCORES), request.sampling.n
 
         def shaped() -> T:
             outputs, silent = (
@@ -460,7 +454,7 @@ class Inference:
         """The same, in pieces as they are sampled (in one where the prompt is scored); whoever
         stops reading frees the rows.
         """
-        seed, n = self._checked(request, MAX_STREAMED_SCORES), request.sampling.n
+        seed, n = await self._checked(request, MAX_STREAMED_SCORES), request.sampling.n
         if request.prompt_top is not None:
             for one in await self.write(request, list):
                 yield one
@@ -506,11 +500,12 @@ class Inference:
             return self._service.options.sample_logprobs
         return _KINDS[sampling.logprobs_mode]
 
-    def _checked(self, request: InferenceRequest, most_logprobs: int) -> int:
+    async def _checked(self, request: InferenceRequest, most_logprobs: int) -> int:
         """The seed of the first prompt of a request that is not too large."""
         sampling, strict = request.sampling, self._service.options.strict_context
+        context = await self.context_length()
         for prompt in request.prompts:
-            check_room(len(prompt.tokens), sampling.max_tokens, self._context, strict=strict)
+            check_room(len(prompt.tokens), sampling.max_tokens, context, strict=strict)
         sequences = len(request.prompts) * sampling.n
         if sequences > MAX_SEQUENCES:
             raise InvalidData(
@@ -525,7 +520,7 @@ class Inference:
                 "Ask for them once, with n=1, max_tokens=0 and no stream, and send fewer prompts "
                 "at a time.",
             )
-        num_likely = request.num_likely(self._context)
+        num_likely = request.num_likely(context)
         if num_likely > MAX_LIKELY:
             raise InvalidData(
                 f"The answer may hold {num_likely} likely tokens and their log-probabilities.",
