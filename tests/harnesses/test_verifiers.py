@@ -87,9 +87,7 @@ async def drawn_again(running: Server, state: Path) -> list[list[int]]:
 
 
 async def test_the_tokens_of_the_null_harness_are_those_of_the_journal(scene: Scene) -> None:
-    """By the train client: four rollouts of one task, each token and each log-probability (which
-    verifiers rounds to four decimals).
-    """
+    """By the train client: four rollouts of one task, each prompt and each answer."""
     async with service(scene.folder) as running:
         traces = await scene.rollouts(running, "null", *TRAIN)
         known = await drawn_again(running, scene.folder / "service")
