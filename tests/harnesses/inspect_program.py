@@ -37,7 +37,8 @@ def main(url: str, folder: str) -> None:
     told: dict[str, object] = {}
     models = {
         "openai-api/halteres/halteres/tiny": f"{url}/v1",
-        "anthropic/halteres/tiny": url,
+        # it takes what stands before a second slash for a cloud that serves Anthropic's models
+        "anthropic/halteres--tiny": url,
     }
     for name, base in models.items():
         model = get_model(
