@@ -1,7 +1,7 @@
 # The two commands of a fresh machine are `make quickstart` and `make test`; each installs what it needs into .venv.
 # PYTHON=/path/to/python3 chooses the interpreter, TORCH=torch==... the torch build (see scripts/torch).
 
-.PHONY: help quickstart install test test-clients test-bf16 test-browser test-vllm test-runs test-chaos beside-check beside-test test-pythons test-pretrained wheelhouse probe-sdk compatibility check bench clean
+.PHONY: help quickstart install test test-clients test-bf16 test-browser test-vllm test-harnesses test-runs test-chaos beside-check beside-test test-pythons test-pretrained wheelhouse probe-sdk compatibility check bench clean
 export PYTHON TORCH CHROMIUM
 
 help:            ## this list
@@ -55,6 +55,10 @@ test-browser:    ## the page in a real browser
 test-vllm:       ## a real vLLM on the CPU samples for the service; its environment (3.5 GB) is made once
 	@scripts/install dev
 	@scripts/test-vllm
+
+test-harnesses:  ## unmodified agent harnesses sample from the service; needs Python 3.12 for verifiers
+	@scripts/install dev
+	@scripts/test-harnesses
 
 test-pythons:    ## the rooms that need no torch, on the newest Python that is installed
 	@scripts/test-pythons

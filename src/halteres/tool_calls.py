@@ -24,7 +24,7 @@ import msgspec
 
 from halteres.documents import parse_json
 from halteres.short_texts import beginning
-from halteres.text import THINKING, THOUGHT
+from halteres.text import THINKING, THOUGHT, text_of
 
 OPEN, CLOSE = "<tool_call>", "</tool_call>"
 
@@ -61,6 +61,57 @@ def describe_tools(tools: Sequence[Mapping[str, Any]]) -> str:
     return _TOOLS.format(
         tools="\n".join(json.dumps(dict(tool), ensure_ascii=False) for tool in tools)
     )
+
+
+_SYSTEM_ROLES = ("system", "developer")
+
+
+def in_words(
+    messages: Sequence[Mapping[str, Any]], tools: Sequence[Mapping[str, Any]] = ()
+) -> list[dict[str, Any]]:
+    """A chat for a template that has no place for tools: they are described in the system message,
+    calls stand in the answer that made them, and what they gave is said by the user.
+
+    Args:
+        messages: in OpenAI's form.
+        tools: in OpenAI's form; those that may be called from now on.
+
+    Raises:
+        InvalidData: a message's content holds what is no text.
+
+    >>> in_words([{"role": "tool", "tool_call_id": "call_1", "content": "42"}])
+    [{'role': 'user', 'content': '<tool_response>\\n42\\n</tool_response>'}]
+    """
+    worded = [_in_words(message) for message in messages]
+    if not tools:
+        return worded
+    words = describe_tools(tools)
+    if worded and worded[0]["role"] in _SYSTEM_ROLES:
+        first = worded[0]
+        worded[0] = {**first, "content": f"{text_of(first.get('content'))}\n\n{words}"}
+        return worded
+    return [{"role": "system", "content": words}, *worded]
+
+
+def _in_words(message: Mapping[str, Any]) -> dict[str, Any]:
+    if message["role"] == "tool":
+        response = text_of(message.get("content"))
+        return {"role": "user", "content": f"<tool_response>\n{response}\n</tool_response>"}
+    if not message.get("tool_calls"):
+        return dict(message)
+    said = text_of(message.get("content"))
+    written = [_call_in_words(call["function"]) for call in message["tool_calls"]]
+    rest = {name: value for name, value in message.items() if name != "tool_calls"}
+    return {**rest, "content": "\n".join([said, *written] if said else written)}
+
+
+def _call_in_words(function: Mapping[str, Any]) -> str:
+    """A call as the model is told to write it."""
+    arguments = function.get("arguments") or {}
+    if not isinstance(arguments, str):
+        arguments = json.dumps(arguments, ensure_ascii=False)
+    name = json.dumps(function["name"], ensure_ascii=False)
+    return f'{OPEN}\n{{"name": {name}, "arguments": {arguments}}}\n{CLOSE}'
 
 
 def read_calls(text: str) -> tuple[str, tuple[ToolCall, ...]]:

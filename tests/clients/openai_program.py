@@ -66,7 +66,9 @@ def refusals(client: openai.OpenAI) -> dict[str, str]:
             "model": "halteres/tiny",
             "messages": MESSAGES,
             "tools": [{"type": "function", "function": {"name": "f"}}],
+            "tool_choice": "required",
         },
+        "length": {"model": "halteres/tiny", "messages": MESSAGES * 400},
     }
     for name, body in asked.items():
         try:

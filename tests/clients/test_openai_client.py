@@ -67,7 +67,7 @@ async def test_the_openai_package_is_served(
     path, told = await told_by("openai", engine, client_python, tmp_path)
     for prefix in ("/v1", "/oai/api/v1"):
         seen = told[prefix]
-        assert (seen["models"], seen["retrieved"]) == ([TINY, RUN, path], path)
+        assert (seen["models"], seen["retrieved"]) == ([TINY, "halteres--tiny", RUN, path], path)
         for name, version in (("base", [0, 0]), ("path", [1, 1])):
             assert seen[name]["texts"] == seen[name]["streamed"]
             assert seen[name]["usage"][0] == seen[name]["usage"][1]
@@ -78,7 +78,8 @@ async def test_the_openai_package_is_served(
         assert seen["refusals"] == {
             "model": "NotFoundError model_not_found model",
             "field": "BadRequestError invalid_data presence_penalty",
-            "tools": "BadRequestError invalid_data tools",
+            "tools": "BadRequestError invalid_data tool_choice",
+            "length": "BadRequestError context_length_exceeded None",
             "route": "NotFoundError True",
         }
     assert told["/v1"] == told["/oai/api/v1"]

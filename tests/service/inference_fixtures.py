@@ -120,11 +120,16 @@ def _logprobs(count: int) -> bytes:
 
 
 @asynccontextmanager
-async def speaking(folder: Path, says: str) -> AsyncIterator[tuple[LiveService, Speaker]]:
-    """A service over a model whose chat template knows tools, and whose every answer is `says`."""
+async def speaking(
+    folder: Path, says: str, template: str | None = TOOL_TEMPLATE
+) -> AsyncIterator[tuple[LiveService, Speaker]]:
+    """A service whose every answer is `says`, over a model whose chat template knows tools; with
+    None the built-in model's own, which does not.
+    """
     model = folder / "model"
     shutil.copytree(BASE.folder, model)
-    (model / "chat_template.jinja").write_text(TOOL_TEMPLATE)
+    if template is not None:
+        (model / "chat_template.jinja").write_text(template)
     base = BaseModel("speaker", model, folder / "models_home")
     host = InProcess()
     speaker = host.scripted = Speaker(model, base.name, says)

@@ -24,6 +24,7 @@ BODIES: list[tuple[str, dict[str, Any]]] = [
     ("/v1/messages/count_tokens", {"messages": HI}),
     ("/generate", {"text": "1", "sampling_params": {"max_new_tokens": 2}}),
     ("/generate", {"prompt": "1", "max_tokens": 2}),
+    ("/inference/v1/generate", {"token_ids": [5], "sampling_params": {"max_tokens": 2}}),
     ("/tokenize", {"prompt": "1"}),
     ("/detokenize", {"tokens": [5]}),
 ]
@@ -221,6 +222,7 @@ async def test_harmless_fields_of_each_dialect_change_nothing(
         "/v1/completions": fields.COMPLETIONS,
         "/v1/chat/completions": fields.CHAT,
         "/generate": fields.VLLM if "prompt" in body else fields.SGLANG,
+        "/inference/v1/generate": fields.TOKENS,
     }.get(path, fields.MESSAGES if "messages" in path else fields.TOKENIZE)
     assert {"cache_salt", "priority", "routed_experts_prompt_start"} <= set(dialect.harmless)
     seeded = dict(body)

@@ -202,7 +202,7 @@ async def test_health_and_models_of_a_run(
 ) -> None:
     assert (await scene.get(f"/runs/{RUN}/health"))[0] == 200
     _, models = await scene.get(f"/runs/{RUN}/v1/models")
-    assert [model["id"] for model in models["data"]] == [RUN, TINY]
+    assert [model["id"] for model in models["data"]] == [RUN, TINY, "halteres--tiny"]
 
 
 def sentence(refusal: dict[str, Any]) -> str:
@@ -260,7 +260,7 @@ BAD_BODIES: list[tuple[str, dict[str, Any]]] = [
     ("v1/chat/completions", {"messages": HI, "tool_choice": "required"}),
     (
         "v1/chat/completions",
-        {"messages": HI, "tools": [{"type": "function", "function": {"name": "f"}}]},
+        {"messages": HI, "tools": [{"type": "function", "function": {"description": "f"}}]},
     ),
     ("v1/chat/completions", {"messages": HI, "reasoning_effort": "high"}),
     ("v1/chat/completions", {"messages": HI, "response_format": {"type": "json_object"}}),
@@ -286,6 +286,13 @@ BAD_BODIES: list[tuple[str, dict[str, Any]]] = [
         {"messages": HI, "max_tokens": 3, "tools": [{"type": "bash_20250124", "name": "bash"}]},
     ),
     ("v1/messages", {"messages": HI, "max_tokens": 3, "system": [{"type": "image"}]}),
+    ("inference/v1/generate", {}),
+    ("inference/v1/generate", {"token_ids": []}),
+    ("inference/v1/generate", {"token_ids": [700]}),
+    ("inference/v1/generate", {"token_ids": [5], "sampling_params": {"min_p": 0.1}}),
+    ("inference/v1/generate", {"token_ids": [5], "sampling_params": {"logprobs_mode": "raw"}}),
+    ("inference/v1/generate", {"token_ids": [5], "content_parts": [{"type": "image"}]}),
+    ("inference/v1/generate", {"token_ids": [5], "features": {"mm_hashes": {}}}),
     ("tokenize", {}),
     ("detokenize", {"tokens": [-1]}),
     ("detokenize", {"tokens": [2**40]}),
@@ -300,7 +307,7 @@ async def test_what_cannot_be_used_is_answered_with_a_sentence_in_the_shape_of_i
         status, answer = await scene.ask(f"/{path}", **body)
         assert 400 <= status < 500, (path, body, answer)
         assert len(sentence(answer)) > 15, (path, body)
-        if path.startswith("v1"):
+        if path.startswith(("v1", "inference")):
             assert answer["error"]["type"] in ("invalid_request_error", "not_found_error")
 
 
@@ -320,6 +327,7 @@ GARBAGE = (
 async def test_garbage_is_a_400_on_every_route(scene: LiveService) -> None:
     for path in (
         "generate",
+        "inference/v1/generate",
         "v1/completions",
         "v1/chat/completions",
         "v1/messages",

@@ -150,3 +150,32 @@ async def test_tools_are_called_and_their_results_read(tmp_path: Path) -> None:
             "/v1/messages", **(body | {"tool_choice": {"type": "any"}})
         )
         assert (status, refusal["error"]["type"]) == (400, "invalid_request_error")
+
+
+async def test_tools_are_told_in_words_where_the_template_has_no_place_for_them(
+    tmp_path: Path,
+) -> None:
+    """The call that comes back is written into the next prompt as the model wrote it."""
+    async with speaking(tmp_path, SAYS, template=None) as (scene, speaker):
+        body = {"messages": HI, "max_tokens": 99, "tools": [TOOL]}
+        answer = await whole(scene, **body)
+        told = TOKENIZER.decode(speaker.prompts[-1])
+        assert '"name": "add", "parameters": {"type": "object"}' in told
+        [text, call] = answer["content"]
+        assert (text["text"], call["input"], answer["stop_reason"]) == (
+            "I add.",
+            {"a": 1},
+            "tool_use",
+        )
+        result = {"type": "tool_result", "tool_use_id": call["id"], "content": "7"}
+        history = [
+            *HI,
+            {"role": "assistant", "content": answer["content"]},
+            {"role": "user", "content": [result]},
+        ]
+        streamed = await events(scene, "/v1/messages", **(body | {"messages": history}))
+        told = TOKENIZER.decode(speaker.prompts[-1])
+        assert SAYS in told and "<tool_response>\n7\n</tool_response>" in told
+        assert streamed[-2]["delta"]["stop_reason"] == "tool_use"
+        _, counted = await scene.ask("/v1/messages/count_tokens", messages=history, tools=[TOOL])
+        assert counted == {"input_tokens": len(speaker.prompts[-1])}

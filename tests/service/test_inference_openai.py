@@ -7,12 +7,14 @@ import json
 from pathlib import Path
 from typing import Any
 
+import msgspec
 import numpy as np
 import pytest
 import tinker
 from contract.requirements import proves
 
 from halteres.models import TINY
+from halteres.rollouts.chat import Chat as EnvironmentChat
 from halteres.service.inference.answering import BROKEN
 
 from .inference_fixtures import TOKENIZER, events, speaking, whole
@@ -249,6 +251,7 @@ async def test_every_name_of_weights_answers_with_its_own_version(scene: LiveSer
         expected = {
             None: 0,
             TINY: 0,
+            "halteres--tiny": 0,
             str(BASE.folder): 0,
             zero: 0,
             state: 1,
@@ -273,9 +276,10 @@ async def test_every_name_of_weights_answers_with_its_own_version(scene: LiveSer
             "model",
         )
         listed = (await scene.get("/v1/models"))[1]["data"]
-        assert [one["id"] for one in listed] == [TINY, "r17", zero, one]
-        assert [one["policy_version"] for one in listed] == [0, 1, 0, 1]
-        for name in (TINY, "r17", one, state):
+        assert [one["id"] for one in listed] == [TINY, "halteres--tiny", "r17", zero, one]
+        assert {one["max_model_len"] for one in listed} == {2048}
+        assert [one["policy_version"] for one in listed] == [0, 0, 1, 0, 1]
+        for name in (TINY, "halteres--tiny", "r17", one, state):
             status, found = await scene.get(f"/v1/models/{name}")
             assert (status, found["id"]) == (200, name)
         assert (await scene.get("/v1/models/other"))[0] == 404
@@ -422,6 +426,40 @@ async def test_tools_reach_the_template_and_calls_come_back_whole_and_streamed(
         assert "# Tools" not in TOKENIZER.decode(speaker.prompts[-1])
 
 
+async def test_tools_are_told_in_words_where_the_template_has_no_place_for_them(
+    tmp_path: Path,
+) -> None:
+    """As an environment's own chat does it: both prompts have the same tokens."""
+    async with speaking(tmp_path, SAYS, template=None) as (scene, speaker):
+        system = {"role": "system", "content": "Be brief."}
+        asked = {"messages": [system, *HI], "tools": TOOLS}
+        first = await whole(scene, "/v1/chat/completions", **asked)
+        chat = EnvironmentChat(TOKENIZER, [system, *HI], TOOLS)
+        assert tuple(speaker.prompts[-1]) == chat.prompt
+        message = first["choices"][0]["message"]
+        [call] = message["tool_calls"]
+        assert first["choices"][0]["finish_reason"] == "tool_calls"
+        assert (message["content"], call["function"]["arguments"]) == ("I add.", '{"a": 1}')
+
+        result = {"role": "tool", "tool_call_id": call["id"], "content": "2"}
+        history = [*asked["messages"], message, result]
+        chunks = await events(scene, "/v1/chat/completions", messages=history, tools=TOOLS)
+        chat.go_on(first["choices"][0]["token_ids"], [result])
+        assert tuple(speaker.prompts[-1]) == chat.prompt
+        [streamed] = [
+            one
+            for chunk in chunks[:-1]
+            for one in chunk["choices"][0]["delta"].get("tool_calls", ())
+        ]
+        assert streamed["function"] == call["function"]
+
+        asked = {"messages": history, "tools": TOOLS, "tool_choice": "none"}
+        plain = await whole(scene, "/v1/chat/completions", **asked)
+        prompt = TOKENIZER.decode(speaker.prompts[-1])
+        assert ("You may call tools." in prompt, "<tool_response>" in prompt) == (False, True)
+        assert plain["choices"][0]["message"]["content"] == SAYS
+
+
 async def test_thinking_that_the_prompt_began_makes_no_call(tmp_path: Path) -> None:
     draft = '<tool_call>{"name": "draft", "arguments": {}}</tool_call>'
     thought = f"Shall I? {draft} No.</think>"
@@ -464,6 +502,21 @@ async def test_the_operators_kind_of_log_probabilities_is_told_here_too(tmp_path
             told.append((await whole(scene, "/v1/completions", **body))["choices"][0])
     assert told[0]["token_ids"] == told[1]["token_ids"]
     assert told[0]["logprobs"]["token_logprobs"] != told[1]["logprobs"]["token_logprobs"]
+
+
+async def test_a_request_may_name_its_kind_of_log_probabilities_where_the_sampler_has_it(
+    scene: LiveService, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    body = ASKED | {"temperature": 0.5, "logprobs": 0, "n": 1}
+    kinds = (None, "raw_logprobs", "processed_logprobs")
+    told = [await whole(scene, "/v1/completions", **body, logprobs_mode=kind) for kind in kinds]
+    default, raw, processed = [one["choices"][0]["logprobs"]["token_logprobs"] for one in told]
+    assert default == raw != processed
+    raw_alone = msgspec.structs.replace(await scene.engine.info(), logprobs=("raw",))
+    monkeypatch.setattr(scene.engine, "_info", raw_alone)
+    for kind, expected in (("raw_logprobs", 200), ("processed_logprobs", 400)):
+        status, _ = await scene.ask("/v1/completions", **body, logprobs_mode=kind)
+        assert status == expected
 
 
 async def test_a_hundred_streams_at_once_do_not_mix(scene: LiveService) -> None:

@@ -7,6 +7,7 @@ import random
 import pytest
 
 from halteres.errors import InvalidData
+from halteres.service.context_window import ContextLengthExceeded
 from halteres.service.inference.answering import BROKEN, Cut, Detokenizer
 from halteres.service.inference.requests import Chat, Prompt, render
 from halteres.text import Tokenizer
@@ -122,7 +123,7 @@ BAD_CHATS = [
     Chat(messages=[{"role": "user", "content": "x"}], template_kwargs={"eos_token": 1}),
     Chat(
         messages=[{"role": "user", "content": "x"}],
-        tools=[{"type": "function", "function": {"name": "f"}}],
+        tools=[{"type": "function", "function": {"parameters": {}}}],
     ),
 ]
 
@@ -151,6 +152,6 @@ def test_a_prompt_gets_the_token_that_begins_a_text_once(monkeypatch: pytest.Mon
 
 def test_a_long_text_has_the_tokens_of_its_parts_and_one_without_end_is_refused() -> None:
     line = "What is 17 + 25?\n"
-    assert Prompt.of(line * 1000, TOKENIZER, 2**20).tokens == TOKENIZER.encode(line) * 1000
-    with pytest.raises(InvalidData):
-        Prompt.of("x" * 101, TOKENIZER, 100)
+    assert Prompt.of(line * 1000, TOKENIZER, 2**14).tokens == TOKENIZER.encode(line) * 1000
+    with pytest.raises(ContextLengthExceeded):
+        Prompt.of("x" * 129, TOKENIZER, 2)

@@ -8,7 +8,7 @@ import json
 
 import pytest
 
-from halteres.tool_calls import CLOSE, OPEN, ToolCall, ToolReader, read_calls
+from halteres.tool_calls import CLOSE, OPEN, ToolCall, ToolReader, in_words, read_calls
 
 Call = tuple[str, dict[str, object]]
 
@@ -152,3 +152,19 @@ def test_a_long_string_in_small_pieces_costs_no_time() -> None:
     answer = call("write", arguments={"text": text})
     pieces = [answer[at : at + 3] for at in range(0, len(answer), 3)]
     assert parts_of(pieces) == ("", [("write", {"text": text})])
+
+
+@pytest.mark.parametrize("said", ["", "I write."])
+@pytest.mark.parametrize("as_text", [True, False])
+def test_calls_in_words_are_read_as_they_were_made(said: str, *, as_text: bool) -> None:
+    """Arguments come as objects, or as the JSON text of OpenAI's API."""
+    made = [{"text": text} for text in TEXTS]
+    calls = [
+        {"function": {"name": "write", "arguments": json.dumps(one) if as_text else one}}
+        for one in made
+    ]
+    message = {"role": "assistant", "content": said or None, "tool_calls": calls}
+    [worded] = in_words([message])
+    prose, read = read_calls(worded["content"])
+    assert (worded.keys(), prose) == ({"role", "content"}, said)
+    assert [(call.name, call.arguments) for call in read] == [("write", one) for one in made]

@@ -18,8 +18,8 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from halteres.text import Message, Tokenizer, text_of
-from halteres.tool_calls import describe_tools
+from halteres.text import Message, Tokenizer
+from halteres.tool_calls import in_words
 
 
 class Chat:
@@ -45,13 +45,7 @@ class Chat:
         self._extra: dict[str, Any] = (
             {"tools": [*map(dict, tools)]} if tools and not self._in_words else {}
         )
-        self.messages: list[dict[str, Any]] = self._worded(messages)
-        if self._in_words:  # the tools stand in the first message, which is the system's
-            first = self.messages.pop(0) if messages and messages[0]["role"] == "system" else None
-            words = describe_tools(tools)
-            if first is not None:
-                words = f"{text_of(first.get('content'))}\n\n{words}"
-            self.messages.insert(0, {"role": "system", "content": words})
+        self.messages: list[dict[str, Any]] = self._worded(messages, tools)
         self._text = self._tokenizer.render(self.messages, **self._extra)
         self.prompt: tuple[int, ...] = tuple(tokenizer.encode(self._text))
 
@@ -83,17 +77,12 @@ class Chat:
                 context = context[end + 1 :]
         self.prompt = (*self.prompt, *action, *context)
 
-    def _worded(self, messages: Sequence[Message]) -> list[dict[str, Any]]:
-        worded: list[dict[str, Any]] = []
-        for message in messages:
-            if self._in_words and message["role"] == "tool":
-                response = text_of(message.get("content"))
-                message = {
-                    "role": "user",
-                    "content": f"<tool_response>\n{response}\n</tool_response>",
-                }
-            worded.append(dict(message))
-        return worded
+    def _worded(
+        self, messages: Sequence[Message], tools: Sequence[Mapping[str, Any]] = ()
+    ) -> list[dict[str, Any]]:
+        if self._in_words:
+            return in_words(messages, tools)
+        return [*map(dict, messages)]
 
 
 def _text_after(answer: str, text: str) -> str | None:

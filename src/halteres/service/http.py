@@ -1,7 +1,7 @@
 """What all routes share: bodies, answers, errors as HTTP, and the guard before them.
 
-    /v1/…, /runs/RUN/v1/…, /oai/api/…             errors in OpenAI's shape, /tokenize and
-                                                  /detokenize too
+    /v1/…, /runs/RUN/v1/…, /oai/api/…             errors in OpenAI's shape; /inference/…, /tokenize
+                                                  and /detokenize too
     …/v1/messages…, /anthropic/api/v1/…           in Anthropic's
     everything else                               {"detail": …}
 
@@ -49,6 +49,7 @@ from halteres.errors import (
     size_text,
 )
 from halteres.loopback import FOREIGN, Foreign, TooLarge, body_within, is_foreign, is_local
+from halteres.service.context_window import ContextLengthExceeded
 from halteres.service.keys import LOCAL, NOBODY, SCOPE_KEY, Keys, Tenant
 from halteres.service.limits import Allowances, overloaded
 from halteres.service.wire.bodies import JSON, SMALL_BYTES, read
@@ -163,9 +164,12 @@ def openai_error(error: HalteresError) -> dict[str, Any]:
 
 def anthropic_error(error: HalteresError) -> dict[str, Any]:
     """The body of an error in Anthropic's shape."""
+    message = error.sentence
+    if isinstance(error, ContextLengthExceeded):
+        message = error.for_anthropic
     return {
         "type": "error",
-        "error": {"type": _error_type(error, "overloaded_error"), "message": error.sentence},
+        "error": {"type": _error_type(error, "overloaded_error"), "message": message},
     }
 
 
@@ -176,7 +180,10 @@ def _error_type(error: HalteresError, unavailable: str) -> str:
 
 _SHAPES = (
     (re.compile(r"/anthropic/api(/|$)|(/runs/[^/]+)?/v1/messages(/|$)"), anthropic_error),
-    (re.compile(r"/oai/api(/|$)|(/runs/[^/]+)?/(v1|tokenize|detokenize)(/|$)"), openai_error),
+    (
+        re.compile(r"/oai/api(/|$)|(/runs/[^/]+)?/(v1|inference|tokenize|detokenize)(/|$)"),
+        openai_error,
+    ),
 )
 
 

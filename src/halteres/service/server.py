@@ -125,6 +125,7 @@ def _options(arguments: argparse.Namespace) -> Options:
         sample_logprobs=arguments.sample_logprobs,
         own_key=environ.service_key(),
         require_keys=arguments.require_keys,
+        strict_context=arguments.strict_context,
         refuse_stable_reinforce=arguments.refuse_stable_reinforce,
         replay_s=arguments.replay_s,
         weights_bytes=int(arguments.weights_gb * 1e9) if arguments.weights_gb else None,
@@ -181,6 +182,8 @@ def _parser() -> argparse.ArgumentParser:
         help="by which `best_of` may choose",
     )
     add("--sample-logprobs", choices=("raw", "tempered"), default="raw", help="of sampled tokens")
+    strict = "refuse a max_tokens that does not fit beside the prompt, rather than shorten it"
+    add("--strict-context", action="store_true", help=strict)
     refuse = "rather than compute it by a formula of ours"
     add("--refuse-stable-reinforce", action="store_true", help=refuse)
     replay = "engine seconds after which an adapter's restore point is due; 0: after every request"

@@ -58,6 +58,7 @@ class Options:
     limits: Allowances = Allowances()  # noqa: RUF009 - frozen
     # of sampled tokens: at temperature 1, or at the sampling one
     sample_logprobs: Literal["raw", "tempered"] = "raw"
+    strict_context: bool = False  # a max_tokens that does not fit is refused, not shortened
     refuse_stable_reinforce: bool = False  # rather than compute it by a formula of ours
     replay_s: float = 1.0  # engine time after which a restore point is due; 0: after every request
     # name -> server: for best_of

@@ -26,8 +26,11 @@ SAMPLING = (
     ),
     Must(
         id="sample:max-tokens",
-        says="without max_tokens a sample may fill the context; a prompt too long is a user error",
-        source="our choice",
+        says=(
+            "without max_tokens a sample may fill the context; a prompt too long is a 400 when it "
+            "is submitted"
+        ),
+        source="tinker-cookbook 0.6.1 capture/proxy/app.py",
     ),
     Must(
         id="sample:agrees",
@@ -117,6 +120,22 @@ SAMPLING = (
         id="inference:generate",
         says="/generate answers in sglang's and vLLM's shapes",
         source="sglang and vLLM documentation",
+    ),
+    Must(
+        id="inference:tokens",
+        says=(
+            "/inference/v1/generate takes tokens and answers with tokens, each with its "
+            "log-probability"
+        ),
+        source="vLLM 0.32; verifiers 0.4.0 with renderers 0.1.12",
+    ),
+    Must(
+        id="inference:overflow",
+        says=(
+            "a prompt that is too long is a 400 in the words by which clients of its dialect know "
+            "an overflow"
+        ),
+        source="litellm 1.110.2, verifiers 0.4.0, tinker-cookbook 0.6.1, Harbor 0.26.0",
     ),
     Must(
         id="inference:harmless",

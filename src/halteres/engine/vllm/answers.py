@@ -1,5 +1,7 @@
 """vLLM's answers, as it writes them, and what they are to us. Fields that nothing here reads are
 left out.
+
+Those of `/inference/v1/generate` are also what our own service writes at that path.
 """
 
 from __future__ import annotations
@@ -25,12 +27,13 @@ class Scored(msgspec.Struct, frozen=True):
     rank: int | None  # from 1 on, over the vocabulary; None: the log-probability is not finite
 
 
-class Sampled(msgspec.Struct, frozen=True):
+class Sampled(msgspec.Struct, frozen=True, omit_defaults=True):
     """One sampled token; `top_logprobs` begins with it where it is not among them."""
 
     token_id: int
     logprob: float
     top_logprobs: tuple[Scored, ...] = ()
+    token: str = ""  # `token_id:17`; clients of our service read the id there
 
 
 class Logprobs(msgspec.Struct, frozen=True):
@@ -46,6 +49,7 @@ class Choice(msgspec.Struct, frozen=True):
     token_ids: tuple[int, ...] | None = None
     finish_reason: str | None = None
     logprobs: Logprobs | None = None
+    stop_reason: str | int | None = None  # the stop string, or the request's own stop token
 
 
 class CachedTokens(msgspec.Struct, frozen=True):
@@ -54,10 +58,13 @@ class CachedTokens(msgspec.Struct, frozen=True):
     cached_tokens: int | None = None
 
 
-class Usage(msgspec.Struct, frozen=True):
+class Usage(msgspec.Struct, frozen=True, omit_defaults=True):
     """What a request took."""
 
     prompt_tokens_details: CachedTokens | None = None
+    prompt_tokens: int | None = None
+    completion_tokens: int | None = None
+    total_tokens: int | None = None
 
 
 class PromptScore(msgspec.Struct, frozen=True):
@@ -73,7 +80,7 @@ class Failure(msgspec.Struct, frozen=True):
     message: str = ""
 
 
-class Generated(msgspec.Struct, frozen=True):
+class Generated(msgspec.Struct, frozen=True, omit_defaults=True):
     """POST /inference/v1/generate: all of it, or one event of a stream; a stream that fails ends
     with an error.
     """
@@ -83,6 +90,12 @@ class Generated(msgspec.Struct, frozen=True):
     prompt_logprobs: tuple[dict[str, PromptScore] | None, ...] | None = None
     usage: Usage | None = None
     error: Failure | None = None
+    request_id: str | None = None
+    model: str | None = None
+    # of our own service: the smallest and largest behind the tokens; how many tokens the context
+    # had room for, where `max_tokens` did not fit
+    policy_version: tuple[int, ...] | None = None
+    truncated_max_tokens: int | None = None
 
 
 class Version(msgspec.Struct, frozen=True):

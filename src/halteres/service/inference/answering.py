@@ -20,6 +20,7 @@ import numpy as np
 from halteres.clients import rewards
 from halteres.engine.protocol import (
     ExtraLogprobs,
+    LogprobKind,
     Piece,
     SampleResult,
     SamplingParams,
@@ -38,6 +39,7 @@ from halteres.errors import (
 )
 from halteres.process import steady_time
 from halteres.scores import Scorable, best_first
+from halteres.service.context_window import check_room
 from halteres.service.durable.futures import Outcome, failure
 from halteres.service.durable.journal import Entry, new_id
 from halteres.service.inference.fields import Dialect, read
@@ -46,6 +48,7 @@ from halteres.service.inference.requests import (
     Chat,
     InferenceRequest,
     Prompt,
+    SamplingFields,
     Weights,
     render,
 )
@@ -74,11 +77,6 @@ MAX_LIKELY = 2**20
 MB of JSON, made of 200 MB of objects.
 """
 
-CHARACTERS_PER_TOKEN = 64
-"""No text that is meant to be read has more of them on average; a longer one is refused before it
-is tokenised.
-"""
-
 TOKEN_WORK = 16  # of a sampled token that is turned to text, beside the reading of one byte
 
 BROKEN = "\N{REPLACEMENT CHARACTER}"
@@ -89,6 +87,9 @@ at most.
 """
 
 WINDOW_TOKENS = 64
+
+_KINDS: Mapping[str, LogprobKind] = {"raw_logprobs": "raw", "processed_logprobs": "tempered"}
+"""What `logprobs_mode` names, by vLLM's words."""
 
 # bytes; of a run of broken ones that is longer, all but the last few stay broken
 LONGEST_CHARACTER = 4
@@ -201,6 +202,8 @@ class Output:
     finish: Literal["stop", "length"] | None  # None: more pieces come
     matched: str | int | None  # the stop string, or the request's own stop token, that ended it
     version: int  # policy version
+    # tokens of the sequence, where the context had no room for the `max_tokens` it was to have
+    truncated_max_tokens: int | None
 
     @property
     def plain(self) -> str:
@@ -234,6 +237,7 @@ class Writer:
         in_thought = (self._prompt.text or "").rstrip().endswith(THINKING)
         self._calls = ToolReader(parallel=bool(request.parallel_calls), in_thought=in_thought)
         self._reads_calls, self._first = request.parallel_calls is not None, True
+        self._max_tokens, self._num_tokens = sampling.max_tokens, 0
 
     def add(
         self, piece: Sequence | Piece, version: int, of_prompt: list[Position] | None = None
@@ -246,6 +250,10 @@ class Writer:
         text = self._cut.add(self._characters.add(shown, last=last), last=last)
         plain: list[str | ToolCall] = [text] if text else []
         first, self._first = self._first, False
+        if last and self._cut.matched is not None:
+            finish = "stop"
+        self._num_tokens += len(ids)
+        is_truncated = finish == "length" and self._num_tokens < (self._max_tokens or 0)
         return Output(
             place=self._place,
             sample=self._sample,
@@ -257,11 +265,12 @@ class Writer:
             text=text,
             parts=self._calls.add(text, last=last) if self._reads_calls else plain,
             called=self._calls.calls > 0,
-            finish="stop" if last and self._cut.matched is not None else finish,
+            finish=finish,
             matched=(stopped_by if stopped_by in self._own_stops else self._cut.matched)
             if last
             else None,
             version=version,
+            truncated_max_tokens=self._num_tokens if is_truncated else None,
         )
 
 
@@ -274,7 +283,7 @@ class Inference:
     def __init__(self, service: Service) -> None:
         self.tokenizer, self.base = service.tokenizer, service.base
         self.best_of = BestOf(service.options.reward_models)
-        self._service, self._longest = service, 0
+        self._service = service
 
     async def context_length(self) -> int:
         """Tokens that the model reads, prompt and answer together; waits for the first engine
@@ -305,7 +314,7 @@ class Inference:
         """Texts or tokens as prompts; too many of them, and one that no model reads, are refused
         before a text is tokenised.
         """
-        longest = await self._longest_text()
+        context = await self.context_length()
 
         def made() -> list[Prompt]:
             found = given()
@@ -313,7 +322,7 @@ class Inference:
                 raise InvalidData(
                     f"The request has {len(found)} prompts.", f"It may have 1 to {MAX_PROMPTS}."
                 )
-            return [Prompt.of(one, self.tokenizer, longest, special) for one in found]
+            return [Prompt.of(one, self.tokenizer, context, special) for one in found]
 
         return await self.in_thread(call, made, len(call.body))
 
@@ -323,18 +332,13 @@ class Inference:
         """A chat's tokens; the template writes the special ones itself. It is the model's code: it
         runs in a thread.
         """
-        longest = await self._longest_text()
+        context = await self.context_length()
         return await self.in_thread(
             call,
             lambda: Prompt.of(
-                render(self.tokenizer, chat()), self.tokenizer, longest, bool(special)
+                render(self.tokenizer, chat()), self.tokenizer, context, bool(special)
             ),
         )
-
-    async def _longest_text(self) -> int:
-        if not self._longest:
-            self._longest = await self.context_length() * CHARACTERS_PER_TOKEN
-        return self._longest
 
     def weights(
         self, model: str | None, run: str | None, tenant: Tenant, version: int | None = None
@@ -351,7 +355,9 @@ class Inference:
             found = self._service.checkpoints.find(path, tenant)
             return Weights(name=model, snapshot=self._service.snapshots.of(found))
         name = model or run or self.base.name
-        is_base = self.base.answers_to(name) if model else run is None
+        is_base = run is None
+        if model:
+            is_base = self.is_base(model)
         if is_base:
             return Weights(name=name, snapshot=None)
         if run is None and name not in self._runs(tenant):
@@ -366,6 +372,18 @@ class Inference:
             name=name, snapshot=self._service.samplers.policy(run or name, tenant, version)
         )
 
+    @property
+    def base_names(self) -> tuple[str, ...]:
+        """Every name of the base model; one with slashes also as clients write it that take what
+        stands before a slash for something else, `halteres--tiny` for `halteres/tiny`.
+        """
+        names = self.base.names
+        return (*names, *(name.replace("/", "--") for name in names if "/" in name))
+
+    def is_base(self, name: str) -> bool:
+        """Whether a name means the base model."""
+        return self.base.answers_to(name) or ("--" in name and name in self.base_names)
+
     def models(self, tenant: Tenant) -> dict[str, tuple[int, float]]:
         """Policy version and unix s of making, of the base model, every run with a policy, every
         named checkpoint.
@@ -377,7 +395,7 @@ class Inference:
             if one.path.kind == "sampler_weights"
         ]
         return {
-            **dict.fromkeys(self.base.names, (0, 0.0)),
+            **dict.fromkeys(self.base_names, (0, 0.0)),
             **{run: (version, began.get(run, 0.0)) for run, version in policies.items()},
             **{str(one.path): (one.version, one.created_at) for one in saved},
         }
@@ -393,7 +411,7 @@ class Inference:
         """What `shape` makes of every sequence of a request, prompt by prompt; a large answer is
         made in a thread.
         """
-        seed, n = self._checked(request, MAX_SCORES), request.sampling.n
+        seed, n = await self._checked(request, MAX_SCORES), request.sampling.n
 
         def shaped() -> T:
             outputs, silent = (
@@ -436,7 +454,7 @@ class Inference:
         """The same, in pieces as they are sampled (in one where the prompt is scored); whoever
         stops reading frees the rows.
         """
-        seed, n = self._checked(request, MAX_STREAMED_SCORES), request.sampling.n
+        seed, n = await self._checked(request, MAX_STREAMED_SCORES), request.sampling.n
         if request.prompt_top is not None:
             for one in await self.write(request, list):
                 yield one
@@ -460,7 +478,7 @@ class Inference:
             top_p=sampling.top_p,
             stop_tokens=(*sampling.stop_tokens, *ends),
             stop_strings=sampling.stop_strings,
-            logprobs=self._service.options.sample_logprobs,
+            logprobs=self._kind_of_logprobs(sampling),
         )
         scored, top = request.prompt_top is not None, request.prompt_top or 0
         return [
@@ -477,9 +495,18 @@ class Inference:
             for at, prompt in enumerate(request.prompts)
         ]
 
-    def _checked(self, request: InferenceRequest, most_logprobs: int) -> int:
+    def _kind_of_logprobs(self, sampling: SamplingFields) -> LogprobKind:
+        if sampling.logprobs_mode is None:
+            return self._service.options.sample_logprobs
+        return _KINDS[sampling.logprobs_mode]
+
+    async def _checked(self, request: InferenceRequest, most_logprobs: int) -> int:
         """The seed of the first prompt of a request that is not too large."""
-        sequences = len(request.prompts) * request.sampling.n
+        sampling, strict = request.sampling, self._service.options.strict_context
+        context = await self.context_length()
+        for prompt in request.prompts:
+            check_room(len(prompt.tokens), sampling.max_tokens, context, strict=strict)
+        sequences = len(request.prompts) * sampling.n
         if sequences > MAX_SEQUENCES:
             raise InvalidData(
                 f"The request asks for {sequences} sequences.", f"It may have {MAX_SEQUENCES}."
@@ -493,7 +520,7 @@ class Inference:
                 "Ask for them once, with n=1, max_tokens=0 and no stream, and send fewer prompts "
                 "at a time.",
             )
-        num_likely = request.num_likely(self._longest // CHARACTERS_PER_TOKEN)
+        num_likely = request.num_likely(context)
         if num_likely > MAX_LIKELY:
             raise InvalidData(
                 f"The answer may hold {num_likely} likely tokens and their log-probabilities.",
@@ -502,9 +529,7 @@ class Inference:
                 "Ask for fewer of them, for fewer sequences, or set max_tokens.",
             )
         self._service.samples.refuse_if_full(request.call.tenant)
-        return (
-            drawn_seed() if request.sampling.seed is None else checked_seed(request.sampling.seed)
-        )
+        return drawn_seed() if sampling.seed is None else checked_seed(sampling.seed)
 
     @asynccontextmanager
     async def _recorded(self, request: InferenceRequest, seed: int) -> AsyncIterator[None]:

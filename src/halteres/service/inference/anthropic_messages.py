@@ -183,7 +183,7 @@ class MessageAnswer(Shape):
             [{**_tool_use(call), "input": call.arguments} for call in one.calls],
         )
         content = ([{"type": "text", "text": text}] if text or not calls else []) + calls
-        end = {**self._end(one), "policy_version": self._usage.policy_version}
+        end = {**self._end(one), **self._usage.ours}
         return {**self._head, "content": content, **end, "usage": self._counts(one)}
 
     async def events(self, outputs: AsyncIterator[Output]) -> AsyncIterator[bytes]:
@@ -203,8 +203,8 @@ class MessageAnswer(Shape):
             for event in self._blocks(one.parts, last=one.finish is not None):
                 yield _event(event)
             if one.finish is not None:
-                usage, version = self._counts(one), self._usage.policy_version
-                end = {"delta": self._end(one), "usage": usage, "policy_version": version}
+                usage = self._counts(one)
+                end = {"delta": self._end(one), "usage": usage, **self._usage.ours}
                 yield _event({"type": "message_delta", **end})
                 yield _event({"type": "message_stop"})
 

@@ -158,6 +158,10 @@ _VLLM_FORM = (
     "vLLM 0.11 SamplingParams: of slow tokenizers, of clients without text, of how often "
     "a stream speaks"
 )
+_RENDERED = (
+    "verifiers 0.4.0 train client: what shaped the prompt's text, which comes as tokens; it sends "
+    "all that its user set"
+)
 _SGLANG_SCHEDULING = "sglang 0.5 GenerateReqInput: names, places, caches and logs of a request"
 _ANTHROPIC_ACCOUNT = (
     "Anthropic's API reference: the user that a request is counted for, how soon it is "
@@ -248,6 +252,15 @@ SGLANG = Dialect(
 VLLM = Dialect(
     refused={**_SAMPLING, **_refused(*_TOP, "sampling_params")},
     harmless={**_VLLM_HARMLESS, **_harmless(_VLLM_FORM, "detokenize")},
+)
+
+TOKENS = Dialect(
+    refused={**_SAMPLING, **_refused(*_MEDIA, "features content_parts")},
+    harmless={
+        **_VLLM_HARMLESS,
+        **_harmless(_VLLM_FORM, "detokenize"),
+        **_harmless(_RENDERED, "reasoning_effort chat_template_kwargs"),
+    },
 )
 
 MESSAGES = Dialect(

@@ -20,6 +20,7 @@ from halteres.errors import HalteresError, InvalidData, as_http
 from halteres.service.inference.answering import Inference, Output, Position, Row
 from halteres.service.inference.fields import SGLANG, VLLM, read
 from halteres.service.inference.http import DONE, Shape, data, respond
+from halteres.service.inference.openai import Usage
 from halteres.service.inference.requests import (
     Call,
     InferenceRequest,
@@ -210,7 +211,10 @@ class SglangAnswer(Shape):
                 meta |= self._logprobs(
                     "input", [(token, None, []) for token, _, _ in rows[:1]] + rows[1:]
                 )
-        return {"text": one.text, "output_ids": one.tokens, "meta_info": meta}
+        item: dict[str, Any] = {"text": one.text, "output_ids": one.tokens, "meta_info": meta}
+        if one.truncated_max_tokens is not None:
+            item["truncated_max_tokens"] = one.truncated_max_tokens
+        return item
 
     def _logprobs(self, side: str, positions: list[Position]) -> dict[str, Any]:
         found: dict[str, Any] = {
@@ -236,7 +240,9 @@ class VllmAnswer(Shape):
 
     def whole(self, outputs: Sequence[Output]) -> dict[str, Any]:
         """An answer, or what there is of it."""
-        prompt, versions = outputs[0].prompt, [one.version for one in outputs]
+        prompt, usage = outputs[0].prompt, Usage()
+        for one in outputs:
+            usage.add(one)
         text = self._tokenizer.decode(prompt.tokens) if prompt.text is None else prompt.text
         shaped: dict[str, Any] = {
             "text": [text + one.text for one in outputs],
@@ -244,7 +250,7 @@ class VllmAnswer(Shape):
             "finish_reasons": [one.finish for one in outputs],
             "prompt_token_ids": prompt.tokens,
             "token_ids": [one.tokens for one in outputs],
-            "policy_version": [min(versions), max(versions)],
+            **usage.ours,
         }
         if self._body.logprobs is not None:
             shaped["logprobs"] = [

@@ -138,16 +138,30 @@ class Usage:
 
     completion: int = 0
     versions: set[int] = field(default_factory=set)
+    # tokens of sequences that the context had no more room for
+    truncated: set[int] = field(default_factory=set)
 
     def add(self, one: Output) -> None:
         """Count a sequence, or a piece of one."""
         self.completion += len(one.tokens)
         self.versions.add(one.version)
+        if one.truncated_max_tokens is not None:
+            self.truncated.add(one.truncated_max_tokens)
 
     @property
     def policy_version(self) -> list[int]:
         """Smallest and largest."""
         return [min(self.versions, default=0), max(self.versions, default=0)]
+
+    @property
+    def ours(self) -> dict[str, Any]:
+        """Fields that an answer has in every dialect: the policy versions, and where `max_tokens`
+        did not fit beside a prompt, how many tokens did.
+        """
+        ours: dict[str, Any] = {"policy_version": self.policy_version}
+        if self.truncated:
+            ours["truncated_max_tokens"] = min(self.truncated)
+        return ours
 
 
 class Answer(Shape):
@@ -206,19 +220,17 @@ class Answer(Shape):
             **self._head,
             "choices": choices,
             "usage": usage,
-            "policy_version": self._usage.policy_version,
+            **self._usage.ours,
         }
 
     async def events(self, outputs: AsyncIterator[Output]) -> AsyncIterator[bytes]:
-        """One per piece that holds something; the last of a choice has the policy version."""
+        """One per piece that holds something; the last of a choice has our own fields, too."""
         async for one in outputs:
             self._usage.add(one)
             chunk = self._chunk(one)
             if chunk is not None:
-                version = (
-                    {} if one.finish is None else {"policy_version": self._usage.policy_version}
-                )
-                yield data({**self._head, "choices": chunk["choices"], **version, **chunk})
+                ours = {} if one.finish is None else self._usage.ours
+                yield data({**self._head, "choices": chunk["choices"], **ours, **chunk})
         if self._options is not None and self._options.include_usage:
             yield data(self.best([], []))
         yield DONE

@@ -24,17 +24,24 @@ import msgspec
 
 from halteres.documents import DocumentError, parse_json
 from halteres.errors import InvalidData
+from halteres.service.context_window import prompt_too_long, text_too_long
 from halteres.service.keys import Tenant
 from halteres.service.sampling.snapshots import Snapshot
 from halteres.service.wire.bodies import MOST_STOPS
 from halteres.text import Tokenizer
 from halteres.text import text_of as plain_text
+from halteres.tool_calls import in_words
 
 TokenCount = Annotated[int, msgspec.Meta(ge=0, le=2**31 - 1)]
 TokenId = Annotated[int, msgspec.Meta(ge=-(2**31), le=2**31 - 1)]
 # of the most likely tokens; 256 is the engine's limit
 TopCount = Annotated[int, msgspec.Meta(ge=0, le=256)]
 
+
+CHARACTERS_PER_TOKEN = 64
+"""No text that is meant to be read has more of them on average; a longer one is refused before it
+is tokenised.
+"""
 
 AFewStops = msgspec.Meta(max_length=MOST_STOPS)
 
@@ -54,6 +61,8 @@ class SamplingFields(msgspec.Struct, kw_only=True):
     include_stop_str_in_output: bool = False
     skip_special_tokens: bool = True
     seed: int | None = None  # None: drawn; prompt i uses seed + i
+    # of sampled tokens, as vLLM calls them; None: as the service was told
+    logprobs_mode: Literal["raw_logprobs", "processed_logprobs"] | None = None
 
     @property
     def stop_strings(self) -> tuple[str, ...]:
@@ -107,18 +116,18 @@ class Prompt:
 
     @staticmethod
     def of(
-        given: str | list[int], tokenizer: Tokenizer, longest: int, special: bool | None = None
+        given: str | list[int], tokenizer: Tokenizer, context: int, special: bool | None = None
     ) -> Prompt:
-        """A text, of at most so many characters, or as many tokens. `special`: whether a text gets
-        the tokens that begin and end one; None: unless it begins so already.
+        """A text or tokens; ContextLengthExceeded where it cannot fit into so many tokens.
+        `special`: whether a text gets the tokens that begin and end one; None: unless it begins so
+        already.
         """
-        unit = "characters" if isinstance(given, str) else "tokens"
-        if len(given) > longest:
-            raise InvalidData(
-                f"A prompt has {len(given)} {unit}.", f"{longest} are the limit.", "Shorten it."
-            )
         if not isinstance(given, str):
+            if len(given) > context:
+                raise prompt_too_long(len(given), context)
             return Prompt(tokens=given)
+        if len(given) > context * CHARACTERS_PER_TOKEN:
+            raise text_too_long(len(given), context)
         begins = tokenizer.specials.get("bos_token")
         added = not (begins and given.startswith(begins)) if special is None else special
         return Prompt(tokens=tokenizer.encode(given, add_special_tokens=added), text=given)
@@ -221,8 +230,8 @@ class Tool(msgspec.Struct, kw_only=True):
 
 
 def render(tokenizer: Tokenizer, chat: Chat) -> str:
-    """The prompt's text, by the model's own template; raises InvalidData where it cannot take the
-    chat.
+    """The prompt's text, by the model's own template; one that does not read tools is given them in
+    words. InvalidData where it cannot take the chat.
     """
     if not chat.messages:
         raise _unfit("`messages` is empty.", next="Send at least one message.")
@@ -230,23 +239,13 @@ def render(tokenizer: Tokenizer, chat: Chat) -> str:
         raise InvalidData(
             f"`chat_template_kwargs` may not hold '{given[0]}'.", param="chat_template_kwargs"
         )
+    _check_tools(chat.tools)
     extra = dict(chat.template_kwargs)
-    if chat.tools:
-        if not tokenizer.template_reads("tools"):
-            raise InvalidData(
-                "The model's chat template has no place for tools.",
-                next=(
-                    "Describe them in the system message, or use a model whose template reads "
-                    "`tools`."
-                ),
-                param="tools",
-            )
-        try:
-            msgspec.convert(chat.tools, type=list[Tool])
-        except msgspec.ValidationError as error:
-            raise InvalidData("`tools` does not fit.", f"{error}.", param="tools") from error
-        extra["tools"] = [dict(tool) for tool in chat.tools]
     messages, continued = [flat(message) for message in chat.messages], chat.continue_final_message
+    if not tokenizer.template_reads("tools"):
+        messages = in_words(messages, chat.tools)
+    elif chat.tools:
+        extra["tools"] = [dict(tool) for tool in chat.tools]
     if continued:
         messages[-1]["content"] += CONTINUED
     text = tokenizer.render(
@@ -261,6 +260,13 @@ def render(tokenizer: Tokenizer, chat: Chat) -> str:
             "Send continue_final_message=false.",
         )
     return text[:end]
+
+
+def _check_tools(tools: Sequence[Mapping[str, Any]]) -> None:
+    try:
+        msgspec.convert(tools, type=list[Tool])
+    except msgspec.ValidationError as error:
+        raise InvalidData("`tools` does not fit.", f"{error}.", param="tools") from error
 
 
 def flat(message: Mapping[str, Any]) -> dict[str, Any]:

@@ -4,7 +4,8 @@ Source: public documentation of the hosted service for /oai/api/v1 and /anthropi
 API reference (models); vLLM 0.11 (/health, /ping, /version, /tokenize, /detokenize); sglang 0.5
 (/health_generate, /get_model_info).
 
-    /v1/…, /generate, …        weights by `model`; without one, the base model
+    /v1/…, /inference/v1/generate, /generate, …
+                               weights by `model`; without one, the base model
     /runs/RUN/…                the same; without a name that means others, the newest policy of RUN
     /oai/api/v1/…              as /v1/…
     /anthropic/api/v1/…        as /v1/messages
@@ -31,6 +32,7 @@ from halteres.service.inference.generate import generate
 from halteres.service.inference.http import endpoint
 from halteres.service.inference.openai import chat_completions, completions
 from halteres.service.inference.requests import Call, Chat, Weights
+from halteres.service.inference.tokens import generate_tokens
 from halteres.service.sampling.samples import packed
 
 
@@ -54,6 +56,7 @@ class InferenceRoutes:
         ]
         everything = [
             self._post("/generate", generate),
+            self._post("/inference/v1/generate", generate_tokens),
             *openai,
             *anthropic,
             self._post("/tokenize", tokenize),
@@ -78,30 +81,38 @@ class InferenceRoutes:
         return route(path, endpoint(partial(handler, self._inference)), "POST")
 
     async def _models(self, request: Request) -> Any:
-        return {"object": "list", "data": list(self._listed(request).values())}
+        return {"object": "list", "data": list((await self._listed(request)).values())}
 
     async def _model(self, request: Request) -> Any:
         model: str = request.path_params["model"]
         if model.startswith("tinker:/") and not model.startswith(SCHEME):
             model = model.replace("tinker:/", SCHEME, 1)  # proxies and clients join slashes
-        if model in (listed := self._listed(request)):
+        listed = await self._listed(request)
+        if model in listed:
             return listed[model]
         run = request.path_params.get("run_id")
-        if run is not None and SCHEME not in model and not self._inference.base.answers_to(model):
+        if run is not None and SCHEME not in model and not self._inference.is_base(model):
             raise NotFound(
                 f"There is no model '{shortened(model)}' under the run '{run}'.", param="model"
             )
         weights = self._inference.weights(model, run, tenant_of(request))
-        return self._shaped(model, weights.version, is_base=weights.snapshot is None)
+        return self._card(
+            model,
+            weights.version,
+            is_base=weights.snapshot is None,
+            context=await self._inference.context_length(),
+        )
 
-    def _listed(self, request: Request) -> dict[str, Any]:
-        base, run = self._inference.base, request.path_params.get("run_id")
+    async def _listed(self, request: Request) -> dict[str, Any]:
+        run, names = request.path_params.get("run_id"), self._inference.base_names
         if run is None:
             found = self._inference.models(tenant_of(request))
         else:
-            found = {run: (self._policy(request).version, 0.0), base.name: (0, 0.0)}
+            found = {run: (self._policy(request).version, 0.0)}
+            found |= dict.fromkeys(names, (0, 0.0))
+        context = await self._inference.context_length()
         return {
-            name: self._shaped(name, *facts, is_base=name in base.names)
+            name: self._card(name, *facts, is_base=name in names, context=context)
             for name, facts in found.items()
         }
 
@@ -109,8 +120,8 @@ class InferenceRoutes:
         """The newest of the run in the URL; without one, the base model."""
         return self._inference.weights(None, request.path_params.get("run_id"), tenant_of(request))
 
-    def _shaped(
-        self, name: str, version: int, created_at: float = 0.0, *, is_base: bool
+    def _card(
+        self, name: str, version: int, created_at: float = 0.0, *, is_base: bool, context: int
     ) -> dict[str, Any]:
         base = self._inference.base.name
         return {
@@ -120,6 +131,7 @@ class InferenceRoutes:
             "owned_by": "halteres",
             "root": base if is_base else name,
             "parent": None if is_base else base,
+            "max_model_len": context,
             "policy_version": version,
         }
 

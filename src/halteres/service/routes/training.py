@@ -21,6 +21,7 @@ from starlette.routing import Route
 
 from halteres.errors import HalteresError, InvalidData, NotFound, UserError
 from halteres.losses import STABLE_REINFORCE
+from halteres.service.context_window import check_sample
 from halteres.service.durable import futures
 from halteres.service.durable.journal import SAMPLE, Entry, new_id
 from halteres.service.http import answer, body_of, read_body, route, sdk_before, tenant_of
@@ -268,6 +269,7 @@ class TrainingRoutes:
         sampler, seq = self._service.samplers.find(body.sampling_session_id, tenant), body.seq_id
         key = f"{sampler.id}/{seq}"
         if self._service.futures.known(key) is None:
+            self._check_room(body)
             self._service.samples.refuse_if_full(sampler.tenant)
             waiting = self._service.futures.open_bytes(sampler.tenant)
             self._service.options.limits.of(sampler.tenant).check_waiting(waiting)
@@ -280,6 +282,19 @@ class TrainingRoutes:
             self._service.samples.start(future, sampler, body, entry.drawn)
         sequences = [f"{key}/{index}" for index in range(min(body.num_samples, MAX_SAMPLES))]
         return {"request_id": future.request_id, "sample_sequence_ids": sequences}
+
+    def _check_room(self, body: bodies.Sample) -> None:
+        """Refuse what no sampler has room for; while none was ever ready, its future fails."""
+        known = [host.info for host in self._service.fleet.samplers if host.info is not None]
+        chunks = body.prompt.chunks
+        if not known or any(chunk.type != "encoded_text" for chunk in chunks):
+            return
+        check_sample(
+            sum(len(chunk.tokens) for chunk in chunks),
+            body.sampling_params.max_tokens,
+            min(info.max_context_length for info in known),
+            strict=self._service.options.strict_context,
+        )
 
     # Futures
 

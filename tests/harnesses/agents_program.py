@@ -1,0 +1,54 @@
+"""An agent of OpenAI's Agents SDK with a tool, over chat completions; prints one JSON object. Runs in
+an environment of its own.
+
+python agents_program.py SERVICE_URL
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import sys
+
+from agents import (
+    Agent,
+    ModelSettings,
+    Runner,
+    function_tool,
+    set_default_openai_api,
+    set_default_openai_client,
+    set_tracing_disabled,
+)
+from openai import AsyncOpenAI
+
+
+@function_tool
+def add(a: int, b: int) -> int:
+    """The sum of two numbers."""
+    return a + b
+
+
+async def main(url: str) -> None:
+    set_tracing_disabled(True)
+    set_default_openai_api("chat_completions")
+    told: dict[str, object] = {}
+    async with AsyncOpenAI(base_url=f"{url}/v1", api_key="tml-test", max_retries=0) as client:
+        set_default_openai_client(client, use_for_tracing=False)
+        for name in ("halteres--tiny", "halteres/tiny"):
+            agent = Agent(
+                name="Adder",
+                instructions="Be brief.",
+                model=name,
+                tools=[add],
+                model_settings=ModelSettings(max_tokens=24, temperature=0),
+            )
+            try:
+                ended = await Runner.run(agent, "What is 17 + 25?", max_turns=3)
+                told[name] = type(ended.final_output).__name__
+            except Exception as error:  # noqa: BLE001 - whatever it raises is told
+                told[name] = f"{type(error).__name__}: {error}"
+    sys.stdout.write(f"\n{json.dumps(told)}")
+
+
+if __name__ == "__main__":
+    asyncio.run(main(sys.argv[1]))
