@@ -92,19 +92,24 @@ async def test_a_save_holds_the_moment_it_was_asked_for_and_training_goes_on_mea
 ) -> None:
     """Both are proved to be inside at once: the step ends while the file is held half-way."""
     writing, written = threading.Event(), threading.Event()
-    original = peft_checkpoint.save_file
 
-    def held(tensors: dict[str, torch.Tensor], file: Path) -> None:
-        writing.set()
-        assert written.wait(20)
-        original(tensors, file)
+    def hold(name: str) -> None:
+        original = getattr(peft_checkpoint, name)
+
+        def held(*given: object) -> object:
+            writing.set()
+            assert written.wait(20)
+            return original(*given)
+
+        monkeypatch.setattr(peft_checkpoint, name, held)
 
     async with running(model_folder) as engine:
         await trained(engine, steps=2)
         await engine.snapshot("a", "s")
         await engine.forward_backward("a", lessons(3, seed=8), CROSS_ENTROPY)
         before = vars_of(engine, "a")[0].clone()
-        monkeypatch.setattr(peft_checkpoint, "save_file", held)
+        for name in ("save_file", "write_hashed"):
+            hold(name)
         folder = str(tmp_path / "w")
         call = (
             engine.save("a", folder, optimizer=True)
