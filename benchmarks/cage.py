@@ -78,7 +78,7 @@ def memory_mb(script: Path) -> float:
     total = 0
     for file in Path("/proc").glob("[0-9]*/cmdline"):
         if str(script).encode() in file.read_bytes():
-            rows = (file.parent / "smaps_rollup").read_text().splitlines()
+            rows = (file.parent / "smaps_rollup").read_text(encoding="ascii").splitlines()
             total += sum(int(row.split()[1]) for row in rows if row.startswith("Pss:"))
     return total / 1024
 
@@ -150,14 +150,14 @@ def main() -> None:
     on = machine()
     with tempfile.TemporaryDirectory() as folder:
         script = Path(folder) / "worker.py"
-        script.write_text(WORKER)
+        script.write_text(WORKER, encoding="utf-8")
         found = {
             "python_start_ms": python_starts(args.starts),
             "without_cage": asyncio.run(measure(script, False, args)),
             "caged": asyncio.run(measure(script, True, args)),
         }
     result = {"machine": on, **found, "load_average_after": machine()["load_average"]}
-    args.out.write_text(json.dumps(result, indent=2) + "\n")
+    args.out.write_text(json.dumps(result, indent=2) + "\n", encoding="utf-8")
     print(json.dumps(result, indent=2))
     asked_ms = found["caged"]["question_ms"]["p50"]
     print(f"a question in a cage: {asked_ms} ms; the aim is at most {AIM_MS} ms")

@@ -56,6 +56,8 @@ def test_every_alert_is_in_the_table_of_alerts() -> None:
         "calls_refused",
         "groups_failed",
         "scorer_uncaged",
+        "env_stuck",
+        "tasks_quarantined",
     }
     assert named == {rule.name for rule in RULES} | noticed
 

@@ -15,7 +15,8 @@ import signal
 import socket
 import subprocess
 import sys
-from collections.abc import AsyncIterator, Callable
+import tempfile
+from collections.abc import AsyncIterator, Callable, Iterator
 from contextlib import asynccontextmanager
 from pathlib import Path
 from typing import Any
@@ -71,6 +72,15 @@ def ordinary_user_has_a_python() -> bool:
     return reads.returncode == 0
 
 
+@pytest.fixture
+def tmp_path() -> Iterator[Path]:
+    """A folder that every user can enter: pytest's own are this user's alone."""
+    with tempfile.TemporaryDirectory() as folder:
+        path = Path(folder)
+        path.chmod(0o755)
+        yield path
+
+
 @pytest.fixture(params=["this user", "an ordinary user"])
 def python(request: pytest.FixtureRequest, tmp_path: Path) -> str:
     """A Python that a cage's worker runs."""
@@ -80,9 +90,6 @@ def python(request: pytest.FixtureRequest, tmp_path: Path) -> str:
         return sys.executable
     if not ordinary_user_has_a_python():
         pytest.skip("this user is an ordinary one, or there is no other Python")
-    tmp_path.chmod(0o755)
-    for folder in tmp_path.parents[:2]:
-        folder.chmod(0o755)
     script = tmp_path / "python"
     script.write_text(ORDINARY)
     script.chmod(0o755)

@@ -306,8 +306,8 @@ async def test_too_many_prompts_and_tokens_that_no_model_reads_are_refused_befor
         ("/v1/completions", {"prompt": ["x"] * 1025}, "1025 prompts"),
         ("/generate", {"text": ["x"] * 1025}, "1025 prompts"),
         ("/v1/completions", {"prompt": []}, "empty"),
-        ("/v1/completions", {"prompt": ["x", [5] * 2**18]}, "262144 tokens"),
-        ("/generate", {"input_ids": [5] * 2**18}, "262144 tokens"),
+        ("/v1/completions", {"prompt": ["x", [5] * 2**18]}, "the prompt has 262144."),
+        ("/generate", {"input_ids": [5] * 2**18}, "262144"),
     ):
         status, answer = await scene.ask(path, **body)
         assert (status, said in str(answer)) == (400, True), answer

@@ -151,6 +151,9 @@ def view_of(run: RunDirectory, write: Callable[[NextStep], str]) -> dict[str, An
     """The run now; `write`: a call as a person types it."""
     report, events = report_of(run), run.events()
     state, progress = report.state, report.progress
+    quarantined_tasks: dict[str, int] = {}
+    if report.quarantined is not None:
+        quarantined_tasks.update(report.quarantined.codes)
     notes = [note for note in (state.note, report.hardly_moved, *report.remarks) if note]
     return {
         "run_id": run.run_id,
@@ -188,7 +191,7 @@ def view_of(run: RunDirectory, write: Callable[[NextStep], str]) -> dict[str, An
         "failure": _failure(report),
         "no_batch": report.no_batch,
         "failed_rollouts": dict(progress.failed_rollouts),
-        "quarantined_tasks": dict(report.quarantined.codes) if report.quarantined else {},
+        "quarantined_tasks": quarantined_tasks,
         "marks": _marks(events),
         "timeline": timeline_of(events),
         "rollouts": steps_of(run)[-1:],  # there is nothing to ask for before there are some
