@@ -61,6 +61,8 @@ def test_measures_of_the_environments_own_show_how_they_went() -> None:
     last = {"step": 9, "src": "env", "train/outcome/win": 0.7, "groups/sent": 8, "mine": 5}
     assert own_measures([first], [last]) == {"train/outcome/win": "0.1->0.7", "mine": "2->5"}
     assert own_measures([{**first, "src": "trainer"}], [last]) == {}
+    counted = [{"step": 1, "src": "env", "tasks/quarantined": 2, "tasks/skipped": 3}]
+    assert own_measures(counted, counted) == {}
 
 
 def test_where_a_steps_time_goes_is_told_in_shares() -> None:

@@ -286,6 +286,15 @@ async def test_every_name_of_weights_answers_with_its_own_version(scene: LiveSer
         assert (await scene.get("/runs/r17/v1/models/other"))[0] == 404
 
 
+async def test_models_are_listed_before_any_engine_was_ready(scene: LiveService) -> None:
+    scene.host.info = None
+    listed = (await scene.get("/v1/models"))[1]["data"]
+    assert [(one["id"], one["max_model_len"]) for one in listed] == [
+        (TINY, None),
+        ("halteres--tiny", None),
+    ]
+
+
 async def test_a_run_that_has_published_nothing_is_not_ready_and_an_unknown_one_is_not_found(
     scene: LiveService,
 ) -> None:

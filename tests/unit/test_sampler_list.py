@@ -45,6 +45,7 @@ def test_samplers_are_a_number_of_engines_or_a_list() -> None:
         [""],
         1.5,
         ["http://a:1/v1"],
+        ["http://a:1 HOME"],
         ["http://a:1", "http://a:1/"],
     ],
 )

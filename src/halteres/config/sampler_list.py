@@ -20,6 +20,29 @@ RULE = (
     "one"
 )
 
+EVERYDAY = frozenset(
+    [
+        "HOME",
+        "LANG",
+        "LD_LIBRARY_PATH",
+        "LOGNAME",
+        "OLDPWD",
+        "PATH",
+        "PWD",
+        "PYTHONPATH",
+        "SHELL",
+        "SHLVL",
+        "TERM",
+        "TMPDIR",
+        "TZ",
+        "USER",
+        "VIRTUAL_ENV",
+    ]
+)
+"""Variables that hold no key: what a variable here holds is kept from children and struck out of
+texts, and without these nothing would start.
+"""
+
 Given = int | tuple[str, ...]  # as a setting has it
 
 
@@ -43,6 +66,8 @@ class Sampler:
         if not is_web_address(kind) or has_path or len(variable) > 1:
             # it is not quoted: a mistyped address may hold a login
             raise ValueError(RULE)
+        if variable and variable[0] in EVERYDAY:
+            raise ValueError(f"{RULE}; {variable[0]} holds no key")
         return cls("remote", kind.rstrip("/"), "".join(variable))
 
 

@@ -196,9 +196,16 @@ class Fleet:
         """Tokens of the longest sequence that every sampler reads whose figure is known; one is
         waited for where none was ever ready.
         """
-        known = [host.info for host in self.samplers if host.info is not None]
-        infos = known or [await info_of(self.any_sampler)]
-        return min(info.max_context_length for info in infos)
+        known = self.known_context
+        if known is not None:
+            return known
+        return (await info_of(self.any_sampler)).max_context_length
+
+    @property
+    def known_context(self) -> int | None:
+        """The same without waiting; None where no sampler was ever ready."""
+        known = [host.info.max_context_length for host in self.samplers if host.info is not None]
+        return min(known, default=None)
 
 
 def anything(_: ModelInfo) -> bool:

@@ -45,7 +45,7 @@ OURS = (
     *("--enable-scale-out", "--enable-prompt-tokens-details"),
     *("--enable-lora", "--max-lora-rank", "--max-loras", "--max-cpu-loras"),
     *("--lora-target-modules", "--max-logprobs", "--logprobs-mode"),
-    *("--enable-chunked-prefill", "--max-num-batched-tokens"),
+    "--enable-chunked-prefill",
 )
 """Options that the service sets, or that would undo what it sets; with `--no-`, too."""
 
@@ -142,6 +142,7 @@ class VllmCommand:
         if demands.device == "cpu":
             # a seeded request whose prompt is read in parts ends its worker there
             ours["--no-enable-chunked-prefill"] = []
+            # the user's own comes later and holds
             ours["--max-num-batched-tokens"] = [str(max(BATCHED_TOKENS, self.base.context))]
         else:
             ours["--gpu-memory-utilization"] = [f"{self.memory_share:g}"]

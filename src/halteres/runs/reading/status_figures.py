@@ -106,6 +106,7 @@ MOST_OWN = 4  # measures of an environment's own that are shown
 
 _OURS = (
     *("groups/", "rollouts/", "sampling/", "reward/", "judge/", "time/", "tokens/", "eval/"),
+    "tasks/",
     *(SUCCESS_OF_ALL, "train/completion_lengths", "train/truncated"),
 )
 """How the metrics of an environment begin that are not its own measures."""

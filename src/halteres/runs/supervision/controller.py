@@ -503,8 +503,9 @@ class RunController:
             )
             error.details["exit"] = {"process": "engine", "code": engine_code}
             return Verdict(status="failed", error=error)
-        hung = role.hang_watch is not None and self._hang.is_last_exit
-        self._hang.is_last_exit = False
+        hung = False
+        if role.hang_watch is not None:
+            hung, self._hang.is_last_exit = self._hang.is_last_exit, False
         if role.restarts and not failures.gave_up(self.run, role.name, code):
             if self.processes.restart(role, failures.STUCK if hung else None):
                 return None

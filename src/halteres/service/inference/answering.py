@@ -292,6 +292,11 @@ class Inference:
         return await self._service.fleet.context()
 
     @property
+    def known_context(self) -> int | None:
+        """The same without waiting; None where no engine was ever ready."""
+        return self._service.fleet.known_context
+
+    @property
     def ready(self) -> bool:
         """Whether an engine that samples is there."""
         return self._service.fleet.samples

@@ -100,7 +100,7 @@ class InferenceRoutes:
             model,
             weights.version,
             is_base=weights.snapshot is None,
-            context=await self._inference.context_length(),
+            context=self._inference.known_context,
         )
 
     async def _listed(self, request: Request) -> dict[str, Any]:
@@ -110,7 +110,8 @@ class InferenceRoutes:
         else:
             found = {run: (self._policy(request).version, 0.0)}
             found |= dict.fromkeys(names, (0, 0.0))
-        context = await self._inference.context_length()
+        # a client may list models to see whether a service is there: it waits for no engine
+        context = self._inference.known_context
         return {
             name: self._card(name, *facts, is_base=name in names, context=context)
             for name, facts in found.items()
@@ -121,7 +122,13 @@ class InferenceRoutes:
         return self._inference.weights(None, request.path_params.get("run_id"), tenant_of(request))
 
     def _card(
-        self, name: str, version: int, created_at: float = 0.0, *, is_base: bool, context: int
+        self,
+        name: str,
+        version: int,
+        created_at: float = 0.0,
+        *,
+        is_base: bool,
+        context: int | None,
     ) -> dict[str, Any]:
         base = self._inference.base.name
         return {
