@@ -21,23 +21,10 @@ RULE = (
 )
 
 EVERYDAY = frozenset(
-    [
-        "HOME",
-        "LANG",
-        "LD_LIBRARY_PATH",
-        "LOGNAME",
-        "OLDPWD",
-        "PATH",
-        "PWD",
-        "PYTHONPATH",
-        "SHELL",
-        "SHLVL",
-        "TERM",
-        "TMPDIR",
-        "TZ",
-        "USER",
-        "VIRTUAL_ENV",
-    ]
+    {
+        *("HOME", "LANG", "LD_LIBRARY_PATH", "LOGNAME", "OLDPWD", "PATH", "PWD", "PYTHONPATH"),
+        *("SHELL", "SHLVL", "TERM", "TMPDIR", "TZ", "USER", "VIRTUAL_ENV"),
+    }
 )
 """Variables that hold no key: what a variable here holds is kept from children and struck out of
 texts, and without these nothing would start.
