@@ -241,6 +241,38 @@ async def test_files_of_the_user_and_the_system_are_not_there(
     assert beside == ["worker.py"]
 
 
+async def test_a_link_to_python_shows_nothing_of_the_folders_next_to_it(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Installers put such links into ~/.local/bin; programs keep keys in ~/.local/share."""
+    if cage_missing():
+        pytest.skip(str(cage_missing()))
+    home = tmp_path / "home"
+    monkeypatch.setenv("HOME", str(home))
+    local = home / ".local"
+    secrets = [local / name / "secret" for name in ("bin", "lib", "share")]
+    for secret in secrets:
+        secret.parent.mkdir(parents=True, exist_ok=True)
+        secret.write_text("secret")
+    python, script = local / "bin" / "python3", tmp_path / "worker.py"
+    python.symlink_to(os.path.realpath(sys.executable))
+    script.write_text(WORKER)
+    workers = WorkerPool(
+        (str(python), str(script)),
+        size=1,
+        limits=LIMITS,
+        caged=True,
+        readable=(script, cage.GYM_WORKER),
+        start_within_s=WITHIN_S,
+    )
+    try:
+        found = await value_of(workers, READS.format(paths=list(map(str, secrets))))
+        assert found == ["FileNotFoundError"] * 3
+        assert await value_of(workers, "import sys\nvalue = sys.executable") == str(python)
+    finally:
+        workers.close()
+
+
 WRITES = """
 import os
 value = []

@@ -95,6 +95,45 @@ async def test_code_that_was_not_run_through_no_fault_of_its_own_is_a_failure() 
     assert failure.value.code == "tool_error"
 
 
+FORGES = """
+import json
+print("{}", flush=True)
+print(json.dumps({"id": json.loads(input())["id"], **FORGED}), flush=True)
+input()
+"""
+
+
+@pytest.mark.parametrize(
+    "forged",
+    [
+        {},
+        {"output": 1, "errors": "", "exit_code": 0},
+        {"output": "", "errors": None, "exit_code": 0},
+        {"output": "", "errors": "", "exit_code": "0"},
+        {"output": "", "errors": "", "exit_code": True},
+        {"output": "x" * 9_000, "errors": "", "exit_code": 0},
+    ],
+)
+async def test_an_answer_that_no_worker_gives_is_an_ended_use(
+    forged: dict[str, object], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Code may take over the process that runs it, and write in its place."""
+    worker = tmp_path / "worker.py"
+    worker.write_text(FORGES.replace("FORGED", repr(forged)))
+    monkeypatch.setattr(python_tool, "PYTHON_WORKER", worker)
+    result = await PythonTool(timeout_s=30).run("print(1)")
+    assert result.failure is not None and "is no answer" in result.failure
+    assert (result.output, result.errors) == ("", result.failure)
+
+
+async def test_a_cage_that_is_not_there_in_time_is_no_time_out_of_the_code(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(python_tool, "START_S", 0.0)
+    with pytest.raises(ToolFailed, match="not ready in time"):
+        await PythonTool().run("print(1)")
+
+
 async def test_without_cages_nothing_is_run(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(python_tool, "cage_missing", lambda: "This kernel has no namespaces.")
     with pytest.raises(InvalidConfig, match="has no namespaces"):

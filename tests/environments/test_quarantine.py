@@ -13,11 +13,16 @@ from typing import Any
 
 import pytest
 
+from halteres.environments import quarantine
 from halteres.environments.item_rollout import MOST_SKIPPED
+from halteres.environments.python_tool import ToolFailed
 from halteres.environments.quarantine import Quarantine, task_digest
+from halteres.environments.worker_process import WorkerLost
 from halteres.errors import EnvironmentFailed, EnvironmentGaveUp
 from halteres.observe.metrics import append_row, read_rows
 from halteres.rollouts.rng import Draw
+from halteres.runs import directory
+from halteres.runs.reading import failures
 from halteres.types import FailedRollout
 
 from .fakes import TOKENIZER, Digits, Inference, Trainer, at_work, config, server
@@ -181,6 +186,32 @@ async def test_a_server_that_fails_quarantines_no_task(
     assert not (tmp_path / "quarantine.jsonl").exists()
 
 
+class Toolless(Digits):
+    """A tool, and then the machine, fails for one group."""
+
+    draws: list[int]
+    fails: tuple[type[EnvironmentFailed], ...] = (ToolFailed, WorkerLost)
+
+    async def get_next_item(self) -> Any:
+        return self.draws.pop(0)
+
+    def score(self, item: Any, text: str) -> float:
+        if item < len(self.fails):
+            raise self.fails[item]("It was not used.")
+        return super().score(item, text)
+
+
+async def test_a_tool_that_fails_quarantines_no_task(inference: Inference, tmp_path: Path) -> None:
+    """Nor does a worker that is lost: another task would have met it, too."""
+    env = Toolless(config(run_dir=str(tmp_path), rollout_retries=0), [server(inference)])
+    env.draws = list(range(100))
+    await served(env, inference, steps=1)
+    row = read_rows(tmp_path / "metrics.jsonl")[0]
+    failed = [row[f"rollouts/failed/{name}"] for name in ("tool_error", "worker_lost")]
+    assert failed == [4, 4]
+    assert not (tmp_path / "quarantine.jsonl").exists()
+
+
 class SometimesAlike(Digits):
     """Its scorer fails once for each group; the group is then dropped for equal scores."""
 
@@ -226,6 +257,11 @@ def test_items_are_the_same_task_if_they_read_the_same() -> None:
     assert task_digest({"task": Nameless()}) is None
 
 
+def test_what_readers_of_a_run_look_for_is_what_is_written() -> None:
+    """They are rooms of their own, which share no module."""
+    assert (quarantine.FILE, quarantine.STUCK) == (directory.QUARANTINE, failures.STUCK)
+
+
 FAILED = (FailedRollout(code="scorer_exited", why="It ended."),)
 
 
@@ -235,9 +271,9 @@ def draw(step: int, ordinal: int) -> Draw:
 
 def test_a_deterministic_run_passes_a_task_over_from_the_next_batch_on(tmp_path: Path) -> None:
     """When it failed depends on what took how long; which batch it was drawn for does not."""
-    quarantine = Quarantine(tmp_path, at_once=False)
-    quarantine.add(draw(3, 5), "a", FAILED)
-    for again in (quarantine, Quarantine(tmp_path, at_once=False)):
+    found = Quarantine(tmp_path, at_once=False)
+    found.add(draw(3, 5), "a", FAILED)
+    for again in (found, Quarantine(tmp_path, at_once=False)):
         assert again.holds(draw(3, 5), "a"), "the draw that failed would fail again"
         assert not again.holds(draw(3, 2), "a") and not again.holds(draw(3, 7), "a")
         assert not again.holds(draw(2, 9), "a")

@@ -57,7 +57,7 @@ async def ready(env: BaseEnv) -> AsyncIterator[BaseEnv]:
         yield env
     finally:
         await env.server.close()
-        env.scorers.close()
+        env.scorer_workers.close()
 
 
 def words(**changes: Any) -> Words:
@@ -71,9 +71,9 @@ async def settled(env: BaseEnv, item: Any) -> SettledItem:
 @pytest.mark.parametrize("policy", ["auto", "off"])
 async def test_without_a_word_scorers_run_where_they_always_did(policy: str) -> None:
     async with ready(Plain(config(cage=policy), [APIServerConfig()])) as env:
-        assert await env.scored("score", None, "x") == os.getpid()
+        assert await env.call_scorer("score", None, "x") == os.getpid()
     async with ready(words(cage="off")) as env:
-        assert await env.scored("score", Task(1), "process") == os.getpid()
+        assert await env.call_scorer("score", Task(1), "process") == os.getpid()
 
 
 async def test_a_group_has_the_same_bits_in_a_worker(inference: Inference) -> None:
@@ -92,10 +92,10 @@ async def test_a_group_has_the_same_bits_in_a_worker(inference: Inference) -> No
 
 async def test_a_task_of_the_files_own_class_and_the_bits_of_a_score_arrive() -> None:
     async with ready(words()) as env:
-        assert await env.scored("score", Task(5), "number") == 5 / 7
-        pid = await env.scored("score", Task(5), "process")
+        assert await env.call_scorer("score", Task(5), "number") == 5 / 7
+        pid = await env.call_scorer("score", Task(5), "process")
         assert pid != os.getpid()
-        assert await env.measured(Task(5), "x") == {"own_process": pid}
+        assert await env.call_measure(Task(5), "x") == {"own_process": pid}
 
 
 async def test_a_scorer_sees_what_its_state_names_as_it_is_now() -> None:
@@ -104,11 +104,17 @@ async def test_a_scorer_sees_what_its_state_names_as_it_is_now() -> None:
 
     Named.__module__, Named.__qualname__ = Words.__module__, "Words"
     async with ready(Named(config(), [APIServerConfig()])) as env:
-        assert [await env.scored("score", Task(1), said) for said in ("level", "words")] == [1.5, 2]
+        assert [await env.call_scorer("score", Task(1), said) for said in ("level", "words")] == [
+            1.5,
+            2,
+        ]
         assert isinstance(env, Named)
         env.level = 2.5
         env.words.append("later")
-        assert [await env.scored("score", Task(1), said) for said in ("level", "words")] == [2.5, 3]
+        assert [await env.call_scorer("score", Task(1), said) for said in ("level", "words")] == [
+            2.5,
+            3,
+        ]
 
 
 @pytest.mark.parametrize(
@@ -118,7 +124,7 @@ async def test_a_scorer_that_reads_what_it_does_not_have_says_so(said: str, name
     """Also of an attribute that the worker's environment has, but as it was made."""
     async with ready(words()) as env:
         with pytest.raises(EnvironmentFailed) as failure:
-            await env.scored("score", Task(1), said)
+            await env.call_scorer("score", Task(1), said)
     assert failure.value.code == "scorer_error"
     assert f"self.{name}" in failure.value.sentence
     assert ("scorer_state" in failure.value.sentence) == (name != "server")
@@ -138,15 +144,15 @@ async def test_a_scorer_that_reads_what_it_does_not_have_says_so(said: str, name
 async def test_what_is_no_score_is_a_failure_by_name(said: str, code: str) -> None:
     async with ready(words()) as env:
         with pytest.raises(EnvironmentFailed) as failure:
-            await env.scored("score", Task(1), said)
+            await env.call_scorer("score", Task(1), said)
         assert failure.value.code == code
-        assert await env.scored("score", Task(7), "number") == 1.0, "another worker"
+        assert await env.call_scorer("score", Task(7), "number") == 1.0, "another worker"
 
 
 async def test_what_cannot_be_sent_is_said(inference: Inference) -> None:
     async with ready(words()) as env:
         with pytest.raises(EnvironmentFailed, match="cannot be sent"):
-            await env.scored("score", lambda: None, "number")
+            await env.call_scorer("score", lambda: None, "number")
 
 
 async def test_an_episode_is_scored_with_its_own_attributes(inference: Inference) -> None:
@@ -163,8 +169,8 @@ async def test_an_episode_is_scored_with_its_own_attributes(inference: Inference
 async def test_what_no_author_wrote_needs_no_worker(inference: Inference) -> None:
     env = Summed(MultiTurnConfig(), [server(inference)])
     async with ready(env):
-        assert await env.scored("score_episode", ()) == 0.0
-        assert await env.measured(()) == {}
+        assert await env.call_scorer("score_episode", ()) == 0.0
+        assert await env.call_measure(()) == {}
 
 
 def test_a_worker_is_made_without_logins_keys_and_what_is_written(tmp_path: Path) -> None:
@@ -242,6 +248,25 @@ async def test_a_reward_function_that_ends_its_process_fails_by_name_and_others_
     assert {failure.code for failure in group["failures"]} == {"scorer_exited"}
 
 
+class OwnNames(Words):
+    """As one that was written before scorers had processes: all names are its author's."""
+
+    def __init__(self, *arguments: Any) -> None:
+        super().__init__(*arguments)
+        self.scored, self.measured, self.scorers = 0, [0.0], {"exact": 1}
+
+    async def score(self, item: Any, text: str) -> Any:
+        self.scored += 1
+        return self.scorers["exact"] / 2
+
+
+async def test_an_author_may_call_attributes_what_they_like(inference: Inference) -> None:
+    env = OwnNames(config(cage="off"), [server(inference)])
+    async with ready(env):
+        (group,) = (await settled(env, Task(1))).groups
+    assert (group["scores"], env.scored) == ([0.5] * 4, 4)
+
+
 def refused(kind: type[BaseEnv], policy: str) -> list[str]:
     overrides = Overrides(env={"cage": policy})
     return [problem.field for problem in settings_of(kind, overrides).problems]
@@ -255,9 +280,26 @@ def test_a_cage_is_refused_where_scoring_cannot_be_separated() -> None:
     assert [refused(kind, "on") for kind in (Plain, Words, Count)] == [[], [], []]
     described = describe(Bare, parse(["describe", "--env.cage", "on"]))
     (problem,) = described["problems"]
-    assert "collect_trajectory" in problem["rule"]
+    assert problem["rule"].startswith("Bare scores in its own `collect_trajectory`")
+    assert "write `score`" in problem["rule"]
     with pytest.raises(InvalidConfig, match="collect_trajectory"):
         Bare(BaseEnvConfig(cage="on"), [APIServerConfig()])
+
+
+class Outer:
+    """Holds a class."""
+
+    class Inner(Words):
+        """A worker would look for it in the file's own names."""
+
+
+def test_a_class_within_a_class_is_refused_before_a_run() -> None:
+    (problem,) = settings_of(Outer.Inner, Overrides()).problems
+    assert problem.field == "cage"
+    assert problem.rule.startswith("Outer.Inner is defined within a class")
+    assert not settings_of(Outer.Inner, Overrides(env={"cage": "off"})).problems
+    with pytest.raises(InvalidConfig, match="top level of its file"):
+        Outer.Inner(BaseEnvConfig(), [APIServerConfig()])
 
 
 @pytest.mark.usefixtures("no_cages")
@@ -273,8 +315,8 @@ async def test_without_cages_an_unsafe_scorer_runs_in_a_worker_and_that_is_said_
     tmp_path: Path,
 ) -> None:
     async with ready(words(run_dir=str(tmp_path))) as env:
-        assert await env.scored("score", Task(1), "process") != os.getpid()
-        assert await env.scored("score", Task(1), "number") == 1 / 7
+        assert await env.call_scorer("score", Task(1), "process") != os.getpid()
+        assert await env.call_scorer("score", Task(1), "number") == 1 / 7
     (notice,) = read_rows(tmp_path / "events.jsonl")
     assert (notice["type"], notice["rule"]) == ("notice", "scorer_uncaged")
     assert NO_CAGES in str(notice["evidence"])

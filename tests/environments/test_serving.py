@@ -406,6 +406,34 @@ async def test_an_environment_that_only_drops_groups_says_so_and_ends(
     assert alert["percent_correct"] == 0.0 and "whether the scorer would know" in alert["remedy"]
 
 
+class HalfHopeless(Digits):
+    """Each second item fails, the others' answers are worth the same."""
+
+    number = 0
+
+    async def get_next_item(self) -> Any:
+        self.number += 1
+        return self.number
+
+    def score(self, item: Any, text: str) -> float:
+        if item % 2:
+            raise ZeroDivisionError("division by zero")
+        return 1.0
+
+
+async def test_groups_that_are_dropped_do_not_hide_those_that_fail(inference: Inference) -> None:
+    """Only a group that was sent begins the count of failures anew."""
+    settings = config(ensure_scores_are_not_same=True, max_failed_groups=4, rollout_retries=0)
+    async with (
+        asyncio.timeout(20),
+        at_work(
+            HalfHopeless(settings, [server(inference)]), Trainer(batch_size=8, group_size=4)
+        ) as task,
+    ):
+        with pytest.raises(EnvironmentGaveUp, match="4 groups of digits failed"):
+            await task
+
+
 async def test_groups_that_are_dropped_because_all_is_learnt_are_told_so(
     inference: Inference, tmp_path: Path
 ) -> None:

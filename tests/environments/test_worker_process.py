@@ -19,7 +19,7 @@ import pytest
 import pytest_asyncio
 from deadlines import until
 
-from halteres.environments import cage
+from halteres.environments import cage, worker_process
 from halteres.environments.cage import WorkerLimits, WorkerPool
 from halteres.environments.worker_process import (
     NO_LIMITS,
@@ -148,6 +148,27 @@ async def test_how_a_question_ended_has_a_name_and_the_next_one_a_new_worker(
     assert await value_of(workers, PID) != before
 
 
+async def test_a_worker_that_is_not_ready_in_time_is_lost() -> None:
+    """The machine is slow: nothing has been asked yet that could be at fault."""
+    waits = (sys.executable, "-c", "import sys; sys.stdin.read()")
+    with pytest.raises(WorkerLost, match=r"not ready in time. The limit is 0.3 s"):
+        await WorkerProcess(waits, start_within_s=0.3).ask({}, WITHIN_S)
+
+
+async def test_a_worker_that_the_kernel_killed_for_memory_is_lost(
+    pools: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Whatever used the machine's memory up: its limit is its own, the machine's is not."""
+    counts = tmp_path / "vmstat"
+    counts.write_text("oom_kill 1\n")
+    monkeypatch.setattr(worker_process, "VMSTAT", counts)
+    workers = pools()
+    assert await value_of(workers, "value = 1") == 1
+    killed = f"import os\nopen({str(counts)!r}, 'w').write('oom_kill 2')\nos.kill(os.getpid(), 9)"
+    with pytest.raises(WorkerLost, match="no memory left"):
+        await value_of(workers, killed)
+
+
 def test_each_end_has_a_code_of_its_own() -> None:
     kinds = (WorkerTimedOut, WorkerOutOfMemory, WorkerExited, WorkerSaidTooMuch, WorkerRefused)
     codes = [kind.code for kind in (*kinds, WorkerLost)]
@@ -210,12 +231,16 @@ async def test_a_worker_without_a_cage_has_limits_a_folder_and_few_variables(
 ) -> None:
     monkeypatch.setenv("HALTERES_TRAJECTORY_TOKEN", "secret")
     monkeypatch.setenv("SOMETHING", "of the user's")
+    monkeypatch.setenv("PYTHONHASHSEED", "7")
+    monkeypatch.setenv("OMP_NUM_THREADS", "8")
     workers = pools(limits=WorkerLimits(memory_bytes=1 << 30, open_files=50))
     variables, folder = await value_of(
         workers, "import os\nopen('note', 'w').close()\nvalue = [sorted(os.environ), os.getcwd()]"
     )
     assert "SOMETHING" not in variables and "HALTERES_TRAJECTORY_TOKEN" not in variables
     assert Path(folder, "note").exists()
+    fixed = "value = [os.environ[name] for name in ('PYTHONHASHSEED', 'OMP_NUM_THREADS')]"
+    assert await value_of(workers, f"import os\n{fixed}") == ["0", "1"]
     with pytest.raises(WorkerOutOfMemory):
         await value_of(workers, "bytes(2 << 30)")
     with pytest.raises(WorkerRefused, match="Too many open files"):

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator
+import asyncio
+from collections.abc import AsyncIterator, Mapping
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -74,6 +76,38 @@ async def test_a_models_time_begins_when_it_is_loaded() -> None:
         scores, _ = await scored(url, timeout_s=0.6)
     assert not scores.failures and scores.values["rm"][0] is not None
     assert server.asked == 4
+
+
+class Elsewhere:
+    """A function in processes of its own: an hour passes until one of them is free and ready."""
+
+    def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        self.monkeypatch = monkeypatch
+
+    async def __call__(self, arguments: Mapping[str, Any]) -> list[float]:
+        loop = asyncio.get_running_loop()
+        now = loop.time()
+        self.monkeypatch.setattr(loop, "time", lambda: now + 3600)
+        # whatever has a deadline by now is cancelled
+        for _ in range(3):
+            await asyncio.sleep(0)
+        return [1.0]
+
+    def close(self) -> None:
+        """Nothing is left of it."""
+
+
+async def test_a_functions_time_begins_when_its_process_is_asked(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Each call's limit is kept where it is called; other groups' calls and a start are not it."""
+    file = tmp_path / "rewards.py"
+    file.write_text("def one(completions):\n    return [1.0]\n")
+    spec = RewardSpec.model_validate({"name": "one", "function": f"{file}:one", "timeout_s": 1})
+    rewards = RewardList([spec], elsewhere=lambda *_: Elsewhere(monkeypatch))
+    scores = await rewards.score({}, [SAMPLE])
+    assert not scores.failures
+    assert [value and value.total for value in scores.values["one"]] == [1.0]
 
 
 async def test_a_server_that_is_gone_is_told_as_gone() -> None:

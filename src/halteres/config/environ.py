@@ -275,9 +275,7 @@ _CAGED = (
     "LC_ALL",
     "LC_CTYPE",
     "LD_LIBRARY_PATH",
-    "OMP_NUM_THREADS",
     "PATH",
-    "PYTHONHASHSEED",
     "PYTHONPATH",
     "TZ",
 )
@@ -296,7 +294,7 @@ def for_caged(**changes: str) -> dict[str, str]:
         "OPENBLAS_NUM_THREADS": "1",
         "OMP_NUM_THREADS": "1",
     }
-    return {"PATH": os.defpath, "LANG": "C.UTF-8", **fixed, **found, **changes}
+    return {"PATH": os.defpath, "LANG": "C.UTF-8", **found, **fixed, **changes}
 
 
 def with_keys(*names: str, **changes: str) -> dict[str, str]:

@@ -112,10 +112,10 @@ class BaseEnv:
         self.last_evaluation: dict[str, float] = {}
         self.rewards: RewardList | None = None
         try:
-            self.scorers = Scorers(type(self), config, folder, self._note_missing_cage)
+            self.scorer_workers = Scorers(type(self), config, folder, self._note_missing_cage)
             if config.all_rewards:
                 self.rewards = RewardList(
-                    config.all_rewards, config.reward_aggregation, self.scorers.function
+                    config.all_rewards, config.reward_aggregation, self.scorer_workers.function
                 )
         except UserError as error:  # started again, it would fail at the same
             self.records.end(EnvironmentGaveUp(error.what, error.why, error.next))
@@ -153,13 +153,13 @@ class BaseEnv:
         """
         return {}
 
-    async def scored(self, method: str, *arguments: Any) -> float:
+    async def call_scorer(self, method: str, *arguments: Any) -> float:
         """The score that a method gives, in whichever process it runs.
 
         Raises:
             EnvironmentFailed: it gave none, or no finite number.
         """
-        workers = self.scorers.of_environment
+        workers = self.scorer_workers.of_environment
         if workers is not None and workers.has(method):
             return await workers.score(self, method, arguments)
         where = f"{self.title}.{method}"
@@ -167,9 +167,9 @@ class BaseEnv:
             score = await awaited(getattr(self, method)(*arguments))
         return finite(score, where)
 
-    async def measured(self, *arguments: Any) -> Mapping[str, float]:
-        """What `measure` gives, in whichever process it runs. Raises as `scored`."""
-        workers = self.scorers.of_environment
+    async def call_measure(self, *arguments: Any) -> Mapping[str, float]:
+        """What `measure` gives, in whichever process it runs. Raises as `call_scorer`."""
+        workers = self.scorer_workers.of_environment
         if workers is not None:
             if not workers.has(MEASURE):
                 return {}
@@ -285,7 +285,7 @@ class BaseEnv:
         started = time.time()
         panel = None
         if self.config.panel:
-            panel = RewardList(self.config.panel, elsewhere=self.scorers.function)
+            panel = RewardList(self.config.panel, elsewhere=self.scorer_workers.function)
         try:
             metrics, samples = await evaluate_items(
                 items,
@@ -401,8 +401,8 @@ class BaseEnv:
 
 async def set_up(env: BaseEnv) -> None:
     """Call `setup`, once what the scorers' process does not know of is told from what it does."""
-    if env.scorers.of_environment is not None:
-        env.scorers.of_environment.note_made(env)
+    if env.scorer_workers.of_environment is not None:
+        env.scorer_workers.of_environment.note_made(env)
     await env.setup()
 
 

@@ -19,7 +19,7 @@ SYSTEM = ("/usr", "/bin", "/sbin", "/lib", "/lib32", "/lib64", "/libx32", "/nix/
 # what a linker, a locale and a clock need
 ETC = ("alternatives", "ld.so.cache", "ld.so.conf", "ld.so.conf.d", "locale.alias", "localtime")
 # of its prefix, which may be a home folder
-PARTS_OF_PYTHON = ("bin", "lib", "lib32", "lib64", "pyvenv.cfg", "share", "ssl")
+PARTS_OF_PYTHON = ("bin", "lib", "lib32", "lib64", "pyvenv.cfg", "ssl")
 DEVICES = ("null", "zero", "full", "random", "urandom")
 
 MS_RDONLY, MS_NOSUID, MS_NODEV, MS_NOEXEC = 1, 2, 4, 8
@@ -101,9 +101,12 @@ def build_root(readable: list[str], scratch: str, scratch_bytes: int, user: int)
 
 def python_files() -> list[str]:
     """Where this Python lies, and every link on the way to it."""
-    # without `site` it does not know that it is in a virtual environment
+    prefixes = [sys.prefix, sys.base_prefix]
+    # without `site` it does not know that it is in a virtual environment; a link to it may lie in
+    # anybody's folder
     here = os.path.dirname(os.path.dirname(os.path.abspath(sys.executable)))
-    prefixes = (here, sys.prefix, sys.base_prefix)
+    if os.path.exists(os.path.join(here, "pyvenv.cfg")):
+        prefixes.append(here)
     found = [os.path.join(prefix, part) for prefix in prefixes for part in PARTS_OF_PYTHON]
     path = os.path.abspath(sys.executable)
     while os.path.islink(path):

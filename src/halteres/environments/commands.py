@@ -40,7 +40,7 @@ from halteres.environments.config import (
 )
 from halteres.environments.heartbeat import beating
 from halteres.environments.processing import process
-from halteres.environments.scorers import SEPARATE, inseparable
+from halteres.environments.scorers import inseparable
 from halteres.environments.serving import Serving
 from halteres.environments.trajectory_link import PATIENCE, TrajectoryLink
 from halteres.errors import EnvironmentFailed, HalteresError, UserError, unknown
@@ -203,7 +203,7 @@ async def _run(kind: Kind, arguments: Arguments) -> str:
         await env.server.close()
         if env.rewards is not None:
             await env.rewards.close()
-        env.scorers.close()
+        env.scorer_workers.close()
 
 
 async def _until_signal(command: Coroutine[Any, Any, str]) -> str | signal.Signals:
@@ -283,8 +283,7 @@ def settings_of(
     why = inseparable(kind, settings.env)
     if why is None:
         return settings
-    rule = f"{why[:1].lower()}{why[1:]}. {SEPARATE}"
-    problem = Problem(field="cage", got=settings.env.cage, rule=rule)
+    problem = Problem(field="cage", got=settings.env.cage, rule=why)
     return replace(settings, problems=(*settings.problems, problem))
 
 

@@ -46,7 +46,8 @@ def main() -> None:
 
 def serve(start: Callable[[], Answer]) -> None:
     """Say that what `start` makes is there, or why not; then answer with it until the questions
-    end: a child's side of `worker_process`, for every worker.
+    end: a child's side of `worker_process`. (`python_worker`, a file by itself, has a loop of its
+    own.)
 
     Meanwhile standard output is standard error, and standard input is empty.
     """

@@ -232,8 +232,8 @@ class MultiTurnEnv(BaseEnv):
 
     async def _ended(self, episode: Episode, outcome: Outcome | None) -> Episode:
         turns = tuple(episode.turns)
-        score = await self.scored("score_episode", turns)
-        measured = await self.measured(turns)
+        score = await self.call_scorer("score_episode", turns)
+        measured = await self.call_measure(turns)
         outcome = outcome or ("success" if score > self.config.success_threshold else "failure")
         metrics = {
             **measured,

@@ -2,7 +2,8 @@
 
 Owns: what a use may take, and what is shown of it. Never: runs code outside of a cage; keeps
 anything from one use to the next. Guarantees: whatever the code does is a result, which names the
-limit that ended it; only a cage that cannot be started is a failure.
+limit that ended it; only a cage that cannot be started, or that the machine has no memory for, is a
+failure.
 """
 
 from __future__ import annotations
@@ -14,10 +15,10 @@ from collections.abc import Mapping
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeGuard
 
 from halteres.environments.cage import WorkerLimits, WorkerPool, cage_missing
-from halteres.environments.worker_process import WorkerLost, WorkerTimedOut
+from halteres.environments.worker_process import WorkerLost, WorkerSaidTooMuch, WorkerTimedOut
 from halteres.errors import EnvironmentFailed, InvalidConfig
 from halteres.tool_calls import ToolCall
 
@@ -28,6 +29,9 @@ LONGEST_CODE = 100_000
 
 START_S = 60.0
 """How long a cage, and Python in it, may take to start; none of it is the code's time."""
+
+LONGEST_MARK = 100
+"""Characters of the worker's mark for what it left out; fewer in truth."""
 
 SPARE_S = 0.4
 """What the worker, which counts the code's time, is given to answer; then it is ended."""
@@ -135,7 +139,7 @@ class PythonTool:
         try:
             answer = await pool.ask(question, self.timeout_s + SPARE_S)
         except WorkerLost as error:
-            raise ToolFailed("The Python tool did not start.", error.sentence) from error
+            raise ToolFailed("The Python tool could not be used.", error.sentence) from error
         except EnvironmentFailed as error:
             return self._ended(error)
         finally:
@@ -169,7 +173,11 @@ class PythonTool:
         )
 
     def _result(self, answer: Mapping[str, Any]) -> PythonResult:
-        code, errors = answer["exit_code"], str(answer["errors"])
+        code, output, errors = (answer.get(name) for name in ("exit_code", "output", "errors"))
+        is_code = code is None or type(code) is int
+        # the code may have written the line in the worker's place
+        if not (is_code and self._is_cut(output) and self._is_cut(errors)):
+            return self._ended(WorkerSaidTooMuch("What it said is no answer."))
         if code is None:
             late = f"Execution timed out after {self.timeout_s:g} seconds."
             return PythonResult(output="", errors=late, failure=late)
@@ -179,7 +187,11 @@ class PythonTool:
             errors = "\n".join(filter(None, (errors, failure)))
         elif code > 0:
             failure = errors.rpartition("\n")[2] or f"Execution ended with exit code {code}."
-        return PythonResult(output=str(answer["output"]), errors=errors, failure=failure)
+        return PythonResult(output=output, errors=errors, failure=failure)
+
+    def _is_cut(self, text: Any) -> TypeGuard[str]:
+        """Whether it is a text as the worker sends it."""
+        return isinstance(text, str) and len(text) <= self.most_shown + LONGEST_MARK
 
     def _ended(self, error: EnvironmentFailed) -> PythonResult:
         """The result of code that ended, or held up, the process which ran it."""

@@ -31,11 +31,16 @@ from halteres.types import FailedRollout
 
 FILE = "quarantine.jsonl"
 
-STUCK = "stuck"
+STUCK_EVENT = "stuck"
 """Type of the event that says at which draw the environment's event loop hung."""
 
-NOT_THE_TASKS = frozenset({SamplerFailed.code, ScorerFailed.code, "reward_missing", "worker_lost"})
-"""Failures of a server, a judge or the machine: another task would have met them, too."""
+STUCK = "env_stuck"
+"""Failure of the rollouts of that draw."""
+
+NOT_THE_TASKS = frozenset(
+    {SamplerFailed.code, ScorerFailed.code, "reward_missing", "tool_error", "worker_lost"}
+)
+"""Failures of a server, a judge, a tool or the machine: another task would have met them, too."""
 
 LAST_FAILURES = 4  # of a group that are written down
 
@@ -76,7 +81,7 @@ class Quarantine:
             self._noticed_share = max(self._noticed_share, self.share)
         if folder is not None:
             for event in read_rows(folder / "events.jsonl"):
-                if event.get("type") == STUCK and isinstance(event.get("ordinal"), int):
+                if event.get("type") == STUCK_EVENT and isinstance(event.get("ordinal"), int):
                     place = (event.get("draw_step", 0), event["ordinal"])
                     self._stuck[place] = bool(event.get("drawing"))
 
@@ -104,7 +109,7 @@ class Quarantine:
         if (draw.step, draw.ordinal) not in self._stuck:
             return None
         why = "The environment's event loop hung while it worked on this item, and was killed."
-        return FailedRollout(code="env_stuck", why=why)
+        return FailedRollout(code=STUCK, why=why)
 
     def hung_in_drawing(self, draw: Draw) -> bool:
         """Whether it hung in drawing the item, which is then not tried again."""

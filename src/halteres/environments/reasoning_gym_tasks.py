@@ -130,7 +130,12 @@ class ReasoningGymEnv(SingleTurnEnv):
         return (MissingPackage(package="reasoning-gym", fix=INSTALL),)
 
     async def load_dataset(self) -> None:
-        """Start the worker, which makes the data set."""
+        """Start the worker, which makes the data set.
+
+        Raises:
+            InvalidConfig: the package is missing, the task is none of its own, or the worker could
+                not be started, or was not ready in time.
+        """
         if self.missing_packages(self.config):
             what = "The environment reasoning_gym needs the package reasoning-gym."
             raise InvalidConfig(what, "It is not installed.", INSTALL)

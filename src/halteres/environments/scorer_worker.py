@@ -35,7 +35,7 @@ would begin to serve.
 LONGEST_SHOWN = 200
 """Characters of what was given in place of a number."""
 
-ABSENT = ("server", "records", "rewards", "scorers")
+ABSENT = ("server", "records", "rewards", "scorer_workers")
 """Attributes of an environment that reach beyond this process: it has none of them."""
 
 

@@ -85,14 +85,21 @@ class ScoredEnv(Protocol):
 
 
 def inseparable(kind: type[ScoredEnv], config: BaseEnvConfig) -> str | None:
-    """Why what `env.cage` asks for cannot be; None: it can, or nothing is asked for."""
+    """Why what `env.cage` asks for cannot be, and what to do; None: it can, or nothing is asked
+    for.
+    """
     if not _takes(config, kind.unsafe_scorer):
         return None
+    if "." in kind.__qualname__ and not kind.scores_in_worker:
+        return (
+            f"{kind.__qualname__} is defined within a class or a function, where the process of "
+            "its scorers does not find it. Define it at the top level of its file."
+        )
     for name in ("collect_trajectory", "collect_trajectories"):
         if getattr(kind, name).__module__ not in OURS:
             return (
                 f"{kind.__name__} scores in its own `{name}`, which cannot be separated from the "
-                "process that samples"
+                f"process that samples. {SEPARATE}"
             )
     return None
 
@@ -128,7 +135,7 @@ class Scorers:
         self.of_environment: EnvironmentScorers | None = None
         why = inseparable(kind, config)
         if why is not None:
-            raise InvalidConfig(f"env.cage cannot be {config.cage}: {why}.", next=SEPARATE)
+            raise InvalidConfig(f"env.cage cannot be {config.cage}.", why)
         if config.cage == "on":
             self._has_cage()
         if _takes(config, kind.unsafe_scorer) and not kind.scores_in_worker:
@@ -150,7 +157,7 @@ class Scorers:
             self.of_environment.close()
 
     def _open(self, module: ModuleType | None, name: str, *settings: str) -> Workers:
-        if module is None or not module.__file__ or "<locals>" in name:
+        if module is None or not module.__file__ or "." in name:
             raise InvalidConfig(
                 f"'{name}' cannot be called in a process of its own.",
                 "It is not defined at the top level of a file.",
@@ -238,8 +245,9 @@ class EnvironmentScorers:
         return method in self._own
 
     def note_made(self, env: ScoredEnv) -> None:
-        """Remember the attributes that a worker's environment begins with, too: what is changed
-        from here on is not known there.
+        """Remember the attributes that a worker's environment begins with, too: what is set, or
+        grows, from here on is not known there. A change in place that leaves the length as it was
+        goes unseen: comparing what every container holds would cost each answer its pickling.
         """
         self._made = {name: (value, _length(value)) for name, value in vars(env).items()}
 

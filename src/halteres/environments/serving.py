@@ -247,7 +247,8 @@ class Serving:
         if settled.failures:
             self._settle_failed(settled)
             return
-        self._failed_in_a_row.pop("rollouts", None)
+        if settled.groups:
+            self._failed_in_a_row.pop("rollouts", None)
         tally = self._env.records.tally(drawn.batch_step)
         tally.item(settled.took_s, settled.sampling_s)
         self._note_dropped(settled)

@@ -56,7 +56,7 @@ class SingleTurnEnv(BaseEnv):
         ) -> list[list[ScoredDataItem] | FailedRollout]:
             with one_rollout(0, number):
                 turns = await self.server.chat(messages, num_missing)
-            if self.scorers.of_environment is None:
+            if self.scorer_workers.of_environment is None:
                 return [await settle(scored(turn)) for turn in turns]
             return await asyncio.gather(*(settle(scored(turn)) for turn in turns))
 
@@ -81,8 +81,8 @@ class SingleTurnEnv(BaseEnv):
         return answers
 
     async def _trajectory(self, item: Any, turn: Turn) -> Trajectory:
-        score = await self.scored("score", item, turn.text)
-        metrics = await self.measured(item, turn.text)
+        score = await self.call_scorer("score", item, turn.text)
+        metrics = await self.call_measure(item, turn.text)
         return Trajectory(turns=(turn,), score=score, metrics=metrics)
 
 

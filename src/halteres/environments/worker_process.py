@@ -8,11 +8,12 @@ an error with a name of its own, and costs the child its life.
 
     EnvironmentFailed
     ├── WorkerTimedOut       scorer_timeout   no answer within the limit
-    ├── WorkerOutOfMemory    scorer_memory    more memory than the limit, or than the machine has
+    ├── WorkerOutOfMemory    scorer_memory    more memory than the limit
     ├── WorkerExited         scorer_exited    ended while it was asked
     ├── WorkerSaidTooMuch    scorer_output    printed or answered too much, or what is no answer
     ├── WorkerRefused        scorer_error     raised
-    └── WorkerLost           worker_lost      could not be started: not the fault of what it ran
+    └── WorkerLost           worker_lost      not started, or not in time, or killed because the
+                                              machine had no memory left: no fault of what it ran
 """
 
 from __future__ import annotations
@@ -60,7 +61,7 @@ class WorkerTimedOut(EnvironmentFailed):
 
 
 class WorkerOutOfMemory(EnvironmentFailed):
-    """It wanted more memory than its limit, or the machine had none left."""
+    """It wanted more memory than its limit."""
 
     code = "scorer_memory"
 
@@ -84,7 +85,7 @@ class WorkerRefused(EnvironmentFailed):
 
 
 class WorkerLost(EnvironmentFailed):
-    """The worker could not be started, or was ended from outside."""
+    """The worker could not be started, or was ended from outside, also for the machine's memory."""
 
     code = "worker_lost"
 
@@ -157,8 +158,7 @@ class WorkerProcess:
         """Have a child that is ready.
 
         Raises:
-            WorkerTimedOut: it was not ready in time.
-            WorkerLost: it could not be started.
+            WorkerLost: it could not be started, or was not ready in time.
             WorkerRefused: its code raised.
         """
         async with self._turn:
@@ -171,9 +171,10 @@ class WorkerProcess:
         After an error the child is gone.
 
         Raises:
-            WorkerTimedOut: it took longer than the limit, or did not become ready in time.
+            WorkerTimedOut: it took longer than the limit.
             WorkerOutOfMemory, WorkerExited, WorkerSaidTooMuch, WorkerRefused: what its code did.
-            WorkerLost: it could not be started.
+            WorkerLost: it could not be started, was not ready in time, or was killed because the
+                machine had no memory left.
         """
         async with self._turn:
             if not self.is_running:
@@ -249,11 +250,12 @@ class WorkerProcess:
             return _read(line, number)
         except BaseException as error:  # cancellation, too
             self.kill()
-            if isinstance(error, TimeoutError):
-                raise WorkerTimedOut(
-                    "No answer came in time.", f"The limit is {within_s:g} s."
-                ) from error
-            raise
+            if not isinstance(error, TimeoutError):
+                raise
+            limit = f"The limit is {within_s:g} s."
+            if number is None:
+                raise WorkerLost("The worker was not ready in time.", limit) from error
+            raise WorkerTimedOut("No answer came in time.", limit) from error
 
     async def _next_line(self) -> bytes:
         """Without an end of line where the child has ended."""
@@ -283,7 +285,7 @@ class WorkerProcess:
         if not was_asked:
             raise WorkerLost("The worker ended as it started.", printed.last_words() or f"{end}.")
         if end == "SIGKILL" and _num_killed_for_memory() != self._num_killed_before:
-            raise WorkerOutOfMemory("The worker was killed.", "The machine had no memory left.")
+            raise WorkerLost("The worker was killed.", "The machine had no memory left.")
         if end == "SIGXCPU":
             raise WorkerTimedOut(
                 "The worker computed for too long.", f"The limit is {self._limits.cpu_s} CPU s."

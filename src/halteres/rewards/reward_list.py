@@ -34,8 +34,6 @@ from halteres.scores import Scorable
 
 # how long a reward server may load its model: a component's deadline begins after that
 READY_WITHIN_S = 300.0
-# behind the clock of a function in a process of its own, which knows what became of the process
-OWN_CLOCK_S = 5.0
 LOOK_S = 5.0  # how long a reward server may take to say, at a later step, which model it has
 
 
@@ -168,10 +166,11 @@ class RewardList:
             self._values if spec.when == "episode" else self._turn_values,
         )
         found: list[Value | None] | HalteresError
-        limit_s = spec.timeout_s
+        limit_s: float | None = spec.timeout_s
         function = self._functions.get(spec.name)
         if function is not None and function.has_own_clock:
-            limit_s += OWN_CLOCK_S
+            # each call's limit is kept there; waiting for a process is none of the function's time
+            limit_s = None
         try:
             async with asyncio.timeout(limit_s):
                 with boundary(ScorerFailed, f"The reward '{spec.name}'"):

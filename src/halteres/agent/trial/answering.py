@@ -93,7 +93,7 @@ class Tasks:
     async def score(self, item: Any, text: str) -> dict[str, Any]:
         """The score of a text as an answer to this task; null and why, where the scorer fails."""
         try:
-            return {"score": await self.env.scored("score", item, text)}
+            return {"score": await self.env.call_scorer("score", item, text)}
         except EnvironmentFailed as error:
             return {"score": None, "note": error.sentence}
 
@@ -149,7 +149,7 @@ async def answer_prompts(
     finally:
         await sampler.close()
         if env:
-            env.scorers.close()
+            env.scorer_workers.close()
 
 
 async def score_texts(env: BaseEnv, job: Mapping[str, Any]) -> dict[str, Any]:
@@ -186,7 +186,7 @@ async def score_texts(env: BaseEnv, job: Mapping[str, Any]) -> dict[str, Any]:
         return {"prompt": prompt, "reference": reference, "scores": scores}
     finally:
         await env.server.close()
-        env.scorers.close()
+        env.scorer_workers.close()
 
 
 def environment_of(config: Path, file: Path, class_name: str) -> BaseEnv:
