@@ -858,7 +858,7 @@ async def test_an_alert_whose_cause_is_gone_is_named_and_decides_nothing(
     change(running, status="stopped", resumable=True)
     results = await told("rl_get_results", run_id=RUN)
     assert results["alerts"] == [{"rule": "entropy_collapse", "step": 9, "times": 1, "over_at": 11}]
-    assert results["next"] == f'rl_start_training(resume_from="{RUN}")'
+    assert results["next"] == f'rl_evaluate("{RUN}") or rl_start_training(resume_from="{RUN}")'
     add_alert(running, "entropy_collapse", 12, remedy=Remedy((STOP,), "lost."))
     assert (await told("rl_check_status", run_id=RUN))["alerts"][0]["step"] == 12
 
@@ -888,6 +888,23 @@ async def test_a_look_names_each_figure_and_each_healthy_process_once(
     change(running, status="completed")
     answer = await told("rl_check_status", run_id=RUN)
     assert answer["metrics"]["entropy"] == 0.1, "of an ended run no trend is shown"
+
+
+async def test_groups_that_were_dropped_are_counted_beside_those_trained_on(
+    running: RunDirectory,
+) -> None:
+    """The groups of a batch all have signal where those without it are dropped on the way."""
+    for step, dropped, sent in ((13, 130, 8), (14, 7, 8)):
+        add_step(running, step, **{"groups/without_signal": 0.0})
+        row = {"step": step, "src": "env", "groups/dropped/same_scores": dropped}
+        append_row(running.path / "metrics.jsonl", {**row, "groups/sent": sent})
+    trend = (await told("rl_check_status", run_id=RUN))["trend"]
+    assert trend["groups_dropped"] == {
+        "number": 137,
+        "of": 153,
+        "share": 0.895,
+        "why": {"same_scores": 137},
+    }
 
 
 async def test_groups_without_signal_say_what_teaches_more(running: RunDirectory) -> None:

@@ -20,6 +20,7 @@ from halteres.runs.directory import RunDirectory
 from halteres.runs.reading.alerts import Alert, alerts_of
 from halteres.runs.reading.status_figures import METRICS, REWARD, SUCCESS, SUCCESS_OF_ALL, Series
 from halteres.runs.state import RunState
+from halteres.short_texts import rounded
 
 RECENT = 8  # steps whose pace is taken for the pace of those to come
 EDGE = 12  # rows at each end of the file that are read whole
@@ -79,7 +80,7 @@ class FailedEvaluation:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class DroppedGroups:
-    """Groups of a step that the environment did not send."""
+    """Groups of a step, or of a run, that the environment did not send."""
 
     reasons: Mapping[str, int]
     num_groups: int  # that were scored
@@ -88,6 +89,13 @@ class DroppedGroups:
     def are_many(self) -> bool:
         """Whether a step's rewards tell little of its rollouts."""
         return sum(self.reasons.values()) >= MANY * self.num_groups
+
+    @property
+    def facts(self) -> dict[str, Any]:
+        """As an answer has it: how many, of how many, their share, and how many for each reason."""
+        number = sum(self.reasons.values())
+        share = rounded(number / self.num_groups, 3)
+        return {"number": number, "of": self.num_groups, "share": share, "why": dict(self.reasons)}
 
     def __str__(self) -> str:
         return (
@@ -117,6 +125,8 @@ class Progress:
     failed_tasks: Series = ()  # ... and those that failed, which they are not of
     # by the failure's code, of all steps
     failed_rollouts: Mapping[str, int] = field(default_factory=dict[str, int])
+    # groups of all steps that went on their way to the trainer
+    num_sent_groups: int = 0
     # by step
     dropped: Mapping[int, DroppedGroups] = field(default_factory=dict[int, DroppedGroups])
     # every column that a status reads, by its name in metrics.jsonl
@@ -195,6 +205,18 @@ class Progress:
         return line
 
     @property
+    def dropped_groups(self) -> DroppedGroups | None:
+        """Those of this run's own steps together; None where none was dropped."""
+        reasons = Counter[str]()
+        for step, dropped in self.dropped.items():
+            if step > self.resumed_at:
+                reasons.update(dropped.reasons)
+        num_dropped = reasons.total()
+        if not num_dropped:
+            return None
+        return DroppedGroups(reasons=dict(reasons), num_groups=num_dropped + self.num_sent_groups)
+
+    @property
     def unevaluated(self) -> FailedEvaluation | None:
         """The newest evaluation, where it failed and none came after it."""
         newest = None
@@ -235,12 +257,20 @@ def read_progress(run: RunDirectory, state: RunState | None = None) -> Progress:
         at = row.get("step")
         if isinstance(at, int):
             dropped[at] = DroppedGroups(reasons=counts, num_groups=num_groups)
+    began_after = resumed_at(state)
+    num_sent_groups = sum(
+        count
+        for column in _ON_THEIR_WAY
+        for at, count in series.get(column, ())
+        if at > began_after
+    )
     return Progress(
         status=state.status,
         phase=state.phase,
         step=step,
         total_steps=state.total_steps,
-        resumed_at=int((state.resume_point or {}).get("step", 0)),
+        resumed_at=began_after,
+        num_sent_groups=int(num_sent_groups),
         recent_s=tuple(seconds for _, seconds in series.get(_STEP_S, ())[-RECENT:]),
         alerts=alerts_of(events),
         eval_failed=tuple(
@@ -267,6 +297,11 @@ def read_progress(run: RunDirectory, state: RunState | None = None) -> Progress:
         last_rows=_whole(lines[-EDGE:]),
         **over_steps,
     )
+
+
+def resumed_at(state: RunState) -> int:
+    """The step that a resumed run began after; 0 for a fresh one."""
+    return int((state.resume_point or {}).get("step", 0))
 
 
 def last_reward(run: RunDirectory) -> float | None:
@@ -301,7 +336,11 @@ _SKIPPED, _VERSION, _NORM, _STEP_S = (
     "time/step",
 )
 
-_COLUMNS = tuple(dict.fromkeys((*_NAMES.values(), *METRICS, _SKIPPED, _VERSION, _NORM, _STEP_S)))
+_ON_THEIR_WAY = ("groups/sent", "groups/kept")  # counts in an environment's row
+
+_COLUMNS = tuple(
+    dict.fromkeys((*_NAMES.values(), *METRICS, _SKIPPED, _VERSION, _NORM, _STEP_S, *_ON_THEIR_WAY))
+)
 
 _FIELDS = [f"column_{number}" for number in range(len(_COLUMNS))]
 
