@@ -94,6 +94,23 @@ async def test_a_running_run_tells_state_figures_trend_and_time_left(running: Ru
     assert tokens(answer) <= BUDGET
 
 
+async def test_the_time_left_is_reckoned_without_steps_that_shared_the_engine_with_an_evaluation() -> (
+    None
+):
+    """Ten steps of 15 s, then five of 60 s during an evaluation."""
+    run, now = make_run(step=15), time.time()
+    for step in range(1, 11):
+        add_step(run, step, t=now - 300 - 15 * (11 - step))
+    for step in range(11, 16):
+        add_step(run, step, step_s=60.0, t=now - 60 * (15 - step))
+    append_row(run.path / "events.jsonl", {"type": "eval", "step": 10, "t": now, "took_s": 290.0})
+    add_evaluation(run, 10)
+    with supervised(run):
+        answer = await told("rl_check_status", run_id=RUN)
+    left = (35 * 15 + 290) / 60
+    assert answer["eta_minutes"] == [round(left), round(left)]
+
+
 async def test_what_drifts_is_told_beside_the_divergence_where_it_is_measured(
     running: RunDirectory,
 ) -> None:

@@ -113,7 +113,8 @@ class Progress:
     step: int
     total_steps: int
     resumed_at: int  # the step that a resumed run began after; 0 for a fresh one
-    recent_s: tuple[float, ...]  # seconds of each of the last steps
+    # seconds of each of the last steps, without those that shared the engine with an evaluation
+    recent_s: tuple[float, ...]
     alerts: tuple[Alert, ...]
     error: str | None
     reward: Series = ()  # mean over the batch, reward units
@@ -271,7 +272,7 @@ def read_progress(run: RunDirectory, state: RunState | None = None) -> Progress:
         total_steps=state.total_steps,
         resumed_at=began_after,
         num_sent_groups=int(num_sent_groups),
-        recent_s=tuple(seconds for _, seconds in series.get(_STEP_S, ())[-RECENT:]),
+        recent_s=_recent_s(decoded_rows, evaluated),
         alerts=alerts_of(events),
         eval_failed=tuple(
             FailedEvaluation(step=it.get("step", 0), why=it.get("error", ""))
@@ -348,6 +349,7 @@ _Row = msgspec.defstruct(
     "_Row",
     [
         ("step", int),
+        ("t", float | None, None),  # unix seconds, when it was written
         *(
             (field, float | None, msgspec.field(name=column, default=None))
             for field, column in zip(_FIELDS, _COLUMNS, strict=True)
@@ -361,6 +363,32 @@ _Row = msgspec.defstruct(
 _decoder = msgspec.json.Decoder(_Row)
 _row_decoder = msgspec.json.Decoder(Row)
 _REWARD_FIELD = _FIELDS[_COLUMNS.index(REWARD)]
+_STEP_S_FIELD = _FIELDS[_COLUMNS.index(_STEP_S)]
+
+
+def _recent_s(rows: Iterable[Any], evaluated: Sequence[Row]) -> tuple[float, ...]:
+    """Seconds of each of the last steps that no evaluation overlapped; where all were overlapped,
+    of all of the last.
+
+    Args:
+        rows: decoded, in the order of writing.
+        evaluated: the events of evaluations that are done.
+    """
+    spans = [
+        (event["t"] - event.get("took_s", 0.0), event["t"]) for event in evaluated if "t" in event
+    ]
+    undisturbed, every = dict[int, float](), dict[int, float]()
+    for row in rows:
+        seconds = getattr(row, _STEP_S_FIELD, None)
+        if seconds is None:
+            continue
+        every[row.step] = seconds
+        undisturbed.pop(row.step, None)
+        at = row.t
+        if at is None or not any(at - seconds < end and begin < at for begin, end in spans):
+            undisturbed[row.step] = seconds
+    chosen = undisturbed or every
+    return tuple(seconds for _, seconds in sorted(chosen.items())[-RECENT:])
 
 
 def _series_of(rows: Sequence[Any]) -> dict[str, Series]:
