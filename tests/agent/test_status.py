@@ -907,6 +907,20 @@ async def test_a_look_names_each_figure_and_each_healthy_process_once(
     assert answer["metrics"]["entropy"] == 0.1, "of an ended run no trend is shown"
 
 
+async def test_an_engine_that_gets_much_less_than_a_core_is_said_in_one_remark(
+    running: RunDirectory,
+) -> None:
+    append_row(
+        running.path / "metrics.jsonl", {"step": 11, "src": "supervisor", "engine/cpu_share": 0.9}
+    )
+    assert "remarks" not in await told("rl_check_status", run_id=RUN)
+    append_row(
+        running.path / "metrics.jsonl", {"step": 12, "src": "supervisor", "engine/cpu_share": 0.1}
+    )
+    (remark,) = (await told("rl_check_status", run_id=RUN))["remarks"]
+    assert remark.startswith("the machine is busy") and "50%" in remark
+
+
 async def test_groups_that_were_dropped_are_counted_beside_those_trained_on(
     running: RunDirectory,
 ) -> None:

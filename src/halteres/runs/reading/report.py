@@ -42,6 +42,7 @@ from halteres.runs.reading.progress import (
 )
 from halteres.runs.reading.quarantine import Quarantined, read_quarantine
 from halteres.runs.reading.status_figures import (
+    ENGINE_SHARE,
     Figure,
     figures_of,
     own_measures,
@@ -60,6 +61,7 @@ _STATE_WORDS: Mapping[Status, StateWord] = {
 }
 
 TREND_WIDTH, TREND_GROUPS = 16, 8
+MUCH_LESS = 0.6  # share of the wanted time with a core, below which a machine is called busy
 LITTLE_SIGNAL = 0.8  # share of groups without signal above which what to do is said
 SMALL_UPDATE, SMALL_UPDATE_STEPS = 1e-4, 5
 """Below which norm of the update, relative to the base weights, they have hardly moved; after how
@@ -240,12 +242,30 @@ class RunReport:
             found.append(f"{of_runs}, which this one goes on from")
         if self.quarantined is not None:
             found.append(str(self.quarantined))
+        if self.crowded:
+            found.append(self.crowded)
         if self.is_unevaluated:
             found.append(
                 f"the last evaluation is of step {self.outcome.evaluations[-1].step}; the weights "
                 f"are of step {self.weights_step}, and were not evaluated"
             )
         return found
+
+    @property
+    def crowded(self) -> str:
+        """A sentence on an engine that in the last steps had much less than the core that it
+        wanted; else nothing.
+        """
+        shares = [share for _, share in self.progress.series.get(ENGINE_SHARE, ())[-TREND_GROUPS:]]
+        if not shares:
+            return ""
+        share = sum(shares) / len(shares)
+        if share >= MUCH_LESS:
+            return ""
+        return (
+            f"the machine is busy: in the last steps the engine had a core for {share:.0%} of the "
+            "time in which it wanted one, and its passes took that much longer"
+        )
 
     @cached_property
     def ancestors(self) -> tuple[tuple[str, int], ...]:

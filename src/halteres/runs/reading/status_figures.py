@@ -101,7 +101,17 @@ PHASES = ("batch", "train", "publish", "checkpoint")
 weights for the sampler, checkpoints.
 """
 
-METRICS = (*(kind.metric for kind in FIGURES), SUCCESS, *(f"time/{phase}" for phase in PHASES))
+ENGINE_SHARE = "engine/cpu_share"
+"""Metric of the engine's process: of the time since the last step in which it wanted a core, the
+share in which it had one.
+"""
+
+METRICS = (
+    ENGINE_SHARE,
+    *(kind.metric for kind in FIGURES),
+    SUCCESS,
+    *(f"time/{phase}" for phase in PHASES),
+)
 """Columns of metrics.jsonl that a status reads."""
 
 RECENT = 8  # steps whose mean is taken for where the run is now
