@@ -211,7 +211,8 @@ def rl_select_environment(
 ) -> Selected:
     """Select an environment into your draft, with its own default settings; nothing runs yet.
 
-    Earlier edits are discarded and told, with the call that restores them. With `changes`, settings are edited in the same call.
+    Earlier edits are discarded and told, with the call that restores them. With `changes`, settings
+    are edited in the same call.
     """
     other_draft = None
     if draft != caller.draft:

@@ -191,7 +191,7 @@ def _is_poor_bet(outcome: Outcome) -> bool:
     return 1 - fewer > BY_CHANCE
 
 
-def _ease(outcome: Outcome) -> Steps:
+def _ease(outcome: Outcome) -> tuple[str | NextStep, ...]:
     limit, own = outcome.request.max_tokens, outcome.request.env.get("max_new_tokens")
     if outcome.truncated > MUCH_TRUNCATED and isinstance(own, int):
         longer = NextStep.of("rl_edit_config", "max_new_tokens", 2 * (limit or own))
