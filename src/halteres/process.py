@@ -451,6 +451,42 @@ def peak_memory_bytes(pid: int | None) -> int | None:
     return next((1024 * int(number) for number in kilobytes), None)
 
 
+class CpuShare:
+    """How much of the time in which its threads wanted a core a process had one."""
+
+    def __init__(self) -> None:
+        self._pid: int | None = None
+        self._ran_s = self._waited_s = 0.0
+
+    def since_last(self, pid: int) -> float | None:
+        """The share since this was last asked of this process, from 0 to 1; None the first time,
+        where the system does not say it, and where nothing was wanted.
+        """
+        ran_s = waited_s = 0.0
+        for file in Path(f"/proc/{pid}/task").glob("*/schedstat"):
+            with suppress(OSError, ValueError):  # the thread has just ended
+                ran, waited = file.read_text(encoding="utf-8").split()[:2]
+                ran_s += int(ran) / 1e9
+                waited_s += int(waited) / 1e9
+        more_ran_s, more_waited_s = ran_s - self._ran_s, waited_s - self._waited_s
+        is_first = pid != self._pid
+        self._pid, self._ran_s, self._waited_s = pid, ran_s, waited_s
+        # what threads that have ended had is gone
+        if is_first or more_ran_s <= 0 or more_waited_s < 0:
+            return None
+        return more_ran_s / (more_ran_s + more_waited_s)
+
+
+def load_average() -> float:
+    """How many processes ran or waited for a core, on the average of the last minute; 0 where the
+    system does not say it.
+    """
+    try:
+        return os.getloadavg()[0]
+    except OSError:
+        return 0.0
+
+
 def _stat(pid: int | None) -> tuple[str, int]:
     """State and start time by /proc; an empty state where it has no such process."""
     try:

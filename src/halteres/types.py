@@ -57,6 +57,7 @@ class FailedRollout:
 
     code: str  # of the error, e.g. "env_error"
     why: str
+    prompt_tokens: int = 0  # of a prompt that left no room for an answer
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

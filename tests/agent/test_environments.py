@@ -155,6 +155,24 @@ async def test_selecting_with_changes_edits_in_the_same_call_and_tells_what_was_
     assert (answer["config"]["level"], answer["config"]["total_steps"]) == (5, 9)
 
 
+async def test_selecting_the_same_environment_again_offers_to_restore_the_edits(
+    home: Path,
+) -> None:
+    """Its file was changed meanwhile, and has lost a field."""
+    file = environment(home, "quiz", QUIZ)
+    edits = {"level": 5, "total_steps": 9, "lora_rank": 8}
+    await told("rl_select_environment", name="quiz", changes=edits)
+    file.write_text(file.read_text().replace("level", "grade"))
+    answer = await told("rl_select_environment", name="quiz", changes={"lora_rank": 4})
+    assert answer["discarded_edits"].keys() == {
+        *("env.level", "trainer.total_steps", "trainer.lora_rank")
+    }
+    assert "your earlier edits were discarded" in answer["message"]
+    assert answer["restore"] == 'rl_edit_config(changes={"trainer.total_steps":9})'
+    other = await told("rl_select_environment", name="arithmetic")
+    assert other["message"] == "Selected environment: arithmetic" and "restore" not in other
+
+
 async def test_a_file_can_be_selected_by_its_path(
     home: Path, tmp_path_factory: pytest.TempPathFactory
 ) -> None:

@@ -278,6 +278,35 @@ async def test_a_completed_run_is_compared_with_the_newest_other_one_of_its_envi
     assert answer["next"] == 'rl_compare_runs(["3fa9c1d2","bbbb2222"])'
 
 
+@pytest.mark.parametrize("ended", ["completed", "stopped"])
+async def test_weights_that_were_not_evaluated_are_evaluated_next(ended: str) -> None:
+    run = make_run(status=ended, step=12, total_steps=50, resumable=True)
+    evaluate(run, 10, 0.3)
+    for step in range(1, 13):
+        add_step(run, step, 0.3, Random(step))
+    add_checkpoint(run, 12, "final")
+    answer = await told("rl_get_results", run_id=RUN)
+    assert answer["next"].partition(" or ")[0] == f'rl_evaluate("{RUN}")'
+
+
+async def test_each_step_of_a_history_is_of_the_run_that_made_it() -> None:
+    """A chain of three: its metrics were carried over twice."""
+    make_run("0000aaaa", steps=4)
+    parent = {"resumed_from": "0000aaaa", "resume_point": {"step": 4}}
+    make_run("0000bbbb", step=8, **parent)
+    run = make_run("0000cccc", step=10, resumed_from="0000bbbb", resume_point={"step": 8})
+    for step in range(1, 11):
+        add_step(run, step, 0.3, Random(step))
+    answer = await told("rl_get_results", run_id="0000cccc")
+    assert [row.get("run_id") for row in answer["history"]] == [
+        *["0000aaaa"] * 4,
+        *["0000bbbb"] * 4,
+        *[None] * 2,
+    ]
+    (note,) = [note for note in answer["notes"] if "goes on from" in note]
+    assert note.startswith("steps up to 4 are of run 0000aaaa; steps up to 8 are of run 0000bbbb")
+
+
 async def test_the_first_run_of_an_environment_is_looked_into() -> None:
     trained()
     assert (await told("rl_get_results", run_id=RUN))[

@@ -24,10 +24,12 @@ from halteres.cli.main import app
 from halteres.models import TINY, builtin_path
 from halteres.next_step import for_agents
 from halteres.observe.metrics import append_row
+from halteres.process import usable_cores
 from halteres.runs import start
 from halteres.runs.directory import RunDirectory, find_run, list_runs, stop_run
 from halteres.runs.planning import plan as planning
 from halteres.runs.planning import resources
+from halteres.runs.planning.estimate import Estimate, Span
 from halteres.runs.planning.resume_point import CheckpointMissing, checkpoint_of
 
 from .run_fixtures import make_run
@@ -150,6 +152,33 @@ async def test_a_dry_run_tells_checks_and_changes_and_leaves_no_trace_of_a_run(h
     assert answer["next"] == "rl_test_inference() then rl_start_training()"
     assert tokens(answer) <= 450
     assert not (home / "runs").exists() and not (home / "logs").exists()
+
+
+async def test_a_dry_run_on_a_busy_machine_says_so(
+    home: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    await select(**{"inference.engine": "scripted"})
+    assert "warnings" not in await told("rl_start_training", dry_run=True)
+    monkeypatch.setattr(resources, "load_average", lambda: 3.0 * usable_cores())
+    (remark,) = (await told("rl_start_training", dry_run=True))["warnings"]
+    assert remark.startswith(f"the machine is busy: {3 * usable_cores()} processes want")
+
+
+async def test_a_time_limit_below_the_estimate_is_warned_of(
+    home: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """By a dry run and by the start; the run begins all the same."""
+    expected = Estimate(step_s=Span(60, 90), total_s=Span(600, 900), basis="a guess")
+    monkeypatch.setattr(planning, "estimate", lambda *_, **__: expected)
+    await select(max_minutes=10)
+    rehearsed = await told("rl_start_training", dry_run=True)
+    assert "max_minutes" not in [check["check"] for check in rehearsed["checks"]]
+    await select(max_minutes=9)
+    limit = check_of(await told("rl_start_training", dry_run=True), "max_minutes")
+    assert not limit["ok"]
+    assert limit["found"].startswith("the run takes 10 minutes at the least")
+    (warning,) = await warned()
+    assert "max_minutes ends it after 9" in warning
 
 
 async def test_a_dry_run_tells_every_failing_check_and_raises_none(home: Path) -> None:

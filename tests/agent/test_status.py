@@ -94,6 +94,23 @@ async def test_a_running_run_tells_state_figures_trend_and_time_left(running: Ru
     assert tokens(answer) <= BUDGET
 
 
+async def test_the_time_left_is_reckoned_without_steps_that_shared_the_engine_with_an_evaluation() -> (
+    None
+):
+    """Ten steps of 15 s, then five of 60 s during an evaluation."""
+    run, now = make_run(step=15), time.time()
+    for step in range(1, 11):
+        add_step(run, step, t=now - 300 - 15 * (11 - step))
+    for step in range(11, 16):
+        add_step(run, step, step_s=60.0, t=now - 60 * (15 - step))
+    append_row(run.path / "events.jsonl", {"type": "eval", "step": 10, "t": now, "took_s": 290.0})
+    add_evaluation(run, 10)
+    with supervised(run):
+        answer = await told("rl_check_status", run_id=RUN)
+    left = (35 * 15 + 290) / 60
+    assert answer["eta_minutes"] == [round(left), round(left)]
+
+
 async def test_what_drifts_is_told_beside_the_divergence_where_it_is_measured(
     running: RunDirectory,
 ) -> None:
@@ -858,7 +875,7 @@ async def test_an_alert_whose_cause_is_gone_is_named_and_decides_nothing(
     change(running, status="stopped", resumable=True)
     results = await told("rl_get_results", run_id=RUN)
     assert results["alerts"] == [{"rule": "entropy_collapse", "step": 9, "times": 1, "over_at": 11}]
-    assert results["next"] == f'rl_start_training(resume_from="{RUN}")'
+    assert results["next"] == f'rl_evaluate("{RUN}") or rl_start_training(resume_from="{RUN}")'
     add_alert(running, "entropy_collapse", 12, remedy=Remedy((STOP,), "lost."))
     assert (await told("rl_check_status", run_id=RUN))["alerts"][0]["step"] == 12
 
@@ -888,6 +905,37 @@ async def test_a_look_names_each_figure_and_each_healthy_process_once(
     change(running, status="completed")
     answer = await told("rl_check_status", run_id=RUN)
     assert answer["metrics"]["entropy"] == 0.1, "of an ended run no trend is shown"
+
+
+async def test_an_engine_that_gets_much_less_than_a_core_is_said_in_one_remark(
+    running: RunDirectory,
+) -> None:
+    append_row(
+        running.path / "metrics.jsonl", {"step": 11, "src": "supervisor", "engine/cpu_share": 0.9}
+    )
+    assert "remarks" not in await told("rl_check_status", run_id=RUN)
+    append_row(
+        running.path / "metrics.jsonl", {"step": 12, "src": "supervisor", "engine/cpu_share": 0.1}
+    )
+    (remark,) = (await told("rl_check_status", run_id=RUN))["remarks"]
+    assert remark.startswith("the machine is busy") and "50%" in remark
+
+
+async def test_groups_that_were_dropped_are_counted_beside_those_trained_on(
+    running: RunDirectory,
+) -> None:
+    """The groups of a batch all have signal where those without it are dropped on the way."""
+    for step, dropped, sent in ((13, 130, 8), (14, 7, 8)):
+        add_step(running, step, **{"groups/without_signal": 0.0})
+        row = {"step": step, "src": "env", "groups/dropped/same_scores": dropped}
+        append_row(running.path / "metrics.jsonl", {**row, "groups/sent": sent})
+    trend = (await told("rl_check_status", run_id=RUN))["trend"]
+    assert trend["groups_dropped"] == {
+        "number": 137,
+        "of": 153,
+        "share": 0.895,
+        "why": {"same_scores": 137},
+    }
 
 
 async def test_groups_without_signal_say_what_teaches_more(running: RunDirectory) -> None:

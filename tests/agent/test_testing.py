@@ -25,7 +25,7 @@ from halteres.agent.drafts import choose, current
 from halteres.agent.tool import Caller
 from halteres.agent.trial import folder, request, tester, testing
 from halteres.agent.trial.folder import latest_test
-from halteres.agent.trial.report import Ended
+from halteres.agent.trial.outcome import Ended
 from halteres.agent.trial.request import DEFAULTS, new_request
 from halteres.agent.trial.testing import character_tokenizer
 from halteres.errors import NotFound

@@ -18,8 +18,8 @@ import pytest
 from halteres.agent.trial import folder, tester
 from halteres.agent.trial import relay as relays
 from halteres.agent.trial.folder import keys_for
+from halteres.agent.trial.outcome import Ended
 from halteres.agent.trial.relay import Destination, Relay, Traffic, relaying
-from halteres.agent.trial.report import Ended
 from halteres.agent.trial.request import Request, TestedModel
 from halteres.config import environ
 from halteres.config.program import EnvironmentProgram

@@ -16,8 +16,9 @@ import pytest
 
 from halteres.agent.trial import folder as test_folder
 from halteres.agent.trial.folder import TestFolder, find_test
+from halteres.agent.trial.outcome import Ended
 from halteres.agent.trial.relay import Traffic
-from halteres.agent.trial.report import BUDGET, Ended, Steps, brief, report
+from halteres.agent.trial.report import BUDGET, Steps, brief, report
 from halteres.agent.trial.request import Request, TestedModel
 from halteres.agent.trial.tester import exited, folded, timed_out
 from halteres.config.program import EnvironmentProgram
@@ -235,14 +236,64 @@ def test_answers_that_are_cut_off_are_said_to_be_with_the_call_that_mends_it(tes
     written = test_of().groups([0, 0], [0, 0]).ended(TRUNCATED)
     _, why, call = summary(written)
     assert why == f"All 4 scores are equal (0): {BLAME}; 50% of the answers are cut off."
-    assert call == 'rl_edit_config("max_new_tokens", 128) then rl_test_inference()'
+    longer, _, shorter = call.partition(", or ")
+    assert longer == 'rl_edit_config("max_new_tokens", 128) then rl_test_inference()'
+    assert shorter == (
+        "ask for a short answer in the prompt, or show one or two as chat turns (`prompt` may "
+        "return whole messages)"
+    )
+
+
+def test_answers_that_are_mostly_cut_off_are_mended_before_training(test_of: Make) -> None:
+    trainable, why, call = summary(test_of().groups([1, 0], [1, 0]).ended(TRUNCATED))
+    assert trainable and "50% of the answers are cut off" in why
+    assert call.startswith('rl_edit_config("max_new_tokens", 128) then rl_test_inference(), or ask')
+    assert call.endswith("; else rl_start_training(dry_run=true)")
+
+
+def test_prompts_that_leave_no_room_are_mended_by_a_length_that_fits(test_of: Make) -> None:
+    written = test_of(env={"max_new_tokens": 64, "max_token_length": 100})
+    folder = written.folder.work(written.request.models[0]) / "rollouts"
+    folder.mkdir(parents=True)
+    why = "A prompt of 150 tokens leaves no room for an answer. max_token_length is 100."
+    failures = [
+        {"code": "context_overflow", "why": why, "prompt_tokens": tokens} for tokens in (120, 150)
+    ]
+    append_row(folder / "step_1.jsonl", {"prompt": "", "completions": [], "failures": failures})
+    assert summary(written.ended(BROKEN)) == (
+        False,
+        f"No answer was scored: {why}",
+        'rl_edit_config("env.max_token_length", 256) then rl_test_inference()',
+    )
+
+
+def test_a_rare_right_answer_is_called_a_poor_bet_with_the_share_of_groups_kept(
+    test_of: Make,
+) -> None:
+    """One right answer of 48 does not rule out fewer than one in fifty."""
+    rare = test_of(group_size=16).groups([1, *[0] * 15], [0] * 16, [0] * 16).ended(WELL)
+    assert summary(rare) == (
+        True,
+        "1 of 3 groups have both good and bad answers; 1 of 48 answers are right, and at that "
+        "rate 29% of groups of 16 have both kinds and are kept: a poor bet, for the rate may well "
+        "be below 1 in 50.",
+        'rl_get_current_config(detail="full"): make its tasks easier, or choose a stronger model; '
+        "else rl_start_training(dry_run=true)",
+    )
+
+
+def test_an_easy_task_is_no_poor_bet_though_few_groups_are_kept(test_of: Make) -> None:
+    easy = test_of(group_size=16).groups([0, *[1] * 15], [1] * 16, [1] * 16).ended(WELL)
+    _, why, call = summary(easy)
+    assert "47 of 48 answers are right" in why and "poor bet" not in why
+    assert call == "rl_start_training(dry_run=true)"
 
 
 def test_an_environment_of_others_is_not_told_to_change_a_setting_that_it_has_not(
     test_of: Make,
 ) -> None:
     written = test_of(env={}, max_tokens=16, is_foreign=True).groups([0, 0]).ended(TRUNCATED)
-    assert summary(written)[2] == "rl_test_inference(max_tokens=32)"
+    assert summary(written)[2].startswith("rl_test_inference(max_tokens=32), or ask for a short")
 
 
 def test_a_scorer_that_sometimes_fails_is_a_caveat_and_counted(test_of: Make) -> None:

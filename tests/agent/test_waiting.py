@@ -13,8 +13,10 @@ from typing import Any
 
 import pytest
 from runs.run_fixtures import settings, start_standins
+from typer.testing import CliRunner
 
 from halteres.agent import status, waiting
+from halteres.agent.transports.command_line import tools_app
 from halteres.agent.waiting import Until, Watch, wait_for
 from halteres.errors import UserError
 from halteres.next_step import Remedy
@@ -158,6 +160,26 @@ async def test_a_wait_is_as_long_as_the_host_lets_a_call_be(
     assert 'wait_s=150, until="eval"' in answer["next"], "ten of its steps"
     monkeypatch.setenv("HALTERES_LONGEST_WAIT_S", "soon")
     assert (await told("rl_check_status", run_id=RUN, wait_s=1))["code"] == "invalid_config"
+
+
+def test_on_the_command_line_a_wait_is_as_long_as_it_was_asked_for(
+    running: RunDirectory, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    waits: list[float] = []
+
+    async def seen(run: RunDirectory, until: Until, wait_s: float) -> str:
+        waits.append(wait_s)
+        return "wait_s"
+
+    monkeypatch.setattr(status, "wait_for", seen)
+    words = ["check-status", RUN, "--wait-s", "540"]
+    waited = CliRunner().invoke(tools_app(), words)
+    assert waits == [540], waited.output
+    assert "your host" not in waited.output
+    assert f"check-status {RUN} --wait-s 50" in waited.output, "a proposed call suits every shell"
+    monkeypatch.setenv("HALTERES_LONGEST_WAIT_S", "280")
+    assert "280 s at most" in CliRunner().invoke(tools_app(), words).output
+    assert waits == [540, 280]
 
 
 WAKING: dict[str, Callable[[RunDirectory], None]] = {

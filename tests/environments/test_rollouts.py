@@ -143,6 +143,8 @@ async def test_the_answer_is_cut_to_the_room_that_the_prompt_leaves(inference: I
     assert turn.stop_reason == "length"
     with pytest.raises(ContextOverflow, match="max_token_length is 20"):
         await sampler(inference, max_sequence=20).sample(list(range(10, 29)))
+    refused = await settle(sampler(inference, max_sequence=20).sample(list(range(10, 29))))
+    assert isinstance(refused, FailedRollout) and refused.prompt_tokens == 19
 
 
 async def test_broken_answers_are_asked_for_again_a_few_times(inference: Inference) -> None:

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import importlib
-from collections.abc import Mapping
+import inspect
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, ClassVar
 
@@ -21,6 +22,7 @@ from halteres.environments.config import (
     read_file,
 )
 from halteres.errors import EnvironmentFailed, InvalidConfig, NotFound
+from halteres.text import Message
 
 ATROPOS_FIELDS = [
     "group_size",
@@ -312,3 +314,28 @@ def test_what_a_class_declares_and_no_run_can_have_is_the_files_mistake(
 ) -> None:
     with pytest.raises(EnvironmentFailed, match=why):
         describe(kind, parse(["describe"]))
+
+
+class MistakenThreshold(ArithmeticEnv):
+    success_threshold = 0.5
+
+
+class OwnPrompt(ArithmeticEnv):
+    """It has the name of a setting for a constant of its own, and reads it."""
+
+    system_prompt = "Be brief."
+
+    def chat_of(self, prompt: str | Sequence[Message]) -> list[dict[str, Any]]:
+        return super().chat_of(f"{self.system_prompt} {prompt}")
+
+
+def test_a_class_attribute_that_is_taken_for_a_setting_is_refused() -> None:
+    with pytest.raises(EnvironmentFailed) as refused:
+        describe(MistakenThreshold, parse(["describe"]))
+    line = inspect.getsourcelines(MistakenThreshold)[1] + 1
+    assert f"{Path(__file__).name}:{line} sets success_threshold" in refused.value.sentence
+    assert "cls.env_config_cls(success_threshold=0.5)" in refused.value.sentence
+
+
+def test_a_class_attribute_that_the_author_reads_is_the_authors_own() -> None:
+    assert describe(OwnPrompt, parse(["describe"]))["config"]["system_prompt"] is None

@@ -17,6 +17,7 @@ import sys
 import time
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -132,7 +133,8 @@ def test_no_variance_below_the_ceiling_is_told_once_with_larger_groups() -> None
     alert = the_one(rows(30, **dull))
     assert (alert.rule, alert.step) == ("no_reward_variance", 5)
     assert "mean reward 0.25" in alert.evidence
-    assert str(alert.remedy).startswith(
+    assert str(alert.remedy).startswith('rl_get_rollouts("3fa9c1d2", which="best"); ')
+    assert str(alert.remedy).endswith(
         'rl_stop_training("3fa9c1d2") then rl_start_training(resume_from="3fa9c1d2", '
         'changes={"env.group_size":32,"env.batch_size":64})'
     )
@@ -158,12 +160,8 @@ def test_where_no_answer_ever_scored_the_scorer_is_looked_at_first() -> None:
     [
         (0.99, 'rl_stop_training("3fa9c1d2") then rl_get_results("3fa9c1d2")'),
         (0.0, 'rl_get_rollouts("3fa9c1d2", which="worst")'),
-        (
-            0.5,
-            'rl_stop_training("3fa9c1d2") then rl_start_training(resume_from="3fa9c1d2", '
-            'changes={"env.group_size"',
-        ),
-        (None, 'rl_stop_training("3fa9c1d2") then rl_start_training(resume_from'),
+        (0.5, 'rl_get_rollouts("3fa9c1d2", which="best")'),
+        (None, 'rl_get_rollouts("3fa9c1d2", which="best")'),
     ],
 )
 def test_dropped_groups_are_mended_by_the_share_of_them_that_was_right(
@@ -504,6 +502,14 @@ def test_batches_too_far_off_the_policy_are_told_with_fresher_ones() -> None:
     assert (alert.rule, alert.step) == ("kl_drift", 3)
     assert "0.12 nats per token" in alert.evidence and "4 policy versions old" in alert.evidence
     assert '{"trainer.max_staleness":2,"trainer.learning_rate":0.00075}' in str(alert.remedy)
+
+
+def test_at_another_temperature_sampler_and_trainer_differ_rightly() -> None:
+    hot = {"logprobs/diff": 0.63, "kl_sample_train_v2": None, "tokens/compared": 0.0}
+    at_1_6 = replace(CASE, env={**CASE.env, "temperature": 1.6})
+    assert told(rows(10, **hot), at_1_6) == []
+    # of older policy versions nothing is compared either, and that is what the rule watches for
+    assert the_one(rows(10, **hot)).rule == "kl_drift"
 
 
 def test_a_usual_distance_between_policies_is_no_alarm() -> None:

@@ -42,6 +42,16 @@ async def test_a_figure_is_seen_by_tools_page_and_terminal(
     assert f"  {kind.label}: {text} (step 3)" in printed.splitlines()
 
 
+async def test_a_divergence_of_an_earlier_step_is_not_that_of_now(run: RunDirectory) -> None:
+    """At another temperature nothing is compared, and the column is null."""
+    for step, kl in ((1, 0.0), (2, None)):
+        row = {"step": step, "src": "trainer", "reward/mean": 0.5, "kl_sample_train_v2": kl}
+        append_row(run.path / "metrics.jsonl", row)
+    assert "kl" not in (await told("rl_check_status", run_id=RUN))["metrics"]
+    (text,) = [one.text for one in report_of(run).figures if one.kind.name == "kl"]
+    assert text == "–"
+
+
 def test_the_share_of_success_is_of_all_rollouts_and_only_without_it_of_the_batch(
     run: RunDirectory,
 ) -> None:

@@ -10,10 +10,11 @@ import subprocess
 import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
+from pathlib import Path
 
 import pytest
 
-from halteres.process import peak_memory_bytes, usable_cores
+from halteres.process import CpuShare, peak_memory_bytes, usable_cores
 
 DEADLINE_S = 30
 
@@ -218,6 +219,16 @@ def test_the_log_goes_to_stderr_with_the_role(level: str, said: bool) -> None:
 
 def test_usable_cores_are_at_least_one() -> None:
     assert 1 <= usable_cores() <= (os.cpu_count() or 1)
+
+
+@pytest.mark.skipif(not Path("/proc/self/schedstat").exists(), reason="only Linux has it")
+def test_the_share_of_the_wanted_time_with_a_core_is_known_from_the_second_look_on() -> None:
+    share, pid = CpuShare(), os.getpid()
+    assert share.since_last(pid) is None
+    assert sum(range(2_000_000)) > 0
+    found = share.since_last(pid)
+    assert found is not None and 0 < found <= 1
+    assert share.since_last(2**22 + 1) is None
 
 
 @pytest.mark.skipif(sys.platform != "linux", reason="only Linux has /proc")

@@ -93,6 +93,8 @@ class Selected(Result):
     draft: str
     config: dict[str, Any]  # brief: headline settings
     discarded_edits: dict[str, Any]
+    # where the same environment was selected again: the call that sets the discarded edits again
+    restore: Sentence = ""
     warnings: list[str] = []
     coerced: dict[str, Any] = {}  # changes that were taken for another type, as they hold now
 
@@ -209,11 +211,13 @@ def rl_select_environment(
 ) -> Selected:
     """Select an environment into your draft, with its own default settings; nothing runs yet.
 
-    Earlier edits are discarded and told. With `changes`, settings are edited in the same call.
+    Earlier edits are discarded and told, with the call that restores them. With `changes`, settings
+    are edited in the same call.
     """
     other_draft = None
     if draft != caller.draft:
         other_draft = draft
+    before = drafts.load_draft(caller, draft).environment
     try:
         resolved = drafts.choose(caller, draft, name, changes or {})
     except InvalidConfig as error:
@@ -221,8 +225,12 @@ def rl_select_environment(
         raise
     run = resolved.settings.run
     test = NextStep.of("rl_test_inference", draft=other_draft)
+    message, restore = f"Selected environment: {run.environment_name}", None
+    if before == drafts.load_draft(caller, draft).environment and resolved.discarded:
+        message += ". Its own default settings hold again: your earlier edits were discarded."
+        restore = _restoring(resolved, changes or {}, other_draft)
     return Selected(
-        message=f"Selected environment: {run.environment_name}",
+        message=message,
         environment=run.environment_name,
         file_path=str(resolved.environment.path),
         draft=draft or caller.draft,
@@ -230,10 +238,29 @@ def rl_select_environment(
         discarded_edits=dict(resolved.discarded),
         **nonempty(
             coerced=dict(resolved.coerced),
+            restore=restore,
             warnings=[*_capped_steps(resolved), *_unusable_model(resolved)],
         ),
         next=then(test, NextStep.of("rl_start_training", dry_run=True, draft=other_draft)),
     )
+
+
+def _restoring(
+    resolved: Resolved, changes: Mapping[str, Any], draft: str | None
+) -> NextStep | None:
+    """The call that sets the discarded edits again, without those that the call changed otherwise
+    and those that the file, as it is now, has no field for; None where none is left.
+    """
+    newer = {Edit(name=name, value=value).key for name, value in changes.items()}
+    known = {f"env.{name}" for name in resolved.description.fields}
+    kept = {
+        key: value
+        for key, value in resolved.discarded.items()
+        if key not in newer and (key in known or not key.startswith("env."))
+    }
+    if not kept:
+        return None
+    return NextStep.of("rl_edit_config", changes=kept, draft=draft)
 
 
 LONGEST_MESSAGE = 400  # characters

@@ -308,13 +308,11 @@ def _history(rows: Sequence[Row], names: Sequence[str], points: int) -> list[dic
 
 
 def _with_parent(history: list[dict[str, Any]], report: RunReport) -> list[dict[str, Any]]:
-    """The rows of a resumed run, those marked that are its parent's."""
-    parent, ends = report.state.resumed_from, report.progress.resumed_at
-    if not parent or not ends:
-        return history
+    """The rows of a resumed run, those marked that are of a run before it."""
     for row in history:
-        if row["step"] <= ends:
-            row["run_id"] = parent
+        origin = report.run_of_step(row["step"])
+        if origin != report.run.run_id:
+            row["run_id"] = origin
     return history
 
 
@@ -365,6 +363,8 @@ def _next(report: RunReport, outcome: Outcome) -> Advice:
     run_id, state = report.run.run_id, report.state
     if not state.terminal:
         return report.next
+    if report.is_unevaluated and not report.pressing and not outcome.weights.reward_model:
+        return report.evaluation_or_more
     if call := report.further:
         return call
     if state.status != "completed":

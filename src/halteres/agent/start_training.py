@@ -366,7 +366,10 @@ def _rehearsed(plan: RunPlan, start: NextStep, reward: Check, facts: dict[str, A
         ok=refusal is None,
         checks=checks,
         **facts,
-        **nonempty(estimate=plan.estimate.facts if plan.estimate else None),
+        **nonempty(
+            estimate=plan.estimate.facts if plan.estimate else None,
+            warnings=[plan.busy] if plan.busy else [],
+        ),
         next=following,
     )
 

@@ -161,7 +161,8 @@ class StatusResult(Result):
     remarks: list[str] = []  # what the figures are of, and what they do not say
     resumed_from: str | None = None
     wait_cut: str = ""  # where the host's limit ended the wait before the seconds asked for
-    # reward_mean: its curve; groups_without_signal: share of the last steps' groups; entropy,
+    # reward_mean: its curve; groups_without_signal: share of the last steps' groups that were
+    # trained on; groups_dropped: of all steps, those that the environment never sent; entropy,
     # completion_tokens, truncated and the environment's own measures, from first to last
     trend: dict[str, Any] = {}
     # shares of the last steps' time: batch is the wait for rollouts

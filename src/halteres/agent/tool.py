@@ -57,6 +57,9 @@ P = ParamSpec("P")
 T = TypeVar("T")
 
 
+MOST_WAIT_S = 3600.0  # whatever a caller asks for
+
+
 class Unset:
     """The default of an argument for which null is a value too."""
 
@@ -223,13 +226,18 @@ class Caller:
     shown_alerts: ShownAlerts | None = None
     # seconds that a call of this client may wait; None: it is no client that is known by name
     host_wait_s: float | None = None
+    # whether nothing stands between the call and its caller that limits how long it takes
+    has_no_host: bool = False
 
     @classmethod
-    def own(cls, write: Callable[[NextStep], str] = as_call) -> Caller:
+    def own(
+        cls, write: Callable[[NextStep], str] = as_call, *, has_no_host: bool = False
+    ) -> Caller:
         """A caller from within this process, on the draft of HALTERES_SESSION or the default
         one.
         """
-        return cls(draft=environ.agent_session() or "default", write=write)
+        draft = environ.agent_session() or "default"
+        return cls(draft=draft, write=write, has_no_host=has_no_host)
 
     @property
     def is_open(self) -> bool:
@@ -238,8 +246,19 @@ class Caller:
 
     @property
     def longest_wait_s(self) -> float:
-        """How long one call may wait, in seconds: what is set for this process goes first."""
+        """How long a call that is proposed waits at most, in seconds: what is set for this process
+        goes first.
+        """
         return environ.longest_wait_s(self.host_wait_s or environ.USUAL_WAIT_S)
+
+    @property
+    def most_wait_s(self) -> float:
+        """How long a call that is made may wait, in seconds. On the command line there is no host
+        that would break it off.
+        """
+        if self.has_no_host:
+            return environ.longest_wait_s(MOST_WAIT_S)
+        return self.longest_wait_s
 
     async def in_thread(self, tool: str, function: Callable[..., T], *arguments: Any) -> T:
         """Run what reads files or asks an environment, off the event loop."""
@@ -395,7 +414,7 @@ def wait_cut(wait_s: float) -> str:
 
 
 def _within_limit(wait_s: float, info: ValidationInfo[Caller | None]) -> float:
-    limit_s = (info.context or Caller()).longest_wait_s
+    limit_s = (info.context or Caller()).most_wait_s
     if wait_s > limit_s:
         return CutShort(limit_s)
     return wait_s
@@ -405,7 +424,7 @@ WaitSeconds = Annotated[
     float,
     Field(
         ge=0,
-        le=3600,
+        le=MOST_WAIT_S,
         description="seconds to wait; 0 answers at once; your host's limit, mostly 50, holds",
     ),
     # The agent's client would break off a longer call.

@@ -94,8 +94,10 @@ def status(run: Run) -> None:
         if figure.value is not None:
             _say(f"  {figure.kind.label}: {figure.text} (step {figure.step})")
     for name, course in report.trend.items():
-        if name != "reward_mean":
+        if name not in ("reward_mean", "groups_dropped"):
             _say(f"  {name}: {course}")
+    if progress.dropped_groups is not None:
+        _say(f"  {progress.dropped_groups}")
     if report.time_shares:
         shares = ", ".join(f"{phase} {share:.0%}" for phase, share in report.time_shares.items())
         _say(f"  a step's time: {shares}")

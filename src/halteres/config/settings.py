@@ -163,7 +163,8 @@ class RunSettings(Section):
         0, "seeds the adapter's first weights, sampling and the choice of tasks", ge=0, lt=2**32
     )
     success_threshold: float = setting(
-        0.0, "a score above it is a success; default: the environment's own, else 0"
+        0.0,
+        "a score above it is a success; default: what the environment's config_init gives, else 0",
     )
     max_minutes: float | None = setting(
         None, "minutes of training; then the run ends with a checkpoint", gt=0

@@ -7,6 +7,7 @@ traceback.
 
 from __future__ import annotations
 
+import ast
 import asyncio
 import contextlib
 import inspect
@@ -149,6 +150,7 @@ def describe(kind: Kind, arguments: Arguments) -> dict[str, Any]:
     if kind.variants and "variant" not in config.model_fields:
         missing = TypeError(f"{config.__name__} has no field `variant: str`")
         raise author_error(file, "be a family (variants)", missing)
+    _check_attributes(kind, config)
     with _author_at_fault(kind, "set the trainer's defaults (trainer_defaults)"):
         TrainerSettings.model_validate(dict(kind.trainer_defaults))
     return {
@@ -162,6 +164,76 @@ def describe(kind: Kind, arguments: Arguments) -> dict[str, Any]:
         "missing": [asdict(one) for one in kind.missing_packages(settings.env)],
         "trainer": dict(kind.trainer_defaults),
     }
+
+
+def _check_attributes(kind: Kind, config: type[BaseEnvConfig]) -> None:
+    """Refuse a class attribute with the name of a setting, which an author takes for the setting.
+
+    One that the code of its file reads, other than of a config, is the author's own affair.
+
+    Raises:
+        EnvironmentFailed: nothing reads it, so that it has no effect.
+    """
+    ours = [one for one in kind.__mro__ if one.__module__.partition(".")[0] == "halteres"]
+    theirs = [one for one in kind.__mro__ if one not in ours and one is not object]
+    for owner in theirs:
+        names = [
+            name
+            for name, value in vars(owner).items()
+            if name in config.model_fields
+            and not any(hasattr(base, name) for base in ours)
+            and not (callable(value) or hasattr(value, "__get__"))
+        ]
+        if not names:
+            continue
+        file = Path(inspect.getfile(owner))
+        tree = ast.parse(file.read_text(encoding="utf-8"))
+        read = _names_read(tree)
+        for name in names:
+            if name not in read:
+                value = vars(owner)[name]
+                raise EnvironmentFailed(
+                    f"The environment file {file}:{_line_of(tree, owner.__name__, name)} sets "
+                    f"{name} on its class, where it has no effect: it is a setting, which "
+                    f"config_init gives: `return cls.env_config_cls({name}={value!r}), "
+                    "[APIServerConfig()]`.",
+                    file=str(file),
+                )
+
+
+def _names_read(tree: ast.Module) -> set[str]:
+    """Names that the code reads: as attributes of anything but a config, as variables, as texts."""
+    found = set[str]()
+    for node in ast.walk(tree):
+        match node:
+            case ast.Attribute(value=ast.Name(id="config") | ast.Attribute(attr="config")):
+                continue
+            case ast.Attribute(attr=name, ctx=ast.Load()) | ast.Name(id=name, ctx=ast.Load()):
+                found.add(name)
+            case ast.Constant(value=str(text)):
+                found.add(text)
+            case _:
+                continue
+    return found
+
+
+def _line_of(tree: ast.Module, owner: str, name: str) -> int:
+    """The line on which a class sets this name; else that of the class itself."""
+    line = 1
+    for node in ast.walk(tree):
+        if not isinstance(node, ast.ClassDef) or node.name != owner:
+            continue
+        line = node.lineno
+        for statement in node.body:
+            match statement:
+                case (
+                    ast.Assign(targets=[ast.Name(id=target)])
+                    | ast.AnnAssign(target=ast.Name(id=target))
+                ) if target == name:
+                    return statement.lineno
+                case _:
+                    continue
+    return line
 
 
 async def _run(kind: Kind, arguments: Arguments) -> str:

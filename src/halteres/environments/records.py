@@ -206,9 +206,11 @@ class Records:
                 row["group"] for row in read_rows(self._folder / file) if "group" in row
             }
         if number not in self._written[step]:
-            failed = Redactor.of_this_process().json(
-                [dataclasses.asdict(failure) for failure in failures]
-            )
+            rows = [dataclasses.asdict(failure) for failure in failures]
+            for row in rows:
+                if not row["prompt_tokens"]:
+                    del row["prompt_tokens"]
+            failed = Redactor.of_this_process().json(rows)
             self._append(file, {"group": number, "item": as_json(item), **line, "failures": failed})
 
     def count_failures(self, step: int, failures: Sequence[FailedRollout]) -> None:

@@ -43,7 +43,8 @@ def as_data(failure: HalteresError) -> FailedRollout:
     cause = failure.__cause__
     frames = traceback.extract_tb(cause.__traceback__) if cause else []
     if cause is None or len(frames) < 2:
-        return FailedRollout(code=failure.code, why=failure.sentence)
+        prompt_tokens = failure.details.get("prompt_tokens", 0)
+        return FailedRollout(code=failure.code, why=failure.sentence, prompt_tokens=prompt_tokens)
     last = frames[-1]
     place = (type(cause).__name__, last.filename, last.lineno or 0)
     if place not in _logged and len(_logged) < MOST_TRACEBACKS:

@@ -119,6 +119,7 @@ class Sampler:
                 f"A prompt of {len(prompt)} tokens leaves no room for an answer.",
                 f"max_token_length is {self.max_sequence}.",
                 "Raise max_token_length, or shorten the prompts.",
+                prompt_tokens=len(prompt),
             )
         request = replace(
             self.defaults,

@@ -175,12 +175,12 @@ def _command(tool: Tool[...]) -> Callable[..., None]:
             if given[parameter.name] not in (None, [])
         }
         if as_json:
-            reply = answer(tool.name, arguments)
+            reply = answer(tool.name, arguments, Caller.own(has_no_host=True))
             sys.stdout.write(
                 json.dumps(reply.for_agents, ensure_ascii=False, separators=(",", ":")) + "\n"
             )
         else:
-            reply = answer(tool.name, arguments, Caller.own(as_command))
+            reply = answer(tool.name, arguments, Caller.own(as_command, has_no_host=True))
             show(reply)
         if "error" in reply.body:
             raise typer.Exit(1)

@@ -20,7 +20,7 @@ from pathlib import Path
 from typing import Any
 
 from halteres import process
-from halteres.agent.trial.report import fields_of, reference_of
+from halteres.agent.trial.outcome import fields_of, reference_of
 from halteres.environments.base import BaseEnv, make_sampler, set_up, tokenizer_folder
 from halteres.environments.commands import author_error, settings_of
 from halteres.environments.config import APIServerConfig, BaseEnvConfig, read_file

@@ -9,311 +9,42 @@ budget of an answer, the verdict last.
 from __future__ import annotations
 
 import copy
-import dataclasses
 import json
-from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from functools import cached_property
-from pathlib import Path
-from typing import Any, Literal
+from typing import Any
 
 import msgspec
 
 from halteres.agent.answer_text import nonempty
 from halteres.agent.trial.folder import TestFolder
-from halteres.agent.trial.relay import Traffic
-from halteres.agent.trial.request import LOCAL, Request, TestedModel
-from halteres.groups.group import ScoredGroup
+from halteres.agent.trial.outcome import Outcome, read_outcome
+from halteres.agent.trial.request import LOCAL, Request
 from halteres.next_step import NextStep, for_agents
-from halteres.observe.metrics import Row, read_rows
+from halteres.observe.metrics import Row
 from halteres.redaction import Redactor
 from halteres.rewards.checking import check_answers
-from halteres.runs.reading.rollouts import Failure, RecordedGroup
-from halteres.short_texts import clipped, rounded, shortened
-from halteres.text import text_of
-
-DROPPED = frozenset(("too_long", "wrong_size", "same_scores", "nothing_collected"))
-"""What `process` records of a group that did not fail and was not kept all the same."""
-
-REFERENCES = (
-    "answer",
-    "solution",
-    "target",
-    "expected",
-    "reference",
-    "ground_truth",
-    "gold",
-    "label",
-)
-"""What the right answer is called in an item; the first that is there."""
-
-# what the scorer gives for odd answers: name -> score, or why there is none
-ODD_ANSWERS = "odd_answers.json"
-
-Fault = Literal["model", "environment", "test"]
-
-
-class Ended(msgspec.Struct, frozen=True, kw_only=True):
-    """ended.json: how the test of one model ended. Without an error it went through."""
-
-    error: str = ""  # what, one sentence; the seeds' words
-    why: str = ""
-    fault: Fault | None = None
-    seconds: float = 0.0
-    traffic: Traffic = msgspec.field(default_factory=Traffic)
-    stdout: str = ""  # its end, where something went wrong
-    stderr: str = ""
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class TaskAnswers:
-    """The scored answers to one task."""
-
-    scores: tuple[float, ...]
-    prompt: str = ""  # the last message before the answer, where there are messages
-    answers: tuple[str, ...] = ()  # one for each score, or none where they are not recorded
-    reference: str = ""  # the right answer, where the item has a field for it
-
-    @property
-    def varies(self) -> bool:
-        """Whether some answer is better than another: what a group teaches by."""
-        return len(set(self.scores)) > 1
-
-
-@dataclass(frozen=True, kw_only=True)
-class Outcome:
-    """One model's groups, or its answers to free prompts, and how its test ended."""
-
-    model: TestedModel
-    request: Request
-    output_file: Path
-    log_file: Path
-    groups: tuple[TaskAnswers, ...]
-    responses: tuple[Row, ...]  # to free prompts: prompt, completion, score, note
-    failures: tuple[Failure, ...]  # attempts that were replaced, groups that were given up
-    ended: Ended | None  # None: it goes on
-
-    @cached_property
-    def scores(self) -> tuple[float, ...]:
-        """All that were given."""
-        if self.request.prompts:
-            given = [row.get("score") for row in self.responses]
-            return tuple(score for score in given if isinstance(score, int | float))
-        return tuple(score for group in self.groups for score in group.scores)
-
-    @property
-    def completions(self) -> int:
-        """Answers of whole groups, or to free prompts."""
-        if self.request.prompts:
-            return len(self.responses)
-        return len(self.scores)
-
-    def num_correct(self, scores: Sequence[float]) -> int:
-        """How many of these count as success."""
-        return sum(score > self.request.success_above for score in scores)
-
-    @property
-    def accuracy(self) -> float:
-        """The share of answers that count as success."""
-        if self.scores:
-            return round(self.num_correct(self.scores) / len(self.scores), 3)
-        return 0
-
-    @property
-    def varied(self) -> float | None:
-        """The share of groups that teach something."""
-        if self.groups:
-            return sum(group.varies for group in self.groups) / len(self.groups)
-        return None
-
-    @property
-    def truncated(self) -> float:
-        """The share of answers that were cut off; 0 where it is not known."""
-        traffic = None
-        if self.ended:
-            traffic = self.ended.traffic
-        if traffic and traffic.completions:
-            return traffic.truncated / traffic.completions
-        return 0.0
-
-    @property
-    def scorer_failures(self) -> tuple[Failure, ...]:
-        """Attempts that the environment's own code failed at."""
-        return tuple(
-            row
-            for row in self.failures
-            if row.code not in DROPPED | {"sampler_error", "group_failed"}
-        )
-
-    def facts(self) -> dict[str, Any]:
-        """The seeds' figures of one model, then ours; what went wrong only where something did."""
-        one, num_steps = self.model, len(self.groups)
-        correct = [self.num_correct(group.scores) for group in self.groups]
-        with_correct = sum(number > 0 for number in correct)
-        success_rate: float = 0
-        if num_steps:
-            success_rate = round(with_correct / num_steps, 3)
-        facts: dict[str, Any] = {
-            "model": one.model,
-            "name": one.name,
-            "scale": one.scale,
-            "wandb_run": one.wandb_run,
-            "output_file": str(self.output_file),
-            "steps": [
-                {
-                    "step": at,
-                    "completions": len(group.scores),
-                    "correct": number,
-                    "scores": _plain(group.scores),
-                }
-                for at, (group, number) in enumerate(zip(self.groups, correct, strict=True), 1)
-            ],
-            "steps_tested": num_steps,
-            "total_completions": self.completions,
-            "correct_completions": self.num_correct(self.scores),
-            "accuracy": self.accuracy,
-            "steps_with_correct": with_correct,
-            "step_success_rate": success_rate,
-        }
-        if self.completions:
-            facts |= self._score_facts()
-        codes = Counter(row.code for row in self.failures)
-        if codes:
-            facts["failures"] = dict(codes)
-        num_dropped = sum(codes[name] for name in DROPPED)
-        if num_dropped:
-            facts["groups_dropped"] = num_dropped
-        if self.ended is not None:
-            facts |= self._end_facts(self.ended)
-        return facts
-
-    def _score_facts(self) -> dict[str, Any]:
-        """What the scores say; null where it is not known."""
-        num_failed = len(self.scorer_failures)
-        facts: dict[str, Any] = dict.fromkeys(
-            ("mean_score", "score_range", "groups_with_variance", "truncated")
-        )
-        facts["parse_failures"] = round(num_failed / (self.completions + num_failed), 3)
-        if self.scores:
-            facts["mean_score"] = round(sum(self.scores) / len(self.scores), 3)
-            facts["score_range"] = _plain([min(self.scores), max(self.scores)])
-        if self.varied is not None:
-            facts["groups_with_variance"] = round(self.varied, 3)
-        if self.ended and self.ended.traffic.completions:
-            facts["truncated"] = round(self.truncated, 3)
-        return facts
-
-    def _end_facts(self, ended: Ended) -> dict[str, Any]:
-        """How long the test took, how fast the model was, and what went wrong."""
-        facts: dict[str, Any] = {
-            "seconds": round(ended.seconds, 1),
-            "tokens_per_s": rounded(ended.traffic.tokens_per_s, 3),
-        }
-        if ended.error:
-            facts |= {"error": ended.error, "why": ended.why, "log_file": str(self.log_file)}
-            facts |= {"stderr": ended.stderr, "stdout": ended.stdout}
-        return facts
-
-
-def _plain(scores: Sequence[float]) -> list[float]:
-    """Whole numbers without a point, others with four rounded digits."""
-    plain: list[float] = []
-    for score in scores:
-        if score == int(score):
-            plain.append(int(score))
-        else:
-            plain.append(float(f"{score:.4g}"))
-    return plain
-
-
-def read_outcome(folder: TestFolder, request: Request, model: TestedModel) -> Outcome:
-    """What a model's files say now."""
-    work, output = folder.work(model), folder.groups(model)
-    recorded = folder.recorded_groups(model)
-    groups: list[TaskAnswers] = []
-    responses: list[Row] = []
-    if request.prompts:
-        responses = read_rows(output)
-    else:
-        with_rollouts = [group for group in recorded if group.completions]
-        groups = list(_tasks(folder.scored_groups(model), with_rollouts))
-    try:
-        ended = msgspec.json.decode((work / "ended.json").read_bytes(), type=Ended)
-    except OSError:
-        ended = None
-    return Outcome(
-        model=model,
-        request=request,
-        output_file=output,
-        log_file=folder.log(model),
-        groups=tuple(groups),
-        responses=tuple(responses),
-        failures=tuple(failure for group in recorded for failure in group.failures),
-        ended=ended,
-    )
-
-
-def _tasks(
-    scored: Sequence[ScoredGroup | None], recorded: Sequence[RecordedGroup]
-) -> Iterator[TaskAnswers]:
-    """Whole groups, next to what was recorded of each; any other line is passed over."""
-    for number, group in enumerate(scored):
-        record = RecordedGroup()
-        if number < len(recorded):
-            record = recorded[number]
-        if group is not None:
-            yield _task(group, record)
-
-
-def _task(group: ScoredGroup, record: RecordedGroup) -> TaskAnswers:
-    """Texts are those of the messages, else as they were recorded."""
-    prompt = record.prompt
-    answers = [completion.conversation for completion in record.completions]
-    chats = group.messages or []
-    have_chats = len(chats) == len(group.scores) and all(
-        isinstance(chat, list) and len(chat) > 1 for chat in chats
-    )
-    # of several turns a rollout has several sequences, and its answer is a whole conversation
-    if group.episodes is None and have_chats:
-        prompt = text_of(chats[0][-2].get("content"))
-        answers = [text_of(chat[-1].get("content")) for chat in chats]
-    scores = group.rollout_scores
-    if len(answers) != len(scores):
-        answers = []
-    return TaskAnswers(
-        scores=scores,
-        prompt=prompt,
-        answers=tuple(answers),
-        reference=reference_of(record.item),
-    )
-
-
-def reference_of(item: Any) -> str:
-    """The right answer of an item that is a dataclass or a mapping (in JSON both are objects); else
-    nothing.
-    """
-    fields = fields_of(item)
-    return next(
-        (str(fields[name]) for name in REFERENCES if fields.get(name) not in (None, "")), ""
-    )
-
-
-def fields_of(item: Any) -> Mapping[str, Any]:
-    """The fields of a task that is a dataclass or a mapping."""
-    if dataclasses.is_dataclass(item) and not isinstance(item, type):
-        return {field.name: getattr(item, field.name) for field in dataclasses.fields(item)}
-    if isinstance(item, Mapping):
-        return item
-    return {}
-
+from halteres.short_texts import clipped, shortened
 
 MUCH_TRUNCATED, MANY_FAILURES = 0.3, 0.1
+LENGTH_STEP, USUAL_ANSWER = 64, 512  # tokens: a proposed length is a multiple; of an answer at most
+LITTLE_KEPT = 0.5  # share of groups kept, from which down a test says how many are to be expected
+POOR_RATE, BY_CHANCE = 1 / 50, 0.25
+"""Below which share of right answers training is a poor bet (docs/own-model.md), and how likely at
+that share so many right answers must be for the test not to rule it out.
+"""
+SHORT_ANSWERS = (
+    ", or ask for a short answer in the prompt, or show one or two as chat turns (`prompt` may "
+    "return whole messages)"
+)
 LONGEST_WHY = 300  # characters of what an environment's code said
 PARTIAL = 0.5
 """Where an environment does not say what counts as success, a best score below it is hardly a right
 answer's.
 """
+
+# what the scorer gives for odd answers: name -> score, or why there is none
+ODD_ANSWERS = "odd_answers.json"
 
 Steps = str | NextStep | tuple[str | NextStep, ...]
 """What to do next, as result.json holds it."""
@@ -352,6 +83,16 @@ def judge(outcome: Outcome) -> Verdict:
     if trainable:
         varied = sum(group.varies for group in groups)
         why = f"{varied} of {len(groups)} groups have {_kinds_of_answers(outcome)}"
+        if outcome.kept_share is not None and outcome.kept_share < LITTLE_KEPT:
+            why += f"; {_expected(outcome)}"
+        if _is_poor_bet(outcome):
+            following = (
+                SETTINGS,
+                ": make its tasks easier, or choose a stronger model; else ",
+                TRAIN,
+            )
+        elif outcome.truncated > MUCH_TRUNCATED:
+            following = (*_ease(outcome), "; else ", TRAIN)
     elif correct == number:
         why, following = (
             f"Too easy: all {number} answers are right",
@@ -382,11 +123,29 @@ def _judge_nothing(outcome: Outcome) -> Verdict:
         said = outcome.scorer_failures[-1].why
     # What foreign code said may be long, and ends with where it failed; the log has all of it.
     cause = shortened(said, LONGEST_WHY)
+    if fitting := _fitting_length(outcome):
+        longer = NextStep.of("rl_edit_config", "env.max_token_length", fitting)
+        return Verdict(False, f"No answer was scored: {cause}", (longer, " then ", AGAIN))
     if ended.fault == "environment":
         fix = f"mend {outcome.request.program.path}, then "
         return Verdict(False, f"No answer was scored: {cause}", (fix, AGAIN))
     local = NextStep.of("rl_test_inference", backend="local")
     return Verdict(None, f"The model gave nothing to judge by: {cause}", local)
+
+
+def _fitting_length(outcome: Outcome) -> int:
+    """The max_token_length that the longest refused prompt and its answer fit into, in whole steps;
+    0 where no prompt was refused, or where prompts were not counted in the trained model's tokens.
+    """
+    longest = max((failure.prompt_tokens for failure in outcome.failures), default=0)
+    if not longest or not outcome.model.is_local:
+        return 0
+    own = outcome.request.env.get("max_new_tokens")
+    answer = outcome.request.max_tokens or USUAL_ANSWER
+    if isinstance(own, int):
+        answer = max(own, outcome.request.max_tokens or 0)
+    # prompt and answer together stay below it
+    return -(-(longest + answer + 1) // LENGTH_STEP) * LENGTH_STEP
 
 
 def _kinds_of_answers(outcome: Outcome) -> str:
@@ -406,12 +165,39 @@ def _kinds_of_answers(outcome: Outcome) -> str:
     return "answers of different scores"
 
 
-def _ease(outcome: Outcome) -> Steps:
+def _expected(outcome: Outcome) -> str:
+    """How many groups a run would keep, and whether that is worth its sampling."""
+    number, correct = len(outcome.scores), outcome.num_correct(outcome.scores)
+    share, size = outcome.kept_share or 0.0, outcome.request.group_size
+    expected = (
+        f"{correct} of {number} answers are right, and at that rate {share:.0%} of groups of "
+        f"{size} have both kinds and are kept"
+    )
+    if _is_poor_bet(outcome):
+        return f"{expected}: a poor bet, for the rate may well be below 1 in {1 / POOR_RATE:.0f}"
+    return expected
+
+
+def _is_poor_bet(outcome: Outcome) -> bool:
+    """Whether a share of right answers too small to train on is not ruled out."""
+    if outcome.kept_share is None or outcome.kept_share >= LITTLE_KEPT:
+        return False
+    number = len(outcome.scores)
+    # the chances of so many right answers, one more after the other
+    chance, fewer = (1 - POOR_RATE) ** number, 0.0
+    for right in range(outcome.num_correct(outcome.scores)):
+        fewer += chance
+        chance *= (number - right) / (right + 1) * POOR_RATE / (1 - POOR_RATE)
+    return 1 - fewer > BY_CHANCE
+
+
+def _ease(outcome: Outcome) -> tuple[str | NextStep, ...]:
     limit, own = outcome.request.max_tokens, outcome.request.env.get("max_new_tokens")
     if outcome.truncated > MUCH_TRUNCATED and isinstance(own, int):
-        return NextStep.of("rl_edit_config", "max_new_tokens", 2 * (limit or own)), " then ", AGAIN
+        longer = NextStep.of("rl_edit_config", "max_new_tokens", 2 * (limit or own))
+        return longer, " then ", AGAIN, SHORT_ANSWERS
     if outcome.truncated > MUCH_TRUNCATED and limit:
-        return NextStep.of("rl_test_inference", max_tokens=2 * limit)
+        return NextStep.of("rl_test_inference", max_tokens=2 * limit), SHORT_ANSWERS
     return SETTINGS, ": make its tasks easier, or choose a stronger model"
 
 

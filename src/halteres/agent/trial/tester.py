@@ -31,8 +31,9 @@ import yaml
 
 from halteres import process
 from halteres.agent.trial.folder import TestFolder, own_folder
+from halteres.agent.trial.outcome import Ended, Fault, read_outcome
 from halteres.agent.trial.relay import Destination, Relay, Traffic, Upstream, relaying
-from halteres.agent.trial.report import ODD_ANSWERS, Ended, Fault, read_outcome, report
+from halteres.agent.trial.report import ODD_ANSWERS, report
 from halteres.agent.trial.request import REMOTE_AT_ONCE, Request, TestedModel
 from halteres.agent.trial.testing import character_tokenizer, odd_scores
 from halteres.config import environ

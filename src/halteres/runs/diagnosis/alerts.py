@@ -98,9 +98,11 @@ class Diagnosis:
             if share is not None and share >= CEILING:
                 return Remedy((run.stop(), run.results()))
             # before the first batch there are no rollouts to read
-            if share == 0.0 and self._step > 0:
+            if self._step == 0:
+                return Remedy(run.go_on_with(run.larger_groups()))
+            if share == 0.0:
                 return run.unscored()
-            return Remedy(run.go_on_with(run.larger_groups()))
+            return run.silent()
         if rule == "temperature":
             return Remedy(run.go_on_with({"env.temperature": 1.0}))
         if rule == "own_advantages":

@@ -96,6 +96,13 @@ class RunFacts:
         words = "would the scorer know a right answer? If so, easier tasks, or"
         return Remedy((self.rollouts("worst"),), words, self.go_on_with(self.larger_groups()))
 
+    def silent(self) -> Remedy:
+        """Where the answers to a task all score the same, some of them right: they are read before
+        anything is changed.
+        """
+        words = "how near are the best answers? Make the tasks easier, or"
+        return Remedy((self.rollouts("best"),), words, self.go_on_with(self.larger_groups()))
+
     def rate_times(self, factor: float = 0.5) -> Changes:
         """A smaller or larger learning rate."""
         return {

@@ -65,6 +65,7 @@ class RunPlan:
     resume: ResumePoint | None  # None: from the base model on
     checks: tuple[Check, ...]  # every finding
     estimate: Estimate | None = None  # None: not asked for, or nothing was measured
+    busy: str = ""  # a sentence, where others use the machine that its engine will compute on
 
     @property
     def first_step(self) -> int:
@@ -152,6 +153,7 @@ def plan_run(
         model=model,
         resume=point,
         checks=tuple(checks),
+        busy=_busy(here, service_url),
     )
     if effort == "none" or plan.refusal is not None:
         return plan
@@ -167,7 +169,27 @@ def plan_run(
         service_url=service_url,
         may_measure=effort == "measured",
     )
-    return replace(plan, estimate=expected)
+    return replace(plan, estimate=expected, checks=(*checks, *check_time(settings, expected)))
+
+
+def check_time(settings: Settings, expected: Estimate | None) -> list[Check]:
+    """Advice where a run would be ended before it can have done its steps."""
+    limit = settings.run.max_minutes
+    if limit is None or expected is None or expected.total_s.low / 60 <= limit:
+        return []
+    found = (
+        f"the run takes {expected.total_s.low / 60:.3g} minutes at the least, by its estimate, and "
+        f"max_minutes ends it after {limit:g}"
+    )
+    fix = "raise run.max_minutes, or lower trainer.total_steps"
+    return [Check(name="max_minutes", ok=False, found=found, remedy=fix)]
+
+
+def _busy(here: Machine | None, service_url: str | None) -> str:
+    """Whether others use the machine that the run's own engine will compute on, as a sentence."""
+    if here is None or service_url is not None:
+        return ""
+    return here.busy
 
 
 def _machine(device: str | None) -> Machine:

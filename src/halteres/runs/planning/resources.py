@@ -60,7 +60,7 @@ from halteres.engine.limits import (
 )
 from halteres.errors import InvalidConfig
 from halteres.models.shape import FAMILIES, ModelShape, adapter_numbers, diagonal_numbers
-from halteres.process import Memory, main_memory, usable_cores
+from halteres.process import Memory, load_average, main_memory, usable_cores
 
 NVIDIA_SMI = "nvidia-smi"
 ANSWERS_WITHIN_S = 5.0
@@ -90,6 +90,7 @@ class Machine:
     memory: Memory
     gpu: Gpu | None
     unused_gpu: Gpu | None = None  # there, and left alone by the engine
+    load: float = 0.0  # processes that want a core, on the average of the last minute
 
     @property
     def model_memory(self) -> Memory:
@@ -97,6 +98,16 @@ class Machine:
         if self.gpu:
             return self.gpu.memory
         return self.memory
+
+    @property
+    def busy(self) -> str:
+        """A sentence where twice as many processes as cores want one; else nothing."""
+        if self.load < 2 * self.cores:
+            return ""
+        return (
+            f"the machine is busy: {self.load:.3g} processes want its {self.cores} cores (load "
+            "average of the last minute), and a run's engine may get much less than one"
+        )
 
     @property
     def mark(self) -> str:
@@ -126,7 +137,13 @@ def this_machine(device: str | None = None) -> Machine:
     used, unused = there, None
     if (device or environ.device()) == "cpu":
         used, unused = None, there
-    return Machine(cores=usable_cores(), memory=main_memory(), gpu=used, unused_gpu=unused)
+    return Machine(
+        cores=usable_cores(),
+        memory=main_memory(),
+        gpu=used,
+        unused_gpu=unused,
+        load=load_average(),
+    )
 
 
 def multiplies_bfloat16() -> bool:

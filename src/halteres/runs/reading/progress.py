@@ -20,6 +20,7 @@ from halteres.runs.directory import RunDirectory
 from halteres.runs.reading.alerts import Alert, alerts_of
 from halteres.runs.reading.status_figures import METRICS, REWARD, SUCCESS, SUCCESS_OF_ALL, Series
 from halteres.runs.state import RunState
+from halteres.short_texts import rounded
 
 RECENT = 8  # steps whose pace is taken for the pace of those to come
 EDGE = 12  # rows at each end of the file that are read whole
@@ -79,7 +80,7 @@ class FailedEvaluation:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class DroppedGroups:
-    """Groups of a step that the environment did not send."""
+    """Groups of a step, or of a run, that the environment did not send."""
 
     reasons: Mapping[str, int]
     num_groups: int  # that were scored
@@ -88,6 +89,13 @@ class DroppedGroups:
     def are_many(self) -> bool:
         """Whether a step's rewards tell little of its rollouts."""
         return sum(self.reasons.values()) >= MANY * self.num_groups
+
+    @property
+    def facts(self) -> dict[str, Any]:
+        """As an answer has it: how many, of how many, their share, and how many for each reason."""
+        number = sum(self.reasons.values())
+        share = rounded(number / self.num_groups, 3)
+        return {"number": number, "of": self.num_groups, "share": share, "why": dict(self.reasons)}
 
     def __str__(self) -> str:
         return (
@@ -105,7 +113,8 @@ class Progress:
     step: int
     total_steps: int
     resumed_at: int  # the step that a resumed run began after; 0 for a fresh one
-    recent_s: tuple[float, ...]  # seconds of each of the last steps
+    # seconds of each of the last steps, without those that shared the engine with an evaluation
+    recent_s: tuple[float, ...]
     alerts: tuple[Alert, ...]
     error: str | None
     reward: Series = ()  # mean over the batch, reward units
@@ -117,6 +126,8 @@ class Progress:
     failed_tasks: Series = ()  # ... and those that failed, which they are not of
     # by the failure's code, of all steps
     failed_rollouts: Mapping[str, int] = field(default_factory=dict[str, int])
+    # groups of all steps that went on their way to the trainer
+    num_sent_groups: int = 0
     # by step
     dropped: Mapping[int, DroppedGroups] = field(default_factory=dict[int, DroppedGroups])
     # every column that a status reads, by its name in metrics.jsonl
@@ -195,6 +206,18 @@ class Progress:
         return line
 
     @property
+    def dropped_groups(self) -> DroppedGroups | None:
+        """Those of this run's own steps together; None where none was dropped."""
+        reasons = Counter[str]()
+        for step, dropped in self.dropped.items():
+            if step > self.resumed_at:
+                reasons.update(dropped.reasons)
+        num_dropped = reasons.total()
+        if not num_dropped:
+            return None
+        return DroppedGroups(reasons=dict(reasons), num_groups=num_dropped + self.num_sent_groups)
+
+    @property
     def unevaluated(self) -> FailedEvaluation | None:
         """The newest evaluation, where it failed and none came after it."""
         newest = None
@@ -235,13 +258,21 @@ def read_progress(run: RunDirectory, state: RunState | None = None) -> Progress:
         at = row.get("step")
         if isinstance(at, int):
             dropped[at] = DroppedGroups(reasons=counts, num_groups=num_groups)
+    began_after = resumed_at(state)
+    num_sent_groups = sum(
+        count
+        for column in _ON_THEIR_WAY
+        for at, count in series.get(column, ())
+        if at > began_after
+    )
     return Progress(
         status=state.status,
         phase=state.phase,
         step=step,
         total_steps=state.total_steps,
-        resumed_at=int((state.resume_point or {}).get("step", 0)),
-        recent_s=tuple(seconds for _, seconds in series.get(_STEP_S, ())[-RECENT:]),
+        resumed_at=began_after,
+        num_sent_groups=int(num_sent_groups),
+        recent_s=_recent_s(decoded_rows, evaluated),
         alerts=alerts_of(events),
         eval_failed=tuple(
             FailedEvaluation(step=it.get("step", 0), why=it.get("error", ""))
@@ -267,6 +298,11 @@ def read_progress(run: RunDirectory, state: RunState | None = None) -> Progress:
         last_rows=_whole(lines[-EDGE:]),
         **over_steps,
     )
+
+
+def resumed_at(state: RunState) -> int:
+    """The step that a resumed run began after; 0 for a fresh one."""
+    return int((state.resume_point or {}).get("step", 0))
 
 
 def last_reward(run: RunDirectory) -> float | None:
@@ -301,7 +337,11 @@ _SKIPPED, _VERSION, _NORM, _STEP_S = (
     "time/step",
 )
 
-_COLUMNS = tuple(dict.fromkeys((*_NAMES.values(), *METRICS, _SKIPPED, _VERSION, _NORM, _STEP_S)))
+_ON_THEIR_WAY = ("groups/sent", "groups/kept")  # counts in an environment's row
+
+_COLUMNS = tuple(
+    dict.fromkeys((*_NAMES.values(), *METRICS, _SKIPPED, _VERSION, _NORM, _STEP_S, *_ON_THEIR_WAY))
+)
 
 _FIELDS = [f"column_{number}" for number in range(len(_COLUMNS))]
 
@@ -309,6 +349,7 @@ _Row = msgspec.defstruct(
     "_Row",
     [
         ("step", int),
+        ("t", float | None, None),  # unix seconds, when it was written
         *(
             (field, float | None, msgspec.field(name=column, default=None))
             for field, column in zip(_FIELDS, _COLUMNS, strict=True)
@@ -322,6 +363,32 @@ _Row = msgspec.defstruct(
 _decoder = msgspec.json.Decoder(_Row)
 _row_decoder = msgspec.json.Decoder(Row)
 _REWARD_FIELD = _FIELDS[_COLUMNS.index(REWARD)]
+_STEP_S_FIELD = _FIELDS[_COLUMNS.index(_STEP_S)]
+
+
+def _recent_s(rows: Iterable[Any], evaluated: Sequence[Row]) -> tuple[float, ...]:
+    """Seconds of each of the last steps that no evaluation overlapped; where all were overlapped,
+    of all of the last.
+
+    Args:
+        rows: decoded, in the order of writing.
+        evaluated: the events of evaluations that are done.
+    """
+    spans = [
+        (event["t"] - event.get("took_s", 0.0), event["t"]) for event in evaluated if "t" in event
+    ]
+    undisturbed, every = dict[int, float](), dict[int, float]()
+    for row in rows:
+        seconds = getattr(row, _STEP_S_FIELD, None)
+        if seconds is None:
+            continue
+        every[row.step] = seconds
+        undisturbed.pop(row.step, None)
+        at = row.t
+        if at is None or not any(at - seconds < end and begin < at for begin, end in spans):
+            undisturbed[row.step] = seconds
+    chosen = undisturbed or every
+    return tuple(seconds for _, seconds in sorted(chosen.items())[-RECENT:])
 
 
 def _series_of(rows: Sequence[Any]) -> dict[str, Series]:

@@ -21,7 +21,7 @@ from halteres.errors import HalteresError
 from halteres.next_step import Advice, NextStep, then
 from halteres.observe.plots import sparkline
 from halteres.observe.sinks import read_reports
-from halteres.runs.directory import RunDirectory
+from halteres.runs.directory import RunDirectory, find_run
 from halteres.runs.reading import no_batch
 from halteres.runs.reading.alerts import FOR_GOOD, GRAVE, UNHURRIED, Alert, in_force, stalled
 from halteres.runs.reading.evaluations import CORRECT, Difference, Outcome, outcome_of
@@ -33,9 +33,16 @@ from halteres.runs.reading.failures import (
     mending,
     read_restarts,
 )
-from halteres.runs.reading.progress import Given, Progress, read_given, read_progress
+from halteres.runs.reading.progress import (
+    Given,
+    Progress,
+    read_given,
+    read_progress,
+    resumed_at,
+)
 from halteres.runs.reading.quarantine import Quarantined, read_quarantine
 from halteres.runs.reading.status_figures import (
+    ENGINE_SHARE,
     Figure,
     figures_of,
     own_measures,
@@ -54,6 +61,7 @@ _STATE_WORDS: Mapping[Status, StateWord] = {
 }
 
 TREND_WIDTH, TREND_GROUPS = 16, 8
+MUCH_LESS = 0.6  # share of the wanted time with a core, below which a machine is called busy
 LITTLE_SIGNAL = 0.8  # share of groups without signal above which what to do is said
 SMALL_UPDATE, SMALL_UPDATE_STEPS = 1e-4, 5
 """Below which norm of the update, relative to the base weights, they have hardly moved; after how
@@ -228,18 +236,60 @@ class RunReport:
                 f"nothing: {larger}or tasks that are neither always nor never solved, teach more"
             )
         if state.resumed_from and self.progress.resumed_at:
-            found.append(
-                f"steps up to {self.progress.resumed_at} are of run {state.resumed_from}, which "
-                "this one goes on from"
+            of_runs = "; ".join(
+                f"steps up to {step} are of run {run_id}" for run_id, step in self.ancestors
             )
+            found.append(f"{of_runs}, which this one goes on from")
         if self.quarantined is not None:
             found.append(str(self.quarantined))
+        if self.crowded:
+            found.append(self.crowded)
         if self.is_unevaluated:
             found.append(
                 f"the last evaluation is of step {self.outcome.evaluations[-1].step}; the weights "
                 f"are of step {self.weights_step}, and were not evaluated"
             )
         return found
+
+    @property
+    def crowded(self) -> str:
+        """A sentence on an engine that in the last steps had much less than the core that it
+        wanted; else nothing.
+        """
+        shares = [share for _, share in self.progress.series.get(ENGINE_SHARE, ())[-TREND_GROUPS:]]
+        if not shares:
+            return ""
+        share = sum(shares) / len(shares)
+        if share >= MUCH_LESS:
+            return ""
+        return (
+            f"the machine is busy: in the last steps the engine had a core for {share:.0%} of the "
+            "time in which it wanted one, and its passes took that much longer"
+        )
+
+    @cached_property
+    def ancestors(self) -> tuple[tuple[str, int], ...]:
+        """The runs that this one goes on from, the first of them first: each with the last step
+        that is its own. Of a run that was removed meanwhile no earlier one is known.
+        """
+        found: list[tuple[str, int]] = []
+        state, ends = self.state, self.progress.resumed_at
+        while state.resumed_from and ends and state.resumed_from not in dict(found):
+            found.insert(0, (state.resumed_from, ends))
+            try:
+                state = find_run(state.resumed_from).state()
+            except HalteresError:
+                break
+            # an earlier checkpoint of it may be the one that the next began with
+            ends = min(ends, resumed_at(state))
+        return tuple(found)
+
+    def run_of_step(self, step: int) -> str:
+        """The id of the run that made this step: this one, or one that it goes on from."""
+        for run_id, ends in self.ancestors:
+            if step <= ends:
+                return run_id
+        return self.run.run_id
 
     @property
     def weights_step(self) -> int:
@@ -277,6 +327,10 @@ class RunReport:
         }
         if self.progress.without_signal:
             found["groups_without_signal"] = rounded(self.silent_share, 3)
+        # those are of the groups that were trained on, and a dropped one is not among them
+        dropped = self.progress.dropped_groups
+        if dropped is not None:
+            found["groups_dropped"] = dropped.facts
         found |= trends_of(self.progress.series)
         return found | own_measures(self.progress.first_rows, self.progress.last_rows)
 
@@ -359,13 +413,21 @@ class RunReport:
                 return results
             case "stopped":
                 if self.is_unevaluated and not self.pressing:
-                    results = NextStep.of("rl_evaluate", run_id)
+                    return self.evaluation_or_more
                 more = self.further
                 if more:
                     return (results, " or ", more)
                 return results
             case "failed":
                 return self._after_failure
+
+    @property
+    def evaluation_or_more(self) -> Advice:
+        """The evaluation of the last weights, which have none; or what else may follow."""
+        evaluation, more = NextStep.of("rl_evaluate", self.run.run_id), self.further
+        if more:
+            return (evaluation, " or ", more)
+        return evaluation
 
     @property
     def further(self) -> NextStep | None:

@@ -83,6 +83,7 @@ class Failure(msgspec.Struct, gc=False):
 
     code: str = ""
     why: str = ""
+    prompt_tokens: int = 0  # of a prompt that left no room for an answer
 
 
 class RecordedGroup(msgspec.Struct):

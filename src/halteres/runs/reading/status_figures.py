@@ -30,6 +30,8 @@ class FigureKind:
     # whether a status has it without a value, too, by kind of run: null, and a dash for people
     always: tuple[str, ...] = ()
     has_trend: bool = False  # whether how it went is a part of the answer while the run goes on
+    # whether it holds of the step that it was measured at alone: none at the newest step, none now
+    of_newest_step: bool = False
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -73,7 +75,8 @@ FIGURES = (
     _share(name="accuracy", label="Accuracy", metric="accuracy", always=_REWARD_MODEL),
     _share(name="eval_accuracy", label="Held out", metric="eval_accuracy", always=_REWARD_MODEL),
     FigureKind(name="loss_per_token", label="Loss per token", metric="train/loss_per_token"),
-    FigureKind(name="kl", label="KL", metric="kl_sample_train_v2"),
+    # at another temperature, and of tokens of older versions, nothing is compared
+    FigureKind(name="kl", label="KL", metric="kl_sample_train_v2", of_newest_step=True),
     FigureKind(name="kl_reference", label="KL to reference", metric="policy/kl_reference"),
     FigureKind(
         name="implicit_reward_gap", label="Implicit reward gap", metric="policy/implicit_reward_gap"
@@ -98,7 +101,17 @@ PHASES = ("batch", "train", "publish", "checkpoint")
 weights for the sampler, checkpoints.
 """
 
-METRICS = (*(kind.metric for kind in FIGURES), SUCCESS, *(f"time/{phase}" for phase in PHASES))
+ENGINE_SHARE = "engine/cpu_share"
+"""Metric of the engine's process: of the time since the last step in which it wanted a core, the
+share in which it had one.
+"""
+
+METRICS = (
+    ENGINE_SHARE,
+    *(kind.metric for kind in FIGURES),
+    SUCCESS,
+    *(f"time/{phase}" for phase in PHASES),
+)
 """Columns of metrics.jsonl that a status reads."""
 
 RECENT = 8  # steps whose mean is taken for where the run is now
@@ -122,15 +135,16 @@ def success_in(rows: Iterable[Row]) -> str:
 def figures_of(series: Mapping[str, Series], kind: str) -> tuple[Figure, ...]:
     """What is known of each figure of a run of this kind, the newest of every series."""
     found: list[Figure] = []
+    newest = max((step for step, _ in series.get(REWARD, ())), default=0)
     for one in FIGURES:
         values = series.get(one.metric, ())
         # of a foreign environment, which counts no rollouts, the batch's
         if one.metric == SUCCESS_OF_ALL and not values:
             values = series.get(SUCCESS, ())
-        if values:
+        if values and not (one.of_newest_step and values[-1][0] < newest):
             step, value = values[-1]
             found.append(Figure(kind=one, value=rounded(value, 3), step=step))
-        elif kind in one.always:
+        elif values or kind in one.always:
             found.append(Figure(kind=one, value=None, step=None))
     return tuple(found)
 

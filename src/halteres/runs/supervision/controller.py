@@ -27,7 +27,7 @@ from halteres.config.operator_policy import Policy
 from halteres.errors import HalteresError, InvalidConfig
 from halteres.files import read_regular
 from halteres.observe.metrics import Row, Tail, WriteFailed, append_row
-from halteres.process import GRACE_S, Lifeline, alive, peak_memory_bytes
+from halteres.process import GRACE_S, CpuShare, Lifeline, alive, peak_memory_bytes
 from halteres.runs.diagnosis.alerts import Calls, Diagnosis
 from halteres.runs.diagnosis.rules import DRIFT
 from halteres.runs.diagnosis.run_facts import RunFacts, number
@@ -35,6 +35,7 @@ from halteres.runs.directory import HEARTBEAT_S, RunDirectory, StateWriter
 from halteres.runs.reading import failures
 from halteres.runs.reading.alerts import Alert
 from halteres.runs.reading.evaluations import CORRECT
+from halteres.runs.reading.status_figures import ENGINE_SHARE
 from halteres.runs.state import Phase, RunState, Status
 from halteres.runs.supervision.evaluation import Evaluator, Snapshot
 from halteres.runs.supervision.hang_watch import LOOK_S
@@ -257,7 +258,7 @@ class RunController:
         carried_over = self._metrics.fresh()
         self.diagnosis.remember(carried_over)
         self.budget.remember(carried_over)
-        self._engine_peak_bytes = 0
+        self._engine_peak_bytes, self._engine_share = 0, CpuShare()
         self._unmeasured_step: int | None = None
         self._evaluation: Row = {}  # the newest row of an evaluation
         self._drift: Alert | None = None  # the first alert of drift
@@ -600,6 +601,8 @@ class RunController:
         self._engine_peak_bytes = max(self._engine_peak_bytes, peak)
         peak_gb = round(self._engine_peak_bytes / 1e9, 3)
         row = {"step": step, "t": time.time(), "src": "supervisor", ENGINE_PEAK: peak_gb}
+        if (share := self._engine_share.since_last(engine["pid"])) is not None:
+            row[ENGINE_SHARE] = round(share, 3)
         with suppress(WriteFailed):  # a full disk ends the run elsewhere
             append_row(self.run.path / "metrics.jsonl", row)
 
