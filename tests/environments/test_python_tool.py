@@ -4,11 +4,15 @@ from __future__ import annotations
 
 import asyncio
 import socket
+import threading
 from pathlib import Path
 
 import pytest
+from deadlines import until
 
 from halteres.environments import python_tool
+from halteres.environments.game import GameEnv
+from halteres.environments.multi_turn import Reply
 from halteres.environments.python_tool import PythonResult, PythonTool, ToolFailed
 from halteres.errors import InvalidConfig
 from halteres.tool_calls import ToolCall
@@ -138,6 +142,30 @@ async def test_without_cages_nothing_is_run(monkeypatch: pytest.MonkeyPatch) -> 
     monkeypatch.setattr(python_tool, "cage_missing", lambda: "This kernel has no namespaces.")
     with pytest.raises(InvalidConfig, match="has no namespaces"):
         await PythonTool().run("print(1)")
+
+
+async def test_a_game_that_uses_the_tool_holds_up_no_other_episode(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    made, servers = GameEnv.config_init()
+    env = GameEnv(made.model_copy(update={"env_wrappers": "python_tool,concat"}), servers)
+    used, goes_on = threading.Event(), threading.Event()
+
+    async def waits(tool: PythonTool, code: str) -> PythonResult:
+        used.set()
+        # for what is done meanwhile on the environment's event loop
+        assert goes_on.wait(20)
+        return PythonResult(output=code, errors="", failure=None)
+
+    monkeypatch.setattr(PythonTool, "run", waits)
+    await env.reset({"task": f"game:{env.config.variant}", "seed": 3})
+    reply = Reply(text="<python>42</python>", turn=0, stop_reason="stop")
+    step = asyncio.create_task(env.step(reply))
+    await until(used.is_set)
+    assert not step.done()
+    goes_on.set()
+    assert "Code execution result: 42" in str((await step).messages)
+    await env.server.close()
 
 
 async def played(answers: list[str], place: Place, listener: socket.socket) -> list[PythonResult]:

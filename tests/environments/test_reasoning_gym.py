@@ -26,6 +26,7 @@ from halteres.environments.reasoning_gym_tasks import (
 )
 from halteres.environments.worker_process import (
     WorkerExited,
+    WorkerLost,
     WorkerProcess,
     WorkerRefused,
     WorkerTimedOut,
@@ -401,5 +402,5 @@ async def test_a_worker_that_does_not_become_ready_is_killed() -> None:
     worker = WorkerProcess(
         (sys.executable, "-c", "import time; time.sleep(600)"), start_within_s=0.5
     )
-    with pytest.raises(WorkerTimedOut):
+    with pytest.raises(WorkerLost):
         await worker.ask({}, 5)
