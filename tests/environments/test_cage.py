@@ -592,6 +592,62 @@ async def test_processes_and_threads_of_its_own_and_their_semaphores_work(caged:
         assert await value_of(workers, code) == "yes\n"
 
 
+REACHES = """
+import ctypes, os, sys
+libc = ctypes.CDLL(None, use_errno=True)
+parent = os.getppid()
+numbers = {"x86_64": (310, 311, 312), "aarch64": (270, 271, 272)}
+readv, writev, kcmp = numbers[os.uname().machine]
+memory = ctypes.create_string_buffer(8)
+piece = (ctypes.c_size_t * 2)(ctypes.addressof(memory), 8)
+there = (ctypes.c_size_t * 2)(id(None), 8)
+tries = {
+    "memory": lambda: os.open(f"/proc/{parent}/mem", os.O_RDWR),
+    "descriptors": lambda: len(os.listdir(f"/proc/{parent}/fd")),
+    "working folder": lambda: len(os.listdir(f"/proc/{parent}/cwd")),
+    "attach": lambda: libc.ptrace(16, parent, None, None),
+    "seize": lambda: libc.ptrace(0x4206, parent, None, None),
+    "readv": lambda: libc.syscall(readv, parent, piece, 1, there, 1, 0),
+    "writev": lambda: libc.syscall(writev, parent, piece, 1, there, 1, 0),
+    "readv of itself": lambda: libc.syscall(readv, os.getpid(), piece, 1, there, 1, 0),
+    "kcmp": lambda: libc.syscall(kcmp, parent, os.getpid(), 1, 0, 0),
+    "pidfd_getfd": lambda: libc.syscall(438, os.pidfd_open(parent), 0, 0),
+}
+for name, attempt in tries.items():
+    try:
+        if attempt() >= 0:
+            print(name)
+    except OSError:
+        pass
+print("tried", len(tries))
+"""
+
+
+async def test_a_program_that_a_worker_starts_reaches_nothing_of_the_worker(caged: Caged) -> None:
+    """Or a model's program would forge its own score."""
+    code = (
+        "import subprocess, sys\n"
+        f"program = [sys.executable, '-c', {REACHES!r}]\n"
+        "ended = subprocess.run(program, capture_output=True, text=True)\n"
+        "value = ended.stdout + ended.stderr\n"
+    )
+    async with caged() as workers:
+        assert await value_of(workers, code) == "tried 10\n"
+
+
+SPREADS = """
+import multiprocessing
+context = multiprocessing.get_context("fork")
+with context.Pool(2) as pool:
+    value = pool.map(abs, [-1, -2, -3])
+"""
+
+
+async def test_pools_of_processes_work(caged: Caged) -> None:
+    async with caged() as workers:
+        assert await value_of(workers, SPREADS) == [1, 2, 3]
+
+
 SAYS = "from halteres.environments.cage import cage_missing; print(cage_missing())"
 
 FORBIDS_UNSHARE = f"""

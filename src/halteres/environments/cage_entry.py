@@ -66,10 +66,16 @@ REFUSED = {
     "bpf": (321, 280),
     "perf_event_open": (298, 241),
     "userfaultfd": (323, 282),
+    "ptrace": (101, 117),
+    "process_vm_readv": (310, 270),
+    "process_vm_writev": (311, 271),
+    "kcmp": (312, 272),
+    "pidfd_getfd": (438, 438),
 }
 """System calls that a worker may not make. In a user namespace of its own it would have every right
 again; key rings are in no namespace; io_uring makes sockets past a filter; some memory counts for
-no limit; the others look deep into the kernel.
+no limit; some look deep into the kernel. The last five reach into other processes: a program that
+a scorer starts would forge its own score.
 """
 CLONE, SOCKET, CLONE3, CLOSE_RANGE = (56, 220), (41, 198), 435, 436
 # Sockets that a worker may make. One to a virtual machine's host (AF_VSOCK) is in no namespace.
