@@ -8,6 +8,7 @@ one of an ordinary user's as well.
 from __future__ import annotations
 
 import asyncio
+import errno
 import functools
 import os
 import shutil
@@ -35,6 +36,7 @@ from halteres.environments.worker_process import (
     WorkerTimedOut,
 )
 from halteres.errors import EnvironmentFailed, InvalidConfig
+from halteres.process import Ended
 
 WITHIN_S = 20.0
 
@@ -691,7 +693,47 @@ def test_a_machine_without_namespaces_is_said_in_one_sentence(
 
 def test_a_system_without_namespaces_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(sys, "platform", "darwin")
-    assert cage_missing.__wrapped__() == "Cages need Linux: there are no namespaces on darwin."
+    assert cage.find_missing.__wrapped__() == "Cages need Linux: there are no namespaces on darwin."
+
+
+FAILS_ONCE = [
+    TimeoutError("not within 30 s"),
+    BlockingIOError(errno.EAGAIN, "Resource temporarily unavailable"),
+    Ended(code=1, out='{"error": "It could not make namespaces", "errno": 12}', err=""),
+    Ended(code=1, out='{"error": "It could not make namespaces", "errno": 11}', err=""),
+    Ended(code=-9, out="", err=""),
+]
+
+
+@only_linux
+@pytest.mark.parametrize("failure", FAILS_ONCE, ids=repr)
+def test_a_cage_that_did_not_start_this_once_leaves_nobody_without_one(
+    failure: Exception | Ended, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """No cage here is what the machine says, not a start that ran out of time or memory."""
+    outcomes: list[Exception | Ended] = [
+        failure,
+        Ended(code=1, out='{"error": "no", "errno": 1}', err=""),
+    ]
+
+    def run(*_: object) -> Ended:
+        outcome = outcomes.pop(0)
+        if isinstance(outcome, Exception):
+            raise outcome
+        return outcome
+
+    monkeypatch.setattr(cage.process, "run_caught", run)
+    # a setting that forbids nothing to root
+    monkeypatch.setattr(cage, "_setting", lambda: " (sysctl kernel.apparmor is 1)")
+    no = "This machine allows no cage (sysctl kernel.apparmor is 1): no"
+    cage.find_missing.cache_clear()
+    try:
+        assert cage_missing() is None
+        # it was not kept: the next call asks again, and keeps what it is told
+        assert cage_missing() == cage_missing() == no
+        assert outcomes == []
+    finally:
+        cage.find_missing.cache_clear()
 
 
 @only_linux

@@ -10,8 +10,10 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import errno
 import functools
 import json
+import logging
 import site
 import sys
 from collections import deque
@@ -29,6 +31,8 @@ from halteres.environments.worker_process import (
 )
 from halteres.errors import EnvironmentFailed, InvalidConfig
 
+logger = logging.getLogger(__name__)
+
 __all__ = ["CagePolicy", "WorkerLimits", "WorkerPool", "cage_missing", "gym_workers"]
 
 CagePolicy = Literal["auto", "on", "off"]
@@ -45,36 +49,62 @@ START_S = 120.0
 
 TRIED_WITHIN_S = 30.0
 
+UNKNOWN = "It could not be found out whether this machine has cages."
+
+FORBIDDEN = (None, errno.EPERM, errno.EACCES, errno.ENOSYS, errno.EINVAL)
+"""Errors of a machine without cages, and a cage that failed its own test. Others pass."""
+
+USED_UP = (errno.ENOSPC, errno.EUSERS)
+"""Errors where there are as many namespaces as may be: for good where that is none."""
+
 REASONS = {
-    "/proc/sys/user/max_user_namespaces": "0",
+    **{
+        f"/proc/sys/user/max_{kind}_namespaces": "0"
+        for kind in ("user", "cgroup", "ipc", "mnt", "net", "pid", "uts")
+    },
     "/proc/sys/kernel/unprivileged_userns_clone": "0",
     "/proc/sys/kernel/apparmor_restrict_unprivileged_userns": "1",
 }
 """Settings of Linux that forbid namespaces, with the value that does."""
 
 
-@functools.cache
 def cage_missing() -> str | None:
     """One sentence that says what this machine lacks for cages; None where they work.
 
-    A cage is started for that, once per process, and tests itself.
+    A cage is started for that, once per process, and tests itself. None, too, where it could not be
+    found out, as where this machine had no memory or no time for it: then nobody goes without a
+    cage, a worker that cannot enter one is lost, and the next call tries again.
     """
+    try:
+        return find_missing()
+    except WorkerLost as lost:
+        logger.warning("%s", lost)
+        return None
+
+
+@functools.cache
+def find_missing() -> str | None:
+    """What `cage_missing` says, kept once it is known. WorkerLost where it is not."""
     if sys.platform != "linux":
         return f"Cages need Linux: there are no namespaces on {sys.platform}."
     command = _command((sys.executable, "-c", "print('{}')"), WorkerLimits(), caged=True)
     try:
         ended = process.run_caught(command, Path("/"), TRIED_WITHIN_S)
     except (OSError, TimeoutError) as error:
-        return f"No cage could be started here: {error}."
+        raise WorkerLost(UNKNOWN, f"{error}.") from error
     said: Any = None
     with contextlib.suppress(ValueError):
         said = json.loads(ended.out)
     if said == {}:
         return None
-    why = ended.err[-200:]
-    if isinstance(said, dict):
-        why = str(said.get("error"))
-    return f"This machine allows no cage{_setting()}: {why}"
+    if not isinstance(said, dict):
+        raise WorkerLost(UNKNOWN, ended.err[-200:])
+    why, setting = str(said.get("error")), _setting()
+    number = said.get("errno")
+    has_none = number in USED_UP and "user.max_" in setting
+    if number not in FORBIDDEN and not has_none:
+        raise WorkerLost(UNKNOWN, why)
+    return f"This machine allows no cage{setting}: {why}"
 
 
 def _setting() -> str:

@@ -13,7 +13,7 @@ twice, so nothing slow is imported. Names and values: those of `cage.WorkerLimit
 
 Three processes: the outer one, which the parent started and ends; pid 1 of the cage, with whose
 death the kernel ends all that is in it; and the worker. If a cage cannot be entered, a line of JSON
-on standard output says why.
+on standard output says why, with the `errno` of a call that failed.
 """
 
 from __future__ import annotations
@@ -132,7 +132,10 @@ def main() -> None:
         why = f"It could not {doing}: {error}."
         for quote in '"\\\n':
             why = why.replace(quote, " ")
-        os.write(1, f'{{"error": "{why}", "code": "worker_lost"}}\n'.encode())
+        number = ""
+        if isinstance(error, OSError) and error.errno is not None:
+            number = f', "errno": {error.errno}'
+        os.write(1, f'{{"error": "{why}", "code": "worker_lost"{number}}}\n'.encode())
         os._exit(1)
 
 
