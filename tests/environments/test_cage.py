@@ -377,11 +377,11 @@ pivot_root, clone, io_uring_setup, keyctl = NUMBERS[os.uname().machine]
 tries = {
     "remount": lambda: libc.mount(b"none", b"/", None, ctypes.c_ulong(32), None),
     "remount what is shown": lambda: libc.mount(b"none", b"/usr", None, ctypes.c_ulong(32 | 4096), None),
-    "mount": lambda: libc.mount(b"tmpfs", b"/scratch", b"tmpfs", ctypes.c_ulong(0), None),
-    "mount proc": lambda: libc.mount(b"proc", b"/scratch", b"proc", ctypes.c_ulong(0), None),
+    "mount": lambda: libc.mount(b"tmpfs", b"/halteres-scratch", b"tmpfs", ctypes.c_ulong(0), None),
+    "mount proc": lambda: libc.mount(b"proc", b"/halteres-scratch", b"proc", ctypes.c_ulong(0), None),
     "unmount": lambda: libc.umount2(b"/usr", 2),
-    "pivot": lambda: libc.syscall(pivot_root, b"/scratch", b"/scratch"),
-    "chroot": lambda: libc.chroot(b"/scratch"),
+    "pivot": lambda: libc.syscall(pivot_root, b"/halteres-scratch", b"/halteres-scratch"),
+    "chroot": lambda: libc.chroot(b"/halteres-scratch"),
     "user namespace": lambda: libc.unshare(0x10000000),
     "clone": lambda: libc.syscall(clone, ctypes.c_long(0x10000000 | 17), 0, 0, 0, 0),
     "setns": lambda: libc.setns(os.open("/proc/self/ns/mnt", os.O_RDONLY), 0),
@@ -391,7 +391,7 @@ tries = {
     "trace pid 1": lambda: libc.ptrace(16, 1, 0, 0),
     "trace the parent": lambda: libc.ptrace(16, {parent}, 0, 0),
     "be root": lambda: libc.setresuid(0, 0, 0) if os.getuid() else -1,
-    "device": lambda: libc.mknod(b"/scratch/disk", 0o60666, ctypes.c_ulong(0xFE00)),
+    "device": lambda: libc.mknod(b"/halteres-scratch/disk", 0o60666, ctypes.c_ulong(0xFE00)),
 }
 def goes(attempt):
     try:
@@ -412,7 +412,7 @@ for descriptor in range(3, 256):
         value.append(os.getcwd())
     except OSError:
         pass
-os.chdir("/scratch")
+os.chdir("/halteres-scratch")
 os.chdir("../../../../..")
 value += [name for name in ("root/.ssh", "home", "var", "sys", "old") if os.path.exists(name)]
 for number in (signal.SIGKILL, signal.SIGSTOP, signal.SIGINT, signal.SIGTERM):
@@ -463,7 +463,7 @@ async def test_a_worker_has_its_two_connections_and_an_empty_folder(
         f"/proc/{state['processes'][-1]}/fd",
     }
     assert not any(name.startswith("HALTERES") for name in state["variables"])
-    assert state["folder"] == state["home"] == "/scratch"
+    assert state["folder"] == state["home"] == cage.SCRATCH
     assert set(state["capabilities"]) == {"0" * 16}
     assert state["processes"] == again["processes"] == ["1", "2"]
 
@@ -551,7 +551,13 @@ async def test_a_file_that_its_user_alone_may_read_is_shown_all_the_same(tmp_pat
     script.write_text(WORKER)
     folder.mkdir()
     (folder / "vocabulary").write_text("words")
-    for path in (script, folder / "vocabulary", folder):
+    (folder / "link").symlink_to("vocabulary")
+    (folder / "gone").symlink_to("nowhere")
+    for name in ("model.safetensors", "unnamed"):
+        # of no bytes on the disk, and too many for a cage's own memory
+        with (folder / name).open("wb") as file:
+            file.truncate(300 << 20)
+    for path in (script, *folder.glob("[!g]*"), folder):
         path.chmod(0o700)
     workers = WorkerPool(
         (sys.executable, str(script)),
@@ -562,10 +568,75 @@ async def test_a_file_that_its_user_alone_may_read_is_shown_all_the_same(tmp_pat
         start_within_s=WITHIN_S,
     )
     try:
-        code = f"value = open({str(folder / 'vocabulary')!r}).read()"
-        assert await value_of(workers, code) == "words"
+        code = READS.format(paths=[str(folder / name) for name in ("vocabulary", "link")])
+        assert await value_of(workers, code) == ["words", "words"]
     finally:
         workers.close()
+
+
+@pytest.mark.parametrize("part", ["home", "home/inner", "link"])
+async def test_a_home_within_a_folder_that_is_shown_is_hidden_all_the_same(
+    caged: Caged, monkeypatch: pytest.MonkeyPatch, part: str
+) -> None:
+    """But for what is shown of it by name."""
+    lib = Path(sys.prefix) / "lib"
+    if not os.access(lib, os.W_OK):
+        pytest.skip("this Python's folder is not ours to write to")
+    with tempfile.TemporaryDirectory(dir=lib) as folder:
+        Path(folder).chmod(0o755)
+        (Path(folder) / "home" / "inner").mkdir(parents=True)
+        (Path(folder) / "link").symlink_to("home")
+        home = Path(folder) / part
+        monkeypatch.setenv("HOME", str(home))
+        for name in ("secret", "shown"):
+            (home / name).write_text(name)
+        code = READS.format(paths=[str(home.resolve()), str(home.resolve() / "shown")])
+        async with caged(home.resolve() / "shown") as workers:
+            assert await value_of(workers, code) == [["shown"], "shown"]
+
+
+async def test_a_home_that_holds_the_system_is_said_in_one_sentence(
+    caged: Caged, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("HOME", "/")
+    async with caged() as workers:
+        with pytest.raises(WorkerLost, match="home of this user is /, .* set HOME"):
+            await value_of(workers, "value = 1")
+
+
+@pytest.mark.parametrize("folder", ["/scratch", "/dev/shm", "/old"])
+async def test_a_file_is_shown_wherever_it_lies(caged: Caged, folder: str) -> None:
+    if os.getuid() != 0 and not os.access(folder, os.W_OK):
+        pytest.skip("this folder is not ours to make")
+    is_new = not os.path.exists(folder)
+    try:
+        Path(folder).mkdir(exist_ok=True)
+        with tempfile.TemporaryDirectory(dir=folder) as inner:
+            Path(inner).chmod(0o755)
+            file = Path(inner) / "env.py"
+            file.write_text("shown")
+            async with caged(file) as workers:
+                code = READS.format(paths=[str(file), inner])
+                assert await value_of(workers, code) == ["shown", ["env.py"]]
+    finally:
+        if is_new:
+            Path(folder).rmdir()
+
+
+async def test_links_of_a_folder_lead_to_their_files(caged: Caged, tmp_path: Path) -> None:
+    """As in the cache of Hugging Face; one that leads nowhere hinders nothing."""
+    snapshot, blobs = tmp_path / "snapshots" / "main", tmp_path / "blobs"
+    for folder in (snapshot, blobs):
+        folder.mkdir(parents=True)
+    for name in ("words", "other"):
+        (blobs / name).write_text(name)
+    (snapshot / "tokenizer.json").symlink_to("../../blobs/words")
+    (snapshot / "absolute.json").symlink_to(blobs / "words")
+    (snapshot / "gone.json").symlink_to("../../blobs/gone")
+    paths = [snapshot / "tokenizer.json", snapshot / "absolute.json", blobs / "other"]
+    async with caged(snapshot) as workers:
+        read = await value_of(workers, READS.format(paths=list(map(str, paths))))
+    assert read == ["words", "words", "FileNotFoundError"]
 
 
 @pytest.mark.parametrize("path", ["/", "~", "~/.."])

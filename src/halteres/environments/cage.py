@@ -41,8 +41,8 @@ CagePolicy = Literal["auto", "on", "off"]
 ENTRY = Path(__file__).with_name("cage_entry.py")
 GYM_WORKER = Path(__file__).with_name("gym_worker.py")
 
-SCRATCH = "/scratch"
-"""The working folder in a cage."""
+SCRATCH = "/halteres-scratch"
+"""The working folder in a cage: a name that no file has which a cage shows."""
 
 START_S = 120.0
 """How long another package may take to be imported, and its data set or environment to be made."""

@@ -26,10 +26,11 @@ import struct
 import sys
 
 if __package__:
-    from halteres.environments.cage_root import build_root, call, is_below, libc, write
+    from halteres.environments.cage_root import SYSTEM, build_root, call, is_below, libc, write
 else:
     # as a program, whose Python may have no such package
     from cage_root import (  # pyright: ignore[reportMissingImports]
+        SYSTEM,
         build_root,
         call,
         is_below,
@@ -112,7 +113,14 @@ def main() -> None:
             doing = "make namespaces"
             user = enter_namespaces()
             doing = "make a root of its own"
-            shown = build_root(readable, options["scratch"], int(options["file_bytes"]), user)
+            homes = [options["hidden"], os.path.realpath(options["hidden"])]
+            if homes[1] == "/" or any(is_below(path, homes) for path in SYSTEM):
+                raise NoCage(
+                    f"the home of this user is {homes[1]}, which holds the system's own files, and "
+                    "a cage hides the home; set HOME to a folder of this user's"
+                )
+            size = int(options["file_bytes"])
+            shown = build_root(readable, options["scratch"], size, user, homes[1])
             doing = "give up its rights"
             stay_as_first_process()
             work_in(options["scratch"])
@@ -122,7 +130,7 @@ def main() -> None:
             limit(options)
             drop_rights(user, machine)
             doing = "pass its own test"
-            test(options["hidden"], shown)
+            test(homes, shown)
         else:
             if "stays" not in options:
                 os.chdir(os.environ["TMPDIR"])
@@ -303,7 +311,7 @@ def filter_calls(architecture: int, column: int) -> None:
     call("prctl", SET_SECCOMP, SECCOMP_FILTER, header, 0, 0)
 
 
-def test(hidden: str, shown: list[str]) -> None:
+def test(homes: list[str], shown: list[str]) -> None:
     """What a worker could do all the same. NoCage names it."""
     local = struct.pack("=HH4s8x", AF_INET, 0x0900, b"\x7f\0\0\1")
     connection = call("socket", AF_INET, 1, 0)
@@ -317,10 +325,12 @@ def test(hidden: str, shown: list[str]) -> None:
     for folder in ("/", "/usr", os.path.dirname(sys.executable)):
         if os.access(folder, os.W_OK):
             raise NoCage(f"it can write to {folder}")
-    if os.path.isdir(hidden) and not is_below(hidden, shown):
-        for name in os.listdir(hidden):
-            inner = os.path.join(hidden, name)
-            if not is_below(inner, shown) and not any(is_below(one, [inner]) for one in shown):
+    for home in {os.path.realpath(one) for one in homes if os.path.isdir(one)}:
+        # what is shown by name: a folder around the home shows none of it
+        named = [path for path in shown if is_below(path, [home])]
+        for name in os.listdir(home):
+            inner = os.path.join(home, name)
+            if not is_below(inner, named) and not any(is_below(one, [inner]) for one in named):
                 raise NoCage(f"it can see {inner}")
 
 
