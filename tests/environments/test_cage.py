@@ -600,7 +600,7 @@ async def test_a_home_that_holds_the_system_is_said_in_one_sentence(
 ) -> None:
     monkeypatch.setenv("HOME", "/")
     async with caged() as workers:
-        with pytest.raises(WorkerLost, match="home of this user is /, .* set HOME"):
+        with pytest.raises(WorkerLost, match=r"home of this user is /, .* set HOME"):
             await value_of(workers, "value = 1")
 
 

@@ -23,6 +23,7 @@ from typing import Any, Literal
 
 from halteres import process
 from halteres.config import environ
+from halteres.environments.scratch_folders import remove_abandoned
 from halteres.environments.worker_process import (
     NO_LIMITS,
     WorkerLimits,
@@ -33,7 +34,7 @@ from halteres.errors import EnvironmentFailed, InvalidConfig
 
 logger = logging.getLogger(__name__)
 
-__all__ = ["CagePolicy", "WorkerLimits", "WorkerPool", "cage_missing", "gym_workers"]
+__all__ = ["CagePolicy", "WorkerLimits", "WorkerPool", "cage_missing", "gym_workers", "try_cage"]
 
 CagePolicy = Literal["auto", "on", "off"]
 """Of `env.cage`: whose scorers go into a cage: the unsafe ones, all, none."""
@@ -87,7 +88,19 @@ def find_missing() -> str | None:
     """What `cage_missing` says, kept once it is known. WorkerLost where it is not."""
     if sys.platform != "linux":
         return f"Cages need Linux: there are no namespaces on {sys.platform}."
-    command = _command((sys.executable, "-c", "print('{}')"), WorkerLimits(), caged=True)
+    return try_cage(sys.executable)
+
+
+def try_cage(python: str, *readable: Path) -> str | None:
+    """Start a cage as a worker of this Python has it, with files and folders that it reads.
+
+    Returns:
+        One sentence that says why this machine allows none; None where it started.
+
+    Raises:
+        WorkerLost: it did not start, for a reason that may pass or that lies in what it reads.
+    """
+    command = _command((python, "-c", "print('{}')"), WorkerLimits(), caged=True, readable=readable)
     try:
         ended = process.run_caught(command, Path("/"), TRIED_WITHIN_S)
     except (OSError, TimeoutError) as error:
@@ -156,7 +169,8 @@ class WorkerPool:
         start_within_s: float,
         environment: Mapping[str, str] | None = None,
     ) -> None:
-        """Start none yet: the first question does.
+        """Start none yet: the first question does. Remove the folders that workers of killed
+        processes have left.
 
         Args:
             command: a Python and its arguments: what speaks `worker_process`'s lines.
@@ -170,6 +184,7 @@ class WorkerPool:
         Raises:
             InvalidConfig: a readable path would show the user's home.
         """
+        remove_abandoned()
         shown = [path.expanduser().absolute() for path in readable]
         for path in shown:
             if Path.home().resolve().is_relative_to(path.resolve()):
