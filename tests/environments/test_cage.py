@@ -8,6 +8,7 @@ one of an ordinary user's as well.
 from __future__ import annotations
 
 import asyncio
+import errno
 import functools
 import os
 import shutil
@@ -35,6 +36,7 @@ from halteres.environments.worker_process import (
     WorkerTimedOut,
 )
 from halteres.errors import EnvironmentFailed, InvalidConfig
+from halteres.process import Ended
 
 WITHIN_S = 20.0
 
@@ -375,11 +377,11 @@ pivot_root, clone, io_uring_setup, keyctl = NUMBERS[os.uname().machine]
 tries = {
     "remount": lambda: libc.mount(b"none", b"/", None, ctypes.c_ulong(32), None),
     "remount what is shown": lambda: libc.mount(b"none", b"/usr", None, ctypes.c_ulong(32 | 4096), None),
-    "mount": lambda: libc.mount(b"tmpfs", b"/scratch", b"tmpfs", ctypes.c_ulong(0), None),
-    "mount proc": lambda: libc.mount(b"proc", b"/scratch", b"proc", ctypes.c_ulong(0), None),
+    "mount": lambda: libc.mount(b"tmpfs", b"/halteres-scratch", b"tmpfs", ctypes.c_ulong(0), None),
+    "mount proc": lambda: libc.mount(b"proc", b"/halteres-scratch", b"proc", ctypes.c_ulong(0), None),
     "unmount": lambda: libc.umount2(b"/usr", 2),
-    "pivot": lambda: libc.syscall(pivot_root, b"/scratch", b"/scratch"),
-    "chroot": lambda: libc.chroot(b"/scratch"),
+    "pivot": lambda: libc.syscall(pivot_root, b"/halteres-scratch", b"/halteres-scratch"),
+    "chroot": lambda: libc.chroot(b"/halteres-scratch"),
     "user namespace": lambda: libc.unshare(0x10000000),
     "clone": lambda: libc.syscall(clone, ctypes.c_long(0x10000000 | 17), 0, 0, 0, 0),
     "setns": lambda: libc.setns(os.open("/proc/self/ns/mnt", os.O_RDONLY), 0),
@@ -389,7 +391,7 @@ tries = {
     "trace pid 1": lambda: libc.ptrace(16, 1, 0, 0),
     "trace the parent": lambda: libc.ptrace(16, {parent}, 0, 0),
     "be root": lambda: libc.setresuid(0, 0, 0) if os.getuid() else -1,
-    "device": lambda: libc.mknod(b"/scratch/disk", 0o60666, ctypes.c_ulong(0xFE00)),
+    "device": lambda: libc.mknod(b"/halteres-scratch/disk", 0o60666, ctypes.c_ulong(0xFE00)),
 }
 def goes(attempt):
     try:
@@ -410,7 +412,7 @@ for descriptor in range(3, 256):
         value.append(os.getcwd())
     except OSError:
         pass
-os.chdir("/scratch")
+os.chdir("/halteres-scratch")
 os.chdir("../../../../..")
 value += [name for name in ("root/.ssh", "home", "var", "sys", "old") if os.path.exists(name)]
 for number in (signal.SIGKILL, signal.SIGSTOP, signal.SIGINT, signal.SIGTERM):
@@ -461,7 +463,7 @@ async def test_a_worker_has_its_two_connections_and_an_empty_folder(
         f"/proc/{state['processes'][-1]}/fd",
     }
     assert not any(name.startswith("HALTERES") for name in state["variables"])
-    assert state["folder"] == state["home"] == "/scratch"
+    assert state["folder"] == state["home"] == cage.SCRATCH
     assert set(state["capabilities"]) == {"0" * 16}
     assert state["processes"] == again["processes"] == ["1", "2"]
 
@@ -549,7 +551,13 @@ async def test_a_file_that_its_user_alone_may_read_is_shown_all_the_same(tmp_pat
     script.write_text(WORKER)
     folder.mkdir()
     (folder / "vocabulary").write_text("words")
-    for path in (script, folder / "vocabulary", folder):
+    (folder / "link").symlink_to("vocabulary")
+    (folder / "gone").symlink_to("nowhere")
+    for name in ("model.safetensors", "unnamed"):
+        # of no bytes on the disk, and too many for a cage's own memory
+        with (folder / name).open("wb") as file:
+            file.truncate(300 << 20)
+    for path in (script, *folder.glob("[!g]*"), folder):
         path.chmod(0o700)
     workers = WorkerPool(
         (sys.executable, str(script)),
@@ -560,10 +568,75 @@ async def test_a_file_that_its_user_alone_may_read_is_shown_all_the_same(tmp_pat
         start_within_s=WITHIN_S,
     )
     try:
-        code = f"value = open({str(folder / 'vocabulary')!r}).read()"
-        assert await value_of(workers, code) == "words"
+        code = READS.format(paths=[str(folder / name) for name in ("vocabulary", "link")])
+        assert await value_of(workers, code) == ["words", "words"]
     finally:
         workers.close()
+
+
+@pytest.mark.parametrize("part", ["home", "home/inner", "link"])
+async def test_a_home_within_a_folder_that_is_shown_is_hidden_all_the_same(
+    caged: Caged, monkeypatch: pytest.MonkeyPatch, part: str
+) -> None:
+    """But for what is shown of it by name."""
+    lib = Path(sys.prefix) / "lib"
+    if not os.access(lib, os.W_OK):
+        pytest.skip("this Python's folder is not ours to write to")
+    with tempfile.TemporaryDirectory(dir=lib) as folder:
+        Path(folder).chmod(0o755)
+        (Path(folder) / "home" / "inner").mkdir(parents=True)
+        (Path(folder) / "link").symlink_to("home")
+        home = Path(folder) / part
+        monkeypatch.setenv("HOME", str(home))
+        for name in ("secret", "shown"):
+            (home / name).write_text(name)
+        code = READS.format(paths=[str(home.resolve()), str(home.resolve() / "shown")])
+        async with caged(home.resolve() / "shown") as workers:
+            assert await value_of(workers, code) == [["shown"], "shown"]
+
+
+async def test_a_home_that_holds_the_system_is_said_in_one_sentence(
+    caged: Caged, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("HOME", "/")
+    async with caged() as workers:
+        with pytest.raises(WorkerLost, match=r"home of this user is /, .* set HOME"):
+            await value_of(workers, "value = 1")
+
+
+@pytest.mark.parametrize("folder", ["/scratch", "/dev/shm", "/old"])
+async def test_a_file_is_shown_wherever_it_lies(caged: Caged, folder: str) -> None:
+    if os.getuid() != 0 and not os.access(folder, os.W_OK):
+        pytest.skip("this folder is not ours to make")
+    is_new = not os.path.exists(folder)
+    try:
+        Path(folder).mkdir(exist_ok=True)
+        with tempfile.TemporaryDirectory(dir=folder) as inner:
+            Path(inner).chmod(0o755)
+            file = Path(inner) / "env.py"
+            file.write_text("shown")
+            async with caged(file) as workers:
+                code = READS.format(paths=[str(file), inner])
+                assert await value_of(workers, code) == ["shown", ["env.py"]]
+    finally:
+        if is_new:
+            Path(folder).rmdir()
+
+
+async def test_links_of_a_folder_lead_to_their_files(caged: Caged, tmp_path: Path) -> None:
+    """As in the cache of Hugging Face; one that leads nowhere hinders nothing."""
+    snapshot, blobs = tmp_path / "snapshots" / "main", tmp_path / "blobs"
+    for folder in (snapshot, blobs):
+        folder.mkdir(parents=True)
+    for name in ("words", "other"):
+        (blobs / name).write_text(name)
+    (snapshot / "tokenizer.json").symlink_to("../../blobs/words")
+    (snapshot / "absolute.json").symlink_to(blobs / "words")
+    (snapshot / "gone.json").symlink_to("../../blobs/gone")
+    paths = [snapshot / "tokenizer.json", snapshot / "absolute.json", blobs / "other"]
+    async with caged(snapshot) as workers:
+        read = await value_of(workers, READS.format(paths=list(map(str, paths))))
+    assert read == ["words", "words", "FileNotFoundError"]
 
 
 @pytest.mark.parametrize("path", ["/", "~", "~/.."])
@@ -590,6 +663,62 @@ async def test_processes_and_threads_of_its_own_and_their_semaphores_work(caged:
     )
     async with caged() as workers:
         assert await value_of(workers, code) == "yes\n"
+
+
+REACHES = """
+import ctypes, os, sys
+libc = ctypes.CDLL(None, use_errno=True)
+parent = os.getppid()
+numbers = {"x86_64": (310, 311, 312), "aarch64": (270, 271, 272)}
+readv, writev, kcmp = numbers[os.uname().machine]
+memory = ctypes.create_string_buffer(8)
+piece = (ctypes.c_size_t * 2)(ctypes.addressof(memory), 8)
+there = (ctypes.c_size_t * 2)(id(None), 8)
+tries = {
+    "memory": lambda: os.open(f"/proc/{parent}/mem", os.O_RDWR),
+    "descriptors": lambda: len(os.listdir(f"/proc/{parent}/fd")),
+    "working folder": lambda: len(os.listdir(f"/proc/{parent}/cwd")),
+    "attach": lambda: libc.ptrace(16, parent, None, None),
+    "seize": lambda: libc.ptrace(0x4206, parent, None, None),
+    "readv": lambda: libc.syscall(readv, parent, piece, 1, there, 1, 0),
+    "writev": lambda: libc.syscall(writev, parent, piece, 1, there, 1, 0),
+    "readv of itself": lambda: libc.syscall(readv, os.getpid(), piece, 1, there, 1, 0),
+    "kcmp": lambda: libc.syscall(kcmp, parent, os.getpid(), 1, 0, 0),
+    "pidfd_getfd": lambda: libc.syscall(438, os.pidfd_open(parent), 0, 0),
+}
+for name, attempt in tries.items():
+    try:
+        if attempt() >= 0:
+            print(name)
+    except OSError:
+        pass
+print("tried", len(tries))
+"""
+
+
+async def test_a_program_that_a_worker_starts_reaches_nothing_of_the_worker(caged: Caged) -> None:
+    """Or a model's program would forge its own score."""
+    code = (
+        "import subprocess, sys\n"
+        f"program = [sys.executable, '-c', {REACHES!r}]\n"
+        "ended = subprocess.run(program, capture_output=True, text=True)\n"
+        "value = ended.stdout + ended.stderr\n"
+    )
+    async with caged() as workers:
+        assert await value_of(workers, code) == "tried 10\n"
+
+
+SPREADS = """
+import multiprocessing
+context = multiprocessing.get_context("fork")
+with context.Pool(2) as pool:
+    value = pool.map(abs, [-1, -2, -3])
+"""
+
+
+async def test_pools_of_processes_work(caged: Caged) -> None:
+    async with caged() as workers:
+        assert await value_of(workers, SPREADS) == [1, 2, 3]
 
 
 SAYS = "from halteres.environments.cage import cage_missing; print(cage_missing())"
@@ -635,7 +764,47 @@ def test_a_machine_without_namespaces_is_said_in_one_sentence(
 
 def test_a_system_without_namespaces_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(sys, "platform", "darwin")
-    assert cage_missing.__wrapped__() == "Cages need Linux: there are no namespaces on darwin."
+    assert cage.find_missing.__wrapped__() == "Cages need Linux: there are no namespaces on darwin."
+
+
+FAILS_ONCE = [
+    TimeoutError("not within 30 s"),
+    BlockingIOError(errno.EAGAIN, "Resource temporarily unavailable"),
+    Ended(code=1, out='{"error": "It could not make namespaces", "errno": 12}', err=""),
+    Ended(code=1, out='{"error": "It could not make namespaces", "errno": 11}', err=""),
+    Ended(code=-9, out="", err=""),
+]
+
+
+@only_linux
+@pytest.mark.parametrize("failure", FAILS_ONCE, ids=repr)
+def test_a_cage_that_did_not_start_this_once_leaves_nobody_without_one(
+    failure: Exception | Ended, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """No cage here is what the machine says, not a start that ran out of time or memory."""
+    outcomes: list[Exception | Ended] = [
+        failure,
+        Ended(code=1, out='{"error": "no", "errno": 1}', err=""),
+    ]
+
+    def run(*_: object) -> Ended:
+        outcome = outcomes.pop(0)
+        if isinstance(outcome, Exception):
+            raise outcome
+        return outcome
+
+    monkeypatch.setattr(cage.process, "run_caught", run)
+    # a setting that forbids nothing to root
+    monkeypatch.setattr(cage, "_setting", lambda: " (sysctl kernel.apparmor is 1)")
+    no = "This machine allows no cage (sysctl kernel.apparmor is 1): no"
+    cage.find_missing.cache_clear()
+    try:
+        assert cage_missing() is None
+        # it was not kept: the next call asks again, and keeps what it is told
+        assert cage_missing() == cage_missing() == no
+        assert outcomes == []
+    finally:
+        cage.find_missing.cache_clear()
 
 
 @only_linux

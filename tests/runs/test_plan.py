@@ -12,6 +12,7 @@ import pytest
 
 from halteres.config.environ import HTTP_PROXIES
 from halteres.config.resolution import resolve_settings
+from halteres.environments.cage import cage_missing
 from halteres.errors import InvalidConfig
 from halteres.runs.planning import checks
 from halteres.runs.planning.models import ServiceUnusable
@@ -99,6 +100,18 @@ def test_a_cage_that_the_machine_lacks_is_refused_by_what_is_missing(
     (sentence,) = caged("on")
     assert "env.cage" in sentence and NO_CAGES in sentence
     assert [caged(policy) for policy in ("auto", "off")] == [[], []]
+
+
+def test_a_cage_that_does_not_start_is_refused_before_the_run(
+    home: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """One is started as the scorers would have it."""
+    missing = cage_missing()
+    if missing is not None:
+        pytest.skip(missing)
+    monkeypatch.setenv("HOME", "/")
+    (sentence,) = caged("on")
+    assert "does not start" in sentence and "set HOME" in sentence
 
 
 def test_a_cage_is_refused_for_an_environment_of_atroposlibs(home: Path) -> None:

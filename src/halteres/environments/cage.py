@@ -10,8 +10,10 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import errno
 import functools
 import json
+import logging
 import site
 import sys
 from collections import deque
@@ -21,6 +23,7 @@ from typing import Any, Literal
 
 from halteres import process
 from halteres.config import environ
+from halteres.environments.scratch_folders import remove_abandoned
 from halteres.environments.worker_process import (
     NO_LIMITS,
     WorkerLimits,
@@ -29,7 +32,9 @@ from halteres.environments.worker_process import (
 )
 from halteres.errors import EnvironmentFailed, InvalidConfig
 
-__all__ = ["CagePolicy", "WorkerLimits", "WorkerPool", "cage_missing", "gym_workers"]
+logger = logging.getLogger(__name__)
+
+__all__ = ["CagePolicy", "WorkerLimits", "WorkerPool", "cage_missing", "gym_workers", "try_cage"]
 
 CagePolicy = Literal["auto", "on", "off"]
 """Of `env.cage`: whose scorers go into a cage: the unsafe ones, all, none."""
@@ -37,44 +42,82 @@ CagePolicy = Literal["auto", "on", "off"]
 ENTRY = Path(__file__).with_name("cage_entry.py")
 GYM_WORKER = Path(__file__).with_name("gym_worker.py")
 
-SCRATCH = "/scratch"
-"""The working folder in a cage."""
+SCRATCH = "/halteres-scratch"
+"""The working folder in a cage: a name that no file has which a cage shows."""
 
 START_S = 120.0
 """How long another package may take to be imported, and its data set or environment to be made."""
 
 TRIED_WITHIN_S = 30.0
 
+UNKNOWN = "It could not be found out whether this machine has cages."
+
+FORBIDDEN = (None, errno.EPERM, errno.EACCES, errno.ENOSYS, errno.EINVAL)
+"""Errors of a machine without cages, and a cage that failed its own test. Others pass."""
+
+USED_UP = (errno.ENOSPC, errno.EUSERS)
+"""Errors where there are as many namespaces as may be: for good where that is none."""
+
 REASONS = {
-    "/proc/sys/user/max_user_namespaces": "0",
+    **{
+        f"/proc/sys/user/max_{kind}_namespaces": "0"
+        for kind in ("user", "cgroup", "ipc", "mnt", "net", "pid", "uts")
+    },
     "/proc/sys/kernel/unprivileged_userns_clone": "0",
     "/proc/sys/kernel/apparmor_restrict_unprivileged_userns": "1",
 }
 """Settings of Linux that forbid namespaces, with the value that does."""
 
 
-@functools.cache
 def cage_missing() -> str | None:
     """One sentence that says what this machine lacks for cages; None where they work.
 
-    A cage is started for that, once per process, and tests itself.
+    A cage is started for that, once per process, and tests itself. None, too, where it could not be
+    found out, as where this machine had no memory or no time for it: then nobody goes without a
+    cage, a worker that cannot enter one is lost, and the next call tries again.
     """
+    try:
+        return find_missing()
+    except WorkerLost as lost:
+        logger.warning("%s", lost)
+        return None
+
+
+@functools.cache
+def find_missing() -> str | None:
+    """What `cage_missing` says, kept once it is known. WorkerLost where it is not."""
     if sys.platform != "linux":
         return f"Cages need Linux: there are no namespaces on {sys.platform}."
-    command = _command((sys.executable, "-c", "print('{}')"), WorkerLimits(), caged=True)
+    return try_cage(sys.executable)
+
+
+def try_cage(python: str, *readable: Path) -> str | None:
+    """Start a cage as a worker of this Python has it, with files and folders that it reads.
+
+    Returns:
+        One sentence that says why this machine allows none; None where it started.
+
+    Raises:
+        WorkerLost: it did not start, for a reason that may pass or that lies in what it reads.
+    """
+    command = _command((python, "-c", "print('{}')"), WorkerLimits(), caged=True, readable=readable)
     try:
         ended = process.run_caught(command, Path("/"), TRIED_WITHIN_S)
     except (OSError, TimeoutError) as error:
-        return f"No cage could be started here: {error}."
+        raise WorkerLost(UNKNOWN, f"{error}.") from error
     said: Any = None
     with contextlib.suppress(ValueError):
         said = json.loads(ended.out)
     if said == {}:
         return None
-    why = ended.err[-200:]
-    if isinstance(said, dict):
-        why = str(said.get("error"))
-    return f"This machine allows no cage{_setting()}: {why}"
+    if not isinstance(said, dict):
+        raise WorkerLost(UNKNOWN, ended.err[-200:])
+    why, setting = str(said.get("error")), _setting()
+    number = said.get("errno")
+    has_none = number in USED_UP and "user.max_" in setting
+    if number not in FORBIDDEN and not has_none:
+        raise WorkerLost(UNKNOWN, why)
+    return f"This machine allows no cage{setting}: {why}"
 
 
 def _setting() -> str:
@@ -126,7 +169,8 @@ class WorkerPool:
         start_within_s: float,
         environment: Mapping[str, str] | None = None,
     ) -> None:
-        """Start none yet: the first question does.
+        """Start none yet: the first question does. Remove the folders that workers of killed
+        processes have left.
 
         Args:
             command: a Python and its arguments: what speaks `worker_process`'s lines.
@@ -140,6 +184,7 @@ class WorkerPool:
         Raises:
             InvalidConfig: a readable path would show the user's home.
         """
+        remove_abandoned()
         shown = [path.expanduser().absolute() for path in readable]
         for path in shown:
             if Path.home().resolve().is_relative_to(path.resolve()):

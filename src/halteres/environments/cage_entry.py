@@ -13,7 +13,7 @@ twice, so nothing slow is imported. Names and values: those of `cage.WorkerLimit
 
 Three processes: the outer one, which the parent started and ends; pid 1 of the cage, with whose
 death the kernel ends all that is in it; and the worker. If a cage cannot be entered, a line of JSON
-on standard output says why.
+on standard output says why, with the `errno` of a call that failed.
 """
 
 from __future__ import annotations
@@ -26,10 +26,11 @@ import struct
 import sys
 
 if __package__:
-    from halteres.environments.cage_root import build_root, call, is_below, libc, write
+    from halteres.environments.cage_root import SYSTEM, build_root, call, is_below, libc, write
 else:
     # as a program, whose Python may have no such package
     from cage_root import (  # pyright: ignore[reportMissingImports]
+        SYSTEM,
         build_root,
         call,
         is_below,
@@ -66,10 +67,16 @@ REFUSED = {
     "bpf": (321, 280),
     "perf_event_open": (298, 241),
     "userfaultfd": (323, 282),
+    "ptrace": (101, 117),
+    "process_vm_readv": (310, 270),
+    "process_vm_writev": (311, 271),
+    "kcmp": (312, 272),
+    "pidfd_getfd": (438, 438),
 }
 """System calls that a worker may not make. In a user namespace of its own it would have every right
 again; key rings are in no namespace; io_uring makes sockets past a filter; some memory counts for
-no limit; the others look deep into the kernel.
+no limit; some look deep into the kernel. The last five reach into other processes: a program that
+a scorer starts would forge its own score.
 """
 CLONE, SOCKET, CLONE3, CLOSE_RANGE = (56, 220), (41, 198), 435, 436
 # Sockets that a worker may make. One to a virtual machine's host (AF_VSOCK) is in no namespace.
@@ -106,7 +113,14 @@ def main() -> None:
             doing = "make namespaces"
             user = enter_namespaces()
             doing = "make a root of its own"
-            shown = build_root(readable, options["scratch"], int(options["file_bytes"]), user)
+            homes = [options["hidden"], os.path.realpath(options["hidden"])]
+            if homes[1] == "/" or any(is_below(path, homes) for path in SYSTEM):
+                raise NoCage(
+                    f"the home of this user is {homes[1]}, which holds the system's own files, and "
+                    "a cage hides the home; set HOME to a folder of this user's"
+                )
+            size = int(options["file_bytes"])
+            shown = build_root(readable, options["scratch"], size, user, homes[1])
             doing = "give up its rights"
             stay_as_first_process()
             work_in(options["scratch"])
@@ -116,7 +130,7 @@ def main() -> None:
             limit(options)
             drop_rights(user, machine)
             doing = "pass its own test"
-            test(options["hidden"], shown)
+            test(homes, shown)
         else:
             if "stays" not in options:
                 os.chdir(os.environ["TMPDIR"])
@@ -126,7 +140,10 @@ def main() -> None:
         why = f"It could not {doing}: {error}."
         for quote in '"\\\n':
             why = why.replace(quote, " ")
-        os.write(1, f'{{"error": "{why}", "code": "worker_lost"}}\n'.encode())
+        number = ""
+        if isinstance(error, OSError) and error.errno is not None:
+            number = f', "errno": {error.errno}'
+        os.write(1, f'{{"error": "{why}", "code": "worker_lost"{number}}}\n'.encode())
         os._exit(1)
 
 
@@ -294,7 +311,7 @@ def filter_calls(architecture: int, column: int) -> None:
     call("prctl", SET_SECCOMP, SECCOMP_FILTER, header, 0, 0)
 
 
-def test(hidden: str, shown: list[str]) -> None:
+def test(homes: list[str], shown: list[str]) -> None:
     """What a worker could do all the same. NoCage names it."""
     local = struct.pack("=HH4s8x", AF_INET, 0x0900, b"\x7f\0\0\1")
     connection = call("socket", AF_INET, 1, 0)
@@ -308,10 +325,12 @@ def test(hidden: str, shown: list[str]) -> None:
     for folder in ("/", "/usr", os.path.dirname(sys.executable)):
         if os.access(folder, os.W_OK):
             raise NoCage(f"it can write to {folder}")
-    if os.path.isdir(hidden) and not is_below(hidden, shown):
-        for name in os.listdir(hidden):
-            inner = os.path.join(hidden, name)
-            if not is_below(inner, shown) and not any(is_below(one, [inner]) for one in shown):
+    for home in {os.path.realpath(one) for one in homes if os.path.isdir(one)}:
+        # what is shown by name: a folder around the home shows none of it
+        named = [path for path in shown if is_below(path, [home])]
+        for name in os.listdir(home):
+            inner = os.path.join(home, name)
+            if not is_below(inner, named) and not any(is_below(one, [inner]) for one in named):
                 raise NoCage(f"it can see {inner}")
 
 

@@ -12,13 +12,18 @@ import os
 import struct
 import sys
 
-OLD = "/old"
-"""The machine's root, while the cage's is made."""
+OLD = "/halteres-old"
+"""The machine's root, while the cage's is made: a name that no file of it has."""
 
 SYSTEM = ("/usr", "/bin", "/sbin", "/lib", "/lib32", "/lib64", "/libx32", "/nix/store")
 # what a linker, a locale and a clock need
 ETC = ("alternatives", "ld.so.cache", "ld.so.conf", "ld.so.conf.d", "locale.alias", "localtime")
 # of its prefix, which may be a home folder
+# besides code and words: of a model's folder no worker reads more
+WEIGHTS = (".safetensors", ".bin", ".pt", ".pth", ".gguf")
+LARGEST_COPY = 64 << 20
+# made by the kernel, which a link of a folder may lead to
+MADE_BY_KERNEL = ["/proc", "/sys"]
 PARTS_OF_PYTHON = ("bin", "lib", "lib32", "lib64", "pyvenv.cfg", "ssl")
 DEVICES = ("null", "zero", "full", "random", "urandom")
 
@@ -48,22 +53,24 @@ def write(path: str, text: str) -> None:
     os.close(descriptor)
 
 
-def build_root(readable: list[str], scratch: str, scratch_bytes: int, user: int) -> list[str]:
+def build_root(
+    readable: list[str], scratch: str, scratch_bytes: int, user: int, home: str
+) -> list[str]:
     """Make the root, and the scratch folder in it; returns the paths that it shows.
 
     Args:
         user: of the worker, and of this process unless that is root.
+        home: the real path of a folder that is empty there, but for what is shown by name.
     """
     os.umask(0o022)
     links = {path: os.readlink(path) for path in SYSTEM if os.path.islink(path)}
     wanted = [*(path for path in SYSTEM if path not in links), *python_files()]
     wanted += [f"/etc/{name}" for name in ETC]
-    sources = {}
-    for path in (*wanted, *readable):
+    sources, copied = named_sources(readable, is_other_user=user != os.getuid())
+    for path in wanted:
         if os.path.exists(path):
             # by its real path too: a link in another folder may point there
             sources[path] = sources[os.path.realpath(path)] = os.path.realpath(path)
-    copied = {path for path in readable if user != os.getuid() and not is_open_to_all(path)}
     call("mount", None, b"/", None, MS_REC | MS_PRIVATE, None)
     # only a place to mount on; what lies there stays visible below OLD
     base = "/usr"
@@ -73,19 +80,18 @@ def build_root(readable: list[str], scratch: str, scratch_bytes: int, user: int)
     os.chdir("/")
     for path, target in links.items():
         os.symlink(target, path)
-    shown: list[str] = []
-    for path, source in sorted(sources.items()):
-        if not is_below(path, shown):
-            shown.append(path)
-            if path in copied:
-                copy(OLD + source, path)
-            else:
-                show(OLD + source, path, ATTR_RDONLY | ATTR_NOSUID | ATTR_NODEV)
+    shown = show_all(sources, copied, list(links))
+    for at in places_of(home, {path: sources[path] for path in shown}):
+        mount_memory(at, "mode=0755,size=256m,nr_inodes=65536")
+        inner = {path: one for path, one in sources.items() if is_below(path, [at]) and path != at}
+        shown += show_all(inner, copied, [])
+        set_attributes(at, ATTR_RDONLY | ATTR_NOSUID | ATTR_NODEV, 0)
     for name in DEVICES:
         show(f"{OLD}/dev/{name}", f"/dev/{name}", ATTR_NOSUID)
     for name, target in (("fd", ""), ("stdin", "/0"), ("stdout", "/1"), ("stderr", "/2")):
         os.symlink(f"/proc/self/fd{target}", f"/dev/{name}")
-    os.symlink(scratch, "/dev/shm")  # noqa: S108 - semaphores lie there
+    if not os.path.lexists("/dev/shm"):  # noqa: S108 - as below
+        os.symlink(scratch, "/dev/shm")  # noqa: S108 - semaphores lie there
     os.makedirs("/etc", exist_ok=True)
     write("/etc/passwd", f"worker:x:{user}:{user}::{scratch}:/bin/sh\n")
     if not os.path.lexists("/tmp"):  # noqa: S108 - the cage's own
@@ -97,6 +103,68 @@ def build_root(readable: list[str], scratch: str, scratch_bytes: int, user: int)
     os.rmdir(OLD)
     set_attributes("/", ATTR_RDONLY | ATTR_NOSUID | ATTR_NODEV, 0)
     return shown
+
+
+def named_sources(readable: list[str], is_other_user: bool) -> tuple[dict[str, str], set[str]]:
+    """What is shown of paths that were named: paths of the cage with their files or folders here;
+    and those that are copied, since the worker is another user, who could not read them.
+
+    A link to a file is followed. Of a folder that not every user may read large files are left out.
+    """
+    sources: dict[str, str] = {}
+    copied: set[str] = set()
+    for path in filter(os.path.exists, readable):
+        real = os.path.realpath(path)
+        is_open = not is_other_user or is_open_to_all(path)
+        for at in {path, real}:
+            if is_open or not os.path.isdir(real):
+                sources[at] = real
+                if not is_open:
+                    copied.add(at)
+            for file in files_below(at):
+                target = os.path.realpath(file)
+                if not os.path.isfile(target) or is_below(target, MADE_BY_KERNEL):
+                    continue
+                if is_open:
+                    if os.path.islink(file):
+                        there = os.path.join(os.path.dirname(file), os.readlink(file))
+                        sources.setdefault(os.path.normpath(there), target)
+                elif is_open_to_all(target):
+                    sources[file] = target
+                elif not file.endswith(WEIGHTS) and os.path.getsize(target) <= LARGEST_COPY:
+                    sources[file] = target
+                    copied.add(file)
+    return sources, copied
+
+
+def files_below(folder: str) -> list[str]:
+    """Every file in it and in its folders, links among them; none of a file."""
+    return [os.path.join(inner, name) for inner, _, names in os.walk(folder) for name in names]
+
+
+def show_all(sources: dict[str, str], copied: set[str], links: list[str]) -> list[str]:
+    """Mount or copy what lies in no folder that is shown already, also by one of the links; returns
+    its paths.
+    """
+    shown: list[str] = []
+    for path, source in sorted(sources.items()):
+        if is_below(path, shown) or is_below(path, links):
+            continue
+        shown.append(path)
+        if path in copied:
+            copy(OLD + source, path)
+        else:
+            show(OLD + source, path, ATTR_RDONLY | ATTR_NOSUID | ATTR_NODEV)
+    return shown
+
+
+def places_of(home: str, sources: dict[str, str]) -> list[str]:
+    """Where the home would be seen in the cage, in folders that are shown."""
+    return [
+        path + home[len(source) :]
+        for path, source in sources.items()
+        if is_below(home, [source]) and os.path.isdir(OLD + home)
+    ]
 
 
 def python_files() -> list[str]:
@@ -151,12 +219,7 @@ def show_processes() -> None:
 
 
 def copy(source: str, path: str) -> None:
-    """What root alone may read, for a worker that is another user."""
-    if os.path.isdir(source):
-        os.makedirs(path, exist_ok=True)
-        for name in os.listdir(source):
-            copy(os.path.join(source, name), os.path.join(path, name))
-        return
+    """A file that root alone may read, for a worker that is another user."""
     os.makedirs(os.path.dirname(path), exist_ok=True)
     with open(source, "rb") as given, open(path, "wb") as taken:
         while piece := given.read(1 << 20):

@@ -13,6 +13,7 @@ process's own generators would disturb each other. What a task expects as its an
 from __future__ import annotations
 
 import contextlib
+import ctypes
 import errno
 import importlib
 import json
@@ -20,6 +21,8 @@ import os
 import sys
 from collections.abc import Callable, Mapping
 from typing import Any
+
+PR_SET_DUMPABLE = 4
 
 LONGEST_ERROR = 2000
 """Characters of an exception's text."""
@@ -49,8 +52,12 @@ def serve(start: Callable[[], Answer]) -> None:
     end: a child's side of `worker_process`. (`python_worker`, a file by itself, has a loop of its
     own.)
 
-    Meanwhile standard output is standard error, and standard input is empty.
+    Meanwhile standard output is standard error, and standard input is empty; and no program that
+    an answer starts reads this process's memory or takes its connections (on Linux).
     """
+    if sys.platform == "linux":
+        # here, since a program that begins (exec) is open to its user's others again
+        ctypes.CDLL(None).prctl(PR_SET_DUMPABLE, 0, 0, 0, 0)
     questions = os.fdopen(os.dup(0), encoding="utf-8")
     answers = os.dup(1)
     os.dup2(2, 1)  # what a library prints is no answer

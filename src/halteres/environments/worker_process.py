@@ -26,7 +26,6 @@ import secrets
 import shutil
 import signal
 import socket
-import tempfile
 import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
@@ -34,6 +33,7 @@ from pathlib import Path
 from typing import Any, NoReturn
 
 from halteres.config import environ
+from halteres.environments.scratch_folders import make_folder
 from halteres.errors import EnvironmentFailed
 from halteres.process import Child
 
@@ -218,7 +218,7 @@ class WorkerProcess:
             _, self._printed = await asyncio.get_running_loop().create_connection(
                 lambda: _Printed(most, self.kill), sock=listening
             )
-            scratch = tempfile.mkdtemp(prefix="halteres-worker-")
+            scratch = make_folder()
             environment = self._environment
             if environment is None:
                 environment = environ.for_sandboxed()

@@ -21,8 +21,16 @@ from halteres.config.program import EnvironmentProgram, describe
 from halteres.config.resolution import Resolved
 from halteres.config.settings import ENV_WIRING, Settings
 from halteres.documents import DocumentError, read_json_lines
-from halteres.environments.cage import cage_missing
-from halteres.errors import HalteresError, InvalidConfig, NotFound, UserError, nearest
+from halteres.environments.cage import cage_missing, try_cage
+from halteres.errors import (
+    EnvironmentFailed,
+    HalteresError,
+    InvalidConfig,
+    NotFound,
+    UserError,
+    nearest,
+)
+from halteres.models import model_folder
 from halteres.models.shape import ModelShape, adapter_numbers
 from halteres.rewards.components import read_rubric
 from halteres.rewards.model_folder import ModelFolder, read_model_folder
@@ -33,6 +41,7 @@ from halteres.runs.planning.models import (
     LISTS,
     RUBRIC_FILES,
     components_of,
+    models_home,
     reward_folders,
 )
 from halteres.runs.planning.resources import Machine, gb, multiplies_bfloat16, workload_of
@@ -303,7 +312,7 @@ def check_environment(resolved: Resolved) -> EnvironmentProgram:
 
 def check_cage(resolved: Resolved) -> None:
     """Refuse a cage for scorers, where it is asked for, that this machine or this environment does
-    not have.
+    not have; one is started with the environment's Python, its file and its model's folder.
 
     Raises:
         InvalidConfig: it does not.
@@ -320,8 +329,22 @@ def check_cage(resolved: Resolved) -> None:
         )
     elif (missing := cage_missing()) is not None:
         rule = f"this machine has no cages for scorers: {missing}"
+    elif (failure := cage_failure(resolved)) is not None:
+        rule = f"the cage for its scorers does not start: {failure}"
     if rule is not None:
         raise refusal([Problem(field="env.cage", got=policy, rule=rule)])
+
+
+def cage_failure(resolved: Resolved) -> str | None:
+    """Why the cage of the environment's scorers does not start; None: it does."""
+    readable = [resolved.environment.path]
+    folder = model_folder(resolved.settings.inference.model, models_home())
+    if folder is not None:
+        readable.append(folder)
+    try:
+        return try_cage(resolved.environment.interpreter, *readable)
+    except EnvironmentFailed as failure:
+        return str(failure)
 
 
 def check_lines(data: Path) -> None:
