@@ -125,6 +125,7 @@ class WorkerPool:
         readable: Sequence[Path] = (),
         start_within_s: float,
         environment: Mapping[str, str] | None = None,
+        opening: Mapping[str, Any] | None = None,
     ) -> None:
         """Start none yet: the first question does.
 
@@ -134,6 +135,8 @@ class WorkerPool:
             readable: files and folders that a cage shows, read-only; none of them may hold the
                 user's home.
             start_within_s: until a worker is ready.
+            opening: what each worker is told before it is ready: what other users, who can read
+                arguments, are not to see.
             environment: variables of workers outside a cage, which then work in this process's
                 folder; by default few variables, and a scratch folder.
 
@@ -150,7 +153,7 @@ class WorkerPool:
                 )
         if site.ENABLE_USER_SITE:
             shown.append(Path(site.getusersitepackages()))
-        self._limits, self._start_within_s = limits, start_within_s
+        self._limits, self._start_within_s, self._opening = limits, start_within_s, opening
         self._command = _command(
             command, limits, caged=caged, readable=shown, stays=environment is not None
         )
@@ -234,6 +237,7 @@ class WorkerPool:
             start_within_s=self._start_within_s,
             limits=self._limits,
             environment=self._environment,
+            opening=self._opening,
         )
 
     async def _start(self, worker: WorkerProcess) -> None:
