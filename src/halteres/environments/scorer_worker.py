@@ -194,7 +194,7 @@ class Scorers:
             return f"({place})"
         if error.name in ABSENT:
             return f"({place}) A scorer's process has no `self.{error.name}`."
-        return f"({place}) {not_sent(error.name)}"
+        return f"({place}) {not_sent(str(error.name))}"
 
 
 def not_sent(name: str) -> str:
