@@ -31,7 +31,7 @@ WORKER = f"""
 import sys
 sys.path.insert(0, {str(GYM_WORKER.parent)!r})
 from gym_worker import serve
-serve(lambda: lambda question: {{"score": 1.0}})
+serve(lambda opening: lambda question: {{"score": 1.0}})
 """
 
 WITHIN_S = 60.0

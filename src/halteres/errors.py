@@ -20,6 +20,7 @@ HalteresError
 
 from __future__ import annotations
 
+import asyncio
 import difflib
 import re
 from collections.abc import Callable, Iterable, Iterator
@@ -167,6 +168,29 @@ def boundary(kind: type[HalteresError], where: str) -> Iterator[None]:
     except HalteresError:
         raise
     except Exception as error:
+        raise kind(f"{where} raised {type(error).__name__}: {error}.") from error
+
+
+@contextmanager
+def contained(kind: type[HalteresError], where: str) -> Iterator[None]:
+    """As `boundary`, in a task, of code that is given what a model wrote: what would end the event
+    loop leaves as `kind`, too.
+    """
+    with contained_exit(kind, where), boundary(kind, where):
+        yield
+
+
+@contextmanager
+def contained_exit(kind: type[HalteresError], where: str) -> Iterator[None]:
+    """SystemExit, and a cancellation that nobody asked this task for, leave as `kind`; all else
+    passes through.
+    """
+    try:
+        yield
+    except (SystemExit, asyncio.CancelledError) as error:
+        task = asyncio.current_task()
+        if isinstance(error, asyncio.CancelledError) and (task is None or task.cancelling()):
+            raise
         raise kind(f"{where} raised {type(error).__name__}: {error}.") from error
 
 

@@ -183,3 +183,35 @@ def test_a_reward_models_folder_is_meant_from_here_and_is_looked_at_first(
         CliRunner().invoke(
             app, ["env", "eval", "arithmetic", "--reward-model", "nowhere"], catch_exceptions=False
         )
+
+
+HANGS = """
+from halteres.environments.config import APIServerConfig, BaseEnvConfig
+from halteres.environments.single_turn import SingleTurnEnv
+
+class Hangs(SingleTurnEnv):
+    name = "hangs"
+
+    @classmethod
+    def config_init(cls):
+        return BaseEnvConfig(stuck_s=1), [APIServerConfig()]
+
+    async def evaluate(self, *args, **kwargs):
+        while True:
+            pass
+
+if __name__ == "__main__":
+    Hangs.cli()
+"""
+
+
+def test_an_evaluation_may_hang_for_as_long_as_its_own_file_says(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    file = tmp_path / "hangs.py"
+    file.write_text(HANGS)
+    monkeypatch.setattr(measurement, "WITHIN_S", 40)
+    folder = str(builtin_path(TINY))
+    exam = examination(str(file), None, folder)
+    with pytest.raises(EnvironmentFailed, match="gave no sign of life"):
+        measurement.measure(exam, Server(url="http://127.0.0.1:2"), {})

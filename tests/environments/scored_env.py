@@ -4,9 +4,12 @@ every worker imports it, too.
 
 from __future__ import annotations
 
+import asyncio
 import os
+import sys
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any, ClassVar
 
 from halteres.environments.base import BaseEnv
@@ -27,6 +30,7 @@ class Words(SingleTurnEnv):
 
     unsafe_scorer = True
     named: ClassVar[tuple[str, ...]] = ()  # attributes of the scorer's state
+    cases: tuple[int, ...] = ()
 
     def __init__(self, *arguments: Any) -> None:
         super().__init__(*arguments)
@@ -35,6 +39,7 @@ class Words(SingleTurnEnv):
     def load_dataset(self) -> None:
         """One attribute is new, one grows."""
         self.level = 1.5
+        self.cases = (1, 2, 3)
         self.words.append("loaded")
 
     async def get_next_item(self) -> Task:
@@ -52,7 +57,14 @@ class Words(SingleTurnEnv):
             "number": lambda: item.number / 7,
             "level": lambda: self.level,
             "words": lambda: len(self.words),
+            "cases": lambda: len(self.cases),
+            "default": lambda: len(getattr(self, "cases", ())),
+            "caught": self.caught,
             "process": os.getpid,
+            "arguments": lambda: len(Path("/proc/self/cmdline").read_bytes()),
+            "prompt": lambda: len(self.config.system_prompt or ""),
+            "leave": lambda: sys.exit(3),
+            "give up": self.give_up,
             "server": lambda: self.server,
             "nan": lambda: float("nan"),
             "text": lambda: "much",
@@ -62,8 +74,34 @@ class Words(SingleTurnEnv):
         }
         return asked.get(text, lambda: len(text) / 3)()
 
+    def caught(self) -> float:
+        """Goes on without what it does not have."""
+        try:
+            return len(self.cases)
+        except Exception:  # noqa: BLE001
+            return 0.0
+
+    def give_up(self) -> float:
+        """As what awaits a task does that something else has cancelled."""
+        raise asyncio.CancelledError("no time")
+
     def measure(self, item: Any, text: str) -> Mapping[str, float]:
         return {"own_process": float(os.getpid())}
+
+
+class Slow(Words):
+    """Its further figures are awaited."""
+
+    async def measure(self, item: Any, text: str) -> Mapping[str, float]:  # type: ignore[override]
+        await asyncio.sleep(0)
+        return {"length": float(len(text))}
+
+
+class Evaluating(Words):
+    """Scores where it evaluates."""
+
+    async def evaluate(self, *args: Any, **kwargs: Any) -> Mapping[str, float]:
+        return {"eval/score": await self.score(Task(1), "number")}
 
 
 class Alone(Words):

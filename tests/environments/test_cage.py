@@ -58,7 +58,7 @@ def answer(question):
     exec(question["code"], names)
     return {{"value": names.get("value")}}
 
-serve(lambda: answer)
+serve(lambda opening: answer)
 """
 
 only_linux = pytest.mark.skipif(sys.platform != "linux", reason="only Linux has namespaces")

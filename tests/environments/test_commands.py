@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+import re
 import signal
 from pathlib import Path
 from textwrap import dedent
@@ -307,3 +308,14 @@ def test_help_is_an_answer_not_an_error(capsys: pytest.CaptureFixture[str]) -> N
     assert capsys.readouterr().out.startswith(
         "usage: arithmetic.py serve|process|evaluate|describe"
     )
+
+
+@pytest.mark.parametrize("verb", ["process", "evaluate"])
+async def test_a_scorer_that_never_ends_ends_its_command_with_its_frame(
+    inference: Inference, tmp_path: Path, verb: str
+) -> None:
+    file = author_file(tmp_path, "while True: pass")
+    given = write_config(tmp_path, inference, stuck_s=1, total_steps=1, eval_tasks=1)
+    ended = await run(file, verb, "--config", str(given), within_s=40)
+    assert ended.code == 1
+    assert re.search(r'mine\.py", line \d+ in score', ended.stderr)

@@ -6,6 +6,9 @@ from __future__ import annotations
 
 import asyncio
 import json
+import os
+import subprocess
+import sys
 from collections import Counter
 from dataclasses import dataclass
 from pathlib import Path
@@ -255,6 +258,25 @@ def test_items_are_the_same_task_if_they_read_the_same() -> None:
     assert task_digest([long, range(1)]) != task_digest([long, range(2)])
     # no two of them could be told apart
     assert task_digest({"task": Nameless()}) is None
+
+
+def test_a_task_that_holds_sets_is_known_again_in_the_next_process() -> None:
+    """Whose hashes of texts begin with another seed."""
+    code = (
+        "from halteres.environments.quarantine import task_digest\n"
+        "print(task_digest({'words': set('abcdefgh'), 'pairs': [frozenset({('a', 1), ('b', 2)})]}))"
+    )
+    digests = {
+        subprocess.run(
+            [sys.executable, "-c", code],
+            env={**os.environ, "PYTHONHASHSEED": seed},
+            capture_output=True,
+            timeout=60,
+            check=True,
+        ).stdout
+        for seed in ("1", "2", "3")
+    }
+    assert len(digests) == 1
 
 
 def test_what_readers_of_a_run_look_for_is_what_is_written() -> None:

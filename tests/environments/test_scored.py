@@ -136,7 +136,7 @@ def test_an_unfit_group_is_named_by_its_field(changes: dict[str, Any], why: str)
         check(group(**changes), "env")
 
 
-@pytest.mark.parametrize("score", [math.nan, math.inf, -math.inf])
+@pytest.mark.parametrize("score", [math.nan, math.inf, -math.inf, 10**400])
 def test_a_score_that_is_not_finite_is_typed(score: float) -> None:
     with pytest.raises(NotFiniteScore):
         finite(score, "env.score")

@@ -4,6 +4,7 @@ scorers see, and fail by name.
 
 from __future__ import annotations
 
+import asyncio
 import base64
 import itertools
 import json
@@ -19,6 +20,7 @@ from typing import Any
 
 import pytest
 from deadlines import until
+from pydantic import Field
 
 from halteres.environments import scorers
 from halteres.environments.arithmetic import ArithmeticEnv
@@ -35,7 +37,7 @@ from halteres.rollouts.rng import Draw
 from . import scored_env
 from .fakes import Inference, config, processes_naming, run, server, write_config
 from .hostile_env import ACTS, KINDS, HostileConfig, answer_of_kind, ways_out
-from .scored_env import Alone, Bare, Count, Plain, Summed, Task, Words
+from .scored_env import Alone, Bare, Count, Evaluating, Plain, Slow, Summed, Task, Words
 
 HOSTILE = Path(__file__).with_name("hostile_env.py")
 NO_CAGES = "This kernel has no user namespaces."
@@ -118,10 +120,20 @@ async def test_a_scorer_sees_what_its_state_names_as_it_is_now() -> None:
 
 
 @pytest.mark.parametrize(
-    ("said", "name"), [("level", "level"), ("words", "words"), ("server", "server")]
+    ("said", "name"),
+    [
+        ("level", "level"),
+        ("words", "words"),
+        ("cases", "cases"),
+        ("default", "cases"),
+        ("caught", "cases"),
+        ("server", "server"),
+    ],
 )
 async def test_a_scorer_that_reads_what_it_does_not_have_says_so(said: str, name: str) -> None:
-    """Also of an attribute that the worker's environment has, but as it was made."""
+    """Also of an attribute that the worker's environment has, but as it was made, or its class has;
+    also where it would go on without.
+    """
     async with ready(words()) as env:
         with pytest.raises(EnvironmentFailed) as failure:
             await env.call_scorer("score", Task(1), said)
@@ -166,27 +178,61 @@ async def test_an_episode_is_scored_with_its_own_attributes(inference: Inference
     assert found == [(1.0, 9)] * 3
 
 
-async def test_what_no_author_wrote_needs_no_worker(inference: Inference) -> None:
-    env = Summed(MultiTurnConfig(), [server(inference)])
-    async with ready(env):
-        assert await env.call_scorer("score_episode", ()) == 0.0
-        assert await env.call_measure(()) == {}
+@pytest.mark.parametrize("policy", ["on", "off"])
+async def test_measure_may_be_awaited(policy: str) -> None:
+    async with ready(Slow(config(cage=policy), [APIServerConfig()])) as env:
+        assert await env.call_measure(Task(1), "four") == {"length": 4.0}
+
+
+@pytest.mark.parametrize("said", ["leave", "give up"])
+async def test_a_scorer_in_this_process_cannot_end_it(inference: Inference, said: str) -> None:
+    inference.answer = lambda prompt, digest: said
+    async with ready(Words(config(cage="off", rollout_retries=0), [server(inference)])) as env:
+        outcome = await settled(env, Task(1))
+    assert {failure.code for failure in outcome.failures} == {"env_error"}
+
+
+async def test_cancellation_passes_through_a_scorer() -> None:
+    begun = asyncio.Event()
+
+    class Waits(Plain):
+        async def score(self, item: Any, text: str) -> float:  # type: ignore[override]
+            begun.set()
+            await asyncio.Event().wait()
+            return 1.0
+
+    async with ready(Waits(config(cage="off"), [APIServerConfig()])) as env:
+        call = asyncio.create_task(env.call_scorer("score", None, "x"))
+        async with asyncio.timeout(10):
+            await begun.wait()
+            call.cancel()
+            await asyncio.gather(call, return_exceptions=True)
+    assert call.cancelled()
+
+
+async def test_settings_are_not_in_a_workers_arguments_however_long_they_are() -> None:
+    async with ready(words(system_prompt="x" * 3_000_000)) as env:
+        assert await env.call_scorer("score", Task(1), "prompt") == 3_000_000
+        assert await env.call_scorer("score", Task(1), "arguments") < 100_000
 
 
 def test_a_worker_is_made_without_logins_keys_and_what_is_written(tmp_path: Path) -> None:
     class Keyed(BaseEnvConfig):
         hub_token: str = ""
+        judge: dict[str, Any] = Field(default_factory=dict)
 
     Keyed.__module__, Keyed.__qualname__ = "environments.scored_env", "Keyed"
     scored_env.Keyed = Keyed  # type: ignore[attr-defined]
     given = Keyed(
         hub_token="hf_0123456789",
+        judge={"urls": ["http://any:PASSWORD@localhost:2"], "api_key": "hf_0123456789", "most": 2},
         rollout_server_url="http://any:PASSWORD@localhost:1",
         run_dir=str(tmp_path),
         rewards=({"name": "own", "environment": True},),
     )
     text = base64.b64decode(scorers.made_with(given, tmp_path))
     made, its_server = pickle.loads(text)  # noqa: S301 - what was just made
+    assert made.judge["most"] == 2
     assert b"PASSWORD" not in text and b"hf_0123456789" not in text
     assert (made.run_dir, made.rewards, made.cage) == (None, (), "off")
     assert made.tokenizer_name == str(tmp_path)
@@ -267,6 +313,29 @@ async def test_an_author_may_call_attributes_what_they_like(inference: Inference
     assert (group["scores"], env.scored) == ([0.5] * 4, 4)
 
 
+REWARD_FILES = {
+    "rewards.py": "import os\nunsafe_scorer = 1\n"
+    "def process(completions, **columns):\n    return [float(os.getpid())] * len(completions)\n",
+    "exports.py": "from rewards_of_another_file import process\n",
+}
+
+
+@pytest.mark.parametrize("name", ["rewards.py", "exports.py"])
+async def test_a_function_of_an_unsafe_file_runs_apart_whoever_exports_it(
+    inference: Inference, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, name: str
+) -> None:
+    (tmp_path / "rewards.py").write_text(REWARD_FILES["rewards.py"])
+    (tmp_path / "exports.py").write_text(REWARD_FILES["exports.py"])
+    (tmp_path / "rewards_of_another_file.py").write_text(REWARD_FILES["rewards.py"])
+    monkeypatch.syspath_prepend(tmp_path)
+    component = {"name": "process", "function": f"{tmp_path / name}:process"}
+    env = Plain(config(rewards=[component]), [server(inference)])
+    env.prompt = lambda item: "Question?"  # type: ignore[method-assign]
+    async with ready(env):
+        (group,) = (await settled(env, 1)).groups
+    assert group["scores"][0] != os.getpid()
+
+
 def refused(kind: type[BaseEnv], policy: str) -> list[str]:
     overrides = Overrides(env={"cage": policy})
     return [problem.field for problem in settings_of(kind, overrides).problems]
@@ -275,13 +344,18 @@ def refused(kind: type[BaseEnv], policy: str) -> list[str]:
 def test_a_cage_is_refused_where_scoring_cannot_be_separated() -> None:
     assert refused(Bare, "on") == ["cage"]
     assert refused(Alone, "auto") == ["cage"], "its class names unsafe_scorer"
-    assert [refused(kind, "off") for kind in (Bare, Alone)] == [[], []]
+    assert [refused(kind, "auto") for kind in (Evaluating, Summed)] == [["cage"], ["cage"]]
+    assert [refused(kind, "off") for kind in (Bare, Alone, Evaluating, Summed)] == [[]] * 4
     assert refused(Bare, "auto") == []
     assert [refused(kind, "on") for kind in (Plain, Words, Count)] == [[], [], []]
     described = describe(Bare, parse(["describe", "--env.cage", "on"]))
     (problem,) = described["problems"]
     assert problem["rule"].startswith("Bare scores in its own `collect_trajectory`")
     assert "write `score`" in problem["rule"]
+    with pytest.raises(InvalidConfig, match="Summed scores in its `step`"):
+        Summed(MultiTurnConfig(), [APIServerConfig()])
+    with pytest.raises(InvalidConfig, match="Write `eval_items`"):
+        Evaluating(BaseEnvConfig(), [APIServerConfig()])
     with pytest.raises(InvalidConfig, match="collect_trajectory"):
         Bare(BaseEnvConfig(cage="on"), [APIServerConfig()])
 

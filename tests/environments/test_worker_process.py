@@ -45,7 +45,7 @@ def answer(question):
     exec(question["code"], names)
     return {{"value": names.get("value")}}
 
-serve(lambda: answer)
+serve(lambda opening: answer)
 """
 
 PID = "import os\nvalue = os.getpid()"

@@ -62,6 +62,7 @@ async def test_it_takes_as_many_of_the_columns_as_it_names(tmp_path: Path) -> No
         ("None", "NoneType"),
         ("[1.0, float('nan')]", "completion 1 the value nan"),
         ("[1.0, '2']", "completion 1 the text '2'"),
+        ("[1.0, 10**400]", "completion 1 the value 1000"),
     ],
 )
 async def test_an_answer_of_another_shape_is_no_score(
@@ -70,6 +71,16 @@ async def test_an_answer_of_another_shape_is_no_score(
     reward = function(tmp_path, f"def reward(completions):\n    return {returned}\n")
     with pytest.raises(ScorerFailed, match=sentence):
         await reward({}, SAMPLES)
+
+
+@pytest.mark.parametrize("begins", ["def", "async def"])
+async def test_a_function_that_would_end_the_process_gives_no_score(
+    tmp_path: Path, begins: str
+) -> None:
+    text = f"{begins} reward(completions):\n    raise SystemExit(2)\n"
+    async with asyncio.timeout(20):
+        with pytest.raises(ScorerFailed, match="SystemExit: 2"):
+            await function(tmp_path, text)({}, SAMPLES)
 
 
 async def test_what_nobody_gives_it_is_named(tmp_path: Path) -> None:

@@ -41,6 +41,7 @@ from halteres.errors import (
     NotFound,
     UserError,
     boundary,
+    contained,
 )
 from halteres.files import replace_file
 from halteres.models import builtin_path
@@ -163,7 +164,7 @@ class BaseEnv:
         if workers is not None and workers.has(method):
             return await workers.score(self, method, arguments)
         where = f"{self.title}.{method}"
-        with boundary(EnvironmentFailed, where):
+        with contained(EnvironmentFailed, where):
             score = await awaited(getattr(self, method)(*arguments))
         return finite(score, where)
 
@@ -174,8 +175,8 @@ class BaseEnv:
             if not workers.has(MEASURE):
                 return {}
             return await workers.measure(self, arguments)
-        with boundary(EnvironmentFailed, f"{self.title}.{MEASURE}"):
-            return getattr(self, MEASURE)(*arguments)
+        with contained(EnvironmentFailed, f"{self.title}.{MEASURE}"):
+            return await awaited(getattr(self, MEASURE)(*arguments))
 
     async def setup(self) -> None:
         """Called once, before the first item; by default it calls `load_dataset`."""
@@ -211,7 +212,7 @@ class BaseEnv:
 
         async def one(rollout: int, attempt: int) -> list[ScoredDataItem]:
             where = f"{self.title}.collect_trajectory"
-            with one_rollout(rollout, attempt), boundary(EnvironmentFailed, where):
+            with one_rollout(rollout, attempt), contained(EnvironmentFailed, where):
                 scored, more = await self.collect_trajectory(item)
             backlog.extend(more or ())
             if not scored:

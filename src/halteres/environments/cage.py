@@ -168,6 +168,7 @@ class WorkerPool:
         readable: Sequence[Path] = (),
         start_within_s: float,
         environment: Mapping[str, str] | None = None,
+        opening: Mapping[str, Any] | None = None,
     ) -> None:
         """Start none yet: the first question does. Remove the folders that workers of killed
         processes have left.
@@ -178,6 +179,8 @@ class WorkerPool:
             readable: files and folders that a cage shows, read-only; none of them may hold the
                 user's home.
             start_within_s: until a worker is ready.
+            opening: what each worker is told before it is ready: what other users, who can read
+                arguments, are not to see.
             environment: variables of workers outside a cage, which then work in this process's
                 folder; by default few variables, and a scratch folder.
 
@@ -195,7 +198,7 @@ class WorkerPool:
                 )
         if site.ENABLE_USER_SITE:
             shown.append(Path(site.getusersitepackages()))
-        self._limits, self._start_within_s = limits, start_within_s
+        self._limits, self._start_within_s, self._opening = limits, start_within_s, opening
         self._command = _command(
             command, limits, caged=caged, readable=shown, stays=environment is not None
         )
@@ -279,6 +282,7 @@ class WorkerPool:
             start_within_s=self._start_within_s,
             limits=self._limits,
             environment=self._environment,
+            opening=self._opening,
         )
 
     async def _start(self, worker: WorkerProcess) -> None:

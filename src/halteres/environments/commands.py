@@ -261,10 +261,10 @@ async def _run(kind: Kind, arguments: Arguments) -> str:
             return ""
         if arguments.verb == "process":
             with _author_at_fault(kind, "process"):
-                return str(await process(env))
+                return str(await process(env, env.config.stuck_s))
         with _author_at_fault(kind, "setup"):
             await set_up(env)
-        async with beating():
+        async with beating(env.config.stuck_s):
             with _author_at_fault(kind, "evaluate"):
                 return json.dumps(dict(await env.evaluate() or env.last_evaluation))
     except HalteresError as error:

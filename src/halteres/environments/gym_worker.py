@@ -44,13 +44,13 @@ def main() -> None:
     """Answer questions about the environment that the arguments name."""
     kind, *arguments = sys.argv[1:]
     start = {"reasoning": reasoning_task, "text": text_environment}[kind]
-    serve(lambda: start(*arguments))
+    serve(lambda opening: start(*arguments))
 
 
-def serve(start: Callable[[], Answer]) -> None:
+def serve(start: Callable[[Callable[[], Mapping[str, Any]]], Answer]) -> None:
     """Say that what `start` makes is there, or why not; then answer with it until the questions
     end: a child's side of `worker_process`. (`python_worker`, a file by itself, has a loop of its
-    own.)
+    own.) `start` may read the line that the parent sends before questions, its opening.
 
     Meanwhile standard output is standard error, and standard input is empty; and no program that
     an answer starts reads this process's memory or takes its connections (on Linux).
@@ -65,7 +65,7 @@ def serve(start: Callable[[], Answer]) -> None:
     os.dup2(nothing, 0)
     os.close(nothing)
     made: list[Answer] = []
-    send(answers, reply(lambda: made.append(start()) or {}))
+    send(answers, reply(lambda: made.append(start(lambda: json.loads(questions.readline()))) or {}))
     for line in questions:
         question = json.loads(line)
         number = question.pop("id", None)

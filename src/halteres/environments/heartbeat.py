@@ -79,8 +79,11 @@ _heartbeat: Heartbeat | None = None  # of this process
 
 
 @asynccontextmanager
-async def beating() -> AsyncIterator[None]:
-    """Inside, this process gives its heartbeat, where it was asked for one."""
+async def beating(ends_after_s: float = 0.0) -> AsyncIterator[None]:
+    """Inside, this process gives its heartbeat, where it was asked for one. Where nobody watches it
+    and its loop hangs for `ends_after_s`, it writes its stack to standard error and ends with code
+    1, whatever holds it; 0: it does not.
+    """
     global _heartbeat
     asked, heartbeat = environ.heartbeat(), None
     if asked is not None:
@@ -88,7 +91,8 @@ async def beating() -> AsyncIterator[None]:
         with contextlib.suppress(OSError):
             heartbeat = Heartbeat(asked.file, asked.limit_s)
     if asked is None or heartbeat is None:
-        yield
+        async with _ending_itself(ends_after_s):
+            yield
         return
     _heartbeat = heartbeat
     loop = asyncio.get_running_loop()
@@ -103,6 +107,27 @@ async def beating() -> AsyncIterator[None]:
         await asyncio.gather(task, return_exceptions=True)
         heartbeat.close()
         asked.file.unlink(missing_ok=True)
+
+
+@asynccontextmanager
+async def _ending_itself(after_s: float) -> AsyncIterator[None]:
+    if after_s <= 0:
+        yield
+        return
+
+    async def put_off() -> None:
+        while True:
+            with contextlib.suppress(io.UnsupportedOperation, AttributeError):
+                faulthandler.dump_traceback_later(after_s, exit=True, file=sys.stderr)
+            await asyncio.sleep(min(SLOWEST_BEAT_S, after_s / BEATS_PER_LIMIT))
+
+    task = asyncio.get_running_loop().create_task(put_off(), name="hang limit")
+    try:
+        yield
+    finally:
+        task.cancel()
+        await asyncio.gather(task, return_exceptions=True)
+        faulthandler.cancel_dump_traceback_later()
 
 
 @contextmanager

@@ -25,7 +25,7 @@ from halteres.environments.base import Backlog, BaseEnv, awaited
 from halteres.environments.config import BaseEnvConfig, setting
 from halteres.environments.evaluating import Answer
 from halteres.environments.scored import ScoredDataItem, finite, items_of
-from halteres.errors import EnvironmentFailed, boundary
+from halteres.errors import EnvironmentFailed, boundary, contained
 from halteres.rewards.functions import Sample
 from halteres.rollouts.chat import Chat
 from halteres.rollouts.rng import episode_rng, one_rollout
@@ -137,7 +137,9 @@ class MultiTurnEnv(BaseEnv):
         """
         return math.fsum(turn.reward for turn in turns)
 
-    def measure(self, turns: Sequence[Turn]) -> Mapping[str, float]:
+    def measure(
+        self, turns: Sequence[Turn]
+    ) -> Mapping[str, float] | Awaitable[Mapping[str, float]]:
         """Further metrics of an ended episode; their means appear as train/… and eval/…"""
         return {}
 
@@ -215,7 +217,7 @@ class MultiTurnEnv(BaseEnv):
     async def _step(self, reply: Reply) -> tuple[Step, list[dict[str, Any]]]:
         """What the environment answers, and its messages as such."""
         where = f"{self.title}.step"
-        with boundary(EnvironmentFailed, where):
+        with contained(EnvironmentFailed, where):
             step: Any = await awaited(self.step(reply))
             if not isinstance(step, Step):
                 raise TypeError(f"a Step is expected, not {type(step).__name__}")

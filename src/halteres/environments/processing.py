@@ -30,8 +30,12 @@ ITEMS_PER_GROUP = 10  # so many items may fail or be dropped for each group of t
 log = logging.getLogger(__name__)
 
 
-async def process(env: BaseEnv) -> Path:
+async def process(env: BaseEnv, ends_after_s: float = 0.0) -> Path:
     """Write `total_steps` groups, one line each; the file's path.
+
+    Args:
+        ends_after_s: seconds for which the event loop may hang before the process ends itself
+            (`heartbeat.beating`); 0: no limit.
 
     Raises:
         InvalidConfig: `total_steps` is not given.
@@ -55,7 +59,7 @@ async def process(env: BaseEnv) -> Path:
             number += 1
             file = path.with_name(f"{path.stem}_{number}{path.suffix}")
     made = 0
-    async with beating():
+    async with beating(ends_after_s):
         async for group in _groups(env, size):
             append_row(file, {name: value for name, value in group.items() if name not in OWN})
             made += 1

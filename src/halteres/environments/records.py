@@ -275,8 +275,8 @@ def finish_of(group: ScoredDataGroup, rollout: int, tokenizer: Tokenizer) -> str
 
 
 def as_json(item: Any, longest: int | None = LONGEST_ITEM) -> Any:
-    """An item as JSON: fields of a dataclass, JSON as it is, the beginning of anything else's text
-    (`longest` characters; None: all of it).
+    """An item as JSON: fields of a dataclass, JSON as it is, a set in order, the beginning of
+    anything else's text (`longest` characters; None: all of it).
     """
     if dataclasses.is_dataclass(item) and not isinstance(item, type):
         item = dataclasses.asdict(item)
@@ -284,6 +284,9 @@ def as_json(item: Any, longest: int | None = LONGEST_ITEM) -> Any:
         return {str(name): as_json(value, longest) for name, value in item.items()}
     if isinstance(item, list | tuple):
         return [as_json(value, longest) for value in item]
+    if isinstance(item, set | frozenset):
+        # its own order is another one in every process
+        return sorted((as_json(value, longest) for value in item), key=json.dumps)
     if isinstance(item, str | int | float | bool | None):
         return item
     return repr(item)[:longest]

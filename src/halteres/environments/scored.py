@@ -119,11 +119,15 @@ def finite(score: Any, where: str) -> float:
     """The score as a number.
 
     Raises:
-        NotFiniteScore: NaN or infinite.
+        NotFiniteScore: NaN, infinite, or too large for a float.
         EnvironmentFailed: no number.
     """
     try:
         value = float(score)
+    except OverflowError as error:  # a whole number that no float holds
+        raise NotFiniteScore(
+            f"{where} gave a score that is too large.", "A score is a finite number."
+        ) from error
     except (TypeError, ValueError) as error:
         raise EnvironmentFailed(
             f"{where} gave {score!r} as a score.", "A score is a number."

@@ -1,9 +1,11 @@
 """The process in which an author's scorers run, or a reward function: it imports the file, makes
 the environment once, without `setup`, and answers its parent (`scorers`).
 
-    python -c START PLACE [SETTINGS]        START: `scorers.START`
+    python -c START PLACE        START: `scorers.START`
 
-One line of JSON answers each line of JSON (`gym_worker.serve`). What comes in holds pickles, from a
+One line of JSON answers each line of JSON (`gym_worker.serve`); where an environment is to be made,
+what it is made with comes first, in a line that other users cannot read as they could arguments.
+What comes in holds pickles, from a
 parent that is trusted; what goes out is JSON alone, since a model's text may have taken this
 process over. Its limits and its death are its parent's (`cage`, `worker_process`).
 """
@@ -20,7 +22,8 @@ import math
 import pickle
 import sys
 import traceback
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from functools import cached_property
 from pathlib import Path
 from types import ModuleType
 from typing import Any
@@ -39,25 +42,32 @@ ABSENT = ("server", "records", "rewards", "scorer_workers")
 """Attributes of an environment that reach beyond this process: it has none of them."""
 
 
+class NotSent(RuntimeError):
+    """A scorer reads an attribute that was not sent; no AttributeError, for which there may be a
+    default.
+    """
+
+
 def main() -> None:
     """Answer questions about the scorers that the arguments name."""
-    serve(lambda: start(*sys.argv[1:]))
+    serve(lambda opening: start(sys.argv[1], opening))
 
 
-def start(place: str, settings: str | None = None) -> Answer:
-    """Import the file; make the environment where there are settings.
+def start(place: str, opening: Callable[[], Mapping[str, Any]]) -> Answer:
+    """Import the file; make the environment where its settings come.
 
     Args:
         place: JSON: `file`; `module`, its name in the parent; `name`, of a class or a function in
-            it; `path`, the parent's `sys.path`, which is set already.
-        settings: a pickle in base64: the environment's config, and its server's.
+            it; `path`, the parent's `sys.path`, which is set already; `is_opened`: settings come.
+        opening: reads the line that comes before questions: `settings`, a pickle in base64: the
+            environment's config, and its server's.
     """
     given = json.loads(place)
     module = imported(given["file"], given["module"])
     found = vars(module)[given["name"]]
-    if settings is None:
+    if not given["is_opened"]:
         return Scorers(given["file"], {given["name"]: found}).answer
-    config, server = pickle.loads(base64.b64decode(settings))  # noqa: S301 - of the parent
+    config, server = _unpickled(opening()["settings"])
     env = found(config, [server])
     for name in ABSENT:
         vars(env).pop(name, None)
@@ -95,8 +105,13 @@ class Scorers:
     def __init__(self, file: str, functions: Mapping[str, Any], env: Any = None) -> None:
         self._file, self._functions, self._env = file, functions, env
         self._made: dict[str, Any] = {}  # attributes as the environment was made with
+        self._not_sent = set[
+            str
+        ]()  # attributes that the parent's environment alone has as they are
+        self._missed: NotSent | None = None  # of the first of them that the present call has read
         if env is not None:
             self._made = dict(vars(env))
+            self._watch(type(env))
         self._state_id: str | None = None
         # one for all questions: what a coroutine leaves in a loop is there for the next
         self._runner = asyncio.Runner()
@@ -121,16 +136,41 @@ class Scorers:
         for name in absent:
             attributes.pop(name, None)
         attributes.update(given)
+        # what is computed where it is read is computed here, too
+        self._not_sent = {
+            name
+            for name in absent
+            if not isinstance(inspect.getattr_static(self._env, name, None), cached_property)
+        }
         self._state_id = state_id
 
+    def _watch(self, kind: Any) -> None:
+        """Refuse to read what was not sent, also where the class has a value of that name, and
+        `getattr` a default.
+        """
+        usual = kind.__getattribute__
+
+        def look_up(env: Any, name: str) -> Any:
+            if env is self._env and name in self._not_sent and name not in usual(env, "__dict__"):
+                missed = NotSent(not_sent(name))
+                self._missed = self._missed or missed
+                raise missed
+            return usual(env, name)
+
+        kind.__getattribute__ = look_up
+
     async def _call(self, name: str, arguments: Sequence[Any], keywords: Mapping[str, Any]) -> Any:
-        method = self._functions.get(name)
-        if method is None:
-            method = getattr(self._env, name)
+        self._missed = None
         try:
+            method = self._functions.get(name)
+            if method is None:
+                method = getattr(self._env, name)
             value = method(*arguments, **keywords)
             if inspect.isawaitable(value):
                 value = await value
+            # a scorer that goes on without it would give another score
+            if self._missed is not None:
+                raise self._missed
         except Exception as error:
             error.add_note(self._advice(name, error))
             raise
@@ -154,10 +194,15 @@ class Scorers:
             return f"({place})"
         if error.name in ABSENT:
             return f"({place}) A scorer's process has no `self.{error.name}`."
-        return (
-            f"({place}) The process of the scorers does not have `self.{error.name}` as it is now: "
-            "name it in scorer_state()."
-        )
+        return f"({place}) {not_sent(str(error.name))}"
+
+
+def not_sent(name: str) -> str:
+    """What to do about an attribute that the parent's environment alone has as it is."""
+    return (
+        f"The process of the scorers does not have `self.{name}` as it is now: "
+        "name it in scorer_state()."
+    )
 
 
 def plain(value: Any) -> Any:
@@ -174,7 +219,7 @@ def plain(value: Any) -> Any:
         return [plain(one) for one in value]
     try:
         number = float(value)
-    except (TypeError, ValueError):
+    except (TypeError, ValueError, OverflowError):
         number = math.nan
     if math.isfinite(number):
         return number

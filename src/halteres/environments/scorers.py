@@ -19,12 +19,15 @@ from pathlib import Path
 from types import ModuleType
 from typing import Any, ClassVar, Protocol
 
+from pydantic import BaseModel
+
 import halteres
 from halteres.environments.cage import START_S, WorkerLimits, WorkerPool, cage_missing
 from halteres.environments.config import APIServerConfig, BaseEnvConfig
 from halteres.environments.scored import finite
 from halteres.environments.worker_process import WorkerSaidTooMuch
 from halteres.errors import EnvironmentFailed, InvalidConfig, boundary
+from halteres.logins import without_logins
 from halteres.process import usable_cores
 from halteres.redaction import is_secret_setting
 
@@ -101,6 +104,22 @@ def inseparable(kind: type[ScoredEnv], config: BaseEnvConfig) -> str | None:
                 f"{kind.__name__} scores in its own `{name}`, which cannot be separated from the "
                 f"process that samples. {SEPARATE}"
             )
+    if kind.scores_in_worker:
+        return None
+    evaluate = getattr(kind, "evaluate", None)
+    if evaluate is not None and evaluate.__module__ not in OURS:
+        return (
+            f"{kind.__name__} has an `evaluate` of its own, and what that scores would be scored "
+            "in this process. Write `eval_items` in its place; or set env.cage to off, where what "
+            "the model writes is never run."
+        )
+    score_episode = getattr(kind, "score_episode", None)
+    if score_episode is not None and score_episode.__module__ in OURS:
+        return (
+            f"{kind.__name__} scores in its `step`, which cannot be separated from the process "
+            "that samples. Write `score_episode`, and score there; or set env.cage to off, where "
+            "what the model writes is never run."
+        )
     return None
 
 
@@ -140,14 +159,15 @@ class Scorers:
             self._has_cage()
         if _takes(config, kind.unsafe_scorer) and not kind.scores_in_worker:
             module = sys.modules.get(kind.__module__)
-            workers = self._open(module, kind.__qualname__, made_with(config, tokenizer))
+            opening = {"settings": made_with(config, tokenizer)}
+            workers = self._open(module, kind.__qualname__, opening)
             self.of_environment = EnvironmentScorers(workers, kind, config.scorer_timeout_s)
 
     def function(self, module: ModuleType, name: str, within_s: float) -> FunctionScorer | None:
         """A reward function in workers, where a call may take so many seconds; None: it is called
         in this process.
         """
-        if not _takes(self._config, vars(module).get("unsafe_scorer") is True):
+        if not _takes(self._config, _is_of_unsafe_file(module, name)):
             return None
         return FunctionScorer(self._open(module, name), name, within_s)
 
@@ -156,7 +176,9 @@ class Scorers:
         if self.of_environment is not None:
             self.of_environment.close()
 
-    def _open(self, module: ModuleType | None, name: str, *settings: str) -> Workers:
+    def _open(
+        self, module: ModuleType | None, name: str, opening: Mapping[str, Any] | None = None
+    ) -> Workers:
         if module is None or not module.__file__ or "." in name:
             raise InvalidConfig(
                 f"'{name}' cannot be called in a process of its own.",
@@ -167,9 +189,11 @@ class Scorers:
             "module": module.__name__,
             "name": name,
             "path": [str(Path(folder).absolute()) for folder in sys.path],
+            "is_opened": opening is not None,
         }
         return Workers(
-            (sys.executable, "-c", START, json.dumps(place), *settings),
+            (sys.executable, "-c", START, json.dumps(place)),
+            opening=opening,
             limits=WorkerLimits(
                 memory_bytes=self._config.scorer_memory_mb << 20, calls=self._config.scorer_calls
             ),
@@ -191,6 +215,19 @@ class Scorers:
         return False
 
 
+def _is_of_unsafe_file(module: ModuleType, name: str) -> bool:
+    """Whether a function's file names itself unsafe: the one that it is called by, or the one that
+    it was written in.
+    """
+    function: Any = vars(module).get(name)
+    modules = [module]
+    while function is not None:
+        modules += [sys.modules.get(str(getattr(function, "__module__", "")), module)]
+        # of a decorated one, and of a `functools.partial`
+        function = getattr(function, "__wrapped__", None) or getattr(function, "func", None)
+    return any(vars(one).get("unsafe_scorer") for one in modules)
+
+
 class Workers:
     """The workers that have one file's scorers: started with the first question."""
 
@@ -198,11 +235,12 @@ class Workers:
         self,
         command: Sequence[str],
         *,
+        opening: Mapping[str, Any] | None,
         limits: WorkerLimits,
         caged: bool,
         readable: Sequence[Path],
     ) -> None:
-        self._command, self._limits = command, limits
+        self._command, self._opening, self._limits = command, opening, limits
         self._caged, self._readable = caged, readable
         self._pool: WorkerPool | None = None
 
@@ -216,6 +254,7 @@ class Workers:
                 caged=self._caged,
                 readable=[*self._readable, *imported_files()],
                 start_within_s=START_S,
+                opening=self._opening,
             )
         return await self._pool.ask(question, within_s)
 
@@ -364,9 +403,37 @@ def made_with(config: BaseEnvConfig, tokenizer: Path) -> str:
     for name, field in fields.items():
         if is_secret_setting(name):
             changes[name] = field.get_default(call_default_factory=True)
+        elif name not in CLEARED:
+            changes[name] = without_secrets(getattr(config, name))
     changes |= {"cage": "off", "tokenizer_name": str(tokenizer.absolute())}
     made = config.model_copy(update=changes), APIServerConfig()
     return _pickled(made, "The environment's config")
+
+
+def without_secrets(value: Any) -> Any:
+    """A setting without the logins of its addresses, and without what is named like a secret
+    within it: of JSON, and of pydantic's models.
+
+    >>> without_secrets({"judge": {"url": "http://any:KEY@host", "api_key": "KEY", "most": 2}})
+    {'judge': {'url': 'http://***@host', 'api_key': None, 'most': 2}}
+    """
+    if isinstance(value, str):
+        return without_logins(value)
+    if type(value) in (list, tuple):
+        return type(value)(without_secrets(one) for one in value)
+    if type(value) is dict:
+        return {
+            name: None if is_secret_setting(str(name)) else without_secrets(one)
+            for name, one in value.items()
+        }
+    if isinstance(value, BaseModel):
+        changes: dict[str, Any] = {}
+        for name in type(value).model_fields:
+            changes[name] = None
+            if not is_secret_setting(name):
+                changes[name] = without_secrets(getattr(value, name))
+        return value.model_copy(update=changes)
+    return value
 
 
 def _question(method: str, arguments: Sequence[Any], keywords: Mapping[str, Any]) -> dict[str, Any]:

@@ -36,7 +36,7 @@ class SingleTurnEnv(BaseEnv):
         """Another name of `score_answer`; write either."""
         return self.score_answer(item, text)
 
-    def measure(self, item: Any, text: str) -> Mapping[str, float]:
+    def measure(self, item: Any, text: str) -> Mapping[str, float] | Awaitable[Mapping[str, float]]:
         """Further metrics of an answer; their means appear as train/… and eval/…"""
         return {}
 

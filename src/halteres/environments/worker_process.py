@@ -130,16 +130,18 @@ class WorkerProcess:
         start_within_s: float,
         limits: WorkerLimits = NO_LIMITS,
         environment: Mapping[str, str] | None = None,
+        opening: Mapping[str, Any] | None = None,
     ) -> None:
         """Remember how to start it.
 
         Args:
+            opening: what it is told before it is ready, and other users are not to read.
             limits: those that are this side's to hold: what it prints, and when it is replaced.
             environment: its variables; by default ours without secrets. `TMPDIR` is a folder of its
                 own, which is removed after its end.
         """
         self._command, self._start_within_s = tuple(command), start_within_s
-        self._limits, self._environment = limits, environment
+        self._limits, self._environment, self._opening = limits, environment, opening
         self._child: Child | None = None
         self._turn = asyncio.Lock()
         self._num_answers, self._busy_s, self._num_killed_before = 0, 0.0, 0
@@ -236,6 +238,8 @@ class WorkerProcess:
                 self._writer.transport.abort()
                 self._printed.close()
                 raise WorkerLost("The worker could not be started.", f"{error}.") from error
+        if self._opening is not None:
+            self._writer.write(json.dumps(self._opening).encode() + b"\n")
         await self._answer(self._start_within_s, None)
 
     async def _answer(self, within_s: float, number: str | None) -> Mapping[str, Any]:

@@ -25,7 +25,7 @@ from pathlib import Path
 from types import ModuleType
 from typing import Any, Protocol
 
-from halteres.errors import InvalidConfig, ScorerFailed
+from halteres.errors import InvalidConfig, ScorerFailed, contained_exit
 from halteres.text import Message
 
 VARIADIC = (inspect.Parameter.VAR_POSITIONAL, inspect.Parameter.VAR_KEYWORD)
@@ -127,7 +127,8 @@ class RewardFunction:
         if self._elsewhere is not None:
             given = await self._elsewhere(arguments)
         elif inspect.iscoroutinefunction(self._function):
-            given = await self._function(**arguments)
+            with contained_exit(ScorerFailed, self._name):
+                given = await self._function(**arguments)
         else:
             given = await _in_thread(lambda: self._function(**arguments))
         if isinstance(given, str) or not isinstance(given, Sequence) or len(given) != len(samples):
@@ -143,7 +144,7 @@ class RewardFunction:
                 raise ScorerFailed(
                     f"{self._name} gave completion {number} the text {one!r}.", "A number is due."
                 )
-            if one is not None and not math.isfinite(one):
+            if one is not None and not _is_finite(one):
                 raise ScorerFailed(f"{self._name} gave completion {number} the value {one}.")
         return [None if one is None else float(one) for one in given]
 
@@ -174,6 +175,14 @@ class RewardFunction:
         return {name: value for name, value in arguments.items() if takes_any or name in parameters}
 
 
+def _is_finite(value: Any) -> bool:
+    """Also of a whole number that no float holds."""
+    try:
+        return math.isfinite(value)
+    except OverflowError:
+        return False
+
+
 def columns_of(item: Any) -> dict[str, Any]:
     """The fields of a task: a mapping's, a dataclass's; of anything else one, `item`."""
     if isinstance(item, Mapping):
@@ -193,6 +202,9 @@ async def _in_thread(call: Callable[[], Any]) -> Any:
             future.set_result(call())
         except Exception as error:  # noqa: BLE001 - it is raised where the result is awaited
             future.set_exception(error)
+        except BaseException as error:  # noqa: BLE001 - raised there, it would end the event loop
+            text = f"{type(error).__name__}: {error}"
+            future.set_exception(ScorerFailed("A reward function ended its thread.", f"{text}."))
 
     threading.Thread(target=run, name="reward function", daemon=True).start()
     return await asyncio.wrap_future(future)

@@ -13,6 +13,7 @@ import os
 import tempfile
 import time
 from collections.abc import Mapping
+from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import IO, Any
@@ -20,7 +21,7 @@ from typing import IO, Any
 import msgspec
 import yaml
 
-from halteres.config.program import NOTHING_TO_EVALUATE, EnvironmentProgram, find_program
+from halteres.config.program import NOTHING_TO_EVALUATE, EnvironmentProgram, describe, find_program
 from halteres.config.settings import ENV_WIRING
 from halteres.errors import EnvironmentFailed, HalteresError, ProcessFailed
 from halteres.files import replace_file
@@ -53,6 +54,14 @@ class Examination:
     tokenizer: str  # folder of the base model, or its name
     policy: str  # tinker:// path, or the base model
     run: RunDirectory | None = None
+
+    @property
+    def own_limits(self) -> dict[str, Any]:
+        """How long its event loop may hang, where its file says so and its settings do not."""
+        with suppress(HalteresError):
+            config = describe(self.program, self.env).config
+            return {name: config[name] for name in ("stuck_s",) if name in config}
+        return {}
 
 
 def examination(
@@ -126,6 +135,8 @@ def measure(
         folder, config = keep_in or Path(ours), Path(ours, "config.yaml")
         config.write_text(yaml.safe_dump({"env": env, "openai": [server]}), encoding="utf-8")
         words = command(program, config, folder, program.name)
+        if not exam.env:
+            env = {**exam.own_limits, **env}
         watch = HangWatch.of(Path(ours, "heartbeat"), env)
         try:
             ended = run_caught(
