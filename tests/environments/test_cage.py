@@ -624,7 +624,9 @@ async def test_a_file_is_shown_wherever_it_lies(caged: Caged, folder: str) -> No
 
 
 async def test_links_of_a_folder_lead_to_their_files(caged: Caged, tmp_path: Path) -> None:
-    """As in the cache of Hugging Face; one that leads nowhere hinders nothing."""
+    """As in the cache of Hugging Face; one that leads nowhere hinders nothing, and one to anything
+    else shows nothing.
+    """
     snapshot, blobs = tmp_path / "snapshots" / "main", tmp_path / "blobs"
     for folder in (snapshot, blobs):
         folder.mkdir(parents=True)
@@ -633,10 +635,13 @@ async def test_links_of_a_folder_lead_to_their_files(caged: Caged, tmp_path: Pat
     (snapshot / "tokenizer.json").symlink_to("../../blobs/words")
     (snapshot / "absolute.json").symlink_to(blobs / "words")
     (snapshot / "gone.json").symlink_to("../../blobs/gone")
+    (tmp_path / "key").write_text("secret")
+    (snapshot / "key.json").symlink_to("../../key")
     paths = [snapshot / "tokenizer.json", snapshot / "absolute.json", blobs / "other"]
+    paths.append(snapshot / "key.json")
     async with caged(snapshot) as workers:
         read = await value_of(workers, READS.format(paths=list(map(str, paths))))
-    assert read == ["words", "words", "FileNotFoundError"]
+    assert read == ["words", "words", "FileNotFoundError", "FileNotFoundError"]
 
 
 @pytest.mark.parametrize("path", ["/", "~", "~/.."])

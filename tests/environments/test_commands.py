@@ -315,7 +315,8 @@ async def test_a_scorer_that_never_ends_ends_its_command_with_its_frame(
     inference: Inference, tmp_path: Path, verb: str
 ) -> None:
     file = author_file(tmp_path, "while True: pass")
-    given = write_config(tmp_path, inference, stuck_s=1, total_steps=1, eval_tasks=1)
+    # on a busy machine the first imports of a loop take a second
+    given = write_config(tmp_path, inference, stuck_s=5, total_steps=1, eval_tasks=1)
     ended = await run(file, verb, "--config", str(given), within_s=40)
     assert ended.code == 1
     assert re.search(r'mine\.py", line \d+ in score', ended.stderr)

@@ -22,8 +22,8 @@ ETC = ("alternatives", "ld.so.cache", "ld.so.conf", "ld.so.conf.d", "locale.alia
 # besides code and words: of a model's folder no worker reads more
 WEIGHTS = (".safetensors", ".bin", ".pt", ".pth", ".gguf")
 LARGEST_COPY = 64 << 20
-# made by the kernel, which a link of a folder may lead to
-MADE_BY_KERNEL = ["/proc", "/sys"]
+# the folder of a hub's cache in which files lie that its snapshots link to
+BLOBS = "blobs"
 PARTS_OF_PYTHON = ("bin", "lib", "lib32", "lib64", "pyvenv.cfg", "ssl")
 DEVICES = ("null", "zero", "full", "random", "urandom")
 
@@ -109,7 +109,8 @@ def named_sources(readable: list[str], is_other_user: bool) -> tuple[dict[str, s
     """What is shown of paths that were named: paths of the cage with their files or folders here;
     and those that are copied, since the worker is another user, who could not read them.
 
-    A link to a file is followed. Of a folder that not every user may read large files are left out.
+    A link to a file of the same folder, or of a hub's cache, is followed. Of a folder that not every
+    user may read large files are left out.
     """
     sources: dict[str, str] = {}
     copied: set[str] = set()
@@ -123,7 +124,11 @@ def named_sources(readable: list[str], is_other_user: bool) -> tuple[dict[str, s
                     copied.add(at)
             for file in files_below(at):
                 target = os.path.realpath(file)
-                if not os.path.isfile(target) or is_below(target, MADE_BY_KERNEL):
+                if not os.path.isfile(target):
+                    continue
+                # a folder that was downloaded may hold a link to anything of this user's
+                in_cache = os.path.basename(os.path.dirname(target)) == BLOBS
+                if not (in_cache or is_below(target, [real])):
                     continue
                 if is_open:
                     if os.path.islink(file):
