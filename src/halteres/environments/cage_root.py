@@ -109,8 +109,8 @@ def named_sources(readable: list[str], is_other_user: bool) -> tuple[dict[str, s
     """What is shown of paths that were named: paths of the cage with their files or folders here;
     and those that are copied, since the worker is another user, who could not read them.
 
-    A link to a file of the same folder, or of a hub's cache, is followed. Of a folder that not every
-    user may read large files are left out.
+    A link to a file of the same folder, or of a hub's cache, is followed. Of a folder that not
+    every user may read large files are left out.
     """
     sources: dict[str, str] = {}
     copied: set[str] = set()
