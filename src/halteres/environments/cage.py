@@ -72,9 +72,9 @@ REASONS = {
 def cage_missing() -> str | None:
     """One sentence that says what this machine lacks for cages; None where they work.
 
-    A cage is started for that, once per process, and tests itself. None, too, where it could not be
-    found out, as where this machine had no memory or no time for it: then nobody goes without a
-    cage, a worker that cannot enter one is lost, and the next call tries again.
+    A cage is started for that, once per process, and tests itself. None, too, where the trial
+    failed for want of memory or time: no worker then runs without a cage, one that cannot enter a
+    cage is lost, and the next call tries again.
     """
     try:
         return find_missing()
@@ -179,8 +179,8 @@ class WorkerPool:
             readable: files and folders that a cage shows, read-only; none of them may hold the
                 user's home.
             start_within_s: until a worker is ready.
-            opening: what each worker is told before it is ready: what other users, who can read
-                arguments, are not to see.
+            opening: sent to each worker before it is ready: settings that other users, who can
+                read a process's arguments, must not see.
             environment: variables of workers outside a cage, which then work in this process's
                 folder; by default few variables, and a scratch folder.
 

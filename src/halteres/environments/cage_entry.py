@@ -156,7 +156,7 @@ def enter_namespaces() -> int:
     maps = {"uid": f"{user} {user} 1", "gid": f"{os.getgid()} {os.getgid()} 1"}
     if user == 0 and any(first <= NOBODY < first + num for first, num in ids("uid")):
         worker = NOBODY
-        # root reads what any of its users own, until the worker is nobody
+        # root reads what any of its users own, until the worker becomes NOBODY
         maps = {kind: "\n".join(f"{at} {at} {num}" for at, num in ids(kind)) for kind in maps}
     unshare(maps, is_root=worker != user)
     lifeline = os.environ.pop("HALTERES_LIFELINE_FD", None)
@@ -263,7 +263,7 @@ def limit(options: dict[str, str]) -> None:
             most = int(value)
             hard = most
             if name == "cpu_s":
-                # until then its signal can be told from others
+                # SIGXCPU comes at the first limit, SIGKILL, which says nothing, at the second
                 hard += 1
             if allowed != resource.RLIM_INFINITY:
                 most, hard = min(most, allowed), min(hard, allowed)

@@ -55,7 +55,7 @@ class Heartbeat:
 
     def note(self, item: bytes) -> None:
         """From here on the loop is at work on this (`_item`)."""
-        # on a full disk the item is not told
+        # on a full disk the file lacks the item
         with contextlib.suppress(OSError):
             os.pwrite(self._descriptor, item, 0)
 
@@ -80,14 +80,14 @@ _heartbeat: Heartbeat | None = None  # of this process
 
 @asynccontextmanager
 async def beating(ends_after_s: float = 0.0) -> AsyncIterator[None]:
-    """Inside, this process gives its heartbeat, where it was asked for one. Where nobody watches it
-    and its loop hangs for `ends_after_s`, it writes its stack to standard error and ends with code
-    1, whatever holds it; 0: it does not.
+    """Inside, this process gives its heartbeat, where it was asked for one. One that was not asked,
+    and whose loop hangs for `ends_after_s`, writes its stack to standard error and ends with code
+    1; 0: it does not.
     """
     global _heartbeat
     asked, heartbeat = environ.heartbeat(), None
     if asked is not None:
-        # whoever asked sees no file, and does not watch
+        # the process that asked sees no file, and does not watch
         with contextlib.suppress(OSError):
             heartbeat = Heartbeat(asked.file, asked.limit_s)
     if asked is None or heartbeat is None:

@@ -87,7 +87,7 @@ class PythonTool:
 
     @property
     def function(self) -> Mapping[str, Any]:
-        """The tool in OpenAI's form, its limits among what the model is told."""
+        """The tool in OpenAI's form, with its limits in the description."""
         described = (
             f"Run a Python script and return what it prints, at most {self.most_shown} characters. "
             f"It ends after {self.timeout_s:g} seconds, has {self.memory_bytes >> 20} MiB of "

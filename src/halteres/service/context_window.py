@@ -1,6 +1,6 @@
 """What does not fit into the model's context, and the words by which clients know it.
 
-A client that shortens its history when it is told so looks for its own API's sentence: OpenAI's
+A client that shortens its history after an overflow looks for its own API's sentence: OpenAI's
 code and "maximum context length", Anthropic's "prompt is too long", the hosted Tinker service's
 "Prompt length plus max_tokens exceeds".
 

@@ -142,7 +142,7 @@ class LoadedNames:
             self._changes += 1
 
     async def unload(self, name: str) -> None:
-        """Unload a name now, whoever uses it: requests under way keep its weights."""
+        """Unload a name now, also one that is in use: requests under way keep its weights."""
         await self._loader.unload(name)
         self._changes += 1
         self._loaded.pop(name, None)
