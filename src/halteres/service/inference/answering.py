@@ -11,8 +11,8 @@ import logging
 import math
 from collections.abc import AsyncGenerator, AsyncIterator, Callable, Mapping
 from contextlib import aclosing, asynccontextmanager
-from dataclasses import dataclass, replace
-from typing import Literal, TypeVar
+from dataclasses import dataclass, field, replace
+from typing import Any, Literal, TypeVar
 
 import msgspec
 import numpy as np
@@ -214,6 +214,38 @@ class Output:
     def calls(self) -> list[ToolCall]:
         """The calls."""
         return [part for part in self.parts if isinstance(part, ToolCall)]
+
+
+@dataclass(slots=True)
+class Usage:
+    """Tokens and policy versions of an answer, as far as it is written."""
+
+    completion: int = 0
+    versions: set[int] = field(default_factory=set)
+    # tokens of sequences that the context had no more room for
+    truncated: set[int] = field(default_factory=set)
+
+    def add(self, one: Output) -> None:
+        """Count a sequence, or a piece of one."""
+        self.completion += len(one.tokens)
+        self.versions.add(one.version)
+        if one.truncated_max_tokens is not None:
+            self.truncated.add(one.truncated_max_tokens)
+
+    @property
+    def policy_version(self) -> list[int]:
+        """Smallest and largest."""
+        return [min(self.versions, default=0), max(self.versions, default=0)]
+
+    @property
+    def ours(self) -> dict[str, Any]:
+        """Fields that an answer has in every dialect: the policy versions, and where `max_tokens`
+        did not fit beside a prompt, how many tokens did.
+        """
+        ours: dict[str, Any] = {"policy_version": self.policy_version}
+        if self.truncated:
+            ours["truncated_max_tokens"] = min(self.truncated)
+        return ours
 
 
 class Writer:

@@ -17,10 +17,9 @@ import msgspec
 from starlette.responses import Response
 
 from halteres.errors import HalteresError, InvalidData, as_http
-from halteres.service.inference.answering import Inference, Output, Position, Row
+from halteres.service.inference.answering import Inference, Output, Position, Row, Usage
 from halteres.service.inference.fields import SGLANG, VLLM, read
 from halteres.service.inference.http import DONE, Shape, data, respond
-from halteres.service.inference.openai import Usage
 from halteres.service.inference.requests import (
     Call,
     InferenceRequest,

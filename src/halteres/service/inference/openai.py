@@ -8,7 +8,6 @@ from __future__ import annotations
 import time
 import uuid
 from collections.abc import AsyncIterator, Callable, Sequence
-from dataclasses import dataclass, field
 from functools import cache
 from typing import Any
 
@@ -18,7 +17,7 @@ from starlette.responses import Response
 from halteres.errors import HalteresError, InvalidData
 from halteres.scores import Scorable
 from halteres.service.http import answer, openai_error
-from halteres.service.inference.answering import BROKEN, Inference, Output
+from halteres.service.inference.answering import BROKEN, Inference, Output, Usage
 from halteres.service.inference.fields import CHAT, COMPLETIONS
 from halteres.service.inference.http import DONE, Shape, data, respond
 from halteres.service.inference.requests import (
@@ -130,38 +129,6 @@ class ChatCompletions(OpenAIBody, kw_only=True):
                 "`top_logprobs` needs `logprobs`.", next="Send logprobs=true.", param="top_logprobs"
             )
         return (self.top_logprobs or 0) if self.logprobs else None
-
-
-@dataclass(slots=True)
-class Usage:
-    """Tokens and policy versions of an answer, as far as it is written."""
-
-    completion: int = 0
-    versions: set[int] = field(default_factory=set)
-    # tokens of sequences that the context had no more room for
-    truncated: set[int] = field(default_factory=set)
-
-    def add(self, one: Output) -> None:
-        """Count a sequence, or a piece of one."""
-        self.completion += len(one.tokens)
-        self.versions.add(one.version)
-        if one.truncated_max_tokens is not None:
-            self.truncated.add(one.truncated_max_tokens)
-
-    @property
-    def policy_version(self) -> list[int]:
-        """Smallest and largest."""
-        return [min(self.versions, default=0), max(self.versions, default=0)]
-
-    @property
-    def ours(self) -> dict[str, Any]:
-        """Fields that an answer has in every dialect: the policy versions, and where `max_tokens`
-        did not fit beside a prompt, how many tokens did.
-        """
-        ours: dict[str, Any] = {"policy_version": self.policy_version}
-        if self.truncated:
-            ours["truncated_max_tokens"] = min(self.truncated)
-        return ours
 
 
 class Answer(Shape):
