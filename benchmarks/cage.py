@@ -25,12 +25,12 @@ from typing import Any
 import numpy as np
 from machine import machine
 
-from halteres.environments.cage import GYM_WORKER, WorkerLimits, WorkerPool, cage_missing
+from halteres.environments.cage import WORKER_LOOP, WorkerLimits, WorkerPool, cage_missing
 
 WORKER = f"""
 import sys
-sys.path.insert(0, {str(GYM_WORKER.parent)!r})
-from gym_worker import serve
+sys.path.insert(0, {str(WORKER_LOOP.parent)!r})
+from worker_loop import serve
 serve(lambda opening: lambda question: {{"score": 1.0}})
 """
 
@@ -45,7 +45,7 @@ def pool(script: Path, *, caged: bool, size: int) -> WorkerPool:
         size=size,
         limits=WorkerLimits(calls=None),
         caged=caged,
-        readable=(script, GYM_WORKER),
+        readable=(script, WORKER_LOOP),
         start_within_s=WITHIN_S,
     )
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import runpy
 import subprocess
 import sys
 from collections.abc import Callable
@@ -10,7 +11,7 @@ from collections.abc import Callable
 import pytest
 
 from halteres.config import environ
-from halteres.environments.gym_worker import UNREADABLE
+from halteres.environments.cage import GYM_WORKER
 from halteres.environments.reasoning_gym_tasks import EVALUATING
 
 pytestmark = pytest.mark.clients
@@ -48,7 +49,7 @@ TASKS = ("chain_sum", "leg_counting", "word_sorting", "mini_sudoku")
 
 
 def test_right_answers_to_its_tasks_are_paid_in_full_and_the_evaluating_ones_are_still_there(
-    client_python: Callable[..., str],
+    client_python: Callable[..., str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     packages = subprocess.run(
         [
@@ -71,7 +72,9 @@ def test_right_answers_to_its_tasks_are_paid_in_full_and_the_evaluating_ones_are
         timeout=110,
     )
     scores, unreadable = json.loads(scored.stdout)
-    assert unreadable.keys() == UNREADABLE.keys()
+    # a worker's file imports the one next to it
+    monkeypatch.syspath_prepend(GYM_WORKER.parent)
+    assert unreadable.keys() == runpy.run_path(str(GYM_WORKER))["UNREADABLE"].keys()
     assert set(unreadable.values()) == {0.0}
     assert {task: (right, silent) for task, (right, _, silent) in scores.items()} == dict.fromkeys(
         TASKS, (1.0, 0.0)

@@ -90,7 +90,7 @@ def rendered() -> str:
 def shipped() -> list[type[BaseEnv]]:
     """The environments that come with the package, by name."""
     for module in pkgutil.iter_modules(halteres.environments.__path__, "halteres.environments."):
-        if not module.name.endswith(("__main__", "cage_entry")):
+        if not module.name.endswith(("__main__", "cage_entry", "gym_worker", "python_worker")):
             importlib.import_module(module.name)
     kinds = [
         kind

@@ -38,6 +38,8 @@ from halteres.environments.worker_process import (
 from halteres.errors import EnvironmentFailed, InvalidConfig
 from halteres.process import Ended
 
+from . import question_worker
+
 WITHIN_S = 20.0
 
 LIMITS = WorkerLimits()
@@ -47,19 +49,6 @@ GONE_WITHIN_S = 5.0
 ORDINARY = (
     '#!/bin/sh\nexec setpriv --reuid=65534 --regid=65534 --clear-groups /usr/bin/python3 "$@"\n'
 )
-
-WORKER = f"""
-import sys
-sys.path.insert(0, {str(cage.GYM_WORKER.parent)!r})
-from gym_worker import serve
-
-def answer(question):
-    names = {{}}
-    exec(question["code"], names)
-    return {{"value": names.get("value")}}
-
-serve(lambda opening: answer)
-"""
 
 only_linux = pytest.mark.skipif(sys.platform != "linux", reason="only Linux has namespaces")
 
@@ -105,7 +94,7 @@ Caged = Callable[..., Any]
 def caged(python: str, tmp_path: Path) -> Caged:
     """A pool of caged workers that run a question's code and answer with its `value`."""
     script = tmp_path / "worker.py"
-    script.write_text(WORKER)
+    script.write_text(question_worker.TEXT)
 
     @asynccontextmanager
     async def pool(
@@ -116,7 +105,7 @@ def caged(python: str, tmp_path: Path) -> Caged:
             size=size,
             limits=limits,
             caged=True,
-            readable=(script, cage.GYM_WORKER, *readable),
+            readable=(script, cage.WORKER_LOOP, *readable),
             start_within_s=WITHIN_S,
         )
         try:
@@ -258,13 +247,13 @@ async def test_a_link_to_python_shows_nothing_of_the_folders_next_to_it(
         secret.write_text("secret")
     python, script = local / "bin" / "python3", tmp_path / "worker.py"
     python.symlink_to(os.path.realpath(sys.executable))
-    script.write_text(WORKER)
+    script.write_text(question_worker.TEXT)
     workers = WorkerPool(
         (str(python), str(script)),
         size=1,
         limits=LIMITS,
         caged=True,
-        readable=(script, cage.GYM_WORKER),
+        readable=(script, cage.WORKER_LOOP),
         start_within_s=WITHIN_S,
     )
     try:
@@ -516,7 +505,7 @@ async def test_what_a_worker_started_ends_when_its_parent_is_killed(
     python: str, tmp_path: Path
 ) -> None:
     script = tmp_path / "worker.py"
-    script.write_text(WORKER)
+    script.write_text(question_worker.TEXT)
     parent = (
         "import asyncio\n"
         "from pathlib import Path\n"
@@ -524,7 +513,7 @@ async def test_what_a_worker_started_ends_when_its_parent_is_killed(
         "async def main():\n"
         f"    script = Path({str(script)!r})\n"
         f"    pool = cage.WorkerPool(({python!r}, str(script)), size=1, caged=True,\n"
-        "        limits=cage.WorkerLimits(), readable=(script, cage.GYM_WORKER), start_within_s=20)\n"
+        "        limits=cage.WorkerLimits(), readable=(script, cage.WORKER_LOOP), start_within_s=20)\n"
         f"    await pool.ask({{'code': {DAEMON!r}}}, 20)\n"
         "    print('asked', flush=True)\n"
         "    await asyncio.sleep(600)\n"
@@ -548,7 +537,7 @@ async def test_a_file_that_its_user_alone_may_read_is_shown_all_the_same(tmp_pat
     if cage_missing():
         pytest.skip(str(cage_missing()))
     script, folder = tmp_path / "worker.py", tmp_path / "tokenizer"
-    script.write_text(WORKER)
+    script.write_text(question_worker.TEXT)
     folder.mkdir()
     (folder / "vocabulary").write_text("words")
     (folder / "link").symlink_to("vocabulary")
@@ -564,7 +553,7 @@ async def test_a_file_that_its_user_alone_may_read_is_shown_all_the_same(tmp_pat
         size=1,
         limits=LIMITS,
         caged=True,
-        readable=(script, cage.GYM_WORKER, folder),
+        readable=(script, cage.WORKER_LOOP, folder),
         start_within_s=WITHIN_S,
     )
     try:

@@ -19,7 +19,7 @@ import pytest
 import pytest_asyncio
 from deadlines import until
 
-from halteres.environments import cage, worker_process
+from halteres.environments import worker_process
 from halteres.environments.cage import WorkerLimits, WorkerPool
 from halteres.environments.worker_process import (
     NO_LIMITS,
@@ -33,20 +33,9 @@ from halteres.environments.worker_process import (
 )
 from halteres.errors import EnvironmentFailed
 
+from . import question_worker
+
 WITHIN_S = 20.0
-
-ANSWERS = f"""
-import sys
-sys.path.insert(0, {str(cage.GYM_WORKER.parent)!r})
-from gym_worker import serve
-
-def answer(question):
-    names = {{}}
-    exec(question["code"], names)
-    return {{"value": names.get("value")}}
-
-serve(lambda opening: answer)
-"""
 
 PID = "import os\nvalue = os.getpid()"
 
@@ -62,7 +51,7 @@ sys.stdin.read()
 @pytest.fixture
 def script(tmp_path: Path) -> Path:
     file = tmp_path / "worker.py"
-    file.write_text(ANSWERS)
+    file.write_text(question_worker.TEXT)
     return file
 
 

@@ -41,6 +41,7 @@ CagePolicy = Literal["auto", "on", "off"]
 
 ENTRY = Path(__file__).with_name("cage_entry.py")
 GYM_WORKER = Path(__file__).with_name("gym_worker.py")
+WORKER_LOOP = Path(__file__).with_name("worker_loop.py")
 
 SCRATCH = "/halteres-scratch"
 """The working folder in a cage: a name that no file has which a cage shows."""
@@ -316,7 +317,7 @@ def gym_workers(
         size=size,
         limits=limits,
         caged=caged,
-        readable=(GYM_WORKER,),
+        readable=(GYM_WORKER, WORKER_LOOP),
         start_within_s=START_S,
         environment=environment,
     )

@@ -17,7 +17,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, TypeGuard
 
-from halteres.environments.cage import WorkerLimits, WorkerPool, cage_missing
+from halteres.environments.cage import WORKER_LOOP, WorkerLimits, WorkerPool, cage_missing
 from halteres.environments.worker_process import WorkerLost, WorkerSaidTooMuch, WorkerTimedOut
 from halteres.errors import EnvironmentFailed, InvalidConfig
 from halteres.tool_calls import ToolCall
@@ -168,7 +168,7 @@ class PythonTool:
             size=1,
             limits=limits,
             caged=True,
-            readable=(PYTHON_WORKER,),
+            readable=(PYTHON_WORKER, WORKER_LOOP),
             start_within_s=START_S,
         )
 

@@ -3,7 +3,7 @@ Halteres, so nothing of it is imported here.
 
     python python_worker.py
 
-It speaks `worker_process`'s lines. A question {code, within_s, most_shown, usual_imports} is
+A question (`worker_loop`) {code, within_s, most_shown, usual_imports} is
 answered by {output, errors, exit_code}: what was printed and the errors, cut, and the exit code,
 which is negative for a signal and null where the time was up. The code runs in a Python of its own,
 whose folder is empty and whose standard input has ended.
@@ -12,14 +12,19 @@ whose folder is empty and whose standard input has ended.
 from __future__ import annotations
 
 import contextlib
-import json
 import os
 import subprocess
 import sys
 import threading
 import time
 from collections.abc import Mapping
-from typing import Any
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from halteres.environments.worker_loop import serve
+else:
+    # the file next to this one: there may be no package
+    from worker_loop import serve
 
 DRAINED_S = 0.1
 """How long what is left in a pipe may take to be read."""
@@ -54,23 +59,18 @@ pandas where they are installed.
 
 
 def main() -> None:
-    """Say that the worker is ready, then answer until standard input ends."""
-    answers = os.fdopen(os.dup(1), "w", encoding="utf-8")
-    os.dup2(2, 1)
+    """Answer questions until they end."""
+    serve(lambda opening: answer)
 
-    def send(answer: Mapping[str, Any]) -> None:
-        answers.write(json.dumps(answer) + "\n")
-        answers.flush()
 
-    send({})
-    for line in sys.stdin:
-        question = json.loads(line)
-        number = question.pop("id")
-        try:
-            answer = run(**question)
-        except Exception as error:  # noqa: BLE001 - the code's own reach no further than its process
-            answer = {"error": f"{type(error).__name__}: {error}", "code": "worker_lost"}
-        send({**answer, "id": number})
+def answer(question: Mapping[str, Any]) -> Mapping[str, Any]:
+    """What became of a question's code. What fails here is not the code's fault: that reaches no
+    further than its own process.
+    """
+    try:
+        return run(**question)
+    except Exception as error:  # noqa: BLE001
+        return {"error": f"{type(error).__name__}: {error}", "code": "worker_lost"}
 
 
 def run(code: str, within_s: float, most_shown: int, usual_imports: bool) -> Mapping[str, Any]:

@@ -3,11 +3,10 @@ the environment once, without `setup`, and answers its parent (`scorers`).
 
     python -c START PLACE        START: `scorers.START`
 
-One line of JSON answers each line of JSON (`gym_worker.serve`); where an environment is to be made,
-what it is made with comes first, in a line that other users cannot read as they could arguments.
-What comes in holds pickles, from a
-parent that is trusted; what goes out is JSON alone, since a model's text may have taken this
-process over. Its limits and its death are its parent's (`cage`, `worker_process`).
+One line of JSON answers each line of JSON (`worker_loop.serve`). What an environment is made with
+comes first, in a line: other users could read arguments. What comes in holds pickles, from a parent
+that is trusted; what goes out is JSON alone, since a model's text may have taken this process over.
+Its limits and its death are its parent's (`cage`, `worker_process`).
 """
 
 from __future__ import annotations
@@ -28,7 +27,7 @@ from pathlib import Path
 from types import ModuleType
 from typing import Any
 
-from halteres.environments.gym_worker import Answer, serve
+from halteres.environments.worker_loop import Answer, serve
 
 ALIAS = "halteres_scored_file"
 """Name of the module that a file becomes which the parent runs as `__main__`: under that name it
