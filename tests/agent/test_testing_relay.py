@@ -202,6 +202,24 @@ async def test_only_a_doors_name_opens_it_and_only_completions_go_through() -> N
         assert not it.endpoint.requests
 
 
+def request_for(model: TestedModel, folder: Path, service: tuple[str, ...] = ()) -> Request:
+    """A test of one model with an environment that nobody starts."""
+    program = EnvironmentProgram(
+        name="e", path=Path("e.py"), interpreter="python", working_directory=folder
+    )
+    return Request(
+        draft="d",
+        program=program,
+        env={},
+        num_steps=1,
+        group_size=2,
+        models=(model,),
+        base_model="m",
+        created_at=0.0,
+        service=service,
+    )
+
+
 async def test_a_model_of_a_service_that_has_keys_is_asked_with_its_key(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -226,18 +244,7 @@ async def test_a_model_of_a_service_that_has_keys_is_asked_with_its_key(
         "wandb_run": "w",
     }
     local = TestedModel(model="local:m", scale="local", service_url="http://127.0.0.1:9", **common)
-    request = Request(
-        draft="d",
-        program=EnvironmentProgram(
-            name="e", path=Path("e.py"), interpreter="python", working_directory=tmp_path
-        ),
-        env={},
-        num_steps=1,
-        group_size=2,
-        models=(local,),
-        base_model="m",
-        created_at=0.0,
-    )
+    request = request_for(local, tmp_path)
     await tester.Tester(folder.TestFolder(tmp_path), request).run()
     assert [(to.base_url, to.key) for to in seen] == [
         (f"http://127.0.0.1:9/runs/{tmp_path.name}/v1", "tml-of-the-service")
@@ -261,19 +268,7 @@ async def test_the_key_of_a_services_sampler_goes_to_the_tester_and_not_to_the_e
 
     monkeypatch.setattr(folder, "detach", detach)
     one = TestedModel(model="local:m", scale="local", name="m", base="m", tokenizer="", stem="m")
-    request = Request(
-        draft="d",
-        program=EnvironmentProgram(
-            name="e", path=Path("e.py"), interpreter="python", working_directory=tmp_path
-        ),
-        env={},
-        num_steps=1,
-        group_size=2,
-        models=(one,),
-        base_model="m",
-        created_at=0.0,
-        service=("--samplers", "http://a:1 GPU2_KEY,http://b:1 GPU3"),
-    )
+    request = request_for(one, tmp_path, ("--samplers", "http://a:1 GPU2_KEY,http://b:1 GPU3"))
     folder.start(request)
     assert (given["GPU2_KEY"], given["GPU3"]) == ("hunter2222", "hunter3333")
     tester.Tester(folder.TestFolder(tmp_path), request)

@@ -143,16 +143,22 @@ async def test_an_alert_of_any_of_several_runs_ends_the_wait_with_its_remedy(
     assert answer["next"] == f'rl_stop_training("{RUN}")'
 
 
-async def test_a_wait_is_as_long_as_the_host_lets_a_call_be(
-    running: RunDirectory, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    waits: list[float] = []
+@pytest.fixture
+def waits(monkeypatch: pytest.MonkeyPatch) -> list[float]:
+    """The seconds of every wait, none of which takes any."""
+    asked: list[float] = []
 
     async def seen(run: RunDirectory, until: Until, wait_s: float) -> str:
-        waits.append(wait_s)
+        asked.append(wait_s)
         return "wait_s"
 
     monkeypatch.setattr(status, "wait_for", seen)
+    return asked
+
+
+async def test_a_wait_is_as_long_as_the_host_lets_a_call_be(
+    running: RunDirectory, waits: list[float], monkeypatch: pytest.MonkeyPatch
+) -> None:
     await told("rl_check_status", run_id=RUN, wait_s=600)
     monkeypatch.setenv("HALTERES_LONGEST_WAIT_S", "280")
     answer = await told("rl_check_status", run_id=RUN, wait_s=600)
@@ -163,15 +169,8 @@ async def test_a_wait_is_as_long_as_the_host_lets_a_call_be(
 
 
 def test_on_the_command_line_a_wait_is_as_long_as_it_was_asked_for(
-    running: RunDirectory, monkeypatch: pytest.MonkeyPatch
+    running: RunDirectory, waits: list[float], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    waits: list[float] = []
-
-    async def seen(run: RunDirectory, until: Until, wait_s: float) -> str:
-        waits.append(wait_s)
-        return "wait_s"
-
-    monkeypatch.setattr(status, "wait_for", seen)
     words = ["check-status", RUN, "--wait-s", "540"]
     waited = CliRunner().invoke(tools_app(), words)
     assert waits == [540], waited.output
