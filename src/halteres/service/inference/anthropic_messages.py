@@ -95,7 +95,9 @@ async def messages(inference: Inference, call: Call) -> Response:
     tools = _tools(body)
     prompt = await inference.chat_prompt(call, lambda: _chat(body, tools))
     weights = inference.weights(body.model, call.run, call.tenant)
-    parallel = not body.tool_choice.disable_parallel_tool_use if tools else None
+    parallel = None
+    if tools:
+        parallel = not body.tool_choice.disable_parallel_tool_use
     request = InferenceRequest(call, weights, [prompt], body, parallel_calls=parallel)
     return await respond(inference, request, MessageAnswer(weights.name), stream=body.stream)
 
@@ -104,7 +106,9 @@ async def messages(inference: Inference, call: Call) -> Response:
 
 
 def _chat(body: CountTokens, tools: Sequence[dict[str, Any]]) -> Chat:
-    system = [] if body.system is None else [{"role": "system", "content": text_of(body.system)}]
+    system: list[dict[str, Any]] = []
+    if body.system is not None:
+        system.append({"role": "system", "content": text_of(body.system)})
     return Chat(
         messages=system + [one for message in body.messages for one in _translated(message)],
         tools=tools,
@@ -150,7 +154,9 @@ def _translated(message: Message) -> list[dict[str, Any]]:
             rest.append(block)
     if rest or calls or not translated:
         found: dict[str, Any] = {"role": message.role, "content": text_of(rest)}
-        translated.append({**found, "tool_calls": calls} if calls else found)
+        if calls:
+            found["tool_calls"] = calls
+        translated.append(found)
     return translated
 
 
@@ -178,11 +184,9 @@ class MessageAnswer(Shape):
         """The one answer."""
         [one] = outputs
         self._usage.add(one)
-        text, calls = (
-            one.plain,
-            [{**_tool_use(call), "input": call.arguments} for call in one.calls],
-        )
-        content = ([{"type": "text", "text": text}] if text or not calls else []) + calls
+        content = [{**_tool_use(call), "input": call.arguments} for call in one.calls]
+        if one.plain or not content:
+            content.insert(0, {"type": "text", "text": one.plain})
         end = {**self._end(one), **self._usage.ours}
         return {**self._head, "content": content, **end, "usage": self._counts(one)}
 
@@ -214,14 +218,17 @@ class MessageAnswer(Shape):
 
     def _blocks(self, parts: Sequence[str | ToolCall], *, last: bool) -> Iterator[dict[str, Any]]:
         """The events of content blocks: one is open at a time, and there is one at least."""
-        for part in parts or ([""] if last and not self._num_blocks else []):
+        if last and not parts and not self._num_blocks:
+            parts = [""]
+        for part in parts:
             is_text = isinstance(part, str)
             if self._text_open and not is_text:
                 yield self._stop()
             if not (self._text_open and is_text):
-                block = (
-                    {"type": "text", "text": ""} if is_text else {**_tool_use(part), "input": {}}
-                )
+                if isinstance(part, str):
+                    block = {"type": "text", "text": ""}
+                else:
+                    block = {**_tool_use(part), "input": {}}
                 self._num_blocks, self._text_open = self._num_blocks + 1, is_text
                 yield {
                     "type": "content_block_start",
@@ -229,11 +236,10 @@ class MessageAnswer(Shape):
                     "content_block": block,
                 }
             if part:
-                delta = (
-                    {"type": "text_delta", "text": part}
-                    if isinstance(part, str)
-                    else {"type": "input_json_delta", "partial_json": part.arguments_json}
-                )
+                if isinstance(part, str):
+                    delta = {"type": "text_delta", "text": part}
+                else:
+                    delta = {"type": "input_json_delta", "partial_json": part.arguments_json}
                 yield {"type": "content_block_delta", "index": self._num_blocks - 1, "delta": delta}
             if not is_text:
                 yield self._stop()
@@ -245,14 +251,11 @@ class MessageAnswer(Shape):
         return {"type": "content_block_stop", "index": self._num_blocks - 1}
 
     def _end(self, one: Output) -> dict[str, Any]:
-        sequence = one.matched if isinstance(one.matched, str) else None
-        reason = (
-            "max_tokens"
-            if one.finish == "length"
-            else "end_turn"
-            if sequence is None
-            else "stop_sequence"
-        )
+        sequence, reason = None, "end_turn"
+        if isinstance(one.matched, str):
+            sequence, reason = one.matched, "stop_sequence"
+        if one.finish == "length":
+            reason = "max_tokens"
         if one.finish == "stop" and one.called:
             reason = "tool_use"
         return {"stop_reason": reason, "stop_sequence": sequence}

@@ -61,19 +61,22 @@ class Sglang(msgspec.Struct, kw_only=True):
     @property
     def prompts(self) -> list[str | list[int]]:
         """One or several."""
-        given = self.text if self.input_ids is None else self.input_ids
-        if given is None or (self.input_ids is not None and self.text is not None):
-            raise InvalidData(
-                "The request names no prompt, or two.", next="Send input_ids, text or prompt."
-            )
-        return several(given, "input_ids" if self.text is None else "text")
+        if self.input_ids is not None and self.text is None:
+            return several(self.input_ids, "input_ids")
+        if self.text is not None and self.input_ids is None:
+            return several(self.text, "text")
+        raise InvalidData(
+            "The request names no prompt, or two.", next="Send input_ids, text or prompt."
+        )
 
     @property
     def has_several(self) -> bool:
         """Whether the answer is a list: several prompts (or one in a list) were sent, or several
         samples asked for.
         """
-        given = self.text if self.input_ids is None else self.input_ids
+        given = self.input_ids
+        if given is None:
+            given = self.text
         many = isinstance(given, list) and bool(given) and not isinstance(given[0], int)
         return many or self.sampling_params.n > 1
 
@@ -100,9 +103,11 @@ class Vllm(SamplingFields, kw_only=True):
     @property
     def one_prompt(self) -> str | list[int]:
         """A text or tokens."""
-        parts = self.prompt if isinstance(self.prompt, PromptParts) else PromptParts()
-        plain = None if isinstance(self.prompt, PromptParts) else self.prompt
-        given = (plain, parts.prompt, parts.prompt_token_ids, self.prompt_token_ids)
+        given: list[str | list[int] | None] = [self.prompt_token_ids]
+        if isinstance(self.prompt, PromptParts):
+            given += [self.prompt.prompt, self.prompt.prompt_token_ids]
+        else:
+            given.append(self.prompt)
         found = [one for one in given if one is not None]
         if len(found) != 1:
             raise InvalidData(
@@ -121,19 +126,23 @@ def read_generate(body: bytes) -> Sglang | Vllm:
         if bytes(value) != b"null"
     }
     is_vllm = fields & {"prompt", "prompt_token_ids"} and not fields & {"input_ids", "text"}
-    return read(body, Vllm, VLLM) if is_vllm else read(body, Sglang, SGLANG)
+    if is_vllm:
+        return read(body, Vllm, VLLM)
+    return read(body, Sglang, SGLANG)
 
 
 async def generate(inference: Inference, call: Call) -> Response:
     """Answer one call, in the shape of its fields."""
     body = await inference.in_thread(call, lambda: read_generate(call.body), len(call.body))
     if isinstance(body, Sglang):
-        top, start = body.top_logprobs_num if body.return_logprob else None, body.logprob_start_len
+        top = of_prompt = None
+        if body.return_logprob:
+            top = body.top_logprobs_num
+        start = body.logprob_start_len
+        if start >= 0:
+            of_prompt = top
         weights = inference.weights(body.model, call.run, call.tenant, body.policy_version)
-        prompts, of_prompt = (
-            await inference.prompts(call, lambda: body.prompts),
-            top if start >= 0 else None,
-        )
+        prompts = await inference.prompts(call, lambda: body.prompts)
         request = InferenceRequest(
             call, weights, prompts, body.sampling_params, top or 0, of_prompt, max(0, start)
         )
@@ -173,11 +182,9 @@ class SglangAnswer(Shape):
 
     def whole(self, outputs: Sequence[Output]) -> Any:
         """An answer."""
-        return (
-            [self._item(one) for one in outputs]
-            if self._body.has_several
-            else self._item(outputs[0])
-        )
+        if self._body.has_several:
+            return [self._item(one) for one in outputs]
+        return self._item(outputs[0])
 
     async def events(self, outputs: AsyncIterator[Output]) -> AsyncIterator[bytes]:
         """One event per piece, each with all that its sequence has so far."""
@@ -185,7 +192,9 @@ class SglangAnswer(Shape):
         async for one in outputs:
             so_far[one.place] = _with_pieces(so_far.get(one.place), one)
             item = self._item(so_far[one.place])
-            yield data({"index": one.place, **item} if self._body.has_several else item)
+            if self._body.has_several:
+                item = {"index": one.place, **item}
+            yield data(item)
         yield DONE
 
     def failed(self, error: HalteresError) -> bytes:
@@ -193,9 +202,12 @@ class SglangAnswer(Shape):
         return data({"error": {"message": error.sentence}}) + DONE
 
     def _item(self, one: Output) -> dict[str, Any]:
+        finish_reason = None
+        if one.finish is not None:
+            finish_reason = {"type": one.finish}
         meta: dict[str, Any] = {
             "id": self._ids.setdefault(one.place, uuid.uuid4().hex),
-            "finish_reason": None if one.finish is None else {"type": one.finish},
+            "finish_reason": finish_reason,
             "prompt_tokens": len(one.prompt.tokens),
             "completion_tokens": len(one.tokens),
             "policy_version": [one.version, one.version],
@@ -226,7 +238,10 @@ class SglangAnswer(Shape):
         return found
 
     def _entry(self, token: int, logprob: float | None) -> list[Any]:
-        return [logprob, token, self._token(token) if self._body.return_text_in_logprobs else None]
+        text = None
+        if self._body.return_text_in_logprobs:
+            text = self._token(token)
+        return [logprob, token, text]
 
 
 class VllmAnswer(Shape):
@@ -242,7 +257,9 @@ class VllmAnswer(Shape):
         prompt, usage = outputs[0].prompt, Usage()
         for one in outputs:
             usage.add(one)
-        text = self._tokenizer.decode(prompt.tokens) if prompt.text is None else prompt.text
+        text = prompt.text
+        if text is None:
+            text = self._tokenizer.decode(prompt.tokens)
         shaped: dict[str, Any] = {
             "text": [text + one.text for one in outputs],
             "prompt": text,

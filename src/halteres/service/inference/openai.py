@@ -99,7 +99,9 @@ class Completions(OpenAIBody, kw_only=True):
         """
         if self.logprobs is None or self.logprobs is False:
             return None
-        return 0 if self.logprobs is True else self.logprobs
+        if self.logprobs is True:
+            return 0
+        return self.logprobs
 
 
 class ChatCompletions(OpenAIBody, kw_only=True):
@@ -128,7 +130,9 @@ class ChatCompletions(OpenAIBody, kw_only=True):
             raise InvalidData(
                 "`top_logprobs` needs `logprobs`.", next="Send logprobs=true.", param="top_logprobs"
             )
-        return (self.top_logprobs or 0) if self.logprobs else None
+        if not self.logprobs:
+            return None
+        return self.top_logprobs or 0
 
 
 class Answer(Shape):
@@ -139,18 +143,13 @@ class Answer(Shape):
     def __init__(
         self, tokenizer: Tokenizer, request: InferenceRequest, body: OpenAIBody, id: str, kind: str
     ) -> None:
-        self._tokenizer, self._request, self._options, self._usage = (
-            tokenizer,
-            request,
-            body.stream_options,
-            Usage(),
-        )
+        self._tokenizer, self._request = tokenizer, request
+        self._options, self._usage = body.stream_options, Usage()
         # A token is called by its text, a special one by name; `token_id:17` tells apart tokens of
         # equal text.
-        by_id = body.return_tokens_as_token_ids
-        self.name: Callable[[int], str] = (
-            (lambda token: f"token_id:{token}") if by_id else cache(tokenizer.token)
-        )
+        self.name: Callable[[int], str] = cache(tokenizer.token)
+        if body.return_tokens_as_token_ids:
+            self.name = "token_id:{}".format
         id, created, model = f"{id}-{uuid.uuid4().hex}", int(time.time()), request.weights.name
         self._head = {"id": id, "object": kind, "created": created, "model": model}
 
@@ -173,22 +172,15 @@ class Answer(Shape):
         """An answer of the chosen sequences; all are counted."""
         for one in outputs:
             self._usage.add(one)
-        prompt, completion = (
-            sum(len(one.tokens) for one in self._request.prompts),
-            self._usage.completion,
-        )
+        prompt = sum(len(one.tokens) for one in self._request.prompts)
+        completion = self._usage.completion
         usage = {
             "prompt_tokens": prompt,
             "completion_tokens": completion,
             "total_tokens": prompt + completion,
         }
         choices = [self._choice(one) for one in chosen]
-        return {
-            **self._head,
-            "choices": choices,
-            "usage": usage,
-            **self._usage.ours,
-        }
+        return {**self._head, "choices": choices, "usage": usage, **self._usage.ours}
 
     async def events(self, outputs: AsyncIterator[Output]) -> AsyncIterator[bytes]:
         """One per piece that holds something; the last of a choice has our own fields, too."""
@@ -196,7 +188,9 @@ class Answer(Shape):
             self._usage.add(one)
             chunk = self._chunk(one)
             if chunk is not None:
-                ours = {} if one.finish is None else self._usage.ours
+                ours: dict[str, Any] = {}
+                if one.finish is not None:
+                    ours = self._usage.ours
                 yield data({**self._head, "choices": chunk["choices"], **ours, **chunk})
         if self._options is not None and self._options.include_usage:
             yield data(self.best([], []))
@@ -212,6 +206,9 @@ class Answer(Shape):
         """
         ranked: list[dict[str, Any] | None] = []
         for token, logprob, row in one.of_prompt or ():
+            if logprob is None:
+                ranked.append(None)
+                continue
             ranks = {likely: rank for rank, (likely, _) in enumerate(row, start=1)}
             pairs = [(token, logprob), *(pair for pair in row if pair[0] != token)]
             found = {
@@ -222,7 +219,7 @@ class Answer(Shape):
                 }
                 for one, value in pairs
             }
-            ranked.append(None if logprob is None else found)
+            ranked.append(found)
         return ranked
 
 
@@ -276,14 +273,18 @@ class CompletionAnswer(Answer):
         return self._tokenizer.decode(prompt.tokens, skip_special_tokens=False)
 
     def _choice(self, one: Output) -> dict[str, Any]:
-        body, first = self._body, one.first
+        body, first, text, logprobs = self._body, one.first, one.text, None
+        if first and body.echo:
+            text = self._text_of(one.prompt) + text
+        if body.top is not None:
+            logprobs = self._logprobs(one, body.top)
         choice: dict[str, Any] = {
             "index": one.place,
-            "text": (self._text_of(one.prompt) if first and body.echo else "") + one.text,
+            "text": text,
             "finish_reason": one.finish,
             "stop_reason": one.matched,
             "token_ids": one.tokens,
-            "logprobs": None if body.top is None else self._logprobs(one, body.top),
+            "logprobs": logprobs,
         }
         if first and body.return_token_ids:
             choice["prompt_token_ids"] = one.prompt.tokens
@@ -319,18 +320,22 @@ class CompletionAnswer(Answer):
         top: list[dict[str, float] | None] = []
         # the most likely and the one there; of equal texts the likeliest
         for token, logprob, row in positions:
+            if logprob is None:
+                top.append(None)
+                continue
             by_name: dict[str, float] = {}
-            for likely, value in [*row, (token, logprob or 0.0)]:
+            for likely, value in [*row, (token, logprob)]:
                 by_name.setdefault(self.name(likely), value)
-            top.append(None if logprob is None else by_name)
-        logprobs = [logprob for _, logprob, _ in positions]
-        tops = top if num_top else None
-        return {
+            top.append(by_name)
+        found: dict[str, Any] = {
             "tokens": names,
-            "token_logprobs": logprobs,
-            "top_logprobs": tops,
+            "token_logprobs": [logprob for _, logprob, _ in positions],
+            "top_logprobs": None,
             "text_offset": offsets,
         }
+        if num_top:
+            found["top_logprobs"] = top
+        return found
 
 
 # v1/chat/completions
@@ -366,7 +371,9 @@ async def chat_completions(inference: Inference, call: Call) -> Response:
     )
     prompt = await inference.chat_prompt(call, lambda: chat, body.add_special_tokens)
     weights = inference.weights(body.model, call.run, call.tenant)
-    parallel = body.parallel_tool_calls if tools else None
+    parallel = None
+    if tools:
+        parallel = body.parallel_tool_calls
     request = InferenceRequest(
         call,
         weights,
@@ -388,7 +395,9 @@ def callable_tools(tools: Sequence[dict[str, Any]] | None, choice: Any) -> Seque
             "Ask for the call in the prompt.",
             param="tool_choice",
         )
-    return [] if choice == "none" else tools or []
+    if choice == "none":
+        return []
+    return tools or []
 
 
 class ChatAnswer(Answer):
@@ -397,55 +406,68 @@ class ChatAnswer(Answer):
     def __init__(
         self, tokenizer: Tokenizer, request: InferenceRequest, body: ChatCompletions
     ) -> None:
-        kind = "chat.completion.chunk" if body.stream else "chat.completion"
+        kind = "chat.completion"
+        if body.stream:
+            kind = "chat.completion.chunk"
         super().__init__(tokenizer, request, body, "chatcmpl", kind)
         self._body, self._begun = body, False
 
     def scorable(self, one: Output) -> Scorable:
         """The chat and the answer, which may go on with its last message."""
         messages = [flat(message) for message in self._body.messages]
-        begun = messages.pop()["content"] if self._body.continue_final_message else ""
+        begun = ""
+        if self._body.continue_final_message:
+            begun = messages.pop()["content"]
         return Scorable(
             prompt=messages, completion=[{"role": "assistant", "content": begun + one.text}]
         )
 
     def best(self, chosen: Sequence[Output], outputs: Sequence[Output]) -> dict[str, Any]:
-        """An answer, and what is told of its prompt."""
-        return {**super().best(chosen, outputs), **(self._of_prompt(outputs[0]) if outputs else {})}
+        """An answer, and facts of its prompt."""
+        found = super().best(chosen, outputs)
+        if outputs:
+            found |= self._of_prompt(outputs[0])
+        return found
 
     def _choice(self, one: Output) -> dict[str, Any]:
-        text, calls = one.plain, [_shaped(call) for call in one.calls]
-        message: dict[str, Any] = {
-            "role": "assistant",
-            "content": text if text or not calls else None,
-        }
-        if calls:
-            message["tool_calls"] = calls
+        message: dict[str, Any] = {"role": "assistant", "content": one.plain}
+        if one.calls:
+            message["content"] = one.plain or None
+            message["tool_calls"] = [_shaped(call) for call in one.calls]
         return {"index": one.place, "message": message, **self._facts(one), "token_ids": one.tokens}
 
     def _chunk(self, one: Output) -> dict[str, Any] | None:
         body = self._body
-        delta: dict[str, Any] = {"role": "assistant", "content": ""} if one.first else {}
-        if text := one.plain:
-            delta["content"] = text
-        if calls := one.calls:
-            delta["tool_calls"] = [{"index": call.index, **_shaped(call)} for call in calls]
+        delta: dict[str, Any] = {}
+        if one.first:
+            delta = {"role": "assistant", "content": ""}
+        if one.plain:
+            delta["content"] = one.plain
+        if one.calls:
+            delta["tool_calls"] = [{"index": call.index, **_shaped(call)} for call in one.calls]
         if not (delta or body.logprobs or body.return_token_ids or one.finish is not None):
             return None
         choice = {"index": one.place, "delta": delta, **self._facts(one)}
         if body.return_token_ids:
             choice["token_ids"] = one.tokens
-        of_prompt, self._begun = {} if self._begun else self._of_prompt(one), True
+        of_prompt: dict[str, Any] = {}
+        if not self._begun:
+            self._begun = True
+            of_prompt = self._of_prompt(one)
         if not body.return_token_ids:
             of_prompt.pop("prompt_token_ids", None)
         return {"choices": [choice], **of_prompt}
 
     def _of_prompt(self, one: Output) -> dict[str, Any]:
-        scores = {} if one.of_prompt is None else {"prompt_logprobs": self._ranked(one)}
-        return {**scores, "prompt_token_ids": one.prompt.tokens}
+        found: dict[str, Any] = {"prompt_token_ids": one.prompt.tokens}
+        if one.of_prompt is not None:
+            found["prompt_logprobs"] = self._ranked(one)
+        return found
 
     def _facts(self, one: Output) -> dict[str, Any]:
-        finish, logprobs = "tool_calls" if one.finish == "stop" and one.called else one.finish, None
+        finish, logprobs = one.finish, None
+        if finish == "stop" and one.called:
+            finish = "tool_calls"
         if self._body.logprobs:
             content = [
                 {
@@ -459,12 +481,10 @@ class ChatAnswer(Answer):
 
     def _entry(self, token: int, logprob: float | None) -> dict[str, Any]:
         """A token with its bytes; null where it is part of a character only."""
-        text = self.name(token)
-        return {
-            "token": text,
-            "logprob": logprob,
-            "bytes": None if BROKEN in text else list(text.encode()),
-        }
+        text, encoded = self.name(token), None
+        if BROKEN not in text:
+            encoded = list(text.encode())
+        return {"token": text, "logprob": logprob, "bytes": encoded}
 
 
 def _shaped(call: ToolCall) -> dict[str, Any]:
