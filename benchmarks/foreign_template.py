@@ -182,7 +182,7 @@ def prepare(prompt: dict[str, Any], folder: Path, steps: int) -> None:
     among them.
     """
     from halteres.models import TINY, builtin_path
-    from halteres.text import load_tokenizer
+    from halteres.tokenizer import load_tokenizer
 
     tokenizer, rng, known = (
         load_tokenizer(str(builtin_path(TINY))),
@@ -217,7 +217,7 @@ def solved(prompt: dict[str, Any], folder: Path | None, tasks: int = 24, samples
 
     from halteres.environments.problems import extract_boxed
     from halteres.models import TINY, builtin_path
-    from halteres.text import load_tokenizer
+    from halteres.tokenizer import load_tokenizer
 
     source = str(folder or builtin_path(TINY))
     tokenizer = load_tokenizer(source)

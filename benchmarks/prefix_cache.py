@@ -46,7 +46,7 @@ from halteres.environments.game import user_message
 from halteres.environments.games import make
 from halteres.environments.games.wrappers import wrap
 from halteres.models import TINY, builtin_path
-from halteres.text import Tokenizer, load_tokenizer
+from halteres.tokenizer import Tokenizer, load_tokenizer
 
 RESULTS = Path(__file__).parent / "results" / "prefix_cache.json"
 GAME, EPISODES, ANSWER = "game:GuessTheNumber-v0-hard", 16, 40

@@ -19,7 +19,7 @@ import numpy as np
 from party import Channel, work
 
 from halteres.process import begin
-from halteres.text import load_tokenizer
+from halteres.tokenizer import load_tokenizer
 
 WORK = work()
 READY_S = 60.0

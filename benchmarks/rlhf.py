@@ -140,7 +140,7 @@ def prepare(folder: Path, steps: int) -> None:
     """The policy's base: mostly guesses, each as long as the worked answer of its problem."""
     from halteres.environments.problems import draw_problem, user_message, worked_answer
     from halteres.models import TINY, builtin_path
-    from halteres.text import load_tokenizer
+    from halteres.tokenizer import load_tokenizer
 
     tokenizer, rng = load_tokenizer(str(builtin_path(TINY))), random.Random(0)
 

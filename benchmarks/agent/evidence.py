@@ -23,7 +23,7 @@ from halteres.config.program import EnvironmentProgram, project_of
 from halteres.models import TINY, builtin_path
 from halteres.observe.metrics import merge_by_step
 from halteres.runs.directory import RunDirectory, RunNotFound, find_run
-from halteres.runs.reading.adapter import newest_policy
+from halteres.runs.reading.named_weights import newest_policy
 from halteres.runs.servers import served
 from halteres.runs.supervision.evaluation import Examination, measure
 

@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Literal
 
-from halteres.text import Message
+from halteres.tokenizer import Message
 
 Output = Literal["raw", "standardised", "probability"]
 """Units of a score: of the head; centred and scaled, or between 0 and 1, by the model's calibration

@@ -24,7 +24,7 @@ import msgspec
 
 from halteres.documents import parse_json
 from halteres.short_texts import beginning
-from halteres.text import THINKING, THOUGHT, text_of
+from halteres.tokenizer import THINKING, THOUGHT, text_of
 
 OPEN, CLOSE = "<tool_call>", "</tool_call>"
 

@@ -15,7 +15,7 @@ import pytest
 from halteres.agent.trial.request import models_to_test
 from halteres.models import TINY, builtin_path
 from halteres.runs.directory import RunDirectory, find_run
-from halteres.runs.reading.adapter import weights_of
+from halteres.runs.reading.named_weights import weights_of
 from halteres.runs.servers import served
 
 from .real_runs import told, until

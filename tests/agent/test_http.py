@@ -20,6 +20,7 @@ import httpx
 import pytest
 
 from halteres.agent.call import Reply
+from halteres.agent.stop_training import WITHIN_S
 from halteres.agent.table import TOOLS
 from halteres.agent.tool import OPEN_CALLS
 from halteres.agent.transports import http_routes
@@ -27,7 +28,6 @@ from halteres.agent.transports.access import is_token, token
 from halteres.agent.trial import testing
 from halteres.agent.trial.folder import TestFolder
 from halteres.agent.trial.request import Request
-from halteres.agent.waiting import WITHIN_S
 from halteres.config import program
 from halteres.config.discovery import EnvironmentBroken
 from halteres.errors import InvalidConfig, NotReady

@@ -31,7 +31,7 @@ from halteres.agent.trial.testing import character_tokenizer
 from halteres.errors import NotFound
 from halteres.runs import servers
 from halteres.runs.servers import Server
-from halteres.text import load_tokenizer
+from halteres.tokenizer import load_tokenizer
 
 from .model_test_fixtures import (
     YES,

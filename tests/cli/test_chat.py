@@ -21,7 +21,7 @@ from halteres.observe.metrics import append_row
 from halteres.runs.directory import RunDirectory
 from halteres.runs.servers import Server
 from halteres.scores import Scorable, Score
-from halteres.text import load_tokenizer
+from halteres.tokenizer import load_tokenizer
 
 pytestmark = pytest.mark.runs
 

@@ -15,7 +15,7 @@ from safetensors.numpy import save_file
 
 from halteres.models import TINY, builtin_path
 from halteres.runs.directory import RunDirectory
-from halteres.runs.reading.adapter import vllm_command
+from halteres.runs.reading.named_weights import vllm_command
 
 Program = Callable[..., subprocess.CompletedProcess[str]]
 

@@ -30,7 +30,7 @@ from halteres.cli.main import main
 from halteres.clients.retries import Retries
 from halteres.clients.trajectories.groups import Reader
 from halteres.models import TINY, builtin_path
-from halteres.text import load_tokenizer
+from halteres.tokenizer import load_tokenizer
 from halteres.trajectories.options import Options
 
 from .queues import ENV, TRAINER, Queue, answering, group

@@ -17,7 +17,7 @@ import pytest
 from halteres.agent.health import machine_checks
 from halteres.errors import NotFound
 from halteres.runs.directory import RunDirectory
-from halteres.runs.reading.adapter import newest_policy
+from halteres.runs.reading.named_weights import newest_policy
 
 pytestmark = pytest.mark.runs
 

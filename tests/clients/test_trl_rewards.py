@@ -18,7 +18,7 @@ from halteres.rewards.model_folder import template_for
 from halteres.rewards.preferences import read_preferences
 from halteres.rewards.torch import trainer as trainer_module
 from halteres.rewards.torch.losses import comparison_loss
-from halteres.text import Tokenizer
+from halteres.tokenizer import Tokenizer
 
 from .test_reference_values import ran
 

@@ -30,7 +30,7 @@ from halteres.engine.torch.model import BaseModel
 from halteres.engine.torch.rows import Rows, SampleRequest
 from halteres.engine.torch.worker import Scheduler
 from halteres.errors import UserError
-from halteres.text import load_tokenizer
+from halteres.tokenizer import load_tokenizer
 
 from .requests import packed
 from .torch_fixtures import DTYPE, prompts, same_numbers, tokens_of

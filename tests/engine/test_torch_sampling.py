@@ -18,7 +18,7 @@ from halteres.engine.torch.limits import Limits
 from halteres.engine.torch.token_sampling import Shaping, choose, uniforms
 from halteres.engine.torch.worker import Scheduler
 from halteres.errors import InvalidData, NotReady, ServerError, UserError
-from halteres.text import load_tokenizer
+from halteres.tokenizer import load_tokenizer
 
 from .requests import CROSS_ENTROPY, IMPORTANCE_SAMPLING, packed
 from .torch_fixtures import (

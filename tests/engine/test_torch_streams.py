@@ -20,7 +20,7 @@ from halteres.engine.torch import TorchEngine
 from halteres.engine.torch.limits import Limits
 from halteres.engine.torch.rows import Newest, Row
 from halteres.errors import InvalidData, NotReady, UserError
-from halteres.text import load_tokenizer
+from halteres.tokenizer import load_tokenizer
 
 from .requests import packed, streamed
 from .torch_fixtures import lists, prompts, running, sample, tokens_of, trained

@@ -32,7 +32,7 @@ from halteres.environments.serving import Serving
 from halteres.environments.single_turn import SingleTurnEnv
 from halteres.environments.trajectory_link import TrajectoryLink
 from halteres.models import TINY, builtin_path
-from halteres.text import load_tokenizer
+from halteres.tokenizer import load_tokenizer
 from halteres.types import Batch
 
 FOLDER = builtin_path(TINY)

@@ -15,7 +15,7 @@ import pytest
 
 from halteres.environments.scored import items_of
 from halteres.rollouts.chat import Chat
-from halteres.text import Tokenizer
+from halteres.tokenizer import Tokenizer
 from halteres.types import MASKED, PolicyVersion, Trajectory, Turn
 
 from .fakes import FOLDER, TOKENIZER

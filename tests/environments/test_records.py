@@ -10,7 +10,7 @@ from halteres.environments.records import Records
 from halteres.environments.scored import ScoredDataGroup
 from halteres.models import TINY, builtin_path
 from halteres.observe.metrics import read_rows
-from halteres.text import Tokenizer
+from halteres.tokenizer import Tokenizer
 
 FOLDER = builtin_path(TINY)
 assert FOLDER is not None

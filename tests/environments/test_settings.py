@@ -22,7 +22,7 @@ from halteres.environments.config import (
     read_file,
 )
 from halteres.errors import EnvironmentFailed, InvalidConfig, NotFound
-from halteres.text import Message
+from halteres.tokenizer import Message
 
 ATROPOS_FIELDS = [
     "group_size",

@@ -11,7 +11,7 @@ import pytest
 
 from halteres.errors import UserError
 from halteres.models.model_store import HubCache, ModelStore
-from halteres.text import Tokenizer
+from halteres.tokenizer import Tokenizer
 
 from .conftest import Change, change_weights, edit, prefixed, without
 

@@ -19,7 +19,7 @@ from halteres.models import TINY, builtin_path
 from halteres.rewards.model_folder import ScoringTemplate, padding_token, template_for
 from halteres.rewards.preferences import Comparison
 from halteres.scores import Scorable
-from halteres.text import Message, Tokenizer
+from halteres.tokenizer import Message, Tokenizer
 
 CHAT = [
     {"role": "system", "content": "Be brief."},

@@ -22,7 +22,7 @@ from halteres.rewards.model_folder import (
 )
 from halteres.rewards.preferences import read_preferences
 from halteres.rewards.training_plan import LoraSettings, read_plan, render_rows
-from halteres.text import Tokenizer
+from halteres.tokenizer import Tokenizer
 
 PAIR = {"prompt": "2 + 2?", "chosen": "4", "rejected": "5"}
 STEPS = {"prompt": "2 + 2?", "completions": ["It is", "4."], "labels": [True, False]}

@@ -12,7 +12,7 @@ from msgspec import structs
 from halteres.config.settings import Settings
 from halteres.errors import InvalidConfig, NotFound
 from halteres.runs.directory import RunDirectory, find_run, known_runs, list_runs
-from halteres.runs.reading.adapter import adapter_of, weights_of
+from halteres.runs.reading.named_weights import adapter_of, weights_of
 from halteres.runs.servers import Server, Servers, servers_of
 from halteres.runs.state import RunState, RunUnreadable, write_state
 from halteres.runs.supervision.controller import POLICY, Budget

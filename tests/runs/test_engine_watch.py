@@ -12,7 +12,7 @@ import pytest
 from halteres.engine.process import EngineChild
 from halteres.errors import HalteresError
 from halteres.runs.supervision.run_processes import engine_exit_code
-from halteres.service.hosts import note_end
+from halteres.service.fleet_options import note_end
 
 FILE = "engine_exit.json"
 

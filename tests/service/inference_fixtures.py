@@ -22,7 +22,7 @@ from halteres.service.base import BaseModel
 from halteres.service.fleet import Fleet
 from halteres.service.server import ServiceServer
 from halteres.service.service import locked, opened
-from halteres.text import load_tokenizer
+from halteres.tokenizer import load_tokenizer
 
 from .live_service import BASE, InProcess, LiveService
 

@@ -23,7 +23,7 @@ from halteres.service.limits import LONG, MOST_THREADS, Threads
 from halteres.service.sampling.samples import params_of
 from halteres.service.service import Options
 from halteres.service.wire import bodies, results
-from halteres.text import Tokenizer
+from halteres.tokenizer import Tokenizer
 
 from .inference_fixtures import TOKENIZER
 from .live_service import LiveService, serving

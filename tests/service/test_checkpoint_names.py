@@ -26,7 +26,7 @@ from halteres.service.checkpoints import Checkpoints
 from halteres.service.durable.journal import Journal
 from halteres.service.keys import LOCAL
 from halteres.service.limits import Allowances, Limits
-from halteres.service.sampling.samplers import Samplers
+from halteres.service.sampling.sessions import Samplers
 from halteres.service.service import Options
 
 from .live_service import DATA, STEP, LiveService, closing, prompt, serving, trainer

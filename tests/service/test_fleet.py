@@ -28,8 +28,8 @@ from halteres.engine.scripted.engine import ScriptedEngine
 from halteres.errors import NotReady
 from halteres.loopback import open_listener, url_of
 from halteres.models import TINY
-from halteres.service.cards import newest_live
 from halteres.service.fleet import Fleet
+from halteres.service.running_services import newest_live
 from halteres.service.sampling import snapshots
 from halteres.service.server import serve
 from halteres.service.service import Options

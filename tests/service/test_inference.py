@@ -12,8 +12,8 @@ from contract.requirements import proves
 from halteres.clients.inference import InferenceClient, Sampling
 from halteres.errors import ServerError
 from halteres.models import TINY
-from halteres.service.sampling.samplers import KEPT_VERSIONS
-from halteres.text import load_tokenizer
+from halteres.service.sampling.sessions import KEPT_VERSIONS
+from halteres.tokenizer import load_tokenizer
 
 from .live_service import BASE, DATA, STEP, LiveService, closing, trainer
 

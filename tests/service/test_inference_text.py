@@ -10,7 +10,7 @@ from halteres.errors import InvalidData
 from halteres.service.context_window import ContextLengthExceeded
 from halteres.service.inference.answering import BROKEN, Cut, Detokenizer
 from halteres.service.inference.requests import Chat, Prompt, render
-from halteres.text import Tokenizer
+from halteres.tokenizer import Tokenizer
 from halteres.tool_calls import ToolCall, ToolReader
 
 from .inference_fixtures import TOKENIZER

@@ -16,7 +16,8 @@ from halteres.engine.protocol import (
     Samples,
     SamplingParams,
 )
-from halteres.service.fleet import Fleet, Router, with_failover
+from halteres.service.fleet import Fleet, with_failover
+from halteres.service.sampling.router import Router
 
 from .live_service import InProcess
 
@@ -172,7 +173,7 @@ async def test_a_request_goes_to_a_sampler_that_can_answer_it(
 async def test_no_more_prompts_are_remembered_than_are_worth_it(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr("halteres.service.fleet.REMEMBERED", 8)
+    monkeypatch.setattr("halteres.service.sampling.router.REMEMBERED", 8)
     routes, _ = router(INFO, INFO)
     for number in range(64):
         picked(routes, f"adapter-{number % 4}", bytes(number + 1))

@@ -18,7 +18,7 @@ from halteres.models import TINY, builtin_path
 from halteres.observe.metrics import read_rows
 from halteres.runs.directory import RunDirectory
 from halteres.runs.reading.rollouts import rollouts_of, steps_of
-from halteres.text import load_tokenizer
+from halteres.tokenizer import load_tokenizer
 from halteres.training.batch_source import Trajectories
 from halteres.training.datums import Example
 from halteres.training.failures import LossNotFinite, NoExperience

@@ -128,7 +128,14 @@ def test_a_byte_order_mark_is_passed_over(tmp_path: Path) -> None:
     assert text_of_file(tmp_path / "a") == '{"x": 1}'
 
 
-READ_FOLDERS_OF_OTHERS = ("models", "engine", "text.py", "chat_template.py", "service", "rewards")
+READ_FOLDERS_OF_OTHERS = (
+    "models",
+    "engine",
+    "tokenizer.py",
+    "chat_template.py",
+    "service",
+    "rewards",
+)
 """Rooms that read config.json, state.json and the like out of folders that somebody made
 elsewhere.
 """

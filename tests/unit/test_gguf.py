@@ -25,7 +25,7 @@ from halteres.errors import Conflict, InvalidData, ServerError, UserError
 from halteres.models import TINY, builtin_path, model_folder, stored_models
 from halteres.models.gguf import read_gguf
 from halteres.models.model_store import HubCache, ModelStore
-from halteres.text import load_tokenizer
+from halteres.tokenizer import load_tokenizer
 
 TEXTS = (
     "What is 12345 + 67?",

@@ -26,7 +26,7 @@ from halteres.models.model_store import (
     suggested_name,
 )
 from halteres.service.base import base_model
-from halteres.text import load_tokenizer
+from halteres.tokenizer import load_tokenizer
 
 TEXT = "What is 1 + 1?"
 NAME = "Qwen/Qwen3-4B-Instruct-2507"

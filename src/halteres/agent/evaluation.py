@@ -30,7 +30,6 @@ from halteres.errors import Conflict, InvalidConfig, UserError
 from halteres.next_step import NextStep, Placeholder
 from halteres.observe.metrics import merge_by_step
 from halteres.runs.planning.models import found_model
-from halteres.runs.reading.adapter import newest_weights, weights_of
 from halteres.runs.reading.evaluations import (
     CORRECT,
     GREEDY,
@@ -39,6 +38,7 @@ from halteres.runs.reading.evaluations import (
     differences,
     evaluations,
 )
+from halteres.runs.reading.named_weights import newest_weights, weights_of
 from halteres.runs.servers import (
     FREE_WITHIN_S,
     Server,

@@ -33,7 +33,7 @@ from halteres.documents import DocumentError, TooLarge, parse_yaml
 from halteres.environments.config import BaseEnvConfig
 from halteres.models import known_folder, model_folder, names_of
 from halteres.runs.planning.models import models_home
-from halteres.runs.reading.adapter import CONFIG
+from halteres.runs.reading.named_weights import CONFIG
 
 USED_AS_YOU: Final = "What it names would be run, read, written or asked as this server's user"
 

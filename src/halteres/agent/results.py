@@ -26,7 +26,6 @@ from halteres.errors import HalteresError, NotReady, UserError
 from halteres.next_step import Advice, NextStep, Remedy
 from halteres.observe.metrics import Row
 from halteres.runs.directory import RunDirectory, roster, runs_home
-from halteres.runs.reading.adapter import vllm_command
 from halteres.runs.reading.evaluations import (
     CORRECT,
     GREEDY,
@@ -36,6 +35,7 @@ from halteres.runs.reading.evaluations import (
     picture_of,
 )
 from halteres.runs.reading.failures import error_of
+from halteres.runs.reading.named_weights import vllm_command
 from halteres.runs.reading.quarantine import read_quarantine
 from halteres.runs.reading.report import RunReport, report_of, sink_facts, wandb_names
 from halteres.runs.reading.result_metrics import LOSS, Choice, choose, headline

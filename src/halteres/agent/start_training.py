@@ -17,6 +17,7 @@ from pydantic import Field
 from halteres.agent import drafts, open_access
 from halteres.agent.answer_text import nonempty
 from halteres.agent.next_call import mend, mended_call, next_call
+from halteres.agent.stop_training import WITHIN_S
 from halteres.agent.tool import (
     Caller,
     Changes,
@@ -29,7 +30,6 @@ from halteres.agent.tool import (
     tool,
 )
 from halteres.agent.trial.folder import latest_test
-from halteres.agent.waiting import WITHIN_S
 from halteres.config import environ
 from halteres.config.discovery import EnvironmentNotFound
 from halteres.config.files import Sources

@@ -21,8 +21,8 @@ from halteres.agent.reward_models import (
 )
 from halteres.agent.start_training import rl_start_training
 from halteres.agent.status import rl_check_status, rl_list_runs
+from halteres.agent.stop_training import rl_stop_training
 from halteres.agent.trial.testing import rl_score, rl_test_inference
-from halteres.agent.waiting import rl_stop_training
 
 TOOLS = (
     rl_list_environments,

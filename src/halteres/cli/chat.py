@@ -73,7 +73,7 @@ def chat(
 
     from halteres.rewards.scorer import open_scorer
     from halteres.runs.directory import find_run
-    from halteres.runs.reading.adapter import newest_policy
+    from halteres.runs.reading.named_weights import newest_policy
     from halteres.runs.servers import served
 
     _check_choice(best_of, reward, temperature)
@@ -227,7 +227,7 @@ def _messages_of(prompt: str, run: RunDirectory, model: str) -> list[dict[str, A
     """
     from halteres.config import environ
     from halteres.models import model_folder
-    from halteres.text import load_tokenizer
+    from halteres.tokenizer import load_tokenizer
 
     tokenizer = load_tokenizer(str(model_folder(model, environ.home() / "models") or model))
     begin, _, end = tokenizer.render(_messages(run, GAP), add_generation_prompt=True).partition(GAP)

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Annotated, Literal
 import typer
 
 from halteres.errors import ProcessFailed, UserError
-from halteres.text import SET_EOS
+from halteres.tokenizer import SET_EOS
 
 if TYPE_CHECKING:
     from halteres.models.model_store import ModelStore, RegisteredModel
@@ -238,7 +238,7 @@ def export(
     import asyncio
 
     from halteres.errors import NotFound
-    from halteres.runs.reading.adapter import adapter_of, base_of, vllm_command
+    from halteres.runs.reading.named_weights import adapter_of, base_of, vllm_command
     from halteres.service.conversion import write_adapter, write_gguf, write_merged
 
     adapter = adapter_of(what, state)

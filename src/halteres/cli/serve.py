@@ -220,7 +220,7 @@ def variables(
     from halteres.config import environ
     from halteres.errors import NotFound
     from halteres.models import builtin_names, stored_models
-    from halteres.service.cards import newest_live
+    from halteres.service.running_services import newest_live
 
     if url is None:
         card = newest_live(STARTS_WITHIN_S)

@@ -17,7 +17,7 @@ from halteres.clients.trajectories.address import Address
 from halteres.config import environ
 from halteres.errors import NotReady, ServerError, boundary
 from halteres.scores import Output, Scorable, Score
-from halteres.text import Message
+from halteres.tokenizer import Message
 
 MOST_ITEMS = 256  # texts of one request
 

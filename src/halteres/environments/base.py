@@ -49,7 +49,7 @@ from halteres.rewards.reward_list import RewardList
 from halteres.rollouts.groups import Round, complete, settle
 from halteres.rollouts.rng import Draw, one_rollout
 from halteres.rollouts.sampler import Sampler
-from halteres.text import Message, Tokenizer, load_tokenizer
+from halteres.tokenizer import Message, Tokenizer, load_tokenizer
 from halteres.types import FailedRollout, Trajectory
 
 log = logging.getLogger(__name__)

@@ -24,7 +24,7 @@ from halteres.rewards.panel import PANEL, PROXY
 from halteres.rewards.reward_list import RewardList
 from halteres.rollouts.groups import settle
 from halteres.rollouts.rng import Draw, rolling_out
-from halteres.text import text_of
+from halteres.tokenizer import text_of
 from halteres.types import FailedRollout, Trajectory
 
 log = logging.getLogger(__name__)

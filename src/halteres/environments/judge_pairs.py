@@ -16,7 +16,7 @@ from halteres.environments.single_turn import SingleTurnEnv
 from halteres.errors import InvalidData
 from halteres.rewards.judges import conversation, fenced
 from halteres.rewards.preferences import Comparison, hold_out, read_preferences
-from halteres.text import Message
+from halteres.tokenizer import Message
 
 OWN_PAIRS = "halteres/arithmetic-pairs"
 EVAL_SEED = 20_261_101  # of the order in which held-out pairs are shown: the same for every run

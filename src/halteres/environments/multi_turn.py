@@ -30,7 +30,7 @@ from halteres.rewards.functions import Sample
 from halteres.rollouts.chat import Chat
 from halteres.rollouts.rng import episode_rng, one_rollout
 from halteres.rollouts.sampler import ContextOverflow
-from halteres.text import Message, text_of
+from halteres.tokenizer import Message, text_of
 from halteres.tool_calls import ToolCall, read_calls
 from halteres.types import Outcome, StopReason, Trajectory, Turn
 

@@ -30,7 +30,7 @@ from halteres.errors import HalteresError, as_failure
 from halteres.files import replace_file
 from halteres.observe.metrics import append_row, read_rows
 from halteres.redaction import Redactor
-from halteres.text import Tokenizer
+from halteres.tokenizer import Tokenizer
 from halteres.types import FailedRollout
 
 log = logging.getLogger(__name__)

@@ -13,7 +13,7 @@ from halteres.environments.scoring import sample_of
 from halteres.errors import EnvironmentFailed, boundary
 from halteres.rollouts.groups import settle
 from halteres.rollouts.rng import one_rollout
-from halteres.text import Message
+from halteres.tokenizer import Message
 from halteres.types import FailedRollout, Trajectory, Turn
 
 

@@ -20,7 +20,7 @@ from halteres.observe.metrics import decoded
 from halteres.types import MASKED
 
 if TYPE_CHECKING:  # a user who names no tokenizer need not wait for its libraries
-    from halteres.text import Tokenizer
+    from halteres.tokenizer import Tokenizer
 
 LONGEST_LINE = 64 * 2**20  # bytes; a longer line is no group of ours and is passed over
 MOST_SCORES = 16

@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING
 from halteres.groups.group import BOUNDS, Part, ScoredGroup, counted, mean_of, number, read_groups
 
 if TYPE_CHECKING:  # a user who names no tokenizer need not wait for its libraries
-    from halteres.text import Tokenizer
+    from halteres.tokenizer import Tokenizer
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -34,7 +34,7 @@ from halteres.errors import Conflict, NotFound, NotReady, ServerError, UserError
 from halteres.files import UnreadableFile, read_json, read_regular, replace_file
 from halteres.models import builtin_path, is_model, stored_models
 from halteres.models.shape import INDEX, ModelShape, read_shape, weight_files
-from halteres.text import TEMPLATES, Tokenizer, end_token_file, tokenizer_files
+from halteres.tokenizer import TEMPLATES, Tokenizer, end_token_file, tokenizer_files
 
 _MARK = "halteres.json"
 LLAMA_3_TOKENIZERS = (

@@ -33,7 +33,7 @@ from halteres.rewards.model_folder import Calibration, RewardFile, Side, texts_o
 from halteres.rewards.preferences import Comparison, Preferences
 from halteres.rewards.scorer import Ensemble, Scorer
 from halteres.scores import Scorable, Score
-from halteres.text import Message, text_of
+from halteres.tokenizer import Message, text_of
 
 TEXTS_AT_ONCE = 256  # handed to the scorer in one call; and comparisons that wait for a judge
 MOST_MISTAKES = 20  # pairs told apart worst, with their texts

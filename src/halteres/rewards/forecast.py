@@ -21,7 +21,7 @@ from halteres.rewards.training_plan import (
     objective_weights,
     render_rows,
 )
-from halteres.text import Tokenizer
+from halteres.tokenizer import Tokenizer
 
 # of a parameter in fp32: weight, gradient and two moments; a weight alone; of one that is trained,
 # what a checkpoint has of it: the weight and two moments

@@ -26,7 +26,7 @@ from types import ModuleType
 from typing import Any, Protocol
 
 from halteres.errors import InvalidConfig, ScorerFailed, contained_exit
-from halteres.text import Message
+from halteres.tokenizer import Message
 
 VARIADIC = (inspect.Parameter.VAR_POSITIONAL, inspect.Parameter.VAR_KEYWORD)
 

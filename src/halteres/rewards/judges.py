@@ -39,7 +39,7 @@ from halteres.errors import (
 )
 from halteres.rewards.components import JudgeSpec, Rubric
 from halteres.rewards.functions import Sample
-from halteres.text import THINKING, THOUGHT, Message, text_of
+from halteres.tokenizer import THINKING, THOUGHT, Message, text_of
 
 T = TypeVar("T")
 

@@ -26,7 +26,7 @@ from halteres.models.shape import NotWhole, is_classifier, num_outputs_of, read_
 from halteres.rewards.components import problems_of
 from halteres.rewards.preferences import Comparison, Text
 from halteres.scores import REWARD_FILE, Output, Scorable
-from halteres.text import Message, Tokenizer, text_of
+from halteres.tokenizer import Message, Tokenizer, text_of
 
 # where a reward model computes; `auto`: a GPU where there is one
 Device = Literal["auto", "cpu", "cuda"]

@@ -18,7 +18,7 @@ from halteres.documents import DocumentError, parse_json
 from halteres.errors import InvalidConfig, InvalidData
 from halteres.rewards.components import RESERVED_PARTS
 from halteres.rewards.preference_files import EXAMPLE, NumberedRows, RowProblem, Source, read_rows
-from halteres.text import Message, flat, text_of
+from halteres.tokenizer import Message, flat, text_of
 
 Text = str | Sequence[Message] | Sequence[int]  # a string, messages, or tokens
 # strings, messages, or tokens: all rows are of one form

@@ -42,7 +42,7 @@ from halteres.loopback import HOST, TooLarge, body_within, while_connected
 from halteres.observe.prometheus import MEDIA_TYPE, Metric, text_of
 from halteres.rewards.scorer import calibrated, output_of
 from halteres.scores import Output, Scorable, Score, best_first
-from halteres.text import flat
+from halteres.tokenizer import flat
 
 if TYPE_CHECKING:
     from halteres.rewards.torch.model import RewardModel

@@ -47,7 +47,7 @@ from halteres.rewards.preferences import (
     row_numbers,
     tied_ranks,
 )
-from halteres.text import Tokenizer
+from halteres.tokenizer import Tokenizer
 
 TiePolicy = Literal["soft", "rao_kupper", "drop"]
 When = Literal["no", "steps", "epoch"]

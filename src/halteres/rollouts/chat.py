@@ -18,7 +18,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from halteres.text import Message, Tokenizer
+from halteres.tokenizer import Message, Tokenizer
 from halteres.tool_calls import in_words
 
 

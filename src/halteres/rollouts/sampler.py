@@ -13,7 +13,7 @@ from halteres.clients.retries import Retries
 from halteres.errors import EnvironmentFailed, InvalidData, NotReady, SamplerFailed, ServerError
 from halteres.rollouts.rng import next_sampling_seed, pinned_version
 from halteres.rollouts.sampling_clock import sampling
-from halteres.text import Message, Tokenizer
+from halteres.tokenizer import Message, Tokenizer
 from halteres.types import PolicyVersion, Turn
 
 UNTAGGED = PolicyVersion(-1)

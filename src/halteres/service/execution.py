@@ -45,7 +45,7 @@ from halteres.service.conversion import encryption_to, write_export
 from halteres.service.durable.futures import Outcome, binary_result, result
 from halteres.service.durable.journal import Journal, Recorded
 from halteres.service.fleet import Fleet, info_of, with_failover
-from halteres.service.sampling.samplers import Samplers
+from halteres.service.sampling.sessions import Samplers
 from halteres.service.sampling.snapshots import Snapshot, Snapshots
 from halteres.service.training_runs import Job, Model, Sessions, record, record_point
 from halteres.service.wire.bodies import CreateModel, LoadWeights, OptimStep, SaveWeights

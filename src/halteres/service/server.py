@@ -32,9 +32,8 @@ from halteres.loopback import HOST, MOST_HEAD_BYTES, Server, is_loopback, open_l
 from halteres.models import TINY
 from halteres.process import begin
 from halteres.service.base import BaseModel, base_model
-from halteres.service.cards import registered_card
 from halteres.service.fleet import Fleet, Host
-from halteres.service.hosts import add_arguments, fleet_of
+from halteres.service.fleet_options import add_arguments, fleet_of
 from halteres.service.http import (
     CountRequests,
     Guard,
@@ -53,6 +52,7 @@ from halteres.service.limits import read_allowances
 from halteres.service.routes.checkpoints import CheckpointRoutes
 from halteres.service.routes.sessions import SessionRoutes
 from halteres.service.routes.training import TrainingRoutes
+from halteres.service.running_services import registered_card
 from halteres.service.service import Options, Service, locked, opened
 
 log = logging.getLogger(__name__)

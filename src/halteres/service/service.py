@@ -32,12 +32,12 @@ from halteres.service.execution import Adapters, Training
 from halteres.service.fleet import Fleet
 from halteres.service.keys import Tenant
 from halteres.service.limits import Allowances, Threads
-from halteres.service.sampling.samplers import Samplers, sampler_id
 from halteres.service.sampling.samples import Samples, gone
+from halteres.service.sampling.sessions import Samplers, sampler_id
 from halteres.service.sampling.snapshots import Snapshots
 from halteres.service.training_runs import Job, Models, Session, Sessions
 from halteres.service.wire.training import Request
-from halteres.text import Tokenizer, load_tokenizer
+from halteres.tokenizer import Tokenizer, load_tokenizer
 
 # how long a settled request may be asked for again of a journal that has grown too large
 FULL_KEEP_S = 60.0

@@ -22,7 +22,7 @@ from halteres.config import environ
 from halteres.errors import HalteresError, as_failure
 from halteres.files import replace_file
 from halteres.redaction import Redactor
-from halteres.text import load_tokenizer
+from halteres.tokenizer import load_tokenizer
 from halteres.training.batch_source import Trajectories, registration_of
 from halteres.training.failures import BatchNotOurs, NoExperience
 from halteres.training.folder import RunFolder

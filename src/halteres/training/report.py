@@ -18,7 +18,7 @@ import numpy as np
 from halteres.errors import boundary
 from halteres.observe.metrics import WriteFailed, append_row
 from halteres.redaction import Redactor
-from halteres.text import Tokenizer
+from halteres.tokenizer import Tokenizer
 from halteres.training import logprob_mismatch
 from halteres.training.datums import Example
 from halteres.training.folder import RunFolder

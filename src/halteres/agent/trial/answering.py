@@ -30,7 +30,7 @@ from halteres.errors import EnvironmentFailed, HalteresError, NotFound, RolloutF
 from halteres.observe.metrics import append_row
 from halteres.rewards.checking import odd_answers
 from halteres.rollouts.sampler import Sampler
-from halteres.text import Message, load_tokenizer, text_of
+from halteres.tokenizer import Message, load_tokenizer, text_of
 
 KNOWN_STEPS, KNOWN_PER_STEP = 64, 32
 """Of training, beside the tasks of the evaluation: what is drawn depends on the step."""

@@ -19,7 +19,7 @@ from halteres.groups.group import ScoredGroup
 from halteres.observe.metrics import Row, read_rows
 from halteres.runs.reading.rollouts import Failure, RecordedGroup
 from halteres.short_texts import rounded
-from halteres.text import text_of
+from halteres.tokenizer import text_of
 
 DROPPED = frozenset(("too_long", "wrong_size", "same_scores", "nothing_collected"))
 """What `process` records of a group that did not fail and was not kept all the same."""

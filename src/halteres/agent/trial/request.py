@@ -32,7 +32,7 @@ from halteres.next_step import NextStep
 from halteres.runs.directory import RunAmbiguous, RunNotFound, find_run
 from halteres.runs.planning.checks import MissingKey
 from halteres.runs.planning.models import found_model, models_home
-from halteres.runs.reading.adapter import CONFIG, weights_of
+from halteres.runs.reading.named_weights import CONFIG, weights_of
 from halteres.runs.servers import ready_within_s, sampler_keys, service_arguments
 
 LOCAL = "local:"  # what the names of this machine's models begin with in answers

@@ -82,7 +82,7 @@ def view(
     from halteres.cli.groups.view import Display, Selection, Terminal
     from halteres.cli.groups.view import view as show
     from halteres.models import model_folder
-    from halteres.text import load_tokenizer
+    from halteres.tokenizer import load_tokenizer
 
     console = Console(highlight=False, markup=False, emoji=False)
     if follow is None:

@@ -17,7 +17,7 @@ from halteres.files import replace_file
 from halteres.groups.page import Entry, render
 
 if TYPE_CHECKING:  # a user who names no tokenizer need not wait for its libraries
-    from halteres.text import Tokenizer
+    from halteres.tokenizer import Tokenizer
 
 
 class PageFile:

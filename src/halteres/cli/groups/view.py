@@ -30,7 +30,7 @@ from halteres.groups.group import ScoredGroup, counted, number, read_group
 from halteres.groups.page import Standing, no_tokens
 
 if TYPE_CHECKING:  # a user who names no tokenizer need not wait for its libraries
-    from halteres.text import Tokenizer
+    from halteres.tokenizer import Tokenizer
 
 POLL_S = 0.5  # pause between two questions while following
 SHORT = 480  # characters of one part where not all is wanted

@@ -69,7 +69,7 @@ from halteres.engine.shapes import (
 from halteres.errors import HalteresError, InvalidConfig, InvalidData, NotFound, UserError, boundary
 from halteres.files import read_json
 from halteres.losses import find_kind
-from halteres.text import load_tokenizer
+from halteres.tokenizer import load_tokenizer
 
 NOISE = 1e-4
 """Nats by which log-probabilities of an engine that is not exact differ from one pass to the

@@ -25,8 +25,8 @@ from halteres.engine.torch.limits import Limits, attempt
 from halteres.engine.torch.model import BaseModel, Grid
 from halteres.engine.torch.multi_lora import MultiLora
 from halteres.engine.torch.projections import LEAST_ROWS, head_logits, round_up
+from halteres.engine.torch.prompt_logprobs import PromptScorer, score_prompt
 from halteres.engine.torch.rows import COLUMNS, Newest, Place, Row, RowBlock, Rows, SampleRequest
-from halteres.engine.torch.scores import PromptScorer, score_prompt
 from halteres.engine.torch.token_sampling import Chosen, Shaping, as_seed, choose, uniforms
 from halteres.errors import UserError
 

@@ -58,7 +58,7 @@ from halteres.engine.torch.rows import SampleRequest
 from halteres.engine.torch.same_bits import is_exact
 from halteres.engine.torch.worker import Call, Scheduler, Slices, Worker
 from halteres.errors import HalteresError
-from halteres.text import load_tokenizer
+from halteres.tokenizer import load_tokenizer
 
 T = TypeVar("T")
 

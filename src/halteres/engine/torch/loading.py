@@ -20,7 +20,7 @@ from halteres.engine.torch.model import BaseModel, extract, understands
 from halteres.engine.torch.transformers_model import wrap
 from halteres.errors import HalteresError, InvalidConfig, NotFound, as_failure, boundary
 from halteres.models.shape import BUFFER, FAMILIES, FEW, LAYERS, check_unquantised, read_config
-from halteres.text import end_tokens
+from halteres.tokenizer import end_tokens
 
 
 def load_base(folder: Path, dtype: torch.dtype, device: torch.device) -> BaseModel:

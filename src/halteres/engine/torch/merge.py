@@ -28,7 +28,7 @@ from halteres.engine.torch.peft_checkpoint import read_checkpoint
 from halteres.errors import InvalidData, NotFound
 from halteres.files import UnreadableFile, read_json
 from halteres.models.shape import EMBEDDING, HEAD, INDEX, weight_files
-from halteres.text import TEMPLATES
+from halteres.tokenizer import TEMPLATES
 
 COMPANIONS = (
     *(

@@ -26,7 +26,7 @@ from halteres.environments.cage import cage_missing
 from halteres.environments.games.game import DAMAGED, FIX_STATE, Game, taken
 from halteres.environments.python_tool import PythonResult, PythonTool
 from halteres.errors import HalteresError, InvalidConfig, InvalidData, unknown
-from halteres.text import Tokenizer
+from halteres.tokenizer import Tokenizer
 
 Environment: TypeAlias = "Game[Any, Any] | Wrapper"
 

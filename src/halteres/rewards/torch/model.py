@@ -50,7 +50,7 @@ from halteres.rewards.torch.adapter import new_adapter
 from halteres.rewards.torch.network import ScoringNetwork, base_config, device_of, open_network
 from halteres.rewards.training_plan import RewardConfig, settled_weights
 from halteres.scores import REWARD_FILE, Scorable, Score, best_first
-from halteres.text import Message, Tokenizer
+from halteres.tokenizer import Message, Tokenizer
 
 # of a probe's score, or absolutely, between the loaded model and the saved one, in fp32
 PROBE_TOLERANCE = 1e-4

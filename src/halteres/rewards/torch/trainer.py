@@ -103,8 +103,8 @@ class RewardTrainer:
     Args:
         model: the name or folder of a base model, of a reward model to go on from, or a
             transformers model with one output, or one for each objective that the data name.
-        processing_class: a tokenizer's folder, a `halteres.text.Tokenizer`, one of transformers;
-            None: the model's own.
+        processing_class: a tokenizer's folder, a `halteres.tokenizer.Tokenizer`, one of
+            transformers; None: the model's own.
         train_dataset, eval_dataset: whatever `read_preferences` reads.
         peft_config: a `peft.LoraConfig` or its settings; like `args.lora`.
         on_step: called after every report with step and metrics.

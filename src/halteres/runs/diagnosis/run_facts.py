@@ -148,7 +148,7 @@ def _samples_roughly(inference: InferenceSettings) -> bool:
     if are_exact(samplers_of(inference.samplers)):
         return False
     if inference.dtype == "auto":
-        # as `service.hosts` asks a vLLM
+        # as `service.fleet_options` asks a vLLM
         return (inference.device or environ.device()) != "cpu"
     return inference.dtype == "bfloat16"
 

@@ -34,9 +34,9 @@ from halteres.rewards.panel import PROXY, shares
 from halteres.runs.directory import RunDirectory, StateWriter
 from halteres.runs.planning.models import FIELDS as REWARD_FIELDS
 from halteres.runs.planning.models import models_home
-from halteres.runs.reading.adapter import newest_policy
 from halteres.runs.reading.evaluations import LOGGED, figures_of
 from halteres.runs.reading.failures import frame_in, how, hung_at, reason
+from halteres.runs.reading.named_weights import newest_policy
 from halteres.runs.servers import Server
 from halteres.runs.supervision.hang_watch import LOOK_S, HangWatch
 from halteres.runs.supervision.run_processes import spawn

@@ -58,7 +58,7 @@ from halteres.service.sampling.samples import CANCELLED, Draw, checked_seed, dra
 from halteres.service.service import GENERATE, Service
 from halteres.service.wire.results import FILLER_LOGPROB
 from halteres.short_texts import beginning
-from halteres.text import THINKING, Tokenizer
+from halteres.tokenizer import THINKING, Tokenizer
 from halteres.tool_calls import ToolCall, ToolReader
 
 T = TypeVar("T")

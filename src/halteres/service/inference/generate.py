@@ -28,7 +28,7 @@ from halteres.service.inference.requests import (
     TopCount,
     several,
 )
-from halteres.text import Tokenizer
+from halteres.tokenizer import Tokenizer
 
 
 class SglangParams(SamplingFields, kw_only=True):

@@ -31,7 +31,7 @@ from halteres.service.inference.requests import (
     flat,
     several,
 )
-from halteres.text import Tokenizer
+from halteres.tokenizer import Tokenizer
 from halteres.tool_calls import ToolCall
 
 

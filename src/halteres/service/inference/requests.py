@@ -28,8 +28,8 @@ from halteres.service.context_window import prompt_too_long, text_too_long
 from halteres.service.keys import Tenant
 from halteres.service.sampling.snapshots import Snapshot
 from halteres.service.wire.bodies import MOST_STOPS
-from halteres.text import Tokenizer
-from halteres.text import text_of as plain_text
+from halteres.tokenizer import Tokenizer
+from halteres.tokenizer import text_of as plain_text
 from halteres.tool_calls import in_words
 
 TokenCount = Annotated[int, msgspec.Meta(ge=0, le=2**31 - 1)]

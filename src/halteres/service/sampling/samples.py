@@ -35,11 +35,12 @@ from halteres.service.durable.futures import (
     outcome_of,
 )
 from halteres.service.durable.journal import Recorded
-from halteres.service.fleet import Fleet, Pick, Router, failover_engines, running, with_failover
+from halteres.service.fleet import Fleet, Pick, failover_engines, running, with_failover
 from halteres.service.keys import Tenant
 from halteres.service.limits import Allowances, FairQueue, Threads
 from halteres.service.sampling.agreement import Agreement
-from halteres.service.sampling.samplers import Sampler, Samplers
+from halteres.service.sampling.router import Router
+from halteres.service.sampling.sessions import Sampler, Samplers
 from halteres.service.sampling.snapshots import Snapshot, Snapshots
 from halteres.service.wire.bodies import MOST_STOPS, Drawn, Sample, Sampling, read
 from halteres.service.wire.results import ExtraOutputs, extra_outputs_of, write_sample

@@ -26,7 +26,7 @@ from halteres.errors import InvalidConfig
 from halteres.loopback import open_listener, url_of
 from halteres.models import TINY
 from halteres.service.fleet import Fleet
-from halteres.service.hosts import add_arguments, fleet_of
+from halteres.service.fleet_options import add_arguments, fleet_of
 from halteres.service.server import serve
 from halteres.service.service import Options
 

@@ -19,7 +19,7 @@ from tokenizers import Regex, decoders, models, normalizers, pre_tokenizers, pro
 import halteres
 from halteres.errors import InvalidData, NotFound
 from halteres.models import TINY, builtin_path
-from halteres.text import LONGEST_WHOLE, Tokenizer, end_tokens, load_tokenizer
+from halteres.tokenizer import LONGEST_WHOLE, Tokenizer, end_tokens, load_tokenizer
 
 TEXTS = [
     "",
@@ -389,7 +389,7 @@ def test_chat_templates_of_all_files_are_resolved_as_in_transformers(
 
 def test_reading_a_tokenizer_loads_neither_torch_nor_transformers(folder: Path) -> None:
     code = (
-        "import sys; from halteres.text import load_tokenizer; "
+        "import sys; from halteres.tokenizer import load_tokenizer; "
         "load_tokenizer(sys.argv[1]).encode('a');"
         "sys.exit('torch' in sys.modules or 'transformers' in sys.modules)"
     )
@@ -478,7 +478,7 @@ def test_a_chat_has_the_same_tokens_whatever_the_locale(tmp_path: Path) -> None:
     script = (
         "import sys\n"
         "from pathlib import Path\n"
-        "from halteres.text import Tokenizer\n"
+        "from halteres.tokenizer import Tokenizer\n"
         "tokenizer = Tokenizer(Path(sys.argv[1]))\n"
         "chat = [{'role': 'user', 'content': 'gr\\u00f6\\u00dfer'}]\n"
         "print(tokenizer.apply_chat_template(chat), tokenizer.eos_token_ids)\n"

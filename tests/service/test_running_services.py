@@ -21,7 +21,7 @@ from halteres.cli import serve
 from halteres.cli.main import app
 from halteres.errors import NotFound
 from halteres.process import Lifeline, identity
-from halteres.service.cards import Card, newest_live, registered_card
+from halteres.service.running_services import Card, newest_live, registered_card
 
 
 @pytest.fixture(autouse=True)
