@@ -42,7 +42,7 @@ def write_tasks(folder: Path) -> Path:
     from halteres.environments.problems import draw_problem
 
     folder.mkdir(parents=True)
-    rng = random.Random(7)  # noqa: S311 - tasks, not secrets
+    rng = random.Random(7)
     for name, split, count in (("train", "train", 2000), ("test", "eval", HELD_OUT)):
         problems = [draw_problem(rng, split) for _ in range(count)]
         lines = [
