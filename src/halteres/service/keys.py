@@ -215,6 +215,12 @@ class KeyRefused(UserError):
     code, status = "key_refused", 401
 
 
+class KeyOfSession(UserError):
+    """A gateway session's key, at what is not that session."""
+
+    code, status = "key_of_session", 403
+
+
 class Keys:
     """The keys as a running service knows them: every request looks whether the file is still the
     same. One that required keys once goes on requiring them, also when the file is gone. `own` is a

@@ -34,6 +34,7 @@ from halteres.process import begin
 from halteres.service.base import BaseModel, base_model
 from halteres.service.fleet import Fleet, Host
 from halteres.service.fleet_options import add_arguments, fleet_of
+from halteres.service.gateway.routes import GatewayRoutes
 from halteres.service.http import (
     CountRequests,
     Guard,
@@ -121,6 +122,12 @@ def _options(arguments: argparse.Namespace) -> Options:
                 "halteres reward serve DIR gives it an address.",
             )
         reward_models[name] = address
+    trajectory_server = arguments.trajectory_server
+    if trajectory_server is not None and not is_web_address(trajectory_server):
+        raise InvalidConfig(
+            f"'{refused(trajectory_server)}' is no trajectory server.",
+            next="Give its address: --trajectory-server http://127.0.0.1:8000.",
+        )
     return Options(
         sample_logprobs=arguments.sample_logprobs,
         own_key=environ.service_key(),
@@ -131,6 +138,7 @@ def _options(arguments: argparse.Namespace) -> Options:
         weights_bytes=int(arguments.weights_gb * 1e9) if arguments.weights_gb else None,
         limits=read_allowances(arguments.state, arguments.limit),
         reward_models=reward_models,
+        trajectory_server=trajectory_server,
     )
 
 
@@ -181,6 +189,8 @@ def _parser() -> argparse.ArgumentParser:
         metavar="NAME=URL",
         help="by which `best_of` may choose",
     )
+    groups = "where groups of gateway sessions are posted; its token: HALTERES_TRAJECTORY_TOKEN"
+    add("--trajectory-server", metavar="URL", help=groups)
     add("--sample-logprobs", choices=("raw", "tempered"), default="raw", help="of sampled tokens")
     strict = "refuse a max_tokens that does not fit beside the prompt, rather than shorten it"
     add("--strict-context", action="store_true", help=strict)
@@ -222,6 +232,7 @@ def create_app(service: Service, shutdown: Shutdown | None = None) -> Starlette:
     routes = (
         TrainingRoutes(service),
         InferenceRoutes(inference),
+        GatewayRoutes(service.gateway, service.samplers),
         SessionRoutes(service),
         CheckpointRoutes(service),
     )
@@ -230,7 +241,7 @@ def create_app(service: Service, shutdown: Shutdown | None = None) -> Starlette:
         routes=[route for part in (*routes, counts) for route in part.table()],
         middleware=[
             Middleware(CountRequests, counts=counts),
-            Middleware(Guard, keys=keys, meter=Meter(options.limits)),
+            Middleware(Guard, keys=keys, meter=Meter(options.limits), sessions=service.gateway),
         ],
         exception_handlers={
             HalteresError: on_error,

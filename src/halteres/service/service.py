@@ -27,9 +27,10 @@ from halteres.process import steady_time
 from halteres.service.base import BaseModel, WeightsBudget
 from halteres.service.checkpoints import Checkpoints
 from halteres.service.durable.futures import LOST_SAMPLE, UNLOAD_MODEL, Futures, failure, unloaded
-from halteres.service.durable.journal import FILE, SAMPLE, Journal
+from halteres.service.durable.journal import FILE, GATEWAY, SAMPLE, Journal
 from halteres.service.execution import Adapters, Training
 from halteres.service.fleet import Fleet
+from halteres.service.gateway.gateway import Gateway
 from halteres.service.keys import Tenant
 from halteres.service.limits import Allowances, Threads
 from halteres.service.sampling.samples import Samples, gone
@@ -63,6 +64,8 @@ class Options:
     replay_s: float = 1.0  # engine time after which a restore point is due; 0: after every request
     # name -> server: for best_of
     reward_models: Mapping[str, str] = field(default_factory=dict[str, str], repr=False)
+    # where groups of gateway sessions are posted; None: nowhere
+    trajectory_server: str | None = field(default=None, repr=False)
     # for adapters and snapshots in the engine; None: by what memory is free
     weights_bytes: int | None = None
     silent_s: float = 600.0  # without a word from its client: a session's adapters leave the engine
@@ -132,6 +135,15 @@ class Service:
             refuse_stable_reinforce=options.refuse_stable_reinforce,
         )
         self.models = Models(journal, self.futures, tasks, training)
+        self.gateway = Gateway(
+            journal,
+            self.tokenizer,
+            self.threads,
+            limits,
+            base_name=base.name,
+            trajectory_server=options.trajectory_server,
+            context_length=lambda: fleet.known_context,
+        )
 
     def refuse_session(self, tenant: Tenant) -> None:
         """Raise LimitReached if a tenant has as many sessions as it may have."""
@@ -229,7 +241,7 @@ class Service:
                 continue
             future = self.futures.adopt(row)
             try:
-                if row.kind == GENERATE:
+                if row.kind in (GENERATE, GATEWAY):
                     self.futures.settle(future, LOST_SAMPLE)
                 elif row.kind == UNLOAD_MODEL:
                     self.futures.settle(future, unloaded(row.subject))
@@ -290,12 +302,18 @@ async def opened(
             await service.models.open()
             await service.samplers.open(service.models)
             await service.recover()
-            reaping = tasks.create_task(service.reap_for_ever(), name="reaper")
+            await service.gateway.load()
+            timed = [
+                tasks.create_task(service.reap_for_ever(), name="reaper"),
+                tasks.create_task(service.gateway.run(), name="gateway's clock"),
+                tasks.create_task(service.gateway.post_for_ever(), name="gateway's groups"),
+            ]
             try:
                 yield service
             finally:
                 service.futures.close()
-                reaping.cancel()
+                for task in timed:
+                    task.cancel()
                 service.samples.stop()
                 service.threads.close()
                 for host in fleet.hosts:

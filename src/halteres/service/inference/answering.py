@@ -7,9 +7,15 @@ Guarantees: the pieces of an answer, joined, are the text of the whole.
 from __future__ import annotations
 
 import asyncio
-import logging
-import math
-from collections.abc import AsyncGenerator, AsyncIterator, Callable, Mapping
+from collections.abc import (
+    AsyncGenerator,
+    AsyncIterator,
+    Awaitable,
+    Callable,
+    Iterable,
+    Iterator,
+    Mapping,
+)
 from contextlib import aclosing, asynccontextmanager
 from dataclasses import dataclass, field, replace
 from typing import Any, Literal, TypeVar
@@ -17,7 +23,6 @@ from typing import Any, Literal, TypeVar
 import msgspec
 import numpy as np
 
-from halteres.clients import rewards
 from halteres.engine.protocol import (
     ExtraLogprobs,
     LogprobKind,
@@ -31,17 +36,16 @@ from halteres.errors import (
     HalteresError,
     InvalidData,
     NotFound,
-    NotReady,
     ServerError,
     nearest,
     shortened,
-    unknown,
 )
 from halteres.process import steady_time
-from halteres.scores import Scorable, best_first
 from halteres.service.context_window import check_room
 from halteres.service.durable.futures import Outcome, failure
 from halteres.service.durable.journal import Entry, new_id
+from halteres.service.inference.best_of import BestOf
+from halteres.service.inference.capture import Record, Unkept
 from halteres.service.inference.fields import Dialect, read
 from halteres.service.inference.requests import (
     Call,
@@ -93,10 +97,6 @@ _KINDS: Mapping[str, LogprobKind] = {"raw_logprobs": "raw", "processed_logprobs"
 
 # bytes; of a run of broken ones that is longer, all but the last few stay broken
 LONGEST_CHARACTER = 4
-
-SCORED_WITHIN_S = 120.0
-
-log = logging.getLogger(__name__)
 
 
 # From tokens to text
@@ -359,6 +359,8 @@ class Inference:
                 raise InvalidData(
                     f"The request has {len(found)} prompts.", f"It may have 1 to {MAX_PROMPTS}."
                 )
+            if call.capture is not None:
+                return [call.capture.prompt(one, context, special=special) for one in found]
             return [Prompt.of(one, self.tokenizer, context, special) for one in found]
 
         return await self.in_thread(call, made, len(call.body))
@@ -370,12 +372,14 @@ class Inference:
         runs in a thread.
         """
         context = await self.context_length()
-        return await self.in_thread(
-            call,
-            lambda: Prompt.of(
-                render(self.tokenizer, chat()), self.tokenizer, context, bool(special)
-            ),
-        )
+
+        def made() -> Prompt:
+            found = chat()
+            if call.capture is not None:
+                return call.capture.prompt(found, context, special=bool(special))
+            return Prompt.of(render(self.tokenizer, found), self.tokenizer, context, bool(special))
+
+        return await self.in_thread(call, made)
 
     def weights(
         self, model: str | None, run: str | None, tenant: Tenant, version: int | None = None
@@ -395,6 +399,9 @@ class Inference:
         is_base = run is None
         if model:
             is_base = self.is_base(model)
+        if run is not None and self.is_base(run):
+            # A gateway session of the base model: whatever a client calls it, that is meant.
+            is_base = True
         if is_base:
             return Weights(name=name, snapshot=None)
         if run is None and name not in self._runs(tenant):
@@ -448,6 +455,7 @@ class Inference:
         """What `shape` makes of every sequence of a request, prompt by prompt; a large answer is
         made in a thread.
         """
+        request = self._in_session(request)
         seed, n = await self._checked(request, MAX_SCORES), request.sampling.n
 
         def shaped() -> T:
@@ -463,15 +471,15 @@ class Inference:
                     )
                 for place, one in enumerate(result.sequences, at * n):
                     sequence = silent if request.scores_only else one
-                    outputs.append(
-                        Writer(self.tokenizer, request, place).add(
-                            sequence, result.version, of_prompt
-                        )
+                    output = Writer(self.tokenizer, request, place).add(
+                        sequence, result.version, of_prompt
                     )
+                    record.add(output)
+                    outputs.append(output)
             return shape(outputs)
 
-        async with self._recorded(request, seed):
-            calls = (self._service.samples.draw(draw) for draw in self._calls_of(request, seed))
+        async with self._recorded(request, seed) as record:
+            calls = self._answers(request, record)
             results, work = list[SampleResult](), request.num_prompt_logprobs
             # none is under way any more
             for result in await asyncio.gather(*calls, return_exceptions=True):
@@ -485,12 +493,15 @@ class Inference:
                     )
                     // 4
                 )
-            return await self.in_thread(request.call, shaped, TOKEN_WORK * work)
+            answer = await self.in_thread(request.call, shaped, TOKEN_WORK * work)
+            await record.keep()
+            return answer
 
     async def stream(self, request: InferenceRequest) -> AsyncGenerator[Output, None]:
         """The same, in pieces as they are sampled (in one where the prompt is scored); whoever
         stops reading frees the rows.
         """
+        request = self._in_session(request)
         seed, n = await self._checked(request, MAX_STREAMED_SCORES), request.sampling.n
         if request.prompt_top is not None:
             for one in await self.write(request, list):
@@ -499,11 +510,46 @@ class Inference:
         writers = [
             Writer(self.tokenizer, request, place) for place in range(len(request.prompts) * n)
         ]
-        async with self._recorded(request, seed):
-            streams = [self._service.samples.stream(draw) for draw in self._calls_of(request, seed)]
+        async with self._recorded(request, seed) as record:
+            if record.stored is not None:
+                for writer, (one, version) in zip(writers, _each(record.stored), strict=True):
+                    yield writer.add(one, version)
+                return
+            draws = self._calls_of(request, record.seed)
+            streams = [self._service.samples.stream(draw) for draw in draws]
+            open_rows = len(writers)
             async with aclosing(merged(streams)) as pieces:
                 async for at, piece in pieces:
-                    yield writers[at * n + piece.sample].add(piece, piece.version)
+                    output = writers[at * n + piece.sample].add(piece, piece.version)
+                    record.add(output)
+                    open_rows -= output.finish is not None
+                    if open_rows == 0:
+                        # Nobody has the end of an answer that is not kept.
+                        await record.keep()
+                    yield output
+
+    def _answers(
+        self, request: InferenceRequest, record: Record
+    ) -> Iterable[Awaitable[SampleResult]]:
+        """What comes of each prompt: drawn now, or what was drawn for this very call before."""
+        if record.stored is not None:
+            return [_known(result) for result in record.stored]
+        draws = self._calls_of(request, record.seed)
+        return [self._service.samples.draw(draw) for draw in draws]
+
+    def _in_session(self, request: InferenceRequest) -> InferenceRequest:
+        """The request as it is sampled: in a gateway session by that session's policy, and as that
+        session samples.
+        """
+        call = request.call
+        if call.capture is None or request.scores_only:
+            return request
+        weights = self.weights(None, call.run, call.tenant, call.capture.version)
+        return replace(
+            request,
+            weights=replace(weights, name=request.weights.name),
+            sampling=call.capture.sampling(request.sampling),
+        )
 
     def _calls_of(self, request: InferenceRequest, seed: int) -> list[Draw]:
         sampling = request.sampling
@@ -569,15 +615,16 @@ class Inference:
         return drawn_seed() if sampling.seed is None else checked_seed(sampling.seed)
 
     @asynccontextmanager
-    async def _recorded(self, request: InferenceRequest, seed: int) -> AsyncIterator[None]:
+    async def _recorded(self, request: InferenceRequest, seed: int) -> AsyncIterator[Record]:
         """The journal has the request, and then how the block ended: samples are not kept, a
-        failure is.
+        failure is. In a gateway session they are kept.
         """
-        call, name, outcome = (
-            request.call,
-            new_id(),
-            failure(ServerError("The answer was not finished.")),
-        )
+        call = request.call
+        if call.capture is not None and not request.scores_only:
+            async with call.capture.recorded(request, seed) as record:
+                yield record
+            return
+        name, outcome = new_id(), failure(ServerError("The answer was not finished."))
         entry = Entry(
             id=name,
             key=name,
@@ -589,7 +636,7 @@ class Inference:
         )
         try:
             await self._service.journal.accept(entry)
-            yield
+            yield Unkept(seed)
             outcome = Outcome(b"")
         except HalteresError as error:
             outcome = failure(error)
@@ -599,6 +646,17 @@ class Inference:
             raise
         finally:
             self._service.journal.settle(name, outcome.state, steady_time(), outcome.body or None)
+
+
+def _each(results: Iterable[SampleResult]) -> Iterator[tuple[Sequence, int]]:
+    """Every sequence with its policy version."""
+    for result in results:
+        for one in result.sequences:
+            yield one, result.version
+
+
+async def _known(result: SampleResult) -> SampleResult:
+    return result
 
 
 async def merged(streams: list[AsyncGenerator[T, None]]) -> AsyncGenerator[tuple[int, T], None]:
@@ -629,68 +687,3 @@ async def merged(streams: list[AsyncGenerator[T, None]]) -> AsyncGenerator[tuple
         await asyncio.gather(*waiting, return_exceptions=True)
         for stream in streams:
             await stream.aclose()
-
-
-class BestOf:
-    """The choice, by reward models that are served elsewhere: name -> address."""
-
-    def __init__(self, reward_models: Mapping[str, str]) -> None:
-        self._addresses = reward_models
-
-    def check(self, reward_model: str | None) -> None:
-        """See that there is such a reward model, before anything is sampled."""
-        if reward_model is None or reward_model in self._addresses:
-            return
-        if not self._addresses:
-            raise InvalidData(
-                "This service has no reward models.",
-                "It is started with them: halteres serve --reward-model NAME=URL.",
-                "Leave `reward_model` out: `best_of` then goes by log-probability.",
-                param="reward_model",
-            )
-        raise unknown(InvalidData, "reward model", reward_model, self._addresses)
-
-    async def chosen(
-        self,
-        outputs: list[Output],
-        count: int,
-        reward_model: str | None,
-        text_of: Callable[[Output], Scorable],
-    ) -> list[Output]:
-        """So many sequences of each prompt, the best first, by a reward model's score or else the
-        mean log-probability of a token; one that could not be scored comes behind all that could.
-        NotReady where none could.
-        """
-        values: list[float | None] = [
-            math.fsum(logprob or 0.0 for _, logprob, _ in one.positions) / len(one.tokens)
-            if one.tokens
-            else None
-            for one in outputs
-        ]
-        if reward_model is not None:
-            texts = [text_of(one) for one in outputs]
-            try:
-                scores = await rewards.score(
-                    self._addresses[reward_model], texts, timeout_s=SCORED_WITHIN_S
-                )
-            except HalteresError as error:
-                # it may name the operator's address: that is for the log
-                log.warning(
-                    "The reward model '%s' could not be asked: %s", reward_model, error.sentence
-                )
-                what = f"The reward model '{reward_model}' could not be asked."
-                raise NotReady(what, next="Try again, or leave `reward_model` out.") from error
-            if not any(scores):
-                raise NotReady(
-                    f"The reward model '{reward_model}' could not score one of {len(texts)} "
-                    "answers."
-                )
-            values = [None if score is None else score.value for score in scores]
-        of_prompt: dict[int, list[int]] = {}
-        for at, one in enumerate(outputs):
-            of_prompt.setdefault(one.place - one.sample, []).append(at)
-        return [
-            replace(outputs[places[rank]], place=number * count + place, sample=place)
-            for number, places in enumerate(of_prompt.values())
-            for place, rank in enumerate(best_first([values[at] for at in places])[:count])
-        ]

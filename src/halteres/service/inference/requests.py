@@ -18,7 +18,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
-from typing import Annotated, Any, Literal
+from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 import msgspec
 
@@ -31,6 +31,9 @@ from halteres.service.wire.bodies import MOST_STOPS
 from halteres.tokenizer import Tokenizer
 from halteres.tokenizer import text_of as plain_text
 from halteres.tool_calls import in_words
+
+if TYPE_CHECKING:
+    from halteres.service.inference.capture import Capture, Origin
 
 TokenCount = Annotated[int, msgspec.Meta(ge=0, le=2**31 - 1)]
 TokenId = Annotated[int, msgspec.Meta(ge=-(2**31), le=2**31 - 1)]
@@ -92,6 +95,8 @@ class Call:
     run: str | None  # of the URL
     tenant: Tenant
     body: bytes
+    # of the gateway session that it belongs to
+    capture: Capture | None = field(default=None, repr=False)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -113,6 +118,8 @@ class Prompt:
 
     tokens: list[int]
     text: str | None = None
+    # of a gateway session: what it was made of
+    origin: Origin | None = field(default=None, repr=False)
 
     @staticmethod
     def of(
