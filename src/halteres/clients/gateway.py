@@ -51,7 +51,8 @@ class GatewayClient(JsonClient):
         self,
         task: Any,
         *,
-        run: str | None = None,
+        model: str | None = None,
+        pin_policy: int | None = None,
         group: str | None = None,
         group_size: int | None = None,
         sampling: Mapping[str, Any] | None = None,
@@ -59,7 +60,9 @@ class GatewayClient(JsonClient):
     ) -> OpenSession:
         """A new session. Raises as `JsonClient.post_when_ready`."""
         body = {
-            "run": run or self.run,
+            "run": self.run or None,
+            "model": model,
+            "pin_policy": pin_policy,
             "task": task,
             "group": group,
             "group_size": group_size,
@@ -79,9 +82,9 @@ class GatewayClient(JsonClient):
         """What the session holds so far."""
         return await self.get(f"/gateway/sessions/{session}")
 
-    async def sequences(self, session: str) -> list[dict[str, Any]]:
-        """What would be trained on."""
-        return (await self.get(f"/gateway/sessions/{session}/sequences"))["sequences"]
+    async def sequences(self, session: str) -> dict[str, Any]:
+        """What would be trained on: `sequences`, and their `turns`."""
+        return await self.get(f"/gateway/sessions/{session}/sequences")
 
     async def post_reward(self, session: str, body: Mapping[str, Any]) -> dict[str, Any]:
         """End the session with its reward, or an error."""

@@ -8,8 +8,9 @@ import re
 import shutil
 import threading
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import AsyncIterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import asynccontextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -71,8 +72,10 @@ class Programs:
                 f"There is no folder {self._workspace}.", "env.workspace is copied for episodes."
             )
 
-    async def play(self, task: Task, variables: Mapping[str, str]) -> Played:
-        """One episode. Whatever ends the waiting ends the program, and what it started.
+    @asynccontextmanager
+    async def play(self, task: Task, variables: Mapping[str, str]) -> AsyncIterator[Played]:
+        """One episode; its folder is there while the block runs. Whatever ends the waiting ends the
+        program, and what it started.
 
         Raises:
             EnvironmentFailed: it could not be started.
@@ -84,13 +87,10 @@ class Programs:
             self._threads, lambda: self._run(task, variables, place, left)
         )
         try:
-            return await run
+            yield await run
         finally:
             left.set()
-
-    def forget(self, played: Played) -> None:
-        """Remove an episode's folder."""
-        shutil.rmtree(played.folder.parent, ignore_errors=True)
+            shutil.rmtree(place, ignore_errors=True)
 
     def close(self) -> None:
         """Remove every folder."""

@@ -61,6 +61,9 @@ RECORDED_WITHIN_S = 30.0
 HARNESS_HEADERS = ("x-session-id", "session_id", "session-id")
 """By which programs name their own sessions: verifiers, Codex."""
 
+SEED_STEP = 1_000_003
+"""Between the seeds of two calls: the prompts of one call have seeds that follow each other."""
+
 LONGEST_NAME = 200  # characters of one of those
 
 NEUTRAL: Mapping[str, Any] = {"top_p": 1.0, "top_k": -1, "seed": None, "logprobs_mode": None}
@@ -120,6 +123,14 @@ class SessionCapture:
     def _enter(self, row: Row) -> None:
         self._rows[row.key] = row
         self._num_bytes += row.num_bytes + sum(len(write_nodes([node])) for node in row.nodes)
+
+    @property
+    def next_seed(self) -> int | None:
+        """Of the session's next new request, where it has seeds of its own."""
+        first = self.session.opening.sampling.seed
+        if first is None:
+            return None
+        return (first + SEED_STEP * len(self._rows)) % 2**31
 
     async def call(self, path: str, headers: Mapping[str, str], body: bytes) -> CapturedCall:
         """A call that comes now. Raises SessionOver, LimitReached; Conflict for an Idempotency-Key
@@ -249,6 +260,11 @@ class CapturedCall:
         self.asked: dict[str, Any] = {}
 
     @property
+    def model(self) -> str | None:
+        """The session's."""
+        return self._capture.session.opening.model
+
+    @property
     def version(self) -> int | None:
         """The policy version that it was sampled from before, else the session's."""
         if self._row is not None:
@@ -271,7 +287,7 @@ class CapturedCall:
     def sampling(self, asked: SamplingFields) -> SamplingFields:
         """The session's temperature and the whole distribution; what was asked is noted."""
         own = self._capture.session.opening.sampling
-        chosen = {**NEUTRAL, "temperature": own.temperature}
+        chosen = {**NEUTRAL, "temperature": own.temperature, "seed": self._capture.next_seed}
         if own.max_tokens is not None:
             most = own.max_tokens
             chosen["max_tokens"] = most if asked.max_tokens is None else min(asked.max_tokens, most)

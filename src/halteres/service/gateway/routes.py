@@ -52,6 +52,7 @@ class OpenSession(msgspec.Struct, kw_only=True):
     """POST gateway/sessions."""
 
     run: str | None = None
+    model: str | None = None
     task: Any = None
     group: str | None = None
     group_size: Annotated[int, msgspec.Meta(ge=2, le=MOST_SESSIONS_OF_GROUP)] | None = None
@@ -103,6 +104,7 @@ class GatewayRoutes:
             )
         opening = Opening(
             run=body.run,
+            model=body.model,
             task=body.task,
             group=body.group,
             group_size=body.group_size,

@@ -43,12 +43,15 @@ class SessionSampling(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_
 
     temperature: float = 1.0
     max_tokens: int | None = None  # of one answer at most; None: as the program asks
+    seed: int | None = None  # of the first call, the others follow from it; None: each is drawn
 
 
 class Opening(msgspec.Struct, frozen=True, kw_only=True):
     """What a session was opened with."""
 
     run: str | None = None  # None: the base model
+    # named weights, which answer in place of the run's policy (a tinker:// path, say)
+    model: str | None = None
     task: Any = None  # JSON
     group: str | None = None
     group_size: int | None = None

@@ -544,7 +544,7 @@ class Inference:
         call = request.call
         if call.capture is None or request.scores_only:
             return request
-        weights = self.weights(None, call.run, call.tenant, call.capture.version)
+        weights = self.weights(call.capture.model, call.run, call.tenant, call.capture.version)
         return replace(
             request,
             weights=replace(weights, name=request.weights.name),

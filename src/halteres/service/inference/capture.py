@@ -73,6 +73,11 @@ class Capture(Protocol):
     """One call within a session."""
 
     @property
+    def model(self) -> str | None:
+        """The name of the weights to sample from; None: the run's policy."""
+        ...
+
+    @property
     def version(self) -> int | None:
         """The policy version to sample from; None: the newest."""
         ...
