@@ -271,8 +271,8 @@ class SessionDoor(Protocol):
 
     def admitted(self, path: str, key: str | None) -> Session | None:
         """The session that a request for this path, with this key, belongs to; None where it
-        belongs to none. NotFound where the path names none that is there, KeyRefused and
-        KeyOfSession where the key is a session's, and not good here.
+        belongs to none. KeyRefused and KeyOfSession where the key is a session's, and not good
+        here.
         """
         ...
 

@@ -34,6 +34,7 @@ from halteres.process import begin
 from halteres.service.base import BaseModel, base_model
 from halteres.service.fleet import Fleet, Host
 from halteres.service.fleet_options import add_arguments, fleet_of
+from halteres.service.gateway.gateway import Gateway, gateway_over
 from halteres.service.gateway.routes import GatewayRoutes
 from halteres.service.http import (
     CountRequests,
@@ -226,13 +227,15 @@ def worth_a_line(record: logging.LogRecord) -> bool:
     return record.levelno != logging.WARNING and not cancelled
 
 
-def create_app(service: Service, shutdown: Shutdown | None = None) -> Starlette:
-    """The routes over an open service, those called most first; `shutdown` cuts answers short."""
+def create_app(service: Service, gateway: Gateway, shutdown: Shutdown | None = None) -> Starlette:
+    """The routes over an open service and its gateway, those called most first; `shutdown` cuts
+    answers short.
+    """
     counts, inference, options = RequestCounts(), Inference(service), service.options
     routes = (
         TrainingRoutes(service),
         InferenceRoutes(inference),
-        GatewayRoutes(service.gateway, service.samplers),
+        GatewayRoutes(gateway, service.samplers),
         SessionRoutes(service),
         CheckpointRoutes(service),
     )
@@ -241,7 +244,7 @@ def create_app(service: Service, shutdown: Shutdown | None = None) -> Starlette:
         routes=[route for part in (*routes, counts) for route in part.table()],
         middleware=[
             Middleware(CountRequests, counts=counts),
-            Middleware(Guard, keys=keys, meter=Meter(options.limits), sessions=service.gateway),
+            Middleware(Guard, keys=keys, meter=Meter(options.limits), sessions=gateway),
         ],
         exception_handlers={
             HalteresError: on_error,
@@ -264,12 +267,12 @@ class Tls(NamedTuple):
 class ServiceServer(Server):
     """A server that ends open polls, and answers under way, before it waits for connections."""
 
-    def __init__(self, service: Service, tls: Tls | None = None) -> None:
+    def __init__(self, service: Service, gateway: Gateway, tls: Tls | None = None) -> None:
         self._service, self._shutdown = service, Shutdown()
         logging.getLogger("uvicorn.error").addFilter(worth_a_line)
         super().__init__(
             uvicorn.Config(
-                create_app(service, self._shutdown),
+                create_app(service, gateway, self._shutdown),
                 http="h11",
                 ws="none",
                 lifespan="off",
@@ -304,8 +307,11 @@ async def serve(
     """
     url = url_of(bound, "https" if tls else "http")
     with locked(state):
-        async with opened(state, base, fleet, options) as service:
-            server = ServiceServer(service, tls)
+        async with (
+            opened(state, base, fleet, options) as service,
+            gateway_over(service) as gateway,
+        ):
+            server = ServiceServer(service, gateway, tls)
             file = ServiceFile(state, fleet, url, bound.getsockname()[1])
             tasks = [asyncio.create_task(_start(file, server), name="engines' start")]
             for host in fleet.hosts:

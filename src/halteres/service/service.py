@@ -30,7 +30,6 @@ from halteres.service.durable.futures import LOST_SAMPLE, UNLOAD_MODEL, Futures,
 from halteres.service.durable.journal import FILE, GATEWAY, SAMPLE, Journal
 from halteres.service.execution import Adapters, Training
 from halteres.service.fleet import Fleet
-from halteres.service.gateway.gateway import Gateway
 from halteres.service.keys import Tenant
 from halteres.service.limits import Allowances, Threads
 from halteres.service.sampling.samples import Samples, gone
@@ -135,15 +134,6 @@ class Service:
             refuse_stable_reinforce=options.refuse_stable_reinforce,
         )
         self.models = Models(journal, self.futures, tasks, training)
-        self.gateway = Gateway(
-            journal,
-            self.tokenizer,
-            self.threads,
-            limits,
-            base_name=base.name,
-            trajectory_server=options.trajectory_server,
-            context_length=lambda: fleet.known_context,
-        )
 
     def refuse_session(self, tenant: Tenant) -> None:
         """Raise LimitReached if a tenant has as many sessions as it may have."""
@@ -302,18 +292,12 @@ async def opened(
             await service.models.open()
             await service.samplers.open(service.models)
             await service.recover()
-            await service.gateway.load()
-            timed = [
-                tasks.create_task(service.reap_for_ever(), name="reaper"),
-                tasks.create_task(service.gateway.run(), name="gateway's clock"),
-                tasks.create_task(service.gateway.post_for_ever(), name="gateway's groups"),
-            ]
+            reaping = tasks.create_task(service.reap_for_ever(), name="reaper")
             try:
                 yield service
             finally:
                 service.futures.close()
-                for task in timed:
-                    task.cancel()
+                reaping.cancel()
                 service.samples.stop()
                 service.threads.close()
                 for host in fleet.hosts:

@@ -8,9 +8,8 @@ from typing import Any
 import numpy as np
 
 from halteres.engine.protocol import SampleResult, SamplingParams
-
-from ..inference_fixtures import events
-from ..live_service import LiveService
+from service.inference_fixtures import events
+from service.live_service import LiveService
 
 Messages = list[dict[str, Any]]
 

@@ -18,7 +18,7 @@ import math
 from collections.abc import AsyncIterator, Mapping, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import msgspec
 import numpy as np
@@ -40,15 +40,18 @@ from halteres.service.gateway.nodes import (
     write_nodes,
 )
 from halteres.service.gateway.sessions import GatewaySession
-from halteres.service.inference.requests import Chat, InferenceRequest, Prompt, SamplingFields
+from halteres.service.inference.requests import (
+    Chat,
+    InferenceRequest,
+    Prompt,
+    SampledPiece,
+    SamplingFields,
+)
 from halteres.service.limits import Limits
 from halteres.service.sampling.samples import CANCELLED, packed
 from halteres.service.wire.results import FILLER_LOGPROB
 from halteres.tokenizer import Tokenizer
 from halteres.tool_calls import ToolCall
-
-if TYPE_CHECKING:
-    from halteres.service.inference.answering import Output
 
 OUTCOME_TYPE = "application/x-msgpack"
 
@@ -244,7 +247,7 @@ class SessionCapture:
 
 
 class CapturedCall:
-    """One call; what dialects see of a session (`inference.capture.Capture`)."""
+    """One call; what dialects see of a session (`inference.requests.Capture`)."""
 
     def __init__(
         self,
@@ -311,7 +314,7 @@ class _Sequence:
     versions: list[int] = field(default_factory=list[int])
     finish: str | None = None
 
-    def add(self, output: Output) -> None:
+    def add(self, output: SampledPiece) -> None:
         """All of it, or the next piece."""
         self.tokens += output.tokens
         for _, logprob, row in output.positions:
@@ -340,7 +343,7 @@ class _Sequence:
 
 
 class NodeRecord:
-    """One call's row while it is answered (`inference.capture.Record`)."""
+    """One call's row while it is answered (`inference.requests.Record`)."""
 
     def __init__(
         self, capture: SessionCapture, call: CapturedCall, request: InferenceRequest, row: Row
@@ -351,7 +354,7 @@ class NodeRecord:
         self._sequences: dict[int, _Sequence] = {}
         self.is_settled = False
 
-    def add(self, output: Output) -> None:
+    def add(self, output: SampledPiece) -> None:
         """A sequence of the answer, or its next piece."""
         if self.stored is None:
             self._sequences.setdefault(output.place, _Sequence()).add(output)

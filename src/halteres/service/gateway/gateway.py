@@ -7,13 +7,13 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Callable, Mapping
+from collections.abc import AsyncIterator, Callable, Mapping
+from contextlib import asynccontextmanager
 from dataclasses import dataclass
 from typing import Any, TypeVar
 
 from halteres.errors import Conflict, HalteresError, InvalidData, ServerError, boundary
 from halteres.process import steady_time
-from halteres.service.durable.journal import Journal
 from halteres.service.gateway.branches import Branches, branches_of
 from halteres.service.gateway.capture import SessionCapture
 from halteres.service.gateway.groups import (
@@ -34,10 +34,10 @@ from halteres.service.gateway.sessions import (
     SessionState,
     Verdict,
 )
-from halteres.service.inference.capture import Capture
+from halteres.service.inference.requests import Capture
 from halteres.service.keys import Tenant
-from halteres.service.limits import LONG, Allowances, Threads
-from halteres.tokenizer import Tokenizer
+from halteres.service.limits import LONG
+from halteres.service.service import Service
 
 KEEP_S = 24 * 3600.0
 """How long a session that is over can be read."""
@@ -62,7 +62,7 @@ log = logging.getLogger(__name__)
 
 @dataclass(frozen=True, slots=True)
 class AdmittedSession:
-    """A session that a request belongs to (`inference.capture.CapturedSession`)."""
+    """A session that a request belongs to (`inference.requests.CapturedSession`)."""
 
     gateway: Gateway
     session: GatewaySession
@@ -86,22 +86,13 @@ class AdmittedSession:
 class Gateway:
     """All sessions of one service."""
 
-    def __init__(
-        self,
-        journal: Journal,
-        tokenizer: Tokenizer,
-        threads: Threads,
-        allowances: Allowances,
-        *,
-        base_name: str,
-        trajectory_server: str | None,
-        context_length: Callable[[], int | None],
-    ) -> None:
-        self._journal, self._tokenizer, self._threads = journal, tokenizer, threads
-        self._allowances, self._trajectory_server = allowances, trajectory_server
-        self._context_length = context_length  # tokens; None: no engine was ready yet
-        self.sessions = GatewaySessions(journal, allowances, base_name)
-        self.groups = Groups(journal)
+    def __init__(self, service: Service) -> None:
+        self._journal, self._tokenizer = service.journal, service.tokenizer
+        self._threads, self._fleet = service.threads, service.fleet
+        self._allowances = service.options.limits
+        self._trajectory_server = service.options.trajectory_server
+        self.sessions = GatewaySessions(service.journal, service.options.limits, service.base.name)
+        self.groups = Groups(service.journal)
         self._captures: dict[str, SessionCapture] = {}
         self._loading: dict[str, asyncio.Lock] = {}
         self._pending = asyncio.Event()
@@ -237,7 +228,7 @@ class Gateway:
 
     # What time asks
 
-    async def run(self) -> None:
+    async def tick_for_ever(self) -> None:
         """End what is over, again and again, until cancelled."""
         while True:
             await asyncio.sleep(TICK_S)
@@ -299,7 +290,7 @@ class Gateway:
         """Post groups as they become pending, until cancelled."""
         if self._trajectory_server is None:
             return
-        poster = GroupPoster(self._trajectory_server, self._context_length)
+        poster = GroupPoster(self._trajectory_server, lambda: self._fleet.known_context)
         try:
             while True:
                 await self._pending.wait()
@@ -364,3 +355,20 @@ class Gateway:
             if verdict.code is not None:
                 facts["failure"] = {"code": verdict.code, "why": verdict.why}
         return facts
+
+
+@asynccontextmanager
+async def gateway_over(service: Service) -> AsyncIterator[Gateway]:
+    """The gateway of an open service, with its clock, while the block runs."""
+    gateway = Gateway(service)
+    await gateway.load()
+    async with asyncio.TaskGroup() as tasks:
+        timed = [
+            tasks.create_task(gateway.tick_for_ever(), name="gateway's clock"),
+            tasks.create_task(gateway.post_for_ever(), name="gateway's groups"),
+        ]
+        try:
+            yield gateway
+        finally:
+            for task in timed:
+                task.cancel()

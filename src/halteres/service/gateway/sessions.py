@@ -232,10 +232,9 @@ class GatewaySessions:
 
     def admitted(self, path: str, key: str | None) -> GatewaySession | None:
         """The session that a request for this path, with this key, belongs to; None where it
-        belongs to none.
+        belongs to none: it is then asked for a key as any other.
 
         Raises:
-            NotFound: the path names a session that is not there.
             KeyRefused: the key looks like a session's, and is none.
             KeyOfSession: the key is a session's, and opens nothing here.
         """
@@ -247,11 +246,7 @@ class GatewaySessions:
         if in_path is not None:
             session = self._known.get(in_path[1])
             if session is None:
-                raise NotFound(
-                    "There is no such gateway session here.",
-                    "Its path names none that is known.",
-                    "POST /gateway/sessions opens one.",
-                )
+                return None
             if of_key is not None and of_key is not session:
                 raise KeyOfSession(
                     "This key is another gateway session's.", next="Send this session's own."

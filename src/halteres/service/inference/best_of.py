@@ -8,14 +8,11 @@ import logging
 import math
 from collections.abc import Callable, Mapping
 from dataclasses import replace
-from typing import TYPE_CHECKING
 
 from halteres.clients import rewards
 from halteres.errors import HalteresError, InvalidData, NotReady, unknown
 from halteres.scores import Scorable, best_first
-
-if TYPE_CHECKING:
-    from halteres.service.inference.answering import Output
+from halteres.service.inference.outputs import Output
 
 SCORED_WITHIN_S = 120.0
 

@@ -17,12 +17,12 @@ from starlette.requests import Request
 from starlette.responses import Response, StreamingResponse
 from starlette.types import Receive, Scope, Send
 
-from halteres.errors import HalteresError, NotReady, ServerError, boundary
+from halteres.errors import HalteresError, NotFound, NotReady, ServerError, boundary
 from halteres.loopback import while_connected
 from halteres.service.http import SCOPE_SESSION, answer, body_of, tenant_of
-from halteres.service.inference.answering import Inference, Output
-from halteres.service.inference.capture import CapturedSession
-from halteres.service.inference.requests import Call, InferenceRequest
+from halteres.service.inference.answering import Inference
+from halteres.service.inference.outputs import Output
+from halteres.service.inference.requests import Call, CapturedSession, InferenceRequest
 from halteres.service.wire.bodies import PROMPT_BYTES
 
 log = logging.getLogger(__name__)
@@ -93,6 +93,10 @@ def run_of(request: Request) -> str | None:
     session: CapturedSession | None = request.scope.get(SCOPE_SESSION)
     if session is not None:
         return session.policy_name
+    if "session_id" in request.path_params:
+        raise NotFound(
+            "There is no such gateway session here.", next="POST /gateway/sessions opens one."
+        )
     return request.path_params.get("run_id")
 
 
