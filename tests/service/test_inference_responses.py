@@ -43,7 +43,8 @@ async def test_a_response_is_answered_at_every_path(scene: LiveService) -> None:
     async with closing(await scene.client(halteres_run=RUN)) as client:
         training = await client.create_lora_training_client(TINY, rank=4)
         await training.save_weights_and_get_sampling_client()
-        body = {"input": ASKED, "max_output_tokens": 8, "seed": 1, "metadata": {"task": "7"}}
+        body: dict[str, Any] = {"input": ASKED, "max_output_tokens": 8, "seed": 1}
+        body |= {"ignore_eos": True, "metadata": {"task": "7"}}
         answers = [
             await whole(scene, f"{prefix}/v1/responses", **body)
             for prefix in ("", "/oai/api", f"/runs/{RUN}")
@@ -71,6 +72,7 @@ async def test_a_response_is_answered_at_every_path(scene: LiveService) -> None:
         messages=[{"role": "user", "content": ASKED}],
         max_tokens=8,
         seed=1,
+        ignore_eos=True,
     )
     [part] = message["content"]
     assert (part["type"], part["logprobs"]) == ("output_text", [])
@@ -133,14 +135,12 @@ def check_events(told: list[Any]) -> None:
 
 
 async def test_log_probabilities_are_those_of_a_chat(scene: LiveService) -> None:
+    asked = {"seed": 4, "ignore_eos": True}
     answer = await whole(
-        scene, "/v1/responses", input=ASKED, max_output_tokens=9, seed=4, **WITH_LOGPROBS
+        scene, "/v1/responses", input=ASKED, max_output_tokens=9, **asked, **WITH_LOGPROBS
     )
-    messages = [{"role": "user", "content": ASKED}]
-    told = {"logprobs": True, "top_logprobs": 2}
-    chat = await whole(
-        scene, "/v1/chat/completions", messages=messages, max_tokens=9, seed=4, **told
-    )
+    asked |= {"messages": [{"role": "user", "content": ASKED}], "max_tokens": 9}
+    chat = await whole(scene, "/v1/chat/completions", **asked, logprobs=True, top_logprobs=2)
     expected = chat["choices"][0]["logprobs"]["content"]
     found = answer["output"][0]["content"][0]["logprobs"]
     assert len(found) == 9
@@ -269,6 +269,26 @@ async def test_what_was_answered_is_taken_back_as_it_came(tmp_path: Path) -> Non
         assert f"Let me see.\n{CALL}" in prompt
         assert "<tool_response>\n1\n</tool_response>" in prompt
         assert "I add." not in prompt
+
+
+async def test_thinking_comes_back_from_a_client_that_keeps_its_encoded_form_alone(
+    tmp_path: Path,
+) -> None:
+    """As Inspect does, which asks for it."""
+    async with speaking(tmp_path, THINKS, READS_THINKING) as (scene, speaker):
+        body = {"input": ASKED, "include": ["reasoning.encrypted_content"]}
+        answer = await whole(scene, "/v1/responses", **body)
+        thinking, message = answer["output"]
+        kept = {**thinking, "content": [], "summary": []}
+        for item in (thinking, kept):
+            await whole(scene, "/v1/responses", input=[item, message])
+            assert "<think>I add.</think>Let me see." in prompt_of(speaker)
+        foreign = {**kept, "encrypted_content": "gAAAAA"}
+        await whole(scene, "/v1/responses", input=[foreign, message])
+        assert "<think>" not in prompt_of(speaker)
+        broken = {**kept, "encrypted_content": thinking["encrypted_content"] + "?"}
+        status, refusal = await scene.ask("/v1/responses", input=[broken, message])
+        assert (status, "as it came" in refusal["error"]["message"]) == (400, True)
 
 
 async def test_messages_of_the_assistant_in_a_row_stay_several(tmp_path: Path) -> None:

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import random
-
 import pytest
 
 from halteres.service.inference.thinking import MessageTokens, Sections
@@ -55,18 +53,15 @@ def test_a_text_that_may_become_a_mark_is_held_and_nothing_else_is() -> None:
 
 
 @pytest.mark.parametrize("seed", range(10))
-def test_each_token_is_thought_called_or_of_one_message(seed: int) -> None:
-    """However a tokenizer cuts the marks."""
-    chance = random.Random(seed)
+def test_each_token_is_thought_called_or_of_one_message_however_marks_are_cut(seed: int) -> None:
     thought, call = "<think>hm</think>", '<tool_call>{"name": "f"}</tool_call>'
-    texts = [str(piece) for piece in pieces(f"{thought}One.{call}Two.<end>", chance.randint(0, 99))]
+    parts = [pieces(part, seed) for part in (thought, "One.", call, "Two.", "<end>")]
     tokens = MessageTokens(Sections(in_thought=False, with_calls=True))
+    texts = [str(piece) for part in parts for piece in part]
     for place, text in enumerate(texts):
         tokens.add((place, -0.5, []), text)
     tokens.end()
-    messages = [[place for place, _, _ in tokens.of_message(number)] for number in (0, 1, 2)]
-    assert "".join(texts[place] for place in messages[0]) in ("One.", "ne.", "e.", "One", "ne")
-    assert "".join(texts[place] for place in messages[1]).endswith("wo.<end>")
-    assert messages[2] == []
-    assert tokens.num_thought >= len("hm</think>") // 3
-    assert tokens.num_thought + len(messages[0]) + len(messages[1]) < len(texts)
+    messages = [tokens.of_message(number) for number in (0, 1, 2)]
+    said = ["".join(texts[place] for place, _, _ in message) for message in messages]
+    assert said == ["One.", "Two.<end>", ""]
+    assert tokens.num_thought == len(parts[0])

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import time
 import uuid
+from base64 import b64decode, b64encode
 from collections.abc import AsyncIterator, Iterator, Mapping, Sequence
 from functools import cache
 from typing import Any
@@ -36,8 +37,13 @@ from halteres.service.inference.thinking import Kind, MessageTokens, Sections
 from halteres.tokenizer import Tokenizer
 from halteres.tool_calls import ToolCall
 
-LOGPROBS = "message.output_text.logprobs"
-"""What `include` names where log-probabilities are to be returned."""
+LOGPROBS, ENCRYPTED = "message.output_text.logprobs", "reasoning.encrypted_content"
+"""What `include` names where log-probabilities are to be returned; and where thinking is, in a form
+that a client sends back as it came.
+"""
+
+ENCODED = "halteres:"
+"""Before thinking in that form, which is base64: it is no secret."""
 
 ROLES = {"user": "user", "assistant": "assistant", "system": "system", "developer": "system"}
 """Roles of messages, and as what templates know them."""
@@ -209,10 +215,25 @@ def _turn(messages: list[dict[str, Any]], thinking: str, *, is_new: bool = False
 
 
 def _thinking(item: Mapping[str, Any]) -> str:
-    """The text of a reasoning item; one that is encrypted has none, or its summary."""
+    """The text of a reasoning item; of one that another service encrypted, its summary."""
+    encoded = item.get("encrypted_content")
+    if not item.get("content") and isinstance(encoded, str) and encoded.startswith(ENCODED):
+        try:
+            return b64decode(encoded.removeprefix(ENCODED), validate=True).decode()
+        except ValueError as error:
+            why = "It is not what was answered."
+            raise _unfit(
+                "`encrypted_content` cannot be read.", why, "Send it as it came."
+            ) from error
     parts = item.get("content") or item.get("summary") or []
+    if not isinstance(parts, list):
+        raise _unfit("The content of a reasoning item is no list of parts.")
     texts = [part.get("text") for part in parts if isinstance(part, dict)]
     return "".join(text for text in texts if isinstance(text, str))
+
+
+def _encoded(thinking: str) -> str:
+    return ENCODED + b64encode(thinking.encode()).decode()
 
 
 def _role(item: Mapping[str, Any]) -> str:
@@ -365,6 +386,8 @@ class ResponseAnswer(Shape):
             part["logprobs"] = self._logprobs(self._tokens.of_message(self._num_messages))
             name, told = "output_text.done", {"logprobs": part["logprobs"]}
             self._num_messages += 1
+        elif ENCRYPTED in self._body.include:
+            item["encrypted_content"] = _encoded(part["text"])
         place = {**self._place(item), "content_index": 0}
         yield self._event(name, **place, text=part["text"], **told)
         yield self._event("content_part.done", **place, part=part)

@@ -73,8 +73,9 @@ class Sections:
 class MessageTokens:
     """Which tokens of an answer are those of its messages; the others think or call.
 
-    A token that holds a mark, or a part of one, is not of a message. Tokens are told apart by their
-    own texts, in which marks stand as they do in the whole.
+    Tokens are told apart by their own texts, in which marks stand as they do in the whole. The
+    tokens of a mark belong to what it begins or ends; one that holds text and the beginning of a
+    mark, to the message.
     """
 
     def __init__(self, sections: Sections) -> None:
