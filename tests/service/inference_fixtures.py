@@ -132,13 +132,16 @@ def _logprobs(count: int) -> bytes:
 
 @asynccontextmanager
 async def speaking(
-    folder: Path, says: str, template: str | None = TOOL_TEMPLATE
+    folder: Path, says: str, template: str | None = TOOL_TEMPLATE, context: int = 2048
 ) -> AsyncIterator[tuple[LiveService, Speaker]]:
     """A service whose every answer is `says`, over a model whose chat template knows tools; with
-    None the built-in model's own, which does not.
+    None the built-in model's own, which does not. The model reads so many tokens.
     """
     model = folder / "model"
     shutil.copytree(BASE.folder, model)
+    config = json.loads((model / "config.json").read_bytes())
+    config["max_position_embeddings"] = context
+    (model / "config.json").write_text(json.dumps(config))
     if template is not None:
         (model / "chat_template.jinja").write_text(template)
     base = BaseModel("speaker", model, folder / "models_home")

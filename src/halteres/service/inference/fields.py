@@ -246,6 +246,7 @@ RESPONSES = Dialect(
             "truncation max_tool_calls image summary generate_summary background_options",
         ),
         **_harmless(_OPENAI_ACCOUNT, "access_programs"),
+        **_harmless("Codex 0.171.0: which of its sessions and turns asks", "client_metadata"),
         **_harmless(_OPENAI_SPEED, "stream_options prompt_cache_options"),
     },
 )
