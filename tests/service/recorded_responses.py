@@ -1,5 +1,6 @@
 """Requests to v1/responses as harnesses really send them: `recorded_responses.json`, by package and
-version, each a run of an agent with one tool. `tests/harnesses` runs the packages, and compares.
+version, each a run of an agent with one tool; long texts of Codex's are cut. `tests/harnesses` runs
+the packages, and compares.
 """
 
 from __future__ import annotations

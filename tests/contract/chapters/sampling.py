@@ -117,7 +117,7 @@ SAMPLING = (
             "/v1/responses takes a conversation as items and answers with thinking, text and calls "
             "as items, whole or as typed events; nothing is kept between requests"
         ),
-        source="openai 3.57.0 types/responses; openai-agents 0.24.0, inspect-ai 0.3.285",
+        source="openai 3.57.0 types/responses; openai-agents 0.24.0, inspect-ai 0.3.285, Codex 0.171.0",
     ),
     Must(
         id="inference:streaming",
