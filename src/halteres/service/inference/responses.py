@@ -177,7 +177,7 @@ def _translated(items: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
     for item in items:
         kind = item.get("type") or "message"
         if kind == "reasoning":
-            # Only what follows it says that it is read: a template may look for it there.
+            # It belongs to the text or the call that follows; alone it is passed over.
             thinking += _thinking(item)
             continue
         if kind == "function_call_output":
