@@ -10,12 +10,12 @@ from typing import Any
 
 import tinker
 from deadlines import until
-from service.inference_fixtures import TOKENIZER, speaking
-from service.live_service import DATA, STEP, LiveService, closing, serving, trainer
 
 from halteres.errors import ServerError
 from halteres.service.limits import Allowances, Limits
 from halteres.service.service import Options
+from service.inference_fixtures import TOKENIZER, speaking
+from service.live_service import DATA, STEP, LiveService, closing, serving, trainer
 
 from .episodes import EngineTap, Episode, opened, trained, user
 
@@ -198,7 +198,9 @@ async def test_the_programs_own_session_header_separates_subagents_and_names_no_
     assert [node["harness_session"] for node in view["nodes"]] == ["a", "a", "b", "b", "c"]
     assert view["discarded"] == []
     assert len(view["branches"]) == 3
-    assert trained(await episode.sequences()) == [(one.tokens, one.logprobs) for one in tap.samplings]
+    assert trained(await episode.sequences()) == [
+        (one.tokens, one.logprobs) for one in tap.samplings
+    ]
 
 
 async def published(client: tinker.ServiceClient) -> tinker.TrainingClient:

@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+
 from service.inference_fixtures import TOKENIZER, speaking
 from service.live_service import LiveService, serving
 
