@@ -183,6 +183,16 @@ async def test_truncating_sampling_is_neutral_and_what_was_asked_is_recorded(
     assert node["asked"] == {**asked, **mode, "max_tokens": 9}
 
 
+async def test_what_was_asked_is_recorded_of_a_streamed_request_that_scores_its_prompt(
+    scene: LiveService,
+) -> None:
+    episode = await opened(scene)
+    asked = {"prompt": "One", "max_tokens": 4, "temperature": 0.5, "prompt_logprobs": 1}
+    await episode.streamed("/v1/completions", **asked)
+    [node] = (await episode.view())["nodes"]
+    assert node["asked"] == {"temperature": 0.5}
+
+
 async def test_the_programs_own_session_header_separates_subagents_and_names_no_session(
     scene: LiveService,
 ) -> None:

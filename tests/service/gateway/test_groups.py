@@ -4,6 +4,7 @@ has them.
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -157,6 +158,15 @@ async def test_a_groups_deadline_posts_what_is_scored_and_ends_the_rest(
         assert (await episodes[2].view())["failure"]["code"] == "session_expired"
         status, refusal = await scene.ask("/gateway/sessions", **late)
         assert (status, "is over" in refusal["detail"]) == (422, True)
+
+
+async def test_sessions_that_are_opened_at_once_are_no_more_than_the_groups_size(
+    server: ServerProcess, tmp_path: Path
+) -> None:
+    async with serving(tmp_path / "state", options(server)) as scene:
+        asked = {"group": "g", "group_size": 2}
+        answers = await asyncio.gather(*(scene.ask("/gateway/sessions", **asked) for _ in range(5)))
+        assert sorted(status for status, _ in answers) == [200, 200, 422, 422, 422]
 
 
 async def test_a_group_has_one_size_and_so_many_sessions(

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import re
 from collections.abc import AsyncIterator
 from pathlib import Path
@@ -148,6 +149,21 @@ async def test_any_string_is_a_key_where_the_path_names_the_session(
     assert (await asked(scene, "GET", f"{episode.path}/v1/models", given))[0] == 200
 
 
+async def test_a_session_ends_with_its_owners_last_key(
+    keyed: tuple[LiveService, str], tmp_path: Path
+) -> None:
+    scene, key = keyed
+    episode = await of_alice(scene, key)
+    keys = KeyFile(tmp_path)
+    keys.create("alice", tenant="alice")
+    path = f"{episode.path}/v1/chat/completions"
+    keys.revoke(keys.read()[0].id)
+    assert (await asked(scene, "POST", path, "any", HELLO))[0] == 200
+    keys.revoke(keys.read()[1].id)
+    assert (await asked(scene, "POST", path, "any", HELLO))[0] == 401
+    assert (await asked(scene, "POST", path, episode.opened["api_key"], HELLO))[0] == 401
+
+
 async def test_a_session_that_is_not_there_says_no_more_than_any_path(
     keyed: tuple[LiveService, str], tmp_path: Path
 ) -> None:
@@ -264,6 +280,16 @@ async def test_what_a_session_cannot_be_opened_with_is_refused_in_a_sentence(
 ) -> None:
     status, refusal = await scene.ask("/gateway/sessions", **body)
     assert (status in (400, 413), words in refusal["detail"]) == (True, True), refusal
+
+
+async def test_of_two_rewards_at_once_one_counts(scene: LiveService) -> None:
+    episode = await opened(scene)
+    await episode.chat([user("Hello.")])
+    path = f"/gateway/sessions/{episode.id}/reward"
+    answers = await asyncio.gather(*(scene.ask(path, reward=float(one)) for one in range(4)))
+    assert sorted(status for status, _ in answers) == [200, 410, 410, 410]
+    [won] = [answer["reward"] for status, answer in answers if status == 200]
+    assert (await episode.view())["reward"] == won
 
 
 async def test_a_tenant_has_so_many_sessions_open(tmp_path: Path) -> None:
