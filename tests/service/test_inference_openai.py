@@ -15,7 +15,7 @@ from contract.requirements import proves
 
 from halteres.models import TINY
 from halteres.rollouts.chat import Chat as EnvironmentChat
-from halteres.service.inference.answering import BROKEN
+from halteres.service.inference.outputs import BROKEN
 
 from .inference_fixtures import TOKENIZER, events, speaking, whole
 from .live_service import BASE, DATA, STEP, LiveService, closing, serving, trainer

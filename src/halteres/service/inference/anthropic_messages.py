@@ -14,10 +14,11 @@ from starlette.responses import Response
 
 from halteres.errors import HalteresError, InvalidData
 from halteres.service.http import answer, anthropic_error
-from halteres.service.inference.answering import Inference, Output, Usage
+from halteres.service.inference.answering import Inference
 from halteres.service.inference.fields import MESSAGES
 from halteres.service.inference.http import Shape, named_event, respond
 from halteres.service.inference.openai import callable_tools
+from halteres.service.inference.outputs import Output, Usage
 from halteres.service.inference.requests import (
     Call,
     Chat,

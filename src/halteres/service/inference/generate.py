@@ -17,9 +17,10 @@ import msgspec
 from starlette.responses import Response
 
 from halteres.errors import HalteresError, InvalidData, as_http
-from halteres.service.inference.answering import Inference, Output, Position, Row, Usage
+from halteres.service.inference.answering import Inference
 from halteres.service.inference.fields import SGLANG, VLLM, read
 from halteres.service.inference.http import DONE, Shape, data, respond
+from halteres.service.inference.outputs import Output, Position, Row, Usage
 from halteres.service.inference.requests import (
     Call,
     InferenceRequest,

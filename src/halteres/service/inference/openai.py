@@ -17,9 +17,10 @@ from starlette.responses import Response
 from halteres.errors import HalteresError, InvalidData
 from halteres.scores import Scorable
 from halteres.service.http import answer, openai_error
-from halteres.service.inference.answering import BROKEN, Inference, Output, Position, Usage
+from halteres.service.inference.answering import Inference
 from halteres.service.inference.fields import CHAT, COMPLETIONS
 from halteres.service.inference.http import DONE, Shape, data, respond
+from halteres.service.inference.outputs import BROKEN, Output, Position, Usage
 from halteres.service.inference.requests import (
     Call,
     Chat,

@@ -19,10 +19,11 @@ import msgspec
 from starlette.responses import Response
 
 from halteres.errors import HalteresError, InvalidData, shortened
-from halteres.service.inference.answering import Inference, Output, Position, Usage
+from halteres.service.inference.answering import Inference
 from halteres.service.inference.fields import RESPONSES
 from halteres.service.inference.http import Shape, named_event, respond
 from halteres.service.inference.openai import callable_tools, effort_kwargs, token_entries
+from halteres.service.inference.outputs import Output, Position, Usage
 from halteres.service.inference.requests import (
     Call,
     Chat,
