@@ -389,6 +389,8 @@ class Guard:
         session = self.sessions.admitted(scope["path"], presented(headers))
         if session is None:
             return None
+        if self.keys.required:
+            self.keys.check_tenant(session.tenant)
         scope[SCOPE_SESSION] = session
         return session.tenant
 

@@ -257,6 +257,18 @@ class Keys:
             raise KeyRefused(f"The key {known.id} ('{known.name}') is {state}.", next=HOW)
         return known.tenant
 
+    def check_tenant(self, tenant: Tenant) -> None:
+        """Raise KeyRefused for a tenant that has no good key any more."""
+        if self._own is not None and tenant == LOCAL:
+            return
+        self._look()
+        now = time.time()
+        own = (key for key in self._known.values() if key.tenant == tenant)
+        if not any(key.state(now) == "valid" for key in own):
+            raise KeyRefused(
+                "Whoever opened this gateway session has no key here any more.", next=HOW
+            )
+
     def _look(self) -> None:
         try:
             found = self._file.path.stat()

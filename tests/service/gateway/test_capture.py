@@ -8,6 +8,7 @@ import asyncio
 from pathlib import Path
 from typing import Any
 
+import pytest
 import tinker
 from deadlines import until
 
@@ -16,6 +17,7 @@ from halteres.service.limits import Allowances, Limits
 from halteres.service.service import Options
 from service.inference_fixtures import TOKENIZER, speaking
 from service.live_service import DATA, STEP, LiveService, closing, serving, trainer
+from service.recorded_responses import CALL, SAYS_TO_RESULTS, THINKS
 
 from .episodes import EngineTap, Episode, opened, trained, user
 
@@ -183,6 +185,16 @@ async def test_truncating_sampling_is_neutral_and_what_was_asked_is_recorded(
     assert node["asked"] == {**asked, **mode, "max_tokens": 9}
 
 
+async def test_what_was_asked_is_recorded_of_a_streamed_request_that_scores_its_prompt(
+    scene: LiveService,
+) -> None:
+    episode = await opened(scene)
+    asked = {"prompt": "One", "max_tokens": 4, "temperature": 0.5, "prompt_logprobs": 1}
+    await episode.streamed("/v1/completions", **asked)
+    [node] = (await episode.view())["nodes"]
+    assert node["asked"] == {"temperature": 0.5}
+
+
 async def test_the_programs_own_session_header_separates_subagents_and_names_no_session(
     scene: LiveService,
 ) -> None:
@@ -342,3 +354,31 @@ async def test_a_restart_knows_repeated_requests_again(tmp_path: Path) -> None:
         assert scene.engine.calls["sample"] == 0
         new = await again.whole("/v1/chat/completions", HELLO)
         assert new["choices"] != first["choices"]
+
+
+@pytest.mark.parametrize("thinks", [False, True])
+async def test_a_loop_over_responses_is_one_sequence(tmp_path: Path, thinks: bool) -> None:
+    """Calls come back as items, thinking apart from the text: where the session keeps reasoning it
+    stands in the tokens as it was sampled.
+    """
+    says = THINKS
+    if not thinks:
+        says = f"Let me see.\n{CALL}"
+    async with speaking(tmp_path, says, template=None) as (scene, speaker):
+        speaker.says_to_results = SAYS_TO_RESULTS
+        tap, episode = EngineTap(scene), await opened(scene, keep_reasoning=thinks)
+        tool = {"type": "function", "name": "add", "parameters": {"type": "object"}}
+        asked: dict[str, Any] = {"input": [user("17 + 25?")], "tools": [tool]}
+        answer = await episode.whole("/v1/responses", asked)
+        call = answer["output"][-1]
+        given = {"type": "function_call_output", "call_id": call["call_id"], "output": "42"}
+        asked["input"] += [*answer["output"], given]
+        told = await episode.streamed("/v1/responses", **asked)
+        last = told[-1]["response"]["output"][-1]
+        assert last["content"][0]["text"] == SAYS_TO_RESULTS
+        await episode.reward(reward=1.0)
+        sequences = await episode.sequences()
+        assert len(sequences["sequences"]) == 1
+        assert [tokens for tokens, _ in trained(sequences)] == [one.tokens for one in tap.samplings]
+        nodes = (await episode.view())["nodes"]
+        assert {node["dialect"] for node in nodes} == {"v1/responses"}

@@ -295,7 +295,8 @@ class CapturedCall:
             most = own.max_tokens
             chosen["max_tokens"] = most if asked.max_tokens is None else min(asked.max_tokens, most)
         before = {name: getattr(asked, name) for name in chosen}
-        self.asked = {name: value for name, value in before.items() if value != chosen[name]}
+        # A request may come by here twice, the second time as the session samples it.
+        self.asked |= {name: value for name, value in before.items() if value != chosen[name]}
         return msgspec.structs.replace(asked, **chosen)
 
     def recorded(self, request: InferenceRequest, seed: int) -> Any:

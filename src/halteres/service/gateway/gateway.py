@@ -95,6 +95,8 @@ class Gateway:
         self.groups = Groups(service.journal)
         self._captures: dict[str, SessionCapture] = {}
         self._loading: dict[str, asyncio.Lock] = {}
+        # What is decided of sessions and groups is decided one after another.
+        self._deciding = asyncio.Lock()
         self._pending = asyncio.Event()
 
     async def load(self) -> None:
@@ -147,11 +149,11 @@ class Gateway:
             InvalidData: a group without a size, or where no trajectory server is known.
             LimitReached: the tenant has as many open sessions as it may have.
         """
-        now = steady_time()
-        self.sessions.check_room(tenant, now)
-        if opening.group is not None:
-            await self._join(opening.group, tenant, opening, group_deadline_s)
-        opened = await self.sessions.open(tenant, opening, ttl_s)
+        async with self._deciding:
+            self.sessions.check_room(tenant, steady_time())
+            if opening.group is not None:
+                await self._join(opening.group, tenant, opening, group_deadline_s)
+            opened = await self.sessions.open(tenant, opening, ttl_s)
         limits = self._allowances.of(tenant)
         self._captures[opened.session.id] = SessionCapture(
             opened.session, self._journal, self._tokenizer, limits
@@ -200,6 +202,10 @@ class Gateway:
             SessionOver: it has another one already, or its time was over.
             InvalidData: there are not as many rewards of turns as turns.
         """
+        async with self._deciding:
+            await self._judge(session, verdict, done=done)
+
+    async def _judge(self, session: GatewaySession, verdict: Verdict, *, done: bool) -> None:
         if session.state != "open" and session.verdict == verdict:
             return
         if not session.is_open(steady_time()):
@@ -242,12 +248,16 @@ class Gateway:
         """End the sessions whose time is over, close the groups that wait for nothing more, forget
         what is old.
         """
+        async with self._deciding:
+            await self._end_what_is_over(now)
+            await self._forget(now)
+
+    async def _end_what_is_over(self, now: float) -> None:
         for session in self.sessions.all():
             if session.state == "open" and now >= session.expires_at:
                 await self.sessions.judge(session, EXPIRED, "expired")
         for group in self.groups.in_state("gathering"):
             await self._close_if_due(group.name, now)
-        await self._forget(now)
 
     async def _close_if_due(self, name: str, now: float) -> None:
         group, sessions = self.groups.get(name), self.sessions.of_group(name)

@@ -34,7 +34,7 @@ from halteres.service.context_window import prompt_too_long, text_too_long
 from halteres.service.keys import Tenant
 from halteres.service.sampling.snapshots import Snapshot
 from halteres.service.wire.bodies import MOST_STOPS
-from halteres.tokenizer import Tokenizer
+from halteres.tokenizer import THINKING, Tokenizer
 from halteres.tokenizer import text_of as plain_text
 from halteres.tool_calls import ToolCall, in_words
 
@@ -91,6 +91,14 @@ class SamplingFields(msgspec.Struct, kw_only=True):
         )
 
 
+def refuse_several(sampling: SamplingFields) -> None:
+    """InvalidData unless one sequence is asked for, of a dialect that has room for one."""
+    if sampling.n != 1:
+        raise InvalidData(
+            f"`n` is {sampling.n}.", "One message is answered.", "Send several requests.", param="n"
+        )
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Call:
     """What an HTTP call brings."""
@@ -123,6 +131,11 @@ class Prompt:
     text: str | None = None
     # of a gateway session: what it was made of
     origin: Origin | None = field(default=None, repr=False)
+
+    @property
+    def begins_thinking(self) -> bool:
+        """Whether the answer goes on with thinking that the prompt began, as some templates do."""
+        return (self.text or "").rstrip().endswith(THINKING)
 
     @staticmethod
     def of(
@@ -290,14 +303,14 @@ def flat(message: Mapping[str, Any]) -> dict[str, Any]:
     return flat
 
 
-def text_of(content: Any) -> str:
+def text_of(content: Any, field: str = "messages") -> str:
     """The text of a message's content: a text, or a list of parts, as OpenAI and Anthropic have
-    them.
+    them; `field`: of the body, where it stands.
     """
     try:
         return plain_text(content)
     except InvalidData as error:
-        raise InvalidData(error.what, error.why, error.next, param="messages") from error
+        raise InvalidData(error.what, error.why, error.next, param=field) from error
 
 
 def _call(call: Any) -> dict[str, Any]:

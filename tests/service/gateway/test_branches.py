@@ -1,0 +1,96 @@
+"""What a session is trained on: every branch, every sampled token once. Pure, but for the nodes, which
+a real session made.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from pathlib import Path
+
+from service.inference_fixtures import TOKENIZER, speaking
+from service.live_service import LiveService
+
+from .episodes import EngineTap, opened, trained, user
+
+
+async def test_one_sampled_token_has_one_loss_owner(scene: LiveService) -> None:
+    """Trap 13: two branches share their beginning, which is masked in the second."""
+    tap, episode = EngineTap(scene), await opened(scene)
+    messages = [user("Plan.")]
+    choice = await episode.chat(messages)
+    messages += [choice["message"]]
+    for ask in ("Left?", "Right?"):
+        await episode.chat([*messages, user(ask)])
+    sequences = await episode.sequences()
+    first, second = sequences["sequences"]
+    assert trained(sequences) == [(one.tokens, one.logprobs) for one in tap.samplings]
+    shared = len(tap.samplings[0].prompt) + len(tap.samplings[0].tokens)
+    assert first["tokens"][:shared] == second["tokens"][:shared]
+    assert [mask for mask in first["masks"][:shared] if mask >= 0] == tap.samplings[0].tokens
+    assert set(second["masks"][:shared]) == {-100}
+    assert set(second["logprobs"][:shared]) == {1.0}
+    assert [turn["sequence"] for turn in sequences["turns"]] == [0, 0, 1]
+
+
+async def test_an_answer_that_a_program_threw_away_is_dropped(scene: LiveService) -> None:
+    """It sampled the same prompt again, and went on from that answer."""
+    tap, episode = EngineTap(scene), await opened(scene)
+    messages = [user("Plan.")]
+    await episode.chat(messages)
+    choice = await episode.chat(messages)
+    before = await episode.view()
+    assert (before["discarded"], len(before["branches"])) == ([], 2)
+    await episode.chat([*messages, choice["message"], user("Go on.")])
+    view = await episode.view()
+    assert view["discarded"] == [view["nodes"][0]["id"]]
+    assert view["untrained_tokens"] == {"discarded": len(tap.samplings[0].tokens)}
+    kept = [(one.tokens, one.logprobs) for one in tap.samplings[1:]]
+    assert trained(await episode.sequences()) == kept
+    assert view["trainable_tokens"] == sum(len(tokens) for tokens, _ in kept)
+
+
+async def test_several_answers_to_one_request_are_nodes_each(scene: LiveService) -> None:
+    tap, episode = EngineTap(scene), await opened(scene)
+    asked = {"messages": [user("Plan.")], "n": 3, "max_tokens": 8}
+    answer = await episode.whole("/v1/chat/completions", asked)
+    chosen = answer["choices"][1]["message"]
+    await episode.chat([user("Plan."), chosen, user("Go on.")])
+    view = await episode.view()
+    assert len(view["nodes"]) == 4
+    assert view["nodes"][3]["parent"] == view["nodes"][1]["id"]
+    assert trained(await episode.sequences()) == [
+        (tap.samplings[at].tokens, tap.samplings[at].logprobs) for at in (1, 3)
+    ]
+
+
+async def test_a_subagent_is_a_branch_of_its_own_and_turns_stand_in_order_of_time(
+    tmp_path: Path,
+) -> None:
+    async with speaking(tmp_path, "4") as (scene, _):
+        episode = await opened(scene)
+        main = [user("Delegate.")]
+        choice = await episode.chat(main)
+        await episode.chat([user("You are a subagent.")])
+        await episode.chat([*main, choice["message"], user("It says 4.")])
+        sequences = await episode.sequences()
+        nodes = [turn["node"] for turn in sequences["turns"]]
+        view = await episode.view()
+        assert nodes == [node["id"] for node in view["nodes"]]
+        owners = [turn["sequence"] for turn in sequences["turns"]]
+        assert (owners[0] == owners[2], owners[0] != owners[1]) == (True, True)
+        texts = [TOKENIZER.decode(one["tokens"]) for one in sequences["sequences"]]
+        assert sum("subagent" in text for text in texts) == 1
+
+
+async def test_what_ends_after_its_session_is_left_out(scene: LiveService) -> None:
+    episode = await opened(scene)
+    await episode.chat([user("Hello.")])
+    held = scene.engine.block("sample")
+    late = asyncio.create_task(episode.chat([user("Late.")]))
+    await held.inside()
+    await episode.reward(reward=1.0)
+    held.release()
+    await late
+    view = await episode.view()
+    assert [node["untrained"] for node in view["nodes"]] == [None, "late"]
+    assert len((await episode.sequences())["turns"]) == 1
