@@ -134,6 +134,10 @@ async def test_a_machine_without_room_for_a_worker_has_lost_it(
         ("import os\nos.write(4, b'x' * 100)\nos._exit(0)", WorkerExited),
         ("import os\nos.write(4, b'[' * 100_000 + b'\\n')", WorkerSaidTooMuch),
         ("raise KeyboardInterrupt", WorkerRefused),
+        (
+            "class Wrong(Exception):\n    def __str__(self): return 1 / 0\nraise Wrong",
+            WorkerRefused,
+        ),
     ],
 )
 async def test_how_a_question_ended_has_a_name_and_the_next_one_a_new_worker(

@@ -119,6 +119,10 @@ def reply(make: Callable[[], Mapping[str, Any]], number: str | None = None) -> b
 
 def failure(error: BaseException) -> dict[str, str]:
     """An exception as the parent is told of it, with the last note that was added to it."""
-    text = f"{type(error).__name__}: {error}"[:LONGEST_ERROR]
+    said = ""
+    # a text that raises is none
+    with contextlib.suppress(Exception):
+        said = str(error)[:LONGEST_ERROR]
+    text = f"{type(error).__name__}: {said}"
     notes: list[str] = vars(error).get("__notes__", [])
     return {"error": " ".join([text, *(note[:LONGEST_ERROR] for note in notes[-1:])])}
