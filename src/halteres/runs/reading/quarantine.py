@@ -13,13 +13,7 @@ import msgspec
 
 from halteres.observe.metrics import decoded, read_lines
 from halteres.runs.directory import QUARANTINE, RunDirectory
-
-
-class Failure(msgspec.Struct, frozen=True, gc=False):
-    """A failed rollout of the task (`types.FailedRollout`), as far as it is of use here."""
-
-    code: str = ""
-    why: str = ""
+from halteres.runs.reading.rollouts import Failure
 
 
 class QuarantinedTask(msgspec.Struct, frozen=True, gc=False):
