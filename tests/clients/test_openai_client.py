@@ -14,6 +14,8 @@ import numpy as np
 import pytest
 import tinker
 from contract.requirements import proves
+from service.inference_fixtures import speaking
+from service.recorded_responses import SAYS_TO_RESULTS, THINKS
 
 from halteres.models import TINY
 
@@ -84,6 +86,74 @@ async def test_the_openai_package_is_served(
         }
     assert told["/v1"] == told["/oai/api/v1"]
     assert told["left"] == 1
+
+
+@proves("inference:responses", "inference:cloud-paths")
+async def test_the_openai_package_reads_responses_and_their_typed_events(
+    client_python: Callable[..., str], tmp_path: Path
+) -> None:
+    """Every answer and event fits the package's own types."""
+    python = await asyncio.to_thread(client_python, "openai", "openai")
+    program = Path(__file__).parent / "openai_responses_program.py"
+    log = tmp_path / "program.log"
+    async with speaking(tmp_path, THINKS, template=None) as (scene, speaker):
+        speaker.says_to_results = SAYS_TO_RESULTS
+        async with (
+            process([python, program, scene.url, "speaker"], log) as child,
+            asyncio.timeout(120),
+        ):
+            assert await child.wait() == 0, log.read_text()[-4000:]
+    told = json.loads(log.read_text().splitlines()[-1])
+    assert told["/v1"] == told["/oai/api/v1"]
+    seen = told["/v1"]
+    assert (
+        seen["shapes"]
+        == [
+            [
+                ["reasoning", ["I add."]],
+                ["message", ["Let me see."]],
+                ["function_call", "add", {"a": 17, "b": 25}],
+            ]
+        ]
+        * 3
+    )
+    assert seen["logprobs"] == "Let me see."
+    assert without_repeats(seen["kinds"]) == [
+        f"response.{kind}"
+        for kind in (
+            "created",
+            "in_progress",
+            *item_events("reasoning_text"),
+            *item_events("output_text"),
+            "output_item.added",
+            "function_call_arguments.delta",
+            "function_call_arguments.done",
+            "output_item.done",
+            "completed",
+        )
+    ]
+    assert seen["same_kinds"] and seen["numbers"] and all(seen["usage"])
+    assert seen["answered"] == SAYS_TO_RESULTS
+    assert seen["cut"] == ["incomplete", "max_output_tokens"]
+    assert seen["previous"] == ["invalid_data", "previous_response_id"]
+    assert seen["length"] == "context_length_exceeded"
+
+
+def item_events(part: str) -> tuple[str, ...]:
+    """The events of an item with one part of text."""
+    return (
+        "output_item.added",
+        "content_part.added",
+        f"{part}.delta",
+        f"{part}.done",
+        "content_part.done",
+        "output_item.done",
+    )
+
+
+def without_repeats(kinds: list[str]) -> list[str]:
+    """Several deltas in a row as one."""
+    return [kind for kind, before in zip(kinds, ["", *kinds], strict=False) if kind != before]
 
 
 @proves("inference:cloud-paths")

@@ -1,7 +1,9 @@
-"""An agent of OpenAI's Agents SDK with a tool, over chat completions; prints one JSON object. Runs in
-an environment of its own.
+"""An agent of OpenAI's Agents SDK with a tool; prints one JSON object. Runs in an environment of its
+own.
 
-python agents_program.py SERVICE_URL
+python agents_program.py SERVICE_URL API MODEL...
+
+API: chat_completions, or responses, which is the SDK's default.
 """
 
 from __future__ import annotations
@@ -21,34 +23,44 @@ from agents import (
 )
 from openai import AsyncOpenAI
 
+SUMS: list[int] = []
+
 
 @function_tool
 def add(a: int, b: int) -> int:
     """The sum of two numbers."""
+    SUMS.append(a + b)
     return a + b
 
 
-async def main(url: str) -> None:
+async def main(url: str, api: str, *models: str) -> None:
     set_tracing_disabled(True)
-    set_default_openai_api("chat_completions")
-    told: dict[str, object] = {}
+    if api != "responses":
+        set_default_openai_api("chat_completions")
+    told: dict[str, object] = {"sums": SUMS}
     async with AsyncOpenAI(base_url=f"{url}/v1", api_key="tml-test", max_retries=0) as client:
         set_default_openai_client(client, use_for_tracing=False)
-        for name in ("halteres--tiny", "halteres/tiny"):
+        for name in models:
             agent = Agent(
                 name="Adder",
                 instructions="Be brief.",
                 model=name,
                 tools=[add],
-                model_settings=ModelSettings(max_tokens=24, temperature=0),
+                model_settings=ModelSettings(max_tokens=120, temperature=0),
             )
             try:
                 ended = await Runner.run(agent, "What is 17 + 25?", max_turns=3)
-                told[name] = type(ended.final_output).__name__
+                streamed = Runner.run_streamed(agent, "What is 17 + 25?", max_turns=3)
+                events = [event.type async for event in streamed.stream_events()]
+                told[name] = {
+                    "said": [ended.final_output, streamed.final_output],
+                    "items": [[item.type for item in one.new_items] for one in (ended, streamed)],
+                    "events": sorted(set(events)),
+                }
             except Exception as error:  # noqa: BLE001 - whatever it raises is told
                 told[name] = f"{type(error).__name__}: {error}"
     sys.stdout.write(f"\n{json.dumps(told)}")
 
 
 if __name__ == "__main__":
-    asyncio.run(main(sys.argv[1]))
+    asyncio.run(main(*sys.argv[1:]))

@@ -1,7 +1,7 @@
 """A task of Inspect with a tool, whose model is ours; prints one JSON object. Runs in an environment of
 its own.
 
-python inspect_program.py SERVICE_URL LOG_FOLDER
+python inspect_program.py LOG_FOLDER MODEL BASE_URL [MODEL BASE_URL ...]
 """
 
 from __future__ import annotations
@@ -33,24 +33,34 @@ def add() -> Tool:
     return execute
 
 
-def main(url: str, folder: str) -> None:
+def main(folder: str, *models: str) -> None:
     told: dict[str, object] = {}
-    models = {
-        "openai-api/halteres/halteres/tiny": f"{url}/v1",
-        # it takes what stands before a second slash for a cloud that serves Anthropic's models
-        "anthropic/halteres--tiny": url,
-    }
-    for name, base in models.items():
+    for name, base in zip(models[::2], models[1::2], strict=True):
         model = get_model(
-            name, base_url=base, api_key="tml-test", config=GenerateConfig(max_tokens=48)
+            name, base_url=base, api_key="tml-test", config=GenerateConfig(max_tokens=120)
         )
         task = Task(
-            dataset=[Sample(input="What is 9 + 8?", target="17")],
+            dataset=[Sample(input="What is 17 + 25?", target="42")],
             solver=[use_tools(add()), generate()],
             scorer=includes(),
         )
         [log] = eval(task, model=model, log_dir=folder, display="none")
-        told[name] = log.status if log.error is None else log.error.message
+        if log.error is not None:
+            told[name] = {"status": log.error.message}
+            continue
+        [sample] = log.samples
+        told[name] = {
+            "status": log.status,
+            "roles": [message.role for message in sample.messages],
+            "said": sample.output.completion,
+            "correct": sample.scores["includes"].value,
+            "parts": [
+                part.type
+                for message in sample.messages
+                if message.role == "assistant" and not isinstance(message.content, str)
+                for part in message.content
+            ],
+        }
     sys.stdout.write(f"\n{json.dumps(told)}")
 
 

@@ -1,4 +1,4 @@
-"""OpenAI's Agents SDK 0.24.0, unmodified, over chat completions."""
+"""OpenAI's Agents SDK 0.24.0, unmodified, over chat completions and over responses."""
 
 from __future__ import annotations
 
@@ -9,25 +9,55 @@ from pathlib import Path
 
 import pytest
 from clients.conftest import process, server
+from service.inference_fixtures import speaking
+from service.recorded_responses import RECORDED, SAYS_TO_RESULTS, THINKS, own, sent_to
 
 from halteres.models import TINY
 
 pytestmark = pytest.mark.harnesses
+
+PROGRAM = Path(__file__).parent / "agents_program.py"
+REQUIREMENTS = ("agents-sdk", "openai-agents==0.24.0")
 
 
 async def test_an_agent_with_a_tool_names_the_model_without_a_slash(
     client_python: Callable[..., str], tmp_path: Path
 ) -> None:
     """The SDK takes what stands before a slash for a provider."""
-    python = await asyncio.to_thread(client_python, "agents-sdk", "openai-agents==0.24.0")
+    python = await asyncio.to_thread(client_python, *REQUIREMENTS)
     argv = ("--state", tmp_path / "service", "--model", TINY, "--threads", "1")
     log = tmp_path / "program.log"
     async with server(
         "halteres.service", *argv, probe="/health", log=tmp_path / "service.log"
     ) as running:
-        program = Path(__file__).parent / "agents_program.py"
-        async with process([python, program, running.url], log) as child, asyncio.timeout(120):
+        program = [python, PROGRAM, running.url]
+        for api in ("chat_completions", "responses"):
+            asked = [*program, api, "halteres--tiny", "halteres/tiny"]
+            async with process(asked, log) as child, asyncio.timeout(120):
+                assert await child.wait() == 0, log.read_text()[-4000:]
+            told = json.loads(log.read_text().splitlines()[-1])
+            assert all(isinstance(said, str) for said in told["halteres--tiny"]["said"]), told
+            assert "Unknown prefix: halteres" in told["halteres/tiny"]
+
+
+async def test_an_agent_calls_its_tool_over_responses(
+    client_python: Callable[..., str], tmp_path: Path
+) -> None:
+    """Its requests are those that tests/service replays."""
+    python = await asyncio.to_thread(client_python, *REQUIREMENTS)
+    log = tmp_path / "program.log"
+    async with speaking(tmp_path, THINKS, template=None) as (scene, speaker):
+        speaker.says_to_results = SAYS_TO_RESULTS
+        async with (
+            process([python, PROGRAM, scene.url, "responses", "speaker"], log) as child,
+            asyncio.timeout(120),
+        ):
             assert await child.wait() == 0, log.read_text()[-4000:]
+        sent = sent_to(scene)
     told = json.loads(log.read_text().splitlines()[-1])
-    assert told["halteres--tiny"] == "str"
-    assert "Unknown prefix: halteres" in told["halteres/tiny"]
+    assert told["sums"] == [42, 42]
+    assert told["speaker"]["said"] == [SAYS_TO_RESULTS] * 2, told
+    items = ["reasoning_item", "message_output_item", "tool_call_item", "tool_call_output_item"]
+    assert told["speaker"]["items"] == [[*items, "message_output_item"]] * 2
+    assert "raw_response_event" in told["speaker"]["events"]
+    assert own(sent) == own(RECORDED["openai-agents 0.24.0"])

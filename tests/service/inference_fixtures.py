@@ -10,7 +10,7 @@ import shutil
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 import aiohttp
 import numpy as np
@@ -27,6 +27,8 @@ from halteres.tokenizer import load_tokenizer
 from .live_service import BASE, InProcess, LiveService
 
 TOKENIZER = load_tokenizer(str(BASE.folder))
+
+RESULT = "<tool_response>"
 
 TOOL_TEMPLATE = """{%- if tools %}<|im_start|>system
 # Tools
@@ -72,11 +74,16 @@ class Speaker(ScriptedEngine):
     def __init__(self, folder: Path, name: str, says: str) -> None:
         super().__init__(folder, name)
         self.says = says
+        # where it is set, what a prompt with a tool's result is answered with
+        self.says_to_results: str | None = None
         self.prompts: list[list[int]] = []  # as they came
 
     def _tokens(self, prompt: bytes, params: SamplingParams) -> np.ndarray:
         self.prompts.append(np.frombuffer(prompt, np.int32).tolist())
-        said = [*TOKENIZER.encode(self.says), TOKENIZER.eos_token_id]
+        says = self.says
+        if self.says_to_results is not None and RESULT in TOKENIZER.decode(self.prompts[-1]):
+            says = self.says_to_results
+        said = [*TOKENIZER.encode(says), TOKENIZER.eos_token_id]
         return np.asarray(said[: params.max_tokens], np.int32)
 
     async def sample(
@@ -89,7 +96,7 @@ class Speaker(ScriptedEngine):
     ) -> SampleResult:
         tokens = self._tokens(prompt, params)
         said = Sequence(
-            tokens=tokens.tobytes(), logprobs=_logprobs(len(tokens)), stop_reason="stop"
+            tokens=tokens.tobytes(), logprobs=_logprobs(len(tokens)), stop_reason=_ended(tokens)
         )
         return SampleResult(sequences=(said,) * num_samples, version=0)
 
@@ -105,7 +112,7 @@ class Speaker(ScriptedEngine):
         for at, token in enumerate(tokens):
             last = at == len(tokens) - 1
             for sample in range(num_samples):
-                reason = "stop" if last else None
+                reason = _ended(tokens) if last else None
                 yield Piece(
                     sample=sample,
                     tokens=token.tobytes(),
@@ -115,19 +122,26 @@ class Speaker(ScriptedEngine):
                 )
 
 
+def _ended(tokens: np.ndarray) -> Literal["stop", "length"]:
+    return "stop" if tokens[-1] == TOKENIZER.eos_token_id else "length"
+
+
 def _logprobs(count: int) -> bytes:
     return np.full(count, -0.5, np.float32).tobytes()
 
 
 @asynccontextmanager
 async def speaking(
-    folder: Path, says: str, template: str | None = TOOL_TEMPLATE
+    folder: Path, says: str, template: str | None = TOOL_TEMPLATE, context: int = 2048
 ) -> AsyncIterator[tuple[LiveService, Speaker]]:
     """A service whose every answer is `says`, over a model whose chat template knows tools; with
-    None the built-in model's own, which does not.
+    None the built-in model's own, which does not. The model reads so many tokens.
     """
     model = folder / "model"
     shutil.copytree(BASE.folder, model)
+    config = json.loads((model / "config.json").read_bytes())
+    config["max_position_embeddings"] = context
+    (model / "config.json").write_text(json.dumps(config))
     if template is not None:
         (model / "chat_template.jinja").write_text(template)
     base = BaseModel("speaker", model, folder / "models_home")

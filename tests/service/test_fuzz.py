@@ -159,6 +159,7 @@ async def test_tricks_in_paths_and_queries_are_refused(scene: LiveService) -> No
 INFERENCE = (
     "v1/completions",
     "v1/chat/completions",
+    "v1/responses",
     "generate",
     "oai/api/v1/chat/completions",
     "anthropic/api/v1/messages",
@@ -169,7 +170,7 @@ async def test_spoiled_inference_requests_are_refused(scene: LiveService) -> Non
     chance = random.Random(SEED)
     message = [{"role": "user", "content": "hi"}]
     right = {
-        "model": TINY, "prompt": "a", "messages": message, "max_tokens": 2, "n": 1, "temperature": 1.0, "top_p": 1.0,
+        "model": TINY, "prompt": "a", "input": "a", "messages": message, "max_tokens": 2, "n": 1, "temperature": 1.0, "top_p": 1.0,
         "seed": 1, "stop": ["x"], "logprobs": 1, "stream": False, "text": "a", "sampling_params": {"max_new_tokens": 2},
     }  # fmt: skip
     for route in INFERENCE:

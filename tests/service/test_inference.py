@@ -271,6 +271,9 @@ BAD_BODIES: list[tuple[str, dict[str, Any]]] = [
         {"messages": HI, "continue_final_message": True, "add_generation_prompt": True},
     ),
     ("v1/chat/completions", {"messages": HI, "chat_template_kwargs": {"messages": []}}),
+    ("v1/responses", {}),
+    ("v1/responses", {"input": 5}),
+    ("v1/responses", {"input": "x", "max_output_tokens": 0}),
     ("v1/messages", {"messages": HI}),
     ("v1/messages", {"messages": [], "max_tokens": 3}),
     (
@@ -330,6 +333,7 @@ async def test_garbage_is_a_400_on_every_route(scene: LiveService) -> None:
         "inference/v1/generate",
         "v1/completions",
         "v1/chat/completions",
+        "v1/responses",
         "v1/messages",
         "tokenize",
         "detokenize",

@@ -42,6 +42,7 @@ PATHS: list[tuple[str, dict[str, Any]]] = [
         "/v1/messages",
         {"messages": [{"role": "user", "content": "Hi"}], "ignore_eos": True, "max_tokens": 30},
     ),
+    ("/v1/responses", {"input": "Hi", "ignore_eos": True, "max_output_tokens": 30}),
     ("/generate", {"text": "Hi", "sampling_params": {"ignore_eos": True}}),
     ("/generate", {"prompt": "Hi", "ignore_eos": True}),
 ]
@@ -187,7 +188,7 @@ async def test_an_error_before_the_first_piece_has_a_status(
     assert (status, "The device is lost" in str(refusal)) == (500, True)
 
 
-@pytest.mark.parametrize(("path", "body"), PATHS[:5])
+@pytest.mark.parametrize(("path", "body"), PATHS[:6])
 async def test_an_error_under_way_is_told_in_band(
     scene: LiveService, path: str, body: dict[str, Any]
 ) -> None:

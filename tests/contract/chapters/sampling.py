@@ -112,6 +112,14 @@ SAMPLING = (
         source="OpenAI's API reference",
     ),
     Must(
+        id="inference:responses",
+        says=(
+            "/v1/responses takes a conversation as items and answers with thinking, text and calls "
+            "as items, whole or as typed events; nothing is kept between requests"
+        ),
+        source="openai 3.57.0 types/responses; openai-agents 0.24.0, inspect-ai 0.3.285, Codex 0.171.0",
+    ),
+    Must(
         id="inference:streaming",
         says="streamed answers hold the tokens and logprobs of the whole ones",
         source="OpenAI's API reference",

@@ -58,7 +58,7 @@ from halteres.service.sampling.samples import CANCELLED, Draw, checked_seed, dra
 from halteres.service.service import GENERATE, Service
 from halteres.service.wire.results import FILLER_LOGPROB
 from halteres.short_texts import beginning
-from halteres.tokenizer import THINKING, Tokenizer
+from halteres.tokenizer import Tokenizer
 from halteres.tool_calls import ToolCall, ToolReader
 
 T = TypeVar("T")
@@ -265,9 +265,9 @@ class Writer:
         )
         self._characters = Detokenizer(tokenizer, skip_special_tokens=sampling.skip_special_tokens)
         self._cut = Cut(sampling.stop_strings, keep=self._keeps_stop)
-        # A template may begin the thinking itself.
-        in_thought = (self._prompt.text or "").rstrip().endswith(THINKING)
-        self._calls = ToolReader(parallel=bool(request.parallel_calls), in_thought=in_thought)
+        self._calls = ToolReader(
+            parallel=bool(request.parallel_calls), in_thought=self._prompt.begins_thinking
+        )
         self._reads_calls, self._first = request.parallel_calls is not None, True
         self._max_tokens, self._num_tokens = sampling.max_tokens, 0
 

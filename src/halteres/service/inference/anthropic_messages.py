@@ -16,7 +16,7 @@ from halteres.errors import HalteresError, InvalidData
 from halteres.service.http import answer, anthropic_error
 from halteres.service.inference.answering import Inference, Output, Usage
 from halteres.service.inference.fields import MESSAGES
-from halteres.service.inference.http import Shape, data, respond
+from halteres.service.inference.http import Shape, named_event, respond
 from halteres.service.inference.openai import callable_tools
 from halteres.service.inference.requests import (
     Call,
@@ -24,6 +24,7 @@ from halteres.service.inference.requests import (
     InferenceRequest,
     SamplingFields,
     TokenCount,
+    refuse_several,
     text_of,
 )
 from halteres.tool_calls import ToolCall
@@ -88,10 +89,7 @@ async def count_tokens(inference: Inference, call: Call) -> Response:
 async def messages(inference: Inference, call: Call) -> Response:
     """POST v1/messages."""
     body = await inference.read(call, Messages, MESSAGES)
-    if body.n != 1:
-        raise InvalidData(
-            f"`n` is {body.n}.", "One message is answered.", "Send several requests.", param="n"
-        )
+    refuse_several(body)
     tools = _tools(body)
     prompt = await inference.chat_prompt(call, lambda: _chat(body, tools))
     weights = inference.weights(body.model, call.run, call.tenant)
@@ -163,10 +161,6 @@ def _translated(message: Message) -> list[dict[str, Any]]:
 # The answer
 
 
-def _event(value: dict[str, Any]) -> bytes:
-    return b"event: " + value["type"].encode() + b"\n" + data(value)
-
-
 class MessageAnswer(Shape):
     """One answer, whole or as events."""
 
@@ -203,18 +197,18 @@ class MessageAnswer(Shape):
                     "stop_sequence": None,
                     "usage": usage,
                 }
-                yield _event({"type": "message_start", "message": start})
+                yield named_event({"type": "message_start", "message": start})
             for event in self._blocks(one.parts, last=one.finish is not None):
-                yield _event(event)
+                yield named_event(event)
             if one.finish is not None:
                 usage = self._counts(one)
                 end = {"delta": self._end(one), "usage": usage, **self._usage.ours}
-                yield _event({"type": "message_delta", **end})
-                yield _event({"type": "message_stop"})
+                yield named_event({"type": "message_delta", **end})
+                yield named_event({"type": "message_stop"})
 
     def failed(self, error: HalteresError) -> bytes:
         """The error in Anthropic's shape."""
-        return _event(anthropic_error(error))
+        return named_event(anthropic_error(error))
 
     def _blocks(self, parts: Sequence[str | ToolCall], *, last: bool) -> Iterator[dict[str, Any]]:
         """The events of content blocks: one is open at a time, and there is one at least."""

@@ -93,6 +93,11 @@ _SERVER = (
     "There is nothing behind this server but the model.",
     "Give the model what it needs in the prompt.",
 )
+_KEPT = (
+    "Nothing is kept here between requests.",
+    "Send the whole conversation as `input`: messages, calls and what they gave.",
+)
+_LATER = ("Answers are not kept here, to be fetched later.", "Leave it out, or read a stream.")
 _USAGE = ("A stream counts its tokens once, at its end.", "Send include_usage=true.")
 _TOP = ("Sampling parameters stand at the top of this body.", "Send them next to the prompt.")
 
@@ -147,6 +152,10 @@ _OPENAI_ACCOUNT = "OpenAI's API reference: whose request it is, and what is stor
 _OPENAI_SPEED = (
     "OpenAI's API reference: how soon an answer comes, or how it is padded; not what it is"
 )
+_RESPONSES_EMPTY = (
+    "openai 3.57.0 response_create_params: bounds on what is refused here; what to do with a "
+    "conversation that is too long, which is refused; summaries of thinking, which comes whole"
+)
 _VLLM_SCHEDULING = (
     "vLLM 0.11 protocol: the name and the place of a request; caches, which change no answer here"
 )
@@ -186,23 +195,13 @@ _OPENAI_HARMLESS = {
     ),
 }
 
-_RESPONSES_ONLY = {
-    **_harmless("OpenAI's API reference, responses: more to be returned", "include"),
-    **_harmless(
-        "OpenAI's API reference, responses: the effort of models that reason apart", "reasoning"
-    ),
-    **_harmless(
-        "OpenAI's API reference, responses: what chats call messages", "input instructions"
-    ),
-    **_harmless(
-        "OpenAI's API reference, responses: what chats call max_tokens", "max_output_tokens"
-    ),
-    **_harmless(
-        "OpenAI's API reference, responses: answers kept by the server",
-        "previous_response_id background",
-    ),
-}
-"""Fields of a route that is not here."""
+_RESPONSES_ONLY = frozenset(
+    (
+        *("input", "instructions", "include", "reasoning", "max_output_tokens"),
+        *("previous_response_id", "background"),
+    )
+)
+"""Fields of v1/responses that no other route of OpenAI's has."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -228,6 +227,28 @@ CHAT = Dialect(
         **_refused(*_TOP, "sampling_params"),
     },
     harmless=_OPENAI_HARMLESS,
+)
+
+RESPONSES = Dialect(
+    refused={
+        **_SAMPLING,
+        **_refused(*_KEPT, "previous_response_id conversation prompt"),
+        **_refused(*_LATER, "background"),
+        **_refused(*_PROMPT, "context_management"),
+        **_refused(*_REASONING, context="auto", mode="standard"),
+        **_refused(*_SERVER, "moderation", verbosity="medium"),
+        **_refused(*_TOP, "sampling_params"),
+    },
+    harmless={
+        **{name: source for name, source in _OPENAI_HARMLESS.items() if name != "metadata"},
+        **_harmless(
+            _RESPONSES_EMPTY,
+            "truncation max_tool_calls image summary generate_summary background_options",
+        ),
+        **_harmless(_OPENAI_ACCOUNT, "access_programs"),
+        **_harmless("Codex 0.171.0: which of its sessions and turns asks", "client_metadata"),
+        **_harmless(_OPENAI_SPEED, "stream_options prompt_cache_options"),
+    },
 )
 
 SGLANG = Dialect(
@@ -359,7 +380,7 @@ def _unknown(name: str, known: Mapping[str, type | None]) -> InvalidData:
     if place is not None:
         return InvalidData(what, why, f"Send it within `{place}`.", param=name)
     if name in _RESPONSES_ONLY:
-        why = "It is a field of OpenAI's Responses API, which is not served here."
+        why = "It is a field of OpenAI's Responses API: of POST v1/responses."
     same = [other for names in _SAME if name in names for other in names if other in known]
     meant = same[0] if same else nearest(name, known)
     if meant is not None:

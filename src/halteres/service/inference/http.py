@@ -93,6 +93,11 @@ def data(value: Any) -> bytes:
     return b"data: " + msgspec.json.encode(value) + b"\n\n"
 
 
+def named_event(value: dict[str, Any]) -> bytes:
+    """One event whose line before says its `type`, too."""
+    return b"event: " + value["type"].encode() + b"\n" + data(value)
+
+
 class Shape(ABC):
     """One answer in its dialect's shape."""
 

@@ -17,7 +17,7 @@ from starlette.responses import Response
 from halteres.errors import HalteresError, InvalidData
 from halteres.scores import Scorable
 from halteres.service.http import answer, openai_error
-from halteres.service.inference.answering import BROKEN, Inference, Output, Usage
+from halteres.service.inference.answering import BROKEN, Inference, Output, Position, Usage
 from halteres.service.inference.fields import CHAT, COMPLETIONS
 from halteres.service.inference.http import DONE, Shape, data, respond
 from halteres.service.inference.requests import (
@@ -345,16 +345,8 @@ async def chat_completions(inference: Inference, call: Call) -> Response:
     """POST v1/chat/completions."""
     body = await inference.read(call, ChatCompletions, CHAT)
     inference.best_of.check(body.reward_model)
-    tools, kwargs = callable_tools(body.tools, body.tool_choice), body.chat_template_kwargs or {}
-    if body.reasoning_effort is not None:
-        if not inference.tokenizer.template_reads("reasoning_effort"):
-            raise InvalidData(
-                "`reasoning_effort` is not supported by this model.",
-                "Its chat template does not read it.",
-                "Leave it out.",
-                param="reasoning_effort",
-            )
-        kwargs = {"reasoning_effort": body.reasoning_effort, **kwargs}
+    tools = callable_tools(body.tools, body.tool_choice)
+    effort = effort_kwargs(inference.tokenizer, body.reasoning_effort, "reasoning_effort")
     if body.continue_final_message and body.add_generation_prompt:
         raise InvalidData(
             "An answer cannot both begin and go on.",
@@ -365,7 +357,7 @@ async def chat_completions(inference: Inference, call: Call) -> Response:
     chat = Chat(
         messages=body.messages,
         tools=tools,
-        template_kwargs=kwargs,
+        template_kwargs=effort | (body.chat_template_kwargs or {}),
         add_generation_prompt=body.add_generation_prompt is not False,
         continue_final_message=body.continue_final_message,
     )
@@ -398,6 +390,20 @@ def callable_tools(tools: Sequence[dict[str, Any]] | None, choice: Any) -> Seque
     if choice == "none":
         return []
     return tools or []
+
+
+def effort_kwargs(tokenizer: Tokenizer, effort: str | None, field: str) -> dict[str, Any]:
+    """What tells the chat template how much to think; `field`: of the body, where that stands."""
+    if effort is None:
+        return {}
+    if not tokenizer.template_reads("reasoning_effort"):
+        raise InvalidData(
+            f"`{field}` is not supported by this model.",
+            "Its chat template does not read it.",
+            "Leave it out.",
+            param=field,
+        )
+    return {"reasoning_effort": effort}
 
 
 class ChatAnswer(Answer):
@@ -469,22 +475,31 @@ class ChatAnswer(Answer):
         if finish == "stop" and one.called:
             finish = "tool_calls"
         if self._body.logprobs:
-            content = [
-                {
-                    **self._entry(token, logprob),
-                    "top_logprobs": [self._entry(*pair) for pair in row],
-                }
-                for token, logprob, row in one.positions
-            ]
-            logprobs = {"content": content, "refusal": None}
+            logprobs = {"content": token_entries(one.positions, self.name), "refusal": None}
         return {"finish_reason": finish, "stop_reason": one.matched, "logprobs": logprobs}
 
-    def _entry(self, token: int, logprob: float | None) -> dict[str, Any]:
-        """A token with its bytes; null where it is part of a character only."""
-        text, encoded = self.name(token), None
+
+def token_entries(
+    positions: Sequence[Position], name: Callable[[int], str], no_bytes: list[int] | None = None
+) -> list[dict[str, Any]]:
+    """Tokens with their bytes and log-probabilities, and the likely ones at each position.
+
+    Args:
+        positions: one for each token.
+        name: the text of a token.
+        no_bytes: what stands for the bytes of a token that is part of a character only.
+    """
+
+    def entry(token: int, logprob: float | None) -> dict[str, Any]:
+        text, encoded = name(token), no_bytes
         if BROKEN not in text:
             encoded = list(text.encode())
         return {"token": text, "logprob": logprob, "bytes": encoded}
+
+    return [
+        {**entry(token, logprob), "top_logprobs": [entry(*pair) for pair in row]}
+        for token, logprob, row in positions
+    ]
 
 
 def _shaped(call: ToolCall) -> dict[str, Any]:

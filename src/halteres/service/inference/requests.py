@@ -28,7 +28,7 @@ from halteres.service.context_window import prompt_too_long, text_too_long
 from halteres.service.keys import Tenant
 from halteres.service.sampling.snapshots import Snapshot
 from halteres.service.wire.bodies import MOST_STOPS
-from halteres.tokenizer import Tokenizer
+from halteres.tokenizer import THINKING, Tokenizer
 from halteres.tokenizer import text_of as plain_text
 from halteres.tool_calls import in_words
 
@@ -85,6 +85,14 @@ class SamplingFields(msgspec.Struct, kw_only=True):
         )
 
 
+def refuse_several(sampling: SamplingFields) -> None:
+    """InvalidData unless one sequence is asked for, of a dialect that has room for one."""
+    if sampling.n != 1:
+        raise InvalidData(
+            f"`n` is {sampling.n}.", "One message is answered.", "Send several requests.", param="n"
+        )
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Call:
     """What an HTTP call brings."""
@@ -113,6 +121,11 @@ class Prompt:
 
     tokens: list[int]
     text: str | None = None
+
+    @property
+    def begins_thinking(self) -> bool:
+        """Whether the answer goes on with thinking that the prompt began, as some templates do."""
+        return (self.text or "").rstrip().endswith(THINKING)
 
     @staticmethod
     def of(
@@ -280,14 +293,14 @@ def flat(message: Mapping[str, Any]) -> dict[str, Any]:
     return flat
 
 
-def text_of(content: Any) -> str:
+def text_of(content: Any, field: str = "messages") -> str:
     """The text of a message's content: a text, or a list of parts, as OpenAI and Anthropic have
-    them.
+    them; `field`: of the body, where it stands.
     """
     try:
         return plain_text(content)
     except InvalidData as error:
-        raise InvalidData(error.what, error.why, error.next, param="messages") from error
+        raise InvalidData(error.what, error.why, error.next, param=field) from error
 
 
 def _call(call: Any) -> dict[str, Any]:

@@ -32,6 +32,7 @@ from halteres.service.inference.generate import generate
 from halteres.service.inference.http import endpoint
 from halteres.service.inference.openai import chat_completions, completions
 from halteres.service.inference.requests import Call, Chat, Weights
+from halteres.service.inference.responses import responses
 from halteres.service.inference.tokens import generate_tokens
 from halteres.service.sampling.samples import packed
 
@@ -47,6 +48,7 @@ class InferenceRoutes:
         openai = [
             self._post("/v1/completions", completions),
             self._post("/v1/chat/completions", chat_completions),
+            self._post("/v1/responses", responses),
             route("/v1/models", self._models),
             route("/v1/models/{model:path}", self._model),
         ]
