@@ -1,7 +1,7 @@
 # The two commands of a fresh machine are `make quickstart` and `make test`; each installs what it needs into .venv.
 # PYTHON=/path/to/python3 chooses the interpreter, TORCH=torch==... the torch build (see scripts/torch).
 
-.PHONY: help quickstart install test test-clients test-bf16 test-browser test-vllm test-harnesses test-runs test-chaos beside-check beside-test test-pythons test-pretrained wheelhouse probe-sdk compatibility check bench clean
+.PHONY: help quickstart install test test-clients test-bf16 test-browser test-vllm test-harnesses test-runs test-hostile test-chaos beside-check beside-test test-pythons test-pretrained wheelhouse probe-sdk compatibility check bench clean
 export PYTHON TORCH CHROMIUM
 
 help:            ## this list
@@ -38,7 +38,7 @@ compatibility:   ## probe every SDK method and generation; write docs/compatibil
 
 test-runs:       ## whole runs and trainings, tests of inference, the engine's long tests; the tutorial among them
 	@scripts/install dev
-	@scripts/test -n 3 -m runs
+	@scripts/test -n 3 -m "runs and not hostile"
 
 test-chaos:      ## kill every process of real runs in turn
 	@scripts/install dev
@@ -59,6 +59,10 @@ test-vllm:       ## a real vLLM on the CPU samples for the service; its environm
 test-harnesses:  ## unmodified agent harnesses sample from the service; needs Python 3.12 for verifiers
 	@scripts/install dev
 	@scripts/test-harnesses
+
+test-hostile:    ## two hundred hostile answers to each task that evaluates them, and to the Python tool (half an hour)
+	@scripts/install dev
+	@scripts/test -m hostile
 
 test-pythons:    ## the rooms that need no torch, on the newest Python that is installed
 	@scripts/test-pythons

@@ -37,7 +37,8 @@ MOST_COMPARED, MOST_KNOWN = 200, 1000
 
 
 class HalteresError(Exception):
-    """An error for the reader who must act. However it is shown, no address in it has its login.
+    """An error for the reader who must act. However it is shown, no address in it has its login,
+    and no character is a half one ("\\ud800", which foreign code may quote): no file could hold it.
 
     Args:
         what: what happened, one sentence.
@@ -50,7 +51,7 @@ class HalteresError(Exception):
     status: ClassVar[int] = 500
 
     def __init__(self, what: str, why: str = "", next: Advice = "", **details: Any) -> None:
-        self.what, self.why, self.details = what, why, details
+        self.what, self.why, self.details = _whole(what), _whole(why), details
         self.next: Advice = next
         super().__init__(self.sentence)
 
@@ -288,6 +289,10 @@ def as_failure(error: HalteresError) -> dict[str, str]:
     """What a process that ends with this error leaves for those who report its end."""
     parts = {"what": error.what, "why": error.why, "next": for_people(error.next)}
     return {"code": error.code, **{name: without_logins(text) for name, text in parts.items()}}
+
+
+def _whole(text: str) -> str:
+    return text.encode(errors="replace").decode()
 
 
 def _joined(*parts: str) -> str:

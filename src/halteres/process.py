@@ -29,7 +29,7 @@ from typing import IO, Any
 
 from halteres.config import environ
 from halteres.errors import InvalidConfig
-from halteres.redaction import Redactor
+from halteres.redaction import Redactor, printable
 
 # how long a process may take to end in order after its lifeline broke; then it ends at once
 GRACE_S = 10.0
@@ -86,8 +86,9 @@ def begin(
 
     class WithoutSecrets(logging.Formatter):
         def format(self, record: logging.LogRecord) -> str:
-            # Tracebacks included; and whatever this process has learnt to keep since it began.
-            return Redactor.of_this_process().text(super().format(record))
+            # Tracebacks included; and whatever this process has learnt to keep since it began. An
+            # error may quote what a model wrote: a terminal gets no commands.
+            return printable(Redactor.of_this_process().text(super().format(record)))
 
     handler = logging.StreamHandler(sys.stderr)
     handler.setFormatter(WithoutSecrets(f"%(asctime)s {role} %(levelname)s %(name)s: %(message)s"))

@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 from runs.run_fixtures import settings, start_standins, survivors, wait
 
-from halteres.agent import waiting
+from halteres.agent import stop_training
 from halteres.process import alive
 from halteres.runs.directory import RunDirectory, list_runs
 
@@ -74,14 +74,14 @@ async def test_after_step_asks_for_less_and_now_asks_for_more(
     going_on: RunDirectory, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The stand-in trainer does not read the request: its step never ends by itself."""
-    monkeypatch.setattr(waiting, "WITHIN_S", 0.2)
+    monkeypatch.setattr(stop_training, "WITHIN_S", 0.2)
     answer = await told("rl_stop_training", run_id=going_on.run_id, mode="after_step")
     assert (
         json.loads((going_on.path / "control" / "stop.json").read_bytes())["mode"] == "after_step"
     )
     assert answer["status"] == "stopping"
     wait(going_on, lambda state: state.status == "stopping")
-    monkeypatch.setattr(waiting, "WITHIN_S", 24)
+    monkeypatch.setattr(stop_training, "WITHIN_S", 24)
     assert (await told("rl_stop_training", run_id=going_on.run_id))["status"] == "stopped"
 
 
@@ -99,7 +99,7 @@ async def test_an_ended_run_answers_with_its_state_and_is_left_alone(status: str
 async def test_a_run_that_takes_its_time_answers_stopping_with_the_call_that_sees_it_end(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr(waiting, "WITHIN_S", 0.2)
+    monkeypatch.setattr(stop_training, "WITHIN_S", 0.2)
     with supervised(make_run(steps=3), supervisor=None) as run:
         answer = await told("rl_stop_training", run_id=RUN)
         assert json.loads((run.path / "control" / "stop.json").read_bytes())["mode"] == "now"

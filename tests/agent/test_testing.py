@@ -28,6 +28,7 @@ from halteres.agent.trial.folder import latest_test
 from halteres.agent.trial.outcome import Ended
 from halteres.agent.trial.request import DEFAULTS, new_request
 from halteres.agent.trial.testing import character_tokenizer
+from halteres.environments.cage import cage_missing
 from halteres.errors import NotFound
 from halteres.runs import servers
 from halteres.runs.servers import Server
@@ -329,6 +330,20 @@ async def test_whatever_a_scorer_does_the_answer_says_it(
         answer["models_tested"][0].get("log_file", answer["models_tested"][0]["output_file"])
     )
     assert log.stat().st_size < 1_000_000
+
+
+@pytest.mark.parametrize("policy", ["on", "off"])
+async def test_a_scorer_in_a_cage_scores_a_test_there_and_writes_nothing(
+    endpoint: OpenRouter, tmp_path: Path, policy: str
+) -> None:
+    if cage_missing():
+        pytest.skip(str(cage_missing()))
+    marker = tmp_path / "marker"
+    score = f"try: open({str(marker)!r}, 'w')\nexcept OSError: pass\n{YES}"
+    draft(write_environment(tmp_path, score), **{"env.cage": policy})
+    answer = await answered(models=["good/one"], num_steps=2, group_size=4)
+    assert answer["models_tested"][0]["total_completions"] == 8
+    assert marker.exists() == (policy == "off")
 
 
 @pytest.mark.parametrize("hangs", ["while True: pass", "10**10**10"])

@@ -6,7 +6,9 @@ import json
 import shutil
 import sys
 from contextlib import nullcontext
+from dataclasses import replace
 from pathlib import Path
+from unittest.mock import Mock
 
 import msgspec
 import pytest
@@ -16,6 +18,7 @@ from typer.testing import CliRunner
 from halteres.cli.main import app
 from halteres.errors import EnvironmentFailed, NotFound
 from halteres.models import TINY, builtin_path
+from halteres.process import Hung
 from halteres.runs.directory import RunDirectory
 from halteres.runs.servers import Server
 from halteres.runs.state import read_state, write_state
@@ -215,3 +218,18 @@ def test_an_evaluation_may_hang_for_as_long_as_its_own_file_says(
     exam = examination(str(file), None, folder)
     with pytest.raises(EnvironmentFailed, match="gave no sign of life"):
         measurement.measure(exam, Server(url="http://127.0.0.1:2"), {})
+
+
+@pytest.mark.parametrize("is_foreign", [False, True])
+def test_a_hang_is_answered_by_advice_that_the_environment_can_follow(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, is_foreign: bool
+) -> None:
+    """One of atroposlib's has no `env.stuck_s`."""
+    file = tmp_path / "hangs.py"
+    file.write_text(HANGS)
+    exam = examination(str(file), None, str(builtin_path(TINY)))
+    exam = replace(exam, program=replace(exam.program, is_foreign=is_foreign))
+    monkeypatch.setattr(measurement, "run_caught", Mock(side_effect=Hung("")))
+    with pytest.raises(EnvironmentFailed) as caught:
+        measurement.measure(exam, Server(url="http://127.0.0.1:2"), {})
+    assert ("env.stuck_s" in caught.value.sentence) != is_foreign

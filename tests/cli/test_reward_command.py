@@ -13,6 +13,7 @@ import yaml
 from typer.testing import CliRunner, Result
 
 from halteres.cli.main import app
+from halteres.environments.cage import cage_missing
 from halteres.errors import HalteresError, InvalidConfig, InvalidData, NotFound
 from halteres.models import builtin_path
 from halteres.rewards.forecast import forecast
@@ -225,6 +226,23 @@ def test_rubrics_functions_and_environments_are_checked(tmp_path: Path) -> None:
     assert codes == {"pays_for_nothing", "pays_for_prompt"}
     clean = command("check", "arithmetic")
     assert (clean.exit_code, clean.output) == (0, "nothing found\n")
+
+
+@pytest.mark.runs
+def test_an_unsafe_function_is_checked_in_a_cage(tmp_path: Path) -> None:
+    if cage_missing():
+        pytest.skip(str(cage_missing()))
+    marker = tmp_path / "marker"
+    (tmp_path / "paid.py").write_text(
+        "unsafe_scorer = True\ndef paid(completions, **_):\n"
+        f"    try:\n        open({str(marker)!r}, 'w')\n    except OSError:\n        pass\n"
+        "    return [1.0 for _ in completions]\n"
+    )
+    codes = {
+        finding["code"] for finding in told("check", f"{tmp_path / 'paid.py'}:paid")["findings"]
+    }
+    assert codes == {"pays_for_nothing", "pays_for_prompt"}
+    assert not marker.exists()
 
 
 @pytest.mark.parametrize("weights", ["helpful=high", "helpful=.inf", "helpful=.nan"])

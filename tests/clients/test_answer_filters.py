@@ -27,6 +27,8 @@ from .test_reasoning_gym import REQUIREMENT
 
 pytestmark = [pytest.mark.runs, pytest.mark.timeout(1800)]
 
+HOSTILE = pytest.mark.hostile  # all two hundred take minutes for each task
+
 STORED = """
 import json, sys, reasoning_gym
 found = {}
@@ -103,11 +105,15 @@ async def test_every_stored_answer_passes_and_is_paid_in_the_cage(
             assert await env.score_answer(item, f"<answer>{answer}</answer>") == 1.0
 
 
+@pytest.mark.parametrize(
+    "every", [pytest.param(9, id="every ninth"), pytest.param(1, id="all", marks=HOSTILE)]
+)
 @pytest.mark.parametrize("is_filtered", [True, False], ids=["filtered", "cage alone"])
 @pytest.mark.parametrize("task", FILTERS)
 async def test_hostile_answers_are_scored_or_fail_by_name_and_leave_nothing(
     task: str,
     is_filtered: bool,
+    every: int,
     package_python: str,
     tmp_path: Path,
     monkeypatch: pytest.MonkeyPatch,
@@ -119,11 +125,12 @@ async def test_hostile_answers_are_scored_or_fail_by_name_and_leave_nothing(
     with listening(tmp_path) as (place, listener):
         async with scoring(package_python, task, seed=int(place.word)) as env:
             item = await env.item(0)
-            found = await outcomes(env, item, hostile_answers(place))
+            answers = hostile_answers(place)[::every]
+            found = await outcomes(env, item, answers)
             assert not place.marker.exists()
             with pytest.raises(BlockingIOError):
                 listener.accept()
-            assert len(found) == 200
+            assert len(found) == len(answers) == -(-200 // every)
             print(task, is_filtered, Counter(map(str, found)))  # noqa: T201  for the record
             known = {
                 "scorer_timeout",

@@ -486,10 +486,28 @@ def processes_with(argument: str) -> list[int]:
 async def test_what_a_worker_started_ends_with_the_pool(caged: Caged, tmp_path: Path) -> None:
     script = str(tmp_path / "worker.py")
     async with caged(size=2) as workers:
-        await value_of(workers, DAEMON)
+        asked = asyncio.create_task(value_of(workers, DAEMON + "time.sleep(600)"))
         # the outer process, pid 1, the worker, and what it left
-        assert len(processes_with(script)) >= 8
+        await until(lambda: len(processes_with(script)) >= 8, within_s=WITHIN_S)
     await until(lambda: not processes_with(script), within_s=GONE_WITHIN_S)
+    with pytest.raises(WorkerLost):
+        await asked
+
+
+PROCESSES = "import os\nvalue = [name for name in os.listdir('/proc') if name.isdecimal()]"
+
+HELPER = "import subprocess\nimport builtins\nbuiltins.helper = subprocess.Popen(['sleep', '600'])"
+
+
+async def test_what_an_answer_leaves_running_is_gone_at_the_next(caged: Caged) -> None:
+    """It could overwrite the next answer's files, or take its time; a program that the scorer
+    itself keeps is its own.
+    """
+    async with caged() as workers:
+        await value_of(workers, DAEMON)
+        assert await value_of(workers, PROCESSES) == ["1", "2"]
+        await value_of(workers, HELPER)
+        assert len(await value_of(workers, PROCESSES)) == 3
 
 
 async def test_what_a_worker_started_ends_after_its_error(caged: Caged, tmp_path: Path) -> None:
@@ -499,6 +517,9 @@ async def test_what_a_worker_started_ends_after_its_error(caged: Caged, tmp_path
             await value_of(workers, DAEMON + "os._exit(0)")
         workers.close()
         await until(lambda: not processes_with(script), within_s=GONE_WITHIN_S)
+
+
+LEFT = "print('left', flush=True)\ntime.sleep(600)"
 
 
 async def test_what_a_worker_started_ends_when_its_parent_is_killed(
@@ -514,17 +535,17 @@ async def test_what_a_worker_started_ends_when_its_parent_is_killed(
         f"    script = Path({str(script)!r})\n"
         f"    pool = cage.WorkerPool(({python!r}, str(script)), size=1, caged=True,\n"
         "        limits=cage.WorkerLimits(), readable=(script, cage.WORKER_LOOP), start_within_s=20)\n"
-        f"    await pool.ask({{'code': {DAEMON!r}}}, 20)\n"
-        "    print('asked', flush=True)\n"
-        "    await asyncio.sleep(600)\n"
+        f"    await pool.ask({{'code': {DAEMON + LEFT!r}}}, 600)\n"
         "asyncio.run(main())\n"
     )
     process = await asyncio.create_subprocess_exec(
-        sys.executable, "-c", parent, stdout=asyncio.subprocess.PIPE
+        sys.executable, "-c", parent, stderr=asyncio.subprocess.PIPE
     )
-    assert process.stdout is not None
+    assert process.stderr is not None
     async with asyncio.timeout(60):
-        assert await process.stdout.readline() == b"asked\n"
+        # warnings come before it
+        while await process.stderr.readline() != b"left\n":
+            assert process.returncode is None
     assert len(processes_with(f"readable={script}")) >= 2
     process.send_signal(signal.SIGKILL)
     await process.wait()
@@ -582,6 +603,29 @@ async def test_a_home_within_a_folder_that_is_shown_is_hidden_all_the_same(
         code = READS.format(paths=[str(home.resolve()), str(home.resolve() / "shown")])
         async with caged(home.resolve() / "shown") as workers:
             assert await value_of(workers, code) == [["shown"], "shown"]
+
+
+@pytest.mark.parametrize("folder", ["/usr/src", "/usr/local/src", "HALTERES_HOME"])
+async def test_a_project_within_the_system_s_folders_is_hidden(
+    caged: Caged, monkeypatch: pytest.MonkeyPatch, folder: str
+) -> None:
+    """As in a container whose image says `WORKDIR /usr/src/app`; or where runs lie there."""
+    if not os.access("/usr/local", os.W_OK):
+        pytest.skip("the system's folders are not ours to write to")
+    Path("/usr/local/src").mkdir(exist_ok=True)
+    place = folder
+    if folder == "HALTERES_HOME":
+        place = "/usr/local"
+    with tempfile.TemporaryDirectory(dir=place) as name:
+        project = Path(name)
+        project.chmod(0o755)
+        if folder == "HALTERES_HOME":
+            monkeypatch.setenv("HALTERES_HOME", name)
+        for file in ("secret", "shown"):
+            (project / file).write_text(file)
+        code = READS.format(paths=[str(project / "secret"), str(project / "shown")])
+        async with caged(project / "shown") as workers:
+            assert await value_of(workers, code) == ["FileNotFoundError", "shown"]
 
 
 async def test_a_home_that_holds_the_system_is_said_in_one_sentence(

@@ -11,6 +11,7 @@ from textwrap import dedent
 
 import pytest
 import yaml
+from deadlines import until
 
 from halteres.config.program import NOTHING_TO_EVALUATE
 from halteres.environments import commands
@@ -265,6 +266,33 @@ async def test_a_signal_ends_an_evaluation_without_an_answer_and_not_as_a_succes
         async with asyncio.timeout(5):
             stdout, _ = await process.communicate()
     assert (process.returncode, stdout) == (143, b"")
+
+
+async def test_a_second_interrupt_ends_a_command_whose_loop_stands_still(
+    inference: Inference, tmp_path: Path
+) -> None:
+    hangs = tmp_path / "hangs"
+    file = author_file(
+        tmp_path, score=f"open({str(hangs)!r}, 'w').close()\n        while True: pass"
+    )
+    config = write_config(
+        tmp_path, inference, total_steps=1, data_path_to_save_groups=str(tmp_path / "g.jsonl")
+    )
+
+    async def interrupted(process: asyncio.subprocess.Process) -> None:
+        while process.returncode is None:
+            process.send_signal(signal.SIGINT)
+            # a signal that is still to be handled takes the next one in
+            await asyncio.wait([asyncio.create_task(process.wait())], timeout=0.2)
+
+    async with (
+        asyncio.timeout(15),
+        environment(file, "process", "--config", str(config)) as process,
+    ):
+        await until(hangs.exists, within_s=10)
+        async with asyncio.timeout(5):
+            await interrupted(process)
+    assert process.returncode == 130
 
 
 async def test_a_missing_tokenizer_is_named() -> None:

@@ -4,6 +4,7 @@ endpoint's odd answers.
 
 from __future__ import annotations
 
+import asyncio
 from pathlib import Path
 from typing import Any
 from unittest.mock import AsyncMock
@@ -119,6 +120,20 @@ async def test_process_ends_with_a_sentence_where_there_are_no_more_items(
     ):
         await process(env)
     await env.server.close()
+
+
+async def test_an_item_that_is_never_drawn_is_a_failure_by_name(
+    inference: Inference, tmp_path: Path
+) -> None:
+    env = choosy(
+        inference, tmp_path, max_failed_groups=2, worker_timeout=0.05, run_dir=str(tmp_path)
+    )
+    env.get_next_item = asyncio.Event().wait
+    with pytest.raises(EnvironmentFailed, match=r"get_next_item gave no item in time"):
+        await process(env)
+    await env.server.close()
+    (row, *_) = read_rows(tmp_path / "rollouts" / "step_1.jsonl")
+    assert row["failures"][0]["code"] == "env_timeout"
 
 
 @pytest.mark.parametrize(

@@ -193,7 +193,7 @@ async def test_hostile_scripts_are_results_and_leave_nothing(tmp_path: Path) -> 
     assert sum(result.failure is not None for result in results) >= 5
 
 
-@pytest.mark.runs
+@pytest.mark.hostile
 @pytest.mark.timeout(900)
 async def test_two_hundred_hostile_scripts_are_results_and_leave_nothing(tmp_path: Path) -> None:
     with listening(tmp_path) as (place, listener):

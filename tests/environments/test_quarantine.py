@@ -26,6 +26,7 @@ from halteres.observe.metrics import append_row, read_rows
 from halteres.rollouts.rng import Draw
 from halteres.runs import directory
 from halteres.runs.reading import failures
+from halteres.runs.reading.quarantine import read_quarantine
 from halteres.types import FailedRollout
 
 from .fakes import TOKENIZER, Digits, Inference, Trainer, at_work, config, server
@@ -289,6 +290,13 @@ FAILED = (FailedRollout(code="scorer_exited", why="It ended."),)
 
 def draw(step: int, ordinal: int) -> Draw:
     return Draw(seed=0, step=step, ordinal=ordinal)
+
+
+def test_what_is_quarantined_is_what_readers_of_a_run_show(tmp_path: Path) -> None:
+    Quarantine(tmp_path, at_once=True).add(draw(0, 0), "a task", FAILED)
+    read = read_quarantine(directory.RunDirectory(tmp_path))
+    assert read is not None
+    assert (read.codes, read.last.why) == ({"scorer_exited": 1}, "It ended.")
 
 
 def test_a_deterministic_run_passes_a_task_over_from_the_next_batch_on(tmp_path: Path) -> None:

@@ -8,8 +8,10 @@ import pytest
 
 from halteres.environments.records import Records
 from halteres.environments.scored import ScoredDataGroup
+from halteres.errors import EnvironmentFailed
 from halteres.models import TINY, builtin_path
 from halteres.observe.metrics import read_rows
+from halteres.rollouts.groups import as_data
 from halteres.tokenizer import Tokenizer
 
 FOLDER = builtin_path(TINY)
@@ -51,6 +53,15 @@ def test_what_only_the_environment_sees_is_left_for_the_supervisor(tmp_path: Pat
     Records(str(tmp_path), TOKENIZER).notice("no_reward_variance", 3, "64 groups.", "Mend it.")
     (event,) = read_rows(tmp_path / "events.jsonl")
     assert (event["type"], event["rule"], event["step"]) == ("notice", "no_reward_variance", 3)
+
+
+def test_half_a_character_in_a_task_or_a_failure_ends_no_environment(tmp_path: Path) -> None:
+    records = Records(str(tmp_path), TOKENIZER)
+    failure = as_data(EnvironmentFailed("score raised KeyError: '\ud83d'."))
+    records.failed(1, 0, {"answer": "\ud83d"}, [failure])
+    (row,) = read_rows(tmp_path / "rollouts" / "step_1.jsonl")
+    assert row["item"] == {"answer": "?"}
+    assert row["failures"][0]["why"] == "score raised KeyError: '?'."
 
 
 def test_turns_are_kept_apart_with_what_was_observed_between_them(tmp_path: Path) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import signal
 import subprocess
 import sys
@@ -44,6 +45,24 @@ def test_what_a_killed_process_left_is_removed_by_the_next_pool(
     assert left.exists()
     make_pool()
     assert set(tmp_path.iterdir()) == {ours, foreign}
+
+
+def test_folders_that_lie_deep_in_each_other_hold_up_no_pool(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Which a model's program left without a cage, and this Python cannot remove."""
+    monkeypatch.setenv("TMPDIR", str(tmp_path))
+    monkeypatch.setattr(tempfile, "tempdir", None)
+    own = Path(scratch_folders.make_folder())
+    left = own.with_name(own.name.replace(f"-{os.getpid()}-", "-999999999-"))
+    inner = str(left)
+    for _ in range(1200):
+        inner = f"{inner}/d"
+    subprocess.run(["mkdir", "-p", inner], check=True)
+    try:
+        make_pool()
+    finally:
+        subprocess.run(["rm", "-rf", left], check=True)
 
 
 def make_pool() -> None:

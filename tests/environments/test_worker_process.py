@@ -10,6 +10,7 @@ import asyncio
 import os
 import signal
 import sys
+import tempfile
 import threading
 from collections.abc import AsyncIterator
 from pathlib import Path
@@ -108,6 +109,15 @@ async def test_a_worker_that_cannot_be_started_is_lost_and_says_why(
         await WorkerProcess(command, start_within_s=WITHIN_S).ask({}, WITHIN_S)
 
 
+async def test_a_machine_without_room_for_a_worker_has_lost_it(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As where the disk of temporary files is full: no task is at fault."""
+    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path / "gone"))
+    with pytest.raises(WorkerLost, match=r"could not be started.*No such file"):
+        await WorkerProcess([sys.executable], start_within_s=WITHIN_S).ask({}, WITHIN_S)
+
+
 @pytest.mark.parametrize(
     ("code", "failure"),
     [
@@ -124,6 +134,10 @@ async def test_a_worker_that_cannot_be_started_is_lost_and_says_why(
         ("import os\nos.write(4, b'x' * 100)\nos._exit(0)", WorkerExited),
         ("import os\nos.write(4, b'[' * 100_000 + b'\\n')", WorkerSaidTooMuch),
         ("raise KeyboardInterrupt", WorkerRefused),
+        (
+            "class Wrong(Exception):\n    def __str__(self): return 1 / 0\nraise Wrong",
+            WorkerRefused,
+        ),
     ],
 )
 async def test_how_a_question_ended_has_a_name_and_the_next_one_a_new_worker(
@@ -248,6 +262,34 @@ async def test_what_a_worker_prints_is_seen_up_to_its_limit(
         await value_of(workers, "print('x' * (1 << 19))")
     with pytest.raises(WorkerSaidTooMuch, match="1048576 bytes"):
         await value_of(workers, "print('x' * (1 << 22))")
+
+
+CLEARS = "\x1b[2J"
+
+
+async def test_what_a_model_wrote_moves_no_cursor_and_fills_no_log(
+    pools: Any, capfd: pytest.CaptureFixture[str]
+) -> None:
+    """As a scorer that prints it, or quotes it in its error, would have it."""
+    workers = pools()
+    assert await value_of(workers, f"print({CLEARS!r}, 'a note')\nvalue = 1") == 1
+    seen = list[str]()
+    await until(lambda: seen.append(capfd.readouterr().err) or "a note" in "".join(seen))
+    with pytest.raises(WorkerRefused) as caught:
+        await value_of(workers, f"raise RuntimeError({CLEARS!r} + 'quoted')")
+    assert "quoted" in caught.value.sentence
+    assert "\x1b" not in "".join(seen) + caught.value.sentence
+    forges = "import worker_loop\nworker_loop.LONGEST_ERROR = 1 << 20\nraise OSError('x' * 500_000)"
+    with pytest.raises(WorkerRefused) as caught:
+        await value_of(workers, forges)
+    assert len(caught.value.sentence) < 5_000
+
+
+async def test_a_fork_that_goes_on_answers_no_question(pools: Any) -> None:
+    """As where a model's program, run in the scorer's own process, forks."""
+    workers = pools()
+    for _ in range(3):
+        assert await value_of(workers, "import os\nos.fork()\nvalue = 1") == 1
 
 
 async def test_a_closed_pool_answers_nothing(pools: Any) -> None:

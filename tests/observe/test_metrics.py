@@ -30,6 +30,12 @@ def test_a_number_that_is_not_finite_is_written_as_null(tmp_path: Path) -> None:
     }
 
 
+def test_half_a_character_is_written_as_a_question_mark(tmp_path: Path) -> None:
+    file = tmp_path / "rows.jsonl"
+    append_row(file, {"why": "\ud800", "item": {"\udfff": ["whole", ("\ud83d", 1)]}})
+    assert read_rows(file) == [{"why": "?", "item": {"?": ["whole", ["?", 1]]}}]
+
+
 def test_numpy_scalars_and_paths_are_plain_values(tmp_path: Path) -> None:
     append_row(
         tmp_path / "m.jsonl",

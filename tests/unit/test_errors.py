@@ -70,6 +70,13 @@ def test_the_sentence_says_what_why_and_next() -> None:
     assert str(NotReady("Not yet.")) == "Not yet."
 
 
+def test_half_a_character_that_foreign_code_quotes_is_a_question_mark() -> None:
+    with pytest.raises(NotFound) as caught, boundary(NotFound, "score"):
+        raise KeyError("\ud83d")
+    assert caught.value.what.encode() and "?" not in NotFound("a", "b").sentence
+    assert NotFound("a", why="\ud83d").sentence == "a ?"
+
+
 @pytest.mark.parametrize("kind", sorted(kinds(), key=lambda kind: kind.__name__))
 def test_every_kind_has_a_code_a_status_and_survives_copies(kind: type[HalteresError]) -> None:
     error = kind("What.", "Why.", "Next.", field="x")

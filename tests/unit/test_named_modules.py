@@ -13,8 +13,13 @@ import halteres
 
 SOURCE = Path(halteres.__file__).parent
 DOTTED = re.compile(r"`((?:halteres\.)?[a-z_]+(?:\.\w+)+)`")
-VALUES = {"process.communicate", "process.wait", "config.total_steps"}
-"""Attributes of values that are called like a room."""
+VALUES = {
+    "process.communicate",
+    "process.wait",
+    "config.total_steps",
+    "tokenizer.ggml.pre",
+}
+"""Attributes of values, and keys of a GGUF file, that are called like a room."""
 
 
 def docstrings(tree: ast.Module) -> Iterator[str]:

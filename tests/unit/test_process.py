@@ -217,6 +217,16 @@ def test_the_log_goes_to_stderr_with_the_role(level: str, said: bool) -> None:
     assert ("trainer WARNING root: hello" in done.stderr) is said
 
 
+def test_an_error_that_quotes_what_a_model_wrote_gives_a_terminal_no_commands() -> None:
+    code = (
+        "import logging; from halteres.process import begin; begin('env')\n"
+        "try: raise ValueError('\\x1b[2Jcleared')\n"
+        "except ValueError: logging.exception('The first failure:')"
+    )
+    done = run(code)
+    assert "ValueError: cleared" in done.stderr and "\x1b" not in done.stderr
+
+
 def test_usable_cores_are_at_least_one() -> None:
     assert 1 <= usable_cores() <= (os.cpu_count() or 1)
 

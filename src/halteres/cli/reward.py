@@ -430,6 +430,9 @@ def check(
     from halteres.agent.trial.testing import scored
     from halteres.config.discovery import discover
     from halteres.config.program import find_program
+    from halteres.environments.base import BaseEnv
+    from halteres.environments.config import BaseEnvConfig
+    from halteres.environments.scorers import Scorers
     from halteres.models import TINY
     from halteres.rewards.checking import check_answers, check_rubric, function_scores
     from halteres.rewards.components import read_rubric
@@ -445,8 +448,16 @@ def check(
         and all(environment.name != family for environment in discover([]).environments)
     ):
         task = parse_settings(columns or [], {})
-        scores = asyncio.run(function_scores(RewardFunction(what), prompt, reference, task))
-        found = check_answers(scores, paid_above)
+        scorers = Scorers(BaseEnv, BaseEnvConfig(), _base_model(TINY), _say_uncaged)
+        function = RewardFunction(what, elsewhere=scorers.function)
+
+        async def tried() -> Mapping[str, float | str | None]:
+            try:
+                return await function_scores(function, prompt, reference, task)
+            finally:
+                function.close()
+
+        found = check_answers(asyncio.run(tried()), paid_above)
     else:
         program = find_program(what)
         rows = scored(program, program.variant_setting, str(_base_model(TINY)), {})["scores"]
@@ -490,6 +501,10 @@ def export(
     ).objective_weights
     RewardModel.load(folder).save_merged(out, weights)
     typer.echo(f"{out}: AutoModelForSequenceClassification.from_pretrained reads it")
+
+
+def _say_uncaged(missing: str) -> None:
+    typer.echo(f"The function names itself unsafe, and runs without a cage: {missing}", err=True)
 
 
 def _base_model(name: str) -> Path:

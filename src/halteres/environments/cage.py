@@ -46,6 +46,9 @@ WORKER_LOOP = Path(__file__).with_name("worker_loop.py")
 SCRATCH = "/halteres-scratch"
 """The working folder in a cage: a name that no file has which a cage shows."""
 
+SOURCES = ("/usr/src", "/usr/local/src")
+"""Where containers keep their user's project, in folders that a cage shows."""
+
 START_S = 120.0
 """How long another package may take to be imported, and its data set or environment to be made."""
 
@@ -150,7 +153,8 @@ def _command(
     options = [f"{name}={value}" for name, value in given.items() if value is not None]
     if caged:
         options += ["caged=1", f"processes={limits.processes}", f"scratch={SCRATCH}"]
-        options += [f"hidden={Path.home()}", *(f"readable={path}" for path in readable)]
+        options += [f"hidden={path}" for path in (Path.home(), environ.home(), *SOURCES)]
+        options += [f"readable={path}" for path in readable]
     elif stays:
         options.append("stays=1")
     return (python, "-E", "-s", "-S", str(ENTRY), *options, "--", *arguments)

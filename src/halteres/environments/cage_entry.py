@@ -7,7 +7,7 @@ twice, so nothing slow is imported. Names and values: those of `cage.WorkerLimit
 
     caged=1         namespaces and a root of its own; without it, limits alone
     readable=PATH   a file or folder that the cage shows, besides Python and the system's libraries
-    hidden=PATH     the user's home, of which nothing else may be seen
+    hidden=PATH     the user's home, or another folder of the user's: nothing else of it may be seen
     scratch=PATH    the working folder in a cage, a small file system in memory
     stays=1         without a cage: in the parent's folder, else in that of temporary files
 
@@ -101,6 +101,7 @@ def main() -> None:
     end = sys.argv.index("--")
     given = [option.partition("=") for option in sys.argv[1:end]]
     readable = [value for name, _, value in given if name == "readable"]
+    hidden = [value for name, _, value in given if name == "hidden"]
     options = {name: value for name, _, value in given}
     doing = "begin"
     try:
@@ -113,14 +114,16 @@ def main() -> None:
             doing = "make namespaces"
             user = enter_namespaces()
             doing = "make a root of its own"
-            homes = [options["hidden"], os.path.realpath(options["hidden"])]
-            if homes[1] == "/" or any(is_below(path, homes) for path in SYSTEM):
-                raise NoCage(
-                    f"the home of this user is {homes[1]}, which holds the system's own files, and "
-                    "a cage hides the home; set HOME to a folder of this user's"
-                )
+            real = [os.path.realpath(path) for path in hidden]
+            for path in real:
+                if path == "/" or any(is_below(one, [path]) for one in SYSTEM):
+                    raise NoCage(
+                        f"the home of this user is {path}, which holds the system's own files, and "
+                        "a cage hides the home; set HOME and HALTERES_HOME to folders of this "
+                        "user's"
+                    )
             size = int(options["file_bytes"])
-            shown = build_root(readable, options["scratch"], size, user, homes[1])
+            shown = build_root(readable, options["scratch"], size, user, real)
             doing = "give up its rights"
             stay_as_first_process()
             work_in(options["scratch"])
@@ -130,7 +133,7 @@ def main() -> None:
             limit(options)
             drop_rights(user, machine)
             doing = "pass its own test"
-            test(homes, shown)
+            test([*hidden, *real], shown)
         else:
             if "stays" not in options:
                 os.chdir(os.environ["TMPDIR"])
@@ -311,7 +314,7 @@ def filter_calls(architecture: int, column: int) -> None:
     call("prctl", SET_SECCOMP, SECCOMP_FILTER, header, 0, 0)
 
 
-def test(homes: list[str], shown: list[str]) -> None:
+def test(hidden: list[str], shown: list[str]) -> None:
     """What a worker could do all the same. NoCage names it."""
     local = struct.pack("=HH4s8x", AF_INET, 0x0900, b"\x7f\0\0\1")
     connection = call("socket", AF_INET, 1, 0)
@@ -325,11 +328,11 @@ def test(homes: list[str], shown: list[str]) -> None:
     for folder in ("/", "/usr", os.path.dirname(sys.executable)):
         if os.access(folder, os.W_OK):
             raise NoCage(f"it can write to {folder}")
-    for home in {os.path.realpath(one) for one in homes if os.path.isdir(one)}:
-        # what is shown by name: a folder around the home shows none of it
-        named = [path for path in shown if is_below(path, [home])]
-        for name in os.listdir(home):
-            inner = os.path.join(home, name)
+    for folder in {os.path.realpath(one) for one in hidden if os.path.isdir(one)}:
+        # what is shown by name: a folder around it shows none of it
+        named = [path for path in shown if is_below(path, [folder])]
+        for name in os.listdir(folder):
+            inner = os.path.join(folder, name)
             if not is_below(inner, named) and not any(is_below(one, [inner]) for one in named):
                 raise NoCage(f"it can see {inner}")
 

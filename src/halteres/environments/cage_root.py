@@ -54,13 +54,13 @@ def write(path: str, text: str) -> None:
 
 
 def build_root(
-    readable: list[str], scratch: str, scratch_bytes: int, user: int, home: str
+    readable: list[str], scratch: str, scratch_bytes: int, user: int, hidden: list[str]
 ) -> list[str]:
     """Make the root, and the scratch folder in it; returns the paths that it shows.
 
     Args:
         user: of the worker, and of this process unless that is root.
-        home: the real path of a folder that is empty there, but for what is shown by name.
+        hidden: real paths of folders that are empty there, but for what is shown by name.
     """
     os.umask(0o022)
     links = {path: os.readlink(path) for path in SYSTEM if os.path.islink(path)}
@@ -81,7 +81,8 @@ def build_root(
     for path, target in links.items():
         os.symlink(target, path)
     shown = show_all(sources, copied, list(links))
-    for at in places_of(home, {path: sources[path] for path in shown}):
+    there = {path: sources[path] for path in shown}
+    for at in outermost([place for one in hidden for place in places_of(one, there)]):
         mount_memory(at, "mode=0755,size=256m,nr_inodes=65536")
         inner = {path: one for path, one in sources.items() if is_below(path, [at]) and path != at}
         shown += show_all(inner, copied, [])
@@ -163,13 +164,22 @@ def show_all(sources: dict[str, str], copied: set[str], links: list[str]) -> lis
     return shown
 
 
-def places_of(home: str, sources: dict[str, str]) -> list[str]:
-    """Where the home would be seen in the cage, in folders that are shown."""
+def places_of(hidden: str, sources: dict[str, str]) -> list[str]:
+    """Where a hidden folder would be seen in the cage, in folders that are shown."""
     return [
-        path + home[len(source) :]
+        path + hidden[len(source) :]
         for path, source in sources.items()
-        if is_below(home, [source]) and os.path.isdir(OLD + home)
+        if is_below(hidden, [source]) and os.path.isdir(OLD + hidden)
     ]
+
+
+def outermost(paths: list[str]) -> list[str]:
+    """Those that lie in none of the others, each once."""
+    found: list[str] = []
+    for path in sorted(paths):
+        if not is_below(path, found):
+            found.append(path)
+    return found
 
 
 def python_files() -> list[str]:

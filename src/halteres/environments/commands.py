@@ -13,8 +13,10 @@ import contextlib
 import inspect
 import json
 import logging
+import os
 import signal
 import sys
+import threading
 import traceback
 from collections.abc import Callable, Coroutine, Iterator, Sequence
 from contextlib import contextmanager
@@ -279,19 +281,39 @@ async def _run(kind: Kind, arguments: Arguments) -> str:
 
 
 async def _until_signal(command: Coroutine[Any, Any, str]) -> str | signal.Signals:
-    """A command's answer, or the SIGTERM or SIGINT that cancelled it, so that it ends in order."""
+    """A command's answer, or the SIGTERM or SIGINT that cancelled it, so that it ends in order.
+
+    Where the author's code keeps the loop from turning, the process ends at once with a second
+    SIGINT, or `GRACE_S` after the first signal.
+    """
+    loop = asyncio.get_running_loop()
     task, received = asyncio.create_task(command), [signal.SIGTERM]
 
-    def interrupt(number: signal.Signals) -> None:
-        received.append(number)
-        task.cancel()
+    # the loop's own handlers are called when it turns
+    def interrupt(number: int, _: object) -> None:
+        if number == signal.SIGINT and received[-1] == signal.SIGINT:
+            os._exit(128 + number)
+        received.append(signal.Signals(number))
+        timer = threading.Timer(own_process.GRACE_S, os._exit, (128 + number,))
+        timer.daemon = True
+        timer.start()
 
-    for number in (signal.SIGTERM, signal.SIGINT):
-        asyncio.get_running_loop().add_signal_handler(number, interrupt, number)
+        def end() -> None:
+            timer.cancel()
+            task.cancel()
+
+        loop.call_soon_threadsafe(end)
+
+    before = {
+        number: signal.signal(number, interrupt) for number in (signal.SIGTERM, signal.SIGINT)
+    }
     try:
         return await task
     except asyncio.CancelledError:
         return received[-1]
+    finally:
+        for number, handler in before.items():
+            signal.signal(number, handler)
 
 
 @contextmanager

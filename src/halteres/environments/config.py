@@ -86,7 +86,9 @@ class BaseEnvConfig(BaseModel):
     max_num_workers_per_node: int = setting(
         8, "groups under way at once on one inference server", ge=1
     )
-    worker_timeout: float = setting(600, "seconds for one group; -1: no limit")
+    worker_timeout: float = setting(
+        600, "seconds for one group, and for drawing its item; -1: no limit"
+    )
     rollout_retries: int = setting(
         3, "rounds in which failed rollouts of a group are sampled again", ge=0, le=100
     )

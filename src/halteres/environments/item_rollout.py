@@ -27,7 +27,7 @@ MOST_SKIPPED = 1000
 
 
 class RolloutTimedOut(EnvironmentFailed):
-    """A group took longer than `worker_timeout`."""
+    """A group, or the drawing of its item, took longer than `worker_timeout`."""
 
     code = "env_timeout"
 
@@ -92,6 +92,7 @@ class Items:
 
         Raises:
             EnvironmentFailed: `get_next_item` raised.
+            RolloutTimedOut: it took longer than `worker_timeout`.
             EnvironmentGaveUp: every item that it gives is quarantined.
         """
         quarantine = self._quarantine
@@ -126,8 +127,15 @@ class Items:
             return DrawnItem(draw=draw, item=self._backlog.popleft(), failure=failure)
         self._env.rng = draw.rng()
         where = f"{self._env.title}.get_next_item"
-        with heartbeat.drawing(draw), boundary(EnvironmentFailed, where):
-            item = await self._env.get_next_item()
+        limit_s = self._env.config.worker_timeout
+        try:
+            async with asyncio.timeout(limit_s if limit_s > 0 else None):
+                with heartbeat.drawing(draw), boundary(EnvironmentFailed, where):
+                    item = await self._env.get_next_item()
+        except TimeoutError as error:
+            raise RolloutTimedOut(
+                f"{where} gave no item in time.", f"worker_timeout is {limit_s:g} s."
+            ) from error
         if item is None:
             self._ordinal -= 1
             return None

@@ -4,6 +4,7 @@ process that made it, so that those of processes that were killed are found and 
 
 from __future__ import annotations
 
+import contextlib
 import os
 import re
 import shutil
@@ -12,7 +13,7 @@ from pathlib import Path
 
 from halteres import process
 
-__all__ = ["make_folder", "remove_abandoned"]
+__all__ = ["make_folder", "remove_abandoned", "remove_folder"]
 
 
 def make_folder() -> str:
@@ -34,7 +35,14 @@ def remove_abandoned() -> None:
             continue
         pid, started = map(int, named.groups())
         if not process.alive({"pid": pid, "start_time": started}):
-            shutil.rmtree(folder, ignore_errors=True)
+            remove_folder(folder)
+
+
+def remove_folder(folder: str | Path) -> None:
+    """Remove all of it that this user may."""
+    # Python before 3.13 gives up at folders that lie a thousand deep in each other
+    with contextlib.suppress(RecursionError):
+        shutil.rmtree(folder, ignore_errors=True)
 
 
 def _prefix() -> str:

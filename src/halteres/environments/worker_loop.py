@@ -28,7 +28,8 @@ def serve(start: Callable[[Callable[[], Mapping[str, Any]]], Answer]) -> None:
     end. `start` may read the line that the parent sends before questions, its opening.
 
     Meanwhile standard output is standard error, and standard input is empty; and no program that
-    an answer starts reads this process's memory or takes its connections (on Linux).
+    an answer starts reads this process's memory or takes its connections (on Linux). An answer
+    whose programs run on without a parent says so (`leaves_processes`, in a cage).
     """
     if sys.platform == "linux":
         # here, since a program that begins (exec) is open to its user's others again
@@ -39,12 +40,49 @@ def serve(start: Callable[[Callable[[], Mapping[str, Any]]], Answer]) -> None:
     nothing = os.open(os.devnull, os.O_RDONLY)
     os.dup2(nothing, 0)
     os.close(nothing)
+
+    held = [questions.fileno(), answers]
+
+    def let_go() -> None:
+        # once: for a fork of a fork the same numbers may be other files
+        while held:
+            with contextlib.suppress(OSError):
+                os.close(held.pop())
+
+    # a fork that does not end would take the next question, and answer this one a second time
+    os.register_at_fork(after_in_child=let_go)
     made: list[Answer] = []
     send(answers, reply(lambda: made.append(start(lambda: json.loads(questions.readline()))) or {}))
+    known = orphans()
+
+    def answer(question: Mapping[str, Any]) -> Mapping[str, Any]:
+        said = made[0](question)
+        if orphans() - known:
+            return {**said, "leaves_processes": True}
+        return said
+
     for line in questions:
         question = json.loads(line)
         number = question.pop("id", None)
-        send(answers, reply(lambda question=question: made[0](question), number))
+        send(answers, reply(lambda question=question: answer(question), number))
+
+
+def orphans() -> set[int]:
+    """Processes in this cage whose parent is gone; none outside of a cage."""
+    found: set[int] = set()
+    # a cage's /proc has processes alone
+    if os.path.exists("/proc/meminfo"):
+        return found
+    with contextlib.suppress(OSError):
+        for name in os.listdir("/proc"):
+            if not name.isdecimal() or int(name) in (1, os.getpid()):
+                continue
+            # one that has just ended is none
+            with contextlib.suppress(OSError), open(f"/proc/{name}/stat", "rb") as file:
+                state, parent = file.read().rpartition(b")")[2].split()[:2]
+                if parent == b"1" and state not in (b"Z", b"X"):
+                    found.add(int(name))
+    return found
 
 
 def send(answers: int, line: bytes) -> None:
@@ -81,6 +119,10 @@ def reply(make: Callable[[], Mapping[str, Any]], number: str | None = None) -> b
 
 def failure(error: BaseException) -> dict[str, str]:
     """An exception as the parent is told of it, with the last note that was added to it."""
-    text = f"{type(error).__name__}: {error}"[:LONGEST_ERROR]
+    said = ""
+    # a text that raises is none
+    with contextlib.suppress(Exception):
+        said = str(error)[:LONGEST_ERROR]
+    text = f"{type(error).__name__}: {said}"
     notes: list[str] = vars(error).get("__notes__", [])
     return {"error": " ".join([text, *(note[:LONGEST_ERROR] for note in notes[-1:])])}

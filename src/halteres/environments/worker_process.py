@@ -23,7 +23,6 @@ import contextlib
 import json
 import os
 import secrets
-import shutil
 import signal
 import socket
 import time
@@ -33,15 +32,19 @@ from pathlib import Path
 from typing import Any, NoReturn
 
 from halteres.config import environ
-from halteres.environments.scratch_folders import make_folder
+from halteres.environments.scratch_folders import make_folder, remove_folder
 from halteres.errors import EnvironmentFailed
 from halteres.process import Child
+from halteres.redaction import printable
 
 LONGEST_ANSWER = 1 << 20
 """Bytes of one line from the child."""
 
 MOST_SHOWN = 64 << 10
 """Bytes printed since a question that go on to this process's standard error."""
+
+LONGEST_ERROR = 4000
+"""Characters of what a child says of its failure."""
 
 LONGEST_TAIL = 2000
 """Bytes printed last, which say why a child could not be started."""
@@ -188,7 +191,7 @@ class WorkerProcess:
             answer = await self._answer(within_s, number)
             self._num_answers += 1
             self._busy_s += time.monotonic() - began
-            if self._is_worn():
+            if self._is_worn() or answer.get("leaves_processes"):
                 self.kill()
             return answer
 
@@ -209,6 +212,16 @@ class WorkerProcess:
         self.kill()
         self._num_answers, self._busy_s = 0, 0.0
         self._num_killed_before = _num_killed_for_memory()
+        try:
+            await self._open_child()
+        except OSError as error:
+            # no such program, no room among the temporary files, too many open files
+            raise WorkerLost("The worker could not be started.", f"{error}.") from error
+        if self._opening is not None:
+            self._writer.write(json.dumps(self._opening).encode() + b"\n")
+        await self._answer(self._start_within_s, None)
+
+    async def _open_child(self) -> None:
         # unlike a pipe's, our end can be closed whoever holds theirs
         ours, theirs = socket.socketpair()
         listening, printing = socket.socketpair()
@@ -220,27 +233,26 @@ class WorkerProcess:
             _, self._printed = await asyncio.get_running_loop().create_connection(
                 lambda: _Printed(most, self.kill), sock=listening
             )
-            scratch = make_folder()
             environment = self._environment
             if environment is None:
                 environment = environ.for_sandboxed()
+            scratch = ""
             try:
+                scratch = make_folder()
                 self._child = Child(
                     self._command,
                     environment={**environment, "TMPDIR": scratch},
                     stdin=theirs.fileno(),
                     stdout=theirs.fileno(),
                     stderr=printing.fileno(),
-                    before_exit=lambda: shutil.rmtree(scratch, ignore_errors=True),
+                    before_exit=lambda: remove_folder(scratch),
                 )
-            except OSError as error:
-                shutil.rmtree(scratch, ignore_errors=True)
+            except OSError:
+                if scratch:
+                    remove_folder(scratch)
                 self._writer.transport.abort()
                 self._printed.close()
-                raise WorkerLost("The worker could not be started.", f"{error}.") from error
-        if self._opening is not None:
-            self._writer.write(json.dumps(self._opening).encode() + b"\n")
-        await self._answer(self._start_within_s, None)
+                raise
 
     async def _answer(self, within_s: float, number: str | None) -> Mapping[str, Any]:
         """The next line, which repeats the question's number, or is the first; a child that does
@@ -310,7 +322,9 @@ class _Printed(asyncio.Protocol):
         self._transport = transport
 
     def data_received(self, data: bytes) -> None:
-        shown = data[: max(0, MOST_SHOWN - self.num_bytes)]
+        room = max(0, MOST_SHOWN - self.num_bytes)
+        # a model may have written it: a terminal gets no commands
+        shown = printable(data[:room].decode(errors="replace")).encode()
         self.num_bytes += len(data)
         self._tail = (self._tail + data)[-LONGEST_TAIL:]
         if shown:
@@ -322,7 +336,7 @@ class _Printed(asyncio.Protocol):
 
     def last_words(self) -> str:
         """Its last lines."""
-        return self._tail.decode(errors="replace").strip()
+        return printable(self._tail.decode(errors="replace")).strip()
 
     def close(self) -> None:
         if self._transport is not None:
@@ -341,7 +355,7 @@ def _read(line: bytes, number: str | None) -> Mapping[str, Any]:
         raise WorkerSaidTooMuch(what)
     if "error" in answer:
         kind = SAID.get(str(answer.get("code")), WorkerRefused)
-        raise kind(str(answer["error"]))
+        raise kind(printable(str(answer["error"])[:LONGEST_ERROR]))
     return answer
 
 

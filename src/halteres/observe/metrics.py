@@ -38,7 +38,7 @@ def append_row(file: Path, row: Mapping[str, Any]) -> None:
     Raises:
         WriteFailed: the disk is full, or the folder is missing or closed to us.
     """
-    line = _encoder.encode(dict(row)) + b"\n"
+    line = _encoded(row) + b"\n"
     try:
         descriptor = os.open(file, os.O_RDWR | os.O_APPEND | os.O_CREAT | os.O_CLOEXEC, 0o644)
         try:
@@ -126,6 +126,25 @@ def series(rows: Iterable[Mapping[str, Any]], name: str) -> list[tuple[int, floa
     return [
         (row["step"], float(row[name])) for row in rows if isinstance(row.get(name), (int, float))
     ]
+
+
+def _encoded(row: Mapping[str, Any]) -> bytes:
+    try:
+        return _encoder.encode(dict(row))
+    except UnicodeEncodeError:
+        # a task, or what a model wrote, holds half a character ("\ud800")
+        return _encoder.encode(_whole(row))
+
+
+def _whole(value: Any) -> Any:
+    """The value with a question mark for each half of a character, which no file can hold."""
+    if isinstance(value, str):
+        return value.encode(errors="replace").decode()
+    if isinstance(value, Mapping):
+        return {_whole(name): _whole(one) for name, one in value.items()}
+    if isinstance(value, list | tuple):
+        return [_whole(one) for one in value]
+    return value
 
 
 def _plain(value: Any) -> Any:

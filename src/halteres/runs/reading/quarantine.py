@@ -13,6 +13,7 @@ import msgspec
 
 from halteres.observe.metrics import decoded, read_lines
 from halteres.runs.directory import QUARANTINE, RunDirectory
+from halteres.runs.reading.rollouts import Failure
 
 
 class QuarantinedTask(msgspec.Struct, frozen=True, gc=False):
@@ -21,14 +22,14 @@ class QuarantinedTask(msgspec.Struct, frozen=True, gc=False):
     step: int = 0  # the optimiser step that the group was for
     code: str = ""  # of the failure that decided it
     item: Any = None  # the task, as JSON
-    failures: list[dict[str, str]] = []  # the last of the group: code, why
+    failures: list[Failure] = []  # the last of the group
     tasks_drawn: int = 0  # different ones by then, itself among them
 
     @property
     def why(self) -> str:
         """The failure that decided it, in words."""
         if self.failures:
-            return self.failures[-1].get("why", "")
+            return self.failures[-1].why
         return ""
 
 

@@ -149,7 +149,7 @@ def measure(
             )
         except Hung as hung:
             where = frame_in(str(program.path), str(hung))
-            raise _hung(f"{program.path.name} evaluate", watch.silent_s, where) from None
+            raise _hung(f"{program.path.name} evaluate", watch, program, where) from None
         except TimeoutError as error:
             what = f"{program.path.name} evaluate took more than {WITHIN_S:g} s."
             raise EnvironmentFailed(
@@ -170,14 +170,18 @@ def measure(
         }
 
 
-def _hung(what: str, silent_s: float, where: str) -> EnvironmentFailed:
+def _hung(
+    what: str, watch: HangWatch, program: EnvironmentProgram, where: str
+) -> EnvironmentFailed:
     why = "Its stack shows nothing of its file."
     if where:
         why = f"It hung in {where}."
+    next = "Mend it; env.stuck_s sets how long its event loop may hang."
+    # which has no such setting
+    if program.is_foreign:
+        next = "A time limit there, or work off the event loop (a thread, a process), prevents it."
     return EnvironmentFailed(
-        f"{what} gave no sign of life for {silent_s:.0f} s and was ended.",
-        why,
-        "Mend it; env.stuck_s sets how long its event loop may hang.",
+        f"{what} gave no sign of life for {watch.silent_s:.0f} s and was ended.", why, next
     )
 
 
@@ -330,9 +334,8 @@ class Evaluator:
                     if watch.is_hung({"pid": child.pid}):
                         await asyncio.to_thread(child.kill)
                         where = hung_at(run, "eval", str(self.environment.path))
-                        raise _hung(
-                            f"The evaluation of step {snapshot.step}", watch.silent_s, where
-                        )
+                        what = f"The evaluation of step {snapshot.step}"
+                        raise _hung(what, watch, self.environment, where)
                     await asyncio.wait((exited,), timeout=LOOK_S)
                 code = exited.result()
         except TimeoutError:
