@@ -284,7 +284,8 @@ async def test_what_a_session_cannot_be_opened_with_is_refused_in_a_sentence(
 
 async def test_of_two_rewards_at_once_one_counts(scene: LiveService) -> None:
     episode = await opened(scene)
-    await episode.chat([user("Hello.")])
+    for _ in range(3):
+        await episode.chat([user("Hello.")])
     path = f"/gateway/sessions/{episode.id}/reward"
     answers = await asyncio.gather(*(scene.ask(path, reward=float(one)) for one in range(4)))
     assert sorted(status for status, _ in answers) == [200, 410, 410, 410]
