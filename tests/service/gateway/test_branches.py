@@ -64,6 +64,8 @@ async def test_several_answers_to_one_request_are_nodes_each(scene: LiveService)
     assert trained(await episode.sequences()) == [
         (tap.samplings[at].tokens, tap.samplings[at].logprobs) for at in (1, 3)
     ]
+    await episode.streamed("/v1/chat/completions", messages=[user("Again.")], n=2, max_tokens=4)
+    assert len((await episode.view())["nodes"]) == 6
 
 
 async def test_a_subagent_is_a_branch_of_its_own_and_turns_stand_in_order_of_time(
