@@ -5,12 +5,15 @@ a real session made.
 from __future__ import annotations
 
 import asyncio
+import random
 from pathlib import Path
+
+import pytest
 
 from service.inference_fixtures import TOKENIZER, speaking
 from service.live_service import LiveService
 
-from .episodes import EngineTap, opened, trained, user
+from .episodes import EngineTap, Messages, opened, trained, user
 
 
 async def test_one_sampled_token_has_one_loss_owner(scene: LiveService) -> None:
@@ -61,6 +64,8 @@ async def test_several_answers_to_one_request_are_nodes_each(scene: LiveService)
     assert trained(await episode.sequences()) == [
         (tap.samplings[at].tokens, tap.samplings[at].logprobs) for at in (1, 3)
     ]
+    await episode.streamed("/v1/chat/completions", messages=[user("Again.")], n=2, max_tokens=4)
+    assert len((await episode.view())["nodes"]) == 6
 
 
 async def test_a_subagent_is_a_branch_of_its_own_and_turns_stand_in_order_of_time(
@@ -94,3 +99,49 @@ async def test_what_ends_after_its_session_is_left_out(scene: LiveService) -> No
     view = await episode.view()
     assert [node["untrained"] for node in view["nodes"]] == [None, "late"]
     assert len((await episode.sequences())["turns"]) == 1
+
+
+@pytest.mark.parametrize("seed", range(3))
+async def test_whatever_a_program_sends_back_each_turn_stands_behind_the_prompt_it_was_sampled_from(
+    scene: LiveService, seed: int
+) -> None:
+    """Sixty calls at random: histories that go on, branch, are resampled, rewritten, cut, under
+    another system message, whole and streamed, in two dialects.
+    """
+    chance = random.Random(seed)
+    tap, episode = EngineTap(scene), await opened(scene)
+    histories: list[Messages] = [[user("Begin.")]]
+    for number in range(60):
+        history = [dict(message) for message in chance.choice(histories[-8:])]
+        if chance.random() < 0.15:
+            chance.choice(history)["content"] += " (rewritten)"
+        if chance.random() < 0.1 and len(history) > 2:
+            del history[0:2]
+        system = [{"role": "system", "content": f"It is {number}."}]
+        shown = (system if chance.random() < 0.1 else []) + history
+        asked = {"max_tokens": chance.randint(1, 9)}
+        if chance.random() < 0.3:
+            events = await episode.streamed("/v1/chat/completions", messages=shown, **asked)
+            deltas = (event["choices"][0]["delta"] for event in events if event != "[DONE]")
+            text = "".join(delta.get("content", "") for delta in deltas)
+        elif chance.random() < 0.3 and shown is history:
+            answer = await episode.whole("/v1/messages", {"messages": history, **asked})
+            text = answer["content"][0]["text"]
+        else:
+            text = (await episode.chat(shown, **asked))["message"]["content"]
+        if chance.random() < 0.85 and len(history) < 12:
+            answer = {"role": "assistant", "content": text}
+            histories.append([*history, answer, user(f"Step {number}.")])
+    view, sequences = await episode.view(), await episode.sequences()
+    by_node = dict(zip((node["id"] for node in view["nodes"]), tap.samplings, strict=True))
+    untrained = {node["id"] for node in view["nodes"] if node["untrained"]}
+    assert sorted(turn["node"] for turn in sequences["turns"]) == sorted(set(by_node) - untrained)
+    assert {node["untrained"] for node in view["nodes"]} == {None, "discarded"}
+    for turn in sequences["turns"]:
+        sequence, sampling = sequences["sequences"][turn["sequence"]], by_node[turn["node"]]
+        tokens, start, stop = sequence["tokens"], turn["start"], turn["stop"]
+        assert tokens[:start] == sampling.prompt
+        assert tokens[start:stop] == sequence["masks"][start:stop] == sampling.tokens
+        assert sequence["logprobs"][start:stop] == sampling.logprobs
+    num_trained = sum(mask >= 0 for one in sequences["sequences"] for mask in one["masks"])
+    assert num_trained == sum(len(by_node[turn["node"]].tokens) for turn in sequences["turns"])

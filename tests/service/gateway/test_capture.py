@@ -24,6 +24,8 @@ from .episodes import EngineTap, Episode, opened, trained, user
 RUN = "r17"
 
 HELLO: dict[str, Any] = {"messages": [user("Hello.")], "max_tokens": 6}
+SIX: dict[str, Any] = {**HELLO, "ignore_eos": True}
+"""Six tokens, so that two draws differ."""
 
 
 async def test_auxiliary_calls_are_answered_and_never_turns(tmp_path: Path) -> None:
@@ -55,8 +57,8 @@ async def test_an_sdks_retry_gets_the_answer_of_the_first_request(tmp_path: Path
     async with serving(tmp_path, exact=False) as scene:
         tap, episode = EngineTap(scene), await opened(scene)
         path = "/v1/chat/completions"
-        first = await episode.whole(path, HELLO, x_stainless_retry_count="0")
-        again = await episode.whole(path, HELLO, x_stainless_retry_count="1")
+        first = await episode.whole(path, SIX, x_stainless_retry_count="0")
+        again = await episode.whole(path, SIX, x_stainless_retry_count="1")
         assert again["choices"] == first["choices"]
         assert (again["usage"], again["prompt_token_ids"]) == (
             first["usage"],
@@ -70,7 +72,7 @@ async def test_an_sdks_retry_gets_the_answer_of_the_first_request(tmp_path: Path
         status, refusal = await episode.post(path, HELLO, idempotency_key="call 1")
         assert (status, "another body" in refusal["error"]["message"]) == (422, True)
         assert len(tap.samplings) == len((await episode.view())["nodes"]) == 2
-        new = await episode.whole(path, HELLO, x_stainless_retry_count="0")
+        new = await episode.whole(path, SIX, x_stainless_retry_count="0")
         assert new["choices"] != first["choices"]
         assert len(tap.samplings) == 3
 
@@ -215,6 +217,20 @@ async def test_the_programs_own_session_header_separates_subagents_and_names_no_
     ]
 
 
+async def test_a_subagent_goes_on_from_its_own_answer_where_another_got_the_same(
+    tmp_path: Path,
+) -> None:
+    """Trap 9."""
+    async with speaking(tmp_path, "4") as (scene, _):
+        episode = await opened(scene)
+        for name in ("a", "b"):
+            await episode.whole("/v1/chat/completions", HELLO, x_session_id=name)
+        said = [*HELLO["messages"], {"role": "assistant", "content": "4"}, user("Go on.")]
+        await episode.whole("/v1/chat/completions", {"messages": said}, x_session_id="a")
+        first, _, third = (await episode.view())["nodes"]
+        assert (third["parent"], third["continues"]) == (first["id"], first["id"])
+
+
 async def published(client: tinker.ServiceClient) -> tinker.TrainingClient:
     training = await trainer(client)
     await training.save_weights_and_get_sampling_client()
@@ -252,7 +268,9 @@ async def test_the_policy_may_change_in_mid_episode_and_each_token_has_its_versi
             for version, mask in zip(sequence["versions"], sequence["masks"], strict=True)
             if mask >= 0
         ]
-        assert versions == [0] * 8 + [1] * (len(versions) - 8)
+        first, second = (await episode.view())["nodes"]
+        expected = [0] * first["sampled_tokens"] + [1] * second["sampled_tokens"]
+        assert versions == expected
         assert all(version == -1 for version in sequence["versions"] if version not in (0, 1))
         nodes = (await pinned.view())["nodes"]
         assert [node["policy_version"] for node in nodes] == [[0, 0], [0, 0]]
@@ -346,13 +364,13 @@ async def test_a_session_holds_so_many_calls_and_bytes(tmp_path: Path) -> None:
 async def test_a_restart_knows_repeated_requests_again(tmp_path: Path) -> None:
     async with serving(tmp_path, exact=False) as scene:
         episode = await opened(scene)
-        first = await episode.whole("/v1/chat/completions", HELLO)
+        first = await episode.whole("/v1/chat/completions", SIX)
     async with serving(tmp_path, exact=False) as scene:
         again = Episode(scene, episode.opened)
-        repeated = await again.whole("/v1/chat/completions", HELLO, x_stainless_retry_count="2")
+        repeated = await again.whole("/v1/chat/completions", SIX, x_stainless_retry_count="2")
         assert repeated["choices"] == first["choices"]
         assert scene.engine.calls["sample"] == 0
-        new = await again.whole("/v1/chat/completions", HELLO)
+        new = await again.whole("/v1/chat/completions", SIX)
         assert new["choices"] != first["choices"]
 
 

@@ -165,6 +165,7 @@ async def test_an_engine_that_draws_otherwise_answers_a_settled_call_from_the_jo
             opened = await ask("POST", f"{service.url}/gateway/sessions", {"task": "t"})
             url = f"{opened['openai_base_url']}/chat/completions"
             body = {"messages": [{"role": "user", "content": "Hello."}], "max_tokens": 12}
+            body |= ENDLESS
             first = await ask("POST", url, body)
             service.kill()
             service.start()

@@ -223,6 +223,22 @@ async def test_time_ends_a_session_without_a_reward(scene: LiveService) -> None:
     assert scene.rows("SELECT id FROM requests WHERE kind = 'gateway'") == []
 
 
+async def test_a_journal_that_has_grown_too_large_keeps_what_is_over_for_minutes(
+    tmp_path: Path,
+) -> None:
+    async with serving(tmp_path, Options(journal_bytes=1)) as scene:
+        over, under_way = [await opened(scene) for _ in range(2)]
+        for one in (over, under_way):
+            await one.chat([user("Hello.")])
+        await over.reward(reward=1.0)
+        await scene.gateway.tick(steady_time() + 590)
+        assert (await over.view())["state"] == "scored"
+        await scene.gateway.tick(steady_time() + 690)
+        assert (await scene.get(f"/gateway/sessions/{over.id}"))[0] == 404
+        await scene.service.reap(steady_time() + 700)
+        assert len((await under_way.view())["nodes"]) == 1
+
+
 async def test_calls_of_a_session_outlive_other_requests_in_the_journal(scene: LiveService) -> None:
     episode = await opened(scene)
     await episode.chat([user("Hello.")])
@@ -284,7 +300,8 @@ async def test_what_a_session_cannot_be_opened_with_is_refused_in_a_sentence(
 
 async def test_of_two_rewards_at_once_one_counts(scene: LiveService) -> None:
     episode = await opened(scene)
-    await episode.chat([user("Hello.")])
+    for _ in range(3):
+        await episode.chat([user("Hello.")])
     path = f"/gateway/sessions/{episode.id}/reward"
     answers = await asyncio.gather(*(scene.ask(path, reward=float(one)) for one in range(4)))
     assert sorted(status for status, _ in answers) == [200, 410, 410, 410]

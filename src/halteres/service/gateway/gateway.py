@@ -39,8 +39,11 @@ from halteres.service.keys import Tenant
 from halteres.service.limits import LONG
 from halteres.service.service import Service
 
-KEEP_S = 24 * 3600.0
-"""How long a session that is over can be read."""
+KEEP_S, FULL_KEEP_S = 24 * 3600.0, 600.0
+"""How long a session that is over can be read; and how long where the journal is too large."""
+
+FORGET_S = 30.0
+"""Between two looks at what is old."""
 
 TICK_S = 1.0
 """Between two looks at what is over."""
@@ -98,6 +101,8 @@ class Gateway:
         # What is decided of sessions and groups is decided one after another.
         self._deciding = asyncio.Lock()
         self._pending = asyncio.Event()
+        self._journal_bytes = service.options.journal_bytes
+        self._looked_at = 0.0  # unix s: for what is old
 
     async def load(self) -> None:
         """Know again what an earlier life of the service knew."""
@@ -282,10 +287,15 @@ class Gateway:
         await self.groups.move(group, "dropped", why)
 
     async def _forget(self, now: float) -> None:
+        if now < self._looked_at + FORGET_S:
+            return
+        self._looked_at, keep_s = now, KEEP_S
+        if await self._journal.used_bytes() > self._journal_bytes:
+            keep_s = FULL_KEEP_S
         for session in self.sessions.all():
             group = None if session.group is None else self.groups.get(session.group)
             is_waiting = group is not None and group.state in ("gathering", "pending")
-            if session.finished_at is None or session.finished_at > now - KEEP_S or is_waiting:
+            if session.finished_at is None or session.finished_at > now - keep_s or is_waiting:
                 continue
             await self.sessions.forget(session)
             self._captures.pop(session.id, None)
