@@ -356,6 +356,7 @@ def shaping(
         temperature_N=ones * np.float32(temperature),
         top_k_N=np.full(count, top_k),
         top_p_N=ones * np.float32(top_p),
+        min_p_N=np.zeros(count, np.float32),
         tempered_N=np.full(count, tempered),
         num_top_N=np.zeros(count, np.int64),
     )
