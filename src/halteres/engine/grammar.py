@@ -16,7 +16,6 @@ import sys
 from collections.abc import Sequence
 from contextlib import suppress
 from pathlib import Path
-from random import Random
 from typing import Any
 
 import llguidance
@@ -103,7 +102,7 @@ def reason(matcher: LLMatcher) -> str:
 
 def try_grammar(vocabulary: Vocabulary, grammar: Grammar) -> None:
     """Compile it and write one answer by it, at random; GrammarRefused where that fails."""
-    matcher, random = compiled(vocabulary, grammar), Random(0)
+    matcher, random = compiled(vocabulary, grammar), np.random.default_rng(0)
     for _ in range(TRIED_TOKENS):
         mask = matcher.compute_bitmask()
         if matcher.is_error():

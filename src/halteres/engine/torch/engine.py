@@ -47,8 +47,8 @@ from halteres.engine.shapes import MAX_RANK, TARGETS_OF_ADAPTERS
 from halteres.engine.stream_buffer import PieceQueue
 from halteres.engine.torch.adapter import BASE, Adapter, Checkpoint, Layout, Snapshot
 from halteres.engine.torch.limits import PLACE, Limits, PassBudget, attempt, free_for_cache
-from halteres.engine.torch.logit_shaping import Follower
 from halteres.engine.torch.loading import load_base
+from halteres.engine.torch.logit_shaping import Follower
 from halteres.engine.torch.merge import merge_into
 from halteres.engine.torch.model import BaseModel
 from halteres.engine.torch.passes import run_pass

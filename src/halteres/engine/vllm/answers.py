@@ -192,7 +192,12 @@ def _topk_of_sampled(content: tuple[Sampled, ...], k: int) -> TopK | None:
         return None
     return _topk(
         [
-            sorted((one.rank or 0, one.token_id, one.logprob) for one in position.top_logprobs)[:k]
+            # a grammar leaves fewer than K
+            sorted(
+                (one.rank or 0, one.token_id, one.logprob)
+                for one in position.top_logprobs
+                if one.logprob > NOT_FINITE
+            )[:k]
             for position in content
         ],
         k,

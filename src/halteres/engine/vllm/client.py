@@ -12,7 +12,7 @@ from collections.abc import AsyncGenerator, AsyncIterator, Iterator
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any, Literal, get_args
 
 import aiohttp
 import msgspec
@@ -22,6 +22,7 @@ from halteres.engine import checks
 from halteres.engine.protocol import (
     EngineGone,
     ExtraLogprobs,
+    GrammarKind,
     ModelInfo,
     Piece,
     SampleResult,
@@ -49,6 +50,7 @@ from halteres.engine.vllm.answers import (
     topk_of_prompt,
 )
 from halteres.engine.vllm.loaded_names import LoadedNames
+from halteres.engine.vllm.requests import TokenPrompt, TokenSampling, structured
 from halteres.errors import HalteresError, InvalidConfig, InvalidData, NotReady, ServerError
 
 OLDEST, NEWER = (0, 32), (0, 33)
@@ -82,6 +84,8 @@ DYING = ("EngineCore", "EngineDead", "method failed: cancelled")
 """Words of a server whose engine has ended, or is about to."""
 
 HOW = "docs/vllm.md has the command line that works."
+
+JSON = {"Content-Type": "application/json"}
 
 generated = msgspec.json.Decoder(Generated).decode
 
@@ -173,6 +177,8 @@ class VllmSamples:
             logprobs=(logprobs,),
             extras=("prompt", "topk_prompt", "topk_sampled"),
             most_likely=MOST_LIKELY,
+            penalties=True,
+            grammars=get_args(GrammarKind),
         )
 
     async def info(self) -> ModelInfo:
@@ -315,8 +321,9 @@ class VllmSamples:
         version = self._version(snapshot)
         async with self._in_use(snapshot):
             for number, body in enumerate(parts):
-                left = body["sampling_params"]["n"]
-                events = self._events({**body, "stream": True}, snapshot)
+                left = body.sampling_params.n
+                body.stream = True
+                events = self._events(body, snapshot)
                 try:
                     async for choice in events:
                         begins = number * self._demands.most_samples
@@ -336,7 +343,7 @@ class VllmSamples:
         num_samples: int,
         params: SamplingParams,
         extra: ExtraLogprobs,
-    ) -> Iterator[dict[str, Any]]:
+    ) -> Iterator[TokenPrompt]:
         info = self._info
         if info is None:
             raise NotReady("The sampler is starting.", next="Ask again in a moment.")
@@ -346,31 +353,34 @@ class VllmSamples:
         if extra.topk_sampled:
             likely = extra.topk_sampled + 1  # the sampled one is counted, and may not be among them
         for begins in range(0, num_samples, self._demands.most_samples):
-            sampling: dict[str, Any] = {
-                "n": min(self._demands.most_samples, num_samples - begins),
-                "max_tokens": limit,
-                "temperature": params.temperature,
-                "top_p": params.top_p,
-                "top_k": max(params.top_k, 0),
-                "seed": (seed + begins) % 2**62,
-                "logprobs": likely,
-                "ignore_eos": params.stop_tokens is not None,
-                "stop_token_ids": list(params.stop_tokens or ()),
-                "skip_special_tokens": False,
-                "detokenize": bool(params.stop_strings),
-            }
-            if params.stop_strings:
-                sampling["stop"] = list(params.stop_strings)
+            # Every field is sent: the model's folder may have defaults for those that are not.
+            sampling = TokenSampling(
+                n=min(self._demands.most_samples, num_samples - begins),
+                max_tokens=limit,
+                temperature=params.temperature,
+                top_p=params.top_p,
+                top_k=max(params.top_k, 0),
+                min_p=params.min_p,
+                repetition_penalty=params.repetition_penalty,
+                presence_penalty=params.presence_penalty,
+                frequency_penalty=params.frequency_penalty,
+                seed=(seed + begins) % 2**62,
+                logprobs=likely,
+                # a grammar ends an answer by that token
+                ignore_eos=params.stop_tokens is not None and params.grammar is None,
+                stop=list(params.stop_strings) or None,
+                stop_token_ids=list(params.stop_tokens or ()),
+                skip_special_tokens=False,
+                structured_outputs=structured(params.grammar),
+                detokenize=bool(params.stop_strings),
+            )
             if extra.of_prompt and begins == 0:
-                sampling["prompt_logprobs"] = extra.topk_prompt
-            yield {
-                "model": snapshot or self._served,
-                "token_ids": tokens,
-                "stream": False,
-                "sampling_params": sampling,
-            }
+                sampling.prompt_logprobs = extra.topk_prompt
+            yield TokenPrompt(
+                model=snapshot or self._served, token_ids=tokens, sampling_params=sampling
+            )
 
-    async def _generate(self, body: dict[str, Any], snapshot: str | None) -> Generated:
+    async def _generate(self, body: TokenPrompt, snapshot: str | None) -> Generated:
         raw = await self._ask("POST", GENERATE, body, lost=snapshot)
         try:
             answer = generated(raw)
@@ -381,12 +391,13 @@ class VllmSamples:
         return answer
 
     async def _events(
-        self, body: dict[str, Any], snapshot: str | None
+        self, body: TokenPrompt, snapshot: str | None
     ) -> AsyncGenerator[Choice, None]:
         """The choices of a stream's events."""
         self._check_is_there()
         try:
-            async with self._http.post(GENERATE, json=body) as response:
+            content = msgspec.json.encode(body)
+            async with self._http.post(GENERATE, data=content, headers=JSON) as response:
                 if response.status != 200:
                     raise self._refusal(response.status, await response.read(), GENERATE, snapshot)
                 while True:
@@ -467,8 +478,8 @@ class VllmSamples:
         last = self._base.vocabulary - 1
 
         async def likeliest(token: int, temperature: float) -> float:
-            sampling = {"max_tokens": 1, "temperature": temperature, "seed": 0, "logprobs": 2}
-            body = {"model": self._served, "token_ids": [token], "sampling_params": sampling}
+            sampling = TokenSampling(max_tokens=1, temperature=temperature, seed=0, logprobs=2)
+            body = TokenPrompt(model=self._served, token_ids=[token], sampling_params=sampling)
             answer = await self._generate(body, None)
             content = sampled_tokens(answer.choices[0])
             return max(one.logprob for one in content[0].top_logprobs)
@@ -517,7 +528,7 @@ class VllmSamples:
         self,
         method: str,
         path: str,
-        body: dict[str, Any] | None = None,
+        body: dict[str, Any] | TokenPrompt | None = None,
         *,
         known: str = "",
         lost: str | None = None,
@@ -533,10 +544,13 @@ class VllmSamples:
             strange: a refusal says that this is no vLLM of ours.
         """
         self._check_is_there()
+        sent = None
+        if body is not None:
+            sent = msgspec.json.encode(body)
         try:
             async with (
                 self._waiting(within_s),
-                self._http.request(method, path, json=body) as response,
+                self._http.request(method, path, data=sent, headers=JSON) as response,
             ):
                 content = await response.read()
         except (aiohttp.ClientError, TimeoutError, OSError) as error:

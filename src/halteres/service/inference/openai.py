@@ -19,6 +19,7 @@ from halteres.scores import Scorable
 from halteres.service.http import answer, openai_error
 from halteres.service.inference.answering import BROKEN, Inference, Output, Usage
 from halteres.service.inference.fields import CHAT, COMPLETIONS
+from halteres.service.inference.formats import callable_tools, grammar_of_answer
 from halteres.service.inference.http import DONE, Shape, data, respond
 from halteres.service.inference.requests import (
     Call,
@@ -346,6 +347,7 @@ async def chat_completions(inference: Inference, call: Call) -> Response:
     body = await inference.read(call, ChatCompletions, CHAT)
     inference.best_of.check(body.reward_model)
     tools, kwargs = callable_tools(body.tools, body.tool_choice), body.chat_template_kwargs or {}
+    grammar = grammar_of_answer(body, tools, body.tool_choice, several=body.parallel_tool_calls)
     if body.reasoning_effort is not None:
         if not inference.tokenizer.template_reads("reasoning_effort"):
             raise InvalidData(
@@ -382,22 +384,9 @@ async def chat_completions(inference: Inference, call: Call) -> Response:
         body.top or 0,
         body.prompt_logprobs,
         parallel_calls=parallel,
+        grammar=grammar,
     )
     return await _respond(inference, request, body, ChatAnswer(inference.tokenizer, request, body))
-
-
-def callable_tools(tools: Sequence[dict[str, Any]] | None, choice: Any) -> Sequence[dict[str, Any]]:
-    """The tools that the model may call."""
-    if choice not in (None, "auto", "none"):
-        raise InvalidData(
-            "`tool_choice` may be auto or none.",
-            "Answers are not constrained, so no call can be forced.",
-            "Ask for the call in the prompt.",
-            param="tool_choice",
-        )
-    if choice == "none":
-        return []
-    return tools or []
 
 
 class ChatAnswer(Answer):
