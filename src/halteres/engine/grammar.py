@@ -35,6 +35,12 @@ LIMITS = LLParserLimits(max_lexer_states=20_000, verbose_errors=False)
 LONGEST_REASON = 200  # characters of what the library says
 
 
+BLANKS = r"(\r?\n[\x20\x09]{0,32}|[\x20\x09]{1,2})"
+"""Between the parts of a JSON value: a new line and its indentation, or a blank or two. A model that
+is made to write JSON and would rather not may go on with blanks for ever.
+"""
+
+
 class GrammarRefused(Exception):
     """A grammar that cannot be used; the text says why."""
 
@@ -154,11 +160,9 @@ def lark_of_calls(calls: Calls) -> str:
 
 
 def _schema(schema: Any) -> str:
-    """A schema as JSON; what it asks for and cannot be held to is refused, whatever it says of
-    that itself.
-    """
+    """A schema as JSON, read by our options alone: what it cannot be held to is refused."""
     if isinstance(schema, dict):
-        schema = {name: value for name, value in schema.items() if name != "x-guidance"}
+        schema = {**schema, "x-guidance": {"whitespace_pattern": BLANKS}}
     return json.dumps(schema, ensure_ascii=False)
 
 

@@ -13,6 +13,7 @@ import subprocess
 import sys
 from collections import OrderedDict
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -66,11 +67,12 @@ class Grammars:
         return self._vocabulary
 
     def close(self) -> None:
-        """End the process; nothing is found any more."""
-        if self._thread is not None:
-            self._thread.shutdown(wait=False, cancel_futures=True)
+        """End the process; nothing is found any more. A grammar that is being tried is given up."""
         if self._trials is not None:
             self._trials.kill()
+        if self._thread is not None:
+            self._thread.shutdown(cancel_futures=True)
+        self._let_go()
 
     # On the one thread
 
@@ -97,7 +99,9 @@ class Grammars:
 
     def _tried(self, grammar: Grammar) -> str:
         """Why it cannot be used; "" where it can."""
-        if self._trials is None or self._trials.exit.done():
+        if self._trials is not None and self._trials.exit.done():
+            self._let_go()
+        if self._trials is None:
             folder, size, ends = self._arguments
             self._trials = Child(
                 [
@@ -109,7 +113,7 @@ class Grammars:
                 stdout=subprocess.PIPE,
                 stderr=subprocess.DEVNULL,
             )
-        process = self._trials.process
+        trials, process = self._trials, self._trials.process
         assert process.stdin is not None  # noqa: S101 - it is a pipe
         assert process.stdout is not None  # noqa: S101 - it is a pipe
         try:
@@ -121,6 +125,16 @@ class Grammars:
             line = b""
         if line.endswith(b"\n"):
             return msgspec.json.decode(line, type=str)
-        if self._trials.kill() == -signal.SIGXCPU:
+        if trials.kill() == -signal.SIGXCPU:
             return "it takes too long to be followed"
         return "it takes too much time or memory to be followed"
+
+    def _let_go(self) -> None:
+        """Of a process that has ended."""
+        if self._trials is not None:
+            for pipe in (self._trials.process.stdin, self._trials.process.stdout):
+                if pipe is not None:
+                    # what it was to be told
+                    with suppress(OSError):
+                        pipe.close()
+        self._trials = None

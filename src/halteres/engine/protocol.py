@@ -123,7 +123,7 @@ class Grammar(msgspec.Struct, frozen=True, kw_only=True):
     """What the text of an answer has to be, from its first token to its last.
 
     `text` is, by kind:
-        json_schema  the schema as JSON; what is written may have blanks wherever JSON may
+        json_schema  the schema as JSON
         regex        a regular expression of the whole answer, in Rust's syntax without look-around
         choice       a list of texts as JSON: one of them
         lark         a grammar in llguidance's form of Lark, from `start` on
