@@ -82,9 +82,7 @@ def texts(engine: TorchEngine, result: SampleResult) -> list[str]:
 
 def test_penalties_are_those_of_vllm_and_openai_computed_by_hand() -> None:
     """Repetition over prompt and answer, frequency and presence over the answer alone."""
-    params = SamplingParams(
-        repetition_penalty=2.0, frequency_penalty=0.5, presence_penalty=0.25
-    )
+    params = SamplingParams(repetition_penalty=2.0, frequency_penalty=0.5, presence_penalty=0.25)
     shaper = LogitShaper(params, np.array([0, 1, 1]), None)
     for token in (2, 2, 0):
         shaper.take(token)
@@ -264,9 +262,7 @@ async def test_rows_that_lose_their_slots_and_other_engines_write_the_same(
     for limits in (Limits(), Limits(decode_rows=5), Limits(cache_bytes=200_000)):
         async with running(model_folder, limits) as engine:
             shape: dict[str, Any] = {"grammar": SCHEMA, "repetition_penalty": 1.3, "min_p": 0.05}
-            results.append(
-                await sample(engine, None, prompt, n=14, seed=2, max_tokens=60, **shape)
-            )
+            results.append(await sample(engine, None, prompt, n=14, seed=2, max_tokens=60, **shape))
     assert all(result == results[0] for result in results)
 
 
@@ -312,7 +308,11 @@ BAD: dict[str, tuple[Grammar, str]] = {
     "exponential": (
         grammar(
             "json_schema",
-            {"allOf": [{"anyOf": [{"required": [a, b]} for b in "xyz"]} for a in "abcdefghijklmnop"]},
+            {
+                "allOf": [
+                    {"anyOf": [{"required": [a, b]} for b in "xyz"]} for a in "abcdefghijklmnop"
+                ]
+            },
         ),
         "",
     ),

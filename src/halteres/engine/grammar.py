@@ -36,8 +36,8 @@ LONGEST_REASON = 200  # characters of what the library says
 
 
 BLANKS = r"(\r?\n[\x20\x09]{0,32}|[\x20\x09]{1,2})"
-"""Between the parts of a JSON value: a new line and its indentation, or a blank or two. A model that
-is made to write JSON and would rather not may go on with blanks for ever.
+"""Between the parts of a JSON value: a new line and its indentation, or a blank or two. A model
+that is made to write JSON and would rather not may go on with blanks for ever.
 """
 
 
