@@ -161,7 +161,8 @@ class SamplingParams(msgspec.Struct, frozen=True, kw_only=True):
 
     Source: vLLM 0.32 `v1/sample/sampler.py`, `model_executor/layers/utils.py`; OpenAI's API
     reference for presence and frequency penalties. Departure: vLLM's "processed" log-probabilities
-    are of what all of these leave, and its "raw" ones of what a grammar leaves.
+    are of what all of these leave, and its "raw" ones of what a grammar leaves: a trainer computes
+    neither.
     """
 
     max_tokens: int | None = None  # None: up to the context limit

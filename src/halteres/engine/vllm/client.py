@@ -27,6 +27,7 @@ from halteres.engine.protocol import (
     Piece,
     SampleResult,
     SamplingParams,
+    Sequence,
     Weights,
 )
 from halteres.engine.vllm.adapters import (
@@ -48,6 +49,7 @@ from halteres.engine.vllm.answers import (
     sampled_tokens,
     sequence_of,
     topk_of_prompt,
+    whole_piece,
 )
 from halteres.engine.vllm.loaded_names import LoadedNames
 from halteres.engine.vllm.requests import TokenPrompt, TokenSampling, structured
@@ -281,11 +283,16 @@ class VllmSamples:
         bodies = list(self._bodies(snapshot, prompt, num_samples, params, extra))
         async with self._in_use(snapshot):
             answers = [await self._generate(body, snapshot) for body in bodies]
-        sequences = tuple(
-            sequence_of(choice, extra.topk_sampled)
-            for answer in answers
-            for choice in sorted(answer.choices, key=lambda one: one.index)
-        )
+            sequences = [
+                sequence_of(choice, extra.topk_sampled)
+                for answer in answers
+                for choice in sorted(answer.choices, key=lambda one: one.index)
+            ]
+            if params.grammar is not None:
+                scored = (
+                    self._scored(snapshot, prompt, one, extra.topk_sampled) for one in sequences
+                )
+                sequences = [await one for one in scored]
         if len(sequences) != num_samples:
             raise ServerError(f"vLLM answered {len(sequences)} sequences, not {num_samples}.")
         first, length = answers[0], len(prompt) // 4
@@ -300,7 +307,7 @@ class VllmSamples:
             if extra.topk_prompt:
                 topk = topk_of_prompt(rows, extra.topk_prompt)
         return SampleResult(
-            sequences=sequences,
+            sequences=tuple(sequences),
             version=self._version(snapshot),
             prompt_cache_hit_tokens=(cached.cached_tokens or 0) if cached else 0,
             prompt_logprobs=own,
@@ -315,8 +322,15 @@ class VllmSamples:
         params: SamplingParams,
         extra: ExtraLogprobs = ExtraLogprobs(),  # noqa: B008 - frozen
     ) -> AsyncIterator[Piece]:
-        """As `sample`, piece by piece; closing the iterator cancels the request."""
+        """As `sample`, piece by piece; closing the iterator cancels the request. Under a grammar
+        each sequence comes in one piece, when all are there: they are scored first.
+        """
         checks.check_streamed(extra)
+        if params.grammar is not None:
+            result = await self.sample(snapshot, prompt, num_samples, params, extra)
+            for number, sequence in enumerate(result.sequences):
+                yield whole_piece(number, sequence, result.version)
+            return
         parts = list(self._bodies(snapshot, prompt, num_samples, params, extra))
         version = self._version(snapshot)
         async with self._in_use(snapshot):
@@ -335,6 +349,32 @@ class VllmSamples:
                     await events.aclose()
                 if left:
                     raise self._gone("A stream ended before its sequences did.")
+
+    async def _scored(
+        self, snapshot: str | None, prompt: bytes, sequence: Sequence, k: int
+    ) -> Sequence:
+        """A sequence with the model's own log-probabilities: vLLM's under a grammar are of what
+        that leaves. Of a token that fills the context there is no other than that.
+        """
+        assert self._info is not None  # noqa: S101 - it has sampled
+        tokens = (prompt + sequence.tokens)[: 4 * (self._info.max_context_length - 1)]
+        sampling = TokenSampling(max_tokens=1, temperature=0.0, seed=0, prompt_logprobs=k)
+        body = TokenPrompt(
+            model=snapshot or self._served,
+            token_ids=np.frombuffer(tokens, np.int32).tolist(),
+            sampling_params=sampling,
+        )
+        rows = (await self._generate(body, snapshot)).prompt_logprobs or ()
+        if len(rows) != len(tokens) // 4:
+            raise ServerError(f"vLLM scored {len(rows)} of {len(tokens) // 4} tokens.")
+        own, top = own_logprobs(rows, tokens)[len(prompt) :], None
+        rows = rows[len(prompt) // 4 :]
+        unscored = len(sequence.tokens) // 4 - len(rows)
+        if k:
+            top = topk_of_prompt((*rows, *(None,) * unscored), k)
+        return msgspec.structs.replace(
+            sequence, logprobs=own + sequence.logprobs[len(own) :], top=top
+        )
 
     def _bodies(
         self,
