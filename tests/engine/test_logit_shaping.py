@@ -353,18 +353,32 @@ async def test_a_grammar_that_fails_under_way_fails_its_request_alone(
         assert (await sample(engine, None, [7, 8], max_tokens=3, grammar=SCHEMA)).sequences
 
 
-def test_a_follower_says_why_nothing_can_follow() -> None:
-    class Stuck:
-        def compute_bitmask(self) -> bytes:
-            return b"\0" * 4
+class Stuck:
+    """A matcher and its vocabulary, of a grammar that nothing fits any more."""
 
-        def is_error(self) -> bool:
-            return False
+    def compute_bitmask(self) -> bytes:
+        return b"\0"
 
-    follower = Follower(Stuck(), None, "guided_regex")
-    follower.mask()
-    assert follower.failure is not None
-    assert "`guided_regex`" in follower.failure.what
+    def is_error(self) -> bool:
+        return False
+
+    def consume_token(self, token: int) -> bool:
+        return False
+
+    def allowed(self, masks: list[bytes]) -> np.ndarray:
+        return np.zeros((len(masks), 4), np.bool_)
+
+
+def test_a_row_fails_where_nothing_can_follow_or_a_token_is_not_taken() -> None:
+    for cause in ("no token", "not taken"):
+        follower = Follower(Stuck(), Stuck(), "guided_regex")
+        shaper = LogitShaper(SamplingParams(), np.array([0]), follower)
+        if cause == "no token":
+            shaped(torch.zeros(1, 4), [shaper])
+        else:
+            shaper.take(2)
+        assert shaper.failure is not None
+        assert "`guided_regex`" in shaper.failure.what
 
 
 async def test_a_tokenizer_that_cannot_be_used_refuses_grammars_in_a_sentence(

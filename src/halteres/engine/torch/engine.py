@@ -15,6 +15,7 @@ from collections.abc import AsyncIterator, Callable
 from concurrent.futures import Future
 from contextlib import suppress
 from functools import partial
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Any, TypeVar, get_args
 
@@ -124,8 +125,11 @@ class TorchEngine:
         self._grammars = Grammars(folder.absolute(), self._base.vocabulary, self._base.eos_tokens)
 
     def _grammar_kinds(self, folder: Path) -> tuple[GrammarKind, ...]:
-        """None where the model has no tokenizer, or no token ends its answers."""
-        if not self._base.eos_tokens or not (folder / "tokenizer.json").is_file():
+        """None where the model has no tokenizer, no token ends its answers, or the library is not
+        there: machines that get a few wheels beside their torch go without.
+        """
+        has_tokenizer = (folder / "tokenizer.json").is_file()
+        if not (self._base.eos_tokens and has_tokenizer and find_spec("llguidance")):
             return ()
         return get_args(GrammarKind)
 

@@ -87,27 +87,26 @@ class Follower:
         self.failure: UserError | None = None
 
     def mask(self) -> bytes:
-        """The tokens that may come now, as the library packs them; `failure` says where there is
-        none.
+        """The tokens that may come now, as the library packs them; `failure` says where they were
+        not found, or took too long.
         """
         began = time.thread_time()
         mask = self._matcher.compute_bitmask()
         took_s = time.thread_time() - began
+        # the mask of an error allows the end token
         if self._matcher.is_error():
-            self._fail("It became too complex while the answer was written.")
+            self.fail("It became too complex while the answer was written.")
         elif took_s > SLOWEST_MASK_S:
-            self._fail(f"To find what may follow took {took_s:.1f} s.")
-        elif not any(mask):
-            self._fail("Nothing fits it that can follow what was written.")
+            self.fail(f"To find what may follow took {took_s:.1f} s.")
         return mask
 
     def take(self, token: int) -> None:
         """The answer has one more token."""
-        # the end token may come when nothing else does
-        if not self._matcher.consume_token(token) and self._matcher.is_error():
-            self._fail("It does not fit what was written.")
+        if not self._matcher.consume_token(token):
+            self.fail("It became too complex while the answer was written.")
 
-    def _fail(self, why: str) -> None:
+    def fail(self, why: str) -> None:
+        """The answer cannot go on."""
         what = f"The answer could not be held to `{self._field}`."
         self.failure = InvalidData(what, why, "Send a simpler one.", param=self._field)
 
@@ -116,14 +115,24 @@ def shaped(logits_MV: Tensor, shapers: Sequence[LogitShaper]) -> Tensor:
     """The logits after penalties and grammars; of a row that fails, whatever they are."""
     shaped_MV = logits_MV.clone()
     _penalise(shaped_MV, shapers)
-    held = [(row, one.follower) for row, one in enumerate(shapers) if one.follower is not None]
+    held = [row for row, one in enumerate(shapers) if one.follower is not None]
     if held:
-        masks = [follower.mask() for _, follower in held]
-        allowed = held[0][1].vocabulary.allowed(masks)
-        rows = torch.tensor([row for row, _ in held], device=logits_MV.device)
-        left = torch.from_numpy(allowed).to(logits_MV.device)
+        left = _left(shapers).to(logits_MV.device)
+        if len(held) == len(shapers):
+            return shaped_MV.masked_fill_(~left, -torch.inf)
+        rows = torch.tensor(held, device=logits_MV.device)
         shaped_MV[rows] = shaped_MV[rows].masked_fill(~left, -torch.inf)
     return shaped_MV
+
+
+def _left(shapers: Sequence[LogitShaper]) -> Tensor:
+    """The tokens that grammars leave, bool, a row for each that has one."""
+    followers = [one.follower for one in shapers if one.follower is not None]
+    allowed = followers[0].vocabulary.allowed([one.mask() for one in followers])
+    for follower, some in zip(followers, allowed.any(axis=1).tolist(), strict=True):
+        if not some:
+            follower.fail("Nothing fits it that can follow what was written.")
+    return torch.from_numpy(allowed)
 
 
 def _penalise(logits_MV: Tensor, shapers: Sequence[LogitShaper]) -> None:

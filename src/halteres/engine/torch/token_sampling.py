@@ -71,16 +71,18 @@ def choose(logits_NV: Tensor, shaping: Shaping, shaped: ShapedRows | None = None
     greedy_N = shaping.temperature_N < COLDEST
     warm_N = np.where(greedy_N, np.float32(1), shaping.temperature_N)
     tempered_NV = tempered(logits_NV, raw_NV, warm_N)
-    drawn_NV, ranked_NV = tempered_NV, logits_NV
+    drawn_NV = tempered_NV
     if shaped is not None:
         rows_M = _on(logits_NV, shaped.rows_M)
         of_shaped_MV = torch.log_softmax(shaped.logits_MV, dim=1)
         of_shaped_MV = tempered(shaped.logits_MV, of_shaped_MV, warm_N[shaped.rows_M])
         drawn_NV = tempered_NV.index_copy(0, rows_M, of_shaped_MV)
-        ranked_NV = logits_NV.index_copy(0, rows_M, shaped.logits_MV)
     tokens_N = _sampled(drawn_NV, shaping)
     if greedy_N.any():
-        tokens_N = torch.where(_on(logits_NV, greedy_N), ranked_NV.argmax(dim=-1), tokens_N)
+        likeliest_N = logits_NV.argmax(dim=-1)
+        if shaped is not None:
+            likeliest_N[_on(logits_NV, shaped.rows_M)] = shaped.logits_MV.argmax(dim=-1)
+        tokens_N = torch.where(_on(logits_NV, greedy_N), likeliest_N, tokens_N)
     logprobs_N = _of(raw_NV, tokens_N)
     as_sampled_N = shaping.tempered_N & (warm_N != 1)
     if as_sampled_N.any():
