@@ -23,7 +23,6 @@ from halteres.engine.protocol import (
     LogprobKind,
     Piece,
     SampleResult,
-    SamplingParams,
     Sequence,
     TopK,
 )
@@ -266,7 +265,8 @@ class Writer:
         self._characters = Detokenizer(tokenizer, skip_special_tokens=sampling.skip_special_tokens)
         self._cut = Cut(sampling.stop_strings, keep=self._keeps_stop)
         self._calls = ToolReader(
-            parallel=bool(request.parallel_calls), in_thought=self._prompt.begins_thinking
+            parallel=bool(request.parallel_calls),
+            in_thought=request.goes_on_thinking(self._prompt),
         )
         self._reads_calls, self._first = request.parallel_calls is not None, True
         self._max_tokens, self._num_tokens = sampling.max_tokens, 0
@@ -507,16 +507,8 @@ class Inference:
 
     def _calls_of(self, request: InferenceRequest, seed: int) -> list[Draw]:
         sampling = request.sampling
-        ends = () if sampling.ignore_eos else self.tokenizer.eos_token_ids
-        params = SamplingParams(
-            max_tokens=1 if request.scores_only else sampling.max_tokens,
-            temperature=sampling.temperature,
-            top_k=sampling.top_k,
-            top_p=sampling.top_p,
-            stop_tokens=(*sampling.stop_tokens, *ends),
-            stop_strings=sampling.stop_strings,
-            logprobs=self._kind_of_logprobs(sampling),
-        )
+        kind = self._kind_of_logprobs(sampling)
+        params = request.params(self.tokenizer.eos_token_ids, kind)
         scored, top = request.prompt_top is not None, request.prompt_top or 0
         return [
             Draw(
