@@ -116,10 +116,13 @@ async def test_an_empty_value_is_refused_where_it_asks_for_something(
     scene: LiveService, path: str, body: dict[str, Any]
 ) -> None:
     for name, value, asks in EMPTY:
+        given = {**body, name: value}
+        if "sampling_params" in body:
+            given = {**body, "sampling_params": {**body["sampling_params"], name: value}}
         if asks:
-            assert await refused(scene, path, {**body, name: value}, name)
+            assert await refused(scene, path, given, name)
         else:
-            await whole(scene, path, **body, **{name: value})
+            await whole(scene, path, **given)
 
 
 async def test_an_empty_search_is_a_search(scene: LiveService) -> None:

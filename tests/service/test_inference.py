@@ -248,7 +248,7 @@ BAD_BODIES: list[tuple[str, dict[str, Any]]] = [
     ("v1/completions", {"prompt": "x", "logprobs": -1}),
     ("v1/completions", {"prompt": "x", "logprobs": 1000}),
     ("v1/completions", {"prompt": "x", "suffix": "y"}),
-    ("v1/completions", {"prompt": "x", "presence_penalty": 0.1}),
+    ("v1/completions", {"prompt": "x", "presence_penalty": 2.1}),
     ("v1/completions", {"prompt": "x", "stop": ["y"] * 1000}),
     ("v1/completions", {"prompt": "x", "stream": True, "n": 0}),
     ("v1/chat/completions", {"messages": []}),

@@ -23,6 +23,7 @@ from halteres.engine.protocol import (
     Datum,
     DType,
     ExtraLogprobs,
+    Grammar,
     LossSpec,
     ModelInfo,
     SamplingParams,
@@ -34,6 +35,8 @@ from halteres.losses import CLIP_HIGH, CLIP_LOW, LossKind, complete_settings, fi
 
 MAX_SAMPLES = 4096  # sequences of one sampling request
 MAX_TEMPERATURE = 1e6
+LARGEST_PENALTY = 1e3  # of repetition; vLLM has no bound but what is finite
+MAX_GRAMMAR_BYTES = 1 << 17
 
 LARGEST = float(np.finfo(np.float32).max)  # of the numbers that weights are made of
 MAX_STOPS, MAX_STOP_BYTES = 64, 1024
@@ -216,6 +219,25 @@ def check_sampling(
             TEMPERATURE_RULE,
         ),
         ("top_p", params.top_p, 0 < params.top_p <= 1, "above 0, at most 1"),
+        ("min_p", params.min_p, 0 <= params.min_p <= 1, "0 (off) to 1"),
+        (
+            "repetition_penalty",
+            params.repetition_penalty,
+            0 < params.repetition_penalty <= LARGEST_PENALTY,
+            f"above 0, at most {LARGEST_PENALTY:g}; 1 is off",
+        ),
+        (
+            "presence_penalty",
+            params.presence_penalty,
+            -2 <= params.presence_penalty <= 2,
+            "-2 to 2; 0 is off",
+        ),
+        (
+            "frequency_penalty",
+            params.frequency_penalty,
+            -2 <= params.frequency_penalty <= 2,
+            "-2 to 2; 0 is off",
+        ),
         (
             "top_k",
             params.top_k,
@@ -231,7 +253,10 @@ def check_sampling(
         ("stop", f"a string of {stop} bytes", stop is None, STOP_RULE),
     ):
         if not good:
-            raise InvalidData(f"{name} is out of range: {value}.", f"It must be {rule}.")
+            raise InvalidData(
+                f"{name} is out of range: {value}.", f"It must be {rule}.", param=name
+            )
+    check_grammar(params.grammar)
     if room < 1:
         raise InvalidData(
             f"The prompt of {len(tokens)} tokens leaves no room for an answer.",
@@ -246,6 +271,18 @@ def check_sampling(
             "Leave it out, or let the engine sample (`own` in inference.samplers).",
         )
     return min(limit, room)
+
+
+def check_grammar(grammar: Grammar | None) -> None:
+    """Refuse one that is too large, before it is looked at."""
+    if grammar is None or bytes_of(grammar.text) <= MAX_GRAMMAR_BYTES:
+        return
+    raise InvalidData(
+        f"`{grammar.field}` has {bytes_of(grammar.text)} bytes.",
+        f"{MAX_GRAMMAR_BYTES} are the limit.",
+        "Send a smaller one.",
+        param=grammar.field,
+    )
 
 
 def _check_extra(
