@@ -265,10 +265,14 @@ def check_sampling(
         )
     _check_extra(extra, len(tokens), num_samples, min(limit, room), model)
     if flaw := model.lacks(params, extra):
+        named = dict[str, str]()
+        if params.grammar is not None and params.grammar.kind not in model.grammars:
+            named["param"] = params.grammar.field
         raise InvalidData(
             f"{flaw} is not to be had of this sampler.",
             "It is another one than the engine that trains.",
             "Leave it out, or let the engine sample (`own` in inference.samplers).",
+            **named,
         )
     return min(limit, room)
 
