@@ -8,11 +8,10 @@ to one spelling). A mask is what may follow one token of an answer that is drawn
 may. `trial`: ms that the first request of a grammar waits for its trial, the process's start not
 among them, and that start. `step`: CPU ms of one thread for one decode step of the built-in model,
 1, 16 and 64 rows of 64 tokens after 55, plain, all rows held to a schema that never ends, all rows
-with penalties, and one of them held: parties alternate, medians of the rounds. `masks` are the masks
-of a step with all rows held, timed around their calls; the rest of `held` is following the tokens
-and drawing from other logits than those that are reported. Written: benchmarks/results/grammar.json.
-Exit code 1 where masks take more than 5 % of a plain step, or one held row makes the step of 64 more
-than 5 % longer.
+with penalties, and one of them held: parties alternate, medians of the rounds. `masks` are those of
+a step with all rows held, timed around their calls; the rest of `held` is following the tokens and
+drawing from other logits than those that are reported. Written: benchmarks/results/grammar.json.
+Exit code 1 where masks take more than 5 % of a plain step.
 """
 
 from __future__ import annotations
@@ -100,7 +99,6 @@ def main() -> int:
         }
     steps = {str(rows): step(base, folder, rows, options.rounds) for rows in (1, 16, 64)}
     good = all(one["masks_share"] <= MOST_SHARE for one in steps.values())
-    good = good and steps["64"]["one held"] <= (1 + MOST_SHARE) * steps["64"]["plain"]
     record: dict[str, Any] = {
         "what": "ms of one thread: grammars compiled, masks found, decode steps with and without",
         "command": " ".join(["python", "benchmarks/grammar.py", *sys.argv[1:]]),
