@@ -144,6 +144,11 @@ async def test_a_field_within_another_is_read_or_refused_like_one_at_the_top(
         ("/generate", {"prompt": {"prompt": "1", "cache": 1}}, "cache"),
         (
             "/v1/completions",
+            {"prompt": "1", "structured_outputs": {"regex": "a", "whitespace_pattern": " "}},
+            "whitespace_pattern",
+        ),
+        (
+            "/v1/completions",
             {"prompt": "1", "stream": True, "stream_options": {"every": 1}},
             "every",
         ),

@@ -15,7 +15,7 @@ import pytest
 
 from halteres.engine.protocol import Calls, Grammar
 from halteres.engine.torch import TorchEngine
-from halteres.errors import InvalidData
+from halteres.errors import InvalidData, NotReady
 from halteres.loopback import open_listener
 from halteres.service.fleet import Fleet
 from halteres.service.inference.formats import (
@@ -27,7 +27,7 @@ from halteres.service.inference.formats import (
 from halteres.service.server import ServiceServer
 from halteres.service.service import locked, opened
 
-from .inference_fixtures import events, whole
+from .inference_fixtures import events, read, whole
 from .live_service import BASE, InProcess, LiveService
 
 SCHEMA = {
@@ -182,11 +182,25 @@ def test_a_call_that_cannot_be_forced_is_refused_by_name(
 # Answers of the built-in model
 
 
+class RealEngine(InProcess):
+    """A host of the built-in model's own engine."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.scripted = TorchEngine(BASE.folder, BASE.name)  # type: ignore[assignment]
+
+    async def die(self) -> None:
+        self.failure = NotReady("The engine (process 1) died.")
+        await self.scripted.close()
+        self.scripted = TorchEngine(BASE.folder, BASE.name)  # type: ignore[assignment]
+        self.restarts += 1
+        await self.become(self.state)
+
+
 @pytest.fixture
 async def real(tmp_path: Path) -> AsyncIterator[LiveService]:
     """A service over the built-in model."""
-    host = InProcess()
-    host.scripted = await asyncio.to_thread(TorchEngine, BASE.folder, BASE.name)  # type: ignore[assignment]
+    host = RealEngine()
     with locked(tmp_path / "state"), open_listener(0) as bound:
         async with (
             opened(tmp_path / "state", BASE, Fleet.of(host)) as service,
@@ -311,6 +325,28 @@ async def test_a_forced_call_comes_back_as_a_call_in_every_dialect(real: LiveSer
         assert (block["type"], fits(json.dumps(block["input"]))) == ("tool_use", True)
 
 
+async def test_after_an_engines_death_its_successor_writes_the_same_answer(
+    real: LiveService,
+) -> None:
+    """Whole and as a stream, which goes on where it ended."""
+    body = {"prompt": "9 + 8 = ", "max_tokens": 400, "seed": 4, "n": 2, "guided_regex": "[0-9 ]*"}
+    body |= {"presence_penalty": 0.2, "temperature": 1.5, "min_p": 0.02}
+    answer = await whole(real, "/v1/completions", **body)
+    tokens = [one["token_ids"] for one in answer["choices"]]
+    asked = asyncio.create_task(whole(real, "/v1/completions", **body))
+    stream = {**body, "stream": True, "return_token_ids": True}
+    async with real.http.post(f"{real.url}/v1/completions", json=stream) as response:
+        lines = [await response.content.readline()]
+        await real.host.die()
+        lines += [line async for line in response.content]
+    assert [one["token_ids"] for one in (await asked)["choices"]] == tokens
+    chunks = [read(line)["choices"][0] for line in lines if b"token_ids" in line]
+    for at, own in enumerate(tokens):
+        told = [one["token_ids"] for one in chunks if one["index"] == at]
+        assert [token for some in told for token in some] == own
+    assert real.host.restarts == 1
+
+
 async def test_a_grammar_that_cannot_be_used_is_a_400_also_for_a_stream(real: LiveService) -> None:
     """In one sentence, with the name of the field."""
     bad = {"type": "json_schema", "json_schema": {"schema": {"type": "string", "format": "nope"}}}
@@ -341,7 +377,7 @@ async def test_penalties_and_min_p_are_read_in_every_dialect(scene: LiveService)
     """
     common = {"max_tokens": 64, "seed": 7, "temperature": 0, "ignore_eos": True}
     shy = {"frequency_penalty": 2.0, "presence_penalty": 2.0, "repetition_penalty": 1.3}
-    for path, body, read in (
+    for path, body, tokens_of in (
         ("/v1/completions", {"prompt": [5]}, lambda it: it["choices"][0]["token_ids"]),
         ("/v1/chat/completions", {"messages": HI}, lambda it: it["choices"][0]["token_ids"]),
         ("/generate", {"prompt": "5"}, lambda it: it["token_ids"][0]),
@@ -357,8 +393,8 @@ async def test_penalties_and_min_p_are_read_in_every_dialect(scene: LiveService)
                 sampling = {"sampling_params": sampling}
             return {**body, **sampling}
 
-        plain = read(await whole(scene, path, **asked(path, body)))
-        told = read(await whole(scene, path, **asked(path, body, **shy)))
+        plain = tokens_of(await whole(scene, path, **asked(path, body)))
+        told = tokens_of(await whole(scene, path, **asked(path, body, **shy)))
         assert len(set(told)) > len(set(plain))
         for name, value in (("min_p", 1.5), ("frequency_penalty", 3), ("repetition_penalty", 0)):
             status, refusal = await scene.ask(path, **asked(path, body, **{name: value}))

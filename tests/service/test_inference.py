@@ -292,7 +292,7 @@ BAD_BODIES: list[tuple[str, dict[str, Any]]] = [
     ("inference/v1/generate", {}),
     ("inference/v1/generate", {"token_ids": []}),
     ("inference/v1/generate", {"token_ids": [700]}),
-    ("inference/v1/generate", {"token_ids": [5], "sampling_params": {"min_p": 0.1}}),
+    ("inference/v1/generate", {"token_ids": [5], "sampling_params": {"min_p": 1.1}}),
     ("inference/v1/generate", {"token_ids": [5], "sampling_params": {"logprobs_mode": "raw"}}),
     ("inference/v1/generate", {"token_ids": [5], "content_parts": [{"type": "image"}]}),
     ("inference/v1/generate", {"token_ids": [5], "features": {"mm_hashes": {}}}),

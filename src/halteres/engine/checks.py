@@ -9,7 +9,7 @@ N tokens of a datum, K targets of a token.
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import TypeVar
 
@@ -210,6 +210,7 @@ def check_sampling(
     lengths = [bytes_of(stop) for stop in params.stop_strings]
     stop = next((length for length in lengths if not 1 <= length <= MAX_STOP_BYTES), None)
     for name, value, good, rule in (
+        *_ranges(params),
         ("num_samples", num_samples, 1 <= num_samples <= MAX_SAMPLES, f"1 to {MAX_SAMPLES}"),
         ("max_tokens", params.max_tokens, limit >= 1 or params.max_tokens is None, "at least 1"),
         (
@@ -219,25 +220,6 @@ def check_sampling(
             TEMPERATURE_RULE,
         ),
         ("top_p", params.top_p, 0 < params.top_p <= 1, "above 0, at most 1"),
-        ("min_p", params.min_p, 0 <= params.min_p <= 1, "0 (off) to 1"),
-        (
-            "repetition_penalty",
-            params.repetition_penalty,
-            0 < params.repetition_penalty <= LARGEST_PENALTY,
-            f"above 0, at most {LARGEST_PENALTY:g}; 1 is off",
-        ),
-        (
-            "presence_penalty",
-            params.presence_penalty,
-            -2 <= params.presence_penalty <= 2,
-            "-2 to 2; 0 is off",
-        ),
-        (
-            "frequency_penalty",
-            params.frequency_penalty,
-            -2 <= params.frequency_penalty <= 2,
-            "-2 to 2; 0 is off",
-        ),
         (
             "top_k",
             params.top_k,
@@ -265,12 +247,27 @@ def check_sampling(
         )
     _check_extra(extra, len(tokens), num_samples, min(limit, room), model)
     if flaw := model.lacks(params, extra):
+        named = dict[str, str]()
+        if params.grammar is not None and params.grammar.kind not in model.grammars:
+            named["param"] = params.grammar.field
         raise InvalidData(
             f"{flaw} is not to be had of this sampler.",
             "It is another one than the engine that trains.",
             "Leave it out, or let the engine sample (`own` in inference.samplers).",
+            **named,
         )
     return min(limit, room)
+
+
+def _ranges(params: SamplingParams) -> Iterator[tuple[str, float, bool, str]]:
+    """Of what shapes the distribution: name, value, whether it is good, and the rule."""
+    min_p, repetition = params.min_p, params.repetition_penalty
+    yield "min_p", min_p, 0 <= min_p <= 1, "0 (off) to 1"
+    rule = f"above 0, at most {LARGEST_PENALTY:g}; 1 is off"
+    yield "repetition_penalty", repetition, 0 < repetition <= LARGEST_PENALTY, rule
+    rule = "-2 to 2; 0 is off"
+    yield "presence_penalty", params.presence_penalty, abs(params.presence_penalty) <= 2, rule
+    yield "frequency_penalty", params.frequency_penalty, abs(params.frequency_penalty) <= 2, rule
 
 
 def check_grammar(grammar: Grammar | None) -> None:

@@ -35,7 +35,7 @@ LIMITS = LLParserLimits(max_lexer_states=20_000, verbose_errors=False)
 LONGEST_REASON = 200  # characters of what the library says
 
 
-BLANKS = r"(\r?\n[\x20\x09]{0,32}|[\x20\x09]{1,2})"
+BLANKS = r"(\r?\n[\x20\x09]{0,16}|[\x20\x09]{1,2})"
 """Between the parts of a JSON value: a new line and its indentation, or a blank or two. A model
 that is made to write JSON and would rather not may go on with blanks for ever.
 """

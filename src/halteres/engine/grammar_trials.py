@@ -11,6 +11,7 @@ import select
 import signal
 import subprocess
 import sys
+import threading
 from collections import OrderedDict
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
@@ -21,7 +22,7 @@ import msgspec
 
 from halteres.config import environ
 from halteres.engine.protocol import Grammar
-from halteres.errors import InvalidData
+from halteres.errors import InvalidData, NotReady
 from halteres.process import Child
 
 KEPT = 32  # grammars, compiled or refused
@@ -37,7 +38,9 @@ class Grammars:
         """Args as of `grammar.Vocabulary`; nothing is read before the first grammar comes."""
         self._arguments = folder, vocabulary_size, ends
         self._vocabulary: Any = None
-        self._known: OrderedDict[Key, Any] = OrderedDict()  # a matcher, or why it is refused
+        # a matcher, or why it is refused; unused for longest first
+        self._known: OrderedDict[Key, Any] = OrderedDict()
+        self._change = threading.Lock()  # of those
         self._trials: Child | None = None
         self._thread: ThreadPoolExecutor | None = None
         self.num_compiled = 0
@@ -46,7 +49,7 @@ class Grammars:
         """A matcher at the beginning of an answer, to be copied. InvalidData where the grammar
         cannot be used.
         """
-        found = self._known.get((grammar.kind, grammar.text))
+        found = self._used(grammar)
         if found is None:
             if self._thread is None:
                 self._thread = ThreadPoolExecutor(1, "grammars")
@@ -74,16 +77,25 @@ class Grammars:
             self._thread.shutdown(cancel_futures=True)
         self._let_go()
 
+    def _used(self, grammar: Grammar) -> Any:
+        """What is known of it, if anything."""
+        key = grammar.kind, grammar.text
+        with self._change:
+            if key in self._known:
+                self._known.move_to_end(key)
+            return self._known.get(key)
+
     # On the one thread
 
     def _found(self, grammar: Grammar) -> Any:
-        key = grammar.kind, grammar.text
-        if key not in self._known:
-            self._known[key] = self._tried(grammar) or self._compiled(grammar)
-        self._known.move_to_end(key)
-        while len(self._known) > KEPT:
-            self._known.popitem(last=False)
-        return self._known[key]
+        found = self._used(grammar)
+        if found is None:
+            found = self._tried(grammar) or self._compiled(grammar)
+            with self._change:
+                self._known[grammar.kind, grammar.text] = found
+                while len(self._known) > KEPT:
+                    self._known.popitem(last=False)
+        return found
 
     def _compiled(self, grammar: Grammar) -> Any:
         # an engine that no grammar comes to needs no library
@@ -113,16 +125,20 @@ class Grammars:
                 stdout=subprocess.PIPE,
                 stderr=subprocess.DEVNULL,
             )
-        trials, process = self._trials, self._trials.process
+        trials, process, line = self._trials, self._trials.process, b""
         assert process.stdin is not None  # noqa: S101 - it is a pipe
         assert process.stdout is not None  # noqa: S101 - it is a pipe
-        try:
+        # it may have ended
+        with suppress(OSError):
             process.stdin.write(msgspec.json.encode(grammar) + b"\n")
             process.stdin.flush()
-            ready, _, _ = select.select([process.stdout], [], [], ANSWERS_WITHIN_S)
-            line = process.stdout.readline() if ready else b""
-        except OSError:
-            line = b""
+            answered = select.poll()
+            answered.register(process.stdout, select.POLLIN)
+            if not answered.poll(1000 * ANSWERS_WITHIN_S):
+                trials.kill()
+                what = f"`{grammar.field}` was not tried within {ANSWERS_WITHIN_S:g} s."
+                raise NotReady(what, "The machine is busy.", "Ask again.")
+            line = process.stdout.readline()
         if line.endswith(b"\n"):
             return msgspec.json.decode(line, type=str)
         if trials.kill() == -signal.SIGXCPU:
