@@ -41,9 +41,6 @@ from halteres.tokenizer import Tokenizer
 CONTEXT_TOKENS = 8
 """Tokens before new ones that are decoded with them: tokenizers join neighbours."""
 
-ANSWER = "[the sampled answer stands here]"
-"""Stands in place of an answer while what follows it is rendered."""
-
 
 class Beginnings:
     """Nodes by what they end, found by what begins so: the longest first."""
@@ -239,9 +236,11 @@ class History:
         """
         messages = list(chat.messages)
         place, _ = next(self._answers(said, before))
-        messages[place] = {"role": "assistant", "content": ANSWER}
+        # No message has it: the id is nobody's to guess.
+        answer = f"[the answer {before.id}]"
+        messages[place] = {"role": "assistant", "content": answer}
         rendered = render(self._tokenizer, replace(chat, messages=messages))
-        _, found, rest = rendered.rpartition(ANSWER)
+        _, found, rest = rendered.rpartition(answer)
         if not found:
             return None
         last = token_list(before.sampled)[-1:]
@@ -255,10 +254,12 @@ class History:
         """The answers in a history that were sampled here, the newest first, and each one's place
         among the messages.
         """
-        node: Node | None = before
-        while node is not None and node.chat_end is not None:
+        node = before
+        while node.chat_end is not None:
             yield len(said.system) + node.chat_end.length - 1, node
-            node = None if node.continues is None else self.nodes[node.continues]
+            if node.continues is None or not node.recalled:
+                return
+            node = self.nodes[node.continues]
 
     def _sampled_text(self, node: Node) -> str:
         """What was answered, as it was sampled, without the token that ended it."""

@@ -65,6 +65,7 @@ class Node(msgspec.Struct, frozen=True, kw_only=True):
     version_min: int  # policy version of the first sampled token
     version_max: int  # ... and of the last
     stop_reason: Literal["stop", "length"]
+    late: bool = False  # it was whole after its session was over
 
     system: list[dict[str, Any]] = []  # leading system messages of the request
     recalled: int = 0  # messages behind them that are those of `continues`
