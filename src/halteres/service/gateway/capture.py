@@ -394,8 +394,7 @@ class NodeRecord:
         if said is not None:
             begun = said.begun
             answer["content"] = begun + answer["content"]
-            without_thoughts = self._capture.history.without_thoughts
-            chat_end = said.end_with(answer, without_thoughts=without_thoughts)
+            chat_end = said.end_with(answer)
             last = len(said.messages) - said.continued
             history = {
                 "system": said.system,

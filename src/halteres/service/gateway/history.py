@@ -87,11 +87,6 @@ class History:
         self.nodes: dict[str, Node] = {}  # by id, oldest first
         self._by_ids, self._by_text, self._by_chat = Beginnings(), Beginnings(), Beginnings()
 
-    @property
-    def without_thoughts(self) -> bool:
-        """Whether an answer is known again without what was thought in it."""
-        return self._keep_reasoning
-
     def add(self, node: Node) -> None:
         """One more."""
         self.nodes[node.id] = node
@@ -162,7 +157,7 @@ class History:
     ) -> Prompt:
         text = render(self._tokenizer, chat)
         _check_length(text, context)
-        said = Conversation.of(chat, without_thoughts=self._keep_reasoning)
+        said = Conversation.of(chat)
         before = self._after_messages(said, harness_session)
         parent = self._after_text(text, harness_session)
         if before is not None and not _reaches(parent, before):
@@ -219,10 +214,14 @@ class History:
     # Answers in the words in which they were sampled
 
     def _in_sampled_words(self, chat: Chat, said: Conversation, before: Node) -> Iterator[str]:
-        """The chat's text with each call of a tool as it was sampled."""
+        """The chat's text with each call of a tool as it was sampled; not where the program left out
+        what was thought before it.
+        """
         messages, is_changed = list(chat.messages), False
         for place, node in self._answers(said, before):
-            if messages[place].get("tool_calls"):
+            shown = said.messages[place - len(said.system)]
+            is_whole = shown["content"].strip() == node.answer["content"].strip()
+            if shown.get("tool_calls") and is_whole:
                 worded = {"role": "assistant", "content": self._sampled_text(node)}
                 messages[place], is_changed = worded, True
         if is_changed:
