@@ -214,8 +214,8 @@ class History:
     # Answers in the words in which they were sampled
 
     def _in_sampled_words(self, chat: Chat, said: Conversation, before: Node) -> Iterator[str]:
-        """The chat's text with each call of a tool as it was sampled; not where the program left out
-        what was thought before it.
+        """The chat's text with each call of a tool as it was sampled; not where the program left
+        out what was thought before it.
         """
         messages, is_changed = list(chat.messages), False
         for place, node in self._answers(said, before):
