@@ -280,8 +280,8 @@ class CapturedCall:
 
     @property
     def version(self) -> int | None:
-        """The policy version that it was sampled from before, else the session's."""
-        if self._row is not None:
+        """That of a request which is sampled again, else the session's."""
+        if self._row is not None and not self._row.nodes:
             return self._row.drawn["version"]
         return self._capture.session.opening.pin_policy
 

@@ -108,6 +108,8 @@ class GatewaySession:
     @property
     def end(self) -> str:
         """How it ended, as a sentence."""
+        if self.is_closing:
+            return "A reward of it is being written down."
         if self.state == "scored":
             return "Its reward was posted."
         if self.state == "failed" and self.verdict is not None:
