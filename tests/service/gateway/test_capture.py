@@ -276,6 +276,21 @@ async def test_the_policy_may_change_in_mid_episode_and_each_token_has_its_versi
         assert [node["policy_version"] for node in nodes] == [[0, 0], [0, 0]]
 
 
+async def test_a_repeated_request_needs_no_weights_that_are_gone(
+    scene: LiveService, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Its answer is in the journal, however many policies were published since."""
+    monkeypatch.setattr("halteres.service.sampling.sessions.KEPT_VERSIONS", 1)
+    async with closing(await scene.client(halteres_run=RUN)) as client:
+        training = await published(client)
+        episode = await opened(scene, run=RUN)
+        first = await episode.whole("/v1/chat/completions", SIX)
+        await step(training)
+        again = await episode.whole("/v1/chat/completions", SIX, x_stainless_retry_count="1")
+        assert again["choices"] == first["choices"]
+        assert again["policy_version"] == [0, 0]
+
+
 async def test_any_name_of_a_model_is_the_sessions_policy(scene: LiveService) -> None:
     """Trap 18: names with a slash, whatever stands before it; in a session of the base model, too."""
     async with closing(await scene.client(halteres_run=RUN)) as client:

@@ -85,6 +85,7 @@ class GatewaySession:
     state: SessionState = "open"
     verdict: Verdict | None = None
     finished_at: float | None = None  # unix s
+    is_closing: bool = False  # its last reward is being written down
 
     @property
     def group(self) -> str | None:
@@ -98,7 +99,7 @@ class GatewaySession:
 
     def is_open(self, now: float) -> bool:
         """Whether it takes calls and a reward."""
-        return self.state == "open" and now < self.expires_at
+        return self.state == "open" and now < self.expires_at and not self.is_closing
 
     def check_open(self, now: float) -> None:
         """Raise SessionOver where it is not."""
@@ -110,6 +111,8 @@ class GatewaySession:
     @property
     def end(self) -> str:
         """How it ended, as a sentence."""
+        if self.is_closing:
+            return "A reward of it is being written down."
         if self.state == "scored":
             return "Its reward was posted."
         if self.state == "failed" and self.verdict is not None:
