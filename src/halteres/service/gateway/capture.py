@@ -69,10 +69,33 @@ SEED_STEP = 1_000_003
 
 LONGEST_NAME = 200  # characters of one of those
 
-NEUTRAL: Mapping[str, Any] = {"top_p": 1.0, "top_k": -1, "seed": None, "logprobs_mode": None}
+NEUTRAL: Mapping[str, Any] = {
+    "top_p": 1.0,
+    "top_k": -1,
+    "min_p": 0.0,
+    "seed": None,
+    "logprobs_mode": None,
+}
 """What a session samples with where its program asks for something else: the whole distribution, a
 seed of its own, the kind of log-probabilities that the service was started with.
 """
+
+
+PENALTIES: Mapping[str, float] = {
+    "repetition_penalty": 1.0,
+    "presence_penalty": 0.0,
+    "frequency_penalty": 0.0,
+}
+"""What shapes a distribution that the policy does not have, each with the value that does not."""
+
+
+def shaped_by(request: InferenceRequest) -> list[str]:
+    """What a request's answer is held to beside the policy: penalties by their names, `grammar`."""
+    sampling = request.sampling
+    found = [name for name, neutral in PENALTIES.items() if getattr(sampling, name) != neutral]
+    if (request.grammar or sampling.grammar) is not None:
+        found.append("grammar")
+    return found
 
 
 @dataclass(slots=True, kw_only=True)
@@ -94,7 +117,11 @@ class SessionCapture:
     ) -> None:
         self.session, self._journal, self.tokenizer = session, journal, tokenizer
         self._limits = limits
-        self.history = History(tokenizer, keep_reasoning=session.opening.keep_reasoning)
+        self.history = History(
+            tokenizer,
+            keep_reasoning=session.opening.keep_reasoning,
+            train_shaped=session.opening.train_shaped,
+        )
         self._rows: dict[str, Row] = {}  # by key
         self._calls: dict[str, int] = {}  # of each body: how often it came as a new request
         self._under_way: dict[str, asyncio.Event] = {}  # by key
@@ -441,6 +468,7 @@ class NodeRecord:
             begun=begun,
             answer=answer,
             asked=call.asked,
+            shaped_by=shaped_by(request),
             ids_end=ids_mark(ids + sampled),
             text_end=text_end,
             chat_end=chat_end,

@@ -58,6 +58,7 @@ class Opening(msgspec.Struct, frozen=True, kw_only=True):
     pin_policy: int | None = None  # the policy version of all its calls; None: the newest each time
     sampling: SessionSampling = SessionSampling()
     keep_reasoning: bool = False
+    train_shaped: bool = False  # train on what was sampled under penalties or a grammar, too
     metadata: dict[str, Any] = {}
 
 
