@@ -436,3 +436,15 @@ async def test_a_loop_over_responses_is_one_sequence(tmp_path: Path, thinks: boo
         assert [tokens for tokens, _ in trained(sequences)] == [one.tokens for one in tap.samplings]
         nodes = (await episode.view())["nodes"]
         assert {node["dialect"] for node in nodes} == {"v1/responses"}
+
+
+async def test_calls_at_once_have_seeds_of_their_own_that_follow_from_the_sessions(
+    scene: LiveService,
+) -> None:
+    tap = EngineTap(scene)
+    for _ in range(2):
+        episode = await opened(scene, sampling={"seed": 7})
+        await asyncio.gather(*(episode.chat([user("Go.")]) for _ in range(8)))
+    seeds = [one.params.seed for one in tap.samplings]
+    assert len(set(seeds[:8])) == 8
+    assert sorted(seeds[8:]) == sorted(seeds[:8])

@@ -83,7 +83,8 @@ class Branches:
 
 def branches_of(history: History) -> Branches:
     """The branches of a session's nodes."""
-    nodes = history.nodes
+    # calls that come meanwhile add theirs, and this runs in a thread
+    nodes = dict(history.nodes)
     untrained: dict[str, Untrained] = {}
     for node in nodes.values():
         if node.late:

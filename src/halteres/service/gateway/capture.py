@@ -125,6 +125,7 @@ class SessionCapture:
         self._rows: dict[str, Row] = {}  # by key
         self._calls: dict[str, int] = {}  # of each body: how often it came as a new request
         self._under_way: dict[str, asyncio.Event] = {}  # by key
+        self._num_seeds = 0  # that were given
         self._num_bytes = 0
         self._num_keeping = 0  # calls that were whole in time, and are being recorded
         self._nothing_to_keep = asyncio.Event()
@@ -147,6 +148,7 @@ class SessionCapture:
             body, _, number = found.key.rpartition("#")
             if body:
                 self._calls[body] = max(self._calls.get(body, 0), int(number) + 1)
+        self._num_seeds = len(self._rows)
         for node in sorted(self._nodes(), key=lambda node: node.at):
             self.history.add(node)
 
@@ -157,13 +159,14 @@ class SessionCapture:
         self._rows[row.key] = row
         self._num_bytes += row.num_bytes + sum(len(write_nodes([node])) for node in row.nodes)
 
-    @property
     def next_seed(self) -> int | None:
-        """Of the session's next new request, where it has seeds of its own."""
+        """A seed for one more request, where the session has seeds of its own; no two are alike."""
         first = self.session.opening.sampling.seed
         if first is None:
             return None
-        return (first + SEED_STEP * len(self._rows)) % 2**31
+        seed = (first + SEED_STEP * self._num_seeds) % 2**31
+        self._num_seeds += 1
+        return seed
 
     async def call(self, path: str, headers: Mapping[str, str], body: bytes) -> CapturedCall:
         """A call that comes now. Raises SessionOver, LimitReached; Conflict for an Idempotency-Key
@@ -344,7 +347,7 @@ class CapturedCall:
     def sampling(self, asked: SamplingFields) -> SamplingFields:
         """The session's temperature and the whole distribution; what was asked is noted."""
         own = self._capture.session.opening.sampling
-        chosen = {**NEUTRAL, "temperature": own.temperature, "seed": self._capture.next_seed}
+        chosen = {**NEUTRAL, "temperature": own.temperature, "seed": self._capture.next_seed()}
         if own.max_tokens is not None:
             most = own.max_tokens
             chosen["max_tokens"] = most if asked.max_tokens is None else min(asked.max_tokens, most)

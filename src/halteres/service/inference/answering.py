@@ -167,7 +167,7 @@ class Inference:
         is_base = run is None
         if model:
             is_base = self.is_base(model)
-        if run is not None and self.is_base(run):
+        if run is not None and self.is_base(run) and run not in self._runs(tenant):
             # A gateway session of the base model: whatever a client calls it, that is meant.
             is_base = True
         if is_base:
