@@ -74,13 +74,17 @@ async def scripted_service(folder: Path, seconds: float) -> AsyncIterator[str]:
     """The address of a service whose sampling and training take so long."""
     from halteres.loopback import open_listener
     from halteres.service.fleet import Fleet
+    from halteres.service.gateway.gateway import gateway_over
     from halteres.service.server import ServiceServer
     from halteres.service.service import locked, opened
 
     host = InProcess(seconds)
     with locked(folder), open_listener(0) as bound:
-        async with opened(folder, host.base, Fleet.of(host)) as service:
-            server = ServiceServer(service)
+        async with (
+            opened(folder, host.base, Fleet.of(host)) as service,
+            gateway_over(service) as gateway,
+        ):
+            server = ServiceServer(service, gateway)
             running = asyncio.create_task(server.serve(sockets=[bound]))
             try:
                 yield f"http://127.0.0.1:{bound.getsockname()[1]}"

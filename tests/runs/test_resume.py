@@ -18,7 +18,7 @@ from halteres.errors import Conflict, InvalidConfig, NotFound
 from halteres.observe.metrics import append_row, merge_by_step, read_rows, series
 from halteres.runs.directory import QUARANTINE, RunDirectory, stop_run
 from halteres.runs.state import write_state
-from halteres.service.durable.journal import BURNT, MODELS, REQUESTS, SCHEMA
+from halteres.service.durable.journal import BURNT, GATEWAY_SESSIONS, MODELS, REQUESTS, SCHEMA
 
 from .run_fixtures import StartRun, start_standins, wait, wait_for_end
 
@@ -100,8 +100,8 @@ def test_the_services_journal_comes_along_with_the_rows_of_its_write_ahead_log(
 
 
 def test_what_was_open_in_the_old_service_is_not_executed_again(stopped: RunDirectory) -> None:
-    """Requests that the old service accepted belong to its clients; its adapters are not brought
-    back either.
+    """Requests and gateway sessions that the old service accepted belong to its clients; its
+    adapters are not brought back either.
     """
     file = stopped.path / "service" / "journal.sqlite"
     with closing(create_engine(f"sqlite:///{file}").connect()) as journal, journal.begin():
@@ -127,11 +127,16 @@ def test_what_was_open_in_the_old_service_is_not_executed_again(stopped: RunDire
                 )
             )
         journal.execute(insert(BURNT).values(model_id="s:train:0", seq=3))
+        session = {"key_sha256": "", "opening": {}, "created_at": 1.0, "expires_at": 2.0}
+        journal.execute(
+            insert(GATEWAY_SESSIONS).values(id="s-1", tenant="local", state="open", **session)
+        )
     new = resume(stopped)
     with closing(sqlite3.connect(new.path / "service" / "journal.sqlite")) as copy:
         assert (
             copy.execute("SELECT id FROM requests UNION ALL SELECT seq FROM burnt").fetchall() == []
         )
+        assert copy.execute("SELECT id FROM gateway_sessions").fetchall() == []
         assert copy.execute("SELECT id, point FROM models").fetchall() == [("s:train:0", None)]
     with closing(sqlite3.connect(file)) as old:
         assert len(old.execute("SELECT id FROM requests").fetchall()) == 2

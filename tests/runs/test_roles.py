@@ -13,6 +13,7 @@ import msgspec
 import pytest
 
 from halteres.agent.trial.request import Request, TestedModel
+from halteres.config import environ
 from halteres.config.program import EnvironmentProgram
 from halteres.config.settings import InferenceSettings, Settings
 from halteres.process import Lifeline
@@ -69,6 +70,19 @@ def test_a_runs_own_service_gives_the_log_probabilities_of_the_temperature_that_
     scene, found = commands(tmp_path, {"temperature": temperature}, own_service=True)
     assert scene.tempered is tempered
     assert (found["service"][-2:] == ("--sample-logprobs", "tempered")) is tempered
+
+
+def test_a_runs_own_service_posts_groups_of_gateway_sessions_to_the_runs_server(
+    tmp_path: Path,
+) -> None:
+    """By its address without a login; the token is a variable's."""
+    with listening() as service, listening() as api:
+        scene = scene_of(tmp_path, {}, service, api, "")
+        (role,) = (one for one in roles_of(scene) if one.name == "service")
+        place = role.command.index("--trajectory-server")
+        assert role.command[place + 1] == api.url
+        assert role.variables[environ.TRAJECTORY_TOKEN] == scene.secret
+        assert scene.secret not in role.command
 
 
 def test_somebody_elses_service_gives_what_it_gives(tmp_path: Path) -> None:

@@ -20,6 +20,7 @@ from halteres.engine.scripted.engine import ScriptedEngine
 from halteres.loopback import open_listener
 from halteres.service.base import BaseModel
 from halteres.service.fleet import Fleet
+from halteres.service.gateway.gateway import gateway_over
 from halteres.service.server import ServiceServer
 from halteres.service.service import locked, opened
 from halteres.tokenizer import load_tokenizer
@@ -150,15 +151,21 @@ async def speaking(
     with locked(folder / "state"), open_listener(0) as bound:
         async with (
             opened(folder / "state", base, Fleet.of(host)) as service,
+            gateway_over(service) as gateway,
             aiohttp.ClientSession() as http,
         ):
             await host.start()
-            server = ServiceServer(service)
+            server = ServiceServer(service, gateway)
             running = asyncio.create_task(server.serve(sockets=[bound]))
             try:
                 yield (
                     LiveService(
-                        f"http://127.0.0.1:{bound.getsockname()[1]}", service, host, http, server
+                        f"http://127.0.0.1:{bound.getsockname()[1]}",
+                        service,
+                        host,
+                        http,
+                        server,
+                        gateway,
                     ),
                     speaker,
                 )

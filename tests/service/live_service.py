@@ -24,6 +24,7 @@ from halteres.loopback import open_listener
 from halteres.models import TINY
 from halteres.service.base import base_model
 from halteres.service.fleet import Fleet
+from halteres.service.gateway.gateway import Gateway, gateway_over
 from halteres.service.server import ServiceServer
 from halteres.service.service import Options, Service, locked, opened
 
@@ -95,6 +96,7 @@ class LiveService:
     host: InProcess
     http: aiohttp.ClientSession
     server: ServiceServer
+    gateway: Gateway
     samplers: tuple[InProcess, ...] = ()  # those that only sample
 
     @property
@@ -182,11 +184,12 @@ async def serving(
     with locked(state), open_listener(port) as bound:
         async with (
             opened(state, BASE, Fleet.of(host, *others), options) as service,
+            gateway_over(service) as gateway,
             aiohttp.ClientSession() as http,
         ):
             for one in (host, *others):
                 await one.start()
-            server = ServiceServer(service)
+            server = ServiceServer(service, gateway)
             running = asyncio.create_task(server.serve(sockets=[bound]))
             try:
                 yield LiveService(
@@ -195,6 +198,7 @@ async def serving(
                     host,
                     http,
                     server,
+                    gateway,
                     others,
                 )
             finally:

@@ -89,7 +89,7 @@ async def test_a_service_without_reward_models_says_how_it_gets_them(scene: Live
 async def test_a_reward_model_that_does_not_answer_is_told_without_its_address(
     scored: LiveService, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("halteres.service.inference.answering.SCORED_WITHIN_S", 0.3)
+    monkeypatch.setattr("halteres.service.inference.best_of.SCORED_WITHIN_S", 0.3)
     status, answer = await scored.ask("/v1/completions", **ASKED, best_of=2, reward_model="gone")
     assert status == 503 and "'gone' could not be asked" in answer["error"]["message"]
     assert "127.0.0.1" not in str(answer) and "secret" not in str(answer)

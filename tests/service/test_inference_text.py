@@ -8,7 +8,7 @@ import pytest
 
 from halteres.errors import InvalidData
 from halteres.service.context_window import ContextLengthExceeded
-from halteres.service.inference.answering import BROKEN, Cut, Detokenizer
+from halteres.service.inference.outputs import BROKEN, Cut, Detokenizer
 from halteres.service.inference.requests import Chat, Prompt, render
 from halteres.tokenizer import Tokenizer
 from halteres.tool_calls import ToolCall, ToolReader

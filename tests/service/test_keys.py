@@ -93,7 +93,9 @@ def scene_paths(scene: LiveService) -> list[str]:
     """
     from halteres.service.server import create_app
 
-    paths = {getattr(route, "path", "/") for route in create_app(scene.service).routes}
+    paths = {
+        getattr(route, "path", "/") for route in create_app(scene.service, scene.gateway).routes
+    }
     known = [path.replace("{", "").replace("}", "").replace(":path", "") for path in paths]
     keyless = ("/api/v1/healthz", "/halteres/v1/files/")
     none = [

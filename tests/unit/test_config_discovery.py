@@ -40,6 +40,7 @@ if __name__ == "__main__":
 
 
 BUILT_IN = {
+    "agent",
     "arithmetic",
     "game",
     "gsm8k",

@@ -13,7 +13,7 @@ import typer
 from typer.core import TyperGroup
 
 import halteres
-from halteres.cli import agents, chat, env, groups, models, reward, runs, serve, train
+from halteres.cli import agents, chat, env, gateway, groups, models, reward, runs, serve, train
 from halteres.config.environ import use_utf8
 from halteres.errors import HalteresError
 from halteres.logins import refused
@@ -77,6 +77,7 @@ app.command("quickstart")(train.quickstart)
 app.command("train")(train.train)
 app.add_typer(serve.app, name="serve")
 app.add_typer(env.app, name="env")
+app.add_typer(gateway.app, name="gateway")
 app.add_typer(runs.app, name="runs")
 app.add_typer(models.app, name="models")
 app.add_typer(serve.keys, name="keys")

@@ -25,7 +25,7 @@ ENTRY_POINTS = "halteres.environments"
 _UNREADABLE = (SyntaxError, ValueError, OSError, RecursionError, MemoryError)
 """What reading a file that is not Python may raise; the last two, where it is nested too deeply."""
 
-_ROOTS = frozenset({"BaseEnv", "SingleTurnEnv", "MultiTurnEnv"})
+_ROOTS = frozenset({"BaseEnv", "SingleTurnEnv", "EpisodeEnv", "MultiTurnEnv"})
 """Classes that are no environments themselves, and from which environments derive."""
 
 _BUILT_IN, _PACKAGE = "halteres.environments.", Path(__file__).resolve().parents[2]

@@ -374,6 +374,10 @@ class BaseEnv:
     async def cleanup(self) -> None:
         """Called after every group, and once at the end."""
 
+    async def disconnect(self) -> None:
+        """Close the connections to servers; the next request opens new ones."""
+        await self.server.close()
+
     def chat_of(self, prompt: str | Sequence[Message]) -> list[dict[str, Any]]:
         """A chat that begins with this: the config's system prompt and a user's message, or whole
         messages.

@@ -274,7 +274,7 @@ async def _run(kind: Kind, arguments: Arguments) -> str:
             env.records.end(error)
         raise
     finally:
-        await env.server.close()
+        await env.disconnect()
         if env.rewards is not None:
             await env.rewards.close()
         env.scorer_workers.close()

@@ -12,38 +12,32 @@ outcome: that rollout failed, and is repeated.
 
 from __future__ import annotations
 
-import asyncio
 import copy
-import math
 from collections.abc import Awaitable, Callable, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from functools import partial
 from os.path import commonprefix
 from typing import Any, ClassVar, cast, get_args
 
-from halteres.environments.base import Backlog, BaseEnv, awaited
+from halteres.environments.base import awaited
 from halteres.environments.config import BaseEnvConfig, setting
-from halteres.environments.evaluating import Answer
-from halteres.environments.scored import ScoredDataItem, finite, items_of
+from halteres.environments.episodes import Episode, EpisodeConfig, EpisodeEnv
+from halteres.environments.scored import finite
 from halteres.errors import EnvironmentFailed, boundary, contained
-from halteres.rewards.functions import Sample
 from halteres.rollouts.chat import Chat
-from halteres.rollouts.rng import episode_rng, one_rollout
+from halteres.rollouts.rng import episode_rng
 from halteres.rollouts.sampler import ContextOverflow
 from halteres.tokenizer import Message, text_of
 from halteres.tool_calls import ToolCall, read_calls
-from halteres.types import Outcome, StopReason, Trajectory, Turn
+from halteres.types import Outcome, StopReason
 
 
-class MultiTurnConfig(BaseEnvConfig):
+class MultiTurnConfig(EpisodeConfig):
     """Settings of environments of several turns."""
 
     max_turns: int = setting(16, "turns of one episode at most", ge=1)
     end_on_length: bool = setting(
         False, "an answer that is cut off at max_new_tokens ends its episode (length_stop)"
-    )
-    mask_outcomes: tuple[Outcome, ...] = setting(
-        (), "episodes that end so are not trained on; their groups keep them"
     )
 
 
@@ -71,35 +65,13 @@ class Step:
     outcome: Outcome | None = None
 
 
-Messages = list[dict[str, Any]]
-
-
-@dataclass(slots=True, kw_only=True)
-class Episode:
-    """One episode: its messages, and its trajectory once it has ended."""
-
-    opening: tuple[dict[str, Any], ...]  # what `reset` gave
-    # after it; of a fresh chat what is new
-    conversation: Messages = field(default_factory=list[Any])
-    turns: list[Turn] = field(default_factory=list[Turn])
-    chats: list[Messages] = field(default_factory=list[Any])  # of each turn, with its answer
-    trajectory: Trajectory = field(init=False)
-
-    def add(self, chat: Chat, turn: Turn, messages: Sequence[dict[str, Any]]) -> None:
-        """The policy's answer to this chat, and what the environment said to it."""
-        answer = {"role": "assistant", "content": turn.text}
-        self.turns.append(turn)
-        self.chats.append([*(dict(message) for message in chat.messages), answer])
-        self.conversation += [answer, *messages]
-
-
 Tools = Sequence[Mapping[str, Any]]
 """Functions in OpenAI's form: {"type": "function", "function": {"name": ..., "parameters":
 ...}}.
 """
 
 
-class MultiTurnEnv(BaseEnv):
+class MultiTurnEnv(EpisodeEnv):
     """Write `get_next_item`, `reset` and `step`; `tools` for functions that the policy may call,
     `load_dataset` for data, `eval_items` for evaluation, `score_episode` where a score is more than
     the sum of rewards, `measure` for further metrics.
@@ -110,7 +82,7 @@ class MultiTurnEnv(BaseEnv):
     """
 
     env_config_cls: ClassVar[type[BaseEnvConfig]] = MultiTurnConfig
-    config: MultiTurnConfig
+    config: MultiTurnConfig  # pyright: ignore[reportIncompatibleVariableOverride]  # narrowed, and only ever read
     tools: Tools | Callable[[], Tools] = ()
     """What the policy may call: an attribute, a property or a method. Its calls are in
     `Reply.tool_calls`.
@@ -130,33 +102,6 @@ class MultiTurnEnv(BaseEnv):
         """Let go of what `reset` took: called once for every `reset`, however the episode ended;
         `async def` or not.
         """
-
-    def score_episode(self, turns: Sequence[Turn]) -> float | Awaitable[float]:
-        """The score of an ended episode: by default the sum of its rewards. Above
-        `success_threshold` is success.
-        """
-        return math.fsum(turn.reward for turn in turns)
-
-    def measure(
-        self, turns: Sequence[Turn]
-    ) -> Mapping[str, float] | Awaitable[Mapping[str, float]]:
-        """Further metrics of an ended episode; their means appear as train/… and eval/…"""
-        return {}
-
-    async def collect_trajectory(
-        self, item: Any
-    ) -> tuple[Trajectory | ScoredDataItem | list[ScoredDataItem] | None, Backlog]:
-        """One episode, as one sequence or several."""
-        episode = await self.play(item)
-        items = items_of(episode.trajectory, messages=episode.chats)
-        if episode.trajectory.outcome in self.config.mask_outcomes:
-            for one in items:
-                one["overrides"] = {"set_advantage_to_zero": True}
-        return items, []
-
-    async def evaluate(self, *args: Any, **kwargs: Any) -> Mapping[str, float]:
-        """Each held-out item once greedily and `eval_samples` times at temperature 1."""
-        return await self.evaluate_held_out(self._answers)
 
     async def play(self, task: Any, temperature: float | None = None) -> Episode:
         """One episode, on a copy of this object; `temperature` None: that of training.
@@ -193,10 +138,10 @@ class MultiTurnEnv(BaseEnv):
             except ContextOverflow:
                 if not episode.turns:
                     raise
-                return await self._ended(episode, "context_overflow")
+                return await self.ended(episode, "context_overflow")
             if turn.stop_reason == "length" and self.config.end_on_length:
-                episode.add(chat, turn, [])
-                return await self._ended(episode, "length_stop")
+                episode.add(chat.messages, turn, [])
+                return await self.ended(episode, "length_stop")
             text, calls = read_calls(turn.text) if tools else (turn.text, ())
             # of this turn; in ids of calls, which are the same in a repeated run
             number = len(episode.turns)
@@ -204,11 +149,11 @@ class MultiTurnEnv(BaseEnv):
             reply = Reply(text=text, turn=number, stop_reason=turn.stop_reason, tool_calls=calls)
             step, messages = await self._step(reply)
             shown = _new_part(messages, chat.messages) if step.fresh else messages
-            episode.add(chat, replace(turn, reward=step.reward), shown)
+            episode.add(chat.messages, replace(turn, reward=step.reward), shown)
             if step.done:
-                return await self._ended(episode, step.outcome)
+                return await self.ended(episode, step.outcome)
             if len(episode.turns) >= self.config.max_turns:
-                return await self._ended(episode, "turn_limit")
+                return await self.ended(episode, "turn_limit")
             if step.fresh:
                 chat = new_chat(messages)
             else:
@@ -231,44 +176,6 @@ class MultiTurnEnv(BaseEnv):
             # which puts the config's system prompt before a fresh chat
             messages = self.chat_of(shown)
         return replace(step, reward=finite(step.reward, where)), messages
-
-    async def _ended(self, episode: Episode, outcome: Outcome | None) -> Episode:
-        turns = tuple(episode.turns)
-        score = await self.call_scorer("score_episode", turns)
-        measured = await self.call_measure(turns)
-        outcome = outcome or ("success" if score > self.config.success_threshold else "failure")
-        metrics = {
-            **measured,
-            "mean_return": math.fsum(turn.reward for turn in turns),
-            "turns": len(turns),
-            **{f"outcome/{name}": float(name == outcome) for name in get_args(Outcome)},
-        }
-        episode.trajectory = Trajectory(turns=turns, score=score, metrics=metrics, outcome=outcome)
-        return episode
-
-    async def _answers(self, item: Any, count: int, temperature: float) -> list[Answer]:
-        async def one(number: int) -> Answer:
-            with one_rollout(number, 0):
-                episode = await self.play(item, temperature)
-            answers = [
-                place
-                for place, message in enumerate(episode.conversation)
-                if message["role"] == "assistant"
-            ]
-            chat = Sample(
-                prompt=episode.opening,
-                completion=tuple(episode.conversation),
-                answers=tuple(answers[: len(episode.turns)]),
-                tokens=tuple(token for turn in episode.turns for token in turn.action),
-                score=episode.trajectory.score,
-            )
-            return Answer(trajectory=episode.trajectory, chat=chat)
-
-        # All of them are waited for, also where one fails: what is tried again leaves no episode
-        # behind.
-        tasks = [asyncio.ensure_future(one(number)) for number in range(count)]
-        await asyncio.gather(*tasks, return_exceptions=True)
-        return [task.result() for task in tasks]
 
 
 def _checked(messages: Any, what: str) -> str | Sequence[Message]:

@@ -58,7 +58,9 @@ CLEARED = (
 that are written, components that this process asks.
 """
 
-OURS = tuple(f"halteres.environments.{name}" for name in ("base", "single_turn", "multi_turn"))
+OURS = tuple(
+    f"halteres.environments.{name}" for name in ("base", "single_turn", "episodes", "multi_turn")
+)
 """Modules whose methods are no author's."""
 
 SEPARATE = (
@@ -163,13 +165,16 @@ class Scorers:
             workers = self._open(module, kind.__qualname__, opening)
             self.of_environment = EnvironmentScorers(workers, kind, config.scorer_timeout_s)
 
-    def function(self, module: ModuleType, name: str, within_s: float) -> FunctionScorer | None:
-        """A reward function in workers, where a call may take so many seconds; None: it is called
-        in this process.
+    def function(
+        self, module: ModuleType, name: str, within_s: float, readable: Sequence[Path] = ()
+    ) -> FunctionScorer | None:
+        """A reward function in workers, which may read these files and folders, where a call may
+        take so many seconds; None: it is called in this process.
         """
         if not _takes(self._config, _is_of_unsafe_file(module, name)):
             return None
-        return FunctionScorer(self._open(module, name), name, within_s)
+        workers = self._open(module, name, readable=readable)
+        return FunctionScorer(workers, name, within_s)
 
     def close(self) -> None:
         """End the environment's workers; a function's are ended with its list of rewards."""
@@ -177,7 +182,11 @@ class Scorers:
             self.of_environment.close()
 
     def _open(
-        self, module: ModuleType | None, name: str, opening: Mapping[str, Any] | None = None
+        self,
+        module: ModuleType | None,
+        name: str,
+        opening: Mapping[str, Any] | None = None,
+        readable: Sequence[Path] = (),
     ) -> Workers:
         if module is None or not module.__file__ or "." in name:
             raise InvalidConfig(
@@ -198,7 +207,7 @@ class Scorers:
                 memory_bytes=self._config.scorer_memory_mb << 20, calls=self._config.scorer_calls
             ),
             caged=self._has_cage(),
-            readable=[self._tokenizer],
+            readable=[self._tokenizer, *readable],
         )
 
     def _has_cage(self) -> bool:

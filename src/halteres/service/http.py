@@ -1,7 +1,7 @@
 """What all routes share: bodies, answers, errors as HTTP, and the guard before them.
 
-    /v1/…, /runs/RUN/v1/…, /oai/api/…             errors in OpenAI's shape; /inference/…, /tokenize
-                                                  and /detokenize too
+    /v1/…, /runs/RUN/v1/…, /g/SESSION/v1/…, /oai/api/…   errors in OpenAI's shape; /inference/…,
+                                                  /tokenize and /detokenize too
     …/v1/messages…, /anthropic/api/v1/…           in Anthropic's
     everything else                               {"detail": …}
 
@@ -9,6 +9,9 @@
                               the tenant "local"
     a service with keys       X-API-Key, or Authorization: Bearer; an Origin names this machine, or
                               the server asked
+
+    a gateway session         its id in the path, whatever the key; or its key, under its run's
+                              path. That key opens nothing else
 
     POST /runs/RUN/…    below 400: answered    408, 429, 499, 503: come again, or gone: neither
                         other: refused
@@ -28,7 +31,7 @@ from collections import Counter, OrderedDict
 from collections.abc import Awaitable, Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
-from typing import Any, TypeVar
+from typing import Any, Protocol, TypeVar
 
 import msgspec
 from starlette.datastructures import Headers
@@ -179,9 +182,9 @@ def _error_type(error: HalteresError, unavailable: str) -> str:
 
 
 _SHAPES = (
-    (re.compile(r"/anthropic/api(/|$)|(/runs/[^/]+)?/v1/messages(/|$)"), anthropic_error),
+    (re.compile(r"/anthropic/api(/|$)|(/(runs|g)/[^/]+)?/v1/messages(/|$)"), anthropic_error),
     (
-        re.compile(r"/oai/api(/|$)|(/runs/[^/]+)?/(v1|inference|tokenize|detokenize)(/|$)"),
+        re.compile(r"/oai/api(/|$)|(/(runs|g)/[^/]+)?/(v1|inference|tokenize|detokenize)(/|$)"),
         openai_error,
     ),
 )
@@ -223,7 +226,7 @@ async def on_missing(request: Request, error: Exception) -> Response:
     )
     why = (
         "The routes are those of the Tinker API (SDK 0.38), /v1/… of OpenAI's and Anthropic's, "
-        "and /runs/RUN/…."
+        "/runs/RUN/…, /gateway/sessions and /g/SESSION/…."
     )
     return refusal_at(request.url.path, kind(f"There is no {_called(request)} here.", why))
 
@@ -242,10 +245,36 @@ async def on_bug(request: Request, error: Exception) -> Response:
 
 
 def _called(request: Request) -> str:
-    return f"{request.method} {shortened(request.url.path)}"
+    """Method and path, without the id of a gateway session, which is a secret."""
+    path = re.sub(r"^/(g|gateway/sessions)/[^/]+", r"/\1/…", request.url.path)
+    return f"{request.method} {shortened(path)}"
 
 
 # The guard
+
+
+SCOPE_SESSION = "halteres.gateway_session"
+"""Where the guard leaves the gateway session of a request in its ASGI scope."""
+
+
+class Session(Protocol):
+    """A gateway session, as the guard knows it."""
+
+    @property
+    def tenant(self) -> Tenant:
+        """Whose it is."""
+        ...
+
+
+class SessionDoor(Protocol):
+    """Which requests belong to a gateway session."""
+
+    def admitted(self, path: str, key: str | None) -> Session | None:
+        """The session that a request for this path, with this key, belongs to; None where it
+        belongs to none. KeyRefused and KeyOfSession where the key is a session's, and not good
+        here.
+        """
+        ...
 
 
 class Meter:
@@ -309,6 +338,7 @@ class Guard:
     app: ASGIApp
     keys: Keys
     meter: Meter
+    sessions: SessionDoor
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Pass on, with the tenant in the scope, or refuse."""
@@ -316,7 +346,7 @@ class Guard:
         length = headers.get("content-length", "")
         with ExitStack() as receiving:
             try:
-                tenant = scope[SCOPE_KEY] = self._tenant(scope["path"], headers)
+                tenant = scope[SCOPE_KEY] = self._tenant(scope, headers)
                 if tenant != NOBODY:
                     self.meter.count(tenant)
                 add = receiving.enter_context(
@@ -333,11 +363,12 @@ class Guard:
 
             await self.app(scope, counted, send)
 
-    def _tenant(self, path: str, headers: Headers) -> Tenant:
+    def _tenant(self, scope: Scope, headers: Headers) -> Tenant:
+        path = scope["path"]
         if not self.keys.required:
             if is_foreign(headers):
                 raise FOREIGN
-            return LOCAL
+            return self._tenant_of_session(scope, headers) or LOCAL
         # A browser says whose page asks; only one of the server it asks, or of this machine, may.
         origin = headers.get("origin")
         if (
@@ -351,7 +382,17 @@ class Guard:
             )
         if path == HEALTH or path.startswith(f"{SIGNED}/"):
             return NOBODY
-        return self.keys.tenant(presented(headers))
+        return self._tenant_of_session(scope, headers) or self.keys.tenant(presented(headers))
+
+    def _tenant_of_session(self, scope: Scope, headers: Headers) -> Tenant | None:
+        """Of a request within a gateway session, which is then in the scope; None for any other."""
+        session = self.sessions.admitted(scope["path"], presented(headers))
+        if session is None:
+            return None
+        if self.keys.required:
+            self.keys.check_tenant(session.tenant)
+        scope[SCOPE_SESSION] = session
+        return session.tenant
 
 
 def presented(headers: Headers) -> str | None:

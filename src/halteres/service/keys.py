@@ -215,6 +215,12 @@ class KeyRefused(UserError):
     code, status = "key_refused", 401
 
 
+class KeyOfSession(UserError):
+    """A gateway session's key, at what is not that session."""
+
+    code, status = "key_of_session", 403
+
+
 class Keys:
     """The keys as a running service knows them: every request looks whether the file is still the
     same. One that required keys once goes on requiring them, also when the file is gone. `own` is a
@@ -250,6 +256,18 @@ class Keys:
         if (state := known.state(time.time())) != "valid":
             raise KeyRefused(f"The key {known.id} ('{known.name}') is {state}.", next=HOW)
         return known.tenant
+
+    def check_tenant(self, tenant: Tenant) -> None:
+        """Raise KeyRefused for a tenant that has no good key any more."""
+        if self._own is not None and tenant == LOCAL:
+            return
+        self._look()
+        now = time.time()
+        own = (key for key in self._known.values() if key.tenant == tenant)
+        if not any(key.state(now) == "valid" for key in own):
+            raise KeyRefused(
+                "Whoever opened this gateway session has no key here any more.", next=HOW
+            )
 
     def _look(self) -> None:
         try:

@@ -69,6 +69,10 @@ class Limits:
     checkpoint_bytes: int = 2**40  # of named weights on disk
     # of samples that an engine which is not exact has drawn, in the journal
     result_bytes: int = 4 * 2**30
+    gateway_sessions: int = 1024  # that are open
+    gateway_calls: int = 4096  # sampled sequences of one gateway session
+    # of one gateway session: bodies of its calls and what was sampled
+    gateway_bytes: int = 512 * 2**20
 
     def check_samples(self, under_way: int) -> None:
         """Raise Overloaded if no further sampling request can be taken beside those under way."""
@@ -89,12 +93,25 @@ class Limits:
             why = f"{size_text(most)} are the limit."
             raise overloaded(f"{size_text(size)} of your requests wait for their turn.", why, 1)
 
-    def check_alive(self, kind: Literal["sessions", "samplers", "models"], alive: int) -> None:
+    def check_alive(
+        self, kind: Literal["sessions", "samplers", "models", "gateway_sessions"], alive: int
+    ) -> None:
         """Raise LimitReached if no further one can be made beside those alive."""
         if alive >= (most := getattr(self, kind)):
             what, next_step = _ALIVE[kind]
             raise LimitReached(
                 f"{alive} {what} of yours are alive.", f"{most} is the limit.", next_step
+            )
+
+    def check_gateway_session(self, calls: int, num_bytes: int) -> None:
+        """Raise LimitReached where a gateway session holds as much as it may."""
+        if calls >= self.gateway_calls:
+            what = f"This gateway session has {calls} calls."
+            raise LimitReached(what, f"{self.gateway_calls} are the limit.", _POST_REWARD)
+        if num_bytes >= self.gateway_bytes:
+            what = f"This gateway session holds {size_text(num_bytes)}."
+            raise LimitReached(
+                what, f"{size_text(self.gateway_bytes)} are the limit.", _POST_REWARD
             )
 
     def check_rank(self, rank: int) -> None:
@@ -122,7 +139,13 @@ class Limits:
         )
 
 
+_POST_REWARD = "Post its reward, and open another session."
+
 _ALIVE = {
+    "gateway_sessions": (
+        "gateway sessions",
+        "Post the rewards of those that are done; one without a reward ends at its ttl_s.",
+    ),
     "sessions": (
         "sessions",
         "Close clients that are done (ServiceClient.close()); silent ones count no more after a "

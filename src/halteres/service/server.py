@@ -34,6 +34,8 @@ from halteres.process import begin
 from halteres.service.base import BaseModel, base_model
 from halteres.service.fleet import Fleet, Host
 from halteres.service.fleet_options import add_arguments, fleet_of
+from halteres.service.gateway.gateway import Gateway, gateway_over
+from halteres.service.gateway.routes import GatewayRoutes
 from halteres.service.http import (
     CountRequests,
     Guard,
@@ -121,6 +123,12 @@ def _options(arguments: argparse.Namespace) -> Options:
                 "halteres reward serve DIR gives it an address.",
             )
         reward_models[name] = address
+    trajectory_server = arguments.trajectory_server
+    if trajectory_server is not None and not is_web_address(trajectory_server):
+        raise InvalidConfig(
+            f"'{refused(trajectory_server)}' is no trajectory server.",
+            next="Give its address: --trajectory-server http://127.0.0.1:8000.",
+        )
     return Options(
         sample_logprobs=arguments.sample_logprobs,
         own_key=environ.service_key(),
@@ -131,6 +139,7 @@ def _options(arguments: argparse.Namespace) -> Options:
         weights_bytes=int(arguments.weights_gb * 1e9) if arguments.weights_gb else None,
         limits=read_allowances(arguments.state, arguments.limit),
         reward_models=reward_models,
+        trajectory_server=trajectory_server,
     )
 
 
@@ -181,6 +190,8 @@ def _parser() -> argparse.ArgumentParser:
         metavar="NAME=URL",
         help="by which `best_of` may choose",
     )
+    groups = "where groups of gateway sessions are posted; its token: HALTERES_TRAJECTORY_TOKEN"
+    add("--trajectory-server", metavar="URL", help=groups)
     add("--sample-logprobs", choices=("raw", "tempered"), default="raw", help="of sampled tokens")
     strict = "refuse a max_tokens that does not fit beside the prompt, rather than shorten it"
     add("--strict-context", action="store_true", help=strict)
@@ -216,12 +227,15 @@ def worth_a_line(record: logging.LogRecord) -> bool:
     return record.levelno != logging.WARNING and not cancelled
 
 
-def create_app(service: Service, shutdown: Shutdown | None = None) -> Starlette:
-    """The routes over an open service, those called most first; `shutdown` cuts answers short."""
+def create_app(service: Service, gateway: Gateway, shutdown: Shutdown | None = None) -> Starlette:
+    """The routes over an open service and its gateway, those called most first; `shutdown` cuts
+    answers short.
+    """
     counts, inference, options = RequestCounts(), Inference(service), service.options
     routes = (
         TrainingRoutes(service),
         InferenceRoutes(inference),
+        GatewayRoutes(gateway, service.samplers),
         SessionRoutes(service),
         CheckpointRoutes(service),
     )
@@ -230,7 +244,7 @@ def create_app(service: Service, shutdown: Shutdown | None = None) -> Starlette:
         routes=[route for part in (*routes, counts) for route in part.table()],
         middleware=[
             Middleware(CountRequests, counts=counts),
-            Middleware(Guard, keys=keys, meter=Meter(options.limits)),
+            Middleware(Guard, keys=keys, meter=Meter(options.limits), sessions=gateway),
         ],
         exception_handlers={
             HalteresError: on_error,
@@ -253,12 +267,12 @@ class Tls(NamedTuple):
 class ServiceServer(Server):
     """A server that ends open polls, and answers under way, before it waits for connections."""
 
-    def __init__(self, service: Service, tls: Tls | None = None) -> None:
+    def __init__(self, service: Service, gateway: Gateway, tls: Tls | None = None) -> None:
         self._service, self._shutdown = service, Shutdown()
         logging.getLogger("uvicorn.error").addFilter(worth_a_line)
         super().__init__(
             uvicorn.Config(
-                create_app(service, self._shutdown),
+                create_app(service, gateway, self._shutdown),
                 http="h11",
                 ws="none",
                 lifespan="off",
@@ -293,8 +307,11 @@ async def serve(
     """
     url = url_of(bound, "https" if tls else "http")
     with locked(state):
-        async with opened(state, base, fleet, options) as service:
-            server = ServiceServer(service, tls)
+        async with (
+            opened(state, base, fleet, options) as service,
+            gateway_over(service) as gateway,
+        ):
+            server = ServiceServer(service, gateway, tls)
             file = ServiceFile(state, fleet, url, bound.getsockname()[1])
             tasks = [asyncio.create_task(_start(file, server), name="engines' start")]
             for host in fleet.hosts:

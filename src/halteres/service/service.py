@@ -27,7 +27,7 @@ from halteres.process import steady_time
 from halteres.service.base import BaseModel, WeightsBudget
 from halteres.service.checkpoints import Checkpoints
 from halteres.service.durable.futures import LOST_SAMPLE, UNLOAD_MODEL, Futures, failure, unloaded
-from halteres.service.durable.journal import FILE, SAMPLE, Journal
+from halteres.service.durable.journal import FILE, GATEWAY, SAMPLE, Journal
 from halteres.service.execution import Adapters, Training
 from halteres.service.fleet import Fleet
 from halteres.service.keys import Tenant
@@ -63,6 +63,8 @@ class Options:
     replay_s: float = 1.0  # engine time after which a restore point is due; 0: after every request
     # name -> server: for best_of
     reward_models: Mapping[str, str] = field(default_factory=dict[str, str], repr=False)
+    # where groups of gateway sessions are posted; None: nowhere
+    trajectory_server: str | None = field(default=None, repr=False)
     # for adapters and snapshots in the engine; None: by what memory is free
     weights_bytes: int | None = None
     silent_s: float = 600.0  # without a word from its client: a session's adapters leave the engine
@@ -229,7 +231,7 @@ class Service:
                 continue
             future = self.futures.adopt(row)
             try:
-                if row.kind == GENERATE:
+                if row.kind in (GENERATE, GATEWAY):
                     self.futures.settle(future, LOST_SAMPLE)
                 elif row.kind == UNLOAD_MODEL:
                     self.futures.settle(future, unloaded(row.subject))

@@ -185,7 +185,7 @@ async def score_texts(env: BaseEnv, job: Mapping[str, Any]) -> dict[str, Any]:
         scores = [{"of": name, **await tasks.score(item, text)} for name, text in named]
         return {"prompt": prompt, "reference": reference, "scores": scores}
     finally:
-        await env.server.close()
+        await env.disconnect()
         env.scorer_workers.close()
 
 

@@ -322,6 +322,10 @@ def _service(context: RunContext, listener: Listener) -> Role:
     tempered = ()
     if context.tempered:
         tempered = ("--sample-logprobs", "tempered")
+    # Groups of gateway sessions go where those of the run's environment go.
+    groups = ()
+    if context.api is not None:
+        groups = ("--trajectory-server", context.api.url)
     settings = context.settings
     computing = service_arguments(
         settings.inference,
@@ -332,12 +336,21 @@ def _service(context: RunContext, listener: Listener) -> Role:
         name="service",
         title="Training service",
         command=_module(
-            "halteres.service", *place, "--model", context.base_model, *computing, *tempered
+            "halteres.service",
+            *place,
+            "--model",
+            context.base_model,
+            *computing,
+            *groups,
+            *tempered,
         ),
         phase="api",
         ready=answers(f"{listener.url}/api/v1/healthz"),
         keys=key_variables(settings.inference.samplers),
-        variables={environ.SERVICE_KEY: context.secret},
+        variables={
+            environ.SERVICE_KEY: context.secret,
+            environ.TRAJECTORY_TOKEN: context.secret,
+        },
         stays_here=True,
         ready_within_s=300 + vllm_s(settings.inference.samplers),
         listener=listener,

@@ -10,6 +10,7 @@ models         training runs, each with the point from which its adapter can be 
 samplers       sampling sessions
 checkpoints    named weights on disk
 burnt          sequence numbers that a refused request used up
+gateway_…      gateway sessions, and the groups that they make; their calls are requests
 """
 
 from __future__ import annotations
@@ -50,6 +51,11 @@ SCHEMA = sa.MetaData()
 SAMPLE = "sample"
 """The kind whose results are not kept where an engine computes the same again, from the request and
 its seed.
+"""
+
+GATEWAY = "gateway"
+"""The kind of calls within a gateway session, whose outcomes are what was sampled: they are kept as
+long as the session is.
 """
 
 KEPT = sa.text(f"kind = '{SAMPLE}' AND state = 'done' AND outcome IS NOT NULL")
@@ -151,6 +157,34 @@ BURNT = Table(
     sa.Column("seq", sa.BigInteger, primary_key=True),
 )
 
+GATEWAY_SESSIONS = Table(
+    "gateway_sessions",
+    SCHEMA,
+    sa.Column("id", sa.String, primary_key=True),
+    sa.Column("tenant", sa.String, nullable=False),
+    sa.Column("key_sha256", sa.String, nullable=False),
+    sa.Column("group", sa.String),
+    sa.Column("opening", sa.JSON, nullable=False),  # what was asked for when it was opened
+    sa.Column("created_at", sa.Float, nullable=False),  # unix s
+    sa.Column("expires_at", sa.Float, nullable=False),  # unix s
+    sa.Column("state", sa.String, nullable=False),  # open, scored, failed or expired
+    sa.Column("verdict", sa.JSON(none_as_null=True)),  # reward, or why there is none
+    sa.Column("finished_at", sa.Float),  # unix s
+)
+
+GATEWAY_GROUPS = Table(
+    "gateway_groups",
+    SCHEMA,
+    sa.Column("name", sa.String, primary_key=True),
+    sa.Column("tenant", sa.String, nullable=False),
+    sa.Column("run", sa.String),
+    sa.Column("size", sa.BigInteger, nullable=False),  # sessions
+    sa.Column("deadline_at", sa.Float),  # unix s; null: as long as one of its sessions is open
+    sa.Column("created_at", sa.Float, nullable=False),  # unix s
+    sa.Column("state", sa.String, nullable=False),  # gathering, pending, posted or dropped
+    sa.Column("why", sa.String, nullable=False),
+)
+
 State = Literal["accepted", "done", "failed_user", "failed_server", "refused"]
 """A request that was refused never reached its turn; all others that have ended were executed."""
 
@@ -195,6 +229,14 @@ _SETTLE = (
 )
 _ROWS = select(*(REQUESTS.c[one.name] for one in fields(Recorded)))
 _RECALL = _ROWS.where(REQUESTS.c.id == bindparam("recalled_id"))
+_OF_SESSION = (
+    select(
+        *(REQUESTS.c[name] for name in ("id", "key", "drawn", "state", "outcome")),
+        sa.func.length(REQUESTS.c.body).label("num_bytes"),
+    )
+    .where(REQUESTS.c.kind == GATEWAY, REQUESTS.c.subject == bindparam("session"))
+    .order_by(REQUESTS.c.accepted_at)
+)
 _OPEN = _ROWS.where(REQUESTS.c.state == "accepted").order_by(REQUESTS.c.accepted_at)
 _REPLAYED = ("create_model", "forward_backward", "optim_step", "save_weights_for_sampler")
 """Kinds that change an adapter, or take weights from it."""
@@ -379,6 +421,18 @@ class Journal:
         """
         return await self._select(_OPEN)
 
+    async def of_session(self, session: str) -> list[dict[str, Any]]:
+        """The calls of a gateway session, oldest first: id, key, drawn, state, outcome, and the
+        bytes of each body.
+        """
+        await self.flush()
+        return await self.transact(
+            lambda connection: [
+                dict(row)
+                for row in connection.execute(_OF_SESSION, {"session": session}).mappings()
+            ]
+        )
+
     async def to_replay(self, run: str, after: int) -> list[Recorded]:
         """The requests of a training run with numbers above `after` that say what became of its
         adapter, in order, without their outcomes.
@@ -394,10 +448,12 @@ class Journal:
         )
 
     async def forget(self, before: float) -> int:
-        """Delete the requests settled before this time (unix s) that no adapter needs; returns how
-        many.
+        """Delete the requests settled before this time (unix s) that no adapter and no gateway
+        session needs; returns how many.
         """
         old = (REQUESTS.c.settled_at < before) & (REQUESTS.c.state != "accepted")
+        is_of_session = REQUESTS.c.subject.in_(select(GATEWAY_SESSIONS.c.id))
+        old &= sa.or_(REQUESTS.c.kind != GATEWAY, ~is_of_session)
         covered = (
             select(MODELS.c.covered).where(MODELS.c.id == REQUESTS.c.subject).scalar_subquery()
         )
@@ -567,9 +623,9 @@ def _unwritable(error: Exception) -> NotReady:
 
 
 def copy_without_requests(source: Path, target: Path) -> None:
-    """Copy the journal of one state directory into another, without its requests: what was open
-    there is not executed here again, nor are its adapters brought back. A journal of another layout
-    is copied as it is; the service that is started on it refuses it.
+    """Copy the journal of one state directory into another, without its requests and gateway
+    sessions: what was open there is not executed here again, nor are its adapters brought back. A
+    journal of another layout is copied as it is; the service that is started on it refuses it.
     """
     # Copied first and opened then: to open the old one would write its write-ahead log into it.
     for name in (FILE, f"{FILE}-wal"):
@@ -579,7 +635,8 @@ def copy_without_requests(source: Path, target: Path) -> None:
         return
     engine = sa.create_engine(f"sqlite:///{target / FILE}", isolation_level="AUTOCOMMIT")
     with engine.connect() as connection:
-        for statement in (delete(REQUESTS), delete(BURNT), update(MODELS).values(point=None)):
+        emptied = (REQUESTS, BURNT, GATEWAY_SESSIONS, GATEWAY_GROUPS)
+        for statement in (*map(delete, emptied), update(MODELS).values(point=None)):
             with suppress(OperationalError):
                 connection.execute(statement)
         # whole, also where rows were in its log alone

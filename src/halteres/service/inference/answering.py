@@ -1,54 +1,52 @@
-"""Inference: requests of any shape sampled, and their tokens as text, whole or in pieces while they
-come.
-
-Guarantees: the pieces of an answer, joined, are the text of the whole.
-"""
+"""Inference: requests of any shape sampled, whole or in pieces while they come."""
 
 from __future__ import annotations
 
 import asyncio
-import logging
-import math
-from collections.abc import AsyncGenerator, AsyncIterator, Callable, Mapping
+from collections.abc import (
+    AsyncGenerator,
+    AsyncIterator,
+    Awaitable,
+    Callable,
+    Iterable,
+    Iterator,
+    Mapping,
+)
 from contextlib import aclosing, asynccontextmanager
-from dataclasses import dataclass, field, replace
-from typing import Any, Literal, TypeVar
+from dataclasses import replace
+from typing import TypeVar
 
 import msgspec
-import numpy as np
 
-from halteres.clients import rewards
 from halteres.engine.protocol import (
     ExtraLogprobs,
     LogprobKind,
-    Piece,
     SampleResult,
-    SamplingParams,
     Sequence,
-    TopK,
 )
 from halteres.errors import (
     HalteresError,
     InvalidData,
     NotFound,
-    NotReady,
     ServerError,
     nearest,
     shortened,
-    unknown,
 )
 from halteres.process import steady_time
-from halteres.scores import Scorable, best_first
 from halteres.service.context_window import check_room
 from halteres.service.durable.futures import Outcome, failure
 from halteres.service.durable.journal import Entry, new_id
+from halteres.service.inference.best_of import BestOf
 from halteres.service.inference.fields import Dialect, read
+from halteres.service.inference.outputs import Output, Writer, positions_of
 from halteres.service.inference.requests import (
     Call,
     Chat,
     InferenceRequest,
     Prompt,
+    Record,
     SamplingFields,
+    Unkept,
     Weights,
     render,
 )
@@ -56,10 +54,6 @@ from halteres.service.keys import Tenant
 from halteres.service.limits import LONG
 from halteres.service.sampling.samples import CANCELLED, Draw, checked_seed, drawn_seed, packed
 from halteres.service.service import GENERATE, Service
-from halteres.service.wire.results import FILLER_LOGPROB
-from halteres.short_texts import beginning
-from halteres.tokenizer import Tokenizer
-from halteres.tool_calls import ToolCall, ToolReader
 
 T = TypeVar("T")
 
@@ -79,234 +73,8 @@ MB of JSON, made of 200 MB of objects.
 
 TOKEN_WORK = 16  # of a sampled token that is turned to text, beside the reading of one byte
 
-BROKEN = "\N{REPLACEMENT CHARACTER}"
-
-CONTEXT_TOKENS = 8
-"""Tokens before new ones that are decoded with them: tokenizers join neighbours, over a few tokens
-at most.
-"""
-
-WINDOW_TOKENS = 64
-
 _KINDS: Mapping[str, LogprobKind] = {"raw_logprobs": "raw", "processed_logprobs": "tempered"}
 """What `logprobs_mode` names, by vLLM's words."""
-
-# bytes; of a run of broken ones that is longer, all but the last few stay broken
-LONGEST_CHARACTER = 4
-
-SCORED_WITHIN_S = 120.0
-
-log = logging.getLogger(__name__)
-
-
-# From tokens to text
-
-
-class Detokenizer:
-    """The text of one sequence; a character whose bytes are spread over tokens comes when it is
-    whole.
-    """
-
-    def __init__(self, tokenizer: Tokenizer, *, skip_special_tokens: bool = True) -> None:
-        self._tokenizer, self._skip = tokenizer, skip_special_tokens
-        self._window: list[int] = []  # the newest tokens
-        self._sent = 0  # characters of the window's text
-
-    def add(self, tokens: list[int], *, last: bool = False) -> str:
-        """The text that is certain now; with the last tokens, all of it."""
-        self._window += tokens
-        text = self._decoded()
-        certain = (
-            len(text) if last else max(len(text.rstrip(BROKEN)), len(text) - LONGEST_CHARACTER)
-        )
-        new = text[self._sent : certain]
-        self._sent += len(new)
-        if len(self._window) > WINDOW_TOKENS:
-            unsent = len(text) - self._sent
-            self._window = self._window[-CONTEXT_TOKENS:]
-            self._sent = max(0, len(self._decoded()) - unsent)
-        return new
-
-    def _decoded(self) -> str:
-        return self._tokenizer.decode(self._window, skip_special_tokens=self._skip)
-
-
-class Cut:
-    """Ends a text before (or behind) the first of some strings, wherever the pieces break."""
-
-    def __init__(self, stops: tuple[str, ...], *, keep: bool = False) -> None:
-        self._stops, self._keep = stops, keep
-        self._held = ""
-        self.matched: str | None = None
-
-    def add(self, text: str, *, last: bool = False) -> str:
-        """The text that holds no stop string and no beginning of one; with the last piece,
-        beginnings too.
-        """
-        if self.matched is not None:
-            return ""
-        self._held += text
-        found = min(
-            ((at, stop) for stop in self._stops if (at := self._held.find(stop)) >= 0), default=None
-        )
-        if found is not None:
-            at, self.matched = found
-            return self._held[: at + (len(self.matched) if self._keep else 0)]
-        whole = len(self._held) if last else beginning(self._held, self._stops)
-        sent, self._held = self._held[:whole], self._held[whole:]
-        return sent
-
-
-# tokens and their log-probabilities at one position, the most likely first
-Row = list[tuple[int, float]]
-
-Position = tuple[int, float | None, Row]
-"""A token, its log-probability (None where nothing predicts it), and what was likely there where
-that is answered.
-"""
-
-
-def positions_of(tokens: list[int], logprobs: bytes, top: TopK | None) -> list[Position]:
-    """One for each token."""
-    rows: list[Row] = [[] for _ in tokens]
-    if top is not None:
-        ids = np.frombuffer(top.ids, np.int32).reshape(top.length, top.k).tolist()
-        values = np.frombuffer(top.logprobs, np.float32).reshape(top.length, top.k).tolist()
-        for row, *pairs in zip(rows, ids, values, strict=True):
-            row += [
-                (token, value)
-                for token, value in zip(*pairs, strict=True)
-                if value > FILLER_LOGPROB
-            ]
-    values = np.frombuffer(logprobs, np.float32).tolist()
-    return [
-        (token, None if value != value else value, row)
-        for token, value, row in zip(tokens, values, rows, strict=True)
-    ]
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Output:
-    """One sampled sequence, or its next piece."""
-
-    place: int  # number of the sequence among all of the request
-    sample: int  # ... and among those of its prompt
-    prompt: Prompt
-    of_prompt: list[Position] | None
-    tokens: list[int]
-    positions: list[Position]  # of the tokens
-    first: bool  # nothing of the sequence came before
-    text: str  # without special tokens and what stopped it, unless they are to be included
-    parts: list[str | ToolCall]  # the text as texts and calls
-    called: bool  # there was a call so far
-    finish: Literal["stop", "length"] | None  # None: more pieces come
-    matched: str | int | None  # the stop string, or the request's own stop token, that ended it
-    version: int  # policy version
-    # tokens of the sequence, where the context had no room for the `max_tokens` it was to have
-    truncated_max_tokens: int | None
-
-    @property
-    def plain(self) -> str:
-        """The text without calls."""
-        return "".join(part for part in self.parts if isinstance(part, str))
-
-    @property
-    def calls(self) -> list[ToolCall]:
-        """The calls."""
-        return [part for part in self.parts if isinstance(part, ToolCall)]
-
-
-@dataclass(slots=True)
-class Usage:
-    """Tokens and policy versions of an answer, as far as it is written."""
-
-    completion: int = 0
-    versions: set[int] = field(default_factory=set)
-    # tokens of sequences that the context had no more room for
-    truncated: set[int] = field(default_factory=set)
-
-    def add(self, one: Output) -> None:
-        """Count a sequence, or a piece of one."""
-        self.completion += len(one.tokens)
-        self.versions.add(one.version)
-        if one.truncated_max_tokens is not None:
-            self.truncated.add(one.truncated_max_tokens)
-
-    @property
-    def policy_version(self) -> list[int]:
-        """Smallest and largest."""
-        return [min(self.versions, default=0), max(self.versions, default=0)]
-
-    @property
-    def ours(self) -> dict[str, Any]:
-        """Fields that an answer has in every dialect: the policy versions, and where `max_tokens`
-        did not fit beside a prompt, how many tokens did.
-        """
-        ours: dict[str, Any] = {"policy_version": self.policy_version}
-        if self.truncated:
-            ours["truncated_max_tokens"] = min(self.truncated)
-        return ours
-
-
-class Writer:
-    """One sequence: from its tokens to its text."""
-
-    def __init__(self, tokenizer: Tokenizer, request: InferenceRequest, place: int) -> None:
-        self._place, sampling = place, request.sampling
-        self._sample, self._prompt = place % sampling.n, request.prompts[place // sampling.n]
-        self._own_stops, self._keeps_stop = (
-            frozenset(sampling.stop_tokens),
-            sampling.include_stop_str_in_output,
-        )
-        self._ends = (
-            self._own_stops
-            if sampling.ignore_eos
-            else self._own_stops | frozenset(tokenizer.eos_token_ids)
-        )
-        self._characters = Detokenizer(tokenizer, skip_special_tokens=sampling.skip_special_tokens)
-        self._cut = Cut(sampling.stop_strings, keep=self._keeps_stop)
-        self._calls = ToolReader(
-            parallel=bool(request.parallel_calls), in_thought=self._prompt.begins_thinking
-        )
-        self._reads_calls, self._first = request.parallel_calls is not None, True
-        self._max_tokens, self._num_tokens = sampling.max_tokens, 0
-
-    def add(
-        self, piece: Sequence | Piece, version: int, of_prompt: list[Position] | None = None
-    ) -> Output:
-        """The next tokens, or all of them; the last ones have a stop reason."""
-        ids: list[int] = np.frombuffer(piece.tokens, np.int32).tolist()
-        finish, last = piece.stop_reason, piece.stop_reason is not None
-        stopped_by = ids[-1] if finish == "stop" and ids and ids[-1] in self._ends else None
-        shown = ids if stopped_by is None or self._keeps_stop else ids[:-1]
-        text = self._cut.add(self._characters.add(shown, last=last), last=last)
-        plain: list[str | ToolCall] = [text] if text else []
-        first, self._first = self._first, False
-        if last and self._cut.matched is not None:
-            finish = "stop"
-        self._num_tokens += len(ids)
-        is_truncated = finish == "length" and self._num_tokens < (self._max_tokens or 0)
-        return Output(
-            place=self._place,
-            sample=self._sample,
-            prompt=self._prompt,
-            of_prompt=of_prompt,
-            tokens=ids,
-            positions=positions_of(ids, piece.logprobs, piece.top),
-            first=first,
-            text=text,
-            parts=self._calls.add(text, last=last) if self._reads_calls else plain,
-            called=self._calls.calls > 0,
-            finish=finish,
-            matched=(stopped_by if stopped_by in self._own_stops else self._cut.matched)
-            if last
-            else None,
-            version=version,
-            truncated_max_tokens=self._num_tokens if is_truncated else None,
-        )
-
-
-# Sampling
 
 
 class Inference:
@@ -359,6 +127,8 @@ class Inference:
                 raise InvalidData(
                     f"The request has {len(found)} prompts.", f"It may have 1 to {MAX_PROMPTS}."
                 )
+            if call.capture is not None:
+                return [call.capture.prompt(one, context, special=special) for one in found]
             return [Prompt.of(one, self.tokenizer, context, special) for one in found]
 
         return await self.in_thread(call, made, len(call.body))
@@ -370,12 +140,14 @@ class Inference:
         runs in a thread.
         """
         context = await self.context_length()
-        return await self.in_thread(
-            call,
-            lambda: Prompt.of(
-                render(self.tokenizer, chat()), self.tokenizer, context, bool(special)
-            ),
-        )
+
+        def made() -> Prompt:
+            found = chat()
+            if call.capture is not None:
+                return call.capture.prompt(found, context, special=bool(special))
+            return Prompt.of(render(self.tokenizer, found), self.tokenizer, context, bool(special))
+
+        return await self.in_thread(call, made)
 
     def weights(
         self, model: str | None, run: str | None, tenant: Tenant, version: int | None = None
@@ -395,6 +167,9 @@ class Inference:
         is_base = run is None
         if model:
             is_base = self.is_base(model)
+        if run is not None and self.is_base(run) and run not in self._runs(tenant):
+            # A gateway session of the base model: whatever a client calls it, that is meant.
+            is_base = True
         if is_base:
             return Weights(name=name, snapshot=None)
         if run is None and name not in self._runs(tenant):
@@ -448,6 +223,7 @@ class Inference:
         """What `shape` makes of every sequence of a request, prompt by prompt; a large answer is
         made in a thread.
         """
+        request = self._in_session(request)
         seed, n = await self._checked(request, MAX_SCORES), request.sampling.n
 
         def shaped() -> T:
@@ -463,15 +239,15 @@ class Inference:
                     )
                 for place, one in enumerate(result.sequences, at * n):
                     sequence = silent if request.scores_only else one
-                    outputs.append(
-                        Writer(self.tokenizer, request, place).add(
-                            sequence, result.version, of_prompt
-                        )
+                    output = Writer(self.tokenizer, request, place).add(
+                        sequence, result.version, of_prompt
                     )
+                    record.add(output)
+                    outputs.append(output)
             return shape(outputs)
 
-        async with self._recorded(request, seed):
-            calls = (self._service.samples.draw(draw) for draw in self._calls_of(request, seed))
+        async with self._recorded(request, seed) as record:
+            calls = self._answers(request, record)
             results, work = list[SampleResult](), request.num_prompt_logprobs
             # none is under way any more
             for result in await asyncio.gather(*calls, return_exceptions=True):
@@ -485,12 +261,15 @@ class Inference:
                     )
                     // 4
                 )
-            return await self.in_thread(request.call, shaped, TOKEN_WORK * work)
+            answer = await self.in_thread(request.call, shaped, TOKEN_WORK * work)
+            await record.keep()
+            return answer
 
     async def stream(self, request: InferenceRequest) -> AsyncGenerator[Output, None]:
         """The same, in pieces as they are sampled (in one where the prompt is scored); whoever
         stops reading frees the rows.
         """
+        request = self._in_session(request)
         seed, n = await self._checked(request, MAX_STREAMED_SCORES), request.sampling.n
         if request.prompt_top is not None:
             for one in await self.write(request, list):
@@ -499,24 +278,51 @@ class Inference:
         writers = [
             Writer(self.tokenizer, request, place) for place in range(len(request.prompts) * n)
         ]
-        async with self._recorded(request, seed):
-            streams = [self._service.samples.stream(draw) for draw in self._calls_of(request, seed)]
+        async with self._recorded(request, seed) as record:
+            if record.stored is not None:
+                for writer, (one, version) in zip(writers, _each(record.stored), strict=True):
+                    yield writer.add(one, version)
+                return
+            draws = self._calls_of(request, record.seed)
+            streams = [self._service.samples.stream(draw) for draw in draws]
+            open_rows = len(writers)
             async with aclosing(merged(streams)) as pieces:
                 async for at, piece in pieces:
-                    yield writers[at * n + piece.sample].add(piece, piece.version)
+                    output = writers[at * n + piece.sample].add(piece, piece.version)
+                    record.add(output)
+                    open_rows -= output.finish is not None
+                    if open_rows == 0:
+                        # Nobody has the end of an answer that is not kept.
+                        await record.keep()
+                    yield output
+
+    def _answers(
+        self, request: InferenceRequest, record: Record
+    ) -> Iterable[Awaitable[SampleResult]]:
+        """What comes of each prompt: drawn now, or what was drawn for this very call before."""
+        if record.stored is not None:
+            return [_known(result) for result in record.stored]
+        draws = self._calls_of(request, record.seed)
+        return [self._service.samples.draw(draw) for draw in draws]
+
+    def _in_session(self, request: InferenceRequest) -> InferenceRequest:
+        """The request as it is sampled: in a gateway session by that session's policy, and as that
+        session samples.
+        """
+        call = request.call
+        if call.capture is None or request.scores_only:
+            return request
+        weights = self.weights(call.capture.model, call.run, call.tenant, call.capture.version)
+        return replace(
+            request,
+            weights=replace(weights, name=request.weights.name),
+            sampling=call.capture.sampling(request.sampling),
+        )
 
     def _calls_of(self, request: InferenceRequest, seed: int) -> list[Draw]:
         sampling = request.sampling
-        ends = () if sampling.ignore_eos else self.tokenizer.eos_token_ids
-        params = SamplingParams(
-            max_tokens=1 if request.scores_only else sampling.max_tokens,
-            temperature=sampling.temperature,
-            top_k=sampling.top_k,
-            top_p=sampling.top_p,
-            stop_tokens=(*sampling.stop_tokens, *ends),
-            stop_strings=sampling.stop_strings,
-            logprobs=self._kind_of_logprobs(sampling),
-        )
+        kind = self._kind_of_logprobs(sampling)
+        params = request.params(self.tokenizer.eos_token_ids, kind)
         scored, top = request.prompt_top is not None, request.prompt_top or 0
         return [
             Draw(
@@ -569,15 +375,16 @@ class Inference:
         return drawn_seed() if sampling.seed is None else checked_seed(sampling.seed)
 
     @asynccontextmanager
-    async def _recorded(self, request: InferenceRequest, seed: int) -> AsyncIterator[None]:
+    async def _recorded(self, request: InferenceRequest, seed: int) -> AsyncIterator[Record]:
         """The journal has the request, and then how the block ended: samples are not kept, a
-        failure is.
+        failure is. In a gateway session they are kept.
         """
-        call, name, outcome = (
-            request.call,
-            new_id(),
-            failure(ServerError("The answer was not finished.")),
-        )
+        call = request.call
+        if call.capture is not None and not request.scores_only:
+            async with call.capture.recorded(request, seed) as record:
+                yield record
+            return
+        name, outcome = new_id(), failure(ServerError("The answer was not finished."))
         entry = Entry(
             id=name,
             key=name,
@@ -589,7 +396,7 @@ class Inference:
         )
         try:
             await self._service.journal.accept(entry)
-            yield
+            yield Unkept(seed)
             outcome = Outcome(b"")
         except HalteresError as error:
             outcome = failure(error)
@@ -599,6 +406,17 @@ class Inference:
             raise
         finally:
             self._service.journal.settle(name, outcome.state, steady_time(), outcome.body or None)
+
+
+def _each(results: Iterable[SampleResult]) -> Iterator[tuple[Sequence, int]]:
+    """Every sequence with its policy version."""
+    for result in results:
+        for one in result.sequences:
+            yield one, result.version
+
+
+async def _known(result: SampleResult) -> SampleResult:
+    return result
 
 
 async def merged(streams: list[AsyncGenerator[T, None]]) -> AsyncGenerator[tuple[int, T], None]:
@@ -629,68 +447,3 @@ async def merged(streams: list[AsyncGenerator[T, None]]) -> AsyncGenerator[tuple
         await asyncio.gather(*waiting, return_exceptions=True)
         for stream in streams:
             await stream.aclose()
-
-
-class BestOf:
-    """The choice, by reward models that are served elsewhere: name -> address."""
-
-    def __init__(self, reward_models: Mapping[str, str]) -> None:
-        self._addresses = reward_models
-
-    def check(self, reward_model: str | None) -> None:
-        """See that there is such a reward model, before anything is sampled."""
-        if reward_model is None or reward_model in self._addresses:
-            return
-        if not self._addresses:
-            raise InvalidData(
-                "This service has no reward models.",
-                "It is started with them: halteres serve --reward-model NAME=URL.",
-                "Leave `reward_model` out: `best_of` then goes by log-probability.",
-                param="reward_model",
-            )
-        raise unknown(InvalidData, "reward model", reward_model, self._addresses)
-
-    async def chosen(
-        self,
-        outputs: list[Output],
-        count: int,
-        reward_model: str | None,
-        text_of: Callable[[Output], Scorable],
-    ) -> list[Output]:
-        """So many sequences of each prompt, the best first, by a reward model's score or else the
-        mean log-probability of a token; one that could not be scored comes behind all that could.
-        NotReady where none could.
-        """
-        values: list[float | None] = [
-            math.fsum(logprob or 0.0 for _, logprob, _ in one.positions) / len(one.tokens)
-            if one.tokens
-            else None
-            for one in outputs
-        ]
-        if reward_model is not None:
-            texts = [text_of(one) for one in outputs]
-            try:
-                scores = await rewards.score(
-                    self._addresses[reward_model], texts, timeout_s=SCORED_WITHIN_S
-                )
-            except HalteresError as error:
-                # it may name the operator's address: that is for the log
-                log.warning(
-                    "The reward model '%s' could not be asked: %s", reward_model, error.sentence
-                )
-                what = f"The reward model '{reward_model}' could not be asked."
-                raise NotReady(what, next="Try again, or leave `reward_model` out.") from error
-            if not any(scores):
-                raise NotReady(
-                    f"The reward model '{reward_model}' could not score one of {len(texts)} "
-                    "answers."
-                )
-            values = [None if score is None else score.value for score in scores]
-        of_prompt: dict[int, list[int]] = {}
-        for at, one in enumerate(outputs):
-            of_prompt.setdefault(one.place - one.sample, []).append(at)
-        return [
-            replace(outputs[places[rank]], place=number * count + place, sample=place)
-            for number, places in enumerate(of_prompt.values())
-            for place, rank in enumerate(best_first([values[at] for at in places])[:count])
-        ]

@@ -6,6 +6,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import re
 from abc import ABC, abstractmethod
 from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable, Coroutine, Sequence
 from contextlib import aclosing, asynccontextmanager
@@ -16,11 +17,12 @@ from starlette.requests import Request
 from starlette.responses import Response, StreamingResponse
 from starlette.types import Receive, Scope, Send
 
-from halteres.errors import HalteresError, NotReady, ServerError, boundary
+from halteres.errors import HalteresError, NotFound, NotReady, ServerError, boundary
 from halteres.loopback import while_connected
-from halteres.service.http import answer, body_of, tenant_of
-from halteres.service.inference.answering import Inference, Output
-from halteres.service.inference.requests import Call, InferenceRequest
+from halteres.service.http import SCOPE_SESSION, answer, body_of, tenant_of
+from halteres.service.inference.answering import Inference
+from halteres.service.inference.outputs import Output
+from halteres.service.inference.requests import Call, CapturedSession, InferenceRequest
 from halteres.service.wire.bodies import PROMPT_BYTES
 
 log = logging.getLogger(__name__)
@@ -74,13 +76,40 @@ def endpoint(
     """A route whose work ends when its client leaves or the service ends."""
 
     async def answered(request: Request) -> Response:
-        run, body = request.path_params.get("run_id"), await body_of(request, PROMPT_BYTES)
+        body = await body_of(request, PROMPT_BYTES)
         shutdown: Shutdown = request.app.state.shutdown
+
+        async def work() -> Response:
+            return await handler(await _call_of(request, body))
+
         async with shutdown.cuts_short():
-            work = handler(Call(run=run, tenant=tenant_of(request), body=body))
-            return await while_connected(request, work)
+            return await while_connected(request, work())
 
     return answered
+
+
+def run_of(request: Request) -> str | None:
+    """The run that a request means by its URL or its gateway session."""
+    session: CapturedSession | None = request.scope.get(SCOPE_SESSION)
+    if session is not None:
+        return session.policy_name
+    if "session_id" in request.path_params:
+        raise NotFound(
+            "There is no such gateway session here.", next="POST /gateway/sessions opens one."
+        )
+    return request.path_params.get("run_id")
+
+
+async def _call_of(request: Request, body: bytes) -> Call:
+    session: CapturedSession | None = request.scope.get(SCOPE_SESSION)
+    capture = None
+    if session is not None:
+        path = _BEFORE_DIALECT.sub("", request.url.path)
+        capture = await session.call(path, request.headers, body)
+    return Call(run=run_of(request), tenant=tenant_of(request), body=body, capture=capture)
+
+
+_BEFORE_DIALECT = re.compile(r"/(g|runs)/[^/]+/")
 
 
 DONE = b"data: [DONE]\n\n"

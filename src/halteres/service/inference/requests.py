@@ -9,6 +9,11 @@ nothing                                     the run in the URL; without one, the
 
 Which fields of a body are read, refused or passed over, `fields` says.
 
+A call may belong to a gateway session (`Call.capture`). Dialects know nothing of it: a chat, a text
+or tokens become a prompt (`Capture.prompt`), a request is sampled as the session says (`version`,
+`sampling`), and what is sampled is recorded before a client has it (`recorded`). `service.gateway`
+implements these protocols.
+
 Source: OpenAI's and Anthropic's API references, vLLM 0.11 `SamplingParams` and its protocol, sglang
 0.5 `GenerateReqInput` and `SamplingParams`.
 """
@@ -16,51 +21,36 @@ Source: OpenAI's and Anthropic's API references, vLLM 0.11 `SamplingParams` and 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from contextlib import suppress
+from contextlib import AbstractAsyncContextManager, suppress
 from dataclasses import dataclass, field
-from typing import Annotated, Any, Literal
+from typing import Any, Literal, Protocol
 
 import msgspec
 
 from halteres.documents import DocumentError, parse_json
+from halteres.engine.protocol import Grammar, LogprobKind, SampleResult, SamplingParams
+from halteres.engine.vllm.requests import TokenCount as TokenCount
+from halteres.engine.vllm.requests import TokenId as TokenId
+from halteres.engine.vllm.requests import TopCount as TopCount
 from halteres.errors import InvalidData
 from halteres.service.context_window import prompt_too_long, text_too_long
+from halteres.service.inference.formats import FormatFields
 from halteres.service.keys import Tenant
 from halteres.service.sampling.snapshots import Snapshot
-from halteres.service.wire.bodies import MOST_STOPS
 from halteres.tokenizer import THINKING, Tokenizer
 from halteres.tokenizer import text_of as plain_text
-from halteres.tool_calls import in_words
-
-TokenCount = Annotated[int, msgspec.Meta(ge=0, le=2**31 - 1)]
-TokenId = Annotated[int, msgspec.Meta(ge=-(2**31), le=2**31 - 1)]
-# of the most likely tokens; 256 is the engine's limit
-TopCount = Annotated[int, msgspec.Meta(ge=0, le=256)]
-
+from halteres.tool_calls import ToolCall, in_words
 
 CHARACTERS_PER_TOKEN = 64
 """No text that is meant to be read has more of them on average; a longer one is refused before it
 is tokenised.
 """
 
-AFewStops = msgspec.Meta(max_length=MOST_STOPS)
 
+class SamplingFields(FormatFields, kw_only=True):
+    """What every such request says about sampling."""
 
-class SamplingFields(msgspec.Struct, kw_only=True):
-    """What every such request says about sampling. Defaults are OpenAI's and vLLM's."""
-
-    n: int = 1
-    # None: up to the context limit; 0: score the prompt, write nothing
-    max_tokens: TokenCount | None = None
-    temperature: float = 1.0
-    top_p: float = 1.0
-    top_k: TokenId = -1
-    stop: str | TokenId | Annotated[list[str | TokenId], AFewStops] | None = None
-    stop_token_ids: Annotated[list[TokenId], AFewStops] | None = None
-    ignore_eos: bool = False
     include_stop_str_in_output: bool = False
-    skip_special_tokens: bool = True
-    seed: int | None = None  # None: drawn; prompt i uses seed + i
     # of sampled tokens, as vLLM calls them; None: as the service was told
     logprobs_mode: Literal["raw_logprobs", "processed_logprobs"] | None = None
 
@@ -100,6 +90,8 @@ class Call:
     run: str | None  # of the URL
     tenant: Tenant
     body: bytes
+    # of the gateway session that it belongs to
+    capture: Capture | None = field(default=None, repr=False)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -121,6 +113,8 @@ class Prompt:
 
     tokens: list[int]
     text: str | None = None
+    # of a gateway session: what it was made of
+    origin: Origin | None = field(default=None, repr=False)
 
     @property
     def begins_thinking(self) -> bool:
@@ -176,6 +170,41 @@ class InferenceRequest:
     prompt_top: int | None = None
     prompt_start: int = 0  # the first position of the prompt that is answered
     parallel_calls: bool | None = None  # of tools, several or the first alone; None: calls are text
+    # what the answer is held to, where calls of tools are part of that; None: as `sampling` says
+    grammar: Grammar | None = None
+
+    def goes_on_thinking(self, prompt: Prompt) -> bool:
+        """Whether an answer goes on with thinking that its prompt began: one that is held to a
+        grammar has no room for it.
+        """
+        return self.grammar is None and prompt.begins_thinking
+
+    def params(self, ends: Sequence[int], logprobs: LogprobKind) -> SamplingParams:
+        """As an engine takes them, without a seed.
+
+        Args:
+            ends: the model's end tokens.
+            logprobs: the kind that is answered.
+        """
+        sampling, max_tokens = self.sampling, self.sampling.max_tokens
+        if self.scores_only:
+            max_tokens = 1
+        if sampling.ignore_eos:
+            ends = ()
+        return SamplingParams(
+            max_tokens=max_tokens,
+            temperature=sampling.temperature,
+            top_k=sampling.top_k,
+            top_p=sampling.top_p,
+            min_p=sampling.min_p,
+            repetition_penalty=sampling.repetition_penalty,
+            presence_penalty=sampling.presence_penalty,
+            frequency_penalty=sampling.frequency_penalty,
+            stop_tokens=(*sampling.stop_tokens, *ends),
+            stop_strings=sampling.stop_strings,
+            logprobs=logprobs,
+            grammar=self.grammar or sampling.grammar,
+        )
 
     @property
     def num_prompt_logprobs(self) -> int:
@@ -322,3 +351,136 @@ def _call(call: Any) -> dict[str, Any]:
 
 def _unfit(what: str, why: str = "", next: str = "") -> InvalidData:
     return InvalidData(what, why, next, param="messages")
+
+
+# Calls within a gateway session
+
+
+class Origin(Protocol):
+    """What a session made a prompt of, for itself alone."""
+
+
+class SampledPiece(Protocol):
+    """What a record reads of an answer's sequence, or of its next piece (`outputs.Output`)."""
+
+    @property
+    def place(self) -> int:
+        """Number of the sequence among all of the request."""
+        ...
+
+    @property
+    def tokens(self) -> list[int]:
+        """As they were sampled."""
+        ...
+
+    @property
+    def positions(self) -> list[tuple[int, float | None, list[tuple[int, float]]]]:
+        """Of each token: itself, its log-probability, and what was likely there."""
+        ...
+
+    @property
+    def parts(self) -> list[str | ToolCall]:
+        """Texts and calls."""
+        ...
+
+    @property
+    def finish(self) -> Literal["stop", "length"] | None:
+        """Why it ended; None: more pieces come."""
+        ...
+
+    @property
+    def version(self) -> int:
+        """Policy version."""
+        ...
+
+
+class Record(Protocol):
+    """One request in a session's journal."""
+
+    @property
+    def seed(self) -> int:
+        """Of its first prompt."""
+        ...
+
+    @property
+    def stored(self) -> Sequence[SampleResult] | None:
+        """What was sampled for this very request before, of each prompt; None: it is to be sampled
+        now.
+        """
+        ...
+
+    def add(self, output: SampledPiece) -> None:
+        """A sequence of the answer, or its next piece."""
+        ...
+
+    async def keep(self) -> None:
+        """All sequences are whole: return once the journal has them. NotReady where it cannot be
+        written.
+        """
+        ...
+
+
+@dataclass(frozen=True, slots=True)
+class Unkept:
+    """The record of a call outside of any gateway session: what is sampled is kept by nobody."""
+
+    seed: int
+    stored: None = None
+
+    def add(self, output: SampledPiece) -> None:
+        """Nothing."""
+
+    async def keep(self) -> None:
+        """Nothing."""
+
+
+class Capture(Protocol):
+    """One call within a session."""
+
+    @property
+    def model(self) -> str | None:
+        """The name of the weights to sample from; None: the run's policy."""
+        ...
+
+    @property
+    def version(self) -> int | None:
+        """The policy version to sample from; None: the newest."""
+        ...
+
+    def prompt(
+        self, given: Chat | str | list[int], context: int, *, special: bool | None
+    ) -> Prompt:
+        """The prompt that this becomes, `context` tokens at most: token ids that the session has
+        sampled stay what they were. It may run in a thread. Raises as `Prompt.of` and `render`.
+        """
+        ...
+
+    def sampling(self, asked: SamplingFields) -> SamplingFields:
+        """How the session samples, where a client asks for this."""
+        ...
+
+    def recorded(self, request: InferenceRequest, seed: int) -> AbstractAsyncContextManager[Record]:
+        """The journal has the request while the block runs, and then how it ended. `seed`: for a
+        request that was not made before.
+        """
+        ...
+
+
+class CapturedSession(Protocol):
+    """A gateway session as the guard lets requests into it."""
+
+    @property
+    def tenant(self) -> Tenant:
+        """Whose it is."""
+        ...
+
+    @property
+    def policy_name(self) -> str:
+        """The run that it samples from, or the base model."""
+        ...
+
+    async def call(self, path: str, headers: Mapping[str, str], body: bytes) -> Capture:
+        """A call that comes now, to this path below the session. Raises where the session is over
+        or holds as much as it may.
+        """
+        ...

@@ -7,6 +7,7 @@ API reference (models); vLLM 0.11 (/health, /ping, /version, /tokenize, /detoken
     /v1/…, /inference/v1/generate, /generate, …
                                weights by `model`; without one, the base model
     /runs/RUN/…                the same; without a name that means others, the newest policy of RUN
+    /g/SESSION/…               the same; always the policy of the gateway session, which captures it
     /oai/api/v1/…              as /v1/…
     /anthropic/api/v1/…        as /v1/messages
 """
@@ -29,7 +30,7 @@ from halteres.service.inference.answering import SCHEME, Inference
 from halteres.service.inference.anthropic_messages import count_tokens, messages
 from halteres.service.inference.fields import TOKENIZE, read
 from halteres.service.inference.generate import generate
-from halteres.service.inference.http import endpoint
+from halteres.service.inference.http import endpoint, run_of
 from halteres.service.inference.openai import chat_completions, completions
 from halteres.service.inference.requests import Call, Chat, Weights
 from halteres.service.inference.responses import responses
@@ -72,6 +73,7 @@ class InferenceRoutes:
         ]
         return [
             Mount("/runs/{run_id}", routes=everything),
+            Mount("/g/{session_id}", routes=everything),
             Mount("/oai/api", routes=openai),
             Mount("/anthropic/api", routes=anthropic),
             *everything,
@@ -92,7 +94,7 @@ class InferenceRoutes:
         listed = await self._listed(request)
         if model in listed:
             return listed[model]
-        run = request.path_params.get("run_id")
+        run = run_of(request)
         if run is not None and SCHEME not in model and not self._inference.is_base(model):
             raise NotFound(
                 f"There is no model '{shortened(model)}' under the run '{run}'.", param="model"
@@ -106,7 +108,7 @@ class InferenceRoutes:
         )
 
     async def _listed(self, request: Request) -> dict[str, Any]:
-        run, names = request.path_params.get("run_id"), self._inference.base_names
+        run, names = run_of(request), self._inference.base_names
         if run is None:
             found = self._inference.models(tenant_of(request))
         else:
@@ -121,7 +123,7 @@ class InferenceRoutes:
 
     def _policy(self, request: Request) -> Weights:
         """The newest of the run in the URL; without one, the base model."""
-        return self._inference.weights(None, request.path_params.get("run_id"), tenant_of(request))
+        return self._inference.weights(None, run_of(request), tenant_of(request))
 
     def _card(
         self,

@@ -9,7 +9,7 @@ import re
 from collections.abc import Mapping
 from typing import Literal
 
-from halteres.service.inference.answering import Position
+from halteres.service.inference.outputs import Position
 from halteres.short_texts import beginning
 from halteres.tokenizer import THINKING, THOUGHT
 from halteres.tool_calls import CLOSE, OPEN

@@ -17,9 +17,10 @@ from starlette.responses import Response
 from halteres.engine.vllm import answers as wire
 from halteres.errors import HalteresError
 from halteres.service.http import openai_error
-from halteres.service.inference.answering import Inference, Output, Position, Usage
+from halteres.service.inference.answering import Inference
 from halteres.service.inference.fields import TOKENS
 from halteres.service.inference.http import DONE, Shape, data, respond
+from halteres.service.inference.outputs import Output, Position, Usage
 from halteres.service.inference.requests import (
     Call,
     InferenceRequest,

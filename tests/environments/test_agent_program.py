@@ -1,0 +1,187 @@
+"""The environment `agent`: a program plays, a session of the gateway captures, a reward function
+looks at what the program left.
+"""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import AsyncIterator
+from itertools import chain
+from pathlib import Path
+from typing import Any
+
+import pytest
+import pytest_asyncio
+from service.live_service import LiveService, serving
+
+from halteres.environments.agent_program import ProgramConfig, ProgramEnv
+from halteres.environments.base import set_up
+from halteres.environments.config import APIServerConfig
+from halteres.environments.scored import action_tokens
+from halteres.errors import InvalidConfig
+from halteres.rollouts.groups import GroupFailed
+
+PROGRAM = """
+import json, os, sys, urllib.request
+base, key = os.environ["OPENAI_BASE_URL"], os.environ["OPENAI_API_KEY"]
+messages = [{"role": "user", "content": sys.argv[1]}]
+for turn in range(int(sys.argv[2])):
+    body = json.dumps({"model": "any", "messages": messages, "max_tokens": 6}).encode()
+    headers = {"Authorization": "Bearer " + key, "Content-Type": "application/json"}
+    request = urllib.request.Request(base + "/chat/completions", body, headers)
+    with urllib.request.urlopen(request, timeout=60) as answer:
+        said = json.load(answer)["choices"][0]["message"]["content"]
+    messages += [{"role": "assistant", "content": said}, {"role": "user", "content": "Go on."}]
+open("said.json", "w").write(json.dumps(messages))
+sys.exit(int(sys.argv[3]))
+"""
+
+REWARD = """
+import json
+from pathlib import Path
+
+def turns(folder, exit_code, name, **columns):
+    assert name == ["greeting"] * len(folder)
+    return [
+        json.loads((Path(one) / "said.json").read_text()).__len__() / 2 + code
+        for one, code in zip(folder, exit_code)
+    ]
+"""
+
+
+@pytest_asyncio.fixture
+async def scene(tmp_path: Path) -> AsyncIterator[LiveService]:
+    async with serving(tmp_path / "state") as live:
+        yield live
+
+
+async def made(
+    scene: LiveService, folder: Path, *, turns: int = 2, code: int = 0, **changes: Any
+) -> ProgramEnv:
+    """An environment over the service, with one task."""
+    (folder / "tasks.jsonl").write_text(
+        '{"name": "greeting", "say": "Hello."}\n{"name": "greeting", "say": "Bye."}\n',
+        encoding="utf-8",
+    )
+    values = {
+        "tasks": str(folder / "tasks.jsonl"),
+        "command": (sys.executable, "-c", PROGRAM, "{say}", str(turns), str(code)),
+        "group_size": 2,
+        "max_new_tokens": 6,
+        "rollout_retries": 0,
+        **changes,
+    }
+    env = ProgramEnv(ProgramConfig(**values), [APIServerConfig(base_url=f"{scene.url}/v1")])
+    await set_up(env)
+    return env
+
+
+async def test_what_is_trained_on_is_what_the_engine_sampled(
+    scene: LiveService, tmp_path: Path
+) -> None:
+    sampled = list[list[int]]()
+    engine = scene.engine
+    sample = engine.sample
+
+    async def noted(*given: Any) -> Any:
+        result = await sample(*given)
+        sampled.extend(memoryview(one.tokens).cast("i").tolist() for one in result.sequences)
+        return result
+
+    engine.sample = noted  # type: ignore[method-assign] - beside the service
+    env = await made(scene, tmp_path)
+    group, _ = await env.collect_trajectories(await env.get_next_item())
+    await env.disconnect()
+    assert isinstance(group, dict)
+    found = [action_tokens(group, number) for number in range(len(group["tokens"]))]
+    assert sorted(chain(*found)) == sorted(chain(*sampled))
+    assert len(sampled) == 4
+    assert group["scores"] == [1.0] * len(group["scores"])
+
+
+async def test_the_reward_function_sees_the_task_the_folder_and_the_exit_code(
+    scene: LiveService, tmp_path: Path
+) -> None:
+    (tmp_path / "worth.py").write_text(REWARD, encoding="utf-8")
+    env = await made(scene, tmp_path, turns=3, code=5, reward=f"{tmp_path / 'worth.py'}:turns")
+    episode = await env.play(await env.get_next_item())
+    await env.disconnect()
+    assert episode.trajectory.score == 3.5 + 5
+    assert len(episode.trajectory.turns) == 3
+
+
+async def test_a_caged_reward_function_reads_the_episodes_folder(
+    scene: LiveService, tmp_path: Path, cages: None
+) -> None:
+    (tmp_path / "worth.py").write_text("unsafe_scorer = True\n" + REWARD, encoding="utf-8")
+    env = await made(scene, tmp_path, turns=1, reward=f"{tmp_path / 'worth.py'}:turns")
+    episode = await env.play(await env.get_next_item())
+    await env.disconnect()
+    assert episode.trajectory.score == 1.5
+
+
+async def test_without_a_reward_function_the_exit_code_counts(
+    scene: LiveService, tmp_path: Path
+) -> None:
+    env = await made(scene, tmp_path, code=3)
+    episode = await env.play(await env.get_next_item())
+    await env.disconnect()
+    assert (episode.trajectory.score, episode.trajectory.outcome) == (0.0, "failure")
+
+
+async def test_a_program_that_asks_nothing_is_a_failed_rollout_with_its_last_words(
+    scene: LiveService, tmp_path: Path
+) -> None:
+    code = "import sys; sys.exit('I found no model.')"
+    env = await made(scene, tmp_path, command=(sys.executable, "-c", code))
+    with pytest.raises(GroupFailed, match=r"I found no model\."):
+        await env.collect_trajectories(await env.get_next_item())
+    await env.disconnect()
+
+
+async def test_every_session_is_over_when_its_episode_is(
+    scene: LiveService, tmp_path: Path
+) -> None:
+    env = await made(scene, tmp_path)
+    assert env.gateway is not None
+    ids = list[str]()
+    opens = env.gateway.open
+
+    async def noted(*given: Any, **named: Any) -> Any:
+        session = await opens(*given, **named)
+        ids.append(session.id)
+        return session
+
+    env.gateway.open = noted  # type: ignore[method-assign] - what it gives is noted
+    await env.play(await env.get_next_item())
+    broken = ("import sys; sys.exit(1)",)
+    env.programs._command = (sys.executable, "-c", *broken)  # type: ignore[union-attr]
+    with pytest.raises(Exception, match="nothing that can be trained on"):
+        await env.play(await env.get_next_item())
+    states = [(await env.gateway.session(one))["state"] for one in ids]
+    await env.disconnect()
+    assert states == ["scored", "failed"]
+
+
+async def test_held_out_tasks_are_played_by_the_pinned_weights_greedily_and_at_temperature_1(
+    scene: LiveService, tmp_path: Path
+) -> None:
+    asked = list[float]()
+    engine = scene.engine
+    sample = engine.sample
+
+    async def noted(*given: Any) -> Any:
+        asked.append(given[3].temperature)
+        return await sample(*given)
+
+    engine.sample = noted  # type: ignore[method-assign] - beside the service
+    env = await made(scene, tmp_path, turns=1, eval_tasks=1, eval_samples=2)
+    metrics = await env.evaluate()
+    await env.disconnect()
+    assert sorted(asked) == [0.0, 1.0, 1.0]
+    assert metrics["eval/percent_correct"] == 1.0
+
+
+async def test_without_tasks_it_is_refused_at_its_start(scene: LiveService, tmp_path: Path) -> None:
+    with pytest.raises(InvalidConfig, match="There are no tasks"):
+        await made(scene, tmp_path, tasks="")
