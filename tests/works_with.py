@@ -27,14 +27,13 @@ Row = dict[str, Any]
 one: its first failing line).
 """
 
-IN_ENVIRONMENT = re.compile(r"[^\s:'\"]*/\.venvs/[^/\s:'\"]+")
+IN_ENVIRONMENT = re.compile(r"[^\s:'\"]*/\.venvs/(?:sources/)?[^/\s:'\"]+")
 REQUIREMENT = re.compile(r"[A-Za-z][\w.-]*")
 LONGEST_WHY = 200
 
 VERSIONS_OF = """
 import importlib.metadata, json, sys
-there = {one.name: one.version for one in importlib.metadata.distributions()}
-print(json.dumps({name: there[name] for name in sys.argv[1:] if name in there}))
+print(json.dumps({name: importlib.metadata.version(name) for name in sys.argv[1:]}))
 """
 
 HEAD = """# Works with
@@ -51,6 +50,9 @@ run, and how it ended on that day. What is not here was not run. SDKs of Tinker 
 @cache
 def packages_in(environment: Path) -> dict[str, str]:
     """Name -> version of what an environment was made for (scripts/client, scripts/npm-client)."""
+    if environment.parent.name == "sources":
+        name, _, version = environment.name.rpartition("-")
+        return {name: version}
     if (environment / "package.json").exists():
         names = json.loads((environment / "package.json").read_text("utf-8"))["dependencies"]
         modules = [environment / "node_modules" / name / "package.json" for name in names]
@@ -80,8 +82,8 @@ class Recorder:
     def _note(self, event: str, given: tuple[Any, ...]) -> None:
         if event == "subprocess.Popen":
             executable, argv, _, variables = given
-            path = (variables or {}).get("PATH", "")
-            self._started.update(IN_ENVIRONMENT.findall(f"{executable} {argv} {path}"))
+            paths = [(variables or {}).get(name, "") for name in ("PATH", "PYTHONPATH")]
+            self._started.update(IN_ENVIRONMENT.findall(f"{executable} {argv} {paths}"))
 
     @pytest.hookimpl(tryfirst=True)
     def pytest_runtest_setup(self) -> None:
@@ -92,8 +94,11 @@ class Recorder:
     def pytest_runtest_makereport(self, item: pytest.Item) -> Generator[None, Any, Any]:
         """Put the packages into the report, which a worker sends on."""
         packages: dict[str, str] = {}
-        for environment in sorted(self._started):
-            packages |= packages_in(Path(environment))
+        used = [Path(one) for one in sorted(self._started)]
+        # where a package's sources are run, its environment holds what they need
+        sources = [one for one in used if one.parent.name == "sources"]
+        for environment in sources or used:
+            packages |= packages_in(environment)
         item.user_properties.append(("packages", packages))
         return (yield)
 
