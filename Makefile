@@ -56,7 +56,7 @@ test-vllm:       ## a real vLLM on the CPU samples for the service; its environm
 	@scripts/install dev
 	@scripts/test-vllm
 
-test-harnesses:  ## unmodified agent harnesses sample from the service; needs Python 3.12 for verifiers
+test-harnesses:  ## unmodified agent harnesses sample from the service (docs/works-with.md); needs Python 3.12 for verifiers
 	@scripts/install dev
 	@scripts/test-harnesses
 

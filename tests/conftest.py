@@ -13,13 +13,26 @@ from types import ModuleType
 import pytest
 import typer.main
 import uvicorn.server
+from works_with import PAGE, ROWS, Recorder
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
-    """How much is played where our games are compared with GEM's."""
+    """How much is played where our games are compared with GEM's; whether docs/works-with.md is
+    written.
+    """
+    parser.addoption(
+        "--works-with", action="store_true", help="record what was run (clients, harnesses)"
+    )
     parser.addoption(
         "--game-actions", type=int, default=300, help="actions for each family of games (clients)"
     )
+
+
+def pytest_configure(config: pytest.Config) -> None:
+    """Each worker notes, the controller writes."""
+    if config.getoption("works_with"):
+        is_worker = hasattr(config, "workerinput")
+        config.pluginmanager.register(Recorder(ROWS, PAGE, is_worker=is_worker))
 
 
 @pytest.hookimpl(wrapper=True)

@@ -41,6 +41,11 @@ def test_every_tool_and_no_other_is_in_the_table_of_tools() -> None:
     assert {name for row in rows for name in re.findall(r"`(rl_\w+)`", row)} == set(BY_NAME)
 
 
+def test_the_pages_count_the_tools() -> None:
+    counts = re.findall(r"\b(\d+) tools\b", TEXT)
+    assert counts == [str(len(BY_NAME))] * 2
+
+
 def test_every_alert_is_in_the_table_of_alerts() -> None:
     told = TOOLS[TOOLS.index("## Alerts") : TOOLS.index("## The operator")]
     named = {

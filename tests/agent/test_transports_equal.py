@@ -67,6 +67,10 @@ WITHOUT_A_RUN: Calls = (
     ("rl_train_reward_model", {"data": "x", "settings": {"learning_rat": 1.0}}),
     ("rl_evaluate_reward_model", {"model": "/nowhere", "data": "/nowhere/pairs.jsonl"}),
     ("rl_rank_completions", {"evaluation_id": "r-00000000"}),
+    ("rl_open_session", {"run_id": "abc12345", "pin_policy": True}),
+    ("rl_open_session", {"service": "nowhere", "pin_policy": 3}),
+    ("rl_post_reward", {"session": "s-1", "reward": 1, "run_id": "abc12345"}),
+    ("rl_post_reward", {"session": "../s-1", "rewards": {"right": 1.0}}),
     ("rl_do_what_i_mean", {"now": True}),
 )
 
@@ -130,6 +134,8 @@ def test_a_success_fits_the_schema_that_was_promised(expected: list[Answer]) -> 
     ]
     of_models = {"rl_train_reward_model", "rl_evaluate_reward_model", "rl_rank_completions"}
     of_models |= {"rl_test_inference", "rl_start_training", "rl_evaluate"}
+    # test_gateway_sessions has theirs
+    of_models |= {"rl_open_session", "rl_post_reward"}
     assert {name for name, _ in fitting} == set(BY_NAME) - of_models
     for name, answer in fitting:
         jsonschema.validate(answer, BY_NAME[name].output_schema())

@@ -1,7 +1,10 @@
-"""docs/agent-programs.md: its three files and its command train for a step, as typed."""
+"""docs/agent-programs.md: its three files and its command train for a step, as typed; an agent's
+calls and a loop of one's own play episodes on a run's policy.
+"""
 
 from __future__ import annotations
 
+import asyncio
 import json
 import os
 import re
@@ -10,6 +13,10 @@ import sys
 from pathlib import Path
 
 import pytest
+from agent.calls_in_texts import calls_in_blocks, read_call
+from agent.gateway_scene import KEY, gateway_of_a_run, play
+from agent.run_fixtures import told
+from deadlines import until
 
 PAGE = (Path(__file__).parents[2] / "docs" / "agent-programs.md").read_text(encoding="utf-8")
 
@@ -23,7 +30,7 @@ def blocks(language: str) -> list[str]:
 @pytest.mark.runs
 @pytest.mark.timeout(600)
 def test_the_pages_files_and_command_train(tmp_path: Path) -> None:
-    [tasks], [agent, reward], [command] = blocks("json"), blocks("python"), blocks("sh")
+    [tasks], [agent, reward, _], [command, _] = blocks("json"), blocks("python"), blocks("sh")
     files = {"tasks.jsonl": tasks * 8, "my_agent.py": agent, "reward.py": reward}
     for name, text in files.items():
         (tmp_path / name).write_text(text, encoding="utf-8")
@@ -47,3 +54,37 @@ def test_the_pages_files_and_command_train(tmp_path: Path) -> None:
     rows = rollouts.read_text(encoding="utf-8").splitlines()
     completions = [one for row in rows for one in json.loads(row)["completions"]]
     assert {one["score"] for one in completions} <= {0.0, 1.0}
+
+
+def run_python(text: str, folder: Path, variables: dict[str, str]) -> None:
+    program = [sys.executable, "-c", text]
+    ended = subprocess.run(
+        program, cwd=folder, env=variables, capture_output=True, text=True, timeout=100
+    )
+    assert ended.returncode == 0, ended.stderr
+
+
+@pytest.mark.runs
+async def test_the_pages_calls_and_its_loop_play_episodes_on_a_runs_policy(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("HALTERES_HOME", str(tmp_path))
+    section = PAGE.partition("## From an agent")[2]
+    (opens, opening), (posts, reward) = map(read_call, calls_in_blocks(section))
+    agent, _, loop = blocks("python")
+    async with gateway_of_a_run(tmp_path) as scene:
+        for _ in range(2):
+            opened = await told(opens, **{**opening, "run_id": scene.run.run_id})
+            await asyncio.to_thread(play, opened)
+            scored = await told(posts, **{**reward, "session": opened["session"]})
+            assert scored["state"] == "scored"
+        (tmp_path / "my_agent.py").write_text(agent, encoding="utf-8")
+        variables = {
+            "PATH": os.environ["PATH"],
+            "OPENAI_BASE_URL": f"{scene.service.url}/runs/{scene.run.run_id}/v1",
+            "OPENAI_API_KEY": KEY,
+        }
+        await asyncio.to_thread(run_python, loop, tmp_path, variables)
+        groups = scene.service.gateway.groups
+        await until(lambda: len(groups.in_state("posted")) == 2)
+        assert [one.name for one in groups.in_state("posted")] == ["sum-1", "sum-2"]

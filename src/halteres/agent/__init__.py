@@ -35,6 +35,8 @@ __all__ = [
     "rl_list_environments",
     "rl_list_reward_models",
     "rl_list_runs",
+    "rl_open_session",
+    "rl_post_reward",
     "rl_rank_completions",
     "rl_score",
     "rl_select_environment",

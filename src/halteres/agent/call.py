@@ -138,7 +138,9 @@ async def call(name: str, arguments: Mapping[str, Any] | None, caller: Caller) -
             if given.coerced:
                 body["coerced"] = {**given.coerced, **body.get("coerced", {})}
             body["next"] = body.pop("next")  # the last key
-            return Reply(body=_sealed(body, result.longest), images=result.images)
+            sealed = _sealed(body, result.longest)
+            sealed.update({name: body[name] for name in result.handed_over})
+            return Reply(body=sealed, images=result.images)
     except HalteresError as error:
         if given.coerced:
             error.details["coerced"] = {**given.coerced, **error.details.get("coerced", {})}

@@ -68,6 +68,12 @@ def check_keys(variables: Iterable[str]) -> None:
         raise TokenNeeded.of("Without the token nothing is started that spends a key.", why)
 
 
+def check_gateway() -> None:
+    """Refuse gateway sessions, whose rewards are trained on. Raises TokenNeeded."""
+    why = "A session samples with the run's key, and its reward is what the run is trained on"
+    raise TokenNeeded.of("Without the token no gateway session is opened or ended.", why)
+
+
 def check_number(things: str, number: int, most: int) -> None:
     """Refuse one more where there are as many as such callers may have. Raises Busy."""
     if number >= most:

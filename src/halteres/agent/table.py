@@ -10,6 +10,7 @@ from halteres.agent.configuration import (
     rl_select_environment,
 )
 from halteres.agent.evaluation import rl_evaluate
+from halteres.agent.gateway_sessions import rl_open_session, rl_post_reward
 from halteres.agent.health import rl_health_check
 from halteres.agent.logs import rl_get_logs
 from halteres.agent.results import rl_get_results, rl_get_rollouts
@@ -45,6 +46,8 @@ TOOLS = (
     rl_train_reward_model,
     rl_evaluate_reward_model,
     rl_rank_completions,
+    rl_open_session,
+    rl_post_reward,
 )
 
 BY_NAME = {tool.name: tool for tool in TOOLS}

@@ -113,6 +113,8 @@ class Result(Facts):
     """A tool's answer. `next` is one line: the call, or the calls, that make sense now."""
 
     longest: ClassVar[int] = LONGEST  # characters; what is beyond is cut
+    # fields with a secret that the tool made for its caller: it is in the answer as it is
+    handed_over: ClassVar[tuple[str, ...]] = ()
 
     next: Sentence
     _images: tuple[Path, ...] = PrivateAttr(default=())

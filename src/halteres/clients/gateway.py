@@ -21,6 +21,9 @@ class OpenSession:
     api_key: str
     openai_base_url: str  # ends in /v1
     anthropic_base_url: str
+    # for programs whose paths are fixed, of a session of a run: there the key names the session
+    run_base_url: str | None
+    expires_at: float  # unix s
 
     @property
     def variables(self) -> dict[str, str]:
@@ -52,7 +55,7 @@ class GatewayClient(JsonClient):
         task: Any,
         *,
         model: str | None = None,
-        pin_policy: int | None = None,
+        pin_policy: bool | int | None = None,
         group: str | None = None,
         group_size: int | None = None,
         sampling: Mapping[str, Any] | None = None,
@@ -76,6 +79,8 @@ class GatewayClient(JsonClient):
             api_key=opened["api_key"],
             openai_base_url=opened["openai_base_url"],
             anthropic_base_url=opened["anthropic_base_url"],
+            run_base_url=opened.get("run_base_url"),
+            expires_at=opened["expires"],
         )
 
     async def session(self, session: str) -> dict[str, Any]:

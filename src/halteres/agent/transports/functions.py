@@ -83,6 +83,8 @@ rl_list_reward_models = _function(table.rl_list_reward_models)
 rl_train_reward_model = _function(table.rl_train_reward_model)
 rl_evaluate_reward_model = _function(table.rl_evaluate_reward_model)
 rl_rank_completions = _function(table.rl_rank_completions)
+rl_open_session = _function(table.rl_open_session)
+rl_post_reward = _function(table.rl_post_reward)
 
 
 def base64_of(file: Path) -> str | None:
