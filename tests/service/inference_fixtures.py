@@ -77,6 +77,9 @@ class Speaker(ScriptedEngine):
         self.says = says
         # where it is set, what a prompt with a tool's result is answered with
         self.says_to_results: str | None = None
+        # where it is set, an answer's text is split into tokens as no tokenizer splits it, each
+        # time otherwise, and log-probabilities differ
+        self.varied: np.random.Generator | None = None
         self.prompts: list[list[int]] = []  # as they came
 
     def _tokens(self, prompt: bytes, params: SamplingParams) -> np.ndarray:
@@ -84,8 +87,23 @@ class Speaker(ScriptedEngine):
         says = self.says
         if self.says_to_results is not None and RESULT in TOKENIZER.decode(self.prompts[-1]):
             says = self.says_to_results
-        said = [*TOKENIZER.encode(says), TOKENIZER.eos_token_id]
+        said = [*self._encoded(says), TOKENIZER.eos_token_id]
         return np.asarray(said[: params.max_tokens], np.int32)
+
+    def _encoded(self, text: str) -> list[int]:
+        if self.varied is None:
+            return TOKENIZER.encode(text)
+        tokens = list[int]()
+        while text:
+            length = int(self.varied.integers(1, 4))
+            tokens += TOKENIZER.encode(text[:length])
+            text = text[length:]
+        return tokens
+
+    def _logprobs(self, count: int) -> bytes:
+        if self.varied is None:
+            return np.full(count, -0.5, np.float32).tobytes()
+        return (-self.varied.exponential(size=count)).astype(np.float32).tobytes()
 
     async def sample(
         self,
@@ -97,7 +115,9 @@ class Speaker(ScriptedEngine):
     ) -> SampleResult:
         tokens = self._tokens(prompt, params)
         said = Sequence(
-            tokens=tokens.tobytes(), logprobs=_logprobs(len(tokens)), stop_reason=_ended(tokens)
+            tokens=tokens.tobytes(),
+            logprobs=self._logprobs(len(tokens)),
+            stop_reason=_ended(tokens),
         )
         return SampleResult(sequences=(said,) * num_samples, version=0)
 
@@ -117,7 +137,7 @@ class Speaker(ScriptedEngine):
                 yield Piece(
                     sample=sample,
                     tokens=token.tobytes(),
-                    logprobs=_logprobs(1),
+                    logprobs=self._logprobs(1),
                     version=0,
                     stop_reason=reason,
                 )
@@ -125,10 +145,6 @@ class Speaker(ScriptedEngine):
 
 def _ended(tokens: np.ndarray) -> Literal["stop", "length"]:
     return "stop" if tokens[-1] == TOKENIZER.eos_token_id else "length"
-
-
-def _logprobs(count: int) -> bytes:
-    return np.full(count, -0.5, np.float32).tobytes()
 
 
 @asynccontextmanager
