@@ -7,8 +7,10 @@ from __future__ import annotations
 import asyncio
 import random
 from pathlib import Path
+from typing import Any
 
 import pytest
+from deadlines import until
 
 from service.inference_fixtures import TOKENIZER, speaking
 from service.live_service import LiveService
@@ -85,6 +87,38 @@ async def test_a_subagent_is_a_branch_of_its_own_and_turns_stand_in_order_of_tim
         assert (owners[0] == owners[2], owners[0] != owners[1]) == (True, True)
         texts = [TOKENIZER.decode(one["tokens"]) for one in sequences["sequences"]]
         assert sum("subagent" in text for text in texts) == 1
+
+
+async def test_a_call_that_is_being_recorded_when_the_reward_comes_is_a_turn_of_it(
+    scene: LiveService, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The reward waits: `turn_rewards` has one for it, and a group's body is the same every time."""
+    episode = await opened(scene)
+    await episode.chat([user("Hello.")])
+    journal, holding = scene.service.journal, asyncio.Event()
+    settle = journal.settle
+
+    def held(*given: Any) -> asyncio.Future[None]:
+        recorded: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+
+        async def later() -> None:
+            holding.set()
+            await release.wait()
+            await settle(*given)
+            recorded.set_result(None)
+
+        tasks.append(asyncio.create_task(later()))
+        return recorded
+
+    release, tasks = asyncio.Event(), list[asyncio.Task[None]]()
+    monkeypatch.setattr(journal, "settle", held)
+    call = asyncio.create_task(episode.chat([user("Last.")]))
+    await holding.wait()
+    reward = asyncio.create_task(episode.reward(reward=1.0, turn_rewards=[0.5, 0.5]))
+    await until(lambda: any(one.is_closing for one in scene.gateway.sessions.all()))
+    release.set()
+    await asyncio.gather(call, reward, *tasks)
+    assert len((await episode.sequences())["turns"]) == 2
 
 
 async def test_what_ends_after_its_session_is_left_out(scene: LiveService) -> None:

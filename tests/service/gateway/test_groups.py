@@ -14,6 +14,7 @@ from deadlines import until
 from trajectories.server_fixtures import TRAINER, ServerProcess
 
 from halteres.process import steady_time
+from halteres.service.gateway.groups import body_of
 from halteres.service.service import Options
 from service.live_service import LiveService, serving
 
@@ -121,6 +122,26 @@ async def test_a_server_that_is_away_gets_the_group_when_it_is_back(
             assert len(again.ask("/v1/groups")["groups"]) == 1
     finally:
         again.close()
+
+
+async def test_a_group_that_cannot_be_made_holds_up_no_other(
+    server: ServerProcess, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    made = body_of
+
+    def fails_once(rollouts: Any) -> Any:
+        if rollouts[0].verdict.reward == 7.0:
+            raise RuntimeError("a bug")
+        return made(rollouts)
+
+    monkeypatch.setattr("halteres.service.gateway.gateway.body_of", fails_once)
+    async with serving(tmp_path / "state", options(server)) as scene:
+        for name, reward in (("first", 7.0), ("second", 1.0)):
+            episodes = await rollouts(scene, group=name)
+            for one in episodes:
+                await one.reward(reward=reward)
+        await posted(scene, episodes[0])
+        assert [one.name for one in scene.gateway.groups.in_state("pending")] == ["first"]
 
 
 async def test_failed_rollouts_are_left_out_and_one_rollout_alone_is_no_group(

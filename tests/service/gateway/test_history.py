@@ -67,6 +67,19 @@ async def test_a_template_that_strips_old_reasoning_begins_a_new_root(tmp_path: 
         assert len((await episode.sequences())["sequences"]) == 2
 
 
+async def test_an_answer_that_comes_back_without_its_reasoning_is_known_again(
+    tmp_path: Path,
+) -> None:
+    """Trap 2: its tokens are others, so that it is a root; that it goes on is known all the same."""
+    async with speaking(tmp_path, "<think>2 + 2</think>4") as (scene, _):
+        episode = await opened(scene)
+        messages = await conversation(episode, 1)
+        messages[1] = {"role": "assistant", "content": "4"}
+        await episode.chat(messages)
+        first, second = (await episode.view())["nodes"]
+        assert (second["why_root"], second["continues"]) == ("template", first["id"])
+
+
 async def test_a_session_that_keeps_reasoning_goes_on_from_the_sampled_tokens(
     tmp_path: Path,
 ) -> None:
@@ -118,6 +131,23 @@ async def test_tool_calls_that_are_serialised_anew_are_the_sampled_ones(
         assert speaker.prompts[1][: len(whole)] == whole
         [sequence] = (await episode.sequences())["sequences"]
         assert [one for one in sequence["masks"] if one >= 0] == said + said
+
+
+async def test_reasoning_that_a_program_left_out_is_not_put_back_with_a_call(
+    tmp_path: Path,
+) -> None:
+    """Traps 2 and 3 together."""
+    says = '<think>1, 2</think>\n<tool_call>\n{"name": "add", "arguments": {"a":1}}\n</tool_call>'
+    async with speaking(tmp_path, says) as (scene, speaker):
+        episode = await opened(scene)
+        choice = await episode.chat([user("Add.")], tools=[ADD], max_tokens=64)
+        call = choice["message"]["tool_calls"][0]
+        sent = {"role": "assistant", "content": None, "tool_calls": [call]}
+        result = {"role": "tool", "tool_call_id": call["id"], "content": "3"}
+        await episode.chat([user("Add."), sent, result], tools=[ADD], max_tokens=64)
+        first, second = (await episode.view())["nodes"]
+        assert (second["why_root"], second["continues"]) == ("template", first["id"])
+        assert "1, 2" not in TOKENIZER.decode(speaker.prompts[1])
 
 
 async def test_a_system_prompt_that_differs_each_turn_is_linked_and_its_tokens_decide(

@@ -80,12 +80,12 @@ class Branches:
         return sum(turn.stop - turn.start for turn in self.turns)
 
 
-def branches_of(history: History, until: float | None = None) -> Branches:
-    """The branches of a session's nodes. `until`: unix s; what ended later is left out."""
+def branches_of(history: History) -> Branches:
+    """The branches of a session's nodes."""
     nodes = history.nodes
     untrained: dict[str, Untrained] = {}
     for node in nodes.values():
-        if until is not None and node.at > until:
+        if node.late:
             untrained[node.id] = "late"
         elif not np.isfinite(np.frombuffer(node.logprobs, np.float32)).all():
             untrained[node.id] = "not_finite"

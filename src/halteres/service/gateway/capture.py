@@ -99,6 +99,9 @@ class SessionCapture:
         self._calls: dict[str, int] = {}  # of each body: how often it came as a new request
         self._under_way: dict[str, asyncio.Event] = {}  # by key
         self._num_bytes = 0
+        self._num_keeping = 0  # calls that were whole in time, and are being recorded
+        self._nothing_to_keep = asyncio.Event()
+        self._nothing_to_keep.set()
 
     async def load(self) -> None:
         """Read the calls that the journal has."""
@@ -223,10 +226,34 @@ class SessionCapture:
         self._enter(row)
         return row
 
+    async def settled(self) -> None:
+        """Return once every call that was whole in time is in the journal. NotReady where it cannot
+        be written.
+        """
+        try:
+            async with asyncio.timeout(RECORDED_WITHIN_S):
+                await self._nothing_to_keep.wait()
+        except TimeoutError:
+            raise NotReady("Calls of the session are not recorded yet.") from None
+
     async def keep(self, row: Row, nodes: list[Node]) -> None:
         """The nodes of a call are in the journal when this returns. NotReady where it cannot be
         written.
         """
+        if not self.session.is_open(steady_time()):
+            nodes = [msgspec.structs.replace(node, late=True) for node in nodes]
+            await self._keep(row, nodes)
+            return
+        self._num_keeping += 1
+        self._nothing_to_keep.clear()
+        try:
+            await self._keep(row, nodes)
+        finally:
+            self._num_keeping -= 1
+            if self._num_keeping == 0:
+                self._nothing_to_keep.set()
+
+    async def _keep(self, row: Row, nodes: list[Node]) -> None:
         outcome = Outcome(write_nodes(nodes), OUTCOME_TYPE)
         recorded = self._journal.settle(
             row.id, outcome.state, steady_time(), outcome.body, outcome.content_type
@@ -383,8 +410,7 @@ class NodeRecord:
         if said is not None:
             begun = said.begun
             answer["content"] = begun + answer["content"]
-            without_thoughts = self._capture.history.without_thoughts
-            chat_end = said.end_with(answer, without_thoughts=without_thoughts)
+            chat_end = said.end_with(answer)
             last = len(said.messages) - said.continued
             history = {
                 "system": said.system,

@@ -12,7 +12,14 @@ from contextlib import asynccontextmanager
 from dataclasses import dataclass
 from typing import Any, TypeVar
 
-from halteres.errors import Conflict, HalteresError, InvalidData, ServerError, boundary
+from halteres.errors import (
+    Conflict,
+    HalteresError,
+    InvalidData,
+    NotReady,
+    ServerError,
+    boundary,
+)
 from halteres.process import steady_time
 from halteres.service.gateway.branches import Branches, branches_of
 from halteres.service.gateway.capture import SessionCapture
@@ -136,11 +143,8 @@ class Gateway:
     async def branches_of(self, session: GatewaySession) -> Branches:
         """What is trained on of a session, as far as it has come."""
         capture = await self.capture_of(session)
-        until = session.finished_at
         size = LONG * (len(capture.history.nodes) > 1)
-        return await self._threads.run(
-            session.tenant, size, lambda: branches_of(capture.history, until)
-        )
+        return await self._threads.run(session.tenant, size, lambda: branches_of(capture.history))
 
     # What a program's owner asks
 
@@ -217,25 +221,36 @@ class Gateway:
             raise SessionOver(
                 "The reward came too late.", session.end, "Open another session for the task."
             )
-        state: SessionState = "open"
-        if verdict.code is not None:
-            state = "failed"
-        elif done:
-            state = "scored"
-            branches = await self.branches_of(session)
-            given = verdict.turn_rewards
-            if given is not None and len(given) != len(branches.turns):
-                raise InvalidData(
-                    f"`turn_rewards` has {len(given)} rewards.",
-                    f"The session has {len(branches.turns)} turns that are trained on.",
-                    "GET /gateway/sessions/SESSION/sequences lists them.",
-                    param="turn_rewards",
-                )
-            if not branches.turns:
-                state, verdict = "failed", NOTHING_SAMPLED
-        await self.sessions.judge(session, verdict, state)
-        if session.group is not None and state != "open":
+        if verdict.code is None and not done:
+            await self.sessions.judge(session, verdict, "open")
+            return
+        session.is_closing = True
+        try:
+            await (await self.capture_of(session)).settled()
+            state: SessionState = "failed"
+            if verdict.code is None:
+                state, verdict = await self._last_reward(session, verdict)
+            await self.sessions.judge(session, verdict, state)
+        finally:
+            session.is_closing = False
+        if session.group is not None:
             await self._close_if_due(session.group, steady_time())
+
+    async def _last_reward(
+        self, session: GatewaySession, verdict: Verdict
+    ) -> tuple[SessionState, Verdict]:
+        branches = await self.branches_of(session)
+        given = verdict.turn_rewards
+        if given is not None and len(given) != len(branches.turns):
+            raise InvalidData(
+                f"`turn_rewards` has {len(given)} rewards.",
+                f"The session has {len(branches.turns)} turns that are trained on.",
+                "GET /gateway/sessions/SESSION/sequences lists them.",
+                param="turn_rewards",
+            )
+        if not branches.turns:
+            return "failed", NOTHING_SAMPLED
+        return "scored", verdict
 
     # What time asks
 
@@ -323,6 +338,7 @@ class Gateway:
 
     async def _post_pending(self, poster: GroupPoster) -> bool:
         """Post what is pending, oldest first; False where some of it has to wait."""
+        is_all_posted = True
         for group in self.groups.in_state("pending"):
             try:
                 with boundary(ServerError, "Posting a group"):
@@ -332,13 +348,16 @@ class Gateway:
             except InvalidData as error:
                 log.error("The group '%s' of the gateway is refused: %s", group.name, error)
                 await self.groups.move(group, "dropped", error.sentence)
-            except HalteresError as error:
+            except NotReady as error:
                 log.warning("The group '%s' of the gateway waits: %s", group.name, error)
                 return False
+            except HalteresError as error:
+                log.error("The group '%s' of the gateway waits: %s", group.name, error)
+                is_all_posted = False
             else:
                 if set_aside:
                     log.warning("The group '%s' was set aside: %s", group.name, set_aside)
-        return True
+        return is_all_posted
 
     async def _rollouts_of(self, group: SessionGroup) -> list[ScoredRollout]:
         rollouts = list[ScoredRollout]()

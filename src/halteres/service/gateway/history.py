@@ -41,9 +41,6 @@ from halteres.tokenizer import Tokenizer
 CONTEXT_TOKENS = 8
 """Tokens before new ones that are decoded with them: tokenizers join neighbours."""
 
-ANSWER = "[the sampled answer stands here]"
-"""Stands in place of an answer while what follows it is rendered."""
-
 
 class Beginnings:
     """Nodes by what they end, found by what begins so: the longest first."""
@@ -89,11 +86,6 @@ class History:
         self._tokenizer, self._keep_reasoning = tokenizer, keep_reasoning
         self.nodes: dict[str, Node] = {}  # by id, oldest first
         self._by_ids, self._by_text, self._by_chat = Beginnings(), Beginnings(), Beginnings()
-
-    @property
-    def without_thoughts(self) -> bool:
-        """Whether an answer is known again without what was thought in it."""
-        return self._keep_reasoning
 
     def add(self, node: Node) -> None:
         """One more."""
@@ -165,7 +157,7 @@ class History:
     ) -> Prompt:
         text = render(self._tokenizer, chat)
         _check_length(text, context)
-        said = Conversation.of(chat, without_thoughts=self._keep_reasoning)
+        said = Conversation.of(chat)
         before = self._after_messages(said, harness_session)
         parent = self._after_text(text, harness_session)
         if before is not None and not _reaches(parent, before):
@@ -222,10 +214,14 @@ class History:
     # Answers in the words in which they were sampled
 
     def _in_sampled_words(self, chat: Chat, said: Conversation, before: Node) -> Iterator[str]:
-        """The chat's text with each call of a tool as it was sampled."""
+        """The chat's text with each call of a tool as it was sampled; not where the program left
+        out what was thought before it.
+        """
         messages, is_changed = list(chat.messages), False
         for place, node in self._answers(said, before):
-            if messages[place].get("tool_calls"):
+            shown = said.messages[place - len(said.system)]
+            is_whole = shown["content"].strip() == node.answer["content"].strip()
+            if shown.get("tool_calls") and is_whole:
                 worded = {"role": "assistant", "content": self._sampled_text(node)}
                 messages[place], is_changed = worded, True
         if is_changed:
@@ -239,9 +235,11 @@ class History:
         """
         messages = list(chat.messages)
         place, _ = next(self._answers(said, before))
-        messages[place] = {"role": "assistant", "content": ANSWER}
+        # No message has it: the id is nobody's to guess.
+        answer = f"[the answer {before.id}]"
+        messages[place] = {"role": "assistant", "content": answer}
         rendered = render(self._tokenizer, replace(chat, messages=messages))
-        _, found, rest = rendered.rpartition(ANSWER)
+        _, found, rest = rendered.rpartition(answer)
         if not found:
             return None
         last = token_list(before.sampled)[-1:]
@@ -255,10 +253,12 @@ class History:
         """The answers in a history that were sampled here, the newest first, and each one's place
         among the messages.
         """
-        node: Node | None = before
-        while node is not None and node.chat_end is not None:
+        node = before
+        while node.chat_end is not None:
             yield len(said.system) + node.chat_end.length - 1, node
-            node = None if node.continues is None else self.nodes[node.continues]
+            if node.continues is None or not node.recalled:
+                return
+            node = self.nodes[node.continues]
 
     def _sampled_text(self, node: Node) -> str:
         """What was answered, as it was sampled, without the token that ended it."""

@@ -65,6 +65,7 @@ class Node(msgspec.Struct, frozen=True, kw_only=True):
     version_min: int  # policy version of the first sampled token
     version_max: int  # ... and of the last
     stop_reason: Literal["stop", "length"]
+    late: bool = False  # it was whole after its session was over
 
     system: list[dict[str, Any]] = []  # leading system messages of the request
     recalled: int = 0  # messages behind them that are those of `continues`
@@ -119,10 +120,8 @@ class Conversation:
         return self.messages[-1]["content"] if self.continued else ""
 
     @classmethod
-    def of(cls, chat: Chat, *, without_thoughts: bool) -> Conversation:
-        """A chat's. `without_thoughts`: what an assistant thought is no part of a message. Raises
-        InvalidData where a message has another form.
-        """
+    def of(cls, chat: Chat) -> Conversation:
+        """A chat's. Raises InvalidData where a message has another form."""
         messages = [flat(message) for message in chat.messages]
         start = next(
             (at for at, one in enumerate(messages) if one["role"] not in SYSTEM_ROLES),
@@ -130,7 +129,7 @@ class Conversation:
         )
         rest, marks = messages[start:], [b""]
         for message in rest:
-            marks.append(after(marks[-1], message, without_thoughts=without_thoughts))
+            marks.append(after(marks[-1], message))
         return cls(
             system=messages[:start],
             messages=rest,
@@ -139,20 +138,21 @@ class Conversation:
             marks=marks,
         )
 
-    def end_with(self, answer: Mapping[str, Any], *, without_thoughts: bool) -> Mark:
+    def end_with(self, answer: Mapping[str, Any]) -> Mark:
         """The mark behind this answer to it."""
         count = len(self.messages) - self.continued
-        digest = after(self.marks[count], answer, without_thoughts=without_thoughts)
-        return Mark(count + 1, digest)
+        return Mark(count + 1, after(self.marks[count], answer))
 
 
-def after(mark: bytes, message: Mapping[str, Any], *, without_thoughts: bool) -> bytes:
+def after(mark: bytes, message: Mapping[str, Any]) -> bytes:
     """The running digest behind one message more. Equal are messages of one role whose text, but
-    for white space around it, and whose calls, as parsed JSON, are equal.
+    for white space around it and what an assistant thought, and whose calls, as parsed JSON, are
+    equal: programs trim, and some keep thinking apart or send none of it back.
     """
     content = message["content"]
-    if without_thoughts and message["role"] == "assistant":
-        content = _THOUGHT.sub("", content)
+    if message["role"] == "assistant":
+        # A template may begin the thinking itself: then it only ends in the answer.
+        content = _THOUGHT.sub("", content).rpartition(THOUGHT)[2]
     calls = [
         (call["function"]["name"], call["function"].get("arguments") or {})
         for call in message.get("tool_calls") or ()

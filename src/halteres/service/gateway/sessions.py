@@ -85,6 +85,7 @@ class GatewaySession:
     state: SessionState = "open"
     verdict: Verdict | None = None
     finished_at: float | None = None  # unix s
+    is_closing: bool = False  # its last reward is being written down
 
     @property
     def group(self) -> str | None:
@@ -98,7 +99,7 @@ class GatewaySession:
 
     def is_open(self, now: float) -> bool:
         """Whether it takes calls and a reward."""
-        return self.state == "open" and now < self.expires_at
+        return self.state == "open" and now < self.expires_at and not self.is_closing
 
     def check_open(self, now: float) -> None:
         """Raise SessionOver where it is not."""
