@@ -66,13 +66,13 @@ class CapturedEpisode:
 
 @asynccontextmanager
 async def captured(
-    folder: Path, says: str, says_to_results: str | None = None
+    folder: Path, says: str, says_to_results: str | None = None, **opening: Any
 ) -> AsyncIterator[CapturedEpisode]:
     """A session of a model that says this, and something else to a tool's result. Its template has
-    no place for tools.
+    no place for tools. `opening`: fields of the session.
     """
     async with speaking(folder, says, template=None, context=CONTEXT) as (scene, speaker):
         speaker.says_to_results = says_to_results
         speaker.varied = np.random.default_rng(0)
         tap = EngineTap(scene)
-        yield CapturedEpisode(await opened(scene), speaker, tap)
+        yield CapturedEpisode(await opened(scene, **opening), speaker, tap)

@@ -77,7 +77,7 @@ async def test_its_episodes_are_the_engines_tokens_over_responses(
     """Within one session: an agent whose tool is called, and the same once more, streamed."""
     python = await asyncio.to_thread(client_python, *REQUIREMENTS)
     log = tmp_path / "program.log"
-    async with captured(tmp_path, THINKS, SAYS_TO_RESULTS) as episode:
+    async with captured(tmp_path, THINKS, SAYS_TO_RESULTS, keep_reasoning=True) as episode:
         program = [python, PROGRAM, "responses", "gpt-5"]
         async with (
             process(program, log, env=episode.variables) as child,

@@ -72,7 +72,7 @@ async def test_its_episode_is_the_engines_tokens_over_responses(
 ) -> None:
     """Within a session."""
     python = await asyncio.to_thread(client_python, *REQUIREMENTS)
-    async with captured(tmp_path, THINKS, SAYS_TO_RESULTS) as episode:
+    async with captured(tmp_path, THINKS, SAYS_TO_RESULTS, keep_reasoning=True) as episode:
         told = await evaluated(python, tmp_path, "openai/gpt-5", episode.openai_base_url)
         nodes = await episode.nodes()
         await episode.check_tokens()
