@@ -34,6 +34,10 @@ class CapturedEpisode:
         return self.session.opened["openai_base_url"]
 
     @property
+    def key(self) -> str:
+        return self.session.opened["api_key"]
+
+    @property
     def variables(self) -> dict[str, str]:
         """What a program's clients read."""
         opened = self.session.opened

@@ -77,6 +77,7 @@ class Speaker(ScriptedEngine):
         self.says = says
         # where it is set, what a prompt with a tool's result is answered with
         self.says_to_results: str | None = None
+        self.result_mark = RESULT  # by which such a prompt is known
         # where it is set, an answer's text is split into tokens as no tokenizer splits it, each
         # time otherwise, and log-probabilities differ
         self.varied: np.random.Generator | None = None
@@ -85,7 +86,7 @@ class Speaker(ScriptedEngine):
     def _tokens(self, prompt: bytes, params: SamplingParams) -> np.ndarray:
         self.prompts.append(np.frombuffer(prompt, np.int32).tolist())
         says = self.says
-        if self.says_to_results is not None and RESULT in TOKENIZER.decode(self.prompts[-1]):
+        if self.says_to_results is not None and self.result_mark in TOKENIZER.decode(self.prompts[-1]):
             says = self.says_to_results
         said = [*self._encoded(says), TOKENIZER.eos_token_id]
         return np.asarray(said[: params.max_tokens], np.int32)
@@ -94,10 +95,13 @@ class Speaker(ScriptedEngine):
         if self.varied is None:
             return TOKENIZER.encode(text)
         tokens = list[int]()
-        while text:
-            length = int(self.varied.integers(1, 4))
-            tokens += TOKENIZER.encode(text[:length])
-            text = text[length:]
+        for token in TOKENIZER.encode(text):
+            written = TOKENIZER.decode([token], skip_special_tokens=False)
+            # Marks stay whole: some clients find calls by their ids.
+            if written.startswith("<") or self.varied.random() < 0.5:
+                tokens.append(token)
+            else:
+                tokens += (one for letter in written for one in TOKENIZER.encode(letter))
         return tokens
 
     def _logprobs(self, count: int) -> bytes:
