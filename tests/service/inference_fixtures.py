@@ -86,7 +86,9 @@ class Speaker(ScriptedEngine):
     def _tokens(self, prompt: bytes, params: SamplingParams) -> np.ndarray:
         self.prompts.append(np.frombuffer(prompt, np.int32).tolist())
         says = self.says
-        if self.says_to_results is not None and self.result_mark in TOKENIZER.decode(self.prompts[-1]):
+        if self.says_to_results is not None and self.result_mark in TOKENIZER.decode(
+            self.prompts[-1]
+        ):
             says = self.says_to_results
         said = [*self._encoded(says), TOKENIZER.eos_token_id]
         return np.asarray(said[: params.max_tokens], np.int32)
