@@ -147,6 +147,7 @@ async def test_the_pages_command_trains_it_for_a_step(
         stop = [sys.executable, "-m", "halteres", "runs", "stop", "mini"]
         async with process(stop, shown, env=variables) as child, asyncio.timeout(60):
             await child.wait()
+    assert "failed" not in log.read_text()
     [rollouts] = (tmp_path / "home" / "runs").glob("*/rollouts/step_1.jsonl")
     rows = [json.loads(row) for row in rollouts.read_text(encoding="utf-8").splitlines()]
     completions = [one for row in rows for one in row["completions"]]
