@@ -123,6 +123,13 @@ async def sampled_alone(env: LengthEnv, groups: int) -> None:
     await asyncio.gather(*(caller() for _ in range(WORKERS)))
 
 
+async def ended(env: LengthEnv) -> None:
+    """All groups; the workers end, so that their processor time is counted."""
+    await process(env)
+    await env.disconnect()
+    env.scorer_workers.close()
+
+
 async def rounds(url: str, service: int, groups: int, count: int) -> dict[str, list[Any]]:
     found: dict[str, list[Any]] = {"sampling alone": [], "cage off": [], "cage on": []}
     answers = groups * GROUP_SIZE
@@ -135,9 +142,8 @@ async def rounds(url: str, service: int, groups: int, count: int) -> dict[str, l
             await env.server.close()
             for cage in ("off", "on"):
                 env = environment(url, Path(scratch), cage, groups)
-                row = await measured(lambda env=env: process(env), answers, service)
+                row = await measured(lambda env=env: ended(env), answers, service)
                 found[f"cage {cage}"].append(row)
-                await env.server.close()
     return found
 
 

@@ -40,6 +40,7 @@ def shaping(rows: int, top_k: int, top_p: float) -> Shaping:
         temperature_N=np.ones(rows, np.float32),
         top_k_N=np.full(rows, top_k),
         top_p_N=np.full(rows, top_p, np.float32),
+        min_p_N=np.zeros(rows, np.float32),
         tempered_N=np.zeros(rows, np.bool_),
         num_top_N=np.zeros(rows, np.int64),
     )

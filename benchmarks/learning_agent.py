@@ -27,7 +27,7 @@ from machine import machine
 from run_cost import follow
 
 HERE = Path(__file__).parent
-T_95 = {2: 4.303, 3: 3.182, 4: 2.776}
+T_95 = {2: 4.303, 3: 3.182, 4: 2.776, 5: 2.571, 6: 2.447}
 """Student's t of a two-sided 95 % interval, by degrees of freedom."""
 
 PROMPT = (
@@ -77,7 +77,9 @@ def train(seed: int, tasks: Path, options: argparse.Namespace) -> dict[str, Any]
     run = start_run(plan_run(resolve_settings("agent", None, edits)))
     cpu_s = follow(run, ENDS_WITHIN_S)
     rows = merge_by_step(run.metrics())
-    found = [row["eval/percent_correct"] for row in rows if row.get("eval/percent_correct")]
+    found = [
+        row["eval/percent_correct"] for row in rows if row.get("eval/percent_correct") is not None
+    ]
     rewards = [row["reward/mean"] for row in rows if row.get("reward/mean") is not None]
     return {
         "seed": seed,
@@ -100,6 +102,8 @@ def main() -> int:
     parser.add_argument("--set", dest="edits", action="append", default=[])
     parser.add_argument("--out", type=Path, default=HERE / "results" / "learning_agent.json")
     options = parser.parse_args()
+    if len(options.seeds) - 1 not in T_95:
+        parser.error("an interval needs 3 to 7 seeds")
     home = Path(tempfile.mkdtemp(prefix="halteres-bench-"))
     os.environ["HALTERES_HOME"] = str(home)
     begun, results = machine(), []

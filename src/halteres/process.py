@@ -247,6 +247,14 @@ class Hung(Exception):
     """A program was ended since it hung; with the end of what it wrote to stderr."""
 
 
+class TimedOut(TimeoutError):
+    """A program was ended at its deadline; with the ends of what it wrote."""
+
+    def __init__(self, within_s: float, out: str, err: str) -> None:
+        super().__init__(f"not within {within_s:g} s")
+        self.out, self.err = out, err
+
+
 def run_caught(
     command: Sequence[str],
     folder: Path,
@@ -264,7 +272,7 @@ def run_caught(
         is_hung: asked every second with its pid.
 
     Raises:
-        TimeoutError: it ran past the deadline.
+        TimedOut: it ran past the deadline.
         Hung: `is_hung` said so.
     """
     pipe, threads = subprocess.PIPE, list[threading.Thread]()
@@ -285,12 +293,13 @@ def run_caught(
         )
         thread.start()
         threads.append(thread)
-    ends_at, hung = time.monotonic() + within_s, False
+    ends_at, hung, is_late = time.monotonic() + within_s, False, False
     try:
         while not child.exit.done() and not hung:
             left_s = ends_at - time.monotonic()
             if left_s <= 0:
-                raise TimeoutError(f"not within {within_s:g} s")
+                is_late = True
+                break
             with suppress(TimeoutError):
                 child.exit.result(min(left_s, _LOOK_S))
             hung = is_hung is not None and not child.exit.done() and is_hung(child.pid)
@@ -301,6 +310,8 @@ def run_caught(
     out, err = (bytes(end).decode(errors="replace") for end in ends)
     if hung:
         raise Hung(err)
+    if is_late:
+        raise TimedOut(within_s, out, err)
     return Ended(code=code, out=out, err=err)
 
 

@@ -175,7 +175,7 @@ class Handler(BaseHTTPRequestHandler):
         self, prompt: list[int], sampling: dict[str, Any], adapter: Path | None
     ) -> dict[str, Any]:
         name = "greedy" if sampling["temperature"] == 0 else "generate"
-        if "prompt_logprobs" in sampling:
+        if sampling["prompt_logprobs"] is not None:
             name = "prompt"
         elif prompt == [671]:
             name = "greedy"  # which tells of the likeliest

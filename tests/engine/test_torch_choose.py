@@ -46,6 +46,7 @@ def shaping(rows: int, ways: list[tuple[int, float]] = WAYS) -> Shaping:
         temperature_N=np.where(np.arange(rows) % 3 == 0, 0.7, 1.0).astype(np.float32),
         top_k_N=np.array([k for k, _ in chosen]),
         top_p_N=np.array([p for _, p in chosen], np.float32),
+        min_p_N=np.zeros(rows, np.float32),
         tempered_N=np.zeros(rows, np.bool_),
         num_top_N=np.zeros(rows, np.int64),
     )

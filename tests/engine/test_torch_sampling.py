@@ -11,7 +11,7 @@ import pytest
 import torch
 from contract.requirements import proves
 
-from halteres.engine.protocol import ExtraLogprobs, SampleResult, SamplingParams
+from halteres.engine.protocol import ExtraLogprobs, Grammar, SampleResult, SamplingParams
 from halteres.engine.torch import TorchEngine
 from halteres.engine.torch.decode import DecodeBatch
 from halteres.engine.torch.limits import Limits
@@ -33,6 +33,8 @@ from .torch_fixtures import (
     tokens_of,
     trained,
 )
+
+DIGITS = Grammar(kind="regex", text="[0-9]*[02468]")
 
 
 async def test_sampled_prompt_and_training_log_probabilities_agree_also_after_steps(
@@ -112,7 +114,11 @@ async def test_a_sequence_is_the_same_alone_and_among_strangers(model_folder: Pa
                 shape: dict[str, Any] = {
                     "temperature": 0.1 * (i % 15),
                     "top_k": i % 4,
+                    "min_p": 0.1 * (i % 3),
                     "max_tokens": 5 + 3 * (i % 20),
+                    "repetition_penalty": 1 + 0.5 * (i % 2),
+                    "frequency_penalty": 0.5 * (i % 5 == 1),
+                    "grammar": [None, None, DIGITS][i % 3],
                 }
                 strangers.append(
                     sample(engine, "st"[i % 2], stranger, n=1 + i % 5, seed=i, **shape)
@@ -356,6 +362,7 @@ def shaping(
         temperature_N=ones * np.float32(temperature),
         top_k_N=np.full(count, top_k),
         top_p_N=ones * np.float32(top_p),
+        min_p_N=np.zeros(count, np.float32),
         tempered_N=np.full(count, tempered),
         num_top_N=np.zeros(count, np.int64),
     )

@@ -180,7 +180,7 @@ async def test_a_stop_string_of_several_bytes_a_character_is_seen_when_its_last_
     assert len(greek) > 1  # bytes that are tokens of their own
     answer = [*tokenizer.encode("ab "), *greek, *tokenizer.encode(" c")]
     async with running(model_folder) as engine:
-        request = engine._request(
+        request = await engine._request(
             None,
             packed(PROMPT),
             1,

@@ -9,6 +9,7 @@ from collections.abc import AsyncIterator, Iterator
 from contextlib import asynccontextmanager, contextmanager, suppress
 from pathlib import Path
 
+import msgspec
 import numpy as np
 import pytest
 from deadlines import until
@@ -17,8 +18,11 @@ from safetensors.numpy import load_file, save_file
 from halteres.engine.folders import digest
 from halteres.engine.protocol import (
     Array,
+    Called,
+    Calls,
     EngineGone,
     ExtraLogprobs,
+    Grammar,
     LoraConfig,
     SamplingParams,
     Weights,
@@ -26,7 +30,9 @@ from halteres.engine.protocol import (
 )
 from halteres.engine.scripted import engine as scripted
 from halteres.engine.vllm.adapters import LARGEST, AdapterFolders, Projections
+from halteres.engine.vllm.answers import Generated
 from halteres.engine.vllm.client import Demands, VllmSamples
+from halteres.engine.vllm.requests import TokenPrompt
 from halteres.errors import HalteresError, InvalidConfig, InvalidData, NotFound, ServerError
 from halteres.models import TINY
 
@@ -113,6 +119,107 @@ async def test_sampled_tokens_and_their_logprobs_are_vllms(
     assert (sampling["n"], sampling["max_tokens"]) == (2, 3)
     assert sampling["ignore_eos"] is True
     assert sampling["detokenize"] is False
+
+
+async def test_penalties_and_grammars_are_sent_in_vllms_own_fields(
+    model_folder: Path, tmp_path: Path
+) -> None:
+    """All of them, also neutral ones: a model's folder may have defaults for what is not sent."""
+    calls = Calls(tools=(Called(name="add", arguments={"required": ["a"]}),))
+    grammars = {
+        Grammar(kind="json_schema", text='{"type":"integer"}'): ("json", '{"type":"integer"}'),
+        Grammar(kind="regex", text="a+"): ("regex", "a+"),
+        Grammar(kind="choice", text='["a","b"]'): ("choice", ["a", "b"]),
+        Grammar(kind="lark", text="start: /a/"): ("grammar", "start: /a/"),
+        Grammar(kind="calls", text=msgspec.json.encode(calls).decode()): ("structural_tag", None),
+    }
+    with vllm() as server:
+        async with opened(server, model_folder, tmp_path) as client:
+            await client.sample(None, PROMPT, 1, SamplingParams(max_tokens=3))
+            plain = server.requests[-1][1]["sampling_params"]
+            for grammar, (name, value) in grammars.items():
+                bodies = list(
+                    client._bodies(
+                        None,
+                        PROMPT,
+                        1,
+                        SamplingParams(
+                            min_p=0.1,
+                            repetition_penalty=1.2,
+                            presence_penalty=0.3,
+                            frequency_penalty=-0.4,
+                            stop_tokens=(7,),
+                            grammar=grammar,
+                        ),
+                        ExtraLogprobs(),
+                    )
+                )
+                [body] = [msgspec.to_builtins(one) for one in bodies]
+                sampling = body["sampling_params"]
+                assert sampling["min_p"] == 0.1
+                assert sampling["repetition_penalty"] == 1.2
+                assert sampling["presence_penalty"] == 0.3
+                assert sampling["frequency_penalty"] == -0.4
+                # its end token ends an answer that has its form
+                assert (sampling["ignore_eos"], sampling["stop_token_ids"]) == (False, [7])
+                [(sent, told)] = sampling["structured_outputs"].items()
+                assert sent == name
+                if value is not None:
+                    assert told == value
+                    continue
+                [tag] = json.loads(told)["format"]["tags"]
+                assert tag["begin"] == '<tool_call>\n{"name": "add", "arguments": '
+                assert tag["content"]["json_schema"] == {"type": "object", "required": ["a"]}
+    neutral = {
+        "min_p": 0.0,
+        "repetition_penalty": 1.0,
+        "presence_penalty": 0.0,
+        "frequency_penalty": 0.0,
+        "structured_outputs": None,
+    }
+    assert plain.items() >= neutral.items()
+
+
+async def test_log_probabilities_under_a_grammar_are_asked_for_again(
+    model_folder: Path, tmp_path: Path
+) -> None:
+    """vLLM's are of what the grammar leaves; whole and as a stream, which then comes in one piece."""
+    recorded = RECORDED["prompt"]["body"]["prompt_logprobs"]
+    tokens = [int(next(iter(row))) for row in recorded[1:]]
+    params = SamplingParams(max_tokens=3, grammar=Grammar(kind="regex", text="a+"))
+    answer = {
+        "choices": [
+            {
+                "index": 0,
+                "token_ids": tokens[-2:],
+                "finish_reason": "stop",
+                "logprobs": {"content": [{"token_id": t, "logprob": 0.0} for t in tokens[-2:]]},
+            }
+        ]
+    }
+    with vllm() as server:
+        async with opened(server, model_folder, tmp_path) as client:
+            asked = client._generate
+
+            async def generate(body: TokenPrompt, snapshot: str | None) -> Generated:
+                if body.sampling_params.prompt_logprobs is None:
+                    return msgspec.convert(answer, Generated)
+                assert body.token_ids[-2:] == tokens[-2:]
+                return await asked(body, snapshot)
+
+            client._generate = generate  # type: ignore[method-assign]
+            prompt = packed(5, *tokens[:-2])
+            extra = ExtraLogprobs(topk_sampled=2)
+            whole = await client.sample(None, prompt, 1, params, extra)
+            pieces = [one async for one in client.stream(None, prompt, 1, params, extra)]
+    wanted = [recorded[-2][str(tokens[-2])]["logprob"], recorded[-1][str(tokens[-1])]["logprob"]]
+    [sequence] = whole.sequences
+    assert np.frombuffer(sequence.logprobs, np.float32) == pytest.approx(wanted)
+    assert sequence.top is not None
+    assert sequence.top.length == 2
+    [piece] = pieces
+    assert (piece.tokens, piece.logprobs) == (sequence.tokens, sequence.logprobs)
+    assert (piece.top, piece.stop_reason) == (sequence.top, "stop")
 
 
 async def test_the_likeliest_and_the_prompts_own_are_vllms(

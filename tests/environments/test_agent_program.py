@@ -117,8 +117,6 @@ async def test_a_caged_reward_function_reads_the_episodes_folder(
     env = await made(scene, tmp_path, turns=1, reward=f"{tmp_path / 'worth.py'}:turns")
     episode = await env.play(await env.get_next_item())
     await env.disconnect()
-    assert env.reward is not None
-    env.reward.close()
     assert episode.trajectory.score == 1.5
 
 
@@ -177,6 +175,25 @@ async def test_every_session_is_over_when_its_episode_is(
     states = [(await env.gateway.session(one))["state"] for one in ids]
     await env.disconnect()
     assert states == ["scored", "failed"]
+
+
+async def test_held_out_tasks_are_played_by_the_pinned_weights_greedily_and_at_temperature_1(
+    scene: LiveService, tmp_path: Path
+) -> None:
+    asked = list[float]()
+    engine = scene.engine
+    sample = engine.sample
+
+    async def noted(*given: Any) -> Any:
+        asked.append(given[3].temperature)
+        return await sample(*given)
+
+    engine.sample = noted  # type: ignore[method-assign] - beside the service
+    env = await made(scene, tmp_path, turns=1, eval_tasks=1, eval_samples=2)
+    metrics = await env.evaluate()
+    await env.disconnect()
+    assert sorted(asked) == [0.0, 1.0, 1.0]
+    assert metrics["eval/percent_correct"] == 1.0
 
 
 async def test_without_tasks_it_is_refused_at_its_start(scene: LiveService, tmp_path: Path) -> None:

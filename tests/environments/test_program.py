@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 
 from halteres.environments.program import TASK_FILE, Programs
-from halteres.errors import InvalidConfig
+from halteres.errors import EnvironmentFailed, InvalidConfig
 
 TASK = {"name": "sum", "numbers": [1, 2]}
 
@@ -125,6 +125,37 @@ async def test_hundreds_wait_side_by_side(tmp_path: Path) -> None:
         await asyncio.sleep(0.05)
     gate.touch()
     assert await asyncio.gather(*playing) == [0] * count
+
+
+async def test_what_it_wrote_until_its_time_limit_is_kept(tmp_path: Path) -> None:
+    code = "import time; print('so far', flush=True); time.sleep(60)"
+    async with programs(tmp_path, code, within_s=3.0).play(TASK, {}) as played:
+        pass
+    assert (played.exit_code, played.output) == (None, "so far\n")
+
+
+async def test_hidden_fields_reach_neither_the_file_nor_the_arguments(tmp_path: Path) -> None:
+    code = "import os, sys; print(open(os.environ['HALTERES_TASK_FILE']).read(), sys.argv[1:])"
+    command = (sys.executable, "-c", code, "{answer}")
+    made = Programs(command, None, 60.0, tmp_path / "episodes", hidden=("answer",))
+    async with made.play({"question": "6 * 7", "answer": "42"}, {}) as played:
+        assert "6 * 7" in played.output
+        assert "42" not in played.output
+
+
+async def test_folders_a_thousand_deep_are_removed_with_the_others(tmp_path: Path) -> None:
+    code = "import os\nfor _ in range(1500): os.mkdir('d'); os.chdir('d')"
+    async with programs(tmp_path, code).play(TASK, {}) as played:
+        assert played.exit_code == 0
+
+
+async def test_an_argument_that_no_program_can_have_is_the_environments_failure(
+    tmp_path: Path,
+) -> None:
+    made = programs(tmp_path, "pass", "{name}")
+    with pytest.raises(EnvironmentFailed, match="cannot be run"):
+        async with made.play({"name": "a\0b"}, {}):
+            pass
 
 
 @pytest.mark.parametrize(

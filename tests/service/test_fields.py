@@ -116,10 +116,13 @@ async def test_an_empty_value_is_refused_where_it_asks_for_something(
     scene: LiveService, path: str, body: dict[str, Any]
 ) -> None:
     for name, value, asks in EMPTY:
+        given = {**body, name: value}
+        if "sampling_params" in body:
+            given = {**body, "sampling_params": {**body["sampling_params"], name: value}}
         if asks:
-            assert await refused(scene, path, {**body, name: value}, name)
+            assert await refused(scene, path, given, name)
         else:
-            await whole(scene, path, **body, **{name: value})
+            await whole(scene, path, **given)
 
 
 async def test_an_empty_search_is_a_search(scene: LiveService) -> None:
@@ -139,6 +142,11 @@ async def test_a_field_within_another_is_read_or_refused_like_one_at_the_top(
         ("/generate", {"text": "1", "sampling_params": {"max_tokens": 2}}, "max_tokens"),
         ("/generate", {"text": "1", "sampling_params": {"repeat_penalty": 2}}, "repeat_penalty"),
         ("/generate", {"prompt": {"prompt": "1", "cache": 1}}, "cache"),
+        (
+            "/v1/completions",
+            {"prompt": "1", "structured_outputs": {"regex": "a", "whitespace_pattern": " "}},
+            "whitespace_pattern",
+        ),
         (
             "/v1/completions",
             {"prompt": "1", "stream": True, "stream_options": {"every": 1}},

@@ -147,7 +147,7 @@ async def test_tools_are_called_and_their_results_read(tmp_path: Path) -> None:
         assert json.loads("".join(arguments)) == {"a": 1}
         assert told[-2]["delta"]["stop_reason"] == "tool_use"
         status, refusal = await scene.ask(
-            "/v1/messages", **(body | {"tool_choice": {"type": "any"}})
+            "/v1/messages", **(body | {"tool_choice": {"type": "sometimes"}})
         )
         assert (status, refusal["error"]["type"]) == (400, "invalid_request_error")
 

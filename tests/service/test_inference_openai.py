@@ -328,11 +328,11 @@ async def test_texts_become_tokens_and_tokens_texts(scene: LiveService) -> None:
 
 
 REFUSED: list[tuple[str, Any]] = [
-    ("frequency_penalty", 0.5),
-    ("repetition_penalty", 1.1),
+    ("repeat_penalty", 1.1),
     ("logit_bias", {"5": 3}),
-    ("min_p", 0.1),
+    ("bad_words", ["x"]),
     ("min_tokens", 2),
+    ("ebnf", 'root ::= "x"'),
     ("guided_regex", "a+"),
     ("structured_outputs", {"choice": ["a"]}),
     ("response_format", {"type": "json_schema"}),

@@ -5,12 +5,14 @@ right version, nothing that poisons it.
 from __future__ import annotations
 
 import asyncio
+import re
 import statistics
 import time
 from collections.abc import AsyncIterator
 from dataclasses import dataclass
 from pathlib import Path
 
+import msgspec
 import numpy as np
 import pytest
 import pytest_asyncio
@@ -21,8 +23,12 @@ from halteres.engine.process import EngineProcess, RestartPolicy
 from halteres.engine.protocol import (
     Adam,
     Array,
+    Called,
+    Calls,
     Datum,
     ExtraLogprobs,
+    Grammar,
+    GrammarKind,
     LoraConfig,
     LossSpec,
     SamplingParams,
@@ -32,8 +38,9 @@ from halteres.engine.torch.engine import TorchEngine
 from halteres.engine.vllm.adapters import AdapterFolders, Projections
 from halteres.engine.vllm.client import Demands, VllmSamples
 from halteres.engine.vllm.server import VllmCommand
-from halteres.errors import HalteresError
+from halteres.errors import HalteresError, InvalidData
 from halteres.models import TINY, builtin_path
+from halteres.tokenizer import load_tokenizer
 
 pytestmark = [pytest.mark.vllm, pytest.mark.asyncio(loop_scope="module")]
 
@@ -121,6 +128,60 @@ async def test_greedy_tokens_and_the_prompts_logprobs_are_the_embedded_engines(p
 def floats(data: bytes | None) -> np.ndarray:
     assert data is not None
     return np.frombuffer(data, np.float32)
+
+
+CALLS = Calls(tools=(Called(name="add", arguments={"properties": {"a": {"enum": [1, 2]}}}),))
+FORMS: tuple[tuple[GrammarKind, str, str], ...] = (
+    ("json_schema", '{"enum":["ab","cd"]}', '"(ab|cd)"'),
+    ("regex", "[0-9]{3}x", "[0-9]{3}x"),
+    ("choice", '["yes","no"]', "yes|no"),
+    ("lark", 'start: "a" "b" "c"', "abc"),
+    ("calls", msgspec.json.encode(CALLS).decode(), r'<tool_call>\n\{"name": "add".*</tool_call>'),
+)
+
+
+async def test_penalties_and_grammars_reach_it_and_hold(pair: Pair) -> None:
+    """Greedy tokens under penalties are the embedded engine's, so both compute the same; answers
+    have their form, and log-probabilities that are the model's own.
+    """
+    shy = msgspec.structs.replace(
+        GREEDY,
+        max_tokens=40,
+        repetition_penalty=1.3,
+        presence_penalty=0.4,
+        frequency_penalty=0.3,
+    )
+    drawn = await pair.vllm.sample(None, PROMPT, 1, shy)
+    expected = await pair.ours.sample(None, PROMPT, 1, shy)
+    assert drawn.sequences[0].tokens == expected.sequences[0].tokens
+    own, theirs = expected.sequences[0].logprobs, drawn.sequences[0].logprobs
+    assert np.abs(floats(own) - floats(theirs)).max() < 1e-4
+    plain = await pair.vllm.sample(None, PROMPT, 1, msgspec.structs.replace(GREEDY, max_tokens=40))
+    assert plain.sequences[0].tokens != drawn.sequences[0].tokens
+
+    tokenizer = load_tokenizer((await pair.ours.info()).folder)
+    for kind, text, form in FORMS:
+        params = SamplingParams(
+            max_tokens=200, seed=3, grammar=Grammar(kind=kind, text=text), min_p=0.01
+        )
+        result = await pair.vllm.sample(None, PROMPT, 3, params, ExtraLogprobs(topk_sampled=2))
+        for one in result.sequences:
+            said = tokenizer.decode(np.frombuffer(one.tokens, np.int32).tolist())
+            assert one.stop_reason == "stop", (kind, said)
+            assert re.fullmatch(form, said, re.DOTALL), (kind, said)
+            scored = await pair.ours.sample(
+                None,
+                PROMPT + one.tokens,
+                1,
+                SamplingParams(max_tokens=1),
+                ExtraLogprobs(prompt_logprobs=True),
+            )
+            own = floats(scored.prompt_logprobs)[len(PROMPT) // 4 :]
+            assert np.abs(own - floats(one.logprobs)).max() < 1e-3
+    with pytest.raises(InvalidData):
+        bad = Grammar(kind="regex", text="(a")
+        await pair.vllm.sample(None, PROMPT, 1, SamplingParams(max_tokens=3, grammar=bad))
+    assert pair.host.restarts == 0
 
 
 async def test_how_long_a_version_takes_to_its_first_token(pair: Pair) -> None:

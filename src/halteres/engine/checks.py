@@ -9,7 +9,7 @@ N tokens of a datum, K targets of a token.
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import TypeVar
 
@@ -23,6 +23,7 @@ from halteres.engine.protocol import (
     Datum,
     DType,
     ExtraLogprobs,
+    Grammar,
     LossSpec,
     ModelInfo,
     SamplingParams,
@@ -34,6 +35,8 @@ from halteres.losses import CLIP_HIGH, CLIP_LOW, LossKind, complete_settings, fi
 
 MAX_SAMPLES = 4096  # sequences of one sampling request
 MAX_TEMPERATURE = 1e6
+LARGEST_PENALTY = 1e3  # of repetition; vLLM has no bound but what is finite
+MAX_GRAMMAR_BYTES = 1 << 17
 
 LARGEST = float(np.finfo(np.float32).max)  # of the numbers that weights are made of
 MAX_STOPS, MAX_STOP_BYTES = 64, 1024
@@ -207,6 +210,7 @@ def check_sampling(
     lengths = [bytes_of(stop) for stop in params.stop_strings]
     stop = next((length for length in lengths if not 1 <= length <= MAX_STOP_BYTES), None)
     for name, value, good, rule in (
+        *_ranges(params),
         ("num_samples", num_samples, 1 <= num_samples <= MAX_SAMPLES, f"1 to {MAX_SAMPLES}"),
         ("max_tokens", params.max_tokens, limit >= 1 or params.max_tokens is None, "at least 1"),
         (
@@ -231,7 +235,10 @@ def check_sampling(
         ("stop", f"a string of {stop} bytes", stop is None, STOP_RULE),
     ):
         if not good:
-            raise InvalidData(f"{name} is out of range: {value}.", f"It must be {rule}.")
+            raise InvalidData(
+                f"{name} is out of range: {value}.", f"It must be {rule}.", param=name
+            )
+    check_grammar(params.grammar)
     if room < 1:
         raise InvalidData(
             f"The prompt of {len(tokens)} tokens leaves no room for an answer.",
@@ -240,12 +247,39 @@ def check_sampling(
         )
     _check_extra(extra, len(tokens), num_samples, min(limit, room), model)
     if flaw := model.lacks(params, extra):
+        named = dict[str, str]()
+        if params.grammar is not None and params.grammar.kind not in model.grammars:
+            named["param"] = params.grammar.field
         raise InvalidData(
             f"{flaw} is not to be had of this sampler.",
             "It is another one than the engine that trains.",
             "Leave it out, or let the engine sample (`own` in inference.samplers).",
+            **named,
         )
     return min(limit, room)
+
+
+def _ranges(params: SamplingParams) -> Iterator[tuple[str, float, bool, str]]:
+    """Of what shapes the distribution: name, value, whether it is good, and the rule."""
+    min_p, repetition = params.min_p, params.repetition_penalty
+    yield "min_p", min_p, 0 <= min_p <= 1, "0 (off) to 1"
+    rule = f"above 0, at most {LARGEST_PENALTY:g}; 1 is off"
+    yield "repetition_penalty", repetition, 0 < repetition <= LARGEST_PENALTY, rule
+    rule = "-2 to 2; 0 is off"
+    yield "presence_penalty", params.presence_penalty, abs(params.presence_penalty) <= 2, rule
+    yield "frequency_penalty", params.frequency_penalty, abs(params.frequency_penalty) <= 2, rule
+
+
+def check_grammar(grammar: Grammar | None) -> None:
+    """Refuse one that is too large, before it is looked at."""
+    if grammar is None or bytes_of(grammar.text) <= MAX_GRAMMAR_BYTES:
+        return
+    raise InvalidData(
+        f"`{grammar.field}` has {bytes_of(grammar.text)} bytes.",
+        f"{MAX_GRAMMAR_BYTES} are the limit.",
+        "Send a smaller one.",
+        param=grammar.field,
+    )
 
 
 def _check_extra(

@@ -14,7 +14,7 @@ adapter.
 from __future__ import annotations
 
 from collections.abc import AsyncIterator, Mapping
-from typing import Literal, Protocol, get_args
+from typing import Any, Literal, Protocol, get_args
 
 import msgspec
 
@@ -116,19 +116,91 @@ _EXTRA_NAMES: Mapping[Extra, str] = {
 """As the Tinker API calls them."""
 
 
+GrammarKind = Literal["json_schema", "regex", "choice", "lark", "calls"]
+
+
+class Grammar(msgspec.Struct, frozen=True, kw_only=True):
+    """What the text of an answer has to be, from its first token to its last.
+
+    `text` is, by kind:
+        json_schema  the schema as JSON
+        regex        a regular expression of the whole answer, in Rust's syntax without look-around
+        choice       a list of texts as JSON: one of them
+        lark         a grammar in llguidance's form of Lark, from `start` on
+        calls        `Calls` as JSON
+    """
+
+    kind: GrammarKind
+    text: str
+    field: str = "grammar"  # what the request calls it, for errors
+
+
+class Called(msgspec.Struct, frozen=True, kw_only=True):
+    """A tool, and the JSON schema of its arguments, an object."""
+
+    name: str
+    arguments: dict[str, Any]
+
+
+class Calls(msgspec.Struct, frozen=True, kw_only=True):
+    """An answer that calls tools, as `tool_calls` reads them, and says nothing besides."""
+
+    tools: tuple[Called, ...]  # one of them
+    several: bool = False  # or several calls, line by line
+    otherwise: Any = msgspec.UNSET  # a JSON schema: the answer may also be a value of it
+
+
 class SamplingParams(msgspec.Struct, frozen=True, kw_only=True):
     """How to sample. `stop_tokens` None means the model's end token; empty means nothing stops but
     the limit.
+
+    The penalties change the logits, then a grammar leaves those tokens that its answer can go on
+    with, then comes the temperature, then `min_p`, `top_k` and `top_p`. Reported log-probabilities
+    are the model's own: none of these enters them. Where a grammar allows no other token, the
+    model's end token follows, which ends the sequence whatever `stop_tokens` says.
+
+    Source: vLLM 0.32 `v1/sample/sampler.py`, `model_executor/layers/utils.py`; OpenAI's API
+    reference for presence and frequency penalties. Departure: vLLM's "processed" log-probabilities
+    are of what all of these leave, and its "raw" ones of what a grammar leaves: a trainer computes
+    neither.
     """
 
     max_tokens: int | None = None  # None: up to the context limit
     temperature: float = 1.0  # 0 is greedy
     top_k: int = -1
     top_p: float = 1.0
+    min_p: float = 0.0  # tokens below this share of the likeliest's probability are left out
+    # of tokens in prompt or answer: positive logits are divided by it, others multiplied
+    repetition_penalty: float = 1.0
+    presence_penalty: float = 0.0  # taken from the logits of tokens in the answer
+    frequency_penalty: float = 0.0  # ... for each time that they are there
     seed: int = 0  # drawn by the service where the client sent none, and journalled
     stop_tokens: tuple[int, ...] | None = None
     stop_strings: tuple[str, ...] = ()
     logprobs: LogprobKind = "raw"  # of sampled tokens
+    grammar: Grammar | None = None
+
+    @property
+    def penalises(self) -> bool:
+        """Whether tokens are less or more likely for being there already."""
+        return (
+            self.repetition_penalty != 1
+            or self.presence_penalty != 0
+            or self.frequency_penalty != 0
+        )
+
+    @property
+    def truncates(self) -> bool:
+        """Whether unlikely tokens are left out."""
+        return self.top_k > 0 or self.top_p < 1 or self.min_p > 0
+
+    @property
+    def is_plain(self) -> bool:
+        """Whether tokens are drawn from the model's own distribution, but for the temperature and
+        for unlikely ones left out: no penalty and no grammar. What is not plain was drawn from
+        another distribution than its log-probabilities are of.
+        """
+        return not self.penalises and self.grammar is None
 
 
 class ExtraLogprobs(msgspec.Struct, frozen=True, kw_only=True):
@@ -186,6 +258,8 @@ class ModelInfo(msgspec.Struct, frozen=True, kw_only=True):
     logprobs: tuple[LogprobKind, ...] = ("raw", "tempered")  # of sampled tokens, that it can give
     extras: tuple[Extra, ...] = get_args(Extra)  # log-probabilities beside those
     most_likely: int | None = None  # of the likeliest tokens at a position; None: as checks allow
+    penalties: bool = False  # it has them, and `min_p`
+    grammars: tuple[GrammarKind, ...] = ()  # that its answers can be held to
     incarnation: str = ""  # of this start: what an earlier one held is gone
 
     def takes(self, lora: LoraConfig) -> bool:
@@ -199,9 +273,17 @@ class ModelInfo(msgspec.Struct, frozen=True, kw_only=True):
         # at temperature 1, and greedy, both kinds are the same
         if params.logprobs not in self.logprobs and params.temperature not in (0, 1):
             return f"The kind of log-probabilities '{params.logprobs}'"
-        # what is left of the vocabulary is scaled up there
-        if "raw" not in self.logprobs and (params.top_p < 1 or params.top_k > 0):
-            return "A log-probability over the whole vocabulary beside top_p or top_k"
+        if not self.penalties and (params.penalises or params.min_p > 0):
+            return "A penalty, or min_p,"
+        grammar = params.grammar
+        if grammar is not None and grammar.kind not in self.grammars:
+            return f"An answer held to a grammar (`{grammar.field}`)"
+        # they are of what is left of the vocabulary there
+        if "raw" not in self.logprobs and (params.truncates or not params.is_plain):
+            return (
+                "A log-probability of the model's own beside top_p, top_k, min_p, a penalty or a "
+                "grammar"
+            )
         for kind in extra.kinds:
             if kind not in self.extras:
                 return _EXTRA_NAMES[kind]

@@ -18,9 +18,10 @@ from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import replace
 from pathlib import Path
-from typing import Any, ClassVar
+from typing import Any, ClassVar, Self
 
-from pydantic import field_validator
+from pydantic import field_validator, model_validator
+from pydantic_core import PydanticCustomError
 
 from halteres.clients.gateway import GatewayClient
 from halteres.environments.config import APIServerConfig, BaseEnvConfig, setting
@@ -71,8 +72,24 @@ class ProgramConfig(EpisodeConfig):
         None, "folder that is copied for every episode; default: an empty one", reaches="path"
     )
     program_s: float = setting(
-        300.0, "seconds after which an episode's program is ended", gt=0, le=86_400
+        300.0,
+        "seconds after which an episode's program is ended; less than worker_timeout",
+        gt=0,
+        le=86_400,
     )
+    hidden: tuple[str, ...] = setting(
+        ("answer",), "fields of the task that the program is not given, the reward function is"
+    )
+
+    @model_validator(mode="after")
+    def _episodes_end_before_their_group(self) -> Self:
+        if 0 < self.worker_timeout <= self.program_s:
+            raise PydanticCustomError(
+                "program_s",
+                "less than worker_timeout, which is {worker_timeout:g} s and ends a whole group",
+                {"field": "program_s", "worker_timeout": self.worker_timeout},
+            )
+        return self
 
     @field_validator("command", mode="before")
     @classmethod
@@ -115,7 +132,9 @@ class ProgramEnv(EpisodeEnv):
         workspace = None
         if config.workspace is not None:
             workspace = Path(config.workspace).expanduser().absolute()
-        programs = Programs(config.command, workspace, config.program_s, Path(make_folder()))
+        programs = Programs(
+            config.command, workspace, config.program_s, Path(make_folder()), config.hidden
+        )
         self.programs = programs
         atexit.register(programs.close)
         programs.check()
@@ -146,10 +165,16 @@ class ProgramEnv(EpisodeEnv):
         return self.held_out[: self.config.eval_tasks]
 
     async def disconnect(self) -> None:
-        """Those of the gateway's client, too."""
+        """Those of the gateway's client, too; the reward function's processes and the episodes'
+        folders go with them.
+        """
         await super().disconnect()
         if self.gateway is not None:
             await self.gateway.close()
+        if self.reward is not None:
+            self.reward.close()
+        if self.programs is not None:
+            self.programs.close()
 
     async def play(self, task: Task, temperature: float | None = None) -> Episode:
         """One episode of the program."""

@@ -10,14 +10,16 @@ import shutil
 import threading
 import time
 from collections.abc import AsyncIterator, Mapping, Sequence
-from concurrent.futures import ThreadPoolExecutor
+from concurrent.futures import Future, ThreadPoolExecutor, wait
 from contextlib import asynccontextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
 
+from halteres.environments.scratch_folders import remove_folder
 from halteres.environments.tasks import Task
 from halteres.errors import EnvironmentFailed, InvalidConfig
-from halteres.process import Ended, Hung, run_caught
+from halteres.process import Hung, TimedOut, run_caught
+from halteres.rollouts.sampling_clock import sampling
 
 TASK_FILE = "HALTERES_TASK_FILE"
 """The variable that names the task's file, JSON."""
@@ -47,13 +49,19 @@ class Programs:
         workspace: folder that is copied; None: episodes begin in an empty one.
         within_s: how long one may run.
         scratch: where the episodes' folders lie.
+        hidden: fields of a task that the program is not given.
     """
 
     def __init__(
-        self, command: Sequence[str], workspace: Path | None, within_s: float, scratch: Path
+        self,
+        command: Sequence[str],
+        workspace: Path | None,
+        within_s: float,
+        scratch: Path,
+        hidden: Sequence[str] = (),
     ) -> None:
         self._command, self._workspace, self._within_s = command, workspace, within_s
-        self.scratch, self._count = scratch, 0
+        self.scratch, self._hidden, self._count = scratch, frozenset(hidden), 0
         self._threads = ThreadPoolExecutor(MOST_AT_ONCE, thread_name_prefix="program")
         open_to_cages(scratch)
 
@@ -83,21 +91,25 @@ class Programs:
             EnvironmentFailed: it could not be started.
         """
         self._count += 1
+        task = {name: value for name, value in task.items() if name not in self._hidden}
         place = self.scratch / f"episode-{self._count}"
         left = threading.Event()
-        run = asyncio.get_running_loop().run_in_executor(
-            self._threads, lambda: self._run(task, variables, place, left)
-        )
+        run = self._threads.submit(self._run, task, variables, place, left)
         try:
-            yield await run
+            # it waits for the model most of the time, which is no fault of the task
+            with sampling():
+                played = await asyncio.wrap_future(run)
+            yield played
         finally:
             left.set()
-            shutil.rmtree(place, ignore_errors=True)
+            # in a thread: a large folder would hold up all others
+            removed = self._threads.submit(_remove_after, run, place)
+            await asyncio.shield(asyncio.wrap_future(removed))
 
     def close(self) -> None:
         """Remove every folder."""
         self._threads.shutdown(wait=False, cancel_futures=True)
-        shutil.rmtree(self.scratch, ignore_errors=True)
+        remove_folder(self.scratch)
 
     def _run(
         self, task: Task, variables: Mapping[str, str], place: Path, left: threading.Event
@@ -116,8 +128,8 @@ class Programs:
             ) from error
         program = shutil.which(self._command[0]) or self._command[0]
         command = [str(Path(program).absolute()), *self._arguments(task)]
-        began = time.monotonic()
-        ended: Ended | None = None
+        began, code = time.monotonic(), None
+        out, err = "", ""
         try:
             ended = run_caught(
                 command,
@@ -126,16 +138,19 @@ class Programs:
                 variables={**variables, TASK_FILE: str(task_file)},
                 is_hung=lambda _: left.is_set(),
             )
-        except (TimeoutError, Hung):
-            pass
-        except OSError as error:
+            code, out, err = ended.code, ended.out, ended.err
+        except TimedOut as late:
+            out, err = late.out, late.err
+        except Hung as given_up:
+            err = str(given_up)
+        except (OSError, ValueError) as error:  # also of an argument that no program can have
             raise EnvironmentFailed(f"{program} cannot be run.", f"{error}.") from error
         open_to_cages(folder)
         return Played(
             folder=folder,
-            exit_code=None if ended is None else ended.code,
-            output="" if ended is None else ended.out,
-            errors="" if ended is None else ended.err,
+            exit_code=code,
+            output=out,
+            errors=err,
             took_s=time.monotonic() - began,
         )
 
@@ -170,3 +185,9 @@ def open_to_cages(folder: Path) -> None:
                         left.append(entry.path)
                     elif entry.is_file(follow_symlinks=False):
                         os.chmod(entry.path, entry.stat().st_mode | 0o044)
+
+
+def _remove_after(run: Future[Played], place: Path) -> None:
+    """Remove an episode's folder once nothing writes there any more."""
+    wait((run,))
+    remove_folder(place)

@@ -21,7 +21,7 @@ def load_tasks(source: str | Path) -> tuple[Sequence[Task], Sequence[Task]]:
 
     Args:
         source: a `.jsonl` file, of whose tasks a tenth is held out (chosen by hash: a task keeps
-            its side, whatever is added; of few tasks at least the last); or a folder with
+            its side, whatever is added; where none is chosen, the last); or a folder with
             `train.jsonl` and `test.jsonl`.
 
     Raises:
@@ -59,7 +59,7 @@ def _read(file: Path) -> list[Task]:
         raise InvalidData(
             f"{file.absolute()} is no file of JSON lines.", f"{error}.", "A task is a JSON object."
         ) from error
-    for fields, number in ((fields, number) for number, fields in rows):
+    for number, fields in rows:
         if not isinstance(fields, dict):
             raise InvalidData(
                 f"{file}:{number} is no task.", "A task is a JSON object.", 'Write {"name": …}.'

@@ -176,15 +176,36 @@ async def test_truncating_sampling_is_neutral_and_what_was_asked_is_recorded(
     """Trap 8. A seed of the program's is not used either: all rollouts of a group would be one."""
     tap = EngineTap(scene)
     episode = await opened(scene, sampling={"temperature": 0.8, "max_tokens": 5})
-    asked = {"temperature": 0, "top_p": 0.5, "top_k": 3, "seed": 7}
+    asked = {"temperature": 0, "top_p": 0.5, "top_k": 3, "min_p": 0.1, "seed": 7}
     mode = {"logprobs_mode": "processed_logprobs"}
     await episode.chat([user("Hello.")], **asked, **mode, max_tokens=9)
     [sampling] = tap.samplings
     params = sampling.params
-    assert (params.temperature, params.top_p, params.top_k) == (0.8, 1.0, -1)
+    assert (params.temperature, params.top_p, params.top_k, params.min_p) == (0.8, 1.0, -1, 0.0)
     assert (params.max_tokens, params.logprobs, params.seed != 7) == (5, "raw", True)
     [node] = (await episode.view())["nodes"]
     assert node["asked"] == {**asked, **mode, "max_tokens": 9}
+
+
+async def test_what_was_sampled_under_penalties_is_not_trained_on_unless_the_session_says_so(
+    scene: LiveService,
+) -> None:
+    """Recorded, and context of what goes on from it."""
+    for train_shaped in (False, True):
+        tap, episode = EngineTap(scene), await opened(scene, train_shaped=train_shaped)
+        messages = [user("Hello.")]
+        choice = await episode.chat(messages, presence_penalty=0.5)
+        await episode.chat([*messages, choice["message"], user("Go on.")])
+        first, second = (await episode.view())["nodes"]
+        assert (first["shaped_by"], second["shaped_by"]) == (["presence_penalty"], [])
+        assert tap.samplings[0].params.presence_penalty == 0.5
+        assert first["untrained"] == (None if train_shaped else "shaped")
+        [sequence] = (await episode.sequences())["sequences"]
+        shown = tap.samplings if train_shaped else tap.samplings[1:]
+        assert [mask for mask in sequence["masks"] if mask >= 0] == [
+            token for one in shown for token in one.tokens
+        ]
+        assert sequence["tokens"] == tap.samplings[1].prompt + tap.samplings[1].tokens
 
 
 async def test_what_was_asked_is_recorded_of_a_streamed_request_that_scores_its_prompt(
@@ -274,6 +295,21 @@ async def test_the_policy_may_change_in_mid_episode_and_each_token_has_its_versi
         assert all(version == -1 for version in sequence["versions"] if version not in (0, 1))
         nodes = (await pinned.view())["nodes"]
         assert [node["policy_version"] for node in nodes] == [[0, 0], [0, 0]]
+
+
+async def test_a_repeated_request_needs_no_weights_that_are_gone(
+    scene: LiveService, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Its answer is in the journal, however many policies were published since."""
+    monkeypatch.setattr("halteres.service.sampling.sessions.KEPT_VERSIONS", 1)
+    async with closing(await scene.client(halteres_run=RUN)) as client:
+        training = await published(client)
+        episode = await opened(scene, run=RUN)
+        first = await episode.whole("/v1/chat/completions", SIX)
+        await step(training)
+        again = await episode.whole("/v1/chat/completions", SIX, x_stainless_retry_count="1")
+        assert again["choices"] == first["choices"]
+        assert again["policy_version"] == [0, 0]
 
 
 async def test_any_name_of_a_model_is_the_sessions_policy(scene: LiveService) -> None:
@@ -400,3 +436,15 @@ async def test_a_loop_over_responses_is_one_sequence(tmp_path: Path, thinks: boo
         assert [tokens for tokens, _ in trained(sequences)] == [one.tokens for one in tap.samplings]
         nodes = (await episode.view())["nodes"]
         assert {node["dialect"] for node in nodes} == {"v1/responses"}
+
+
+async def test_calls_at_once_have_seeds_of_their_own_that_follow_from_the_sessions(
+    scene: LiveService,
+) -> None:
+    tap = EngineTap(scene)
+    for _ in range(2):
+        episode = await opened(scene, sampling={"seed": 7})
+        await asyncio.gather(*(episode.chat([user("Go.")]) for _ in range(8)))
+    seeds = [one.params.seed for one in tap.samplings]
+    assert len(set(seeds[:8])) == 8
+    assert sorted(seeds[8:]) == sorted(seeds[:8])

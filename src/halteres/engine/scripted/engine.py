@@ -199,6 +199,7 @@ class ScriptedEngine:
             exact=exact,
             max_rank=MAX_RANK,
             targets=TARGETS_OF_ADAPTERS,
+            penalties=True,
             incarnation=uuid.uuid4().hex,
         )
         self._hidden_size = config.hidden_size

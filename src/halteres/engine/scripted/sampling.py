@@ -84,13 +84,14 @@ def _uniform_numbers(seed: int, prompt: bytes, num_sequences: int, position: int
 
 
 def _choose(logprobs_SV: np.ndarray, params: SamplingParams, uniform_S: np.ndarray) -> np.ndarray:
-    """The token of each row under temperature, top-k and top-p, by inverse distribution; greedy at
-    temperature 0.
+    """The token of each row under temperature, min-p, top-k and top-p, by inverse distribution;
+    greedy at temperature 0.
     """
     if params.temperature == 0:
         return logprobs_SV.argmax(axis=1)
     scaled_SV = logprobs_SV.astype(np.float64) / params.temperature
     shares_SV = np.exp(scaled_SV - scaled_SV.max(axis=1, keepdims=True))
+    shares_SV[shares_SV < params.min_p * shares_SV.max(axis=1, keepdims=True)] = 0
     shares_SV /= shares_SV.sum(axis=1, keepdims=True)
     order_SV = np.argsort(-shares_SV, axis=1, kind="stable")
     ranked_SV = np.take_along_axis(shares_SV, order_SV, axis=1)
@@ -103,6 +104,25 @@ def _choose(logprobs_SV: np.ndarray, params: SamplingParams, uniform_S: np.ndarr
     chosen_S = (sums_SV <= uniform_S[:, None] * sums_SV[:, -1:]).sum(axis=1)
     last_S = chosen_SV.shape[1] - 1 - (chosen_SV[:, ::-1] > 0).argmax(axis=1)
     return np.minimum(chosen_S, last_S)
+
+
+def _penalised(
+    logits_SV: np.ndarray, params: SamplingParams, prompt: np.ndarray, written: list[list[int]]
+) -> np.ndarray:
+    """The logits of each sequence after repetition, frequency and presence penalty; this model's
+    are its log-probabilities.
+    """
+    if not params.penalises:
+        return logits_SV
+    penalised_SV = logits_SV.copy()
+    for row_V, tokens in zip(penalised_SV, written, strict=True):
+        counts_V = np.bincount(tokens, minlength=len(row_V))
+        seen_V = counts_V > 0
+        seen_V[prompt] = True
+        row_V[seen_V] *= params.repetition_penalty
+        row_V -= params.frequency_penalty * counts_V
+        row_V -= params.presence_penalty * (counts_V > 0)
+    return penalised_SV
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -125,7 +145,7 @@ class SamplingRequest:
         for position in range(self.limit):
             shown_SV = raw_SV = self.bigram.logprobs(before_S)
             before_S = _choose(
-                raw_SV,
+                _penalised(raw_SV, params, tokens_of(self.prompt), written),
                 params,
                 _uniform_numbers(params.seed, self.prompt, self.num_samples, position),
             )
@@ -193,7 +213,7 @@ class SamplingRequest:
             data = np.where(ids_PK < 0, np.float32(0), found_PK).astype(np.float32).tobytes()
             targets = Array(dtype="float32", shape=ids_PK.shape, data=data)
         if k := extra.alternatives:  # at the temperature alone
-            params = msgspec.structs.replace(self.params, top_k=-1, top_p=1.0)
+            params = msgspec.structs.replace(self.params, top_k=-1, top_p=1.0, min_p=0.0)
             ids_PK = np.zeros((len(after_PV), k), np.int64)
             for at, row_V in enumerate(after_PV):
                 uniform_K = _uniform_numbers(params.seed, self.prompt, k, ALTERNATIVES_AT + at)

@@ -22,12 +22,20 @@ from halteres.engine.torch.adapter import Snapshot
 from halteres.engine.torch.attention import Cached, Prefill
 from halteres.engine.torch.cache import POSITION_STEP, CacheMemory
 from halteres.engine.torch.limits import Limits, attempt
+from halteres.engine.torch.logit_shaping import shaped
 from halteres.engine.torch.model import BaseModel, Grid
 from halteres.engine.torch.multi_lora import MultiLora
 from halteres.engine.torch.projections import LEAST_ROWS, head_logits, round_up
 from halteres.engine.torch.prompt_logprobs import PromptScorer, score_prompt
 from halteres.engine.torch.rows import COLUMNS, Newest, Place, Row, RowBlock, Rows, SampleRequest
-from halteres.engine.torch.token_sampling import Chosen, Shaping, as_seed, choose, uniforms
+from halteres.engine.torch.token_sampling import (
+    Chosen,
+    ShapedRows,
+    Shaping,
+    as_seed,
+    choose,
+    uniforms,
+)
 from halteres.errors import UserError
 
 
@@ -91,10 +99,13 @@ class DecodeBatch:
         columns_N["temperature"] = params.temperature
         columns_N["top_k"] = params.top_k if 0 < params.top_k < self.base.vocabulary else -1
         columns_N["top_p"] = params.top_p
+        columns_N["min_p"] = params.min_p
         columns_N["tempered"] = params.logprobs == "tempered"
         columns_N["num_top"] = request.extra.topk_sampled
         self._entered += self.rows.enter(length, rows, columns_N)
-        for _ in rows:
+        for row in rows:
+            if not row.tokens:
+                row.shaper = request.new_shaper()
             request.waiting.popleft()
 
     def prefill(self) -> None:
@@ -202,38 +213,32 @@ class DecodeBatch:
         neighbours nothing.
         """
         columns_N["position"] += 1
-        newest = self._sample(hidden_ND, columns_N, _owners(places))
+        rows = [row for block, slots in places for row in block.rows[slots.start : slots.stop]]
+        newest = self._sample(hidden_ND, columns_N, rows)
         columns_N["token"] = [new.token for new in newest]
-        rows, start = list[Row](), 0
+        start = 0
         for block, slots in places:
-            rows += block.rows[slots.start : slots.stop]
             block.columns_S[slots.start : slots.stop] = columns_N[start : start + len(slots)]
             start += len(slots)
-        broken = {
-            row.request
-            for row, new in zip(rows, newest, strict=True)
-            if not math.isfinite(new.logprob)
-        }
+        broken = dict[SampleRequest, UserError]()
+        for row, new in zip(rows, newest, strict=True):
+            if not math.isfinite(new.logprob):
+                broken[row.request] = _diverged(row.request.snapshot)
+            elif row.shaper is not None and row.shaper.failure is not None:
+                broken[row.request] = row.shaper.failure
         taken = zip(rows, newest, strict=True)
         ended = [row for row, new in taken if row.request not in broken and row.take(new)]
         if ended:
             # nobody needs it: a failure is nobody's
             attempt("a cached prefix", lambda: self.rows.keep_prefixes(ended))
             self._leave(ended)
-        for request in broken:
-            request.fail(
-                UserError(
-                    "Sampling gave a log-probability that is not finite.",
-                    f"The weights of this snapshot (policy version {request.snapshot.version}) "
-                    "have diverged.",
-                    "Resume from an earlier checkpoint with a lower learning rate.",
-                )
-            )
+        for request, error in broken.items():
+            request.fail(error)
         if broken:
-            self.forget(broken)
+            self.forget(set(broken))
 
     def _sample(
-        self, hidden_ND: Tensor, columns_N: np.ndarray, owners: Sequence[Snapshot]
+        self, hidden_ND: Tensor, columns_N: np.ndarray, rows: Sequence[Row]
     ) -> list[Newest]:
         """A token for every row; the logits of a few rows at a time."""
         shaping = Shaping(
@@ -243,6 +248,7 @@ class DecodeBatch:
             temperature_N=columns_N["temperature"],
             top_k_N=columns_N["top_k"],
             top_p_N=columns_N["top_p"],
+            min_p_N=columns_N["min_p"],
             tempered_N=columns_N["tempered"],
             num_top_N=columns_N["num_top"],
         )
@@ -254,13 +260,12 @@ class DecodeBatch:
             rows_CD = hidden_ND[start : start + size]
             if missing := -rows_CD.shape[0] % LEAST_ROWS:
                 rows_CD = torch.cat([rows_CD, rows_CD.new_zeros((missing, rows_CD.shape[1]))])
-            adaptations = self.mixture.adaptations(
-                owners[start : start + size], 1, rows_CD.shape[0]
-            )
-            logits_CV = head_logits(self.base.head, adaptations, rows_CD)[
-                : hidden_ND.shape[0] - start
-            ]
-            found.append(choose(logits_CV, shaping[start : start + size]))
+            part = rows[start : start + size]
+            owners = [row.request.snapshot for row in part]
+            adaptations = self.mixture.adaptations(owners, 1, rows_CD.shape[0])
+            logits_CV = head_logits(self.base.head, adaptations, rows_CD)[: len(part)]
+            drawn_from = _shaped(logits_CV, part)
+            found.append(choose(logits_CV, shaping[start : start + size], drawn_from))
             tops.update({start + row: top for row, top in found[-1].tops.items()})
         tokens = torch.cat([chosen.tokens_N for chosen in found]).tolist()
         logprobs = torch.cat([chosen.logprobs_N for chosen in found]).tolist()
@@ -268,6 +273,24 @@ class DecodeBatch:
 
     def _tensor(self, numbers: np.ndarray) -> Tensor:
         return torch.from_numpy(np.ascontiguousarray(numbers)).to(self.base.device)
+
+
+def _shaped(logits_NV: Tensor, rows: Sequence[Row]) -> ShapedRows | None:
+    """The logits of rows that change theirs; None where none does."""
+    shapers = {at: row.shaper for at, row in enumerate(rows) if row.shaper is not None}
+    if not shapers:
+        return None
+    rows_M = np.array(list(shapers))
+    own_MV = logits_NV[torch.from_numpy(rows_M).to(logits_NV.device)]
+    return ShapedRows(rows_M, shaped(own_MV, list(shapers.values())))
+
+
+def _diverged(snapshot: Snapshot) -> UserError:
+    return UserError(
+        "Sampling gave a log-probability that is not finite.",
+        f"The weights of this snapshot (policy version {snapshot.version}) have diverged.",
+        "Resume from an earlier checkpoint with a lower learning rate.",
+    )
 
 
 def _columns(places: Sequence[Place], multiple_of: int = 1) -> np.ndarray:

@@ -15,19 +15,23 @@ from collections.abc import AsyncIterator, Callable
 from concurrent.futures import Future
 from contextlib import suppress
 from functools import partial
+from importlib.util import find_spec
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any, TypeVar, get_args
 
 import numpy as np
 import torch
 from torch import Tensor
 
 from halteres.engine import checks
+from halteres.engine.grammar_trials import Grammars
 from halteres.engine.protocol import (
     Adam,
     BaseType,
     Datum,
     ExtraLogprobs,
+    Grammar,
+    GrammarKind,
     LoraConfig,
     LossSpec,
     MergedType,
@@ -45,6 +49,7 @@ from halteres.engine.stream_buffer import PieceQueue
 from halteres.engine.torch.adapter import BASE, Adapter, Checkpoint, Layout, Snapshot
 from halteres.engine.torch.limits import PLACE, Limits, PassBudget, attempt, free_for_cache
 from halteres.engine.torch.loading import load_base
+from halteres.engine.torch.logit_shaping import Follower
 from halteres.engine.torch.merge import merge_into
 from halteres.engine.torch.model import BaseModel
 from halteres.engine.torch.passes import run_pass
@@ -103,6 +108,8 @@ class TorchEngine:
             exact=is_exact(self._base),
             max_rank=MAX_RANK,
             targets=TARGETS_OF_ADAPTERS,
+            penalties=True,
+            grammars=self._grammar_kinds(folder),
             incarnation=uuid.uuid4().hex,
             places=min(
                 self._limits.decode_rows,
@@ -115,6 +122,16 @@ class TorchEngine:
         self._snapshots: dict[str, Snapshot] = {}
         self._worker = Worker(Scheduler(self._base, self._limits), threads, self._limits)
         self._files = Files()
+        self._grammars = Grammars(folder.absolute(), self._base.vocabulary, self._base.eos_tokens)
+
+    def _grammar_kinds(self, folder: Path) -> tuple[GrammarKind, ...]:
+        """None where the model has no tokenizer, no token ends its answers, or the library is not
+        there: machines that get a few wheels beside their torch go without.
+        """
+        has_tokenizer = (folder / "tokenizer.json").is_file()
+        if not (self._base.eos_tokens and has_tokenizer and find_spec("llguidance")):
+            return ()
+        return get_args(GrammarKind)
 
     async def info(self) -> ModelInfo:
         return self._info
@@ -208,7 +225,7 @@ class TorchEngine:
         params: SamplingParams,
         extra: ExtraLogprobs = ExtraLogprobs(),  # noqa: B008 - frozen
     ) -> SampleResult:
-        request = self._request(snapshot, prompt, num_samples, params, extra)
+        request = await self._request(snapshot, prompt, num_samples, params, extra)
         self._worker.submit(request)
         return await asyncio.wrap_future(request.future)
 
@@ -221,8 +238,8 @@ class TorchEngine:
         extra: ExtraLogprobs = ExtraLogprobs(),  # noqa: B008 - frozen
     ) -> AsyncIterator[Piece]:
         checks.check_streamed(extra)
-        request, pieces = self._request(snapshot, prompt, num_samples, params, extra), PieceQueue()
-        request.pieces = pieces
+        request = await self._request(snapshot, prompt, num_samples, params, extra)
+        request.pieces = pieces = PieceQueue()
         self._worker.submit(request)
         try:
             async for piece in pieces.read():
@@ -257,8 +274,9 @@ class TorchEngine:
     async def close(self) -> None:
         await asyncio.to_thread(self._worker.close)
         await asyncio.to_thread(self._files.close)
+        await asyncio.to_thread(self._grammars.close)
 
-    def _request(
+    async def _request(
         self,
         snapshot: str | None,
         prompt: bytes,
@@ -267,7 +285,13 @@ class TorchEngine:
         extra: ExtraLogprobs,
     ) -> SampleRequest:
         limit = checks.check_sampling(prompt, num_samples, params, self._info, extra)
-        stops = self._base.eos_tokens if params.stop_tokens is None else params.stop_tokens
+        ends, stops = self._base.eos_tokens, params.stop_tokens
+        if stops is None:
+            stops = ends
+        new_follower = None
+        if params.grammar is not None:
+            stops = (*stops, *ends)
+            new_follower = await self._new_follower(params.grammar)
         return SampleRequest(
             snapshot=self._snapshot(snapshot),
             prompt=prompt,
@@ -281,7 +305,13 @@ class TorchEngine:
             ),
             future=Future(),
             extra=extra,
+            new_follower=new_follower,
         )
+
+    async def _new_follower(self, grammar: Grammar) -> Callable[[], Follower]:
+        matcher = await self._grammars.find(grammar)
+        vocabulary = self._grammars.vocabulary
+        return lambda: Follower(matcher.deep_copy(), vocabulary, grammar.field)
 
     async def _save(
         self,

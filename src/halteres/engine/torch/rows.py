@@ -25,6 +25,7 @@ from halteres.engine.protocol import Sequence as Sampled
 from halteres.engine.stream_buffer import PieceQueue, end_to_end
 from halteres.engine.torch.adapter import Snapshot
 from halteres.engine.torch.cache import Block, CacheMemory, slot_length
+from halteres.engine.torch.logit_shaping import Follower, LogitShaper
 from halteres.errors import HalteresError
 
 
@@ -50,6 +51,8 @@ class SampleRequest:
     decode: Callable[[list[int]], str]  # the text of tokens, special ones by name
     future: Future[SampleResult]
     extra: ExtraLogprobs = ExtraLogprobs()  # noqa: RUF009 - frozen
+    # where each row's answer begins in the grammar of `params`, where that has one
+    new_follower: Callable[[], Follower] | None = None
     pieces: PieceQueue | None = None  # where a stream goes
     number: int = 0  # among all requests of a sampler: the lowest goes first
     scores: SampleResult | None = None  # what it has of the prompt
@@ -69,6 +72,15 @@ class SampleRequest:
     def needs(self) -> int:
         """Positions of all its sequences: how much memory it takes, compared with others."""
         return self.num_samples * self.full_length
+
+    def new_shaper(self) -> LogitShaper | None:
+        """For a row that has no token yet; None where its logits stay as they are."""
+        if self.params.is_plain:
+            return None
+        follower = None
+        if self.new_follower is not None:
+            follower = self.new_follower()
+        return LogitShaper(self.params, self.tokens, follower)
 
     def wait_for_slots(self, rows: Iterable[Row]) -> None:
         """These rows have lost their slots and wait for others, in order with those that never had
@@ -108,6 +120,8 @@ class Row:
     tokens: list[int] = field(default_factory=list)
     logprobs: list[float] = field(default_factory=list)
     tops: list[TopK] = field(default_factory=list)
+    # once it has had a slot, where its logits do not stay as they are
+    shaper: LogitShaper | None = None
 
     @property
     def length(self) -> int:
@@ -130,6 +144,8 @@ class Row:
         self.logprobs.append(newest.logprob)
         if newest.top is not None:
             self.tops.append(newest.top)
+        if self.shaper is not None:
+            self.shaper.take(newest.token)
         request = self.request
         reason = "length" if len(self.tokens) >= request.limit else None
         stops = request.params.stop_strings
@@ -171,6 +187,7 @@ COLUMNS = np.dtype(
         ("temperature", np.float32),
         ("top_k", np.int64),
         ("top_p", np.float32),
+        ("min_p", np.float32),
         ("tempered", np.bool_),
         ("num_top", np.int64),  # most likely tokens that go with every token
     ],

@@ -1,9 +1,10 @@
-"""From logits to tokens: temperature, top-k, top-p, greedy; by the inverse of the cumulative
+"""From logits to tokens: temperature, min-p, top-k, top-p, greedy; by the inverse of the cumulative
 distribution in fp32.
 
-Log-probabilities, of temperature 1 or of the sampling temperature, are always over the full
-vocabulary: before top-k and top-p take anything away. No row's parameters change another row's
-bits: rows that truncate are computed apart.
+Log-probabilities, of temperature 1 or of the sampling temperature, are always the model's own over
+the full vocabulary: before penalties and grammars change the logits (`logit_shaping`), and before
+min-p, top-k and top-p take anything away. No row's parameters change another row's bits: rows that
+truncate, or change their logits, are computed apart.
 """
 
 from __future__ import annotations
@@ -38,6 +39,7 @@ class Shaping:
     temperature_N: np.ndarray  # float32; 0 is greedy
     top_k_N: np.ndarray  # int64; below 1 is off
     top_p_N: np.ndarray  # float32; 1 is off
+    min_p_N: np.ndarray  # float32; 0 is off
     # bool: log-probabilities are of the sampling temperature; of 1 where that is greedy
     tempered_N: np.ndarray
     num_top_N: np.ndarray  # int64; how many of the most likely tokens go with it
@@ -55,15 +57,32 @@ class Chosen:
     tops: Mapping[int, TopK]  # of the rows that ask for them
 
 
-def choose(logits_NV: Tensor, shaping: Shaping) -> Chosen:
+@dataclass(frozen=True, slots=True)
+class ShapedRows:
+    """M of the rows, whose tokens are drawn from other logits than the model's own."""
+
+    rows_M: np.ndarray  # int64
+    logits_MV: Tensor
+
+
+def choose(logits_NV: Tensor, shaping: Shaping, shaped: ShapedRows | None = None) -> Chosen:
     """A token for each row."""
     raw_NV = torch.log_softmax(logits_NV, dim=1)
     greedy_N = shaping.temperature_N < COLDEST
     warm_N = np.where(greedy_N, np.float32(1), shaping.temperature_N)
     tempered_NV = tempered(logits_NV, raw_NV, warm_N)
-    tokens_N = _sampled(tempered_NV, shaping)
+    drawn_NV = tempered_NV
+    if shaped is not None:
+        rows_M = _on(logits_NV, shaped.rows_M)
+        of_shaped_MV = torch.log_softmax(shaped.logits_MV, dim=1)
+        of_shaped_MV = tempered(shaped.logits_MV, of_shaped_MV, warm_N[shaped.rows_M])
+        drawn_NV = tempered_NV.index_copy(0, rows_M, of_shaped_MV)
+    tokens_N = _sampled(drawn_NV, shaping)
     if greedy_N.any():
-        tokens_N = torch.where(_on(logits_NV, greedy_N), logits_NV.argmax(dim=-1), tokens_N)
+        likeliest_N = logits_NV.argmax(dim=-1)
+        if shaped is not None:
+            likeliest_N[_on(logits_NV, shaped.rows_M)] = shaped.logits_MV.argmax(dim=-1)
+        tokens_N = torch.where(_on(logits_NV, greedy_N), likeliest_N, tokens_N)
     logprobs_N = _of(raw_NV, tokens_N)
     as_sampled_N = shaping.tempered_N & (warm_N != 1)
     if as_sampled_N.any():
@@ -114,6 +133,8 @@ def most_likely(logprobs_NV: Tensor, k: int) -> list[TopK]:
 
 def _sampled(logprobs_NV: Tensor, shaping: Shaping) -> Tensor:
     probs_NV = logprobs_NV.exp()
+    if (shaping.min_p_N > 0).any():
+        _leave_out_below(probs_NV, shaping.min_p_N)
     cut_N = (shaping.top_k_N > 0) | (shaping.top_p_N < 1)
     if cut_N.all():
         return _truncated(probs_NV, shaping)
@@ -125,6 +146,20 @@ def _sampled(logprobs_NV: Tensor, shaping: Shaping) -> Tensor:
     tokens_N[whole_M] = inverted(probs_NV[whole_M], uniforms_N1[whole_M]).squeeze(1)
     tokens_N[cut_M] = _truncated(probs_NV[cut_M], shaping[np.flatnonzero(cut_N)])
     return tokens_N
+
+
+def _leave_out_below(probs_NV: Tensor, min_p_N: np.ndarray) -> None:
+    """Tokens below a share of the likeliest's probability have none, in place; what is left is
+    scaled up to 1, which is what top-p then cuts.
+
+    Source: vLLM 0.32 `v1/sample/logits_processor/builtin.py`.
+    """
+    rows_M = np.flatnonzero(min_p_N > 0)
+    places_M = _on(probs_NV, rows_M)
+    left_MV = probs_NV[places_M]
+    bounds_M1 = left_MV.amax(dim=1, keepdim=True) * _on(probs_NV, min_p_N[rows_M])[:, None]
+    left_MV = left_MV.masked_fill(left_MV < bounds_M1, 0.0)
+    probs_NV[places_M] = left_MV / left_MV.sum(dim=1, keepdim=True)
 
 
 def _truncated(probs_NV: Tensor, shaping: Shaping) -> Tensor:

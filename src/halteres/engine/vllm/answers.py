@@ -173,17 +173,21 @@ def sequence_of(choice: Choice, k: int) -> Sequence:
 
 def piece_of(choice: Choice, begins: int, version: int, k: int) -> Piece:
     """Of a stream, whose sequences are counted from `begins` on."""
-    whole = sequence_of(choice, k)
-    reason = None
-    if choice.finish_reason is not None:
-        reason = whole.stop_reason
+    piece = whole_piece(begins + choice.index, sequence_of(choice, k), version)
+    if choice.finish_reason is None:
+        return msgspec.structs.replace(piece, stop_reason=None)
+    return piece
+
+
+def whole_piece(sample: int, sequence: Sequence, version: int) -> Piece:
+    """All of a sequence."""
     return Piece(
-        sample=begins + choice.index,
-        tokens=whole.tokens,
-        logprobs=whole.logprobs,
+        sample=sample,
+        tokens=sequence.tokens,
+        logprobs=sequence.logprobs,
         version=version,
-        top=whole.top,
-        stop_reason=reason,
+        top=sequence.top,
+        stop_reason=sequence.stop_reason,
     )
 
 

@@ -12,7 +12,7 @@ from collections.abc import AsyncGenerator, AsyncIterator, Iterator
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any, Literal, get_args
 
 import aiohttp
 import msgspec
@@ -22,10 +22,12 @@ from halteres.engine import checks
 from halteres.engine.protocol import (
     EngineGone,
     ExtraLogprobs,
+    GrammarKind,
     ModelInfo,
     Piece,
     SampleResult,
     SamplingParams,
+    Sequence,
     Weights,
 )
 from halteres.engine.vllm.adapters import (
@@ -47,8 +49,10 @@ from halteres.engine.vllm.answers import (
     sampled_tokens,
     sequence_of,
     topk_of_prompt,
+    whole_piece,
 )
 from halteres.engine.vllm.loaded_names import LoadedNames
+from halteres.engine.vllm.requests import TokenPrompt, TokenSampling, structured
 from halteres.errors import HalteresError, InvalidConfig, InvalidData, NotReady, ServerError
 
 OLDEST, NEWER = (0, 32), (0, 33)
@@ -82,6 +86,8 @@ DYING = ("EngineCore", "EngineDead", "method failed: cancelled")
 """Words of a server whose engine has ended, or is about to."""
 
 HOW = "docs/vllm.md has the command line that works."
+
+JSON = {"Content-Type": "application/json"}
 
 generated = msgspec.json.Decoder(Generated).decode
 
@@ -173,6 +179,8 @@ class VllmSamples:
             logprobs=(logprobs,),
             extras=("prompt", "topk_prompt", "topk_sampled"),
             most_likely=MOST_LIKELY,
+            penalties=True,
+            grammars=get_args(GrammarKind),
         )
 
     async def info(self) -> ModelInfo:
@@ -275,11 +283,16 @@ class VllmSamples:
         bodies = list(self._bodies(snapshot, prompt, num_samples, params, extra))
         async with self._in_use(snapshot):
             answers = [await self._generate(body, snapshot) for body in bodies]
-        sequences = tuple(
-            sequence_of(choice, extra.topk_sampled)
-            for answer in answers
-            for choice in sorted(answer.choices, key=lambda one: one.index)
-        )
+            sequences = [
+                sequence_of(choice, extra.topk_sampled)
+                for answer in answers
+                for choice in sorted(answer.choices, key=lambda one: one.index)
+            ]
+            if params.grammar is not None:
+                scored = (
+                    self._scored(snapshot, prompt, one, extra.topk_sampled) for one in sequences
+                )
+                sequences = [await one for one in scored]
         if len(sequences) != num_samples:
             raise ServerError(f"vLLM answered {len(sequences)} sequences, not {num_samples}.")
         first, length = answers[0], len(prompt) // 4
@@ -294,7 +307,7 @@ class VllmSamples:
             if extra.topk_prompt:
                 topk = topk_of_prompt(rows, extra.topk_prompt)
         return SampleResult(
-            sequences=sequences,
+            sequences=tuple(sequences),
             version=self._version(snapshot),
             prompt_cache_hit_tokens=(cached.cached_tokens or 0) if cached else 0,
             prompt_logprobs=own,
@@ -309,14 +322,22 @@ class VllmSamples:
         params: SamplingParams,
         extra: ExtraLogprobs = ExtraLogprobs(),  # noqa: B008 - frozen
     ) -> AsyncIterator[Piece]:
-        """As `sample`, piece by piece; closing the iterator cancels the request."""
+        """As `sample`, piece by piece; closing the iterator cancels the request. Under a grammar
+        each sequence comes in one piece, when all are there: they are scored first.
+        """
         checks.check_streamed(extra)
+        if params.grammar is not None:
+            result = await self.sample(snapshot, prompt, num_samples, params, extra)
+            for number, sequence in enumerate(result.sequences):
+                yield whole_piece(number, sequence, result.version)
+            return
         parts = list(self._bodies(snapshot, prompt, num_samples, params, extra))
         version = self._version(snapshot)
         async with self._in_use(snapshot):
             for number, body in enumerate(parts):
-                left = body["sampling_params"]["n"]
-                events = self._events({**body, "stream": True}, snapshot)
+                left = body.sampling_params.n
+                body.stream = True
+                events = self._events(body, snapshot)
                 try:
                     async for choice in events:
                         begins = number * self._demands.most_samples
@@ -329,6 +350,32 @@ class VllmSamples:
                 if left:
                     raise self._gone("A stream ended before its sequences did.")
 
+    async def _scored(
+        self, snapshot: str | None, prompt: bytes, sequence: Sequence, k: int
+    ) -> Sequence:
+        """A sequence with the model's own log-probabilities: vLLM's under a grammar are of what
+        that leaves. Of a token that fills the context there is no other than that.
+        """
+        assert self._info is not None  # noqa: S101 - it has sampled
+        tokens = (prompt + sequence.tokens)[: 4 * (self._info.max_context_length - 1)]
+        sampling = TokenSampling(max_tokens=1, temperature=0.0, seed=0, prompt_logprobs=k)
+        body = TokenPrompt(
+            model=snapshot or self._served,
+            token_ids=np.frombuffer(tokens, np.int32).tolist(),
+            sampling_params=sampling,
+        )
+        rows = (await self._generate(body, snapshot)).prompt_logprobs or ()
+        if len(rows) != len(tokens) // 4:
+            raise ServerError(f"vLLM scored {len(rows)} of {len(tokens) // 4} tokens.")
+        own, top = own_logprobs(rows, tokens)[len(prompt) :], None
+        rows = rows[len(prompt) // 4 :]
+        unscored = len(sequence.tokens) // 4 - len(rows)
+        if k:
+            top = topk_of_prompt((*rows, *(None,) * unscored), k)
+        return msgspec.structs.replace(
+            sequence, logprobs=own + sequence.logprobs[len(own) :], top=top
+        )
+
     def _bodies(
         self,
         snapshot: str | None,
@@ -336,7 +383,7 @@ class VllmSamples:
         num_samples: int,
         params: SamplingParams,
         extra: ExtraLogprobs,
-    ) -> Iterator[dict[str, Any]]:
+    ) -> Iterator[TokenPrompt]:
         info = self._info
         if info is None:
             raise NotReady("The sampler is starting.", next="Ask again in a moment.")
@@ -346,31 +393,34 @@ class VllmSamples:
         if extra.topk_sampled:
             likely = extra.topk_sampled + 1  # the sampled one is counted, and may not be among them
         for begins in range(0, num_samples, self._demands.most_samples):
-            sampling: dict[str, Any] = {
-                "n": min(self._demands.most_samples, num_samples - begins),
-                "max_tokens": limit,
-                "temperature": params.temperature,
-                "top_p": params.top_p,
-                "top_k": max(params.top_k, 0),
-                "seed": (seed + begins) % 2**62,
-                "logprobs": likely,
-                "ignore_eos": params.stop_tokens is not None,
-                "stop_token_ids": list(params.stop_tokens or ()),
-                "skip_special_tokens": False,
-                "detokenize": bool(params.stop_strings),
-            }
-            if params.stop_strings:
-                sampling["stop"] = list(params.stop_strings)
+            # Every field is sent: the model's folder may have defaults for those that are not.
+            sampling = TokenSampling(
+                n=min(self._demands.most_samples, num_samples - begins),
+                max_tokens=limit,
+                temperature=params.temperature,
+                top_p=params.top_p,
+                top_k=max(params.top_k, 0),
+                min_p=params.min_p,
+                repetition_penalty=params.repetition_penalty,
+                presence_penalty=params.presence_penalty,
+                frequency_penalty=params.frequency_penalty,
+                seed=(seed + begins) % 2**62,
+                logprobs=likely,
+                # a grammar ends an answer by that token
+                ignore_eos=params.stop_tokens is not None and params.grammar is None,
+                stop=list(params.stop_strings) or None,
+                stop_token_ids=list(params.stop_tokens or ()),
+                skip_special_tokens=False,
+                structured_outputs=structured(params.grammar),
+                detokenize=bool(params.stop_strings),
+            )
             if extra.of_prompt and begins == 0:
-                sampling["prompt_logprobs"] = extra.topk_prompt
-            yield {
-                "model": snapshot or self._served,
-                "token_ids": tokens,
-                "stream": False,
-                "sampling_params": sampling,
-            }
+                sampling.prompt_logprobs = extra.topk_prompt
+            yield TokenPrompt(
+                model=snapshot or self._served, token_ids=tokens, sampling_params=sampling
+            )
 
-    async def _generate(self, body: dict[str, Any], snapshot: str | None) -> Generated:
+    async def _generate(self, body: TokenPrompt, snapshot: str | None) -> Generated:
         raw = await self._ask("POST", GENERATE, body, lost=snapshot)
         try:
             answer = generated(raw)
@@ -381,12 +431,13 @@ class VllmSamples:
         return answer
 
     async def _events(
-        self, body: dict[str, Any], snapshot: str | None
+        self, body: TokenPrompt, snapshot: str | None
     ) -> AsyncGenerator[Choice, None]:
         """The choices of a stream's events."""
         self._check_is_there()
         try:
-            async with self._http.post(GENERATE, json=body) as response:
+            content = msgspec.json.encode(body)
+            async with self._http.post(GENERATE, data=content, headers=JSON) as response:
                 if response.status != 200:
                     raise self._refusal(response.status, await response.read(), GENERATE, snapshot)
                 while True:
@@ -467,8 +518,8 @@ class VllmSamples:
         last = self._base.vocabulary - 1
 
         async def likeliest(token: int, temperature: float) -> float:
-            sampling = {"max_tokens": 1, "temperature": temperature, "seed": 0, "logprobs": 2}
-            body = {"model": self._served, "token_ids": [token], "sampling_params": sampling}
+            sampling = TokenSampling(max_tokens=1, temperature=temperature, seed=0, logprobs=2)
+            body = TokenPrompt(model=self._served, token_ids=[token], sampling_params=sampling)
             answer = await self._generate(body, None)
             content = sampled_tokens(answer.choices[0])
             return max(one.logprob for one in content[0].top_logprobs)
@@ -517,7 +568,7 @@ class VllmSamples:
         self,
         method: str,
         path: str,
-        body: dict[str, Any] | None = None,
+        body: dict[str, Any] | TokenPrompt | None = None,
         *,
         known: str = "",
         lost: str | None = None,
@@ -533,10 +584,13 @@ class VllmSamples:
             strange: a refusal says that this is no vLLM of ours.
         """
         self._check_is_there()
+        sent = None
+        if body is not None:
+            sent = msgspec.json.encode(body)
         try:
             async with (
                 self._waiting(within_s),
-                self._http.request(method, path, json=body) as response,
+                self._http.request(method, path, data=sent, headers=JSON) as response,
             ):
                 content = await response.read()
         except (aiohttp.ClientError, TimeoutError, OSError) as error:

@@ -24,9 +24,10 @@ from halteres.types import CONTEXT_LOGPROB, MASKED
 
 NO_VERSION = -1  # of a token that was not sampled
 
-Untrained = Literal["discarded", "auxiliary", "not_finite", "late"]
+Untrained = Literal["discarded", "auxiliary", "shaped", "not_finite", "late"]
 """Why a node is no part of a sequence: another answer to its prompt was gone on from; it is a call
-beside the episode; one of its log-probabilities is no number; it ended after its session.
+beside the episode; it was sampled under penalties or a grammar; one of its log-probabilities is no
+number; it ended after its session.
 """
 
 
@@ -82,11 +83,14 @@ class Branches:
 
 def branches_of(history: History) -> Branches:
     """The branches of a session's nodes."""
-    nodes = history.nodes
+    # calls that come meanwhile add theirs, and this runs in a thread
+    nodes = dict(history.nodes)
     untrained: dict[str, Untrained] = {}
     for node in nodes.values():
         if node.late:
             untrained[node.id] = "late"
+        elif node.shaped_by and not history.train_shaped:
+            untrained[node.id] = "shaped"
         elif not np.isfinite(np.frombuffer(node.logprobs, np.float32)).all():
             untrained[node.id] = "not_finite"
     kept = [node for node in nodes.values() if untrained.get(node.id) != "late"]

@@ -69,10 +69,33 @@ SEED_STEP = 1_000_003
 
 LONGEST_NAME = 200  # characters of one of those
 
-NEUTRAL: Mapping[str, Any] = {"top_p": 1.0, "top_k": -1, "seed": None, "logprobs_mode": None}
+NEUTRAL: Mapping[str, Any] = {
+    "top_p": 1.0,
+    "top_k": -1,
+    "min_p": 0.0,
+    "seed": None,
+    "logprobs_mode": None,
+}
 """What a session samples with where its program asks for something else: the whole distribution, a
 seed of its own, the kind of log-probabilities that the service was started with.
 """
+
+
+PENALTIES: Mapping[str, float] = {
+    "repetition_penalty": 1.0,
+    "presence_penalty": 0.0,
+    "frequency_penalty": 0.0,
+}
+"""What shapes a distribution that the policy does not have, each with the value that does not."""
+
+
+def shaped_by(request: InferenceRequest) -> list[str]:
+    """What a request's answer is held to beside the policy: penalties by their names, `grammar`."""
+    sampling = request.sampling
+    found = [name for name, neutral in PENALTIES.items() if getattr(sampling, name) != neutral]
+    if (request.grammar or sampling.grammar) is not None:
+        found.append("grammar")
+    return found
 
 
 @dataclass(slots=True, kw_only=True)
@@ -94,10 +117,15 @@ class SessionCapture:
     ) -> None:
         self.session, self._journal, self.tokenizer = session, journal, tokenizer
         self._limits = limits
-        self.history = History(tokenizer, keep_reasoning=session.opening.keep_reasoning)
+        self.history = History(
+            tokenizer,
+            keep_reasoning=session.opening.keep_reasoning,
+            train_shaped=session.opening.train_shaped,
+        )
         self._rows: dict[str, Row] = {}  # by key
         self._calls: dict[str, int] = {}  # of each body: how often it came as a new request
         self._under_way: dict[str, asyncio.Event] = {}  # by key
+        self._num_seeds = 0  # that were given
         self._num_bytes = 0
         self._num_keeping = 0  # calls that were whole in time, and are being recorded
         self._nothing_to_keep = asyncio.Event()
@@ -120,6 +148,7 @@ class SessionCapture:
             body, _, number = found.key.rpartition("#")
             if body:
                 self._calls[body] = max(self._calls.get(body, 0), int(number) + 1)
+        self._num_seeds = len(self._rows)
         for node in sorted(self._nodes(), key=lambda node: node.at):
             self.history.add(node)
 
@@ -130,13 +159,14 @@ class SessionCapture:
         self._rows[row.key] = row
         self._num_bytes += row.num_bytes + sum(len(write_nodes([node])) for node in row.nodes)
 
-    @property
     def next_seed(self) -> int | None:
-        """Of the session's next new request, where it has seeds of its own."""
+        """A seed for one more request, where the session has seeds of its own; no two are alike."""
         first = self.session.opening.sampling.seed
         if first is None:
             return None
-        return (first + SEED_STEP * len(self._rows)) % 2**31
+        seed = (first + SEED_STEP * self._num_seeds) % 2**31
+        self._num_seeds += 1
+        return seed
 
     async def call(self, path: str, headers: Mapping[str, str], body: bytes) -> CapturedCall:
         """A call that comes now. Raises SessionOver, LimitReached; Conflict for an Idempotency-Key
@@ -296,8 +326,8 @@ class CapturedCall:
 
     @property
     def version(self) -> int | None:
-        """The policy version that it was sampled from before, else the session's."""
-        if self._row is not None:
+        """That of a request which is sampled again, else the session's."""
+        if self._row is not None and not self._row.nodes:
             return self._row.drawn["version"]
         return self._capture.session.opening.pin_policy
 
@@ -317,7 +347,7 @@ class CapturedCall:
     def sampling(self, asked: SamplingFields) -> SamplingFields:
         """The session's temperature and the whole distribution; what was asked is noted."""
         own = self._capture.session.opening.sampling
-        chosen = {**NEUTRAL, "temperature": own.temperature, "seed": self._capture.next_seed}
+        chosen = {**NEUTRAL, "temperature": own.temperature, "seed": self._capture.next_seed()}
         if own.max_tokens is not None:
             most = own.max_tokens
             chosen["max_tokens"] = most if asked.max_tokens is None else min(asked.max_tokens, most)
@@ -441,6 +471,7 @@ class NodeRecord:
             begun=begun,
             answer=answer,
             asked=call.asked,
+            shaped_by=shaped_by(request),
             ids_end=ids_mark(ids + sampled),
             text_end=text_end,
             chat_end=chat_end,

@@ -211,18 +211,12 @@ class Gateway:
             SessionOver: it has another one already, or its time was over.
             InvalidData: there are not as many rewards of turns as turns.
         """
-        async with self._deciding:
-            await self._judge(session, verdict, done=done)
-
-    async def _judge(self, session: GatewaySession, verdict: Verdict, *, done: bool) -> None:
         if session.state != "open" and session.verdict == verdict:
             return
         if not session.is_open(steady_time()):
-            raise SessionOver(
-                "The reward came too late.", session.end, "Open another session for the task."
-            )
+            raise _too_late(session)
         if verdict.code is None and not done:
-            await self.sessions.judge(session, verdict, "open")
+            await self._write_down(session, verdict, "open")
             return
         session.is_closing = True
         try:
@@ -230,11 +224,20 @@ class Gateway:
             state: SessionState = "failed"
             if verdict.code is None:
                 state, verdict = await self._last_reward(session, verdict)
-            await self.sessions.judge(session, verdict, state)
+            await self._write_down(session, verdict, state)
         finally:
             session.is_closing = False
         if session.group is not None:
-            await self._close_if_due(session.group, steady_time())
+            async with self._deciding:
+                await self._close_if_due(session.group, steady_time())
+
+    async def _write_down(
+        self, session: GatewaySession, verdict: Verdict, state: SessionState
+    ) -> None:
+        async with self._deciding:
+            if session.state != "open":
+                raise _too_late(session)
+            await self.sessions.judge(session, verdict, state)
 
     async def _last_reward(
         self, session: GatewaySession, verdict: Verdict
@@ -274,7 +277,8 @@ class Gateway:
 
     async def _end_what_is_over(self, now: float) -> None:
         for session in self.sessions.all():
-            if session.state == "open" and now >= session.expires_at:
+            is_over = now >= session.expires_at and not session.is_closing
+            if session.state == "open" and is_over:
                 await self.sessions.judge(session, EXPIRED, "expired")
         for group in self.groups.in_state("gathering"):
             await self._close_if_due(group.name, now)
@@ -287,7 +291,7 @@ class Gateway:
             # Its first session could not be written.
             await self.groups.forget(group)
             return
-        if not group.is_due(sessions, now):
+        if not group.is_due(sessions, now) or any(one.is_closing for one in sessions):
             return
         for session in sessions:
             if session.state == "open":
@@ -394,6 +398,11 @@ class Gateway:
             if verdict.code is not None:
                 facts["failure"] = {"code": verdict.code, "why": verdict.why}
         return facts
+
+
+def _too_late(session: GatewaySession) -> SessionOver:
+    next_step = "Open another session for the task."
+    return SessionOver("The reward came too late.", session.end, next_step)
 
 
 @asynccontextmanager

@@ -82,8 +82,12 @@ class Beginnings:
 class History:
     """The nodes of one session, and which of them a prompt goes on from."""
 
-    def __init__(self, tokenizer: Tokenizer, *, keep_reasoning: bool) -> None:
+    def __init__(
+        self, tokenizer: Tokenizer, *, keep_reasoning: bool, train_shaped: bool = False
+    ) -> None:
         self._tokenizer, self._keep_reasoning = tokenizer, keep_reasoning
+        # Whether what was sampled under penalties or a grammar is trained on.
+        self.train_shaped = train_shaped
         self.nodes: dict[str, Node] = {}  # by id, oldest first
         self._by_ids, self._by_text, self._by_chat = Beginnings(), Beginnings(), Beginnings()
 

@@ -73,6 +73,7 @@ class Node(msgspec.Struct, frozen=True, kw_only=True):
     begun: str = ""  # of an answer that goes on with the last message: how it began
     answer: dict[str, Any] = {}  # the whole message that was answered
     tools: list[dict[str, Any]] = []
+    shaped_by: list[str] = []  # penalties that its sampling was under, and `grammar`
     asked: dict[str, Any] = {}  # sampling that the program asked for, and that is not the session's
 
     ids_end: Mark  # of prompt and sampled ids

@@ -60,6 +60,7 @@ class OpenSession(msgspec.Struct, kw_only=True):
     pin_policy: bool | int | None = None  # the newest policy version now, or this one
     sampling: SessionSampling = SessionSampling()
     keep_reasoning: bool = False
+    train_shaped: bool = False
     ttl_s: Seconds = 3600.0
     metadata: dict[str, Any] = {}
 
@@ -111,6 +112,7 @@ class GatewayRoutes:
             pin_policy=self._pinned(body, tenant),
             sampling=_checked(body.sampling),
             keep_reasoning=body.keep_reasoning,
+            train_shaped=body.train_shaped,
             metadata=body.metadata,
         )
         opened = await self._gateway.open(tenant, opening, body.ttl_s, body.group_deadline_s)
@@ -226,6 +228,7 @@ def _node(node: Node, branches: Branches) -> dict[str, Any]:
         "policy_version": [node.version_min, node.version_max],
         "stop_reason": node.stop_reason,
         "asked": node.asked,
+        "shaped_by": node.shaped_by,
         "untrained": branches.untrained.get(node.id),
     }
 

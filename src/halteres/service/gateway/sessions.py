@@ -58,6 +58,7 @@ class Opening(msgspec.Struct, frozen=True, kw_only=True):
     pin_policy: int | None = None  # the policy version of all its calls; None: the newest each time
     sampling: SessionSampling = SessionSampling()
     keep_reasoning: bool = False
+    train_shaped: bool = False  # train on what was sampled under penalties or a grammar, too
     metadata: dict[str, Any] = {}
 
 
@@ -111,6 +112,8 @@ class GatewaySession:
     @property
     def end(self) -> str:
         """How it ended, as a sentence."""
+        if self.is_closing:
+            return "A reward of it is being written down."
         if self.state == "scored":
             return "Its reward was posted."
         if self.state == "failed" and self.verdict is not None:

@@ -22,7 +22,6 @@ from halteres.engine.protocol import (
     ExtraLogprobs,
     LogprobKind,
     SampleResult,
-    SamplingParams,
     Sequence,
 )
 from halteres.errors import (
@@ -168,7 +167,7 @@ class Inference:
         is_base = run is None
         if model:
             is_base = self.is_base(model)
-        if run is not None and self.is_base(run):
+        if run is not None and self.is_base(run) and run not in self._runs(tenant):
             # A gateway session of the base model: whatever a client calls it, that is meant.
             is_base = True
         if is_base:
@@ -322,16 +321,8 @@ class Inference:
 
     def _calls_of(self, request: InferenceRequest, seed: int) -> list[Draw]:
         sampling = request.sampling
-        ends = () if sampling.ignore_eos else self.tokenizer.eos_token_ids
-        params = SamplingParams(
-            max_tokens=1 if request.scores_only else sampling.max_tokens,
-            temperature=sampling.temperature,
-            top_k=sampling.top_k,
-            top_p=sampling.top_p,
-            stop_tokens=(*sampling.stop_tokens, *ends),
-            stop_strings=sampling.stop_strings,
-            logprobs=self._kind_of_logprobs(sampling),
-        )
+        kind = self._kind_of_logprobs(sampling)
+        params = request.params(self.tokenizer.eos_token_ids, kind)
         scored, top = request.prompt_top is not None, request.prompt_top or 0
         return [
             Draw(

@@ -12,12 +12,17 @@ from typing import Any
 import msgspec
 from starlette.responses import Response
 
+from halteres.engine.protocol import Grammar
 from halteres.errors import HalteresError, InvalidData
 from halteres.service.http import answer, anthropic_error
 from halteres.service.inference.answering import Inference
 from halteres.service.inference.fields import MESSAGES
+from halteres.service.inference.formats import (
+    callable_tools,
+    grammar_of_answer,
+    grammar_of_format,
+)
 from halteres.service.inference.http import Shape, named_event, respond
-from halteres.service.inference.openai import callable_tools
 from halteres.service.inference.outputs import Output, Usage
 from halteres.service.inference.requests import (
     Call,
@@ -44,9 +49,10 @@ class MessagesTool(msgspec.Struct, kw_only=True):
 
 
 class ToolChoice(msgspec.Struct, kw_only=True):
-    """Whether it may."""
+    """Whether it may, or has to."""
 
     type: str = "auto"
+    name: str | None = None  # of the one that it has to call
     disable_parallel_tool_use: bool = False
 
 
@@ -55,6 +61,12 @@ class Message(msgspec.Struct, kw_only=True):
 
     role: str
     content: str | list[dict[str, Any]]
+
+
+class OutputConfig(msgspec.Struct, kw_only=True):
+    """What the answer is to be."""
+
+    format: dict[str, Any] | None = None
 
 
 class CountTokens(SamplingFields, kw_only=True):
@@ -66,6 +78,22 @@ class CountTokens(SamplingFields, kw_only=True):
     tools: list[MessagesTool] | None = None
     tool_choice: ToolChoice = msgspec.field(default_factory=ToolChoice)
     chat_template_kwargs: dict[str, Any] | None = None
+    output_config: OutputConfig | None = None
+    output_format: dict[str, Any] | None = None  # the older name of what stands in it
+
+    @property
+    def format_grammar(self) -> Grammar | None:
+        """What the answer is to be that no tool is called in."""
+        if self.output_config is not None and self.output_config.format is not None:
+            return grammar_of_format(self.output_config.format, "output_config")
+        if self.output_format is not None:
+            return grammar_of_format(self.output_format, "output_format")
+        return super().format_grammar
+
+    @property
+    def choice(self) -> dict[str, Any]:
+        """Of a tool, as it came."""
+        return {"type": self.tool_choice.type, "name": self.tool_choice.name}
 
 
 class Messages(CountTokens, kw_only=True):
@@ -94,10 +122,13 @@ async def messages(inference: Inference, call: Call) -> Response:
     tools = _tools(body)
     prompt = await inference.chat_prompt(call, lambda: _chat(body, tools))
     weights = inference.weights(body.model, call.run, call.tenant)
-    parallel = None
+    several, parallel = not body.tool_choice.disable_parallel_tool_use, None
+    grammar = grammar_of_answer(body, tools, body.choice, several=several)
     if tools:
-        parallel = not body.tool_choice.disable_parallel_tool_use
-    request = InferenceRequest(call, weights, [prompt], body, parallel_calls=parallel)
+        parallel = several
+    request = InferenceRequest(
+        call, weights, [prompt], body, parallel_calls=parallel, grammar=grammar
+    )
     return await respond(inference, request, MessageAnswer(weights.name), stream=body.stream)
 
 
@@ -129,7 +160,7 @@ def _tools(body: CountTokens) -> Sequence[dict[str, Any]]:
         if tool.description is not None:
             function["description"] = tool.description
         tools.append({"type": "function", "function": function})
-    return callable_tools(tools, body.tool_choice.type)
+    return callable_tools(tools, body.choice)
 
 
 def _translated(message: Message) -> list[dict[str, Any]]:

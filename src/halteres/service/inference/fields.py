@@ -44,13 +44,13 @@ NOTHING_IF_EMPTY = frozenset(
         *("extra_args", "token_ids_logprob", "logprob_token_ids", "functions", "documents"),
         *("image_data", "video_data", "audio_data", "multi_modal_data", "mm_processor_kwargs"),
         *("media_io_kwargs", "mcp_servers", "suffix", "stop_regex", "kv_transfer_params"),
-        *("ec_transfer_params", "sampling_params", "output_config"),
+        *("ec_transfer_params", "sampling_params"),
     )
 )
 """Fields of which an empty text, list or object asks for nothing: what they list is added to an
-answer. Of all others an empty value is one: `guided_json: {}` asks for JSON, `web_search_options:
-{}` for a search, `allowed_token_ids: []` allows no token. Source: OpenAI's API reference; vLLM 0.11
-`SamplingParams` and `StructuredOutputsParams`, which ask whether a field is None.
+answer. Of all others an empty value is one: `web_search_options: {}` asks for a search,
+`allowed_token_ids: []` allows no token. Source: OpenAI's API reference; vLLM 0.11 `SamplingParams`
+and `StructuredOutputsParams`, which ask whether a field is None.
 """
 
 
@@ -62,13 +62,21 @@ def _refused(why: str, next: str, names: str = "", **neutral: Any) -> dict[str, 
 
 
 _PENALTIES = (
-    "Tokens are drawn from the model's own distribution: there are no penalties and no biases.",
+    "There are repetition_penalty, presence_penalty and frequency_penalty, no others, and no "
+    "biases.",
     "Leave it out.",
 )
-_FILTERS = ("Only temperature, top_k and top_p shape the distribution.", "Use top_p or top_k.")
+_FILTERS = (
+    "Only temperature, min_p, top_k and top_p shape the distribution.",
+    "Use top_p, top_k or min_p.",
+)
 _GRAMMAR = (
-    "Answers are not constrained to a grammar, a schema or a choice.",
-    "Ask for the format in the prompt.",
+    "An answer is held to a JSON schema, a regular expression, a choice or a Lark grammar.",
+    "Send `response_format` or `structured_outputs`.",
+)
+_EBNF = (
+    "Grammars are read in llguidance's form of Lark.",
+    "Send it as Lark: structured_outputs.grammar.",
 )
 _SEARCH = ("Sequences are sampled independently; none is searched for or ranked.", "Use n.")
 _CODE = ("Clients' code and hooks are not run here.", "Leave it out.")
@@ -102,27 +110,19 @@ _USAGE = ("A stream counts its tokens once, at its end.", "Send include_usage=tr
 _TOP = ("Sampling parameters stand at the top of this body.", "Send them next to the prompt.")
 
 _SAMPLING: dict[str, Refusal] = {
-    **_refused(
-        *_PENALTIES, "presence_penalty frequency_penalty logit_bias bad_words allowed_token_ids"
-    ),
-    **_refused(
-        *_PENALTIES,
-        "min_tokens min_new_tokens no_repeat_ngram_size",
-        repetition_penalty=1,
-        repeat_penalty=1,
-    ),
+    **_refused(*_PENALTIES, "logit_bias bad_words allowed_token_ids"),
+    **_refused(*_PENALTIES, "min_tokens min_new_tokens no_repeat_ngram_size", repeat_penalty=1),
     **_refused(*_PENALTIES, "repeat_last_n repetition_detection watermarking"),
     **_refused(
         *_FILTERS,
-        "min_p xtc_probability xtc_threshold dry_multiplier mirostat",
+        "xtc_probability xtc_threshold dry_multiplier mirostat",
         typical_p=1,
         tfs_z=1,
     ),
-    **_refused(
-        *_GRAMMAR, "guided_json guided_regex guided_choice guided_grammar guided_whitespace_pattern"
-    ),
-    **_refused(*_GRAMMAR, "structured_outputs structural_tag json_schema regex ebnf stop_regex"),
-    **_refused(*_GRAMMAR, "grammar response_schema", response_format={"type": "text"}),
+    **_refused(*_GRAMMAR, "guided_whitespace_pattern whitespace_pattern disable_any_whitespace"),
+    **_refused(*_GRAMMAR, "disable_additional_properties structural_tag json_schema regex"),
+    **_refused(*_GRAMMAR, "stop_regex response_schema"),
+    **_refused(*_EBNF, "ebnf grammar"),
     **_refused(*_SEARCH, "use_beam_search early_stopping", length_penalty=1, num_beams=1),
     **_refused(
         *_CODE,
@@ -160,8 +160,8 @@ _VLLM_SCHEDULING = (
     "vLLM 0.11 protocol: the name and the place of a request; caches, which change no answer here"
 )
 _VLLM_EMPTY = (
-    "vLLM 0.11 protocol: how to return or check what another field asks for, and that "
-    "one is refused"
+    "vLLM 0.11 protocol: how to return what another field asks for, which is refused, or by which "
+    "library a grammar is followed"
 )
 _VLLM_FORM = (
     "vLLM 0.11 SamplingParams: of slow tokenizers, of clients without text, of how often "
@@ -287,7 +287,6 @@ TOKENS = Dialect(
 MESSAGES = Dialect(
     refused={
         **_refused(*_REASONING, thinking={"type": "disabled"}),
-        **_refused(*_GRAMMAR, "output_format output_config"),
         **_refused(*_SERVER, "mcp_servers container context_management"),
         **_SAMPLING,
     },

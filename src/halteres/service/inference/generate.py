@@ -16,9 +16,11 @@ from typing import Any
 import msgspec
 from starlette.responses import Response
 
+from halteres.engine.protocol import Grammar
 from halteres.errors import HalteresError, InvalidData, as_http
 from halteres.service.inference.answering import Inference
 from halteres.service.inference.fields import SGLANG, VLLM, read
+from halteres.service.inference.formats import guides, one_of
 from halteres.service.inference.http import DONE, Shape, data, respond
 from halteres.service.inference.outputs import Output, Position, Row, Usage
 from halteres.service.inference.requests import (
@@ -38,6 +40,13 @@ class SglangParams(SamplingFields, kw_only=True):
     max_tokens: TokenCount | None = msgspec.field(default=128, name="max_new_tokens")
     sampling_seed: int | None = None
     no_stop_trim: bool = False
+    json_schema: str | None = None
+    regex: str | None = None
+
+    @property
+    def guide(self) -> Grammar | None:
+        """What the answer is to be, by sglang's fields or by vLLM's."""
+        return one_of([super().guide, *guides(self.json_schema, self.regex)])
 
     def __post_init__(self) -> None:
         if self.sampling_seed is not None:  # sglang's own name of it

@@ -19,6 +19,7 @@ from halteres.scores import Scorable
 from halteres.service.http import answer, openai_error
 from halteres.service.inference.answering import Inference
 from halteres.service.inference.fields import CHAT, COMPLETIONS
+from halteres.service.inference.formats import callable_tools, grammar_of_answer
 from halteres.service.inference.http import DONE, Shape, data, respond
 from halteres.service.inference.outputs import BROKEN, Output, Position, Usage
 from halteres.service.inference.requests import (
@@ -348,6 +349,7 @@ async def chat_completions(inference: Inference, call: Call) -> Response:
     inference.best_of.check(body.reward_model)
     tools = callable_tools(body.tools, body.tool_choice)
     effort = effort_kwargs(inference.tokenizer, body.reasoning_effort, "reasoning_effort")
+    grammar = grammar_of_answer(body, tools, body.tool_choice, several=body.parallel_tool_calls)
     if body.continue_final_message and body.add_generation_prompt:
         raise InvalidData(
             "An answer cannot both begin and go on.",
@@ -375,22 +377,9 @@ async def chat_completions(inference: Inference, call: Call) -> Response:
         body.top or 0,
         body.prompt_logprobs,
         parallel_calls=parallel,
+        grammar=grammar,
     )
     return await _respond(inference, request, body, ChatAnswer(inference.tokenizer, request, body))
-
-
-def callable_tools(tools: Sequence[dict[str, Any]] | None, choice: Any) -> Sequence[dict[str, Any]]:
-    """The tools that the model may call."""
-    if choice not in (None, "auto", "none"):
-        raise InvalidData(
-            "`tool_choice` may be auto or none.",
-            "Answers are not constrained, so no call can be forced.",
-            "Ask for the call in the prompt.",
-            param="tool_choice",
-        )
-    if choice == "none":
-        return []
-    return tools or []
 
 
 def effort_kwargs(tokenizer: Tokenizer, effort: str | None, field: str) -> dict[str, Any]:

@@ -195,7 +195,8 @@ class Writer:
         self._characters = Detokenizer(tokenizer, skip_special_tokens=sampling.skip_special_tokens)
         self._cut = Cut(sampling.stop_strings, keep=self._keeps_stop)
         self._calls = ToolReader(
-            parallel=bool(request.parallel_calls), in_thought=self._prompt.begins_thinking
+            parallel=bool(request.parallel_calls),
+            in_thought=request.goes_on_thinking(self._prompt),
         )
         self._reads_calls, self._first = request.parallel_calls is not None, True
         self._max_tokens, self._num_tokens = sampling.max_tokens, 0

@@ -23,50 +23,34 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from contextlib import AbstractAsyncContextManager, suppress
 from dataclasses import dataclass, field
-from typing import Annotated, Any, Literal, Protocol
+from typing import Any, Literal, Protocol
 
 import msgspec
 
 from halteres.documents import DocumentError, parse_json
-from halteres.engine.protocol import SampleResult
+from halteres.engine.protocol import Grammar, LogprobKind, SampleResult, SamplingParams
+from halteres.engine.vllm.requests import TokenCount as TokenCount
+from halteres.engine.vllm.requests import TokenId as TokenId
+from halteres.engine.vllm.requests import TopCount as TopCount
 from halteres.errors import InvalidData
 from halteres.service.context_window import prompt_too_long, text_too_long
+from halteres.service.inference.formats import FormatFields
 from halteres.service.keys import Tenant
 from halteres.service.sampling.snapshots import Snapshot
-from halteres.service.wire.bodies import MOST_STOPS
 from halteres.tokenizer import THINKING, Tokenizer
 from halteres.tokenizer import text_of as plain_text
 from halteres.tool_calls import ToolCall, in_words
-
-TokenCount = Annotated[int, msgspec.Meta(ge=0, le=2**31 - 1)]
-TokenId = Annotated[int, msgspec.Meta(ge=-(2**31), le=2**31 - 1)]
-# of the most likely tokens; 256 is the engine's limit
-TopCount = Annotated[int, msgspec.Meta(ge=0, le=256)]
-
 
 CHARACTERS_PER_TOKEN = 64
 """No text that is meant to be read has more of them on average; a longer one is refused before it
 is tokenised.
 """
 
-AFewStops = msgspec.Meta(max_length=MOST_STOPS)
 
+class SamplingFields(FormatFields, kw_only=True):
+    """What every such request says about sampling."""
 
-class SamplingFields(msgspec.Struct, kw_only=True):
-    """What every such request says about sampling. Defaults are OpenAI's and vLLM's."""
-
-    n: int = 1
-    # None: up to the context limit; 0: score the prompt, write nothing
-    max_tokens: TokenCount | None = None
-    temperature: float = 1.0
-    top_p: float = 1.0
-    top_k: TokenId = -1
-    stop: str | TokenId | Annotated[list[str | TokenId], AFewStops] | None = None
-    stop_token_ids: Annotated[list[TokenId], AFewStops] | None = None
-    ignore_eos: bool = False
     include_stop_str_in_output: bool = False
-    skip_special_tokens: bool = True
-    seed: int | None = None  # None: drawn; prompt i uses seed + i
     # of sampled tokens, as vLLM calls them; None: as the service was told
     logprobs_mode: Literal["raw_logprobs", "processed_logprobs"] | None = None
 
@@ -186,6 +170,41 @@ class InferenceRequest:
     prompt_top: int | None = None
     prompt_start: int = 0  # the first position of the prompt that is answered
     parallel_calls: bool | None = None  # of tools, several or the first alone; None: calls are text
+    # what the answer is held to, where calls of tools are part of that; None: as `sampling` says
+    grammar: Grammar | None = None
+
+    def goes_on_thinking(self, prompt: Prompt) -> bool:
+        """Whether an answer goes on with thinking that its prompt began: one that is held to a
+        grammar has no room for it.
+        """
+        return self.grammar is None and prompt.begins_thinking
+
+    def params(self, ends: Sequence[int], logprobs: LogprobKind) -> SamplingParams:
+        """As an engine takes them, without a seed.
+
+        Args:
+            ends: the model's end tokens.
+            logprobs: the kind that is answered.
+        """
+        sampling, max_tokens = self.sampling, self.sampling.max_tokens
+        if self.scores_only:
+            max_tokens = 1
+        if sampling.ignore_eos:
+            ends = ()
+        return SamplingParams(
+            max_tokens=max_tokens,
+            temperature=sampling.temperature,
+            top_k=sampling.top_k,
+            top_p=sampling.top_p,
+            min_p=sampling.min_p,
+            repetition_penalty=sampling.repetition_penalty,
+            presence_penalty=sampling.presence_penalty,
+            frequency_penalty=sampling.frequency_penalty,
+            stop_tokens=(*sampling.stop_tokens, *ends),
+            stop_strings=sampling.stop_strings,
+            logprobs=logprobs,
+            grammar=self.grammar or sampling.grammar,
+        )
 
     @property
     def num_prompt_logprobs(self) -> int:

@@ -18,11 +18,17 @@ from typing import Any
 import msgspec
 from starlette.responses import Response
 
+from halteres.engine.protocol import Grammar
 from halteres.errors import HalteresError, InvalidData, shortened
 from halteres.service.inference.answering import Inference
 from halteres.service.inference.fields import RESPONSES
+from halteres.service.inference.formats import (
+    callable_tools,
+    grammar_of_answer,
+    grammar_of_format,
+)
 from halteres.service.inference.http import Shape, named_event, respond
-from halteres.service.inference.openai import callable_tools, effort_kwargs, token_entries
+from halteres.service.inference.openai import effort_kwargs, token_entries
 from halteres.service.inference.outputs import Output, Position, Usage
 from halteres.service.inference.requests import (
     Call,
@@ -85,6 +91,13 @@ class Responses(SamplingFields, kw_only=True):
             self.max_tokens = self.max_output_tokens
 
     @property
+    def format_grammar(self) -> Grammar | None:
+        """What the answer is to be that no tool is called in."""
+        if self.text.format is not None:
+            return grammar_of_format(self.text.format, "text.format")
+        return super().format_grammar
+
+    @property
     def top(self) -> int | None:
         """How many of the most likely tokens are returned at each position; None: no
         log-probabilities at all.
@@ -104,8 +117,8 @@ async def responses(inference: Inference, call: Call) -> Response:
     """POST v1/responses."""
     body = await inference.read(call, Responses, RESPONSES)
     refuse_several(body)
-    _check_format(body.text.format)
     tools = callable_tools(_tools(body), body.tool_choice)
+    grammar = grammar_of_answer(body, tools, body.tool_choice, several=body.parallel_tool_calls)
     effort = effort_kwargs(inference.tokenizer, body.reasoning.effort, "reasoning.effort")
     kwargs = effort | (body.chat_template_kwargs or {})
     prompt = await inference.chat_prompt(
@@ -116,21 +129,10 @@ async def responses(inference: Inference, call: Call) -> Response:
     if tools:
         parallel = body.parallel_tool_calls
     request = InferenceRequest(
-        call, weights, [prompt], body, body.top or 0, parallel_calls=parallel
+        call, weights, [prompt], body, body.top or 0, parallel_calls=parallel, grammar=grammar
     )
     shape = ResponseAnswer(inference.tokenizer, request, body)
     return await respond(inference, request, shape, stream=body.stream)
-
-
-def _check_format(format: Mapping[str, Any] | None) -> None:
-    """InvalidData where the text is to be anything but text."""
-    if format is not None and format.get("type") != "text":
-        raise InvalidData(
-            "`text.format` may be of type text alone.",
-            "Answers are not constrained to a grammar, a schema or a choice.",
-            "Ask for the format in the prompt.",
-            param="text.format",
-        )
 
 
 # The chat in the shape of chat completions, which templates read
@@ -268,12 +270,12 @@ class ResponseAnswer(Shape):
         [prompt] = request.prompts
         self._body, self._usage, self._num_prompt = body, Usage(), len(prompt.tokens)
         self._name = cache(tokenizer.token)
-        self._sections = Sections(in_thought=prompt.begins_thinking)
-        self._tokens = MessageTokens(
-            Sections(
-                in_thought=prompt.begins_thinking, with_calls=request.parallel_calls is not None
-            )
+        in_thought, with_calls = (
+            request.goes_on_thinking(prompt),
+            request.parallel_calls is not None,
         )
+        self._sections = Sections(in_thought=in_thought)
+        self._tokens = MessageTokens(Sections(in_thought=in_thought, with_calls=with_calls))
         self._output = list[dict[str, Any]]()  # items; the last one may be open
         self._is_open = False
         self._num_messages = 0
@@ -458,7 +460,7 @@ class ResponseAnswer(Shape):
             "parallel_tool_calls": body.parallel_tool_calls,
             "reasoning": {"effort": body.reasoning.effort, "summary": None},
             "temperature": body.temperature,
-            "text": {"format": {"type": "text"}},
+            "text": {"format": body.text.format or {"type": "text"}},
             "tool_choice": body.tool_choice,
             "tools": body.tools,
             "top_logprobs": body.top_logprobs,

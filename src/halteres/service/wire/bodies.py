@@ -17,6 +17,7 @@ from typing import Annotated, Any, Literal, TypeVar
 import msgspec
 import zstandard
 
+from halteres.engine.vllm.requests import MOST_STOPS as MOST_STOPS
 from halteres.errors import InvalidData
 from halteres.service.wire.parts import check_json
 
@@ -34,7 +35,6 @@ MAX_JSON_BYTES = 32 * 2**20
 SMALL_BYTES = 2**16
 PROMPT_BYTES = 2**24  # of a body with prompts
 HEAD_BYTES = 512  # of a broken body: enough for the fields that come first
-MOST_STOPS = 1024  # texts and tokens of one list that ends a sample
 PIECE_BYTES = 1024  # compressed bytes that are unpacked at a time: they become 32 MiB at most
 
 
