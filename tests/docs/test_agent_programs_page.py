@@ -30,7 +30,8 @@ def blocks(language: str) -> list[str]:
 @pytest.mark.runs
 @pytest.mark.timeout(600)
 def test_the_pages_files_and_command_train(tmp_path: Path) -> None:
-    [tasks], [agent, reward, _], [command, _] = blocks("json"), blocks("python"), blocks("sh")
+    # The blocks of mini-swe-agent, behind these, are run by tests/harnesses.
+    [tasks], [agent, reward, *_], [command, *_] = blocks("json"), blocks("python"), blocks("sh")
     files = {"tasks.jsonl": tasks * 8, "my_agent.py": agent, "reward.py": reward}
     for name, text in files.items():
         (tmp_path / name).write_text(text, encoding="utf-8")
@@ -71,7 +72,7 @@ async def test_the_pages_calls_and_its_loop_play_episodes_on_a_runs_policy(
     monkeypatch.setenv("HALTERES_HOME", str(tmp_path))
     section = PAGE.partition("## From an agent")[2]
     (opens, opening), (posts, reward) = map(read_call, calls_in_blocks(section))
-    agent, _, loop = blocks("python")
+    agent, _, loop, *_ = blocks("python")
     async with gateway_of_a_run(tmp_path) as scene:
         for _ in range(2):
             opened = await told(opens, **{**opening, "run_id": scene.run.run_id})

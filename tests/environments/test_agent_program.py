@@ -120,6 +120,20 @@ async def test_a_caged_reward_function_reads_the_episodes_folder(
     assert episode.trajectory.score == 1.5
 
 
+async def test_a_caged_reward_function_reads_the_folder_of_every_episode(
+    scene: LiveService, tmp_path: Path, cages: None
+) -> None:
+    """Also of those that began after the cage did."""
+    (tmp_path / "worth.py").write_text("unsafe_scorer = True\n" + REWARD, encoding="utf-8")
+    env = await made(scene, tmp_path, turns=1, reward=f"{tmp_path / 'worth.py'}:turns")
+    task = await env.get_next_item()
+    scores = [(await env.play(task)).trajectory.score for _ in range(3)]
+    await env.disconnect()
+    assert env.reward is not None
+    env.reward.close()
+    assert scores == [1.5] * 3
+
+
 async def test_without_a_reward_function_the_exit_code_counts(
     scene: LiveService, tmp_path: Path
 ) -> None:

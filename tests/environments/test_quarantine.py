@@ -176,7 +176,9 @@ async def test_an_environment_ends_where_no_task_is_left_to_draw(
             await task
     assert caught.value.what == "digits has no task left that can be drawn."
     why = "2 of 2 tasks are quarantined (2 scorer_timeout)."
-    assert caught.value.why == f"{why} {MOST_SKIPPED} draws in a row were of those."
+    skipped = f"{MOST_SKIPPED} draws in a row were of those."
+    newest = "The newest failure: No answer came in time."
+    assert caught.value.why == f"{why} {skipped} {newest}"
 
 
 async def test_a_server_that_fails_quarantines_no_task(

@@ -1,7 +1,7 @@
 """An agent of OpenAI's Agents SDK with a tool; prints one JSON object. Runs in an environment of its
 own.
 
-python agents_program.py SERVICE_URL API MODEL...
+python agents_program.py API MODEL...      OPENAI_BASE_URL and OPENAI_API_KEY say where
 
 API: chat_completions, or responses, which is the SDK's default.
 """
@@ -33,12 +33,12 @@ def add(a: int, b: int) -> int:
     return a + b
 
 
-async def main(url: str, api: str, *models: str) -> None:
+async def main(api: str, *models: str) -> None:
     set_tracing_disabled(True)
     if api != "responses":
         set_default_openai_api("chat_completions")
     told: dict[str, object] = {"sums": SUMS}
-    async with AsyncOpenAI(base_url=f"{url}/v1", api_key="tml-test", max_retries=0) as client:
+    async with AsyncOpenAI(max_retries=0) as client:
         set_default_openai_client(client, use_for_tracing=False)
         for name in models:
             agent = Agent(

@@ -14,10 +14,16 @@ from service.recorded_responses import RECORDED, SAYS_TO_RESULTS, THINKS, own, s
 
 from halteres.models import TINY
 
+from .captured import captured
+
 pytestmark = pytest.mark.harnesses
 
 PROGRAM = Path(__file__).parent / "agents_program.py"
 REQUIREMENTS = ("agents-sdk", "openai-agents==0.24.0")
+
+
+def of_service(url: str) -> dict[str, str]:
+    return {"OPENAI_BASE_URL": f"{url}/v1", "OPENAI_API_KEY": "tml-test"}
 
 
 async def test_an_agent_with_a_tool_names_the_model_without_a_slash(
@@ -30,10 +36,10 @@ async def test_an_agent_with_a_tool_names_the_model_without_a_slash(
     async with server(
         "halteres.service", *argv, probe="/health", log=tmp_path / "service.log"
     ) as running:
-        program = [python, PROGRAM, running.url]
         for api in ("chat_completions", "responses"):
-            asked = [*program, api, "halteres--tiny", "halteres/tiny"]
-            async with process(asked, log) as child, asyncio.timeout(120):
+            asked = [python, PROGRAM, api, "halteres--tiny", "halteres/tiny"]
+            variables = of_service(running.url)
+            async with process(asked, log, env=variables) as child, asyncio.timeout(120):
                 assert await child.wait() == 0, log.read_text()[-4000:]
             told = json.loads(log.read_text().splitlines()[-1])
             assert all(isinstance(said, str) for said in told["halteres--tiny"]["said"]), told
@@ -49,7 +55,9 @@ async def test_an_agent_calls_its_tool_over_responses(
     async with speaking(tmp_path, THINKS, template=None) as (scene, speaker):
         speaker.says_to_results = SAYS_TO_RESULTS
         async with (
-            process([python, PROGRAM, scene.url, "responses", "speaker"], log) as child,
+            process(
+                [python, PROGRAM, "responses", "speaker"], log, env=of_service(scene.url)
+            ) as child,
             asyncio.timeout(120),
         ):
             assert await child.wait() == 0, log.read_text()[-4000:]
@@ -61,3 +69,23 @@ async def test_an_agent_calls_its_tool_over_responses(
     assert told["speaker"]["items"] == [[*items, "message_output_item"]] * 2
     assert "raw_response_event" in told["speaker"]["events"]
     assert own(sent) == own(RECORDED["openai-agents 0.24.0"])
+
+
+async def test_its_episodes_are_the_engines_tokens_over_responses(
+    client_python: Callable[..., str], tmp_path: Path
+) -> None:
+    """Within one session: an agent whose tool is called, and the same once more, streamed."""
+    python = await asyncio.to_thread(client_python, *REQUIREMENTS)
+    log = tmp_path / "program.log"
+    async with captured(tmp_path, THINKS, SAYS_TO_RESULTS, keep_reasoning=True) as episode:
+        program = [python, PROGRAM, "responses", "gpt-5"]
+        async with (
+            process(program, log, env=episode.variables) as child,
+            asyncio.timeout(120),
+        ):
+            assert await child.wait() == 0, log.read_text()[-4000:]
+        nodes = await episode.nodes()
+        await episode.check_tokens()
+    told = json.loads(log.read_text().splitlines()[-1])
+    assert told["gpt-5"]["said"] == [SAYS_TO_RESULTS] * 2, told
+    assert [node["why_root"] for node in nodes] == ["first", None] * 2

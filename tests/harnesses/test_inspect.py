@@ -17,6 +17,8 @@ from service.recorded_responses import RECORDED, SAYS_TO_RESULTS, THINKS, own, s
 
 from halteres.models import TINY
 
+from .captured import captured
+
 pytestmark = pytest.mark.harnesses
 
 REQUIREMENTS = ("inspect", "inspect-ai==0.3.285", "openai", "anthropic")
@@ -63,3 +65,17 @@ async def test_a_task_is_solved_with_a_tool_over_responses(
     assert found["roles"] == ["user", "assistant", "tool", "assistant"]
     assert "reasoning" in found["parts"]
     assert own(sent) == own(RECORDED["inspect-ai 0.3.285"])
+
+
+@pytest.mark.parametrize(("keeps", "again"), [(True, None), (False, "template")])
+async def test_its_episode_is_the_engines_tokens_over_responses(
+    client_python: Callable[..., str], tmp_path: Path, keeps: bool, again: str | None
+) -> None:
+    """Within a session. The model's template has no place for the reasoning, which comes back."""
+    python = await asyncio.to_thread(client_python, *REQUIREMENTS)
+    async with captured(tmp_path, THINKS, SAYS_TO_RESULTS, keep_reasoning=keeps) as episode:
+        told = await evaluated(python, tmp_path, "openai/gpt-5", episode.openai_base_url)
+        nodes = await episode.nodes()
+        await episode.check_tokens()
+    assert told["openai/gpt-5"]["correct"] == "C", told
+    assert [node["why_root"] for node in nodes] == ["first", again]

@@ -15,18 +15,27 @@ import pytest
 from clients.conftest import ROOT, Server, process
 from clients.registered import NAME, register, service
 
+from .captured import captured
+
 pytestmark = pytest.mark.harnesses
 
 HERE = Path(__file__).parent
 
 EVALUATION = (
-    *("-n", "1", "-r", "4", "--no-push", "--no-rich"),
-    *("--env.agent.runtime.type", "subprocess", "--sampling.max-tokens", "48"),
+    *("-n", "1", "--no-push", "--no-rich"),
+    *("--env.agent.runtime.type", "subprocess", "--sampling.max-tokens", "200"),
 )
 TRAIN = (
     *("--client.type", "train", "--client.renderer.name", "default"),
     *("--client.renderer.tool-parser", "qwen3"),
 )
+
+CALLS = (
+    "I add.\n<tool_call>\n"
+    '{"name": "bash", "arguments": {"command":"echo $((9 + 8)), as it is"}}\n</tool_call>'
+)
+PRINTED = "17, as it is"
+"""What that command prints."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -36,18 +45,20 @@ class Scene:
     folder: Path
     commands: Path
 
-    async def rollouts(self, running: Server, harness: str, *client: str) -> list[Any]:
-        """The traces of four rollouts of one task."""
+    async def rollouts(
+        self, base_url: str, harness: str, *client: str, count: int = 4, key: str = "tml-test"
+    ) -> list[Any]:
+        """The traces of rollouts of one task."""
         folder, log = self.folder / "out", self.folder / "eval.log"
         argv = (
-            *(self.commands / "vf-eval", "tiny_sums", "-m", NAME, *EVALUATION),
+            *(self.commands / "vf-eval", "tiny_sums", "-m", NAME, "-r", count, *EVALUATION),
             *("--env.agent.harness.id", harness, *client),
-            *("--client.base-url", f"{running.url}/v1", "-o", folder),
+            *("--client.base-url", base_url, "-o", folder),
         )
         variables = {
             "PATH": f"{self.commands}{os.pathsep}{os.environ['PATH']}",
             "PYTHONPATH": str(HERE / "tasksets"),
-            "PRIME_API_KEY": "tml-test",
+            "PRIME_API_KEY": key,
             "HOME": str(self.folder),
             # each harness makes a small environment; what it needs is fetched once
             "UV_CACHE_DIR": str(ROOT / ".venvs" / "uv-cache"),
@@ -57,7 +68,7 @@ class Scene:
                 assert await child.wait() == 0, log.read_text()[-4000:]
         [traces] = folder.rglob("traces.jsonl")
         episodes = [json.loads(line) for line in traces.read_text().splitlines()]
-        assert [episode["errors"] for episode in episodes] == [[]] * 4, log.read_text()[-4000:]
+        assert [episode["errors"] for episode in episodes] == [[]] * count, log.read_text()[-4000:]
         return [trace for episode in episodes for trace in episode["traces"]]
 
 
@@ -89,7 +100,7 @@ async def drawn_again(running: Server, state: Path) -> list[list[int]]:
 async def test_the_tokens_of_the_null_harness_are_those_of_the_journal(scene: Scene) -> None:
     """By the train client: four rollouts of one task, each prompt and each answer."""
     async with service(scene.folder) as running:
-        traces = await scene.rollouts(running, "null", *TRAIN)
+        traces = await scene.rollouts(f"{running.url}/v1", "null", *TRAIN)
         known = await drawn_again(running, scene.folder / "service")
     told = [[token for node in trace["nodes"] for token in node["token_ids"]] for trace in traces]
     assert len(told) == 4
@@ -103,9 +114,42 @@ async def test_the_bash_harness_is_answered_with_its_tools(
 ) -> None:
     """The built-in model's template has no place for them: our service tells them in words."""
     async with service(scene.folder) as running:
-        traces = await scene.rollouts(running, "bash", *client)
+        traces = await scene.rollouts(f"{running.url}/v1", "bash", *client)
     assert [trace["stop_condition"] for trace in traces] == ["agent_completed"] * 4
     assert all(trace["tools"] for trace in traces)
+
+
+@pytest.mark.parametrize("client", [("--client.type", "eval"), TRAIN], ids=["eval", "train"])
+async def test_an_episode_of_the_null_harness_is_the_engines_tokens(
+    scene: Scene, client: tuple[str, ...]
+) -> None:
+    """Within a session, whose addresses and key are all that it is given."""
+    async with captured(scene.folder, "It is \\boxed{17}.") as episode:
+        [trace] = await scene.rollouts(
+            episode.openai_base_url, "null", *client, count=1, key=episode.key
+        )
+        nodes = await episode.nodes()
+        await episode.check_tokens()
+    assert trace["rewards"]["right"]["score"] == 1.0
+    assert [node["why_root"] for node in nodes] == ["first"]
+
+
+@pytest.mark.parametrize("client", [("--client.type", "eval"), TRAIN], ids=["eval", "train"])
+async def test_an_episode_of_the_bash_harness_is_the_engines_tokens(
+    scene: Scene, client: tuple[str, ...]
+) -> None:
+    """Within a session: a command, and an answer to what it printed."""
+    async with captured(scene.folder, CALLS, "It is \\boxed{17}.") as episode:
+        episode.speaker.result_mark = PRINTED
+        [trace] = await scene.rollouts(
+            episode.openai_base_url, "bash", *client, count=1, key=episode.key
+        )
+        nodes = await episode.nodes()
+        await episode.check_tokens()
+    assert trace["rewards"]["right"]["score"] == 1.0
+    # The train client's default renderer writes the whole history again, in tokens of its own.
+    again = "first" if client == TRAIN else None
+    assert [node["why_root"] for node in nodes] == ["first", again]
 
 
 async def test_an_overflow_starts_the_compaction_of_chat_programs(scene: Scene) -> None:

@@ -77,15 +77,39 @@ class Speaker(ScriptedEngine):
         self.says = says
         # where it is set, what a prompt with a tool's result is answered with
         self.says_to_results: str | None = None
+        self.result_mark = RESULT  # by which such a prompt is known
+        # where it is set, an answer's text is split into tokens as no tokenizer splits it, each
+        # time otherwise, and log-probabilities differ
+        self.varied: np.random.Generator | None = None
         self.prompts: list[list[int]] = []  # as they came
 
     def _tokens(self, prompt: bytes, params: SamplingParams) -> np.ndarray:
         self.prompts.append(np.frombuffer(prompt, np.int32).tolist())
         says = self.says
-        if self.says_to_results is not None and RESULT in TOKENIZER.decode(self.prompts[-1]):
+        if self.says_to_results is not None and self.result_mark in TOKENIZER.decode(
+            self.prompts[-1]
+        ):
             says = self.says_to_results
-        said = [*TOKENIZER.encode(says), TOKENIZER.eos_token_id]
+        said = [*self._encoded(says), TOKENIZER.eos_token_id]
         return np.asarray(said[: params.max_tokens], np.int32)
+
+    def _encoded(self, text: str) -> list[int]:
+        if self.varied is None:
+            return TOKENIZER.encode(text)
+        tokens = list[int]()
+        for token in TOKENIZER.encode(text):
+            written = TOKENIZER.decode([token], skip_special_tokens=False)
+            # Marks stay whole: some clients find calls by their ids.
+            if written.startswith("<") or self.varied.random() < 0.5:
+                tokens.append(token)
+            else:
+                tokens += (one for letter in written for one in TOKENIZER.encode(letter))
+        return tokens
+
+    def _logprobs(self, count: int) -> bytes:
+        if self.varied is None:
+            return np.full(count, -0.5, np.float32).tobytes()
+        return (-self.varied.exponential(size=count)).astype(np.float32).tobytes()
 
     async def sample(
         self,
@@ -97,7 +121,9 @@ class Speaker(ScriptedEngine):
     ) -> SampleResult:
         tokens = self._tokens(prompt, params)
         said = Sequence(
-            tokens=tokens.tobytes(), logprobs=_logprobs(len(tokens)), stop_reason=_ended(tokens)
+            tokens=tokens.tobytes(),
+            logprobs=self._logprobs(len(tokens)),
+            stop_reason=_ended(tokens),
         )
         return SampleResult(sequences=(said,) * num_samples, version=0)
 
@@ -117,7 +143,7 @@ class Speaker(ScriptedEngine):
                 yield Piece(
                     sample=sample,
                     tokens=token.tobytes(),
-                    logprobs=_logprobs(1),
+                    logprobs=self._logprobs(1),
                     version=0,
                     stop_reason=reason,
                 )
@@ -125,10 +151,6 @@ class Speaker(ScriptedEngine):
 
 def _ended(tokens: np.ndarray) -> Literal["stop", "length"]:
     return "stop" if tokens[-1] == TOKENIZER.eos_token_id else "length"
-
-
-def _logprobs(count: int) -> bytes:
-    return np.full(count, -0.5, np.float32).tobytes()
 
 
 @asynccontextmanager

@@ -16,11 +16,19 @@ from halteres.environments.quarantine import Quarantine
 from halteres.environments.records import finish_of
 from halteres.environments.scored import ScoredDataGroup, check, rollouts_of, scores_of
 from halteres.environments.scoring import score_group
-from halteres.errors import EnvironmentFailed, EnvironmentGaveUp, HalteresError, boundary
+from halteres.errors import (
+    EnvironmentFailed,
+    EnvironmentGaveUp,
+    HalteresError,
+    boundary,
+    shortened,
+)
 from halteres.rollouts.groups import GroupFailed, as_data
 from halteres.rollouts.rng import Draw, rolling_out
 from halteres.rollouts.sampling_clock import sampling_measured
 from halteres.types import FailedRollout
+
+MOST_SHOWN = 800  # characters of a failure in an error
 
 MOST_SKIPPED = 1000
 """Quarantined items in a row after which nothing is left to draw."""
@@ -96,9 +104,11 @@ class Items:
             EnvironmentGaveUp: every item that it gives is quarantined.
         """
         quarantine = self._quarantine
+        if quarantine is None:
+            return await self._draw(version)
         for _ in range(MOST_SKIPPED):
             drawn = await self._draw(version)
-            if quarantine is None or drawn is None or drawn.failure is not None:
+            if drawn is None or drawn.failure is not None:
                 return drawn
             if not quarantine.holds(drawn.draw, drawn.item):
                 return drawn
@@ -106,7 +116,8 @@ class Items:
             await asyncio.sleep(0)
         raise EnvironmentGaveUp(
             f"{self._env.title} has no task left that can be drawn.",
-            f"{quarantine} {MOST_SKIPPED} draws in a row were of those.",
+            f"{quarantine} {MOST_SKIPPED} draws in a row were of those. The newest failure: "
+            f"{shortened(quarantine.newest_failure, MOST_SHOWN)}",
             "Mend what their failures name, and start again.",
         )
 

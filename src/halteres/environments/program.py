@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import asyncio
 import json
+import os
 import re
 import shutil
 import threading
 import time
 from collections.abc import AsyncIterator, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor, wait
-from contextlib import asynccontextmanager
+from contextlib import asynccontextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -62,6 +63,7 @@ class Programs:
         self._command, self._workspace, self._within_s = command, workspace, within_s
         self.scratch, self._hidden, self._count = scratch, frozenset(hidden), 0
         self._threads = ThreadPoolExecutor(MOST_AT_ONCE, thread_name_prefix="program")
+        open_to_cages(scratch)
 
     def check(self) -> None:
         """InvalidConfig where no episode could be played."""
@@ -143,6 +145,7 @@ class Programs:
             err = str(given_up)
         except (OSError, ValueError) as error:  # also of an argument that no program can have
             raise EnvironmentFailed(f"{program} cannot be run.", f"{error}.") from error
+        open_to_cages(folder)
         return Played(
             folder=folder,
             exit_code=code,
@@ -161,6 +164,27 @@ class Programs:
             return json.dumps(value)
 
         return [_FIELD.sub(field, argument) for argument in self._command[1:]]
+
+
+def open_to_cages(folder: Path) -> None:
+    """Let a cage show the folder, with what comes into it later: the workers of root's cages are
+    another user, to whom only what every user may read is shown so. Other files are copied as a
+    cage starts.
+    """
+    if os.getuid() != 0:
+        return
+    left = [str(folder)]
+    # A program may have left folders that are deeper than a path can be long.
+    with suppress(OSError):
+        while left:
+            path = left.pop()
+            os.chmod(path, os.stat(path).st_mode | 0o055)
+            with os.scandir(path) as entries:
+                for entry in entries:
+                    if entry.is_dir(follow_symlinks=False):
+                        left.append(entry.path)
+                    elif entry.is_file(follow_symlinks=False):
+                        os.chmod(entry.path, entry.stat().st_mode | 0o044)
 
 
 def _remove_after(run: Future[Played], place: Path) -> None:

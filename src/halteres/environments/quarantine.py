@@ -67,6 +67,7 @@ class Quarantine:
         self._at_once = at_once
         self._failed_at: dict[str, tuple[int, int]] = {}  # digest -> step and ordinal of the draw
         self._codes: dict[str, str] = {}  # digest -> the failure that decided it
+        self.newest_failure = ""  # why the task that was quarantined last failed
         self._seen = set[str]()  # digests of the tasks that were drawn
         self._num_seen_before = 0
         self._noticed_share = FIRST_SHARE / 2
@@ -76,6 +77,8 @@ class Quarantine:
             digest = str(row.get("task"))
             self._failed_at[digest] = (row.get("step", 0) - 1, row.get("group", 0))
             self._codes[digest] = str(row.get("code"))
+            failures = row.get("failures") or [{}]
+            self.newest_failure = str(failures[-1].get("why", ""))
             self._num_seen_before = max(self._num_seen_before, row.get("tasks_drawn", 0))
         if rows:
             self._noticed_share = max(self._noticed_share, self.share)
@@ -134,6 +137,7 @@ class Quarantine:
             return
         self._failed_at[digest] = (draw.step, draw.ordinal)
         self._codes[digest] = failures[-1].code
+        self.newest_failure = failures[-1].why
         self._seen.add(digest)
         if self._file is None:
             return
