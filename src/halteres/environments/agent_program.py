@@ -5,7 +5,7 @@ would to OpenAI or Anthropic.
     captured ─▶ the reward function's score
 
 The program is started once for every rollout. Its variables name the session's addresses and key
-(`clients.gateway.OpenSession.variables`) and the task's file; none of this user's secrets are among
+(`clients.gateway.OpenSession`) and the task's file; none of this user's secrets are among
 them. What is trained on are the tokens that the engine sampled, whatever the program made of them.
 """
 
