@@ -76,7 +76,7 @@ class Service:
     def cpu_s(self) -> float:
         """Of all threads so far."""
         files = Path(f"/proc/{self.pid}/task").glob("*/schedstat")
-        return sum(int(file.read_text().split()[0]) for file in files) / 1e9
+        return sum(int(file.read_text(encoding="utf-8").split()[0]) for file in files) / 1e9
 
     def conversation(self, path: str, calls: Calls) -> None:
         """Ten turns, each of which sends back what was answered."""
@@ -162,7 +162,7 @@ def main() -> None:
     text = json.dumps(result, indent=1)
     print(text)
     if arguments.out is not None:
-        arguments.out.write_text(text + "\n")
+        arguments.out.write_text(text + "\n", encoding="utf-8")
 
 
 main()

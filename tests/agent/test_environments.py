@@ -18,6 +18,7 @@ from halteres.runs.planning.resources import Machine
 from .draft_fixtures import QUIZ, environment, refused, tokens, told
 
 BUILT_IN = [
+    "agent",
     "arithmetic",
     "game",
     "gsm8k",
@@ -42,7 +43,7 @@ async def test_listing_answers_with_the_seeds_keys() -> None:
     assert answer["count"] == len(BUILT_IN)
     first = answer["environments"][0]
     assert first.keys() == SEED_ENVIRONMENT
-    assert first["class_name"] == "ArithmeticEnv"
+    assert first["class_name"] == "ProgramEnv"
     assert Path(first["file_path"]).is_absolute()
     assert len(answer["tips"]) == 3
     assert answer["next"] == 'rl_select_environment(name="arithmetic")'
@@ -82,7 +83,7 @@ async def test_ten_environments_are_told_in_430_tokens(monkeypatch: pytest.Monke
             <= 430
         )
         assert all(one["description"].endswith("...") for one in answer["environments"])
-        (one,) = (await told("rl_list_environments", query="game_2"))["environments"]
+        (one,) = (await told("rl_list_environments", query="game_1"))["environments"]
         assert one["description"] == summary
 
 

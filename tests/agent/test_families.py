@@ -116,6 +116,7 @@ async def test_a_family_is_one_line_of_the_list_with_a_few_names_and_the_call_fo
     answer = await told("rl_list_environments")
     rows = {row["name"]: row for row in answer["environments"]}
     assert set(rows) == {
+        "agent",
         "arithmetic",
         "game",
         "gsm8k",

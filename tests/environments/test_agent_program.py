@@ -12,6 +12,7 @@ from typing import Any
 
 import pytest
 import pytest_asyncio
+from pydantic import ValidationError
 from service.live_service import LiveService, serving
 
 from halteres.environments.agent_program import ProgramConfig, ProgramEnv
@@ -43,7 +44,7 @@ from pathlib import Path
 def turns(folder, exit_code, name, **columns):
     assert name == ["greeting"] * len(folder)
     return [
-        json.loads((Path(one) / "said.json").read_text()).__len__() / 2 + code
+        json.loads((Path(one) / "said.json").read_text(encoding="utf-8")).__len__() / 2 + code
         for one, code in zip(folder, exit_code)
     ]
 """
@@ -199,3 +200,8 @@ async def test_held_out_tasks_are_played_by_the_pinned_weights_greedily_and_at_t
 async def test_without_tasks_it_is_refused_at_its_start(scene: LiveService, tmp_path: Path) -> None:
     with pytest.raises(InvalidConfig, match="There are no tasks"):
         await made(scene, tmp_path, tasks="")
+
+
+def test_a_program_ends_before_its_group() -> None:
+    with pytest.raises(ValidationError, match=r"less than worker_timeout \(600 s\)"):
+        ProgramConfig(program_s=700)

@@ -143,6 +143,20 @@ async def test_hidden_fields_reach_neither_the_file_nor_the_arguments(tmp_path: 
         assert "42" not in played.output
 
 
+def test_an_argument_that_names_no_field_is_refused_with_those_there_are(tmp_path: Path) -> None:
+    tasks = [{"question": "6 * 7", "answer": "42"}]
+
+    def check(argument: str) -> None:
+        Programs(("agent", argument), None, 60.0, tmp_path, hidden=("answer",)).check_fields(tasks)
+
+    check("{question}")
+    check("--json={}")
+    with pytest.raises(InvalidConfig, match="fields are question"):
+        check("{quest}")
+    with pytest.raises(InvalidConfig, match=r"env\.hidden"):
+        check("{answer}")
+
+
 async def test_folders_a_thousand_deep_are_removed_with_the_others(tmp_path: Path) -> None:
     code = "import os\nfor _ in range(1500): os.mkdir('d'); os.chdir('d')"
     async with programs(tmp_path, code).play(TASK, {}) as played:

@@ -18,6 +18,7 @@ from halteres.engine.torch import TorchEngine
 from halteres.errors import InvalidData, NotReady
 from halteres.loopback import open_listener
 from halteres.service.fleet import Fleet
+from halteres.service.gateway.gateway import gateway_over
 from halteres.service.inference.formats import (
     FormatFields,
     callable_tools,
@@ -204,14 +205,15 @@ async def real(tmp_path: Path) -> AsyncIterator[LiveService]:
     with locked(tmp_path / "state"), open_listener(0) as bound:
         async with (
             opened(tmp_path / "state", BASE, Fleet.of(host)) as service,
+            gateway_over(service) as gateway,
             aiohttp.ClientSession() as http,
         ):
             await host.start()
-            server = ServiceServer(service)
+            server = ServiceServer(service, gateway)
             running = asyncio.create_task(server.serve(sockets=[bound]))
             url = f"http://127.0.0.1:{bound.getsockname()[1]}"
             try:
-                yield LiveService(url, service, host, http, server)
+                yield LiveService(url, service, host, http, server, gateway)
             finally:
                 await http.close()
                 server.end()

@@ -78,7 +78,9 @@ class ProgramConfig(EpisodeConfig):
         le=86_400,
     )
     hidden: tuple[str, ...] = setting(
-        ("answer",), "fields of the task that the program is not given, the reward function is"
+        ("answer",),
+        "fields of the task that the program is not given, the reward function is",
+        reaches="nothing",
     )
 
     @model_validator(mode="after")
@@ -86,8 +88,8 @@ class ProgramConfig(EpisodeConfig):
         if 0 < self.worker_timeout <= self.program_s:
             raise PydanticCustomError(
                 "program_s",
-                "less than worker_timeout, which is {worker_timeout:g} s and ends a whole group",
-                {"field": "program_s", "worker_timeout": self.worker_timeout},
+                "it must be less than worker_timeout ({worker_timeout} s), which ends a group",
+                {"field": "program_s", "worker_timeout": f"{self.worker_timeout:g}"},
             )
         return self
 
@@ -138,6 +140,7 @@ class ProgramEnv(EpisodeEnv):
         self.programs = programs
         atexit.register(programs.close)
         programs.check()
+        programs.check_fields([*self.train, *self.held_out])
         if config.reward:
             self.reward = RewardFunction(
                 config.reward,
@@ -212,7 +215,7 @@ class ProgramEnv(EpisodeEnv):
             outcome = "turn_limit"
         # what is paid is paid with the last turn
         episode.turns[-1] = replace(episode.turns[-1], reward=score)
-        return await self.ended(episode, outcome, score)
+        return await self._ended(episode, outcome, score)
 
     def _episode_of(self, captured: Mapping[str, Any], played: Played) -> Episode:
         """What a session has, as turns in the order in which its sequences hold them."""

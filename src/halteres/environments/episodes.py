@@ -61,7 +61,7 @@ class EpisodeEnv(BaseEnv):
     config: EpisodeConfig
 
     async def play(self, task: Any, temperature: float | None = None) -> Episode:
-        """One episode, ended by `ended`; `temperature` None: that of training.
+        """One episode; `temperature` None: that of training.
 
         Raises:
             EnvironmentFailed: it could not be played or scored.
@@ -97,7 +97,7 @@ class EpisodeEnv(BaseEnv):
         """Each held-out item once greedily and `eval_samples` times at temperature 1."""
         return await self.evaluate_held_out(self._answers)
 
-    async def ended(
+    async def _ended(
         self, episode: Episode, outcome: Outcome | None, score: float | None = None
     ) -> Episode:
         """The episode with its score (None: `score_episode` gives it), its figures and its outcome

@@ -138,10 +138,10 @@ class MultiTurnEnv(EpisodeEnv):
             except ContextOverflow:
                 if not episode.turns:
                     raise
-                return await self.ended(episode, "context_overflow")
+                return await self._ended(episode, "context_overflow")
             if turn.stop_reason == "length" and self.config.end_on_length:
                 episode.add(chat.messages, turn, [])
-                return await self.ended(episode, "length_stop")
+                return await self._ended(episode, "length_stop")
             text, calls = read_calls(turn.text) if tools else (turn.text, ())
             # of this turn; in ids of calls, which are the same in a repeated run
             number = len(episode.turns)
@@ -151,9 +151,9 @@ class MultiTurnEnv(EpisodeEnv):
             shown = _new_part(messages, chat.messages) if step.fresh else messages
             episode.add(chat.messages, replace(turn, reward=step.reward), shown)
             if step.done:
-                return await self.ended(episode, step.outcome)
+                return await self._ended(episode, step.outcome)
             if len(episode.turns) >= self.config.max_turns:
-                return await self.ended(episode, "turn_limit")
+                return await self._ended(episode, "turn_limit")
             if step.fresh:
                 chat = new_chat(messages)
             else:

@@ -82,6 +82,22 @@ class Programs:
                 f"There is no folder {self._workspace}.", "env.workspace is copied for episodes."
             )
 
+    def check_fields(self, tasks: Sequence[Task]) -> None:
+        """InvalidConfig where an argument is nothing but a field that no task has."""
+        known = {name for task in tasks for name in task} - self._hidden
+        for argument in self._command[1:]:
+            named = _FIELD.fullmatch(argument)
+            if named is None or named[1] in known:
+                continue
+            why = f"The tasks' fields are {', '.join(sorted(known))}."
+            if named[1] in self._hidden:
+                why = "env.hidden keeps it from the program."
+            raise InvalidConfig(
+                f"The argument {argument} names no field that the program is given.",
+                why,
+                "Name one of those in env.command.",
+            )
+
     @asynccontextmanager
     async def play(self, task: Task, variables: Mapping[str, str]) -> AsyncIterator[Played]:
         """One episode; its folder is there while the block runs. Whatever ends the waiting ends the

@@ -176,6 +176,8 @@ def _checked(sampling: SessionSampling) -> SessionSampling:
 
 
 def _verdict(body: PostReward) -> Verdict:
+    if body.rewards is not None and not body.rewards:
+        raise InvalidData("`rewards` is empty.", "It has a number by name.", param="rewards")
     given = [name for name in ("reward", "rewards", "error") if getattr(body, name) is not None]
     if len(given) != 1:
         raise InvalidData(
