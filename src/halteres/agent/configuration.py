@@ -99,6 +99,10 @@ class Selected(Result):
     coerced: dict[str, Any] = {}  # changes that were taken for another type, as they hold now
 
 
+WITHOUT_DEFAULTS = "agent"
+"""The environment that is of no use without tasks and a program of its user's: proposed last."""
+
+
 @tool(title="List environments", hints=READS)
 def rl_list_environments(
     caller: Caller,
@@ -125,7 +129,9 @@ def rl_list_environments(
         for one in found.environments
         if (variants := _matching(one, query)) is not None
     }
-    first = next((variants[0] if variants else one.name for one, variants in matches.items()), None)
+    names = [variants[0] if variants else one.name for one, variants in matches.items()]
+    names.sort(key=WITHOUT_DEFAULTS.__eq__)
+    first = next(iter(names), None)
     none_found = LIST_ENVIRONMENTS
     if not query:
         none_found = NextStep.of("rl_list_environments", refresh=True)
