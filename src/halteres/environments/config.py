@@ -221,7 +221,7 @@ class BaseEnvConfig(BaseModel):
         ge=256,
     )
     scorer_calls: int = setting(
-        1000,
+        10_000,
         "answers after which a scorer's process is replaced; 1: none finds what another left",
         ge=1,
     )
