@@ -1,4 +1,4 @@
-"""`halteres gateway`: train the model behind somebody's agent, which stays as it is."""
+"""`halteres gateway`: train the model behind an agent program, which stays as it is."""
 
 from __future__ import annotations
 

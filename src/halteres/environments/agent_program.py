@@ -1,5 +1,5 @@
-"""The environment `agent`: somebody's program plays the episodes, and talks to the service as it
-would to OpenAI or Anthropic.
+"""The environment `agent`: a program of the user's plays the episodes, and talks to the service as
+it would to OpenAI or Anthropic.
 
     task ─▶ a session of the gateway ─▶ the program, in a folder of its own ─▶ what the session
     captured ─▶ the reward function's score

@@ -1,5 +1,5 @@
-"""Episodes as rollouts, whoever plays them: an environment's own loop (`multi_turn`) or somebody's
-program (`agent_program`).
+"""Episodes as rollouts, played by an environment's own loop (`multi_turn`) or by a program of the
+user's (`agent_program`).
 
 Every episode that ends has one outcome: success or failure, as the environment says or its score
 does, or another of `types.Outcome`. All of them are trained on but those of `mask_outcomes`.

@@ -1,4 +1,4 @@
-"""A program of somebody's, run once for an episode: its folder, its variables, how it ended."""
+"""A program of the user's, run once for an episode: its folder, its variables, how it ended."""
 
 from __future__ import annotations
 

@@ -235,7 +235,7 @@ def create_app(service: Service, gateway: Gateway, shutdown: Shutdown | None = N
     routes = (
         TrainingRoutes(service),
         InferenceRoutes(inference),
-        GatewayRoutes(gateway, service.samplers),
+        GatewayRoutes(gateway, inference),
         SessionRoutes(service),
         CheckpointRoutes(service),
     )

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import json
 import re
 from collections.abc import AsyncIterator
 from pathlib import Path
@@ -327,3 +328,40 @@ async def test_a_sessions_secrets_are_not_kept_and_not_told_again(scene: LiveSer
     assert key not in str([await episode.view(), await episode.sequences()])
     async with scene.http.post(f"{scene.url}{episode.path}/v1/nothing", json={}) as response:
         assert (response.status, episode.id in await response.text()) == (404, False)
+
+
+@pytest.mark.parametrize(
+    ("body", "status", "words"),
+    [
+        ({"model": "gpt-4o"}, 404, "no model 'gpt-4o'"),
+        ({"run": "nowhere", "pin_policy": True}, 503, "nowhere"),
+        ({"run": ""}, 400, "has no run"),
+        ({"pin_policy": 3}, 400, "has no run"),
+    ],
+)
+async def test_what_cannot_be_sampled_from_is_refused_when_the_session_is_opened(
+    scene: LiveService, body: dict[str, Any], status: int, words: str
+) -> None:
+    found, answer = await scene.ask("/gateway/sessions", task="t", **body)
+    assert found == status
+    assert words in json.dumps(answer)
+
+
+async def test_a_reward_that_was_not_the_last_is_named_at_the_sessions_end(
+    scene: LiveService,
+) -> None:
+    episode = await opened(scene, ttl_s=60)
+    await episode.chat([user("Go.")])
+    await episode.reward(reward=0.5, done=False)
+    await scene.gateway.tick(steady_time() + 61)
+    view = await episode.view()
+    assert view["state"] == "expired"
+    assert "`done`" in view["failure"]["why"]
+
+
+async def test_a_session_of_shaped_answers_alone_fails_with_what_to_do(scene: LiveService) -> None:
+    episode = await opened(scene)
+    await episode.chat([user("Go.")], presence_penalty=1.0)
+    ended = await episode.reward(reward=1.0)
+    assert ended["state"] == "failed"
+    assert "train_shaped" in ended["failure"]["why"]

@@ -1,6 +1,6 @@
 """The gateway of one service: sessions, their calls, and the groups that they make.
 
-A session that nobody ends ends by its time; what is over is read for a day, and then forgotten.
+A session that gets no last reward ends at its time; one that is over can be read for a day.
 """
 
 from __future__ import annotations
@@ -32,7 +32,6 @@ from halteres.service.gateway.groups import (
     body_of,
 )
 from halteres.service.gateway.sessions import (
-    EXPIRED,
     GatewaySession,
     GatewaySessions,
     Opened,
@@ -60,10 +59,6 @@ POST_AGAIN_S = 5.0
 
 MOST_CAPTURES = 256
 """Sessions whose calls are in memory beside those that are open."""
-
-NOTHING_SAMPLED = Verdict(
-    code="nothing_sampled", why="Nothing was sampled in it that could be trained on."
-)
 
 T = TypeVar("T")
 
@@ -112,7 +107,7 @@ class Gateway:
         self._looked_at = 0.0  # unix s: for what is old
 
     async def load(self) -> None:
-        """Know again what an earlier life of the service knew."""
+        """Read what the journal has of sessions and groups."""
         await self.sessions.load()
         await self.groups.load()
         if self.groups.in_state("pending"):
@@ -196,7 +191,7 @@ class Gateway:
         if (group.tenant, group.run, group.size) != (tenant, opening.run, size):
             raise Conflict(
                 f"The group '{name}' is another one.",
-                "Its sessions were opened with another run or group_size, or by somebody else.",
+                "Its sessions were opened with another run or group_size, or by another tenant.",
                 "Give every task's group a name of its own.",
             )
         if group.state != "gathering":
@@ -252,7 +247,7 @@ class Gateway:
                 param="turn_rewards",
             )
         if not branches.turns:
-            return "failed", NOTHING_SAMPLED
+            return "failed", _nothing_trained(branches)
         return "scored", verdict
 
     # What time asks
@@ -279,7 +274,7 @@ class Gateway:
         for session in self.sessions.all():
             is_over = now >= session.expires_at and not session.is_closing
             if session.state == "open" and is_over:
-                await self.sessions.judge(session, EXPIRED, "expired")
+                await self.sessions.expire(session)
         for group in self.groups.in_state("gathering"):
             await self._close_if_due(group.name, now)
 
@@ -295,7 +290,7 @@ class Gateway:
             return
         for session in sessions:
             if session.state == "open":
-                await self.sessions.judge(session, EXPIRED, "expired")
+                await self.sessions.expire(session)
         num_scored = sum(session.state == "scored" for session in sessions)
         if num_scored >= LEAST_ROLLOUTS:
             await self.groups.move(group, "pending")
@@ -403,6 +398,16 @@ class Gateway:
 def _too_late(session: GatewaySession) -> SessionOver:
     next_step = "Open another session for the task."
     return SessionOver("The reward came too late.", session.end, next_step)
+
+
+def _nothing_trained(branches: Branches) -> Verdict:
+    """The end of a session without a turn to train on, by what its calls were."""
+    why = "Nothing was sampled in it that could be trained on."
+    if branches.untrained:
+        why += f" Its calls were: {', '.join(sorted(set(branches.untrained.values())))}."
+    if "shaped" in branches.untrained.values():
+        why += " Open it with train_shaped to train on what penalties and forms shaped."
+    return Verdict(code="nothing_sampled", why=why)
 
 
 @asynccontextmanager

@@ -3,8 +3,8 @@
     gathering ──▶ pending ──▶ posted      two rollouts or more were scored
         └───────────────────▶ dropped     fewer were, or the server refuses the group
 
-What is pending is in the table, and its body is made of nodes that are in the journal: whoever
-serves next posts the same body under the same key, `gateway:GROUP`.
+What is pending is in the table, and its body is made of nodes that are in the journal: after
+a restart the same body is posted under the same key, `gateway:GROUP`.
 """
 
 from __future__ import annotations
@@ -74,7 +74,7 @@ class Groups:
         self._known: dict[str, SessionGroup] = {}
 
     async def load(self) -> None:
-        """Know again those of an earlier life of the service."""
+        """Read those that the journal has."""
         for row in await self._journal.rows(GATEWAY_GROUPS):
             self._known[row["name"]] = SessionGroup(**row)
 
@@ -122,7 +122,7 @@ class ScoredRollout:
 
 def turn_rewards(branches: Branches, verdict: Verdict) -> list[tuple[BranchTurn, float]]:
     """The turns in order of time, each with its own reward; what a score has beyond those is paid
-    with the last turn by whoever trains.
+    with the last turn by the trainer.
     """
     rewards = verdict.turn_rewards or [0.0] * len(branches.turns)
     return list(zip(branches.turns, rewards, strict=True))

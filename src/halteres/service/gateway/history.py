@@ -239,7 +239,7 @@ class History:
         """
         messages = list(chat.messages)
         place, _ = next(self._answers(said, before))
-        # No message has it: the id is nobody's to guess.
+        # no message has it: ids are random
         answer = f"[the answer {before.id}]"
         messages[place] = {"role": "assistant", "content": answer}
         rendered = render(self._tokenizer, replace(chat, messages=messages))

@@ -33,8 +33,8 @@ from halteres.service.gateway.sessions import (
     named_rewards,
 )
 from halteres.service.http import answer, body_of, route, tenant_of
+from halteres.service.inference.answering import Inference
 from halteres.service.inference.fields import Dialect, read
-from halteres.service.sampling.sessions import Samplers
 
 SHORTEST_TTL_S, LONGEST_TTL_S = 1.0, 7 * 86400.0
 
@@ -79,8 +79,8 @@ class PostReward(msgspec.Struct, kw_only=True):
 class GatewayRoutes:
     """What opens, judges and reads sessions."""
 
-    def __init__(self, gateway: Gateway, samplers: Samplers) -> None:
-        self._gateway, self._samplers = gateway, samplers
+    def __init__(self, gateway: Gateway, inference: Inference) -> None:
+        self._gateway, self._inference = gateway, inference
 
     def table(self) -> list[BaseRoute]:
         """The routes."""
@@ -131,12 +131,29 @@ class GatewayRoutes:
         return answer(found)
 
     def _pinned(self, body: OpenSession, tenant: str) -> int | None:
-        if body.pin_policy is None or body.pin_policy is False or body.run is None:
-            return None
+        """The policy version of all calls; None: the newest at each.
+
+        Raises:
+            InvalidData: a pin without a run.
+            NotFound, NotReady, SnapshotLost: what the session samples from is not there.
+        """
+        is_pinned = body.pin_policy not in (None, False)
+        if body.run == "" or (is_pinned and body.run is None):
+            raise InvalidData(
+                "The session has no run.",
+                "`run` is empty, or `pin_policy` came without one.",
+                "Name a run; or leave both out, and the base model answers.",
+                param="run",
+            )
+        if body.model is None and not is_pinned:
+            return None  # the run may publish its first weights later
         version = None
-        if body.pin_policy is not True:
+        if body.pin_policy is not True and is_pinned:
             version = body.pin_policy
-        return self._samplers.policy(body.run, tenant, version).version
+        weights = self._inference.weights(body.model, body.run, tenant, version)
+        if not is_pinned:
+            return None
+        return weights.version
 
     async def _reward(self, request: Request) -> Response:
         session = self._find(request)

@@ -118,10 +118,8 @@ class GatewaySession:
             return "Its reward was posted."
         if self.state == "failed" and self.verdict is not None:
             return f"It failed ({self.verdict.code}): {self.verdict.why}"
-        return f"Its time was over after {self.expires_at - self.created_at:g} s, without a reward."
-
-
-EXPIRED = Verdict(code="session_expired", why="No reward came before its time was over.")
+        within_s = self.expires_at - self.created_at
+        return f"Its time was over after {within_s:g} s, without a last reward."
 
 
 @dataclass(frozen=True, slots=True)
@@ -141,7 +139,7 @@ class GatewaySessions:
         self._by_key: dict[str, GatewaySession] = {}
 
     async def load(self) -> None:
-        """Know again those of an earlier life of the service."""
+        """Read those that the journal has."""
         for row in await self._journal.rows(GATEWAY_SESSIONS):
             verdict = row["verdict"]
             self._enter(
@@ -211,6 +209,13 @@ class GatewaySessions:
         except BaseException:
             session.state, session.verdict, session.finished_at = before
             raise
+
+    async def expire(self, session: GatewaySession) -> None:
+        """End a session whose time is over. A reward that was not its last does not count."""
+        why = "No reward came before its time was over."
+        if session.verdict is not None:
+            why = "Its reward was not posted with `done` before its time was over."
+        await self.judge(session, Verdict(code="session_expired", why=why), "expired")
 
     async def forget(self, session: GatewaySession) -> None:
         """Delete a session; the journal then forgets its calls."""

@@ -6,6 +6,7 @@ Guarantees: the pieces of an answer, joined, are the text of the whole.
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass, field
 from typing import Any, Literal
 
@@ -45,9 +46,9 @@ class Detokenizer:
         """The text that is certain now; with the last tokens, all of it."""
         self._window += tokens
         text = self._decoded()
-        certain = (
-            len(text) if last else max(len(text.rstrip(BROKEN)), len(text) - LONGEST_CHARACTER)
-        )
+        certain = len(text)
+        if not last:
+            certain = max(len(text.rstrip(BROKEN)), len(text) - LONGEST_CHARACTER)
         new = text[self._sent : certain]
         self._sent += len(new)
         if len(self._window) > WINDOW_TOKENS:
@@ -80,8 +81,12 @@ class Cut:
         )
         if found is not None:
             at, self.matched = found
-            return self._held[: at + (len(self.matched) if self._keep else 0)]
-        whole = len(self._held) if last else beginning(self._held, self._stops)
+            if self._keep:
+                at += len(self.matched)
+            return self._held[:at]
+        whole = len(self._held)
+        if not last:
+            whole = beginning(self._held, self._stops)
         sent, self._held = self._held[:whole], self._held[whole:]
         return sent
 
@@ -109,9 +114,15 @@ def positions_of(tokens: list[int], logprobs: bytes, top: TopK | None) -> list[P
             ]
     values = np.frombuffer(logprobs, np.float32).tolist()
     return [
-        (token, None if value != value else value, row)
-        for token, value, row in zip(tokens, values, rows, strict=True)
+        (token, _known(value), row) for token, value, row in zip(tokens, values, rows, strict=True)
     ]
+
+
+def _known(logprob: float) -> float | None:
+    """None for NaN, which stands where nothing predicts a token."""
+    if math.isnan(logprob):
+        return None
+    return logprob
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -183,15 +194,11 @@ class Writer:
     def __init__(self, tokenizer: Tokenizer, request: InferenceRequest, place: int) -> None:
         self._place, sampling = place, request.sampling
         self._sample, self._prompt = place % sampling.n, request.prompts[place // sampling.n]
-        self._own_stops, self._keeps_stop = (
-            frozenset(sampling.stop_tokens),
-            sampling.include_stop_str_in_output,
-        )
-        self._ends = (
-            self._own_stops
-            if sampling.ignore_eos
-            else self._own_stops | frozenset(tokenizer.eos_token_ids)
-        )
+        self._own_stops = frozenset(sampling.stop_tokens)
+        self._keeps_stop = sampling.include_stop_str_in_output
+        self._ends = self._own_stops
+        if not sampling.ignore_eos:
+            self._ends = self._own_stops | frozenset(tokenizer.eos_token_ids)
         self._characters = Detokenizer(tokenizer, skip_special_tokens=sampling.skip_special_tokens)
         self._cut = Cut(sampling.stop_strings, keep=self._keeps_stop)
         self._calls = ToolReader(
@@ -207,15 +214,27 @@ class Writer:
         """The next tokens, or all of them; the last ones have a stop reason."""
         ids: list[int] = np.frombuffer(piece.tokens, np.int32).tolist()
         finish, last = piece.stop_reason, piece.stop_reason is not None
-        stopped_by = ids[-1] if finish == "stop" and ids and ids[-1] in self._ends else None
-        shown = ids if stopped_by is None or self._keeps_stop else ids[:-1]
+        shown, stopped_by = ids, None
+        if finish == "stop" and ids and ids[-1] in self._ends:
+            stopped_by = ids[-1]
+            if not self._keeps_stop:
+                shown = ids[:-1]
         text = self._cut.add(self._characters.add(shown, last=last), last=last)
-        plain: list[str | ToolCall] = [text] if text else []
+        parts: list[str | ToolCall] = []
+        if self._reads_calls:
+            parts = self._calls.add(text, last=last)
+        elif text:
+            parts = [text]
         first, self._first = self._first, False
         if last and self._cut.matched is not None:
             finish = "stop"
         self._num_tokens += len(ids)
-        is_truncated = finish == "length" and self._num_tokens < (self._max_tokens or 0)
+        matched: str | int | None = None
+        if last:
+            matched = stopped_by if stopped_by in self._own_stops else self._cut.matched
+        truncated_max_tokens = None
+        if finish == "length" and self._num_tokens < (self._max_tokens or 0):
+            truncated_max_tokens = self._num_tokens
         return Output(
             place=self._place,
             sample=self._sample,
@@ -225,12 +244,10 @@ class Writer:
             positions=positions_of(ids, piece.logprobs, piece.top),
             first=first,
             text=text,
-            parts=self._calls.add(text, last=last) if self._reads_calls else plain,
+            parts=parts,
             called=self._calls.calls > 0,
             finish=finish,
-            matched=(stopped_by if stopped_by in self._own_stops else self._cut.matched)
-            if last
-            else None,
+            matched=matched,
             version=version,
-            truncated_max_tokens=self._num_tokens if is_truncated else None,
+            truncated_max_tokens=truncated_max_tokens,
         )
