@@ -287,6 +287,23 @@ async def test_too_many_failed_groups_end_the_environment_with_the_file_and_the_
     )
 
 
+class OfAProgram(Hopeless):
+    """It runs a program of its user's."""
+
+    @property
+    def to_mend(self) -> str:
+        return "the program of env.command"
+
+
+async def test_where_a_users_program_is_at_fault_the_packages_file_is_not_named(
+    inference: Inference,
+) -> None:
+    env = OfAProgram(config(max_failed_groups=1, rollout_retries=0), [server(inference)])
+    async with asyncio.timeout(5), at_work(env, Trainer(batch_size=8, group_size=4)) as task:
+        with pytest.raises(EnvironmentGaveUp, match=r"Mend the program of env\.command;"):
+            await task
+
+
 class Exhausted(Digits):
     """Drawing an item raises."""
 

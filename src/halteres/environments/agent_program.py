@@ -167,6 +167,11 @@ class ProgramEnv(EpisodeEnv):
         """The first held-out ones."""
         return self.held_out[: self.config.eval_tasks]
 
+    @property
+    def to_mend(self) -> str:
+        """The user's own parts."""
+        return "the program of env.command, or the function of env.reward"
+
     async def disconnect(self) -> None:
         """Those of the gateway's client, too; the reward function's processes and the episodes'
         folders go with them.

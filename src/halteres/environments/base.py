@@ -394,6 +394,11 @@ class BaseEnv:
         return self.name or type(self).__name__
 
     @property
+    def to_mend(self) -> str:
+        """What its user mends where its rollouts fail: the file of its class."""
+        return inspect.getfile(type(self))
+
+    @property
     def wandb_name(self) -> str:
         """The name under which it registers."""
         return self.config.wandb_name or self.title

@@ -12,7 +12,6 @@ waits for its turn; nobody's sampling waits for it.
 from __future__ import annotations
 
 import asyncio
-import inspect
 import logging
 from collections import Counter
 from collections.abc import Awaitable, Callable
@@ -349,7 +348,7 @@ class Serving:
             where = ""
             if self._env.config.run_dir:
                 where = f" {FILE} in the run's folder lists them with their failures."
-            fix = f"Mend {inspect.getfile(type(self._env))}."
+            fix = f"Mend {self._env.to_mend}."
             evidence = f"{quarantine} They are not drawn again.{where}"
             log.warning("%s", evidence)
             self._env.records.notice("tasks_quarantined", step, evidence, fix)
@@ -372,7 +371,7 @@ class Serving:
         self._env.records.failed(step, ordinal, item, failures)
         self._failed_in_a_row[what] += 1
         number, last = self._failed_in_a_row[what], failures[-1]
-        fix = f"Mend {inspect.getfile(type(self._env))}"
+        fix = f"Mend {self._env.to_mend}"
         if last.code == ScorerFailed.code:
             fix = "See whether that reward answers, or take it out of env.rewards"
         elif last.code == SamplerFailed.code:
