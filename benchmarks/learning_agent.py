@@ -87,10 +87,6 @@ def train(seed: int, tasks: Path, options: argparse.Namespace) -> dict[str, Any]
         "after": found[-1],
         "gain": found[-1] - found[0],
         "reward": [round(one, 3) for one in rewards],
-        "log_ratio_abs_max": max(
-            (row["log_ratio_abs:max"] for row in rows if "log_ratio_abs:max" in row),
-            default=None,
-        ),
         "cpu_s": round(cpu_s, 1),
     }
 
