@@ -19,7 +19,6 @@ import math
 import os
 import shutil
 import statistics
-import subprocess
 import sys
 import tempfile
 from collections.abc import Sequence
@@ -27,6 +26,7 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
+from held_out import evaluate_ends
 from machine import machine
 from run_cost import follow
 
@@ -150,44 +150,17 @@ def train_and_evaluate(
 
 
 def evaluate(run: Any, tasks: int, samples: int) -> tuple[Score, Score]:
-    """The run's first and last checkpoint, by a service on the run's own state."""
-    from halteres.runs.servers import served
-
-    paths = {row["name"]: row["sampler_path"] for row in run.checkpoints()}
-    with served(run.state().base_model, run) as service:
-        before, after = (
-            score(
-                run, service.url, paths[name], run.path / "evals" / f"bench-{name}", tasks, samples
-            )
-            for name in ("step-000000", "final")
-        )
-    return before, after
+    """The run's first and last checkpoint."""
+    folder = run.path / "evals" / "bench"
+    arguments = ["--env.eval_tasks", str(tasks), "--env.eval_samples", str(samples)]
+    before, after = evaluate_ends(run, arguments, folder)
+    return score(before, folder / "step-000000"), score(after, folder / "final")
 
 
-def score(run: Any, url: str, sampler_path: str, folder: Path, tasks: int, samples: int) -> Score:
-    """One checkpoint, by the environment's own `evaluate`."""
+def score(metrics: dict[str, float], folder: Path) -> Score:
+    """One checkpoint's figures, and those of its answers, which lie in `folder`."""
     from halteres.environments.problems import is_worked
 
-    state = run.state()
-    command = [
-        state.interpreter,
-        state.environment_file,
-        "evaluate",
-        "--config",
-        str(run.path / "config.yaml"),
-    ]
-    command += [
-        "--openai.base_url",
-        f"{url}/runs/{run.run_id}/v1",
-        "--openai.model_name",
-        sampler_path,
-    ]
-    command += ["--env.eval_tasks", str(tasks), "--env.eval_samples", str(samples)]
-    command += ["--env.data_dir_to_save_evals", str(folder)]
-    done = subprocess.run(command, capture_output=True, text=True, timeout=1200, encoding="utf-8")
-    if done.returncode:
-        raise SystemExit(f"Evaluating {sampler_path} failed:\n{done.stderr[-2000:]}")
-    metrics = json.loads(done.stdout.strip().splitlines()[-1])
     answers = [
         json.loads(line)
         for line in (folder / "samples.jsonl").read_text(encoding="utf-8").splitlines()

@@ -15,12 +15,10 @@ in the mean, or less than 0.85 with a seed, or takes more than 360 CPU seconds.
 from __future__ import annotations
 
 import argparse
-import json
 import math
 import os
 import shutil
 import statistics
-import subprocess
 import sys
 import tempfile
 import time
@@ -30,6 +28,7 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
+from held_out import evaluate_ends
 from machine import machine
 from run_cost import follow
 
@@ -120,7 +119,8 @@ def train(
     cpu_s = follow(run)
     wall_s = time.monotonic() - begun
     rows = merge_by_step(run.metrics())
-    before, after = evaluate(run, options.tasks)
+    asked = ["--env.eval_tasks", str(options.tasks), "--env.eval_samples", "1"]
+    before, after = evaluate_ends(run, asked)
     result = Result(
         estimator=estimator,
         seed=seed,
@@ -145,39 +145,6 @@ def train(
         flush=True,
     )
     return result, rows
-
-
-def evaluate(run: Any, tasks: int) -> list[dict[str, float]]:
-    """The held-out figures of the run's first and last weights, by a service on the run's own
-    state.
-    """
-    from halteres.runs.servers import served
-
-    paths = {row["name"]: row["sampler_path"] for row in run.checkpoints()}
-    with served(run.state().base_model, run) as server:
-        return [score(run, server.url, paths[name], tasks) for name in ("step-000000", "final")]
-
-
-def score(run: Any, url: str, sampler_path: str, tasks: int) -> dict[str, float]:
-    state = run.state()
-    command = [
-        state.interpreter,
-        state.environment_file,
-        "evaluate",
-        "--config",
-        str(run.path / "config.yaml"),
-    ]
-    command += [
-        "--openai.base_url",
-        f"{url}/runs/{run.run_id}/v1",
-        "--openai.model_name",
-        sampler_path,
-    ]
-    command += ["--env.eval_tasks", str(tasks), "--env.eval_samples", "1"]
-    done = subprocess.run(command, capture_output=True, text=True, timeout=3600, encoding="utf-8")
-    if done.returncode:
-        raise SystemExit(f"Evaluating {sampler_path} failed:\n{done.stderr[-2000:]}")
-    return json.loads(done.stdout.strip().splitlines()[-1])
 
 
 def interval(values: Sequence[float]) -> float:

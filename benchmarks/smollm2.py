@@ -1,0 +1,195 @@
+"""How much better does SmolLM2-135M-Instruct answer after RL on two cores? Every task of
+recipes/smollm2, three seeds each.
+
+A seed is one run as `recipes/smollm2/train TASK` makes it. Afterwards its first and last weights
+answer held-out tasks, the first ones also with answers of up to 256 tokens, so that no limit
+flatters the gain. The script goes on where it was stopped: what is complete is not done again, and
+a run that was cut off is resumed. Written: benchmarks/results/smollm2.json, smollm2.png. Exit code
+1 where a seed gains less than 30 points or takes more than 45 CPU minutes.
+
+    .venv/bin/python benchmarks/smollm2.py [--tasks sums middle] [--seeds 0 1 2]
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import statistics
+import subprocess
+import sys
+import time
+from pathlib import Path
+from typing import Any
+
+from held_out import evaluate_ends
+from machine import machine
+from run_cost import follow
+
+ROOT = Path(__file__).resolve().parent.parent
+RECIPE = ROOT / "recipes" / "smollm2"
+LEAST_GAIN = 0.30
+MOST_CPU_S = 45 * 60
+FREE_ANSWER = 256
+"""Tokens of an answer where the limit is not to matter."""
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--tasks", nargs="+", default=["sums", "middle"])
+    parser.add_argument("--seeds", type=int, nargs="+", default=[0, 1, 2])
+    parser.add_argument("--held-out", type=int, default=256, help="held-out tasks")
+    parser.add_argument("--set", dest="edits", action="append", default=[])
+    parser.add_argument("--home", type=Path, default=ROOT / "data" / "smollm2")
+    parser.add_argument("--out", type=Path, default=ROOT / "benchmarks" / "results" / "smollm2")
+    options = parser.parse_args()
+    options.home.mkdir(parents=True, exist_ok=True)
+    os.environ["HALTERES_HOME"] = str(options.home)
+    os.environ["HF_HUB_OFFLINE"] = "1"
+    subprocess.run([RECIPE / "get-model"], check=True)
+    results, curves = [], {}
+    for task in options.tasks:
+        for seed in options.seeds:
+            result, curve = measured(task, seed, options)
+            results.append(result)
+            curves[f"{task}, seed {seed}"] = curve
+            print(json.dumps(result), flush=True)
+    write(results, curves, options)
+    return verdict(results)
+
+
+def measured(
+    task: str, seed: int, options: argparse.Namespace
+) -> tuple[dict[str, Any], list[dict[str, Any]]]:
+    """One seed of a task: from its file, or run and evaluated now."""
+    from halteres.observe.metrics import merge_by_step
+
+    file = options.home / f"{task}-{seed}.json"
+    if not file.exists():
+        run, costs = completed_run(task, seed, options)
+        rows = merge_by_step(run.metrics())
+        curve = [row for row in rows if row.get("reward/mean") is not None]
+        result = evaluated(run, options.held_out)
+        result |= {"task": task, "seed": seed, "steps": len(curve), **costs}
+        text = json.dumps({"result": result, "curve": curve})
+        part = file.with_suffix(".part")
+        part.write_text(text, encoding="utf-8")
+        part.replace(file)
+    found = json.loads(file.read_text(encoding="utf-8"))
+    return found["result"], found["curve"]
+
+
+def completed_run(
+    task: str, seed: int, options: argparse.Namespace
+) -> tuple[Any, dict[str, float]]:
+    """The run of this seed: begun, followed where it goes on without this script, or resumed. With
+    it what its lives cost together.
+    """
+    record = options.home / f"{task}-{seed}.lives.jsonl"
+    run = last_run(record)
+    status = ""
+    if run is not None:
+        status = run.state().status
+    if run is None or status in ("failed", "stopped"):
+        run = started(task, seed, options, run)
+        add_life(record, {"run": run.run_id, "load_average": os.getloadavg()[0]})
+    if status != "completed":
+        begun = time.monotonic()
+        cpu_s = follow(run)
+        add_life(record, {"run": run.run_id, "cpu_s": cpu_s, "wall_s": time.monotonic() - begun})
+    spent = lives(record)
+    return run, {
+        "cpu_s": round(sum(life.get("cpu_s", 0.0) for life in spent), 1),
+        "wall_s": round(sum(life.get("wall_s", 0.0) for life in spent), 1),
+        "load_average": round(spent[0]["load_average"], 2),
+    }
+
+
+def started(task: str, seed: int, options: argparse.Namespace, resume: Any) -> Any:
+    """A new run, or one that goes on from `resume`."""
+    from halteres.config.resolution import resolve_settings
+    from halteres.runs.planning.plan import plan_run
+    from halteres.runs.start import start_run
+
+    edits = [f"run.seed={seed}", *options.edits]
+    asked = resolve_settings(str(RECIPE / f"{task}.py"), RECIPE / f"{task}.yaml", edits)
+    return start_run(plan_run(asked, resume=resume))
+
+
+def last_run(record: Path) -> Any:
+    """The run of the record's last life; None: there is none."""
+    from halteres.runs.directory import find_run
+
+    earlier = lives(record)
+    if not earlier:
+        return None
+    return find_run(earlier[-1]["run"])
+
+
+def lives(record: Path) -> list[dict[str, Any]]:
+    if not record.exists():
+        return []
+    return [json.loads(line) for line in record.read_text(encoding="utf-8").splitlines()]
+
+
+def add_life(record: Path, life: dict[str, Any]) -> None:
+    with record.open("a", encoding="utf-8") as file:
+        file.write(json.dumps(life) + "\n")
+
+
+def evaluated(run: Any, held_out: int) -> dict[str, Any]:
+    """Shares of right answers at temperature 1 and greedy, before and after; the first weights
+    also with long answers.
+    """
+    asked = ["--env.eval_tasks", str(held_out), "--env.eval_samples", "1"]
+    before, after = evaluate_ends(run, asked)
+    free = [*asked, "--env.max_new_tokens", str(FREE_ANSWER)]
+    free += ["--env.max_token_length", str(FREE_ANSWER + 128)]
+    free_before, free_after = evaluate_ends(run, free)
+    best_before = max(before["eval/percent_correct"], free_before["eval/percent_correct"])
+    return {
+        "before": before["eval/percent_correct"],
+        "after": after["eval/percent_correct"],
+        "before_free": free_before["eval/percent_correct"],
+        "after_free": free_after["eval/percent_correct"],
+        "before_greedy": before["eval/percent_correct_greedy"],
+        "after_greedy": after["eval/percent_correct_greedy"],
+        "gain": after["eval/percent_correct"] - best_before,
+    }
+
+
+def write(
+    results: list[dict[str, Any]],
+    curves: dict[str, list[dict[str, Any]]],
+    options: argparse.Namespace,
+) -> None:
+    from halteres.observe.plots import plot_runs
+
+    by_task: dict[str, dict[str, float]] = {}
+    for task in options.tasks:
+        gains = [one["gain"] for one in results if one["task"] == task]
+        by_task[task] = {"mean_gain": statistics.fmean(gains), "least_gain": min(gains)}
+    found = {
+        "machine": machine(),
+        "model": "SmolLM2-135M-Instruct (Q4_1)",
+        "held_out": options.held_out,
+        "tasks": by_task,
+        "seeds": results,
+    }
+    text = json.dumps(found, indent=2) + "\n"
+    options.out.with_suffix(".json").write_text(text, encoding="utf-8")
+    title = "SmolLM2-135M-Instruct, RL on two cores"
+    plot_runs(curves, options.out.with_suffix(".png"), title, "reward/mean")
+
+
+def verdict(results: list[dict[str, Any]]) -> int:
+    bad = [one for one in results if one["gain"] < LEAST_GAIN or one["cpu_s"] > MOST_CPU_S]
+    for one in bad:
+        print(
+            f"missed: {one['task']}, seed {one['seed']}: {one['gain']:+.3f}, {one['cpu_s']:.0f} s"
+        )
+    return int(bool(bad))
+
+
+if __name__ == "__main__":
+    sys.exit(main())
