@@ -16,7 +16,7 @@ from pydantic import ValidationError
 from service.live_service import LiveService, serving
 
 from halteres.environments.agent_program import ProgramConfig, ProgramEnv
-from halteres.environments.base import set_up
+from halteres.environments.base import NoEvaluation, set_up
 from halteres.environments.config import APIServerConfig
 from halteres.environments.scored import action_tokens
 from halteres.errors import InvalidConfig
@@ -200,6 +200,16 @@ async def test_held_out_tasks_are_played_by_the_pinned_weights_greedily_and_at_t
 async def test_without_tasks_it_is_refused_at_its_start(scene: LiveService, tmp_path: Path) -> None:
     with pytest.raises(InvalidConfig, match="There are no tasks"):
         await made(scene, tmp_path, tasks="")
+
+
+async def test_where_no_task_is_held_out_there_is_no_evaluation_and_advice(
+    scene: LiveService, tmp_path: Path
+) -> None:
+    (tmp_path / "one.jsonl").write_text('{"say": "Hello."}\n', encoding="utf-8")
+    env = await made(scene, tmp_path, tasks=str(tmp_path / "one.jsonl"))
+    with pytest.raises(NoEvaluation, match=r"one task.*Add a task"):
+        await env.evaluate()
+    await env.disconnect()
 
 
 def test_a_program_ends_before_its_group() -> None:

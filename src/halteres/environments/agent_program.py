@@ -24,11 +24,12 @@ from pydantic import field_validator, model_validator
 from pydantic_core import PydanticCustomError
 
 from halteres.clients.gateway import GatewayClient
+from halteres.environments.base import NoEvaluation
 from halteres.environments.config import APIServerConfig, BaseEnvConfig, setting
 from halteres.environments.episodes import Episode, EpisodeConfig, EpisodeEnv
-from halteres.environments.program import Played, Programs
+from halteres.environments.program import Played, Programs, check_program
 from halteres.environments.scratch_folders import make_folder, remove_abandoned
-from halteres.environments.tasks import Task, load_tasks
+from halteres.environments.tasks import ADD_TASKS, NONE_HELD_OUT, Task, load_tasks
 from halteres.errors import (
     EnvironmentFailed,
     HalteresError,
@@ -130,17 +131,17 @@ class ProgramEnv(EpisodeEnv):
                 "There are no tasks.", "env.tasks names no file.", "Name a file of JSON lines."
             )
         self.train, self.held_out = load_tasks(config.tasks)
-        remove_abandoned()
         workspace = None
         if config.workspace is not None:
             workspace = Path(config.workspace).expanduser().absolute()
+        tasks = [*self.train, *self.held_out]
+        check_program(config.command, workspace, tasks, config.hidden)
+        remove_abandoned()
         programs = Programs(
             config.command, workspace, config.program_s, Path(make_folder()), config.hidden
         )
         self.programs = programs
         atexit.register(programs.close)
-        programs.check()
-        programs.check_fields([*self.train, *self.held_out])
         if config.reward:
             self.reward = RewardFunction(
                 config.reward,
@@ -164,7 +165,9 @@ class ProgramEnv(EpisodeEnv):
         return self.rng.choice(self.train)
 
     def eval_items(self) -> Sequence[Task]:
-        """The first held-out ones."""
+        """The first held-out ones. NoEvaluation where the file has one task alone."""
+        if not self.held_out:
+            raise NoEvaluation(self.title, NONE_HELD_OUT, ADD_TASKS)
         return self.held_out[: self.config.eval_tasks]
 
     @property
@@ -262,12 +265,7 @@ class ProgramEnv(EpisodeEnv):
     async def _score(self, task: Task, episode: Episode, played: Played) -> float:
         if self.reward is None:
             return float(played.exit_code == 0)
-        columns = {
-            **task,
-            "folder": str(played.folder),
-            "output": played.output,
-            "exit_code": played.exit_code,
-        }
+        columns = {**task, **played.columns}
         sample = Sample(
             prompt=episode.opening,
             completion=tuple(episode.conversation),

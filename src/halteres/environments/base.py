@@ -58,6 +58,9 @@ Backlog = list[Any]
 """Items to be rolled out next, before `get_next_item` is asked again."""
 
 
+WRITE_IT = "Write it, and held-out figures are told."
+
+
 class NoEvaluation(EnvironmentFailed):
     """The environment has no held-out tasks: nothing is wrong with it, and there will be no
     held-out figure.
@@ -65,9 +68,8 @@ class NoEvaluation(EnvironmentFailed):
 
     code = "no_evaluation"
 
-    def __init__(self, title: str, method: str) -> None:
-        next = "Write it, and held-out figures are told."
-        super().__init__(f"{title} cannot be evaluated.", f"Its class has no {method}.", next)
+    def __init__(self, title: str, why: str, next: str) -> None:
+        super().__init__(f"{title} cannot be evaluated.", why, next)
 
 
 class BaseEnv:
@@ -267,13 +269,13 @@ class BaseEnv:
 
     def eval_items(self) -> Sequence[Any]:
         """The held-out items of an evaluation, `eval_tasks` of them, the same every time."""
-        raise NoEvaluation(self.title, "eval_items")
+        raise NoEvaluation(self.title, "Its class has no eval_items.", WRITE_IT)
 
     async def evaluate(self, *args: Any, **kwargs: Any) -> Mapping[str, float] | None:
         """Measure the policy on held-out tasks; `eval/…` metrics, returned or given to
         `evaluate_log`.
         """
-        raise NoEvaluation(self.title, "evaluate")
+        raise NoEvaluation(self.title, "Its class has no evaluate.", WRITE_IT)
 
     async def evaluate_held_out(self, answers_of: AnswersOf) -> Mapping[str, float]:
         """Answer each of `eval_items` once greedily and `eval_samples` times at temperature 1, and
@@ -282,7 +284,9 @@ class BaseEnv:
         with boundary(EnvironmentFailed, f"{self.title}.eval_items"):
             items = self.eval_items()
         if not items:
-            raise InvalidConfig(f"{self.title} has no held-out tasks.", "eval_items gave none.")
+            raise NoEvaluation(
+                self.title, "It has no held-out tasks: eval_items gave none.", "Hold some out."
+            )
         started = time.time()
         panel = None
         if self.config.panel:

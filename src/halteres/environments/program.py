@@ -14,6 +14,7 @@ from concurrent.futures import Future, ThreadPoolExecutor, wait
 from contextlib import asynccontextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 from halteres.environments.scratch_folders import remove_folder
 from halteres.environments.tasks import Task
@@ -40,6 +41,71 @@ class Played:
     errors: str  # ... and wrote to stderr
     took_s: float
 
+    @property
+    def columns(self) -> dict[str, Any]:
+        """What a reward function is told of it, by name."""
+        return {"folder": str(self.folder), "output": self.output, "exit_code": self.exit_code}
+
+
+EPISODE_COLUMNS = ("folder", "output", "exit_code")
+"""The names in `Played.columns`."""
+
+
+def check_program(
+    command: Sequence[str],
+    workspace: Path | None,
+    tasks: Sequence[Task],
+    hidden: Sequence[str] = (),
+    *,
+    folder: Path | None = None,
+) -> None:
+    """InvalidConfig where no episode could be played: there is no program, no workspace, or an
+    argument is nothing but a field that no task has.
+
+    Args:
+        command, workspace, hidden: as `Programs` has them.
+        tasks: all that are played.
+        folder: where the program is looked for that is named by a relative path; None: here.
+    """
+    if not command:
+        raise InvalidConfig(
+            "There is no program.",
+            "env.command is empty.",
+            "Give the program that plays.",
+            field="env.command",
+        )
+    program = command[0]
+    if folder is not None and "/" in program:
+        program = str(folder / program)
+    if shutil.which(program) is None:
+        raise InvalidConfig(
+            f"The program '{command[0]}' is not found.",
+            f"It is looked for on PATH; one with a slash from {(folder or Path()).absolute()}.",
+            "Install it, or give its whole path in env.command.",
+            field="env.command",
+        )
+    if workspace is not None and not workspace.is_dir():
+        raise InvalidConfig(
+            f"There is no folder {workspace}.",
+            "env.workspace is copied for episodes.",
+            "Give the whole path of a folder, or leave it out: episodes then begin in an empty one.",
+            field="env.workspace",
+        )
+    known = {name for task in tasks for name in task}.difference(hidden)
+    for argument in command[1:]:
+        named = _FIELD.fullmatch(argument)
+        if named is None or named[1] in known:
+            continue
+        why = f"The tasks' fields are {', '.join(sorted(known))}."
+        if named[1] in hidden:
+            why = "env.hidden keeps it from the program."
+        raise InvalidConfig(
+            f"The argument {argument} names no field that the program is given.",
+            why,
+            "Name one of those in env.command.",
+            field="env.command",
+        )
+
 
 class Programs:
     """One command, run in a copy of one folder for every episode.
@@ -64,39 +130,6 @@ class Programs:
         self.scratch, self._hidden, self._count = scratch, frozenset(hidden), 0
         self._threads = ThreadPoolExecutor(MOST_AT_ONCE, thread_name_prefix="program")
         open_to_cages(scratch)
-
-    def check(self) -> None:
-        """InvalidConfig where no episode could be played."""
-        if not self._command:
-            raise InvalidConfig(
-                "There is no program.", "env.command is empty.", "Give the program that plays."
-            )
-        if shutil.which(self._command[0]) is None:
-            raise InvalidConfig(
-                f"The program '{self._command[0]}' is not found.",
-                "It is looked for on PATH; one with a slash from this folder.",
-                "Give its whole path in env.command.",
-            )
-        if self._workspace is not None and not self._workspace.is_dir():
-            raise InvalidConfig(
-                f"There is no folder {self._workspace}.", "env.workspace is copied for episodes."
-            )
-
-    def check_fields(self, tasks: Sequence[Task]) -> None:
-        """InvalidConfig where an argument is nothing but a field that no task has."""
-        known = {name for task in tasks for name in task} - self._hidden
-        for argument in self._command[1:]:
-            named = _FIELD.fullmatch(argument)
-            if named is None or named[1] in known:
-                continue
-            why = f"The tasks' fields are {', '.join(sorted(known))}."
-            if named[1] in self._hidden:
-                why = "env.hidden keeps it from the program."
-            raise InvalidConfig(
-                f"The argument {argument} names no field that the program is given.",
-                why,
-                "Name one of those in env.command.",
-            )
 
     @asynccontextmanager
     async def play(self, task: Task, variables: Mapping[str, str]) -> AsyncIterator[Played]:

@@ -16,6 +16,11 @@ Task = Mapping[str, Any]
 """A JSON object; its fields are the author's."""
 
 
+NONE_HELD_OUT = "The file of env.tasks has one task, and that one is trained on."
+
+ADD_TASKS = "Add a task, or name a folder with train.jsonl and test.jsonl."
+
+
 def load_tasks(source: str | Path) -> tuple[Sequence[Task], Sequence[Task]]:
     """The tasks to train on and the held-out ones.
 
@@ -42,7 +47,10 @@ def load_tasks(source: str | Path) -> tuple[Sequence[Task], Sequence[Task]]:
         if not held_out and len(train) > 1:
             held_out.append(train.pop())
     if not train:
-        raise InvalidData(f"{source} holds no task to train on.")
+        raise InvalidData(
+            f"{source} holds no task to train on.",
+            next="Write tasks into it, a JSON object a line.",
+        )
     return train, held_out
 
 

@@ -10,10 +10,12 @@ does not apply to this rollout.
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import dataclasses
 import hashlib
 import importlib
 import inspect
+import json
 import math
 import sys
 import threading
@@ -25,8 +27,11 @@ from pathlib import Path
 from types import ModuleType
 from typing import Any, Protocol
 
-from halteres.errors import InvalidConfig, ScorerFailed, contained_exit
+from halteres.errors import HalteresError, InvalidConfig, ScorerFailed, contained_exit, nearest
 from halteres.tokenizer import Message
+
+CHAT_COLUMNS = ("prompts", "completions", "completion_ids")
+"""What every function may take beside the fields of its task."""
 
 VARIADIC = (inspect.Parameter.VAR_POSITIONAL, inspect.Parameter.VAR_KEYWORD)
 
@@ -95,10 +100,11 @@ class RewardFunction:
                 module = importlib.import_module(place)
         except Exception as error:
             what = f"The reward function '{name}' cannot be loaded."
-            raise InvalidConfig(what, f"{type(error).__name__}: {error}.") from error
+            why = f"{type(error).__name__}: {error}."
+            raise InvalidConfig(what, why, "Mend it, or name another.") from error
         function = vars(module).get(attribute)
         if not callable(function):
-            raise InvalidConfig(f"There is no function '{attribute}' in {place}.")
+            raise _no_function(attribute, place, module)
         self._name, self._function = name, function
         self._elsewhere: FunctionElsewhere | None = None
         if elsewhere is not None:
@@ -148,6 +154,22 @@ class RewardFunction:
                 raise ScorerFailed(f"{self._name} gave completion {number} the value {one}.")
         return [None if one is None else float(one) for one in given]
 
+    def check_arguments(self, names: Sequence[str]) -> None:
+        """ScorerFailed where it takes what is not among the names that it is called with."""
+        missing = [
+            one.name
+            for one in inspect.signature(self._function).parameters.values()
+            if one.default is one.empty and one.kind not in VARIADIC and one.name not in names
+        ]
+        if missing:
+            what = f"{self._name} takes {', '.join(missing)}, which this task does not have."
+            why = f"It is called with {', '.join(names)}: lists with one value per completion."
+            fix = (
+                "Its task has to have them as fields; `halteres reward check` takes them as "
+                "--column NAME=VALUE."
+            )
+            raise ScorerFailed(what, why, fix)
+
     def _arguments(self, item: Any, samples: Sequence[Sample]) -> dict[str, list[Any]]:
         """What TRL gives a function, as far as it names it; all where it takes any."""
         arguments: dict[str, list[Any]] = {
@@ -156,23 +178,25 @@ class RewardFunction:
             "completions": [[dict(message) for message in sample.completion] for sample in samples],
             "completion_ids": [list(sample.tokens) for sample in samples],
         }
+        self.check_arguments(list(arguments))
         parameters = inspect.signature(self._function).parameters
         takes_any = any(one.kind is one.VAR_KEYWORD for one in parameters.values())
-        needed = [
-            one.name
-            for one in parameters.values()
-            if one.default is one.empty and one.kind not in VARIADIC
-        ]
-        missing = [name for name in needed if name not in arguments]
-        if missing:
-            what = f"{self._name} takes {', '.join(missing)}, which this task does not have."
-            why = f"It is called with {', '.join(arguments)}: lists with one value per completion."
-            fix = (
-                "Its task has to have them as fields; `halteres reward check` takes them as "
-                "--column NAME=VALUE."
-            )
-            raise ScorerFailed(what, why, fix)
         return {name: value for name, value in arguments.items() if takes_any or name in parameters}
+
+
+def _no_function(name: str, place: str, module: ModuleType) -> InvalidConfig:
+    """The error of a name that is none of a module's functions."""
+    defined = [
+        own
+        for own, value in vars(module).items()
+        if inspect.isfunction(value) and value.__module__ == module.__name__
+    ]
+    why = f"It defines {', '.join(defined) or 'none'}."
+    guess = nearest(name, defined)
+    fix = "Name one that is there."
+    if guess is not None:
+        fix = f"Did you mean '{guess}'?"
+    return InvalidConfig(f"There is no function '{name}' in {place}.", why, fix)
 
 
 def _is_finite(value: Any) -> bool:
@@ -220,3 +244,23 @@ def _module_of(file: Path) -> Any:
     sys.modules[name] = module  # dataclasses and pickle look a class's module up by name
     spec.loader.exec_module(module)
     return module
+
+
+def main() -> None:
+    """Load the function of the first argument, which is called with the columns of the others;
+    standard output gets JSON: {} where that can be, else what, why and next.
+
+    What is imported is the user's: this is a process of its own for whoever only asks.
+    """
+    name, *columns = sys.argv[1:]
+    found = dict[str, str]()
+    with contextlib.redirect_stdout(sys.stderr):
+        try:
+            RewardFunction(name).check_arguments([*columns, *CHAT_COLUMNS])
+        except HalteresError as error:
+            found = {"what": error.what, "why": error.why, "next": str(error.next)}
+    sys.stdout.write(f"{json.dumps(found)}\n")
+
+
+if __name__ == "__main__":
+    main()

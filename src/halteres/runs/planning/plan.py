@@ -42,6 +42,7 @@ from halteres.runs.planning.models import (
     server_bytes,
     with_absolute_folders,
 )
+from halteres.runs.planning.program_checks import examine_program
 from halteres.runs.planning.resources import Machine
 from halteres.runs.planning.resume_point import ResumePoint, resume_point
 
@@ -140,6 +141,7 @@ def plan_run(
         *advice(settings, shape, here, service_url),
         *reward_checks,
         *examine_components(settings.env),
+        *examine_program(resolved),
     ]
     checks += _cap_checks(settings, policy, is_open)
 
