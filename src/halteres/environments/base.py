@@ -37,7 +37,6 @@ from halteres.environments.scoring import GroupScoring
 from halteres.errors import (
     EnvironmentFailed,
     EnvironmentGaveUp,
-    InvalidConfig,
     NotFound,
     UserError,
     boundary,

@@ -88,7 +88,7 @@ def check_program(
         raise InvalidConfig(
             f"There is no folder {workspace}.",
             "env.workspace is copied for episodes.",
-            "Give the whole path of a folder, or leave it out: episodes then begin in an empty one.",
+            "Give the whole path of a folder, or none: episodes then begin in an empty one.",
             field="env.workspace",
         )
     known = {name for task in tasks for name in task}.difference(hidden)
