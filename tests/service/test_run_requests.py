@@ -41,6 +41,30 @@ async def test_refused_requests_of_a_run_are_counted_with_the_words_of_the_last(
         assert await counted(scene, "r18") == NONE
 
 
+async def test_calls_of_a_runs_gateway_sessions_are_counted_with_those_of_the_run(
+    scene: LiveService,
+) -> None:
+    async with closing(await scene.client(halteres_run="r17")) as client:
+        await (await trainer(client)).save_weights_and_get_sampling_client()
+        _, session = await scene.ask("/gateway/sessions", run="r17")
+        _, other = await scene.ask("/gateway/sessions")
+        wrong = {"messages": [{"role": "user", "content": "Hi"}], "stop": 1.5}
+        for opened in (session, other):
+            path = f"/g/{opened['session']}/v1/chat/completions"
+            status, refused = await scene.ask(path, **wrong)
+            assert status == 400
+        counts = await counted(scene)
+        assert (counts["answered"], counts["refused"]) == (0, 1)
+        last = counts["last_refusal"]
+        assert (last["path"], last["why"]) == ("/v1/chat/completions", refused["error"]["message"])
+        await scene.ask(f"/g/{session['session']}/v1/completions", prompt="1 + 1", max_tokens=2)
+        counts = await counted(scene)
+        assert (counts["answered"], counts["refused_in_a_row"]) == (1, 0)
+        await scene.ask(f"/gateway/sessions/{session['session']}/reward", error="It crashed.")
+        late, _ = await scene.ask(f"/g/{session['session']}/v1/completions", prompt="1 + 1")
+        assert (late, (await counted(scene))["refused"]) == (410, 1)
+
+
 async def test_a_run_that_has_published_nothing_yet_refuses_nothing(scene: LiveService) -> None:
     """503 is answered: come again."""
     assert (await scene.ask("/runs/r17/v1/completions", prompt="1 + 1"))[0] == 503

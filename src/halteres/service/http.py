@@ -13,7 +13,8 @@
     a gateway session         its id in the path, whatever the key; or its key, under its run's
                               path. That key opens nothing else
 
-    POST /runs/RUN/…    below 400: answered    408, 429, 499, 503: come again, or gone: neither
+    POST /runs/RUN/…, and /g/SESSION/… of a run's session
+                        below 400: answered    408, 410, 429, 499, 503: come again, or gone: neither
                         other: refused
 
 Where no route answered (there is none, it has a bug, the guard refused), OpenAI's and Anthropic's
@@ -265,6 +266,11 @@ class Session(Protocol):
         """Whose it is."""
         ...
 
+    @property
+    def run(self) -> str | None:
+        """The run that it samples from; None: the base model."""
+        ...
+
 
 class SessionDoor(Protocol):
     """Which requests belong to a gateway session."""
@@ -408,7 +414,7 @@ class Refusal(msgspec.Struct, frozen=True, kw_only=True):
     """One request that was not done."""
 
     status: int
-    path: str  # below /runs/RUN
+    path: str  # below /runs/RUN or /g/SESSION
     why: str  # the answer's own sentence
     at: float  # unix s
 
@@ -451,27 +457,36 @@ class RequestCounts:
             self._by_run.popitem(last=False)
 
 
-_RUN = re.compile(r"/runs/([^/]+)(/.*)")
-_NEITHER = frozenset((408, 429, 499, 503))
+_BELOW = re.compile(r"/(runs/(?P<run>[^/]+)|g/[^/]+)(?P<path>/.*)")
+_NEITHER = frozenset((408, 410, 429, 499, 503))
 
 
 @dataclass(frozen=True, slots=True)
 class CountRequests:
-    """ASGI middleware: counts what is posted to a run's address."""
+    """ASGI middleware: counts what is posted to a run's address, or to that of a gateway session of
+    the run.
+    """
 
     app: ASGIApp
     counts: RequestCounts
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Pass on, and look at the answer."""
-        posted = _RUN.fullmatch(scope["path"]) if scope["method"] == "POST" else None
+        posted = None
+        if scope["method"] == "POST":
+            posted = _BELOW.fullmatch(scope["path"])
         if posted is None:
             await self.app(scope, receive, send)
             return
-        run, path = posted.groups()
+        path = posted["path"]
         status = 200
 
         def count(refused: str | None = None) -> None:
+            # the guard, which stands behind this, has found the session meanwhile
+            session: Session | None = scope.get(SCOPE_SESSION)
+            run = posted["run"] or (session and session.run)
+            if run is None:
+                return
             why = shortened(refused or "", 600)
             refusal = (
                 None

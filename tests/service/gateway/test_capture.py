@@ -5,6 +5,7 @@ it; the traps are those that other gateways fell into.
 from __future__ import annotations
 
 import asyncio
+import json
 from pathlib import Path
 from typing import Any
 
@@ -125,6 +126,73 @@ async def test_a_request_that_failed_is_sampled_again_with_its_own_seed(
     assert (await episode.post("/v1/chat/completions", other))[0] == 500
     await episode.whole("/v1/chat/completions", other, x_stainless_retry_count="1")
     assert len((await episode.view())["nodes"]) == 2
+
+
+@pytest.mark.parametrize(
+    ("path", "asked"),
+    [
+        ("/v1/completions", {"prompt": "One and two", "prompt_logprobs": 2}),
+        ("/v1/completions", {"prompt": "One and two", "echo": True, "logprobs": 2, "n": 2}),
+        ("/v1/chat/completions", {"messages": [user("Hello.")], "prompt_logprobs": 0}),
+        (
+            "/inference/v1/generate",
+            {"token_ids": [5, 6, 7], "sampling_params": {"prompt_logprobs": 1, "max_tokens": 4}},
+        ),
+    ],
+)
+async def test_a_repeated_request_has_the_log_probabilities_of_its_prompt(
+    tmp_path: Path, path: str, asked: dict[str, Any]
+) -> None:
+    if "sampling_params" not in asked:
+        asked = {**asked, "max_tokens": 4}
+    async with serving(tmp_path, exact=False) as scene:
+        episode = await opened(scene)
+        first = await episode.whole(path, asked, idempotency_key="k")
+    async with serving(tmp_path, exact=False) as scene:
+        again = await Episode(scene, episode.opened).whole(path, asked, idempotency_key="k")
+        assert scene.engine.calls["sample"] == 0
+    told = json.dumps(first)
+    assert '"prompt_logprobs"' in told or '"token_logprobs": [null' in told
+    assert (again["choices"], again.get("prompt_logprobs")) == (
+        first["choices"],
+        first.get("prompt_logprobs"),
+    )
+
+
+async def test_what_a_program_counts_or_gets_wrong_is_not_kept(scene: LiveService) -> None:
+    """However many different bodies come: nothing of them is needed again."""
+    episode = await opened(scene)
+    for number in range(3):
+        messages = [user(f"Hello {number}.")]
+        await episode.whole("/tokenize", {"messages": messages})
+        assert (await episode.post("/v1/messages", {"messages": messages}))[0] == 400
+    await episode.chat([user("Hello.")])
+    capture = await scene.gateway.capture_of(scene.gateway.sessions.find(episode.id, "local"))
+    assert len(capture._num_rows) == 1  # pyright: ignore[reportPrivateUsage] - nothing else shows it
+
+
+async def test_calls_that_failed_count_among_those_of_a_session(tmp_path: Path) -> None:
+    limits = Limits(gateway_calls=2)
+    async with serving(tmp_path, Options(limits=Allowances(default=limits))) as scene:
+        episode = await opened(scene)
+        for text in ("One.", "Two."):
+            scene.engine.fail_next("sample", ServerError("The device is lost."))
+            body = {"messages": [user(text)], "max_tokens": 6}
+            assert (await episode.post("/v1/chat/completions", body))[0] == 500
+        status, refusal = await episode.post("/v1/chat/completions", HELLO)
+        assert (status, "2 are the limit" in refusal["error"]["message"]) == (400, True)
+
+
+async def test_the_same_request_twice_at_once_is_two_calls(scene: LiveService) -> None:
+    """Without a key or a retry's count: two rollouts of one thought, say."""
+    tap, episode = EngineTap(scene), await opened(scene)
+    held = scene.engine.block("sample")
+    path = "/v1/chat/completions"
+    both = [asyncio.create_task(episode.whole(path, SIX)) for _ in range(2)]
+    await held.inside()
+    held.release()
+    await asyncio.gather(*both)
+    assert len(tap.samplings) == len((await episode.view())["nodes"]) == 2
 
 
 async def test_two_requests_of_one_key_at_once_are_one_call(scene: LiveService) -> None:

@@ -198,7 +198,7 @@ async def test_a_group_has_one_size_and_so_many_sessions(
         for more, words in (
             ({"group_size": 2}, "has its 2 sessions already"),
             ({"group_size": 3}, "is another one"),
-            ({"run": "r1", "group_size": 2}, "is another one"),
+            ({"run": "halteres/tiny", "group_size": 2}, "is another one"),
             ({}, "needs a `group_size`"),
         ):
             status, refusal = await scene.ask("/gateway/sessions", group="task-7", **more)

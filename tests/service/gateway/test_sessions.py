@@ -48,6 +48,13 @@ async def of_alice(scene: LiveService, key: str, **body: Any) -> Episode:
     return Episode(scene, answer)
 
 
+async def begun(scene: LiveService, key: str, run: str) -> None:
+    """A trainer has opened its session for a run, and published nothing."""
+    body = {"tags": [], "user_metadata": {"halteres_run": run}, "sdk_version": "0.38.0"}
+    status, answer = await asked(scene, "POST", "/api/v1/create_session", key, body)
+    assert status == 200, answer
+
+
 def paths_of(scene: LiveService) -> list[tuple[str, str]]:
     """Method and path of every route, from the app itself."""
 
@@ -69,6 +76,7 @@ async def test_a_sessions_key_opens_nothing_but_its_session(tmp_path: Path, has_
     """Trap 12, over the whole table of routes, of another session and of another run."""
     key = KeyFile(tmp_path).create("alice").text if has_keys else "any"
     async with serving(tmp_path) as scene:
+        await begun(scene, key, RUN)
         episode, other = [await of_alice(scene, key, run=RUN) for _ in range(2)]
         own = episode.opened["api_key"]
         table = paths_of(scene)
@@ -91,6 +99,7 @@ async def test_a_sessions_key_opens_nothing_but_its_session(tmp_path: Path, has_
 async def test_a_sessions_key_names_it_under_its_runs_path(keyed: tuple[LiveService, str]) -> None:
     """For programs whose paths are fixed. The run has no weights yet."""
     scene, key = keyed
+    await begun(scene, key, RUN)
     episode = await of_alice(scene, key, run=RUN)
     assert episode.opened["run_base_url"] == f"{scene.url}/runs/{RUN}/v1"
     status, answer = await asked(
@@ -255,8 +264,12 @@ async def test_an_error_is_a_typed_failed_rollout_and_so_is_an_episode_without_a
     found = await episode.reward(error="The repository does not build.", code="build_failed")
     assert found["failure"] == {"code": "build_failed", "why": "The repository does not build."}
     silent = await opened(scene)
-    found = await silent.reward(reward=1.0)
+    found = await silent.reward(rewards={"right": 1.0})
     assert (found["state"], found["failure"]["code"]) == ("failed", "nothing_sampled")
+    assert found["reward"] is None
+    assert await silent.reward(rewards={"right": 1.0}) == found
+    status, refusal = await scene.ask(f"/gateway/sessions/{silent.id}/reward", reward=0.5)
+    assert (status, "It failed (nothing_sampled)" in refusal["detail"]) == (410, True)
 
 
 @pytest.mark.parametrize(
@@ -286,7 +299,15 @@ async def test_a_reward_that_says_nothing_or_two_things_is_refused(
         ({"ttl_s": 8 * 86400}, "ttl_s"),
         ({"group": "a b", "group_size": 2}, "no blanks"),
         ({"group": "g", "group_size": 2}, "--trajectory-server"),
+        ({"group_size": 4}, "`group_size` came without a `group`"),
+        ({"group_deadline_s": 60}, "`group_deadline_s` came without a `group`"),
+        (
+            {"group": "g", "group_size": 2, "sampling": {"temperature": 0}},
+            "its `temperature` is 0",
+        ),
         ({"sampling": {"temperature": -1}}, "0 to 100"),
+        ({"sampling": {"seed": -1}}, "0 to 2**31 - 1"),
+        ({"sampling": {"seed": 2**31}}, "0 to 2**31 - 1"),
         ({"sampling": {"top_p": 0.5}}, "top_p"),
         ({"tags": []}, "`tags` is no field"),
         ({"metadata": {"x": "y" * 70_000}}, "large"),
@@ -334,7 +355,9 @@ async def test_a_sessions_secrets_are_not_kept_and_not_told_again(scene: LiveSer
     ("body", "status", "words"),
     [
         ({"model": "gpt-4o"}, 404, "no model 'gpt-4o'"),
-        ({"run": "nowhere", "pin_policy": True}, 503, "nowhere"),
+        ({"run": "nowhere", "pin_policy": True}, 404, "There is no run 'nowhere'"),
+        ({"run": "nowhere"}, 404, "There is no run 'nowhere'"),
+        ({"run": "nowhere", "model": "halteres/tiny"}, 404, "There is no run 'nowhere'"),
         ({"run": ""}, 400, "has no run"),
         ({"pin_policy": 3}, 400, "has no run"),
     ],
@@ -345,6 +368,21 @@ async def test_what_cannot_be_sampled_from_is_refused_when_the_session_is_opened
     found, answer = await scene.ask("/gateway/sessions", task="t", **body)
     assert found == status
     assert words in json.dumps(answer)
+
+
+async def test_a_run_that_is_not_there_is_refused_with_those_that_are(scene: LiveService) -> None:
+    """One whose trainer is there, and has published nothing yet, is no such run."""
+    status, refusal = await scene.ask("/gateway/sessions", run=RUN)
+    assert (status, "No trainer has a session here" in refusal["detail"]) == (404, True)
+    async with closing(await scene.client(halteres_run=RUN)):
+        await opened(scene, run=RUN)
+        status, refusal = await scene.ask("/gateway/sessions", run="r71")
+        assert (status, "The runs here are r17. Did you mean 'r17'?" in refusal["detail"]) == (
+            404,
+            True,
+        )
+        status, refusal = await scene.ask("/gateway/sessions", run=RUN, pin_policy=True)
+        assert (status, "has no weights to sample from" in refusal["detail"]) == (503, True)
 
 
 async def test_a_reward_that_was_not_the_last_is_named_at_the_sessions_end(

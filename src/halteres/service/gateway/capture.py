@@ -43,6 +43,7 @@ from halteres.service.gateway.sessions import GatewaySession
 from halteres.service.inference.requests import (
     Chat,
     InferenceRequest,
+    Position,
     Prompt,
     SampledPiece,
     SamplingFields,
@@ -105,7 +106,7 @@ class Row:
     id: str
     key: str
     drawn: Mapping[str, int]  # its seed and policy version
-    num_bytes: int
+    num_bytes: int  # of its body, and of its nodes
     nodes: list[Node] = field(default_factory=list[Node])  # empty: it was never whole
 
 
@@ -123,7 +124,7 @@ class SessionCapture:
             train_shaped=session.opening.train_shaped,
         )
         self._rows: dict[str, Row] = {}  # by key
-        self._calls: dict[str, int] = {}  # of each body: how often it came as a new request
+        self._num_rows: dict[str, int] = {}  # of each body: how often it came as a new request
         self._under_way: dict[str, asyncio.Event] = {}  # by key
         self._num_seeds = 0  # that were given
         self._num_bytes = 0
@@ -134,20 +135,13 @@ class SessionCapture:
     async def load(self) -> None:
         """Read the calls that the journal has."""
         for row in await self._journal.of_session(self.session.id):
-            nodes = list[Node]()
-            if row["state"] == "done":
-                nodes = read_nodes(row["outcome"])
             found = Row(
-                id=row["id"],
-                key=row["key"],
-                drawn=row["drawn"],
-                num_bytes=row["num_bytes"],
-                nodes=nodes,
+                id=row["id"], key=row["key"], drawn=row["drawn"], num_bytes=row["num_bytes"]
             )
+            if row["state"] == "done":
+                found.nodes = read_nodes(row["outcome"])
+                found.num_bytes += len(row["outcome"])
             self._enter(found)
-            body, _, number = found.key.rpartition("#")
-            if body:
-                self._calls[body] = max(self._calls.get(body, 0), int(number) + 1)
         self._num_seeds = len(self._rows)
         for node in sorted(self._nodes(), key=lambda node: node.at):
             self.history.add(node)
@@ -157,7 +151,10 @@ class SessionCapture:
 
     def _enter(self, row: Row) -> None:
         self._rows[row.key] = row
-        self._num_bytes += row.num_bytes + sum(len(write_nodes([node])) for node in row.nodes)
+        self._num_bytes += row.num_bytes
+        body, _, number = row.key.rpartition("#")
+        if body:
+            self._num_rows[body] = max(self._num_rows.get(body, 0), int(number) + 1)
 
     def next_seed(self) -> int | None:
         """A seed for one more request, where the session has seeds of its own; no two are alike."""
@@ -183,13 +180,17 @@ class SessionCapture:
                 raise NotReady("The first request of this kind is still under way.") from None
         row = self._rows.get(key)
         if row is None or not row.nodes:
-            self._limits.check_gateway_session(len(self.history.nodes), self._num_bytes)
+            # calls that failed are kept, too
+            num_calls = max(len(self.history.nodes), len(self._rows))
+            self._limits.check_gateway_session(num_calls, self._num_bytes)
         named = (headers.get(name) for name in HARNESS_HEADERS)
         harness_session = next((name[:LONGEST_NAME] for name in named if name), None)
         return CapturedCall(self, path, digest, key, harness_session, row)
 
     def _key_of(self, digest: str, headers: Mapping[str, str]) -> str:
-        """The key of a request's row: that of an earlier one where it is sent again."""
+        """The key of a request's row, where a client names it or sends it again; empty: it is a new
+        one, and its row has a number of its own once there is a row.
+        """
         place = f"{GATEWAY}/{self.session.id}/"
         given = headers.get("idempotency-key")
         if given:
@@ -202,19 +203,26 @@ class SessionCapture:
                     next="Send a key of its own with every new request.",
                 )
             return key + digest
-        count = self._calls.get(place + digest, 0)
+        count = self._num_rows.get(place + digest, 0)
         is_retry = headers.get("x-stainless-retry-count", "0") not in ("", "0")
         if is_retry and count > 0:
             return f"{place}{digest}#{count - 1}"
-        self._calls[place + digest] = count + 1
-        return f"{place}{digest}#{count}"
+        return ""
+
+    def _new_key(self, digest: str) -> str:
+        """The key of a request that no other one repeats yet."""
+        body = f"{GATEWAY}/{self.session.id}/{digest}"
+        number = self._num_rows.get(body, 0)
+        while f"{body}#{number}" in self._under_way:
+            number += 1
+        return f"{body}#{number}"
 
     @asynccontextmanager
     async def recorded(
         self, call: CapturedCall, request: InferenceRequest, seed: int
     ) -> AsyncIterator[NodeRecord]:
         """The journal has a call while the block runs."""
-        key = call.key
+        key = call.key or self._new_key(call.digest)
         if key in self._under_way:
             raise NotReady("The same request is under way.", next="Send it again.", retry_after_s=1)
         row = self._rows.get(key)
@@ -298,6 +306,7 @@ class SessionCapture:
                 "Free space where the service keeps its state; the same request is answered then.",
             ) from None
         row.nodes = nodes
+        row.num_bytes += len(outcome.body)
         self._num_bytes += len(outcome.body)
         for node in nodes:
             self.history.add(node)
@@ -339,10 +348,12 @@ class CapturedCall:
         prompt = history.prompt(
             given, context, special=special, harness_session=self.harness_session
         )
-        if self._row is None or len(self._row.nodes) != 1:
+        if self._row is None:
             return prompt
-        [node] = self._row.nodes
-        return Prompt(tokens=token_list(history.prompt_of(node)), text=prompt.text)
+        sampled_from = {history.prompt_of(node) for node in self._row.nodes}
+        if len(sampled_from) != 1:
+            return prompt
+        return Prompt(tokens=token_list(sampled_from.pop()), text=prompt.text)
 
     def sampling(self, asked: SamplingFields) -> SamplingFields:
         """The session's temperature and the whole distribution; what was asked is noted."""
@@ -366,8 +377,9 @@ class _Sequence:
     """One sequence as far as it is written."""
 
     tokens: list[int] = field(default_factory=list[int])
-    logprobs: list[float] = field(default_factory=list[float])
+    logprobs: list[float | None] = field(default_factory=list[Any])
     likely: list[list[tuple[int, float]]] = field(default_factory=list[Any])
+    of_prompt: Sequence[Position] = ()
     parts: list[str | ToolCall] = field(default_factory=list[Any])
     versions: list[int] = field(default_factory=list[int])
     finish: str | None = None
@@ -376,8 +388,10 @@ class _Sequence:
         """All of it, or the next piece."""
         self.tokens += output.tokens
         for _, logprob, row in output.positions:
-            self.logprobs.append(math.nan if logprob is None else logprob)
+            self.logprobs.append(logprob)
             self.likely.append(row)
+        if output.of_prompt is not None:
+            self.of_prompt = output.of_prompt
         self.parts += output.parts
         self.versions.append(output.version)
         self.finish = output.finish
@@ -431,7 +445,11 @@ class NodeRecord:
         origin = prompt.origin
         assert isinstance(origin, Origin)  # noqa: S101 - `CapturedCall.prompt` made it
         sampled, ids = packed(one.tokens), packed(prompt.tokens)
-        likely = max((len(row) for row in one.likely), default=0)
+        likely = _Likely.of(one.likely)
+        of_prompt = one.of_prompt
+        if place % request.sampling.n != 0:
+            of_prompt = ()
+        likely_of_prompt = _Likely.of([row for _, _, row in of_prompt])
         text_end, chat_end, said = None, None, origin.conversation
         if origin.text is not None:
             text_end = text_mark(origin.text + text_behind(tokenizer, prompt.tokens, one.tokens))
@@ -460,10 +478,14 @@ class NodeRecord:
             why=origin.why,
             prompt=ids[4 * origin.reused :],
             sampled=sampled,
-            logprobs=np.asarray(one.logprobs, np.float32).tobytes(),
-            likely=likely,
-            likely_ids=_filled(one.likely, likely, 0, 0, np.int32),
-            likely_logprobs=_filled(one.likely, likely, 1, FILLER_LOGPROB, np.float32),
+            logprobs=_float32(one.logprobs),
+            likely=likely.width,
+            likely_ids=likely.ids,
+            likely_logprobs=likely.logprobs,
+            prompt_logprobs=_float32([logprob for _, logprob, _ in of_prompt]),
+            prompt_likely=likely_of_prompt.width,
+            prompt_likely_ids=likely_of_prompt.ids,
+            prompt_likely_logprobs=likely_of_prompt.logprobs,
             version_min=min(one.versions),
             version_max=max(one.versions),
             stop_reason="length" if one.finish == "length" else "stop",
@@ -476,6 +498,31 @@ class NodeRecord:
             text_end=text_end,
             chat_end=chat_end,
         )
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Likely:
+    """The K likeliest tokens of each position, as a node has them."""
+
+    width: int  # K
+    ids: bytes
+    logprobs: bytes
+
+    @classmethod
+    def of(cls, rows: Sequence[Sequence[tuple[int, float]]]) -> _Likely:
+        """Of pairs of a token and its log-probability, a row for each position."""
+        width = max((len(row) for row in rows), default=0)
+        return cls(
+            width=width,
+            ids=_filled(rows, width, 0, 0, np.int32),
+            logprobs=_filled(rows, width, 1, FILLER_LOGPROB, np.float32),
+        )
+
+
+def _float32(logprobs: Sequence[float | None]) -> bytes:
+    """Packed; NaN where nothing predicts a token."""
+    known = [math.nan if one is None else one for one in logprobs]
+    return np.asarray(known, np.float32).tobytes()
 
 
 def _filled(
@@ -495,20 +542,33 @@ def _results(nodes: Sequence[Node], request: InferenceRequest) -> list[SampleRes
     found = list[SampleResult]()
     for first in range(0, len(nodes), n):
         of_prompt = nodes[first : first + n]
-        sequences = tuple(_sequence(node) for node in of_prompt)
-        found.append(SampleResult(sequences=sequences, version=of_prompt[0].version_max))
+        node = of_prompt[0]
+        found.append(
+            SampleResult(
+                sequences=tuple(map(_sequence, of_prompt)),
+                version=node.version_max,
+                prompt_logprobs=node.prompt_logprobs or None,
+                topk_prompt=_top(
+                    node.prompt_likely,
+                    node.num_prompt,
+                    node.prompt_likely_ids,
+                    node.prompt_likely_logprobs,
+                ),
+            )
+        )
     return found
 
 
 def _sequence(node: Node) -> Sampled:
-    top = None
-    if node.likely:
-        top = TopK(
-            k=node.likely,
-            length=node.num_sampled,
-            ids=node.likely_ids,
-            logprobs=node.likely_logprobs,
-        )
     return Sampled(
-        tokens=node.sampled, logprobs=node.logprobs, stop_reason=node.stop_reason, top=top
+        tokens=node.sampled,
+        logprobs=node.logprobs,
+        stop_reason=node.stop_reason,
+        top=_top(node.likely, node.num_sampled, node.likely_ids, node.likely_logprobs),
     )
+
+
+def _top(k: int, length: int, ids: bytes, logprobs: bytes) -> TopK | None:
+    if k == 0:
+        return None
+    return TopK(k=k, length=length, ids=ids, logprobs=logprobs)

@@ -12,6 +12,8 @@ from contextlib import asynccontextmanager
 from dataclasses import dataclass
 from typing import Any, TypeVar
 
+import msgspec
+
 from halteres.errors import (
     Conflict,
     HalteresError,
@@ -60,6 +62,9 @@ POST_AGAIN_S = 5.0
 MOST_CAPTURES = 256
 """Sessions whose calls are in memory beside those that are open."""
 
+NOTHING_SAMPLED = "nothing_sampled"
+"""The code of a session that ended with a reward, and without a turn that could be trained on."""
+
 T = TypeVar("T")
 
 log = logging.getLogger(__name__)
@@ -76,6 +81,11 @@ class AdmittedSession:
     def tenant(self) -> Tenant:
         """Whose it is."""
         return self.session.tenant
+
+    @property
+    def run(self) -> str | None:
+        """The run that it samples from; None: the base model."""
+        return self.session.opening.run
 
     @property
     def policy_name(self) -> str:
@@ -206,7 +216,7 @@ class Gateway:
             SessionOver: it has another one already, or its time was over.
             InvalidData: there are not as many rewards of turns as turns.
         """
-        if session.state != "open" and session.verdict == verdict:
+        if session.state != "open" and _posted(session.verdict) == verdict:
             return
         if not session.is_open(steady_time()):
             raise _too_late(session)
@@ -247,7 +257,7 @@ class Gateway:
                 param="turn_rewards",
             )
         if not branches.turns:
-            return "failed", _nothing_trained(branches)
+            return "failed", _nothing_trained(verdict, branches)
         return "scored", verdict
 
     # What time asks
@@ -388,10 +398,11 @@ class Gateway:
                 "why": group.why,
             }
         verdict = session.verdict
-        if verdict is not None:
+        if verdict is not None and verdict.code is None:
             facts |= {"reward": verdict.reward, "rewards": verdict.rewards}
-            if verdict.code is not None:
-                facts["failure"] = {"code": verdict.code, "why": verdict.why}
+        if verdict is not None and verdict.code is not None:
+            facts |= {"reward": None, "rewards": {}}
+            facts["failure"] = {"code": verdict.code, "why": verdict.why}
         return facts
 
 
@@ -400,14 +411,23 @@ def _too_late(session: GatewaySession) -> SessionOver:
     return SessionOver("The reward came too late.", session.end, next_step)
 
 
-def _nothing_trained(branches: Branches) -> Verdict:
-    """The end of a session without a turn to train on, by what its calls were."""
+def _posted(verdict: Verdict | None) -> Verdict | None:
+    """What was posted, of a verdict that the session's end has changed."""
+    if verdict is None or verdict.code != NOTHING_SAMPLED or verdict.reward is None:
+        return verdict
+    return msgspec.structs.replace(verdict, code=None, why="")
+
+
+def _nothing_trained(posted: Verdict, branches: Branches) -> Verdict:
+    """The end of a session without a turn to train on, by what its calls were. It keeps the reward
+    that was posted, by which a repeated post is known again.
+    """
     why = "Nothing was sampled in it that could be trained on."
     if branches.untrained:
         why += f" Its calls were: {', '.join(sorted(set(branches.untrained.values())))}."
     if "shaped" in branches.untrained.values():
         why += " Open it with train_shaped to train on what penalties and forms shaped."
-    return Verdict(code="nothing_sampled", why=why)
+    return msgspec.structs.replace(posted, code=NOTHING_SAMPLED, why=why)
 
 
 @asynccontextmanager

@@ -62,6 +62,12 @@ class Node(msgspec.Struct, frozen=True, kw_only=True):
     likely: int = 0  # K likeliest tokens at each position, where they were asked for
     likely_ids: bytes = b""  # T x K int32
     likely_logprobs: bytes = b""  # T x K float32
+    # where the request asked for log-probabilities of its prompt, of its first sequence alone:
+    # P float32, NaN at the first token, and K likeliest tokens at each position
+    prompt_logprobs: bytes = b""
+    prompt_likely: int = 0
+    prompt_likely_ids: bytes = b""  # P x K int32
+    prompt_likely_logprobs: bytes = b""  # P x K float32
     version_min: int  # policy version of the first sampled token
     version_max: int  # ... and of the last
     stop_reason: Literal["stop", "length"]

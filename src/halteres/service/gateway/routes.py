@@ -97,12 +97,7 @@ class GatewayRoutes:
     async def _open(self, request: Request) -> Response:
         body = read(await body_of(request), OpenSession, NO_OTHERS)
         tenant = tenant_of(request)
-        if body.group is not None and not GROUP_NAME.fullmatch(body.group):
-            raise InvalidData(
-                "`group` cannot be used.",
-                "It has 1 to 200 printable ASCII characters, and no blanks.",
-                param="group",
-            )
+        _check_group(body)
         opening = Opening(
             run=body.run,
             model=body.model,
@@ -135,7 +130,8 @@ class GatewayRoutes:
 
         Raises:
             InvalidData: a pin without a run.
-            NotFound, NotReady, SnapshotLost: what the session samples from is not there.
+            NotFound: there is no such run, or no such weights.
+            NotReady, SnapshotLost: the version that is pinned is not there.
         """
         is_pinned = body.pin_policy not in (None, False)
         if body.run == "" or (is_pinned and body.run is None):
@@ -145,6 +141,8 @@ class GatewayRoutes:
                 "Name a run; or leave both out, and the base model answers.",
                 param="run",
             )
+        if body.run is not None:
+            self._inference.check_run(body.run, tenant)
         if body.model is None and not is_pinned:
             return None  # the run may publish its first weights later
         version = None
@@ -182,6 +180,33 @@ class GatewayRoutes:
         )
 
 
+def _check_group(body: OpenSession) -> None:
+    """InvalidData where `group` cannot be used, or what belongs to it came without it."""
+    if body.group is None:
+        for name in ("group_size", "group_deadline_s"):
+            if getattr(body, name) is not None:
+                raise InvalidData(
+                    f"`{name}` came without a `group`.",
+                    "The sessions of one task share a `group`, which is posted once they ended.",
+                    "Name one; or leave both out.",
+                    param=name,
+                )
+        return
+    if not GROUP_NAME.fullmatch(body.group):
+        raise InvalidData(
+            "`group` cannot be used.",
+            "It has 1 to 200 printable ASCII characters, and no blanks.",
+            param="group",
+        )
+    if body.sampling.temperature == 0:
+        raise InvalidData(
+            "A group is trained on, and its `temperature` is 0.",
+            "Every rollout would be the likeliest answers, and none better than another.",
+            "Set one above 0; or leave `group` out to evaluate.",
+            param="sampling",
+        )
+
+
 def _checked(sampling: SessionSampling) -> SessionSampling:
     if not 0 <= sampling.temperature <= 100:
         raise InvalidData(
@@ -189,6 +214,13 @@ def _checked(sampling: SessionSampling) -> SessionSampling:
         )
     if sampling.max_tokens is not None and sampling.max_tokens < 1:
         raise InvalidData("`max_tokens` is below 1.", param="sampling")
+    if sampling.seed is not None and not 0 <= sampling.seed < 2**31:
+        raise InvalidData(
+            f"`seed` is {sampling.seed}.",
+            "It is 0 to 2**31 - 1; the calls of the session have seeds that follow from it.",
+            "Send another one; or none, and each call's is drawn.",
+            param="sampling",
+        )
     return sampling
 
 

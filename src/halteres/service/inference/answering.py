@@ -184,6 +184,20 @@ class Inference:
             name=name, snapshot=self._service.samplers.policy(run or name, tenant, version)
         )
 
+    def check_run(self, run: str, tenant: Tenant) -> None:
+        """NotFound where the tenant has no run of this name; one may have published nothing yet."""
+        runs = self._runs(tenant).keys() | self._service.samplers.versions(tenant).keys()
+        if run in runs or self.is_base(run):
+            return
+        why = "No trainer has a session here whose user_metadata.halteres_run names one."
+        if runs:
+            why = f"The runs here are {shortened(', '.join(sorted(runs)))}."
+        guess = nearest(run, runs)
+        next_step = "Name a run that trains here; or leave `run` out, and the base model answers."
+        if guess is not None:
+            next_step = f"Did you mean '{guess}'?"
+        raise NotFound(f"There is no run '{shortened(run)}' here.", why, next_step, param="run")
+
     @property
     def base_names(self) -> tuple[str, ...]:
         """Every name of the base model; one with slashes also as clients write it that take what

@@ -13,7 +13,7 @@ from typing import Any, Literal
 import numpy as np
 
 from halteres.engine.protocol import Piece, Sequence, TopK
-from halteres.service.inference.requests import InferenceRequest, Prompt
+from halteres.service.inference.requests import InferenceRequest, Position, Prompt
 from halteres.service.wire.results import FILLER_LOGPROB
 from halteres.short_texts import beginning
 from halteres.tokenizer import Tokenizer
@@ -93,11 +93,6 @@ class Cut:
 
 # tokens and their log-probabilities at one position, the most likely first
 Row = list[tuple[int, float]]
-
-Position = tuple[int, float | None, Row]
-"""A token, its log-probability (None where nothing predicts it), and what was likely there where
-that is answered.
-"""
 
 
 def positions_of(tokens: list[int], logprobs: bytes, top: TopK | None) -> list[Position]:

@@ -355,6 +355,9 @@ def _unfit(what: str, why: str = "", next: str = "") -> InvalidData:
 
 # Calls within a gateway session
 
+# a token, its log-probability (None where nothing predicts it), and what was likely there
+Position = tuple[int, float | None, list[tuple[int, float]]]
+
 
 class Origin(Protocol):
     """What a session made a prompt of, for itself alone."""
@@ -374,8 +377,13 @@ class SampledPiece(Protocol):
         ...
 
     @property
-    def positions(self) -> list[tuple[int, float | None, list[tuple[int, float]]]]:
+    def positions(self) -> list[Position]:
         """Of each token: itself, its log-probability, and what was likely there."""
+        ...
+
+    @property
+    def of_prompt(self) -> list[Position] | None:
+        """The same of the prompt's tokens, where the request asks for that."""
         ...
 
     @property
