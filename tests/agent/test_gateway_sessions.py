@@ -105,6 +105,21 @@ async def test_an_episode_without_a_call_or_with_an_error_is_not_trained_on(
 
 
 @pytest.mark.runs
+async def test_a_reward_for_a_session_that_is_not_there_names_the_call_that_opens_one(
+    scene: GatewayScene,
+) -> None:
+    call = f'rl_open_session(task=task, run_id="{scene.run.run_id}")'
+    unknown = await told("rl_post_reward", session="s-of-yesterday", reward=1.0)
+    assert "There is no such gateway session here" in unknown["error"]
+    over = await told("rl_open_session")
+    await told("rl_post_reward", session=over["session"], error="It crashed.")
+    late = await told("rl_post_reward", session=over["session"], reward=1.0)
+    assert [unknown["next"], late["next"]] == [
+        f"name a session that is open, or open one: {call}" for _ in range(2)
+    ]
+
+
+@pytest.mark.runs
 async def test_another_service_is_asked_with_the_operators_key(
     scene: GatewayScene, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -345,6 +345,7 @@ REFUSED: list[tuple[dict[str, Any], str, str]] = [
     ({"input": [{"role": "user", "content": [{"type": "input_image"}]}]}, "input", "text only"),
     ({"input": [{"type": "function_call", "call_id": "c"}]}, "input", "no name"),
     ({"temperature": -1}, "temperature", "temperature"),
+    ({"max_output_tokens": 0}, "max_output_tokens", "`max_output_tokens` is 0"),
 ]  # fmt: skip
 
 

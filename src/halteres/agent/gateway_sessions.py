@@ -20,9 +20,12 @@ from halteres.agent.tool import Caller, Hints, Result, RunId, chosen_run, tool
 from halteres.clients.gateway import GatewayClient
 from halteres.clients.trajectories.address import Address
 from halteres.config import environ
-from halteres.errors import Conflict, NotReady, UserError
+from halteres.errors import Conflict, InvalidData, NotReady, UserError
 from halteres.next_step import Advice, NextStep, Placeholder
 from halteres.runs.servers import servers_of
+
+NO_LONGER_THERE = (404, 410)
+"""What a service answers of a session that was never opened there, or that is over."""
 
 ANSWERS_WITHIN_S = 24.0
 """How long a service is waited for: MCP clients give a call up after 60 s."""
@@ -48,6 +51,11 @@ class _Place:
 
     def client(self) -> GatewayClient:
         return GatewayClient(self.url, api_key=self.key, ready_within_s=ANSWERS_WITHIN_S)
+
+    def open_another(self, **arguments: Any) -> NextStep:
+        """The call that opens a session here."""
+        named = {**arguments, **self.named}
+        return NextStep.of("rl_open_session", task=Placeholder("task"), **named)
 
 
 def _place_of(caller: Caller, run_id: str | None, service: str | None) -> _Place:
@@ -218,8 +226,13 @@ async def rl_post_reward(
     place = await asyncio.to_thread(_place_of, caller, run_id, service)
     given = nonempty(reward=reward, rewards=rewards, error=error)
     async with place.client() as gateway:
-        await gateway.post_reward(session, given)
-        view = await gateway.session(session)
+        try:
+            await gateway.post_reward(session, given)
+            view = await gateway.session(session)
+        except InvalidData as error:
+            if error.details.get("answered") in NO_LONGER_THERE:
+                error.next = ("name a session that is open, or open one: ", place.open_another())
+            raise
     names = ("reward", "failure", "group")
     return RewardPosted(
         session=session,
@@ -238,20 +251,11 @@ def _next(place: _Place, view: Mapping[str, Any]) -> Advice:
     if group is not None and group["state"] == "gathering":
         if group["sessions"] == group["size"]:
             return "post what the group's other sessions were worth"
-        another = NextStep.of(
-            "rl_open_session",
-            task=Placeholder("task"),
-            group=group["name"],
-            group_size=group["size"],
-            **place.named,
-        )
+        another = place.open_another(group=group["name"], group_size=group["size"])
         return "open the group's other sessions: ", another
     if group is not None and place.run_id is not None:
         return NextStep.of("rl_check_status", place.run_id, wait_s=45, until="change")
     if view.get("failure", {}).get("code") == "nothing_sampled":
-        return (
-            "see that the program calls its session's address, then ",
-            NextStep.of("rl_open_session", task=Placeholder("task"), **place.named),
-        )
+        return "see that the program calls its session's address, then ", place.open_another()
     path = f"/gateway/sessions/{view['session']}/sequences"
     return f"what is trained on is at the service: GET {path}"

@@ -186,7 +186,8 @@ class JsonClient(Connected):
         """POST until the server is ready; its answer, an object or a list.
 
         Raises:
-            InvalidData: the server refuses the request (4xx but 408 and 429).
+            InvalidData: the server refuses the request (4xx but 408 and 429); its details have the
+                status, `answered`.
             NotReady: the server was not ready within `ready_within_s`.
             ServerError: 5xx, a broken connection, a time-out or an answer of another shape.
         """
@@ -252,7 +253,9 @@ def read_answer(url: str, status: int, body: bytes, retry_after: str | None = No
         except ValueError:  # there is none, or a date (inference servers send numbers)
             wait_s = None
         raise NotReady(what, why, retry_after_s=wait_s)
-    raise (InvalidData if status < 500 else ServerError)(what, why)
+    if status >= 500:
+        raise ServerError(what, why)
+    raise InvalidData(what, why, answered=status)
 
 
 def _refusal_text(body: bytes) -> str:

@@ -255,6 +255,25 @@ async def test_truncating_sampling_is_neutral_and_what_was_asked_is_recorded(
     assert node["asked"] == {**asked, **mode, "max_tokens": 9}
 
 
+@pytest.mark.parametrize(
+    ("path", "asked"),
+    [
+        ("/v1/chat/completions", {"messages": [user("Hello.")], "max_completion_tokens": 9}),
+        ("/v1/chat/completions", {"messages": [user("Hello.")]}),
+        ("/v1/responses", {"input": "Hello.", "max_output_tokens": 9}),
+        ("/v1/messages", {"messages": [user("Hello.")], "max_tokens": 9}),
+        ("/generate", {"text": "Hello.", "sampling_params": {"max_new_tokens": 9}}),
+    ],
+)
+async def test_a_sessions_length_holds_whatever_a_program_calls_its_own(
+    scene: LiveService, path: str, asked: dict[str, Any]
+) -> None:
+    tap = EngineTap(scene)
+    episode = await opened(scene, sampling={"max_tokens": 5})
+    await episode.whole(path, asked)
+    assert [sampling.params.max_tokens for sampling in tap.samplings] == [5]
+
+
 async def test_what_was_sampled_under_penalties_is_not_trained_on_unless_the_session_says_so(
     scene: LiveService,
 ) -> None:

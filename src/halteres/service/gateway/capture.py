@@ -13,6 +13,7 @@ settled: the answer is made from its nodes    ended otherwise, or open when the 
 from __future__ import annotations
 
 import asyncio
+import copy
 import hashlib
 import math
 from collections.abc import AsyncIterator, Mapping, Sequence
@@ -365,7 +366,11 @@ class CapturedCall:
         before = {name: getattr(asked, name) for name in chosen}
         # A request may come by here twice, the second time as the session samples it.
         self.asked |= {name: value for name, value in before.items() if value != chosen[name]}
-        return msgspec.structs.replace(asked, **chosen)
+        # not by `replace`, which would put a length by its newer name in the session's place again
+        sampled = copy.copy(asked)
+        for name, value in chosen.items():
+            setattr(sampled, name, value)
+        return sampled
 
     def recorded(self, request: InferenceRequest, seed: int) -> Any:
         """The journal has the request while the block runs."""

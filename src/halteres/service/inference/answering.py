@@ -361,6 +361,14 @@ class Inference:
         """The seed of the first prompt of a request that is not too large."""
         sampling, strict = request.sampling, self._service.options.strict_context
         context = await self.context_length()
+        if sampling.max_tokens == 0 and not request.scores_only:
+            name = sampling.length_field
+            raise InvalidData(
+                f"`{name}` is 0.",
+                "It must be at least 1.",
+                "Ask for a token or more, or leave it out.",
+                param=name,
+            )
         for prompt in request.prompts:
             check_room(len(prompt.tokens), sampling.max_tokens, context, strict=strict)
         sequences = len(request.prompts) * sampling.n

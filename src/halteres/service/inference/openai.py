@@ -126,6 +126,13 @@ class ChatCompletions(OpenAIBody, kw_only=True):
             self.max_tokens = self.max_completion_tokens
 
     @property
+    def length_field(self) -> str:
+        """The newer name, where it came by that."""
+        if self.max_completion_tokens is not None:
+            return "max_completion_tokens"
+        return super().length_field
+
+    @property
     def top(self) -> int | None:
         """As `Completions.top`."""
         if self.top_logprobs and not self.logprobs:

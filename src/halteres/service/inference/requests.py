@@ -55,6 +55,11 @@ class SamplingFields(FormatFields, kw_only=True):
     logprobs_mode: Literal["raw_logprobs", "processed_logprobs"] | None = None
 
     @property
+    def length_field(self) -> str:
+        """What the request calls `max_tokens`."""
+        return "max_tokens"
+
+    @property
     def stop_strings(self) -> tuple[str, ...]:
         """Texts that end the answer."""
         return tuple(stop for stop in self.stops if isinstance(stop, str) and stop)

@@ -91,6 +91,13 @@ class Responses(SamplingFields, kw_only=True):
             self.max_tokens = self.max_output_tokens
 
     @property
+    def length_field(self) -> str:
+        """This API's own name, where it came by that."""
+        if self.max_output_tokens is not None:
+            return "max_output_tokens"
+        return super().length_field
+
+    @property
     def format_grammar(self) -> Grammar | None:
         """What the answer is to be that no tool is called in."""
         if self.text.format is not None:
