@@ -4,6 +4,7 @@ looks at what the program left.
 
 from __future__ import annotations
 
+import asyncio
 import sys
 from collections.abc import AsyncIterator
 from itertools import chain
@@ -12,15 +13,18 @@ from typing import Any
 
 import pytest
 import pytest_asyncio
+from deadlines import until
 from pydantic import ValidationError
 from service.live_service import LiveService, serving
 
 from halteres.environments.agent_program import ProgramConfig, ProgramEnv
 from halteres.environments.base import NoEvaluation, set_up
 from halteres.environments.config import APIServerConfig
+from halteres.environments.episodes import Episode
 from halteres.environments.scored import action_tokens
-from halteres.errors import InvalidConfig
-from halteres.rollouts.groups import GroupFailed
+from halteres.errors import InvalidConfig, SamplerFailed
+from halteres.rollouts.groups import GroupFailed, settle
+from halteres.types import FailedRollout
 
 PROGRAM = """
 import json, os, sys, urllib.request
@@ -176,6 +180,64 @@ async def test_every_session_is_over_when_its_episode_is(
     states = [(await env.gateway.session(one))["state"] for one in ids]
     await env.disconnect()
     assert states == ["scored", "failed"]
+
+
+UNDAUNTED = """
+import json, os, sys, time, urllib.request
+from pathlib import Path
+base, key, begun, back = os.environ["OPENAI_BASE_URL"], os.environ["OPENAI_API_KEY"], *sys.argv[1:3]
+messages = [{"role": "user", "content": "Hello."}]
+body = json.dumps({"model": "any", "messages": messages, "max_tokens": 6}).encode()
+headers = {"Authorization": "Bearer " + key, "Content-Type": "application/json"}
+with urllib.request.urlopen(urllib.request.Request(base + "/chat/completions", body, headers)):
+    Path(begun).touch()
+while not Path(back).exists():
+    time.sleep(0.05)
+sys.exit(int(sys.argv[3]))
+"""
+
+
+@pytest.mark.parametrize("code", [0, 1])
+async def test_a_service_that_was_started_again_is_no_failure_of_the_program(
+    tmp_path: Path, code: int
+) -> None:
+    """An episode that came to a good end all the same is kept."""
+    begun, back = tmp_path / "begun", tmp_path / "back"
+    command = (sys.executable, "-c", UNDAUNTED, str(begun), str(back), str(code))
+    async with serving(tmp_path / "state") as scene:
+        env = await made(scene, tmp_path, command=command)
+        playing = asyncio.create_task(settle(env.play(await env.get_next_item())))
+        await until(begun.exists)
+    port = int(scene.url.rpartition(":")[2])
+    async with serving(tmp_path / "state", port=port):
+        back.touch()
+        ended = await playing
+        await env.disconnect()
+    if code == 0:
+        assert isinstance(ended, Episode)
+        assert ended.trajectory.score == 1.0
+    else:
+        assert isinstance(ended, FailedRollout)
+        assert ended.code == SamplerFailed.code
+        assert "started again" in ended.why
+
+
+async def test_episodes_that_are_given_up_leave_no_connection_open(
+    scene: LiveService, tmp_path: Path
+) -> None:
+    """The run stops: their sessions end before the client's connections are closed."""
+    begun = tmp_path / "begun"
+    command = (sys.executable, "-c", UNDAUNTED, str(begun), str(tmp_path / "never"), "0")
+    env = await made(scene, tmp_path, command=command)
+    group = asyncio.create_task(env.collect_trajectories(await env.get_next_item()))
+    await until(begun.exists)
+    group.cancel()
+    await asyncio.gather(group, return_exceptions=True)
+    await env.disconnect()
+    assert env.gateway is not None
+    assert env.gateway._session is None  # pyright: ignore[reportPrivateUsage] - nothing else shows it
+    states = {session.state for session in scene.gateway.sessions.all()}
+    assert states == {"failed"}
 
 
 async def test_held_out_tasks_are_played_by_the_pinned_weights_greedily_and_at_temperature_1(

@@ -25,7 +25,7 @@ from typing import Any
 import pytest
 from deadlines import until
 
-from halteres.environments import cage
+from halteres.environments import cage, cage_root
 from halteres.environments.cage import WorkerLimits, WorkerPool, cage_missing
 from halteres.environments.worker_process import (
     WorkerExited,
@@ -654,6 +654,22 @@ async def test_a_file_is_shown_wherever_it_lies(caged: Caged, folder: str) -> No
     finally:
         if is_new:
             Path(folder).rmdir()
+
+
+def test_a_link_out_of_a_folder_is_not_followed_to_see_whether_all_may_read(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """One to / would have every file of the machine looked at, as the cage starts."""
+    folder, elsewhere = tmp_path / "workspace", tmp_path / "elsewhere"
+    for one in (folder, elsewhere):
+        one.mkdir(mode=0o755)
+    (elsewhere / "private").write_text("x", encoding="utf-8")
+    (elsewhere / "private").chmod(0o600)
+    (folder / "all").symlink_to("/")
+    (folder / "other").symlink_to(elsewhere)
+    assert cage_root.is_open_to_all(str(folder))
+    (folder / "private").symlink_to(elsewhere / "private")
+    assert not cage_root.is_open_to_all(str(folder))
 
 
 async def test_links_of_a_folder_lead_to_their_files(caged: Caged, tmp_path: Path) -> None:

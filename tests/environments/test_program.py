@@ -5,13 +5,15 @@ from __future__ import annotations
 import asyncio
 import json
 import os
+import stat
 import sys
 import time
 from pathlib import Path
 
 import pytest
 
-from halteres.environments.program import TASK_FILE, Programs
+from halteres.environments.program import TASK_FILE, Programs, check_program
+from halteres.environments.scratch_folders import make_folder
 from halteres.errors import EnvironmentFailed, InvalidConfig
 
 TASK = {"name": "sum", "numbers": [1, 2]}
@@ -22,7 +24,7 @@ def programs(
 ) -> Programs:
     """Python that runs this code."""
     command = (sys.executable, "-c", code, *arguments)
-    return Programs(command, workspace, within_s, folder / "episodes")
+    return Programs(command, workspace, within_s, folder / "private")
 
 
 async def test_it_has_its_task_its_variables_and_none_of_our_secrets(
@@ -96,7 +98,7 @@ async def test_whoever_stops_waiting_ends_it(tmp_path: Path) -> None:
             pass
 
     playing = asyncio.create_task(play())
-    file = tmp_path / "episodes" / "episode-1" / "work" / "child"
+    file = made.scratch / "episode-1" / "work" / "child"
     ends = time.monotonic() + 30
     while not (file.exists() and file.read_text(encoding="utf-8")):
         assert time.monotonic() < ends
@@ -120,7 +122,7 @@ async def test_hundreds_wait_side_by_side(tmp_path: Path) -> None:
 
     playing = [asyncio.create_task(play()) for _ in range(count)]
     ends = time.monotonic() + 60
-    while len(list((tmp_path / "episodes").glob("episode-*/task.json"))) < count:
+    while len(list(made.scratch.glob("episode-*/task.json"))) < count:
         assert time.monotonic() < ends
         await asyncio.sleep(0.05)
     gate.touch()
@@ -137,17 +139,17 @@ async def test_what_it_wrote_until_its_time_limit_is_kept(tmp_path: Path) -> Non
 async def test_hidden_fields_reach_neither_the_file_nor_the_arguments(tmp_path: Path) -> None:
     code = "import os, sys; print(open(os.environ['HALTERES_TASK_FILE']).read(), sys.argv[1:])"
     command = (sys.executable, "-c", code, "{answer}")
-    made = Programs(command, None, 60.0, tmp_path / "episodes", hidden=("answer",))
+    made = Programs(command, None, 60.0, tmp_path / "private", hidden=("answer",))
     async with made.play({"question": "6 * 7", "answer": "42"}, {}) as played:
         assert "6 * 7" in played.output
         assert "42" not in played.output
 
 
-def test_an_argument_that_names_no_field_is_refused_with_those_there_are(tmp_path: Path) -> None:
+def test_an_argument_that_names_no_field_is_refused_with_those_there_are() -> None:
     tasks = [{"question": "6 * 7", "answer": "42"}]
 
     def check(argument: str) -> None:
-        Programs(("agent", argument), None, 60.0, tmp_path, hidden=("answer",)).check_fields(tasks)
+        check_program((sys.executable, argument), None, tasks, ("answer",))
 
     check("{question}")
     check("--json={}")
@@ -181,7 +183,29 @@ async def test_an_argument_that_no_program_can_have_is_the_environments_failure(
     ],
 )
 def test_what_cannot_be_played_is_refused_before_the_first_episode(
-    tmp_path: Path, command: tuple[str, ...], workspace: Path | None, words: str
+    command: tuple[str, ...], workspace: Path | None, words: str
 ) -> None:
     with pytest.raises(InvalidConfig, match=words):
-        Programs(command, workspace, 1.0, tmp_path).check()
+        check_program(command, workspace, [TASK])
+
+
+def test_a_program_by_a_relative_path_is_looked_for_in_the_folder_it_is_started_in(
+    tmp_path: Path,
+) -> None:
+    program = tmp_path / "agent.sh"
+    program.write_text("#!/bin/sh\n", encoding="utf-8")
+    program.chmod(0o755)
+    check_program(("./agent.sh",), None, [TASK], folder=tmp_path)
+    with pytest.raises(InvalidConfig, match="one with a slash from"):
+        check_program(("./agent.sh",), None, [TASK])
+
+
+async def test_no_other_user_reads_an_episodes_folder(tmp_path: Path) -> None:
+    """As root, whose cages have workers of another user, too."""
+    private = Path(make_folder())
+    made = Programs((sys.executable, "-c", "pass"), None, 60.0, private)
+    async with made.play(TASK, {}) as played:
+        assert private in played.folder.parents
+        assert stat.S_IMODE(private.stat().st_mode) == 0o700
+    made.close()
+    assert not private.exists()

@@ -11,6 +11,7 @@ them. What is trained on are the tokens that the engine sampled, whatever the pr
 
 from __future__ import annotations
 
+import asyncio
 import atexit
 import json
 import shlex
@@ -48,6 +49,10 @@ MOST_SHOWN = 500
 
 SPARE_S = 120.0
 """How much longer than its program a session lives: until it was read."""
+
+
+ENDED_WITHIN_S = 5.0
+"""How long episodes that were given up may take to end their sessions."""
 
 
 class ProgramConfig(EpisodeConfig):
@@ -115,6 +120,12 @@ class ProgramEnv(EpisodeEnv):
     programs: Programs | None = None
     gateway: GatewayClient | None = None
 
+    def __init__(
+        self, config: ProgramConfig, server_configs: Sequence[APIServerConfig], **kwargs: Any
+    ) -> None:
+        super().__init__(config, server_configs, **kwargs)
+        self._under_way = set[asyncio.Task[Any]]()  # episodes
+
     @classmethod
     def config_init(cls) -> tuple[ProgramConfig, Sequence[APIServerConfig]]:
         """Groups of 8; 4 tasks at once."""
@@ -177,9 +188,12 @@ class ProgramEnv(EpisodeEnv):
 
     async def disconnect(self) -> None:
         """Those of the gateway's client, too; the reward function's processes and the episodes'
-        folders go with them.
+        folders go with them. Episodes that were given up end their sessions first.
         """
         await super().disconnect()
+        # a call of theirs would open new connections, which nobody closes
+        if self._under_way:
+            await asyncio.wait(self._under_way, timeout=ENDED_WITHIN_S)
         if self.gateway is not None:
             await self.gateway.close()
         if self.reward is not None:
@@ -207,10 +221,19 @@ class ProgramEnv(EpisodeEnv):
                 ttl_s=config.program_s + SPARE_S,
             )
         end: dict[str, Any] = {"error": "The episode was given up."}
+        episode_task = asyncio.current_task()
+        assert episode_task is not None, "this is a coroutine"  # noqa: S101 - for the type checker
+        self._under_way.add(episode_task)
         try:
             async with programs.play(task, session.variables) as played:
                 with _sampler_at_fault():
                     captured = await gateway.sequences(session.id)
+                if captured.get("interrupted") and played.exit_code != 0:
+                    raise SamplerFailed(
+                        "The service was started again while an episode was played.",
+                        "Its program did not come to a good end "
+                        f"(exit code: {played.exit_code}), which may be for that.",
+                    )
                 episode = self._episode_of(captured, played)
                 score = await self._score(task, episode, played)
             end = {"reward": score}
@@ -218,6 +241,7 @@ class ProgramEnv(EpisodeEnv):
             # from here on the session takes no more calls
             with suppress(HalteresError):
                 await gateway.post_reward(session.id, end)
+            self._under_way.discard(episode_task)
         outcome: Outcome | None = None
         if played.exit_code is None:
             outcome = "turn_limit"

@@ -242,11 +242,14 @@ def copy(source: str, path: str) -> None:
 
 
 def is_open_to_all(path: str) -> bool:
-    """Whether every user may read the file, or all that the folder holds."""
+    """Whether every user may read the file, or all that the folder holds; not what its links to
+    other folders lead to, which no cage shows for them.
+    """
     if not os.path.isdir(path):
         return not os.path.exists(path) or bool(os.stat(path).st_mode & 0o004)
-    inner = (os.path.join(path, name) for name in os.listdir(path))
-    return os.stat(path).st_mode & 0o005 == 0o005 and all(map(is_open_to_all, inner))
+    inner = [os.path.join(path, name) for name in os.listdir(path)]
+    own = [one for one in inner if not (os.path.islink(one) and os.path.isdir(one))]
+    return os.stat(path).st_mode & 0o005 == 0o005 and all(map(is_open_to_all, own))
 
 
 def is_below(path: str, folders: list[str]) -> bool:

@@ -114,7 +114,7 @@ class Programs:
         command: the program and its arguments; `{name}` stands for that field of the task.
         workspace: folder that is copied; None: episodes begin in an empty one.
         within_s: how long one may run.
-        scratch: where the episodes' folders lie.
+        scratch: an empty folder of this user's alone, which goes with the last episode.
         hidden: fields of a task that the program is not given.
     """
 
@@ -127,9 +127,13 @@ class Programs:
         hidden: Sequence[str] = (),
     ) -> None:
         self._command, self._workspace, self._within_s = command, workspace, within_s
-        self.scratch, self._hidden, self._count = scratch, frozenset(hidden), 0
+        self._hidden, self._count = frozenset(hidden), 0
+        # A cage's worker may be another user: it is shown this folder, which the one above hides
+        # from all others of the machine.
+        self._private, self.scratch = scratch, scratch / "episodes"
+        self.scratch.mkdir(parents=True)
         self._threads = ThreadPoolExecutor(MOST_AT_ONCE, thread_name_prefix="program")
-        open_to_cages(scratch)
+        open_to_cages(self.scratch)
 
     @asynccontextmanager
     async def play(self, task: Task, variables: Mapping[str, str]) -> AsyncIterator[Played]:
@@ -158,7 +162,7 @@ class Programs:
     def close(self) -> None:
         """Remove every folder."""
         self._threads.shutdown(wait=False, cancel_futures=True)
-        remove_folder(self.scratch)
+        remove_folder(self._private)
 
     def _run(
         self, task: Task, variables: Mapping[str, str], place: Path, left: threading.Event

@@ -387,6 +387,7 @@ class Gateway:
             "task": session.opening.task,
             "metadata": session.opening.metadata,
             "expires": session.expires_at,
+            "interrupted": session.was_interrupted,
         }
         group = None if session.group is None else self.groups.get(session.group)
         if group is not None:

@@ -87,6 +87,8 @@ class GatewaySession:
     verdict: Verdict | None = None
     finished_at: float | None = None  # unix s
     is_closing: bool = False  # its last reward is being written down
+    # the service was started again while it was open: a call may have found none
+    was_interrupted: bool = False
 
     @property
     def group(self) -> str | None:
@@ -154,6 +156,7 @@ class GatewaySessions:
                     state=row["state"],
                     verdict=None if verdict is None else msgspec.convert(verdict, Verdict),
                     finished_at=row["finished_at"],
+                    was_interrupted=row["state"] == "open",
                 )
             )
 
