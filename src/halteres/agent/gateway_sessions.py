@@ -229,9 +229,9 @@ async def rl_post_reward(
         try:
             await gateway.post_reward(session, given)
             view = await gateway.session(session)
-        except InvalidData as error:
-            if error.details.get("answered") in NO_LONGER_THERE:
-                error.next = ("name a session that is open, or open one: ", place.open_another())
+        except InvalidData as refused:
+            if refused.details.get("answered") in NO_LONGER_THERE:
+                refused.next = ("name a session that is open, or open one: ", place.open_another())
             raise
     names = ("reward", "failure", "group")
     return RewardPosted(

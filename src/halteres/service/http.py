@@ -484,7 +484,9 @@ class CountRequests:
         def count(refused: str | None = None) -> None:
             # the guard, which stands behind this, has found the session meanwhile
             session: Session | None = scope.get(SCOPE_SESSION)
-            run = posted["run"] or (session and session.run)
+            run = posted["run"]
+            if run is None and session is not None:
+                run = session.run
             if run is None:
                 return
             why = shortened(refused or "", 600)

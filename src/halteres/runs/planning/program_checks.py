@@ -87,14 +87,14 @@ def _check_reward(
     columns = {field for task in tasks for field in task}.union(EPISODE_COLUMNS)
     # -P: no module of the folder it runs in takes the place of another
     loading = (environment.interpreter, "-P", "-m", "halteres.rewards.functions")
+    command = (*loading, name, *sorted(columns))
     try:
-        ended = run_caught(
-            (*loading, name, *sorted(columns)), environment.working_directory, LOADED_WITHIN_S
-        )
-        refused = json.loads(ended.out.strip().rpartition("\n")[2])
+        ended = run_caught(command, environment.working_directory, LOADED_WITHIN_S)
     except TimedOut:
         why = f"Importing it takes more than {LOADED_WITHIN_S:g} s."
         raise InvalidConfig(what, why, "Load what it needs when it is first called.") from None
+    try:
+        refused = json.loads(ended.out.strip().rpartition("\n")[2])
     except ValueError:
         last = ended.err.strip().rpartition("\n")[2] or "it said nothing"
         why = f"Importing it ended the process with code {ended.code}: {last[:300]}."
