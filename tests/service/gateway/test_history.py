@@ -250,7 +250,7 @@ async def test_what_was_sampled_survives_a_restart_and_goes_on(tmp_path: Path) -
         before = await episode.sequences()
     async with serving(tmp_path) as scene:
         again = Episode(scene, episode.opened)
-        assert await again.sequences() == before
+        assert await again.sequences() == {**before, "interrupted": True}
         await again.chat(messages)
         nodes = (await again.view())["nodes"]
         assert nodes[2]["parent"] == nodes[1]["id"]

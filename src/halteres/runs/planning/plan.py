@@ -128,9 +128,7 @@ def plan_run(
     reward_checks, reward_models = examine_reward_models(settings.env)
     rewards_bytes = server_bytes(reward_models)
     checks.append(_unlocking(has_model, policy))
-    shape = None
-    if model is not None:
-        shape = model.shape
+    shape = model.shape if model is not None else None
     if model is not None and here is not None:
         fits = check_memory(settings, here, shape, rewards_bytes)
         checks.append(_unlocking(fits, policy))
