@@ -1,7 +1,7 @@
 # The two commands of a fresh machine are `make quickstart` and `make test`; each installs what it needs into .venv.
 # PYTHON=/path/to/python3 chooses the interpreter, TORCH=torch==... the torch build (see scripts/torch).
 
-.PHONY: help quickstart install test test-clients test-bf16 test-browser test-vllm test-harnesses test-runs test-hostile test-chaos beside-check beside-test test-pythons test-pretrained wheelhouse probe-sdk compatibility check bench clean
+.PHONY: help quickstart install test test-clients test-bf16 test-browser test-vllm test-harnesses test-runs test-hostile test-chaos beside-check beside-test test-pythons test-pretrained wheelhouse docs probe-sdk compatibility check bench clean
 export PYTHON TORCH CHROMIUM
 
 help:            ## this list
@@ -82,6 +82,10 @@ bench:           ## one on-policy RL step, here and in TRL, in one invocation
 wheelhouse:      ## wheels for a machine with a GPU and without network: FOR_PYTHON=3.12, FOR_PLATFORM=...
 	@scripts/install dev
 	@scripts/wheelhouse
+
+docs:            ## these pages as a site in build/site; a link that leads nowhere is an error
+	@scripts/install dev
+	@scripts/docs
 
 clean:           ## remove what the other targets made
 	rm -rf .venv .venvs wheelhouse .pytest_cache .ruff_cache build dist
