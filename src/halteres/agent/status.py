@@ -592,6 +592,14 @@ def _brief_row(run: Entry) -> ListedRun:
     )
 
 
+def listed_run(run: Entry) -> ListedRun:
+    """A run in a list, with all that there is room for in no answer of many runs."""
+    brief = _brief_row(run)
+    if run.unreadable:
+        return brief
+    return _full_row(brief, run)
+
+
 def _full_row(brief: ListedRun, run: Entry) -> ListedRun:
     """Whatever is wrong with one run's files is in its row, and the other runs are listed."""
     facts = run.facts

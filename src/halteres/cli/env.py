@@ -2,15 +2,19 @@
 
 from __future__ import annotations
 
-import json
 import os
 import sys
+from dataclasses import asdict
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from halteres.cli.output import AsJson, print_json, print_table
 from halteres.models import TINY
+
+if TYPE_CHECKING:
+    from halteres.config.discovery import EnvironmentFile
 
 app = typer.Typer(help="List, serve and evaluate environments.", no_args_is_help=True)
 
@@ -25,25 +29,50 @@ def list_(
     folders: Annotated[
         list[Path] | None, typer.Option("--folder", help="Look here too; may be repeated.")
     ] = None,
+    as_json: AsJson = False,
 ) -> None:
     """Every environment that was found, and every file that could not be read."""
     from halteres.config.discovery import discover, find_environment
 
     if family is not None:
         found = find_environment(family, folders or [])
-        typer.echo("\n".join(found.members or [found.name]))
+        names = list(found.members or [found.name])
+        if as_json:
+            print_json({"environments": names})
+        else:
+            typer.echo("\n".join(names))
         return
     discovery = discover(folders or [])
+    if as_json:
+        print_json(
+            {
+                "environments": [_facts(environment) for environment in discovery.environments],
+                "broken": [asdict(broken) for broken in discovery.broken],
+            }
+        )
+        return
+    rows: list[tuple[str, ...]] = []
     for environment in discovery.environments:
-        typer.echo(f"{environment.name:16} {environment.description}")
-        if members := environment.members:
-            typer.echo(
-                f"{'':16} {len(members)} variants, {members[0]} and more: halteres env list "
-                f"{environment.name}"
-            )
-        typer.echo(f"{'':16} {environment.file_path}")
+        variants = ""
+        if environment.members:
+            variants = f"{len(environment.members)}, as {environment.members[0]}"
+        rows.append((environment.name, environment.description, variants, environment.file_path))
+    print_table(("environment", "teaches", "variants", "file"), rows)
+    if any(environment.members for environment in discovery.environments):
+        typer.echo("All variants of one: halteres env list ENVIRONMENT")
     for broken in discovery.broken:
         typer.echo(f"broken: {broken.file_path}: {broken.why}", err=True)
+
+
+def _facts(environment: EnvironmentFile) -> dict[str, Any]:
+    """By the names that rl_list_environments gives them; all variants, and whole descriptions."""
+    return {
+        "name": environment.name,
+        "class_name": environment.class_name,
+        "file_path": environment.file_path,
+        "description": environment.description,
+        "variants": list(environment.members),
+    }
 
 
 @app.command(context_settings={"allow_extra_args": True, "ignore_unknown_options": True})
@@ -84,7 +113,7 @@ def eval_(
         str | None,
         typer.Option(help="Score the answers by this reward model, too: its folder or address."),
     ] = None,
-    as_json: Annotated[bool, typer.Option("--json", help="Print one JSON object.")] = False,
+    as_json: AsJson = False,
 ) -> None:
     """Measure a policy on held-out tasks, at temperature 1 and greedy."""
     from halteres.config.settings import Settings
@@ -109,7 +138,12 @@ def eval_(
     with served(exam.base, exam.run) as service:
         figures = measure(exam, service, settings)
     if as_json:
-        typer.echo(json.dumps(figures))
+        print_json(figures)
         return
+    rows: list[tuple[str, str]] = []
     for name, value in figures.items():
-        typer.echo(f"{name:32} {value:.4f}" if isinstance(value, float) else f"{name:32} {value}")
+        text = str(value)
+        if isinstance(value, float):
+            text = f"{value:.4f}"
+        rows.append((name, text))
+    print_table(("figure", ">value"), rows)

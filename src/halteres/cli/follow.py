@@ -23,8 +23,9 @@ from halteres.redaction import printable
 from halteres.rewards.model_folder import RESULT
 from halteres.runs.directory import RunDirectory, stop_run
 from halteres.runs.reading.alerts import Alert
-from halteres.runs.reading.evaluations import Evaluation, before_and_after
+from halteres.runs.reading.evaluations import GREEDY, Evaluation, before_and_after
 from halteres.runs.reading.report import RunReport, report_of
+from halteres.runs.reading.result_metrics import HELD_OUT, SAMPLED
 from halteres.runs.state import RunState
 
 POLL_S = 0.25
@@ -259,16 +260,11 @@ def _figures(before: Evaluation, after: Evaluation) -> Table:
     table.add_column("held-out tasks")
     table.add_column(f"before (step {before.step})", justify="right")
     table.add_column(f"after (step {after.step})", justify="right")
-    sampled = ", T = 1"
-    # an environment's own evaluation, at whatever temperature
-    if "eval/percent_correct_greedy" not in last:
-        sampled = ""
-    for name, label, form in (
-        ("eval/percent_correct", f"correct{sampled}", ".1%"),
-        ("eval/percent_correct_greedy", "correct, greedy", ".1%"),
-        ("eval/worked_share", "answers that show their work", ".1%"),
-        ("eval/mean_score", f"mean score{sampled}", ".3f"),
-    ):
+    for name, words, form in HELD_OUT:
+        label = words
+        # an environment's own evaluation, at whatever temperature
+        if GREEDY not in last:
+            label = words.removesuffix(SAMPLED)
         if first.get(name) is not None and last.get(name) is not None:
             table.add_row(label, format(first[name], form), format(last[name], form))
     failed = [int(row.get("eval/num_failed") or 0) for row in (first, last)]

@@ -8,6 +8,8 @@ from typing import Annotated
 
 import typer
 
+from halteres.cli.output import AsJson
+
 app = typer.Typer(
     help="Train the model behind a program that talks to OpenAI's or Anthropic's API.",
     no_args_is_help=True,
@@ -49,6 +51,7 @@ def run(
     detach: Annotated[
         bool, typer.Option("--detach", help="Start and return; the run goes on by itself.")
     ] = False,
+    as_json: AsJson = False,
 ) -> None:
     """Train on tasks that a program plays, once for every rollout: `halteres train agent`."""
     from halteres.cli.train import train
@@ -60,7 +63,8 @@ def run(
         given.append(f"env.reward={_function(reward)}")
     if workspace is not None:
         given.append(f"env.workspace={workspace.expanduser().absolute()}")
-    train("agent", edits=[*given, *(edits or [])], service=service, detach=detach)
+    edits = [*given, *(edits or [])]
+    train("agent", edits=edits, service=service, detach=detach, as_json=as_json)
 
 
 def _function(reward: str) -> str:

@@ -14,6 +14,7 @@ from typer.core import TyperGroup
 
 import halteres
 from halteres.cli import agents, chat, env, gateway, groups, models, reward, runs, serve, train
+from halteres.cli.output import AsJson, print_json, print_table, tool_answer
 from halteres.config.environ import use_utf8
 from halteres.errors import HalteresError
 from halteres.logins import refused
@@ -51,26 +52,45 @@ app = typer.Typer(
     cls=Verbs,
     help="Reinforcement-learning post-training of language models, self-hosted.",
     no_args_is_help=True,
-    add_completion=False,
     rich_markup_mode=None,
     pretty_exceptions_enable=False,
 )
 
 
-def doctor() -> None:
+def doctor(as_json: AsJson = False) -> None:
     """Check Python, packages, models, policy, ports, memory and disk; exit code 1 where something
     is missing.
     """
     from halteres.agent.health import machine_checks
 
-    failed = 0
-    for check in machine_checks():
-        failed += not check.ok
-        typer.echo(f"{'ok ' if check.ok else 'NO '} {check.name:16} {check.found}")
-        if not check.ok and check.remedy:
-            typer.echo(f"    {'':16} {check.remedy}")
-    if failed:
+    checks = list(machine_checks())
+    is_ready = all(check.ok for check in checks)
+    if as_json:
+        found = [
+            {
+                "check": check.name,
+                "ok": check.ok,
+                "found": check.found,
+                "remedy": "" if check.ok else check.remedy,
+            }
+            for check in checks
+        ]
+        print_json({**tool_answer("rl_health_check"), "checks": found})
+    else:
+        rows: list[tuple[str, ...]] = []
+        for check in checks:
+            if check.ok:
+                rows.append(("ok", check.name, check.found))
+            else:
+                rows += [("NO", check.name, check.found), ("", "", check.remedy)]
+        print_table(("", "check", "found"), rows)
+    if not is_ready:
         raise typer.Exit(1)
+
+
+def version() -> None:
+    """Print the version."""
+    typer.echo(f"halteres {halteres.__version__}")
 
 
 app.command("quickstart")(train.quickstart)
@@ -95,15 +115,16 @@ app.command("mcp")(agents.mcp)
 app.command("tools")(agents.tools)
 app.command("ui")(serve.ui)
 app.command("variables")(serve.variables)
+app.command("version")(version)
 
 
 @app.callback(invoke_without_command=True)
 def _halteres(
-    version: Annotated[bool, typer.Option("--version", help="Print the version.")] = False,
+    show_version: Annotated[bool, typer.Option("--version", help="Print the version.")] = False,
 ) -> None:
     """Reinforcement-learning post-training of language models, self-hosted."""
-    if version:
-        typer.echo(f"halteres {halteres.__version__}")
+    if show_version:
+        version()
         raise typer.Exit
 
 

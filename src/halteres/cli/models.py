@@ -7,13 +7,15 @@ from __future__ import annotations
 import json
 import os
 import sys
+from contextlib import suppress
 from importlib.util import find_spec
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Literal
 
 import typer
 
-from halteres.errors import ProcessFailed, UserError
+from halteres.cli.output import AsJson, print_json, print_table
+from halteres.errors import NotFound, ProcessFailed, UserError
 from halteres.tokenizer import SET_EOS
 
 if TYPE_CHECKING:
@@ -27,8 +29,6 @@ app = typer.Typer(
 WEIGHTS_CHECKED_WITHIN_S = 300.0
 """It reads no weights, but imports transformers: seconds, on a machine at work minutes."""
 
-AsJson = Annotated[bool, typer.Option("--json", help="Print one JSON object.")]
-
 
 @app.command("list")
 def list_(as_json: AsJson = False) -> None:
@@ -39,10 +39,11 @@ def list_(as_json: AsJson = False) -> None:
     first, registered = proposed(models), _store().registered()
     if as_json:
         facts = [{**model.facts, "registered": model.name in registered} for model in models]
-        typer.echo(json.dumps({"models": facts, "proposed": first.name, "registered": registered}))
+        print_json({"models": facts, "proposed": first.name, "registered": registered})
         return
-    for model in sorted(models, key=lambda model: not model.present):
-        typer.echo(_line(model) + ("   <- proposed" if model is first else ""))
+    by_presence = sorted(models, key=lambda model: not model.present)
+    rows = [_row(model, is_proposed=model is first) for model in by_presence]
+    print_table(("model", ">parameters", ">needs", "fits", ">spare", "remarks"), rows)
     for name, tokenizers in registered.items():
         typer.echo(
             f"registered: {name} (its tokenizer is found as {', '.join(tokenizers) or 'nothing'})"
@@ -91,9 +92,7 @@ def add(
             "folder": str(added.folder),
             "parameters": added.shape.parameters,
         }
-        typer.echo(
-            json.dumps({**facts, "tokenizer_names": added.tokenizer_names, "ends": added.ends})
-        )
+        print_json({**facts, "tokenizer_names": added.tokenizer_names, "ends": added.ends})
         return
     typer.echo(
         f"{added.name}: {added.shape.parameters / 1e6:.2f} M parameters, {added.folder.resolve()}"
@@ -181,22 +180,22 @@ def _source(named: str) -> tuple[Path, str]:
     return download(checked_name(named), environ.hub_cache()), named
 
 
-def _line(model: KnownModel) -> str:
-    name = f"{model.name}{'' if model.present else ' *'}"
+def _row(model: KnownModel, *, is_proposed: bool) -> tuple[str, ...]:
+    name = model.name
+    if not model.present:
+        name += " *"
+    size = f"{model.parameters / 1e6:.2f} M"
     if model.parameters >= 1e8:
-        size = f"{model.parameters / 1e9:6.2f} B"
-    else:
-        size = f"{model.parameters / 1e6:6.2f} M"
-    how = "too little"
-    if (model.spare_gb or 0) >= 0:
-        how = "to spare"
+        size = f"{model.parameters / 1e9:.2f} B"
     spare = ""
     if model.spare_gb is not None:
-        spare = f", {abs(model.spare_gb):.1f} GB {how}"
-    note = ""
+        spare = f"{model.spare_gb:+.1f} GB"
+    remarks: list[str] = []
+    if is_proposed:
+        remarks.append("<- proposed")
     if model.note and model.present:
-        note = f"  {model.note}"
-    return f"{name:36} {size}  needs {model.need_gb:6.1f} GB   fits: {model.fits}{spare}{note}"
+        remarks.append(model.note)
+    return (name, size, f"{model.need_gb:.1f} GB", model.fits, spare, "  ".join(remarks))
 
 
 def export(
@@ -233,11 +232,15 @@ def export(
         Path | None,
         typer.Option(help="llama.cpp's convert_hf_to_gguf.py. [default: the one on PATH]"),
     ] = None,
+    as_json: AsJson = False,
 ) -> None:
-    """Write weights for other programs: PEFT, vLLM, SGLang, transformers, llama.cpp."""
+    """Write weights for other programs: PEFT, vLLM, SGLang, transformers, llama.cpp. With them goes
+    a model card, README.md.
+    """
     import asyncio
 
-    from halteres.errors import NotFound
+    from halteres.files import replace_file
+    from halteres.runs.reading.model_card import FILE, Export, model_card
     from halteres.runs.reading.named_weights import adapter_of, base_of, vllm_command
     from halteres.service.conversion import write_adapter, write_gguf, write_merged
 
@@ -249,13 +252,38 @@ def export(
     else:
         base = base_of(adapter, model)
         size = asyncio.run(write_gguf(base, adapter.folder, out, converter=converter, dtype=dtype))
-    typer.echo(f"{out}: {size / 1e6:.1f} MB")
+    base_name, base_folder = model or adapter.model, None
+    # of an adapter alone, the base model may lie where the adapter is going
+    with suppress(NotFound):
+        base_folder = base_of(adapter, model).folder
+    card = model_card(
+        Export(
+            adapter=adapter,
+            base=base_name,
+            base_folder=base_folder,
+            folder=out,
+            form=form,
+        )
+    )
+    replace_file(out / FILE, card.encode())
+    command = ""
     if form == "peft":
-        try:
-            base = base_of(adapter, model).folder
-        except NotFound:  # it lies where the adapter is going
-            base = model or adapter.model or "BASE_FOLDER"
-        typer.echo(f"Next: {vllm_command(base, out, out.absolute().name)}")
+        command = vllm_command(base_folder or base_name or "BASE_FOLDER", out, out.absolute().name)
+    if as_json:
+        print_json(
+            {
+                "folder": str(out.absolute()),
+                "format": form,
+                "size_bytes": size,
+                "base_model": base_name,
+                "run_id": adapter.run and adapter.run.run_id,
+                "serve": command,
+            }
+        )
+        return
+    typer.echo(f"{out}: {size / 1e6:.1f} MB, described in {FILE}")
+    if command:
+        typer.echo(f"Next: {command}")
 
 
 checkpoints = typer.Typer(

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 import typer
 
+from halteres.cli.output import AsJson
 from halteres.cli.serve import PASSED_ON, become
 
 if TYPE_CHECKING:
@@ -21,7 +22,6 @@ app = typer.Typer(
     help="Reward models, from preference data to a served score.", no_args_is_help=True
 )
 
-AsJson = Annotated[bool, typer.Option("--json", help="Print one JSON object.")]
 Model = Annotated[
     str, typer.Argument(help="A reward model's folder, a scoring URL, or several joined by commas.")
 ]

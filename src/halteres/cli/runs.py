@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from halteres.cli.output import AsJson, print_json, print_table, tool_answer
 from halteres.errors import unknown
 from halteres.redaction import printable
 
@@ -23,46 +24,47 @@ def _say(text: str) -> None:
 
 
 @app.command("list")
-def list_() -> None:
+def list_(as_json: AsJson = False) -> None:
     """Every run, newest first."""
+    from halteres.agent.status import listed_run
     from halteres.errors import boundary
     from halteres.runs.directory import UNREADABLE, RunDirectory, known_runs
     from halteres.runs.reading.report import report_of
     from halteres.runs.state import RunUnreadable
 
     entries = known_runs()
+    if as_json:
+        found = [listed_run(entry).model_dump(exclude_unset=True) for entry in entries]
+        print_json({"runs": found, "count": len(found)})
+        return
     if not entries:
         _say("No runs yet. Try: halteres quickstart")
-    width = max((len(entry.facts.environment or "") for entry in entries), default=0)
+        return
+    rows: list[tuple[str, ...]] = []
     for entry in entries:
         if entry.unreadable:
-            _say(f"{entry.run_id}  {entry.facts.status}  {entry.error}")
+            rows.append((entry.run_id, entry.facts.status, "", "", "", entry.error))
             continue
         try:
             # one that is damaged hides no other
             with boundary(RunUnreadable, f"Reading run {entry.run_id}"):
-                _say(_line(report_of(RunDirectory(entry.path)), width))
+                rows.append(_row(report_of(RunDirectory(entry.path))))
         except RunUnreadable as error:
-            _say(f"{entry.run_id}  {UNREADABLE}  {error.what}")
+            rows.append((entry.run_id, UNREADABLE, "", "", "", error.what))
+    print_table(("run", "status", "environment", ">step", ">reward", "name"), rows)
 
 
-def _line(report: RunReport, width: int) -> str:
-    """A run in a list whose longest environment name is so wide."""
+def _row(report: RunReport) -> tuple[str, ...]:
     state, rewards = report.state, report.progress.reward
     reward = ""
     if rewards:
-        reward = f"reward {rewards[-1][1]:.2f}"
-    steps = f"step {report.step}/{state.total_steps}"
-    environment, name = (
-        " ".join(text.split()) for text in (state.environment, state.own_name or "")
-    )
-    return (
-        f"{state.run_id}  {state.status:9}  {environment:{width}}  {steps}  {reward:11}  {name}"
-    ).rstrip()
+        reward = f"{rewards[-1][1]:.2f}"
+    step = f"{report.step}/{state.total_steps}"
+    return (state.run_id, state.status, state.environment, step, reward, state.own_name or "")
 
 
 @app.command()
-def status(run: Run) -> None:
+def status(run: Run, as_json: AsJson = False) -> None:
     """One run: state, progress, processes, what to do next."""
     from halteres.agent.transports.command_line import for_person
     from halteres.cli.follow import next_lines
@@ -70,7 +72,11 @@ def status(run: Run) -> None:
     from halteres.runs.reading.progress import conditions
     from halteres.runs.reading.report import report_of
 
-    report = report_of(find_run(run))
+    found = find_run(run)
+    if as_json:
+        print_json(tool_answer("rl_check_status", run_id=found.run_id))
+        return
+    report = report_of(found)
     state, progress = report.state, report.progress
     phase = ""
     if state.phase and not state.terminal:
@@ -136,6 +142,7 @@ def logs(
         str | None, typer.Argument(help="One process, e.g. trainer; default: all.")
     ] = None,
     lines: Annotated[int, typer.Option("-n", min=1, help="Lines of each log.")] = 20,
+    as_json: AsJson = False,
 ) -> None:
     """The last lines of a run's logs."""
     from halteres.errors import NotFound
@@ -146,10 +153,17 @@ def logs(
     files = {file.stem: file for file in sorted((directory.path / "logs").glob("*.log"))}
     if role is not None and role not in files:
         raise unknown(NotFound, "log", role, files)
-    for name in [role] if role else files:
+    wanted = list(files)
+    if role is not None:
+        wanted = [role]
+    found = {name: tail(files[name], lines) for name in wanted}
+    if as_json:
+        print_json({"run_id": directory.run_id, "logs": found})
+        return
+    for name, last in found.items():
         if role is None:
             _say(f"== {name}")
-        for line in tail(files[name], lines):
+        for line in last:
             _say(line)
 
 
@@ -171,7 +185,7 @@ def stop(
 
 
 @app.command()
-def connect(run: Run) -> None:
+def connect(run: Run, as_json: AsJson = False) -> None:
     """Print the addresses and the key of a run's servers, as variables: eval "$(halteres runs
     connect RUN)".
 
@@ -197,7 +211,7 @@ def connect(run: Run) -> None:
     else:
         login = trajectories.url
     base_url = f"{service.url}/runs/{directory.run_id}/v1"
-    for name, value, why in (
+    variables = (
         ("TINKER_BASE_URL", service.url, "the training service, for the tinker SDK"),
         ("TINKER_API_KEY", service.key or "tml-local", "... and its key"),
         (
@@ -207,5 +221,9 @@ def connect(run: Run) -> None:
         ),
         ("OPENAI_BASE_URL", base_url, "the policy's newest weights: --openai.base_url"),
         ("OPENAI_API_KEY", service.key or "x", "... and its key: --openai.api_key"),
-    ):
+    )
+    if as_json:
+        print_json({name: value for name, value, _ in variables})
+        return
+    for name, value, why in variables:
         typer.echo(f"export {name}={shlex.quote(value)}  # {why}")

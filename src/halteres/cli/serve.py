@@ -4,7 +4,6 @@ client exports.
 
 from __future__ import annotations
 
-import json
 import os
 import shlex
 import sys
@@ -13,6 +12,8 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 from typer.core import TyperGroup
+
+from halteres.cli.output import AsJson, print_json, print_table
 
 if TYPE_CHECKING:
     from halteres.service.keys import KeyFile
@@ -157,7 +158,8 @@ def create(
 
 @keys.command("list")
 def list_(
-    state: State = None, as_json: Annotated[bool, typer.Option("--json", help="As JSON.")] = False
+    state: State = None,
+    as_json: AsJson = False,
 ) -> None:
     """List the keys ever made, without the keys themselves."""
     import time
@@ -171,23 +173,20 @@ def list_(
             {**{name: getattr(key, name) for name in names}, "state": key.state(now)}
             for key in known
         ]
-        typer.echo(json.dumps({"keys": facts}))
+        print_json({"keys": facts})
         return
-    for key in known:
-        made, ends = (
-            at and datetime.fromtimestamp(at, UTC).date() for at in (key.created_at, key.expires_at)
-        )
-        expiry = ""
-        if ends:
-            expiry = f", until {ends}"
-        # it stays within its line
-        note = "".join(one if one.isprintable() else " " for one in key.note)
-        line = (
-            f"{key.id}  {key.state(now):8} {key.name:20} tenant {key.tenant:20} made {made}{expiry}"
-        )
-        typer.echo(line + (f"  {note}" if note else ""))
     if not known:
         typer.echo("No key was made: the service asks for none, and listens on this machine only.")
+        return
+    rows: list[tuple[str, ...]] = []
+    for key in known:
+        made = str(datetime.fromtimestamp(key.created_at, UTC).date())
+        until = ""
+        if key.expires_at:
+            until = str(datetime.fromtimestamp(key.expires_at, UTC).date())
+        note = "".join(one if one.isprintable() else " " for one in key.note)
+        rows.append((key.id, key.state(now), key.name, key.tenant, made, until, note))
+    print_table(("id", "state", "name", "tenant", "made", "until", "note"), rows)
 
 
 @keys.command()
@@ -214,6 +213,7 @@ def variables(
             help="Address of the service. [default: of your newest `halteres serve` that runs]"
         ),
     ] = None,
+    as_json: AsJson = False,
 ) -> None:
     """Print the variables an SDK user exports: eval "$(halteres variables)"."""
     from halteres.clients.trajectories.address import Address
@@ -258,6 +258,9 @@ def variables(
         needed.append(
             ("NO_PROXY", child["NO_PROXY"], "the service is not asked for through the proxy")
         )
+    if as_json:
+        print_json({name: value for name, value, _ in needed})
+        return
     for name, value, why in needed:
         typer.echo(f"export {name}={shlex.quote(value)}  # {why}")
     unknown = "the SDK's HTTP client does not know the * in NO_PROXY"

@@ -10,6 +10,7 @@ from typing import Annotated
 
 import typer
 
+from halteres.cli.output import AsJson, print_json, tool_answer
 from halteres.errors import InvalidConfig
 
 
@@ -57,6 +58,7 @@ def train(
     detach: Annotated[
         bool, typer.Option("--detach", help="Start and return; the run goes on by itself.")
     ] = False,
+    as_json: AsJson = False,
 ) -> None:
     """Train a model on an environment by reinforcement learning."""
     from halteres.config import environ
@@ -91,7 +93,7 @@ def train(
         for warning in plan.warnings:
             typer.echo(f"warning: {warning}", err=True)
     run = start_run(plan)
-    attend(run.run_id, detach=detach)
+    attend(run.run_id, detach=detach, as_json=as_json)
 
 
 def _check_one_environment(environment: str | None, edits: Sequence[str]) -> None:
@@ -130,6 +132,7 @@ def _environment_and_edits(
 def quickstart(
     steps: Annotated[int, typer.Option(min=2, help="Optimiser steps.")] = 40,
     seed: Annotated[int, typer.Option(min=0, help="Seeds adapter, sampling and tasks.")] = 0,
+    as_json: AsJson = False,
 ) -> None:
     """Train the built-in model on arithmetic, on this machine, with no network and no key, and show
     what it learnt.
@@ -141,28 +144,34 @@ def quickstart(
 
     typer.echo(
         "Halteres quick start: the built-in model (0.9 M parameters) learns to work its sums "
-        "instead of guessing."
+        "instead of guessing.",
+        err=as_json,
     )
     if (unused := resources.this_machine().unused_gpu) is not None:
         typer.echo(
             f"It runs on the CPU: the engine's path for {unused.name} is not verified yet "
-            "(HALTERES_DEVICE=cuda)."
+            "(HALTERES_DEVICE=cuda).",
+            err=as_json,
         )
     resolved = resolve_settings(
         "arithmetic", None, [f"trainer.total_steps={steps}", f"run.seed={seed}"]
     )
-    attend(start_run(plan_run(resolved)).run_id)
+    attend(start_run(plan_run(resolved)).run_id, as_json=as_json)
 
 
-def attend(run_id: str, *, detach: bool = False) -> None:
-    """Say which run it is, follow it to its end, say how it went; exit code 1 where it failed."""
+def attend(run_id: str, *, detach: bool = False, as_json: bool = False) -> None:
+    """Say which run it is, follow it to its end, say how it went; exit code 1 where it failed.
+
+    As JSON that is what rl_get_results answers, detached what rl_check_status does; what a person
+    watches meanwhile is then on standard error.
+    """
     from rich.console import Console
 
     from halteres.cli.follow import follow, summarise
     from halteres.runs.directory import find_run
 
     run = find_run(run_id)
-    console = Console(highlight=False)
+    console = Console(highlight=False, stderr=as_json)
     console.print(f"run {run.run_id} in {run.path}", soft_wrap=True)
     if (state := run.state()).service_given:
         console.print(
@@ -170,8 +179,13 @@ def attend(run_id: str, *, detach: bool = False) -> None:
         )
     if detach:
         console.print(f"next:    halteres runs status {run.run_id}", soft_wrap=True)
-    else:
-        summarise(run, follow(run, console), console)
+        if as_json:
+            print_json(tool_answer("rl_check_status", run_id=run.run_id))
+        return
+    state = follow(run, console)
+    if as_json:
+        print_json(tool_answer("rl_get_results", run_id=run.run_id))
+    summarise(run, state, console)
 
 
 def watch(
@@ -181,6 +195,7 @@ def watch(
             help="Run id (a unique beginning will do) or name. [default: the newest run]"
         ),
     ] = None,
+    as_json: AsJson = False,
 ) -> None:
     """Follow a run until it ends, whoever started it; Ctrl-C stops watching, the run goes on."""
     from rich.console import Console
@@ -195,5 +210,8 @@ def watch(
         runs = [find_run(run)]
     if not runs:
         raise NotFound("There is no run to watch.", "", "Try: halteres quickstart")
-    console = Console(highlight=False)
-    summarise(runs[0], follow(runs[0], console, may_stop=False), console)
+    console = Console(highlight=False, stderr=as_json)
+    state = follow(runs[0], console, may_stop=False)
+    if as_json:
+        print_json(tool_answer("rl_get_results", run_id=runs[0].run_id))
+    summarise(runs[0], state, console)

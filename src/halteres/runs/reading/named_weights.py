@@ -38,6 +38,8 @@ class Adapter:
 
     folder: Path
     model: str | None  # the base model it was trained on, as it was called there
+    run: RunDirectory | None = None  # that trained it, where it was one of ours
+    step: int | None = None  # optimiser steps it has had; None: those of the whole run
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -115,7 +117,7 @@ def adapter_of(name: str, state: Path | None = None) -> Adapter:
             states = [environ.home() / "service", *(run.path / "service" for run in list_runs())]
         for one in states:
             if (folder := folder_of(one, name)).is_dir():
-                return Adapter(folder, _model_in(folder))
+                return _checkpoint(one, name, folder)
         raise NotFound(
             f"There are no weights {name} on this disk.",
             f"Looked in {', '.join(map(str, states[:4]))}{' …' if len(states) > 4 else ''}.",
@@ -135,7 +137,18 @@ def adapter_of(name: str, state: Path | None = None) -> Adapter:
             f"It is {run.state().status}, and its adapter/ is written at the end.",
             f"Name a checkpoint of it: {saved[-1]}" if saved else "It has no checkpoint either.",
         )
-    return Adapter(result, run.settings().inference.model)
+    return Adapter(result, run.settings().inference.model, run)
+
+
+def _checkpoint(state: Path, name: str, folder: Path) -> Adapter:
+    """The weights of a tinker:// path; of a run's own service, with that run and their step."""
+    run = RunDirectory(state.parent)
+    if not (run.path / "run.json").is_file():
+        return Adapter(folder, _model_in(folder))
+    for row in run.checkpoints():
+        if name in (row.get("sampler_path"), row.get("state_path")):
+            return Adapter(folder, _model_in(folder), run, row["step"])
+    return Adapter(folder, _model_in(folder), run)
 
 
 def base_of(adapter: Adapter, name: str | None = None) -> BaseModel:
@@ -149,9 +162,10 @@ def base_of(adapter: Adapter, name: str | None = None) -> BaseModel:
     return base_model(model)
 
 
-def vllm_command(base: str | Path, folder: Path, name: str) -> str:
+def vllm_command(base: str | Path, folder: Path, name: str, *, shown: str = "") -> str:
     """The line for a shell with which vLLM serves the adapter in `folder` as `name`. `base` is a
-    folder: vLLM looks for a name on the hub.
+    folder: vLLM looks for a name on the hub. `shown`: what stands for the folder, where the line
+    is for another machine.
     """
     words = [
         "vllm",
@@ -159,7 +173,7 @@ def vllm_command(base: str | Path, folder: Path, name: str) -> str:
         str(base),
         "--enable-lora",
         "--lora-modules",
-        f"{name}={folder.absolute()}",
+        f"{name}={shown or folder.absolute()}",
     ]
     rank = _config_in(folder).get("r")
     if isinstance(rank, int) and rank > VLLM_DEFAULT_RANK:

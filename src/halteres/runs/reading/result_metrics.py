@@ -38,6 +38,16 @@ HEADLINE = (
     "accuracy",
     "loss",
 )
+SAMPLED = ", T = 1"
+
+HELD_OUT = (
+    (CORRECT, f"correct{SAMPLED}", ".1%"),
+    (GREEDY, "correct, greedy", ".1%"),
+    ("eval/worked_share", "answers that show their work", ".1%"),
+    (SCORE, f"mean score{SAMPLED}", ".3f"),
+)
+"""What a person is shown of an evaluation before and after: figure, words, format."""
+
 MOST_OWN = 4  # figures of an environment's own evaluation that belong to the headline
 MOST = 12  # metrics of one answer
 
