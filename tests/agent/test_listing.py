@@ -80,7 +80,7 @@ async def test_page_terminal_comparison_and_status_say_the_same_of_a_run() -> No
     assert other["minutes"] == status["running_time_minutes"] == 1.5
     assert other["status"] == page[RUN]["status"] == status["status"] == "running"
     assert page[RUN]["reward"] == pytest.approx(status["metrics"]["reward_mean"])
-    assert f"{RUN}  running" in terminal and "step 12/50" in terminal and "step 12 of 50" in shown
+    assert f"{RUN}  running" in terminal and " 12/50" in terminal and "step 12 of 50" in shown
 
 
 def test_the_list_of_an_ended_run_is_read_again_only_when_it_changes(

@@ -149,9 +149,9 @@ def test_agents_are_told_what_the_mark_means() -> None:
 def test_no_name_forges_a_line_of_the_list(run: RunDirectory) -> None:
     make_run("0000aaaa", name="mine\n3fa9c1d2  completed", environment="a\nb")
     listed = CliRunner().invoke(app, ["runs", "list"]).output.splitlines()
-    assert len(listed) == 2 and any(line.endswith("mine 3fa9c1d2 completed") for line in listed), (
-        listed
-    )
+    header, *rows = listed
+    assert header.startswith("run ")
+    assert len(rows) == 2 and any(line.endswith("mine 3fa9c1d2 completed") for line in rows), rows
 
 
 ESCAPES = "\x1b]0;owned\x07\x1b[2Jgone\x1b[1A\u202e"

@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 import io
+import json
 import shlex
 import subprocess
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Sequence
 from typing import Any, cast
 
 import pytest
@@ -15,11 +15,13 @@ from rich.console import Console
 
 from halteres.cli.chat import Wording, chat, wording_of
 from halteres.cli.follow import summarise
-from halteres.errors import InvalidConfig
+from halteres.errors import InvalidConfig, ProcessFailed
 from halteres.models import TINY, builtin_path
 from halteres.observe.metrics import append_row
+from halteres.process import alive
+from halteres.runs import servers
 from halteres.runs.directory import RunDirectory
-from halteres.runs.servers import Server
+from halteres.runs.servers import Server, end_kept, kept_in, served
 from halteres.scores import Scorable, Score
 from halteres.tokenizer import load_tokenizer
 
@@ -32,6 +34,7 @@ MESSAGE = (
     "Please reason step by step, and put your final answer within \\boxed{{}}."
 )
 TASKS = ("3 * 2", "9 * 7", "9 * 1", "6 * 7", "1 * 8")
+QUESTIONS = "halteres.runs.kept_service.service_for_questions"
 TOKENIZER = load_tokenizer(str(builtin_path(TINY)))
 
 
@@ -68,15 +71,11 @@ def posted(monkeypatch: pytest.MonkeyPatch) -> list[tuple[str, dict[str, Any]]]:
     """What the service is asked."""
     asked: list[tuple[str, dict[str, Any]]] = []
 
-    @contextmanager
-    def served(*_: Any) -> Iterator[Server]:
-        yield Server(url="http://service")
-
     def post(service: Server, path: str, body: dict[str, Any]) -> dict[str, Any]:
         asked.append((path.rpartition("/v1/")[2], body))
         return {"choices": [{"text": "42", "message": {"content": "42"}}]}
 
-    monkeypatch.setattr("halteres.runs.servers.served", served)
+    monkeypatch.setattr(QUESTIONS, lambda *_: Server(url="http://service"))
     monkeypatch.setattr("halteres.runs.servers.post", post)
     return asked
 
@@ -142,15 +141,11 @@ def test_of_several_answers_the_one_that_the_reward_model_likes_best_is_shown(
             read.extend(texts)
             return await super().score(texts)
 
-    @contextmanager
-    def served(*_: Any) -> Iterator[Server]:
-        yield Server(url="http://service")
-
     def post(service: Server, path: str, body: dict[str, Any]) -> dict[str, Any]:
         asked.append(body)
         return {"choices": [{"text": text} for text in ("unclear", "It is 12.", "12")]}
 
-    monkeypatch.setattr("halteres.runs.servers.served", served)
+    monkeypatch.setattr(QUESTIONS, lambda *_: Server(url="http://service"))
     monkeypatch.setattr("halteres.runs.servers.post", post)
     opened: list[str] = []
 
@@ -190,11 +185,77 @@ def test_the_end_of_a_run_names_a_question_of_its_own(trained: RunDirectory) -> 
     assert question in TASKS
 
 
+def test_with_history_the_policy_reads_the_turns_before_until_a_new_conversation(
+    trained: RunDirectory,
+    posted: list[tuple[str, dict[str, Any]]],
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """The first prompt is the one of training, to the token; later ones are its messages."""
+    (trained.path / "config.yaml").write_text("env: {}")
+    roll_out(trained, *TASKS)
+    monkeypatch.setattr("sys.stdin", io.StringIO("3 * 4\n5 * 6\n/new\n7 * 8\n"))
+    chat(trained.run_id, None, 0.0, 8, False, history=True)
+    first, second, third = posted
+    assert (first[0], second[0], third[0]) == ("completions", "chat/completions", "completions")
+    assert second[1]["messages"] == [
+        {"role": "user", "content": MESSAGE.format("3 * 4")},
+        {"role": "assistant", "content": "42"},
+        {"role": "user", "content": MESSAGE.format("5 * 6")},
+    ]
+
+
+def test_a_system_prompt_stands_once_and_a_refused_conversation_loses_its_oldest_turn(
+    trained: RunDirectory,
+    posted: list[tuple[str, dict[str, Any]]],
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    """Too few prompts are recorded: the chat has history unless it is told otherwise."""
+    answered = servers.post
+
+    def post(service: Server, path: str, body: dict[str, Any]) -> dict[str, Any]:
+        reply = answered(service, path, body)
+        if len(body["messages"]) > 4:
+            raise ProcessFailed("The service refused the request (400).")
+        return reply
+
+    monkeypatch.setattr("halteres.runs.servers.post", post)
+    monkeypatch.setattr("sys.stdin", io.StringIO("a\nb\nc\n"))
+    chat(trained.run_id, None, 0.0, 8, False)
+    roles = [[one["role"] for one in body["messages"]] for _, body in posted]
+    two_turns = ["system", "user", "assistant", "user"]
+    assert roles == [two_turns[:2], two_turns, [*two_turns, "assistant", "user"], two_turns]
+    said = capsys.readouterr()
+    assert (said.out, "oldest turn" in said.err) == ("42\n" * 3, True)
+
+
+def test_the_service_of_a_question_answers_the_next_one_and_gives_way_to_others(
+    trained: RunDirectory, halteres: Program
+) -> None:
+    """Also of another command; whoever wants the run's weights has them without waiting."""
+    roll_out(trained, *TASKS)
+    try:
+        first = halteres("chat", trained.run_id, "3 * 4", "--before", "--json")
+        assert first.returncode == 0, first.stderr
+        kept = kept_in(trained)
+        assert kept is not None
+        second = halteres("chat", trained.run_id, "3 * 4", "--before", "--json")
+        assert json.loads(second.stdout) == json.loads(first.stdout)
+        assert kept_in(trained) == kept
+        with served(TINY, trained) as other:
+            assert other.url != kept.url
+            assert not alive(kept.process)
+    finally:
+        end_kept(trained)
+    assert kept_in(trained) is None
+
+
 def test_the_built_in_model_answers_a_task_alone_as_it_answers_the_runs_prompts(
     trained: RunDirectory, halteres: Program
 ) -> None:
     """With a box; sent as it is, "3 * 4" makes it ask questions of its own."""
     roll_out(trained, *TASKS)
     ended = halteres("chat", trained.run_id, "3 * 4", "--before")
+    end_kept(trained)
     assert ended.returncode == 0, ended.stderr
     assert "\\boxed{" in ended.stdout

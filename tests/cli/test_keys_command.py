@@ -37,7 +37,7 @@ def test_a_key_is_made_shown_once_listed_without_itself_and_revoked(
     ]
     assert told[0]["expires_at"] == pytest.approx(told[0]["created_at"] + 30 * 86400)
     assert "sha256" not in told[0]
-    for text in (told[0]["id"], "alice", "team", "valid", "until 20", "her laptop"):
+    for text in (told[0]["id"], "alice", "team", "valid", "until", "her laptop"):
         assert text in listed.stdout
     assert key not in listed.stdout
 
@@ -49,7 +49,8 @@ def test_a_key_is_made_shown_once_listed_without_itself_and_revoked(
 def test_a_note_of_several_lines_stays_in_its_row(halteres: Program) -> None:
     assert halteres("keys", "create", "alice", "--note", "one\ntwo\x1b[31m").returncode == 0
     listed = halteres("keys", "list").stdout
-    assert ("one two [31m" in listed, len(listed.splitlines())) == (True, 1)
+    header, row = listed.splitlines()
+    assert (header.startswith("id "), "one two [31m" in row) == (True, True)
 
 
 def test_the_state_of_another_service_has_keys_of_its_own(

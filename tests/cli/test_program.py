@@ -14,6 +14,7 @@ from typing import Any
 
 import pytest
 
+from halteres import __version__
 from halteres.agent.health import machine_checks
 from halteres.errors import NotFound
 from halteres.runs.directory import RunDirectory
@@ -41,6 +42,25 @@ def test_help_names_every_verb_and_loads_nothing_heavy() -> None:
     for verb in ("quickstart", "train", "serve", "env", "runs", "chat", "doctor", "variables"):
         assert verb in ended.stdout
     assert "loaded: []" in ended.stdout
+
+
+def test_the_version_is_a_verb_too(halteres: Program) -> None:
+    told = halteres("version").stdout
+    assert told == halteres("--version").stdout == f"halteres {__version__}\n"
+
+
+def test_a_shell_gets_completions_of_its_kind(halteres: Program) -> None:
+    """The shell is named: what a test runs in is none."""
+    script = "import os; os.environ['_TYPER_COMPLETE_TEST_DISABLE_SHELL_DETECTION'] = '1'\n"
+    script += "from halteres.cli.main import main; main()"
+    ended = subprocess.run(
+        [sys.executable, "-c", script, "--show-completion", "bash"],
+        capture_output=True,
+        text=True,
+        timeout=60,
+    )
+    assert ended.returncode == 0, ended.stderr
+    assert "complete -o default -F" in ended.stdout
 
 
 def test_serve_has_its_commands_and_the_options_of_the_service(halteres: Program) -> None:
@@ -82,7 +102,9 @@ def test_bad_input_is_one_sentence_and_exit_code_1_and_leaves_no_run(
 
 
 def test_runs_are_listed_shown_and_read(finished: RunDirectory, halteres: Program) -> None:
-    assert "aaaa1111  completed  arithmetic" in halteres("runs", "list").stdout
+    header, row = halteres("runs", "list").stdout.splitlines()
+    assert header.split() == ["run", "status", "environment", "step", "reward", "name"]
+    assert row.split() == ["aaaa1111", "completed", "arithmetic", "2/2", "0.60", "sums"]
     shown = halteres("runs", "status", "aaaa").stdout
     assert "run aaaa1111 'sums': completed" in shown
     assert "reward 0.300 at step 1, 0.600 now" in shown
@@ -109,9 +131,10 @@ def test_the_variables_can_be_evaluated_by_a_shell(halteres: Program) -> None:
 
 
 def test_environments_are_listed_with_their_files(halteres: Program) -> None:
-    listed = halteres("env", "list").stdout
-    assert listed.startswith("arithmetic")
-    assert "arithmetic.py" in listed
+    listed = halteres("env", "list").stdout.splitlines()
+    assert listed[0].split() == ["environment", "teaches", "variants", "file"]
+    (row,) = [line for line in listed if line.startswith("arithmetic ")]
+    assert row.endswith("arithmetic.py")
 
 
 def test_the_doctor_finds_this_machine_ready(finished: RunDirectory) -> None:

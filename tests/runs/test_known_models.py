@@ -194,7 +194,9 @@ def test_a_model_that_is_not_there_offers_those_that_are(home: Path) -> None:
 def test_the_command_lists_them_for_people_and_for_programs(home: Path) -> None:
     shelve(home, "mine")
     listed = CliRunner().invoke(app, ["models", "list"]).output
-    assert listed.splitlines()[0].startswith(TINY) and "<- proposed" in listed.splitlines()[0]
+    header, first, *_ = listed.splitlines()
+    assert header.startswith("model ")
+    assert first.startswith(TINY) and "<- proposed" in first
     assert "Qwen/Qwen3-8B *" in listed
     told = json.loads(CliRunner().invoke(app, ["models", "list", "--json"]).output)
     assert told["proposed"] == TINY

@@ -1,7 +1,9 @@
 """`halteres chat`: ask what a run has trained, in the words of its environment's prompts.
 
 The words are learnt from the prompts that the run has recorded, whatever wrote them: a template,
-code, an environment of atroposlib's. Every question is one prompt, as in training.
+code, an environment of atroposlib's. A question is one prompt, as in training; where that had
+several turns, or where the user wants it, the policy also reads the questions before and its
+answers.
 """
 
 from __future__ import annotations
@@ -10,20 +12,22 @@ import os
 import re
 import sys
 from collections.abc import Collection, Iterator, Mapping
-from contextlib import ExitStack
-from dataclasses import dataclass
+from contextlib import ExitStack, suppress
+from dataclasses import dataclass, field
+from importlib import import_module
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from halteres.cli.output import AsJson, print_json
 from halteres.redaction import printable
 
 if TYPE_CHECKING:
     from halteres.rewards.scorer import Scorer
     from halteres.runs.directory import RunDirectory
-    from halteres.runs.servers import Server
 
 GAP = "[...]"  # stands for the user's text where a prompt is shown
+NEW = "/new"
 
 FEWEST_PROMPTS, MOST_PROMPTS = 4, 256
 """Different prompts: of fewer, what is alike may be alike by chance; more are not looked at."""
@@ -35,7 +39,7 @@ def chat(
     run: Annotated[str, typer.Argument(help="Run id (a unique beginning will do) or name.")],
     question: Annotated[
         str | None,
-        typer.Argument(help="One question. Without it: line after line, until an empty one."),
+        typer.Argument(help="One question. Without it: a conversation, until an empty line."),
     ] = None,
     temperature: Annotated[
         float | None,
@@ -61,20 +65,31 @@ def chat(
             help="A reward model's folder, a scoring URL, or several joined by commas.",
         ),
     ] = None,
+    history: Annotated[
+        bool | None,
+        typer.Option(
+            "--history/--no-history",
+            help="Whether the policy reads the questions before and its answers. [default: as in "
+            "training: where its episodes have several turns, or its prompts are not known]",
+            show_default=False,
+        ),
+    ] = None,
+    as_json: AsJson = False,
 ) -> None:
     """Ask the policy of a run.
 
     A question takes the place of the task in the run's own prompts: what all of them have in common
     is put around it (and shown on standard error). It may be a task alone (3 * 4), or with any of
     the words around it. Where a run has recorded too few prompts, a question is sent as it is, with
-    the environment's system prompt. Each is asked anew: the policy does not see those before.
+    the environment's system prompt. `/new` begins a new conversation; an empty line, Ctrl-D or
+    Ctrl-C ends it. The service stays for five minutes, so that the next question, also of the next
+    command, is answered at once.
     """
     import asyncio
 
     from halteres.rewards.scorer import open_scorer
     from halteres.runs.directory import find_run
     from halteres.runs.reading.named_weights import newest_policy
-    from halteres.runs.servers import served
 
     _check_choice(best_of, reward, temperature)
     directory = find_run(run)
@@ -84,6 +99,10 @@ def chat(
         model = newest_policy(directory)
     words = wording_of(directory)
     typer.echo(printable(_explanation(words)), err=True)
+    if history is None:
+        history = words is None or "max_turns" in directory.environment_config()
+    if question is None and not history:
+        typer.echo("Each question is asked anew, as in training (--history: it is not).", err=True)
     heat = temperature
     if temperature is None:
         heat = float(best_of > 1)
@@ -99,16 +118,24 @@ def chat(
         if reward is not None:
             scorer = open_scorer(reward)
             stack.callback(lambda: runner.run(scorer.close()))
-        service = stack.enter_context(served(base, directory))
+        # Ctrl-C ends a conversation; what was answered is on the screen
+        stack.enter_context(suppress(_Left))
+        conversation = Conversation(run=directory, base=base, words=words)
         for text in _questions(question, words):
-            answers = _answers(service, directory, words, text, body)
+            if text == NEW:
+                conversation.turns.clear()
+                continue
+            asked = conversation.asked(text)
+            answers = _answers(conversation, asked, body)
             best = answers[0]
             if scorer is not None:
-                chat_or_text = _messages(directory, text)
-                if words is not None:
-                    chat_or_text = _messages_of(words.around(text), directory, base)
-                best = runner.run(_best(scorer, chat_or_text, answers))
-            typer.echo(printable(best))
+                best = runner.run(_best(scorer, asked.as_read, answers))
+            if history:
+                conversation.turns.append((asked, best))
+            if as_json:
+                print_json({"question": text, "answer": best, "model": model})
+            else:
+                typer.echo(printable(best))
 
 
 def _check_choice(best_of: int, reward: str | None, temperature: float | None) -> None:
@@ -132,24 +159,104 @@ def _explanation(words: Wording | None) -> str:
     return f"A question takes the place of {GAP} in:\n{words.head}{GAP}{words.tail}"
 
 
-def _answers(
-    service: Server, run: RunDirectory, words: Wording | None, text: str, body: Mapping[str, Any]
-) -> list[str]:
-    """What the service samples for a question; `body`: the request besides its prompt."""
-    from halteres.documents import half_characters
-    from halteres.errors import InvalidData
-    from halteres.runs.servers import post
+Messages = list[dict[str, Any]]
 
-    if half_characters(text) is not None:
-        raise InvalidData("The question is not UTF-8 text.", next="Set the terminal to UTF-8.")
-    route = f"/runs/{run.run_id}/v1"
-    if words is None:
-        request = {**body, "messages": _messages(run, text)}
-        choices = post(service, f"{route}/chat/completions", request)["choices"]
-        return [choice["message"]["content"] for choice in choices]
-    request = {**body, "prompt": words.around(text), "add_special_tokens": False}
-    choices = post(service, f"{route}/completions", request)["choices"]
-    return [choice["text"] for choice in choices]
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Asked:
+    """A question as the policy reads it: the text of a prompt, or messages, or both."""
+
+    prompt: str | None  # as in training; None: the run has recorded too few to learn from
+    messages: Messages | None  # None: the prompt is no chat
+
+    @property
+    def as_read(self) -> Messages | str:
+        """As a reward model reads it."""
+        if self.messages is not None:
+            return self.messages
+        return self.prompt or ""
+
+
+@dataclass(slots=True, kw_only=True)
+class Conversation:
+    """What was asked and answered so far."""
+
+    run: RunDirectory
+    base: str
+    words: Wording | None
+    turns: list[tuple[Asked, str]] = field(default_factory=list[tuple[Asked, str]])
+
+    def asked(self, text: str) -> Asked:
+        """This question, without those before.
+
+        Raises:
+            InvalidData: it is not UTF-8.
+        """
+        from halteres.documents import half_characters
+        from halteres.errors import InvalidData
+
+        if half_characters(text) is not None:
+            raise InvalidData("The question is not UTF-8 text.", next="Set the terminal to UTF-8.")
+        if self.words is None:
+            return Asked(prompt=None, messages=_messages(self.run, text))
+        prompt = self.words.around(text)
+        messages = _messages_of(prompt, self.run, self.base)
+        if isinstance(messages, str):
+            return Asked(prompt=prompt, messages=None)
+        return Asked(prompt=prompt, messages=messages)
+
+    def request(self, asked: Asked) -> tuple[str, dict[str, Any]]:
+        """The route and the body that ask it after the turns before.
+
+        The first question is the prompt that training had, to the token. Later ones are messages;
+        of a prompt that is no chat, the texts one after another.
+        """
+        if asked.messages is not None and (self.turns or asked.prompt is None):
+            messages: Messages = []
+            for before, answer in self.turns:
+                messages += _without_system(before.messages or [], messages)
+                messages.append({"role": "assistant", "content": answer})
+            messages += _without_system(asked.messages, messages)
+            return "chat/completions", {"messages": messages}
+        texts = [f"{before.prompt}{answer}\n" for before, answer in self.turns]
+        prompt = "".join([*texts, asked.prompt or ""])
+        return "completions", {"prompt": prompt, "add_special_tokens": False}
+
+
+def _without_system(messages: Messages, before: Messages) -> Messages:
+    """A turn's messages; the system prompt stands at the beginning alone."""
+    if not before:
+        return messages
+    return [message for message in messages if message["role"] != "system"]
+
+
+def _answers(conversation: Conversation, asked: Asked, body: Mapping[str, Any]) -> list[str]:
+    """What the service samples for a question; `body`: the request besides its prompt. The oldest
+    turns are left out of a conversation that the service refuses, as it does what is longer than
+    the model's context.
+    """
+    from halteres.errors import NotReady, ProcessFailed
+    from halteres.runs.kept_service import service_for_questions
+    from halteres.runs.servers import end_kept, post
+
+    run = conversation.run
+    while True:
+        service = service_for_questions(run, conversation.base)
+        path, prompt = conversation.request(asked)
+        try:
+            reply = post(service, f"/runs/{run.run_id}/v1/{path}", {**body, **prompt})
+        except ProcessFailed:
+            if not conversation.turns:
+                raise
+            del conversation.turns[0]
+            typer.echo("(The oldest turn is not read any more: too long a conversation.)", err=True)
+        except NotReady:
+            end_kept(run)
+            raise
+        else:
+            if path == "completions":
+                return [choice["text"] for choice in reply["choices"]]
+            return [choice["message"]["content"] for choice in reply["choices"]]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -254,21 +361,42 @@ async def _best(scorer: Scorer, prompt: list[dict[str, Any]] | str, answers: lis
     return answers[best_first(values)[0]]
 
 
+class _Left(Exception):
+    """The person has left the conversation by Ctrl-C."""
+
+
 def _questions(question: str | None, words: Wording | None) -> Iterator[str]:
     """The question that was given, else line after line from standard input."""
     if question:
         yield question
         return
-    is_person = sys.stdin.isatty()
-    if is_person:
+    if sys.stdin.isatty():
         hint = ""
         if words is not None and words.example:
             hint = f" (for example: {words.example})"
-        typer.echo(f"Ask{hint}; an empty line ends.", err=True)
+        typer.echo(f"Ask{hint}; {NEW} begins anew, an empty line ends.", err=True)
     while True:
-        if is_person:
-            typer.echo("> ", nl=False, err=True)
-        line = sys.stdin.readline().strip()
+        line = _line()
         if not line:
             return
         yield line
+
+
+def _line() -> str:
+    """A line from standard input; empty at its end. A person can edit it, and go back to others."""
+    if not sys.stdin.isatty():
+        return sys.stdin.readline().strip()
+    # input() uses it where it is loaded; Python can be built without it
+    with suppress(ImportError):
+        import_module("readline")
+    try:
+        if sys.stdout.isatty():
+            return input("> ").strip()
+        typer.echo("> ", nl=False, err=True)
+        return sys.stdin.readline().strip()
+    except EOFError:
+        typer.echo("", err=True)
+        return ""
+    except KeyboardInterrupt as interrupt:
+        typer.echo("", err=True)
+        raise _Left from interrupt

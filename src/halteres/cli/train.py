@@ -65,6 +65,7 @@ def train(
     from halteres.config.resolution import resolve_settings
     from halteres.runs.planning.plan import plan_run
     from halteres.runs.planning.resume_point import find_origin
+    from halteres.runs.servers import end_all_kept
     from halteres.runs.start import start_run
 
     environment, given = _environment_and_edits(environment, assignments or [], recipe)
@@ -88,6 +89,8 @@ def train(
         _check_one_environment(environment, edits)
         resolved = resolve_settings(environment, config, edits)
     url = service or environ.service_url()
+    # a plan looks at the memory that is free
+    end_all_kept()
     plan = plan_run(resolved, resume=old, resume_step=step, service_url=url)
     if plan.refusal is None:
         for warning in plan.warnings:

@@ -9,14 +9,16 @@ server has it as the password of the address.
 
 from __future__ import annotations
 
+import os
 import secrets
+import signal
 import socket
 import sys
 import tempfile
 import threading
 import time
 from collections.abc import Iterator, Sequence
-from contextlib import ExitStack, contextmanager
+from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import dataclass, field
 from itertools import pairwise
 from pathlib import Path
@@ -39,9 +41,9 @@ from halteres.config.sampler_list import (
 from halteres.config.settings import InferenceSettings
 from halteres.errors import InvalidConfig, NotReady, ProcessFailed
 from halteres.files import NOT_JSON, read_regular, tail
-from halteres.process import Child
+from halteres.process import Child, alive
 from halteres.redaction import Redactor
-from halteres.runs.directory import RunDirectory
+from halteres.runs.directory import RunDirectory, runs_home
 from halteres.runs.state import locked
 
 WIRING = "wiring.json"
@@ -109,6 +111,49 @@ def with_login(url: str, secret: str) -> str:
     return parts._replace(netloc=f"run:{secret}@{parts.netloc}").geturl()
 
 
+KEPT, KEPT_LOCK = "kept_service.json", "kept_service.lock"
+"""Of a run whose service a chat has left running (`kept_service`): where it is, and the lock that
+the process which keeps it holds as long as it lives.
+"""
+
+
+class Kept(msgspec.Struct, frozen=True, kw_only=True):
+    """kept_service.json."""
+
+    process: dict[str, Any]  # that keeps it, as `process.identity` has it
+    url: str = ""
+    failure: tuple[str, str, str] | None = None  # what, why, next: it did not start
+
+
+def kept_in(run: RunDirectory) -> Kept | None:
+    """The service that is kept for this run; None where there is none, or not yet."""
+    try:
+        kept = msgspec.json.decode(read_regular(run.path / KEPT), type=Kept)
+    except (OSError, *NOT_JSON):
+        return None
+    if kept.url and alive(kept.process):
+        return kept
+    return None
+
+
+def end_kept(run: RunDirectory) -> None:
+    """End the service that is kept for this run, and wait until it is gone."""
+    kept = kept_in(run)
+    if kept is None:
+        return
+    with suppress(ProcessLookupError, PermissionError):
+        os.kill(kept.process["pid"], signal.SIGTERM)
+    ends = time.monotonic() + 2 * ENDS_WITHIN_S
+    while alive(kept.process) and time.monotonic() < ends:
+        time.sleep(ASK_EVERY_S)
+
+
+def end_all_kept() -> None:
+    """End every service that is kept: a run that begins wants their memory."""
+    for file in runs_home().glob(f"*/{KEPT}"):
+        end_kept(RunDirectory(file.parent))
+
+
 READY_WITHIN_S = 300.0  # a large model takes its time to load
 VLLM_S = 900.0  # how much more where a vLLM loads it: it is compiled and measured there
 FREE_WITHIN_S = 300.0
@@ -146,28 +191,13 @@ def served(
         NotReady: the run's state was in use all the time, the service was not ready in time, or
             given up, or gone.
     """
-    state = None
     if run is not None:
-        state = run.state()
-    if (
-        run
-        and state
-        and (state.service_given or not state.terminal)
-        and (there := servers_of(run).service)
-    ):
-        # a service that has ended is reported at once: its clients would wait for it to come back
-        try:
-            json_client.get_json(f"{there.url}/api/v1/healthz", GONE_AFTER_S, there.key)
-        except json_client.Refused:
-            pass  # it is there
-        except NotReady as error:
-            raise NotReady(
-                f"The service at {there.url} does not answer.",
-                f"The run trained on it, and its weights are there. {error.why}",
-                "Start it again at this address, on its own state; then ask again.",
-            ) from error
-        yield there
-        return
+        own = own_service(run)
+        if own is not None:
+            yield own
+            return
+        # one that waits for questions of a chat gives way
+        end_kept(run)
     given_up = given_up or threading.Event()
     with ExitStack() as held:
         log = (
@@ -200,6 +230,30 @@ def served(
         held.callback(child.end, ENDS_WITHIN_S)
         _wait_until_ready(url, child, log, given_up, ready_within_s(arguments))
         yield Server(url=url)
+
+
+def own_service(run: RunDirectory) -> Server | None:
+    """The service of a run that goes on, or somebody else's that it has trained on; None: it has
+    none now.
+
+    Raises:
+        NotReady: it does not answer. Its clients would wait for it to come back.
+    """
+    state = run.state()
+    there = servers_of(run).service
+    if there is None or (state.terminal and not state.service_given):
+        return None
+    try:
+        json_client.get_json(f"{there.url}/api/v1/healthz", GONE_AFTER_S, there.key)
+    except json_client.Refused:
+        pass  # it is there
+    except NotReady as error:
+        raise NotReady(
+            f"The service at {there.url} does not answer.",
+            f"The run trained on it, and its weights are there. {error.why}",
+            "Start it again at this address, on its own state; then ask again.",
+        ) from error
+    return there
 
 
 def sampler_keys(arguments: Sequence[str]) -> tuple[str, ...]:
