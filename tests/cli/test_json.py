@@ -4,6 +4,7 @@ tool reads the same.
 
 from __future__ import annotations
 
+import asyncio
 import json
 import shutil
 from collections.abc import Iterator
@@ -113,20 +114,22 @@ def read(*words: str) -> dict[str, Any]:
     return json.loads(shown.stdout)
 
 
-async def test_a_verb_has_the_values_of_the_tool_that_reads_the_same(
-    finished: RunDirectory,
-) -> None:
-    assert read("runs", "list")["runs"] == (await told("rl_list_runs"))["runs"]
-    status = await told("rl_check_status", run_id=RUN)
+def answer(tool: str, **arguments: Any) -> dict[str, Any]:
+    return asyncio.run(told(tool, **arguments))
+
+
+def test_a_verb_has_the_values_of_the_tool_that_reads_the_same(finished: RunDirectory) -> None:
+    assert read("runs", "list")["runs"] == answer("rl_list_runs")["runs"]
+    status = answer("rl_check_status", run_id=RUN)
     shown = read("runs", "status", RUN)
     del status["next"], shown["next"]  # the tool's own words are marked for its reader
     assert shown == status
-    results = await told("rl_get_results", run_id=RUN)
+    results = answer("rl_get_results", run_id=RUN)
     assert read("watch", RUN)["improvement"] == results["improvement"]
-    health = await told("rl_health_check")
+    health = answer("rl_health_check")
     doctor = read("doctor")
     assert (doctor["status"], doctor["active_runs"]) == (health["status"], health["active_runs"])
-    listed = (await told("rl_list_environments"))["environments"]
+    listed = answer("rl_list_environments")["environments"]
     rows = {row["name"]: row for row in read("env", "list")["environments"]}
     assert {row["name"]: row["file_path"] for row in listed} == {
         name: row["file_path"] for name, row in rows.items()

@@ -301,7 +301,7 @@ def test_columns_stand_under_each_other_whatever_the_longest_name(finished: RunD
     state = msgspec.structs.replace(finished.state(), run_id="bbbb2222", environment=name)
     write_state(other / "run.json", state)
     lines = CliRunner().invoke(runs.app, ["list"]).output.splitlines()
-    assert len({line.index("step 2/2") for line in lines}) == 1
+    assert len({line.index("2/2") for line in lines[1:]}) == 1
 
 
 def test_a_run_resumed_after_its_last_step_tells_its_last_evaluation(

@@ -35,6 +35,25 @@ FEWEST_PROMPTS, MOST_PROMPTS = 4, 256
 LONGEST_EXAMPLE = 80  # characters
 
 
+Reward = Annotated[
+    str | None,
+    typer.Option(
+        "--reward",
+        "--reward-model",
+        help="A reward model's folder, a scoring URL, or several joined by commas.",
+    ),
+]
+History = Annotated[
+    bool | None,
+    typer.Option(
+        "--history/--no-history",
+        help="Whether the policy reads the questions before and its answers. [default: as in "
+        "training: where its episodes have several turns, or its prompts are not known]",
+        show_default=False,
+    ),
+]
+
+
 def chat(
     run: Annotated[str, typer.Argument(help="Run id (a unique beginning will do) or name.")],
     question: Annotated[
@@ -57,23 +76,8 @@ def chat(
             help="Sample so many answers, and show the one that --reward likes best.",
         ),
     ] = 1,
-    reward: Annotated[
-        str | None,
-        typer.Option(
-            "--reward",
-            "--reward-model",
-            help="A reward model's folder, a scoring URL, or several joined by commas.",
-        ),
-    ] = None,
-    history: Annotated[
-        bool | None,
-        typer.Option(
-            "--history/--no-history",
-            help="Whether the policy reads the questions before and its answers. [default: as in "
-            "training: where its episodes have several turns, or its prompts are not known]",
-            show_default=False,
-        ),
-    ] = None,
+    reward: Reward = None,
+    history: History = None,
     as_json: AsJson = False,
 ) -> None:
     """Ask the policy of a run.
@@ -97,21 +101,16 @@ def chat(
     model = base
     if not before:
         model = newest_policy(directory)
-    words = wording_of(directory)
-    typer.echo(printable(_explanation(words)), err=True)
-    if history is None:
-        history = words is None or "max_turns" in directory.environment_config()
-    if question is None and not history:
-        typer.echo("Each question is asked anew, as in training (--history: it is not).", err=True)
     heat = temperature
     if temperature is None:
         heat = float(best_of > 1)
-    body: dict[str, Any] = {
-        "model": model,
-        "temperature": heat,
-        "max_tokens": max_tokens,
-        "n": best_of,
-    }
+    conversation = Conversation(run=directory, base=base, words=wording_of(directory))
+    typer.echo(printable(_explanation(conversation.words)), err=True)
+    if history is None:
+        history = conversation.words is None or "max_turns" in directory.environment_config()
+    if question is None and not history:
+        typer.echo("Each question is asked anew, as in training (--history: it is not).", err=True)
+    body = {"model": model, "temperature": heat, "max_tokens": max_tokens, "n": best_of}
     with ExitStack() as stack:
         runner = stack.enter_context(asyncio.Runner())
         scorer = None
@@ -120,16 +119,11 @@ def chat(
             stack.callback(lambda: runner.run(scorer.close()))
         # Ctrl-C ends a conversation; what was answered is on the screen
         stack.enter_context(suppress(_Left))
-        conversation = Conversation(run=directory, base=base, words=words)
-        for text in _questions(question, words):
-            if text == NEW:
-                conversation.turns.clear()
-                continue
+        for text in _questions(question, conversation):
             asked = conversation.asked(text)
-            answers = _answers(conversation, asked, body)
-            best = answers[0]
+            best, *others = _answers(conversation, asked, body)
             if scorer is not None:
-                best = runner.run(_best(scorer, asked.as_read, answers))
+                best = runner.run(_best(scorer, asked.as_read, [best, *others]))
             if history:
                 conversation.turns.append((asked, best))
             if as_json:
@@ -365,12 +359,15 @@ class _Left(Exception):
     """The person has left the conversation by Ctrl-C."""
 
 
-def _questions(question: str | None, words: Wording | None) -> Iterator[str]:
-    """The question that was given, else line after line from standard input."""
+def _questions(question: str | None, conversation: Conversation) -> Iterator[str]:
+    """The question that was given, else line after line from standard input. At `/new` the
+    conversation forgets its turns.
+    """
     if question:
         yield question
         return
     if sys.stdin.isatty():
+        words = conversation.words
         hint = ""
         if words is not None and words.example:
             hint = f" (for example: {words.example})"
@@ -379,7 +376,10 @@ def _questions(question: str | None, words: Wording | None) -> Iterator[str]:
         line = _line()
         if not line:
             return
-        yield line
+        if line == NEW:
+            conversation.turns.clear()
+        else:
+            yield line
 
 
 def _line() -> str:

@@ -10,7 +10,7 @@ import sys
 from contextlib import suppress
 from importlib.util import find_spec
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Literal
+from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 import typer
 
@@ -21,6 +21,7 @@ from halteres.tokenizer import SET_EOS
 if TYPE_CHECKING:
     from halteres.models.model_store import ModelStore, RegisteredModel
     from halteres.runs.planning.known_models import KnownModel
+    from halteres.runs.reading.named_weights import Adapter
 
 app = typer.Typer(
     help="Base models: what is here, what fits, what they are called.", no_args_is_help=True
@@ -239,9 +240,7 @@ def export(
     """
     import asyncio
 
-    from halteres.files import replace_file
-    from halteres.runs.reading.model_card import FILE, Export, model_card
-    from halteres.runs.reading.named_weights import adapter_of, base_of, vllm_command
+    from halteres.runs.reading.named_weights import adapter_of, base_of
     from halteres.service.conversion import write_adapter, write_gguf, write_merged
 
     adapter = adapter_of(what, state)
@@ -252,38 +251,38 @@ def export(
     else:
         base = base_of(adapter, model)
         size = asyncio.run(write_gguf(base, adapter.folder, out, converter=converter, dtype=dtype))
-    base_name, base_folder = model or adapter.model, None
-    # of an adapter alone, the base model may lie where the adapter is going
-    with suppress(NotFound):
-        base_folder = base_of(adapter, model).folder
-    card = model_card(
-        Export(
-            adapter=adapter,
-            base=base_name,
-            base_folder=base_folder,
-            folder=out,
-            form=form,
-        )
-    )
-    replace_file(out / FILE, card.encode())
-    command = ""
-    if form == "peft":
-        command = vllm_command(base_folder or base_name or "BASE_FOLDER", out, out.absolute().name)
+    base, command = _describe(adapter, model, out, form)
     if as_json:
-        print_json(
-            {
-                "folder": str(out.absolute()),
-                "format": form,
-                "size_bytes": size,
-                "base_model": base_name,
-                "run_id": adapter.run and adapter.run.run_id,
-                "serve": command,
-            }
-        )
+        facts: dict[str, Any] = {"folder": str(out.absolute()), "format": form, "size_bytes": size}
+        run_id = None
+        if adapter.run is not None:
+            run_id = adapter.run.run_id
+        print_json({**facts, "base_model": base, "run_id": run_id, "serve": command})
         return
-    typer.echo(f"{out}: {size / 1e6:.1f} MB, described in {FILE}")
+    typer.echo(f"{out}: {size / 1e6:.1f} MB, described in README.md")
     if command:
         typer.echo(f"Next: {command}")
+
+
+def _describe(
+    adapter: Adapter, model: str | None, out: Path, form: Literal["peft", "merged", "gguf"]
+) -> tuple[str | None, str]:
+    """Write the model card of an export. Returns the base model's name, None where it is not known,
+    and the line with which vLLM serves an adapter, empty of other forms.
+    """
+    from halteres.files import replace_file
+    from halteres.runs.reading.model_card import FILE, Export, model_card
+    from halteres.runs.reading.named_weights import base_of, vllm_command
+
+    base, folder = model or adapter.model, None
+    # of an adapter alone, the base model may lie where the adapter is going
+    with suppress(NotFound):
+        folder = base_of(adapter, model).folder
+    card = model_card(Export(adapter=adapter, base=base, base_folder=folder, folder=out, form=form))
+    replace_file(out / FILE, card.encode())
+    if form != "peft":
+        return base, ""
+    return base, vllm_command(folder or base or "BASE_FOLDER", out, out.absolute().name)
 
 
 checkpoints = typer.Typer(

@@ -77,12 +77,7 @@ def train(
     old, step = None, None
     if resume is not None:
         old, step = find_origin(resume)
-        if environment is not None or config is not None:
-            raise InvalidConfig(
-                "A resumed run keeps its settings.",
-                "An environment or a config file was named besides --resume.",
-                f"Try: halteres train --resume {resume} --set trainer.total_steps=80",
-            )
+        _check_kept_settings(resume, environment, config)
         # under the policy that holds now
         resolved = resolve_settings(None, None, edits, base=old.settings())
     else:
@@ -97,6 +92,15 @@ def train(
             typer.echo(f"warning: {warning}", err=True)
     run = start_run(plan)
     attend(run.run_id, detach=detach, as_json=as_json)
+
+
+def _check_kept_settings(resume: str, environment: str | None, config: Path | None) -> None:
+    if environment is not None or config is not None:
+        raise InvalidConfig(
+            "A resumed run keeps its settings.",
+            "An environment or a config file was named besides --resume.",
+            f"Try: halteres train --resume {resume} --set trainer.total_steps=80",
+        )
 
 
 def _check_one_environment(environment: str | None, edits: Sequence[str]) -> None:
