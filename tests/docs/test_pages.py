@@ -18,6 +18,7 @@ import pytest
 import yaml
 from clients.sdk.serving import serving
 
+from halteres.agent.table import TOOLS
 from halteres.config.edits import ALIASES
 from halteres.config.operator_policy import load_policy
 from halteres.config.settings import SECTIONS, TrainerSettings
@@ -80,6 +81,17 @@ def test_every_page_is_in_the_index() -> None:
     pages = [str(page.relative_to(ROOT / "docs")) for page in (ROOT / "docs").rglob("*.md")]
     assert [page for page in pages if f"]({page})" not in index] == ["README.md"]
     assert "](docs/README.md)" in (ROOT / "README.md").read_text()
+
+
+def test_pages_count_the_tools_that_there_are() -> None:
+    counted = {
+        (name_of(page), int(number))
+        for page in PAGES
+        if page.name != "CHANGELOG.md"
+        for number in re.findall(r"\b(\d+) tools\b", page.read_text())
+    }
+    assert len(counted) >= 2
+    assert {number for _, number in counted} == {len(TOOLS)}
 
 
 def settings_in(page: Path) -> Iterator[str]:

@@ -49,6 +49,7 @@ from halteres.runs.planning.resume_point import (
     find_origin,
 )
 from halteres.runs.reading.report import report_of
+from halteres.runs.servers import end_all_kept
 from halteres.runs.start import ROLES, run_of_key, sources_of, start_run
 
 TOOL = "rl_start_training"
@@ -309,6 +310,8 @@ def rl_start_training(
 def _planned(
     caller: Caller, resolved: Resolved, old: RunDirectory | None, step: int | None, effort: Effort
 ) -> RunPlan:
+    # a plan looks at the memory that is free
+    end_all_kept()
     return plan_run(
         resolved,
         resume=old,

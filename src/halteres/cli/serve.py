@@ -102,7 +102,10 @@ def ui(
         check_ours(port)
         listening = None
     address = link(url_of(listening) if listening else f"http://{HOST}:{port}")
-    typer.echo(f"{address}\n(opens once, within ten minutes; `halteres ui` makes another link)")
+    typer.echo(
+        f"{address}\n(opens in one browser, within ten minutes; for another browser run "
+        "`halteres ui` again)"
+    )
     if browser:
         show(address)
     if listening:  # served here and now: connections that were made meanwhile wait

@@ -147,6 +147,7 @@ def quickstart(
     from halteres.config.resolution import resolve_settings
     from halteres.runs.planning import resources
     from halteres.runs.planning.plan import plan_run
+    from halteres.runs.servers import end_all_kept
     from halteres.runs.start import start_run
 
     typer.echo(
@@ -163,6 +164,7 @@ def quickstart(
     resolved = resolve_settings(
         "arithmetic", None, [f"trainer.total_steps={steps}", f"run.seed={seed}"]
     )
+    end_all_kept()
     attend(start_run(plan_run(resolved)).run_id, as_json=as_json)
 
 
