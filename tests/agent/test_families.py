@@ -312,7 +312,9 @@ def test_the_command_line_lists_trains_and_serves_variants(
     game: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     output = CliRunner().invoke(app, ["env", "list"]).output
-    assert "5, as riddle:Wordle-v0" in output and "halteres env list ENVIRONMENT" in output
+    (row,) = [line for line in output.splitlines() if line.startswith("riddle ")]
+    assert row.split()[-2:] == ["5", str(game)]
+    assert "halteres env list ENVIRONMENT" in output
     assert CliRunner().invoke(app, ["env", "list", "riddle"]).output.split() == MEMBERS
     served: list[list[str]] = []
     monkeypatch.setattr(os, "execv", lambda _, command: served.append(list(command)))

@@ -32,7 +32,7 @@ def list_(
     as_json: AsJson = False,
 ) -> None:
     """Every environment that was found, and every file that could not be read."""
-    from halteres.config.discovery import discover, find_environment
+    from halteres.config.discovery import BUILTIN_FOLDER, discover, find_environment
 
     if family is not None:
         found = find_environment(family, folders or [])
@@ -53,11 +53,14 @@ def list_(
         return
     rows: list[tuple[str, ...]] = []
     for environment in discovery.environments:
-        variants = ""
+        variants, file = "", Path(environment.file_path)
         if environment.members:
-            variants = f"{len(environment.members)}, as {environment.members[0]}"
-        rows.append((environment.name, environment.description, variants, environment.file_path))
-    print_table(("environment", "teaches", "variants", "file"), rows)
+            variants = str(len(environment.members))
+        if file.parent == BUILTIN_FOLDER:
+            file = Path(file.name)
+        rows.append((environment.name, environment.description, variants, str(file)))
+    print_table(("environment", "teaches", ">variants", "file"), rows)
+    typer.echo(f"Files without a folder are in {BUILTIN_FOLDER}")
     if any(environment.members for environment in discovery.environments):
         typer.echo("All variants of one: halteres env list ENVIRONMENT")
     for broken in discovery.broken:
