@@ -67,7 +67,7 @@ def service_for_questions(run: RunDirectory, model: str) -> Server:
     while time.monotonic() < ends:
         if is_locked(run.path / KEPT_LOCK):
             kept = kept_in(run)
-            if kept is not None:
+            if kept is not None and kept.url:
                 # the time that it has begins anew
                 os.utime(run.path / KEPT)
                 return Server(url=kept.url)
@@ -131,8 +131,9 @@ def main() -> int:
     run = find_run(arguments.run)
     card = run.path / KEPT
     who = identity(os.getpid())
+    # whoever wants the run's weights can end it from now on
+    replace_file(card, msgspec.json.encode(Kept(process=who)))
     try:
-        # a process of its own holds the service: no log of it may vanish with a temporary folder
         with served(arguments.model, run, log=run.log("chat_service"), given_up=told_to_end) as at:
             replace_file(card, msgspec.json.encode(Kept(url=at.url, process=who)))
             while not told_to_end.wait(LOOK_EVERY_S) and _idle_s(card) <= IDLE_S:

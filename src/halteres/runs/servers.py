@@ -121,17 +121,17 @@ class Kept(msgspec.Struct, frozen=True, kw_only=True):
     """kept_service.json."""
 
     process: dict[str, Any]  # that keeps it, as `process.identity` has it
-    url: str = ""
+    url: str = ""  # empty while it starts
     failure: tuple[str, str, str] | None = None  # what, why, next: it did not start
 
 
 def kept_in(run: RunDirectory) -> Kept | None:
-    """The service that is kept for this run; None where there is none, or not yet."""
+    """The service that is kept for this run, or that starts; None where there is none."""
     try:
         kept = msgspec.json.decode(read_regular(run.path / KEPT), type=Kept)
     except (OSError, *NOT_JSON):
         return None
-    if kept.url and alive(kept.process):
+    if alive(kept.process):
         return kept
     return None
 
@@ -139,7 +139,8 @@ def kept_in(run: RunDirectory) -> Kept | None:
 def end_kept(run: RunDirectory) -> None:
     """End the service that is kept for this run, and wait until it is gone."""
     kept = kept_in(run)
-    if kept is None:
+    # the process that keeps it asks for the run's weights, too
+    if kept is None or kept.process["pid"] == os.getpid():
         return
     with suppress(ProcessLookupError, PermissionError):
         os.kill(kept.process["pid"], signal.SIGTERM)
