@@ -17,6 +17,7 @@ import msgspec
 import yaml
 
 import halteres
+from halteres.documents import DocumentError, parse_yaml
 from halteres.errors import HalteresError
 from halteres.files import NOT_JSON
 from halteres.models import TINY
@@ -299,8 +300,8 @@ def _license_of(export: Export) -> str:
         return ""
     try:
         text = (export.base_folder / FILE).read_text(encoding="utf-8")
-        facts = yaml.safe_load(text.split("---\n")[1])
-    except (OSError, UnicodeDecodeError, IndexError, yaml.YAMLError):
+        facts = parse_yaml(text.split("---\n")[1])
+    except (OSError, UnicodeDecodeError, IndexError, DocumentError):
         return ""
     if isinstance(facts, dict) and isinstance(facts.get("license"), str):
         return facts["license"]
