@@ -8,7 +8,7 @@ import pytest
 from agent import control, run_fixtures
 
 from halteres.agent.transports.access import TICKET_S, Tickets, page_key, proof, ticket, token
-from halteres.dashboard.routes import STATIC
+from halteres.standalone_page import STATIC
 
 from .conftest import HOST, Client
 

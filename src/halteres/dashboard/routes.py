@@ -8,8 +8,7 @@ import asyncio
 import re
 from collections.abc import Awaitable, Callable, Sequence
 from functools import partial
-from pathlib import Path
-from typing import Any, Final
+from typing import Any
 
 import msgspec
 from starlette.middleware import Middleware
@@ -40,8 +39,7 @@ from halteres.errors import UserError
 from halteres.next_step import NextStep
 from halteres.redaction import Redactor
 from halteres.runs.directory import RunDirectory, find_run
-
-STATIC: Final = Path(__file__).parent / "static"
+from halteres.standalone_page import STATIC
 
 ASSETS = "/ui"  # where the page's own files are; they tell nothing of a run, and are open
 
