@@ -111,5 +111,5 @@ def _json(data: Any) -> str:
         text = msgspec.json.encode(data).decode()
     except UnicodeEncodeError:
         # Half a character ("\ud800") cannot be encoded, but can be escaped.
-        text = json.dumps(data)
+        text = json.dumps(data, default=lambda encoded: json.loads(bytes(encoded)))
     return text.replace("<", "\\u003c")

@@ -34,6 +34,7 @@ from halteres.agent.transports.access import (
 from halteres.agent.transports.http_routes import Calls, arguments_of
 from halteres.dashboard.curves import curves_of
 from halteres.dashboard.events import MOST_STREAMS, Events
+from halteres.dashboard.rollout_groups import group_of_step, groups_of_step
 from halteres.dashboard.runs import evaluations_of, list_of_runs, settings_of, view_of
 from halteres.errors import UserError
 from halteres.next_step import NextStep
@@ -119,6 +120,20 @@ def page_routes(calls: Calls, write: Callable[[NextStep], str]) -> list[BaseRout
             request
         )
 
+    async def groups(request: Request) -> Response:
+        """GET /api/runs/{id}/groups?step=N&search=TEXT: the groups of a step, in brief."""
+        query = request.query_params
+        step = None
+        if re.fullmatch(r"\d{1,9}", query.get("step", "")):
+            step = int(query["step"])
+        search = query.get("search", "")
+        return await of_run(lambda run: groups_of_step(run, step, search))(request)
+
+    async def group(request: Request) -> Response:
+        """GET /api/runs/{id}/groups/{step}/{place}: one of them, with every answer."""
+        step, place = request.path_params["step"], request.path_params["place"]
+        return await of_run(lambda run: group_of_step(run, step, place))(request)
+
     async def stop(request: Request) -> Response:
         """POST /api/runs/{id}/stop {mode}."""
         arguments = {**await arguments_of(request), **request.path_params}
@@ -154,7 +169,8 @@ def page_routes(calls: Calls, write: Callable[[NextStep], str]) -> list[BaseRout
         ("GET", "/api/runs/{run_id}/evals", of_run(evaluations_of)),
         ("GET", "/api/runs/{run_id}/status", of_tool("rl_check_status")),
         ("GET", "/api/runs/{run_id}/results", of_tool("rl_get_results")),
-        ("GET", "/api/runs/{run_id}/rollouts", of_tool("rl_get_rollouts", "step", "which", "n")),
+        ("GET", "/api/runs/{run_id}/groups", groups),
+        ("GET", "/api/runs/{run_id}/groups/{step:int}/{place:int}", group),
         ("GET", "/api/runs/{run_id}/logs", of_tool("rl_get_logs", "role", "lines", "grep")),
         ("POST", "/api/runs/{run_id}/stop", stop),
     ]
