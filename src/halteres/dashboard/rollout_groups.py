@@ -32,6 +32,14 @@ from halteres.short_texts import clipped
 
 TASK_LENGTH = 160  # characters of a task in a group's line
 
+REASONS = {
+    "same_scores": "All scores are equal: nothing can be learnt from them.",
+    "too_long": "A sequence is longer than env.max_token_length.",
+    "wrong_size": "It has not as many rollouts as env.group_size says.",
+    "surplus": "The batch that it was drawn for is whole without it.",
+}
+"""Why an environment drops a group, by the code in its row."""
+
 ENDED = "The run ended before it came into a batch, or it was too old for one."
 PASSED = "Newer batches are trained on already: it was too old, or left over."
 
@@ -56,6 +64,8 @@ def groups_of_step(run: RunDirectory, step: int | None, search: str) -> dict[str
         if search:
             row["found"] = _found(group, search.casefold())
         rows.append(row)
+    # rows are written in the order in which groups were finished
+    rows.sort(key=lambda row: row["number"])
     steps = steps_of(run)
     return {
         "step": number,
@@ -114,12 +124,17 @@ class _Reader:
         """A group's line: its task, what became of it, a few numbers of each rollout."""
         trained = self._trained.get(group.id)
         state, why = self._state(group, trained)
+        number = group.group
+        if number is None:
+            number = place
         row: dict[str, Any] = {
             "place": place,
-            "label": str(group.group),
+            "number": number,
+            "label": str(number),
             "task": _task(group),
             "state": state,
             "why": why,
+            "dropped": group.dropped and group.dropped.code.replace("_", " "),
             "failures": len(group.failures),
             "rollouts": [
                 _numbers(one, _advantages(trained, at)) for at, one in enumerate(group.completions)
@@ -148,7 +163,7 @@ class _Reader:
     def _state(self, group: RecordedGroup, trained: TrainedGroup | None) -> tuple[str, str]:
         """What became of a group, and why or where."""
         if group.dropped is not None:
-            return "dropped", group.dropped.why or group.dropped.code.replace("_", " ")
+            return "dropped", group.dropped.why or REASONS.get(group.dropped.code, "")
         if not group.completions:
             last = ""
             if group.failures:

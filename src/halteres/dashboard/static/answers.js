@@ -62,7 +62,7 @@ function heading({ score, rank, advantage, rewards = {}, tokens, outcome, finish
   return h(
     "header", null,
     h("span", { class: `score ${score > 0 ? "good" : "bad"}` }, score === undefined || score === null ? "no score" : `score ${figure(score)}`),
-    advantage === undefined || advantage === null ? null : h("span", { class: `advantage ${sign(advantage)}` }, `advantage ${advantage > 0 ? "+" : ""}${figure(advantage)}`),
+    advantage === undefined || advantage === null ? null : h("span", { class: `advantage ${advantage ? sign(advantage) : "quiet"}` }, `advantage ${advantage > 0 ? "+" : ""}${figure(advantage)}`),
     rank ? h("span", { class: `rank ${rank}` }, rank) : null,
     values,
     h("span", { class: "quiet" }, facts.filter(Boolean).join(" · ")),
@@ -89,7 +89,7 @@ function tinted(text, lengths, logprobs, ids) {
     const probability = logprobs ? Math.exp(logprobs[at]) : null;
     const level = probability === null ? 0 : BOUNDS.filter((bound) => probability < bound).length;
     if (level) token.className = `p${level}`;
-    if (!length) token.className += " silent"; // it ends the answer, or a part of a character
+    if (!length && at === lengths.length - 1) token.className += " end"; // it says nothing but that the answer ends
     token.textContent = piece;
     token.title = [probability === null ? null : share(probability), ids ? `token ${ids[at]}` : null].filter(Boolean).join(", ");
     return token;
@@ -97,7 +97,7 @@ function tinted(text, lengths, logprobs, ids) {
 }
 
 export function legend() {
-  const levels = BOUNDS.map((bound, at) => h("span", { class: `p${at + 1}` }, `below ${share(bound)}`));
+  const levels = BOUNDS.map((bound, at) => h("span", { class: `p${at + 1}` }, `below ${100 * bound} %`));
   return h(
     "p", { class: "tints quiet" },
     h("span", { class: "of-probability" }, "The policy gave these tokens a probability ", levels),

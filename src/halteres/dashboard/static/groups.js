@@ -19,9 +19,9 @@ const ORDERS = {
 export function groupList({ open, search }) {
   const bar = filters(search, draw);
   const said = h("p", { class: "quiet", role: "status" });
-  const list = h("div", { class: "groups", "data-tint": "probability" });
+  const list = h("div", { "data-tint": "probability" });
   const tint = tints((name) => (list.dataset.tint = name));
-  const element = h("div", { class: "group-list" }, bar.element, tint, said, list);
+  const element = h("div", { class: "group-list" }, h("div", { class: "controls" }, bar.elements, tint), legend(), said, list);
   const opened = new Set(); // places: they stay open in another step
   let groups = [];
   let lines = new Map();
@@ -48,7 +48,8 @@ export function groupList({ open, search }) {
     show(now, { anew = false, first = false } = {}) {
       groups = now;
       if (anew) lines = new Map();
-      if (first && groups.length) opened.add(groups[0].place);
+      const shown = groups.find(({ state }) => state === "trained") ?? groups[0];
+      if (first && shown) opened.add(shown.place);
       bar.offer(groups);
       draw();
     },
@@ -65,7 +66,7 @@ function filters(search, changed) {
   const low = h("input", { type: "number", step: "any", placeholder: "from", "aria-label": "Value from", on: { input: changed } });
   const high = h("input", { type: "number", step: "any", placeholder: "to", "aria-label": "Value to", on: { input: changed } });
   const order = h("select", { "aria-label": "Order", on }, Object.keys(ORDERS).map((name) => h("option", null, name)));
-  const element = h("div", { class: "controls filters" }, text, state, outcome, h("span", { class: "group" }, value, low, high), order);
+  const elements = [text, state, outcome, h("span", { class: "group" }, value, low, high), order];
 
   function fits(rollout) {
     if (outcome.value && !outcomes(rollout).includes(outcome.value)) return false;
@@ -75,7 +76,7 @@ function filters(search, changed) {
   }
 
   return {
-    element,
+    elements,
     offer(groups) {
       const rollouts = groups.flatMap((group) => group.rollouts);
       options(state, "all groups", groups.map((group) => group.state));
@@ -111,7 +112,7 @@ function tints(chosen) {
     buttons.forEach((one) => one.setAttribute("aria-pressed", String(one.textContent === name)));
     chosen(name);
   }
-  return h("div", { class: "controls" }, h("span", { class: "group" }, "tokens by ", buttons), legend());
+  return h("span", { class: "group" }, "tokens by ", buttons);
 }
 
 // One group: its line, and its answers once it is opened.
@@ -121,6 +122,7 @@ function line(group, opened, open) {
   const element = h("details", { class: "group-line", open: opened.has(group.place), on: { toggle: toggled } }, head, body);
   let shown = [];
   let drawn = null; // which answers of it are below the line
+  let whole = null; // a promise of all of it
 
   async function toggled() {
     if (!element.open) return void opened.delete(group.place);
@@ -129,10 +131,11 @@ function line(group, opened, open) {
     if (drawn === wanted) return;
     drawn = wanted;
     try {
-      const whole = await open(group);
-      if (drawn === wanted) fill(body, answers({ ...whole, why: group.why || whole.why }, shown));
+      whole ??= open(group);
+      const all = await whole;
+      if (drawn === wanted) fill(body, answers(all, shown));
     } catch (error) {
-      drawn = null;
+      drawn = whole = null;
       fill(body, h("p", { class: "quiet" }, error.message));
     }
   }
@@ -140,6 +143,7 @@ function line(group, opened, open) {
   return {
     element,
     show(now, matching, range) {
+      if (now.state !== group.state) drawn = whole = null; // it was trained on meanwhile: there are advantages
       group = now;
       shown = matching;
       fill(head, summary(group, new Set(matching), range));
@@ -148,14 +152,14 @@ function line(group, opened, open) {
   };
 }
 
-function summary({ label, task, rollouts, mean, spread, state, why, failures, facts = [] }, matching, range) {
+function summary({ label, task, rollouts, mean, spread, state, why, dropped, failures, facts = [] }, matching, range) {
   const notes = [...facts, state === "trained" && why ? why : null, failures > 0 ? `${failures} failed` : null].filter(Boolean);
   return [
     h("span", { class: "label-of" }, label),
     h("span", { class: "task" }, task),
     strip(rollouts, matching, range),
     h("span", { class: "mean" }, mean === undefined ? "–" : figure(mean), spread ? h("span", { class: "quiet" }, ` ± ${figure(spread, 2)}`) : null),
-    h("span", { class: `state ${/^[a-z_]+$/.test(state) ? state : ""}`, title: why || null }, (state ?? "").replaceAll("_", " "), state === "dropped" && why ? h("span", { class: "quiet" }, ` ${why}`) : null),
+    h("span", { class: `state ${/^[a-z_]+$/.test(state) ? state : ""}`, title: why || null }, (state ?? "").replaceAll("_", " "), dropped ? h("span", { class: "quiet" }, ` ${dropped}`) : null),
     h("span", { class: "quiet notes" }, notes.join(" · ")),
   ];
 }
