@@ -20,7 +20,8 @@ GUARDED = [
         ("GET", f"/api/runs/3fa9c1d2/{what}")
         for what in ("metrics", "settings", "evals", "status", "results")
     ],
-    ("GET", "/api/runs/3fa9c1d2/rollouts"),
+    ("GET", "/api/runs/3fa9c1d2/groups"),
+    ("GET", "/api/runs/3fa9c1d2/groups/1/0"),
     ("GET", "/api/runs/3fa9c1d2/logs"),
     ("POST", "/api/runs/3fa9c1d2/stop"),
 ]

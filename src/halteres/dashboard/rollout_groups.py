@@ -17,6 +17,7 @@ import msgspec
 from halteres.errors import NotFound
 from halteres.groups.rollout_rows import in_utf16
 from halteres.next_step import NextStep
+from halteres.redaction import Redactor
 from halteres.runs.directory import RunDirectory
 from halteres.runs.reading.rollouts import (
     Completion,
@@ -119,6 +120,7 @@ class _Reader:
         self._trained = trained_groups(run, step, {group.id for group in groups if group.id})
         self._newest = last_trained_step(run)
         self._has_ended = run.state().terminal
+        self._redactor = Redactor.of_this_process()
 
     def brief(self, place: int, group: RecordedGroup) -> dict[str, Any]:
         """A group's line: its task, what became of it, a few numbers of each rollout."""
@@ -150,7 +152,7 @@ class _Reader:
         row = self.brief(place, group)
         trained = self._trained.get(group.id)
         for at, one in enumerate(group.completions):
-            row["rollouts"][at]["parts"] = _parts(one, _advantages(trained, at))
+            row["rollouts"][at]["parts"] = self._parts(one, _advantages(trained, at))
         return {
             **row,
             "prompt": group.prompt,
@@ -159,6 +161,28 @@ class _Reader:
             "left_out_by": group.left_out_by,
             "failures": [{"code": one.code, "why": one.why} for one in group.failures],
         }
+
+    def _parts(self, one: Completion, advantages: Sequence[float]) -> list[dict[str, Any]]:
+        """What was sampled and what was observed, in order."""
+        turns = one.parts
+        parts: list[dict[str, Any]] = []
+        for at, turn in enumerate(turns):
+            part: dict[str, Any] = {"text": turn.text, "sampled": True}
+            # the tokens of a secret would tell it
+            is_harmless = self._redactor.text(turn.text) == turn.text
+            if is_harmless and turn.ids and len(turn.lengths) == len(turn.ids):
+                part |= _tokens(turn)
+            if turn.reward is not None:
+                part["reward"] = turn.reward
+            # where the trainer counts turns otherwise, a rollout has one advantage
+            if len(advantages) == len(turns):
+                part["advantage"] = advantages[at]
+            elif advantages:
+                part["advantage"] = fmean(advantages)
+            parts.append(part)
+            if turn.observation:
+                parts.append({"text": turn.observation, "sampled": False})
+        return parts
 
     def _state(self, group: RecordedGroup, trained: TrainedGroup | None) -> tuple[str, str]:
         """What became of a group, and why or where."""
@@ -222,27 +246,6 @@ def _advantages(trained: TrainedGroup | None, at: int) -> Sequence[float]:
     if trained is None or at >= len(trained.advantages):
         return ()
     return trained.advantages[at]
-
-
-def _parts(one: Completion, advantages: Sequence[float]) -> list[dict[str, Any]]:
-    """What was sampled and what was observed, in order."""
-    turns = one.parts
-    parts: list[dict[str, Any]] = []
-    for at, turn in enumerate(turns):
-        part: dict[str, Any] = {"text": turn.text, "sampled": True}
-        if turn.ids and len(turn.lengths) == len(turn.ids):
-            part |= _tokens(turn)
-        if turn.reward is not None:
-            part["reward"] = turn.reward
-        # where the trainer counts turns otherwise, a rollout has one advantage
-        if len(advantages) == len(turns):
-            part["advantage"] = advantages[at]
-        elif advantages:
-            part["advantage"] = fmean(advantages)
-        parts.append(part)
-        if turn.observation:
-            parts.append({"text": turn.observation, "sampled": False})
-    return parts
 
 
 def _tokens(turn: Turn) -> dict[str, Any]:

@@ -17,7 +17,7 @@ export function view({ source, written, groups, facts }) {
 }
 
 // The same groups, each with the numbers of its rollouts that have this text.
-function found(groups, text) {
+export function found(groups, text) {
   if (!text) return groups;
   const texts = ({ parts = [] }) => parts.map((part) => part.text).join("\n");
   return groups.map((group) => {
