@@ -9,7 +9,7 @@ const LEVELS = 8; // heights of a score in a strip
 const MOST_CELLS = 64; // rollouts in a strip
 const NUMBERS = ["score", "advantage", "tokens"];
 const ORDERS = {
-  "as drawn": null,
+  "in order": null,
   "worst first": (a, b) => (a.mean ?? Infinity) - (b.mean ?? Infinity),
   "best first": (a, b) => (b.mean ?? -Infinity) - (a.mean ?? -Infinity),
   "widest spread first": (a, b) => (b.spread ?? -1) - (a.spread ?? -1),
@@ -104,6 +104,7 @@ function options(select, all, names) {
   const made = found.map((name) => h("option", { value: name }, name));
   fill(select, all ? h("option", { value: "" }, all) : null, made);
   select.value = found.includes(before) ? before : (all ? "" : found[0]);
+  select.hidden = all && !found.length;
 }
 
 function tints(chosen) {
