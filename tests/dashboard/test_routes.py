@@ -295,7 +295,7 @@ async def test_logs_are_the_tool_s_answer(page: Client) -> None:
 
 @pytest.mark.parametrize(
     ("query", "field"),
-    [("role=x", "role"), ("lines=0", "lines"), ("lines=-1", "lines"), ("lines=1.5", "lines")],
+    [("lines=x", "lines"), ("lines=0", "lines"), ("lines=-1", "lines"), ("lines=1.5", "lines")],
 )
 async def test_a_query_that_a_tool_refuses_is_refused_in_its_words(
     page: Client, query: str, field: str

@@ -142,7 +142,7 @@ def test_what_is_left_out_of_a_row_is_said_in_it(
         records = Records(str(tmp_path), TOKENIZER, token_limits=limits)
         for number in range(2):
             records.group(1, number, "item", {**long, "scores": [life + number / 2] * 40})
-    records.dropped(1, 9, "item", long, "same_scores")
+    records.dropped(1, 9, "item", group([9] * 40), "same_scores")
     first, *others = rows_of(tmp_path)
     assert has_tokens(first) and "left_out" not in first
     assert len(others) == 4 and not any(map(has_tokens, others))

@@ -42,7 +42,7 @@ def test_a_page_of_a_file_numbers_its_groups_and_escapes_what_others_wrote(tmp_p
     assert [group["place"] for group in shown["groups"]] == [3, 1]
     first, second = shown["groups"][0]["rollouts"]
     assert first["parts"] == [{"text": HOSTILE, "sampled": False, "label": "user"}]
-    assert [part["sampled"] for part in second["parts"]] == [True]
+    assert [part["sampled"] for part in second["parts"]] == [False, True]
     assert (first["score"], first["rank"], second["rank"]) == (1.0, "best", "worst")
 
 
