@@ -183,11 +183,13 @@ def test_groups_that_come_to_the_newest_step_are_added_and_an_open_one_stays(
     alive(run, step=1)
     page = opened(visit)
     page.locator(".answer").first.evaluate("one => (one.was = 'here')")
+    page.locator(".group-line > summary").first.focus()
     add_group(run, 3, answer("Late.", 1.0), answer("Later.", 0.0))
     page.wait_for_timeout(3_000)  # the page looks again no sooner
     run_fixtures.add_step(run, 2)
     expect(page.locator(".group-line")).to_have_count(4)
     assert page.locator(".answer").first.evaluate("one => one.was") == "here"
+    expect(page.locator(".group-line > summary").first).to_be_focused()
 
 
 def test_a_run_of_an_older_version_shows_its_texts(visit: Visit) -> None:

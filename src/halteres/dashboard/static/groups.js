@@ -37,7 +37,7 @@ export function groupList({ open, search }) {
       if (!lines.has(group.place)) lines.set(group.place, line(group, opened, open));
       lines.get(group.place).show(group, matching.get(group), range);
     }
-    fill(list, shown.map(({ place }) => lines.get(place).element));
+    arrange(list, shown.map(({ place }) => lines.get(place).element));
     const some = shown.length < groups.length ? `${shown.length} of ${groups.length} groups match.` : "";
     say(said, groups.length ? some : "No group.");
   }
@@ -54,6 +54,14 @@ export function groupList({ open, search }) {
       draw();
     },
   };
+}
+
+// Moves only what is out of place: a line that stays keeps its focus, and what was scrolled in it.
+function arrange(list, wanted) {
+  wanted.forEach((one, at) => {
+    if (list.children[at] !== one) list.insertBefore(one, list.children[at] ?? null);
+  });
+  while (list.children.length > wanted.length) list.lastElementChild.remove();
 }
 
 // What is asked of groups and rollouts.
