@@ -349,8 +349,9 @@ def test_the_page_tells_advantages_and_tints_what_the_policy_found_unlikely(
     queue.send(sent)
     file = tmp_path / "p.html"
     groups("view", "--url", queue.url, "--once", "--html", str(file), "--tokenizer", TINY)
-    (first, last), (accent,) = tinted(file)
-    assert (first[1], last, accent) == (-1.0, (".", -5.0), ("é", -3.0))
+    (first, last), (half,) = tinted(file)
+    # the first of the two tokens that make é
+    assert (first[1], last, half) == (-1.0, (".", -5.0), ("", -3.0))
     (shown,) = data_of(file)["groups"]
     assert shown["prompt"] == "What is 3 + 4? "
     assert [one["parts"][0]["text"] for one in shown["rollouts"]] == ["It is 7.", "é."]

@@ -81,19 +81,25 @@ function stretch({ text, sampled, label, lengths, logprobs, ids, advantage, rewa
   return { element, tokens: fits ? () => pre.replaceChildren(...tinted(text, lengths, logprobs, ids)) : null };
 }
 
+// Tokens that make one character together are one piece, as unlikely as the least likely of them.
 function tinted(text, lengths, logprobs, ids) {
+  const pieces = [];
   let begin = 0;
-  return lengths.map((length, at) => {
-    const token = document.createElement("span");
-    const piece = text.slice(begin, (begin += length));
-    const probability = logprobs ? Math.exp(logprobs[at]) : null;
+  let first = 0;
+  lengths.forEach((length, at) => {
+    const isLast = at === lengths.length - 1;
+    if (!length && !isLast) return;
+    const piece = document.createElement("span");
+    const probability = logprobs ? Math.exp(Math.min(...logprobs.slice(first, at + 1))) : null;
     const level = probability === null ? 0 : BOUNDS.filter((bound) => probability < bound).length;
-    if (level) token.className = `p${level}`;
-    if (!length && at === lengths.length - 1) token.className += " end"; // it says nothing but that the answer ends
-    token.textContent = piece;
-    token.title = [probability === null ? null : share(probability), ids ? `token ${ids[at]}` : null].filter(Boolean).join(", ");
-    return token;
+    if (level) piece.className = `p${level}`;
+    if (!length) piece.className += " end"; // it says nothing but that the answer ends
+    piece.textContent = text.slice(begin, (begin += length));
+    piece.title = [probability === null ? null : share(probability), ids ? `token ${ids.slice(first, at + 1).join(" ")}` : null].filter(Boolean).join(", ");
+    pieces.push(piece);
+    first = at + 1;
   });
+  return pieces;
 }
 
 export function legend() {
