@@ -67,7 +67,8 @@ function arrange(list, wanted) {
 // What is asked of groups and rollouts.
 function filters(search, changed) {
   const on = { change: changed };
-  const text = h("input", { type: "search", placeholder: "Search in texts", "aria-label": "Search in texts", on: { change: () => search(text.value) } });
+  let asked = "";
+  const text = h("input", { type: "search", placeholder: "Search in texts", "aria-label": "Search in texts", on: { change: ask, search: ask } });
   const state = h("select", { "aria-label": "What became of a group", on });
   const outcome = h("select", { "aria-label": "Outcome of a rollout", on });
   const value = h("select", { "aria-label": "A value of a rollout", on });
@@ -75,6 +76,13 @@ function filters(search, changed) {
   const high = h("input", { type: "number", step: "any", placeholder: "to", "aria-label": "Value to", on: { input: changed } });
   const order = h("select", { "aria-label": "Order", on }, Object.keys(ORDERS).map((name) => h("option", null, name)));
   const elements = [text, state, outcome, h("span", { class: "group" }, value, low, high), order];
+
+  // Not every browser has an event for the cross that empties the field.
+  function ask() {
+    if (text.value === asked) return;
+    asked = text.value;
+    search(asked);
+  }
 
   function fits(rollout) {
     if (outcome.value && !outcomes(rollout).includes(outcome.value)) return false;
