@@ -1,7 +1,7 @@
 """The groups of a step as the page shows them: all of them in brief, or one with every answer.
 
 What travels for a step is a few numbers for each rollout; texts and tokens only of a group that is
-opened. `brief` and `whole` are what `groups.js` reads, here and in files.
+opened. The page and files read the same form (static/groups.js).
 """
 
 from __future__ import annotations
