@@ -60,6 +60,10 @@ PART_LENGTH = 8
 LONGEST_WHOLE = 2**18
 """Characters of a text that is read whole where it has no place to be cut."""
 
+HALF_A_CHARACTER = "\ufffd"
+LONGEST_CHARACTER = 8
+"""Tokens that may share one character; what is no text after so many will not become one."""
+
 _GAPS = ((" ", "Ġ▁ "), ("\n", "Ċ\n"))
 """What a long text is cut before, where it follows a letter or digit; and how vocabularies write
 it, those of bytes (Ġ, Ċ) and SentencePiece's (▁).
@@ -101,6 +105,7 @@ class Tokenizer:
             self.eos_token_ids = _named_end_tokens(folder) or _as_ids(ids.get("eos_token"))
             self._templates = read_templates(_template_files(folder) or config.get("chat_template"))
         self.pad_token_id = ids.get("pad_token")
+        self._texts_alone: dict[tuple[int, bool], str] = {}
 
     @property
     def eos_token_id(self) -> int:
@@ -206,6 +211,47 @@ class Tokenizer:
     def decode(self, tokens: Sequence[int], *, skip_special_tokens: bool = True) -> str:
         """The text of token ids."""
         return self._tokens.decode(list(tokens), skip_special_tokens=skip_special_tokens)
+
+    def token_texts(self, tokens: Sequence[int], *, skip_special_tokens: bool = True) -> list[str]:
+        """The text that each token adds; joined, they are `decode(tokens)`.
+
+        Where several tokens make one character, the last of them adds it, the others nothing.
+        """
+        whole = self.decode(tokens, skip_special_tokens=skip_special_tokens)
+        texts = [self._text_alone(token, skip_special_tokens) for token in tokens]
+        if "".join(texts) == whole:
+            return texts
+        return self._texts_in_context(tokens, whole, skip_special_tokens)
+
+    def _text_alone(self, token: int, skip_special_tokens: bool) -> str:
+        known = (token, skip_special_tokens)
+        text = self._texts_alone.get(known)
+        if text is None:
+            text = self.decode([token], skip_special_tokens=skip_special_tokens)
+            self._texts_alone[known] = text
+        return text
+
+    def _texts_in_context(
+        self, tokens: Sequence[int], whole: str, skip_special_tokens: bool
+    ) -> list[str]:
+        """Each token's text as it follows those before it: vocabularies drop the space at the
+        beginning of a text, and have tokens that are a part of a character.
+        """
+        texts: list[str] = []
+        before, begin = 0, 0  # tokens: of the context, and first of the next text
+        for end in range(1, len(tokens) + 1):
+            context = self.decode(tokens[before:begin], skip_special_tokens=skip_special_tokens)
+            text = self.decode(tokens[before:end], skip_special_tokens=skip_special_tokens)
+            is_open = text.endswith(HALF_A_CHARACTER) and end - begin < LONGEST_CHARACTER
+            if is_open and end < len(tokens):
+                texts.append("")
+                continue
+            texts.append(text[len(context) :])
+            before, begin = begin, end
+        if "".join(texts) == whole:
+            return texts
+        # No token's text is certain: the last one adds all of it.
+        return [*[""] * (len(tokens) - 1), whole]
 
     def token(self, token_id: int) -> str:
         """The text of one token, special ones by name."""

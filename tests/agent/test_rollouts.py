@@ -57,6 +57,21 @@ def run() -> RunDirectory:
     return run
 
 
+async def test_dropped_groups_are_counted_and_shown_only_where_none_was_sent(
+    run: RunDirectory,
+) -> None:
+    dropped = {"code": "same_scores"}
+    add_group(run, 2, completion("alike", 0.0), completion("alike", 0.0), dropped=dropped)
+    answer = await told("rl_get_rollouts", run_id=RUN, which="worst")
+    assert answer["figures"]["dropped_groups"] == {"same_scores": 1}
+    assert (answer["figures"]["groups"], answer["figures"]["rollouts"]) == (2, 6)
+    assert "alike" not in str(answer["rollouts"])
+    add_group(run, 3, completion("alone", 0.0), dropped=dropped)
+    answer = await told("rl_get_rollouts", run_id=RUN)
+    assert (answer["step"], answer["figures"]["groups"]) == (3, 0)
+    assert "alone" in answer["rollouts"][0]["completion"]
+
+
 async def test_the_newest_step_is_shown_with_the_figures_of_all_its_rollouts(
     run: RunDirectory,
 ) -> None:

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterator
-from contextlib import AbstractContextManager, ExitStack
+from collections.abc import Callable
+from contextlib import ExitStack
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -18,6 +18,8 @@ from halteres.next_step import NextStep, Remedy
 from halteres.observe.metrics import append_row
 from halteres.runs.directory import stop_run
 
+from .conftest import HOSTILE, Visiting, expect
+
 if TYPE_CHECKING:
     from playwright.sync_api import Browser, Page
 
@@ -25,53 +27,7 @@ if TYPE_CHECKING:
 
 pytestmark = pytest.mark.browser
 
-HOSTILE = "<script>window.owned=1</script><img src=x onerror='window.owned=2'>"
 NUM_RUNS, LOADS_WITHIN_S = 200, 5.0
-
-
-@pytest.fixture(scope="module")
-def chromium() -> Iterator[Browser]:
-    from .browser import browser
-
-    with browser() as running:
-        yield running
-
-
-@pytest.fixture
-def url(home: Path) -> Iterator[str]:
-    from .browser import serving
-
-    with serving() as address:
-        yield address
-
-
-Visiting = Callable[..., AbstractContextManager["Visit"]]
-
-
-@pytest.fixture
-def visiting(chromium: Browser, url: str) -> Visiting:
-    from .browser import visiting
-
-    return lambda **options: visiting(chromium, url, **options)
-
-
-@pytest.fixture
-def visit(visiting: Visiting) -> Iterator[Visit]:
-    with visiting() as one:
-        yield one
-
-
-@pytest.fixture
-def alive() -> Iterator[Callable[..., Any]]:
-    """Runs that go on, under this process, for the length of a test."""
-    with ExitStack() as stack:
-        yield lambda run, **changes: stack.enter_context(run_fixtures.supervised(run, **changes))
-
-
-def expect(locator: Any) -> Any:
-    from playwright.sync_api import expect
-
-    return expect(locator)
 
 
 def stays(page: Page) -> Callable[[], bool]:
@@ -225,27 +181,6 @@ def test_a_failed_run_says_why_and_what_to_do(visit: Visit) -> None:
     trouble.locator("summary").click()
     expect(trouble.locator("pre")).to_have_text("CUDA out of memory")
     expect(page.get_by_role("button", name="Stop", exact=True)).to_have_count(0)
-
-
-def test_rollouts_are_read_by_step_best_or_worst(visit: Visit) -> None:
-    run = run_fixtures.make_run(steps=3)
-    for step in (1, 2):
-        answers = [
-            run_results.completion(f"answer {score} of step {step}", score)
-            for score in (0.0, 0.25, 0.5, 1.0)
-        ]
-        run_results.add_group(run, step, *answers, prompt="What is 6 * 7?")
-    page = visit.enter(f"#/runs/{RUN}")
-    first = page.locator(".rollout").first
-    page.get_by_role("button", name="best").click()
-    expect(first.locator(".completion")).to_have_text("answer 1.0 of step 2")
-    expect(first.locator(".prompt")).to_have_text("What is 6 * 7?")
-    expect(first.locator(".score")).to_have_text("score 1")
-    page.get_by_role("button", name="worst").click()
-    expect(first.locator(".completion")).to_have_text("answer 0.0 of step 2")
-    page.get_by_role("button", name="Step before").click()
-    expect(first.locator(".completion")).to_have_text("answer 0.0 of step 1")
-    expect(page.locator(".rollout")).to_have_count(3)
 
 
 def test_a_run_that_stands_still_says_why_until_it_goes_on(

@@ -286,29 +286,23 @@ async def test_evaluations_come_with_tasks_as_answered_before_and_after(page: Cl
     assert results == await told_to_a_person("rl_get_results", run_id=run.run_id)
 
 
-async def test_rollouts_and_logs_are_the_tools_answers(page: Client) -> None:
+async def test_logs_are_the_tool_s_answer(page: Client) -> None:
     run = run_fixtures.make_run(steps=3)
-    run_results.add_group(
-        run, 2, run_results.completion("good", 1.0), run_results.completion("bad", 0.0)
-    )
     (run.path / "logs" / "env.log").write_text("one\ntwo\nthree\n")
-    best = await got(page, f"/api/runs/{RUN}/rollouts?step=2&which=best&n=1")
-    assert best == await told_to_a_person("rl_get_rollouts", run_id=RUN, step=2, which="best", n=1)
-    assert best["rollouts"][0]["completion"] == "good"
     lines = await got(page, f"/api/runs/{RUN}/logs?role=env&lines=2&grep=t")
     assert lines["lines"] == ["two", "three"]
 
 
 @pytest.mark.parametrize(
     ("query", "field"),
-    [("step=x", "step"), ("which=finest", "which"), ("n=9", "n"), ("n=-1", "n"), ("n=1.5", "n")],
+    [("lines=x", "lines"), ("lines=0", "lines"), ("lines=-1", "lines"), ("lines=1.5", "lines")],
 )
 async def test_a_query_that_a_tool_refuses_is_refused_in_its_words(
     page: Client, query: str, field: str
 ) -> None:
     run_fixtures.make_run()
     async with page() as http:
-        answer = await http.get(f"/api/runs/{RUN}/rollouts?{query}")
+        answer = await http.get(f"/api/runs/{RUN}/logs?{query}")
     assert (answer.status_code, answer.json()["code"], answer.json()["field"]) == (
         400,
         "invalid_arguments",
@@ -317,7 +311,11 @@ async def test_a_query_that_a_tool_refuses_is_refused_in_its_words(
 
 
 @pytest.mark.parametrize(
-    "what", ["", "/metrics", "/settings", "/evals", "/status", "/results", "/rollouts", "/logs"]
+    "what",
+    [
+        *("", "/metrics", "/settings", "/evals", "/status", "/results"),
+        *("/groups", "/groups/1/0", "/logs"),
+    ],
 )
 async def test_a_run_that_is_not_there_is_told_with_the_one_that_was_meant(
     page: Client, what: str
@@ -356,7 +354,9 @@ async def test_no_answer_holds_a_secret(page: Client, monkeypatch: pytest.Monkey
         json.dumps({"env.key": {"value": SECRET, "source": "edit"}})
     )
     (run.path / "logs" / "supervisor.log").write_text(f"{SECRET}\n")
-    run_results.add_group(run, 1, run_results.completion(SECRET, 1.0), prompt=SECRET, item=SECRET)
+    tokens = {"ids": [4711], "lengths": [len(SECRET)], "logprobs": [-0.1]}
+    said = {**run_results.completion(SECRET, 1.0), **tokens}
+    run_results.add_group(run, 1, said, prompt=SECRET, item=SECRET)
     for step in (0, 2):
         run_results.evaluate(run, step, 0.1, tasks=[SECRET, f"{SECRET}?"])
     append_row(run.path / "metrics.jsonl", {"step": 2, SECRET: 1.0})
@@ -364,11 +364,14 @@ async def test_no_answer_holds_a_secret(page: Client, monkeypatch: pytest.Monkey
         for path in ("/api/runs", *(f"/api/runs/{RUN}{what}" for what in PARTS)):
             answer = await http.get(path)
             assert answer.status_code == 200, path
-            assert SECRET not in answer.text, path
+            assert SECRET not in answer.text and "4711" not in answer.text, path
             assert "***" in answer.text or path.endswith("/results"), path
 
 
-PARTS = ("", "/metrics", "/settings", "/evals", "/results", "/rollouts", "/logs?role=supervisor")
+PARTS = (
+    *("", "/metrics", "/settings", "/evals", "/results"),
+    *("/groups", "/groups/1/0", "/logs?role=supervisor"),
+)
 
 
 async def test_events_that_nobody_of_us_wrote_do_no_harm(page: Client) -> None:

@@ -548,8 +548,10 @@ async def test_the_run_directory_tells_of_every_rollout_and_every_step(
     ]
     lines = read_rows(tmp_path / "rollouts" / "step_1.jsonl")
     assert sorted(line["group"] for line in lines) == [0, 1]
-    assert set(lines[0]) == {"group", "item", "prompt", "completions", "failures"}
-    assert set(lines[0]["completions"][0]) == {"text", "score", "tokens", "finish"}
+    facts = {"group", "id", "item", "prompt", "prompt_ids", "completions", "failures"}
+    assert set(lines[0]) == facts
+    sampled = {"ids", "logprobs", "lengths"}
+    assert set(lines[0]["completions"][0]) == {"text", "score", "tokens", "finish", *sampled}
     assert str(lines[0]["item"]) in lines[0]["prompt"]
     assert lines[0]["completions"][0]["text"].startswith("So the answer is")
     rows = read_rows(tmp_path / "metrics.jsonl")

@@ -82,6 +82,18 @@ def test_tasks_that_were_quarantined_up_to_its_step_come_along(stopped: RunDirec
     wait_for_end(new)
 
 
+def test_rollouts_and_their_advantages_up_to_its_step_come_along(stopped: RunDirectory) -> None:
+    for step in (1, 3, 4):
+        for name in ("step", "advantages"):
+            (stopped.path / "rollouts" / f"{name}_{step}.jsonl").write_text(f"of {step}\n")
+    new = resume(stopped)
+    for step in (1, 3, 4):
+        files = [new.path / "rollouts" / f"{name}_{step}.jsonl" for name in ("step", "advantages")]
+        came = [file.exists() and file.read_text().startswith(f"of {step}") for file in files]
+        assert came == [step <= 3] * 2
+    wait_for_end(new)
+
+
 def test_the_services_journal_comes_along_with_the_rows_of_its_write_ahead_log(
     stopped: RunDirectory,
 ) -> None:

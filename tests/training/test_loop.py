@@ -14,10 +14,11 @@ import pytest
 
 from halteres.config.settings import Settings, TrainerSettings
 from halteres.errors import InvalidData
+from halteres.groups.rollout_rows import group_id
 from halteres.models import TINY, builtin_path
 from halteres.observe.metrics import read_rows
 from halteres.runs.directory import RunDirectory
-from halteres.runs.reading.rollouts import rollouts_of, steps_of
+from halteres.runs.reading.rollouts import groups_of, rollouts_of, steps_of, trained_groups
 from halteres.tokenizer import load_tokenizer
 from halteres.training.batch_source import Trajectories
 from halteres.training.datums import Example
@@ -130,6 +131,19 @@ async def test_the_row_of_a_step_has_the_seeds_names_and_ours(tmp_path: Path) ->
         sum(row[f"time/{lap}"] for lap in ("batch", "train", "publish"))
     )
     assert len(events(tmp_path, "first_batch")) == 1
+
+
+async def test_the_advantages_of_each_group_s_turns_are_written_by_its_id(tmp_path: Path) -> None:
+    await run(tmp_path, FakePolicy(), TrainerSettings(total_steps=1))
+    rows = read_rows(tmp_path / "rollouts" / "advantages_1.jsonl")
+    groups = batch(*MIXED).groups
+    assert [row["id"] for row in rows] == [group_id(one.tokens, one.scores) for one in groups]
+    assert [row["advantages"] for row in rows] == [[[-0.7071], [0.7071]], [[0.0], [0.0]]]
+
+
+async def test_advantages_that_cannot_be_written_end_no_run(tmp_path: Path) -> None:
+    (tmp_path / "rollouts").write_text("in the way")
+    assert await run(tmp_path, FakePolicy(), TrainerSettings(total_steps=1)) == 1
 
 
 async def test_scores_are_compared_with_lengths_within_each_group(tmp_path: Path) -> None:
@@ -383,6 +397,11 @@ async def test_groups_of_an_environment_that_writes_no_rollouts_are_written_from
     ]
     assert {one.prompt for one in told} == {tokenizer.decode(prompt, skip_special_tokens=False)}
     assert [one.tokens for one in told] == list(map(len, answers))
+    (row,), _ = groups_of(RunDirectory(tmp_path), 1)
+    assert [one.ids for one in row.completions] == answers
+    assert [one.logprobs for one in row.completions] == [[-0.5] * len(one) for one in answers]
+    trained = trained_groups(RunDirectory(tmp_path), 1, {row.id})
+    assert trained[row.id].advantages == [[0.7071], [-0.7071]]
 
 
 async def test_a_resumed_run_goes_on_with_the_next_step_and_keeps_its_rows(tmp_path: Path) -> None:

@@ -40,6 +40,7 @@ FREE = (
     "config",
     "clients",
     "groups",
+    "standalone_page",
     "observe.metrics",
     "observe.prometheus",
 )
@@ -92,7 +93,16 @@ FOUNDATION = {
     "redaction": ("config", "errors", "logins"),
     "short_texts": ("redaction",),
     "clients": ("clients", "errors", "logins", "types", "config", "tokenizer", "scores"),
-    "groups": ("groups", "clients", "files", "observe.metrics", "tokenizer", "types"),
+    "standalone_page": (),
+    "groups": (
+        "groups",
+        "clients",
+        "files",
+        "observe.metrics",
+        "standalone_page",
+        "tokenizer",
+        "types",
+    ),
     "observe": ("observe", "errors", "files", "types", "config", "process", "redaction"),
 }
 HEAVY = (

@@ -93,6 +93,40 @@ def test_any_token_decodes_as_in_transformers(ours: Tokenizer, theirs: Any) -> N
         assert ours.token(token) == theirs.decode([token])
 
 
+@pytest.mark.parametrize("skip", [True, False])
+@pytest.mark.parametrize("text", TEXTS)
+def test_the_texts_of_tokens_are_the_text_in_parts(ours: Tokenizer, text: str, skip: bool) -> None:
+    tokens = [*ours.encode(text), ours.eos_token_id]
+    texts = ours.token_texts(tokens, skip_special_tokens=skip)
+    assert len(texts) == len(tokens)
+    assert "".join(texts) == ours.decode(tokens, skip_special_tokens=skip)
+    assert (texts[-1] == "") == skip
+    words = [ours.token(token) for token in tokens[:-1]]
+    if text.isascii() and "<|" not in text:
+        assert texts[:-1] == words
+
+
+def test_any_tokens_in_any_order_have_texts_that_make_their_text(ours: Tokenizer) -> None:
+    drawn = random.Random(3)
+    for _ in range(200):
+        tokens = [drawn.randrange(ours.vocab_size) for _ in range(drawn.randrange(1, 30))]
+        assert "".join(ours.token_texts(tokens)) == ours.decode(tokens)
+
+
+def test_a_token_that_follows_another_keeps_its_space(tmp_path: Path) -> None:
+    """Vocabularies of SentencePiece drop the space before a text's first word alone."""
+    made, trainer = unigram()
+    made.train_from_iterator(["one two three", "two three one", "three one two"] * 9, trainer)
+    made.decoder = decoders.Metaspace(prepend_scheme="first")
+    made.save(str(tmp_path / "tokenizer.json"))
+    ours = Tokenizer(tmp_path)
+    tokens = ours.encode("one two three")
+    texts = ours.token_texts(tokens)
+    assert "".join(texts) == "one two three" == ours.decode(tokens)
+    assert not texts[0].startswith(" ")
+    assert sum(text.startswith(" ") for text in texts) == 2
+
+
 @pytest.mark.parametrize("generation", [True, False])
 @pytest.mark.parametrize("messages", CHATS)
 def test_chats_render_and_tokenise_as_in_transformers(

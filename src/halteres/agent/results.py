@@ -519,6 +519,8 @@ def _step_figures(found: StepOfRollouts) -> dict[str, Any]:
             "distinct": rounded(len(given) / len(marks)),
             "commonest": rounded(given.most_common(1)[0][1] / len(marks)),
         }
+    if found.dropped:
+        figures["dropped_groups"] = dict(found.dropped.most_common(MOST_CODES))
     if failures:
         figures["failed"] = dict(failures.most_common(MOST_CODES))
         figures["last_failure"] = shortened(f"{found.code}: {found.why}", 200)

@@ -8,8 +8,7 @@ import asyncio
 import re
 from collections.abc import Awaitable, Callable, Sequence
 from functools import partial
-from pathlib import Path
-from typing import Any, Final
+from typing import Any
 
 import msgspec
 from starlette.middleware import Middleware
@@ -35,13 +34,13 @@ from halteres.agent.transports.access import (
 from halteres.agent.transports.http_routes import Calls, arguments_of
 from halteres.dashboard.curves import curves_of
 from halteres.dashboard.events import MOST_STREAMS, Events
+from halteres.dashboard.rollout_groups import group_of_step, groups_of_step
 from halteres.dashboard.runs import evaluations_of, list_of_runs, settings_of, view_of
 from halteres.errors import UserError
 from halteres.next_step import NextStep
 from halteres.redaction import Redactor
 from halteres.runs.directory import RunDirectory, find_run
-
-STATIC: Final = Path(__file__).parent / "static"
+from halteres.standalone_page import STATIC
 
 ASSETS = "/ui"  # where the page's own files are; they tell nothing of a run, and are open
 
@@ -117,7 +116,7 @@ def page_routes(calls: Calls, write: Callable[[NextStep], str]) -> list[BaseRout
         evaluations.
         """
         names = request.query_params.get("names", "").split(",")
-        return await of_run(lambda run: curves_of(run.path / "metrics.jsonl").columns(names))(
+        return await _of_run(lambda run: curves_of(run.path / "metrics.jsonl").columns(names))(
             request
         )
 
@@ -126,16 +125,6 @@ def page_routes(calls: Calls, write: Callable[[NextStep], str]) -> list[BaseRout
         arguments = {**await arguments_of(request), **request.path_params}
         reply = await calls.reply(request, "rl_stop_training", arguments, write=write)
         return answer(reply.body, reply.status)
-
-    def of_run(reader: Callable[[RunDirectory], dict[str, Any]]) -> Endpoint:
-        """The endpoint that answers with what a function reads of a run."""
-
-        async def endpoint(request: Request) -> Response:
-            return await _read(
-                lambda run_id: reader(find_run(run_id)), request.path_params["run_id"]
-            )
-
-        return endpoint
 
     def of_tool(name: str, *queries: str) -> Endpoint:
         """The endpoint that gives a tool's own answer."""
@@ -150,13 +139,14 @@ def page_routes(calls: Calls, write: Callable[[NextStep], str]) -> list[BaseRout
     guarded: list[tuple[str, str, Endpoint]] = [
         ("GET", "/api/events", events),
         ("GET", "/api/runs", runs),
-        ("GET", "/api/runs/{run_id}", of_run(partial(view_of, write=write))),
+        ("GET", "/api/runs/{run_id}", _of_run(partial(view_of, write=write))),
         ("GET", "/api/runs/{run_id}/metrics", metrics),
-        ("GET", "/api/runs/{run_id}/settings", of_run(settings_of)),
-        ("GET", "/api/runs/{run_id}/evals", of_run(evaluations_of)),
+        ("GET", "/api/runs/{run_id}/settings", _of_run(settings_of)),
+        ("GET", "/api/runs/{run_id}/evals", _of_run(evaluations_of)),
         ("GET", "/api/runs/{run_id}/status", of_tool("rl_check_status")),
         ("GET", "/api/runs/{run_id}/results", of_tool("rl_get_results")),
-        ("GET", "/api/runs/{run_id}/rollouts", of_tool("rl_get_rollouts", "step", "which", "n")),
+        ("GET", "/api/runs/{run_id}/groups", _groups),
+        ("GET", "/api/runs/{run_id}/groups/{step:int}/{place:int}", _group),
         ("GET", "/api/runs/{run_id}/logs", of_tool("rl_get_logs", "role", "lines", "grep")),
         ("POST", "/api/runs/{run_id}/stop", stop),
     ]
@@ -166,6 +156,31 @@ def page_routes(calls: Calls, write: Callable[[NextStep], str]) -> list[BaseRout
         for method, path, endpoint in guarded
     ]
     return [*_open_routes(), *routes]
+
+
+def _of_run(reader: Callable[[RunDirectory], dict[str, Any]]) -> Endpoint:
+    """The endpoint that answers with what a function reads of a run."""
+
+    async def endpoint(request: Request) -> Response:
+        return await _read(lambda run_id: reader(find_run(run_id)), request.path_params["run_id"])
+
+    return endpoint
+
+
+async def _groups(request: Request) -> Response:
+    """GET /api/runs/{id}/groups?step=N&search=TEXT: the groups of a step, in brief."""
+    query = request.query_params
+    step = None
+    if re.fullmatch(r"\d{1,9}", query.get("step", "")):
+        step = int(query["step"])
+    search = query.get("search", "")
+    return await _of_run(lambda run: groups_of_step(run, step, search))(request)
+
+
+async def _group(request: Request) -> Response:
+    """GET /api/runs/{id}/groups/{step}/{place}: one of them, with every answer."""
+    step, place = request.path_params["step"], request.path_params["place"]
+    return await _of_run(lambda run: group_of_step(run, step, place))(request)
 
 
 def _given(request: Request, queries: Sequence[str]) -> dict[str, Any]:

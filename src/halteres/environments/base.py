@@ -107,7 +107,9 @@ class BaseEnv:
         folder = tokenizer_folder(config.tokenizer_name)
         self.tokenizer: Tokenizer = load_tokenizer(str(folder))
         self.server: Sampler = make_sampler(config, self.server_config, self.tokenizer)
-        self.records = Records(config.run_dir, self.tokenizer, config.success_threshold)
+        self.records = Records(
+            config.run_dir, self.tokenizer, config.success_threshold, config.token_limits
+        )
         self.curr_step = 0  # batches that the trainer has been given
         # of the item being drawn now
         self.rng: random.Random = Draw(seed=config.seed, step=0, ordinal=0).rng()

@@ -23,6 +23,7 @@ from halteres.config.reach import Places, Reach, WebAddress, declared
 from halteres.documents import read_document
 from halteres.environments.cage import CagePolicy
 from halteres.errors import InvalidConfig, nearest
+from halteres.groups.rollout_rows import TokenLimits
 from halteres.models import TINY
 from halteres.rewards.components import Aggregation, RewardSpec, RewardSpecs, check_specs
 
@@ -134,6 +135,14 @@ class BaseEnvConfig(BaseModel):
         None, "folder for an evaluation's files; default: none are written", reaches="path"
     )
 
+    rollout_tokens_mb: float = setting(
+        50.0,
+        "megabytes of rollouts/ up to which groups are written with their tokens; 0: none are",
+        ge=0,
+    )
+    rollout_token_groups: int = setting(
+        -1, "groups of each step that are written with their tokens; -1: all", ge=-1
+    )
     spool_dir: str | None = setting(
         None, "serve: folder for groups that cannot be sent; by default in run_dir", reaches="path"
     )
@@ -289,6 +298,11 @@ class BaseEnvConfig(BaseModel):
         if not self.reward_model_path:
             return self.rewards
         return (*self.rewards, RewardSpec(name="reward_model", model=self.reward_model_path))
+
+    @property
+    def token_limits(self) -> TokenLimits:
+        """How many groups are recorded with their tokens."""
+        return TokenLimits(megabytes=self.rollout_tokens_mb, groups=self.rollout_token_groups)
 
     @property
     def num_eval_samples(self) -> int:

@@ -19,6 +19,7 @@ from typing import Any
 
 from halteres.environments.scored import (
     ScoredDataGroup,
+    TurnTokens,
     action_tokens,
     prompt_tokens,
     rollouts_of,
@@ -28,10 +29,11 @@ from halteres.environments.scored import (
 from halteres.environments.scoring import metrics_of
 from halteres.errors import HalteresError, as_failure
 from halteres.files import replace_file
+from halteres.groups.rollout_rows import RolloutFiles, TokenLimits, group_id, sampled_fields
 from halteres.observe.metrics import append_row, read_rows
 from halteres.redaction import Redactor
 from halteres.tokenizer import Tokenizer
-from halteres.types import FailedRollout
+from halteres.types import MASKED, FailedRollout
 
 log = logging.getLogger(__name__)
 
@@ -106,18 +108,24 @@ class Records:
     """The environment's part of one run directory, or of none."""
 
     def __init__(
-        self, run_dir: str | None, tokenizer: Tokenizer, success_threshold: float = 0.0
+        self,
+        run_dir: str | None,
+        tokenizer: Tokenizer,
+        success_threshold: float = 0.0,
+        token_limits: TokenLimits | None = None,
     ) -> None:
+        """`token_limits`: how many groups are written with their tokens; None: as by default."""
         self._tallies: defaultdict[int, Tally] = defaultdict(
             lambda: Tally(tokenizer, success_threshold)
         )
         self._tokenizer, self._folder = tokenizer, Path(run_dir) if run_dir else None
         self._rewards_version: str | None = None  # None: of no group yet
-        # groups of a step that an earlier life of this environment wrote
-        self._written: dict[int, set[int]] = {}
+        self._files: RolloutFiles | None = None  # None: there is no run directory
         self._logged = set[FailedRollout]()
         if self._folder is not None:
-            (self._folder / "rollouts").mkdir(parents=True, exist_ok=True)
+            folder = self._folder / "rollouts"
+            folder.mkdir(parents=True, exist_ok=True)
+            self._files = RolloutFiles(folder, token_limits or TokenLimits())
 
     def tally(self, step: int) -> Tally:
         """The figures of a step that is not closed yet."""
@@ -132,14 +140,8 @@ class Records:
     def group(self, step: int, number: int, item: Any, group: ScoredDataGroup) -> None:
         """One scored group, on its way into the batch of `step`."""
         self._tallies[step].group(group)
-        line = {
-            "prompt": self._text(prompt_tokens(group, 0)),
-            "completions": [
-                self._completion(group, place, one) for place, one in enumerate(rollouts_of(group))
-            ],
-        }
-        if rewards := group.get("rewards"):
-            line |= {"rewards_version": rewards.version, "rewards_s": rewards.seconds}
+        rewards = group.get("rewards")
+        if rewards is not None:
             if (
                 self._rewards_version is None and self._folder is not None
             ):  # as an earlier life of this environment left it
@@ -150,17 +152,45 @@ class Records:
             if rewards.version != self._rewards_version:
                 before, self._rewards_version = self._rewards_version, rewards.version
                 self._event(REWARDS, step, version=rewards.version, before=before)
-        self._rollouts(step, number, item, group.get("failures", []), line)
+        failures = group.get("failures", ())
+        self.count_failures(step, failures)
+        if self._files is not None:
+            self._write(step, number, item, failures, self._line(group))
 
     def failed(self, step: int, number: int, item: Any, failures: Sequence[FailedRollout]) -> None:
         """A group that came to nothing."""
         self._tallies[step].count("groups/failed")
-        self._rollouts(step, number, item, failures, {"prompt": "", "completions": []})
+        self.count_failures(step, failures)
+        self._write(step, number, item, failures, {"prompt": "", "completions": []})
 
-    def dropped(self, step: int, group: ScoredDataGroup) -> None:
-        """A whole group that is not sent: its figures, and what failed on the way to it."""
+    def dropped(
+        self, step: int, number: int, item: Any, group: ScoredDataGroup, reason: str
+    ) -> None:
+        """A whole group that is not sent: its figures, why, and what failed on the way to it."""
         self._tallies[step].group(group)
-        self.count_failures(step, group.get("failures", ()))
+        self.not_sent(step, number, item, group, reason)
+
+    def not_sent(
+        self, step: int, number: int, item: Any, group: ScoredDataGroup, reason: str
+    ) -> None:
+        """A whole group that is not sent, and not in the step's figures either."""
+        failures = group.get("failures", ())
+        self.count_failures(step, failures)
+        if self._files is not None:
+            line = {**self._line(group), "dropped": {"code": reason}}
+            self._write(step, number, item, failures, line)
+
+    def set_aside(self, step: int, number: int, group: ScoredDataGroup, why: str) -> None:
+        """A group whose row is written already will be in no batch: the trajectory server says why.
+        A second row of the same id has the reason.
+        """
+        line = {
+            "id": group_id(group["tokens"], group["scores"]),
+            "prompt": "",
+            "completions": [],
+            "dropped": {"code": "set_aside", "why": Redactor.of_this_process().text(why)},
+        }
+        self._write(step, number, None, (), line)
 
     def log(self, step: int, metrics: Mapping[str, Any], src: str = "env") -> None:
         """One row of metrics.jsonl; a `step` among the metrics wins."""
@@ -186,7 +216,22 @@ class Records:
                 file.parent.mkdir(exist_ok=True)
                 replace_file(file, json.dumps({"role": "env", **as_failure(error)}).encode())
 
-    def _rollouts(
+    def _line(self, group: ScoredDataGroup) -> dict[str, Any]:
+        """What a group's row says of its prompt, its rollouts and their rewards."""
+        prompt = prompt_tokens(group, 0)
+        line: dict[str, Any] = {
+            "id": group_id(group["tokens"], group["scores"]),
+            "prompt": self._text(prompt),
+            "prompt_ids": prompt,
+            "completions": [
+                self._completion(group, place, one) for place, one in enumerate(rollouts_of(group))
+            ],
+        }
+        if rewards := group.get("rewards"):
+            line |= {"rewards_version": rewards.version, "rewards_s": rewards.seconds}
+        return line
+
+    def _write(
         self,
         step: int,
         number: int,
@@ -194,24 +239,19 @@ class Records:
         failures: Sequence[FailedRollout],
         line: Mapping[str, Any],
     ) -> None:
-        """Count failures, and write a group's line: once, also where it is rolled out again after a
-        restart.
-        """
-        self.count_failures(step, failures)
-        if self._folder is None:
+        """Write a group's row: once, also where it is rolled out again after a restart."""
+        if self._files is None:
             return
-        file = f"rollouts/step_{step}.jsonl"
-        if step not in self._written:
-            self._written[step] = {
-                row["group"] for row in read_rows(self._folder / file) if "group" in row
-            }
-        if number not in self._written[step]:
-            rows = [dataclasses.asdict(failure) for failure in failures]
-            for row in rows:
-                if not row["prompt_tokens"]:
-                    del row["prompt_tokens"]
-            failed = Redactor.of_this_process().json(rows)
-            self._append(file, {"group": number, "item": as_json(item), **line, "failures": failed})
+        rows = [dataclasses.asdict(failure) for failure in failures]
+        for row in rows:
+            if not row["prompt_tokens"]:
+                del row["prompt_tokens"]
+        failed = Redactor.of_this_process().json(rows)
+        row = {"group": number, "item": as_json(item), **line, "failures": failed}
+        try:
+            self._files.append(step, row)
+        except HalteresError as error:  # the trainer meets the same disk and speaks for the run
+            log.warning("%s", error.sentence)
 
     def count_failures(self, step: int, failures: Sequence[FailedRollout]) -> None:
         """Attempts that came to nothing."""
@@ -241,15 +281,33 @@ class Records:
             }
         if outcomes := group.get("outcome"):
             line["outcome"] = outcomes[place]
-        if len(turns := turns_of(group, rollout)) > 1:  # `text` has them all in one
-            line["turns"] = [
-                {
-                    "text": self._tokenizer.decode(turn.action),
-                    "observation": self._text(turn.observation),
-                }
-                | ({} if turn.reward is None else {"reward": turn.reward})
-                for turn in turns
-            ]
+        overrides = group.get("overrides")
+        if overrides and (overrides[rollout[0]] or {}).get("set_advantage_to_zero"):
+            line["masked"] = True
+        turns = turns_of(group, rollout)
+        if len(turns) > 1:  # `text` has them all in one
+            line["turns"] = [self._turn(turn) for turn in turns]
+        else:
+            logprobs = None
+            if rows := group.get("inference_logprobs"):
+                pairs = [
+                    pair
+                    for at in rollout
+                    for pair in zip(rows[at], group["masks"][at], strict=True)
+                ]
+                logprobs = [logprob for logprob, mask in pairs if mask != MASKED]
+            line |= sampled_fields(tokens, logprobs, self._tokenizer)
+        return line
+
+    def _turn(self, turn: TurnTokens) -> dict[str, Any]:
+        line: dict[str, Any] = {
+            "text": self._tokenizer.decode(turn.action),
+            "observation": self._text(turn.observation),
+            **sampled_fields(turn.action, turn.logprobs, self._tokenizer),
+            "observation_ids": turn.observation,
+        }
+        if turn.reward is not None:
+            line["reward"] = turn.reward
         return line
 
     def _text(self, tokens: list[int]) -> str:

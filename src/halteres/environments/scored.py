@@ -311,6 +311,7 @@ class TurnTokens(NamedTuple):
     action: list[int]
     observation: list[int]  # context after the action and before the next; empty after the last
     reward: float | None  # None: the group does not tell
+    logprobs: list[float] | None  # of the action; None: the group does not tell
 
 
 def turns_of(group: ScoredDataGroup, rollout: Sequence[int]) -> list[TurnTokens]:
@@ -324,6 +325,7 @@ def turns_of(group: ScoredDataGroup, rollout: Sequence[int]) -> list[TurnTokens]
             found += [(number, action[0], action[-1] + 1, None) for action in actions]
     else:
         found = [span for span in spans if span[0] in rollout]
+    logprobs = group.get("inference_logprobs")
     turns: list[TurnTokens] = []
     for place, (number, start, stop, reward) in enumerate(found):
         tokens = group["tokens"][number]
@@ -333,5 +335,8 @@ def turns_of(group: ScoredDataGroup, rollout: Sequence[int]) -> list[TurnTokens]
         if after != number:
             prompt = group["tokens"][after][:begin]
             observation = prompt[len(commonprefix([prompt, tokens])) :]
-        turns.append(TurnTokens(tokens[start:stop], observation, reward))
+        of_action = None
+        if logprobs:
+            of_action = logprobs[number][start:stop]
+        turns.append(TurnTokens(tokens[start:stop], observation, reward, of_action))
     return turns

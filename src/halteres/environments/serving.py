@@ -264,7 +264,8 @@ class Serving:
         tally = records.tally(drawn.batch_step)
         if plan is not None and not plan.has_room_for(drawn.draw.step, num_rollouts):
             tally.count("groups/dropped/surplus")
-            records.count_failures(drawn.batch_step, group.get("failures", ()))
+            place = (drawn.batch_step, drawn.draw.ordinal, drawn.item)
+            records.not_sent(*place, group, "surplus")
             return
         records.group(drawn.batch_step, drawn.draw.ordinal, drawn.item, group)
         has_state = type(self._env).save_checkpoint is not BaseEnv.save_checkpoint
@@ -286,6 +287,8 @@ class Serving:
         if posted.set_aside:
             log.warning("The trajectory server set a group aside: %s", posted.set_aside)
             tally.count("groups/set_aside")
+            place = (drawn.batch_step, drawn.draw.ordinal)
+            records.set_aside(*place, group, posted.set_aside)
             self._idle = True
         elif plan is not None:
             plan.add(num_rollouts)
@@ -301,8 +304,9 @@ class Serving:
         """
         step, limit = settled.drawn.batch_step, self._env.config.max_dropped_groups
         tally = self._env.records.tally(step)
+        drawn = settled.drawn
         for group, reason in settled.dropped:
-            self._env.records.dropped(step, group)
+            self._env.records.dropped(step, drawn.draw.ordinal, drawn.item, group, reason)
             tally.count(f"groups/dropped/{reason}")
         self._idle = self._idle or not settled.groups
         number = self._dropped_in_a_row = 0 if settled.groups else self._dropped_in_a_row + 1

@@ -1,6 +1,4 @@
-"""One scored group as it is read and shown: its scores, its sequences in parts, how likely tokens
-were.
-"""
+"""One scored group as it is read and shown: its scores, its sequences in parts."""
 
 from __future__ import annotations
 
@@ -25,12 +23,6 @@ if TYPE_CHECKING:  # a user who names no tokenizer need not wait for its librari
 LONGEST_LINE = 64 * 2**20  # bytes; a longer line is no group of ours and is passed over
 MOST_SCORES = 16
 MOST_IDS = 24  # token ids shown of a part that cannot be decoded
-# tokens that may share one character; what is no text after so many will not become one
-LONGEST_CHARACTER = 8
-HALF_A_CHARACTER = "\ufffd"
-# probabilities; a token below the first one is surprising, below the last one most so
-BOUNDS = (0.5, 0.1, 0.01)
-_LOG_BOUNDS = tuple(map(math.log, BOUNDS))
 
 _Rows = list[list[float] | None] | None
 
@@ -56,14 +48,6 @@ class Part:
             begin = most * 2 // 3
         gap = f" …[{counted(left, 'character')}]… "
         return replace(self, text=self.text[:begin] + gap + self.text[begin + left :])
-
-
-@dataclass(frozen=True, slots=True)
-class Stretch:
-    """Text whose tokens are equally surprising."""
-
-    text: str  # harmless
-    level: int  # 0: not surprising; 1 to 3: below as many of BOUNDS
 
 
 class ScoredGroup(msgspec.Struct, frozen=True, kw_only=True):
@@ -106,6 +90,17 @@ class ScoredGroup(msgspec.Struct, frozen=True, kw_only=True):
         return mean_of(self.scores)
 
     @property
+    def spread(self) -> float | None:
+        """Standard deviation of the scores; None of no scores, or where they are too large."""
+        mean = self.mean
+        if mean is None:
+            return None
+        try:
+            return math.sqrt(sum((score - mean) ** 2 for score in self.scores) / len(self.scores))
+        except OverflowError:
+            return None
+
+    @property
     def extremes(self) -> tuple[int, ...]:
         """The best and the worst sequence, the first of each; one where all are alike."""
         scores = self.scores[: self.num_sequences]
@@ -122,7 +117,7 @@ class ScoredGroup(msgspec.Struct, frozen=True, kw_only=True):
         if not self.num_sequences:
             return "no tokens"
         tokens = _span([len(tokens) for tokens in self.tokens])
-        sampled = _span([self._num_sampled(at) for at in range(self.num_sequences)])
+        sampled = _span([self.num_sampled(at) for at in range(self.num_sequences)])
         noun = "tokens"
         if tokens == "1":
             noun = "token"
@@ -136,24 +131,26 @@ class ScoredGroup(msgspec.Struct, frozen=True, kw_only=True):
         return {best: "best", worst: "worst"}.get(at, "")
 
     def score(self, at: int) -> str:
-        """Of one sequence."""
-        if at >= len(self.scores):
+        """Of one sequence, in words."""
+        score = self.score_of(at)
+        if score is None:
             return "no score"
-        return f"score {self.scores[at]:g}"
+        return f"score {score:g}"
 
-    def figures(self, at: int) -> str:
-        """Of one sequence: tokens, advantage and log-probability where they came along."""
-        mask = self._mask(at)
-        found = [f"{counted(len(self.tokens[at]), 'token')}, {self._num_sampled(at)} sampled"]
-        for name, rows in (
-            ("advantage", self.advantages),
-            ("mean logprob", self.inference_logprobs),
-        ):
-            row = zip(self._per_token(rows, at) or (), mask, strict=False)
-            mean = mean_of([value for value, each in row if each != MASKED])
-            if mean is not None:
-                found.append(f"{name} {number(mean)}")
-        return ", ".join(found)
+    def score_of(self, at: int) -> float | None:
+        """Of one sequence; None where it has none."""
+        if at >= len(self.scores):
+            return None
+        return self.scores[at]
+
+    def mean_advantage(self, at: int) -> float | None:
+        """Of one sequence's sampled tokens; None where none came along."""
+        row = zip(self._per_token(self.advantages, at) or (), self._mask(at), strict=False)
+        return mean_of([value for value, each in row if each != MASKED])
+
+    def logprobs_of(self, at: int) -> list[float] | None:
+        """Of one sequence's tokens; None where none came along."""
+        return self._per_token(self.inference_logprobs, at)
 
     def parts(self, at: int, tokenizer: Tokenizer | None) -> tuple[Part, ...]:
         """One sequence: decoded where there is a tokenizer, else its messages, else the ids of its
@@ -174,31 +171,6 @@ class ScoredGroup(msgspec.Struct, frozen=True, kw_only=True):
             begin = end
         return tuple(parts)
 
-    def stretches(self, at: int, part: Part, tokenizer: Tokenizer | None) -> tuple[Stretch, ...]:
-        """A part in stretches; one where nothing tells them apart, or a token's text depends on its
-        neighbours.
-        """
-        whole = (Stretch(part.text, 0),)
-        logprobs = self._per_token(self.inference_logprobs, at)
-        if tokenizer is None or logprobs is None or part.tokens is None or not part.is_sampled:
-            return whole
-        begin, end = part.tokens
-        pieces: list[Stretch] = []
-        first = begin
-        for last in range(begin, end):  # tokens one by one, those that make one character together
-            text = _decoded(tokenizer, self.tokens[at][first : last + 1])
-            is_open = text.endswith(HALF_A_CHARACTER) and last + 1 - first < LONGEST_CHARACTER
-            if is_open and last + 1 < end:
-                continue
-            lowest = min(logprobs[first : last + 1])
-            pieces.append(Stretch(harmless(text), sum(lowest < bound for bound in _LOG_BOUNDS)))
-            first = last + 1
-        runs = groupby(pieces, key=lambda piece: piece.level)
-        found = tuple(Stretch("".join(piece.text for piece in run), level) for level, run in runs)
-        if "".join(stretch.text for stretch in found) != part.text:
-            return whole
-        return found
-
     def _messages(self, at: int) -> list[Any]:
         """Of a sequence; none where they are no list."""
         if self.messages is None or at >= len(self.messages):
@@ -216,7 +188,8 @@ class ScoredGroup(msgspec.Struct, frozen=True, kw_only=True):
             mask = self.masks[at][:length]
         return mask + [MASKED] * (length - len(mask))
 
-    def _num_sampled(self, at: int) -> int:
+    def num_sampled(self, at: int) -> int:
+        """Tokens of a sequence that the policy sampled."""
         return sum(mask != MASKED for mask in self._mask(at))
 
     def _per_token(self, rows: _Rows, at: int) -> list[float] | None:

@@ -1,24 +1,24 @@
-"""Groups as one HTML page, which needs nothing else: a head, and a <details> for each with all its
-sequences.
-
-Its policy lets nothing be loaded or run; no character of a group is written unescaped.
+"""Groups as one HTML file, which needs nothing else: the page's own list of groups, and all their
+sequences as its data.
 """
 
 from __future__ import annotations
 
-import base64
-import hashlib
 import time
 from collections.abc import Sequence
 from dataclasses import dataclass
-from html import escape
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
-from halteres.groups.group import BOUNDS, Part, ScoredGroup, counted, mean_of, number, read_groups
+from halteres.clients.trajectories.groups import harmless
+from halteres.groups.group import Part, ScoredGroup, counted, mean_of, read_groups
+from halteres.groups.rollout_rows import in_utf16
+from halteres.standalone_page import standalone_page
 
 if TYPE_CHECKING:  # a user who names no tokenizer need not wait for its libraries
     from halteres.tokenizer import Tokenizer
+
+Row = dict[str, Any]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -39,9 +39,10 @@ class Entry:
     owner: str  # its environment
     size: int  # sequences
     mean: float | None
-    scores: str
+    spread: float | None  # standard deviation of the scores
     lengths: str
-    sequences: str  # HTML; "" where no tokens are kept
+    prompt: str  # the context that all sequences begin with; "" where they differ
+    sequences: list[Row]  # as dashboard/static/answers.js reads them; none where none are kept
     standing: Standing = Standing()
 
     @classmethod
@@ -55,39 +56,57 @@ class Entry:
         size: int | None = None,  # where the group has no tokens any more
         standing: Standing | None = None,
     ) -> Entry:
-        """The entry of a group, its sequences as HTML already."""
-        rows = [_sequence(group, at, tokenizer) for at in range(group.num_sequences)]
+        """The entry of a group, its sequences in parts already."""
+        sequences = [_sequence(group, at, tokenizer) for at in range(group.num_sequences)]
         return cls(
             id=id,
             owner=owner,
             size=size or group.num_sequences,
             mean=group.mean,
-            scores=group.listed_scores,
+            spread=group.spread,
             lengths=group.lengths,
-            sequences="".join(rows),
+            prompt=_take_prompt(sequences),
+            sequences=sequences,
             standing=standing or Standing(),
         )
+
+    def row(self) -> Row:
+        """What the page reads."""
+        standing = self.standing
+        row: Row = {
+            "place": self.id,
+            "label": str(self.id),
+            "task": self.owner,
+            "state": standing.place,
+            "why": standing.why,
+            "facts": [word for word in (self.lengths, standing.version, standing.received) if word],
+            "prompt": self.prompt,
+            "rollouts": self.sequences,
+        }
+        if self.mean is not None:
+            row |= {"mean": self.mean, "spread": self.spread}
+        if not self.sequences:
+            row["note"] = no_tokens(self.size) + "."
+        return row
 
 
 def render(entries: Sequence[Entry], source: str) -> str:
     """The whole page of these entries, the last one first, and where they come from."""
-    style = Path(__file__).with_name("page.css").read_text(encoding="utf-8")
-    digest = base64.b64encode(hashlib.sha256(style.encode()).digest()).decode()
-    policy = f"default-src 'none'; style-src 'sha256-{digest}'; base-uri 'none'; form-action 'none'"
-    when = time.strftime("%Y-%m-%d %H:%M:%S", time.localtime())
-    body = "".join(map(_entry, reversed(entries)))
-    if not entries:
-        body = '<p class="none">No group has come yet.</p>'
-    return (
-        '<!doctype html><html lang="en"><head><meta charset="utf-8">'
-        f'<meta http-equiv="Content-Security-Policy" content="{policy}">'
-        '<meta name="referrer" content="no-referrer"><meta name="color-scheme" content="light '
-        'dark">'
-        '<meta name="viewport" content="width=device-width, initial-scale=1">'
-        f"<title>{counted(len(entries), 'group')}</title><style>{style}</style></head><body><main>"
-        f"<header><h1>Groups</h1><p>{escape(source)} · written {when}</p><dl>{_facts(entries)}</dl>"
-        f'<p class="legend">{_legend(entries)}</p></header>{body}</main></body></html>\n'
-    )
+    means = [entry.mean for entry in entries if entry.mean is not None]
+    facts: Row = {
+        "groups": len(entries),
+        "sequences": sum(entry.size for entry in entries),
+        "mean score": mean_of(means),
+    }
+    if any(entry.standing.place for entry in entries):
+        facts["set aside"] = sum(entry.standing.place == "set_aside" for entry in entries)
+    data = {
+        "source": source,
+        "written": time.strftime("%Y-%m-%d %H:%M:%S", time.localtime()),
+        "facts": facts,
+        "groups": [entry.row() for entry in reversed(entries)],
+    }
+    return standalone_page("groups_file.js", data, title=counted(len(entries), "group"))
 
 
 def page_of(file: Path, owner: str, tokenizer: Tokenizer | None) -> str:
@@ -107,81 +126,53 @@ def no_tokens(size: int) -> str:
     return f"{size} sequences; no tokens are kept of them"
 
 
-def _facts(entries: Sequence[Entry]) -> str:
-    means = [entry.mean for entry in entries if entry.mean is not None]
-    facts = {
-        "groups": len(entries),
-        "sequences": sum(entry.size for entry in entries),
-        "mean score": number(mean_of(means)),
+def _sequence(group: ScoredGroup, at: int, tokenizer: Tokenizer | None) -> Row:
+    """One sequence as the page reads a rollout."""
+    row: Row = {
+        "score": group.score_of(at),
+        "rank": group.rank(at),
+        "tokens": len(group.tokens[at]),
+        "figures": f"{group.num_sampled(at)} sampled",
+        "parts": [_part(group, at, part, tokenizer) for part in group.parts(at, tokenizer)],
     }
-    if any(entry.standing.place for entry in entries):
-        facts["set aside"] = sum(entry.standing.place == "set_aside" for entry in entries)
-    return "".join(f"<div><dt>{name}</dt><dd>{fact}</dd></div>" for name, fact in facts.items())
+    advantage = group.mean_advantage(at)
+    if advantage is not None:
+        row["advantage"] = advantage
+    return row
 
 
-def _legend(entries: Sequence[Entry]) -> str:
-    legend = (
-        '<span class="context">context</span> is what the policy was given, '
-        '<span class="sampled">sampled</span> what it wrote and learns from.'
-    )
-    if any("<mark " in entry.sequences for entry in entries):
-        tints = [
-            f'<mark class="p{at}">below {bound:.0%}</mark>' for at, bound in enumerate(BOUNDS, 1)
-        ]
-        legend += f" Tokens that it found unlikely: {' '.join(tints)}."
-    return legend
+def _part(group: ScoredGroup, at: int, part: Part, tokenizer: Tokenizer | None) -> Row:
+    row: Row = {"text": part.text, "sampled": part.is_sampled}
+    if part.label:
+        row["label"] = part.label
+    advantage = group.mean_advantage(at)
+    if part.is_sampled and advantage is not None:
+        row["advantage"] = advantage
+    if not part.is_sampled or part.tokens is None or tokenizer is None:
+        return row
+    begin, end = part.tokens
+    ids = group.tokens[at][begin:end]
+    if not all(0 <= token < tokenizer.vocab_size for token in ids):
+        return row
+    texts = map(harmless, tokenizer.token_texts(ids, skip_special_tokens=False))
+    row |= {"ids": ids, "lengths": in_utf16(part.text, [len(text) for text in texts])}
+    logprobs = group.logprobs_of(at)
+    if logprobs is not None:
+        row["logprobs"] = [round(one, 4) for one in logprobs[begin:end]]
+    return row
 
 
-def _entry(entry: Entry) -> str:
-    standing = entry.standing
-    place = "<span></span>"
-    if standing.place:
-        words = standing.place.replace("_", " ")
-        place = f'<span class="place {standing.place}">{words}</span>'
-    body = entry.sequences
-    if not body:
-        body = f'<p class="gone">{no_tokens(entry.size)}.</p>'
-    if standing.why:
-        body = f'<p class="why">{escape(standing.why)}</p>{body}'
-    return (
-        f'<details id="g{entry.id}"><summary><span class="id">{entry.id}</span>'
-        f'<span class="owner">{escape(entry.owner)}</span>{place}'
-        f'<span class="scores">{entry.scores}</span><span class="mean">{number(entry.mean)}</span>'
-        f'<span class="quiet lengths">{escape(entry.lengths)}</span>'
-        f'<span class="quiet">{escape(standing.version)}</span>'
-        f'<time class="quiet">{standing.received}</time></summary>{body}</details>'
-    )
-
-
-def _sequence(group: ScoredGroup, at: int, tokenizer: Tokenizer | None) -> str:
-    rank, parts = group.rank(at), group.parts(at, tokenizer)
-    if any(part.label for part in parts):
-        body = "".join(map(_message, parts))
-    else:
-        spans = [_span(group, at, part, tokenizer) for part in parts]
-        body = f"<pre>{''.join(spans)}</pre>"
-    figures = f"<small>{escape(group.figures(at))}</small>"
-    head = f'<h2>{escape(group.score(at))} <span class="rank">{rank}</span> {figures}</h2>'
-    return f'<section class="{rank}">{head}{body}</section>'
-
-
-def _kind(part: Part) -> str:
-    if part.is_sampled:
-        return "sampled"
-    return "context"
-
-
-def _message(part: Part) -> str:
-    text = f'<pre class="{_kind(part)}">{escape(part.text)}</pre>'
-    return f'<div class="message"><b>{escape(part.label)}</b>{text}</div>'
-
-
-def _span(group: ScoredGroup, at: int, part: Part, tokenizer: Tokenizer | None) -> str:
-    """A part, its unlikely tokens tinted."""
-    tinted = ""
-    for stretch in group.stretches(at, part, tokenizer):
-        text = escape(stretch.text)
-        if stretch.level:
-            text = f'<mark class="p{stretch.level}">{text}</mark>'
-        tinted += text
-    return f'<span class="{_kind(part)}">{tinted}</span>'
+def _take_prompt(sequences: Sequence[Row]) -> str:
+    """The first part of every sequence, which is taken out of them, where it is the same context
+    for all.
+    """
+    firsts = [next(iter(row["parts"]), None) for row in sequences]
+    if not firsts or firsts[0] is None:
+        return ""
+    first: Row = firsts[0]
+    is_message = "label" in first
+    if first["sampled"] or is_message or any(other != first for other in firsts):
+        return ""
+    for row in sequences:
+        del row["parts"][0]
+    return first["text"]

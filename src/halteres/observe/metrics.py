@@ -38,7 +38,12 @@ def append_row(file: Path, row: Mapping[str, Any]) -> None:
     Raises:
         WriteFailed: the disk is full, or the folder is missing or closed to us.
     """
-    line = _encoded(row) + b"\n"
+    append_line(file, encoded_row(row))
+
+
+def append_line(file: Path, encoded: bytes) -> None:
+    """Append what `encoded_row` made of a row. Raises as `append_row`."""
+    line = encoded + b"\n"
     try:
         descriptor = os.open(file, os.O_RDWR | os.O_APPEND | os.O_CREAT | os.O_CLOEXEC, 0o644)
         try:
@@ -128,7 +133,8 @@ def series(rows: Iterable[Mapping[str, Any]], name: str) -> list[tuple[int, floa
     ]
 
 
-def _encoded(row: Mapping[str, Any]) -> bytes:
+def encoded_row(row: Mapping[str, Any]) -> bytes:
+    """A row as one line of JSON, without its end."""
     try:
         return _encoder.encode(dict(row))
     except UnicodeEncodeError:

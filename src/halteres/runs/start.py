@@ -16,6 +16,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import shutil
 import sys
 import time
@@ -357,7 +358,7 @@ def carry_over(point: ResumePoint, into: Path, name: str) -> None:
     old = point.run
 
     def is_done(entry: Path) -> bool:
-        digits = entry.stem[len("step_") :]
+        digits = re.split("[_-]", entry.stem)[-1]
         return not digits.isdigit() or int(digits) <= point.step
 
     for row in old.checkpoints():
@@ -366,7 +367,7 @@ def carry_over(point: ResumePoint, into: Path, name: str) -> None:
             append_row(into / "checkpoints.jsonl", {**row, "final": False})
     for entry in filter(is_done, (old.path / "evals").glob("step_*")):
         shutil.copytree(entry, into / "evals" / entry.name, dirs_exist_ok=True)
-    for entry in filter(is_done, (old.path / "rollouts").glob("step_*.jsonl")):
+    for entry in filter(is_done, (old.path / "rollouts").glob("*_*.jsonl")):
         shutil.copy2(entry, into / "rollouts" / entry.name)
     for row in read_rows(old.path / QUARANTINE):
         if row.get("step", 0) <= point.step:

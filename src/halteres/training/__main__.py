@@ -60,7 +60,7 @@ async def run(folder: RunFolder) -> None:
     # model's tokenizer is.
     rollouts = None
     if wiring.is_foreign and wiring.tokenizer and Path(wiring.tokenizer).is_dir():
-        rollouts = Rollouts(folder.path / "rollouts", load_tokenizer(wiring.tokenizer))
+        rollouts = Rollouts(folder.rollouts, load_tokenizer(wiring.tokenizer))
     report = Report(folder, success_threshold=settings.run.success_threshold, rollouts=rollouts)
     done = wiring.resume_from.step if wiring.resume_from else 0
     registration = registration_of(settings, wiring, folder.path, done)

@@ -57,6 +57,7 @@ class RunFolder:
         self.metrics = path / "metrics.jsonl"  # a row per step
         self.events = path / "events.jsonl"  # what happened, in order
         self.checkpoints = path / "checkpoints.jsonl"  # what can be resumed, sampled, evaluated
+        self.rollouts = path / "rollouts"  # the groups of each step, and their advantages
         self.stop = path / "control" / "stop.json"  # somebody asks for an end
         # exists once environments can sample the policy
         self.ready = path / "control" / "trainer.ready"

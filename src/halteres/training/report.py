@@ -16,6 +16,7 @@ from typing import Any
 import numpy as np
 
 from halteres.errors import boundary
+from halteres.groups.rollout_rows import RolloutFiles, TokenLimits, group_id, sampled_fields
 from halteres.observe.metrics import WriteFailed, append_row
 from halteres.redaction import Redactor
 from halteres.tokenizer import Tokenizer
@@ -49,15 +50,18 @@ class Step:
     seconds: dict[str, float]  # by phase
 
 
-@dataclass(frozen=True, slots=True)
 class Rollouts:
     """Writes the groups of each step for people to look at, rollouts/step_N.jsonl, in the form of
     our own environments: for environments that write none. A file that cannot be written, or a
     foreign group that cannot be decoded, ends no run.
     """
 
-    folder: Path  # rollouts/
-    tokenizer: Tokenizer  # of the base model
+    def __init__(
+        self, folder: Path, tokenizer: Tokenizer, limits: TokenLimits | None = None
+    ) -> None:
+        """`folder`: rollouts/; `tokenizer`: of the base model."""
+        self._files = RolloutFiles(folder, limits or TokenLimits())
+        self._tokenizer = tokenizer
 
     def write(self, step: int, batch: Batch) -> None:
         """Append the groups of this step's batch."""
@@ -65,10 +69,7 @@ class Rollouts:
             with boundary(WriteFailed, "The rollouts of a batch could not be written down"):
                 for number, group in enumerate(batch.groups):
                     if group.tokens:
-                        append_row(
-                            self.folder / f"step_{step}.jsonl",
-                            {"group": number, **self._line(group)},
-                        )
+                        self._files.append(step, {"group": number, **self._line(group)})
         except WriteFailed as error:
             # the metrics' next row meets the same disk, and speaks for the run
             logger.warning("%s", error.sentence)
@@ -80,19 +81,49 @@ class Rollouts:
         ]
         prompt = group.tokens[0][: actions[0][0]] if actions[0] else group.tokens[0]
         completions: list[dict[str, Any]] = []
-        for row, places, score in zip(group.tokens, actions, group.scores, strict=True):
+        rows = zip(group.tokens, group.logprobs, actions, group.scores, strict=True)
+        for row, logprobs, places, score in rows:
             tokens = [row[place] for place in places]
-            finish = "stop" if tokens and tokens[-1] in self.tokenizer.eos_token_ids else "length"
-            text = self.tokenizer.decode(tokens)
+            finish = "stop" if tokens and tokens[-1] in self._tokenizer.eos_token_ids else "length"
             completions.append(
-                {"text": text, "score": score, "tokens": len(tokens), "finish": finish}
+                {
+                    "text": self._tokenizer.decode(tokens),
+                    "score": score,
+                    "tokens": len(tokens),
+                    "finish": finish,
+                    **sampled_fields(tokens, [logprobs[at] for at in places], self._tokenizer),
+                }
             )
         return {
+            "id": group_id(group.tokens, group.scores),
             "item": None,  # what the environment was given is not part of a group
-            "prompt": self.tokenizer.decode(prompt, skip_special_tokens=False),
+            "prompt": self._tokenizer.decode(prompt, skip_special_tokens=False),
+            "prompt_ids": list(prompt),
             "completions": completions,
             "failures": [],
         }
+
+
+def write_advantages(folder: Path, step: Step) -> None:
+    """Write rollouts/advantages_N.jsonl: of each group of the batch, by its id, the advantage of
+    every turn of every rollout, four digits each. A file that cannot be written ends no run.
+    """
+    turns = step.training_batch.turns
+    of_rollouts: list[list[float]] = [[] for _ in range(turns.num_episodes)]
+    for episode, advantage in zip(turns.episode_K, step.training_batch.advantages_K, strict=True):
+        of_rollouts[episode].append(float(f"{advantage:.4g}"))
+    file = folder / f"advantages_{step.number}.jsonl"
+    first = 0
+    try:
+        with boundary(WriteFailed, "The advantages of a batch could not be written down"):
+            folder.mkdir(exist_ok=True)
+            for group in step.batch.groups:
+                last = first + group.num_rollouts
+                known = group_id(group.tokens, group.scores)
+                append_row(file, {"id": known, "advantages": of_rollouts[first:last]})
+                first = last
+    except WriteFailed as error:
+        logger.warning("%s", error.sentence)
 
 
 class Timer:
@@ -191,6 +222,7 @@ class Report:
         metrics = metrics_of(step, self._success_threshold)
         if self._rollouts is not None:
             self._rollouts.write(step.number, step.batch)
+        write_advantages(self._folder.rollouts, step)
         append_row(
             self._folder.metrics,
             {"step": step.number, "t": self._clock(), "src": "trainer", **metrics},

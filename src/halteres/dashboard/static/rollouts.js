@@ -1,11 +1,11 @@
-// What the policy answered. Owns: which step's rollouts are read, best, worst or any. Never: changes them under a reader.
+// What the policy answered, step by step. Owns: which step's groups are read. Never: changes them under a reader.
 
 import { get, runPath } from "./api.js";
-import { fill, h, say } from "./dom.js";
+import { h, say } from "./dom.js";
 import { figure, share } from "./format.js";
+import { groupList } from "./groups.js";
 
-const WHICH = ["best", "worst", "random"];
-const DEFAULT = "random";
+const PAUSE_MS = 3000; // between two looks at a step that grows
 
 export function rollouts(id) {
   const said = h("p", { class: "quiet", role: "status" }, "No rollouts yet.");
@@ -13,42 +13,44 @@ export function rollouts(id) {
   const turn = (label, by) => h("button", { type: "button", "aria-label": label, on: { click: () => read(step + by) } }, by < 0 ? "‹" : "›");
   const [back, on] = [turn("Step before", -1), turn("Step after", 1)];
   const newest = h("button", { type: "button", hidden: true, on: { click: () => read(null) } });
-  const choices = WHICH.map((one) => h("button", { type: "button", "aria-pressed": String(one === DEFAULT), on: { click: () => choose(one) } }, one));
-  const controls = h("div", { class: "controls", hidden: true }, h("span", { class: "group" }, choices), h("span", { class: "group" }, "step ", back, number, on), newest);
-  const list = h("div", { class: "rollouts" });
-  const element = h("section", null, h("h2", null, "Rollouts"), controls, said, list);
-  let which = DEFAULT;
+  const controls = h("div", { class: "controls", hidden: true }, h("span", { class: "group" }, "step ", back, number, on), newest);
+  const list = groupList({
+    open: ({ place }) => get(runPath(id, `groups/${step}/${place}`)),
+    search(text) {
+      wanted = text;
+      read(step);
+    },
+  });
+  list.element.hidden = true;
+  const element = h("section", { class: "rollouts" }, h("h2", null, "Rollouts"), controls, said, list.element);
   let step = null;
+  let wanted = "";
   let asked = 0;
+  let readAt = 0;
   number.addEventListener("change", () => read(number.valueAsNumber));
 
-  function choose(one) {
-    which = one;
-    choices.forEach((choice) => choice.setAttribute("aria-pressed", String(choice.textContent === one)));
-    read(step);
-  }
-
-  async function read(wanted) {
+  async function read(other) {
     const turn = ++asked;
+    readAt = Date.now();
     try {
-      const answer = await get(runPath(id, "rollouts"), { step: Number.isFinite(wanted) ? wanted : null, which });
+      const answer = await get(runPath(id, "groups"), { step: Number.isFinite(other) ? other : null, search: wanted });
       if (turn === asked) show(answer);
     } catch (error) {
-      if (turn !== asked) return;
-      if (error.body?.nearest !== undefined && error.body.nearest !== step) read(error.body.nearest);
-      else say(said, error.message);
+      if (turn === asked) say(said, error.message);
     }
   }
 
   function show(answer) {
+    const isFirst = step === null;
+    const anew = step !== answer.step;
     step = answer.step;
-    controls.hidden = false;
+    controls.hidden = list.element.hidden = false;
     number.value = step;
     number.min = answer.steps[0];
     back.disabled = step <= answer.steps[0];
     offer(answer.steps[1]);
-    say(said, figures(answer.figures));
-    fill(list, answer.rollouts.map(rollout));
+    say(said, sentence(answer));
+    list.show(answer.groups, { anew, first: isFirst });
   }
 
   // There are newer ones: to be asked for, not to be shown in the place of what is just being read.
@@ -61,39 +63,26 @@ export function rollouts(id) {
 
   return {
     element,
-    show({ kind, rollouts: [last] }) {
+    show({ kind, terminal, rollouts: [last] }) {
       element.hidden = kind === "reward"; // such a run samples nothing
       if (last === undefined) return;
-      if (step === null) read(null);
-      else offer(last);
+      if (step !== null) offer(last);
+      // groups are still coming to the newest step: lines are added, and open ones stay
+      const mayGrow = step === last && !terminal && Date.now() - readAt > PAUSE_MS;
+      if (step === null || mayGrow) read(step);
     },
   };
 }
 
-function figures({ rollouts: count, groups, mean_score, mean_tokens, truncated, distinct, failed, last_failure, quarantined_tasks, last_quarantined, note }) {
-  const said = [`${count} rollouts in ${groups} ${groups === 1 ? "group" : "groups"}`];
-  if (mean_score !== undefined) said.push(`mean score ${figure(mean_score)}`, `${figure(mean_tokens)} tokens`, `${share(truncated)} cut off`, `${share(distinct)} distinct`);
-  if (failed) said.push(`failed: ${Object.entries(failed).map(([code, times]) => `${times} × ${code}`).join(", ")} (${last_failure})`);
-  if (quarantined_tasks) said.push(`${Object.values(quarantined_tasks).reduce((sum, one) => sum + one)} tasks quarantined (the last: ${last_quarantined.code}: ${last_quarantined.why})`);
-  return [...said, note].filter(Boolean).join(" · ");
-}
-
-function rollout({ prompt, completion, turns, outcome, score, tokens, finish, times, group_scores, item }) {
-  const facts = [`${tokens} tokens`, outcome, finish === "length" ? "cut off" : finish, times ? `given ${times} times` : null].filter(Boolean);
-  return h(
-    "article", { class: "rollout" },
-    h("header", null, h("span", { class: `score ${score > 0 ? "good" : "bad"}` }, `score ${figure(score)}`), h("span", { class: "quiet" }, facts.join(" · "))),
-    h("pre", { class: "prompt", tabindex: 0 }, prompt),
-    ...(turns ? turns.flatMap(turn) : [h("pre", { class: "completion", tabindex: 0 }, completion)]),
-    h("details", null, h("summary", null, "Task and its group"), h("pre", null, `${JSON.stringify(item, null, 1)}\ngroup: ${JSON.stringify(group_scores)}`)),
-  );
-}
-
-function turn({ text, observation, reward, left_out }) {
-  if (left_out) return [h("p", { class: "quiet" }, `${left_out} turns left out`)];
-  return [
-    h("pre", { class: "completion", tabindex: 0 }, text ?? ""),
-    ...(reward ? [h("p", { class: "quiet" }, `reward ${figure(reward)}`)] : []),
-    ...(observation ? [h("pre", { class: "prompt", tabindex: 0 }, observation)] : []),
-  ];
+function sentence({ figures, whole }) {
+  const { groups, rollouts: count, mean_score, mean_score_sampled, mean_tokens, truncated, distinct, dropped, failed } = figures;
+  const words = [`${count} rollouts in ${groups} ${groups === 1 ? "group" : "groups"}`];
+  if (mean_score !== null) words.push(`mean score ${figure(mean_score)}`);
+  const codes = Object.entries(dropped);
+  if (codes.length) words.push(`dropped: ${codes.map(([code, times]) => `${times} × ${code.replaceAll("_", " ")}`).join(", ")}`, `mean score of all that was sampled ${figure(mean_score_sampled)}`);
+  if (count) words.push(`${figure(mean_tokens)} tokens`, `${share(truncated)} cut off`, `${share(distinct)} distinct`);
+  const failures = Object.entries(failed);
+  if (failures.length) words.push(`failed: ${failures.map(([code, times]) => `${times} × ${code}`).join(", ")}`);
+  if (!whole) words.push("the step is too large; these are its first groups");
+  return words.join(" · ");
 }

@@ -56,8 +56,8 @@ function opened(id, element) {
   const below = { rollouts: rollouts(id), logs: logs(id), settings: settings(id), timeline: timeline() };
   element.append(
     parts.heading.element, parts.troubles.element, parts.curves.element, parts.results.element,
-    h("div", { class: "columns" }, below.rollouts.element, below.logs.element),
-    h("div", { class: "columns" }, below.settings.element, below.timeline.element),
+    below.rollouts.element,
+    h("div", { class: "columns" }, h("div", null, below.logs.element, below.timeline.element), below.settings.element),
   );
   let last = null;
   const draw = async () => {

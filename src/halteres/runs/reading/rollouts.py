@@ -8,7 +8,7 @@ in full.
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, get_args
@@ -37,11 +37,14 @@ class Mark:
 
 
 class Turn(msgspec.Struct, frozen=True):
-    """One of several turns."""
+    """One of several turns. It has tokens where they were kept, one of each list per token."""
 
     text: str = ""  # what the policy said
     observation: str = ""  # what it was shown after that
     reward: float | None = None  # in the environment's own units; None: not given
+    ids: list[int] = []
+    logprobs: list[float] = []  # natural log
+    lengths: list[int] = []  # characters of `text` that a token adds
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -68,6 +71,18 @@ class Completion(msgspec.Struct, gc=False):
     finish: str | None = None
     outcome: str | None = None
     turns: list[Turn] = []
+    rewards: dict[str, float | None] = {}  # component -> what it gave
+    masked: bool = False  # its environment says that nothing is learnt from it
+    ids: list[int] = []  # these three: as of a turn, where there is only one
+    logprobs: list[float] = []
+    lengths: list[int] = []
+
+    @property
+    def parts(self) -> list[Turn]:
+        """Its turns; of one turn, that one."""
+        if self.turns:
+            return self.turns
+        return [Turn(self.text, ids=self.ids, logprobs=self.logprobs, lengths=self.lengths)]
 
     @property
     def conversation(self) -> str:
@@ -86,13 +101,25 @@ class Failure(msgspec.Struct, gc=False):
     prompt_tokens: int = 0  # of a prompt that left no room for an answer
 
 
+class Dropped(msgspec.Struct, gc=False):
+    """Why a group is in no batch."""
+
+    code: str = ""
+    why: str = ""
+
+
 class RecordedGroup(msgspec.Struct):
-    """A group as its environment recorded it for people: texts, and no tokens."""
+    """A group as its environment recorded it."""
 
     completions: list[Completion] = []
     failures: list[Failure] = []
     prompt: str = ""
     item: Any = None  # the task, as JSON
+    group: int | None = None  # its draw's number in the step
+    id: str = ""  # by which the trainer's advantages name it; "" of an older run
+    dropped: Dropped | None = None
+    left_out: list[str] = []  # of the row: "tokens", "texts"
+    left_out_by: str = ""  # the setting that decided it
 
 
 _decoder = msgspec.json.Decoder(RecordedGroup)
@@ -106,13 +133,17 @@ def recorded_groups(file: Path) -> list[RecordedGroup]:
 
 @dataclass(slots=True)
 class StepOfRollouts:
-    """All rollouts of one step, as marks."""
+    """All rollouts of one step, as marks: those of the groups that were sent, or, where none was,
+    of those that were dropped.
+    """
 
     file: Path
     marks: list[Mark] = field(default_factory=list)
     num_groups: int = 0  # that have rollouts
     # by code: rollouts that came to nothing
     failures: Counter[str] = field(default_factory=Counter)
+    # by code: groups that were made whole and then dropped
+    dropped: Counter[str] = field(default_factory=Counter)
     code: str | None = None  # of the last failure
     why: str | None = None
     whole: bool = True  # everything was read
@@ -150,6 +181,7 @@ def steps_of(run: RunDirectory) -> list[int]:
 def rollouts_of(run: RunDirectory, step: int) -> StepOfRollouts:
     """All rollouts of this step, so far. A line that was torn by a crash is left out."""
     found = StepOfRollouts(run.path / "rollouts" / f"step_{step}.jsonl")
+    of_dropped: list[Mark] = []
     with open_regular(found.file) as stream:
         while line := stream.readline(LINE_BYTES):
             if stream.tell() > READ_BYTES:
@@ -158,12 +190,102 @@ def rollouts_of(run: RunDirectory, step: int) -> StepOfRollouts:
             if (group := decoded(_decoder, line)) is None:
                 continue
             offset = stream.tell() - len(line)
-            found.num_groups += bool(group.completions)
-            found.marks += [
+            marks = [
                 Mark(offset, place, one.score, hash(one.text), one.tokens, one.finish)
                 for place, one in enumerate(group.completions)
             ]
+            if group.dropped is not None:
+                found.dropped[group.dropped.code] += 1
+                of_dropped += marks
+            else:
+                found.num_groups += bool(marks)
+                found.marks += marks
             for failure in group.failures:
                 found.failures[failure.code] += 1
                 found.code, found.why = failure.code, failure.why
+    if not found.marks:
+        found.marks = of_dropped
     return found
+
+
+def groups_of(run: RunDirectory, step: int) -> tuple[list[RecordedGroup], bool]:
+    """All groups of this step, so far, and whether everything was read. What a later row says of a
+    group, as why no batch will hold it, is in the group.
+    """
+    groups: list[RecordedGroup] = []
+    with open_regular(run.path / "rollouts" / f"step_{step}.jsonl") as stream:
+        while line := stream.readline(LINE_BYTES):
+            if stream.tell() > READ_BYTES:
+                return groups, False
+            group = decoded(_decoder, line)
+            if group is None:
+                continue
+            reason = group.dropped
+            if group.failures and group.failures[-1].code == REFUSED and not group.completions:
+                reason = Dropped(REFUSED, group.failures[-1].why)
+            earlier = _earlier_row(groups, group, reason)
+            if earlier is None:
+                groups.append(group)
+            else:
+                earlier.dropped = reason
+    return groups, True
+
+
+REFUSED = "refused"
+"""Of a group that the trajectory server did not take: its failure is in a row of its own."""
+
+
+def _earlier_row(
+    groups: Sequence[RecordedGroup], later: RecordedGroup, reason: Dropped | None
+) -> RecordedGroup | None:
+    """The group of which a row without completions says why it was dropped."""
+    if reason is None or later.completions:
+        return None
+    for group in reversed(groups):
+        is_same = later.id == group.id
+        if not later.id:
+            is_same = later.group == group.group
+        if is_same and group.completions:
+            return group
+    return None
+
+
+class _Advantages(msgspec.Struct, gc=False):
+    id: str = ""
+    advantages: list[list[float]] = []  # of every turn of every rollout
+
+
+@dataclass(frozen=True, slots=True)
+class TrainedGroup:
+    """What the trainer made of a group."""
+
+    step: int  # that it was trained on in
+    advantages: list[list[float]]  # of every turn of every rollout
+
+
+MOST_STEPS_LATER = 8
+"""Steps after the one that a group was drawn for in which it is looked for."""
+
+_advantages = msgspec.json.Decoder(_Advantages)
+
+
+def trained_groups(run: RunDirectory, step: int, ids: Collection[str]) -> dict[str, TrainedGroup]:
+    """Those of these groups, drawn for this step, that the trainer was given, by id. One that had
+    to wait is in the batch of a later step.
+    """
+    found: dict[str, TrainedGroup] = {}
+    for number in range(step, step + 1 + MOST_STEPS_LATER):
+        if len(found) == len(ids):
+            break
+        for line in read_lines(run.path / "rollouts" / f"advantages_{number}.jsonl"):
+            row = decoded(_advantages, line)
+            if row is not None and row.id in ids:
+                found.setdefault(row.id, TrainedGroup(number, row.advantages))
+    return found
+
+
+def last_trained_step(run: RunDirectory) -> int | None:
+    """The newest step of which there are advantages; None: of an older run, or before the first."""
+    names = (file.stem for file in (run.path / "rollouts").glob("advantages_*.jsonl"))
+    numbers = [name.removeprefix("advantages_") for name in names]
+    return max((int(number) for number in numbers if number.isdecimal()), default=None)
