@@ -1,8 +1,10 @@
-"""`halteres runs`: list, look, read logs, connect to, stop."""
+"""`halteres runs`: list, look, read logs, tag and annotate, share, connect to, stop."""
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Annotated
+from contextlib import suppress
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
@@ -10,6 +12,7 @@ from halteres.errors import unknown
 from halteres.redaction import printable
 
 if TYPE_CHECKING:
+    from halteres.runs.directory import Entry, RunDirectory
     from halteres.runs.reading.report import RunReport
 
 app = typer.Typer(help="List, look at and stop runs.", no_args_is_help=True)
@@ -23,7 +26,11 @@ def _say(text: str) -> None:
 
 
 @app.command("list")
-def list_() -> None:
+def list_(
+    tag: Annotated[
+        list[str] | None, typer.Option(help="Only runs that have this tag; may be repeated.")
+    ] = None,
+) -> None:
     """Every run, newest first."""
     from halteres.errors import boundary
     from halteres.runs.directory import UNREADABLE, RunDirectory, known_runs
@@ -33,6 +40,11 @@ def list_() -> None:
     entries = known_runs()
     if not entries:
         _say("No runs yet. Try: halteres quickstart")
+    wanted = set(tag or ())
+    if wanted:
+        entries = _tagged(entries, wanted)
+        if not entries:
+            _say(f"No run has {', '.join(map(repr, sorted(wanted)))}.")
     width = max((len(entry.facts.environment or "") for entry in entries), default=0)
     for entry in entries:
         if entry.unreadable:
@@ -44,6 +56,20 @@ def list_() -> None:
                 _say(_line(report_of(RunDirectory(entry.path)), width))
         except RunUnreadable as error:
             _say(f"{entry.run_id}  {UNREADABLE}  {error.what}")
+
+
+def _tagged(entries: list[Entry], wanted: set[str]) -> list[Entry]:
+    """The runs that have all of these tags."""
+    from halteres.runs.directory import RunDirectory
+    from halteres.runs.notes import read_notes
+    from halteres.runs.state import RunUnreadable
+
+    found: list[Entry] = []
+    for entry in entries:
+        with suppress(RunUnreadable):
+            if wanted <= set(read_notes(RunDirectory(entry.path)).tags):
+                found.append(entry)
+    return found
 
 
 def _line(report: RunReport, width: int) -> str:
@@ -125,8 +151,27 @@ def status(run: Run) -> None:
     for label, text in (("note", state.note), ("error", state.error)):
         if text:
             _say(f"{label}: {text}")
+    for line in _notes_of(report.run):
+        _say(line)
     for number, line in enumerate(next_lines(report)):
         _say(f"next: {line}" if number == 0 else line)
+
+
+def _notes_of(run: RunDirectory) -> list[str]:
+    """What its user says of a run; of a damaged file, that."""
+    from halteres.runs.notes import read_notes
+    from halteres.runs.state import RunUnreadable
+
+    try:
+        notes = read_notes(run)
+    except RunUnreadable as error:
+        return [error.sentence]
+    lines: list[str] = []
+    if notes.tags:
+        lines.append(f"tags: {', '.join(notes.tags)}")
+    if notes.note:
+        lines.append(f"your note: {notes.note}")
+    return lines
 
 
 @app.command()
@@ -168,6 +213,115 @@ def stop(
     _say(f"run {directory.run_id}: {state.status}")
     if state.resumable:
         _say(f"next: {state.resume().command}")
+
+
+@app.command()
+def tag(
+    run: Run,
+    tags: Annotated[list[str] | None, typer.Argument(help="Tags to add.")] = None,
+    remove: Annotated[
+        list[str] | None, typer.Option("--remove", help="A tag to remove; may be repeated.")
+    ] = None,
+) -> None:
+    """Add tags to a run, or remove some; without any, print them."""
+    from halteres.runs.directory import find_run
+    from halteres.runs.notes import change_notes, read_notes
+
+    directory = find_run(run)
+    if tags or remove:
+        notes = change_notes(directory, add=tags or (), remove=remove or ())
+    else:
+        notes = read_notes(directory)
+    _say(f"run {directory.run_id}: {', '.join(notes.tags) or 'no tags'}")
+
+
+@app.command()
+def note(
+    run: Run,
+    text: Annotated[str | None, typer.Argument(help="The note; - reads it from stdin.")] = None,
+    clear: Annotated[bool, typer.Option("--clear", help="Remove the note.")] = False,
+) -> None:
+    """Write a note on a run, in place of the one that it has; without a text, print it."""
+    from halteres.errors import UserError
+    from halteres.runs.directory import find_run
+    from halteres.runs.notes import change_notes, read_notes
+
+    directory = find_run(run)
+    if clear and text is not None:
+        raise UserError("--clear takes no text.", "It removes the note.", "Leave one of them out.")
+    if text == "-":
+        text = typer.get_text_stream("stdin").read()
+    if clear:
+        text = ""
+    if text is None:
+        found = read_notes(directory).note
+        if found:
+            _say(found)
+        else:
+            _say(f"run {directory.run_id} has no note")
+        return
+    found = change_notes(directory, note=text).note
+    done = "noted"
+    if not found:
+        done = "the note is removed"
+    _say(f"run {directory.run_id}: {done}")
+
+
+@app.command()
+def report(
+    runs: Annotated[
+        list[str], typer.Argument(help="Run ids (unique beginnings will do) or names.")
+    ],
+    out: Annotated[Path, typer.Option(help="The HTML file.")],
+    force: Annotated[
+        bool, typer.Option("--force", help="Replace the file if it exists already.")
+    ] = False,
+) -> None:
+    """Write runs as one HTML file to share: curves, results, settings, some rollouts, hashes.
+
+    It makes no request, and shows without a server what the page shows. Several runs are compared.
+    """
+    from halteres.cli.groups.view import unwritable
+    from halteres.dashboard.report_file import MOST_RUNS
+    from halteres.errors import Conflict, UserError
+    from halteres.files import replace_file
+    from halteres.runs.directory import find_run
+
+    found = {run.run_id: run for run in map(find_run, runs)}
+    if len(found) > MOST_RUNS:
+        why = f"A report has {MOST_RUNS} at most."
+        raise UserError(f"{len(found)} runs are too many.", why, "Name fewer.")
+    if out.exists() and not force:
+        raise Conflict(f"{out} exists already.", "", "Name another file, or add --force.")
+    content = _report_of([*found.values()]).encode()
+    try:
+        replace_file(out, content)
+    except OSError as error:
+        raise unwritable(out, error) from error
+    _say(f"{out}: {len(found)} {'run' if len(found) == 1 else 'runs'}, {len(content) / 1e6:.1f} MB")
+
+
+def _report_of(runs: list[RunDirectory]) -> str:
+    """The file's content: the tools' own answers, and what the page reads."""
+    import asyncio
+
+    from halteres.agent.call import call
+    from halteres.agent.tool import Caller
+    from halteres.agent.transports.command_line import for_person
+    from halteres.dashboard.report_file import report_file
+
+    ids = [run.run_id for run in runs]
+    caller = Caller(write=for_person)
+
+    async def answers() -> tuple[list[dict[str, Any]], dict[str, Any] | None]:
+        results = [(await call("rl_get_results", {"run_id": one}, caller)).body for one in ids]
+        comparison = None
+        if len(ids) > 1:
+            asked = {"run_ids": ids, "plot": False}
+            comparison = (await call("rl_compare_runs", asked, caller)).body
+        return results, comparison
+
+    return report_file(runs, *asyncio.run(answers()), for_person)
 
 
 @app.command()
