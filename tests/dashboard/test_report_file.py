@@ -190,7 +190,7 @@ def test_hostile_texts_of_a_report_stay_text(chromium: Browser, home: Path, tmp_
 def test_a_report_fits_a_narrow_window(
     chromium: Browser, home: Path, tmp_path: Path, scheme: Any
 ) -> None:
-    written(two_runs(), tmp_path / "report.html")
+    written(two_runs(environment_sha256="ab" * 32), tmp_path / "report.html")
     narrow = {"width": 390, "height": 800}
     with opened(chromium, tmp_path / "report.html", viewport=narrow, color_scheme=scheme) as page:
         expect(page.locator(".charts.large .plot svg").first).to_be_visible()
