@@ -14,6 +14,8 @@ from halteres.runs.directory import RunDirectory
 from .conftest import HOSTILE, expect
 
 if TYPE_CHECKING:
+    from playwright.sync_api import Page
+
     from .browser import Visit
 
 pytestmark = pytest.mark.browser
@@ -27,6 +29,11 @@ def add_step(run: RunDirectory, step: int, all_: float, kept: float, **figures: 
     append_row(run.path / "metrics.jsonl", {"step": step, "src": "trainer", **trained, **figures})
     counted = {"rollouts/score": all_, "train/percent_correct": all_, "groups/sent": 6}
     append_row(run.path / "metrics.jsonl", {"step": step, "src": "env", **counted, **figures})
+
+
+def curves(page: Page) -> Any:
+    """The section of the curves: the machine's charts have controls of their own."""
+    return page.locator("section").filter(has=page.locator(".charts.large"))
 
 
 def test_the_score_of_all_rollouts_stands_next_to_that_of_kept_groups(visit: Visit) -> None:
@@ -77,10 +84,10 @@ def test_smoothing_leaves_every_measured_point_and_can_be_switched_off(visit: Vi
     expect(lines).to_have_count(2)
     raw = lines.first.get_attribute("d") or ""
     assert raw.count("L") == 59, "each step is a point of the curve that is not smoothed"
-    page.get_by_label("Smoothing", exact=True).select_option("none")
+    curves(page).get_by_label("Smoothing", exact=True).select_option("none")
     expect(lines).to_have_count(1)
     assert lines.first.get_attribute("d") == raw
-    page.get_by_label("Smoothing", exact=True).select_option("25 points")
+    curves(page).get_by_label("Smoothing", exact=True).select_option("25 points")
     expect(lines).to_have_count(2)
 
 
@@ -110,9 +117,9 @@ def test_a_stretch_is_drawn_over_all_charts_by_pointer_or_keys(visit: Visit) -> 
     page.keyboard.press("0")
     expect(first).to_have_text("0")
     for _ in range(2):
-        page.get_by_label("Zoom in").click()
+        curves(page).get_by_label("Zoom in").click()
     expect(first).to_have_text(_from(20, 30))
-    page.get_by_label("Show the whole axis").click()
+    curves(page).get_by_label("Show the whole axis").click()
     expect(first).to_have_text("0")
 
 
@@ -126,7 +133,7 @@ def test_a_stretch_of_a_long_run_is_drawn_step_by_step(visit: Visit) -> None:
         "aria-label", _begins("Reward: reward, mean of the batch (means of 4")
     )
     for _ in range(4):
-        page.get_by_label("Zoom in").click()
+        curves(page).get_by_label("Zoom in").click()
     expect(main).to_have_attribute("aria-label", _begins("Reward: reward, mean of the batch 0 to"))
 
 
