@@ -5,6 +5,7 @@ all.
 from __future__ import annotations
 
 import errno
+import hashlib
 import json
 import os
 import shutil
@@ -12,6 +13,7 @@ import stat
 import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
+from functools import partial
 from pathlib import Path
 from typing import Any, BinaryIO, Final, TypeVar
 
@@ -28,6 +30,8 @@ MOST_DEPTH = 64
 
 # what decoding a damaged text raises
 NOT_JSON: Final = (msgspec.MsgspecError, ValueError, RecursionError)
+
+PIECE_BYTES = 1024 * 1024  # of a file that is hashed, in memory at once
 
 T = TypeVar("T")
 
@@ -120,6 +124,18 @@ def _check_depth(value: object, file: Path) -> None:
             elif isinstance(one, list):
                 inner += one
         level = inner
+
+
+def sha256_of(file: Path) -> str | None:
+    """Of a file's content, in hex; None where it cannot be read."""
+    try:
+        with open_regular(file) as stream:
+            digest = hashlib.sha256()
+            for piece in iter(partial(stream.read, PIECE_BYTES), b""):
+                digest.update(piece)
+            return digest.hexdigest()
+    except OSError:
+        return None
 
 
 def lines_of(stream: BinaryIO, longest: int) -> Iterator[bytes]:

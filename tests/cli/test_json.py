@@ -29,7 +29,9 @@ READS: dict[str, tuple[str, ...]] = {
     "runs connect": (RUN,),
     "runs list": (),
     "runs logs": (RUN,),
+    "runs note": (RUN,),
     "runs status": (RUN,),
+    "runs tag": (RUN,),
     "variables": ("--url", "http://127.0.0.1:9"),
     "watch": (RUN,),
 }
@@ -67,6 +69,7 @@ OTHERS = {
     "reward export": "writes files",
     "reward serve": "is a server",
     "rl": "is the tools, each with --json",
+    "runs report": "writes a page",
     "runs stop": "changes a run",
     "serve control": "is a server",
     "serve trajectories": "is a server",

@@ -18,12 +18,14 @@ GUARDED = [
     ("GET", "/api/runs/3fa9c1d2"),
     *[
         ("GET", f"/api/runs/3fa9c1d2/{what}")
-        for what in ("metrics", "settings", "evals", "status", "results")
+        for what in ("metrics", "settings", "evals", "usage", "status", "results")
     ],
     ("GET", "/api/runs/3fa9c1d2/groups"),
     ("GET", "/api/runs/3fa9c1d2/groups/1/0"),
     ("GET", "/api/runs/3fa9c1d2/logs"),
+    ("GET", "/api/compare?ids=3fa9c1d2"),
     ("POST", "/api/runs/3fa9c1d2/stop"),
+    ("POST", "/api/runs/3fa9c1d2/notes"),
 ]
 NOW = 1_800_000_000.0
 
@@ -157,6 +159,16 @@ async def test_another_page_cannot_stop_a_run(page: Client, foreign: dict[str, s
             answer = await http.post("/api/runs/3fa9c1d2/stop", json={"mode": "now"})
     assert answer.status_code == 403
     assert not (run.path / "control" / "stop.json").exists()
+
+
+@pytest.mark.parametrize("foreign", [{"origin": "http://127.0.0.1:9999"}, {"origin": "null"}, {}])
+async def test_another_page_cannot_write_notes(page: Client, foreign: dict[str, str]) -> None:
+    run = run_fixtures.make_run()
+    wanted = {"tags": ["theirs"], "note": "", "revision": 0}
+    async with page(**foreign) as http:
+        answer = await http.post("/api/runs/3fa9c1d2/notes", json=wanted)
+    assert answer.status_code == 403
+    assert not (run.path / "notes.json").exists()
 
 
 async def test_another_page_of_this_machine_reads_nothing(page: Client) -> None:

@@ -16,6 +16,7 @@ from agent.run_fixtures import RUN
 
 from halteres.dashboard import events, routes
 from halteres.dashboard.events import changes, stamps
+from halteres.runs.notes import change_notes
 
 
 @pytest.fixture(autouse=True)
@@ -54,6 +55,8 @@ async def test_a_change_of_any_file_that_is_shown_is_told() -> None:
             run_fixtures.add_alert(run)
             assert await changed(lines) == {RUN}
             run_fixtures.change(run, step=1)
+            assert await changed(lines) == {RUN}
+            change_notes(run, add=["best"])
             assert await changed(lines) == {RUN}
 
 

@@ -313,7 +313,7 @@ async def test_a_query_that_a_tool_refuses_is_refused_in_its_words(
 @pytest.mark.parametrize(
     "what",
     [
-        *("", "/metrics", "/settings", "/evals", "/status", "/results"),
+        *("", "/metrics", "/settings", "/evals", "/usage", "/status", "/results"),
         *("/groups", "/groups/1/0", "/logs"),
     ],
 )
@@ -338,6 +338,70 @@ async def test_stop_is_the_tool(page: Client) -> None:
         "rl_stop_training", run_id=run.run_id, mode="after_step"
     )
     assert (refused.status_code, refused.json()["field"]) == (400, "mode")
+
+
+async def test_a_comparison_is_the_tools_answer(page: Client) -> None:
+    run_results.trained("aaaa1111", skill=0.05)
+    run_results.trained("bbbb2222", skill=0.4)
+    ids = ["aaaa1111", "bbbb2222"]
+    answer = await got(page, f"/api/compare?ids={','.join(ids)}")
+    assert answer == await told_to_a_person("rl_compare_runs", run_ids=ids, plot=False)
+    assert answer["best"]["certain"]
+    async with page() as http:
+        missing = await http.get("/api/compare?ids=none")
+        too_many = await http.get(f"/api/compare?ids={','.join(ids * 5)}")
+    assert (missing.status_code, missing.json()["code"]) == (404, "run_not_found")
+    assert (too_many.status_code, too_many.json()["field"]) == (400, "run_ids")
+
+
+async def test_curves_say_what_a_run_had_spent_at_each_point(page: Client) -> None:
+    run = run_fixtures.make_run()
+    for step in (1, 2, 3):
+        figures = {"reward/mean": 0.5, "time/step": 2.0, "tokens/action": 100 * step}
+        append_row(run.path / "metrics.jsonl", {"step": step, **figures})
+    run_fixtures.add_evaluation(run, 0)
+    run_fixtures.add_evaluation(run, 2)
+    answer = await got(page, f"/api/runs/{RUN}/metrics?names=reward/mean")
+    assert answer["axes"] == {"time": [2.0, 4.0, 6.0], "tokens": [100.0, 300.0, 600.0]}
+    assert answer["evaluations"]["axes"] == {"time": [0.0, 4.0], "tokens": [0.0, 300.0]}
+    part = await got(page, f"/api/runs/{RUN}/metrics?names=rew*&first=2&last=2")
+    assert part["columns"] == {"step": [2], "reward/mean": [0.5]}
+    assert (part["axes"]["time"], part["evaluations"]["step"]) == ([4.0], [2])
+    async with page() as http:
+        assert (await http.get(f"/api/runs/{RUN}/metrics?first=-1")).status_code == 400
+
+
+def test_a_stretch_of_a_long_run_has_all_its_steps(tmp_path: Path) -> None:
+    metrics = tmp_path / "metrics.jsonl"
+    rows = [f'{{"step": {step}, "a": {step}, "time/step": 1}}\n' for step in range(1, 2001)]
+    metrics.write_text("".join(rows))
+    answer = Curves(metrics).columns(["a"], within=(101, 200))
+    assert (answer["each"], answer["columns"]["a"]) == (1, list(map(float, range(101, 201))))
+    assert (answer["axes"]["time"][0], answer["axes"]["time"][-1]) == (101.0, 200.0)
+
+
+async def test_notes_are_written_and_told_in_list_and_run(page: Client) -> None:
+    run_fixtures.make_run(status="completed", ended_at=1.0)
+    assert (await got(page, "/api/runs"))["runs"][0]["tags"] == []
+    wanted = {"tags": ["best"], "note": "Twice.", "revision": 0}
+    async with page(origin=f"http://{HOST}") as http:
+        written = await http.post(f"/api/runs/{RUN}/notes", json=wanted)
+        again = await http.post(f"/api/runs/{RUN}/notes", json=wanted)
+        wrong = await http.post(f"/api/runs/{RUN}/notes", json={**wanted, "tags": "best"})
+        long = {**wanted, "revision": 1, "tags": ["x" * 50]}
+        refused = await http.post(f"/api/runs/{RUN}/notes", json=long)
+    assert written.json() == {"tags": ["best"], "note": "Twice.", "revision": 1}
+    assert (again.status_code, again.json()["code"]) == (422, "conflict")
+    assert wrong.status_code == refused.status_code == 400
+    assert refused.json()["field"] == "tags"
+    assert (await got(page, f"/api/runs/{RUN}"))["notes"] == written.json()
+    assert (await got(page, "/api/runs"))["runs"][0]["tags"] == ["best"]
+
+
+async def test_damaged_notes_hide_no_run(page: Client) -> None:
+    (run_fixtures.make_run().path / "notes.json").write_text("{")
+    assert (await got(page, "/api/runs"))["runs"][0]["status"] != "unreadable"
+    assert "notes.json is damaged" in (await got(page, f"/api/runs/{RUN}"))["notes"]["error"]
 
 
 async def test_no_answer_holds_a_secret(page: Client, monkeypatch: pytest.MonkeyPatch) -> None:

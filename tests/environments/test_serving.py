@@ -6,6 +6,7 @@ import asyncio
 import json
 import logging
 from pathlib import Path
+from statistics import fmean
 from typing import Any
 
 import pytest
@@ -400,6 +401,9 @@ async def test_groups_of_equal_scores_are_dropped_counted_and_replaced(
     row = read_rows(tmp_path / "metrics.jsonl")[0]
     assert row["groups/dropped/same_scores"] >= 2
     assert row["groups/sent"] == 2
+    kept = fmean(score for group in trainer.groups for score in group["scores"])
+    # of 0 and 1: the share of all rollouts that are right, also of those that were dropped
+    assert row["rollouts/score"] == row["train/percent_correct"] != kept
 
 
 async def test_an_environment_that_only_drops_groups_says_so_and_ends(
@@ -563,6 +567,7 @@ async def test_the_run_directory_tells_of_every_rollout_and_every_step(
     ]
     scores = [completion["score"] for line in lines for completion in line["completions"]]
     assert rows[0]["train/percent_correct"] == pytest.approx(sum(scores) / len(scores))
+    assert rows[0]["rollouts/score"] == rows[0]["train/percent_correct"]
     assert rows[0]["train/completion_lengths"] > 5
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ast
+import hashlib
 import os
 from collections.abc import Iterator
 from pathlib import Path
@@ -14,12 +15,14 @@ import pytest
 import halteres
 from halteres.config.environ import read_stop_request, write_stop_request
 from halteres.files import (
+    PIECE_BYTES,
     SMALL_BYTES,
     TAIL_BYTES,
     UnreadableFile,
     read_json,
     replace_file,
     replacing,
+    sha256_of,
     tail,
     text_of_file,
 )
@@ -186,3 +189,11 @@ def test_rooms_that_read_folders_of_others_decode_no_file_but_by_the_one_reader(
 )
 def test_the_search_for_other_readers_finds_them(source: str) -> None:
     assert list(decoded_files(ast.parse(source))) == [1]
+
+
+def test_a_files_hash_is_that_of_its_content(tmp_path: Path) -> None:
+    file = tmp_path / "file"
+    file.write_bytes(b"x" * (PIECE_BYTES + 1))
+    assert sha256_of(file) == hashlib.sha256(file.read_bytes()).hexdigest()
+    assert sha256_of(tmp_path / "none") is None
+    assert sha256_of(tmp_path) is None

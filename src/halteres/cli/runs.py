@@ -1,8 +1,10 @@
-"""`halteres runs`: list, look, read logs, connect to, stop."""
+"""`halteres runs`: list, look, read logs, tag and annotate, share, connect to, stop."""
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Annotated
+from contextlib import suppress
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
@@ -11,6 +13,7 @@ from halteres.errors import unknown
 from halteres.redaction import printable
 
 if TYPE_CHECKING:
+    from halteres.runs.directory import Entry, RunDirectory
     from halteres.runs.reading.report import RunReport
 
 app = typer.Typer(help="List, look at and stop runs.", no_args_is_help=True)
@@ -24,7 +27,12 @@ def _say(text: str) -> None:
 
 
 @app.command("list")
-def list_(as_json: AsJson = False) -> None:
+def list_(
+    tag: Annotated[
+        list[str] | None, typer.Option(help="Only runs that have this tag; may be repeated.")
+    ] = None,
+    as_json: AsJson = False,
+) -> None:
     """Every run, newest first."""
     from halteres.agent.status import listed_run
     from halteres.errors import boundary
@@ -33,9 +41,15 @@ def list_(as_json: AsJson = False) -> None:
     from halteres.runs.state import RunUnreadable
 
     entries = known_runs()
+    wanted = set(tag or ())
+    if wanted:
+        entries = _tagged(entries, wanted)
     if as_json:
         found = [listed_run(entry).model_dump(exclude_unset=True) for entry in entries]
         print_json({"runs": found, "count": len(found)})
+        return
+    if wanted and not entries:
+        _say(f"No run has {', '.join(map(repr, sorted(wanted)))}.")
         return
     if not entries:
         _say("No runs yet. Try: halteres quickstart")
@@ -52,6 +66,20 @@ def list_(as_json: AsJson = False) -> None:
         except RunUnreadable as error:
             rows.append((entry.run_id, UNREADABLE, "", "", "", error.what))
     print_table(("run", "status", "environment", ">step", ">reward", "name"), rows)
+
+
+def _tagged(entries: list[Entry], wanted: set[str]) -> list[Entry]:
+    """The runs that have all of these tags."""
+    from halteres.runs.directory import RunDirectory
+    from halteres.runs.notes import read_notes
+    from halteres.runs.state import RunUnreadable
+
+    found: list[Entry] = []
+    for entry in entries:
+        with suppress(RunUnreadable):
+            if wanted <= set(read_notes(RunDirectory(entry.path)).tags):
+                found.append(entry)
+    return found
 
 
 def _row(report: RunReport) -> tuple[str, ...]:
@@ -131,8 +159,27 @@ def status(run: Run, as_json: AsJson = False) -> None:
     for label, text in (("note", state.note), ("error", state.error)):
         if text:
             _say(f"{label}: {text}")
+    for line in _notes_of(report.run):
+        _say(line)
     for number, line in enumerate(next_lines(report)):
         _say(f"next: {line}" if number == 0 else line)
+
+
+def _notes_of(run: RunDirectory) -> list[str]:
+    """What its user says of a run; of a damaged file, that."""
+    from halteres.runs.notes import read_notes
+    from halteres.runs.state import RunUnreadable
+
+    try:
+        notes = read_notes(run)
+    except RunUnreadable as error:
+        return [error.sentence]
+    lines: list[str] = []
+    if notes.tags:
+        lines.append(f"tags: {', '.join(notes.tags)}")
+    if notes.note:
+        lines.append(f"your note: {notes.note}")
+    return lines
 
 
 @app.command()
@@ -182,6 +229,119 @@ def stop(
     _say(f"run {directory.run_id}: {state.status}")
     if state.resumable:
         _say(f"next: {state.resume().command}")
+
+
+@app.command()
+def tag(
+    run: Run,
+    tags: Annotated[list[str] | None, typer.Argument(help="Tags to add.")] = None,
+    remove: Annotated[
+        list[str] | None, typer.Option("--remove", help="A tag to remove; may be repeated.")
+    ] = None,
+    as_json: AsJson = False,
+) -> None:
+    """Add tags to a run, or remove some; without any, print them."""
+    from halteres.runs.directory import find_run
+    from halteres.runs.notes import change_notes, read_notes
+
+    directory = find_run(run)
+    if tags or remove:
+        notes = change_notes(directory, add=tags or (), remove=remove or ())
+    else:
+        notes = read_notes(directory)
+    if as_json:
+        print_json({"run_id": directory.run_id, "tags": list(notes.tags)})
+        return
+    _say(f"run {directory.run_id}: {', '.join(notes.tags) or 'no tags'}")
+
+
+@app.command()
+def note(
+    run: Run,
+    text: Annotated[str | None, typer.Argument(help="The note; - reads it from stdin.")] = None,
+    clear: Annotated[bool, typer.Option("--clear", help="Remove the note.")] = False,
+    as_json: AsJson = False,
+) -> None:
+    """Write a note on a run, in place of the one that it has; without a text, print it."""
+    from halteres.errors import UserError
+    from halteres.runs.directory import find_run
+    from halteres.runs.notes import change_notes, read_notes
+
+    directory = find_run(run)
+    if clear and text is not None:
+        raise UserError("--clear takes no text.", "It removes the note.", "Leave one of them out.")
+    if text == "-":
+        text = typer.get_text_stream("stdin").read()
+    if clear:
+        text = ""
+    found = read_notes(directory).note
+    done = found or f"run {directory.run_id} has no note"
+    if text is not None:
+        found = change_notes(directory, note=text).note
+        done = f"run {directory.run_id}: noted"
+        if not found:
+            done = f"run {directory.run_id}: the note is removed"
+    if as_json:
+        print_json({"run_id": directory.run_id, "note": found})
+        return
+    _say(done)
+
+
+@app.command()
+def report(
+    runs: Annotated[
+        list[str], typer.Argument(help="Run ids (unique beginnings will do) or names.")
+    ],
+    out: Annotated[Path, typer.Option(help="The HTML file.")],
+    force: Annotated[
+        bool, typer.Option("--force", help="Replace the file if it exists already.")
+    ] = False,
+) -> None:
+    """Write runs as one HTML file to share: curves, results, settings, some rollouts, hashes.
+
+    It makes no request, and shows without a server what the page shows. Several runs are compared.
+    """
+    from halteres.cli.groups.view import unwritable
+    from halteres.dashboard.report_file import MOST_RUNS
+    from halteres.errors import Conflict, UserError
+    from halteres.files import replace_file
+    from halteres.runs.directory import find_run
+
+    found = {run.run_id: run for run in map(find_run, runs)}
+    if len(found) > MOST_RUNS:
+        why = f"A report has {MOST_RUNS} at most."
+        raise UserError(f"{len(found)} runs are too many.", why, "Name fewer.")
+    if out.exists() and not force:
+        raise Conflict(f"{out} exists already.", "", "Name another file, or add --force.")
+    content = _report_of([*found.values()]).encode()
+    try:
+        replace_file(out, content)
+    except OSError as error:
+        raise unwritable(out, error) from error
+    _say(f"{out}: {len(found)} {'run' if len(found) == 1 else 'runs'}, {len(content) / 1e6:.1f} MB")
+
+
+def _report_of(runs: list[RunDirectory]) -> str:
+    """The file's content: the tools' own answers, and what the page reads."""
+    import asyncio
+
+    from halteres.agent.call import call
+    from halteres.agent.tool import Caller
+    from halteres.agent.transports.command_line import for_person
+    from halteres.dashboard.report_file import report_file
+
+    ids = [run.run_id for run in runs]
+    caller = Caller(write=for_person)
+
+    async def answers() -> tuple[list[dict[str, Any]], dict[str, Any] | None]:
+        results = [(await call("rl_get_results", {"run_id": one}, caller)).body for one in ids]
+        comparison = None
+        if len(ids) > 1:
+            asked = {"run_ids": ids, "plot": False}
+            comparison = (await call("rl_compare_runs", asked, caller)).body
+        return results, comparison
+
+    return report_file(runs, *asyncio.run(answers()), for_person)
 
 
 @app.command()

@@ -19,6 +19,10 @@ MOST_POINTS = 500
 MOST_NAMES = 512  # metrics of one run; an environment may write what it likes
 _LARGEST = 2**53
 
+AXES: Mapping[str, str] = {"time": "time/step", "tokens": "tokens/action"}
+"""What a curve may be drawn over, besides the steps -> the metric whose sum that is. Seconds of
+steps, not hours of a clock: a run that was resumed, or whose machine slept, has no gap.
+"""
 
 Column = dict[int, float]
 """One metric: step -> value. Where a step has several, the last one holds."""
@@ -32,37 +36,93 @@ class Curves:
         self._columns: dict[str, Column] = {}
         self._lock = threading.Lock()
 
-    def columns(self, names: Collection[str], most: int = MOST_POINTS) -> dict[str, Any]:
-        """{names: all there are, columns: {step, NAME ...}, each: steps per point, evaluations:
-        {step, NAME ..., margins}}: equally long columns, null where a step has no value. `margins`:
-        NAME -> 95 %, plus and minus.
+    def columns(
+        self,
+        names: Collection[str],
+        most: int = MOST_POINTS,
+        within: tuple[int, int] = (0, _LARGEST),
+    ) -> dict[str, Any]:
+        """Equally long columns, null where a step has no value.
+
+        Args:
+            names: of metrics; one that ends with `*` stands for all that begin like it. Those of
+                evaluations are in every answer.
+            most: points of a column.
+            within: the first and the last step.
+
+        Returns:
+            {names: all there are, columns: {step, NAME ...}, each: steps per point, axes: {AXIS:
+            what the run had spent at each point}, evaluations: {step, NAME ..., margins, axes}}.
+            `margins`: NAME -> 95 %, plus and minus.
         """
         with self._lock:
-            for row in self._tail.fresh():
-                step = row.get("step")
-                if type(step) is int and 0 <= step < _LARGEST:
-                    for name, value in row.items():
-                        # JSON that Python reads may hold NaN, and integers that no float can hold.
-                        is_figure = isinstance(value, int | float) and not isinstance(value, bool)
-                        is_known = name in self._columns or len(self._columns) < MOST_NAMES
-                        if (
-                            is_figure
-                            and abs(value) < 1e300
-                            and is_known
-                            and name not in ("step", "t", "src")
-                        ):
-                            self._columns.setdefault(name, {})[step] = float(value)
+            self._read_on()
             evaluations = {
                 name: column for name, column in self._columns.items() if name.startswith("eval/")
             }
-            others = [name for name in names if name in self._columns and name not in evaluations]
-            each, columns = _means({name: self._columns[name] for name in others}, most)
+            trained = {
+                name: column
+                for name, column in self._columns.items()
+                if name not in evaluations and _is_wanted(name, names)
+            }
+            each, columns = _means(_between(trained, within), most)
+            found = _newest(_between(evaluations, within), most)
             return {
                 "names": sorted(self._columns),
                 "each": each,
                 "columns": columns,
-                "evaluations": _newest(evaluations, most),
+                "axes": self._axes(columns["step"]),
+                "evaluations": {**found, "axes": self._axes(found["step"])},
             }
+
+    def _read_on(self) -> None:
+        """Take in the rows that came since the last look."""
+        for row in self._tail.fresh():
+            step = row.get("step")
+            if type(step) is not int or not 0 <= step < _LARGEST:
+                continue
+            for name, value in row.items():
+                # JSON that Python reads may hold NaN, and integers that no float can hold.
+                is_figure = isinstance(value, int | float) and not isinstance(value, bool)
+                if name in ("step", "t", "src") or not is_figure or not abs(value) < 1e300:
+                    continue
+                if name in self._columns or len(self._columns) < MOST_NAMES:
+                    self._columns.setdefault(name, {})[step] = float(value)
+
+    def _axes(self, steps: Sequence[int]) -> dict[str, list[float]]:
+        """Of each axis that is known: what all steps up to each of these took together."""
+        return {
+            axis: _sums(self._columns[metric], steps)
+            for axis, metric in AXES.items()
+            if metric in self._columns
+        }
+
+
+def _is_wanted(name: str, names: Collection[str]) -> bool:
+    beginnings = tuple(one[:-1] for one in names if one.endswith("*"))
+    return name in names or name.startswith(beginnings)
+
+
+def _between(columns: Mapping[str, Column], within: tuple[int, int]) -> dict[str, Column]:
+    """The part of each column that lies between two steps, both included."""
+    first, last = within
+    return {
+        name: {step: value for step, value in column.items() if first <= step <= last}
+        for name, column in columns.items()
+    }
+
+
+def _sums(column: Column, steps: Sequence[int]) -> list[float]:
+    """The sum of a column's values up to each of these steps, which ascend."""
+    values = sorted(column.items())
+    found: list[float] = []
+    total, at = 0.0, 0
+    for step in steps:
+        while at < len(values) and values[at][0] <= step:
+            total += values[at][1]
+            at += 1
+        found.append(float(f"{total:.6g}"))
+    return found
 
 
 def _means(columns: Mapping[str, Column], most: int) -> tuple[int, dict[str, list[Any]]]:

@@ -15,6 +15,7 @@ from starlette.types import Receive, Scope, Send
 
 from halteres.errors import HalteresError, NotReady, ServerError, boundary
 from halteres.runs.directory import known_runs
+from halteres.runs.notes import FILE
 
 _log = logging.getLogger(__name__)
 
@@ -90,7 +91,7 @@ def stamps() -> Stamps:
     found: Stamps = {}
     for run in known_runs():
         stamp: list[object] = [run.facts.status]
-        for name in ("run.json", "metrics.jsonl", "events.jsonl"):
+        for name in ("run.json", "metrics.jsonl", "events.jsonl", FILE):
             with contextlib.suppress(OSError):
                 facts = os.stat(run.path / name)
                 stamp += [name, facts.st_mtime_ns, facts.st_size]

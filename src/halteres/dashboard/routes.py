@@ -35,11 +35,18 @@ from halteres.agent.transports.http_routes import Calls, arguments_of
 from halteres.dashboard.curves import curves_of
 from halteres.dashboard.events import MOST_STREAMS, Events
 from halteres.dashboard.rollout_groups import group_of_step, groups_of_step
-from halteres.dashboard.runs import evaluations_of, list_of_runs, settings_of, view_of
+from halteres.dashboard.runs import (
+    change_notes_of,
+    evaluations_of,
+    list_of_runs,
+    settings_of,
+    view_of,
+)
 from halteres.errors import UserError
 from halteres.next_step import NextStep
 from halteres.redaction import Redactor
 from halteres.runs.directory import RunDirectory, find_run
+from halteres.runs.reading.usage import usage_columns
 from halteres.standalone_page import STATIC
 
 ASSETS = "/ui"  # where the page's own files are; they tell nothing of a run, and are open
@@ -111,19 +118,17 @@ def page_routes(calls: Calls, write: Callable[[NextStep], str]) -> list[BaseRout
         ids = request.query_params.get("ids")
         return await _read(list_of_runs, None if ids is None else set(ids.split(",")))
 
-    async def metrics(request: Request) -> Response:
-        """GET /api/runs/{id}/metrics?names=A,B: the curves of these metrics, and all
-        evaluations.
-        """
-        names = request.query_params.get("names", "").split(",")
-        return await _of_run(lambda run: curves_of(run.path / "metrics.jsonl").columns(names))(
-            request
-        )
-
     async def stop(request: Request) -> Response:
         """POST /api/runs/{id}/stop {mode}."""
         arguments = {**await arguments_of(request), **request.path_params}
         reply = await calls.reply(request, "rl_stop_training", arguments, write=write)
+        return answer(reply.body, reply.status)
+
+    async def compare(request: Request) -> Response:
+        """GET /api/compare?ids=A,B: the tool's own answer for these runs."""
+        ids = request.query_params.get("ids", "").split(",")
+        arguments = {"run_ids": ids, "plot": False}
+        reply = await calls.reply(request, "rl_compare_runs", arguments, write=write)
         return answer(reply.body, reply.status)
 
     def of_tool(name: str, *queries: str) -> Endpoint:
@@ -139,16 +144,19 @@ def page_routes(calls: Calls, write: Callable[[NextStep], str]) -> list[BaseRout
     guarded: list[tuple[str, str, Endpoint]] = [
         ("GET", "/api/events", events),
         ("GET", "/api/runs", runs),
+        ("GET", "/api/compare", compare),
         ("GET", "/api/runs/{run_id}", _of_run(partial(view_of, write=write))),
-        ("GET", "/api/runs/{run_id}/metrics", metrics),
+        ("GET", "/api/runs/{run_id}/metrics", _metrics),
         ("GET", "/api/runs/{run_id}/settings", _of_run(settings_of)),
         ("GET", "/api/runs/{run_id}/evals", _of_run(evaluations_of)),
+        ("GET", "/api/runs/{run_id}/usage", _of_run(usage_columns)),
         ("GET", "/api/runs/{run_id}/status", of_tool("rl_check_status")),
         ("GET", "/api/runs/{run_id}/results", of_tool("rl_get_results")),
         ("GET", "/api/runs/{run_id}/groups", _groups),
         ("GET", "/api/runs/{run_id}/groups/{step:int}/{place:int}", _group),
         ("GET", "/api/runs/{run_id}/logs", of_tool("rl_get_logs", "role", "lines", "grep")),
         ("POST", "/api/runs/{run_id}/stop", stop),
+        ("POST", "/api/runs/{run_id}/notes", _notes),
     ]
     guard = [Middleware(WithHeaders), Middleware(Guard, refusal=refuse_outside_page)]
     routes = [
@@ -165,6 +173,23 @@ def _of_run(reader: Callable[[RunDirectory], dict[str, Any]]) -> Endpoint:
         return await _read(lambda run_id: reader(find_run(run_id)), request.path_params["run_id"])
 
     return endpoint
+
+
+async def _metrics(request: Request) -> Response:
+    """GET /api/runs/{id}/metrics?names=A,B&first=STEP&last=STEP: the curves of these metrics
+    between two steps, and the evaluations.
+    """
+    names = request.query_params.get("names", "").split(",")
+    within = _steps_between(request)
+    return await _of_run(
+        lambda run: curves_of(run.path / "metrics.jsonl").columns(names, within=within)
+    )(request)
+
+
+async def _notes(request: Request) -> Response:
+    """POST /api/runs/{id}/notes {tags, note, revision}: changes them."""
+    wanted = await arguments_of(request)
+    return await _of_run(lambda run: change_notes_of(run, wanted))(request)
 
 
 async def _groups(request: Request) -> Response:
@@ -194,6 +219,19 @@ def _given(request: Request, queries: Sequence[str]) -> dict[str, Any]:
         if re.fullmatch(r"\d{1,9}", word):
             given[query] = int(word)
     return given
+
+
+def _steps_between(request: Request) -> tuple[int, int]:
+    """The first and the last step that a query asks for; by default all.
+
+    Raises:
+        UserError: one is no step.
+    """
+    given = [request.query_params.get("first", "0"), request.query_params.get("last", str(2**53))]
+    if not all(re.fullmatch(r"[0-9]{1,16}", word) for word in given):
+        raise UserError("first and last are steps.", "", "Ask with whole numbers from 0 on.")
+    first, last = map(int, given)
+    return first, last
 
 
 async def _read(reader: Callable[..., dict[str, Any]], *arguments: Any) -> Response:

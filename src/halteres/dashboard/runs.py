@@ -9,18 +9,21 @@ from __future__ import annotations
 
 import json
 import time
-from collections.abc import Callable, Collection, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from functools import lru_cache
 from pathlib import Path
 from typing import Any
 
+import msgspec
+
 from halteres.config.settings import HEADLINE
 from halteres.dashboard.curves import spark_of
-from halteres.errors import NotFound, boundary
+from halteres.errors import NotFound, UserError, boundary
 from halteres.files import NOT_JSON, read_regular
 from halteres.next_step import Advice, NextStep, lines_of
 from halteres.observe.metrics import Row, merge_by_step
 from halteres.runs.directory import UNREADABLE, Entry, RunDirectory, known_runs
+from halteres.runs.notes import FILE, change_notes, read_notes
 from halteres.runs.reading.alerts import Alert
 from halteres.runs.reading.evaluations import before_and_after, evaluations
 from halteres.runs.reading.logs import log_tail
@@ -76,6 +79,7 @@ def _unreadable_row(run: Entry, error: str | None) -> dict[str, Any]:
         "evaluation": None,
         "curve": [],
         "alerts": [],
+        "tags": [],
         "error": error,
     }
 
@@ -101,6 +105,7 @@ def _row_of(run: RunDirectory) -> dict[str, Any]:
         "evaluation": spark.evaluation,
         "curve": [float(f"{value:.4g}") for value in spark.rewards],
         "alerts": [alert.rule for alert in report.alerts if not alert.is_over],
+        "tags": notes_of(run)["tags"],
         "error": state.error and clipped(state.error, ERROR_LENGTH),
     }
 
@@ -113,7 +118,7 @@ def _row_of_ended(path: Path, *_stamps: int) -> dict[str, Any]:
 
 def _stamps(path: Path) -> Iterator[int]:
     """Sizes and times of the files that a report is made of."""
-    for name in ("run.json", "metrics.jsonl", "events.jsonl"):
+    for name in ("run.json", "metrics.jsonl", "events.jsonl", FILE):
         try:
             found = (path / name).stat()
         except FileNotFoundError:
@@ -166,6 +171,7 @@ def view_of(run: RunDirectory, write: Callable[[NextStep], str]) -> dict[str, An
         "phase": state.phase,
         "terminal": state.terminal,
         "note": " · ".join(notes) or None,
+        "notes": notes_of(run),
         "policy": state.policy,
         "resumed_from": state.resumed_from,
         "created_at": state.created_at,
@@ -199,6 +205,15 @@ def view_of(run: RunDirectory, write: Callable[[NextStep], str]) -> dict[str, An
         "next": _lines(report.next, write),
         "now": report.at,
     }
+
+
+def notes_of(run: RunDirectory) -> dict[str, Any]:
+    """Tags and note of a person; `error` in their place where the file is damaged."""
+    try:
+        found = read_notes(run)
+    except RunUnreadable as error:
+        return {"tags": [], "note": "", "revision": 0, "error": error.sentence}
+    return {"tags": list(found.tags), "note": found.note, "revision": found.revision}
 
 
 def _lines(advice: Advice, write: Callable[[NextStep], str]) -> list[dict[str, str]]:
@@ -281,6 +296,30 @@ def _event_text(kind: str, event: Row) -> str:
         else:
             words.append(str(value))
     return " ".join(word for word in words if word)
+
+
+class NotesChange(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """What a page wants a run's notes to be; `revision`: of those that it showed."""
+
+    tags: tuple[str, ...]
+    note: str
+    revision: int
+
+
+def change_notes_of(run: RunDirectory, wanted: Mapping[str, Any]) -> dict[str, Any]:
+    """Write tags and note, and say what they are then.
+
+    Raises:
+        UserError: they are not what they can be, or were changed since the page showed them.
+    """
+    try:
+        change = msgspec.convert(dict(wanted), NotesChange)
+    except msgspec.ValidationError as error:
+        raise UserError(
+            "These are no notes of a run.", f"{error}.", "Send tags, note and revision."
+        ) from error
+    change_notes(run, tags=change.tags, note=change.note, revision=change.revision)
+    return notes_of(run)
 
 
 def settings_of(run: RunDirectory) -> dict[str, Any]:

@@ -56,9 +56,12 @@ class Tally:
     def group(self, group: ScoredDataGroup) -> None:
         """Take in the rollouts of one group."""
         rewards = group.get("rewards")
-        own = rewards.own if rewards else group.get("own_scores") or scores_of(group)
+        scores = scores_of(group)
+        own = rewards.own if rewards else group.get("own_scores") or scores
         measured: list[Mapping[str, float]] = [
             {
+                # what the batch's mean leaves out where groups are dropped
+                "rollouts/score": scores[place],
                 "train/percent_correct": float(own[place] > self._success_threshold),
                 "train/completion_lengths": sum(
                     len(action_tokens(group, number)) for number in rollout

@@ -40,7 +40,7 @@ from halteres.config.files import (
 from halteres.config.operator_policy import Policy
 from halteres.config.settings import ENV_WIRING, Settings
 from halteres.errors import HalteresError, NotFound
-from halteres.files import linked, replace_file
+from halteres.files import linked, replace_file, sha256_of
 from halteres.logins import without_logins
 from halteres.observe.metrics import Row, append_row, read_rows
 from halteres.process import detach
@@ -227,6 +227,7 @@ def _first_state(plan: RunPlan, run_id: str, idempotency_key: str | None) -> Run
         name=settings.run.name or settings.run.default_name(run_id),
         environment=settings.run.environment_name,
         environment_file=str(environment.path),
+        environment_sha256=sha256_of(environment.path),
         interpreter=environment.interpreter,
         working_directory=str(environment.working_directory),
         is_foreign=environment.is_foreign,

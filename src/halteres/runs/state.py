@@ -81,6 +81,7 @@ class RunState(msgspec.Struct, frozen=True, kw_only=True):
     tokenizer: str  # folder of the base model, or its name where only the service has it
     total_steps: int
     created_at: Time
+    environment_sha256: str | None = None  # of its file, as the run began
     working_directory: str = ""  # of the environment's commands
     is_foreign: bool = False  # the environment is written for atroposlib
     status: Status = "pending"

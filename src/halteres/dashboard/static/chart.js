@@ -1,37 +1,42 @@
-// A chart: lines over the steps, evaluations with their margins, marks of alerts.
+// A chart: lines over an axis, evaluations with their margins, marks of alerts.
 // Owns: drawing, and reading values off by pointer or arrow keys. Never: chooses what is shown (`curves.js`).
 
 import { fill, h, svg } from "./dom.js";
 import { figure } from "./format.js";
-import { extent, linear, roundStep, tickLabel, ticks } from "./scale.js";
+import { AXES, extent, linear, roundStep, tickLabel, ticks } from "./scale.js";
+import { zoomable } from "./zoom.js";
 
 const EDGE = { top: 12, right: 14, bottom: 24, left: 50 };
-const SMOOTHED = 10; // points whose mean a bold line shows, of a curve five times as long
+const CIRCLE = 6; // pixels that a point reaches beyond the axes
+const DOT_PX = 9; // where points lie so far apart, each is drawn
+let charts = 0;
 
-// chart({ title, share }).show({ series: [{ label, kind: "line" | "points", steps, values, margins?, aside? }], marks, last })
-export function chart({ title, share = false, height = 180 }) {
+// chart({ title, share, zero, zoom }).show({ series: [{ label, kind: "line" | "points", xs, values, margins?, aside? }], marks,
+// last, axis?, range?, smoothing? }); zoom({ choose, by }): what is done with a stretch that was chosen
+export function chart({ title, share = false, zero = false, height = 180, zoom = null }) {
+  const number = ++charts;
   const plot = h("div", { class: "plot", tabindex: 0, role: "img", "aria-label": `${title}: nothing yet` });
   const tip = h("div", { class: "tip", "aria-live": "polite", hidden: true });
   const legend = h("div", { class: "legend" });
   const element = h("figure", { class: "chart" }, h("figcaption", null, h("b", null, title), legend), plot, tip);
-  let shown = { series: [], marks: [], last: 0 };
+  let shown = { series: [], marks: [], last: 0, axis: AXES.step };
   let scene = null;
-  let at = null; // the step that is read off
+  let at = null; // the place that is read off
 
   function draw() {
     const width = plot.clientWidth;
     if (width === 0) return;
-    scene = laidOut(shown, { width, height, share });
+    scene = laidOut(shown, { width, height, share, zero, clip: `clip${number}` });
     fill(plot, drawn(shown, scene));
     point(at);
   }
 
-  function point(step) {
-    at = step;
+  function point(place) {
+    at = place;
     plot.querySelector(".cursor")?.remove();
-    tip.hidden = step === null || !scene?.steps.length;
+    tip.hidden = place === null || !scene?.xs.length;
     if (tip.hidden) return;
-    at = nearest(scene.steps, step);
+    at = nearest(scene.xs, place);
     plot.firstChild.append(cursor(shown, scene, at));
     fill(tip, told(shown, at));
     const left = plot.offsetLeft + scene.x(at);
@@ -40,60 +45,66 @@ export function chart({ title, share = false, height = 180 }) {
   }
 
   plot.addEventListener("pointermove", (event) => {
-    if (scene?.steps.length) point(scene.stepAt(event.clientX - plot.getBoundingClientRect().left));
+    if (scene?.xs.length) point(scene.back(event.clientX - plot.getBoundingClientRect().left));
   });
   plot.addEventListener("pointerleave", () => point(null));
   plot.addEventListener("blur", () => point(null));
   plot.addEventListener("keydown", (event) => {
     const moves = { ArrowLeft: -1, ArrowRight: 1, Home: -Infinity, End: Infinity };
-    if (!(event.key in moves) || !scene?.steps.length) return;
+    if (!(event.key in moves) || !scene?.xs.length) return;
     event.preventDefault();
-    const last = scene.steps.length - 1;
-    const place = at === null ? last : scene.steps.indexOf(at) + moves[event.key];
-    point(scene.steps[Math.max(0, Math.min(last, place))]);
+    const last = scene.xs.length - 1;
+    const place = at === null ? last : scene.xs.indexOf(at) + moves[event.key];
+    point(scene.xs[Math.max(0, Math.min(last, place))]);
   });
+  if (zoom) zoomable(plot, { at: (pixels) => scene.back(pixels), chosen: zoom.choose, by: (factor) => zoom.by(factor, at) });
   const sized = new ResizeObserver(draw);
   sized.observe(plot);
 
   return {
     element,
     show(data) {
-      shown = data;
-      plot.setAttribute("aria-label", `${title}: ${summary(data)}. Arrow keys read values off.`);
-      fill(legend, data.series.map(key));
+      shown = { axis: AXES.step, marks: [], last: 0, ...data };
+      plot.setAttribute("aria-label", `${title}: ${summary(shown)}. Arrow keys read values off${zoom ? ", + and - zoom, 0 shows all" : ""}.`);
+      element.classList.toggle("many", shown.series.length > 1);
+      fill(legend, shown.series.map(key));
       draw();
     },
     close: () => sized.disconnect(),
   };
 }
 
-function laidOut({ series, last }, { width, height, share }) {
-  const steps = [...new Set(series.flatMap((one) => one.steps))].sort((a, b) => a - b);
+function laidOut({ series, last, range }, { width, height, share, zero, clip }) {
+  const every = [...new Set(series.flatMap((one) => one.xs))].sort((a, b) => a - b);
+  const wide = range ?? [Math.min(0, every[0] ?? 0), Math.max(last, every.at(-1) ?? 1) || 1];
+  const inside = (place) => place >= wide[0] && place <= wide[1];
   const values = series.flatMap((one) => one.values.flatMap((value, at) => {
-    const margin = one.margins?.[at] ?? 0;
-    return value === null ? [] : [value - (share ? 0 : margin), value + (share ? 0 : margin)];
+    const margin = share ? 0 : one.margins?.[at] ?? 0;
+    return value === null || !inside(one.xs[at]) ? [] : [value - margin, value + margin];
   }));
-  const wide = [Math.min(0, steps[0] ?? 0), Math.max(last, steps.at(-1) ?? 1, 1)];
-  const tall = extent(values, { share });
-  const x = linear(wide, [EDGE.left, width - EDGE.right]);
+  const tall = extent(values, { share, zero });
+  const across = [EDGE.left, width - EDGE.right];
   const y = linear(tall, [height - EDGE.bottom, EDGE.top]);
-  const back = linear([EDGE.left, width - EDGE.right], wide);
-  return { width, height, steps, wide, tall, x, y, stepAt: (place) => nearest(steps, back(place)) };
+  return { width, height, xs: every.filter(inside), wide, tall, x: linear(wide, across), y, back: linear(across, wide), clip };
 }
 
-function drawn({ series, marks }, scene) {
-  const { width, height } = scene;
+function drawn({ series, marks, axis, smoothing }, scene) {
+  const { width, height, clip, wide } = scene;
+  const frame = { x: EDGE.left - CIRCLE, y: 0, width: Math.max(0, width - EDGE.left - EDGE.right + 2 * CIRCLE), height: height - EDGE.bottom + CIRCLE };
   return svg(
     "svg", { viewBox: `0 0 ${width} ${height}`, width, height, "aria-hidden": "true" },
-    axes(scene),
-    marks.map((mark) => alertMark(mark, scene)),
-    series.map((one) => (one.kind === "points" ? points(one, scene) : line(one, scene))),
-    scene.steps.length === 0 ? svg("text", { x: width / 2, y: height / 2, class: "none" }, "nothing yet") : null,
+    svg("clipPath", { id: clip }, svg("rect", frame)),
+    axes(scene, axis),
+    svg(
+      "g", { "clip-path": `url(#${clip})` },
+      marks.filter(({ step }) => step >= wide[0] && step <= wide[1]).map((mark) => alertMark(mark, scene)),
+      series.map((one) => (one.kind === "points" ? points(one, scene) : line(one, scene, smoothing))),
+    ),
+    scene.xs.length === 0 ? svg("text", { x: width / 2, y: height / 2, class: "none" }, "nothing yet") : null,
   );
 }
 
-function axes({ width, height, wide, tall, x, y }) {
-  const across = ticks(...wide, Math.max(2, width / 90)).filter((step) => Number.isInteger(step));
+function axes({ width, height, wide, tall, x, y }, axis) {
   const up = ticks(...tall, Math.max(2, height / 45));
   const apart = up.length > 1 ? up[1] - up[0] : roundStep(tall[1] - tall[0]);
   return svg(
@@ -102,23 +113,26 @@ function axes({ width, height, wide, tall, x, y }) {
       svg("line", { x1: EDGE.left, x2: width - EDGE.right, y1: y(value), y2: y(value) }),
       svg("text", { x: EDGE.left - 7, y: y(value) + 4, class: "up" }, tickLabel(value, apart)),
     ]),
-    across.map((step) => svg("text", { x: x(step), y: height - 6, class: "across" }, String(step))),
+    axis.marks(...wide, Math.max(2, width / 90)).map(([at, label]) => svg("text", { x: x(at), y: height - 6, class: "across" }, label)),
   );
 }
 
-function line({ values, steps, colour }, { x, y }) {
-  const window = Math.min(SMOOTHED, Math.floor(values.length / 5));
-  const each = svg("path", { d: path(steps, values, x, y), class: `line c${colour} ${window >= 2 ? "faint" : ""}` });
-  if (window < 2) return each;
-  return svg("g", null, each, svg("path", { d: path(steps, smooth(values, window), x, y), class: `line c${colour}` }));
+// Every point as it was measured; where it is smoothed a bold line over it.
+function line({ values, xs, colour }, scene, smoothing = 10) {
+  const window = Math.min(smoothing, Math.floor(values.length / 5));
+  const each = svg("path", { d: path(xs, values, scene), class: `line c${colour} ${window >= 2 ? "faint" : ""}` });
+  const sparse = scene.xs.length * DOT_PX <= scene.width;
+  const dots = sparse ? values.map((value, at) => value === null ? null : svg("circle", { class: `dot c${colour}`, cx: scene.x(xs[at]).toFixed(1), cy: scene.y(value).toFixed(1), r: 1.8 })) : null;
+  const smoothed = window < 2 ? null : svg("path", { d: path(xs, smooth(values, window), scene), class: `line c${colour}` });
+  return svg("g", null, each, dots, smoothed);
 }
 
-function path(steps, values, x, y) {
+function path(xs, values, { x, y }) {
   let drawing = "";
   let pen = "M";
   values.forEach((value, at) => {
     if (value === null) return; // a step without a value is no gap: evaluations and steps are told apart by it
-    drawing += `${pen}${x(steps[at]).toFixed(1)} ${y(value).toFixed(1)}`;
+    drawing += `${pen}${x(xs[at]).toFixed(1)} ${y(value).toFixed(1)}`;
     pen = "L";
   });
   return drawing.includes("L") ? drawing : `${drawing}h0.01`;
@@ -133,13 +147,14 @@ function smooth(values, window) {
   });
 }
 
-function points({ steps, values, margins, colour, aside = 0 }, { x, y, tall }) {
+function points({ xs, values, margins, colour, aside = 0 }, scene) {
+  const { x, y, tall } = scene;
   const inside = (value) => y(Math.max(tall[0], Math.min(tall[1], value)));
   return svg(
     "g", { class: `points c${colour}` },
-    svg("path", { d: path(steps, values, x, y), class: "joined" }),
+    svg("path", { d: path(xs, values, scene), class: "joined" }),
     values.map((value, at) => value === null ? null : svg(
-      "g", { transform: `translate(${(x(steps[at]) + aside).toFixed(1)} 0)` },
+      "g", { transform: `translate(${(x(xs[at]) + aside).toFixed(1)} 0)` },
       margins?.[at] ? bar(inside(value + margins[at]), inside(value - margins[at])) : null,
       svg("circle", { cy: y(value).toFixed(1), r: 4 }),
     )),
@@ -159,23 +174,32 @@ function alertMark({ rule, step }, { x, height }) {
   );
 }
 
-function cursor({ series }, { x, y, height }, step) {
-  const dots = series.map((one) => {
-    const value = one.values[one.steps.indexOf(step)];
-    return value === undefined || value === null ? null : svg("circle", { cx: x(step), cy: y(value), r: 4, class: `c${one.colour}` });
-  });
-  return svg("g", { class: "cursor" }, svg("line", { x1: x(step), x2: x(step), y1: EDGE.top, y2: height - EDGE.bottom }), dots);
+// The point of a series at a place; of runs, whose points lie apart, the last one up to there.
+function pointAt(one, place) {
+  const known = one.values.flatMap((value, at) => (value === null ? [] : [at]));
+  const at = one.kind === "points" || !one.apart
+    ? known.find((index) => one.xs[index] === place)
+    : known.findLast((index) => one.xs[index] <= place && place <= one.xs[known.at(-1)]);
+  return at ?? null;
 }
 
-function told({ series, marks }, step) {
+function cursor({ series }, { x, y, height }, place) {
+  const dots = series.map((one) => {
+    const at = pointAt(one, place);
+    return at === null ? null : svg("circle", { cx: x(one.xs[at]), cy: y(one.values[at]), r: 4, class: `c${one.colour}` });
+  });
+  return svg("g", { class: "cursor" }, svg("line", { x1: x(place), x2: x(place), y1: EDGE.top, y2: height - EDGE.bottom }), dots);
+}
+
+function told({ series, marks, axis }, place) {
   const rows = series.flatMap((one) => {
-    const at = one.steps.indexOf(step);
-    if (at < 0 || one.values[at] === null) return [];
+    const at = pointAt(one, place);
+    if (at === null) return [];
     const margin = one.margins?.[at] ? ` ± ${figure(one.margins[at], 2)}` : "";
     return [h("div", null, h("i", { class: `swatch c${one.colour}` }), `${one.label} `, h("b", null, `${figure(one.values[at], 4)}${margin}`))];
   });
-  const alerts = marks.filter((mark) => mark.step === step).map((mark) => h("div", { class: "alerted" }, `⚠ ${mark.rule}`));
-  return [h("div", { class: "quiet" }, `step ${step}`), rows, alerts];
+  const alerts = marks.filter((mark) => mark.step === place).map((mark) => h("div", { class: "alerted" }, `⚠ ${mark.rule}`));
+  return [h("div", { class: "quiet" }, axis.words(place)), rows, alerts];
 }
 
 function key({ label, colour, kind }) {
@@ -190,6 +214,6 @@ function summary({ series }) {
   return said.join(", ") || "nothing yet";
 }
 
-function nearest(steps, wanted) {
-  return steps.reduce((best, step) => (Math.abs(step - wanted) < Math.abs(best - wanted) ? step : best), steps[0]);
+function nearest(xs, wanted) {
+  return xs.reduce((best, one) => (Math.abs(one - wanted) < Math.abs(best - wanted) ? one : best), xs[0]);
 }

@@ -1,6 +1,7 @@
 // Which charts a run has. Owns: the metrics of each, which are told together. Never: draws (`chart.js`).
 
 import { chart } from "./chart.js";
+import { chartControls } from "./controls.js";
 import { fill, h } from "./dom.js";
 
 const HELD_OUT = "eval/percent_correct";
@@ -11,40 +12,59 @@ const PAIRS = ["accuracy", "eval_accuracy"]; // of a run that trains a reward mo
 const SMALL = [
   ["Loss per token", ["train/loss_per_token"], []],
   ["Loss", ["loss", "eval_loss"], []],
-  ["KL, sampler against trainer", ["kl_sample_train_v2"], []],
+  ["KL, sampler against trainer", ["kl_sample_train_v2"], [], { zeros: false }],
   ["Tokens per answer", ["train/completion_lengths"], ["eval/completion_lengths"]],
   ["Entropy of the policy", ["policy/entropy"], []],
-  ["From the reference, nats per token", ["policy/kl_reference", "policy/implicit_reward_gap"], []],
+  ["From the reference, nats per token", ["policy/kl_reference", "policy/implicit_reward_gap"], [], { zeros: false }],
   ["Share of the gain that transfers", [], ["eval/panel/share_of_gain"]],
   ["Groups without signal", ["groups/without_signal"], [], { share: true }],
   ["Cut off answers", ["train/truncated"], ["eval/truncated"], { share: true }],
   ["Seconds per step", ["time/step"], []],
 ];
+const DROPPED = "groups/dropped/";
+const SENT = ["groups/sent", "groups/kept"];
 const ASIDE = 3; // pixels: the margins of two evaluations of one step must not hide each other
+const ALL = "rollouts/score"; // of every rollout; the batch has those alone whose groups were kept
+const REWARD = "reward/mean";
 // Success is that of all rollouts; of a foreign environment, which counts none, that of the batch.
-const MAIN = ["reward/mean", "train/percent_correct", "reward/success"];
+const [SUCCESS_OF_ALL, SUCCESS] = ["train/percent_correct", "reward/success"];
+const MAIN = [ALL, REWARD, SUCCESS_OF_ALL, SUCCESS];
 const LABELS = {
-  "reward/mean": "reward, mean of the batch",
-  "train/percent_correct": "share of successes",
-  "reward/success": "share of successes",
+  [ALL]: "score, all rollouts",
+  [REWARD]: "reward, mean of the batch",
+  [SUCCESS_OF_ALL]: "share of successes",
+  [SUCCESS]: "share of successes",
   [HELD_OUT]: "held-out tasks, 95 %",
   [GREEDY]: "held-out, greedy, 95 %",
   accuracy: "pairs in the right order",
   eval_accuracy: "held-out pairs",
 };
+const KEPT_ALONE = "reward, groups kept for training";
 
 export function curves() {
   const [large, small] = [h("div", { class: "charts large" }), h("div", { class: "charts" })];
   const picker = h("select", { "aria-label": "Add a curve" });
   const more = h("label", { class: "quiet" }, "Another curve ", picker);
-  const element = h("section", null, large, small, more);
+  const controls = chartControls(redraw);
+  const element = h("section", null, controls.element, large, small, more);
   const charts = new Map(); // title -> chart
   const added = [];
-  let shown = null;
+  let last = null; // what was drawn: metrics and view
   picker.addEventListener("change", () => {
     added.push(picker.value);
-    element.dispatchEvent(new CustomEvent("wanted"));
+    ask();
   });
+
+  function ask() {
+    element.dispatchEvent(new CustomEvent("wanted"));
+  }
+
+  // At once with the points that are there; then, of a long run, with those that lie between them.
+  function redraw() {
+    if (last === null) return;
+    draw(...last);
+    if (last[0].each > 1) ask();
+  }
 
   function place(into, specs) {
     const wanted = specs.map((spec) => spec.title);
@@ -55,32 +75,45 @@ export function curves() {
         charts.delete(title);
       }
     }
-    for (const spec of specs) {
-      if (!charts.has(spec.title)) charts.set(spec.title, chart(spec));
+    for (const { data, ...spec } of specs) {
+      if (!charts.has(spec.title)) charts.set(spec.title, chart({ ...spec, zoom: controls }));
       const one = charts.get(spec.title);
       if (one.element.parentNode !== into) into.append(one.element);
-      one.show(spec.data);
+      one.show({ ...data, range: controls.within(), smoothing: controls.smoothing() });
     }
   }
 
-  function offer(names) {
-    const known = new Set([...MAIN, ...PAIRS, HELD_OUT, ...SMALL.flatMap(([, trained, held]) => [...trained, ...held]), ...added]);
+  function offer(names, drawn) {
+    const known = new Set([...MAIN, ...PAIRS, HELD_OUT, GREEDY, ...drawn]);
     const rest = names.filter((name) => !known.has(name) && !name.endsWith("_stderr"));
     more.hidden = rest.length === 0;
-    if (picker.options.length !== rest.length + 1) {
+    const offered = [...picker.options].slice(1).map((option) => option.value);
+    if (String(offered) !== String(rest)) {
       fill(picker, h("option", { value: "" }, "…"), rest.map((name) => h("option", { value: name }, name)));
     }
   }
 
+  // `part`: the same of the steps that are shown alone, where all of them have more points than can be drawn.
+  function draw(metrics, view, part = metrics) {
+    const shown = reading(part, view);
+    const main = view.kind === "reward" ? pairsChart(shown) : mainCharts(shown);
+    const others = added.map((name) => (name.startsWith("eval/") ? [name, [], [name]] : [name, [name], []]));
+    const specs = [...SMALL.filter(([, trained, , options]) => options?.zeros !== false || trained.some(shown.moves)), ...others];
+    const below = [droppedChart(shown), ...specs.map((spec) => smallChart(shown, spec))];
+    controls.reach(0, Math.max(1, view.terminal ? 0 : view.total_steps, ...metrics.columns.step, ...metrics.evaluations.step));
+    place(large, main);
+    place(small, below.filter((spec) => spec.data.series.length));
+    offer(metrics.names, specs.flatMap(([, trained, held]) => [...trained, ...held]));
+  }
+
   return {
     element,
-    names: () => [...MAIN, ...PAIRS, ...SMALL.flatMap(([, trained]) => trained), ...added],
-    show(metrics, view) {
-      shown = reading(metrics, view);
-      place(large, view.kind === "reward" ? pairsChart(shown) : mainCharts(shown));
-      const others = added.map((name) => (name.startsWith("eval/") ? [name, [], [name]] : [name, [name], []]));
-      place(small, [...SMALL, ...others].map((spec) => smallChart(shown, spec)).filter((spec) => spec.data.series.length));
-      offer(metrics.names);
+    names: () => [...MAIN, ...PAIRS, ...SENT, `${DROPPED}*`, ...SMALL.flatMap(([, trained]) => trained), ...added],
+    // The steps whose points are wanted in full; null: all.
+    within: () => controls.within()?.map(Math.round) ?? null,
+    show(metrics, view, part) {
+      last = [metrics, view];
+      draw(metrics, view, part);
     },
     close: () => charts.forEach((one) => one.close()),
   };
@@ -90,14 +123,17 @@ export function curves() {
 function reading({ columns, evaluations, each }, view) {
   return {
     has: (name) => (columns[name] ?? evaluations[name] ?? []).some((value) => value !== null),
+    moves: (name) => (columns[name] ?? []).some((value) => value),
     equal: (one, other) => String(columns[one]) === String(columns[other]),
     values: (name) => columns[name] ?? [],
+    dropped: Object.keys(columns).filter((name) => name.startsWith(DROPPED)),
+    steps: columns.step,
     trained: (name, colour, label) => ({
       kind: "line", colour, label: each > 1 ? `${label} (means of ${each} steps)` : label,
-      steps: columns.step, values: columns[name],
+      xs: columns.step, values: columns[name],
     }),
     held: (name, colour, label, aside) => ({
-      kind: "points", colour, label, aside, steps: evaluations.step, values: evaluations[name], margins: evaluations.margins[name],
+      kind: "points", colour, label, aside, xs: evaluations.step, values: evaluations[name], margins: evaluations.margins[name],
     }),
     // while a run goes on, its large charts show how far it has to go
     large: (series) => ({ series, marks: view.marks, last: view.terminal ? 0 : view.total_steps }),
@@ -105,25 +141,39 @@ function reading({ columns, evaluations, each }, view) {
   };
 }
 
-// Reward and held-out share in one, where a reward is such a share; else one chart for each.
+// Reward and held-out share in one, where a reward is such a share; else one chart for each. Where groups were
+// dropped, the batch's mean is that of the others alone: what all rollouts scored stands before it.
 function mainCharts(shown) {
-  const [reward, ofAll, ofBatch] = MAIN;
-  const success = shown.has(ofAll) ? ofAll : ofBatch;
+  const success = shown.has(SUCCESS_OF_ALL) ? SUCCESS_OF_ALL : SUCCESS;
   const held = [
     ...(shown.has(HELD_OUT) ? [shown.held(HELD_OUT, 2, LABELS[HELD_OUT], -ASIDE)] : []),
     ...(shown.has(GREEDY) ? [shown.held(GREEDY, 3, LABELS[GREEDY], ASIDE)] : []),
   ];
-  const lines = (...names) => names.filter(shown.has).map((name) => shown.trained(name, Math.min(1, MAIN.indexOf(name)), LABELS[name]));
-  const pays = !shown.has(ofBatch) || shown.equal(reward, ofBatch); // a reward of 0 and 1 is the batch's success
-  if (pays && isShare(shown.values(reward))) {
-    const apart = shown.has(ofAll) && !shown.equal(reward, ofAll) ? [ofAll] : []; // groups were dropped
-    return [{ title: "Reward", share: true, height: 300, data: shown.large([...lines(reward, ...apart), ...held]) }];
-  }
-  const solved = [...lines(success), ...held];
+  const pays = !shown.has(SUCCESS) || shown.equal(REWARD, SUCCESS); // a reward of 0 and 1 is the batch's success
+  const isOneChart = pays && isShare(shown.values(REWARD));
+  // of an earlier version's run, which has no score of all, their successes stand for it
+  const all = [ALL, ...(isOneChart ? [SUCCESS_OF_ALL] : [])].find((name) => shown.has(name) && !shown.equal(REWARD, name));
+  const reward = [
+    ...(all ? [shown.trained(all, 0, LABELS[all])] : []),
+    ...(shown.has(REWARD) ? [shown.trained(REWARD, all ? 1 : 0, all ? KEPT_ALONE : LABELS[REWARD])] : []),
+  ];
+  if (isOneChart) return [{ title: "Reward", share: true, height: 300, data: shown.large([...reward, ...held]) }];
+  const solved = [...(shown.has(success) ? [shown.trained(success, 1, LABELS[success])] : []), ...held];
   return [
-    { title: "Reward", height: 240, data: shown.large(lines(reward)) },
+    { title: "Reward", height: 240, data: shown.large(reward) },
     ...(solved.length ? [{ title: "Solved", share: true, height: 240, data: shown.large(solved) }] : []),
   ];
+}
+
+// Of all groups of a step, those that were not trained on, by reason.
+function droppedChart(shown) {
+  const counts = [...SENT, ...shown.dropped].map((name) => shown.values(name));
+  const totals = shown.steps.map((_, at) => counts.reduce((sum, column) => sum + (column[at] ?? 0), 0));
+  const series = shown.dropped.map((name, colour) => ({
+    kind: "line", colour: Math.min(7, colour), label: name.slice(DROPPED.length).replaceAll("_", " "), xs: shown.steps,
+    values: shown.values(name).map((count, at) => (totals[at] ? (count ?? 0) / totals[at] : null)),
+  }));
+  return { title: "Dropped groups", share: true, data: shown.small(series) };
 }
 
 // Of a reward model: how many pairs it puts in the right order.
@@ -142,8 +192,9 @@ function isShare(values) {
 
 function smallChart(shown, [title, trained, held, options = {}]) {
   const series = [
-    ...trained.filter(shown.has).map((name) => shown.trained(name, 0, name)),
+    ...trained.filter(shown.has).map((name, at) => shown.trained(name, at, name)),
     ...held.filter(shown.has).map((name) => shown.held(name, 2, name)),
   ];
-  return { title, ...options, data: shown.small(series) };
+  const { share = false } = options;
+  return { title, share, data: shown.small(series) };
 }

@@ -4,10 +4,12 @@
 import { post, runPath } from "./api.js";
 import { badge, fill, h, say } from "./dom.js";
 import { ago, between, duration, figure, moment, share } from "./format.js";
+import { notes } from "./notes.js";
 
 const HELD_OUT = "eval/percent_correct";
 
-export function heading(id) {
+// `acts`: whether the run can be stopped here, and its notes changed
+export function heading(id, { acts = true } = {}) {
   const state = h("span");
   const name = h("h1");
   const about = h("p", { class: "quiet about" });
@@ -17,7 +19,8 @@ export function heading(id) {
   const facts = h("dl", { class: "facts" });
   const [dialog, ask] = stopping(id);
   const stop = h("button", { type: "button", class: "danger", on: { click: () => ask(name.textContent) } }, "Stop");
-  const element = h("header", { class: "head" }, h("div", { class: "bar" }, state, name, stop), about, note, waits, progress, facts, dialog);
+  const written = notes(id, { acts });
+  const element = h("header", { class: "head" }, h("div", { class: "bar" }, state, name, stop), about, written.element, note, waits, progress, facts, dialog);
   let held = null;
   let last = null;
 
@@ -26,7 +29,7 @@ export function heading(id) {
     fill(
       facts,
       fact("Step", `${last.step} / ${last.total_steps}`),
-      figures.map((one) => fact(one.label, one.name === "eval_percent_correct" ? held ?? written(one) : written(one))),
+      figures.map((one) => fact(one.label, one.name === "eval_percent_correct" ? held ?? put(one) : put(one))),
       fact("Per step", duration(step_s)),
       last.terminal ? fact("Took", duration(seconds)) : fact("Time left", between(eta_minutes)),
       last.terminal ? null : fact("Health", last.health, last.health),
@@ -55,19 +58,20 @@ export function heading(id) {
         view.policy && view.policy !== "default" ? ` · policy ${view.policy}` : null,
         view.resumed_from ? [" · goes on from ", h("a", { href: `#/runs/${encodeURIComponent(view.resumed_from)}` }, view.resumed_from)] : null,
       );
+      written.show(view.notes);
       say(note, view.note ?? "");
       say(waits, view.no_batch ? `No batch yet: ${view.no_batch}` : "");
       progress.max = Math.max(1, view.total_steps);
       progress.value = view.step;
       progress.className = view.status;
-      stop.hidden = view.terminal;
+      stop.hidden = view.terminal || !acts;
       stop.disabled = view.status === "stopping";
       tell();
     },
   };
 }
 
-function written({ value, form }) {
+function put({ value, form }) {
   if (form === "share") return share(value);
   return value === null || form === "number" ? figure(value) : `${figure(value)} ${form}`;
 }

@@ -8,6 +8,10 @@ import { spark } from "./spark.js";
 
 const AGES_MS = 10_000;
 const MOST_IDS = 200; // in one address
+const FEWEST = 2; // runs of a comparison
+const MOST = 8;
+
+const ticked = new Set(); // ids of runs to be compared; kept while other views are shown
 
 export function listView() {
   const rows = new Map(); // run id -> row
@@ -16,9 +20,12 @@ export function listView() {
 
   const said = h("p", { class: "quiet", role: "status" }, "Reading the runs …");
   const filter = h("input", { type: "search", placeholder: "Filter", "aria-label": "Filter by name, environment, model, state" });
+  const tag = h("select", { "aria-label": "Only runs with the tag", hidden: true });
   const list = h("div", { class: "runs" });
-  const element = h("section", null, h("div", { class: "bar" }, h("h1", null, "Runs"), filter), said, list);
+  const chosen = h("div", { class: "bar chosen", role: "status", hidden: true });
+  const element = h("section", null, h("div", { class: "bar" }, h("h1", null, "Runs"), tag, filter), said, chosen, list);
   filter.addEventListener("input", sift);
+  tag.addEventListener("change", sift);
 
   const asking = latest(async () => {
     const [ids, all] = [pending, everything];
@@ -37,14 +44,44 @@ export function listView() {
     const there = new Set(runs.map((run) => run.run_id));
     for (const id of asked ?? [...rows.keys()]) if (!there.has(id)) forget(id);
     for (const run of runs) {
-      if (!rows.has(run.run_id)) rows.set(run.run_id, row());
+      if (!rows.has(run.run_id)) rows.set(run.run_id, row(tick));
       rows.get(run.run_id).show(run);
     }
     order();
+    offerTags();
     sift();
+    choose();
+  }
+
+  function tick(id, yes) {
+    if (yes) ticked.add(id);
+    else ticked.delete(id);
+    choose();
+  }
+
+  // What can be done with the runs that are ticked.
+  function choose() {
+    const ids = [...ticked].filter((id) => rows.has(id));
+    for (const [id, one] of rows) one.tick(ticked.has(id), ids.length >= MOST);
+    chosen.hidden = ids.length === 0;
+    const clear = h("button", { type: "button", on: { click: () => { ticked.clear(); choose(); } } }, "Clear");
+    const enough = ids.length >= FEWEST;
+    const compare = enough ? h("a", { class: "button", href: `#/compare/${ids.map(encodeURIComponent).join(",")}` }, `Compare ${ids.length} runs`) : h("span", { class: "quiet" }, "Tick another run to compare with.");
+    fill(chosen, compare, clear, h("span", { class: "quiet" }, "As one file:"), copyable(`halteres runs report ${ids.join(" ")} --out report.html`));
+  }
+
+  function offerTags() {
+    const tags = [...new Set([...rows.values()].flatMap(({ run }) => run.tags))].sort();
+    const offered = [...tag.options].slice(1).map((option) => option.value);
+    tag.hidden = tags.length === 0;
+    if (String(tags) === String(offered)) return;
+    const before = tag.value;
+    fill(tag, h("option", { value: "" }, "all tags"), tags.map((one) => h("option", { value: one }, one)));
+    tag.value = tags.includes(before) ? before : "";
   }
 
   function forget(id) {
+    ticked.delete(id);
     rows.get(id)?.element.remove();
     rows.delete(id);
   }
@@ -61,8 +98,8 @@ export function listView() {
     const words = filter.value.toLowerCase().split(/\s+/).filter(Boolean);
     let shown = 0;
     for (const { run, element: line } of rows.values()) {
-      const text = `${run.run_id} ${run.name} ${run.environment} ${run.model} ${run.status}`.toLowerCase();
-      line.hidden = !words.every((word) => text.includes(word));
+      const text = `${run.run_id} ${run.name} ${run.environment} ${run.model} ${run.status} ${run.tags.join(" ")}`.toLowerCase();
+      line.hidden = !words.every((word) => text.includes(word)) || (tag.value !== "" && !run.tags.includes(tag.value));
       shown += line.hidden ? 0 : 1;
     }
     filter.hidden = rows.size < 2;
@@ -93,32 +130,39 @@ export function listView() {
 }
 
 // One run: made once, then changed in place.
-function row() {
+function row(ticking) {
   const cell = (name) => h("span", { class: name });
-  const [state, name, about, steps, curve, reward, held, age, alerts] = [
-    "state", "name", "about quiet", "steps", "curve", "figure", "figure", "age quiet", "alerts",
+  const [state, name, about, steps, curve, reward, held, age, alerts, tags] = [
+    "state", "name", "about quiet", "steps", "curve", "figure", "figure", "age quiet", "alerts", "tags",
   ].map(cell);
+  const box = h("input", { type: "checkbox", on: { change: () => ticking(made.run.run_id, box.checked) } });
   const progress = h("progress", { max: 1, value: 0, "aria-hidden": "true" });
   const labelled = (label, value) => h("span", { class: "labelled" }, h("span", { class: "label" }, label), value);
   const gained = h("span", { class: "label" });
-  const element = h(
+  const link = h(
     "a", { class: "run" },
-    state, h("span", { class: "who" }, name, about, alerts), h("span", { class: "progress" }, progress, steps), curve,
+    state, h("span", { class: "who" }, name, about, tags, alerts), h("span", { class: "progress" }, progress, steps), curve,
     h("span", { class: "labelled" }, gained, reward), labelled("held out", held), age,
   );
   const made = {
-    element,
+    element: h("div", { class: "row" }, h("label", { class: "tick" }, box), link),
     run: null,
+    tick(yes, full) {
+      box.checked = yes;
+      box.disabled = full && !yes;
+    },
     age() {
       const { created_at, ended_at } = made.run;
       say(age, ended_at ? `${ago(created_at)}, took ${duration(ended_at - created_at)}` : ago(created_at));
     },
     show(run) {
       made.run = run;
-      element.href = `#/runs/${encodeURIComponent(run.run_id)}`;
+      link.href = `#/runs/${encodeURIComponent(run.run_id)}`;
       fill(state, badge(run.status, run.phase));
       say(name, run.name);
       say(about, `${run.environment} · ${run.model}`);
+      box.setAttribute("aria-label", `Compare ${run.name}`);
+      fill(tags, run.tags.map((one) => h("span", { class: "tag" }, one)));
       say(alerts, run.error ?? (run.alerts.length ? `⚠ ${run.alerts.join(", ")}` : ""));
       alerts.classList.toggle("failed", run.status === "failed");
       progress.max = Math.max(1, run.total_steps);

@@ -1,5 +1,6 @@
 // The page. Owns: which view the address names, and handing it the news. Never: draws anything itself.
 
+import { compareView } from "./compare.js";
 import { say } from "./dom.js";
 import { listView } from "./list.js";
 import { live } from "./live.js";
@@ -9,21 +10,24 @@ const main = document.getElementById("main");
 const connection = document.getElementById("connection");
 let view = null;
 
+// What the address names: a run, runs to be compared, or none of them.
 function named() {
-  const found = /^#\/runs\/([^/]+)/.exec(location.hash);
+  const [, what, name] = /^#\/(runs|compare)\/([^/]+)/.exec(location.hash) ?? [];
   try {
-    return found ? decodeURIComponent(found[1]) : null;
+    return [what, name === undefined ? "" : decodeURIComponent(name)];
   } catch {
-    return found[1];
+    return [what, name];
   }
 }
 
 function show() {
   if (location.hash.startsWith("#token=")) history.replaceState(null, "", "/");
-  const id = named();
+  const [what, name] = named();
   view?.close();
-  view = id === null ? listView() : runView(id);
-  document.title = id === null ? "Halteres" : `${id} · Halteres`;
+  if (what === "runs") view = runView(name);
+  else if (what === "compare") view = compareView(name.split(","));
+  else view = listView();
+  document.title = what === undefined ? "Halteres" : `${name} · Halteres`;
   main.replaceChildren(view.element);
   scrollTo(0, 0);
 }

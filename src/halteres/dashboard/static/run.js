@@ -13,6 +13,7 @@ import { rollouts } from "./rollouts.js";
 import { settings } from "./settings.js";
 import { timeline } from "./timeline.js";
 import { troubles } from "./troubles.js";
+import { usage } from "./usage.js";
 
 const ASK_AGAIN_MS = 10000;
 
@@ -53,16 +54,19 @@ export function runView(asked) {
 // The parts, once it is known which run this is.
 function opened(id, element) {
   const parts = { heading: heading(id), troubles: troubles(), curves: curves(), results: results(id) };
-  const below = { rollouts: rollouts(id), logs: logs(id), settings: settings(id), timeline: timeline() };
+  const below = { rollouts: rollouts(id), logs: logs(id), settings: settings(id), timeline: timeline(), usage: usage(id) };
   element.append(
     parts.heading.element, parts.troubles.element, parts.curves.element, parts.results.element,
-    below.rollouts.element,
+    below.usage.element, below.rollouts.element,
     h("div", { class: "columns" }, h("div", null, below.logs.element, below.timeline.element), below.settings.element),
   );
   let last = null;
   const draw = async () => {
-    const metrics = await get(runPath(id, "metrics"), { names: parts.curves.names().join(",") });
-    parts.curves.show(metrics, last);
+    const names = parts.curves.names().join(",");
+    const metrics = await get(runPath(id, "metrics"), { names });
+    const [first, end] = (metrics.each > 1 && parts.curves.within()) || [];
+    const part = first === undefined ? metrics : await get(runPath(id, "metrics"), { names, first, last: end });
+    parts.curves.show(metrics, last, part);
     parts.heading.held(metrics.evaluations);
     parts.results.evaluated(metrics.evaluations.step.length, last);
   };

@@ -41,6 +41,7 @@ from halteres.runs.supervision.controller import (
     final_checkpoint,
 )
 from halteres.runs.supervision.roles import RolesOf, prepared_run, roles_of
+from halteres.runs.supervision.usage_sampler import sampling_usage
 
 _log = logging.getLogger("halteres.runs.supervision.supervisor")
 
@@ -58,7 +59,7 @@ async def supervise(run: RunDirectory, roles_of: RolesOf = roles_of) -> Status:
             "",
             "Resume it as a new run.",
         )
-    async with writer.beating():
+    async with writer.beating(), sampling_usage(writer):
         try:
             # Whatever goes wrong in here, the run must end with a true state.
             with boundary(ServerError, "The supervisor"), prepared_run(writer) as context:

@@ -1,0 +1,69 @@
+// What the run's processes take of the machine. Owns: which of them have a line of their own.
+// Never: measures; the run's supervisor does.
+
+import { get, runPath } from "./api.js";
+import { chart } from "./chart.js";
+import { chartControls } from "./controls.js";
+import { fill, h } from "./dom.js";
+import { AXES } from "./scale.js";
+
+const MOST = 5; // processes with lines of their own; the others share one
+const MACHINE = 7; // colour of what everything on the machine takes
+
+export function usage(id) {
+  const controls = chartControls(draw);
+  const charts = h("div", { class: "charts" });
+  const said = h("p", { class: "quiet" });
+  const element = h("section", { class: "usage", hidden: true }, h("h2", null, "The machine"), controls.element, charts, said);
+  const drawn = new Map(); // title -> chart
+  let last = null;
+
+  function draw() {
+    if (last === null) return;
+    const { seconds, gpus, machine } = last;
+    controls.reach(0, Math.max(1, seconds.at(-1)));
+    const line = (label, colour, values) => ({ kind: "line", label, colour, xs: seconds, values });
+    show("CPU, cores", [...largest(last.cpu).map(([role, values], at) => line(role, at, values)), line("all of the machine", MACHINE, machine.busy)]);
+    show("Memory, GB", largest(last.memory).map(([role, values], at) => line(role, at, values)));
+    for (const gpu of gpus) {
+      show(`GPU ${gpu.index}, share of the time it computes`, [line("busy", 0, gpu.busy)], true);
+      const held = gpu.own.some((value) => value !== null) ? [line("the run's", 1, gpu.own)] : [];
+      show(`GPU ${gpu.index}, GB of ${gpu.total}`, [line("in use", 0, gpu.memory), ...held]);
+    }
+    const cores = machine.cores ? `The machine has ${machine.cores} cores. ` : "";
+    fill(said, `${cores}Memory is what is resident; what processes share counts for each.`);
+  }
+
+  function show(title, series, share = false) {
+    if (!drawn.has(title)) {
+      drawn.set(title, chart({ title, share, zero: true, zoom: controls }));
+      charts.append(drawn.get(title).element);
+    }
+    drawn.get(title).show({ series, axis: AXES.time, range: controls.within(), smoothing: controls.smoothing() });
+  }
+
+  return {
+    element,
+    async show() {
+      try {
+        last = await get(runPath(id, "usage"));
+      } catch {
+        return; // at the next change again
+      }
+      element.hidden = last.seconds.length < 2;
+      if (!element.hidden) draw();
+    },
+    close: () => drawn.forEach((one) => one.close()),
+  };
+}
+
+// Columns by process, those first that took most; the rest as one.
+function largest(columns) {
+  const total = (values) => values.reduce((sum, value) => sum + value, 0);
+  const known = Object.entries(columns).map(([role, values]) => [role, values.map((value) => value ?? 0)]); // not there: takes nothing
+  const sorted = known.sort(([, one], [, other]) => total(other) - total(one));
+  if (sorted.length <= MOST + 1) return sorted;
+  const others = sorted.slice(MOST).map(([, values]) => values);
+  const sum = others[0].map((_, at) => others.reduce((so, values) => so + values[at], 0));
+  return [...sorted.slice(0, MOST), ["the rest", sum]];
+}
