@@ -20,10 +20,10 @@ if TYPE_CHECKING:
 
 PICTURES = Path(__file__).resolve().parents[2] / "docs" / "pictures"
 TRAINS_WITHIN_S = 900
-# Where the step's curve is level, and before remarks about it fill the head of the page.
-STEPS = 20
+# The curve is level by then; later steps, whose groups are all solved, only fill the head with remarks.
+STEPS = 14
 WIDTH, HEIGHT = 1100, 1000
-MARGIN = 24
+MARGIN = 8
 NUM_COLOURS = 128
 
 

@@ -111,7 +111,7 @@ def test_the_quick_start_learns(run: Run, variables: dict[str, str]) -> None:
 def test_the_page_opens(folder: Path, variables: dict[str, str]) -> None:
     words = ["halteres", "ui", "--no-open", "--port", "0"]
     with serving(words, r"(http://127\.0\.0\.1:\d+)/#token=", folder, variables) as url:
-        style = urllib.request.urlopen(f"{url}/style.css", timeout=30).read()
+        style = urllib.request.urlopen(f"{url}/ui/style.css", timeout=30).read()
     assert b"prefers-color-scheme" in style
 
 
@@ -119,7 +119,7 @@ def test_an_unmodified_sdk_trains_at_the_service(
     run: Run, folder: Path, variables: dict[str, str]
 ) -> None:
     words = ["halteres", "serve", "--port", "0"]
-    with serving(words, r"(http://127\.0\.0\.1:\d+)", folder, variables):
+    with serving(words, r"answers on (http://127\.0\.0\.1:\d+)", folder, variables):
         printed = run("halteres", "variables")
         exported = dict(re.findall(r"^export (\w+)=(\S+)$", printed, re.MULTILINE))
         assert "TINKER_BASE_URL" in exported
@@ -129,4 +129,4 @@ def test_an_unmodified_sdk_trains_at_the_service(
 
 def test_the_agents_tools_and_an_environment_are_there(run: Run) -> None:
     assert "arithmetic" in run("halteres", "env", "list")
-    assert '"arithmetic"' in run("halteres", "rl", "list-environments")
+    assert "arithmetic" in run("halteres", "rl", "list-environments")
