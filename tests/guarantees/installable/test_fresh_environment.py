@@ -8,11 +8,11 @@ from __future__ import annotations
 import os
 import re
 import subprocess
-import urllib.request
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
+import httpx
 import pytest
 from deadlines import wait_until
 
@@ -111,8 +111,9 @@ def test_the_quick_start_learns(run: Run, variables: dict[str, str]) -> None:
 def test_the_page_opens(folder: Path, variables: dict[str, str]) -> None:
     words = ["halteres", "ui", "--no-open", "--port", "0"]
     with serving(words, r"(http://127\.0\.0\.1:\d+)/#token=", folder, variables) as url:
-        style = urllib.request.urlopen(f"{url}/ui/style.css", timeout=30).read()
-    assert b"prefers-color-scheme" in style
+        style = httpx.get(f"{url}/ui/style.css", timeout=30)
+    assert style.status_code == 200
+    assert "prefers-color-scheme" in style.text
 
 
 def test_an_unmodified_sdk_trains_at_the_service(
