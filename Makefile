@@ -1,7 +1,7 @@
 # The two commands of a fresh machine are `make quickstart` and `make test`; each installs what it needs into .venv.
 # PYTHON=/path/to/python3 chooses the interpreter, TORCH=torch==... the torch build (see scripts/torch).
 
-.PHONY: help quickstart install test test-clients test-bf16 test-browser test-vllm test-harnesses test-runs test-hostile test-chaos beside-check beside-test test-pythons test-pretrained wheelhouse docs probe-sdk compatibility check bench clean
+.PHONY: help quickstart install test test-clients test-bf16 test-browser test-vllm test-harnesses test-runs test-wheel test-hostile test-chaos beside-check beside-test test-pythons test-pretrained wheelhouse lock pictures docs probe-sdk compatibility check bench clean
 export PYTHON TORCH CHROMIUM
 
 help:            ## this list
@@ -60,6 +60,10 @@ test-harnesses:  ## unmodified agent harnesses sample from the service (docs/wor
 	@scripts/install dev
 	@scripts/test-harnesses
 
+test-wheel:      ## the wheel in a fresh environment, without the repository: quick start, page, service
+	@scripts/install dev
+	@scripts/test-wheel
+
 test-hostile:    ## two hundred hostile answers to each task that evaluates them, and to the Python tool (half an hour)
 	@scripts/install dev
 	@scripts/test -m hostile
@@ -79,13 +83,21 @@ bench:           ## one on-policy RL step, here and in TRL, in one invocation
 	@scripts/install dev
 	@.venv/bin/python benchmarks/rl_step.py
 
-wheelhouse:      ## wheels for a machine with a GPU and without network: FOR_PYTHON=3.12, FOR_PLATFORM=...
+wheelhouse:      ## wheels for a machine without network, and the command that installs them there (docs/install.md)
 	@scripts/install dev
 	@scripts/wheelhouse
 
 docs:            ## these pages as a site in build/site; a link that leads nowhere is an error
 	@scripts/install dev
 	@scripts/docs
+
+lock:            ## write constraints.txt: the versions that are installed here
+	@scripts/install dev
+	@scripts/lock
+
+pictures:        ## make README's pictures, from a run of their own
+	@scripts/install dev
+	@scripts/pictures
 
 clean:           ## remove what the other targets made
 	rm -rf .venv .venvs wheelhouse .pytest_cache .ruff_cache build dist

@@ -1,8 +1,8 @@
 """What one GPU does: does it agree with the CPU, and how fast are training, decoding, publishing.
 
 No GPU has run this yet. The command for a machine with a GPU, Python 3.12, torch 2.11 or newer and
-transformers 5.17, without network. `make wheelhouse` fetches the wheels first, where there is one;
-the folder `wheelhouse` travels with the repository. One line:
+transformers 5.17, without network. `make wheelhouse ONLY=msgspec FOR_PYTHON=3.12` fetches first,
+where there is one, what it lacks; the folder `wheelhouse` travels with the repository. One line:
 
     python3 -m pip install -q --no-index --find-links wheelhouse --target wheelhouse/site
     -r wheelhouse/requirements.txt ; PYTHONPATH=src:wheelhouse/site python3 benchmarks/gpu.py

@@ -53,7 +53,7 @@ def machine_checks(found: resources.Machine | None = None) -> Iterator[Check]:
             yield Check(name=name, found=importlib.metadata.version(name))
         except importlib.metadata.PackageNotFoundError:
             yield Check(
-                name=name, ok=False, found="not installed", remedy="Install it: make install."
+                name=name, ok=False, found="not installed", remedy=f"Install it: pip install {name}"
             )
     folder = builtin_path(TINY)
     is_whole = folder is not None and (folder / "model.safetensors").is_file()

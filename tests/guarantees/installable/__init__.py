@@ -1,0 +1,1 @@
+"""What is built from the repository can be installed and used without it."""
