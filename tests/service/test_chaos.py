@@ -44,6 +44,7 @@ class Kept:
     state: Path
     descriptor: int
     replay_s: float
+    further: tuple[str, ...] = ()  # arguments
     deaths: int = 0
     popen: subprocess.Popen[bytes] = field(init=False)
 
@@ -57,6 +58,7 @@ class Kept:
             "1",
             "--replay-s",
             str(self.replay_s),
+            *self.further,
         ]
         command = [sys.executable, *argv, "--listen-fd", str(self.descriptor)]
         with (self.state / "service.log").open("ab") as log:
@@ -96,10 +98,10 @@ class Kept:
 
 
 @contextmanager
-def kept(state: Path, replay_s: float) -> Iterator[tuple[Kept, str]]:
+def kept(state: Path, replay_s: float, *further: str) -> Iterator[tuple[Kept, str]]:
     state.mkdir(parents=True)
     with socket.create_server(("127.0.0.1", 0)) as bound:
-        service = Kept(state, bound.fileno(), replay_s)
+        service = Kept(state, bound.fileno(), replay_s, further)
         service.start()
         try:
             yield service, f"http://127.0.0.1:{bound.getsockname()[1]}"

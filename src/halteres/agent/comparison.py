@@ -47,6 +47,7 @@ _NO_SETTING = (
         "env.use_wandb",
     ),
     *("inference.url", "inference.threads", "inference.cache_gb", "inference.samplers"),
+    *("inference.trainer_ranks", "inference.shard"),
 )
 """Fields that do not change what is learnt."""
 

@@ -59,6 +59,35 @@ def lifeline_fd() -> int | None:
     return _number("HALTERES_LIFELINE_FD", "It is the number of an open descriptor.", 0)
 
 
+def forget_lifeline() -> None:
+    """HALTERES_LIFELINE_FD is not this process's: what started it handed no descriptor on."""
+    os.environ.pop("HALTERES_LIFELINE_FD", None)
+
+
+@dataclass(frozen=True, slots=True)
+class Torchrun:
+    """Which process of a group this is, and where the group meets."""
+
+    rank: int
+    size: int
+    local_rank: int  # among those of its machine
+    address: str
+    port: int
+
+
+def torchrun() -> Torchrun | None:
+    """RANK, WORLD_SIZE, LOCAL_RANK, MASTER_ADDR, MASTER_PORT: this process's place among the ranks
+    of a trainer; set by torchrun. None where it is alone.
+    """
+    rule = "It is a whole number, which torchrun sets."
+    rank, size = _number("RANK", rule, 0), _number("WORLD_SIZE", rule, 1)
+    local_rank, port = _number("LOCAL_RANK", rule, 0), _number("MASTER_PORT", rule, 1)
+    address = os.environ.get("MASTER_ADDR")
+    if rank is None or size is None or port is None or not address:
+        return None
+    return Torchrun(rank, size, local_rank or 0, address, port)
+
+
 @dataclass(frozen=True, slots=True)
 class AskedHeartbeat:
     """What HALTERES_HEARTBEAT says."""

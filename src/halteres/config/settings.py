@@ -217,6 +217,9 @@ class InferenceSettings(Section):
         reaches="model",
         min_length=1,
     )
+    trainer_ranks: int = setting(
+        1, "processes that train as one, each with a part of every batch", ge=1, le=64
+    )
     threads: int | None = setting(
         None, "CPU threads of an engine; default: its share of cores - 1", ge=1
     )

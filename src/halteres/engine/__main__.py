@@ -16,7 +16,9 @@ from halteres.config import environ
 from halteres.engine.connection import serve
 from halteres.engine.protocol import AskedType, Engine
 from halteres.errors import HalteresError
-from halteres.process import begin, usable_cores
+from halteres.process import begin, die_with_parent, usable_cores
+
+ENDS_WITHIN_S = 1.5  # rank 0, once it was asked to; torchrun waits 2 s
 
 
 def main() -> int:
@@ -26,7 +28,7 @@ def main() -> int:
     parser = argparse.ArgumentParser(
         prog="python -m halteres.engine", description="One engine behind a Unix socket."
     )
-    parser.add_argument("--socket", type=Path, required=True, help="where to listen")
+    parser.add_argument("--socket", type=Path, required=True, help="where rank 0 listens")
     parser.add_argument("--backend", choices=("torch", "scripted"), required=True)
     parser.add_argument("--model", type=Path, required=True, help="folder of the base model")
     parser.add_argument("--name", required=True, help="name of the base model")
@@ -40,13 +42,23 @@ def main() -> int:
     parser.add_argument(
         "--device", choices=environ.DEVICES, help="default: HALTERES_DEVICE, or cpu"
     )
+    parser.add_argument(
+        "--ranks", type=int, default=0, help="processes that train as one, started by torchrun"
+    )
+    parser.add_argument("--comes-within", type=float, help="seconds that ranks wait for each other")
     options = parser.parse_args()
     environ.stay_offline()
     if (options.device or environ.device()) != "cpu":
         environ.set_gpu_allocator()
+    run = _run
+    if options.ranks:
+        run = _run_rank
+        # torchrun hands no descriptor on: a rank ends with torchrun
+        die_with_parent()
+        environ.forget_lifeline()
     begin("engine", torch=options.backend == "torch", threads=options.threads)
     try:
-        asyncio.run(_run(options))
+        asyncio.run(run(options))
     except HalteresError as error:
         sys.stderr.write(f"error: {error.sentence}\n")
         return 1
@@ -54,9 +66,7 @@ def main() -> int:
 
 
 async def _run(options: argparse.Namespace) -> None:
-    end = asyncio.Event()
-    for number in (signal.SIGTERM, signal.SIGINT):
-        asyncio.get_running_loop().add_signal_handler(number, end.set)
+    end = _asked_to_end()
     folder, name, threads = options.model, options.name, options.threads
     engine: Engine
     if options.backend == "scripted":
@@ -72,15 +82,63 @@ async def _run(options: argparse.Namespace) -> None:
             folder, name, threads, device=device, cache_gb=options.cache_gb, dtype=dtype
         )
     async with serve(engine, options.socket) as connections:
-        sys.stdout.write("ready\n")
-        sys.stdout.flush()
-        # what follows is the log's: nothing can block on it
-        os.dup2(sys.stderr.fileno(), sys.stdout.fileno())
-        waits = {asyncio.create_task(event.wait()) for event in (end, connections.closed)}
-        await asyncio.wait(waits, return_when=asyncio.FIRST_COMPLETED)
-        for wait in waits:
-            wait.cancel()
+        await _until(end, connections.closed)
         await engine.close()
+
+
+async def _run_rank(options: argparse.Namespace) -> None:
+    """One of several ranks: the first listens, the others follow it."""
+    from halteres.engine.torch.device import usable
+    from halteres.engine.torch.engine import TorchEngine
+    from halteres.engine.torch.ranks import COMES_WITHIN_S, Leader, Ranks, card_of, follow
+
+    folder, name = options.model, options.name
+    device, dtype = await usable(options.device or environ.device(), folder, options.dtype)
+    ranks = Ranks.join(
+        card_of(folder, name, dtype, options.ranks, shard=False),
+        device,
+        options.comes_within or COMES_WITHIN_S,
+    )
+    engine = TorchEngine(
+        folder,
+        name,
+        options.threads,
+        device=device,
+        cache_gb=options.cache_gb,
+        dtype=dtype,
+        ranks=ranks,
+    )
+    ranks.watch()
+    if ranks.rank:
+        await follow(engine, ranks)
+    else:
+        end = _asked_to_end()
+        async with serve(engine, options.socket, Leader(engine, ranks).execute) as connections:
+            await _until(end, connections.closed)
+            # a call under way may wait for ranks that have ended
+            ranks.end_within(ENDS_WITHIN_S)
+    await engine.close()
+    ranks.leave()
+
+
+def _asked_to_end() -> asyncio.Event:
+    """It is set by a signal that asks this process to end."""
+    end = asyncio.Event()
+    for number in (signal.SIGTERM, signal.SIGINT):
+        asyncio.get_running_loop().add_signal_handler(number, end.set)
+    return end
+
+
+async def _until(*events: asyncio.Event) -> None:
+    """Say that the engine listens, and wait for one of these."""
+    sys.stdout.write("ready\n")
+    sys.stdout.flush()
+    # what follows is the log's: nothing can block on it
+    os.dup2(sys.stderr.fileno(), sys.stdout.fileno())
+    waits = {asyncio.create_task(event.wait()) for event in events}
+    await asyncio.wait(waits, return_when=asyncio.FIRST_COMPLETED)
+    for wait in waits:
+        wait.cancel()
 
 
 if __name__ == "__main__":

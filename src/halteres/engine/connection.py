@@ -26,7 +26,7 @@ import itertools
 import logging
 import typing
 import uuid
-from collections.abc import AsyncIterator, Callable, Iterator
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
 from contextlib import aclosing, asynccontextmanager, contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
@@ -111,6 +111,9 @@ def _operations() -> dict[str, Operation]:
 
 OPERATIONS = _operations()
 
+Execute = Callable[[Call], Awaitable[msgspec.Raw]]
+"""Executes a call and returns its packed result; raises where it fails."""
+
 NOTHING = msgspec.Raw(msgspec.msgpack.encode(None))
 encode, decode = msgspec.msgpack.Encoder().encode, msgspec.msgpack.decode
 
@@ -122,7 +125,7 @@ ERROR_KINDS = {
 }
 
 
-def _packed(error: HalteresError) -> Failure:
+def packed(error: HalteresError) -> Failure:
     """An error for the wire; a class that only one room knows travels as its nearest common
     ancestor.
     """
@@ -132,7 +135,8 @@ def _packed(error: HalteresError) -> Failure:
     return Failure(kind.__name__, error.what, error.why, str(error.next), details)
 
 
-def _unpacked(failure: Failure) -> HalteresError:
+def unpacked(failure: Failure) -> HalteresError:
+    """The error that `packed` was given, as far as it crosses."""
     return ERROR_KINDS[failure.kind](failure.what, failure.why, failure.next, **failure.details)
 
 
@@ -175,7 +179,7 @@ class LinkedEngine(Engine):
 
     def fail(self, error: HalteresError) -> None:
         """Every waiting call and every later one raises `error`."""
-        self._failure = _packed(error)
+        self._failure = packed(error)
         self.broken.set()
         waiting, self._waiting = self._waiting, {}
         for number, take in waiting.items():
@@ -199,7 +203,7 @@ class LinkedEngine(Engine):
                     f"The engine did not answer {operation.name} within {CALL_DEADLINE_S:.0f} s."
                 ) from None
         if reply.failure is not None:
-            raise _unpacked(reply.failure)
+            raise unpacked(reply.failure)
         return decode(reply.result, type=operation.result)
 
     async def _stream(
@@ -211,7 +215,7 @@ class LinkedEngine(Engine):
             if reply.more:
                 pieces.put(decode(reply.result, type=operation.result))
             else:
-                pieces.end(None if reply.failure is None else _unpacked(reply.failure))
+                pieces.end(None if reply.failure is None else unpacked(reply.failure))
 
         with self._sent(operation, operation.arguments(*args, **kwargs), take):
             await self._drain()
@@ -230,7 +234,7 @@ class LinkedEngine(Engine):
         up.
         """
         if self._failure is not None:
-            raise _unpacked(self._failure)
+            raise unpacked(self._failure)
         number = next(self._numbers)
         frame = encode(Call(number, operation.name, msgspec.Raw(encode(arguments))))
         if len(frame) >= MAX_FRAME_BYTES:
@@ -291,11 +295,40 @@ async def connect(socket_path: Path) -> LinkedEngine:
     return LinkedEngine(reader, writer)  # pyright: ignore[reportAbstractUsage] - its methods are made above
 
 
+async def outcome_of(call: Call, execute: Execute) -> tuple[msgspec.Raw, Failure | None]:
+    """The packed result of a call, or why it failed."""
+    try:
+        return await execute(call), None
+    except HalteresError as error:
+        return NOTHING, packed(error)
+    except Exception as error:  # the boundary: an engine's own bugs
+        name = uuid.uuid4().hex[:8]
+        log.exception("Engine call %s failed, error id %s.", call.operation, name)
+        what = f"The engine failed in {call.operation} (error id {name})."
+        why = f"{type(error).__name__}: {error}."
+        return NOTHING, packed(ServerError(what, why, "See the engine's log."))
+
+
+def executed_by(engine: Engine) -> Execute:
+    """Calls that are no streams, executed by this engine."""
+
+    async def execute(call: Call) -> msgspec.Raw:
+        return msgspec.Raw(encode(await _begun(engine, call)))
+
+    return execute
+
+
+def _begun(engine: Engine, call: Call) -> Any:
+    operation = OPERATIONS[call.operation]
+    arguments = msgspec.structs.astuple(decode(call.arguments, type=operation.arguments))
+    return getattr(engine, call.operation)(*arguments)
+
+
 class ConnectionServer:
     """Answers calls on a Unix socket from one engine."""
 
-    def __init__(self, engine: Engine) -> None:
-        self._engine = engine
+    def __init__(self, engine: Engine, execute: Execute | None = None) -> None:
+        self._engine, self._execute = engine, execute or executed_by(engine)
         self._running: set[asyncio.Task[None]] = set()
         self._writers: set[asyncio.StreamWriter] = set()
         self.closed = asyncio.Event()  # a client asked the engine to end
@@ -337,29 +370,17 @@ class ConnectionServer:
             writer.close()
 
     async def _answer(self, call: Call, writer: asyncio.StreamWriter) -> None:
-        result, failure = NOTHING, None
-        try:
-            operation = OPERATIONS[call.operation]
-            arguments = msgspec.structs.astuple(decode(call.arguments, type=operation.arguments))
-            executed = getattr(self._engine, call.operation)(*arguments)
-            if operation.streamed:
-                async with aclosing(executed) as pieces:
-                    # each is written before the next: a full socket holds up the stream
-                    async for piece in pieces:
-                        await _write(
-                            writer, Reply(call.number, msgspec.Raw(encode(piece)), more=True)
-                        )
-            else:
-                result = msgspec.Raw(encode(await executed))
-        except HalteresError as error:
-            failure = _packed(error)
-        except Exception as error:  # the boundary: an engine's own bugs
-            name = uuid.uuid4().hex[:8]
-            log.exception("Engine call %s failed, error id %s.", call.operation, name)
-            what = f"The engine failed in {call.operation} (error id {name})."
-            failure = _packed(
-                ServerError(what, f"{type(error).__name__}: {error}.", "See the engine's log.")
-            )
+        async def stream(call: Call) -> msgspec.Raw:
+            async with aclosing(_begun(self._engine, call)) as pieces:
+                # each is written before the next: a full socket holds up the stream
+                async for piece in pieces:
+                    await _write(writer, Reply(call.number, msgspec.Raw(encode(piece)), more=True))
+            return NOTHING
+
+        execute = self._execute
+        if call.operation in OPERATIONS and OPERATIONS[call.operation].streamed:
+            execute = stream
+        result, failure = await outcome_of(call, execute)
         await _write(writer, Reply(call.number, result, failure))
         if call.operation == "close":
             self.closed.set()
@@ -373,11 +394,13 @@ async def _write(writer: asyncio.StreamWriter, reply: Reply) -> None:
 
 
 @asynccontextmanager
-async def serve(engine: Engine, socket_path: Path) -> AsyncIterator[ConnectionServer]:
+async def serve(
+    engine: Engine, socket_path: Path, execute: Execute | None = None
+) -> AsyncIterator[ConnectionServer]:
     """Answer on the socket while the block runs; it is listening when the block begins. The engine
-    is not closed.
+    is not closed. `execute`: how calls other than streams reach it, where not at once.
     """
-    connections = ConnectionServer(engine)
+    connections = ConnectionServer(engine, execute)
     server = await asyncio.start_unix_server(connections.serve, socket_path)
     try:
         yield connections

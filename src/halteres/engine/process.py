@@ -16,6 +16,7 @@ import asyncio
 import os
 import shutil
 import signal
+import socket
 import subprocess
 import sys
 import tempfile
@@ -108,6 +109,55 @@ class SpawnedEngine:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class Ranks:
+    """Several processes that train as one, started by torchrun; those of this machine are its
+    first.
+    """
+
+    number: int
+    machines: int = 1
+    address: tuple[str, int] | None = None  # of this machine, where the others find it
+
+    @property
+    def here(self) -> int:
+        """Of this machine."""
+        return self.number // self.machines
+
+    def options(self) -> list[str]:
+        """Of torchrun."""
+        own = ["--nproc-per-node", str(self.here), "--max-restarts", "0"]
+        if self.address is None:
+            return ["--standalone", "--local-addr", "127.0.0.1", *own]
+        host, port = self.address
+        return [
+            *("--nnodes", str(self.machines), "--node-rank", "0"),
+            *("--master-addr", host, "--master-port", str(port)),
+            *own,
+        ]
+
+    def environment(self) -> dict[str, str]:
+        """Variables of the ranks, beside those that torchrun sets."""
+        variables = {"TORCH_ELASTIC_SHUTDOWN_TIMEOUT": "2"}
+        if self.address is None and sys.platform == "linux":
+            variables["GLOO_SOCKET_IFNAME"] = "lo"
+        return variables
+
+    def check_port(self) -> None:
+        """ProcessFailed where another process has the port of the address."""
+        if self.address is None:
+            return
+        host, port = self.address
+        try:
+            socket.create_server(("", port)).close()
+        except OSError as error:
+            raise ProcessFailed(
+                f"The ranks cannot meet at {host}:{port}.",
+                f"{error.strerror}.",
+                "Choose another port with --trainer-address, on every machine.",
+            ) from error
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class EngineCommand:
     """Which engine of ours to start."""
 
@@ -118,6 +168,7 @@ class EngineCommand:
     cache_gb: float | None = None  # for keys and values; None: by what is free
     dtype: AskedType = "auto"  # of the base weights
     device: str | None = None  # None: by HALTERES_DEVICE
+    ranks: Ranks | None = None  # None: one process
 
     def argv(self, socket_path: Path) -> list[str]:
         """The command line."""
@@ -131,20 +182,31 @@ class EngineCommand:
         options |= {"threads": threads, "dtype": self.dtype}
         options |= {} if self.cache_gb is None else {"cache-gb": self.cache_gb}
         options |= {"device": self.device} if self.device else {}
+        options |= {"ranks": self.ranks.number} if self.ranks else {}
         written = (
             part for option, value in options.items() for part in (f"--{option}", str(value))
         )
-        return [sys.executable, "-m", "halteres.engine", *written]
+        return [*self._launcher(), "-m", "halteres.engine", *written]
+
+    def _launcher(self) -> list[str]:
+        """Python, or torchrun, which starts as many as there are ranks on this machine."""
+        if self.ranks is None:
+            return [sys.executable]
+        return [sys.executable, "-m", "torch.distributed.run", *self.ranks.options()]
 
     def spawn(self, log: IO[bytes]) -> SpawnedEngine:
         """Start it; `log` takes its standard error."""
+        environment = environ.for_sandboxed()  # it needs no secret
+        if self.ranks is not None:
+            self.ranks.check_port()
+            environment |= self.ranks.environment()
         # a socket's path has 103 bytes at most (macOS)
         short = len(os.fsencode(tempfile.gettempdir())) < 70
         folder = Path(tempfile.mkdtemp(prefix="halteres-", dir=None if short else "/tmp"))  # noqa: S108 - private
         try:
             process = Child(
                 self.argv(folder / SOCKET),
-                environment=environ.for_sandboxed(),  # it needs no secret
+                environment=environment,
                 stdout=subprocess.PIPE,
                 stderr=log,
             )
@@ -236,12 +298,15 @@ class EngineChild(Generic[L]):
 
     def failure(self, how: str, exit_code: int | None) -> ProcessFailed:
         """What to say about it, with the end of what it has logged."""
-        lines = tail(self._log, 40, self._log_begins)
+        lines = tail(self._log, 80, self._log_begins)
         killed_by = (
             signal.Signals(-exit_code).name if exit_code is not None and exit_code < 0 else None
         )
         why = f"It was killed by {killed_by}." if killed_by else f"Exit code {exit_code}."
-        last = f" Its log ends with: {lines[-1].strip().removesuffix('.')}." if lines else ""
+        # of several ranks the first that failed is the cause, and torchrun has the last word
+        said = [line for line in lines if line.startswith("error: ")]
+        said = said or [line for line in lines if line.strip("= ")][-1:]
+        last = f" Its log ends with: {said[0].strip().removesuffix('.')}." if said else ""
         return ProcessFailed(
             f"The engine (process {self.process.pid}) {how}.",
             why + last,

@@ -253,6 +253,7 @@ class ModelInfo(msgspec.Struct, frozen=True, kw_only=True):
     places: int = 0  # sequences of 1,024 positions that can be decoded at once; 0: it has no cache
     trains: bool = True  # it is a `Trains`
     samples: bool = True  # it is a `Samples`
+    ranks: int = 1  # processes that train as one
     max_rank: int = 0  # of an adapter; 0: it takes none
     targets: tuple[Target, ...] = ()  # what an adapter may be on
     logprobs: tuple[LogprobKind, ...] = ("raw", "tempered")  # of sampled tokens, that it can give

@@ -312,6 +312,8 @@ def service_arguments(
         context: tokens of the longest sequence, for vLLMs.
     """
     given: dict[str, object] = {"--threads": inference.threads, "--cache-gb": inference.cache_gb}
+    if inference.trainer_ranks > 1:
+        given["--trainer-ranks"] = inference.trainer_ranks
     if inference.samplers:
         given["--samplers"] = as_text(inference.samplers)
     if not are_exact(samplers_of(inference.samplers)):

@@ -8,13 +8,14 @@ import logging
 import re
 import secrets
 from contextlib import suppress
+from dataclasses import replace
 from pathlib import Path
 from typing import get_args
 
 from halteres.config import environ, sampler_list
 from halteres.config.sampler_list import Sampler
 from halteres.engine.connection import LinkedEngine
-from halteres.engine.process import EngineCommand, EngineProcess, RestartPolicy
+from halteres.engine.process import EngineCommand, EngineProcess, Ranks, RestartPolicy
 from halteres.engine.protocol import AskedType, Samples, Trains
 from halteres.engine.shapes import MAX_RANK
 from halteres.engine.vllm.adapters import TARGETS, AdapterFolders, Projections
@@ -26,6 +27,7 @@ from halteres.process import usable_cores
 from halteres.service.base import BaseModel
 from halteres.service.fleet import Fleet, Host
 
+MOST_RANKS = 1024  # of a trainer
 MOST_ID = 64  # bytes of a service's id
 
 log = logging.getLogger(__name__)
@@ -50,6 +52,14 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     add("--weights-folder", type=Path, help="folder that samplers at addresses see, for weights")
     add("--lora-rank", type=int, default=32, help="largest rank of an adapter that vLLMs must take")
     add("--context", type=int, default=0, help="tokens of the longest sequence, for vLLMs")
+    add("--trainer-ranks", type=int, default=1, help="processes that train as one")
+    add("--trainer-machines", type=int, default=1, help="that these ranks are on, this one first")
+    add(
+        "--trainer-address",
+        type=_address,
+        metavar="HOST:PORT",
+        help="of this machine, where ranks of other machines find those of this one",
+    )
     add("--threads", type=int, help="of each engine; default: cores - 1, shared among them")
     add(
         "--cache-gb",
@@ -71,12 +81,49 @@ def _samplers(text: str) -> sampler_list.Given:
         raise argparse.ArgumentTypeError(f"{error}") from error
 
 
+def _address(text: str) -> tuple[str, int]:
+    host, _, port = text.rpartition(":")
+    if not host or not port.isdecimal() or not 1 <= int(port) <= 65535:
+        raise argparse.ArgumentTypeError(f"'{text}' is not HOST:PORT")
+    return host, int(port)
+
+
+def ranks_of(arguments: argparse.Namespace) -> Ranks | None:
+    """The ranks of the trainer; None for one process. InvalidConfig where they cannot be started
+    so.
+    """
+    number, machines = arguments.trainer_ranks, arguments.trainer_machines
+    if not 1 <= number <= MOST_RANKS or machines < 1 or number % machines:
+        raise InvalidConfig(
+            f"{number} ranks on {machines} machines cannot be started.",
+            f"There are 1 to {MOST_RANKS}, equally many on every machine.",
+            "Set --trainer-ranks to a multiple of --trainer-machines.",
+        )
+    if machines > 1 and arguments.trainer_address is None:
+        raise InvalidConfig(
+            f"The ranks of {machines} machines do not know where to meet.",
+            next="Set --trainer-address to this machine's address and a free port.",
+        )
+    if number == 1:
+        return None
+    if arguments.engine != "torch":
+        raise InvalidConfig(
+            f"The engine '{arguments.engine}' has one process.",
+            "Only that of torch trains as several ranks.",
+            "Leave --trainer-ranks out.",
+        )
+    return Ranks(number=number, machines=machines, address=arguments.trainer_address)
+
+
 def fleet_of(arguments: argparse.Namespace, base: BaseModel) -> Fleet:
     """The engine that trains, and what samples. InvalidConfig where a sampler cannot be asked for
     so.
     """
     samplers = sampler_list.samplers_of(arguments.samplers)
+    ranks = ranks_of(arguments)
     num_own = 1 + sum(one.kind != "remote" for one in samplers)
+    if ranks is not None:
+        num_own += ranks.here - 1
     command = EngineCommand(
         backend=arguments.engine,
         folder=base.folder,
@@ -88,7 +135,7 @@ def fleet_of(arguments: argparse.Namespace, base: BaseModel) -> Fleet:
     )
     state: Path = arguments.state
 
-    def engine(name: str) -> EngineProcess[LinkedEngine]:
+    def engine(name: str, command: EngineCommand = command) -> EngineProcess[LinkedEngine]:
         return EngineProcess(
             command,
             state / f"{name}.log",
@@ -98,7 +145,7 @@ def fleet_of(arguments: argparse.Namespace, base: BaseModel) -> Fleet:
             ),
         )
 
-    trainer, vllm = engine("engine"), None
+    trainer, vllm = engine("engine", replace(command, ranks=ranks)), None
     if not sampler_list.are_exact(samplers):
         vllm = _Vllms(arguments, base, trainer, command.threads or 1)
 

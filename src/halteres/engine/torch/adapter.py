@@ -244,6 +244,11 @@ class Adapter:
         """Forget what an unfinished pass left."""
         self._pass_gradient.zero_()
 
+    @property
+    def pass_gradient(self) -> Tensor:
+        """What the pass under way has added up: the flat buffer itself."""
+        return self._pass_gradient
+
     def end_pass(self) -> None:
         """The whole pass succeeded: its gradient counts."""
         self._gradient.add_(self._pass_gradient)

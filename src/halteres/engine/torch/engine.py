@@ -14,6 +14,7 @@ import uuid
 from collections.abc import AsyncIterator, Callable
 from concurrent.futures import Future
 from contextlib import suppress
+from dataclasses import replace
 from functools import partial
 from importlib.util import find_spec
 from pathlib import Path
@@ -59,6 +60,7 @@ from halteres.engine.torch.peft_checkpoint import (
     write_checkpoint,
     write_snapshot,
 )
+from halteres.engine.torch.ranks import Ranks
 from halteres.engine.torch.rows import SampleRequest
 from halteres.engine.torch.same_bits import is_exact
 from halteres.engine.torch.worker import Call, Scheduler, Slices, Worker
@@ -82,8 +84,11 @@ class TorchEngine:
         # of base weights, their matmuls, cached keys and values; all else is fp32
         dtype: BaseType = "float32",
         base: BaseModel | None = None,  # of that folder, device and type, where it is there already
+        ranks: Ranks | None = None,  # that train as one; this process is one of them
     ) -> None:
         """Read a model folder, which takes seconds.
+
+        With `ranks`, all of them make the same calls of `EVERYWHERE`, one after the other.
 
         Raises:
             NotFound: no model there.
@@ -94,7 +99,11 @@ class TorchEngine:
             torch.set_num_interop_threads(1)
         self._base = base or load_base(folder, getattr(torch, dtype), torch.device(device))
         cache_bytes = int(cache_gb * 1e9) if cache_gb else free_for_cache(self._base.device)
-        self._limits = limits or Limits.of(self._base, cache_bytes)
+        self._limits, self._ranks = limits or Limits.of(self._base, cache_bytes), ranks
+        if ranks is not None:
+            # the plan of a pass is the same on all, however much memory each of them has
+            pass_tokens = ranks.least(self._limits.pass_tokens)
+            self._limits = replace(self._limits, pass_tokens=pass_tokens)
         self._info = ModelInfo(
             name=name,
             folder=str(folder.absolute()),
@@ -106,6 +115,7 @@ class TorchEngine:
             device=self._base.device.type,
             threads=threads,
             exact=is_exact(self._base),
+            ranks=ranks.size if ranks else 1,
             max_rank=MAX_RANK,
             targets=TARGETS_OF_ADAPTERS,
             penalties=True,
@@ -151,7 +161,14 @@ class TorchEngine:
             found = self._adapter(adapter)
             budget = self._budgets.setdefault(adapter, PassBudget.of(self._limits))
             return run_pass(
-                self._base, self._info, found, data, loss, budget, forward_only=forward_only
+                self._base,
+                self._info,
+                found,
+                data,
+                loss,
+                budget,
+                forward_only=forward_only,
+                ranks=self._ranks,
             )
 
         return await self._in_slices("forward_backward", (adapter,), begin, batches=True)
@@ -176,6 +193,7 @@ class TorchEngine:
             place,
             partial(read_checkpoint, place, self._base, optimizer=optimizer),
             take,
+            self._ranks,
         )
 
     async def snapshot(self, adapter: str, snapshot: str) -> Weights:
@@ -342,9 +360,10 @@ class TorchEngine:
         place: Path,
         read: Callable[[], Checkpoint],
         take: Callable[[Checkpoint], Any],
+        ranks: Ranks | None = None,
     ) -> Any:
         """Read by another thread once earlier calls of the subject and of the folder are done; then
-        taken.
+        taken, if all of these ranks could read it.
         """
 
         def begin() -> Slices:
@@ -352,7 +371,10 @@ class TorchEngine:
                 yield writing
             reading = self._files.read(lambda: attempt(name, read))
             yield reading
-            return take(_raised(reading.result()))
+            found = reading.result()
+            if ranks is not None:
+                found = ranks.agreed(found)
+            return take(_raised(found))
 
         return await self._in_slices(name, (subject, _folder(place)), begin)
 

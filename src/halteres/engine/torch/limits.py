@@ -114,11 +114,18 @@ class PassBudget:
     # layers are computed once more in the backward, and keep little until then
     recomputes: bool = False
     kept_tokens: int | None = None  # of micro-batches without that; None: all
+    # that ranks plan with: the plan is the same on all, whatever memory one of them has found
+    planned_tokens: int = 0
 
     @classmethod
     def of(cls, limits: Limits) -> PassBudget:
         """The usual one."""
-        return cls(limits.pass_tokens, limits.head_elements, kept_tokens=limits.kept_tokens)
+        return cls(
+            limits.pass_tokens,
+            limits.head_elements,
+            kept_tokens=limits.kept_tokens,
+            planned_tokens=limits.pass_tokens,
+        )
 
     def computes_again(self, tokens: int) -> bool:
         """A micro-batch of so many tokens computes its layers once more in the backward."""

@@ -114,16 +114,26 @@ def _computed(rows: int, longest: int, size: int) -> int:
     return size if size <= LEAST_SAVING * padded else padded
 
 
-def micro_batches(
-    examples: Sequence[Example], tokens: int, device: torch.device, share: bool = True
-) -> Iterator[MicroBatch]:
-    """The plan carried out; those side by side have equally many targets per token."""
+def planned(
+    examples: Sequence[Example], tokens: int, share: bool = True
+) -> list[tuple[Example, ...]]:
+    """The examples of each micro-batch; those side by side have equally many targets per token."""
     alike: dict[tuple[int, ...], list[Example]] = {}
     for example in examples:
         alike.setdefault(example.targets.shape[1:], []).append(example)
-    for group in alike.values():
-        for batch in plan([example.tokens for example in group], tokens, share):
-            yield MicroBatch.of([group[i] for i in batch], device, share)
+    return [
+        tuple(group[i] for i in batch)
+        for group in alike.values()
+        for batch in plan([example.tokens for example in group], tokens, share)
+    ]
+
+
+def micro_batches(
+    examples: Sequence[Example], tokens: int, device: torch.device, share: bool = True
+) -> Iterator[MicroBatch]:
+    """The plan carried out, one micro-batch at a time."""
+    for batch in planned(examples, tokens, share):
+        yield MicroBatch.of(batch, device, share)
 
 
 def trie_of(sequences: Sequence[np.ndarray]) -> Trie | None:

@@ -8,27 +8,41 @@ bits that it has alone.
 from __future__ import annotations
 
 import logging
-from collections import defaultdict
+from collections import defaultdict, deque
 from collections.abc import Generator, Mapping, Sequence
 from dataclasses import dataclass
-from itertools import chain
+from typing import Protocol
 
+import msgspec
 import torch
 from torch import Tensor
 
-from halteres.engine.checks import complete_loss
+from halteres.engine.checks import complete_loss, out_of_memory
+from halteres.engine.connection import Failure, decode, encode, packed, unpacked
 from halteres.engine.protocol import Array, Datum, LossSpec, ModelInfo, PassResult
 from halteres.engine.torch.adapter import Adapter, Lora, LoraWeights
 from halteres.engine.torch.attention import Causal
 from halteres.engine.torch.limits import PassBudget, is_out_of_memory, let_go
 from halteres.engine.torch.losses import LOSSES, PerToken, Value
-from halteres.engine.torch.micro_batches import MicroBatch, micro_batches, read_examples
+from halteres.engine.torch.micro_batches import Example, MicroBatch, planned, read_examples
 from halteres.engine.torch.model import Attention, BaseModel, Grid, Heads
 from halteres.engine.torch.projections import Projection, target_logprobs
+from halteres.engine.torch.ranks import Ranks
 from halteres.engine.torch.trie import joins, target_cells, trie_attention
-from halteres.errors import HalteresError
+from halteres.errors import HalteresError, ServerError, boundary
+
+LEAST_TOKENS = 128  # of a micro-batch: the matmuls of smaller ones take longer for each token
+SLACK = 0.1  # more than an even share, since sequences are not divided
 
 log = logging.getLogger(__name__)
+
+
+class Objective(Protocol):
+    """What a pass makes of log-probabilities; `PerToken` is one."""
+
+    def value(self, logprobs: Tensor, batch: MicroBatch, gradient: bool) -> Value:
+        """Of a micro-batch; with its gradient if that is asked for."""
+        ...
 
 
 @dataclass(frozen=True, slots=True)
@@ -47,7 +61,7 @@ class PendingBatch:
     budget: PassBudget
     adapter: Adapter
     batch: MicroBatch
-    objective: PerToken
+    objective: Objective
     forward_only: bool
     outcome: Outcome | HalteresError | None = None  # once it was computed
 
@@ -168,6 +182,22 @@ def _backward(
                 leaf.grad.add_(gradient)
 
 
+class Part(msgspec.Struct):
+    """What one rank has computed of a pass; a trainer of one process is one rank."""
+
+    logprobs: dict[int, Array] = {}  # by the number of the datum
+    metrics: list[tuple[int, dict[str, float]]] = []  # by the place of the micro-batch in the plan
+    failure: tuple[int, Failure] | None = None  # at which place it ended, and why
+
+    def add(self, place: int, batch: MicroBatch, outcome: Outcome) -> None:
+        """A micro-batch was computed."""
+        for one, row in zip(batch.examples, outcome.logprobs.cpu().numpy(), strict=True):
+            self.logprobs[one.index] = Array(
+                dtype="float32", shape=one.targets.shape, data=row[: len(one)].tobytes()
+            )
+        self.metrics.append((place, {"loss:sum": outcome.value.total, **outcome.value.metrics}))
+
+
 def run_pass(
     base: BaseModel,
     info: ModelInfo,
@@ -177,6 +207,7 @@ def run_pass(
     budget: PassBudget,
     *,
     forward_only: bool,
+    ranks: Ranks | None = None,
 ) -> Generator[PendingBatch | None, None, PassResult]:
     """Yields between micro-batches, so that others get their turn; nothing counts unless the whole
     pass succeeds.
@@ -185,37 +216,165 @@ def run_pass(
     goes on. One that finds no memory is tried again in halves, and those after it, also of later
     passes, are no larger.
 
+    Of several ranks each computes every N-th micro-batch of one plan; what failed on one of them
+    has failed on all.
+
     Raises:
         InvalidData: unknown loss or setting, or an unusable datum.
         LossNotFinite: the first token whose loss is NaN or infinite, by datum and position.
     """
     examples = read_examples(data, loss, info)
     objective = PerToken(LOSSES[loss.name], complete_loss(loss))
-    logprobs: dict[int, Array] = {}
-    metrics: list[Mapping[str, float]] = [
-        {"loss:sum": 0.0, "num_tokens:sum": float(sum(map(len, examples)))}
-    ]
     adapter.begin_pass()
-    batches = micro_batches(examples, budget.tokens, base.device)
-    while (batch := next(batches, None)) is not None:
-        if batch.rows > 1 and batch.size > budget.tokens:  # planned before memory was found to end
-            batches = chain(micro_batches(batch.examples, budget.tokens, base.device), batches)
-            continue
-        outcome = yield from _outcome(
-            PendingBatch(base, budget, adapter, batch, objective, forward_only)
-        )
-        if outcome is None:
-            batches = chain((batch,), batches)
-            continue
-        for one, row in zip(batch.examples, outcome.logprobs.cpu().numpy(), strict=True):
-            logprobs[one.index] = Array(
-                dtype="float32", shape=one.targets.shape, data=row[: len(one)].tobytes()
-            )
-        metrics.append({"loss:sum": outcome.value.total, **outcome.value.metrics})
+    work, part = _Work(base, budget, adapter, objective, forward_only), Part()
+    if ranks is None:
+        plan = planned(examples, budget.tokens)
+        yield from work.compute(list(enumerate(plan)), part)
+        parts = [part]
+    else:
+        plan = planned(examples, tokens_each(examples, budget.planned_tokens, ranks.size))
+        if ranks.shard:
+            yield from work.compute_in_step(plan, part, ranks)
+        else:
+            own = list(enumerate(plan))[ranks.rank :: ranks.size]
+            yield from work.compute_or_fail(own, part)
+        parts = [decode(one, type=Part) for one in ranks.exchange(encode(part))]
+        _raise_first(parts)
+        if not forward_only:
+            ranks.sum(adapter.pass_gradient)
     if not forward_only:
         adapter.end_pass()
-    ordered = tuple(logprobs[index] for index in range(len(examples)))
-    return PassResult(logprobs=ordered, metrics=_merged(metrics, len(examples)))
+    logprobs = {index: found for one in parts for index, found in one.logprobs.items()}
+    found = sorted((pair for one in parts for pair in one.metrics), key=lambda pair: pair[0])
+    counts = {"loss:sum": 0.0, "num_tokens:sum": float(sum(map(len, examples)))}
+    return PassResult(
+        logprobs=tuple(logprobs[index] for index in range(len(examples))),
+        metrics=_merged([counts, *(metrics for _, metrics in found)], len(examples)),
+    )
+
+
+def tokens_each(examples: Sequence[Example], tokens: int, ranks: int) -> int:
+    """Tokens of a micro-batch, at most `tokens`, of which every rank gets equally many."""
+    if ranks == 1:
+        return tokens
+    total = sum(map(len, examples))
+    rounds = -(-total // (ranks * tokens))
+    even = int(total / (ranks * rounds) * (1 + SLACK))
+    return min(tokens, max(LEAST_TOKENS, even))
+
+
+def _raise_first(parts: Sequence[Part]) -> None:
+    """Raise what failed first in the order of the plan, which is what one process would raise."""
+    failures = [part.failure for part in parts if part.failure is not None]
+    if failures:
+        raise unpacked(min(failures, key=lambda pair: pair[0])[1])
+
+
+Planned = tuple[int, tuple[Example, ...]]
+"""The place of a micro-batch in the plan, and its examples."""
+
+
+@dataclass(frozen=True, slots=True)
+class _Work:
+    """What all micro-batches of a pass have in common."""
+
+    base: BaseModel
+    budget: PassBudget
+    adapter: Adapter
+    objective: PerToken
+    forward_only: bool
+
+    def compute(
+        self, plan: Sequence[Planned], part: Part
+    ) -> Generator[PendingBatch | None, None, None]:
+        """Micro-batch after micro-batch, added to `part`."""
+        waiting = deque(plan)
+        while waiting:
+            place, examples = waiting.popleft()
+            yield from self._compute_one(place, examples, part, waiting)
+
+    def compute_or_fail(
+        self, plan: Sequence[Planned], part: Part
+    ) -> Generator[PendingBatch | None, None, None]:
+        """As `compute`; a failure becomes part of `part`, for the other ranks to learn of it."""
+        waiting, place = deque(plan), 0
+        try:
+            with boundary(ServerError, "forward_backward"):
+                while waiting:
+                    place, examples = waiting.popleft()
+                    yield from self._compute_one(place, examples, part, waiting)
+        except HalteresError as error:
+            failure = error
+            if is_out_of_memory(error.__cause__):
+                failure = out_of_memory("forward_backward", str(error.__cause__))
+            part.failure = place, packed(failure)
+
+    def _compute_one(
+        self, place: int, examples: tuple[Example, ...], part: Part, waiting: deque[Planned]
+    ) -> Generator[PendingBatch | None, None, None]:
+        """One that is too large, or finds no memory, is waiting again, in parts if it has them."""
+        batch = MicroBatch.of(examples, self.base.device)
+        if batch.rows > 1 and batch.size > self.budget.tokens:
+            # planned before memory was found to end
+            smaller = planned(examples, self.budget.tokens)
+            waiting.extendleft((place, one) for one in reversed(smaller))
+            return
+        outcome = yield from _outcome(self._pending(batch, self.objective))
+        if outcome is None:
+            waiting.appendleft((place, examples))
+        else:
+            part.add(place, batch, outcome)
+
+    def compute_in_step(
+        self, plan: Sequence[tuple[Example, ...]], part: Part, ranks: Ranks
+    ) -> Generator[PendingBatch | None, None, None]:
+        """Layer by layer with the other ranks, which have parts of its weights. So every rank
+        computes equally many micro-batches, forward and backward; one that is not its own, or
+        comes after a failure, counts nothing.
+        """
+        for first in range(0, len(plan), ranks.size):
+            yield None
+            place = first + ranks.rank
+            is_own = place < len(plan) and part.failure is None
+            batch = MicroBatch.of(plan[min(place, len(plan) - 1)], self.base.device)
+            objective = _InStep(self.objective, counts=is_own)
+            try:
+                outcome = self._pending(batch, objective).settle()
+            except Exception as error:  # noqa: BLE001 - the others wait for this rank
+                ranks.end(
+                    f"Rank {ranks.rank} failed within a micro-batch of {batch.size} tokens.",
+                    f"{type(error).__name__}: {error}".splitlines()[0].removesuffix(".") + ".",
+                )
+            if objective.failure is not None:
+                part.failure = place, packed(objective.failure)
+            elif is_own:
+                part.add(place, batch, outcome)
+
+    def _pending(self, batch: MicroBatch, objective: Objective) -> PendingBatch:
+        return PendingBatch(
+            self.base, self.budget, self.adapter, batch, objective, self.forward_only
+        )
+
+
+@dataclass(slots=True)
+class _InStep:
+    """A loss whose gradient is there whatever happens: 0 where nothing counts."""
+
+    inner: Objective
+    counts: bool
+    failure: HalteresError | None = None
+
+    def value(self, logprobs: Tensor, batch: MicroBatch, gradient: bool) -> Value:
+        """See `Objective`."""
+        if self.counts:
+            try:
+                return self.inner.value(logprobs, batch, gradient)
+            except HalteresError as failure:
+                self.failure = failure
+        nothing = None
+        if gradient:
+            nothing = torch.zeros_like(logprobs)
+        return Value(0.0, nothing)
 
 
 def _outcome(pending: PendingBatch) -> Generator[PendingBatch | None, None, Outcome | None]:

@@ -211,6 +211,7 @@ class Workload:
     cache_gb: float | None = None  # for keys and values; None: by what is free
     # of one number of the base model; None: 2 on a GPU, 4 on a CPU
     weight_bytes: int | None = 4
+    ranks: int = 1  # processes that train as one
     samplers: int = 0  # engines in addition to the one that trains
     vllms: int = 0  # vLLMs of ours in addition to those
     vllm_memory: float = 0.0  # share of a GPU's memory that each takes
@@ -257,6 +258,7 @@ def workload_of(settings: Settings) -> Workload:
         eval_sequences=number("eval_tasks", 0) * (number("eval_samples", 0) + 1),  # and one greedy
         cache_gb=settings.inference.cache_gb,
         weight_bytes=WEIGHT_BYTES[settings.inference.dtype],
+        ranks=settings.inference.trainer_ranks,
         samplers=sum(one.kind == "own" for one in samplers),
         vllms=sum(one.kind == "vllm" for one in samplers),
         vllm_memory=settings.inference.vllm_memory,
@@ -328,7 +330,10 @@ def need(shape: ModelShape, work: Workload, *, on_gpu: bool = False) -> Need:
     engines, caches, copies = 1 + work.samplers, max(1, work.samplers), 1 + work.samplers
     others = OTHERS_BYTES + batch_bytes(work)
     if not on_gpu:
-        copies += work.vllms
+        # on GPUs each rank has one of its own
+        engines += work.ranks - 1
+        copies += work.vllms + work.ranks - 1
+        busiest, adapter = busiest * work.ranks, adapter * work.ranks
         others += work.vllms * (VLLM_BYTES + int((work.cache_gb or 1.0) * 1e9))
     return Need(
         weights=copies * weight_bytes * shape.parameters,
