@@ -73,6 +73,7 @@ class Torchrun:
     local_rank: int  # among those of its machine
     address: str
     port: int
+    has_launcher: bool = False  # the parent process is torchrun, not somebody else's launcher
 
 
 def torchrun() -> Torchrun | None:
@@ -85,7 +86,8 @@ def torchrun() -> Torchrun | None:
     address = os.environ.get("MASTER_ADDR")
     if rank is None or size is None or port is None or not address:
         return None
-    return Torchrun(rank, size, local_rank or 0, address, port)
+    has_launcher = "TORCHELASTIC_RUN_ID" in os.environ
+    return Torchrun(rank, size, local_rank or 0, address, port, has_launcher)
 
 
 @dataclass(frozen=True, slots=True)

@@ -24,6 +24,7 @@ import hashlib
 import logging
 import os
 import re
+import signal
 import sys
 import threading
 import time
@@ -121,8 +122,9 @@ class Ranks:
     exchange fails, this process ends: the others cannot go on without it, nor it without them.
     """
 
-    def __init__(self, rank: int, size: int, store: Store, *, shard: bool) -> None:
-        self.rank, self.size, self.shard = rank, size, shard
+    def __init__(self, place: environ.Torchrun, store: Store, *, shard: bool) -> None:
+        self.rank, self.size, self.shard = place.rank, place.size, shard
+        self._has_launcher = place.has_launcher
         self._calls, self._messages = _group(CALLS_S), _group(EXCHANGE_S)
         self._store, self._is_ending = store, False
         self._count_a_second()
@@ -160,7 +162,7 @@ class Ranks:
                 world_size=place.size,
                 timeout=timedelta(seconds=EXCHANGE_S),
             )
-            return cls(place.rank, place.size, PrefixStore("life", store), shard=card.shard)
+            return cls(place, PrefixStore("life", store), shard=card.shard)
         except RuntimeError as error:
             raise _lost(place.address, error) from error
 
@@ -228,11 +230,17 @@ class Ranks:
             why = f"Rank {self.rank} failed alone: {failure.what} {failure.why}"
         self.end(f"{call.operation} left the ranks apart.", why)
 
-    def end(self, what: str, why: str) -> NoReturn:
-        """End this process at once, and with it the group. Nothing durable is in it."""
+    def end(self, what: str, why: str, *, launcher: bool = False) -> NoReturn:
+        """End this process at once, and with it the group. Nothing durable is in it.
+
+        `launcher`: end torchrun too, and with it every rank of this machine. It would wait half a
+        minute for one that hangs (torch 2.13, whatever its shutdown timeout).
+        """
         if not self._is_ending:
             sys.stderr.write(f"error: {ProcessFailed(what, why).sentence}\n")
             sys.stderr.flush()
+        if launcher and self._has_launcher:
+            os.kill(os.getppid(), signal.SIGKILL)
         os._exit(ENDED)
 
     @property
@@ -287,7 +295,8 @@ class Ranks:
                     seen[rank], silent_s[rank] = count, 0.0
                 if silent_s[rank] >= SILENT_S:
                     why = f"It gave no sign of life for {SILENT_S:g} s."
-                    self.end(f"Rank {rank} hangs, or its machine cannot be reached.", why)
+                    what = f"Rank {rank} hangs, or its machine cannot be reached."
+                    self.end(what, why, launcher=True)
 
 
 def _group(within_s: float) -> dist.ProcessGroup:
