@@ -93,6 +93,16 @@ def test_one_rank_has_the_bits_of_one_process(place: Path, alone: Found) -> None
         assert np.array_equal(found[name], expected), name
 
 
+@pytest.mark.parametrize("size", [1, 2, 3])
+def test_ranks_with_a_sharded_base_compute_what_one_process_computes(
+    size: int, place: Path, alone: Found
+) -> None:
+    """As below, by transformers' layers, of which each rank has a part; computed once more in the
+    backward.
+    """
+    assert_like_one(ran(place / f"{size} sharded", size, "--shard"), alone)
+
+
 @pytest.mark.parametrize("size", [2, 3])
 def test_ranks_compute_what_one_process_computes(size: int, place: Path, alone: Found) -> None:
     """Log-probabilities, losses and weights of two adapters of different ranks trained in turns,
@@ -102,6 +112,8 @@ def test_ranks_compute_what_one_process_computes(size: int, place: Path, alone: 
     assert_like_one(ran(place / f"{size}", size), alone)
 
 
-def test_two_runs_of_equal_size_have_equal_bits(place: Path) -> None:
-    first, second = ran(place / "2", 2), ran(place / "2 again", 2)
+@pytest.mark.parametrize("options", [(), ("--shard",)], ids=["replicated", "sharded"])
+def test_two_runs_of_equal_size_have_equal_bits(options: tuple[str, ...], place: Path) -> None:
+    name = " ".join(("2", *options)).replace("--shard", "sharded")
+    first, second = ran(place / name, 2, *options), ran(place / f"{name} again", 2, *options)
     assert np.array_equal(first["digest"], second["digest"])

@@ -119,7 +119,7 @@ def margin(
 ) -> tuple[torch.Tensor, dict[str, float]]:
     """A loss of the client's own."""
     loss = torch.stack([(one + 2).square().mean() for one in logprobs]).sum()
-    return loss, {"margin": float(loss)}
+    return loss, {"margin": float(loss.detach())}
 
 
 def loop(url: str, disturb: Callable[[int, str], None]) -> list[float]:

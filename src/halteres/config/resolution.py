@@ -406,6 +406,7 @@ def _check(
         if isinstance(inference := parts["inference"], InferenceSettings):
             for problem in sampler_problems(
                 inference.samplers,
+                shard=inference.shard,
                 is_deterministic=known_trainer.deterministic,
                 trains_unembed=known_trainer.train_unembed,
             ):
@@ -569,10 +570,17 @@ def _minibatches_problem(minibatches: int, batch: Any) -> Problem | None:
 
 
 def sampler_problems(
-    given: sampler_list.Given, *, is_deterministic: bool, trains_unembed: bool | None
+    given: sampler_list.Given,
+    *,
+    is_deterministic: bool,
+    trains_unembed: bool | None,
+    shard: bool = False,
 ) -> Iterator[Problem]:
     """What a run wants that its samplers cannot do."""
     samplers = sampler_list.samplers_of(given)
+    if shard and not samplers:
+        rule = "needs inference.samplers: a trainer with a sharded base model does not sample"
+        yield Problem(field="inference.shard", got=True, rule=rule)
     if is_deterministic and not sampler_list.are_exact(samplers):
         rule = "needs samplers of ours alone: vLLM does not draw the same tokens twice"
         yield Problem(field="trainer.deterministic", got=True, rule=rule)

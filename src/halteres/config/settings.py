@@ -220,6 +220,9 @@ class InferenceSettings(Section):
     trainer_ranks: int = setting(
         1, "processes that train as one, each with a part of every batch", ge=1, le=64
     )
+    shard: bool = setting(
+        False, "each rank of the trainer has a part of the base model; needs samplers"
+    )
     threads: int | None = setting(
         None, "CPU threads of an engine; default: its share of cores - 1", ge=1
     )

@@ -45,6 +45,9 @@ def main() -> int:
     parser.add_argument(
         "--ranks", type=int, default=0, help="processes that train as one, started by torchrun"
     )
+    parser.add_argument(
+        "--shard", action="store_true", help="each rank has a part of the base model"
+    )
     parser.add_argument("--comes-within", type=float, help="seconds that ranks wait for each other")
     options = parser.parse_args()
     environ.stay_offline()
@@ -95,7 +98,7 @@ async def _run_rank(options: argparse.Namespace) -> None:
     folder, name = options.model, options.name
     device, dtype = await usable(options.device or environ.device(), folder, options.dtype)
     ranks = Ranks.join(
-        card_of(folder, name, dtype, options.ranks, shard=False),
+        card_of(folder, name, dtype, options.ranks, shard=options.shard),
         device,
         options.comes_within or COMES_WITHIN_S,
     )

@@ -115,6 +115,7 @@ class Ranks:
     """
 
     number: int
+    shard: bool = False  # each has a part of the base model
     machines: int = 1
     address: tuple[str, int] | None = None  # of this machine, where the others find it
 
@@ -186,7 +187,8 @@ class EngineCommand:
         written = (
             part for option, value in options.items() for part in (f"--{option}", str(value))
         )
-        return [*self._launcher(), "-m", "halteres.engine", *written]
+        flags = ["--shard"] if self.ranks and self.ranks.shard else []
+        return [*self._launcher(), "-m", "halteres.engine", *written, *flags]
 
     def _launcher(self) -> list[str]:
         """Python, or torchrun, which starts as many as there are ranks on this machine."""

@@ -331,7 +331,10 @@ def service_arguments(
         "--device": inference.device,
         "--dtype": inference.dtype,
     }
-    return tuple(word for name, value in options.items() if value for word in (name, str(value)))
+    words = [word for name, value in options.items() if value for word in (name, str(value))]
+    if inference.shard:
+        words.append("--shard")
+    return tuple(words)
 
 
 def post(

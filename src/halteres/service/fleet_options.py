@@ -53,6 +53,11 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     add("--lora-rank", type=int, default=32, help="largest rank of an adapter that vLLMs must take")
     add("--context", type=int, default=0, help="tokens of the longest sequence, for vLLMs")
     add("--trainer-ranks", type=int, default=1, help="processes that train as one")
+    add(
+        "--shard",
+        action="store_true",
+        help="each rank of the trainer has a part of the base model; it does not sample then",
+    )
     add("--trainer-machines", type=int, default=1, help="that these ranks are on, this one first")
     add(
         "--trainer-address",
@@ -104,15 +109,26 @@ def ranks_of(arguments: argparse.Namespace) -> Ranks | None:
             f"The ranks of {machines} machines do not know where to meet.",
             next="Set --trainer-address to this machine's address and a free port.",
         )
-    if number == 1:
+    if arguments.shard and not sampler_list.samplers_of(arguments.samplers):
+        raise InvalidConfig(
+            "A trainer with a sharded base model does not sample.",
+            "No other engine of this service does.",
+            "Add --samplers: vllm, an address of one, or a number of engines.",
+        )
+    if number == 1 and not arguments.shard:
         return None
     if arguments.engine != "torch":
         raise InvalidConfig(
             f"The engine '{arguments.engine}' has one process.",
             "Only that of torch trains as several ranks.",
-            "Leave --trainer-ranks out.",
+            "Leave --trainer-ranks and --shard out.",
         )
-    return Ranks(number=number, machines=machines, address=arguments.trainer_address)
+    return Ranks(
+        number=number,
+        shard=arguments.shard,
+        machines=machines,
+        address=arguments.trainer_address,
+    )
 
 
 def fleet_of(arguments: argparse.Namespace, base: BaseModel) -> Fleet:

@@ -325,9 +325,7 @@ class Adapter:
         The product B A is never made: |BA|^2 is the sum of B'B times AA', element by element.
         """
         if self._base_norm is None:
-            self._base_norm = _norm(
-                torch.linalg.vector_norm(one.weight_ED, dtype=torch.float32) for one in self.weights
-            )
+            self._base_norm = _norm(one.source.norm() for one in self.weights)
         weights = (
             (one.scaled_b_ER.detach().float(), one.a_RD.detach().float())
             for one in self.weights.values()
@@ -363,7 +361,7 @@ def _leaves(layout: Layout, flat: Tensor, gradient: Tensor) -> dict[Projection, 
     }
 
 
-def _norm(parts: Iterable[Tensor]) -> float:
+def _norm(parts: Iterable[Tensor | float]) -> float:
     return math.sqrt(math.fsum(float(part) ** 2 for part in parts))
 
 

@@ -64,7 +64,7 @@ from halteres.engine.torch.ranks import Ranks
 from halteres.engine.torch.rows import SampleRequest
 from halteres.engine.torch.same_bits import is_exact
 from halteres.engine.torch.worker import Call, Scheduler, Slices, Worker
-from halteres.errors import HalteresError
+from halteres.errors import HalteresError, UserError
 from halteres.tokenizer import load_tokenizer
 
 T = TypeVar("T")
@@ -97,13 +97,19 @@ class TorchEngine:
         torch.set_num_threads(threads)
         with suppress(RuntimeError):  # it can be set once per process only
             torch.set_num_interop_threads(1)
-        self._base = base or load_base(folder, getattr(torch, dtype), torch.device(device))
+        shard = ranks is not None and ranks.shard
+        self._base = base or load_base(
+            folder, getattr(torch, dtype), torch.device(device), shard=shard
+        )
         cache_bytes = int(cache_gb * 1e9) if cache_gb else free_for_cache(self._base.device)
         self._limits, self._ranks = limits or Limits.of(self._base, cache_bytes), ranks
         if ranks is not None:
             # the plan of a pass is the same on all, however much memory each of them has
             pass_tokens = ranks.least(self._limits.pass_tokens)
             self._limits = replace(self._limits, pass_tokens=pass_tokens)
+        if shard:
+            # what does not fit keeps no activations either
+            self._limits = replace(self._limits, kept_tokens=0)
         self._info = ModelInfo(
             name=name,
             folder=str(folder.absolute()),
@@ -114,7 +120,9 @@ class TorchEngine:
             dtype=dtype,
             device=self._base.device.type,
             threads=threads,
-            exact=is_exact(self._base),
+            # with sharded weights nothing is computed in company
+            exact=self._base.device.type == "cpu" if shard else is_exact(self._base),
+            samples=not shard,
             ranks=ranks.size if ranks else 1,
             max_rank=MAX_RANK,
             targets=TARGETS_OF_ADAPTERS,
@@ -302,6 +310,11 @@ class TorchEngine:
         params: SamplingParams,
         extra: ExtraLogprobs,
     ) -> SampleRequest:
+        if not self._info.samples:
+            raise UserError(
+                "An engine with a sharded base model does not sample.",
+                next="Give the service a sampler: --samplers.",
+            )
         limit = checks.check_sampling(prompt, num_samples, params, self._info, extra)
         ends, stops = self._base.eos_tokens, params.stop_tokens
         if stops is None:

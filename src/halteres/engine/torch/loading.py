@@ -23,8 +23,11 @@ from halteres.models.shape import BUFFER, FAMILIES, FEW, LAYERS, check_unquantis
 from halteres.tokenizer import end_tokens
 
 
-def load_base(folder: Path, dtype: torch.dtype, device: torch.device) -> BaseModel:
-    """Read a model folder in Hugging Face format.
+def load_base(
+    folder: Path, dtype: torch.dtype, device: torch.device, *, shard: bool = False
+) -> BaseModel:
+    """Read a model folder in Hugging Face format; `shard`: in parts on all ranks, each of which
+    reads it whole into main memory first.
 
     Raises:
         NotFound: the folder is missing or holds no config.json.
@@ -33,9 +36,13 @@ def load_base(folder: Path, dtype: torch.dtype, device: torch.device) -> BaseMod
     """
     config, model = _read(folder, dtype=dtype)
     with boundary(InvalidConfig, f"Reading the model in {folder}"):
-        model.requires_grad_(False).to(device)
+        model.requires_grad_(False)
+        if not shard:
+            model.to(device)
         refuse_not_finite(folder, model)
         eos_tokens = end_tokens(folder)
+    if shard:
+        return wrap(model, eos_tokens, device)
     if understands(config):
         return extract(model, eos_tokens)
     return wrap(model, eos_tokens)

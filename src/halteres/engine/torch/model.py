@@ -18,7 +18,14 @@ from torch import Tensor, nn
 from torch.autograd import Function
 from torch.utils.checkpoint import checkpoint
 
-from halteres.engine.torch.projections import Adaptations, Part, Projection, operand_type, project
+from halteres.engine.torch.projections import (
+    Adaptations,
+    Part,
+    Projection,
+    Weights,
+    operand_type,
+    project,
+)
 from halteres.models.shape import FAMILIES
 
 ROPES = ("default", "linear", "llama3", "yarn")
@@ -144,7 +151,7 @@ class BaseModel:
         weights.
 
         `recompute`: for the backward, each layer keeps its input alone and is computed once more
-        there, to the same bits (of models that transformers computes, layers keep everything).
+        there, to the same bits.
         """
         raise NotImplementedError
 
@@ -279,8 +286,10 @@ def _fuse(prefix: str, modules: list[tuple[str, nn.Linear]]) -> Projection:
     biases = [m.bias.detach() for _, m in modules if m.bias is not None]  # pyright: ignore[reportUnnecessaryComparison]
     fused = Projection(
         parts=tuple(parts),
-        weight_ED=weights[0] if len(weights) == 1 else torch.cat(weights),
-        bias_E=torch.cat(biases) if biases else None,
+        source=Weights(
+            weights[0] if len(weights) == 1 else torch.cat(weights),
+            torch.cat(biases) if biases else None,
+        ),
     )
     if len(modules) > 1:
         for _, module in modules:

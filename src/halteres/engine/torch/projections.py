@@ -46,13 +46,52 @@ class Part:
     stop: int
 
 
+class Linear(Protocol):
+    """Where a projection's weights are, all of them frozen."""
+
+    @property
+    def weight(self) -> Tensor:
+        """E x D."""
+        ...
+
+    @property
+    def bias(self) -> Tensor | None:
+        """E, where there is one."""
+        ...
+
+    def norm(self) -> float:
+        """The Frobenius norm of the weight, in fp32."""
+        ...
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Weights:
+    """Weights in this process's memory."""
+
+    weight: Tensor
+    bias: Tensor | None
+
+    def norm(self) -> float:
+        """See `Linear`."""
+        return float(torch.linalg.vector_norm(self.weight, dtype=torch.float32))
+
+
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class Projection:
     """Linear modules that read the same input, as one matmul: E outputs of D inputs."""
 
     parts: tuple[Part, ...]
-    weight_ED: Tensor
-    bias_E: Tensor | None
+    source: Linear
+
+    @property
+    def weight_ED(self) -> Tensor:
+        """As it is when it is asked for: a sharded one is whole while its layer is computed."""
+        return self.source.weight
+
+    @property
+    def bias_E(self) -> Tensor | None:
+        """See `weight_ED`."""
+        return self.source.bias
 
     @property
     def inputs(self) -> int:

@@ -12,6 +12,7 @@ from __future__ import annotations
 import math
 import re
 from collections import defaultdict
+from collections.abc import Callable
 from contextvars import ContextVar
 from dataclasses import dataclass, replace
 from functools import partial
@@ -19,11 +20,20 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
+from torch.utils.checkpoint import checkpoint
 
 from halteres.engine.shapes import kind_of
 from halteres.engine.torch.attention import Causal
 from halteres.engine.torch.model import Attention, BaseModel, Grid, Heads, Layer
-from halteres.engine.torch.projections import Adaptations, Part, Projection, operand_type, project
+from halteres.engine.torch.projections import (
+    Adaptations,
+    Linear,
+    Part,
+    Projection,
+    Weights,
+    operand_type,
+    project,
+)
 from halteres.errors import InvalidConfig
 
 ATTENTION = "halteres"  # the name of our attention in transformers' register
@@ -57,7 +67,7 @@ class TransformersModel(BaseModel):
         recompute: bool = False,
     ) -> Tensor:
         """See `BaseModel`; the residual stream has the type of the weights."""
-        shape, token = (grid.rows, grid.length), _pass.set((lora, attention))
+        shape, token = (grid.rows, grid.length), _pass.set(_Pass(lora, attention, recompute))
         try:
             output = self.body(
                 input_ids=tokens_N.view(shape),
@@ -69,7 +79,14 @@ class TransformersModel(BaseModel):
         return output.last_hidden_state.view(tokens_N.shape[0], -1).to(self.operands)
 
 
-_pass: ContextVar[tuple[Adaptations, Attention]] = ContextVar("pass")
+@dataclass(frozen=True, slots=True)
+class _Pass:
+    lora: Adaptations
+    attention: Attention
+    recompute: bool  # layers are computed once more in the backward
+
+
+_pass: ContextVar[_Pass] = ContextVar("pass")
 """What the modules of a pass in progress need to know."""
 
 
@@ -81,7 +98,7 @@ def _attend(
     module: Any, query: Tensor, key: Tensor, value: Tensor, attention_mask: object, **how: Any
 ) -> tuple[Tensor, None]:
     """transformers' attention interface, with the attention of the pass."""
-    return attend(_pass.get()[1], module, query, key, value, **how), None
+    return attend(_pass.get().attention, module, query, key, value, **how), None
 
 
 def attend(
@@ -122,30 +139,42 @@ def attend(
 
 def _projected(projection: Projection, x: Tensor) -> Tensor:
     """A linear module's forward, with the adapter of the pass."""
-    lora, _ = _pass.get()
+    lora = _pass.get().lora
     x_ND = x.reshape(-1, x.shape[-1]).to(operand_type(projection.weight_ED))
     return project(x_ND, projection, lora.get(projection)).to(x.dtype).view(*x.shape[:-1], -1)
 
 
-def wrap(model: Any, eos_tokens: tuple[int, ...]) -> TransformersModel:
+def wrap(
+    model: Any, eos_tokens: tuple[int, ...], shard_on: torch.device | None = None
+) -> TransformersModel:
     """A causal language model of transformers, its weights frozen.
 
+    Args:
+        shard_on: of several ranks, the device of each, on which it has its part of every layer.
+
     Raises:
-        InvalidConfig: what it computes with our attention inside is not what transformers computes.
+        InvalidConfig: what it computes with our attention inside is not what transformers computes;
+            or it cannot be sharded.
     """
     from transformers import AttentionInterface
 
     AttentionInterface.register(ATTENTION, _attend)
     model.eval()
     config, name = model.config.get_text_config(), type(model).__name__
+    decoder, linear = _decoder_layers(model, config), _own_weights
+    if shard_on is not None:
+        linear = _shard(model, decoder, config, shard_on)
     embedding, head = model.get_input_embeddings().weight.detach(), model.get_output_embeddings()
     generator = torch.Generator().manual_seed(0)
     tokens_BT = torch.randint(embedding.shape[0], TRIAL_SHAPE, generator=generator).to(
         embedding.device
     )
-    with torch.inference_mode():
+    # not in inference mode: sharded weights count the versions of tensors
+    with torch.no_grad():
         expected_BTV = model(input_ids=tokens_BT, use_cache=False).logits
     model.set_attn_implementation(ATTENTION)
+    for layer in decoder or ():
+        layer.forward = partial(_layer_forward, layer.forward)
     head_name = next(n for n, module in model.named_modules() if module is head)
     wrapped = TransformersModel(
         architecture=name,
@@ -157,8 +186,8 @@ def wrap(model: Any, eos_tokens: tuple[int, ...]) -> TransformersModel:
         eos_tokens=eos_tokens,
         num_parameters=model.num_parameters(),
         embedding_VD=embedding,
-        layers=_layers(model, head),
-        head=_projection(head_name, head),
+        layers=_layers(model, head, linear),
+        head=_projection(head_name, head, _own_weights),
         body=model.base_model,
     )
     return _agreed(wrapped, tokens_BT, expected_BTV)
@@ -176,7 +205,7 @@ def _agreed(model: TransformersModel, tokens_BT: Tensor, expected_BTV: Tensor) -
         return causal(layer, heads)
 
     try:
-        with torch.inference_mode():
+        with torch.no_grad():
             hidden_ND = model.hidden_states({}, tokens_BT.view(-1), grid, attention)
             found_BTV = project(hidden_ND, model.head, None).view_as(expected_BTV)
     except UnsupportedAttention as unsupported:
@@ -215,7 +244,7 @@ def _context(config: Any) -> int:
     window = getattr(config, "sliding_window", None) if "sliding_attention" in kinds else None
     if not getattr(config, "use_sliding_window", True):
         window = None
-    most = getattr(config, "max_position_embeddings", None) or UNBOUNDED
+    most = _positions(config)
     ropes = getattr(config, "rope_parameters", None) or {}
     for rope in (ropes, *ropes.values()):
         if isinstance(rope, dict) and rope.get("rope_type") in STRETCHED:
@@ -226,7 +255,64 @@ def _context(config: Any) -> int:
     return min(most, window or most)
 
 
-def _layers(model: Any, head: nn.Module) -> tuple[Layer, ...]:
+def _positions(config: Any) -> int:
+    """That the model was made for."""
+    return getattr(config, "max_position_embeddings", None) or UNBOUNDED
+
+
+def _decoder_layers(model: Any, config: Any) -> nn.ModuleList | None:
+    """The list of all layers; None where there is none."""
+    for module in model.modules():
+        if isinstance(module, nn.ModuleList) and len(module) == config.num_hidden_layers:
+            return module
+    return None
+
+
+def _shard(
+    model: Any, decoder: nn.ModuleList | None, config: Any, device: torch.device
+) -> Callable[[nn.Linear], Linear]:
+    """Shard it; how a projection then reads a module's weights."""
+    from halteres.engine.torch.sharding import ShardedLinear, shard
+
+    name = type(model).__name__
+    if decoder is None:
+        raise InvalidConfig(
+            f"{name} cannot be sharded.",
+            "Its layers are no single list.",
+            "Train a model that fits, without inference.shard.",
+        )
+    if _context(config) < _positions(config):
+        raise InvalidConfig(
+            f"{name} cannot be sharded.",
+            f"Its attention is exact up to {_context(config)} of {_positions(config)} positions.",
+            "Without inference.shard, sequences up to that length are computed.",
+        )
+    shard(model, decoder, device)
+    return ShardedLinear
+
+
+def _layer_forward(inner: Callable[..., Any], *args: Any, **named: Any) -> Any:
+    """A layer's forward, of which the backward keeps the input alone, if the pass wants that. The
+    second computation runs where the pass is over, and on a GPU on another thread: it brings the
+    pass along.
+    """
+    taken = _pass.get()
+    if not (taken.recompute and torch.is_grad_enabled()):
+        return inner(*args, **named)
+
+    def compute(*args: Any, **named: Any) -> Any:
+        token = _pass.set(taken)
+        try:
+            return inner(*args, **named)
+        finally:
+            _pass.reset(token)
+
+    return checkpoint(compute, *args, use_reentrant=False, preserve_rng_state=False, **named)
+
+
+def _layers(
+    model: Any, head: nn.Module, linear: Callable[[nn.Linear], Linear]
+) -> tuple[Layer, ...]:
     """Plain linear modules by layer, which is the first number in their names."""
     kinds: defaultdict[int, tuple[list[Projection], list[Projection]]] = defaultdict(
         lambda: ([], [])
@@ -240,17 +326,20 @@ def _layers(model: Any, head: nn.Module) -> tuple[Layer, ...]:
             or name.rpartition(".")[2] in ROUTERS
         ):
             continue
-        projection = _projection(name, module)
+        projection = _projection(name, module, linear)
         module.forward = partial(_projected, projection)  # pyright: ignore[reportAttributeAccessIssue]
         kinds[int(number[1])][kind_of(name) == "mlp"].append(projection)
     count = model.config.get_text_config().num_hidden_layers
     return tuple(Layer(attention=tuple(kinds[i][0]), mlp=tuple(kinds[i][1])) for i in range(count))
 
 
-def _projection(name: str, module: nn.Linear) -> Projection:
+def _projection(name: str, module: nn.Linear, linear: Callable[[nn.Linear], Linear]) -> Projection:
+    parts = (Part(module=name, start=0, stop=module.out_features),)
+    return Projection(parts=parts, source=linear(module))
+
+
+def _own_weights(module: nn.Linear) -> Linear:
     bias_E: Any = module.bias
-    return Projection(
-        parts=(Part(module=name, start=0, stop=module.out_features),),
-        weight_ED=module.weight.detach(),
-        bias_E=bias_E.detach() if bias_E is not None else None,
-    )
+    if bias_E is not None:
+        bias_E = bias_E.detach()
+    return Weights(module.weight.detach(), bias_E)
