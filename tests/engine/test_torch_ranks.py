@@ -2,16 +2,26 @@
 
 from __future__ import annotations
 
+import asyncio
+import shutil
+import socket
 import subprocess
 import sys
 from functools import cache
 from pathlib import Path
+from typing import Any
 
+import msgspec
 import numpy as np
 import pytest
+import transformers as hf
 
 from halteres.config import environ
+from halteres.engine import process
+from halteres.engine.process import EngineCommand, EngineProcess, RestartPolicy
 from halteres.engine.torch import TorchEngine
+from halteres.engine.torch.ranks import Card, Ranks, check_alike
+from halteres.errors import InvalidConfig, ProcessFailed
 from halteres.models import TINY
 
 from .rank_program import LIMITS, Found, folder, played
@@ -106,8 +116,8 @@ def test_ranks_with_a_sharded_base_compute_what_one_process_computes(
 @pytest.mark.parametrize("size", [2, 3])
 def test_ranks_compute_what_one_process_computes(size: int, place: Path, alone: Found) -> None:
     """Log-probabilities, losses and weights of two adapters of different ranks trained in turns,
-    one made later, one dropped, one loaded; after a loss that is not finite on the last rank alone,
-    and a folder that the last rank alone does not see.
+    one made later, one dropped, one loaded from a folder that rank 0 alone sees; after a loss that is
+    not finite on the last rank alone, and a folder that is missing.
     """
     assert_like_one(ran(place / f"{size}", size), alone)
 
@@ -117,3 +127,124 @@ def test_two_runs_of_equal_size_have_equal_bits(options: tuple[str, ...], place:
     name = " ".join(("2", *options)).replace("--shard", "sharded")
     first, second = ran(place / name, 2, *options), ran(place / f"{name} again", 2, *options)
     assert np.array_equal(first["digest"], second["digest"])
+
+
+def free_port() -> int:
+    with socket.create_server(("127.0.0.1", 0)) as bound:
+        return bound.getsockname()[1]
+
+
+@pytest.fixture
+def first_of_two(monkeypatch: pytest.MonkeyPatch) -> pytest.MonkeyPatch:
+    """This process is rank 0 of 2, as torchrun would say it."""
+    values = {"RANK": 0, "WORLD_SIZE": 2, "LOCAL_RANK": 0, "MASTER_PORT": free_port()}
+    for name, value in values.items():
+        monkeypatch.setenv(name, str(value))
+    monkeypatch.setenv("MASTER_ADDR", "127.0.0.1")
+    return monkeypatch
+
+
+CARD = Card(ranks=2, version="1", model="m", weights="w", dtype="float32", shard=False)
+
+
+def test_a_rank_that_never_comes_is_named_in_time(first_of_two: pytest.MonkeyPatch) -> None:
+    with pytest.raises(ProcessFailed, match="Not all 2 ranks came within 1 s") as raised:
+        Ranks.join(CARD, "cpu", within_s=1)
+    assert "Missing: 1." in raised.value.why
+
+
+def test_a_port_that_somebody_else_has_is_refused(first_of_two: pytest.MonkeyPatch) -> None:
+    with socket.create_server(("", 0)) as taken:
+        port = taken.getsockname()[1]
+        first_of_two.setenv("MASTER_PORT", str(port))
+        with pytest.raises(ProcessFailed, match=f"could not meet at 127.0.0.1:{port}"):
+            Ranks.join(CARD, "cpu", within_s=1)
+        with pytest.raises(ProcessFailed, match=f"cannot meet at 127.0.0.1:{port}"):
+            process.Ranks(number=2, address=("127.0.0.1", port)).check_port()
+
+
+def test_a_number_of_ranks_that_is_another_is_refused(first_of_two: pytest.MonkeyPatch) -> None:
+    with pytest.raises(InvalidConfig, match="3 ranks were asked for, and 2 are there"):
+        Ranks.join(msgspec.structs.replace(CARD, ranks=3), "cpu", within_s=1)
+
+
+def test_a_rank_without_torchrun_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv("RANK", raising=False)
+    with pytest.raises(InvalidConfig, match="has no others"):
+        Ranks.join(CARD, "cpu", within_s=1)
+
+
+@pytest.mark.parametrize(
+    ("field", "value"),
+    [("version", "2"), ("model", "n"), ("weights", "x"), ("dtype", "bfloat16"), ("shard", True)],
+)
+def test_what_two_ranks_have_different_is_named(field: str, value: object) -> None:
+    with pytest.raises(InvalidConfig, match="The ranks have different") as raised:
+        check_alike([CARD, msgspec.structs.replace(CARD, **{field: value})])
+    assert f"rank 1 has {value}" in raised.value.why
+
+
+async def test_ranks_with_different_models_end_with_one_sentence(tmp_path: Path) -> None:
+    """Two machines, as it were, of which one was given another file."""
+    other = tmp_path / "other"
+    shutil.copytree(folder(), other)
+    with (other / "model.safetensors").open("r+b") as weights:
+        weights.seek(-2, 2)
+        weights.write(b"\0\0")
+    port, started = free_port(), []
+    for rank, model in enumerate((folder(), other)):
+        place = {"RANK": rank, "WORLD_SIZE": 2, "LOCAL_RANK": rank, "MASTER_PORT": port}
+        variables = {name: str(value) for name, value in place.items()}
+        command = [
+            *(sys.executable, "-m", "halteres.engine", "--backend", "torch", "--name", TINY),
+            *("--ranks", "2", "--model", str(model), "--socket", str(tmp_path / "s")),
+        ]
+        started.append(
+            await asyncio.create_subprocess_exec(
+                *command,
+                env=environ.for_child(MASTER_ADDR="127.0.0.1", OMP_NUM_THREADS="1", **variables),
+                stdout=subprocess.DEVNULL,
+                stderr=subprocess.PIPE,
+            )
+        )
+    async with asyncio.timeout(RUNS_WITHIN_S):
+        said = [(await one.communicate())[1].decode() for one in started]
+    for one, text in zip(started, said, strict=True):
+        assert one.returncode == 1
+        assert "error: The ranks have different weights." in text
+        assert "Traceback" not in text
+
+
+@pytest.mark.parametrize("kind", ["window", "unknown"])
+async def test_a_model_that_cannot_be_sharded_is_refused_with_the_reason(
+    kind: str, tmp_path: Path
+) -> None:
+    """Attention in windows that are shorter than the context, or of another kind than ours."""
+    small: dict[str, Any] = {
+        "vocab_size": 700,
+        "hidden_size": 64,
+        "intermediate_size": 96,
+        "num_hidden_layers": 2,
+        "num_attention_heads": 4,
+        "num_key_value_heads": 2,
+    }
+    if kind == "window":
+        says = "exact up to 64 of 256 positions"
+        config = hf.MistralConfig(**small, max_position_embeddings=256, sliding_window=64)
+        model: Any = hf.MistralForCausalLM(config)
+    else:
+        says = "attention scores are capped"
+        model = hf.Gemma2ForCausalLM(hf.Gemma2Config(**small, head_dim=16, sliding_window=8192))
+    shutil.copytree(folder(), tmp_path / "m", ignore=shutil.ignore_patterns("*.safetensors"))
+    model.save_pretrained(tmp_path / "m")
+    command = EngineCommand(
+        backend="torch",
+        folder=tmp_path / "m",
+        name="m",
+        threads=1,
+        ranks=process.Ranks(number=1, shard=True),
+    )
+    engine = EngineProcess(command, tmp_path / "log", policy=RestartPolicy(ready_s=RUNS_WITHIN_S))
+    with pytest.raises(ProcessFailed, match=says):
+        await engine.start()
+    await engine.stop()

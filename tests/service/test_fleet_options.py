@@ -21,12 +21,13 @@ from engine.test_vllm_server import executable, group_of
 from tinker import types
 
 from halteres.config import environ
+from halteres.engine.process import EngineCommand, Ranks
 from halteres.engine.vllm.server import RemoteVllm
 from halteres.errors import InvalidConfig
 from halteres.loopback import open_listener, url_of
 from halteres.models import TINY
 from halteres.service.fleet import Fleet
-from halteres.service.fleet_options import add_arguments, fleet_of
+from halteres.service.fleet_options import add_arguments, fleet_of, ranks_of
 from halteres.service.server import serve
 from halteres.service.service import Options
 
@@ -247,3 +248,34 @@ async def test_the_variable_with_a_samplers_key_reaches_no_process_of_the_servic
     fleet_of(arguments_of(tmp_path / "state", "http://a:1 GPU2"), BASE)
     assert "GPU2" not in environ.for_sandboxed()
     assert environ.secrets()["GPU2"] == "hunter2222"
+
+
+@pytest.mark.parametrize(
+    ("words", "says"),
+    [
+        (("--shard",), "does not sample"),
+        (("--trainer-ranks", "3", "--trainer-machines", "2"), "3 ranks on 2 machines"),
+        (("--trainer-ranks", "0"), "0 ranks on 1 machines"),
+        (("--trainer-ranks", "4", "--trainer-machines", "2"), "do not know where to meet"),
+        (("--trainer-ranks", "2", "--engine", "scripted"), "'scripted' has one process"),
+    ],
+)
+def test_ranks_that_cannot_be_started_so_are_refused(words: tuple[str, ...], says: str) -> None:
+    parser = argparse.ArgumentParser()
+    add_arguments(parser)
+    with pytest.raises(InvalidConfig, match=says):
+        ranks_of(parser.parse_args(words))
+
+
+def test_ranks_are_started_by_torchrun_those_of_this_machine_first() -> None:
+    parser = argparse.ArgumentParser()
+    add_arguments(parser)
+    assert ranks_of(parser.parse_args([])) is None
+    words = ["--trainer-ranks", "8", "--trainer-machines", "2", "--trainer-address", "n0:29400"]
+    ranks = ranks_of(parser.parse_args([*words, "--shard", "--samplers", "vllm"]))
+    assert ranks == Ranks(number=8, shard=True, machines=2, address=("n0", 29400))
+    command = EngineCommand(
+        backend="torch", folder=BASE.folder, name=TINY, threads=1, ranks=ranks
+    ).argv(Path("s"))
+    assert command[1:3] == ["-m", "torch.distributed.run"]
+    assert {"--nproc-per-node", "4", "--node-rank", "n0", "29400", "--shard"} <= set(command)

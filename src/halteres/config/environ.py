@@ -74,6 +74,7 @@ class Torchrun:
     address: str
     port: int
     has_launcher: bool = False  # the parent process is torchrun, not somebody else's launcher
+    has_store: bool = False  # it listens at the address; else rank 0 does
 
 
 def torchrun() -> Torchrun | None:
@@ -87,7 +88,8 @@ def torchrun() -> Torchrun | None:
     if rank is None or size is None or port is None or not address:
         return None
     has_launcher = "TORCHELASTIC_RUN_ID" in os.environ
-    return Torchrun(rank, size, local_rank or 0, address, port, has_launcher)
+    has_store = os.environ.get("TORCHELASTIC_USE_AGENT_STORE") == "True"
+    return Torchrun(rank, size, local_rank or 0, address, port, has_launcher, has_store)
 
 
 @dataclass(frozen=True, slots=True)

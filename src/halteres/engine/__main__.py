@@ -15,7 +15,7 @@ from typing import get_args
 from halteres.config import environ
 from halteres.engine.connection import serve
 from halteres.engine.protocol import AskedType, Engine
-from halteres.errors import HalteresError
+from halteres.errors import HalteresError, InvalidConfig
 from halteres.process import begin, die_with_parent, usable_cores
 
 ENDS_WITHIN_S = 1.5  # rank 0, once it was asked to; torchrun waits 2 s
@@ -28,7 +28,7 @@ def main() -> int:
     parser = argparse.ArgumentParser(
         prog="python -m halteres.engine", description="One engine behind a Unix socket."
     )
-    parser.add_argument("--socket", type=Path, required=True, help="where rank 0 listens")
+    parser.add_argument("--socket", type=Path, help="where it listens; of several ranks the first")
     parser.add_argument("--backend", choices=("torch", "scripted"), required=True)
     parser.add_argument("--model", type=Path, required=True, help="folder of the base model")
     parser.add_argument("--name", required=True, help="name of the base model")
@@ -50,6 +50,8 @@ def main() -> int:
     )
     parser.add_argument("--comes-within", type=float, help="seconds that ranks wait for each other")
     options = parser.parse_args()
+    if options.socket is None and not options.ranks:
+        parser.error("--socket is required")
     environ.stay_offline()
     if (options.device or environ.device()) != "cpu":
         environ.set_gpu_allocator()
@@ -97,6 +99,12 @@ async def _run_rank(options: argparse.Namespace) -> None:
 
     folder, name = options.model, options.name
     device, dtype = await usable(options.device or environ.device(), folder, options.dtype)
+    place = environ.torchrun()
+    if options.socket is None and (place is None or place.rank == 0):
+        raise InvalidConfig(
+            "Rank 0 has no --socket, by which a service would reach it.",
+            next="`halteres serve --trainer-ranks N` starts it, and those of its machine.",
+        )
     ranks = Ranks.join(
         card_of(folder, name, dtype, options.ranks, shard=options.shard),
         device,
@@ -116,7 +124,9 @@ async def _run_rank(options: argparse.Namespace) -> None:
         await follow(engine, ranks)
     else:
         end = _asked_to_end()
-        async with serve(engine, options.socket, Leader(engine, ranks).execute) as connections:
+        async with serve(
+            engine, Path(options.socket), Leader(engine, ranks).execute
+        ) as connections:
             await _until(end, connections.closed)
             # a call under way may wait for ranks that have ended
             ranks.end_within(ENDS_WITHIN_S)

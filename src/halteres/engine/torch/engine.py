@@ -57,6 +57,7 @@ from halteres.engine.torch.passes import run_pass
 from halteres.engine.torch.peft_checkpoint import (
     Files,
     read_checkpoint,
+    shared,
     write_checkpoint,
     write_snapshot,
 )
@@ -194,15 +195,9 @@ class TorchEngine:
             self._adapters[adapter] = Adapter(found.layout, found.flat, found.version, found.adam)
             return StepResult(version=found.version, metrics={})
 
-        place = Path(folder)
-        return await self._load(
-            "load",
-            adapter,
-            place,
-            partial(read_checkpoint, place, self._base, optimizer=optimizer),
-            take,
-            self._ranks,
-        )
+        place, ranks = Path(folder), self._ranks
+        read = partial(read_checkpoint, place, self._base, optimizer=optimizer)
+        return await self._load("load", adapter, place, read, take, ranks)
 
     async def snapshot(self, adapter: str, snapshot: str) -> Weights:
         def copy() -> Weights:
@@ -376,17 +371,20 @@ class TorchEngine:
         ranks: Ranks | None = None,
     ) -> Any:
         """Read by another thread once earlier calls of the subject and of the folder are done; then
-        taken, if all of these ranks could read it.
+        taken, by all of these ranks what the first of them has read.
         """
 
         def begin() -> Slices:
             if (writing := self._files.pending(place)) is not None:
                 yield writing
-            reading = self._files.read(lambda: attempt(name, read))
-            yield reading
-            found = reading.result()
+            found: Checkpoint | HalteresError | None = None
+            if ranks is None or ranks.rank == 0:
+                reading = self._files.read(lambda: attempt(name, read))
+                yield reading
+                found = reading.result()
             if ranks is not None:
-                found = ranks.agreed(found)
+                found = shared(ranks, _raised(ranks.agreed(found)), self._base)
+            assert found is not None  # noqa: S101 - rank 0 has read it, the others have been given it
             return take(_raised(found))
 
         return await self._in_slices(name, (subject, _folder(place)), begin)

@@ -27,8 +27,9 @@ from safetensors.torch import load_file, save_file
 from torch import Tensor
 
 from halteres.engine.checks import LossNotFinite
+from halteres.engine.connection import decode, encode
 from halteres.engine.folders import digest_of, size_of, write_hashed, written
-from halteres.engine.protocol import BaseType, Saved
+from halteres.engine.protocol import BaseType, LoraConfig, Saved
 from halteres.engine.shapes import (
     CONFIG,
     OPTIMIZER,
@@ -42,6 +43,7 @@ from halteres.engine.shapes import (
 )
 from halteres.engine.torch.adapter import AdamState, Checkpoint, Layout
 from halteres.engine.torch.model import BaseModel
+from halteres.engine.torch.ranks import Ranks
 from halteres.errors import InvalidData
 
 T = TypeVar("T")
@@ -299,6 +301,40 @@ def _is_a_copy(name: str, tensor: Tensor, base: BaseModel) -> bool:
         return False
     # it may have been rounded to bfloat16
     return torch.allclose(tensor.to(own), own, rtol=2**-8, atol=1e-6)
+
+
+class _Head(msgspec.Struct):
+    """Of a checkpoint, what is no tensor."""
+
+    config: LoraConfig
+    version: int
+    steps: int | None  # of the optimiser; None: fresh
+
+
+def shared(ranks: Ranks, own: Checkpoint | None, base: BaseModel) -> Checkpoint:
+    """The checkpoint that rank 0 has read, on every rank; the others have none of their own."""
+    head = b""
+    if own is not None:
+        steps = None
+        if own.adam is not None:
+            steps = own.adam.steps
+        head = encode(_Head(own.layout.config, own.version, steps))
+    first = decode(ranks.exchange(head)[0], type=_Head)
+    if own is None:
+        layout = Layout.of(base, first.config)
+
+        def empty() -> Tensor:
+            return torch.empty(layout.size, device=base.device)
+
+        adam = None
+        if first.steps is not None:
+            adam = AdamState(empty(), empty(), first.steps)
+        own = Checkpoint(layout=layout, flat=empty(), version=first.version, adam=adam)
+    ranks.copy(own.flat)
+    if own.adam is not None:
+        ranks.copy(own.adam.first)
+        ranks.copy(own.adam.second)
+    return own
 
 
 class Files:

@@ -10,7 +10,7 @@ on with nothing.
 
 Adapters, moments and gradients are the same on all ranks. A pass is shared: rank r computes the
 micro-batches r, r + N, ... of one plan, then gradients are summed and log-probabilities exchanged
-(`passes`). Rank 0 alone samples and writes files; the others read what it wrote.
+(`passes`). Rank 0 alone samples, writes files and reads them; the others need not see its disk.
 
 A rank is gone when its connections are, which its peers notice at their next exchange. One that
 hangs, or whose machine is off the network, no longer counts its seconds in the store that all of
@@ -28,7 +28,7 @@ import signal
 import sys
 import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, suppress
 from datetime import timedelta
 from pathlib import Path
@@ -39,7 +39,6 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 from torch.distributed.distributed_c10d import PrefixStore, Store
-from torch.distributed.rendezvous import rendezvous
 
 from halteres.config import environ
 from halteres.engine.connection import (
@@ -204,6 +203,11 @@ class Ranks:
         with self._together():
             dist.all_reduce(tensor)
 
+    def copy(self, tensor: Tensor) -> None:
+        """Rank 0's numbers, into every rank's tensor of that size and type."""
+        with self._together():
+            dist.broadcast(tensor, src=0)
+
     def least(self, value: int) -> int:
         """The smallest of all ranks' values."""
         return min(decode(one, type=int) for one in self.exchange(encode(value)))
@@ -310,9 +314,16 @@ def _meet(place: environ.Torchrun, card: Card, within_s: float) -> Store:
     """The store of all ranks, once each has laid its card there and all are alike."""
     deadline = timedelta(seconds=within_s)
     try:
-        store, _, _ = next(rendezvous("env://", timeout=deadline))
+        store = dist.TCPStore(  # pyright: ignore[reportPrivateImportUsage] - its documented name
+            place.address,
+            place.port,
+            is_master=place.rank == 0 and not place.has_store,
+            timeout=deadline,
+            wait_for_workers=False,
+        )
     except RuntimeError as error:
         raise _lost(f"{place.address}:{place.port}", error) from error
+    store = PrefixStore("halteres", store)
     keys = [f"card/{rank}" for rank in range(place.size)]
     try:
         store.set(keys[place.rank], msgspec.json.encode(card).decode())
@@ -327,24 +338,25 @@ def _meet(place: environ.Torchrun, card: Card, within_s: float) -> Store:
             ) from error
         raise _lost(f"{place.address}:{place.port}", error) from error
     cards = [msgspec.json.decode(store.get(key), type=Card) for key in keys]
-    for rank, other in enumerate(cards):
-        _check_alike(cards[0], rank, other)
+    check_alike(cards)
     # A card is read by all before the first of them may go.
     store.set(f"read/{place.rank}", "")
     store.wait([f"read/{rank}" for rank in range(place.size)], deadline)
     return store
 
 
-def _check_alike(first: Card, rank: int, other: Card) -> None:
-    names = {"version": "versions", "model": "models", "weights": "weights", "dtype": "types"}
-    for field, value in msgspec.structs.asdict(first).items():
-        own: Any = getattr(other, field)
-        if own != value:
-            raise InvalidConfig(
-                f"The ranks have different {names.get(field, f'--{field}')}.",
-                f"Rank 0 has {value}, rank {rank} has {own}.",
-                "Start every machine with the same command and the same files.",
-            )
+def check_alike(cards: Sequence[Card]) -> None:
+    """InvalidConfig where ranks are not alike, with the first difference."""
+    names = {"version": "versions", "model": "models", "dtype": "types"}
+    for rank, card in enumerate(cards):
+        for field, value in msgspec.structs.asdict(cards[0]).items():
+            own: Any = getattr(card, field)
+            if own != value:
+                raise InvalidConfig(
+                    f"The ranks have different {names.get(field, field)}.",
+                    f"Rank 0 has {value}, rank {rank} has {own}.",
+                    "Start every machine with the same command and the same files.",
+                )
 
 
 def _lost(where: str, error: RuntimeError) -> ProcessFailed:
@@ -376,7 +388,6 @@ class Leader:
     def __init__(self, engine: Engine, ranks: Ranks) -> None:
         self._execute, self._ranks = executed_by(engine), ranks
         self._turn = asyncio.Lock()  # first come, first served
-        self._writing: set[asyncio.Task[Any]] = set()
 
     async def execute(self, call: Call) -> msgspec.Raw:
         """See `connection.Execute`. A call of rank 0 alone takes its turn, too, and then runs
@@ -391,8 +402,6 @@ class Leader:
             if call.operation in EVERYWHERE:
                 return await self._everywhere(call)
             running = asyncio.create_task(self._run(call), name=f"rank 0 {call.operation}")
-            self._writing.add(running)
-            running.add_done_callback(self._writing.discard)
             await asyncio.sleep(0)  # its task has begun, and so has its place in the engine's order
         return await running
 
@@ -407,9 +416,6 @@ class Leader:
         return await self._execute(call)
 
     async def _everywhere(self, call: Call) -> msgspec.Raw:
-        if call.operation == "load":
-            # the others read the folder too, and know of no writing under way
-            await asyncio.gather(*self._writing, return_exceptions=True)
         await asyncio.to_thread(self._ranks.send, encode(call))
         result, failure = await outcome_of(call, self._execute)
         await asyncio.to_thread(self._ranks.confirm, call, result, failure)
