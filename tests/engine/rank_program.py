@@ -190,7 +190,7 @@ def digest(found: Mapping[str, np.ndarray]) -> bytes:
 async def main(out: str, shared: str, *options: str) -> None:
     shard = "--shard" in options
     size = int(options[-1])
-    ranks = Ranks.join(card_of(folder(), TINY, "float32", size, shard=shard), "cpu", 60)
+    ranks = Ranks.join(card_of(folder(), "float32", size, shard=shard), "cpu", 60)
     engine = TorchEngine(folder(), TINY, 1, LIMITS, ranks=ranks)
     ranks.watch()
     found = await played(engine, Path(shared), ranks.rank, ranks.size)

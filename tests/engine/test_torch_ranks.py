@@ -144,7 +144,7 @@ def first_of_two(monkeypatch: pytest.MonkeyPatch) -> pytest.MonkeyPatch:
     return monkeypatch
 
 
-CARD = Card(ranks=2, version="1", model="m", weights="w", dtype="float32", shard=False)
+CARD = Card(ranks=2, version="1", model="m", dtype="float32", shard=False)
 
 
 def test_a_rank_that_never_comes_is_named_in_time(first_of_two: pytest.MonkeyPatch) -> None:
@@ -176,7 +176,7 @@ def test_a_rank_without_torchrun_is_refused(monkeypatch: pytest.MonkeyPatch) -> 
 
 @pytest.mark.parametrize(
     ("field", "value"),
-    [("version", "2"), ("model", "n"), ("weights", "x"), ("dtype", "bfloat16"), ("shard", True)],
+    [("version", "2"), ("model", "n"), ("dtype", "bfloat16"), ("shard", True)],
 )
 def test_what_two_ranks_have_different_is_named(field: str, value: object) -> None:
     with pytest.raises(InvalidConfig, match="The ranks have different") as raised:
@@ -211,7 +211,7 @@ async def test_ranks_with_different_models_end_with_one_sentence(tmp_path: Path)
         said = [(await one.communicate())[1].decode() for one in started]
     for one, text in zip(started, said, strict=True):
         assert one.returncode == 1
-        assert "error: The ranks have different weights." in text
+        assert "error: The ranks have different models." in text
         assert "Traceback" not in text
 
 

@@ -106,7 +106,7 @@ async def _run_rank(options: argparse.Namespace) -> None:
             next="`halteres serve --trainer-ranks N` starts it, and those of its machine.",
         )
     ranks = Ranks.join(
-        card_of(folder, name, dtype, options.ranks, shard=options.shard),
+        card_of(folder, dtype, options.ranks, shard=options.shard),
         device,
         options.comes_within or COMES_WITHIN_S,
     )

@@ -62,7 +62,7 @@ log = logging.getLogger(__name__)
 
 def main() -> int:
     """Run until SIGTERM, SIGINT or the end of the lifeline; exit code 0, or 1 with one sentence."""
-    arguments = _parser().parse_args()
+    arguments = parser().parse_args()
     begin("service", private=True)
     try:
         asyncio.run(_run(arguments))
@@ -161,9 +161,10 @@ def _tls(arguments: argparse.Namespace) -> Tls | None:
     return Tls(certificate, key)
 
 
-def _parser() -> argparse.ArgumentParser:
-    parser = argparse.ArgumentParser(prog="halteres serve", description="The training service.")
-    add = parser.add_argument
+def parser() -> argparse.ArgumentParser:
+    """Of the command line."""
+    found = argparse.ArgumentParser(prog="halteres serve", description="The training service.")
+    add = found.add_argument
     add(
         "--state",
         type=Path,
@@ -174,7 +175,7 @@ def _parser() -> argparse.ArgumentParser:
     add("--port", type=int, default=8001, help="0 takes a free one")
     add("--listen-fd", type=int, help="an inherited socket that listens already")
     add("--model", default=TINY, help="a built-in name, a name in the store, or a model folder")
-    add_arguments(parser)
+    add_arguments(found)
     add("--require-keys", action="store_true", help="ask for a key also while none was made")
     add(
         "--limit",
@@ -207,7 +208,7 @@ def _parser() -> argparse.ArgumentParser:
     add("--weights-gb", type=float, help=weights)
     add("--certificate", type=Path, help="for TLS: PEM file with the chain")
     add("--certificate-key", type=Path, help="... and the file of its private key")
-    return parser
+    return found
 
 
 KEEP_ALIVE_S = 900

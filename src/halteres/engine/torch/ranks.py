@@ -82,21 +82,19 @@ class Card(msgspec.Struct, frozen=True, kw_only=True):
 
     ranks: int  # that were asked for
     version: str  # of Halteres and torch
-    model: str  # its name
-    weights: str  # digest of its configuration, and of parts of its weight files
+    model: str  # digest of its configuration, and of parts of its weight files
     dtype: str  # of the base weights
     shard: bool
 
 
-def card_of(folder: Path, name: str, dtype: str, ranks: int, *, shard: bool) -> Card:
+def card_of(folder: Path, dtype: str, ranks: int, *, shard: bool) -> Card:
     """The card of a rank with the model in this folder."""
     from importlib.metadata import version
 
     return Card(
         ranks=ranks,
         version=f"halteres {version('halteres')}, torch {torch.__version__}",
-        model=name,
-        weights=_digest(folder),
+        model=_digest(folder),
         dtype=dtype,
         shard=shard,
     )
