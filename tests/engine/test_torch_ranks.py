@@ -54,7 +54,7 @@ async def alone(place: Path) -> Found:
 @cache
 def ran(place: Path, size: int, *options: str) -> Found:
     """What `rank_program` has written, as so many ranks; it compares them with each other."""
-    place.mkdir()
+    place.mkdir(exist_ok=True)
     out = place / "found.npz"
     ended = subprocess.run(
         [

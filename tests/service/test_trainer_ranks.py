@@ -189,3 +189,32 @@ async def test_a_loop_whose_ranks_are_killed_has_the_losses_of_one_undisturbed(
         assert len(killed) == STEPS
         assert set(killed) == {0, 1}
         assert found == expected
+
+
+def published(url: str) -> tuple[list[float], list[float]]:
+    """Log-probabilities of a sample from trained weights, as sampler and trainer have them."""
+    client = tinker.ServiceClient(base_url=url, api_key=KEY)
+    training = client.create_lora_training_client(TINY, rank=8, seed=1).result()
+    training.forward_backward(data_of(0)[:20], "cross_entropy").result()
+    training.optim_step(types.AdamParams(learning_rate=1e-3)).result()
+    sampling = training.save_weights_and_get_sampling_client().result()
+    prompt = [5, 6, 7, 8]
+    asked = types.SamplingParams(max_tokens=8, seed=1, stop=[])
+    drawn = sampling.sample(types.ModelInput.from_ints(prompt), 1, asked).result().sequences[0]
+    whole = [*prompt, *drawn.tokens]
+    inputs = {"weights": np.ones(len(whole) - 1, np.float32), "target_tokens": whole[1:]}
+    datum = types.Datum(model_input=types.ModelInput.from_ints(whole[:-1]), loss_fn_inputs=inputs)
+    passed = training.forward([datum], "cross_entropy").result()
+    trained = passed.loss_fn_outputs[0]["logprobs"].tolist()[len(prompt) - 1 :]
+    client.holder.close()
+    assert drawn.logprobs is not None
+    return list(drawn.logprobs), trained
+
+
+@pytest.mark.timeout(400)
+async def test_a_sharded_trainer_publishes_for_a_sampler(tmp_path: Path) -> None:
+    further = ("--trainer-ranks", "2", "--shard", "--samplers", "1", "--cache-gb", "0.1")
+    with kept(tmp_path / "state", 0.0, *further) as (_, url):
+        async with asyncio.timeout(300):
+            sampled, trained = await asyncio.to_thread(published, url)
+    assert sampled == pytest.approx(trained, abs=5e-5)
