@@ -98,9 +98,10 @@ async def _run_rank(options: argparse.Namespace) -> None:
     from halteres.engine.torch.ranks import COMES_WITHIN_S, Leader, Ranks, card_of, follow
 
     folder, name = options.model, options.name
+    socket: Path | None = options.socket
     device, dtype = await usable(options.device or environ.device(), folder, options.dtype)
     place = environ.torchrun()
-    if options.socket is None and (place is None or place.rank == 0):
+    if socket is None and (place is None or place.rank == 0):
         raise InvalidConfig(
             "Rank 0 has no --socket, by which a service would reach it.",
             next="`halteres serve --trainer-ranks N` starts it, and those of its machine.",
@@ -120,13 +121,11 @@ async def _run_rank(options: argparse.Namespace) -> None:
         ranks=ranks,
     )
     ranks.watch()
-    if ranks.rank:
+    if ranks.rank or socket is None:
         await follow(engine, ranks)
     else:
         end = _asked_to_end()
-        async with serve(
-            engine, Path(options.socket), Leader(engine, ranks).execute
-        ) as connections:
+        async with serve(engine, socket, Leader(engine, ranks).execute) as connections:
             await _until(end, connections.closed)
             # a call under way may wait for ranks that have ended
             ranks.end_within(ENDS_WITHIN_S)
