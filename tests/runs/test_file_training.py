@@ -174,6 +174,7 @@ def test_packed_rows_are_fewer_sequences(home: Path, tmp_path: Path) -> None:
 
 
 @pytest.mark.runs
+@pytest.mark.filterwarnings("ignore:Model has `tie_word_embeddings=True`:UserWarning")
 def test_peft_loads_the_adapter(home: Path, tmp_path: Path) -> None:
     from peft import PeftModel
     from transformers import AutoModelForCausalLM
