@@ -175,6 +175,7 @@ def test_packed_rows_are_fewer_sequences(home: Path, tmp_path: Path) -> None:
 
 @pytest.mark.runs
 @pytest.mark.filterwarnings("ignore:Model has `tie_word_embeddings=True`:UserWarning")
+@pytest.mark.filterwarnings("ignore:`is_gradient_checkpointing`:FutureWarning")
 def test_peft_loads_the_adapter(home: Path, tmp_path: Path) -> None:
     from peft import PeftModel
     from transformers import AutoModelForCausalLM
