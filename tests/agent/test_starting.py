@@ -253,6 +253,19 @@ async def warned() -> list[str]:
     return (await told("rl_start_training")).get("warnings", [])
 
 
+async def test_a_draft_that_changes_its_model_changes_the_learning_rate(home: Path) -> None:
+    """A rate that nobody has set follows the model, back again too; one that was set stays."""
+    model = str(large_model(home / "large"))
+    await select()
+    for changes, rate in (
+        ({"inference.model": model}, 3e-4),
+        ({"inference.model": TINY}, 1.5e-3),
+        ({"inference.model": model, "learning_rate": 2e-4}, 2e-4),
+    ):
+        changed = await told("rl_edit_config", changes=changes)
+        assert changed["config"]["learning_rate"] == rate
+
+
 async def test_the_built_in_models_learning_rate_is_warned_of_where_it_meets_a_large_model(
     home: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -261,7 +274,7 @@ async def test_the_built_in_models_learning_rate_is_warned_of_where_it_meets_a_l
     monkeypatch.setattr(planning, "estimate", lambda *_, **__: None)
     monkeypatch.setattr(resources, "CPU_INFO", home / "cpuinfo")
     model = str(large_model(home / "large"))
-    await select(**{"inference.model": model})
+    await select(**{"inference.model": model, "learning_rate": 1.5e-3})
     rehearsed = await told("rl_start_training", dry_run=True)
     assert rehearsed["ok"] and not check_of(rehearsed, "learning rate")["ok"]
     (warning,) = (await told("rl_start_training"))["warnings"]
@@ -270,20 +283,10 @@ async def test_the_built_in_models_learning_rate_is_warned_of_where_it_meets_a_l
         start, "start_run", functools.partial(start.start_run, supervisor=STANDIN_SUPERVISOR)
     )
     train = functools.partial(CliRunner().invoke, app, catch_exceptions=False)
-    started = train(["train", ENVIRONMENT, "--detach", "--set", f"inference.model={model}"])
+    words = ["train", ENVIRONMENT, "--detach", "--set", f"inference.model={model}"]
+    started = train([*words, "--set", "learning_rate=1.5e-3"])
     assert started.exit_code == 0 and f"warning: {warning}" in started.stderr
-    mended = train(
-        [
-            "train",
-            ENVIRONMENT,
-            "--detach",
-            "--set",
-            f"inference.model={model}",
-            "--set",
-            "learning_rate=3e-4",
-        ]
-    )
-    assert "warning" not in mended.stderr
+    assert "warning" not in train(words).stderr
 
 
 async def test_what_a_dry_run_finds_failing_is_refused_by_a_start_with_all_checks(

@@ -27,6 +27,7 @@ import halteres.environments
 from halteres.agent.drafts import Setting, followed
 from halteres.config import environ
 from halteres.config.edits import ALIASES
+from halteres.config.file_training import FileTraining
 from halteres.config.settings import ENV_WIRING, SECTIONS, wiring_of
 from halteres.environments.base import BaseEnv
 from halteres.environments.config import APIServerConfig, BaseEnvConfig
@@ -58,6 +59,10 @@ key is given twice. *Filled in* means that the run writes the value itself; sett
 with the reason.
 """
 
+DATA_HEAD = """Of a training on a file alone (`halteres sft`, `halteres dpo`), which has no `env`, and of `run`,
+`inference` and `trainer` what is no matter of sampling. `batch_size` is 16 for dpo.
+[sft](algorithms/sft.md), [dpo](algorithms/dpo.md)."""
+
 ENV_HEAD = """Every environment has these fields; environments written for atroposlib have those of its own class,
 with the same names. A run wants a `group_size` of 2 or more, and a `batch_size` that is a multiple of it. "serve" and
 "process" are verbs of an environment's file, run by hand: [environments.md](environments.md)."""
@@ -78,6 +83,8 @@ def rendered() -> str:
         parts.append(
             _section(section, inspect.getdoc(model) or "", _table(section, model, wiring_of(model)))
         )
+    data = {"digest": "the run writes it when it begins"}
+    parts.append(_section("data", DATA_HEAD, _table("data", FileTraining, data)))
     names = ", ".join(f"`{name}` is `{key}`" for name, key in ALIASES.items())
     env = _table("env", BaseEnvConfig, ENV_WIRING)
     parts.append(_section("env", ENV_HEAD, env, OTHER_NAMES.format(names=names)))

@@ -20,6 +20,7 @@ from clients.sdk.serving import serving
 
 from halteres.agent.table import TOOLS
 from halteres.config.edits import ALIASES
+from halteres.config.file_training import FileTraining
 from halteres.config.operator_policy import load_policy
 from halteres.config.settings import SECTIONS, TrainerSettings
 from halteres.environments.config import BaseEnvConfig
@@ -36,6 +37,7 @@ SOURCE = ROOT / "src" / "halteres"
 
 FIELDS = {
     **{section: set(model.model_fields) for section, model in SECTIONS.items()},
+    "data": set(FileTraining.model_fields),
     "env": {
         *BaseEnvConfig.model_fields,
         *(name for kind in shipped() for name in type(kind.config_init()[0]).model_fields),
@@ -98,7 +100,7 @@ def settings_in(page: Path) -> Iterator[str]:
     """Settings that a page names: in `--set`, as `section.field` in backticks."""
     text = page.read_text()
     yield from re.findall(r"--set ['\"]?([\w.]+)=", text)
-    yield from re.findall(r"`((?:run|env|inference|trainer)\.[a-z_]+)(?:=[^`]*)?`", text)
+    yield from re.findall(r"`((?:run|env|inference|trainer|data)\.[a-z_]+)(?:=[^`]*)?`", text)
 
 
 @pytest.mark.parametrize("page", PAGES, ids=name_of)
@@ -106,7 +108,7 @@ def test_every_setting_that_a_page_names_is_one(page: Path) -> None:
     for setting in settings_in(page):
         section, _, name = setting.rpartition(".")
         # a file's name, or a word that stands for one
-        if name not in ("json", "yaml", "py", "FIELD", "field"):
+        if name not in ("json", "jsonl", "yaml", "py", "FIELD", "field"):
             assert name in (FIELDS[section] if section else BARE), setting
 
 

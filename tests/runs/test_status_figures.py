@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
+import msgspec
 import pytest
 from agent.run_fixtures import RUN, make_run, told
 from typer.testing import CliRunner
@@ -21,6 +22,7 @@ from halteres.runs.reading.status_figures import (
     time_shares,
     went,
 )
+from halteres.runs.state import write_state
 
 
 @pytest.fixture
@@ -33,6 +35,10 @@ def run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> RunDirectory:
 async def test_a_figure_is_seen_by_tools_page_and_terminal(
     run: RunDirectory, kind: FigureKind
 ) -> None:
+    """Of a run of a kind that has it."""
+    if kind.only:
+        state = msgspec.structs.replace(run.state(), kind=kind.only[0])
+        write_state(run.path / "run.json", state)
     append_row(run.path / "metrics.jsonl", {"step": 3, "src": "trainer", kind.metric: 0.5})
     assert (await told("rl_check_status", run_id=RUN))["metrics"][kind.name] == 0.5
     shown = {one["name"]: one for one in view_of(run, for_person)["figures"]}

@@ -95,23 +95,23 @@ class FakePolicy:
         self.examples = list(examples)
         logprobs = tuple(example.logprobs_N + np.float32(0) for example in examples)
         return SentCall(
-            _soon(None), "forward_backward", lambda _: Pass(loss=self.loss(), logprobs=logprobs)
+            soon(None), "forward_backward", lambda _: Pass(loss=self.loss(), logprobs=logprobs)
         )
 
     def forward(self, examples: Sequence[Example]) -> SentCall[tuple[Row, ...]]:
         self.calls.append("forward")
         rows = tuple(example.logprobs_N + np.float32(self.drift) for example in examples)
-        return SentCall(_soon(None), "forward", lambda _: rows)
+        return SentCall(soon(None), "forward", lambda _: rows)
 
     def reference(self, examples: Sequence[Example]) -> SentCall[tuple[Row, ...]]:
         self.calls.append("reference")
         rows = tuple(example.logprobs_N - np.float32(self.divergence) for example in examples)
-        return SentCall(_soon(None), "reference", lambda _: rows)
+        return SentCall(soon(None), "reference", lambda _: rows)
 
     def optim_step(self, learning_rate: float) -> SentCall[int]:
         self.calls.append("optim_step")
         self.rates.append(learning_rate)
-        return SentCall(_soon(None), "optim_step", self._step)
+        return SentCall(soon(None), "optim_step", self._step)
 
     async def publish(self) -> None:
         self.calls.append(f"publish {self.version}")
@@ -146,7 +146,7 @@ class _Soon:
         return self._value
 
 
-def _soon(value: Any) -> _Soon:
+def soon(value: Any) -> _Soon:
     return _Soon(value)
 
 

@@ -48,7 +48,7 @@ ROOMS = {
     "environments": ("environments", "rollouts", "rewards"),
     "rollouts": ("rollouts",),
     "trajectories": ("trajectories",),
-    "training": ("training",),
+    "training": ("training", "rewards.preference_files", "rewards.preferences"),
     "service": (
         "service",
         "engine.protocol",

@@ -74,6 +74,12 @@ def check_gateway() -> None:
     raise TokenNeeded.of("Without the token no gateway session is opened or ended.", why)
 
 
+def check_file() -> None:
+    """Refuse a training on a file, which would be read. Raises TokenNeeded."""
+    what = "Without the token nothing is trained on a file."
+    raise TokenNeeded.of(what, USED_AS_YOU, field="data")
+
+
 def check_number(things: str, number: int, most: int) -> None:
     """Refuse one more where there are as many as such callers may have. Raises Busy."""
     if number >= most:

@@ -47,7 +47,15 @@ from halteres.runs.reading.rollouts import (
     rollouts_of,
     steps_of,
 )
-from halteres.runs.reading.status_figures import REWARD, step_measures, success_in
+from halteres.runs.reading.status_figures import (
+    HELD_OUT_IN_ORDER,
+    HELD_OUT_LOSS,
+    HELD_OUT_PER_TOKEN,
+    REWARD,
+    step_measures,
+    success_in,
+)
+from halteres.runs.reading.status_figures import LOSS as LOSS_OF_PAIRS
 from halteres.runs.state import RunState
 from halteres.short_texts import clipped, rounded, shortened, size_of
 
@@ -60,7 +68,7 @@ counted beyond.
 
 MOST_CODES, ITEM_LENGTH = 12, 300  # kinds of failures; characters of a quarantined task
 
-_GAINS = (CORRECT, GREEDY, SCORE)
+_GAINS = (CORRECT, GREEDY, SCORE, HELD_OUT_PER_TOKEN, HELD_OUT_LOSS, HELD_OUT_IN_ORDER)
 
 LOSS_MEANS = (
     f"{LOSS}: minus the mean advantage of a trained token, no error that should fall; "
@@ -210,6 +218,10 @@ def _hours(state: RunState, cost: Cost) -> dict[str, float]:
 
 def _curves(rows: Sequence[Row]) -> list[str]:
     """The metrics of a history where none were asked for."""
+    for held_out, trained in ((HELD_OUT_PER_TOKEN, LOSS), (HELD_OUT_LOSS, LOSS_OF_PAIRS)):
+        # a policy is trained on a file
+        if any(held_out in row for row in rows):
+            return [trained, held_out]
     if rows and not any(REWARD in row for row in rows):  # a reward model is trained
         return ["accuracy", "eval_accuracy"]
     success = success_in(rows)
@@ -230,7 +242,7 @@ def _notes(report: RunReport, outcome: Outcome, choice: Choice | None) -> list[s
     if report.hardly_moved:
         notes.append(report.hardly_moved)
     notes += report.remarks
-    if LOSS in shown:
+    if LOSS in shown and state.kind == "rl":
         notes.append(LOSS_MEANS)
     if outcome.baseline and outcome.baseline.step > 0:
         notes.append(
@@ -238,7 +250,8 @@ def _notes(report: RunReport, outcome: Outcome, choice: Choice | None) -> list[s
         )
     if len(outcome.evaluations) == 1:
         notes.append("one evaluation so far: nothing to compare it with")
-    if any(gain.method == "unpaired" for gain in outcome.gains.values()):
+    are_unpaired = any(gain.method == "unpaired" for gain in outcome.gains.values())
+    if are_unpaired and not state.is_on_file:
         notes.append(
             "unpaired: no samples of the same tasks in both evaluations; the interval is wider "
             "than need be"
@@ -378,6 +391,8 @@ def _next(report: RunReport, outcome: Outcome) -> Advice:
     )
     if rival := next(alike, None):
         return NextStep.of("rl_compare_runs", [run_id, rival])
+    if state.is_on_file:
+        return f"talk to it: halteres chat {run_id}"
     gain = outcome.gains.get(CORRECT)
     which = "worst"
     if gain and gain.certain and gain.delta > 0:

@@ -1,16 +1,16 @@
 """The tool that starts training: rl_start_training.
 
-A call means the settings of a draft, selected and edited first where that is asked for, or those of
-a run that is gone on from. With `dry_run` nothing is started: the answer has every check, the
-estimate and what was changed.
+A call means the settings of a draft, selected and edited first where that is asked for, those of a
+run that is gone on from, or those of a training on a file, which has no draft. With `dry_run`
+nothing is started: the answer has every check, the estimate and what was changed.
 """
 
 from __future__ import annotations
 
 import time
 from collections.abc import Mapping
-from dataclasses import replace
-from typing import Annotated, Any
+from dataclasses import dataclass, replace
+from typing import Annotated, Any, TypeVar
 
 from pydantic import Field
 
@@ -32,7 +32,12 @@ from halteres.agent.tool import (
 from halteres.agent.trial.folder import latest_test
 from halteres.config import environ
 from halteres.config.discovery import EnvironmentNotFound
-from halteres.config.files import Sources
+from halteres.config.file_training import (
+    Method,
+    ResolvedFile,
+    effective,
+    resolve_file_training,
+)
 from halteres.config.resolution import Resolved, resolve_settings
 from halteres.config.settings import Settings
 from halteres.errors import HalteresError, InvalidConfig, NotReady, UserError
@@ -40,6 +45,7 @@ from halteres.next_step import Advice, NextStep, Placeholder, then
 from halteres.rewards.components import secret_variables
 from halteres.runs.directory import RunDirectory, new_run_id, stop_run
 from halteres.runs.planning.checks import Check
+from halteres.runs.planning.file_plan import plan_file_run, resolve_resumed
 from halteres.runs.planning.plan import Effort, RunPlan, plan_run
 from halteres.runs.planning.resume_point import (
     CheckpointMissing,
@@ -50,12 +56,20 @@ from halteres.runs.planning.resume_point import (
 )
 from halteres.runs.reading.report import report_of
 from halteres.runs.servers import end_all_kept
-from halteres.runs.start import ROLES, run_of_key, sources_of, start_run
+from halteres.runs.start import roles_of_kind, run_of_key, sources_of, start_run
+
+Chosen = TypeVar("Chosen", bound=Resolved | ResolvedFile)
 
 TOOL = "rl_start_training"
 WAIT_S = 45
 BEFORE_FIRST_S = 10.0  # of a wait: processes begin, a model is loaded
 REWARD = "reward varies"
+
+OF_FILES = (
+    *("data.batch_size", "data.epochs", "data.hold_out", "trainer.learning_rate"),
+    *("trainer.lora_rank", "trainer.total_steps", "trainer.eval_every", "inference.model"),
+)
+"""The settings of a training on a file that an answer has in any case."""
 
 
 def _from_draft(
@@ -81,8 +95,14 @@ def _from_draft(
         raise EnvironmentNotFound(what, error.sentence, error.next, **error.details) from error
 
 
-def _from_run(caller: Caller, old: RunDirectory, changes: Mapping[str, Any]) -> Resolved:
+def _from_run(
+    caller: Caller, old: RunDirectory, changes: Mapping[str, Any]
+) -> Resolved | ResolvedFile:
     """The settings of a run that goes on: its own, with changes."""
+    if old.state().is_on_file:
+        if caller.is_open:
+            open_access.check_file()
+        return resolve_resumed(old, (), dict(changes))
     before = old.settings()
     if caller.is_open:
         open_access.check_settings(before)
@@ -97,7 +117,18 @@ FREED_BY_A_STOP = ("checkpoint", "memory", "gpu memory", "runs allowed")
 """Checks of a plan that a run can fail only because the one that it goes on from still runs."""
 
 
-def _stop(caller: Caller, old: RunDirectory, step: int | None, resolved: Resolved) -> None:
+def _from_file(
+    caller: Caller, data: str, method: Method | None, changes: Mapping[str, Any]
+) -> ResolvedFile:
+    """The settings of a training on a file: the defaults, with changes."""
+    if caller.is_open:
+        open_access.check_file()
+    return resolve_file_training(method or "sft", data, (), changes=changes)
+
+
+def _stop(
+    caller: Caller, old: RunDirectory, step: int | None, resolved: Resolved | ResolvedFile
+) -> None:
     """Stop the run, with a checkpoint, unless it has ended.
 
     Raises:
@@ -112,8 +143,9 @@ def _stop(caller: Caller, old: RunDirectory, step: int | None, resolved: Resolve
     reached = state.step
     if step is not None:
         reached = step
-    check_settings(old.settings(), resolved.settings, reached, has_completed=False)
-    for check in _planned(caller, resolved, old, step, "none").checks:
+    plan = _planned(caller, resolved, old, step, "none")
+    check_settings(old.settings(), plan.settings, reached, has_completed=False)
+    for check in plan.checks:
         if check.failure is not None and check.name not in FREED_BY_A_STOP:
             raise check.failure
     if not stop_run(old, "now", WITHIN_S).terminal:
@@ -124,7 +156,7 @@ def _stop(caller: Caller, old: RunDirectory, step: int | None, resolved: Resolve
         )
 
 
-def _named(resolved: Resolved, name: str | None) -> Resolved:
+def _named(resolved: Chosen, name: str | None) -> Chosen:
     """With the name given, or one that was edited; else without one: two runs of one name cannot be
     told apart.
     """
@@ -139,8 +171,17 @@ def _named(resolved: Resolved, name: str | None) -> Resolved:
     return replace(resolved, settings=settings.model_copy(update={"run": run}), sources=sources)
 
 
-def _changed(resolved: Resolved) -> dict[str, list[Any]]:
+def _changed(resolved: Resolved | ResolvedFile, old: RunDirectory | None) -> dict[str, list[Any]]:
     """name -> [before, now], without name and environment: the answer has those elsewhere."""
+    if isinstance(resolved, ResolvedFile):
+        before = _defaults_of(resolved)
+        if old is not None:
+            before = {key: value for key, value, _ in effective(resolve_resumed(old))}
+        return {
+            key: [before.get(key), value]
+            for key, value, source in effective(resolved)
+            if source == "edit" and before.get(key) != value and key != "run.name"
+        }
     elsewhere = ("name", "run.name", "environment", "run.environment")
     changed = drafts.diff(resolved.defaults, resolved.settings)
     return {name: pair for name, pair in changed.items() if name not in elsewhere}
@@ -168,6 +209,24 @@ def _resumed_facts(plan: RunPlan, changed: Mapping[str, list[Any]]) -> dict[str,
     if changes:
         but = f", but {', '.join(changes)}"
     return {"message": f"{message} Its settings are that run's{but}; your draft plays no part."}
+
+
+def _defaults_of(resolved: ResolvedFile) -> dict[str, Any]:
+    """What holds where nothing is set: section.field -> value."""
+    nothing = resolve_file_training(resolved.training.method, "")
+    return {key: value for key, value, _ in effective(nothing)}
+
+
+def _brief(plan: RunPlan) -> dict[str, Any]:
+    """The settings of a plan that matter most, and those that were set."""
+    if plan.training is None:
+        return drafts.brief(plan.settings, plan.sources)
+    whole = ResolvedFile(settings=plan.settings, training=plan.training, sources=plan.sources)
+    return {
+        key: value
+        for key, value, source in effective(whole)
+        if key in OF_FILES or source in ("edit", "model")
+    }
 
 
 def _corrected(refused: HalteresError, start: NextStep) -> HalteresError:
@@ -242,6 +301,18 @@ def rl_start_training(
         str | None,
         Field(description="run to go on from, at its newest checkpoint; RUN@STEP: at that step's"),
     ] = None,
+    data: Annotated[
+        str | None,
+        Field(
+            description=(
+                "train on this file in place of an environment: JSON lines with messages, or "
+                "prompt and completion; for dpo with prompt, chosen, rejected"
+            )
+        ),
+    ] = None,
+    method: Annotated[
+        Method | None, Field(description="with data: sft imitates answers (default), dpo prefers")
+    ] = None,
     stop_first: Annotated[
         bool, Field(description="stop the run of resume_from, with a checkpoint, if it goes on")
     ] = False,
@@ -250,76 +321,176 @@ def rl_start_training(
     ] = None,
     draft: Draft = None,
 ) -> Started:
-    """Start a training run with your draft's settings. It goes on by itself, whatever becomes of
+    """Start a training run with your draft's settings, or on a file (`data`; then `changes` are its
+    settings: model, epochs, batch_size, learning_rate). It goes on by itself, whatever becomes of
     you.
 
     Test first with rl_test_inference and dry_run=true. Then watch with rl_check_status.
     """
     if not dry_run and (first := run_of_key(idempotency_key)) is not None:
         return _already_started(first)
-    changes = changes or {}
-    _check_together(environment, changes, resume_from, stop_first=stop_first, dry_run=dry_run)
-    old, step, to_resumed, other_draft = None, None, None, None
+    asked = _Asked(
+        caller=caller,
+        environment=environment,
+        changes=changes or {},
+        dry_run=dry_run,
+        name=name,
+        resume_from=resume_from,
+        data=data,
+        method=method,
+        stop_first=stop_first,
+        draft=draft,
+    )
+    asked.check()
+    old, step = None, None
     if resume_from:
         old, step = find_origin(resume_from)
-        to_resumed = changes
-    if draft != caller.draft:
-        other_draft = draft
-    start = NextStep.of(
-        TOOL, resume_from=resume_from, changes=to_resumed, name=name, draft=other_draft
-    )
-    try:
-        if old is not None:
-            resolved = _from_run(caller, old, changes)
-        else:
-            resolved = _from_draft(caller, draft, environment, changes)
-        if caller.is_open:
-            open_access.check_keys(secret_variables(resolved.settings.env))
-        named = _named(resolved, name)
-        if old is not None and stop_first:
-            _stop(caller, old, step, named)
-    except InvalidConfig as error:
-        mend(
-            error,
-            TOOL,
-            changes,
-            environment=environment,
-            resume_from=resume_from,
-            stop_first=stop_first or None,
-            draft=draft,
-        )
-        raise
-    except CheckpointMissing as error:
-        raise _corrected(error, replace(start, args={**start.args, "stop_first": True})) from None
+    named = _settings(asked, old, step)
     effort: Effort = "remembered"
     if dry_run:
         effort = "measured"
     plan = _planned(caller, named, old, step, effort)
     if stop_first and plan.refusal is not None:
         plan.refusal.why = f"{plan.refusal.why} The run has been stopped.".strip()
-    reward = _reward_check(named.settings, draft or caller.draft)
-    changed = _changed(named)
-    facts = nonempty(discarded_edits=dict(named.discarded)) | _resumed_facts(plan, changed)
+    reward = Check(name=REWARD)
+    if plan.training is None:
+        reward = _reward_check(named.settings, draft or caller.draft)
+    changed = _changed(named, old)
+    discarded = {}
+    if isinstance(named, Resolved):
+        discarded = dict(named.discarded)
+    facts = nonempty(discarded_edits=discarded) | _resumed_facts(plan, changed)
     if dry_run:
-        facts["config"] = drafts.brief(named.settings, named.sources)
+        facts["config"] = _brief(plan)
         facts["config_diff"] = changed
-        return _rehearsed(plan, start, reward, facts)
-    return _started(plan, start, reward, facts, idempotency_key)
+        return _rehearsed(plan, asked.start, reward, facts)
+    return _started(plan, asked.start, reward, facts, idempotency_key)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Asked:
+    """The arguments of a call."""
+
+    caller: Caller
+    environment: str | None
+    changes: Mapping[str, Any]
+    dry_run: bool
+    name: str | None
+    resume_from: str | None
+    data: str | None
+    method: Method | None
+    stop_first: bool
+    draft: str | None
+
+    @property
+    def start(self) -> NextStep:
+        """The same call, to be made again."""
+        changes, draft = None, None
+        if self.resume_from or self.data is not None:
+            changes = self.changes
+        if self.draft != self.caller.draft:
+            draft = self.draft
+        return NextStep.of(
+            TOOL,
+            resume_from=self.resume_from,
+            data=self.data,
+            method=self.method,
+            changes=changes,
+            name=self.name,
+            draft=draft,
+        )
+
+    def check(self) -> None:
+        """UserError where two of the arguments exclude each other."""
+        _check_together(
+            self.environment,
+            self.changes,
+            self.resume_from,
+            stop_first=self.stop_first,
+            dry_run=self.dry_run,
+        )
+        _check_data(self.data, self.method, self.environment, self.resume_from)
+
+
+def _settings(asked: _Asked, old: RunDirectory | None, step: int | None) -> Resolved | ResolvedFile:
+    """The settings that a call means, with the run's name; a run that is to be stopped first has
+    been.
+    """
+    caller, changes = asked.caller, asked.changes
+    resolved: Resolved | ResolvedFile
+    try:
+        if old is not None:
+            resolved = _from_run(caller, old, changes)
+        elif asked.data is not None:
+            resolved = _from_file(caller, asked.data, asked.method, changes)
+        else:
+            resolved = _from_draft(caller, asked.draft, asked.environment, changes)
+        if caller.is_open:
+            open_access.check_keys(secret_variables(resolved.settings.env))
+        named = _named(resolved, asked.name)
+        if old is not None and asked.stop_first:
+            _stop(caller, old, step, named)
+    except InvalidConfig as error:
+        mend(
+            error,
+            TOOL,
+            changes,
+            environment=asked.environment,
+            resume_from=asked.resume_from,
+            data=asked.data,
+            method=asked.method,
+            stop_first=asked.stop_first or None,
+            draft=asked.draft,
+        )
+        raise
+    except CheckpointMissing as error:
+        start = asked.start
+        raise _corrected(error, replace(start, args={**start.args, "stop_first": True})) from None
+    return named
 
 
 def _planned(
-    caller: Caller, resolved: Resolved, old: RunDirectory | None, step: int | None, effort: Effort
+    caller: Caller,
+    resolved: Resolved | ResolvedFile,
+    old: RunDirectory | None,
+    step: int | None,
+    effort: Effort,
 ) -> RunPlan:
     # a plan looks at the memory that is free
     end_all_kept()
-    return plan_run(
-        resolved,
-        resume=old,
-        resume_step=step,
-        service_url=environ.service_url(),
-        is_open=caller.is_open,
-        effort=effort,
-    )
+    how: dict[str, Any] = {
+        "resume": old,
+        "resume_step": step,
+        "service_url": environ.service_url(),
+        "is_open": caller.is_open,
+        "effort": effort,
+    }
+    if isinstance(resolved, ResolvedFile):
+        return plan_file_run(resolved, **how)
+    return plan_run(resolved, **how)
+
+
+def _check_data(
+    data: str | None, method: Method | None, environment: str | None, resume_from: str | None
+) -> None:
+    """UserError where a file is named next to what has data of its own."""
+    if method is not None and data is None:
+        raise UserError(
+            f"method={method!r} needs data.",
+            "It names what a file is trained on with.",
+            NextStep.of(TOOL, data=Placeholder("data"), method=method),
+            field="method",
+        )
+    other = None
+    if resume_from:
+        other = ("resume_from", "A run that goes on keeps its data.")
+    elif environment is not None:
+        other = ("environment", "A run trains on an environment or on a file.")
+    if data is not None and other is not None:
+        name, why = other
+        raise UserError(
+            f"data and {name} exclude each other.", why, "Give one of them.", field="data"
+        )
 
 
 def _check_together(
@@ -350,7 +521,8 @@ def _rehearsed(plan: RunPlan, start: NextStep, reward: Check, facts: dict[str, A
     """The plan, written out."""
     checks = [CheckResult(**check.facts) for check in plan.checks]
     following: Advice = start
-    if not start.args["resume_from"]:  # a test of the draft says nothing of a run that goes on
+    # a test of the draft says nothing of a run that goes on, or trains on a file
+    if not start.args["resume_from"] and plan.training is None:
         checks.append(CheckResult(**reward.facts))
         is_tested = bool(reward.figures)
         if not is_tested:
@@ -427,7 +599,7 @@ def _started(
         if not (steps >= state.total_steps):
             until = f"step>={steps}"
     return Started(
-        **{**_facts(run, plan.settings, plan.sources), **facts},
+        **{**_facts(run, plan.settings, _brief(plan)), **facts},
         **nonempty(estimate=plan.estimate.facts if plan.estimate else None, warnings=warnings),
         next=NextStep.of("rl_check_status", run.run_id, wait_s=WAIT_S, until=until),
     )
@@ -436,7 +608,8 @@ def _started(
 def _already_started(run: RunDirectory) -> Started:
     """The answer to a key that was used before: the first run, as it is now."""
     state = run.state()
-    facts = _facts(run, run.settings(), sources_of(run.path))
+    settings = run.settings()
+    facts = _facts(run, settings, drafts.brief(settings, sources_of(run.path)))
     facts["message"] = "This idempotency_key has started this run already; nothing new was started."
     if state.status == "pending":
         facts["status"] = "starting"
@@ -450,20 +623,20 @@ def _already_started(run: RunDirectory) -> Started:
     return Started(**facts, next=NextStep.of("rl_get_results", run.run_id))
 
 
-def _facts(run: RunDirectory, settings: Settings, sources: Sources) -> dict[str, Any]:
-    """What an answer has of a run that was started."""
+def _facts(run: RunDirectory, settings: Settings, config: dict[str, Any]) -> dict[str, Any]:
+    """What an answer has of a run that was started; `config`: its settings in brief."""
     state = run.state()
     facts: dict[str, Any] = {
         "run_id": run.run_id,
         "status": "starting",
         "phase": state.phase or "api",
         "environment": state.environment,
-        "config": drafts.brief(settings, sources),
+        "config": config,
         "wandb_project": settings.run.project,
         "wandb_run_name": state.default_name,
         **({"wandb": "starting"} if "wandb" in settings.sinks else {}),
         "config_path": str(run.path / "config.yaml"),
-        "logs": {role: str(run.log(role)) for role in ROLES},
+        "logs": {role: str(run.log(role)) for role in roles_of_kind(state.kind)},
         "message": (
             "Training starting. Use ",
             NextStep.of("rl_check_status", Placeholder("run_id")),

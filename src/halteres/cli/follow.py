@@ -24,8 +24,10 @@ from halteres.rewards.model_folder import RESULT
 from halteres.runs.directory import RunDirectory, stop_run
 from halteres.runs.reading.alerts import Alert
 from halteres.runs.reading.evaluations import GREEDY, Evaluation, before_and_after
+from halteres.runs.reading.progress import Progress
 from halteres.runs.reading.report import RunReport, report_of
 from halteres.runs.reading.result_metrics import HELD_OUT, SAMPLED
+from halteres.runs.reading.status_figures import HELD_OUT_LOSS, HELD_OUT_PER_TOKEN
 from halteres.runs.state import RunState
 
 POLL_S = 0.25
@@ -100,7 +102,22 @@ class PlainView(AbstractContextManager["PlainView"]):
             if alert.is_over:
                 self._once(f"alert over: {alert.rule}, at step {alert.over_at}")
 
+    def _show_losses(self, report: RunReport) -> None:
+        progress = report.progress
+        total = progress.total_steps
+        stride = max(1, total // PLAIN_LINES)
+        for step, loss in progress.loss:
+            if step > self._step:
+                self._step = step
+                if step % stride == 0 or step in (progress.resumed_at + 1, total):
+                    self._once(f"step {step}/{total}  loss {loss:.4g}")
+        for step, loss in progress.held_out_loss:
+            self._once(f"held-out rows after step {step}: loss {loss:.4g}")
+
     def _show_steps(self, report: RunReport) -> None:
+        if report.state.is_on_file:
+            self._show_losses(report)
+            return
         progress = report.progress
         total, success = progress.total_steps, dict(progress.success_rates)
         stride = max(1, total // PLAIN_LINES)
@@ -178,7 +195,30 @@ class LiveView(AbstractContextManager["LiveView"]):
         )
         table.add_row("steps", bar)
         table.add_row("", Text(f"{progress.step} of {progress.total_steps}{time_left}"))
-        table.add_row("reward", Text(curve or "waiting for the first batch …", style="green"))
+        if report.state.is_on_file:
+            self._add_losses(table, progress)
+        else:
+            table.add_row("reward", Text(curve or "waiting for the first batch …", style="green"))
+            self._add_successes(table, progress)
+        for alert in report.current_alerts[:2]:
+            table.add_row("alert", Text(_text_of(alert), style="yellow"))
+        for sink in progress.sinks:
+            table.add_row("metrics", Text(sink))
+        self._live.update(Group(table, Text(self._remark, style="yellow")))
+
+    def _add_losses(self, table: Table, progress: Progress) -> None:
+        """Of a training on a file."""
+        losses = [value for _, value in progress.loss]
+        words = "waiting for the first step …"
+        if losses:
+            curve = sparkline(losses, SPARKLINE_WIDTH)
+            words = f"{curve}  {losses[0]:.3g} → {losses[-1]:.3g}"
+        table.add_row("loss", Text(words, style="green"))
+        held_out = [f"step {step}: {loss:.4g}" for step, loss in progress.held_out_loss[-4:]]
+        table.add_row("held out", Text("  ".join(held_out) or "–"))
+
+    def _add_successes(self, table: Table, progress: Progress) -> None:
+        """Of reinforcement learning."""
         success = "–"
         if progress.success_rates:
             step, share = progress.success_rates[-1]
@@ -197,11 +237,6 @@ class LiveView(AbstractContextManager["LiveView"]):
         table.add_row("held out", Text("  ".join(held_out) or otherwise))
         if progress.unevaluated:
             table.add_row("", Text(str(progress.unevaluated), style="yellow"))
-        for alert in report.current_alerts[:2]:
-            table.add_row("alert", Text(_text_of(alert), style="yellow"))
-        for sink in progress.sinks:
-            table.add_row("metrics", Text(sink))
-        self._live.update(Group(table, Text(self._remark, style="yellow")))
 
 
 def summarise(run: RunDirectory, state: RunState, console: Console) -> None:
@@ -257,7 +292,10 @@ def summarise(run: RunDirectory, state: RunState, console: Console) -> None:
 def _figures(before: Evaluation, after: Evaluation) -> Table:
     first, last = before.figures, after.figures
     table = Table(box=None, padding=(0, 2, 0, 0), pad_edge=False)
-    table.add_column("held-out tasks")
+    what = "held-out tasks"
+    if HELD_OUT_PER_TOKEN in last or HELD_OUT_LOSS in last:
+        what = "held-out rows"
+    table.add_column(what)
     table.add_column(f"before (step {before.step})", justify="right")
     table.add_column(f"after (step {after.step})", justify="right")
     for name, words, form in HELD_OUT:

@@ -13,7 +13,19 @@ import typer
 from typer.core import TyperGroup
 
 import halteres
-from halteres.cli import agents, chat, env, gateway, groups, models, reward, runs, serve, train
+from halteres.cli import (
+    agents,
+    chat,
+    env,
+    gateway,
+    groups,
+    models,
+    reward,
+    runs,
+    serve,
+    train,
+    train_on_file,
+)
 from halteres.cli.output import AsJson, print_json, print_table, tool_answer
 from halteres.config.environ import use_utf8
 from halteres.errors import HalteresError
@@ -95,6 +107,8 @@ def version() -> None:
 
 app.command("quickstart")(train.quickstart)
 app.command("train")(train.train)
+app.command("sft")(train_on_file.sft)
+app.command("dpo")(train_on_file.dpo)
 app.add_typer(serve.app, name="serve")
 app.add_typer(env.app, name="env")
 app.add_typer(gateway.app, name="gateway")

@@ -87,6 +87,8 @@ def _row(report: RunReport) -> tuple[str, ...]:
     reward = ""
     if rewards:
         reward = f"{rewards[-1][1]:.2f}"
+    elif state.is_on_file and report.progress.loss:
+        reward = f"loss {report.progress.loss[-1][1]:.3g}"
     step = f"{report.step}/{state.total_steps}"
     return (state.run_id, state.status, state.environment, step, reward, state.own_name or "")
 
@@ -128,7 +130,7 @@ def status(run: Run, as_json: AsJson = False) -> None:
         if figure.value is not None:
             _say(f"  {figure.kind.label}: {figure.text} (step {figure.step})")
     for name, course in report.trend.items():
-        if name not in ("reward_mean", "groups_dropped"):
+        if name not in ("reward_mean", "loss", "groups_dropped"):
             _say(f"  {name}: {course}")
     if progress.dropped_groups is not None:
         _say(f"  {progress.dropped_groups}")

@@ -6,12 +6,15 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
 from halteres.cli.output import AsJson, print_json, tool_answer
 from halteres.errors import InvalidConfig
+
+if TYPE_CHECKING:
+    from halteres.runs.planning.plan import RunPlan
 
 
 def train(
@@ -64,32 +67,27 @@ def train(
     from halteres.config import environ
     from halteres.config.resolution import resolve_settings
     from halteres.runs.planning.plan import plan_run
-    from halteres.runs.planning.resume_point import find_origin
     from halteres.runs.servers import end_all_kept
     from halteres.runs.start import start_run
 
     environment, given = _environment_and_edits(environment, assignments or [], recipe)
     edits = [*given, *(edits or []), *(["trainer.deterministic=true"] if deterministic else [])]
-    if environment is None and config is None and resume is None:
+    url = service or environ.service_url()
+    if resume is not None:
+        _check_kept_settings(resume, environment, config)
+        # a plan looks at the memory that is free
+        end_all_kept()
+        plan = _resumed(resume, edits, url)
+    elif environment is None and config is None:
         raise InvalidConfig(
             "Nothing to train on.", "No environment was named.", "Try: halteres train arithmetic"
         )
-    old, step = None, None
-    if resume is not None:
-        old, step = find_origin(resume)
-        _check_kept_settings(resume, environment, config)
-        # under the policy that holds now
-        resolved = resolve_settings(None, None, edits, base=old.settings())
     else:
         _check_one_environment(environment, edits)
         resolved = resolve_settings(environment, config, edits)
-    url = service or environ.service_url()
-    # a plan looks at the memory that is free
-    end_all_kept()
-    plan = plan_run(resolved, resume=old, resume_step=step, service_url=url)
-    if plan.refusal is None:
-        for warning in plan.warnings:
-            typer.echo(f"warning: {warning}", err=True)
+        end_all_kept()
+        plan = plan_run(resolved, service_url=url, effort="remembered")
+    say_plan(plan)
     run = start_run(plan)
     attend(run.run_id, detach=detach, as_json=as_json)
 
@@ -101,6 +99,41 @@ def _check_kept_settings(resume: str, environment: str | None, config: Path | No
             "An environment or a config file was named besides --resume.",
             f"Try: halteres train --resume {resume} --set trainer.total_steps=80",
         )
+
+
+def _resumed(resume: str, edits: Sequence[str], url: str | None) -> RunPlan:
+    """The plan of a run that goes on, under the policy that holds now."""
+    from halteres.config.resolution import resolve_settings
+    from halteres.runs.planning.file_plan import plan_file_run, resolve_resumed
+    from halteres.runs.planning.plan import plan_run
+    from halteres.runs.planning.resume_point import find_origin
+
+    old, step = find_origin(resume)
+    if old.state().is_on_file:
+        resolved = resolve_resumed(old, edits)
+        return plan_file_run(resolved, resume=old, resume_step=step, service_url=url)
+    own = resolve_settings(None, None, edits, base=old.settings())
+    return plan_run(own, resume=old, resume_step=step, service_url=url)
+
+
+def say_plan(plan: RunPlan) -> None:
+    """What the run is not refused for, what was proposed for its model, and, where the engine's
+    speed is known already, what it will take.
+    """
+    if plan.refusal is not None:
+        return
+    for warning in plan.warnings:
+        typer.echo(f"warning: {warning}", err=True)
+    trainer = plan.settings.trainer
+    if plan.sources.get("trainer.learning_rate") == "model":
+        typer.echo(f"learning rate {trainer.learning_rate:g}, by the model's size", err=True)
+    expected = plan.estimate
+    if expected is not None:
+        low, high = (expected.total_s * (1 / 60)).rounded
+        memory = ""
+        if expected.peak_gb is not None:
+            memory = f", {expected.peak_gb:g} GB"
+        typer.echo(f"about {low:g} to {high:g} minutes{memory} ({expected.basis})", err=True)
 
 
 def _check_one_environment(environment: str | None, edits: Sequence[str]) -> None:

@@ -23,8 +23,9 @@ from halteres.errors import InvalidConfig, nearest
 
 Sections = dict[str, dict[str, Any]]  # section name to field to value: settings before validation
 
-Source = Literal["default", "config_init", "file", "edit", "policy", "wiring", "resume"]
-"""default: ours; config_init: the environment's, also where it declares defaults of the trainer;
+Source = Literal["default", "config_init", "model", "file", "edit", "policy", "wiring", "resume"]
+"""default: ours; model: what suits the base model's size; config_init: the environment's, also
+where it declares defaults of the trainer; file, edit: given;
 policy: held by the operator's; wiring: filled in by the run; resume: held in the run gone on from.
 """
 

@@ -70,6 +70,7 @@ from halteres.config.settings import (
 from halteres.documents import DocumentError, half_characters
 from halteres.errors import InvalidConfig
 from halteres.logins import is_struck
+from halteres.models.training_defaults import rate_for
 
 # where the environment leaves them unset (seeds 000, 002)
 DEFAULT_GROUP_SIZE, DEFAULT_BATCH_SIZE = 16, 128
@@ -80,7 +81,7 @@ nothing else counts.
 """
 
 DATASET = "env.dataset"
-STEPS = "trainer.total_steps"
+STEPS, RATE = "trainer.total_steps", "trainer.learning_rate"
 THRESHOLD = "success_threshold"
 
 
@@ -440,9 +441,25 @@ def _add_defaults(given: _Given, description: Description, policy: Policy) -> No
     for name, value in description.trainer.items():
         if name not in trainer:
             given.put(f"trainer.{name}", value, "config_init")
+    _suit_model(given)
     steps = trainer.get("total_steps", TrainerSettings().total_steps)
     if cap is not None and not is_given and cap < steps:
         given.put(STEPS, cap, "policy")
+
+
+def _suit_model(given: _Given) -> None:
+    """Lower the learning rate to what suits the base model's size, where it is a default: ours and
+    an environment's are for the built-in model.
+    """
+    trainer = given.sections["trainer"]
+    is_default = "learning_rate" not in trainer or given.sources.get(RATE) == "config_init"
+    model = given.value("inference.model")
+    if not is_default or not isinstance(model, str):
+        return
+    rate = rate_for(model, environ.home() / "models", "rl")
+    default = trainer.get("learning_rate", TrainerSettings().learning_rate)
+    if rate is not None and isinstance(default, int | float) and rate < default:
+        given.put(RATE, rate, "model")
 
 
 def _validated(given: _Given, name: str) -> Section | None:

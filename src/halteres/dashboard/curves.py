@@ -192,6 +192,8 @@ class Spark:
 _NAMES: dict[Kind, tuple[str, str]] = {
     "rl": ("reward/mean", "eval/percent_correct"),
     "reward": ("accuracy", "eval_accuracy"),
+    "sft": ("train/loss_per_token", "eval/loss_per_token"),
+    "dpo": ("train/loss", "eval/loss"),
 }
 """By what kind of run: the metrics that a list shows."""
 

@@ -338,7 +338,7 @@ def settings_of(run: RunDirectory) -> dict[str, Any]:
                 "name": name,
                 "value": entry.get("value"),
                 "source": entry.get("source"),
-                "set": entry.get("source") not in ("default", "config_init", "wiring"),
+                "set": entry.get("source") not in ("default", "config_init", "model", "wiring"),
                 "headline": name in HEADLINE,
             }
             for name, entry in resolved.items()

@@ -142,6 +142,29 @@ def plot_reward_training(
     canvas.save(file)
 
 
+def plot_file_training(
+    rows: Iterable[Mapping[str, Any]],
+    file: Path,
+    title: str,
+    alerts: Sequence[tuple[str, int]] = (),
+) -> None:
+    """Write a PNG, 1200 x 700, of a training on a file: its loss, of each batch and held out, and
+    alerts. Arguments are those of `plot_run`.
+    """
+    merged, canvas = merge_by_step(rows), _run_canvas(title, 1, alerts)
+    loss, words = canvas.panels[0], "loss, nats per token"
+    held_out = "eval/loss_per_token"
+    trained = series(merged, "train/loss_per_token")
+    if not trained:
+        words, held_out, trained = "loss", "eval/loss", series(merged, "train/loss")
+    _draw_training(loss, trained, REWARD, "loss of the batch")
+    points = _draw_evaluations(loss, merged, held_out, SAMPLED, "held-out rows, 95 %")
+    _label_ends(loss, points, SAMPLED, form=".3f")
+    finish(loss, words, room=0.1)
+    _finish_run(canvas, alerts, loss)
+    canvas.save(file)
+
+
 def plot_runs(
     curves: Mapping[str, Iterable[Mapping[str, Any]]], file: Path, title: str, *names: str
 ) -> None:
@@ -261,13 +284,19 @@ def _draw_evaluations(
 
 
 def _label_ends(
-    axes: Axes, points: Points, colour: str, *, others: Points = (), above_equal: bool = False
+    axes: Axes,
+    points: Points,
+    colour: str,
+    *,
+    others: Points = (),
+    above_equal: bool = False,
+    form: str = "",
 ) -> None:
     """Words outside the curves: left of the first point, which mostly is the baseline, and right of
     the last.
 
     A run that was resumed before its first evaluation has no baseline: its first point names its
-    step.
+    step. `form`: of the figures; none: shares between 0 and 1, else numbers.
     """
     if not points:
         return
@@ -283,7 +312,7 @@ def _label_ends(
         other = dict(others).get(point[0], -math.inf)
         is_above = point[1] > other or (point[1] == other and above_equal)
         axes.annotate(
-            f"{word} {point[1]:.0%}" if 0 <= point[1] <= 1 else f"{word} {point[1]:.2f}",
+            f"{word} {format(point[1], form or _form_of(point[1]))}",
             point,
             textcoords="offset points",
             xytext=(outward, 5 if is_above else -5),
@@ -300,6 +329,13 @@ def _label_ends(
             },
             zorder=6,
         )
+
+
+def _form_of(value: float) -> str:
+    """How a figure is written whose form is not known: a share, or a number."""
+    if 0 <= value <= 1:
+        return ".0%"
+    return ".2f"
 
 
 def _columns(points: Points) -> tuple[list[int], list[float]]:

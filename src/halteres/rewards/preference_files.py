@@ -1,4 +1,4 @@
-"""Rows of preference data from where they lie: a file, the package, the Hugging Face hub, or
+"""Rows of data to train on from where they lie: a file, the package, the Hugging Face hub, or
 objects in memory.
 """
 
@@ -43,24 +43,33 @@ class NumberedRows:
     rows: tuple[tuple[int, Any], ...]
 
 
-def read_rows(source: Source) -> NumberedRows:
-    """Every row of a source. NotFound, InvalidConfig, InvalidData where it cannot be read, or holds
-    none.
+def read_rows(
+    source: Source, *, what: str = "preference data", example: str = EXAMPLE
+) -> NumberedRows:
+    """Every row of a source.
+
+    Args:
+        source: where the rows lie.
+        what: what they are, in the words of errors.
+        example: one of them, likewise.
+
+    Raises:
+        NotFound, InvalidConfig, InvalidData: it cannot be read, or holds none.
     """
     if isinstance(source, Mapping):
         fix = "Of a data set with several splits hand over one: dataset['train']."
         why = f"Its keys are {', '.join(map(repr, source)) or 'none'}."
-        raise InvalidData("The preference data is one mapping, not rows.", why, fix)
+        raise InvalidData(f"The {what} is one mapping, not rows.", why, fix)
     if isinstance(source, str | Path):
-        found = _from_place(str(source))
+        found = _from_place(str(source), what)
     else:
         found = _from_objects("data", source)
     if not found.rows:
-        raise InvalidData(f"{found.source} holds no row.", "It is empty.", f"A row is {EXAMPLE}")
+        raise InvalidData(f"{found.source} holds no row.", "It is empty.", f"A row is {example}")
     return found
 
 
-def _from_place(place: str) -> NumberedRows:
+def _from_place(place: str, what: str) -> NumberedRows:
     """Of a file by its name's ending, the package, or a data set on the hub."""
     file = Path(place).expanduser()
     shipped, _, split = place.partition(":")
@@ -79,7 +88,7 @@ def _from_place(place: str) -> NumberedRows:
                 place, datasets.load_dataset(hub["name"], split=hub["split"] or "train")
             )
         except Exception as error:  # any of a library's: no network, no such name or split
-            what = (
+            missing = (
                 f"There is no file {place}, and no such data set could be loaded from the "
                 "Hugging Face hub."
             )
@@ -87,7 +96,7 @@ def _from_place(place: str) -> NumberedRows:
                 "See to the name, the split (OWNER/NAME:SPLIT) and the network, or name a file: "
                 "prefs.jsonl"
             )
-            raise InvalidConfig(what, f"{type(error).__name__}: {error}.", fix) from error
+            raise InvalidConfig(missing, f"{type(error).__name__}: {error}.", fix) from error
     if file.suffix == ".parquet" and file.is_file():
         parquet = _import_extra("pyarrow.parquet", f"Reading {file.name}", "convert it to JSONL.")
         try:
@@ -96,10 +105,10 @@ def _from_place(place: str) -> NumberedRows:
             raise InvalidData(
                 f"{file.name} cannot be read as Parquet.", f"{type(error).__name__}: {error}."
             ) from error
-    return _from_file(file)
+    return _from_file(file, what)
 
 
-def _from_file(file: Path) -> NumberedRows:
+def _from_file(file: Path, what: str) -> NumberedRows:
     """Of JSON lines, or a JSON list."""
     if file.is_dir():
         inside = sorted(one.name for one in file.iterdir() if one.suffix in _SUFFIXES)
@@ -109,7 +118,7 @@ def _from_file(file: Path) -> NumberedRows:
         fix = "Name a file."
         if inside:
             fix = f"Name one of them: {file / inside[0]}"
-        raise InvalidData(f"{file} is a folder, not a file of preference data.", why, fix)
+        raise InvalidData(f"{file} is a folder, not a file of {what}.", why, fix)
     try:
         with open_regular(file) as stream:
             content = stream.read()
@@ -138,8 +147,8 @@ def _from_file(file: Path) -> NumberedRows:
         try:
             rows += enumerate(parse_json(text, most_values=len(text)), 1)
         except DocumentError as error:
-            what = f"{file.name} starts with '[' but is not a valid JSON list."
-            raise InvalidData(what, f"{error}.", "Correct it, or write JSONL.") from error
+            wrong = f"{file.name} starts with '[' but is not a valid JSON list."
+            raise InvalidData(wrong, f"{error}.", "Correct it, or write JSONL.") from error
         return NumberedRows(file.name, digest, tuple(rows))
     for number, line in enumerate(text.split("\n"), 1):  # splitlines() also cuts within JSON texts
         # Files that were joined have a mark in the middle, too.

@@ -30,6 +30,8 @@ import yaml
 
 from halteres.config import environ
 from halteres.config.discovery import in_file_name
+from halteres.config.file_training import ResolvedFile
+from halteres.config.file_training import effective as in_force
 from halteres.config.files import (
     Addresses,
     Effective,
@@ -38,7 +40,7 @@ from halteres.config.files import (
     to_seed_format,
 )
 from halteres.config.operator_policy import Policy
-from halteres.config.settings import ENV_WIRING, Settings
+from halteres.config.settings import ENV_WIRING, Settings, default_name
 from halteres.errors import HalteresError, NotFound
 from halteres.files import linked, replace_file, sha256_of
 from halteres.logins import without_logins
@@ -61,6 +63,7 @@ from halteres.runs.planning.reward_plan import RewardPlan
 from halteres.runs.state import (
     RESERVE,
     RESERVE_BYTES,
+    Kind,
     RunState,
     locked,
     read_state,
@@ -118,8 +121,10 @@ def write_resolved(
     it says already, and what the run fills in itself: addresses, folders, what is copied from
     section to section. No key is among it.
     """
-    env = to_seed_format(settings, _addresses(state, path))["env"]
-    filled = {f"env.{name}": value for name, value in env.items() if name in ENV_WIRING}
+    filled: dict[str, Any] = {}
+    if state.kind == "rl":
+        env = to_seed_format(settings, _addresses(state, path))["env"]
+        filled = {f"env.{name}": value for name, value in env.items() if name in ENV_WIRING}
     filled["inference.url"] = state.urls.get("service")
     wired: Effective = {
         name: {"value": value, "source": "wiring"} for name, value in filled.items()
@@ -212,10 +217,10 @@ def start_run(
 
 def _first_state(plan: RunPlan, run_id: str, idempotency_key: str | None) -> RunState:
     """What run.json says first."""
-    settings, resume = plan.settings, plan.resume
-    environment, model = plan.environment, plan.model
+    settings, resume, model = plan.settings, plan.resume, plan.model
     # a check would have failed
-    assert environment is not None and model is not None  # noqa: S101 - for the type checker
+    assert model is not None  # noqa: S101 - for the type checker
+    trained_on = _trained_on(plan)
     urls: dict[str, str] = {}
     if plan.service_url:
         urls["service"] = plan.service_url
@@ -224,13 +229,8 @@ def _first_state(plan: RunPlan, run_id: str, idempotency_key: str | None) -> Run
         resumed_from, point = resume.run.run_id, resume.wiring
     return RunState(
         run_id=run_id,
-        name=settings.run.name or settings.run.default_name(run_id),
-        environment=settings.run.environment_name,
-        environment_file=str(environment.path),
-        environment_sha256=sha256_of(environment.path),
-        interpreter=environment.interpreter,
-        working_directory=str(environment.working_directory),
-        is_foreign=environment.is_foreign,
+        name=settings.run.name or default_name(trained_on["environment"], run_id),
+        **trained_on,
         base_model=model.name,
         tokenizer=model.tokenizer,
         total_steps=settings.trainer.total_steps,
@@ -242,14 +242,51 @@ def _first_state(plan: RunPlan, run_id: str, idempotency_key: str | None) -> Run
         resumed_from=resumed_from,
         resume_point=point,
         idempotency_key=idempotency_key,
-        processes={role: dict(NOT_STARTED) for role in ROLES},
+        processes={role: dict(NOT_STARTED) for role in roles_of_kind(trained_on["kind"])},
     )
 
 
+def roles_of_kind(kind: Kind) -> tuple[str, ...]:
+    """The processes that every run of a kind has, by the names of their logs."""
+    if kind == "rl":
+        return ROLES
+    return ("trainer",)
+
+
+def _trained_on(plan: RunPlan) -> dict[str, Any]:
+    """What run.json says of the environment, or of the file in its place."""
+    if plan.training is not None:
+        return {
+            "kind": plan.training.method,
+            "environment": plan.training.label,
+            "environment_file": plan.training.data,
+            "interpreter": sys.executable,
+        }
+    environment = plan.environment
+    # a check would have failed
+    assert environment is not None  # noqa: S101 - for the type checker
+    return {
+        "kind": "rl",
+        "environment": plan.settings.run.environment_name,
+        "environment_file": str(environment.path),
+        "environment_sha256": sha256_of(environment.path),
+        "interpreter": environment.interpreter,
+        "working_directory": str(environment.working_directory),
+        "is_foreign": environment.is_foreign,
+    }
+
+
 def _write_files(plan: RunPlan, state: RunState, folder: Path, path: Path) -> None:
-    """The files of a run of reinforcement learning."""
+    """The files of a run of reinforcement learning, or on a file."""
     settings, resume = plan.settings, plan.resume
-    effective = resolved(settings, plan.sources, is_resumed=resume is not None)
+    if plan.training is None:
+        effective = resolved(settings, plan.sources, is_resumed=resume is not None)
+    else:
+        plan.training.write(folder)
+        whole = ResolvedFile(settings=settings, training=plan.training, sources=plan.sources)
+        effective = {
+            key: {"value": value, "source": source} for key, value, source in in_force(whole)
+        }
     write_resolved(folder, settings, state, path, effective)
     config = config_text(settings, state, path, folder=folder)
     replace_file(folder / CONFIG, config.encode(), private=True)
@@ -300,12 +337,13 @@ def _begin(
         ) from error
     # Links to the run's files where the seeds have them. What they lead to may not be there yet.
     halteres, hermes = environ.home(), environ.hermes_home()
+    roles = roles_of_kind(state.kind)
     links = {halteres / "configs" / f"run_{run.run_id}.yaml": run.path / "config.yaml"}
     folders = [halteres / "logs"]
     if hermes is not None:
         folders.append(hermes / "logs" / "rl_training")
     for folder in folders:
-        links |= {folder / f"{role}_{run.run_id}.log": run.log(role) for role in ROLES}
+        links |= {folder / f"{role}_{run.run_id}.log": run.log(role) for role in roles}
     for link, target in links.items():
         with suppress(OSError):  # it is there already, or the folder is not ours to write
             link.parent.mkdir(parents=True, exist_ok=True)

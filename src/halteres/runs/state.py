@@ -32,10 +32,14 @@ Status = Literal["pending", "starting", "running", "stopping", "stopped", "compl
 Phase = Literal["api", "trainer", "environment", "evaluation"]
 """What a starting run waits for; `evaluation`: training has ended, the last evaluation runs."""
 
-Kind = Literal["rl", "reward"]
+Kind = Literal["rl", "reward", "sft", "dpo"]
 """What is trained: a policy, by reinforcement learning; a reward model on preferences, by one
-process, no servers.
+process, no servers; a policy on a file, by imitation (`sft`) or on preferences (`dpo`), by a
+trainer and a training service.
 """
+
+ON_FILES: tuple[Kind, ...] = ("sft", "dpo")
+"""Kinds of run that train a policy on a file, and have no environment."""
 
 TERMINAL: frozenset[Status] = frozenset(("stopped", "completed", "failed"))
 Time = Annotated[float, msgspec.Meta(ge=0, le=1e11)]  # unix seconds of a year that calendars know
@@ -134,6 +138,16 @@ class RunState(msgspec.Struct, frozen=True, kw_only=True):
         if self.name != self.default_name:
             return self.name
         return None
+
+    @property
+    def trains_policy(self) -> bool:
+        """Whether its adapter is one of a training service."""
+        return self.kind != "reward"
+
+    @property
+    def is_on_file(self) -> bool:
+        """Whether it trains a policy on a file, with no environment."""
+        return self.kind in ON_FILES
 
     def resume(self, reason: str = "") -> NextStep:
         """What goes on with it, and what for."""

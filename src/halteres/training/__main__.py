@@ -1,4 +1,5 @@
-"""The trainer's process: `python -m halteres.training --run DIR`.
+"""The trainer's process: `python -m halteres.training --run DIR`, of a run by reinforcement
+learning or on a file.
 
 Exit codes: 0: the final weights exist. 1: a failure, in one sentence on stderr and in
 control/failure.json. 2: usage.
@@ -19,12 +20,15 @@ from halteres import process
 from halteres.clients.retries import Retries
 from halteres.clients.trajectories import TrainerClient
 from halteres.config import environ
+from halteres.config.file_training import FILE, FileTraining
 from halteres.errors import HalteresError, as_failure
 from halteres.files import replace_file
 from halteres.redaction import Redactor
 from halteres.tokenizer import load_tokenizer
 from halteres.training.batch_source import Trajectories, registration_of
 from halteres.training.failures import BatchNotOurs, NoExperience
+from halteres.training.file_data import check_digest, read_data
+from halteres.training.file_loop import close_file_run, train_on_file
 from halteres.training.folder import RunFolder
 from halteres.training.loop import close, keep, open_to_environments, train
 from halteres.training.objective import corrected
@@ -38,12 +42,15 @@ def main(arguments: list[str] | None = None) -> int:
     environ.stay_offline()
     process.begin("trainer")
     parser = argparse.ArgumentParser(
-        prog="python -m halteres.training", description="Train one run by RL."
+        prog="python -m halteres.training", description="Train one run."
     )
     parser.add_argument("--run", type=Path, required=True, help="the run directory")
     folder = RunFolder(parser.parse_args(arguments).run)
     try:
-        asyncio.run(run(folder))
+        if (folder.path / FILE).exists():
+            asyncio.run(run_on_file(folder))
+        else:
+            asyncio.run(run(folder))
     except HalteresError as error:
         write_failure(folder, error)
         sys.stderr.write(f"error: {error.sentence}\n")
@@ -100,6 +107,32 @@ async def run(folder: RunFolder) -> None:
         request.why if request else done_all,
         request.reason if request else None,
     )
+
+
+async def run_on_file(folder: RunFolder) -> None:
+    """Train one run on its file, to the end or until asked to stop."""
+    settings, wiring = folder.settings(), folder.wiring()
+    training = FileTraining.read(folder.path)
+    stopping = Stopping(folder.stop, settings.run.max_minutes)
+    obey_signals(stopping)
+    tokenizer = load_tokenizer(training.tokenizer or wiring.tokenizer)
+    data = await asyncio.to_thread(
+        read_data, training, tokenizer, settings.trainer.max_token_trainer_length
+    )
+    check_digest(data, training)
+    point, done = wiring.resume_from, 0
+    if point is None:
+        policy = await Policy.create(wiring, settings.trainer, settings.run.seed)
+    else:
+        done = point.step
+        policy = await Policy.resume(
+            wiring, settings.trainer, point.state_path, folder.version_at(point)
+        )
+    report = Report(folder)
+    report.ready()
+    stopping.start_clock()
+    done = await train_on_file(policy, data, report, settings, training, stopping, done)
+    await close_file_run(policy, report, stopping, done)
 
 
 def write_failure(folder: RunFolder, error: HalteresError) -> None:

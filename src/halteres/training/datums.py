@@ -165,7 +165,7 @@ def _weights(turns: Turns, lengths_K: NDArray[np.int64], weighting: Weighting) -
 
 
 def to_sequence(
-    tokens: Sequence[int],
+    tokens: Sequence[int] | NDArray[np.int64],
     logprobs: Sequence[float] | FloatArray,
     actions_T: NDArray[np.bool_],
     versions: tuple[int, int] | None = None,

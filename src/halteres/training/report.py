@@ -238,6 +238,29 @@ class Report:
         )
         self.unsaved_step = step.number
 
+    def figures(
+        self, step: int, figures: Mapping[str, float | None], seconds: Mapping[str, float]
+    ) -> None:
+        """One step of a training on a file is done; `seconds`: by phase."""
+        if not self._had_batch:
+            self._event("first_batch", step=step)
+            self._had_batch = True
+        times = {f"time/{phase}": taken for phase, taken in seconds.items()}
+        append_row(
+            self._folder.metrics,
+            {"step": step, "t": self._clock(), "src": "trainer", **figures, **times},
+        )
+        logger.info("Step %d: loss %.4f, %.2f s.", step, figures["train/loss"], seconds["step"])
+        self.unsaved_step = step
+
+    def evaluation(self, step: int, figures: Mapping[str, float | None], seconds: float) -> None:
+        """Held-out rows were evaluated after this step, which took so long."""
+        append_row(
+            self._folder.metrics, {"step": step, "t": self._clock(), "src": "eval", **figures}
+        )
+        self._event("eval", step=step, took_s=round(seconds, 3))
+        logger.info("Held-out rows after step %d are evaluated.", step)
+
     def checkpoint(
         self,
         checkpoint: Checkpoint,

@@ -7,10 +7,15 @@ import { fill, h } from "./dom.js";
 const HELD_OUT = "eval/percent_correct";
 const GREEDY = "eval/percent_correct_greedy";
 const PAIRS = ["accuracy", "eval_accuracy"]; // of a run that trains a reward model: of each batch, held out
+const LOSSES = { sft: ["train/loss_per_token", "eval/loss_per_token"], dpo: ["train/loss", "eval/loss"] }; // of a run on a file
 
 // title, metrics over the steps, metrics of evaluations; a chart without any value is not shown
 const SMALL = [
-  ["Loss per token", ["train/loss_per_token"], []],
+  ["Loss per token", ["train/loss_per_token"], [], { but: "sft" }],
+  ["Pairs in order", ["rewards/accuracies"], ["eval/rewards/accuracies"], { share: true }],
+  ["Margin of the chosen answer", ["rewards/margins"], ["eval/rewards/margins"]],
+  ["Implicit reward, chosen", ["rewards/chosen"], ["eval/rewards/chosen"]],
+  ["Implicit reward, rejected", ["rewards/rejected"], ["eval/rewards/rejected"]],
   ["Loss", ["loss", "eval_loss"], []],
   ["KL, sampler against trainer", ["kl_sample_train_v2"], [], { zeros: false }],
   ["Tokens per answer", ["train/completion_lengths"], ["eval/completion_lengths"]],
@@ -84,7 +89,7 @@ export function curves() {
   }
 
   function offer(names, drawn) {
-    const known = new Set([...MAIN, ...PAIRS, HELD_OUT, GREEDY, ...drawn]);
+    const known = new Set([...MAIN, ...PAIRS, ...Object.values(LOSSES).flat(), HELD_OUT, GREEDY, ...drawn]);
     const rest = names.filter((name) => !known.has(name) && !name.endsWith("_stderr"));
     more.hidden = rest.length === 0;
     const offered = [...picker.options].slice(1).map((option) => option.value);
@@ -96,9 +101,10 @@ export function curves() {
   // `part`: the same of the steps that are shown alone, where all of them have more points than can be drawn.
   function draw(metrics, view, part = metrics) {
     const shown = reading(part, view);
-    const main = view.kind === "reward" ? pairsChart(shown) : mainCharts(shown);
+    const main = largeCharts(shown, view.kind);
     const others = added.map((name) => (name.startsWith("eval/") ? [name, [], [name]] : [name, [name], []]));
-    const specs = [...SMALL.filter(([, trained, , options]) => options?.zeros !== false || trained.some(shown.moves)), ...others];
+    const mine = SMALL.filter(([, , , options]) => options?.but !== view.kind);
+    const specs = [...mine.filter(([, trained, , options]) => options?.zeros !== false || trained.some(shown.moves)), ...others];
     const below = [droppedChart(shown), ...specs.map((spec) => smallChart(shown, spec))];
     controls.reach(0, Math.max(1, view.terminal ? 0 : view.total_steps, ...metrics.columns.step, ...metrics.evaluations.step));
     place(large, main);
@@ -108,7 +114,7 @@ export function curves() {
 
   return {
     element,
-    names: () => [...MAIN, ...PAIRS, ...SENT, `${DROPPED}*`, ...SMALL.flatMap(([, trained]) => trained), ...added],
+    names: () => [...MAIN, ...PAIRS, ...Object.values(LOSSES).flat(), ...SENT, `${DROPPED}*`, ...SMALL.flatMap(([, trained]) => trained), ...added],
     // The steps whose points are wanted in full; null: all.
     within: () => controls.within()?.map(Math.round) ?? null,
     show(metrics, view, part) {
@@ -139,6 +145,21 @@ function reading({ columns, evaluations, each }, view) {
     large: (series) => ({ series, marks: view.marks, last: view.terminal ? 0 : view.total_steps }),
     small: (series) => ({ series, marks: view.marks, last: 0 }),
   };
+}
+
+// By kind of run: what it is trained for.
+function largeCharts(shown, kind) {
+  if (kind === "reward") return pairsChart(shown);
+  return LOSSES[kind] ? lossChart(shown, LOSSES[kind]) : mainCharts(shown);
+}
+
+// Of a policy that is trained on a file: the loss of each batch, and of held-out rows.
+function lossChart(shown, [batch, heldOut]) {
+  const series = [
+    ...(shown.has(batch) ? [shown.trained(batch, 0, "each batch")] : []),
+    ...(shown.has(heldOut) ? [shown.held(heldOut, 2, "held-out rows, 95 %")] : []),
+  ];
+  return [{ title: "Loss, of batches and held out", height: 300, data: shown.large(series) }];
 }
 
 // Reward and held-out share in one, where a reward is such a share; else one chart for each. Where groups were

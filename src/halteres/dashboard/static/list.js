@@ -7,6 +7,7 @@ import { latest } from "./latest.js";
 import { spark } from "./spark.js";
 
 const AGES_MS = 10_000;
+const GAINED = { rl: "reward", reward: "accuracy" }; // what the curve of a run is of; of a run on a file its loss
 const MOST_IDS = 200; // in one address
 const FEWEST = 2; // runs of a comparison
 const MOST = 8;
@@ -169,9 +170,9 @@ function row(ticking) {
       progress.value = run.step;
       say(steps, `${run.step} / ${run.total_steps}`);
       fill(curve, spark(run.curve));
-      say(gained, run.kind === "reward" ? "accuracy" : "reward");
+      say(gained, GAINED[run.kind] ?? "loss");
       say(reward, figure(run.reward));
-      say(held, share(run.evaluation));
+      say(held, GAINED[run.kind] ? share(run.evaluation) : figure(run.evaluation));
       age.title = moment(run.created_at);
       made.age();
     },

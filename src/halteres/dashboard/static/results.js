@@ -7,7 +7,8 @@ import { figure, share } from "./format.js";
 
 const NAMES = {
   "eval/percent_correct": "held-out tasks solved", "eval/percent_correct_greedy": "held-out tasks solved, greedy",
-  "eval/mean_score": "held-out mean score",
+  "eval/mean_score": "held-out mean score", "eval/loss_per_token": "held-out loss per token", "eval/loss": "held-out loss",
+  "eval/rewards/accuracies": "held-out pairs in order",
 };
 
 export function results(id) {
@@ -42,16 +43,17 @@ function gains({ improvement = {}, baseline = {} }) {
 }
 
 function gained(name, { delta, ci95, certain, num_tasks }, before) {
-  const isShare = name.includes("percent_correct");
+  const isShare = name.includes("percent_correct") || name.includes("accuracies");
+  const better = name.includes("loss") ? delta < 0 : delta > 0;
   const points = (value) => `${value > 0 ? "+" : ""}${isShare ? `${figure(100 * value)}` : figure(value)}`;
   const unit = isShare ? " points" : "";
-  const verdict = certain ? (delta > 0 ? "better" : "worse") : "not certain";
+  const verdict = certain ? (better ? "better" : "worse") : "not certain";
   return h(
     "li", null, `${NAMES[name] ?? name}: `, h("b", null, `${points(delta)}${unit}`),
     ci95 ? ` (95 %: ${points(ci95[0])} to ${points(ci95[1])})` : "",
     before === undefined ? "" : `, from ${isShare ? share(before) : figure(before)}`,
     num_tasks ? `, ${num_tasks} tasks` : "", " ",
-    ci95 ? h("span", { class: `verdict ${certain ? (delta > 0 ? "good" : "bad") : ""}` }, verdict) : null,
+    ci95 ? h("span", { class: `verdict ${certain ? (better ? "good" : "bad") : ""}` }, verdict) : null,
   );
 }
 

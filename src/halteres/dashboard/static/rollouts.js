@@ -64,7 +64,7 @@ export function rollouts(id) {
   return {
     element,
     show({ kind, terminal, rollouts: [last] }) {
-      element.hidden = kind === "reward"; // such a run samples nothing
+      element.hidden = kind !== "rl"; // others sample nothing
       if (last === undefined) return;
       if (step !== null) offer(last);
       // groups are still coming to the newest step: lines are added, and open ones stay

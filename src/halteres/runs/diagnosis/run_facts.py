@@ -81,10 +81,13 @@ class RunFacts:
         """Start again from the base model, with what this run was started with and other
         settings.
         """
-        return NextStep(
-            "rl_start_training",
-            {"environment": self.environment, "changes": {**self.given, **changes}},
-        )
+        given = {**self.given, **changes}
+        # of a training on a file, which has no environment
+        method, data = (given.pop(f"data.{name}", None) for name in ("method", "data"))
+        if data is not None:
+            anew = {"data": data, "method": method, "changes": given}
+            return NextStep("rl_start_training", anew)
+        return NextStep("rl_start_training", {"environment": self.environment, "changes": given})
 
     def spoilt(self, best: float) -> Remedy:
         """For a policy that has lost most of what it scored: its checkpoints have lost it too."""

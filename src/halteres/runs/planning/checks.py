@@ -15,6 +15,7 @@ from pathlib import Path
 from typing import Any, TypeVar
 
 from halteres.config import environ
+from halteres.config.files import NOTHING_GIVEN, Sources
 from halteres.config.operator_policy import Policy, PolicyCap, over_cap
 from halteres.config.problem import Problem, refusal
 from halteres.config.program import EnvironmentProgram, describe
@@ -32,6 +33,13 @@ from halteres.errors import (
 )
 from halteres.models import model_folder
 from halteres.models.shape import ModelShape, adapter_numbers
+from halteres.models.training_defaults import (
+    HIGH_RATE,
+    HUGE_MODELS_RATE,
+    LARGE_MODEL,
+    LARGE_MODELS_RATE,
+    proposed_rate,
+)
 from halteres.rewards.components import read_rubric
 from halteres.rewards.model_folder import ModelFolder, read_model_folder
 from halteres.runs.directory import active_runs, runs_home
@@ -58,15 +66,6 @@ MODEL = "inference.model"
 # tokens: a chat's own marks and one short question take as many, and leave no room for an answer
 LEAST_LENGTH = 32
 
-LARGE_MODEL, HIGH_RATE = 20_000_000, 1e-3
-"""Parameters of a model that has much to forget, and a rate of LoRA that is for smaller ones, as
-the default is.
-"""
-
-
-HUGE_MODEL, LARGE_MODELS_RATE, HUGE_MODELS_RATE = 1_000_000_000, 3e-4, 1e-4
-"""Parameters from which the lower of the two rates is proposed."""
-
 
 def proposed_settings(shape: ModelShape) -> dict[str, Any]:
     """Settings of a run, by name, that a base model of this shape wants in place of the defaults,
@@ -74,12 +73,14 @@ def proposed_settings(shape: ModelShape) -> dict[str, Any]:
     """
     if shape.parameters < LARGE_MODEL:
         return {}
-    found: dict[str, Any] = {"learning_rate": LARGE_MODELS_RATE}
-    if shape.parameters >= HUGE_MODEL:
-        found["learning_rate"] = HUGE_MODELS_RATE
+    found: dict[str, Any] = {"learning_rate": proposed_rate(shape.parameters, "rl")}
     if multiplies_bfloat16():
         found["dtype"] = "bfloat16"
     return found
+
+
+SLOW_MODEL, LARGEST_USUAL_BATCH = 100_000_000, 64
+"""Parameters from which a step takes long, and how many answers it then usually has."""
 
 
 class MissingKey(UserError):
@@ -375,12 +376,14 @@ def advice(
     shape: ModelShape | None,
     here: Machine | None,
     service_url: str | None,
+    sources: Sources = NOTHING_GIVEN,
 ) -> Iterator[Check]:
     """What no run is refused for: no room for prompts next to their answers, a temperature that
-    nothing corrects, a large model at a small one's rate or in float32.
+    nothing corrects, a large model at a small one's rate, with its batches or in float32.
 
     Args:
         here: this machine, where it could be looked at.
+        sources: where the settings come from that were given.
         service_url: of a service elsewhere, on a machine that is not known.
     """
     longest, answer = settings.env.get("max_token_length"), settings.env.get("max_new_tokens")
@@ -415,6 +418,19 @@ def advice(
             f"on to {HUGE_MODELS_RATE:g} or less"
         )
         yield Check(name="learning rate", ok=False, found=found, remedy=fix)
+    batch, is_default = settings.env.get("batch_size"), "env.batch_size" not in sources
+    if (
+        is_default
+        and isinstance(batch, int)
+        and shape.parameters >= SLOW_MODEL
+        and batch > LARGEST_USUAL_BATCH
+    ):
+        found = (
+            f"env.batch_size {batch} is a default that suits the built-in model; this model has "
+            f"{shape.parameters / 1e6:.0f} M parameters, and a step takes that much longer"
+        )
+        fix = "set env.batch_size to 32 to 64, in groups of 8 (env.group_size)"
+        yield Check(name="batch", ok=False, found=found, remedy=fix)
     is_on_cpu = service_url is None and here is not None and here.gpu is None
     is_float32 = settings.inference.dtype in ("auto", "float32")
     if is_on_cpu and is_float32 and multiplies_bfloat16():

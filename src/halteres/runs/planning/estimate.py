@@ -91,6 +91,7 @@ SHORTEST_ANSWER = 0.25  # of the limit: assumed of answers, likewise
 AROUND_ENGINE_S = Span(4, 12)  # a run's other processes begin, and all of them end
 PER_STEP_S = Span(0.05, 0.4)  # scoring, delivery, publication: what is no sampling and no training
 BESIDE_PROBE = Span(0.75, 1.4)  # how far the engine in a run may be from its measured speed
+FORWARD_SHARE = 1 / 3  # of a training pass: what a pass without a gradient takes
 NEARLY_WHOLE = 0.9  # of a micro-batch: sequences seldom fill it to the last token
 MOST_RUNS, LOOKED_AT = 5, 50
 # steps after the first, which waits for processes to start and shares the engine with the first
@@ -160,6 +161,65 @@ def estimate(
     if found is None:
         return None
     found = replace(found, peak_gb=_peak_gb(run, here, speed, rewards_bytes))
+    return _beside_others(found)
+
+
+def estimate_on_file(
+    settings: Settings,
+    model: RunModel,
+    here: Machine,
+    *,
+    tokens_per_step: float,
+    held_out_tokens: int,
+    forwards: int,
+    first_step: int = 0,
+    service_url: str | None = None,
+    may_measure: bool,
+) -> Estimate | None:
+    """How long a training on a file will take, and how much memory; None where no speed was
+    measured yet, or where a service elsewhere computes.
+
+    Args:
+        here: this machine.
+        tokens_per_step: of a batch, in the mean.
+        held_out_tokens: of one evaluation.
+        forwards: passes without a gradient, of each batch; an evaluation has one at least.
+        first_step: optimiser steps that are done when it begins.
+        service_url: of a service elsewhere; None: the run starts its own.
+        may_measure: as `estimate`.
+    """
+    if service_url is not None:
+        return None
+    engine, work = Engine.of(settings, model, here), workload_of(settings)
+    speed = remembered(engine)
+    if speed is None and may_measure:
+        speed = measured(engine, work)
+    if speed is None:
+        return None
+    token_s = BESIDE_PROBE * (1 / speed.train_tokens_per_s)
+    step = token_s * (tokens_per_step * (1 + FORWARD_SHARE * forwards)) + BESIDE_PROBE * (
+        speed.update_s
+    )
+    step += Span(0.01, 0.1)
+    evaluation = token_s * (held_out_tokens * FORWARD_SHARE * max(1, forwards))
+    steps, every = settings.trainer.total_steps, settings.trainer.eval_every
+    num_evaluations = 2 + (max(0, (steps - 1) // every - first_step // every) if every else 0)
+    load = Span(speed.load_s, 1.5 * speed.load_s)
+    left = max(0, steps - first_step)
+    found = Estimate(
+        step_s=step,
+        total_s=load + AROUND_ENGINE_S + evaluation * num_evaluations + step * left,
+        basis=f"the engine measured here; {tokens_per_step:.0f} tokens of a batch, by the data",
+    )
+    shape = model.shape
+    if shape is not None:
+        needed = need(shape, work, on_gpu=here.gpu is not None).total
+        found = replace(found, peak_gb=round(needed / 1e9, 2))
+    return _beside_others(found)
+
+
+def _beside_others(found: Estimate) -> Estimate:
+    """The estimate, where other runs use the machine."""
     others = len(active_runs())
     if others == 0:
         return found

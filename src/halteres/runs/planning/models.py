@@ -25,6 +25,7 @@ from halteres.rewards.scorer import places_of
 from halteres.scores import is_address
 
 ANSWERS_WITHIN_S = 5.0
+TOKENIZER = "tokenizer.json"
 
 
 class ModelMissing(NotFound):
@@ -109,9 +110,19 @@ def own_model(inference: InferenceSettings) -> RunModel:
     return RunModel(name=name, tokenizer=str(folder), shape=shape)
 
 
-def given_model(inference: InferenceSettings, service_url: str) -> RunModel:
-    """For a service elsewhere. NotReady, ServiceUnusable, InvalidConfig: it does not answer,
-    lets no environment sample, has another model.
+def given_model(
+    inference: InferenceSettings, service_url: str, *, samples: bool = True
+) -> RunModel:
+    """For a service elsewhere.
+
+    Args:
+        inference: names the model.
+        service_url: of the service.
+        samples: environments will ask it for answers; a training on a file needs none.
+
+    Raises:
+        NotReady, ServiceUnusable, InvalidConfig: it does not answer, lets no environment sample,
+            has another model.
     """
     Address.of(service_url)  # whether it is one
     if without_logins(service_url) != service_url:
@@ -124,7 +135,9 @@ def given_model(inference: InferenceSettings, service_url: str) -> RunModel:
     model = (_ask("/halteres/v1/info", service_url) or {}).get("model") or {}
     name, there = model.get("name"), model.get("folder")
     if name is None:  # a service that is not ours: it will say itself whether it knows the model
-        if _ask("/runs/preflight/v1/models", service_url) is None:
+        if not samples:
+            _ask("/api/v1/healthz", service_url)
+        elif _ask("/runs/preflight/v1/models", service_url) is None:
             raise ServiceUnusable(
                 f"Environments cannot sample from the service at {service_url}.",
                 "It has no routes /runs/RUN/..., from which environments take their answers; "
@@ -144,6 +157,24 @@ def given_model(inference: InferenceSettings, service_url: str) -> RunModel:
             [Problem(field="inference.model", got=inference.model, rule=rule, suggest=(name,))]
         )
     return RunModel(name=name, tokenizer=there if there and Path(there).is_dir() else folder)
+
+
+def tokenizer_folder(name: str) -> Path:
+    """The folder of a tokenizer: a model's, by its name or its path. NotFound where none is on this
+    disk.
+    """
+    folder = Path(name).expanduser()
+    if not (folder / TOKENIZER).is_file():
+        folder = model_folder(name, models_home()) or folder
+    if (folder / TOKENIZER).is_file():
+        return folder.absolute()
+    raise NotFound(
+        f"There is no tokenizer of '{name}' on this disk.",
+        "Rows are read as tokens here, also where a service elsewhere has the model.",
+        f"Put its {TOKENIZER}, tokenizer_config.json and chat template into a folder, and name "
+        "that: data.tokenizer=FOLDER.",
+        field="data.tokenizer",
+    )
 
 
 def found_model(inference: InferenceSettings) -> tuple[str | None, RunModel]:

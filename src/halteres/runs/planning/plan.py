@@ -11,6 +11,7 @@ from dataclasses import dataclass, replace
 from typing import Literal
 
 from halteres.config import environ
+from halteres.config.file_training import FileTraining
 from halteres.config.files import Sources
 from halteres.config.operator_policy import Policy, how_to_unlock, load_policy
 from halteres.config.program import EnvironmentProgram
@@ -61,11 +62,14 @@ class RunPlan:
     policy: Policy
     service_url: str | None  # of a service elsewhere; None: the run starts its own
     is_open: bool  # it is started without the control server's token
-    environment: EnvironmentProgram | None  # None: it is unusable, as a check says
-    model: RunModel | None  # likewise
+    # None: it is unusable, as a check says, or the run trains on a file
+    environment: EnvironmentProgram | None
+    model: RunModel | None  # None: it is unusable
     resume: ResumePoint | None  # None: from the base model on
     checks: tuple[Check, ...]  # every finding
     estimate: Estimate | None = None  # None: not asked for, or nothing was measured
+    # None: the run trains by reinforcement learning
+    training: FileTraining | None = None
     busy: str = ""  # a sentence, where others use the machine that its engine will compute on
 
     @property
@@ -116,35 +120,35 @@ def plan_run(
     service_url = (service_url or "").rstrip("/") or None
     settings = with_absolute_folders(resolved.settings)
     resolved = replace(resolved, settings=settings)
-    variables, here = attempt("variables", lambda: _machine(settings.inference.device))
-    checks = [variables, *_place_checks(settings, here, policy, service_url)]
+    variables, here = attempt("variables", lambda: machine(settings.inference.device))
+    checks = [variables, *place_checks(settings, here, policy, service_url)]
 
     point: ResumePoint | None = None
     if resume is not None:
-        check, point = _resume_check(resume, resume_step, settings, service_url)
+        check, point = resume_check(resume, resume_step, settings, service_url)
         checks.append(check)
 
     has_model, model = attempt("model present", lambda: _model(settings.inference, service_url))
     reward_checks, reward_models = examine_reward_models(settings.env)
     rewards_bytes = server_bytes(reward_models)
-    checks.append(_unlocking(has_model, policy))
+    checks.append(unlocking(has_model, policy))
     shape = model.shape if model is not None else None
     if model is not None and here is not None:
         fits = check_memory(settings, here, shape, rewards_bytes)
-        checks.append(_unlocking(fits, policy))
+        checks.append(unlocking(fits, policy))
 
     usable, environment = attempt("environment", lambda: check_environment(resolved))
     checks += [check_disk(checkpoint_bytes(settings, shape)), usable]
     checks += [
-        *advice(settings, shape, here, service_url),
+        *advice(settings, shape, here, service_url, resolved.sources),
         *reward_checks,
         *examine_components(settings.env),
         *examine_program(resolved),
     ]
-    checks += _cap_checks(settings, policy, is_open)
+    checks += cap_checks(settings, policy, is_open)
 
     plan = RunPlan(
-        settings=_with_model(settings, model, service_url),
+        settings=with_model(settings, model, service_url),
         sources=resolved.sources,
         policy=policy,
         service_url=service_url,
@@ -153,7 +157,7 @@ def plan_run(
         model=model,
         resume=point,
         checks=tuple(checks),
-        busy=_busy(here, service_url),
+        busy=machine_is_busy(here, service_url),
     )
     if effort == "none" or plan.refusal is not None:
         return plan
@@ -185,29 +189,30 @@ def check_time(settings: Settings, expected: Estimate | None) -> list[Check]:
     return [Check(name="max_minutes", ok=False, found=found, remedy=fix)]
 
 
-def _busy(here: Machine | None, service_url: str | None) -> str:
+def machine_is_busy(here: Machine | None, service_url: str | None) -> str:
     """Whether others use the machine that the run's own engine will compute on, as a sentence."""
     if here is None or service_url is not None:
         return ""
     return here.busy
 
 
-def _machine(device: str | None) -> Machine:
+def machine(device: str | None) -> Machine:
     """This machine, for a run with this device. InvalidConfig where a variable is wrong."""
     environ.check()
     return resources.this_machine(device)
 
 
-def _resume_check(
+def resume_check(
     resume: RunDirectory, step: int | None, settings: Settings, service_url: str | None
 ) -> tuple[Check, ResumePoint | None]:
+    """Whether a run can go on from this one, and the checkpoint that it begins with."""
     check, point = attempt("checkpoint", lambda: resume_point(resume, settings, service_url, step))
     if point is not None:
         check = replace(check, figures={"step": point.step}, found=f"of run {resume.run_id}")
     return check, point
 
 
-def _place_checks(
+def place_checks(
     settings: Settings, here: Machine | None, policy: Policy, service_url: str | None
 ) -> list[Check]:
     """Checks of the place where the run is started: device, proxies, keys."""
@@ -226,7 +231,7 @@ def _place_checks(
     return checks
 
 
-def _cap_checks(settings: Settings, policy: Policy, is_open: bool) -> list[Check]:
+def cap_checks(settings: Settings, policy: Policy, is_open: bool) -> list[Check]:
     """Checks of what the operator caps: steps, runs at once."""
     checks: list[Check] = []
     if policy.caps.max_steps is not None:
@@ -243,7 +248,7 @@ def _model(inference: InferenceSettings, service_url: str | None) -> RunModel:
     return given_model(inference, service_url)
 
 
-def _with_model(settings: Settings, model: RunModel | None, service_url: str | None) -> Settings:
+def with_model(settings: Settings, model: RunModel | None, service_url: str | None) -> Settings:
     """The settings with their model by the name that means the same from any folder, if it lies on
     this disk.
     """
@@ -253,7 +258,7 @@ def _with_model(settings: Settings, model: RunModel | None, service_url: str | N
     return settings.model_copy(update={"inference": inference})
 
 
-def _unlocking(check: Check, policy: Policy) -> Check:
+def unlocking(check: Check, policy: Policy) -> Check:
     """Name in a failed check how the operator unlocks the model, where the policy holds it: the
     caller cannot change it.
     """

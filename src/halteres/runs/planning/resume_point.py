@@ -79,6 +79,12 @@ def checkpoint_of(old: RunDirectory, step: int | None) -> Row:
         if state.terminal:
             verb = "ended"
         environment = environment_of(state)
+        if state.is_on_file:
+            raise CheckpointMissing(
+                f"Run {old.run_id} has no checkpoint.",
+                f"It {verb} at step {state.step}.",
+                f"Start anew with its file: halteres {state.kind} {state.environment_file}",
+            )
         raise CheckpointMissing(
             f"Run {old.run_id} has no checkpoint.",
             f"It {verb} at step {state.step}.",

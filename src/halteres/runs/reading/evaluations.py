@@ -400,8 +400,8 @@ def figures_of(program: EnvironmentProgram, folder: Path, output: str) -> dict[s
     }
 
 
-# metrics that every trained step has: of a policy, of a reward model
-_TRAINED = ("reward/mean", "num_tokens")
+# metrics that every trained step has: of a policy, of a reward model, of a policy on a file
+_TRAINED = ("reward/mean", "num_tokens", "train/loss")
 
 _NO_METRICS = ("step", "t", "src")
 
@@ -513,6 +513,8 @@ def draw(run: RunDirectory, state: RunState, rows: Sequence[Row], file: Path) ->
         title = f"{state.name}: {state.status} at step {state.step} of {state.total_steps}"
         if state.kind == "reward":
             plot = plots.plot_reward_training
+        elif state.is_on_file:
+            plot = plots.plot_file_training
         else:
             plot = plots.plot_run
         plot(rows, file, Redactor.of_this_process().text(title), alerts)

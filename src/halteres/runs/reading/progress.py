@@ -18,7 +18,16 @@ from halteres.observe.metrics import Row, decoded, events_of, read_lines
 from halteres.observe.sinks import read_reports
 from halteres.runs.directory import RunDirectory
 from halteres.runs.reading.alerts import Alert, alerts_of
-from halteres.runs.reading.status_figures import METRICS, REWARD, SUCCESS, SUCCESS_OF_ALL, Series
+from halteres.runs.reading.status_figures import (
+    HELD_OUT_LOSS,
+    HELD_OUT_PER_TOKEN,
+    LOSS,
+    METRICS,
+    REWARD,
+    SUCCESS,
+    SUCCESS_OF_ALL,
+    Series,
+)
 from halteres.runs.state import RunState
 from halteres.short_texts import rounded
 
@@ -144,6 +153,7 @@ class Progress:
     update_norm: float | None = None
     # of a reward model: share of the trained pairs whose better side scores higher
     preferred: Series = ()
+    loss: Series = ()  # of every trained step
     sinks: tuple[str, ...] = ()  # where its metrics are forwarded to, a line each
     eval_failed: tuple[FailedEvaluation, ...] = ()  # in the order of their ends
     no_evaluation: str = ""  # why the environment is not evaluated at all
@@ -178,6 +188,11 @@ class Progress:
 
     def _remaining_s(self, step_s: float) -> float:
         return step_s * max(0, self.total_steps - self.step) + self.evaluation_s
+
+    @property
+    def held_out_loss(self) -> Series:
+        """Of a training on a file: nats per token of an answer, or a pair's loss."""
+        return self.series.get(HELD_OUT_PER_TOKEN, ()) or self.series.get(HELD_OUT_LOSS, ())
 
     @property
     def success_rates(self) -> Series:
@@ -245,7 +260,7 @@ def read_progress(run: RunDirectory, state: RunState | None = None) -> Progress:
     if policy_version is not None:
         policy_version = int(policy_version)
     step = 0
-    trained = over_steps["reward"] or over_steps["preferred"]
+    trained = over_steps["reward"] or over_steps["preferred"] or over_steps["loss"]
     if trained:
         step = trained[-1][0]
     failed_rollouts = Counter[str]()
@@ -327,6 +342,7 @@ _NAMES = {
     "correct": SUCCESS_OF_ALL,
     "without_signal": "groups/without_signal",
     "preferred": "accuracy",
+    "loss": LOSS,
 }
 """Series of `Progress` by its own names, and their columns."""
 

@@ -43,13 +43,15 @@ from halteres.runs.reading.progress import (
 from halteres.runs.reading.quarantine import Quarantined, read_quarantine
 from halteres.runs.reading.status_figures import (
     ENGINE_SHARE,
+    HELD_OUT_LOSS,
+    HELD_OUT_PER_TOKEN,
     Figure,
     figures_of,
     own_measures,
     time_shares,
     trends_of,
 )
-from halteres.runs.state import RunState, Status
+from halteres.runs.state import Kind, RunState, Status
 from halteres.short_texts import rounded
 
 StateWord = Literal["running", "finished", "crashed"]
@@ -61,6 +63,13 @@ _STATE_WORDS: Mapping[Status, StateWord] = {
 }
 
 TREND_WIDTH, TREND_GROUPS = 16, 8
+GAINED_BY: Mapping[Kind, str] = {
+    "rl": CORRECT,
+    "sft": HELD_OUT_PER_TOKEN,
+    "dpo": HELD_OUT_LOSS,
+}
+"""By what kind of run: the figure of held-out tasks or rows that tells whether it has learnt."""
+
 MUCH_LESS = 0.6  # share of the wanted time with a core, below which a machine is called busy
 LITTLE_SIGNAL = 0.8  # share of groups without signal above which what to do is said
 SMALL_UPDATE, SMALL_UPDATE_STEPS = 1e-4, 5
@@ -300,8 +309,10 @@ class RunReport:
 
     @property
     def is_unevaluated(self) -> bool:
-        """Whether the run has ended with weights that are newer than its last evaluation."""
-        if not self.state.terminal or not self.outcome.evaluations:
+        """Whether the run has ended with weights that are newer than its last evaluation, which can
+        be made up for.
+        """
+        if self.state.is_on_file or not self.state.terminal or not self.outcome.evaluations:
             return False
         return self.outcome.evaluations[-1].step < self.weights_step
 
@@ -318,12 +329,14 @@ class RunReport:
         """Where the figures are going: the reward's curve from first to last, groups that teach
         nothing, and what shows why a run does not learn.
         """
-        curve = self.progress.reward
+        curve, name = self.progress.reward, "reward_mean"
+        if self.state.is_on_file:
+            curve, name = self.progress.loss, "loss"
         if not curve:
             return {}
         bars = sparkline([value for _, value in curve], TREND_WIDTH)
         found: dict[str, Any] = {
-            "reward_mean": f"{bars} {rounded(curve[0][1], 3):g}->{rounded(curve[-1][1], 3):g}"
+            name: f"{bars} {rounded(curve[0][1], 3):g}->{rounded(curve[-1][1], 3):g}"
         }
         if self.progress.without_signal:
             found["groups_without_signal"] = rounded(self.silent_share, 3)
@@ -364,14 +377,15 @@ class RunReport:
         if not self.state.terminal:
             return None
         outcome = self.outcome
-        difference: Difference | None = outcome.gains.get(CORRECT)
+        of = GAINED_BY.get(self.state.kind, CORRECT)
+        difference: Difference | None = outcome.gains.get(of)
         if difference is None or outcome.baseline is None:
             return None
         last = outcome.evaluations[-1]
         return Gain(
-            of=CORRECT,
-            before=rounded(outcome.baseline.figures[CORRECT]),
-            after=rounded(last.figures[CORRECT]),
+            of=of,
+            before=rounded(outcome.baseline.figures[of]),
+            after=rounded(last.figures[of]),
             ci95=difference.facts["ci95"],
             certain=difference.facts["certain"],
             step=last.step,
@@ -487,6 +501,9 @@ class RunReport:
         if state.resumable:
             return NextStep.of("rl_start_training", resume_from=run_id, changes=changes)
         given = self.run.own_settings()
+        if state.is_on_file:
+            own = {name: given.pop(f"data.{name}", None) for name in ("method", "data")}
+            return NextStep.of("rl_start_training", **own, changes=given)
         if len(given) <= MOST_CHANGES:
             changes = {**given, **changes}
         return NextStep.of("rl_start_training", environment=environment_of(state), changes=changes)

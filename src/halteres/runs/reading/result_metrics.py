@@ -11,7 +11,15 @@ from typing import Any
 
 from halteres.errors import nearest
 from halteres.runs.reading.evaluations import CORRECT, GREEDY, SCORE
-from halteres.runs.reading.status_figures import REWARD, SUCCESS, SUCCESS_OF_ALL
+from halteres.runs.reading.status_figures import (
+    HELD_OUT_IN_ORDER,
+    HELD_OUT_LOSS,
+    HELD_OUT_PER_TOKEN,
+    IN_ORDER,
+    REWARD,
+    SUCCESS,
+    SUCCESS_OF_ALL,
+)
 
 LOSS = "train/loss_per_token"
 FAILED = "eval/num_failed"
@@ -33,6 +41,11 @@ HEADLINE = (
     "kl_sample_train_v2",
     "policy/kl_reference",
     "policy/implicit_reward_gap",
+    HELD_OUT_PER_TOKEN,
+    HELD_OUT_LOSS,
+    HELD_OUT_IN_ORDER,
+    "eval/rewards/margins",
+    IN_ORDER,
     "eval_accuracy",
     "eval_loss",
     "accuracy",
@@ -45,6 +58,10 @@ HELD_OUT = (
     (GREEDY, "correct, greedy", ".1%"),
     ("eval/worked_share", "answers that show their work", ".1%"),
     (SCORE, f"mean score{SAMPLED}", ".3f"),
+    (HELD_OUT_PER_TOKEN, "loss per token of an answer", ".4f"),
+    (HELD_OUT_LOSS, "loss", ".4f"),
+    (HELD_OUT_IN_ORDER, "pairs in order", ".1%"),
+    ("eval/rewards/margins", "margin", ".3f"),
 )
 """What a person is shown of an evaluation before and after: figure, words, format."""
 

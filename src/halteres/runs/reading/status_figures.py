@@ -29,6 +29,7 @@ class FigureKind:
     form: Form = "number"
     # whether a status has it without a value, too, by kind of run: null, and a dash for people
     always: tuple[str, ...] = ()
+    only: tuple[str, ...] = ()  # kinds of run that have it at all; none: every kind
     has_trend: bool = False  # whether how it went is a part of the answer while the run goes on
     # whether it holds of the step that it was measured at alone: none at the newest step, none now
     of_newest_step: bool = False
@@ -62,7 +63,13 @@ SUCCESS_OF_ALL = "train/percent_correct"
 is that of the batch: it stands for a foreign environment, which counts nothing.
 """
 
-_RL, _REWARD_MODEL = ("rl",), ("reward",)
+_RL, _REWARD_MODEL, _SFT, _DPO = ("rl",), ("reward",), ("sft",), ("dpo",)
+
+LOSS, HELD_OUT_LOSS = "train/loss", "eval/loss"
+HELD_OUT_PER_TOKEN = "eval/loss_per_token"  # noqa: S105 - tokens of a text
+IN_ORDER, HELD_OUT_IN_ORDER = "rewards/accuracies", "eval/rewards/accuracies"
+"""Of a training on preferences: share of the pairs whose chosen answer has the higher implicit
+reward."""
 
 _share = partial(FigureKind, form="share")
 
@@ -74,7 +81,17 @@ FIGURES = (
     ),
     _share(name="accuracy", label="Accuracy", metric="accuracy", always=_REWARD_MODEL),
     _share(name="eval_accuracy", label="Held out", metric="eval_accuracy", always=_REWARD_MODEL),
-    FigureKind(name="loss_per_token", label="Loss per token", metric="train/loss_per_token"),
+    FigureKind(
+        name="loss_per_token", label="Loss per token", metric="train/loss_per_token", always=_SFT
+    ),
+    FigureKind(
+        name="eval_loss_per_token", label="Held out", metric=HELD_OUT_PER_TOKEN, always=_SFT
+    ),
+    FigureKind(name="loss", label="Loss", metric=LOSS, always=_DPO, only=_DPO),
+    FigureKind(name="eval_loss", label="Held out", metric=HELD_OUT_LOSS, always=_DPO),
+    _share(name="preference_accuracy", label="Pairs in order", metric=IN_ORDER),
+    _share(name="eval_preference_accuracy", label="Held-out pairs", metric=HELD_OUT_IN_ORDER),
+    FigureKind(name="margin", label="Margin", metric="rewards/margins", has_trend=True),
     # at another temperature, and of tokens of older versions, nothing is compared
     FigureKind(name="kl", label="KL", metric="kl_sample_train_v2", of_newest_step=True),
     FigureKind(name="kl_reference", label="KL to reference", metric="policy/kl_reference"),
@@ -96,9 +113,9 @@ FIGURES = (
 )
 """In the order of a status."""
 
-PHASES = ("batch", "train", "publish", "checkpoint")
-"""What a step's time goes to, `time/...`: waiting for rollouts, passes and the optimiser's step,
-weights for the sampler, checkpoints.
+PHASES = ("batch", "forward", "train", "publish", "checkpoint")
+"""What a step's time goes to, `time/...`: waiting for rollouts, passes without a gradient, those
+with one and the optimiser's step, weights for the sampler, checkpoints.
 """
 
 ENGINE_SHARE = "engine/cpu_share"
@@ -137,6 +154,8 @@ def figures_of(series: Mapping[str, Series], kind: str) -> tuple[Figure, ...]:
     found: list[Figure] = []
     newest = max((step for step, _ in series.get(REWARD, ())), default=0)
     for one in FIGURES:
+        if one.only and kind not in one.only:
+            continue
         values = series.get(one.metric, ())
         # of a foreign environment, which counts no rollouts, the batch's
         if one.metric == SUCCESS_OF_ALL and not values:

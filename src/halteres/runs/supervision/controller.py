@@ -115,7 +115,9 @@ class Budget:
 
     def see(self, row: Row) -> None:
         """One row of metrics.jsonl; a trainer's counts."""
-        step, tokens, seconds = row.get("step"), row.get("tokens/action"), row.get("time/step")
+        step, seconds = row.get("step"), row.get("time/step")
+        # sampled for training; on a file what is trained on
+        tokens = row.get("tokens/action", row.get("tokens/trained"))
         if row.get("src") != "trainer" or not isinstance(step, int):
             return
         self._steps = max(self._steps, step)
@@ -284,7 +286,7 @@ class RunController:
                 verdict: Verdict | None = None
                 while verdict is None:
                     verdict = await self._on(await self.inbox.get())
-                if verdict.status == "completed":
+                if verdict.status == "completed" and not self.writer.state.is_on_file:
                     verdict = await self._last_evaluation(verdict)
                 elif verdict.status == "stopped":
                     self.writer.update(status="stopping", phase=None)
@@ -567,9 +569,8 @@ class RunController:
                     self.writer.update(
                         last_checkpoint={k: event.get(k) for k in ("name", "step", "state_path")}
                     )
-                if event.get("sampler_path") and self.evaluator.is_due(
-                    step, bool(event.get("final"))
-                ):
+                is_sampled = event.get("sampler_path") and self.writer.state.kind == "rl"
+                if is_sampled and self.evaluator.is_due(step, bool(event.get("final"))):
                     await self.evaluator.add(
                         Snapshot(step=step, sampler_path=event["sampler_path"])
                     )

@@ -34,7 +34,7 @@ from halteres.runs.planning.models import reward_folders, with_places
 from halteres.runs.planning.resources import workload_of
 from halteres.runs.servers import WIRING, Server, service_arguments, vllm_s, with_login
 from halteres.runs.start import config_text, write_resolved
-from halteres.runs.state import Phase, RunState
+from halteres.runs.state import Kind, Phase, RunState
 from halteres.runs.supervision.hang_watch import HangWatch
 
 WELL_KNOWN = (8000, 8001, 8002)
@@ -139,13 +139,15 @@ class RunContext:
     """What the roles of one run are made from."""
 
     path: Path  # the run directory
+    kind: Kind = "rl"
     run_name: str
     settings: Settings
     environment: EnvironmentProgram
     base_model: str
     service: Listener | None  # None: somebody else's service is used
     inference: Server  # the service, whoever's it is
-    api: Listener | None  # None: nothing is delivered, a reward model is trained
+    # None: nothing is delivered; a reward model is trained, or a policy on a file
+    api: Listener | None
     reward: Listener | None = None  # None: the environment names no reward model in a local folder
     secret: str = field(repr=False)  # what the run's own servers ask for
 
@@ -163,7 +165,7 @@ def prepared_run(writer: StateWriter) -> Iterator[RunContext]:
     closed at the end.
     """
     run, state, secret = writer.run, writer.state, environ.run_secret()
-    settings, trains_policy = run.settings(), state.kind == "rl"
+    settings = run.settings()
     keep_secret(settings.env)
     environ.hold_back(key_variables(settings.inference.samplers))
     with ExitStack() as held:
@@ -176,10 +178,8 @@ def prepared_run(writer: StateWriter) -> Iterator[RunContext]:
                 held.enter_context(listener.socket)
             return listener
 
-        service, api = (
-            listening(trains_policy and not state.service_given),
-            listening(trains_policy),
-        )
+        service = listening(state.trains_policy and not state.service_given)
+        api = listening(state.kind == "rl")
         reward = listening(reward_folders(settings.env))
         if service:
             service_url = service.url
@@ -193,6 +193,7 @@ def prepared_run(writer: StateWriter) -> Iterator[RunContext]:
         writer.update(urls={name: url for name, url in urls.items() if url})
         context = RunContext(
             path=run.path,
+            kind=state.kind,
             run_name=state.name,
             settings=settings,
             environment=state.program,
@@ -205,6 +206,8 @@ def prepared_run(writer: StateWriter) -> Iterator[RunContext]:
         )
         if api is not None:
             _write_wiring(writer.state, context, with_login(api.url, secret))
+        elif state.is_on_file:
+            _write_wiring(writer.state, context, "")
         yield context
 
 
@@ -247,7 +250,7 @@ def roles_of(context: RunContext) -> tuple[Role, ...]:
     """The roles of a run, in the order in which they are started."""
     path, api, service, reward = context.path, context.api, context.service, context.reward
     trainer_ready = exists(path / "control" / "trainer.ready")
-    if api is None:
+    if context.kind == "reward":
         reward_trainer = Role(
             name="trainer",
             title="Reward trainer",
@@ -258,6 +261,8 @@ def roles_of(context: RunContext) -> tuple[Role, ...]:
             grace_s=30,  # it ends after its step, with a checkpoint
         )
         return (reward_trainer,)
+    if api is None:
+        return _roles_on_file(context, trainer_ready)
     token, diagnostics = {environ.TRAJECTORY_TOKEN: context.secret}, f"{api.url}/v1/diagnostics"
     database = path / "api" / "trajectories.sqlite"
     config, metrics = str(path / "config.yaml"), path / "metrics.jsonl"
@@ -315,6 +320,25 @@ def roles_of(context: RunContext) -> tuple[Role, ...]:
         trainer,
         env,
     )
+
+
+def _roles_on_file(context: RunContext, trainer_ready: Probe) -> tuple[Role, ...]:
+    """The roles of a run that trains a policy on a file: its service, and the trainer."""
+    service = context.service
+    is_here = service is not None or Address.of(context.inference.url).is_here
+    trainer = Role(
+        name="trainer",
+        title="Trainer",
+        command=_module("halteres.training", "--run", context.path),
+        phase="trainer",
+        ready=trainer_ready,
+        ready_within_s=1800,  # it reads every row as tokens first
+        keys=() if service else (environ.API_KEY,),
+        stays_here=is_here,
+    )
+    if service is None:
+        return (trainer,)
+    return (_service(context, service), trainer)
 
 
 def _service(context: RunContext, listener: Listener) -> Role:

@@ -93,7 +93,7 @@ async def _close(writer: StateWriter, verdict: Verdict) -> Status:
     # none.
     if (
         not writer.state.service_given
-        and writer.state.kind != "reward"
+        and writer.state.trains_policy
         and final_checkpoint(run) is not None
     ):
         try:
