@@ -23,6 +23,7 @@ from halteres.environments.config import APIServerConfig
 from halteres.environments.episodes import Episode
 from halteres.environments.scored import action_tokens
 from halteres.errors import InvalidConfig, SamplerFailed
+from halteres.models import TINY
 from halteres.rollouts.groups import GroupFailed, settle
 from halteres.types import FailedRollout
 
@@ -256,6 +257,20 @@ async def test_held_out_tasks_are_played_by_the_pinned_weights_greedily_and_at_t
     metrics = await env.evaluate()
     await env.disconnect()
     assert sorted(asked) == [0.0, 1.0, 1.0]
+    assert metrics["eval/percent_correct"] == 1.0
+
+
+async def test_an_evaluation_of_weights_by_name_needs_no_run(
+    scene: LiveService, tmp_path: Path
+) -> None:
+    """It plays below the address of a run that no trainer has (`runs.supervision.evaluation`)."""
+    env = await made(scene, tmp_path, turns=1, eval_tasks=1, eval_samples=1)
+    await env.disconnect()
+    server = APIServerConfig(base_url=f"{scene.url}/runs/eval/v1", model_name=TINY)
+    env = ProgramEnv(env.config, [server])
+    await set_up(env)
+    metrics = await env.evaluate()
+    await env.disconnect()
     assert metrics["eval/percent_correct"] == 1.0
 
 

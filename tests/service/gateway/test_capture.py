@@ -400,18 +400,27 @@ async def test_a_repeated_request_needs_no_weights_that_are_gone(
 
 
 async def test_any_name_of_a_model_is_the_sessions_policy(scene: LiveService) -> None:
-    """Trap 18: names with a slash, whatever stands before it; in a session of the base model, too."""
+    """Trap 18: names with a slash, whatever stands before it; in a session of the base model, too,
+    and of weights by name, below a run that has none.
+    """
     async with closing(await scene.client(halteres_run=RUN)) as client:
         training = await published(client)
         await step(training)
-        for opening in ({"run": RUN}, {}):
+        for opening, version in (
+            ({"run": RUN}, 1),
+            ({"model": RUN}, 1),
+            ({"run": "eval", "model": "halteres/tiny"}, 0),
+            ({}, 0),
+        ):
             episode = await opened(scene, **opening)
             for name in ("openai/gpt-4o", "halteres/tiny", "halteres--tiny", RUN, "claude-x"):
                 answer = await episode.whole("/v1/chat/completions", {**HELLO, "model": name})
                 assert answer["model"] == name
             nodes = (await episode.view())["nodes"]
-            version = 1 if opening else 0
             assert [node["policy_version"] for node in nodes] == [[version, version]] * 5
+            scored = {"prompt": "One", "echo": True, "logprobs": 0, "max_tokens": 0, "model": "x"}
+            answer = await episode.whole("/v1/completions", scored)
+            assert answer["policy_version"] == [version, version]
             status, models = await scene.get(f"{episode.path}/v1/models")
             assert (status, models["data"][0]["max_model_len"]) == (200, 2048)
 

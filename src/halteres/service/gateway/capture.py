@@ -328,6 +328,12 @@ class CapturedCall:
         self._capture, self.dialect, self.digest, self.key = capture, dialect, digest, key
         self.harness_session, self._row = harness_session, row
         self.asked: dict[str, Any] = {}
+        self._sampled_with: SamplingFields | None = None
+
+    @property
+    def run(self) -> str | None:
+        """The session's."""
+        return self._capture.session.opening.run
 
     @property
     def model(self) -> str | None:

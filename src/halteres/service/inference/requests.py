@@ -451,6 +451,11 @@ class Capture(Protocol):
     """One call within a session."""
 
     @property
+    def run(self) -> str | None:
+        """The run to sample from; None: the base model."""
+        ...
+
+    @property
     def model(self) -> str | None:
         """The name of the weights to sample from; None: the run's policy."""
         ...
