@@ -128,7 +128,12 @@ class Inference:
                     f"The request has {len(found)} prompts.", f"It may have 1 to {MAX_PROMPTS}."
                 )
             if call.capture is not None:
-                return [call.capture.prompt(one, context, special=special) for one in found]
+                return [
+                    call.capture.prompt(
+                        one, context, special=special, place=place, num_prompts=len(found)
+                    )
+                    for place, one in enumerate(found)
+                ]
             return [Prompt.of(one, self.tokenizer, context, special) for one in found]
 
         return await self.in_thread(call, made, len(call.body))
