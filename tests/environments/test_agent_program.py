@@ -284,7 +284,7 @@ async def test_where_no_task_is_held_out_there_is_no_evaluation_and_advice(
 ) -> None:
     (tmp_path / "one.jsonl").write_text('{"say": "Hello."}\n', encoding="utf-8")
     env = await made(scene, tmp_path, tasks=str(tmp_path / "one.jsonl"))
-    with pytest.raises(NoEvaluation, match=r"one task.*Add a task"):
+    with pytest.raises(NoEvaluation, match=r"None of the tasks.*Add a task"):
         await env.evaluate()
     await env.disconnect()
 

@@ -7,6 +7,8 @@ in a process of its own: nothing else tells whether that goes well.
 from __future__ import annotations
 
 import json
+import os
+import tempfile
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -87,22 +89,25 @@ def _check_reward(
     columns = {field for task in tasks for field in task}.union(EPISODE_COLUMNS)
     # -P: no module of the folder it runs in takes the place of another
     loading = (environment.interpreter, "-P", "-m", "halteres.rewards.functions")
-    command = (*loading, name, *sorted(columns))
-    try:
-        ended = run_caught(command, environment.working_directory, LOADED_WITHIN_S)
-    except TimedOut:
-        why = f"Importing it takes more than {LOADED_WITHIN_S:g} s."
-        raise InvalidConfig(what, why, "Load what it needs when it is first called.") from None
-    try:
-        refused = json.loads(ended.out.strip().rpartition("\n")[2])
-    except ValueError:
-        last = ended.err.strip().rpartition("\n")[2] or "it said nothing"
-        why = f"Importing it ended the process with code {ended.code}: {last[:300]}."
-        raise InvalidConfig(what, why, "Mend it.") from None
+    with tempfile.TemporaryDirectory(prefix="halteres-reward-") as ours:
+        given, result = Path(ours, "given.json"), Path(ours, "result.json")
+        given.write_text(json.dumps({"name": name, "columns": sorted(columns)}), encoding="utf-8")
+        command = (*loading, str(given), str(result))
+        try:
+            ended = run_caught(command, environment.working_directory, LOADED_WITHIN_S)
+        except TimedOut:
+            why = f"Importing it takes more than {LOADED_WITHIN_S:g} s."
+            raise InvalidConfig(what, why, "Load what it needs when it is first called.") from None
+        if not result.exists():
+            last = ended.err.strip().rpartition("\n")[2] or "it said nothing"
+            why = f"Importing it ended the process with code {ended.code}: {last[:300]}."
+            raise InvalidConfig(what, why, "Mend it.")
+        refused = json.loads(result.read_bytes())
     if refused:
         raise InvalidConfig(refused["what"], refused["why"], refused["next"])
 
 
 def _place(given: str, environment: EnvironmentProgram) -> Path:
     """A path as the environment has it, which runs in a folder of its own."""
-    return environment.working_directory / Path(given).expanduser()
+    # of any text: `Path.expanduser` would raise for an unknown user
+    return environment.working_directory / os.path.expanduser(given)
