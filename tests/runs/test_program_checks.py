@@ -91,6 +91,20 @@ def test_a_function_that_prints_until_its_process_ends_is_taken(folder: Path) ->
     assert checked_reward(folder, "loud.py") is None
 
 
+def test_a_function_is_imported_with_the_keys_that_its_environment_has(
+    folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("MY_JUDGE_KEY", "sk-1")
+    text = f"import os\nos.environ['MY_JUDGE_KEY']\n{REWARDS['good.py']}"
+    (folder / "keyed.py").write_text(text, encoding="utf-8")
+    judge = {"base_url": "http://127.0.0.1:9/v1", "key_variable": "MY_JUDGE_KEY"}
+    rewards = json.dumps([{"name": "judge", "judge": judge}])
+    assert checked_reward(folder, "keyed.py", f"env.rewards={rewards}") is None
+    refusal = checked_reward(folder, "keyed.py")
+    assert refusal is not None
+    assert "KeyError" in refusal.sentence
+
+
 def test_fields_of_any_number_and_name_are_checked(folder: Path) -> None:
     """More than a command line has room for, and one that it cannot have."""
     fields = dict.fromkeys(["answer", "a\0b", *(f"{'x' * 500}{one}" for one in range(6000))], "")
@@ -101,12 +115,13 @@ def test_fields_of_any_number_and_name_are_checked(folder: Path) -> None:
     assert "takes anser" in refusal.sentence
 
 
-def checked_reward(folder: Path, file: str) -> HalteresError | None:
+def checked_reward(folder: Path, file: str, *more: str) -> HalteresError | None:
     """The refusal of a plan with this file's function."""
     edits = [
         f"env.tasks={folder / 'tasks.jsonl'}",
         "env.command=true {question}",
         f"env.reward={folder / file}:reward",
+        *more,
     ]
     return plan_run(resolve_settings("agent", None, edits)).refusal
 

@@ -20,6 +20,7 @@ from halteres.environments.program import EPISODE_COLUMNS, check_program
 from halteres.environments.tasks import ADD_TASKS, NONE_HELD_OUT, Task, load_tasks
 from halteres.errors import InvalidConfig
 from halteres.process import TimedOut, run_caught
+from halteres.rewards.components import secret_variables
 from halteres.runs.planning.checks import Check, attempt
 
 AGENT = BUILTIN_FOLDER / "agent_program.py"
@@ -94,7 +95,9 @@ def _check_reward(
         given.write_text(json.dumps({"name": name, "columns": sorted(columns)}), encoding="utf-8")
         command = (*loading, str(given), str(result))
         try:
-            ended = run_caught(command, environment.working_directory, LOADED_WITHIN_S)
+            # with the keys that the environment has, where the function is imported again
+            keys = secret_variables(values)
+            ended = run_caught(command, environment.working_directory, LOADED_WITHIN_S, keys)
         except TimedOut:
             why = f"Importing it takes more than {LOADED_WITHIN_S:g} s."
             raise InvalidConfig(what, why, "Load what it needs when it is first called.") from None
