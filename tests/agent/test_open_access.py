@@ -25,6 +25,7 @@ from halteres.config.reach import REACHES
 from halteres.config.resolution import resolve_settings
 from halteres.config.settings import ENV_WIRING, SECTIONS, Settings, settings_schema, wiring_of
 from halteres.runs.directory import list_runs
+from halteres.runs.planning.plan import plan_run
 
 from . import control
 from .run_fixtures import make_run, supervised
@@ -368,6 +369,29 @@ async def test_a_run_with_code_in_its_settings_is_not_gone_on_from_without_the_t
             {"run.interpreter": "python3"},
         ):
             await refused(http, "/runs", {"resume_from": run.run_id, "changes": changes})
+
+
+async def test_a_programs_reward_function_is_not_imported_without_the_token(
+    home: Path, tmp_path: Path
+) -> None:
+    """A plan imports it; the draft was set before there was a check."""
+    trace, file = tmp_path / "trace", tmp_path / "mine.py"
+    score = "def score(folder, **_):\n    return [0.0] * len(folder)\n"
+    file.write_text(f"open({str(trace)!r}, 'w').close()\n{score}", encoding="utf-8")
+    tasks = tmp_path / "tasks.jsonl"
+    tasks.write_text('{"question": "1 + 1"}\n', encoding="utf-8")
+    reward = {"env.reward": f"{file}:score"}
+    changes = {"env.tasks": str(tasks), "env.command": "true {question}", **reward}
+    plan_run(resolve_settings("agent", None, [], changes=changes))
+    assert trace.exists()
+    trace.unlink()
+    (home / "drafts" / "open").mkdir(parents=True)
+    save_draft(Draft(handle="default", is_open=True, environment="agent", changes=changes))
+    async with control.client(authorization="") as http:
+        for body in ({}, {"environment": "agent", "changes": reward}):
+            await refused(http, "/runs", {**body, "dry_run": True})
+            await refused(http, "/runs", body)
+    assert not trace.exists() and not list_runs()
 
 
 async def test_a_function_that_comes_as_a_text_never_runs(tmp_path: Path) -> None:

@@ -23,6 +23,7 @@ from halteres.environments.config import APIServerConfig
 from halteres.environments.episodes import Episode
 from halteres.environments.scored import action_tokens
 from halteres.errors import InvalidConfig, SamplerFailed
+from halteres.models import TINY
 from halteres.rollouts.groups import GroupFailed, settle
 from halteres.types import FailedRollout
 
@@ -259,6 +260,20 @@ async def test_held_out_tasks_are_played_by_the_pinned_weights_greedily_and_at_t
     assert metrics["eval/percent_correct"] == 1.0
 
 
+async def test_an_evaluation_of_weights_by_name_needs_no_run(
+    scene: LiveService, tmp_path: Path
+) -> None:
+    """It plays below the address of a run that no trainer has (`runs.supervision.evaluation`)."""
+    env = await made(scene, tmp_path, turns=1, eval_tasks=1, eval_samples=1)
+    await env.disconnect()
+    server = APIServerConfig(base_url=f"{scene.url}/runs/eval/v1", model_name=TINY)
+    env = ProgramEnv(env.config, [server])
+    await set_up(env)
+    metrics = await env.evaluate()
+    await env.disconnect()
+    assert metrics["eval/percent_correct"] == 1.0
+
+
 async def test_without_tasks_it_is_refused_at_its_start(scene: LiveService, tmp_path: Path) -> None:
     with pytest.raises(InvalidConfig, match="There are no tasks"):
         await made(scene, tmp_path, tasks="")
@@ -269,7 +284,7 @@ async def test_where_no_task_is_held_out_there_is_no_evaluation_and_advice(
 ) -> None:
     (tmp_path / "one.jsonl").write_text('{"say": "Hello."}\n', encoding="utf-8")
     env = await made(scene, tmp_path, tasks=str(tmp_path / "one.jsonl"))
-    with pytest.raises(NoEvaluation, match=r"one task.*Add a task"):
+    with pytest.raises(NoEvaluation, match=r"None of the tasks.*Add a task"):
         await env.evaluate()
     await env.disconnect()
 

@@ -183,6 +183,23 @@ async def test_a_refusal_names_the_field_that_was_meant_or_the_place_of_it(
         assert (status, f"`{meant}`" in named(refusal)) == (400, True), refusal
 
 
+async def test_an_answer_of_no_length_is_refused_by_the_name_that_was_sent(
+    scene: LiveService,
+) -> None:
+    for path, body, name in (
+        ("/v1/completions", {"prompt": "1", "max_tokens": 0}, "max_tokens"),
+        (
+            "/v1/chat/completions",
+            {"messages": HI, "max_completion_tokens": 0},
+            "max_completion_tokens",
+        ),
+        ("/v1/responses", {"input": "1", "max_output_tokens": 0}, "max_output_tokens"),
+        ("/generate", {"text": "1", "sampling_params": {"max_new_tokens": 0}}, "max_new_tokens"),
+    ):
+        status, refusal = await scene.ask(path, **body)
+        assert (status, f"`{name}` is 0" in named(refusal)) == (400, True), refusal
+
+
 async def test_vllms_generate_refuses_sampling_params_rather_than_pass_over_them(
     scene: LiveService,
 ) -> None:

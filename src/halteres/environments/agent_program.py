@@ -14,6 +14,7 @@ from __future__ import annotations
 import asyncio
 import atexit
 import json
+import os
 import shlex
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
@@ -144,7 +145,7 @@ class ProgramEnv(EpisodeEnv):
         self.train, self.held_out = load_tasks(config.tasks)
         workspace = None
         if config.workspace is not None:
-            workspace = Path(config.workspace).expanduser().absolute()
+            workspace = Path(os.path.expanduser(config.workspace)).absolute()
         tasks = [*self.train, *self.held_out]
         check_program(config.command, workspace, tasks, config.hidden)
         remove_abandoned()

@@ -84,7 +84,7 @@ def check_program(
             "Install it, or give its whole path in env.command.",
             field="env.command",
         )
-    if workspace is not None and not workspace.is_dir():
+    if workspace is not None and not os.path.isdir(workspace):
         raise InvalidConfig(
             f"There is no folder {workspace}.",
             "env.workspace is copied for episodes.",

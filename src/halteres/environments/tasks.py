@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import json
+import os
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -16,9 +17,9 @@ Task = Mapping[str, Any]
 """A JSON object; its fields are the author's."""
 
 
-NONE_HELD_OUT = "The file of env.tasks has one task, and that one is trained on."
+NONE_HELD_OUT = "None of the tasks in env.tasks is held out: all are trained on."
 
-ADD_TASKS = "Add a task, or name a folder with train.jsonl and test.jsonl."
+ADD_TASKS = "Add a task to the file, or to the folder's test.jsonl."
 
 
 def load_tasks(source: str | Path) -> tuple[Sequence[Task], Sequence[Task]]:
@@ -33,8 +34,9 @@ def load_tasks(source: str | Path) -> tuple[Sequence[Task], Sequence[Task]]:
         InvalidConfig: no such file.
         InvalidData: a line that is no JSON object, with its place; no task to train on.
     """
-    path = Path(source).expanduser()
-    if path.is_dir():
+    # of any text: `Path` would raise for an unknown user, or a name that is too long
+    path = Path(os.path.expanduser(source))
+    if os.path.isdir(path):
         train, held_out = _read(path / "train.jsonl"), _read(path / "test.jsonl")
     else:
         train, held_out = list[Task](), list[Task]()

@@ -10,7 +10,6 @@ does not apply to this rollout.
 from __future__ import annotations
 
 import asyncio
-import contextlib
 import dataclasses
 import hashlib
 import importlib
@@ -247,19 +246,21 @@ def _module_of(file: Path) -> Any:
 
 
 def main() -> None:
-    """Load the function of the first argument, which is called with the columns of the others;
-    standard output gets JSON: {} where that can be, else what, why and next.
+    """Load a reward function and check its arguments, in a process of its own: what is imported is
+    the user's code.
 
-    What is imported is the user's: this is a process of its own for whoever only asks.
+    Its arguments are two files of JSON: the function's name and the columns that it is called with;
+    and the result: {} where that can be, else what, why and next. The result has a file because the
+    user's code may print until the process ends.
     """
-    name, *columns = sys.argv[1:]
+    given, result = map(Path, sys.argv[1:])
+    asked = json.loads(given.read_bytes())
     found = dict[str, str]()
-    with contextlib.redirect_stdout(sys.stderr):
-        try:
-            RewardFunction(name).check_arguments([*columns, *CHAT_COLUMNS])
-        except HalteresError as error:
-            found = {"what": error.what, "why": error.why, "next": str(error.next)}
-    sys.stdout.write(f"{json.dumps(found)}\n")
+    try:
+        RewardFunction(asked["name"]).check_arguments([*asked["columns"], *CHAT_COLUMNS])
+    except HalteresError as error:
+        found = {"what": error.what, "why": error.why, "next": str(error.next)}
+    result.write_text(json.dumps(found), encoding="utf-8")
 
 
 if __name__ == "__main__":

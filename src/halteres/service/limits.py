@@ -70,7 +70,8 @@ class Limits:
     # of samples that an engine which is not exact has drawn, in the journal
     result_bytes: int = 4 * 2**30
     gateway_sessions: int = 1024  # that are open
-    gateway_calls: int = 4096  # sampled sequences of one gateway session
+    # sampled sequences of one gateway session; calls, where more of them failed
+    gateway_calls: int = 4096
     # of one gateway session: bodies of its calls and what was sampled
     gateway_bytes: int = 512 * 2**20
 

@@ -6,6 +6,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -14,6 +15,7 @@ import tinker
 from deadlines import until
 
 from halteres.errors import ServerError
+from halteres.service.durable.journal import Entry
 from halteres.service.limits import Allowances, Limits
 from halteres.service.service import Options
 from service.inference_fixtures import TOKENIZER, speaking
@@ -193,6 +195,63 @@ async def test_the_same_request_twice_at_once_is_two_calls(scene: LiveService) -
     held.release()
     await asyncio.gather(*both)
     assert len(tap.samplings) == len((await episode.view())["nodes"]) == 2
+
+
+async def test_a_retry_gets_the_answer_of_a_request_whose_row_is_not_written_yet(
+    scene: LiveService, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Trap 6: a client gives a request up sooner than a slow disk."""
+    tap, episode = EngineTap(scene), await opened(scene)
+    accept, disk = scene.service.journal.accept, asyncio.Event()
+    waiting = asyncio.Event()
+
+    async def slow(entry: Entry) -> str:
+        waiting.set()
+        await disk.wait()
+        return await accept(entry)
+
+    monkeypatch.setattr(scene.service.journal, "accept", slow)
+    capture = await scene.gateway.capture_of(scene.gateway.sessions.find(episode.id, "local"))
+    seen = list[str]()
+    key_of = capture._key_of  # pyright: ignore[reportPrivateUsage] - when the retry has come
+
+    def noted(digest: str, headers: Mapping[str, str]) -> str:
+        seen.append(key_of(digest, headers))
+        return seen[-1]
+
+    monkeypatch.setattr(capture, "_key_of", noted)
+    path = "/v1/chat/completions"
+    first = asyncio.create_task(episode.whole(path, SIX))
+    await waiting.wait()
+    retry = asyncio.create_task(episode.whole(path, SIX, x_stainless_retry_count="1"))
+    await until(lambda: len(seen) == 2)
+    disk.set()
+    assert (await first)["choices"] == (await retry)["choices"]
+    assert len(tap.samplings) == len((await episode.view())["nodes"]) == 1
+
+
+async def test_prompts_of_a_repeated_request_are_those_that_were_sampled_from(
+    tmp_path: Path,
+) -> None:
+    """Also one that begins with what was sampled for another of the same request."""
+    scored = {"max_tokens": 3, "ignore_eos": True, "echo": True, "logprobs": 2}
+    async with serving(tmp_path) as scene:
+        alone = await opened(scene, sampling={"seed": 5})
+        asked = {**scored, "prompt": "One"}
+        said = (await alone.whole("/v1/completions", asked))["choices"][0]["text"]
+        episode = await opened(scene, sampling={"seed": 5})
+        asked = {**scored, "prompt": ["One", f"{said} and two"], "n": 2}
+        first = await episode.whole("/v1/completions", asked, idempotency_key="k")
+        assert first["choices"][0]["text"] == said
+        again = await episode.whole("/v1/completions", asked, idempotency_key="k")
+        assert again["choices"] == first["choices"]
+
+
+async def test_what_was_asked_has_no_seed_of_the_sessions_own(scene: LiveService) -> None:
+    """A stream with its prompt's log-probabilities, which is written in one piece."""
+    episode = await opened(scene, sampling={"seed": 5})
+    await episode.streamed("/v1/completions", prompt="One", max_tokens=2, echo=True, logprobs=1)
+    assert [node["asked"] for node in (await episode.view())["nodes"]] == [{"seed": None}]
 
 
 async def test_two_requests_of_one_key_at_once_are_one_call(scene: LiveService) -> None:
@@ -400,18 +459,27 @@ async def test_a_repeated_request_needs_no_weights_that_are_gone(
 
 
 async def test_any_name_of_a_model_is_the_sessions_policy(scene: LiveService) -> None:
-    """Trap 18: names with a slash, whatever stands before it; in a session of the base model, too."""
+    """Trap 18: names with a slash, whatever stands before it; in a session of the base model, too,
+    and of weights by name, below a run that has none.
+    """
     async with closing(await scene.client(halteres_run=RUN)) as client:
         training = await published(client)
         await step(training)
-        for opening in ({"run": RUN}, {}):
+        for opening, version in (
+            ({"run": RUN}, 1),
+            ({"model": RUN}, 1),
+            ({"run": "eval", "model": "halteres/tiny"}, 0),
+            ({}, 0),
+        ):
             episode = await opened(scene, **opening)
             for name in ("openai/gpt-4o", "halteres/tiny", "halteres--tiny", RUN, "claude-x"):
                 answer = await episode.whole("/v1/chat/completions", {**HELLO, "model": name})
                 assert answer["model"] == name
             nodes = (await episode.view())["nodes"]
-            version = 1 if opening else 0
             assert [node["policy_version"] for node in nodes] == [[version, version]] * 5
+            scored = {"prompt": "One", "echo": True, "logprobs": 0, "max_tokens": 0, "model": "x"}
+            answer = await episode.whole("/v1/completions", scored)
+            assert answer["policy_version"] == [version, version]
             status, models = await scene.get(f"{episode.path}/v1/models")
             assert (status, models["data"][0]["max_model_len"]) == (200, 2048)
 

@@ -357,7 +357,7 @@ async def test_a_sessions_secrets_are_not_kept_and_not_told_again(scene: LiveSer
         ({"model": "gpt-4o"}, 404, "no model 'gpt-4o'"),
         ({"run": "nowhere", "pin_policy": True}, 404, "There is no run 'nowhere'"),
         ({"run": "nowhere"}, 404, "There is no run 'nowhere'"),
-        ({"run": "nowhere", "model": "halteres/tiny"}, 404, "There is no run 'nowhere'"),
+        ({"run": "nowhere", "model": "gpt-4o"}, 404, "There is no run 'nowhere'"),
         ({"run": ""}, 400, "has no run"),
         ({"pin_policy": 3}, 400, "has no run"),
     ],

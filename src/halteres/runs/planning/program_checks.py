@@ -7,6 +7,8 @@ in a process of its own: nothing else tells whether that goes well.
 from __future__ import annotations
 
 import json
+import os
+import tempfile
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -18,6 +20,7 @@ from halteres.environments.program import EPISODE_COLUMNS, check_program
 from halteres.environments.tasks import ADD_TASKS, NONE_HELD_OUT, Task, load_tasks
 from halteres.errors import InvalidConfig
 from halteres.process import TimedOut, run_caught
+from halteres.rewards.components import secret_variables
 from halteres.runs.planning.checks import Check, attempt
 
 AGENT = BUILTIN_FOLDER / "agent_program.py"
@@ -87,22 +90,27 @@ def _check_reward(
     columns = {field for task in tasks for field in task}.union(EPISODE_COLUMNS)
     # -P: no module of the folder it runs in takes the place of another
     loading = (environment.interpreter, "-P", "-m", "halteres.rewards.functions")
-    command = (*loading, name, *sorted(columns))
-    try:
-        ended = run_caught(command, environment.working_directory, LOADED_WITHIN_S)
-    except TimedOut:
-        why = f"Importing it takes more than {LOADED_WITHIN_S:g} s."
-        raise InvalidConfig(what, why, "Load what it needs when it is first called.") from None
-    try:
-        refused = json.loads(ended.out.strip().rpartition("\n")[2])
-    except ValueError:
-        last = ended.err.strip().rpartition("\n")[2] or "it said nothing"
-        why = f"Importing it ended the process with code {ended.code}: {last[:300]}."
-        raise InvalidConfig(what, why, "Mend it.") from None
+    with tempfile.TemporaryDirectory(prefix="halteres-reward-") as ours:
+        given, result = Path(ours, "given.json"), Path(ours, "result.json")
+        given.write_text(json.dumps({"name": name, "columns": sorted(columns)}), encoding="utf-8")
+        command = (*loading, str(given), str(result))
+        try:
+            # with the keys that the environment has, where the function is imported again
+            keys = secret_variables(values)
+            ended = run_caught(command, environment.working_directory, LOADED_WITHIN_S, keys)
+        except TimedOut:
+            why = f"Importing it takes more than {LOADED_WITHIN_S:g} s."
+            raise InvalidConfig(what, why, "Load what it needs when it is first called.") from None
+        if not result.exists():
+            last = ended.err.strip().rpartition("\n")[2] or "it said nothing"
+            why = f"Importing it ended the process with code {ended.code}: {last[:300]}."
+            raise InvalidConfig(what, why, "Mend it.")
+        refused = json.loads(result.read_bytes())
     if refused:
         raise InvalidConfig(refused["what"], refused["why"], refused["next"])
 
 
 def _place(given: str, environment: EnvironmentProgram) -> Path:
     """A path as the environment has it, which runs in a folder of its own."""
-    return environment.working_directory / Path(given).expanduser()
+    # of any text: `Path.expanduser` would raise for an unknown user
+    return environment.working_directory / os.path.expanduser(given)

@@ -204,7 +204,7 @@ class SessionCapture:
                     next="Send a key of its own with every new request.",
                 )
             return key + digest
-        count = self._num_rows.get(place + digest, 0)
+        count = self._num_calls(place + digest)
         is_retry = headers.get("x-stainless-retry-count", "0") not in ("", "0")
         if is_retry and count > 0:
             return f"{place}{digest}#{count - 1}"
@@ -213,10 +213,16 @@ class SessionCapture:
     def _new_key(self, digest: str) -> str:
         """The key of a request that no other one repeats yet."""
         body = f"{GATEWAY}/{self.session.id}/{digest}"
+        return f"{body}#{self._num_calls(body)}"
+
+    def _num_calls(self, body: str) -> int:
+        """How often a body came as a new request, those included whose rows the journal does not
+        have yet.
+        """
         number = self._num_rows.get(body, 0)
         while f"{body}#{number}" in self._under_way:
             number += 1
-        return f"{body}#{number}"
+        return number
 
     @asynccontextmanager
     async def recorded(
@@ -328,6 +334,12 @@ class CapturedCall:
         self._capture, self.dialect, self.digest, self.key = capture, dialect, digest, key
         self.harness_session, self._row = harness_session, row
         self.asked: dict[str, Any] = {}
+        self._sampled_with: SamplingFields | None = None
+
+    @property
+    def run(self) -> str | None:
+        """The session's."""
+        return self._capture.session.opening.run
 
     @property
     def model(self) -> str | None:
@@ -342,34 +354,42 @@ class CapturedCall:
         return self._capture.session.opening.pin_policy
 
     def prompt(
-        self, given: Chat | str | list[int], context: int, *, special: bool | None
+        self,
+        given: Chat | str | list[int],
+        context: int,
+        *,
+        special: bool | None,
+        place: int = 0,
+        num_prompts: int = 1,
     ) -> Prompt:
         """The prompt that this becomes; that of the first request where this one repeats it."""
         history = self._capture.history
         prompt = history.prompt(
             given, context, special=special, harness_session=self.harness_session
         )
-        if self._row is None:
+        if self._row is None or not self._row.nodes:
             return prompt
-        sampled_from = {history.prompt_of(node) for node in self._row.nodes}
-        if len(sampled_from) != 1:
-            return prompt
-        return Prompt(tokens=token_list(sampled_from.pop()), text=prompt.text)
+        # as many nodes for each prompt, in the prompts' order
+        node = self._row.nodes[place * len(self._row.nodes) // num_prompts]
+        return Prompt(tokens=token_list(history.prompt_of(node)), text=prompt.text)
 
     def sampling(self, asked: SamplingFields) -> SamplingFields:
         """The session's temperature and the whole distribution; what was asked is noted."""
+        # a streamed request whose prompt is scored comes by here twice
+        if asked is self._sampled_with:
+            return asked
         own = self._capture.session.opening.sampling
         chosen = {**NEUTRAL, "temperature": own.temperature, "seed": self._capture.next_seed()}
         if own.max_tokens is not None:
             most = own.max_tokens
             chosen["max_tokens"] = most if asked.max_tokens is None else min(asked.max_tokens, most)
         before = {name: getattr(asked, name) for name in chosen}
-        # A request may come by here twice, the second time as the session samples it.
-        self.asked |= {name: value for name, value in before.items() if value != chosen[name]}
+        self.asked = {name: value for name, value in before.items() if value != chosen[name]}
         # not by `replace`, which would put a length by its newer name in the session's place again
         sampled = copy.copy(asked)
         for name, value in chosen.items():
             setattr(sampled, name, value)
+        self._sampled_with = sampled
         return sampled
 
     def recorded(self, request: InferenceRequest, seed: int) -> Any:

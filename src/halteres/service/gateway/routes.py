@@ -142,7 +142,7 @@ class GatewayRoutes:
                 param="run",
             )
         if body.run is not None:
-            self._inference.check_run(body.run, tenant)
+            self._inference.check_run(body.run, tenant, body.model)
         if body.model is None and not is_pinned:
             return None  # the run may publish its first weights later
         version = None

@@ -97,7 +97,11 @@ class GatewaySession:
 
     @property
     def policy_name(self) -> str:
-        """The run that it samples from, or the base model."""
+        """The run that it samples from, or the base model; that, too, where weights by name answer
+        in the run's place: it may have none.
+        """
+        if self.opening.model is not None:
+            return self.base_name
         return self.opening.run or self.base_name
 
     def is_open(self, now: float) -> bool:

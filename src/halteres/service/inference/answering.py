@@ -128,7 +128,12 @@ class Inference:
                     f"The request has {len(found)} prompts.", f"It may have 1 to {MAX_PROMPTS}."
                 )
             if call.capture is not None:
-                return [call.capture.prompt(one, context, special=special) for one in found]
+                return [
+                    call.capture.prompt(
+                        one, context, special=special, place=place, num_prompts=len(found)
+                    )
+                    for place, one in enumerate(found)
+                ]
             return [Prompt.of(one, self.tokenizer, context, special) for one in found]
 
         return await self.in_thread(call, made, len(call.body))
@@ -184,8 +189,13 @@ class Inference:
             name=name, snapshot=self._service.samplers.policy(run or name, tenant, version)
         )
 
-    def check_run(self, run: str, tenant: Tenant) -> None:
-        """NotFound where the tenant has no run of this name; one may have published nothing yet."""
+    def check_run(self, run: str, tenant: Tenant, model: str | None) -> None:
+        """NotFound where a run's policy is to answer, and the tenant has no run of this name; one
+        may have published nothing yet.
+        """
+        # evaluations name their weights, below a run that no trainer has
+        if model is not None and (SCHEME in model or self.is_base(model)):
+            return
         runs = self._runs(tenant).keys() | self._service.samplers.versions(tenant).keys()
         if run in runs or self.is_base(run):
             return
@@ -323,15 +333,15 @@ class Inference:
         """The request as it is sampled: in a gateway session by that session's policy, and as that
         session samples.
         """
-        call = request.call
-        if call.capture is None or request.scores_only:
+        capture = request.call.capture
+        if capture is None:
             return request
-        weights = self.weights(call.capture.model, call.run, call.tenant, call.capture.version)
-        return replace(
-            request,
-            weights=replace(weights, name=request.weights.name),
-            sampling=call.capture.sampling(request.sampling),
-        )
+        tenant = request.call.tenant
+        weights = self.weights(capture.model, capture.run, tenant, capture.version)
+        request = replace(request, weights=replace(weights, name=request.weights.name))
+        if request.scores_only:
+            return request
+        return replace(request, sampling=capture.sampling(request.sampling))
 
     def _calls_of(self, request: InferenceRequest, seed: int) -> list[Draw]:
         sampling = request.sampling

@@ -44,6 +44,11 @@ class SglangParams(SamplingFields, kw_only=True):
     regex: str | None = None
 
     @property
+    def length_field(self) -> str:
+        """sglang's own name."""
+        return "max_new_tokens"
+
+    @property
     def guide(self) -> Grammar | None:
         """What the answer is to be, by sglang's fields or by vLLM's."""
         return one_of([super().guide, *guides(self.json_schema, self.regex)])

@@ -451,6 +451,11 @@ class Capture(Protocol):
     """One call within a session."""
 
     @property
+    def run(self) -> str | None:
+        """The run to sample from; None: the base model."""
+        ...
+
+    @property
     def model(self) -> str | None:
         """The name of the weights to sample from; None: the run's policy."""
         ...
@@ -461,10 +466,17 @@ class Capture(Protocol):
         ...
 
     def prompt(
-        self, given: Chat | str | list[int], context: int, *, special: bool | None
+        self,
+        given: Chat | str | list[int],
+        context: int,
+        *,
+        special: bool | None,
+        place: int = 0,
+        num_prompts: int = 1,
     ) -> Prompt:
         """The prompt that this becomes, `context` tokens at most: token ids that the session has
-        sampled stay what they were. It may run in a thread. Raises as `Prompt.of` and `render`.
+        sampled stay what they were. It is number `place` of the request's `num_prompts`. It may run
+        in a thread. Raises as `Prompt.of` and `render`.
         """
         ...
 
