@@ -3,19 +3,22 @@
 from __future__ import annotations
 
 import ast
-import contextlib
 import itertools
 import re
 import shlex
 from collections.abc import Iterator
 from typing import Any
 
-import click
 import typer
+from typer.core import TyperGroup
 
 from halteres.agent.table import BY_NAME
 from halteres.agent.waiting import Until
 from halteres.cli.main import app
+from halteres.service.server import parser as service_parser
+
+USAGE_ERROR: Any = typer.BadParameter.__base__
+"""click's, of which typer may have its own copy."""
 
 ROLES = ("service", "engine", "api", "trainer", "env", "eval", "supervisor")
 
@@ -75,27 +78,56 @@ def check_command(command: str) -> None:
     """It exists, and takes these arguments; nothing is run. A word in capitals stands for whatever
     fits there.
     """
-    _, *words = itertools.takewhile(lambda word: word != "&", shlex.split(command, comments=True))
-    current: click.Command = typer.main.get_command(app)
-    context = click.Context(current, info_name="halteres")
-    while isinstance(current, click.Group):
-        assert words, f"{command}: which of {sorted(current.commands)}?"
+    _, *words = itertools.takewhile(
+        lambda word: word not in ("&", "|"), shlex.split(command, comments=True)
+    )
+    read_command(command, words)
+
+
+def read_command(command: str, words: list[str]) -> None:
+    """Read a verb's words as the command line does. AssertionError: there is no such verb or
+    option.
+    """
+    current: Any = typer.main.get_command(app)
+    path = "halteres"
+    # the text may name a group of verbs alone, or VERB
+    while isinstance(current, TyperGroup) and words and not words[0].isupper():
+        if words[0].startswith("-"):
+            assert options_in(words) <= options_of(current), command
+            return
         name = words.pop(0)
         assert name in current.commands, f"{command}: there is no {name}"
-        current = current.commands[name]
-        context = click.Context(current, info_name=name, parent=context)
+        current, path = current.commands[name], f"{path} {name}"
     if current.name == "rl":
         check_tool(words)
+    if current.name == "rl" or isinstance(current, TyperGroup):
         return
-    # the text names it, and leaves the rest to its reader
-    with contextlib.suppress(click.MissingParameter):
-        current.make_context(current.name, words, parent=context.parent)
+    try:
+        current.make_context(path, words)
+    except USAGE_ERROR as error:
+        # the text names it, and leaves the rest to its reader
+        assert type(error).__name__ == "MissingParameter", f"{command}: {error}"
+
+
+def options_in(words: list[str]) -> set[str]:
+    """The options among words, without their values."""
+    return {word.partition("=")[0] for word in words if word.startswith("--")}
+
+
+def options_of(group: TyperGroup) -> set[str]:
+    """What a group of verbs takes where no verb follows: `serve` takes the service's options."""
+    found = {name for param in group.params for name in param.opts} | {"--help"}
+    if group.name == "serve":
+        found |= set(service_parser()._option_string_actions)
+    return found
 
 
 def check_tool(words: list[str]) -> None:
     """`halteres rl`: the name of a tool; its options are held by test_rl_command."""
-    assert "rl_" + words[0].replace("-", "_") in BY_NAME, words
+    assert not words or "rl_" + words[0].replace("-", "_") in BY_NAME, words
 
 
 def _blocks(text: str) -> list[str]:
-    return re.findall(r"^```\w*\n(.*?)^```$", text, flags=re.DOTALL | re.MULTILINE)
+    found = re.findall(r"^```\w*\n(.*?)^```$", text, flags=re.DOTALL | re.MULTILINE)
+    # a line may go on in the next one
+    return [block.replace("\\\n", " ") for block in found]

@@ -78,8 +78,8 @@ class TokenLimits:
 class _Step:
     """What is known of one step's file."""
 
-    # groups that another process wrote, before this one began: by id, or by number without one
-    earlier: set[str | int] = field(default_factory=set[str | int])
+    # groups that another process wrote, before this one began: number, and id of those that have one
+    earlier: set[tuple[int, str]] = field(default_factory=set[tuple[int, str]])
     num_with_tokens: int = 0  # groups
 
 
@@ -106,7 +106,7 @@ class RolloutFiles:
         if known is None:
             known = self._steps[step] = _step_of(file)
         says_why = not row["completions"] and "dropped" in row
-        if row.get("id", row["group"]) in known.earlier and not says_why:
+        if _key(row) in known.earlier and not says_why:
             return
         row = self._within_limits(row, known)
         encoded = encoded_row(row)
@@ -146,7 +146,14 @@ def has_tokens(row: Mapping[str, Any]) -> bool:
 
 def _step_of(file: Path) -> _Step:
     rows = [row for row in read_rows(file) if "group" in row]
-    return _Step({row.get("id", row["group"]) for row in rows}, sum(map(has_tokens, rows)))
+    return _Step({_key(row) for row in rows}, sum(map(has_tokens, rows)))
+
+
+def _key(row: Mapping[str, Any]) -> tuple[int, str]:
+    """What a process that draws a step again writes the same: two groups of one task may have the
+    same tokens and scores, and so one id.
+    """
+    return row["group"], row.get("id", "")
 
 
 def _without(row: Row, names: Sequence[str], by: str) -> Row:

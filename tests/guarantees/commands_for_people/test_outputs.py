@@ -12,11 +12,11 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-import click
 import pytest
 import typer
 from agent.run_fixtures import RUN, add_alert, make_run, supervised
 from rich.console import Console
+from typer.core import TyperGroup
 from typer.testing import CliRunner
 
 from halteres.agent.transports.command_line import for_person, tools_app
@@ -77,15 +77,14 @@ def parse(command: str) -> None:
     """Read it as the command line does; nothing is run."""
     program, *words = shlex.split(command)
     assert program == "halteres", command
-    group: click.Command = typer.main.get_command(app)
+    current: Any = typer.main.get_command(app)
     if words[0] == "rl":
-        group, words = typer.main.get_command(tools_app()), words[1:]
-    context = click.Context(group, info_name="halteres")
-    while isinstance(group, click.Group):
-        found = group.get_command(context, words.pop(0))
-        assert found is not None, command
-        group = found
-    group.make_context(group.name, words, parent=context)
+        current, words = typer.main.get_command(tools_app()), words[1:]
+    while isinstance(current, TyperGroup):
+        name = words.pop(0)
+        assert name in current.commands, command
+        current = current.commands[name]
+    current.make_context(current.name, words)
 
 
 def proposed(advice: Advice) -> Iterator[str]:
