@@ -49,7 +49,7 @@ def cpu_s(process: int) -> float:
     total = 0.0
     for folder in Path("/proc").glob("[0-9]*"):
         try:
-            fields = (folder / "stat").read_text().rsplit(")", 1)[1].split()
+            fields = (folder / "stat").read_text(encoding="utf-8").rsplit(")", 1)[1].split()
         except OSError:
             continue
         if process in (int(folder.name), int(fields[1])):
@@ -114,7 +114,9 @@ def main() -> None:
         case["cpu_of_one_process"] = round(case["cpu_ms_per_1k_tokens"] / one, 3)
     print(json.dumps(found, indent=2))
     if options.write:
-        RESULT.write_text(json.dumps({"machine": machine(), "cases": found}, indent=2) + "\n")
+        RESULT.write_text(
+            json.dumps({"machine": machine(), "cases": found}, indent=2) + "\n", encoding="utf-8"
+        )
 
 
 if __name__ == "__main__":

@@ -44,7 +44,9 @@ def main() -> int:
         found.append(row_of(run_id))
         print(json.dumps(found[-1]))
     facts = {"machine": machine(), "model": options.model, "rows": options.rows, "runs": found}
-    (out / "learning_from_files.json").write_text(json.dumps(facts, indent=1) + "\n")
+    (out / "learning_from_files.json").write_text(
+        json.dumps(facts, indent=1) + "\n", encoding="utf-8"
+    )
     return int(not all(row["certain"] and row["after"] < row["before"] for row in found))
 
 
@@ -82,7 +84,7 @@ def finished(out: Path, method: str, data: Path, options: argparse.Namespace) ->
 
     place = out / f"{method}.run"
     command = ["train", "--resume"]
-    run_id = place.read_text().strip() if place.exists() else None
+    run_id = place.read_text(encoding="utf-8").strip() if place.exists() else None
     if run_id is not None:
         state = find_run(run_id).state()
         if not state.terminal:
@@ -98,10 +100,10 @@ def finished(out: Path, method: str, data: Path, options: argparse.Namespace) ->
         [sys.executable, "-m", "halteres", *command, "--detach"],
         check=True,
         stdout=subprocess.PIPE,
-        text=True,
+        encoding="utf-8",
     ).stdout
     run_id = said.split()[1]
-    place.write_text(run_id + "\n")
+    place.write_text(run_id + "\n", encoding="utf-8")
     return wait(run_id)
 
 

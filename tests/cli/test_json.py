@@ -39,6 +39,7 @@ READS: dict[str, tuple[str, ...]] = {
 
 RUNS_LONG = {
     "chat",
+    "dpo",
     "env eval",
     "export",
     "gateway run",
@@ -49,6 +50,7 @@ RUNS_LONG = {
     "reward eval",
     "reward rank",
     "reward train",
+    "sft",
     "train",
 }
 """Verbs that compute something and then tell it; tests of their own read their JSON."""
