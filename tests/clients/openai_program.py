@@ -61,12 +61,12 @@ def refusals(client: openai.OpenAI) -> dict[str, str]:
     told = {}
     asked: dict[str, dict[str, Any]] = {
         "model": {"model": "nobody", "messages": MESSAGES},
-        "field": {"model": "halteres/tiny", "messages": MESSAGES, "presence_penalty": 1},
+        "field": {"model": "halteres/tiny", "messages": MESSAGES, "logit_bias": {"5": 1}},
         "tools": {
             "model": "halteres/tiny",
             "messages": MESSAGES,
             "tools": [{"type": "function", "function": {"name": "f"}}],
-            "tool_choice": "required",
+            "tool_choice": {"type": "function", "function": {"name": "g"}},
         },
         "length": {"model": "halteres/tiny", "messages": MESSAGES * 400},
     }

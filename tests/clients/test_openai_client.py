@@ -79,7 +79,7 @@ async def test_the_openai_package_is_served(
         assert set(seen["chat"]["top"]) == {2}
         assert seen["refusals"] == {
             "model": "NotFoundError model_not_found model",
-            "field": "BadRequestError invalid_data presence_penalty",
+            "field": "BadRequestError invalid_data logit_bias",
             "tools": "BadRequestError invalid_data tool_choice",
             "length": "BadRequestError context_length_exceeded None",
             "route": "NotFoundError True",
