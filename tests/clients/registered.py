@@ -22,7 +22,7 @@ from .conftest import Server, process, server
 NAME = "Qwen/Qwen3-4B-Instruct-2507"
 """tinker-cookbook 0.6.1 knows a renderer for it, and seed 003 defaults to it."""
 
-SCRIPT_S = 80.0
+SCRIPT_S = 160.0
 
 
 def register(home: Path, monkeypatch: pytest.MonkeyPatch, *names: str) -> None:
