@@ -45,7 +45,7 @@ class RunFacts:
             environment=settings.run.environment,
             trainer=settings.trainer,
             env={**run.environment_config(), **settings.env},
-            given=run.own_settings(),
+            given=run.own_settings(inherited=run.state().is_on_file),
             folder=run.path,
             success_threshold=settings.run.success_threshold,
             samples_roughly=_samples_roughly(settings.inference),
