@@ -346,7 +346,12 @@ def _encoded(
 
 def _begin_tokens(tokenizer: Tokenizer) -> list[int]:
     """Those that the tokenizer puts before every text."""
-    return tokenizer.encode("", add_special_tokens=True)[:1]
+    text = tokenizer.encode("a")
+    whole = tokenizer.encode("a", add_special_tokens=True)
+    for at in range(len(whole)):
+        if whole[at : at + len(text)] == text:
+            return whole[:at]
+    return []
 
 
 def _without_context_at_end(tokens: list[int], marks: list[bool]) -> tuple[list[int], list[bool]]:
