@@ -159,7 +159,7 @@ def resolve_resumed(
     )
     resolved = resolve_file_training(training.method, None, edits, changes=changes, base=base)
     before, now = _values(base), _values(resolved)
-    kept = list(_BATCHES_DEPEND_ON)
+    kept: list[str] = [*_BATCHES_DEPEND_ON]
     if resolved.training.too_long == "drop":
         # it says which rows are left out
         kept.append("trainer.max_token_trainer_length")
