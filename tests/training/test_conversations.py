@@ -91,6 +91,17 @@ def test_a_message_of_weight_0_and_answers_of_the_prompt_are_context(tokenizer: 
         assert trained(tokenizer, row.sequences[0]) == "yes<|im_end|>"
 
 
+def test_a_weight_is_0_or_1_and_1_where_a_parquet_file_has_null(tokenizer: Tokenizer) -> None:
+    weighted = chat("a", "no", "b", "yes")
+    for message, weight in zip(weighted["messages"], (None, 0, None, None), strict=True):
+        message["weight"] = weight
+    (row,) = rows_of(tokenizer, weighted)
+    assert trained(tokenizer, row.sequences[0]) == "yes<|im_end|>"
+    weighted["messages"][1]["weight"] = 0.5
+    with pytest.raises(InvalidData, match="row 1: the 'weight' of a message is neither 0 nor 1"):
+        rows_of(tokenizer, weighted)
+
+
 def test_a_template_that_rewrites_earlier_answers_makes_a_sequence_of_each(
     tmp_path: Path, tokenizer: Tokenizer
 ) -> None:
