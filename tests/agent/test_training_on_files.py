@@ -117,8 +117,11 @@ async def test_the_history_is_of_losses_with_and_without_held_out_rows(
 ) -> None:
     await told("rl_start_training", data=rows(tmp_path, pairs=method == "dpo"), method=method)
     run = find_run(runs()[0])
-    append_row(run.path / "metrics.jsonl", {"step": 1, "src": "trainer", trained: 0.5})
-    assert (await told("rl_get_results"))["history"] == [{"step": 1, trained: 0.5}]
+    append_row(
+        run.path / "metrics.jsonl", {"step": 1, "src": "trainer", trained: 0.5, "tokens/trained": 7}
+    )
+    answer = await told("rl_get_results")
+    assert (answer["history"], answer["cost"]["tokens"]) == ([{"step": 1, trained: 0.5}], 7)
     append_row(run.path / "metrics.jsonl", {"step": 2, "src": "eval", held_out: 0.25})
     assert (await told("rl_get_results"))["history"][1] == {"step": 2, held_out: 0.25}
 
