@@ -11,6 +11,7 @@ import pytest
 
 from halteres.agent.call import call
 from halteres.agent.tool import Caller, OpenThreads
+from halteres.observe.metrics import append_row
 from halteres.runs.directory import find_run
 
 from .started_runs import begun_by_standins, runs, told
@@ -67,7 +68,8 @@ async def test_a_start_answers_with_the_run_and_a_key_starts_one_alone(
     (run_id,) = runs()
     state = find_run(run_id).state()
     assert (state.kind, state.name, state.total_steps) == ("dpo", "mine", 3)
-    assert (await told("rl_start_training", **asked))["run_id"] == run_id
+    again = await told("rl_start_training", **asked)
+    assert (again["run_id"], again["config"]) == (run_id, answer["config"])
     assert len(runs()) == 1
 
 
@@ -94,7 +96,52 @@ async def test_a_method_needs_a_file(home: Path) -> None:
 
 
 async def test_without_the_token_nothing_is_trained_on_a_file(home: Path, tmp_path: Path) -> None:
-    arguments = {"data": rows(tmp_path)}
-    body = (await call("rl_start_training", arguments, Caller(open_threads=OpenThreads()))).body
-    assert (body["code"], body["field"]) == ("unauthorized", "data"), body
-    assert runs() == []
+    data = rows(tmp_path)
+    await told("rl_start_training", data=data)
+    (run_id,) = runs()
+    for arguments in ({"data": data}, {"resume_from": run_id, "stop_first": True}):
+        body = (await call("rl_start_training", arguments, Caller(open_threads=OpenThreads()))).body
+        assert (body["code"], body["field"]) == ("unauthorized", "data"), body
+    assert runs() == [run_id] and not find_run(run_id).state().terminal
+
+
+@pytest.mark.parametrize(
+    ("method", "trained", "held_out"),
+    [
+        ("sft", "train/loss_per_token", "eval/loss_per_token"),
+        ("dpo", "train/loss", "eval/loss"),
+    ],
+)
+async def test_the_history_is_of_losses_with_and_without_held_out_rows(
+    home: Path, tmp_path: Path, method: str, trained: str, held_out: str
+) -> None:
+    await told("rl_start_training", data=rows(tmp_path, pairs=method == "dpo"), method=method)
+    run = find_run(runs()[0])
+    append_row(
+        run.path / "metrics.jsonl", {"step": 1, "src": "trainer", trained: 0.5, "tokens/trained": 7}
+    )
+    answer = await told("rl_get_results")
+    assert (answer["history"], answer["cost"]["tokens"]) == ([{"step": 1, trained: 0.5}], 7)
+    append_row(run.path / "metrics.jsonl", {"step": 2, "src": "eval", held_out: 0.25})
+    assert (await told("rl_get_results"))["history"][1] == {"step": 2, held_out: 0.25}
+
+
+async def test_a_run_without_checkpoint_names_the_call_that_starts_anew(
+    home: Path, tmp_path: Path
+) -> None:
+    data = rows(tmp_path)
+    await told("rl_start_training", data=data)
+    (run_id,) = runs()
+    answer = await told("rl_start_training", resume_from=run_id, stop_first=True)
+    assert answer["code"] == "not_found"
+    assert answer["next"] == f'rl_start_training(data="{data}", method="sft")'
+
+
+async def test_a_run_on_a_file_has_no_environment_to_be_evaluated_in(
+    home: Path, tmp_path: Path
+) -> None:
+    await told("rl_start_training", data=rows(tmp_path))
+    (run_id,) = runs()
+    answer = await told("rl_evaluate", run_id=run_id)
+    assert answer["next"] == f'rl_get_results("{run_id}")'
+    assert "environment" in answer["error"]

@@ -7,13 +7,15 @@ import random
 from pathlib import Path
 from typing import Any
 
+import msgspec
 import pytest
 
 from halteres.config.file_training import FileTraining, Method, resolve_file_training
 from halteres.config.operator_policy import FILE, PolicyCap
 from halteres.config.problem import LockedField
 from halteres.errors import HalteresError, InvalidConfig, InvalidData, NotFound
-from halteres.models import TINY
+from halteres.models import TINY, builtin_path
+from halteres.next_step import NextStep
 from halteres.observe.metrics import Row, merge_by_step
 from halteres.runs.diagnosis.run_facts import RunFacts
 from halteres.runs.directory import RunDirectory, list_runs, stop_run
@@ -45,6 +47,12 @@ def rows(folder: Path, method: Method = "sft", count: int = NUM_ROWS) -> Path:
 
 def started(method: Method, data: Path, *edits: str) -> RunDirectory:
     return start_run(plan_file_run(resolve_file_training(method, str(data), edits)))
+
+
+def written(method: Method, data: Path, *edits: str) -> RunDirectory:
+    """The files of a run that nothing supervises."""
+    plan = plan_file_run(resolve_file_training(method, str(data), edits))
+    return start_run(plan, supervisor=("true",))
 
 
 def series(run: RunDirectory, name: str) -> dict[int, float]:
@@ -96,6 +104,62 @@ def test_the_plan_knows_steps_and_proposes_a_rate(home: Path, tmp_path: Path) ->
     given = plan_file_run(resolve_file_training("sft", str(data), ["learning_rate=1e-5"]))
     assert given.settings.trainer.learning_rate == 1e-5
     assert given.sources["trainer.learning_rate"] == "edit"
+
+
+@pytest.mark.parametrize(("steps", "every"), [(5, 1), (9, 2), (15, 2), (16, 2), (17, 3)])
+def test_held_out_rows_are_evaluated_eight_times_at_most(
+    home: Path, tmp_path: Path, steps: int, every: int
+) -> None:
+    resolved = resolve_file_training("sft", str(rows(tmp_path)), [f"total_steps={steps}"])
+    assert plan_file_run(resolved).settings.trainer.eval_every == every
+
+
+def test_a_tokenizer_that_is_named_is_the_trainers_too(home: Path, tmp_path: Path) -> None:
+    resolved = resolve_file_training("sft", str(rows(tmp_path)), [f"data.tokenizer={TINY}"])
+    training = plan_file_run(resolved).training
+    assert training is not None and training.tokenizer == str(builtin_path(TINY))
+
+
+@pytest.mark.parametrize(
+    "edit",
+    [
+        "run.seed=9",
+        "hold_out=0.2",
+        "most_held_out=1",
+        "eval_data=others.jsonl",
+        "batch_size=2",
+        "packing=true",
+        "max_token_trainer_length=100",
+    ],
+)
+def test_a_run_that_goes_on_keeps_what_its_batches_depend_on(
+    home: Path, tmp_path: Path, edit: str
+) -> None:
+    run = written("sft", rows(tmp_path), "too_long=drop")
+    with pytest.raises(InvalidConfig, match="cannot be changed in a run that goes on"):
+        resolve_resumed(run, [edit])
+
+
+def test_settings_that_were_given_hold_in_every_run_that_goes_on(
+    home: Path, tmp_path: Path
+) -> None:
+    data = rows(tmp_path)
+    run = written("sft", data, "batch_size=4", "total_steps=5")
+    for _ in range(2):
+        run = start_run(plan_file_run(resolve_resumed(run)), supervisor=("true",))
+    assert run.settings().trainer.total_steps == 5
+    changes = {"trainer.learning_rate": 1e-4}
+    for anew in (RunFacts.of(run).begin_anew(changes), _after_a_loss_that_is_not_finite(run)):
+        assert anew.args["data"] == str(data) and anew.args["method"] == "sft"
+        kept = anew.args["changes"]
+        assert (kept["data.batch_size"], kept["trainer.total_steps"]) == (4, 5)
+    assert RunFacts.of(run).begin_anew(changes).args["changes"]["trainer.learning_rate"] == 1e-4
+    assert _after_a_loss_that_is_not_finite(run).args["changes"]["learning_rate"] == 1e-3
+
+
+def _after_a_loss_that_is_not_finite(run: RunDirectory) -> NextStep:
+    failed = msgspec.structs.replace(run.state(), status="failed", code="nan_loss")
+    return report_of(run, failed).resume_call
 
 
 def test_an_operators_policy_holds_for_a_training_on_a_file(home: Path, tmp_path: Path) -> None:
@@ -179,8 +243,6 @@ def test_packed_rows_are_fewer_sequences(home: Path, tmp_path: Path) -> None:
 def test_peft_loads_the_adapter(home: Path, tmp_path: Path) -> None:
     from peft import PeftModel
     from transformers import AutoModelForCausalLM
-
-    from halteres.models import builtin_path
 
     run = started("sft", rows(tmp_path), "total_steps=1", "hold_out=0")
     assert wait_for_end(run, within_s=90).status == "completed"

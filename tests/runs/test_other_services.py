@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+from http.server import BaseHTTPRequestHandler, HTTPServer
 from pathlib import Path
+from threading import Thread
 
 import pytest
 from training.live_servers import opened
@@ -68,6 +70,25 @@ def test_a_service_of_the_tinker_api_alone_trains_on_files(home: Path, tmp_path:
         state = wait_for_end(resumed, within_s=120)
         assert (state.status, state.step) == ("completed", 6), resumed.log_tail("trainer")
         _check_what_is_refused(data, url, run)
+
+
+class NothingThere(BaseHTTPRequestHandler):
+    """A web server without any route."""
+
+    def do_GET(self) -> None:
+        self.send_error(404)
+
+
+def test_a_server_that_is_no_training_service_is_refused(home: Path, tmp_path: Path) -> None:
+    with HTTPServer(("127.0.0.1", 0), NothingThere) as server:
+        thread = Thread(target=server.serve_forever, daemon=True)
+        thread.start()
+        try:
+            refusal = planned(rows(tmp_path), f"http://127.0.0.1:{server.server_port}").refusal
+        finally:
+            server.shutdown()
+            thread.join()
+    assert isinstance(refusal, ServiceUnusable) and "healthz" in refusal.sentence
 
 
 def _once_there(data: Path, url: str, *edits: str) -> RunPlan:

@@ -91,6 +91,17 @@ def test_a_message_of_weight_0_and_answers_of_the_prompt_are_context(tokenizer: 
         assert trained(tokenizer, row.sequences[0]) == "yes<|im_end|>"
 
 
+def test_a_weight_is_0_or_1_and_1_where_a_parquet_file_has_null(tokenizer: Tokenizer) -> None:
+    weighted = chat("a", "no", "b", "yes")
+    for message, weight in zip(weighted["messages"], (None, 0, None, None), strict=True):
+        message["weight"] = weight
+    (row,) = rows_of(tokenizer, weighted)
+    assert trained(tokenizer, row.sequences[0]) == "yes<|im_end|>"
+    weighted["messages"][1]["weight"] = 0.5
+    with pytest.raises(InvalidData, match="row 1: the 'weight' of a message is neither 0 nor 1"):
+        rows_of(tokenizer, weighted)
+
+
 def test_a_template_that_rewrites_earlier_answers_makes_a_sequence_of_each(
     tmp_path: Path, tokenizer: Tokenizer
 ) -> None:
@@ -201,3 +212,36 @@ def test_packing_keeps_every_token_and_no_sequence_too_long() -> None:
     )
     assert before == after
     assert sum(one.num_answers for one in joined) == sum(one.num_answers for one in sequences)
+
+
+@pytest.mark.parametrize(
+    ("before", "behind"), [(0, 0), (0, 1), (1, 0), (1, 1), (2, 0)], ids=lambda count: str(count)
+)
+def test_a_plain_text_has_the_tokens_that_the_tokenizer_puts_before_it(
+    tokenizer: Tokenizer, tmp_path: Path, before: int, behind: int
+) -> None:
+    """None of those that it puts behind a text stands before the prompt."""
+    folder = tmp_path / "tokenizer"
+    shutil.copytree(tokenizer.folder, folder)
+    names = {"first": "<|im_start|>", "last": "<|im_end|>"}
+    parts = [
+        *[{"SpecialToken": {"id": names["first"], "type_id": 0}}] * before,
+        {"Sequence": {"id": "A", "type_id": 0}},
+        *[{"SpecialToken": {"id": names["last"], "type_id": 0}}] * behind,
+    ]
+    ids = {name: tokenizer.special_tokens[name] for name in names.values()}
+    content = json.loads((folder / "tokenizer.json").read_text())
+    content["post_processor"] = {
+        "type": "TemplateProcessing",
+        "single": parts,
+        "pair": [*parts, {"Sequence": {"id": "B", "type_id": 1}}],
+        "special_tokens": {
+            name: {"id": name, "ids": [id], "tokens": [name]} for name, id in ids.items()
+        },
+    }
+    (folder / "tokenizer.json").write_text(json.dumps(content))
+    (row,) = rows_of(Tokenizer(folder), {"prompt": "2 + 2 =", "completion": " 4"})
+    (sequence,) = row.sequences
+    begin = [ids[names["first"]]] * before
+    text = [*tokenizer.encode("2 + 2 = 4"), tokenizer.eos_token_id]
+    assert sequence.tokens_T.tolist() == [*begin, *text]

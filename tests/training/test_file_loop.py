@@ -116,6 +116,8 @@ async def test_a_pair_is_weighed_by_the_losss_derivative_and_its_reference_asked
     assert first["train/loss"] == pytest.approx(np.log(2))
     assert (first["rewards/margins"], first["rewards/accuracies"]) == (0.0, 0.0)
     assert (first["logps/chosen"], first["logps/rejected"]) == (-3.0, -1.0)
+    before = read_rows(folder.metrics)[0]
+    assert (before["eval/logps/chosen"], before["eval/logps/rejected"]) == (-3.0, -1.0)
     # at the last step every token is worth -1/4: h = 0.5 (3 - 1) 3/4
     last = [row for row in read_rows(folder.metrics) if row["src"] == "trainer"][-1]
     h = 0.5 * 2 * 0.75
@@ -127,14 +129,28 @@ async def test_a_pair_is_weighed_by_the_losss_derivative_and_its_reference_asked
     assert rejected.advantages_N.tolist() == pytest.approx([0, 0, 0, -weight], rel=1e-6)
 
 
+class EndedAtStep2(Falling):
+    """An end is asked for while the second step is under way."""
+
+    def __init__(self, stop: Path) -> None:
+        super().__init__()
+        self._stop = stop
+
+    def optim_step(self, learning_rate: float) -> SentCall[int]:
+        if self.version == 1:
+            write_stop_request(self._stop, "after_step")
+        return super().optim_step(learning_rate)
+
+
 async def test_an_end_that_is_asked_for_comes_after_the_step_under_way(tmp_path: Path) -> None:
-    folder, policy = run_folder(tmp_path), Falling()
+    folder = run_folder(tmp_path)
+    policy = EndedAtStep2(folder.stop)
     data = FileData(train=(imitated(0), imitated(1)), held_out=(), digest="")
     training = FileTraining(method="sft", data="rows.jsonl", batch_size=2)
-    write_stop_request(folder.stop, "after_step")
     stop = stopping(tmp_path)
     done = await train_on_file(policy, data, Report(folder), settings(), training, stop)
-    assert done == 0 and policy.calls == []
+    assert done == policy.version == 2
+    assert [row["step"] for row in read_rows(folder.metrics)] == [1, 2]
 
 
 def test_a_weight_stands_on_answers_alone() -> None:

@@ -160,6 +160,12 @@ def _request(
         else:
             run = chosen_run(run_id)
         state, settings = run.state(), run.settings()
+        if state.is_on_file:
+            raise UserError(
+                f"Run {run.run_id} has no environment to be evaluated in.",
+                "It trains on a file, and evaluates held-out rows of it itself.",
+                NextStep.of("rl_get_results", run.run_id),
+            )
         if num_tasks and state.is_foreign:
             what = f"num_tasks cannot be set for {state.environment}."
             raise InvalidConfig(what, "An environment of atroposlib's decides for itself.")

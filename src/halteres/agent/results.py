@@ -170,7 +170,7 @@ def rl_get_results(
             shown["plot"] = None
     failed = [*reversed(report.progress.eval_failed)][:MOST_FAILED]
     rows, checkpoints, cost = outcome.rows, run.checkpoints(), outcome.cost
-    curves = _curves(rows)
+    curves = _curves(state, rows)
     if choice:
         curves = list(choice.names)
     num_checkpoints = None
@@ -216,13 +216,13 @@ def _hours(state: RunState, cost: Cost) -> dict[str, float]:
     return {f"{unit}_hours": rounded(cost.minutes / 60)}
 
 
-def _curves(rows: Sequence[Row]) -> list[str]:
+def _curves(state: RunState, rows: Sequence[Row]) -> list[str]:
     """The metrics of a history where none were asked for."""
-    for held_out, trained in ((HELD_OUT_PER_TOKEN, LOSS), (HELD_OUT_LOSS, LOSS_OF_PAIRS)):
-        # a policy is trained on a file
-        if any(held_out in row for row in rows):
-            return [trained, held_out]
-    if rows and not any(REWARD in row for row in rows):  # a reward model is trained
+    if state.kind == "sft":
+        return [LOSS, HELD_OUT_PER_TOKEN]
+    if state.kind == "dpo":
+        return [LOSS_OF_PAIRS, HELD_OUT_LOSS]
+    if state.kind == "reward":
         return ["accuracy", "eval_accuracy"]
     success = success_in(rows)
     if any(row.get(success) != row.get(REWARD) for row in rows if success in row):

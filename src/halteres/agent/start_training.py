@@ -33,11 +33,13 @@ from halteres.agent.trial.folder import latest_test
 from halteres.config import environ
 from halteres.config.discovery import EnvironmentNotFound
 from halteres.config.file_training import (
+    FileTraining,
     Method,
     ResolvedFile,
     effective,
     resolve_file_training,
 )
+from halteres.config.files import Sources
 from halteres.config.resolution import Resolved, resolve_settings
 from halteres.config.settings import Settings
 from halteres.errors import HalteresError, InvalidConfig, NotReady, UserError
@@ -221,7 +223,11 @@ def _brief(plan: RunPlan) -> dict[str, Any]:
     """The settings of a plan that matter most, and those that were set."""
     if plan.training is None:
         return drafts.brief(plan.settings, plan.sources)
-    whole = ResolvedFile(settings=plan.settings, training=plan.training, sources=plan.sources)
+    return _brief_of_file(plan.settings, plan.training, plan.sources)
+
+
+def _brief_of_file(settings: Settings, training: FileTraining, sources: Sources) -> dict[str, Any]:
+    whole = ResolvedFile(settings=settings, training=training, sources=sources)
     return {
         key: value
         for key, value, source in effective(whole)
@@ -235,8 +241,9 @@ def _corrected(refused: HalteresError, start: NextStep) -> HalteresError:
     if isinstance(refused, RunGoesOn):
         refused.next = replace(start, args={**start.args, "stop_first": True})
     elif isinstance(own, NextStep):
-        # It names what is wrong with the call, say the step; the rest of the call stays.
-        if own.tool == TOOL:
+        # It names what is wrong with the call, say the step; the rest of the call stays. A file is
+        # started with anew.
+        if own.tool == TOOL and "data" not in own.args:
             refused.next = replace(own, args={**start.args, **own.args})
     elif start.args["resume_from"] and isinstance(refused, InvalidConfig):
         args = {name: start.args[name] for name in ("resume_from", "name")}
@@ -609,7 +616,12 @@ def _already_started(run: RunDirectory) -> Started:
     """The answer to a key that was used before: the first run, as it is now."""
     state = run.state()
     settings = run.settings()
-    facts = _facts(run, settings, drafts.brief(settings, sources_of(run.path)))
+    sources = sources_of(run.path)
+    if state.is_on_file:
+        config = _brief_of_file(settings, FileTraining.read(run.path), sources)
+    else:
+        config = drafts.brief(settings, sources)
+    facts = _facts(run, settings, config)
     facts["message"] = "This idempotency_key has started this run already; nothing new was started."
     if state.status == "pending":
         facts["status"] = "starting"

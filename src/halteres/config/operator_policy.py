@@ -58,7 +58,9 @@ class Caps(_Part):
 
     max_steps: int | None = setting(None, "optimiser steps of one run", ge=1)
     max_hours: float | None = setting(None, "hours of one run; a resumed one counts anew", gt=0)
-    max_tokens: float | None = setting(None, "sampled tokens that one run trains on", gt=0)
+    max_tokens: float | None = setting(
+        None, "sampled tokens, or a file's tokens of answers, that one run trains on", gt=0
+    )
     max_concurrent_runs: int | None = setting(None, "runs that go on at once", ge=1)
     max_open_runs: int = setting(
         4, "runs that go on at once where one more is started without the token", ge=0

@@ -154,10 +154,13 @@ class RunDirectory:
         """The environment's own settings as they held in the run."""
         return dict(self.config().get("env") or {})
 
-    def own_settings(self) -> dict[str, Any]:
+    def own_settings(self, *, inherited: bool = False) -> dict[str, Any]:
         """What the run was started with: section.field -> value; nothing where the file that tells
-        cannot be read.
+        cannot be read. `inherited`: also what it keeps of the run that it goes on from.
         """
+        sources = ["file", "edit", "draft"]
+        if inherited:
+            sources.append("resume")
         try:
             settings = json.loads(read_regular(self.path / "config.resolved.json"))
         except (OSError, *NOT_JSON):
@@ -168,9 +171,7 @@ class RunDirectory:
         return {
             name: row.get("value")
             for name, row in rows
-            if isinstance(row, dict)
-            and row.get("source") in ("file", "edit", "draft")
-            and name not in _ITS_OWN
+            if isinstance(row, dict) and row.get("source") in sources and name not in _ITS_OWN
         }
 
     @property

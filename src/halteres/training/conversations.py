@@ -191,7 +191,7 @@ def _conversation(
     answers = [
         place
         for place, message in enumerate(messages)
-        if place >= first and message["role"] == "assistant" and message.get("weight", 1)
+        if place >= first and message["role"] == "assistant" and _is_trained_on(message)
     ]
     _require(answers, NO_ANSWER)
     for place in answers:
@@ -203,6 +203,13 @@ def _conversation(
     sequences = chat_sequences(tokenizer, chat, answers, **_template_arguments(row))
     key = repr([(message["role"], message.get("content")) for message in chat[: answers[0]]])
     return key, sequences
+
+
+def _is_trained_on(message: Mapping[str, Any]) -> bool:
+    """Whether an answer is no mere context. A Parquet file has null where no weight was given."""
+    weight = message.get("weight")
+    _require(weight in (None, 0, 1), "the 'weight' of a message is neither 0 nor 1")
+    return weight != 0
 
 
 def _template_arguments(row: Mapping[str, Any]) -> dict[str, Any]:
@@ -346,7 +353,12 @@ def _encoded(
 
 def _begin_tokens(tokenizer: Tokenizer) -> list[int]:
     """Those that the tokenizer puts before every text."""
-    return tokenizer.encode("", add_special_tokens=True)[:1]
+    text = tokenizer.encode("a")
+    whole = tokenizer.encode("a", add_special_tokens=True)
+    for at in range(len(whole)):
+        if whole[at : at + len(text)] == text:
+            return whole[:at]
+    return []
 
 
 def _without_context_at_end(tokens: list[int], marks: list[bool]) -> tuple[list[int], list[bool]]:

@@ -230,15 +230,8 @@ class Preferences:
             chosen, rejected = row.sequences
             examples.append(weighted(chosen, row.weight * weight / whole))
             examples.append(weighted(rejected, -row.weight * weight / whole))
-        means = _pair_figures(losses, weights_P)
-        chosen, rejected = weights_P @ policy_P2 / whole
-        figures = {
-            "train/loss": means.pop("loss"),
-            **means,
-            "logps/chosen": float(chosen),
-            "logps/rejected": float(rejected),
-        }
-        return TrainedBatch(examples=examples, figures=figures)
+        means = _pair_figures(losses, policy_P2, weights_P)
+        return TrainedBatch(examples=examples, figures={"train/loss": means.pop("loss"), **means})
 
     def figures(self, trained: TrainedBatch, passed: Pass) -> Figures:
         """The loss and TRL's figures. What the service sums is linear in the log-probabilities, and
@@ -256,9 +249,10 @@ class Preferences:
             mine, theirs = await self._logprobs(chunk)
             policy_P2.append(mine)
             reference_P2.append(theirs)
-        losses = self._losses(np.concatenate(policy_P2), np.concatenate(reference_P2))
+        logprobs_P2 = np.concatenate(policy_P2)
+        losses = self._losses(logprobs_P2, np.concatenate(reference_P2))
         count = len(losses.losses_P)
-        figures = _pair_figures(losses, np.ones(count))
+        figures = _pair_figures(losses, logprobs_P2, np.ones(count))
         spread = 0.0
         if count > 1:
             spread = float(losses.losses_P.std(ddof=1)) / float(np.sqrt(count))
@@ -333,7 +327,9 @@ def _chunks(rows: Sequence[TokenRow]) -> Iterator[list[TokenRow]]:
         yield chunk
 
 
-def _pair_figures(losses: PairLosses, weights_P: FloatArray) -> dict[str, float]:
+def _pair_figures(
+    losses: PairLosses, policy_P2: FloatArray, weights_P: FloatArray
+) -> dict[str, float]:
     """Weighted means over the pairs, by TRL's names."""
     whole = max(float(weights_P.sum()), 1e-12)
 
@@ -346,4 +342,6 @@ def _pair_figures(losses: PairLosses, weights_P: FloatArray) -> dict[str, float]
         "rewards/margins": mean(losses.margins_P),
         "rewards/chosen": mean(losses.chosen_P),
         "rewards/rejected": mean(losses.rejected_P),
+        "logps/chosen": mean(policy_P2[:, 0]),
+        "logps/rejected": mean(policy_P2[:, 1]),
     }

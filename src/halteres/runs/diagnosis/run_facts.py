@@ -12,6 +12,7 @@ from statistics import fmean, median
 from typing import Any, Literal
 
 from halteres.config import environ
+from halteres.config.file_training import FILE
 from halteres.config.sampler_list import are_exact, samplers_of
 from halteres.config.settings import InferenceSettings, TrainerSettings
 from halteres.next_step import NextStep, Remedy
@@ -45,7 +46,7 @@ class RunFacts:
             environment=settings.run.environment,
             trainer=settings.trainer,
             env={**run.environment_config(), **settings.env},
-            given=run.own_settings(),
+            given=run.own_settings(inherited=(run.path / FILE).exists()),
             folder=run.path,
             success_threshold=settings.run.success_threshold,
             samples_roughly=_samples_roughly(settings.inference),

@@ -6,11 +6,16 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import replace
+from math import ceil
 from typing import Any
 
-from halteres.config.file_training import FileTraining, ResolvedFile, resolve_file_training
+from halteres.config.file_training import (
+    FileTraining,
+    ResolvedFile,
+    effective,
+    resolve_file_training,
+)
 from halteres.config.files import Sources
-from halteres.config.operator_policy import over_cap
 from halteres.config.settings import Settings
 from halteres.errors import InvalidConfig
 from halteres.models.shape import ModelShape
@@ -51,9 +56,22 @@ from halteres.training.file_data import FileData, check_digest, read_data, with_
 RATE = "trainer.learning_rate"
 
 EVALUATIONS, CHECKPOINTS = 8, 10
-"""How often held-out rows are evaluated, and checkpoints written, where nothing else was asked
-for.
+"""How often at most held-out rows are evaluated after the first step, and checkpoints written,
+where nothing else was asked for.
 """
+
+_MADE_WITH = ("trainer.learning_rate", "trainer.lora_rank", "trainer.max_token_trainer_length")
+"""Settings that may have been proposed for the base model: a run that goes on keeps them."""
+
+_BATCHES_DEPEND_ON = (
+    "run.seed",
+    "data.eval_data",
+    "data.hold_out",
+    "data.most_held_out",
+    "data.batch_size",
+    "data.packing",
+)
+"""Settings that say which rows make the batch of a step: a run that goes on keeps them."""
 
 
 def plan_file_run(
@@ -89,7 +107,7 @@ def plan_file_run(
         has_data, data = attempt("data", lambda: _data(training, settings, model))
         if data is not None:
             settings = with_steps(settings, training, data, resolved.sources)
-            training = with_digest(training, data)
+            training = _with_tokenizer(with_digest(training, data))
             has_data = replace(has_data, figures=data_figures(data))
         checks.append(has_data)
         checks += [
@@ -97,7 +115,7 @@ def plan_file_run(
             for warning in (data.warnings if data else ())
         ]
     if data is not None:
-        checks.append(attempt("steps", lambda: _check_steps(settings, resolved))[0])
+        checks.append(attempt("steps", lambda: _check_warmup(settings))[0])
 
     point = None
     if resume is not None:
@@ -137,12 +155,16 @@ def resolve_resumed(
     base = ResolvedFile(
         settings=settings,
         training=training,
-        sources=dict.fromkeys((*run.own_settings(), *_MADE_WITH), "resume"),
+        sources=dict.fromkeys((*run.own_settings(inherited=True), *_MADE_WITH), "resume"),
     )
     resolved = resolve_file_training(training.method, None, edits, changes=changes, base=base)
-    for key in ("data.eval_data", "data.hold_out", "data.batch_size", "data.packing"):
-        name = key.partition(".")[2]
-        if getattr(resolved.training, name) != getattr(training, name):
+    before, now = _values(base), _values(resolved)
+    kept: list[str] = [*_BATCHES_DEPEND_ON]
+    if resolved.training.too_long == "drop":
+        # it says which rows are left out
+        kept.append("trainer.max_token_trainer_length")
+    for key in kept:
+        if before.get(key) != now.get(key):
             raise InvalidConfig(
                 f"{key} cannot be changed in a run that goes on.",
                 "Which rows make the batch of a step depends on it.",
@@ -150,6 +172,10 @@ def resolve_resumed(
                 field=key,
             )
     return resolved
+
+
+def _values(resolved: ResolvedFile) -> dict[str, Any]:
+    return {key: value for key, value, _ in effective(resolved)}
 
 
 def with_proposals(resolved: ResolvedFile, shape: ModelShape | None) -> tuple[Settings, Sources]:
@@ -181,15 +207,11 @@ def with_steps(
     if source is None or has_other_epochs:
         changes["total_steps"] = total = data.steps(training)
     if "trainer.eval_every" not in given:
-        changes["eval_every"] = max(1, total // EVALUATIONS)
+        changes["eval_every"] = ceil(total / EVALUATIONS)
     if "trainer.checkpoint_every" not in given:
         changes["checkpoint_every"] = max(10, total // CHECKPOINTS)
     trainer = settings.trainer.model_copy(update=changes)
     return settings.model_copy(update={"trainer": trainer})
-
-
-_MADE_WITH = (*("trainer.learning_rate", "trainer.lora_rank", "trainer.max_token_trainer_length"),)
-"""Settings that may have been proposed for the base model: a run that goes on keeps them."""
 
 
 def data_figures(data: FileData) -> Row:
@@ -224,11 +246,15 @@ def _data(training: FileTraining, settings: Settings, model: RunModel) -> FileDa
     return data
 
 
-def _check_steps(settings: Settings, resolved: ResolvedFile) -> None:
-    """PolicyCap, InvalidConfig: more steps than the operator allows, or fewer than the warm-up."""
-    problem = over_cap(resolved.policy, settings.trainer.total_steps)
-    if problem is not None:
-        raise problem.alone(f"Set total_steps to {problem.limit:g} or less.")
+def _with_tokenizer(training: FileTraining) -> FileTraining:
+    """The training with its tokenizer's folder, by which the trainer finds it too."""
+    if training.tokenizer is None:
+        return training
+    return training.model_copy(update={"tokenizer": str(tokenizer_folder(training.tokenizer))})
+
+
+def _check_warmup(settings: Settings) -> None:
+    """InvalidConfig where the warm-up has as many steps as the run."""
     if settings.trainer.warmup_steps >= settings.trainer.total_steps:
         raise InvalidConfig(
             f"warmup_steps is {settings.trainer.warmup_steps}, and the run has "

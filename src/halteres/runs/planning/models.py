@@ -135,9 +135,13 @@ def given_model(
     model = (_ask("/halteres/v1/info", service_url) or {}).get("model") or {}
     name, there = model.get("name"), model.get("folder")
     if name is None:  # a service that is not ours: it will say itself whether it knows the model
-        if not samples:
-            _ask("/api/v1/healthz", service_url)
-        elif _ask("/runs/preflight/v1/models", service_url) is None:
+        if not samples and _ask("/api/v1/healthz", service_url) is None:
+            raise ServiceUnusable(
+                f"What answers at {service_url} is no training service.",
+                "It has no route /api/v1/healthz, which every service of the Tinker API has.",
+                "See to the address.",
+            )
+        if samples and _ask("/runs/preflight/v1/models", service_url) is None:
             raise ServiceUnusable(
                 f"Environments cannot sample from the service at {service_url}.",
                 "It has no routes /runs/RUN/..., from which environments take their answers; "

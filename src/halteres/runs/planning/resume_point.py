@@ -78,13 +78,13 @@ def checkpoint_of(old: RunDirectory, step: int | None) -> Row:
         verb = "is"
         if state.terminal:
             verb = "ended"
-        environment = environment_of(state)
         if state.is_on_file:
             raise CheckpointMissing(
                 f"Run {old.run_id} has no checkpoint.",
                 f"It {verb} at step {state.step}.",
-                f"Start anew with its file: halteres {state.kind} {state.environment_file}",
+                NextStep.of("rl_start_training", data=state.environment_file, method=state.kind),
             )
+        environment = environment_of(state)
         raise CheckpointMissing(
             f"Run {old.run_id} has no checkpoint.",
             f"It {verb} at step {state.step}.",

@@ -422,7 +422,7 @@ class Cost:
     """What a run has taken so far; where it goes on from another, that one's share is not in it."""
 
     minutes: float  # by the clock, start-up and evaluations included
-    tokens: int  # sampled for training
+    tokens: int  # sampled for training; on a file, of the answers that were trained on
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -472,7 +472,11 @@ def outcome_of(run: RunDirectory, state: RunState) -> Outcome:
     resumable = next((row for row in reversed(checkpoints) if row.get("state_path")), {})
     adapter, model = run.path / "adapter", run.path / RESULT
     began = int((state.resume_point or {}).get("step", 0))
-    tokens = [row.get("tokens/action") for row in rows if row["step"] > began]
+    # on a file nothing is sampled
+    name = "tokens/action"
+    if state.is_on_file:
+        name = "tokens/trained"
+    tokens = [row.get(name) for row in rows if row["step"] > began]
     return Outcome(
         rows=rows,
         evaluations=found,

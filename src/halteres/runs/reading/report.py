@@ -500,10 +500,10 @@ class RunReport:
         changes = mending(state.code, self.given)
         if state.resumable:
             return NextStep.of("rl_start_training", resume_from=run_id, changes=changes)
-        given = self.run.own_settings()
+        given = self.run.own_settings(inherited=state.is_on_file)
         if state.is_on_file:
             own = {name: given.pop(f"data.{name}", None) for name in ("method", "data")}
-            return NextStep.of("rl_start_training", **own, changes=given)
+            return NextStep.of("rl_start_training", **own, changes={**given, **changes})
         if len(given) <= MOST_CHANGES:
             changes = {**given, **changes}
         return NextStep.of("rl_start_training", environment=environment_of(state), changes=changes)
