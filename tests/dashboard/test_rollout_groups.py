@@ -13,6 +13,7 @@ from halteres.dashboard.rollout_groups import group_of_step, groups_of_step, sam
 from halteres.errors import NotFound
 from halteres.groups.rollout_rows import in_utf16
 from halteres.observe.metrics import append_row
+from halteres.redaction import Redactor
 from halteres.runs.directory import RunDirectory
 
 ANSWERS = [run_results.completion(text, score) for text, score in (("four", 1.0), ("Five", 0.0))]
@@ -95,7 +96,7 @@ def test_texts_and_tokens_travel_with_an_opened_group_alone(run: RunDirectory) -
     first, second = told(group_of_step(run, 1, 0))["rollouts"]
     assert first["parts"] == [{"text": "four", "sampled": True, **tokens}]
     assert second["parts"] == [{"text": "Five", "sampled": True}]
-    assert told(sampled_groups(run, 5))[0]["rollouts"][0] == first
+    assert told(sampled_groups(run, 5, Redactor([])))[0]["rollouts"][0] == first
 
 
 def test_turns_have_their_own_advantages_where_the_trainer_counts_them_alike(
