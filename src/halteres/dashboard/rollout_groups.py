@@ -124,7 +124,8 @@ class _Reader:
     ) -> None:
         """`redactor`: whose secrets have no tokens; None: this process's."""
         self._step = step
-        self._trained = trained_groups(run, step, {group.id for group in groups if group.id})
+        sent = {group.id for group in groups if group.id and group.dropped is None}
+        self._trained = trained_groups(run, step, sent)
         self._newest = last_trained_step(run)
         self._has_ended = run.state().terminal
         self._redactor = redactor or Redactor.of_this_process()
