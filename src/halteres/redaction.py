@@ -106,7 +106,7 @@ class Redactor:
         """A JSON value without secrets, in keys and in texts; what it holds of settings named like
         secrets is one, and in its own place struck out whatever it is.
         """
-        values = {text for text in _texts(_secret_settings(value)) if _is_unlike_a_word(text)}
+        values = secret_values(value)
         redactor = self
         if values:
             redactor = Redactor({*self._secrets, *values})
@@ -133,6 +133,16 @@ class Redactor:
         if isinstance(value, list | tuple):
             return [self.in_place(item, in_task=in_task) for item in value]
         return value
+
+
+def secret_values(value: Any) -> set[str]:
+    """What settings named like secrets are set to in a JSON value, as far as it is a secret
+    wherever it stands.
+
+    >>> secret_values({"judge_key": "sk-12345678", "model": "tiny"})
+    {'sk-12345678'}
+    """
+    return {text for text in _texts(_secret_settings(value)) if _is_unlike_a_word(text)}
 
 
 def without_secrets(settings: Any) -> Any:

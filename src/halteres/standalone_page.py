@@ -112,4 +112,6 @@ def _json(data: Any) -> str:
     except UnicodeEncodeError:
         # Half a character ("\ud800") cannot be encoded, but can be escaped.
         text = json.dumps(data, default=lambda encoded: json.loads(bytes(encoded)))
+        # NaN is no JSON: null, as above
+        text = json.dumps(json.loads(text, parse_constant=lambda _: None))
     return text.replace("<", "\\u003c")

@@ -6,17 +6,20 @@ from __future__ import annotations
 
 import asyncio
 import json
+import math
 import shutil
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
+from agent import run_fixtures
 from agent.run_fixtures import told
 from typer.main import get_command
 from typer.testing import CliRunner
 
 from halteres.cli.main import app
+from halteres.cli.output import print_json
 from halteres.runs.directory import RunDirectory
 
 RUN = "aaaa1111"
@@ -139,6 +142,22 @@ def test_a_verb_has_the_values_of_the_tool_that_reads_the_same(finished: RunDire
     assert {row["name"]: row["file_path"] for row in listed} == {
         name: row["file_path"] for name, row in rows.items()
     }
+
+
+def test_a_list_of_runs_holds_no_secret(
+    finished: RunDirectory, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("OPENROUTER_API_KEY", "sk-planted-0123456789")
+    run_fixtures.change(finished, name="with sk-planted-0123456789")
+    assert read("runs", "list")["runs"][0]["name"] == "with ***"
+    assert read("runs", "list")["runs"] == answer("rl_list_runs")["runs"]
+
+
+def test_what_is_no_json_is_null_or_a_question_mark(capsys: pytest.CaptureFixture[str]) -> None:
+    """An environment's evaluation returns what it likes."""
+    print_json({"eval/mean": math.nan, "eval/most": math.inf, "text": "\ud800é"})
+    shown = capsys.readouterr().out
+    assert shown == '{"eval/mean":null,"eval/most":null,"text":"?é"}\n'
 
 
 def test_the_end_of_an_export_is_told_as_json(finished: RunDirectory, tmp_path: Path) -> None:

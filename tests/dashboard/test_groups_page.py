@@ -192,6 +192,35 @@ def test_groups_that_come_to_the_newest_step_are_added_and_an_open_one_stays(
     expect(page.locator(".group-line > summary").first).to_be_focused()
 
 
+def test_the_end_of_a_run_decides_what_became_of_its_last_groups(
+    run: RunDirectory, visit: Visit, alive: Callable[..., Any]
+) -> None:
+    add_group(run, 3, answer("Late.", 1.0), answer("Later.", 0.0))
+    alive(run, step=1)
+    page = opened(visit)
+    expect(page.locator(".group-line .state").last).to_have_text("waiting")
+    run_fixtures.change(run, status="completed")
+    expect(page.locator(".group-line .state").last).to_have_text("unused")
+
+
+def test_a_step_of_many_groups_lists_the_first_until_all_are_asked_for(visit: Visit) -> None:
+    """What is below them stays within reach. Filters and orders are of all of them."""
+    made = run_fixtures.make_run(steps=1)
+    for number in range(126):
+        add_group(made, number, answer("One.", number / 126), answer("Two.", 0.0))
+    train(made, 1, 40, [0.1], [-0.1])
+    page = opened(visit)
+    lines = page.locator(".group-line")
+    expect(lines).to_have_count(32)
+    page.get_by_label("Order").select_option("best first")
+    expect(page.locator(".group-line .label-of").first).to_have_text("125")
+    page.get_by_label("Order").select_option("in order")
+    page.get_by_role("button", name="Show all 126 groups").click()
+    expect(lines).to_have_count(126)
+    expect(lines.nth(32).locator("summary")).to_be_focused()
+    expect(page.get_by_role("button", name="Show all")).to_be_hidden()
+
+
 def test_a_run_of_an_older_version_shows_its_texts(visit: Visit) -> None:
     run = run_fixtures.make_run(steps=1)
     run_results.add_group(run, 1, run_results.completion("forty two", 1.0))

@@ -79,6 +79,24 @@ async def test_a_report_holds_no_secret(home: Path, monkeypatch: pytest.MonkeyPa
     assert SECRET not in page and "***" in page
 
 
+async def test_a_report_holds_no_secret_of_the_runs_own_files(home: Path) -> None:
+    """They are in no variable of the process that writes it. Tokens would tell them, too."""
+    run, other = two_runs()
+    server, judge, login = "tml-run-0123456789abcdef", "jk-0123456789", "login-0123456789"
+    (run.path / "wiring.json").write_text(json.dumps({"api_key": server}))
+    run_fixtures.change(run, urls={"service": "http://127.0.0.1:1"})
+    settings = {"judge_key": judge, "rollout_server_url": f"http://run:{login}@127.0.0.1:2"}
+    (run.path / "config.yaml").write_text(json.dumps({"env": settings}))
+    for secret in (server, judge, login):
+        tokens = {"ids": [31_337], "logprobs": [-1.0], "lengths": [len(secret)]}
+        told_all = {**run_results.completion(secret, 1.0), **tokens}
+        run_results.add_group(run, 40, told_all, prompt=secret, item=secret)
+    page, _ = await report_of([other, run])
+    for secret in (server, judge, login):
+        assert secret not in page
+    assert "***" in page and "31337" not in page
+
+
 def test_what_a_run_was_made_of_is_named_by_hashes(home: Path, tmp_path: Path) -> None:
     environment, model = tmp_path / "env.py", tmp_path / "model"
     environment.write_text("x = 1\n")

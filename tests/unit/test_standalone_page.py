@@ -5,6 +5,7 @@ from __future__ import annotations
 import base64
 import hashlib
 import json
+import math
 import re
 from pathlib import Path
 
@@ -40,6 +41,13 @@ def test_nothing_of_the_data_or_the_title_is_markup() -> None:
     assert page.count("</script>") == 2 and "<script>alert" not in page and "<!--" not in page
     held = between(page, 'id="data">', "</script>")
     assert json.loads(held) == data
+
+
+def test_a_figure_that_is_not_finite_is_null_also_next_to_half_a_character() -> None:
+    for text in ("whole", "\ud800"):
+        page = standalone_page("dom.js", {"text": text, "figure": math.nan}, title="x")
+        held = between(page, 'id="data">', "</script>")
+        assert "NaN" not in held and json.loads(held)["figure"] is None
 
 
 def test_modules_come_before_those_that_import_them_and_each_comes_once() -> None:

@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-import json
 import sys
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Annotated, Any
 
 import typer
@@ -17,14 +16,13 @@ PIPE_WIDTH = 1000
 """Columns where there is no terminal: a row is one line, and nothing of it is folded."""
 
 
-def print_json(value: Any) -> None:
-    """Print a value on one line.
-
-    Raises:
-        ValueError: a number in it is NaN or infinite, which JSON has no word for.
+def print_json(value: Mapping[str, Any]) -> None:
+    """Print an object on one line; a number that is NaN or infinite, which JSON has no word for, is
+    null.
     """
-    text = json.dumps(value, ensure_ascii=False, allow_nan=False, separators=(",", ":"))
-    typer.echo(text)
+    from halteres.observe.metrics import encoded_row
+
+    typer.echo(encoded_row(value).decode())
 
 
 def tool_answer(tool: str, **arguments: Any) -> dict[str, Any]:

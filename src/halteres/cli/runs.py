@@ -10,7 +10,7 @@ import typer
 
 from halteres.cli.output import AsJson, print_json, print_table, tool_answer
 from halteres.errors import unknown
-from halteres.redaction import printable
+from halteres.redaction import Redactor, printable
 
 if TYPE_CHECKING:
     from halteres.runs.directory import Entry, RunDirectory
@@ -46,7 +46,8 @@ def list_(
         entries = _tagged(entries, wanted)
     if as_json:
         found = [listed_run(entry).model_dump(exclude_unset=True) for entry in entries]
-        print_json({"runs": found, "count": len(found)})
+        shown = Redactor.of_this_process().json({"runs": found, "count": len(found)})
+        print_json(shown)
         return
     if wanted and not entries:
         _say(f"No run has {', '.join(map(repr, sorted(wanted)))}.")

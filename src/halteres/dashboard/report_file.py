@@ -1,8 +1,8 @@
 """Runs as one HTML file that makes no request: what their pages show, and what they were made of.
 
 The file holds what the server would have answered to the page's own modules, which show it
-(`report_file.js`). Nothing in it names a folder of this machine, but for what logs and texts of the
-run say.
+(`report_file.js`). Nothing in it names a folder of this machine, but for what the run was set to
+and what its texts say.
 """
 
 from __future__ import annotations
@@ -22,6 +22,7 @@ from halteres.next_step import NextStep
 from halteres.redaction import Redactor
 from halteres.runs.directory import RunDirectory
 from halteres.runs.reading.usage import usage_columns
+from halteres.runs.servers import redactor_of
 from halteres.runs.state import RunState
 from halteres.standalone_page import standalone_page
 
@@ -52,6 +53,8 @@ def report_file(
     """
     answers: dict[str, Any] = {}
     states = [run.state() for run in runs]
+    # what is sent to others holds no secret of any of the runs
+    redactor = Redactor(secret for run in runs for secret in redactor_of(run).secrets)
     for run, result in zip(runs, results, strict=True):
         path = f"/api/runs/{run.run_id}"
         answers[path] = {**view_of(run, write), "folder": None}
@@ -67,11 +70,10 @@ def report_file(
         "version": halteres.__version__,
         "runs": [run.run_id for run in runs],
         "answers": answers,
-        "groups": {run.run_id: sampled_groups(run, MOST_GROUPS) for run in runs},
+        "groups": {run.run_id: sampled_groups(run, MOST_GROUPS, redactor) for run in runs},
         "sources": {state.run_id: sources_of(state) for state in states},
     }
     title = ", ".join(state.name for state in states)
-    redactor = Redactor.of_this_process()
     return standalone_page("report_file.js", redactor.json(data), title=redactor.text(title))
 
 

@@ -100,27 +100,35 @@ def group_of_step(run: RunDirectory, step: int, place: int) -> dict[str, Any]:
     return _Reader(run, step, groups).whole(place, groups[place])
 
 
-def sampled_groups(run: RunDirectory, most: int) -> list[dict[str, Any]]:
+def sampled_groups(run: RunDirectory, most: int, redactor: Redactor) -> list[dict[str, Any]]:
     """The first groups of the newest step with their answers, at most so many; none where there are
-    no rollouts. For files, which hold all that they show.
+    no rollouts. For files, which hold all that they show. `redactor`: its secrets have no tokens.
     """
     steps = steps_of(run)
     if not steps:
         return []
     groups, _ = groups_of(run, steps[-1])
-    reader = _Reader(run, steps[-1], groups)
+    reader = _Reader(run, steps[-1], groups, redactor)
     return [reader.whole(place, group) for place, group in enumerate(groups[:most])]
 
 
 class _Reader:
     """Groups of one step, joined with what the trainer made of them."""
 
-    def __init__(self, run: RunDirectory, step: int, groups: Sequence[RecordedGroup]) -> None:
+    def __init__(
+        self,
+        run: RunDirectory,
+        step: int,
+        groups: Sequence[RecordedGroup],
+        redactor: Redactor | None = None,
+    ) -> None:
+        """`redactor`: whose secrets have no tokens; None: this process's."""
         self._step = step
-        self._trained = trained_groups(run, step, {group.id for group in groups if group.id})
+        sent = {group.id for group in groups if group.id and group.dropped is None}
+        self._trained = trained_groups(run, step, sent)
         self._newest = last_trained_step(run)
         self._has_ended = run.state().terminal
-        self._redactor = Redactor.of_this_process()
+        self._redactor = redactor or Redactor.of_this_process()
 
     def brief(self, place: int, group: RecordedGroup) -> dict[str, Any]:
         """A group's line: its task, what became of it, a few numbers of each rollout."""

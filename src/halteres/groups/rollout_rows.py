@@ -78,7 +78,7 @@ class TokenLimits:
 class _Step:
     """What is known of one step's file."""
 
-    # groups that another process wrote, before this one began: number, and id of those that have one
+    # groups that another process wrote, before this one began: number, and id where they have one
     earlier: set[tuple[int, str]] = field(default_factory=set[tuple[int, str]])
     num_with_tokens: int = 0  # groups
 

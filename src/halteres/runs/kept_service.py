@@ -18,6 +18,7 @@ import signal
 import sys
 import threading
 import time
+from contextlib import suppress
 from pathlib import Path
 
 import msgspec
@@ -69,8 +70,9 @@ def service_for_questions(run: RunDirectory, model: str) -> Server:
             kept = kept_in(run)
             if kept is not None and kept.url:
                 # the time that it has begins anew
-                os.utime(run.path / KEPT)
-                return Server(url=kept.url)
+                with suppress(FileNotFoundError):
+                    os.utime(run.path / KEPT)
+                    return Server(url=kept.url)
         elif is_started:
             raise _failure(run)
         else:
@@ -138,7 +140,10 @@ def main() -> int:
             replace_file(card, msgspec.json.encode(Kept(url=at.url, process=who)))
             while not told_to_end.wait(LOOK_EVERY_S) and _idle_s(card) <= IDLE_S:
                 pass
-            card.unlink(missing_ok=True)
+            # it holds memory and the run's weights until it is gone, and answers no more
+            with suppress(OSError):
+                replace_file(card, msgspec.json.encode(Kept(process=who)))
+        card.unlink(missing_ok=True)
     except HalteresError as error:
         words = (error.what, error.why, str(error.next))
         replace_file(card, msgspec.json.encode(Kept(process=who, failure=words)))

@@ -39,10 +39,11 @@ from halteres.config.sampler_list import (
     samplers_of,
 )
 from halteres.config.settings import InferenceSettings
-from halteres.errors import InvalidConfig, NotReady, ProcessFailed
+from halteres.errors import HalteresError, InvalidConfig, NotReady, ProcessFailed
 from halteres.files import NOT_JSON, read_regular, tail
+from halteres.logins import passwords_in
 from halteres.process import Child, alive
-from halteres.redaction import Redactor
+from halteres.redaction import Redactor, secret_values
 from halteres.runs.directory import RunDirectory, runs_home
 from halteres.runs.state import locked
 
@@ -94,6 +95,17 @@ def servers_of(run: RunDirectory) -> Servers:
         service=Server(url=service, key=keys.api_key) if service else None,
         trajectories=Server(url=api, key=Address.of(keys.api_url or api).token) if api else None,
     )
+
+
+def redactor_of(run: RunDirectory) -> Redactor:
+    """Strikes out what this process and the run keep secret: also the keys of its servers, and the
+    keys and passwords among its settings, as far as we may read them.
+    """
+    secrets = {*Redactor.of_this_process().secrets, *servers_of(run).redactor.secrets}
+    with suppress(HalteresError):
+        config = run.config()
+        secrets |= {*secret_values(config), *passwords_in(config)}
+    return Redactor(secrets)
 
 
 def new_secret() -> str:

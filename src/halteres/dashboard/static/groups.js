@@ -5,6 +5,7 @@ import { answers, legend } from "./answers.js";
 import { fill, h, say } from "./dom.js";
 import { figure } from "./format.js";
 
+const MOST_LINES = 32; // groups, until all are asked for: what comes below them stays within reach
 const LEVELS = 8; // heights of a score in a strip
 const MOST_CELLS = 64; // rollouts in a strip
 const NUMBERS = ["score", "advantage", "tokens"];
@@ -21,8 +22,10 @@ export function groupList({ open, search }) {
   const said = h("p", { class: "quiet", role: "status" });
   const list = h("div", { "data-tint": "probability" });
   const tint = tints((name) => (list.dataset.tint = name));
-  const element = h("div", { class: "group-list" }, h("div", { class: "controls" }, bar.elements, tint), legend(), said, list);
+  const rest = h("button", { type: "button", hidden: true, on: { click: all } });
+  const element = h("div", { class: "group-list" }, h("div", { class: "controls" }, bar.elements, tint), legend(), said, list, rest);
   const opened = new Set(); // places: they stay open in another step
+  let most = MOST_LINES;
   let groups = [];
   let lines = new Map();
 
@@ -33,13 +36,23 @@ export function groupList({ open, search }) {
     if (order) shown.sort(order);
     const scores = groups.flatMap(({ rollouts }) => rollouts.map(({ score }) => score)).filter(Number.isFinite);
     const range = [Math.min(...scores), Math.max(...scores)];
-    for (const group of shown) {
+    const listed = shown.slice(0, most);
+    for (const group of listed) {
       if (!lines.has(group.place)) lines.set(group.place, line(group, opened, open));
       lines.get(group.place).show(group, matching.get(group), range);
     }
-    arrange(list, shown.map(({ place }) => lines.get(place).element));
+    arrange(list, listed.map(({ place }) => lines.get(place).element));
+    rest.hidden = listed.length === shown.length;
+    say(rest, `Show all ${shown.length} groups`);
     const some = shown.length < groups.length ? `${shown.length} of ${groups.length} groups match.` : "";
     say(said, groups.length ? some : "No group.");
+  }
+
+  // The keyboard goes on at the first of those that were not there.
+  function all() {
+    most = Infinity;
+    draw();
+    list.children[MOST_LINES].querySelector("summary").focus();
   }
 
   return {
@@ -48,7 +61,7 @@ export function groupList({ open, search }) {
     show(now, { anew = false, first = false } = {}) {
       groups = now;
       if (anew) lines = new Map();
-      const shown = groups.find(({ state }) => state === "trained") ?? groups[0];
+      const shown = groups.slice(0, most).find(({ state }) => state === "trained") ?? groups[0];
       if (first && shown) opened.add(shown.place);
       bar.offer(groups);
       draw();

@@ -27,6 +27,7 @@ export function rollouts(id) {
   let wanted = "";
   let asked = 0;
   let readAt = 0;
+  let isOver = false; // whether the run had ended when it was read
   number.addEventListener("change", () => read(number.valueAsNumber));
 
   async function read(other) {
@@ -67,8 +68,11 @@ export function rollouts(id) {
       element.hidden = kind !== "rl"; // others sample nothing
       if (last === undefined) return;
       if (step !== null) offer(last);
-      // groups are still coming to the newest step: lines are added, and open ones stay
-      const mayGrow = step === last && !terminal && Date.now() - readAt > PAUSE_MS;
+      // groups are still coming to the newest step: lines are added, and open ones stay;
+      // the end of the run decides what became of the last ones
+      const isDue = terminal || Date.now() - readAt > PAUSE_MS;
+      const mayGrow = step === last && !isOver && isDue;
+      isOver = terminal;
       if (step === null || mayGrow) read(step);
     },
   };

@@ -263,8 +263,10 @@ class TrainedGroup:
     advantages: list[list[float]]  # of every turn of every rollout
 
 
-MOST_STEPS_LATER = 8
-"""Steps after the one that a group was drawn for in which it is looked for."""
+MOST_STEPS_LATER = 64
+"""Steps after the one that a group was drawn for in which it is looked for: as many as
+`trainer.max_staleness` allows.
+"""
 
 _advantages = msgspec.json.Decoder(_Advantages)
 
