@@ -11,6 +11,7 @@ import pytest
 import yaml
 from agent.run_fixtures import add_evaluation, make_run
 
+from halteres.config.file_training import FileTraining
 from halteres.observe.metrics import append_row
 from halteres.runs.directory import RunDirectory
 from halteres.runs.reading.model_card import Export, Form, model_card
@@ -113,3 +114,12 @@ def test_other_forms_are_loaded_otherwise_and_a_license_is_the_base_models(folde
     )
     assert front_matter(text)["license"] == "mit"
     assert front_matter(text)["base_model"] == "sums"
+
+
+def test_a_training_on_a_file_is_named_by_its_method_and_file(folder: Path, tmp_path: Path) -> None:
+    data = tmp_path / "answers.jsonl"
+    run = make_run(steps=10, environment_file=str(data), kind="sft")
+    FileTraining(method="sft", data=str(data), digest="0" * 64).write(run.path)
+    text = card(folder, run=run)
+    assert front_matter(text)["tags"] == ["lora", "sft", "halteres"]
+    assert "trained by supervised fine-tuning on the file `answers.jsonl`" in text

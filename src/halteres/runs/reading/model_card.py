@@ -17,6 +17,7 @@ import msgspec
 import yaml
 
 import halteres
+from halteres.config.file_training import FileTraining
 from halteres.documents import DocumentError, parse_yaml
 from halteres.errors import HalteresError
 from halteres.files import NOT_JSON
@@ -27,12 +28,19 @@ from halteres.runs.directory import RunDirectory
 from halteres.runs.reading.evaluations import Difference, Evaluation, differences, evaluations
 from halteres.runs.reading.named_weights import Adapter, vllm_command
 from halteres.runs.reading.result_metrics import HELD_OUT
+from halteres.runs.state import Kind
 
 Form = Literal["peft", "merged", "gguf"]
 
 FILE = "README.md"
 
 _LIBRARIES: dict[Form, str] = {"peft": "peft", "merged": "transformers", "gguf": "gguf"}
+_METHODS: dict[Kind, str] = {
+    "rl": "reinforcement learning",
+    "sft": "supervised fine-tuning",
+    "dpo": "direct preference optimisation",
+}
+_TAGS: dict[Kind, str] = {"rl": "reinforcement-learning", "sft": "sft", "dpo": "dpo"}
 _WHAT: dict[Form, str] = {
     "peft": "A LoRA adapter of",
     "merged": "The whole model: a LoRA adapter merged into",
@@ -103,7 +111,7 @@ def _front_matter(export: Export) -> str:
         facts["license"] = license_name
     facts["tags"] = ["lora"]
     if export.adapter.run is not None:
-        facts["tags"] = ["lora", "reinforcement-learning", "halteres"]
+        facts["tags"] = ["lora", _TAGS[export.adapter.run.state().kind], "halteres"]
     return f"---\n{yaml.safe_dump(facts, sort_keys=False)}---"
 
 
@@ -122,10 +130,13 @@ def _introduction(export: Export) -> Iterator[str]:
     step = state.step
     if export.adapter.step is not None:
         step = export.adapter.step
+    data = f"the environment `{state.environment}`"
+    if state.is_on_file:
+        data = f"the file `{Path(FileTraining.read(run.path).data).name}`"
     yield (
-        f"{what}, trained by reinforcement learning on the environment `{state.environment}`: "
-        f"{step} of {state.total_steps} steps, run `{run.run_id}`, {day}, Halteres "
-        f"{halteres.__version__}."
+        f"{what}, trained by {_METHODS[state.kind]} on {data}: "
+        f"{step} of {state.total_steps} steps, run `{run.run_id}`, {day}, "
+        f"Halteres {halteres.__version__}."
     )
 
 
