@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import asyncio
+import os
 import shutil
+import signal
 import socket
 import subprocess
 import sys
@@ -14,13 +16,14 @@ from typing import Any
 import msgspec
 import numpy as np
 import pytest
+import torch.distributed as dist
 import transformers as hf
 
 from halteres.config import environ
 from halteres.engine import process
 from halteres.engine.process import EngineCommand, EngineProcess, RestartPolicy
 from halteres.engine.torch import TorchEngine
-from halteres.engine.torch.ranks import Card, Ranks, check_alike
+from halteres.engine.torch.ranks import ENDED, Card, Ranks, check_alike
 from halteres.errors import InvalidConfig, ProcessFailed
 from halteres.models import TINY
 
@@ -28,6 +31,7 @@ from .rank_program import LIMITS, Found, folder, played
 
 TESTS = Path(__file__).parents[1]
 RUNS_WITHIN_S = 100
+ENDS_WITHIN_S = 15  # a rank that has lost the others
 
 pytestmark = pytest.mark.runs
 
@@ -145,6 +149,84 @@ def first_of_two(monkeypatch: pytest.MonkeyPatch) -> pytest.MonkeyPatch:
 
 
 CARD = Card(ranks=2, version="1", model="m", dtype="float32", shard=False)
+
+JOINED = """
+import sys, time
+from halteres.engine.torch.ranks import Card, Ranks
+card = Card(ranks=2, version="1", model="m", dtype="float32", shard=False)
+ranks = Ranks.join(card, "cpu", 60)
+"""
+
+
+def two_of(program: str) -> list[subprocess.Popen[str]]:
+    """Two ranks that have met and then run this program, without torchrun: the first has the
+    store.
+    """
+    port, started = free_port(), []
+    for rank in range(2):
+        place = {"RANK": rank, "WORLD_SIZE": 2, "LOCAL_RANK": 0, "MASTER_PORT": port}
+        variables = {name: str(value) for name, value in place.items()}
+        started.append(
+            subprocess.Popen(
+                [sys.executable, "-c", JOINED + program],
+                env=environ.for_child(MASTER_ADDR="127.0.0.1", OMP_NUM_THREADS="1", **variables),
+                stdout=subprocess.PIPE,
+                stderr=subprocess.PIPE,
+                text=True,
+            )
+        )
+    return started
+
+
+def test_a_rank_ends_where_the_machine_of_the_store_cannot_be_reached() -> None:
+    """It waits for the next call; a stopped process stands for a machine off the network."""
+    program = """
+ranks.watch()
+print("joined", flush=True)
+if ranks.rank:
+    ranks.receive()
+time.sleep(100)
+"""
+    first, second = two_of(program)
+    try:
+        for one in (first, second):
+            assert one.stdout is not None
+            assert one.stdout.readline() == "joined\n"
+        first.send_signal(signal.SIGSTOP)
+        _, said = second.communicate(timeout=ENDS_WITHIN_S)
+    finally:
+        for one in (first, second):
+            one.kill()
+            one.communicate()
+    assert second.returncode == ENDED
+    assert "error: Rank 1 cannot reach the first machine" in said
+
+
+def test_a_rank_whose_torchrun_has_ended_kills_no_other_parent(
+    first_of_two: pytest.MonkeyPatch,
+) -> None:
+    """An orphan's parent is init, or the supervisor that adopted it."""
+    first_of_two.setenv("WORLD_SIZE", "1")
+    first_of_two.setenv("TORCHELASTIC_RUN_ID", "r")
+    killed: list[int] = []
+
+    def end(code: int) -> None:
+        raise SystemExit(code)
+
+    ranks = Ranks.join(msgspec.structs.replace(CARD, ranks=1), "cpu", within_s=10)
+    try:
+        first_of_two.setattr(os, "kill", lambda pid, _: killed.append(pid))
+        first_of_two.setattr(os, "_exit", end)
+        parent = os.getppid()
+        with pytest.raises(SystemExit):
+            ranks.end("It ends.", "A test wants it.", launcher=True)
+        assert killed == [parent]
+        first_of_two.setattr(os, "getppid", lambda: 1)
+        with pytest.raises(SystemExit):
+            ranks.end("It ends.", "A test wants it.", launcher=True)
+        assert killed == [parent]
+    finally:
+        dist.destroy_process_group()
 
 
 def test_a_rank_that_never_comes_is_named_in_time(first_of_two: pytest.MonkeyPatch) -> None:
