@@ -202,6 +202,43 @@ time.sleep(100)
     assert "error: Rank 1 cannot reach the first machine" in said
 
 
+def test_a_rank_without_memory_for_a_checkpoint_holds_up_no_other() -> None:
+    """Rank 1 alone cannot make what rank 0 has read: both have the same failure, at once."""
+    program = f"""
+from pathlib import Path
+import torch
+from halteres.engine.protocol import LoraConfig
+from halteres.engine.torch import peft_checkpoint
+from halteres.engine.torch.adapter import Checkpoint, Layout
+from halteres.engine.torch.loading import load_base
+from halteres.errors import HalteresError
+
+def refuse(*_):
+    raise RuntimeError("not enough memory: you tried to allocate 1 byte")
+
+base = load_base(Path({str(folder())!r}), torch.float32, torch.device("cpu"))
+own = None
+if ranks.rank == 0:
+    layout = Layout.of(base, LoraConfig(rank=2, seed=1))
+    own = Checkpoint(layout=layout, flat=torch.zeros(layout.size), version=1, adam=None)
+else:
+    peft_checkpoint.Layout.of = refuse
+try:
+    peft_checkpoint.shared(ranks, own, base)
+except HalteresError as error:
+    print(error.code, flush=True)
+ranks.leave()
+"""
+    ranks = two_of(program)
+    try:
+        said = [one.communicate(timeout=RUNS_WITHIN_S) for one in ranks]
+    finally:
+        for one in ranks:
+            one.kill()
+            one.communicate()
+    assert [out for out, _ in said] == ["gpu_oom\n"] * 2, said
+
+
 def test_a_rank_whose_torchrun_has_ended_kills_no_other_parent(
     first_of_two: pytest.MonkeyPatch,
 ) -> None:
