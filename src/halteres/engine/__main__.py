@@ -93,13 +93,16 @@ async def _run(options: argparse.Namespace) -> None:
 
 async def _run_rank(options: argparse.Namespace) -> None:
     """One of several ranks: the first listens, the others follow it."""
+    place = environ.torchrun()
+    if place is not None and (options.device or environ.device()) != "cpu":
+        environ.show_one_gpu(place.local_rank)
+
     from halteres.engine.torch.device import usable
     from halteres.engine.torch.engine import TorchEngine
     from halteres.engine.torch.ranks import COMES_WITHIN_S, Leader, Ranks, card_of, follow
 
     folder, name = options.model, options.name
     socket: Path | None = options.socket
-    place = environ.torchrun()
     if place is not None and place.rank:
         _log_alone()
     device, dtype = await usable(options.device or environ.device(), folder, options.dtype)

@@ -152,7 +152,8 @@ class Ranks:
         store = _meet(place, card, within_s)
         backend = "gloo"
         if device == "cuda":
-            torch.cuda.set_device(place.local_rank)
+            # It sees one GPU (`environ.show_one_gpu`); FSDP would go by LOCAL_RANK (torch 2.13).
+            torch.cuda.set_device(0)
             backend = "cpu:gloo,cuda:nccl"
         try:
             dist.init_process_group(
@@ -248,9 +249,10 @@ class Ranks:
             sys.stderr.write(f"error: {ProcessFailed(what, why).sentence}\n")
             sys.stderr.flush()
         # where torchrun has ended the parent is init, or a process that adopts orphans
-        if launcher and os.getppid() == self._launcher:
+        parent = os.getppid()
+        if launcher and parent == self._launcher:
             with suppress(OSError):
-                os.kill(self._launcher, signal.SIGKILL)
+                os.kill(parent, signal.SIGKILL)
         os._exit(ENDED)
 
     @property
