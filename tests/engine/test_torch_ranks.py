@@ -272,6 +272,18 @@ def test_a_rank_that_never_comes_is_named_in_time(first_of_two: pytest.MonkeyPat
     assert "Missing: 1." in raised.value.why
 
 
+def test_a_rank_that_goes_as_soon_as_it_has_come_is_an_error_with_a_next_step(
+    first_of_two: pytest.MonkeyPatch,
+) -> None:
+    port = int(os.environ["MASTER_PORT"])
+    # the store of rank 0, where the other has left its card and no more
+    store = dist.TCPStore("127.0.0.1", port, is_master=True, wait_for_workers=False)  # pyright: ignore[reportPrivateImportUsage] - its documented name
+    store.set("halteres/card/1", msgspec.json.encode(CARD).decode())
+    first_of_two.setenv("TORCHELASTIC_USE_AGENT_STORE", "True")
+    with pytest.raises(ProcessFailed, match=f"could not meet at 127.0.0.1:{port}"):
+        Ranks.join(CARD, "cpu", within_s=1)
+
+
 def test_a_port_that_somebody_else_has_is_refused(first_of_two: pytest.MonkeyPatch) -> None:
     with socket.create_server(("", 0)) as taken:
         port = taken.getsockname()[1]

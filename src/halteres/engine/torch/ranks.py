@@ -360,11 +360,13 @@ def _meet(place: environ.Torchrun, card: Card, within_s: float) -> Store:
                 "See the logs of the machines that should have started them.",
             ) from error
         raise _lost(f"{place.address}:{place.port}", error) from error
-    cards = [msgspec.json.decode(store.get(key), type=Card) for key in keys]
-    check_alike(cards)
-    # A card is read by all before the first of them may go.
-    store.set(f"read/{place.rank}", "")
-    store.wait([f"read/{rank}" for rank in range(place.size)], deadline)
+    try:
+        check_alike([msgspec.json.decode(store.get(key), type=Card) for key in keys])
+        # A card is read by all before the first of them may go.
+        store.set(f"read/{place.rank}", "")
+        store.wait([f"read/{rank}" for rank in range(place.size)], deadline)
+    except RuntimeError as error:
+        raise _lost(f"{place.address}:{place.port}", error) from error
     return store
 
 
