@@ -153,12 +153,12 @@ CARD = Card(ranks=2, version="1", model="m", dtype="float32", shard=False)
 JOINED = """
 import sys, time
 from halteres.engine.torch.ranks import Card, Ranks
-card = Card(ranks=2, version="1", model="m", dtype="float32", shard=False)
+card = Card(ranks=2, version="1", model="m", dtype="float32", shard="--shard" in sys.argv)
 ranks = Ranks.join(card, "cpu", 60)
 """
 
 
-def two_of(program: str) -> list[subprocess.Popen[str]]:
+def two_of(program: str, *options: str) -> list[subprocess.Popen[str]]:
     """Two ranks that have met and then run this program, without torchrun: the first has the
     store.
     """
@@ -168,8 +168,13 @@ def two_of(program: str) -> list[subprocess.Popen[str]]:
         variables = {name: str(value) for name, value in place.items()}
         started.append(
             subprocess.Popen(
-                [sys.executable, "-c", JOINED + program],
-                env=environ.for_child(MASTER_ADDR="127.0.0.1", OMP_NUM_THREADS="1", **variables),
+                [sys.executable, "-c", JOINED + program, *options],
+                env=environ.for_child(
+                    MASTER_ADDR="127.0.0.1",
+                    OMP_NUM_THREADS="1",
+                    PYTHONPATH=str(TESTS),
+                    **variables,
+                ),
                 stdout=subprocess.PIPE,
                 stderr=subprocess.PIPE,
                 text=True,
@@ -237,6 +242,54 @@ ranks.leave()
             one.kill()
             one.communicate()
     assert [out for out, _ in said] == ["gpu_oom\n"] * 2, said
+
+
+def test_a_rank_of_a_sharded_base_that_fails_alone_leaves_no_other_waiting() -> None:
+    """In the first step of an adapter, which the other rank takes; and at the beginning of a pass,
+    in which both end.
+    """
+    program = """
+import asyncio
+import torch
+from engine.rank_program import LIMITS, STEP, data_of, folder
+from halteres.engine.protocol import LoraConfig, LossSpec
+from halteres.engine.torch import TorchEngine, passes
+from halteres.errors import HalteresError
+
+def refuse(*_):
+    raise MemoryError
+
+async def main():
+    engine = TorchEngine(folder(), "m", 1, LIMITS, ranks=ranks)
+    ranks.watch()
+    await engine.create_adapter("a", LoraConfig(rank=2, seed=1))
+    data, loss = data_of("cross_entropy", 1), LossSpec(name="cross_entropy")
+    await engine.forward_backward("a", data, loss)
+    empty_like = torch.empty_like
+    if ranks.rank:
+        torch.empty_like = refuse
+    try:
+        await engine.optim_step("a", STEP)
+        print("stepped", flush=True)
+    except HalteresError as error:
+        print(error.code, flush=True)
+    torch.empty_like = empty_like
+    if ranks.rank:
+        passes.MicroBatch.of = refuse
+    await engine.forward_backward("a", data, loss)
+
+asyncio.run(main())
+"""
+    ranks = two_of(program, "--shard")
+    try:
+        said = [one.communicate(timeout=RUNS_WITHIN_S) for one in ranks]
+    finally:
+        for one in ranks:
+            one.kill()
+            one.communicate()
+    assert [out for out, _ in said] == ["stepped\n", "gpu_oom\n"], said
+    assert [one.returncode for one in ranks] == [ENDED, ENDED]
+    assert "Rank 1 failed within a micro-batch" in said[1][1]
 
 
 def test_a_rank_whose_torchrun_has_ended_kills_no_other_parent(
