@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import asyncio
+import os
 import shutil
+import signal
 import socket
 import subprocess
 import sys
@@ -14,13 +16,14 @@ from typing import Any
 import msgspec
 import numpy as np
 import pytest
+import torch.distributed as dist
 import transformers as hf
 
 from halteres.config import environ
 from halteres.engine import process
 from halteres.engine.process import EngineCommand, EngineProcess, RestartPolicy
 from halteres.engine.torch import TorchEngine
-from halteres.engine.torch.ranks import Card, Ranks, check_alike
+from halteres.engine.torch.ranks import ENDED, Card, Ranks, check_alike
 from halteres.errors import InvalidConfig, ProcessFailed
 from halteres.models import TINY
 
@@ -28,6 +31,7 @@ from .rank_program import LIMITS, Found, folder, played
 
 TESTS = Path(__file__).parents[1]
 RUNS_WITHIN_S = 100
+ENDS_WITHIN_S = 15  # a rank that has lost the others
 
 pytestmark = pytest.mark.runs
 
@@ -146,11 +150,191 @@ def first_of_two(monkeypatch: pytest.MonkeyPatch) -> pytest.MonkeyPatch:
 
 CARD = Card(ranks=2, version="1", model="m", dtype="float32", shard=False)
 
+JOINED = """
+import sys, time
+from halteres.engine.torch.ranks import Card, Ranks
+card = Card(ranks=2, version="1", model="m", dtype="float32", shard="--shard" in sys.argv)
+ranks = Ranks.join(card, "cpu", 60)
+"""
+
+
+def two_of(program: str, *options: str) -> list[subprocess.Popen[str]]:
+    """Two ranks that have met and then run this program, without torchrun: the first has the
+    store.
+    """
+    port, started = free_port(), []
+    for rank in range(2):
+        place = {"RANK": rank, "WORLD_SIZE": 2, "LOCAL_RANK": 0, "MASTER_PORT": port}
+        variables = {name: str(value) for name, value in place.items()}
+        started.append(
+            subprocess.Popen(
+                [sys.executable, "-c", JOINED + program, *options],
+                env=environ.for_child(
+                    MASTER_ADDR="127.0.0.1",
+                    OMP_NUM_THREADS="1",
+                    PYTHONPATH=str(TESTS),
+                    **variables,
+                ),
+                stdout=subprocess.PIPE,
+                stderr=subprocess.PIPE,
+                text=True,
+            )
+        )
+    return started
+
+
+def test_a_rank_ends_where_the_machine_of_the_store_cannot_be_reached() -> None:
+    """It waits for the next call; a stopped process stands for a machine off the network."""
+    program = """
+ranks.watch()
+print("joined", flush=True)
+if ranks.rank:
+    ranks.receive()
+time.sleep(100)
+"""
+    first, second = two_of(program)
+    try:
+        for one in (first, second):
+            assert one.stdout is not None
+            assert one.stdout.readline() == "joined\n"
+        first.send_signal(signal.SIGSTOP)
+        _, said = second.communicate(timeout=ENDS_WITHIN_S)
+    finally:
+        for one in (first, second):
+            one.kill()
+            one.communicate()
+    assert second.returncode == ENDED
+    assert "error: Rank 1 cannot reach the first machine" in said
+
+
+def test_a_rank_without_memory_for_a_checkpoint_holds_up_no_other() -> None:
+    """Rank 1 alone cannot make what rank 0 has read: both have the same failure, at once."""
+    program = f"""
+from pathlib import Path
+import torch
+from halteres.engine.protocol import LoraConfig
+from halteres.engine.torch import peft_checkpoint
+from halteres.engine.torch.adapter import Checkpoint, Layout
+from halteres.engine.torch.loading import load_base
+from halteres.errors import HalteresError
+
+def refuse(*_):
+    raise RuntimeError("not enough memory: you tried to allocate 1 byte")
+
+base = load_base(Path({str(folder())!r}), torch.float32, torch.device("cpu"))
+own = None
+if ranks.rank == 0:
+    layout = Layout.of(base, LoraConfig(rank=2, seed=1))
+    own = Checkpoint(layout=layout, flat=torch.zeros(layout.size), version=1, adam=None)
+else:
+    peft_checkpoint.Layout.of = refuse
+try:
+    peft_checkpoint.shared(ranks, own, base)
+except HalteresError as error:
+    print(error.code, flush=True)
+ranks.leave()
+"""
+    ranks = two_of(program)
+    try:
+        said = [one.communicate(timeout=RUNS_WITHIN_S) for one in ranks]
+    finally:
+        for one in ranks:
+            one.kill()
+            one.communicate()
+    assert [out for out, _ in said] == ["gpu_oom\n"] * 2, said
+
+
+def test_a_rank_of_a_sharded_base_that_fails_alone_leaves_no_other_waiting() -> None:
+    """In the first step of an adapter, which the other rank takes; and at the beginning of a pass,
+    in which both end.
+    """
+    program = """
+import asyncio
+import torch
+from engine.rank_program import LIMITS, STEP, data_of, folder
+from halteres.engine.protocol import LoraConfig, LossSpec
+from halteres.engine.torch import TorchEngine, passes
+from halteres.errors import HalteresError
+
+def refuse(*_):
+    raise MemoryError
+
+async def main():
+    engine = TorchEngine(folder(), "m", 1, LIMITS, ranks=ranks)
+    ranks.watch()
+    await engine.create_adapter("a", LoraConfig(rank=2, seed=1))
+    data, loss = data_of("cross_entropy", 1), LossSpec(name="cross_entropy")
+    await engine.forward_backward("a", data, loss)
+    empty_like = torch.empty_like
+    if ranks.rank:
+        torch.empty_like = refuse
+    try:
+        await engine.optim_step("a", STEP)
+        print("stepped", flush=True)
+    except HalteresError as error:
+        print(error.code, flush=True)
+    torch.empty_like = empty_like
+    if ranks.rank:
+        passes.MicroBatch.of = refuse
+    await engine.forward_backward("a", data, loss)
+
+asyncio.run(main())
+"""
+    ranks = two_of(program, "--shard")
+    try:
+        said = [one.communicate(timeout=RUNS_WITHIN_S) for one in ranks]
+    finally:
+        for one in ranks:
+            one.kill()
+            one.communicate()
+    assert [out for out, _ in said] == ["stepped\n", "gpu_oom\n"], said
+    assert [one.returncode for one in ranks] == [ENDED, ENDED]
+    assert "Rank 1 failed within a micro-batch" in said[1][1]
+
+
+def test_a_rank_whose_torchrun_has_ended_kills_no_other_parent(
+    first_of_two: pytest.MonkeyPatch,
+) -> None:
+    """An orphan's parent is init, or the supervisor that adopted it."""
+    first_of_two.setenv("WORLD_SIZE", "1")
+    first_of_two.setenv("TORCHELASTIC_RUN_ID", "r")
+    killed: list[int] = []
+
+    def end(code: int) -> None:
+        raise SystemExit(code)
+
+    ranks = Ranks.join(msgspec.structs.replace(CARD, ranks=1), "cpu", within_s=10)
+    try:
+        first_of_two.setattr(os, "kill", lambda pid, _: killed.append(pid))
+        first_of_two.setattr(os, "_exit", end)
+        parent = os.getppid()
+        with pytest.raises(SystemExit):
+            ranks.end("It ends.", "A test wants it.", launcher=True)
+        assert killed == [parent]
+        first_of_two.setattr(os, "getppid", lambda: 1)
+        with pytest.raises(SystemExit):
+            ranks.end("It ends.", "A test wants it.", launcher=True)
+        assert killed == [parent]
+    finally:
+        dist.destroy_process_group()
+
 
 def test_a_rank_that_never_comes_is_named_in_time(first_of_two: pytest.MonkeyPatch) -> None:
     with pytest.raises(ProcessFailed, match="Not all 2 ranks came within 1 s") as raised:
         Ranks.join(CARD, "cpu", within_s=1)
     assert "Missing: 1." in raised.value.why
+
+
+def test_a_rank_that_goes_as_soon_as_it_has_come_is_an_error_with_a_next_step(
+    first_of_two: pytest.MonkeyPatch,
+) -> None:
+    port = int(os.environ["MASTER_PORT"])
+    # the store of rank 0, where the other has left its card and no more
+    store = dist.TCPStore("127.0.0.1", port, is_master=True, wait_for_workers=False)  # pyright: ignore[reportPrivateImportUsage] - its documented name
+    store.set("halteres/card/1", msgspec.json.encode(CARD).decode())
+    first_of_two.setenv("TORCHELASTIC_USE_AGENT_STORE", "True")
+    with pytest.raises(ProcessFailed, match=f"could not meet at 127.0.0.1:{port}"):
+        Ranks.join(CARD, "cpu", within_s=1)
 
 
 def test_a_port_that_somebody_else_has_is_refused(first_of_two: pytest.MonkeyPatch) -> None:

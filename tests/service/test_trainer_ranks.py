@@ -101,6 +101,23 @@ async def test_a_rank_that_fails_ends_all_in_time_and_they_start_again(
     assert any(words in f"{process.failure}" for words in said[how]), process.failure
 
 
+@pytest.mark.timeout(200)
+async def test_ranks_write_to_the_log_and_end_with_torchrun(tmp_path: Path) -> None:
+    """No rank can block on a pipe that nobody reads, and none is left where torchrun is killed."""
+    process = engine(tmp_path)
+    await process.start()
+    try:
+        assert process.pid is not None
+        launcher, ranks = process.pid, pids_of(process.pid)
+        log = str(tmp_path / "engine.log")
+        for pid in ranks.values():
+            assert [os.readlink(f"/proc/{pid}/fd/{number}") for number in (1, 2)] == [log, log]
+        os.kill(launcher, signal.SIGKILL)
+        await until(lambda: not any(map(lives, ranks.values())), within_s=ENDS_S)
+    finally:
+        await process.stop()
+
+
 def data_of(seed: int) -> list[types.Datum]:
     """Two hundred datums: a pass of them takes some tenths of a second."""
     random = np.random.default_rng(seed)

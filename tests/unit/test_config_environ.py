@@ -258,3 +258,22 @@ def test_a_proxy_that_the_sdk_cannot_ask_is_named(
         assert refused.value.details["field"] == name
         monkeypatch.setenv("NO_PROXY", "*")
         environ.check_proxies()
+
+
+@pytest.mark.parametrize(
+    ("visible", "number", "shown"), [(None, 3, "3"), ("4,5", 1, "5"), ("GPU-ab", 0, "GPU-ab")]
+)
+def test_a_rank_sees_one_gpu_of_those_that_its_machine_gives(
+    monkeypatch: pytest.MonkeyPatch, visible: str | None, number: int, shown: str
+) -> None:
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", visible or "")
+    if visible is None:
+        monkeypatch.delenv("CUDA_VISIBLE_DEVICES")
+    environ.show_one_gpu(number)
+    assert environ.for_child()["CUDA_VISIBLE_DEVICES"] == shown
+
+
+def test_a_rank_without_a_gpu_says_so(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "0,1")
+    with pytest.raises(InvalidConfig, match="The rank 2 of this machine has no GPU"):
+        environ.show_one_gpu(2)

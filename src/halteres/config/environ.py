@@ -198,6 +198,24 @@ def set_gpu_allocator() -> None:
         os.environ.setdefault("PYTORCH_ALLOC_CONF", "expandable_segments:True")
 
 
+def show_one_gpu(number: int) -> None:
+    """CUDA_VISIBLE_DEVICES: of the GPUs that this process sees the one with this number, alone. A
+    thread computes on the first GPU unless it says otherwise. Call before torch is imported.
+    """
+    visible = os.environ.get("CUDA_VISIBLE_DEVICES")
+    if visible is None:
+        os.environ["CUDA_VISIBLE_DEVICES"] = str(number)
+        return
+    names = visible.split(",")
+    if not names[number:]:
+        raise InvalidConfig(
+            f"The rank {number} of this machine has no GPU.",
+            f"CUDA_VISIBLE_DEVICES is '{visible}'.",
+            "Start as many ranks on a machine as it has GPUs.",
+        )
+    os.environ["CUDA_VISIBLE_DEVICES"] = names[number]
+
+
 def set_threads(count: int) -> None:
     """Fix the thread count of numeric libraries; call before they are imported."""
     for name in ("OMP_NUM_THREADS", "MKL_NUM_THREADS", "OPENBLAS_NUM_THREADS"):

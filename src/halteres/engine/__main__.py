@@ -93,14 +93,19 @@ async def _run(options: argparse.Namespace) -> None:
 
 async def _run_rank(options: argparse.Namespace) -> None:
     """One of several ranks: the first listens, the others follow it."""
+    place = environ.torchrun()
+    if place is not None and (options.device or environ.device()) != "cpu":
+        environ.show_one_gpu(place.local_rank)
+
     from halteres.engine.torch.device import usable
     from halteres.engine.torch.engine import TorchEngine
     from halteres.engine.torch.ranks import COMES_WITHIN_S, Leader, Ranks, card_of, follow
 
     folder, name = options.model, options.name
     socket: Path | None = options.socket
+    if place is not None and place.rank:
+        _log_alone()
     device, dtype = await usable(options.device or environ.device(), folder, options.dtype)
-    place = environ.torchrun()
     if socket is None and (place is None or place.rank == 0):
         raise InvalidConfig(
             "Rank 0 has no --socket, by which a service would reach it.",
@@ -141,12 +146,16 @@ def _asked_to_end() -> asyncio.Event:
     return end
 
 
+def _log_alone() -> None:
+    """From now on standard output is the log's: nothing can block on a pipe that nobody reads."""
+    os.dup2(sys.stderr.fileno(), sys.stdout.fileno())
+
+
 async def _until(*events: asyncio.Event) -> None:
     """Say that the engine listens, and wait for one of these."""
     sys.stdout.write("ready\n")
     sys.stdout.flush()
-    # what follows is the log's: nothing can block on it
-    os.dup2(sys.stderr.fileno(), sys.stdout.fileno())
+    _log_alone()
     waits = {asyncio.create_task(event.wait()) for event in events}
     await asyncio.wait(waits, return_when=asyncio.FIRST_COMPLETED)
     for wait in waits:

@@ -336,19 +336,20 @@ class _Work:
             yield None
             place = first + ranks.rank
             is_own = place < len(plan) and part.failure is None
-            batch = MicroBatch.of(plan[min(place, len(plan) - 1)], self.base.device)
+            examples = plan[min(place, len(plan) - 1)]
             objective = _InStep(self.objective, counts=is_own)
             try:
+                batch = MicroBatch.of(examples, self.base.device)
                 outcome = self._pending(batch, objective).settle()
+                if objective.failure is not None:
+                    part.failure = place, packed(objective.failure)
+                elif is_own:
+                    part.add(place, batch, outcome)
             except Exception as error:  # noqa: BLE001 - the others wait for this rank
                 ranks.end(
-                    f"Rank {ranks.rank} failed within a micro-batch of {batch.size} tokens.",
+                    f"Rank {ranks.rank} failed within a micro-batch of {len(examples)} datums.",
                     f"{type(error).__name__}: {error}".splitlines()[0].removesuffix(".") + ".",
                 )
-            if objective.failure is not None:
-                part.failure = place, packed(objective.failure)
-            elif is_own:
-                part.add(place, batch, outcome)
 
     def _pending(self, batch: MicroBatch, objective: Objective) -> PendingBatch:
         return PendingBatch(

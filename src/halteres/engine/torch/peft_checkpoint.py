@@ -17,6 +17,7 @@ import math
 import struct
 from collections.abc import Callable, Iterator, Mapping
 from concurrent.futures import Future, ThreadPoolExecutor
+from functools import partial
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -42,9 +43,10 @@ from halteres.engine.shapes import (
     read_state,
 )
 from halteres.engine.torch.adapter import AdamState, Checkpoint, Layout
+from halteres.engine.torch.limits import attempt
 from halteres.engine.torch.model import BaseModel
 from halteres.engine.torch.ranks import Ranks
-from halteres.errors import InvalidData
+from halteres.errors import HalteresError, InvalidData
 
 T = TypeVar("T")
 
@@ -320,21 +322,33 @@ def shared(ranks: Ranks, own: Checkpoint | None, base: BaseModel) -> Checkpoint:
             steps = own.adam.steps
         head = encode(_Head(own.layout.config, own.version, steps))
     first = decode(ranks.exchange(head)[0], type=_Head)
+    made: Checkpoint | HalteresError
     if own is None:
-        layout = Layout.of(base, first.config)
+        made = attempt("load", partial(_empty, first, base))
+    else:
+        made = own
+    # where one has no memory for it, none waits for numbers
+    found = ranks.agreed(made)
+    if isinstance(found, HalteresError):
+        raise found
+    ranks.copy(found.flat)
+    if found.adam is not None:
+        ranks.copy(found.adam.first)
+        ranks.copy(found.adam.second)
+    return found
 
-        def empty() -> Tensor:
-            return torch.empty(layout.size, device=base.device)
 
-        adam = None
-        if first.steps is not None:
-            adam = AdamState(empty(), empty(), first.steps)
-        own = Checkpoint(layout=layout, flat=empty(), version=first.version, adam=adam)
-    ranks.copy(own.flat)
-    if own.adam is not None:
-        ranks.copy(own.adam.first)
-        ranks.copy(own.adam.second)
-    return own
+def _empty(head: _Head, base: BaseModel) -> Checkpoint:
+    """A checkpoint like that one, whose numbers are to come."""
+    layout = Layout.of(base, head.config)
+
+    def empty() -> Tensor:
+        return torch.empty(layout.size, device=base.device)
+
+    adam = None
+    if head.steps is not None:
+        adam = AdamState(empty(), empty(), head.steps)
+    return Checkpoint(layout=layout, flat=empty(), version=head.version, adam=adam)
 
 
 class Files:

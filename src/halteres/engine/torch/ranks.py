@@ -14,7 +14,7 @@ micro-batches r, r + N, ... of one plan, then gradients are summed and log-proba
 
 A rank is gone when its connections are, which its peers notice at their next exchange. One that
 hangs, or whose machine is off the network, no longer counts its seconds in the store that all of
-them see: the others end within SILENT_S.
+them see: the others end within SILENT_S. So do those whom the store itself does not answer.
 """
 
 from __future__ import annotations
@@ -121,7 +121,10 @@ class Ranks:
 
     def __init__(self, place: environ.Torchrun, store: Store, *, shard: bool) -> None:
         self.rank, self.size, self.shard = place.rank, place.size, shard
-        self._has_launcher = place.has_launcher
+        self._launcher: int | None = None
+        if place.has_launcher:
+            self._launcher = os.getppid()
+        self._looks = 0
         self._calls, self._messages = _group(CALLS_S), _group(EXCHANGE_S)
         self._store, self._is_ending = store, False
         self._count_a_second()
@@ -149,7 +152,8 @@ class Ranks:
         store = _meet(place, card, within_s)
         backend = "gloo"
         if device == "cuda":
-            torch.cuda.set_device(place.local_rank)
+            # It sees one GPU (`environ.show_one_gpu`); FSDP would go by LOCAL_RANK (torch 2.13).
+            torch.cuda.set_device(0)
             backend = "cpu:gloo,cuda:nccl"
         try:
             dist.init_process_group(
@@ -164,8 +168,11 @@ class Ranks:
             raise _lost(place.address, error) from error
 
     def watch(self) -> None:
-        """From now on end where another rank gives no sign of life."""
-        threading.Thread(target=self._watch, name="other ranks", daemon=True).start()
+        """From now on end where another rank gives no sign of life, the store does not answer, or
+        torchrun has ended.
+        """
+        for name, target in (("other ranks", self._watch), ("store", self._watch_store)):
+            threading.Thread(target=target, name=name, daemon=True).start()
 
     def send(self, frame: bytes) -> None:
         """Rank 0: the next call, to all others."""
@@ -241,8 +248,11 @@ class Ranks:
         if not self._is_ending:
             sys.stderr.write(f"error: {ProcessFailed(what, why).sentence}\n")
             sys.stderr.flush()
-        if launcher and self._has_launcher:
-            os.kill(os.getppid(), signal.SIGKILL)
+        # where torchrun has ended the parent is init, or a process that adopts orphans
+        parent = os.getppid()
+        if launcher and parent == self._launcher:
+            with suppress(OSError):
+                os.kill(parent, signal.SIGKILL)
         os._exit(ENDED)
 
     @property
@@ -291,6 +301,7 @@ class Ranks:
                 counts = {rank: self._store.add(f"{rank}", 0) for rank in watched}
             except RuntimeError as error:
                 self.end(f"Rank {self.rank} lost the others.", _first_line(error))
+            self._looks += 1
             for rank, count in counts.items():
                 silent_s[rank] += LOOK_S
                 if count != seen[rank]:
@@ -299,6 +310,20 @@ class Ranks:
                     why = f"It gave no sign of life for {SILENT_S:g} s."
                     what = f"Rank {rank} hangs, or its machine cannot be reached."
                     self.end(what, why, launcher=True)
+
+    def _watch_store(self) -> None:
+        silent_s, seen = 0.0, 0
+        while silent_s < SILENT_S:
+            time.sleep(LOOK_S)
+            if self._launcher is not None and os.getppid() != self._launcher:
+                # Linux ends this process by itself (`die_with_parent`)
+                self.end(f"Rank {self.rank} lost torchrun.", "Its parent process has ended.")
+            silent_s += LOOK_S
+            if self._looks != seen:
+                seen, silent_s = self._looks, 0.0
+        # a look at a store whose machine cannot be reached does not return (torch 2.13)
+        what = f"Rank {self.rank} cannot reach the first machine, or its torchrun hangs."
+        self.end(what, f"The ranks' store gave no answer for {SILENT_S:g} s.", launcher=True)
 
 
 def _group(within_s: float) -> dist.ProcessGroup:
@@ -335,11 +360,13 @@ def _meet(place: environ.Torchrun, card: Card, within_s: float) -> Store:
                 "See the logs of the machines that should have started them.",
             ) from error
         raise _lost(f"{place.address}:{place.port}", error) from error
-    cards = [msgspec.json.decode(store.get(key), type=Card) for key in keys]
-    check_alike(cards)
-    # A card is read by all before the first of them may go.
-    store.set(f"read/{place.rank}", "")
-    store.wait([f"read/{rank}" for rank in range(place.size)], deadline)
+    try:
+        check_alike([msgspec.json.decode(store.get(key), type=Card) for key in keys])
+        # A card is read by all before the first of them may go.
+        store.set(f"read/{place.rank}", "")
+        store.wait([f"read/{rank}" for rank in range(place.size)], deadline)
+    except RuntimeError as error:
+        raise _lost(f"{place.address}:{place.port}", error) from error
     return store
 
 

@@ -28,6 +28,14 @@ class ShardedLinear:
     """
 
     module: nn.Linear
+    whole_norm: float  # of all ranks' parts
+
+    @classmethod
+    def of(cls, module: nn.Linear) -> ShardedLinear:
+        """Called by all ranks together, at load: a later call that fails on one rank alone must
+        leave no other waiting.
+        """
+        return cls(module, _norm(module.weight))
 
     @property
     def weight(self) -> Tensor:
@@ -40,14 +48,17 @@ class ShardedLinear:
         return self.module.bias
 
     def norm(self) -> float:
-        """See `Linear`; between passes, called by all ranks together."""
-        weight_ED = self.module.weight
-        if not isinstance(weight_ED, DTensor):
-            return float(torch.linalg.vector_norm(weight_ED, dtype=torch.float32))
-        square = torch.linalg.vector_norm(weight_ED.to_local(), dtype=torch.float32).square()
-        # a norm of the DTensor itself would be of this rank's part alone (torch 2.13)
-        dist.all_reduce(square, group=weight_ED.device_mesh.get_group())
-        return math.sqrt(float(square))
+        """See `Linear`."""
+        return self.whole_norm
+
+
+def _norm(weight_ED: Tensor) -> float:
+    if not isinstance(weight_ED, DTensor):
+        return float(torch.linalg.vector_norm(weight_ED, dtype=torch.float32))
+    square = torch.linalg.vector_norm(weight_ED.to_local(), dtype=torch.float32).square()
+    # a norm of the DTensor itself would be of this rank's part alone (torch 2.13)
+    dist.all_reduce(square, group=weight_ED.device_mesh.get_group())
+    return math.sqrt(float(square))
 
 
 def shard(model: Any, layers: nn.ModuleList, device: torch.device) -> None:

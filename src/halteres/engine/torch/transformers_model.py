@@ -288,7 +288,7 @@ def _shard(
             "Without inference.shard, sequences up to that length are computed.",
         )
     shard(model, decoder, device)
-    return ShardedLinear
+    return ShardedLinear.of
 
 
 def _layer_forward(inner: Callable[..., Any], *args: Any, **named: Any) -> Any:
