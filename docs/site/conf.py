@@ -25,7 +25,7 @@ copyright = author
 
 extensions = ["myst_parser", "sphinx_copybutton"]
 root_doc = "docs/README"
-include_patterns = ["*.md", "docs/**.md", "benchmarks/README.md"]
+include_patterns = ["*.md", "docs/**.md", "benchmarks/README.md", "recipes/*/README.md"]
 # Sphinx walks through whatever is not named here.
 exclude_patterns = [
     ".*",
@@ -34,7 +34,6 @@ exclude_patterns = [
     "dev",
     "dist",
     "docs/site",
-    "recipes",
     "scripts",
     "src",
     "tests",
