@@ -201,7 +201,7 @@ def test_the_operators_flag_reaches_the_service(
     monkeypatch.setattr("os.execv", become)
     for flags in ([], ["--refuse-stable-reinforce"]):
         CliRunner().invoke(serve.app, ["--state", str(tmp_path), *flags])
-    parser, options_of = process._parser(), process._options  # pyright: ignore[reportPrivateUsage]
+    parser, options_of = process.parser(), process._options  # pyright: ignore[reportPrivateUsage]
     options = [options_of(parser.parse_args(argv[3:])) for argv in started]
     assert [one.refuse_stable_reinforce for one in options] == [False, True]
 

@@ -27,6 +27,7 @@ from types import ModuleType
 from typing import Any, Protocol
 
 from halteres.errors import HalteresError, InvalidConfig, ScorerFailed, contained_exit, nearest
+from halteres.files import read_json
 from halteres.tokenizer import Message
 
 CHAT_COLUMNS = ("prompts", "completions", "completion_ids")
@@ -254,7 +255,7 @@ def main() -> None:
     user's code may print until the process ends.
     """
     given, result = map(Path, sys.argv[1:])
-    asked = json.loads(given.read_bytes())
+    asked = read_json(given, dict[str, Any])
     found = dict[str, str]()
     try:
         RewardFunction(asked["name"]).check_arguments([*asked["columns"], *CHAT_COLUMNS])
