@@ -28,7 +28,7 @@ from halteres.engine.torch.adapter import Adapter, Layout
 from halteres.engine.torch.limits import Limits, PassBudget
 from halteres.engine.torch.loading import load_base
 from halteres.engine.torch.losses import LOSSES, PerToken
-from halteres.engine.torch.micro_batches import Example, micro_batches
+from halteres.engine.torch.micro_batches import Example, MicroBatch, planned
 from halteres.engine.torch.model import BaseModel
 from halteres.engine.torch.passes import PendingBatch
 from halteres.models import TINY, builtin_path
@@ -115,7 +115,8 @@ def one_pass(
     """Log-probabilities by datum, and the gradient."""
     found: dict[int, torch.Tensor] = {}
     adapter.begin_pass()
-    for batch in micro_batches(examples, BUDGET.tokens, CPU, share):
+    for part in planned(examples, BUDGET.tokens, share):
+        batch = MicroBatch.of(part, CPU, share)
         logprobs = PendingBatch(base, BUDGET, adapter, batch, WITHOUT_LOSS, False).logprobs()
         logprobs.backward(batch.inputs()["advantages"])
         found |= {

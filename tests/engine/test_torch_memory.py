@@ -20,7 +20,7 @@ from halteres.engine.torch import TorchEngine, adapter, limits, worker
 from halteres.engine.torch.decode import DecodeBatch
 from halteres.engine.torch.limits import FreedMemory, Limits, PassBudget, attempt, resident_bytes
 from halteres.engine.torch.losses import LOSSES, PerToken
-from halteres.engine.torch.micro_batches import micro_batches, read_examples
+from halteres.engine.torch.micro_batches import MicroBatch, planned, read_examples
 from halteres.engine.torch.model import FusedModel
 from halteres.engine.torch.passes import PendingBatch
 from halteres.errors import HalteresError, InvalidData, ServerError, as_failed_future
@@ -231,7 +231,8 @@ async def test_a_layer_that_is_computed_again_keeps_its_input_alone(model_folder
 
             examples = read_examples(lessons(16), CROSS_ENTROPY, engine._info)
             loss = PerToken(LOSSES["cross_entropy"], {})
-            batch = next(micro_batches(examples, 2048, torch.device("cpu")))
+            part = planned(examples, 2048, True)[0]
+            batch = MicroBatch.of(part, torch.device("cpu"), True)
             with torch.autograd.graph.saved_tensors_hooks(pack, lambda tensor: tensor):
                 PendingBatch(
                     engine._base, engine._budgets["a"], engine._adapters["a"], batch, loss, False

@@ -15,7 +15,7 @@ from halteres.engine.torch.adapter import Adapter, Layout
 from halteres.engine.torch.limits import Limits, PassBudget
 from halteres.engine.torch.loading import load_base
 from halteres.engine.torch.losses import LOSSES, PerToken
-from halteres.engine.torch.micro_batches import Example, micro_batches, plan
+from halteres.engine.torch.micro_batches import Example, MicroBatch, plan, planned
 from halteres.engine.torch.model import BaseModel, Grid
 from halteres.engine.torch.passes import JointAxis, PendingBatch
 from halteres.engine.torch.trie import Trie, joins, shared_length, target_cells
@@ -73,7 +73,8 @@ def computed(
     """
     adapter, found, tries = moved_adapter(base), dict[int, Tensor](), 0
     adapter.begin_pass()
-    for batch in micro_batches(examples, tokens, CPU, share):
+    for part in planned(examples, tokens, share):
+        batch = MicroBatch.of(part, CPU, share)
         loss = PerToken(LOSSES["cross_entropy"], {})
         logprobs = PendingBatch(
             base, PassBudget.of(Limits()), adapter, batch, loss, False
@@ -109,7 +110,8 @@ def test_long_tries_of_several_adapters_lie_on_one_axis_each_attended_by_itself(
     """Sums over more keys than a block's are split by their number: such tries may not be attended
     together.
     """
-    batches = [next(micro_batches(branching(seed), 2048, CPU)) for seed in (0, 4)]
+    parts = [planned(branching(seed), 2048, True)[0] for seed in (0, 4)]
+    batches = [MicroBatch.of(part, CPU, True) for part in parts]
     assert all(batch.trie is not None and not joins(batch.trie, base) for batch in batches)
     axis = JointAxis(base, batches)
     assert [size for size, _ in axis.attentions] == [batch.size for batch in batches]

@@ -41,7 +41,7 @@ def group_id(tokens: Sequence[Sequence[int]], scores: Sequence[float]) -> str:
 def sampled_fields(
     ids: Sequence[int], logprobs: Sequence[float] | None, tokenizer: Tokenizer
 ) -> Row:
-    """The fields of a stretch that was sampled; `logprobs`: in nats, None where nobody gave them.
+    """The fields of a stretch that was sampled; `logprobs`: in nats, None where there are none.
 
     Returns:
         `ids`, `logprobs` and `lengths`, one of each per token.

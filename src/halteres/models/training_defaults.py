@@ -1,4 +1,4 @@
-"""Learning rates that suit a base model by its size, where nobody has set one.
+"""Learning rates that suit a base model by its size, where none is set.
 
 The defaults of a run are those of the built-in model. What is proposed for others was published or
 measured:

@@ -120,25 +120,25 @@ def _failure(run: RunDirectory) -> HalteresError:
 
 
 def main() -> int:
-    """Keep a service until nobody has asked anything for IDLE_S, or it is told to end."""
+    """Keep a service until no question has come for IDLE_S, or a signal ends it."""
     parser = argparse.ArgumentParser(prog="python -m halteres.runs.kept_service")
     parser.add_argument("run")
     parser.add_argument("model")
     parser.add_argument("--lock-fd", type=int, required=True, help="held as long as it lives")
     arguments = parser.parse_args()
     process.begin("chat")
-    told_to_end = threading.Event()
+    ended = threading.Event()
     for number in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP):
-        signal.signal(number, lambda *_: told_to_end.set())
+        signal.signal(number, lambda *_: ended.set())
     run = find_run(arguments.run)
     card = run.path / KEPT
     who = identity(os.getpid())
-    # whoever wants the run's weights can end it from now on
+    # a process that needs the run's weights can end it from now on
     replace_file(card, msgspec.json.encode(Kept(process=who)))
     try:
-        with served(arguments.model, run, log=run.log("chat_service"), given_up=told_to_end) as at:
+        with served(arguments.model, run, log=run.log("chat_service"), given_up=ended) as at:
             replace_file(card, msgspec.json.encode(Kept(url=at.url, process=who)))
-            while not told_to_end.wait(LOOK_EVERY_S) and _idle_s(card) <= IDLE_S:
+            while not ended.wait(LOOK_EVERY_S) and _idle_s(card) <= IDLE_S:
                 pass
             # it holds memory and the run's weights until it is gone, and answers no more
             with suppress(OSError):

@@ -5,7 +5,7 @@ B datums, T tokens of each, K targets of a token.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -126,14 +126,6 @@ def planned(
         for group in alike.values()
         for batch in plan([example.tokens for example in group], tokens, share)
     ]
-
-
-def micro_batches(
-    examples: Sequence[Example], tokens: int, device: torch.device, share: bool = True
-) -> Iterator[MicroBatch]:
-    """The plan carried out, one micro-batch at a time."""
-    for batch in planned(examples, tokens, share):
-        yield MicroBatch.of(batch, device, share)
 
 
 def trie_of(sequences: Sequence[np.ndarray]) -> Trie | None:

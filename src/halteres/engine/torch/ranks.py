@@ -14,7 +14,7 @@ micro-batches r, r + N, ... of one plan, then gradients are summed and log-proba
 
 A rank is gone when its connections are, which its peers notice at their next exchange. One that
 hangs, or whose machine is off the network, no longer counts its seconds in the store that all of
-them see: the others end within SILENT_S. So do those whom the store itself does not answer.
+them see: the others end within SILENT_S. So does a rank that the store itself does not answer.
 """
 
 from __future__ import annotations
@@ -135,7 +135,7 @@ class Ranks:
 
         Raises:
             InvalidConfig: this process was not started by torchrun, or the ranks are not alike.
-            ProcessFailed: nobody listens there, somebody else does, or a rank does not come.
+            ProcessFailed: no process listens there, or a foreign one; or a rank does not come.
         """
         place = environ.torchrun()
         if place is None:

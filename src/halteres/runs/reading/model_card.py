@@ -59,7 +59,7 @@ _METHOD = (
     "env.temperature",
     "run.seed",
 )
-"""Settings that say how it was trained, whether or not somebody changed them."""
+"""Settings that say how it was trained, changed or not."""
 
 _TINY_FOLDER = (
     f"`{TINY}` comes with the package halteres: its folder, which stands for the name below, is "
@@ -192,7 +192,7 @@ def _interval(gain: Difference | None, form: str) -> str:
 
 
 def _training(run: RunDirectory) -> Iterator[str]:
-    """The settings that say how, and those that somebody chose."""
+    """The settings that say how, and those that were changed."""
     yield "## Training"
     settings = _resolved(run)
     chosen = run.own_settings()

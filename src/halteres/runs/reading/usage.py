@@ -24,8 +24,8 @@ class Gpu(msgspec.Struct, frozen=True, kw_only=True):
     """One GPU at a time."""
 
     index: int
-    busy: float  # share of the time in which it computed, 0 to 1, whoever used it
-    memory: int  # bytes in use, whoever uses them
+    busy: float  # share of the time in which it computed, 0 to 1, for any process
+    memory: int  # bytes in use, by any process
     total: int  # bytes that it has
     own: int | None = None  # bytes in use by the run's processes; None: the driver does not say
 
