@@ -88,7 +88,6 @@ HOSTILE = "</pre><script>alert(1)</script><img src=x onerror=alert(1)>\x1b[2J\x0
 
 
 # -- view
-# --------------------------------------------------------------------------------------------------
 
 
 def test_a_block_tells_whose_a_group_is_its_scores_and_its_best_and_worst_text(
@@ -419,7 +418,6 @@ def test_a_page_is_said_to_be_there_once_and_only_when_it_is(
 
 
 # -- export
-# --------------------------------------------------------------------------------------------------
 
 
 def test_a_line_is_what_the_trainer_gets(queue: Queue, groups: Program, tmp_path: Path) -> None:
@@ -470,7 +468,6 @@ def test_an_import_of_which_nothing_was_read_says_only_its_error(
 
 
 # -- import
-# --------------------------------------------------------------------------------------------------
 
 
 def test_importing_twice_doubles_nothing(queue: Queue, groups: Program, tmp_path: Path) -> None:
@@ -653,7 +650,6 @@ def test_an_interrupted_import_is_finished_by_the_next(
 
 
 # -- what can go wrong
-# -------------------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("verb", [("view", "--once"), ("export", "g.jsonl"), ("import", __file__)])

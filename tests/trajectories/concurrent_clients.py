@@ -167,7 +167,6 @@ class ConcurrentClients:
             line.close()
 
     # -- environments
-    # ----------------------------------------------------------------------------------------------
 
     def poster(self, env_id: int, first_mark: int, seed: int) -> Work:
         """An environment that sends each group, with its key, until it is told that it arrived."""
@@ -204,7 +203,6 @@ class ConcurrentClients:
         return poll
 
     # -- trainers
-    # ----------------------------------------------------------------------------------------------
 
     def leasing(self, seed: int) -> Work:
         """A trainer that acknowledges what it leased, now and then gives it back, or forgets it."""

@@ -55,7 +55,6 @@ class RandomClients:
         self.world.close()
 
     # -- environments
-    # ----------------------------------------------------------------------------------------------
 
     def post(self, size: int, whose: int, keyed: bool) -> None:
         posted = self._new(size, whose)
@@ -155,7 +154,6 @@ class RandomClients:
         self.world.clock.now += seconds
 
     # -- trainers
-    # ----------------------------------------------------------------------------------------------
 
     def begin(self, shares: Sequence[float | None]) -> None:
         """A trainer that has asked once, and environments with these parts of every batch."""
@@ -275,7 +273,6 @@ class RandomClients:
         assert answer.status_code == (200 if repeated else 409), answer.text
 
     # -- deaths
-    # ----------------------------------------------------------------------------------------------
 
     def die(self) -> None:
         self.world.crash()
@@ -285,7 +282,6 @@ class RandomClients:
         self.world.doom(num_commits, instant)
 
     # -- what must be true
-    # ---------------------------------------------------------------------------------------------
 
     def everything_is_where_it_belongs(self) -> None:
         self._look()
@@ -306,7 +302,6 @@ class RandomClients:
         assert live == {env_id: env.is_live(now) for env_id, env in self.knows.envs.items()}
 
     # -- how
-    # ----------------------------------------------------------------------------------------------
 
     def _new(self, size: int, whose: int) -> Posted:
         self.last_mark += 1

@@ -78,7 +78,6 @@ def test_ids_follow_each_other_but_for_those_that_were_made_up() -> None:
 
 
 # -- after a restart
-# --------------------------------------------------------------------------------------------------
 
 
 async def counted(scene: ServerFixture) -> tuple[Any, ...]:

@@ -275,7 +275,6 @@ async def test_a_batch_tells_how_many_groups_were_set_aside_as_too_old(
 
 
 # -- who asks for the last batch again: the table in `delivering.again`
-# ------------------------------------------------
 
 FIRST, SECOND, THIRD = [1, 2], [3, 4], [5, 6]
 

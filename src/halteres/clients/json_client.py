@@ -34,7 +34,6 @@ if TYPE_CHECKING:  # 0.3 s, 0.1 s: whoever only describes an environment does wi
 _NOT_READY = (408, 429, 503)  # statuses that mean: wait, and send it again
 
 # -- single requests: no proxy is asked, nothing is retried, no connection is kept
-# -------------------------------------
 
 
 class Refused(ProcessFailed):
@@ -124,7 +123,6 @@ def _no_answer(url: str, error: Exception) -> NotReady:
 
 
 # -- a client with connections
-# -----------------------------------------------------------------------------------------
 
 
 class Connected:

@@ -54,7 +54,6 @@ def is_number(answer: str | None, expected: str) -> bool:
 
 
 # -- numbers
-# --------------------------------------------------------------------------------------------------
 
 _CURRENCY = "$€£¥₹₩₽₺₫₱¢"
 _WHOLE = r"(?:[0-9]{1,3}(?:,[0-9]{3})+|[0-9]+)"
@@ -124,7 +123,6 @@ def _decimal(digits: str) -> Fraction:
 
 
 # -- LaTeX, Markdown and the digits of other scripts as plain text
-# --------------------------------------------------------------------------------------------------
 
 _BRACKETS = (("\\(", "\\)"), ("\\[", "\\]"), ("(", ")"), ("{", "}"))
 _MARKS = ("$$", "$", "**", "`", '"')
@@ -206,7 +204,6 @@ def _fraction(found: re.Match[str]) -> str:
 
 
 # -- what may stand around a number
-# --------------------------------------------------------------------------------------------------
 
 
 def _words(text: str) -> frozenset[str]:

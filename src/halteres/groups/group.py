@@ -225,7 +225,6 @@ def read_groups(file: Path) -> list[ScoredGroup | None]:
 
 
 # -- words and figures
-# -------------------------------------------------------------------------------------------------
 
 
 def counted(number: int, noun: str) -> str:

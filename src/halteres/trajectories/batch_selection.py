@@ -166,7 +166,6 @@ class Shares:
 
 
 # -- forming a batch
-# --------------------------------------------------------------------------------------------------
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -356,7 +355,6 @@ class MinimumShares:
 
 
 # -- exact sums
-# --------------------------------------------------------------------------------------------------
 #
 # A set of totals is an integer: bit i says that i sequences can be made. Adding groups of a size
 # shifts it; n groups cost log2(n) shifts, an answer O(distinct sizes * total) bits, however many

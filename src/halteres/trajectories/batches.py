@@ -63,7 +63,6 @@ class LeaseLost(Conflict):
 
 
 # -- which batch
-# --------------------------------------------------------------------------------------------------
 
 
 def span_for(state: State, version: int | None) -> Versions | None:
@@ -266,7 +265,6 @@ def _hand_out(
 
 
 # -- what becomes of a batch
-# -------------------------------------------------------------------------------------------
 
 
 def give_back(state: State, batch_id: int) -> None:
@@ -379,7 +377,6 @@ def _not_theirs(
 
 
 # -- the run
-# --------------------------------------------------------------------------------------------------
 
 
 def register(state: State, registration: Registration) -> int:

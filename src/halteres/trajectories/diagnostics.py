@@ -47,7 +47,6 @@ _MEANINGS = {
 _log = logging.getLogger(__name__)
 
 # -- what environments poll
-# --------------------------------------------------------------------------------------------
 
 
 def status(state: State) -> Status:
@@ -145,7 +144,6 @@ def allowance(state: State, env: Environment) -> int:
 
 
 # -- metrics
-# --------------------------------------------------------------------------------------------------
 
 
 def metrics_text(state: State) -> str:
@@ -212,7 +210,6 @@ def metrics_text(state: State) -> str:
 
 
 # -- why there is no batch
-# ---------------------------------------------------------------------------------------------
 
 
 def report(state: State) -> dict[str, Any]:

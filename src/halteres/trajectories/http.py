@@ -31,7 +31,6 @@ JSON = "application/json"
 CLIENT = "halteres-client"  # header of a client that knows our extensions
 
 # -- request bodies
-# --------------------------------------------------------------------------------------------------
 
 # bytes of all bodies being read or used; beyond, later ones wait, but for small ones
 AT_ONCE = 1024**3
@@ -197,7 +196,6 @@ def inflate(body: bytes, limit: int = LARGEST_BODY) -> bytes:
 
 
 # -- requests
-# --------------------------------------------------------------------------------------------------
 
 
 @dataclass(frozen=True, slots=True)
@@ -236,7 +234,6 @@ def query_of(request: Request, kind: type[T], *lists: str) -> T:
 
 
 # -- replies
-# --------------------------------------------------------------------------------------------------
 
 SMALLEST_GZIPPED = 1000  # bytes from which a reply is gzipped if the client accepts that
 # bytes from which a reply is compressed in a thread, which costs 0.1 ms; up to here 0.7

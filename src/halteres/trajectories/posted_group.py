@@ -300,7 +300,6 @@ class Scored:
 
 
 # -- reading
-# --------------------------------------------------------------------------------------------------
 
 
 MOST_PARTS = 2**20
@@ -423,7 +422,6 @@ def _scored(body: bytes, key: str | None, group: ScoredData, element: bytes | No
 
 
 # -- what makes a group useless
-# ----------------------------------------------------------------------------------------
 
 
 def exceeds_batch(size: int, batch_size: int) -> Problem:
@@ -516,7 +514,6 @@ def _uneven_arrays(group: ScoredData) -> Iterator[tuple[str, str]]:
 
 
 # -- strict mode: what a group must hold to beyond making sense (spec 5.7)
-# ---------------------------------------------
 
 
 class _Numbers(msgspec.Struct):

@@ -68,7 +68,6 @@ class Unprocessable(InvalidData):
 
 
 # -- requests
-# --------------------------------------------------------------------------------------------------
 
 
 class Registration(msgspec.Struct, frozen=True, kw_only=True):
@@ -225,7 +224,6 @@ class GroupsRequest(msgspec.Struct, frozen=True, kw_only=True):
 
 
 # -- replies
-# --------------------------------------------------------------------------------------------------
 
 Pair = Annotated[Sequence[int], msgspec.Meta(min_length=2, max_length=2)]
 
@@ -456,7 +454,6 @@ class Refused(msgspec.Struct, frozen=True):
 
 
 # -- reading
-# --------------------------------------------------------------------------------------------------
 
 
 def decode(body: bytes, kind: type[T]) -> T:

@@ -29,7 +29,6 @@ BOM = b"\xef\xbb\xbf"
 GZIP = ".gz"
 
 # -- export
-# --------------------------------------------------------------------------------------------------
 
 
 @dataclass(slots=True)
@@ -79,7 +78,6 @@ def _created(file: Path) -> Iterator[IO[bytes]]:
 
 
 # -- import
-# --------------------------------------------------------------------------------------------------
 
 UNDER_WAY = 8  # posts at a time
 WHILE_AWAY = Retries.for_seconds(120.0)  # how long a server may be away in the middle of a file

@@ -104,7 +104,6 @@ LOCK_NOT_AVAILABLE = "55P03"
 _log = logging.getLogger(__name__)
 
 # -- tables and statements
-# ---------------------------------------------------------------------------------------------
 
 metadata = sa.MetaData()
 
@@ -286,7 +285,6 @@ class PostgresStore(Store):
         self._engine.dispose()
 
     # -- turns
-    # ----------------------------------------------------------------------------------------------
 
     def _catch_up(self, connection: Connection) -> Update:
         """What happened after the last turn known here; everything where the log does not tell."""
@@ -310,7 +308,6 @@ class PostgresStore(Store):
         return remembered
 
     # -- connections
-    # ----------------------------------------------------------------------------------------------
 
     @contextmanager
     def _reading(
@@ -421,7 +418,6 @@ def _lock(connection: Connection) -> None:
 
 
 # -- the log of turns
-# --------------------------------------------------------------------------------------------------
 
 _WORDS = {kind: word for word, kind in KINDS.items()}
 _entry = msgspec.msgpack.Decoder(list[tuple[str, msgspec.Raw]])
@@ -462,7 +458,6 @@ def _append_turn(connection: Connection, number: int, changes: Iterable[Change])
 
 
 # -- the way there
-# --------------------------------------------------------------------------------------------------
 
 
 def _engine(address: sa.URL) -> sa.Engine:

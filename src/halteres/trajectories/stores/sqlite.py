@@ -198,7 +198,6 @@ class SqliteStore(Store):
         self._closing.close()
 
     # -- writing
-    # ----------------------------------------------------------------------------------------------
 
     def _write(self, changes: Sequence[Change], *, is_last_try: bool) -> bool:
         """False: the disk is full; it may do where some of the reserve is given back."""

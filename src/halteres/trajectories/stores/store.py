@@ -64,7 +64,6 @@ T = TypeVar("T")
 
 
 # -- tables
-# --------------------------------------------------------------------------------------------------
 
 
 class _Json(sa.TypeDecorator[Any]):  # a value of a type as JSON text
@@ -208,7 +207,6 @@ def chunks(values: Iterable[T]) -> Iterator[list[T]]:
 
 
 # -- writing
-# --------------------------------------------------------------------------------------------------
 
 _MOVING = ("place", "position", "reason", "why", "delivery")
 _MOVE = sa.update(groups).where(groups.c.id == bindparam("group_id"))  # to what the parameters name
@@ -281,7 +279,6 @@ def upsert(connection: Connection, table: Table, rows: Sequence[dict[str, Any]])
 
 
 # -- reading
-# --------------------------------------------------------------------------------------------------
 
 _KEYS = select(groups.c.key, groups.c.fingerprint, groups.c.verdict).where(
     groups.c.key.is_not(None), _IN_RUN
@@ -339,7 +336,6 @@ def delivery(connection: Connection, batch_id: int) -> Delivery | None:
 
 
 # -- what every store can do
-# ------------------------------------------------------------------------------------------
 
 
 class StoreFailed(NotReady):
