@@ -190,9 +190,16 @@ class RandomClients:
             "GET",
             "/reset_data",
             None,
-            lambda: self._run() == (None, -1) and not self._at(*WAITING),
+            self._is_reset,
             over,
         )
+
+    def _is_reset(self) -> bool:
+        """Whether nothing is left of a run; an environment that polled since is part of one."""
+        if self._run() != (None, -1) or self._at(*WAITING):
+            return False
+        told = self.world.get("/v1/diagnostics")
+        return not any(env["connected"] for env in told["environments"])
 
     def ask_for_a_batch(self, leaves: Leaves) -> None:
         before = self.listing

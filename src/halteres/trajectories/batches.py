@@ -56,6 +56,13 @@ from halteres.trajectories.state import State
 OFFER_S = 60.0
 
 
+WHY_SETTLED = {
+    Standing.REPLACED: "It came back first, and was served to another question under another id.",
+    Standing.DELIVERED: "It is acknowledged.",
+    Standing.BROKEN: "It came back, and was taken apart because it no longer fits the run.",
+}
+
+
 class LeaseLost(Conflict):
     """The batch is not the asker's any more."""
 
@@ -68,7 +75,9 @@ class LeaseLost(Conflict):
 def span_for(state: State, version: int | None) -> Versions | None:
     """The policy versions that a batch may contain for a trainer at this version; None: any."""
     bound = state.max_staleness
-    return None if bound is None or version is None else (version - bound, version + bound)
+    if bound is None or version is None:
+        return None
+    return version - bound, version + bound
 
 
 def _is_within(versions: Versions | None, span: Versions | None) -> bool:
@@ -85,7 +94,8 @@ def version_at_request(state: State, step: int) -> int | None:
     after k - lag, and a run has to begin.
     """
     run = state.run
-    step = max(step, run.registration.starting_step if run.registration else 0)
+    if run.registration is not None:
+        step = max(step, run.registration.starting_step)
     if step == run.step:
         return run.asked_version
     for batch in reversed(state.settled.values()):
@@ -105,17 +115,17 @@ def has_gone_back(run: RunRecord) -> bool:
     True from then on until it has a batch again. Only a trainer that names its run is believed
     about its step; one that merely asks with a smaller version may be late, or another.
     """
-    has_name = run.registration is not None and run.registration.run_id is not None
-    return (
-        has_name and run.last is not None and run.last.step is not None and run.last.step > run.step
-    )
+    if run.registration is None or run.registration.run_id is None:
+        return False
+    return run.last is not None and run.last.step is not None and run.last.step > run.step
 
 
 def minima(state: State) -> list[batch_selection.Minimum]:
     """Minimum shares of the next batch; without those that starved for longer than the operator
     waits.
     """
-    now, patience_s = state.clock(), state.rules.min_share_patience_s
+    now = state.clock()
+    patience_s = state.rules.min_share_patience_s
     registered = state.envs.minima(state.run.batch_size, now)
     if patience_s is None:
         return registered
@@ -128,7 +138,9 @@ def minima(state: State) -> list[batch_selection.Minimum]:
 
 def choose(state: State) -> list[GroupRecord] | None:
     """The groups of the next batch; None if none can be formed."""
-    by_weight = state.shares.copy() if state.rules.composition == "weighted" else None
+    by_weight = None
+    if state.rules.composition == "weighted":
+        by_weight = state.shares.copy()
     return batch_selection.choose(state.queue, state.run.batch_size, minima(state), by_weight)
 
 
@@ -166,18 +178,11 @@ def next_batch(state: State, query: BatchQuery) -> Delivery | None:
     # nothing of the weights that it left behind
     if span and version is not None and has_gone_back(state.run):
         span = span[0], version
-    if (last := redelivery_of(state, query, version)) is not None:
+    last = redelivery_of(state, query, version)
+    if last is not None:
         if has_gone_back(state.run):
             _drop_outside(state, span, version)
-        if version != last.version:  # a trainer that dies before its step comes back with this one
-            last = replace(last, version=version)
-            state.do(last)
-        state.save_run(
-            replace(
-                state.run, step=max(state.run.step, last.step or 0), last=last, asked_version=None
-            )
-        )
-        return last
+        return _redeliver(state, last, version)
     _move_on(state, span, version)
     came_back = [each for each in state.out.values() if each.is_back]
     if came_back:
@@ -185,37 +190,63 @@ def next_batch(state: State, query: BatchQuery) -> Delivery | None:
         back = min(came_back, key=lambda each: min(each.groups))
         state.do(replace(back, standing=Standing.REPLACED))
         return _hand_out(state, back.groups, query, version)
-    for minimum in state.envs.minima(state.run.batch_size, now):
-        env = state.envs.by_id[minimum.env_id]
-        starves = batch_selection.unmet(state.queue, state.run.batch_size, [minimum]) is not None
-        env.starving_since = (env.starving_since or now) if starves else None
+    _note_starving(state, now)
     chosen = choose(state)
-    return (
-        None
-        if chosen is None
-        else _hand_out(state, tuple(group.id for group in chosen), query, version)
-    )
+    if chosen is None:
+        return None
+    return _hand_out(state, tuple(group.id for group in chosen), query, version)
+
+
+def _note_starving(state: State, now: float) -> None:
+    """Since when each environment with a minimum share has had nothing for a batch."""
+    batch_size = state.run.batch_size
+    for minimum in state.envs.minima(batch_size, now):
+        env = state.envs.by_id[minimum.env_id]
+        if batch_selection.unmet(state.queue, batch_size, [minimum]) is None:
+            env.starving_since = None
+        elif env.starving_since is None:
+            env.starving_since = now
+
+
+def _redeliver(state: State, last: Delivery, version: int | None) -> Delivery:
+    """Serve the batch that was delivered last once more; it counts once."""
+    if version != last.version:
+        # a trainer that dies before its step comes back with this one
+        last = replace(last, version=version)
+        state.do(last)
+    step = max(state.run.step, last.step or 0)
+    state.save_run(replace(state.run, step=step, last=last, asked_version=None))
+    return last
 
 
 def redelivery_of(state: State, query: BatchQuery, version: int | None) -> Delivery | None:
     """The batch that was delivered last, if this question is for it: see the table above."""
-    last, registration, after = state.run.last, state.run.registration, query.after
+    last = state.run.last
+    registration = state.run.registration
+    after = query.after
     if query.lease is not None or last is None or last.num_sequences != state.run.batch_size:
         return None
     if not _is_within(last.versions, span_for(state, version)):
         return None
+    same_version = version == last.version
     if after is None:
-        return last if state.max_staleness == 0 and version == last.version else None
-    start = (
-        registration.starting_step
-        if registration is not None and registration.run_id is not None
-        else None
-    )
-    if start is not None and last.step is not None and last.step <= start:
-        return None  # the trainer said when it registered that it had trained on it
+        if state.max_staleness == 0 and same_version:
+            return last
+        return None
+    # What the trainer said when it registered that it had trained on.
+    trained_step = -1
+    if registration is not None and registration.run_id is not None:
+        trained_step = registration.starting_step
+    if last.step is not None and last.step <= trained_step:
+        return None
     if last.held is None:
         return None
-    return last if (version == last.version if after == 0 else last.held == after) else None
+    answers = same_version
+    if after != 0:
+        answers = last.held == after
+    if answers:
+        return last
+    return None
 
 
 def _move_on(state: State, span: Versions | None, version: int | None) -> None:
@@ -238,26 +269,33 @@ def _move_on(state: State, span: Versions | None, version: int | None) -> None:
 
 
 def _drop_outside(state: State, span: Versions | None, version: int | None) -> None:
-    for group in state.queue.outside(*span) if span else ():
+    if span is None:
+        return
+    for group in state.queue.outside(*span):
         state.put(group, Place.SET_ASIDE, too_far(group.versions, version, state.max_staleness))
 
 
 def _hand_out(
     state: State, groups: tuple[int, ...], query: BatchQuery, version: int | None
 ) -> Delivery:
-    now, members = state.clock(), [state.waiting[group_id] for group_id in groups]
+    now = state.clock()
+    members = [state.waiting[group_id] for group_id in groups]
+    versions = None
     tagged = [group.versions for group in members if group.versions]
+    if tagged:
+        versions = min(low for low, _ in tagged), max(high for _, high in tagged)
+    standing, valid_s = Standing.OFFERED, OFFER_S
+    if query.lease is not None:
+        standing, valid_s = Standing.LEASED, query.lease
     batch = Delivery(
         id=state.last_delivery + 1,
-        standing=Standing.OFFERED if query.lease is None else Standing.LEASED,
+        standing=standing,
         version=version,
         groups=groups,
         num_sequences=sum(group.size for group in members),
         made_at=now,
-        expires_at=now + (OFFER_S if query.lease is None else query.lease),
-        versions=(min(low for low, _ in tagged), max(high for _, high in tagged))
-        if tagged
-        else None,
+        expires_at=now + valid_s,
+        versions=versions,
         held=query.after or 0,
     )
     state.do(batch)
@@ -285,7 +323,8 @@ def count_delivered(state: State, batch_id: int) -> None:
     """The reply of an offered batch was written whole; nothing happens where it is settled
     already.
     """
-    if (batch := state.out.get(batch_id)) is not None and batch.standing is not Standing.LEASED:
+    batch = state.out.get(batch_id)
+    if batch is not None and batch.standing is not Standing.LEASED:
         _deliver(state, batch)
 
 
@@ -298,7 +337,8 @@ def acknowledge(state: State, batch_id: int, long_ago: Delivery | None = None) -
     Raises:
         NotFound, LeaseLost.
     """
-    if (batch := state.out.get(batch_id)) is not None:
+    batch = state.out.get(batch_id)
+    if batch is not None:
         return _deliver(state, replace(batch, held=None))
     settled = state.settled.get(batch_id, long_ago)
     if settled is not None and settled.standing is Standing.DELIVERED:
@@ -333,8 +373,10 @@ def dissolve(state: State, batch: Delivery, unfit: dict[int, Problem]) -> None:
     groups = [state.waiting[group_id] for group_id in batch.groups]
     state.do(replace(batch, standing=Standing.BROKEN, expires_at=None))
     for group in groups:
-        problem = unfit.get(group.id)
-        state.put(group, Place.SET_ASIDE if problem else Place.QUEUED, problem)
+        if group.id in unfit:
+            state.put(group, Place.SET_ASIDE, unfit[group.id])
+        else:
+            state.put(group, Place.QUEUED)
 
 
 def lose_tokens(state: State, batch_id: int, lost: set[int]) -> None:
@@ -364,13 +406,9 @@ def _not_theirs(
     settled = state.settled.get(batch_id, long_ago)
     if settled is None and batch_id not in state.out and not 0 < batch_id <= state.last_delivery:
         return NotFound(f"There is no batch {batch_id}.", "No batch with that id was ever served.")
-    why = {
-        Standing.REPLACED: (
-            "It came back first, and was served to another question under another id."
-        ),
-        Standing.DELIVERED: "It is acknowledged.",
-        Standing.BROKEN: "It came back, and was taken apart because it no longer fits the run.",
-    }.get(settled.standing if settled else Standing.OFFERED, "It is no lease.")
+    why = "It is no lease."
+    if settled is not None:
+        why = WHY_SETTLED.get(settled.standing, why)
     return LeaseLost(
         f"Batch {batch_id} is not yours any more.", why, "Drop it, and ask for the next one."
     )
@@ -387,13 +425,18 @@ def register(state: State, registration: Registration) -> int:
     and their end by it: after a crash it comes back at its last checkpoint. Nobody is parked any
     more where the bound is not 0 now.
     """
-    uuid, run = secrets.randbits(128), state.run
+    uuid = secrets.randbits(128)
+    run = state.run
     if run.registration is not None and run.registration.identity == registration.identity:
-        step = run.step if registration.run_id is None else registration.starting_step
+        step = run.step
+        if registration.run_id is not None:
+            step = registration.starting_step
         state.save_run(replace(run, registration=registration, uuid=str(uuid), step=step))
         state.save_run(replace(state.run, parked=state.run.parked and state.max_staleness == 0))
         return uuid
-    first = run.first_group if run.registration is None else archive(state)
+    first = run.first_group
+    if run.registration is not None:
+        first = archive(state)
     state.save_run(
         RunRecord(
             registration=registration,

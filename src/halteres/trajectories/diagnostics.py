@@ -425,8 +425,11 @@ class NoBatchWarning:
             self._logged.clear()
             return
         now = state.clock()
-        self._since = now if self._since is None else self._since
-        reason = next(reasons(state), None) if now - self._since >= PATIENCE_S else None
+        if self._since is None:
+            self._since = now
+        if now - self._since < PATIENCE_S:
+            return
+        reason = next(reasons(state), None)
         if reason is not None and reason["code"] not in self._logged:
             self._logged.add(reason["code"])
             _log.warning("No batch for %.0f s: %s", PATIENCE_S, reason["sentence"])

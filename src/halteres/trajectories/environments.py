@@ -85,18 +85,17 @@ class Environment:
         """Sequences per group: as registered; as in its first group where it was adopted, 0 before
         that.
         """
-        return (
-            self.record.registration.group_size
-            if self.record.registration
-            else self.record.adopted_size
-        )
+        if self.record.registration is None:
+            return self.record.adopted_size
+        return self.record.registration.group_size
 
     @property
     def min_share(self) -> float:
         """The part of every batch it asked for; 0 if it did not."""
         registration = self.record.registration
-        share = registration.min_batch_allocation if registration else None
-        return min(max(share or 0.0, 0.0), 1.0)
+        if registration is None or registration.min_batch_allocation is None:
+            return 0.0
+        return min(max(registration.min_batch_allocation, 0.0), 1.0)
 
     @property
     def pull(self) -> float:
@@ -108,7 +107,9 @@ class Environment:
 
     def starves_for(self, now: float) -> float:
         """Seconds that it has had nothing for a batch."""
-        return 0.0 if self.starving_since is None else now - self.starving_since
+        if self.starving_since is None:
+            return 0.0
+        return now - self.starving_since
 
     def is_live(self, now: float) -> bool:
         """Connected, and heard of lately."""
@@ -127,7 +128,8 @@ class Environments:
 
     def save(self, record: EnvRecord, now: float) -> None:
         """Enter a record, or the new one of an environment that is known."""
-        if (env := self.by_id.get(record.id)) is not None:
+        env = self.by_id.get(record.id)
+        if env is not None:
             env.record = record
             return
         env = Environment(record=record, last_seen=now, timeout_s=self.timeout_s)
@@ -139,7 +141,9 @@ class Environments:
 
     def get(self, env_id: int | None) -> Environment | None:
         """The one of this id, if it is known."""
-        return None if env_id is None else self.by_id.get(env_id)
+        if env_id is None:
+            return None
+        return self.by_id.get(env_id)
 
     def count(self, tally: Tally) -> None:
         """Count groups of this run with whoever sent them, known or not known yet."""
@@ -163,8 +167,11 @@ class Environments:
         ignored.
         """
         env = self.get(env_id)
-        registration = env.record.registration if env else None
-        weight = registration.weight if registration and registration.weight > 0 else 1.0
+        if env is None or env.record.registration is None:
+            return 1.0
+        weight = env.record.registration.weight
+        if not weight > 0:
+            return 1.0
         return min(max(weight, LEAST_WEIGHT), MOST_WEIGHT)
 
     def new_record(self, registration: EnvRegistration) -> EnvRecord:
@@ -172,7 +179,8 @@ class Environments:
 
         The id is one that no environment of a lost server is likely to come back with.
         """
-        desired, env_id = registration.desired_name or "env", self._last_id + 1
+        desired = registration.desired_name or "env"
+        env_id = self._last_id + 1
         while env_id in self.by_id:
             env_id += 1
         name = f"{desired}_{self._num_by_name[desired]}"
@@ -195,7 +203,9 @@ class Environments:
     def weight_of(self, env: Environment, now: float) -> float:
         """Its part of all requests, at least 0.01; 1 where weights are to be ignored."""
         total = sum(each.pull for each in self.live(now))
-        return max(0.01, env.pull / total) if env.pull > 0 and total > 0 else 1.0
+        if env.pull > 0 and total > 0:
+            return max(0.01, env.pull / total)
+        return 1.0
 
     def minima(self, batch_size: int, now: float) -> list[Minimum]:
         """Minimum shares of live environments in sequences; scaled down together where they exceed

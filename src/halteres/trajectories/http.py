@@ -323,8 +323,11 @@ async def _handle(request: Request, error: Exception) -> Response:
         and request.method == "POST"
         and TRAINERS not in path
     ):
-        why = error.detail if isinstance(error, HTTPException) else TOO_DEEP.sentence
-        why = error.sentence if isinstance(error, HalteresError) else why
+        why = TOO_DEEP.sentence
+        if isinstance(error, HTTPException):
+            why = error.detail
+        elif isinstance(error, HalteresError):
+            why = error.sentence
         service_of(request).note_refusal(path, answer.status_code, why)
     return answer
 

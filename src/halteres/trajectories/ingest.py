@@ -10,12 +10,14 @@ from __future__ import annotations
 import hashlib
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
+from typing import Any
 
 import msgspec
 
 from halteres.errors import Conflict
+from halteres.trajectories.environments import Environment
 from halteres.trajectories.posted_group import Problem, Scored, exceeds_batch, stale
-from halteres.trajectories.records import GroupArrived, GroupRecord, Place
+from halteres.trajectories.records import GroupArrived, GroupRecord, KnownKey, Place
 from halteres.trajectories.schema import Unprocessable
 from halteres.trajectories.state import State
 
@@ -45,24 +47,32 @@ def accept_all(state: State, groups: Sequence[Scored]) -> list[Verdict]:
     """
     _check_keys(state, groups)
     problems = [scored.problem or _reject_reason(state, scored) for scored in groups]
-    # In strict mode they are refused; a group that came before keeps its first answer.
-    refused = [
-        (at, problem)
-        for at, problem in enumerate(problems)
-        if problem and not state.known(groups[at].key)
-    ]
-    if refused and state.rules.validation == "strict":
-        for at, problem in refused:
-            if (env := state.envs.get(groups[at].env_id)) is not None:
-                env.last_rejection = problem.why
-        paths = (["body"] if len(groups) == 1 else ["body", at] for at, _ in refused)
-        details = zip(paths, (problem for _, problem in refused), strict=True)
-        raise Unprocessable(
-            [{"type": problem.code, "loc": path, "msg": problem.why} for path, problem in details]
-        )
+    if state.rules.validation == "strict":
+        _refuse_unusable(state, groups, problems)
     return [
         _accept(state, scored, problem) for scored, problem in zip(groups, problems, strict=True)
     ]
+
+
+def _refuse_unusable(
+    state: State, groups: Sequence[Scored], problems: Sequence[Problem | None]
+) -> None:
+    """Raise Unprocessable where a group has a problem; one that came before keeps its first
+    answer.
+    """
+    details: list[dict[str, Any]] = []
+    for at, (group, problem) in enumerate(zip(groups, problems, strict=True)):
+        if problem is None or state.known(group.key):
+            continue
+        env = state.envs.get(group.env_id)
+        if env is not None:
+            env.last_rejection = problem.why
+        path: list[str | int] = ["body"]
+        if len(groups) > 1:
+            path.append(at)
+        details.append({"type": problem.code, "loc": path, "msg": problem.why})
+    if details:
+        raise Unprocessable(details)
 
 
 def content_of(group: Scored) -> tuple[str, int]:
@@ -79,11 +89,13 @@ def keyed(
     """Groups without a key get one by their content, for the rules' window at least and less than
     twice that: that of the same content before, or a new one.
     """
-    window, found = int(state.clock() // state.rules.same_content_s), list[Scored]()
+    window = int(state.clock() // state.rules.same_content_s)
+    found: list[Scored] = []
     for group, (name, fingerprint) in zip(groups, contents, strict=True):
         if group.key is None:
-            before = f"{name}-{window - 1}"
-            key = before if state.known(before) else f"{name}-{window}"
+            key = f"{name}-{window - 1}"
+            if not state.known(key):
+                key = f"{name}-{window}"
             group = replace(group, key=key, fingerprint=fingerprint)
         found.append(group)
     return found
@@ -95,8 +107,10 @@ def _reject_reason(state: State, scored: Scored) -> Problem | None:
     if run.registration and scored.size > run.batch_size:
         return exceeds_batch(scored.size, run.batch_size)
     if scored.versions is None:
+        if not state.rules.require_version:
+            return None
         why = "The group carries no policy_version, and this server asks for one."
-        return Problem("untagged", why) if state.rules.require_version else None
+        return Problem("untagged", why)
     if bound is None or version is None or version - scored.versions[0] <= bound:
         return None
     return stale(scored.versions[0], version, bound)
@@ -108,7 +122,10 @@ def _check_keys(state: State, groups: Sequence[Scored]) -> None:
         if group.key is None:
             continue
         known = state.known(group.key)
-        first = known.fingerprint if known else seen.setdefault(group.key, group.fingerprint)
+        if known is not None:
+            first = known.fingerprint
+        else:
+            first = seen.setdefault(group.key, group.fingerprint)
         if first != group.fingerprint:
             next = "Make a new key for every group, and keep it for its retries."
             raise KeyReused(
@@ -119,48 +136,72 @@ def _check_keys(state: State, groups: Sequence[Scored]) -> None:
 
 
 def _accept(state: State, scored: Scored, problem: Problem | None) -> Verdict:
-    if (known := state.known(scored.key)) is not None:
-        state.num_duplicates += 1
-        if (env := state.envs.get(scored.env_id)) is not None:
-            env.num_duplicates += 1
-        return msgspec.json.decode(known.verdict, type=Verdict)
-    env = (
-        None
-        if scored.problem or scored.env_id is None
-        else state.note_seen(scored.env_id, polls=False)
-    )
+    known = state.known(scored.key)
+    if known is not None:
+        return _repeated(state, scored, known)
+    env = None
+    if scored.env_id is not None and scored.problem is None:
+        env = state.note_seen(scored.env_id, polls=False)
     if env is not None and env.group_size == 0 and problem is None:
         state.save_env(replace(env.record, adopted_size=scored.size))
-    # Smaller than its environment's registered group: it waits for the rest. A larger one is whole.
-    is_part = (
-        env is not None and env.record.registration is not None and scored.size < env.group_size
-    )
-    place = Place.SET_ASIDE if problem else Place.BUFFERED if is_part else Place.QUEUED
+    group = _new_record(state, scored, env, problem)
+    parts: list[GroupRecord] = []
+    buffered = 0
+    if env is not None:
+        buffered = env.buffer.num_sequences
+        if group.place is Place.BUFFERED:
+            parts = env.buffer.completed_by(group, env.group_size)
+            buffered += group.size - sum(part.size for part in parts)
+    verdict = Verdict(place=group.place, buffered=buffered, problem=problem)
+    if scored.key is not None:
+        group = replace(group, verdict=msgspec.json.encode(verdict))
+    state.do(GroupArrived(group, scored.element))
+    for part in parts:
+        state.put(state.waiting[part.id], Place.QUEUED)
+    # Its environment may be known without having sent anything that could be counted.
+    env = state.envs.get(scored.env_id)
+    if problem is not None and env is not None:
+        env.last_rejection = problem.why
+    return verdict
+
+
+def _repeated(state: State, scored: Scored, known: KnownKey) -> Verdict:
+    """The first answer to a group that came before."""
+    state.num_duplicates += 1
+    env = state.envs.get(scored.env_id)
+    if env is not None:
+        env.num_duplicates += 1
+    return msgspec.json.decode(known.verdict, type=Verdict)
+
+
+def _new_record(
+    state: State, scored: Scored, env: Environment | None, problem: Problem | None
+) -> GroupRecord:
+    """The record of a group that is new, with the place it goes to."""
+    place, position = Place.QUEUED, 0
+    if problem is not None:
+        place = Place.SET_ASIDE
+    elif env is not None and env.record.registration is not None and scored.size < env.group_size:
+        # Smaller than its environment's registered group: it waits for the rest. A larger one is
+        # whole.
+        place = Place.BUFFERED
+    else:
+        position = state.last_position + 1
     flaw = problem or scored.flaw
-    group = GroupRecord(
+    reason = why = None
+    if flaw is not None:
+        reason, why = flaw.code, flaw.why
+    return GroupRecord(
         id=state.last_group + 1,
         env_id=scored.env_id,
         size=scored.size,
         num_bytes=len(scored.element),
         received_at=state.clock(),
         place=place,
-        position=state.last_position + 1 if place is Place.QUEUED else 0,
+        position=position,
         versions=scored.versions,
-        reason=flaw.code if flaw else None,
-        why=flaw.why if flaw else None,
+        reason=reason,
+        why=why,
         key=scored.key,
         fingerprint=scored.fingerprint,
     )
-    parts, buffered = list[GroupRecord](), env.buffer.num_sequences if env else 0
-    if env is not None and place is Place.BUFFERED:
-        parts = env.buffer.completed_by(group, env.group_size)
-        buffered += group.size - sum(part.size for part in parts)
-    verdict = Verdict(place=place, buffered=buffered, problem=problem)
-    if scored.key is not None:
-        group = replace(group, verdict=msgspec.json.encode(verdict))
-    state.do(GroupArrived(group, scored.element))
-    for part in parts:
-        state.put(state.waiting[part.id], Place.QUEUED)
-    if problem and (env := state.envs.get(scored.env_id)) is not None:
-        env.last_rejection = problem.why
-    return verdict

@@ -58,13 +58,12 @@ class Described(Route):
         self.methods = {method}
         self.method, self.answer, self.media_type = method, answer, media_type
         self.body, self.needs_body = body, needs_body
-        self.in_path, self.query, self.headers, self.statuses = (
-            in_path,
-            query,
-            headers or {},
-            set(statuses),
-        )
-        self.statuses |= {*ALWAYS, *(WITH_BODY if body else (422,) if query or in_path else ())}
+        self.in_path, self.query, self.headers = in_path, query, headers or {}
+        self.statuses = {*statuses, *ALWAYS}
+        if body:
+            self.statuses.update(WITH_BODY)
+        elif query or in_path:
+            self.statuses.add(422)
         words = " ".join((endpoint.__doc__ or "").partition("\n\n")[0].split()).partition(": ")[2]
         self.summary = words[:1].upper() + words[1:]
 
@@ -112,7 +111,8 @@ def page(routes: Sequence[Described]) -> str:
             for each in _parameters(route)
         )
         lines += f"<dt><code>{route.method} {route.path}</code><dd>{html.escape(route.summary)}"
-        lines += f"<ul>{items}</ul>" if items else ""
+        if items:
+            lines += f"<ul>{items}</ul>"
     head = (
         "<!doctype html><meta charset=utf-8><title>Halteres trajectory "
         "server</title><h1>Trajectory server</h1>"
@@ -137,22 +137,18 @@ def _parameters(route: Described) -> list[dict[str, Any]]:
         components: dict[str, Any] = {}
         _schema_of(kind, components)
         described = components[kind.__name__]
-        needed = described["required"] if where == "path" or route.body is None else ()
-        for name, each in described["properties"].items():  # a parameter is left out, not null
-            rest = {
-                key: value
-                for key, value in each.items()
-                if key not in ("anyOf", "default", "description")
-            }
-            kinds = [kind for kind in each.get("anyOf", ()) if kind != {"type": "null"}]
-            default = {} if each.get("default") is None else {"default": each["default"]}
+        needed = described["required"]
+        if where == "query" and route.body is not None:
+            # The body may say it instead.
+            needed = ()
+        for name, each in described["properties"].items():
             found.append(
                 {
                     "name": name,
                     "in": where,
                     "description": each["description"],
                     "required": name in needed,
-                    "schema": rest | (kinds[0] if kinds else {}) | default,
+                    "schema": _without_null(each),
                 }
             )
     for name, words in route.headers.items():
@@ -162,18 +158,38 @@ def _parameters(route: Described) -> list[dict[str, Any]]:
     return found
 
 
+def _without_null(described: Mapping[str, Any]) -> dict[str, Any]:
+    """The schema of a parameter, which is left out and never null."""
+    found = {
+        key: value
+        for key, value in described.items()
+        if key not in ("anyOf", "default", "description")
+    }
+    kinds = [kind for kind in described.get("anyOf", ()) if kind != {"type": "null"}]
+    if kinds:
+        found |= kinds[0]
+    if described.get("default") is not None:
+        found["default"] = described["default"]
+    return found
+
+
 def _responses(route: Described, components: dict[str, Any]) -> dict[str, Any]:
     kinds = [_schema_of(kind, components) for kind in route.answer]
-    answer = {"type": "string"} if not kinds else kinds[0] if len(kinds) == 1 else {"anyOf": kinds}
+    answer: dict[str, Any] = {"type": "string"}
+    if len(kinds) == 1:
+        answer = kinds[0]
+    elif kinds:
+        answer = {"anyOf": kinds}
     found: dict[str, Any] = {
         "200": {"description": WORDS[200], "content": {route.media_type: {"schema": answer}}}
     }
     for status in sorted(route.statuses):
         if status in TEXT:
             content: dict[str, Any] = {"text/plain": {"schema": {"type": "string"}}}
+        elif status == 422:
+            content = {"application/json": {"schema": _schema_of(schema.Unprocessed, components)}}
         else:
-            kind = schema.Unprocessed if status == 422 else schema.Refused
-            content = {"application/json": {"schema": _schema_of(kind, components)}}
+            content = {"application/json": {"schema": _schema_of(schema.Refused, components)}}
         found[str(status)] = {"description": WORDS[status], "content": content}
         if status == 503:
             header = {"description": "Seconds", "schema": {"type": "integer"}}

@@ -396,29 +396,49 @@ def parse_list(body: bytes) -> list[Scored]:
 def _scored(body: bytes, key: str | None, group: ScoredData, element: bytes | None) -> Scored:
     if element is not None:
         problem = next(_problems(group), None)
-    elif (path := not_finite(group)) is not None:  # of what JSON cannot say
+    elif (path := not_finite(group)) is not None:
+        # JSON cannot say it.
         problem = Problem("not_finite", f"{path} is not a finite number.")
     elif has_endless_token(group):
         problem = Problem("token", "A token id in it is beyond 64 bits.")
     else:
         problem = Problem("text", "A text in it is no valid Unicode.")
-    episodes, tag = given(group.episodes), given(group.policy_version)
-    versions = (tag, tag) if isinstance(tag, int) else None
-    if isinstance(tag, list) and problem is None:
-        versions = min(low for low, _ in tag), max(high for _, high in tag)
-    flaw = next((why for name, why in _uneven_arrays(group) if name in OPTIONAL), None)
+    size, versions = len(group.tokens), None
+    if problem is None:
+        episodes = given(group.episodes)
+        if episodes:
+            size = episodes[-1] + 1
+        versions = _versions(group)
+    env_id = group.env_id
+    if env_id is not None and not 0 <= env_id < LARGEST_ENV_ID:
+        env_id = None
+    flaw = None
+    for name, why in _uneven_arrays(group):
+        if name in OPTIONAL:
+            flaw = Problem("optional_lengths", why)
+            break
+    if element is None:
+        element = b"null"
     return Scored(
-        element=b"null" if element is None else element,
-        size=len(group.tokens) if problem or not episodes else episodes[-1] + 1,
-        env_id=group.env_id
-        if group.env_id is not None and 0 <= group.env_id < LARGEST_ENV_ID
-        else None,
-        versions=None if problem else versions,
+        element=element,
+        size=size,
+        env_id=env_id,
+        versions=versions,
         key=key or given(group.halteres_key),
         fingerprint=isal_zlib.crc32(body) << 31 ^ len(body),
         problem=problem,
-        flaw=None if flaw is None else Problem("optional_lengths", flaw),
+        flaw=flaw,
     )
+
+
+def _versions(group: ScoredData) -> Versions | None:
+    """The smallest and the largest policy version of its tokens; None: it says none."""
+    tag = given(group.policy_version)
+    if isinstance(tag, int):
+        return tag, tag
+    if isinstance(tag, list):
+        return min(low for low, _ in tag), max(high for _, high in tag)
+    return None
 
 
 # -- what makes a group useless

@@ -8,7 +8,7 @@ from functools import cache
 from typing import Any, TypeVar
 
 import msgspec
-from msgspec import UNSET
+from msgspec import UNSET, UnsetType
 from starlette.requests import Request
 from starlette.responses import HTMLResponse, PlainTextResponse, Response
 from starlette.types import Receive, Scope, Send
@@ -31,7 +31,7 @@ from halteres.trajectories.ingest import Verdict
 from halteres.trajectories.openapi import Described
 from halteres.trajectories.posted_group import ScoredData
 from halteres.trajectories.records import Delivery, GroupRecord, Place
-from halteres.trajectories.service import TrajectoryService
+from halteres.trajectories.service import Batch, TrajectoryService
 from halteres.trajectories.state import State
 
 KEY = "Idempotency-Key"
@@ -60,7 +60,9 @@ def _route(method: str, path: str, **takes: Any) -> Callable[[T], T]:
     """Enter an endpoint among the routes, with what it takes and replies."""
 
     def entered(endpoint: T) -> T:
-        handler = endpoint() if isinstance(endpoint, type) else endpoint
+        handler: Any = endpoint
+        if isinstance(endpoint, type):
+            handler = endpoint()
         ROUTES.append(Described(method, path, handler, **takes))
         return endpoint
 
@@ -75,7 +77,8 @@ def _route(method: str, path: str, **takes: Any) -> Callable[[T], T]:
 )
 async def register_env(request: Request) -> Response:
     """POST /register-env: an environment, as soon as a trainer has asked for a batch."""
-    service, registration = service_of(request), await body_of(request, schema.EnvRegistration)
+    service = service_of(request)
+    registration = await body_of(request, schema.EnvRegistration)
     record = await service.register_env(registration)
     run = service.state.run
     if record is None or run.registration is None:
@@ -99,11 +102,9 @@ async def disconnect_env(request: Request) -> Response:
     """POST /disconnect-env: an environment ends; failures are 200 too."""
     env_id = (await body_of(request, schema.EnvReference)).env_id
     is_known = await service_of(request).disconnect_env(env_id)
-    return reply(
-        schema.Succeeded()
-        if is_known
-        else schema.Failed(error=f"There is no environment {env_id}.")
-    )
+    if is_known:
+        return reply(schema.Succeeded())
+    return reply(schema.Failed(error=f"There is no environment {env_id}."))
 
 
 @_route(
@@ -141,8 +142,10 @@ class PostScoredData:
         """Answer."""
         here: AppContext = scope["app"].state.context
         headers: dict[bytes, bytes] = dict(reversed(scope["headers"]))  # of two, the first
-        posted = {KEY: headers[_KEY].decode("latin-1")} if _KEY in headers else {}
-        key = schema.convert(posted, schema.PostHeaders, "header").key if posted else None
+        key = None
+        if _KEY in headers:
+            posted = {KEY: headers[_KEY].decode("latin-1")}
+            key = schema.convert(posted, schema.PostHeaders, "header").key
         async with here.bodies.of(scope, receive) as body:
             group = await posted_group.read(body, key)
             (verdict,) = await here.service.accept([group], ours=_CLIENT in headers)
@@ -151,9 +154,15 @@ class PostScoredData:
         elif verdict.place is Place.BUFFERED:
             answer = reply(schema.Buffered(buffer_size=verdict.buffered))
         else:
-            why = verdict.problem and schema.SetAside(verdict.problem.code, verdict.problem.why)
-            answer = reply(schema.Received(status="received", set_aside=why or UNSET))
+            answer = reply(schema.Received(status="received", set_aside=_reason(verdict)))
         await answer(scope, receive, send)
+
+
+def _reason(verdict: Verdict) -> schema.SetAside | UnsetType:
+    """Why a group was set aside, where it was."""
+    if verdict.problem is None:
+        return UNSET
+    return schema.SetAside(verdict.problem.code, verdict.problem.why)
 
 
 @_route(
@@ -177,13 +186,16 @@ async def scored_data_list(request: Request) -> Response:
     async with request.app.state.context.bodies.of(request.scope, request.receive) as body:
         groups = await posted_group.read_list(body)
         verdicts = await service_of(request).accept(groups, ours=CLIENT in request.headers)
-    buffered = [verdict for verdict in verdicts if verdict.place is Place.BUFFERED]
+    buffered = [verdict.buffered for verdict in verdicts if verdict.place is Place.BUFFERED]
+    last_buffer_size = UNSET
+    if buffered:
+        last_buffer_size = buffered[-1]
     return reply(
         schema.ListReceived(
             status="received",
             groups_processed=len(verdicts),
             buffered=len(buffered) or UNSET,
-            last_buffer_size=buffered[-1].buffered if buffered else UNSET,
+            last_buffer_size=last_buffer_size,
             set_aside=[verdict.problem.why for verdict in verdicts if verdict.problem] or UNSET,
         )
     )
@@ -232,28 +244,18 @@ async def batch(request: Request) -> Response:
     """
     query = query_of(request, schema.BatchQuery)
     service = service_of(request)
-    made = (
-        await service.batch(query, request.is_disconnected)
-        if await service.registration()
-        else None
-    )
+    made = None
+    if await service.registration():
+        made = await service.batch(query, request.is_disconnected)
+    registration = service.state.run.registration
+    if made is None and registration is None:
+        return reply(schema.NotRegistered())
     if made is None:
-        known = service.state.run.registration is not None
-        return Response(NO_BATCH, media_type=JSON) if known else reply(schema.NotRegistered())
-    body = b'{"batch":[' + b",".join(made.elements) + b"]"  # the elements are JSON already
+        return Response(NO_BATCH, media_type=JSON)
+    # The elements are JSON already.
+    body = b'{"batch":[' + b",".join(made.elements) + b"]"
     if query.extended:
-        delivery, registration = made.delivery, service.state.run.registration
-        lease_expires = (
-            UNSET if query.lease is None or delivery.expires_at is None else delivery.expires_at
-        )
-        tail = schema.BatchTail(
-            batch_id=delivery.id,
-            step=made.step if lease_expires is UNSET else UNSET,
-            lease_expires=lease_expires,
-            num_stale=service.state.set_aside["stale"],
-            run_id=(registration.run_id if registration else None) or "",
-        )
-        body += b"," + msgspec.json.encode(tail)[1:]
+        body += b"," + msgspec.json.encode(_batch_tail(made, query, service.state))[1:]
     else:
         body += b"}"
     try:
@@ -261,9 +263,29 @@ async def batch(request: Request) -> Response:
     except BaseException:
         service.give_back(made.delivery)
         raise
-    if query.lease is not None:  # acknowledged by the trainer, or back when its lease ends
+    if query.lease is not None:
+        # Acknowledged by the trainer, or back when its lease ends.
         return whole
     return _PlainBatch(whole, request, service, made.delivery)
+
+
+def _batch_tail(made: Batch, query: schema.BatchQuery, state: State) -> schema.BatchTail:
+    """What our own clients get next to a batch: until when it is leased, else its step."""
+    registration = state.run.registration
+    run_id = ""
+    if registration is not None and registration.run_id is not None:
+        run_id = registration.run_id
+    step, lease_expires = made.step, UNSET
+    expires_at = made.delivery.expires_at
+    if query.lease is not None and expires_at is not None:
+        step, lease_expires = UNSET, expires_at
+    return schema.BatchTail(
+        batch_id=made.delivery.id,
+        step=step,
+        lease_expires=lease_expires,
+        num_stale=state.set_aside["stale"],
+        run_id=run_id,
+    )
 
 
 class _PlainBatch(Response):
@@ -328,8 +350,9 @@ class _PlainBatch(Response):
 async def acknowledge(request: Request) -> Response:
     """POST /v1/batches/{batch_id}/ack: a leased batch is the trainer's for good."""
     service, batch_id = service_of(request), _batch_id(request)
-    known = batch_id in service.state.out or batch_id in service.state.settled
-    long_ago = None if known else await asyncio.to_thread(service.store.delivery, batch_id)
+    long_ago = None
+    if batch_id not in service.state.out and batch_id not in service.state.settled:
+        long_ago = await asyncio.to_thread(service.store.delivery, batch_id)
     return await _settled(
         request, lambda state, batch_id: batches.acknowledge(state, batch_id, long_ago)
     )
@@ -359,12 +382,10 @@ async def nack(request: Request) -> Response:
 )
 async def extend(request: Request) -> Response:
     """POST /v1/batches/{batch_id}/extend: the lease ends so many seconds from now."""
-    in_query = "lease" in request.query_params
-    until = (
-        query_of(request, schema.LeaseRequest)
-        if in_query
-        else await body_of(request, schema.LeaseRequest)
-    )
+    if "lease" in request.query_params:
+        until = query_of(request, schema.LeaseRequest)
+    else:
+        until = await body_of(request, schema.LeaseRequest)
     return await _settled(
         request, lambda state, batch_id: batches.extend(state, batch_id, until.lease)
     )
@@ -384,12 +405,17 @@ def _batch_id(request: Request) -> int:
 async def _settled(request: Request, settle: Callable[[State, int], Delivery]) -> Response:
     batch_id = _batch_id(request)
     delivery = await service_of(request).decisions.submit(lambda state: settle(state, batch_id))
+    step = lease_expires = UNSET
+    if delivery.step is not None:
+        step = delivery.step
+    if delivery.expires_at is not None:
+        lease_expires = delivery.expires_at
     return reply(
         schema.Settled(
             batch_id=delivery.id,
             standing=delivery.standing.value,  # type: ignore[arg-type] - a batch just settled has no other
-            step=UNSET if delivery.step is None else delivery.step,
-            lease_expires=UNSET if delivery.expires_at is None else delivery.expires_at,
+            step=step,
+            lease_expires=lease_expires,
         )
     )
 
@@ -409,9 +435,8 @@ async def get_status(request: Request) -> Response:
 @_route("GET", "/latest_example", answer=[schema.Example])
 async def latest_example(request: Request) -> Response:
     """GET /latest_example: the group that entered the queue last."""
-    return await large_reply(
-        request, await asyncio.to_thread(service_of(request).store.latest_body) or NO_EXAMPLE
-    )
+    body = await asyncio.to_thread(service_of(request).store.latest_body)
+    return await large_reply(request, body or NO_EXAMPLE)
 
 
 @_route("GET", "/v1/diagnostics", answer=[schema.Diagnostics])
@@ -431,22 +456,21 @@ async def groups(request: Request) -> Response:
     """GET /v1/groups: what became of posted groups, oldest first; ?bodies=1 with what the trainer
     gets of them.
     """
-    query, store = query_of(request, schema.GroupsRequest, "place"), service_of(request).store
-    one_more = msgspec.structs.replace(query, limit=query.limit + 1)  # tells whether there are more
+    query = query_of(request, schema.GroupsRequest, "place")
+    store = service_of(request).store
+    # One more than is asked for tells whether there are more.
+    one_more = msgspec.structs.replace(query, limit=query.limit + 1)
     found = await asyncio.to_thread(store.groups, one_more)
     page = page_of(found, query)
-    elements = (
-        await asyncio.to_thread(store.bodies, [group.id for group in page])
-        if query.bodies and page
-        else {}
-    )
-    listed = [
-        _group_reply(group, elements.get(group.id) if query.bodies else b"") for group in page
-    ]
-    following = page[-1].id if len(page) < len(found) and not query.newest else None
-    return await large_reply(
-        request, msgspec.json.encode(schema.Groups(groups=listed, next=following))
-    )
+    listed = [_group_reply(group) for group in page]
+    if query.bodies and page:
+        elements = await asyncio.to_thread(store.bodies, [group.id for group in page])
+        listed = [_group_reply(group, _element(elements.get(group.id))) for group in page]
+    following = None
+    if len(page) < len(found) and not query.newest:
+        following = page[-1].id
+    answer = schema.Groups(groups=listed, next=following)
+    return await large_reply(request, msgspec.json.encode(answer))
 
 
 @_route(
@@ -459,12 +483,16 @@ async def groups(request: Request) -> Response:
 async def group(request: Request) -> Response:
     """GET /v1/groups/{group_id}: one group, with its element while that is kept."""
     group_id = schema.convert(dict(request.path_params), schema.GroupReference, "path").group_id
-    store, query = service_of(request).store, schema.GroupsRequest(after=group_id - 1, limit=1)
-    found = await asyncio.to_thread(store.groups, query) if group_id > 0 else []
+    store = service_of(request).store
+    found: list[GroupRecord] = []
+    if group_id > 0:
+        query = schema.GroupsRequest(after=group_id - 1, limit=1)
+        found = await asyncio.to_thread(store.groups, query)
     if not found or found[0].id != group_id:
         raise NotFound(f"There is no group {group_id}.", "", "GET /v1/groups lists them.")
-    element = (await asyncio.to_thread(store.bodies, [group_id])).get(group_id)
-    return await large_reply(request, msgspec.json.encode(_group_reply(found[0], element)))
+    elements = await asyncio.to_thread(store.bodies, [group_id])
+    answer = _group_reply(found[0], _element(elements.get(group_id)))
+    return await large_reply(request, msgspec.json.encode(answer))
 
 
 def page_of(
@@ -473,20 +501,36 @@ def page_of(
     """Those of the found ones that fit on the page: the first, or the last of the newest; the order
     stays.
     """
-    within = list(found[-query.limit :] if query.newest else found[: query.limit])
+    if query.newest:
+        # From the newest on, since those are to be on the page.
+        return list(reversed(_within(found[: -query.limit - 1 : -1], query, most)))
+    return _within(found[: query.limit], query, most)
+
+
+def _within(
+    groups: Sequence[GroupRecord], query: schema.GroupsRequest, most: int
+) -> list[GroupRecord]:
+    """The first groups, whose elements have at most so many bytes together; at least one."""
     if not query.bodies:
-        return within
-    page, left = list[GroupRecord](), most
-    for each in reversed(within) if query.newest else within:
-        left -= each.num_bytes
+        return list(groups)
+    page: list[GroupRecord] = []
+    left = most
+    for group in groups:
+        left -= group.num_bytes
         if left < 0 and page:
             break
-        page.append(each)
-    return page[::-1] if query.newest else page
+        page.append(group)
+    return page
 
 
-def _group_reply(group: GroupRecord, element: bytes | None) -> schema.Group:
-    """Without an element where that is b"", with null where it is None."""
+def _element(body: bytes | None) -> msgspec.Raw:
+    """A group's element as its reply has it: null where it is not kept any more."""
+    if body is None:
+        return GONE
+    return msgspec.Raw(body)
+
+
+def _group_reply(group: GroupRecord, element: msgspec.Raw | UnsetType = UNSET) -> schema.Group:
     return schema.Group(
         id=group.id,
         env_id=group.env_id,
@@ -498,7 +542,7 @@ def _group_reply(group: GroupRecord, element: bytes | None) -> schema.Group:
         reason=group.reason,
         why=group.why,
         batch_id=group.delivery,
-        element=GONE if element is None else msgspec.Raw(element) if element else UNSET,
+        element=element,
     )
 
 

@@ -12,7 +12,7 @@ from __future__ import annotations
 import json
 import math
 import re
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import suppress
 from typing import Annotated, Any, Literal, Self, TypeVar, cast
 
@@ -131,19 +131,19 @@ class EnvRegistration(msgspec.Struct, frozen=True, kw_only=True):
         With a group size below 1 the original's client drops every group but those with a size of
         their own, which are whole whatever their size: as they are beside a group size of 1.
         """
-        share, name = (
-            self.min_batch_allocation,
-            (self.desired_name or "").replace("\0", "")[:LONGEST_NAME],
-        )
+        name = (self.desired_name or "").replace("\0", "")[:LONGEST_NAME]
+        weight = 1.0
+        if math.isfinite(self.weight):
+            weight = min(max(self.weight, -HEAVIEST), HEAVIEST)
+        share = self.min_batch_allocation
+        if share is not None and not math.isfinite(share):
+            share = None
         self._set("max_token_length", min(max(self.max_token_length, -_MOST), _MOST))
         # half a surrogate pair becomes "?"
         self._set("desired_name", name.encode(errors="replace").decode() or None)
-        self._set(
-            "weight",
-            min(max(self.weight, -HEAVIEST), HEAVIEST) if math.isfinite(self.weight) else 1.0,
-        )
+        self._set("weight", weight)
         self._set("group_size", min(max(self.group_size, 1), _MOST))
-        self._set("min_batch_allocation", share if share is None or math.isfinite(share) else None)
+        self._set("min_batch_allocation", share)
 
     def _set(self, name: str, value: object) -> None:
         msgspec.structs.force_setattr(self, name, value)
@@ -488,18 +488,28 @@ def refusal(error: Exception, *where: str | int) -> Unprocessable:
     text = str(error)
     if not isinstance(error, msgspec.ValidationError):
         return Unprocessable([{"type": "json_invalid", "loc": [*where], "msg": text}])
-    at = _AT.search(text)
+    kind, message = "value_error", text
     path: list[str | int] = list(where)
-    for name, index in re.findall(r"\.([\w-]+)|\[(\d*)\]", at.group(1) if at else ""):
-        path.append(name or (int(index) if index else "*"))
-    message = text[: at.start()] if at else text
+    at = _AT.search(text)
+    if at is not None:
+        message = text[: at.start()]
+        path += _path_of(at.group(1))
     missing = _MISSING.match(message)
-    if missing:
+    if missing is not None:
+        kind, message = "missing", "Field required"
         path.append(missing.group(1))
-    kind = "missing" if missing else "value_error"
-    return Unprocessable(
-        [{"type": kind, "loc": path, "msg": "Field required" if missing else message}]
-    )
+    return Unprocessable([{"type": kind, "loc": path, "msg": message}])
+
+
+def _path_of(written: str) -> Iterator[str | int]:
+    """The parts of a path as msgspec writes it, `.name[3][...]`; "*" for any item."""
+    for name, index in re.findall(r"\.([\w-]+)|\[(\d*)\]", written):
+        if name:
+            yield name
+        elif index:
+            yield int(index)
+        else:
+            yield "*"
 
 
 def coerced(value: Any, kind: inspect.Type) -> Any:
@@ -524,12 +534,14 @@ def coerced(value: Any, kind: inspect.Type) -> Any:
             return int(value)
         case inspect.IntType() if isinstance(value, str):
             text = value.strip()
-            found = _INTEGER.fullmatch(text) if len(text) <= _LONGEST else None
-            return int(found.group(1)) if found else text
+            if len(text) <= _LONGEST and (found := _INTEGER.fullmatch(text)):
+                return int(found.group(1))
+            return text
         case inspect.FloatType() if isinstance(value, str):
             text = value.strip()
-            with suppress(ValueError):
-                return float(text) if text.isascii() else text
+            if text.isascii():
+                with suppress(ValueError):
+                    return float(text)
             return text
         case _:
             return value

@@ -204,11 +204,9 @@ class TrajectoryService:
         """POST /register-env: None until a trainer has asked for a batch."""
 
         def decide(state: State) -> EnvRecord | None:
-            return (
-                state.save_env(state.envs.new_record(registration)).record
-                if state.run.started
-                else None
-            )
+            if not state.run.started:
+                return None
+            return state.save_env(state.envs.new_record(registration)).record
 
         registered = await self.decisions.submit(decide)
         self.num_refused, self.last_refusal = 0, None
@@ -356,4 +354,6 @@ class TrajectoryService:
 def _run_key(state: State) -> tuple[object, ...]:
     """By which a request knows that its run is still served."""
     registration = state.run.registration
-    return (state.run.first_group, *(registration.identity if registration else ()))
+    if registration is None:
+        return (state.run.first_group,)
+    return (state.run.first_group, *registration.identity)

@@ -49,11 +49,16 @@ class State:
         *,
         shared: bool = False,
     ) -> None:
-        self.clock, self.rules, self._shared = clock, rules or Rules(), shared
+        self.clock = clock
+        self.rules = rules or Rules()
+        self._shared = shared
         self.run: RunRecord = remembered.run
         self.durable_step = remembered.run.step  # the run's, as a restart would find it
         self.queue = Queue()
-        self.envs = Environments(self.rules.env_timeout_s, POLLING_S + (NOTED_S if shared else 0.0))
+        polling_s = POLLING_S
+        if shared:
+            polling_s += NOTED_S
+        self.envs = Environments(self.rules.env_timeout_s, polling_s)
         self.shares = Shares(self.envs.weight)
         self.waiting: dict[int, GroupRecord] = {}  # queued, buffered or out, by id
         self.out: dict[int, Delivery] = {}  # open batches, by id
@@ -75,8 +80,9 @@ class State:
         self._noted: list[Change] = []
         for record in remembered.envs:
             self.envs.save(record, clock())
-        for seen in remembered.seen if shared else ():
-            self.envs.by_id[seen.env_id].last_seen = seen.at
+        if shared:
+            for seen in remembered.seen:
+                self.envs.by_id[seen.env_id].last_seen = seen.at
         for group in remembered.waiting:
             self._enter(group)
         self.last_position = remembered.last_position
@@ -106,12 +112,14 @@ class State:
                     self.envs.count_from_nothing()
                     for counts in (self.set_aside, self.flagged, self._keys):
                         counts.clear()
-                    self.num_accepted, self.first_group_at = 0, None
+                    self.num_accepted = 0
+                    self.first_group_at = None
                 self.run = run
             case EnvRecord() as record:
                 self.envs.save(record, self.clock())
             case EnvSeen(env_id, at):
-                if (env := self.envs.get(env_id)) is not None:
+                env = self.envs.get(env_id)
+                if env is not None:
                     env.last_seen = max(env.last_seen, at)
             case GroupArrived(group, _):
                 self.last_group = max(self.last_group, group.id)
@@ -123,13 +131,13 @@ class State:
                 self._enter(group)
             case GroupRecord() as group:
                 before = self.waiting.get(group.id)
+                flaw = None
                 if before is not None:
+                    flaw = before.reason
                     self._leave(before)
                 self._enter(group)
                 if group.place is Place.SET_ASIDE:
-                    self._count(
-                        Tally(group.env_id, Place.QUEUED, before.reason if before else None, -1)
-                    )
+                    self._count(Tally(group.env_id, Place.QUEUED, flaw, -1))
                     self._count(Tally(group.env_id, group.place, group.reason, 1))
             case Delivery() as delivery:
                 self._deliver(delivery)
@@ -196,11 +204,15 @@ class State:
             self.set_aside[tally.reason or "other"] += tally.num_groups
         else:
             self.num_accepted += tally.num_groups
-            self.flagged.update({tally.reason: tally.num_groups} if tally.reason else {})
+            if tally.reason:
+                self.flagged[tally.reason] += tally.num_groups
         self.envs.count(tally)
 
     def _buffer_of(self, group: GroupRecord) -> Buffer:
-        return self.envs.by_id[-1 if group.env_id is None else group.env_id].buffer
+        env_id = -1
+        if group.env_id is not None:
+            env_id = group.env_id
+        return self.envs.by_id[env_id].buffer
 
     def save_run(self, run: RunRecord) -> None:
         """Make this the run's record."""
@@ -244,19 +256,26 @@ class State:
 
     def put(self, group: GroupRecord, place: Place, problem: Problem | None = None) -> None:
         """Put a group that waits somewhere else."""
-        new = place is Place.QUEUED and group.place is Place.BUFFERED
-        position = self.last_position + 1 if new else group.position
+        position = group.position
+        if place is Place.QUEUED and group.place is Place.BUFFERED:
+            position = self.last_position + 1
         moved = replace(self.waiting[group.id], place=place, position=position, delivery=None)
-        self.do(replace(moved, reason=problem.code, why=problem.why) if problem else moved)
+        if problem is not None:
+            moved = replace(moved, reason=problem.code, why=problem.why)
+        self.do(moved)
 
     @property
     def max_staleness(self) -> int | None:
         """Versions a group may lag behind the trainer; None: unbounded. The trainer's word goes
         before the server's.
         """
-        own = self.run.registration.max_staleness if self.run.registration else None
-        return self.rules.max_staleness if own is None else own
+        registration = self.run.registration
+        if registration is None or registration.max_staleness is None:
+            return self.rules.max_staleness
+        return registration.max_staleness
 
     def known(self, key: str | None) -> KnownKey | None:
         """What was answered to a key of this run."""
-        return None if key is None else self._keys.get(key)
+        if key is None:
+            return None
+        return self._keys.get(key)

@@ -408,9 +408,13 @@ class Store(ABC):
 
     def groups(self, query: GroupsRequest) -> list[GroupRecord]:
         """Records of groups, also of those that no longer wait, the oldest first."""
-        found, order = list[GroupRecord](), groups.c.id.desc() if query.newest else groups.c.id
+        found: list[GroupRecord] = []
+        order: Any = groups.c.id
+        if query.newest:
+            order = groups.c.id.desc()
         with self._reading() as connection:
-            for place in query.place or (None,):  # each by its index
+            # Each by its index.
+            for place in query.place or (None,):
                 matching = (
                     _GROUPS.where(groups.c.id > query.after).limit(query.limit).order_by(order)
                 )
@@ -420,7 +424,9 @@ class Store(ABC):
                     matching = matching.where(groups.c.env_id == query.env_id)
                 found += _records(connection, GroupRecord, matching)
         found.sort(key=lambda group: group.id)
-        return found[-query.limit :] if query.newest else found[: query.limit]
+        if query.newest:
+            return found[-query.limit :]
+        return found[: query.limit]
 
     @abstractmethod
     def close(self) -> None:
