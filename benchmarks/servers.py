@@ -44,8 +44,8 @@ def peer_python() -> str:
 
 
 @contextmanager
-def halteres(scratch: Path, model: str, engine: str) -> Iterator[str]:
-    """The address of our service, while the block runs."""
+def halteres(scratch: Path, model: str, engine: str, *further: str) -> Iterator[str]:
+    """The address of our service, started with these further options, while the block runs."""
     scratch.mkdir()
     with socket.create_server(("127.0.0.1", 0)) as bound:
         command = [
@@ -57,7 +57,7 @@ def halteres(scratch: Path, model: str, engine: str) -> Iterator[str]:
             "--model",
             model,
         ]
-        command += ["--engine", engine, "--listen-fd", str(bound.fileno())]
+        command += ["--engine", engine, "--listen-fd", str(bound.fileno()), *further]
         # answered when the engine is ready
         url = f"http://127.0.0.1:{bound.getsockname()[1]}"
         with _running(command, scratch, environ.for_child(), (bound.fileno(),)) as process:

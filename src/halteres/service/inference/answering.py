@@ -172,7 +172,8 @@ class Inference:
         is_base = run is None
         if model:
             is_base = self.is_base(model)
-        if run is not None and self.is_base(run) and run not in self._runs(tenant):
+        # whether a name is the base model's is asked of the store's folders: last
+        if run is not None and run not in self._runs(tenant) and self.is_base(run):
             # A gateway session of the base model: whatever a client calls it, that is meant.
             is_base = True
         if is_base:
