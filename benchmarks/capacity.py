@@ -1,7 +1,9 @@
 """What does one machine carry: how many requests and tokens per second go through one service, and
 how many groups through one trajectory server, until something is at its limit?
 
-    .venv/bin/python benchmarks/capacity.py [--quick] [--out FILE]
+    .venv/bin/python benchmarks/capacity.py          # five minutes, on a machine without other work
+    .venv/bin/python benchmarks/capacity_report.py   # its figures into docs/several-machines.md
+    .venv/bin/python benchmarks/capacity.py --quick --only costs --out FILE         # a quick look
 
 The service has scripted vLLMs as samplers (`scripted_vllm.py`), which answer after the time that a
 real one takes and cost next to nothing; clients (`capacity_load.py`) keep 256 requests in flight
@@ -27,7 +29,7 @@ import tempfile
 import threading
 import time
 import urllib.request
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from typing import Any
@@ -35,6 +37,8 @@ from typing import Any
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
 from capacity_load import RUN, Load
+from capacity_report import draw
+from fleet_simulation import all_simulated
 from scripted_vllm import LOWEST
 
 from benchmarks import servers
@@ -55,7 +59,7 @@ PROMPTS = (128, 384)  # tokens
 # tokens of answers, drawn alike often: quantiles of a log-normal distribution with the mean 256 and
 # a standard deviation as large
 ANSWERS = (43, 69, 92, 115, 139, 166, 197, 236, 286, 356, 472, 765)
-SAMPLERS = (1, 4, 8, 12, 16, 24)
+SAMPLERS = (1, 4, 8, 12, 16)
 TICK_S = 1 / os.sysconf("SC_CLK_TCK")
 
 UNLIMITED = ("--limit", "samples=1000000", "--limit", "requests_per_s=1000000")
@@ -213,6 +217,9 @@ def levels(options: argparse.Namespace) -> dict[str, list[dict[str, float]]]:
                     window_s=options.window_s,
                 )
                 figures = {"samplers": number, **service.measured(load)}
+                # of the requests that would be answered by samplers alone
+                scripted_s = load.rates.seconds(sum(PROMPTS) // 2, MEAN_ANSWER)
+                figures["carried"] = figures["requests_per_s"] * scripted_s / load.in_flight
                 figures["resident_mb_idle"] = resident / 1e6
                 report(f"{route}, {number} samplers", figures)
                 found[route].append(figures)
@@ -382,10 +389,10 @@ def main() -> None:
     parser.add_argument("--quick", action="store_true", help="short windows")
     parser.add_argument("--out", type=Path, default=RESULT)
     options = parser.parse_args()
-    options.warm_up_s, options.window_s, options.cost_window_s = 3.0, 6.0, 3.0
+    options.warm_up_s, options.window_s, options.cost_window_s = 1.0, 5.0, 3.0
     options.sdk_samples = 400
     if options.quick:
-        options.warm_up_s, options.window_s, options.cost_window_s = 1.0, 2.0, 1.0
+        options.warm_up_s, options.window_s, options.cost_window_s = 0.5, 2.0, 1.0
         options.sdk_samples = 64
     before = machine()
     with tempfile.TemporaryDirectory(prefix="halteres-bench-") as home:
@@ -402,12 +409,22 @@ def main() -> None:
         },
         **rounded(found),
     }
-    text = json.dumps(told, indent=1)
-    print(text)
-    options.out.write_text(text + "\n", encoding="utf-8")
+    options.out.write_text(json.dumps(told, indent=1) + "\n", encoding="utf-8")
+    if "simulation" in found:
+        draw(found["simulation"], options.out.with_suffix(".png"))
 
 
-PARTS = {"costs": costs, "levels": levels, "trajectories": trajectories}
+def simulation(options: argparse.Namespace) -> dict[str, Any]:
+    """What comes beyond one machine, on paper: `fleet_simulation.py`."""
+    return all_simulated(16 if options.quick else 1000)
+
+
+PARTS: dict[str, Callable[[argparse.Namespace], Any]] = {
+    "costs": costs,
+    "levels": levels,
+    "trajectories": trajectories,
+    "simulation": simulation,
+}
 
 if __name__ == "__main__":
     main()
