@@ -33,6 +33,7 @@ from benchmarks.trajectories.groups import Shape, posts
 RUN = "capacity"
 NUM_PROMPTS = 1024  # different ones, sent in turn
 POLL_AGAIN = 408  # the answer is not there yet
+MOST_ANSWERED, LONGEST_WARM_UP_S = 0.75, 40.0  # share of the connections
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -43,7 +44,7 @@ class Load:
     route: str
     in_flight: int  # requests, one a connection
     window_s: float  # that is counted
-    warm_up_s: float  # before it
+    warm_up_s: float  # before it, once most connections have had an answer
     prompt: tuple[int, int] = (0, 0)  # shortest and longest, tokens
     answers: tuple[int, ...] = (0,)  # tokens, drawn alike often
     token_s: float = 0.0  # as the samplers' `Rates`
@@ -81,6 +82,7 @@ class Counts:
     tokens: int = 0
     prompt_tokens: int = 0
     added_s: list[float] = field(default_factory=list[float])  # beyond the sampler's time
+    answered: int = 0  # connections that have had an answer, also before the window
     is_open: bool = False
 
     def add(self, request: Request, took_s: float) -> None:
@@ -148,6 +150,7 @@ class Caller(asyncio.Protocol):
     def __init__(self, coming: Iterator[Request], counts: Counts) -> None:
         self._coming, self._counts = coming, counts
         self._received = bytearray()
+        self._is_first = True  # request of this connection
         self._needed = 0  # bytes of the answer that is coming; 0: its head has not come whole
         self._body_at = 0
 
@@ -188,6 +191,8 @@ class Caller(asyncio.Protocol):
             self._transport.write(self._poll)
         else:
             self._counts.add(self._request, time.monotonic() - self._began)
+            self._counts.answered += self._is_first
+            self._is_first = False
             self._send_next()
 
 
@@ -204,6 +209,9 @@ async def main() -> None:
         if pause > 0:
             await asyncio.sleep(pause)
         await loop.create_connection(lambda: Caller(coming, counts), "127.0.0.1", load.port)
+    ends = time.monotonic() + LONGEST_WARM_UP_S
+    while counts.answered < MOST_ANSWERED * load.in_flight and time.monotonic() < ends:
+        await asyncio.sleep(0.1)
     await asyncio.sleep(load.warm_up_s)
     opened, counts.is_open = time.monotonic(), True
     print("begins", flush=True)

@@ -134,9 +134,11 @@ class ScriptedVllm:
         if len(tokens) < 16 and max(json.loads(tokens), default=0) >= VOCABULARY:
             return response({"error": {"message": "Token id is out of vocabulary"}}, 400), 0.0
         self.num_answers += 1
-        answer = generated(
-            sampling.n, sampling.max_tokens, self.num_answers % KINDS, sampling.logprobs or 0
-        )
+        likely, kind = sampling.logprobs or 0, self.num_answers % KINDS
+        if likely:
+            # a client compares them at two temperatures: they are the same, as the real one's are
+            kind = 0
+        answer = generated(sampling.n, sampling.max_tokens, kind, likely)
         return answer, self.rates.seconds(tokens.count(b",") + 1, sampling.max_tokens)
 
 
