@@ -19,6 +19,7 @@ import random
 import sys
 import time
 from collections.abc import Iterator
+from contextlib import suppress
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 
@@ -82,8 +83,15 @@ class Counts:
     tokens: int = 0
     prompt_tokens: int = 0
     added_s: list[float] = field(default_factory=list[float])  # beyond the sampler's time
-    answered: int = 0  # connections that have had an answer, also before the window
     is_open: bool = False
+    unanswered: int = 0  # connections that are to have had an answer before the window opens
+    is_warm: asyncio.Event = field(default_factory=asyncio.Event)
+
+    def first_answer(self) -> None:
+        """A connection has had its first."""
+        self.unanswered -= 1
+        if self.unanswered <= 0:
+            self.is_warm.set()
 
     def add(self, request: Request, took_s: float) -> None:
         """A request was answered."""
@@ -191,7 +199,8 @@ class Caller(asyncio.Protocol):
             self._transport.write(self._poll)
         else:
             self._counts.add(self._request, time.monotonic() - self._began)
-            self._counts.answered += self._is_first
+            if self._is_first:
+                self._counts.first_answer()
             self._is_first = False
             self._send_next()
 
@@ -199,7 +208,8 @@ class Caller(asyncio.Protocol):
 async def main() -> None:
     """Say `begins` when the window opens, and then what was counted."""
     load = Load(**json.loads(sys.argv[1]))
-    loop, counts, coming = asyncio.get_running_loop(), Counts(), requests(load)
+    loop, coming = asyncio.get_running_loop(), requests(load)
+    counts = Counts(unanswered=round(MOST_ANSWERED * load.in_flight))
     loop.set_exception_handler(_end)
     mean_s = load.rates.seconds(sum(load.prompt) // 2, sum(load.answers) // len(load.answers))
     began = time.monotonic()
@@ -209,9 +219,9 @@ async def main() -> None:
         if pause > 0:
             await asyncio.sleep(pause)
         await loop.create_connection(lambda: Caller(coming, counts), "127.0.0.1", load.port)
-    ends = time.monotonic() + LONGEST_WARM_UP_S
-    while counts.answered < MOST_ANSWERED * load.in_flight and time.monotonic() < ends:
-        await asyncio.sleep(0.1)
+    with suppress(TimeoutError):
+        async with asyncio.timeout(LONGEST_WARM_UP_S):
+            await counts.is_warm.wait()
     await asyncio.sleep(load.warm_up_s)
     opened, counts.is_open = time.monotonic(), True
     print("begins", flush=True)

@@ -1,10 +1,11 @@
 """docs/several-machines.md: its scripts are read by the tools that know their kinds, and name only
-options that there are. Nothing of it was run on a cluster.
+options that there are. Nothing of it was run on a cluster. What one machine carries is as measured.
 """
 
 from __future__ import annotations
 
 import argparse
+import json
 import re
 import shlex
 import shutil
@@ -16,10 +17,19 @@ import kubernetes_validate
 import pytest
 import yaml
 
+from halteres.config import sampler_list
 from halteres.service import server
 from halteres.service.fleet_options import ranks_of
+from halteres.service.limits import Limits
 
 ROOT = Path(__file__).parents[2]
+sys.path.append(str(ROOT / "benchmarks"))
+
+from capacity import ANSWERS, MEAN_ANSWER, PROMPTS, RATE, ROWS
+from capacity_report import RESULT, filled
+from fleet_simulation import ROW_S, BASE_S, Setting, growing
+
+PAGE = (ROOT / "docs" / "several-machines.md").read_text(encoding="utf-8")
 CLUSTER = ROOT / "recipes" / "cluster"
 KUBERNETES = list(yaml.safe_load_all((CLUSTER / "kubernetes.yaml").read_text(encoding="utf-8")))
 SBATCH = CLUSTER / "trainer.sbatch"
@@ -90,3 +100,38 @@ def test_ranks_of_other_machines_are_started_as_the_services_own() -> None:
     assert ("--shard" in words) == served.shard
     address = (given["master-addr"], int(given["master-port"]))
     assert address == served.trainer_address
+
+
+def test_what_one_machine_carries_is_what_was_measured() -> None:
+    """`benchmarks/capacity_report.py` writes it."""
+    assert filled(PAGE, json.loads(RESULT.read_text(encoding="utf-8"))) == PAGE
+
+
+def test_what_was_assumed_is_what_the_benchmarks_assume() -> None:
+    words = " ".join(PAGE.split())
+    assert f"writes {RATE:,.0f} tokens a second with {ROWS} sequences at a time" in words
+    assert f"prompts of {PROMPTS[0]} to {PROMPTS[1]} tokens" in words
+    assert sum(ANSWERS) // len(ANSWERS) == MEAN_ANSWER
+    assert f"one answer of {MEAN_ANSWER} on average" in words
+    assert 64 / (BASE_S + 64 * ROW_S) == pytest.approx(6_300)
+    setting = Setting(samplers=1, staleness=0, batch=64)
+    assert f"{setting.mean_tokens:.0f} tokens on average" in words
+    assert f"at most {setting.most_tokens:,}" in words
+    assert setting.spread == 1.0
+    assert (setting.slow_share, setting.slow_factor) == (1 / 20, 1.5)
+    assert f"once in {setting.hours_to_death:g} hours, back after {setting.restart_s:g} s" in words
+    assert f"| {setting.train_s:g} s; batches of {growing(1, 0).batch} sequences" in words
+    assert f"| a publish | {setting.publish_s:g} s |" in words
+    assert growing(64, 0).environments == 64 // 8
+
+
+def test_limits_that_come_first_are_those_of_the_code() -> None:
+    words = " ".join(PAGE.split())
+    assert f"{sampler_list.MOST} samplers of one service" in words
+    assert f"of one tenant {Limits().samples:,} sampling requests under way" in words
+    assert f"and {Limits().requests_per_s:,.0f} requests a second" in words
+
+
+def test_its_picture_is_small() -> None:
+    picture = RESULT.with_suffix(".png").read_bytes()
+    assert picture[1:4] == b"PNG" and len(picture) < 150_000
