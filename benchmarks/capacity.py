@@ -13,8 +13,8 @@ whatever machine.
 
 The samplers' rate is what is published for vLLM with a model of 8 billion parameters in bfloat16
 on one H100: 12,500 tokens a second (https://www.morphllm.com/vllm-benchmarks, April 2026, Llama
-3.1 8B), here of 256 sequences at a time: 20 ms for each token of each. A prompt is read at 50,000
-tokens a second.
+3.1 8B). Assumed are 256 sequences at a time, so 20 ms for each token of each, and that a prompt is
+read at 50,000 tokens a second.
 """
 
 from __future__ import annotations

@@ -26,8 +26,8 @@ COLOURS = ("#b3261e", "#d98324", "#8a8f98", "#3b7dd8", "#1b4f9c")  # by stalenes
 PANELS: tuple[tuple[str, str, str, str], ...] = (
     ("fixed", "steps_per_hour", "steps an hour", "One trainer, batches of 512: more samplers"),
     ("growing", "trainer_idle", "share of the time", "Trainer grows too: it waits for a batch"),
-    ("growing", "samplers_busy", "share of samplers", "... samplers with something to do"),
-    ("growing", "too_old", "share of sequences", "... sampled, and too old for any batch"),
+    ("growing", "samplers_busy", "share of samplers", "Trainer grows too: samplers at work"),
+    ("growing", "too_old", "share of sequences", "Trainer grows too: sampled, then too old"),
 )
 
 
@@ -53,7 +53,9 @@ def draw(simulation: dict[str, list[dict[str, Any]]], file: Path) -> None:
             axes.set_ylim(-0.015, 0.5)
         if figure == "steps_per_hour":
             axes.set_ylim(0, None)
-        axes.xaxis.set_major_formatter(lambda value, _: f"{value:g}")
+        sizes = sorted({row["samplers"] for row in rows})
+        axes.set_xticks(sizes, [f"{size:,}" for size in sizes])
+        axes.minorticks_off()
     for axes in canvas.panels[2:]:
         axes.set_xlabel("samplers", fontsize=12)
     canvas.legend(*canvas.panels)
@@ -169,12 +171,12 @@ def _simulated(simulation: dict[str, list[dict[str, Any]]]) -> list[str]:
     return lines
 
 
-MARKED = re.compile(r"(<!-- capacity: [^>]*-->\n).*?(\n<!-- end of capacity -->)", re.DOTALL)
+MARKED = re.compile(r"(<!-- capacity: [^>]*-->\n).*?(<!-- end of capacity -->)", re.DOTALL)
 
 
 def filled(page: str, found: dict[str, Any]) -> str:
     """The page with these figures between its marks."""
-    return MARKED.sub(lambda marks: f"{marks[1]}{tables(found)}{marks[2]}", page)
+    return MARKED.sub(lambda marks: f"{marks[1]}\n{tables(found)}\n\n{marks[2]}", page)
 
 
 def main() -> None:

@@ -44,9 +44,11 @@ from halteres.trajectories.schema import BatchQuery, EnvRegistration, Registrati
 from halteres.trajectories.state import State
 
 ROWS = 256  # sequences that a sampler decodes at a time; more wait there
-# seconds of a token: 64 / 6,300 of 64 sequences, 256 / 12,500 of 256
-ROW_S = (256 / 12_500 - 64 / 6_300) / (256 - 64)
-BASE_S = 64 / 6_300 - 64 * ROW_S
+# sequences, and tokens a second of all of them
+FEW, MANY = (64, 6_300.0), (256, 12_500.0)
+# seconds for a token of each sequence: BASE_S, and ROW_S for each sequence
+ROW_S = (MANY[0] / MANY[1] - FEW[0] / FEW[1]) / (MANY[0] - FEW[0])
+BASE_S = FEW[0] / FEW[1] - FEW[0] * ROW_S
 
 HOUR_S = 3600.0
 ADAPTER = "policy"

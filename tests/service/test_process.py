@@ -49,6 +49,17 @@ EngineCommand.spawn = spawn
 sys.exit(main())
 """
 """A service that may start no process."""
+COLLECTIONS = """
+import gc
+from halteres.service.server import collect_seldom
+collect_seldom()
+def collections(answers):
+    before = sum(one["collections"] for one in gc.get_stats())
+    kept = [[(token, -0.5) for token in range(500)] for _ in range(answers)]
+    return sum(one["collections"] for one in gc.get_stats()) - before
+print(collections(20), collections(200) > 0, gc.get_freeze_count() > 10_000)
+"""
+"""Answers of 500 tokens: how often Python looks for garbage while they are made."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -321,3 +332,11 @@ def test_what_blocks_inside_the_service_is_not_told_as_a_second_service(tmp_path
         raise BlockingIOError
     with locked(tmp_path), pytest.raises(Conflict, match="Another service"), locked(tmp_path):
         pass
+
+
+def test_answers_of_many_tokens_do_not_begin_a_search_for_garbage_each() -> None:
+    """That held up all requests; what is imported is never looked through again."""
+    ended = subprocess.run(
+        [sys.executable, "-c", COLLECTIONS], capture_output=True, text=True, timeout=WAIT_S
+    )
+    assert ended.stdout.split() == ["0", "True", "True"], ended.stderr

@@ -15,7 +15,9 @@ sys.path.append(str(Path(__file__).parents[2] / "benchmarks"))
 
 from fleet_simulation import (
     BASE_S,
+    FEW,
     HOUR_S,
+    MANY,
     ROW_S,
     Setting,
     SimulatedFleet,
@@ -37,8 +39,9 @@ EIGHT_S = 500 * (BASE_S + 8 * ROW_S)  # that eight answers at a time take
 
 
 def test_a_sampler_has_the_published_rates() -> None:
-    assert pytest.approx(6_300) == 64 / (BASE_S + 64 * ROW_S)
-    assert pytest.approx(12_500) == 256 / (BASE_S + 256 * ROW_S)
+    for rows, rate in (FEW, MANY):
+        token_s = BASE_S + rows * ROW_S
+        assert rows / token_s == pytest.approx(rate)
 
 
 def test_on_policy_a_step_is_sampling_training_and_publishing_one_after_the_other() -> None:
