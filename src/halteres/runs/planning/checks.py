@@ -15,6 +15,7 @@ from pathlib import Path
 from typing import Any, TypeVar
 
 from halteres.config import environ
+from halteres.config.discovery import BUILTIN_FOLDER
 from halteres.config.files import NOTHING_GIVEN, Sources
 from halteres.config.operator_policy import Policy, PolicyCap, over_cap
 from halteres.config.problem import Problem, refusal
@@ -48,9 +49,11 @@ from halteres.runs.planning.models import (
     FIELDS,
     LISTS,
     RUBRIC_FILES,
+    RunModel,
     components_of,
     models_home,
     reward_folders,
+    tokenizer_folder,
 )
 from halteres.runs.planning.resources import Machine, gb, multiplies_bfloat16, workload_of
 from halteres.runs.reading.failures import DiskFull
@@ -62,6 +65,7 @@ of it.
 """
 
 MODEL = "inference.model"
+AGENT = BUILTIN_FOLDER / "agent_program.py"
 
 # tokens: a chat's own marks and one short question take as many, and leave no room for an answer
 LEAST_LENGTH = 32
@@ -437,6 +441,36 @@ def advice(
         found = "float32, and this processor multiplies bfloat16 in hardware"
         fix = "set inference.dtype to bfloat16: shorter steps, half the memory for the weights"
         yield Check(name="dtype", ok=False, found=found, remedy=fix)
+
+
+def check_relay(resolved: Resolved, model: RunModel) -> Iterator[Check]:
+    """What a run needs, and does without, whose service speaks the Tinker API alone: a relay of its
+    own samples that by the SDK.
+    """
+    settings, description = resolved.settings, resolved.description
+    yield attempt("tokenizer", lambda: tokenizer_folder(model.tokenizer, settings="env"))[0]
+    problems: list[Problem] = []
+    alone = "the service speaks the Tinker API alone"
+    if settings.trainer.deterministic:
+        rule = f"{alone}, and nothing says that it draws the same tokens for the same seed again"
+        problems.append(Problem(field="trainer.deterministic", got=True, rule=rule))
+    if resolved.environment.path == AGENT:
+        rule = f"{alone}, and programs play over the gateway of a service of Halteres"
+        problems.append(Problem(field="run.environment", got=resolved.environment.name, rule=rule))
+    longest = description.config.get("max_token_length", settings.env.get("max_token_length"))
+    if model.context and isinstance(longest, int) and longest > model.context:
+        rule = f"the service's model reads {model.context} tokens"
+        problems.append(Problem(field="env.max_token_length", got=longest, rule=rule))
+    if problems:
+        failure = refusal(problems)
+        yield Check(name="sampling", ok=False, failure=failure)
+        return
+    found = f"{alone}: a relay of the run's own samples it by the SDK"
+    fix = (
+        "nothing need be done; what samples there may not compute what trains, so that importance "
+        "is truncated (trainer.correction)"
+    )
+    yield Check(name="sampling", ok=False, found=found, remedy=fix)
 
 
 def examine_reward_models(env: Mapping[str, Any]) -> tuple[list[Check], list[ModelFolder]]:

@@ -30,6 +30,7 @@ from halteres.runs.planning.checks import (
     check_environment,
     check_keys,
     check_memory,
+    check_relay,
     check_steps,
     checkpoint_bytes,
     examine_components,
@@ -146,6 +147,9 @@ def plan_run(
         *examine_program(resolved),
     ]
     checks += cap_checks(settings, policy, is_open)
+
+    if model is not None and model.is_relayed:
+        checks += check_relay(resolved, model)
 
     plan = RunPlan(
         settings=with_model(settings, model, service_url),
