@@ -141,7 +141,7 @@ def plan_run(
     usable, environment = attempt("environment", lambda: check_environment(resolved))
     checks += [check_disk(checkpoint_bytes(settings, shape)), usable]
     checks += [
-        *advice(settings, shape, here, service_url, resolved.sources),
+        *advice(settings, shape, here, service_url),
         *reward_checks,
         *examine_components(settings.env),
         *examine_program(resolved),
