@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import shutil
 import signal
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -19,6 +20,7 @@ from training.live_servers import opened
 from halteres.config.file_training import resolve_file_training
 from halteres.config.resolution import resolve_settings
 from halteres.errors import InvalidConfig, NotFound
+from halteres.models import TINY, builtin_path
 from halteres.runs.directory import RunDirectory
 from halteres.runs.planning.file_plan import plan_file_run, resolve_resumed
 from halteres.runs.planning.models import ServiceUnusable
@@ -153,6 +155,7 @@ def rl_plan(url: str, *edits: str, environment: str = "arithmetic") -> RunPlan:
 
 
 @pytest.mark.runs
+@pytest.mark.timeout(900)
 def test_a_policy_is_sampled_by_the_sdk_where_the_service_has_no_runs(
     home: Path, tmp_path: Path
 ) -> None:
@@ -246,6 +249,17 @@ def tinker_api() -> Iterator[str]:
 
 
 FITTING = "env.max_token_length=128"
+
+
+def test_a_tokenizer_in_a_folder_without_weights_will_do(home: Path, tinker_api: str) -> None:
+    tiny = builtin_path(TINY)
+    assert tiny is not None
+    folder = home / "models" / "vendor" / "large"
+    without_weights = shutil.ignore_patterns("*.safetensors")
+    shutil.copytree(tiny, folder, ignore=without_weights)
+    plan = rl_plan(tinker_api, FITTING, "model=vendor/large")
+    assert plan.refusal is None and plan.model is not None
+    assert (plan.model.name, plan.model.tokenizer) == ("vendor/large", str(folder))
 
 
 def test_a_plan_says_that_a_relay_samples(home: Path, tinker_api: str) -> None:

@@ -451,7 +451,7 @@ def test_tasks_are_looked_for_where_the_caller_is(
     ("edits", "batch"),
     [
         ([], (64, 8, "model")),
-        (["env.group_size=6"], (60, 6, "model")),
+        (["env.group_size=4"], (64, 4, "model")),
         (["env.group_size=128"], (128, 128, "model")),
         (["env.batch_size=512"], (512, 16, "edit")),
     ],

@@ -10,7 +10,6 @@ defaults are its `config_init` and its `trainer_defaults`.
 
 from __future__ import annotations
 
-import os
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cache
@@ -39,7 +38,7 @@ from halteres.config.edits import (
     value_of,
 )
 from halteres.config.environ import LARGEST_BATCH
-from halteres.config.files import Sections, Source, Sources, data_place, read_sections
+from halteres.config.files import Sections, Source, Sources, placed, read_sections
 from halteres.config.operator_policy import (
     Policy,
     is_same_value,
@@ -81,9 +80,6 @@ EQUAL_SCORES = "ensure_scores_are_not_same"
 nothing else counts.
 """
 
-DATASET = "env.dataset"
-PLACES = ("env.tasks", "env.workspace")
-"""Files and folders of an environment's, which it looks for in its own folder too."""
 STEPS, RATE, BATCH = "trainer.total_steps", "trainer.learning_rate", "env.batch_size"
 THRESHOLD = "success_threshold"
 
@@ -231,22 +227,7 @@ def _as_typed(edit: Edit, schema: Schema) -> Any:
 def _typed(edit: Edit, schema: Schema) -> Any:
     """The value of an edit in a section of this schema. Raises DocumentError."""
     value = schema_at(schema, [edit.key.partition(".")[2]]).value_of(edit.value)
-    return _placed(edit.key, value, Path())
-
-
-def _placed(key: str, value: Any, *folders: Path) -> Any:
-    """The value of a setting; a file or folder as it is called from anywhere."""
-    if key == DATASET:
-        return data_place(value, *folders)
-    is_there = (
-        key in PLACES
-        and isinstance(value, str)
-        and value != ""
-        and any(os.path.exists(folder / os.path.expanduser(value)) for folder in folders)
-    )
-    if is_there:
-        return data_place(value, *folders)
-    return value
+    return placed(edit.key, value, Path())
 
 
 @cache
@@ -269,7 +250,7 @@ def _gather(
         for section, values in read_sections(file, given.problems).items():
             for name, value in values.items():
                 key = f"{section}.{name}"
-                given.put(key, _placed(key, value, file.parent, Path()), "file")
+                given.put(key, placed(key, value, file.parent, Path()), "file")
     for edit in edits:
         if isinstance(edit, Problem):
             given.refuse(edit)

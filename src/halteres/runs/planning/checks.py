@@ -428,10 +428,12 @@ def advice(
         yield Check(name="dtype", ok=False, found=found, remedy=fix)
 
 
-def check_relay(resolved: Resolved, model: RunModel) -> Iterator[Check]:
+def check_relay(resolved: Resolved, model: RunModel | None) -> Iterator[Check]:
     """What a run needs, and does without, whose service speaks the Tinker API alone: a relay of its
-    own samples that by the SDK.
+    own samples that by the SDK. Nothing of any other run.
     """
+    if model is None or not model.is_relayed:
+        return
     settings, description = resolved.settings, resolved.description
     yield attempt("tokenizer", lambda: tokenizer_folder(model.tokenizer, settings="env"))[0]
     problems: list[Problem] = []

@@ -145,11 +145,9 @@ def plan_run(
         *reward_checks,
         *examine_components(settings.env),
         *examine_program(resolved),
+        *check_relay(resolved, model),
     ]
     checks += cap_checks(settings, policy, is_open)
-
-    if model is not None and model.is_relayed:
-        checks += check_relay(resolved, model)
 
     plan = RunPlan(
         settings=with_model(settings, model, service_url),
