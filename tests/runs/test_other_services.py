@@ -60,6 +60,7 @@ def planned(data: Path, url: str, *edits: str) -> RunPlan:
 
 
 @pytest.mark.runs
+@pytest.mark.timeout(400)
 def test_a_service_of_the_tinker_api_alone_trains_on_files(home: Path, tmp_path: Path) -> None:
     data = rows(tmp_path)
     program = ("-c", TINKER_API_ALONE)
