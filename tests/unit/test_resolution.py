@@ -466,5 +466,8 @@ def test_a_batch_that_nobody_set_follows_the_models_size(
     found = resolve_settings("arithmetic", None, ["model=vendor/Any-1.5B", *edits])
     env = found.settings.env
     assert (env["batch_size"], env["group_size"], found.sources["env.batch_size"]) == batch
+    # an environment of somebody else's has what its author chose
+    own = resolve_settings(ENVIRONMENT, None, ["model=vendor/Any-1.5B"])
+    assert "env.batch_size" not in own.sources
     small = resolve_settings("arithmetic", None, [])
     assert small.settings.env["batch_size"] == 256 and "env.batch_size" not in small.sources

@@ -19,7 +19,7 @@ from typing import Any
 from pydantic import ValidationError
 
 from halteres.config import environ, sampler_list
-from halteres.config.discovery import reference
+from halteres.config.discovery import BUILTIN_FOLDER, reference
 from halteres.config.edits import (
     ENVIRONMENT,
     OWN_KEYS,
@@ -390,7 +390,8 @@ def _check(
     if isinstance(trainer, TrainerSettings):
         known_trainer = trainer
     env = _environment_values(given.env, description, known_trainer or TrainerSettings())
-    _suit_batch(given, env)
+    if BUILTIN_FOLDER in program.path.resolve().parents:
+        _suit_batch(given, env)
     for name, value in given.env.items():
         if is_struck(value):
             given.refuse(struck_out_problem(given.name(f"env.{name}"), value))
@@ -458,8 +459,8 @@ def _suit_model(given: _Given) -> None:
 
 
 def _suit_batch(given: _Given, env: dict[str, Any]) -> None:
-    """Lower the batch to what suits the base model's size, where it is a default: ours and an
-    environment's are for the built-in model, whose steps take seconds.
+    """Lower the batch to what suits the base model's size, where it is a default of an environment
+    of ours: those are for the built-in model, whose steps take seconds. Others have their authors'.
     """
     model, batch, group = given.value("inference.model"), env.get("batch_size"), env["group_size"]
     if "batch_size" in given.env or not isinstance(model, str):
