@@ -8,6 +8,7 @@ from random import Random
 import pytest
 
 from halteres.observe import plots
+from halteres.observe.metrics import append_row
 
 from .run_fixtures import make_run, replied, supervised, tokens, told
 from .run_results import add_step, configure, evaluate, trained
@@ -136,6 +137,19 @@ async def test_a_run_that_goes_on_decides_nothing() -> None:
     assert (answer["best"]["run_id"], answer["best"]["certain"]) == (ONE, False)
     assert answer["notes"] == [f"{TWO} goes on; its last evaluation is of step 0"]
     assert answer["next"].startswith(f'rl_check_status("{TWO}"')
+
+
+async def test_the_score_of_all_rollouts_decides_where_groups_were_dropped() -> None:
+    """The rewards of the batches alone would say the contrary."""
+    for run_id, reward, score in ((ONE, 0.9, 0.3), (TWO, 0.5, 0.5)):
+        run = make_run(run_id)
+        for step in range(1, 11):
+            add_step(run, step, reward, Random(step))
+            row = {"step": step, "src": "env", "rollouts/score": score}
+            append_row(run.path / "metrics.jsonl", row)
+    answer = await told("rl_compare_runs", run_ids=[ONE, TWO], plot=False)
+    assert (answer["best"]["metric"], answer["best"]["run_id"]) == ("rollouts/score", TWO)
+    assert answer["runs"][0]["rollouts/score"] == pytest.approx(0.3)
 
 
 async def test_without_evaluations_the_reward_decides_and_is_never_certain() -> None:

@@ -27,6 +27,7 @@ from halteres.runs.planning.estimate import (
     Estimate,
     Speed,
     estimate,
+    estimate_on_file,
     measured,
     remembered,
 )
@@ -320,3 +321,27 @@ def test_an_engine_that_does_not_start_has_no_speed(home: Path, tmp_path: Path) 
     )
     assert measured(broken, workload_of(plan.settings), deadline_s=60) is None
     assert not (home / "cache").exists()
+
+
+def test_a_training_on_a_file_that_goes_on_has_been_evaluated_before(home: Path) -> None:
+    """Its first evaluation is the earlier run's."""
+    plan = planned()
+    remember(plan)
+
+    def total(first_step: int, steps: int) -> float:
+        wanted = Settings.model_validate({"trainer": {"total_steps": steps, "eval_every": 0}})
+        found = estimate_on_file(
+            wanted,
+            plan.model,
+            resources.this_machine(),
+            tokens_per_step=0.0,
+            held_out_tokens=1_000_000,
+            forwards=0,
+            first_step=first_step,
+            may_measure=False,
+        )
+        assert found is not None
+        return found.total_s.low
+
+    evaluation_s = 0.75 * 1_000_000 / 3 / SPEED.train_tokens_per_s
+    assert total(0, 10) - total(5, 15) == pytest.approx(evaluation_s, rel=0.05)

@@ -162,6 +162,20 @@ def _after_a_loss_that_is_not_finite(run: RunDirectory) -> NextStep:
     return report_of(run, failed).resume_call
 
 
+def test_after_memory_ran_out_a_new_run_has_smaller_batches(home: Path, tmp_path: Path) -> None:
+    """Also where there is a checkpoint: with the same batches it would run out again."""
+    data = rows(tmp_path)
+    run = written("sft", data, "batch_size=4")
+    failed = msgspec.structs.replace(run.state(), status="failed", code="gpu_oom", resumable=True)
+    anew = report_of(run, failed).resume_call
+    assert anew.args["resume_from"] is None and anew.args["data"] == str(data)
+    assert anew.args["changes"]["data.batch_size"] == 2
+    smaller = anew.args["changes"]
+    edits = [f"{name}={value}" for name, value in smaller.items()]
+    again = resolve_file_training(anew.args["method"], anew.args["data"], edits)
+    assert again.training.batch_size == 2
+
+
 def test_an_operators_policy_holds_for_a_training_on_a_file(home: Path, tmp_path: Path) -> None:
     data = rows(tmp_path)
     (home / FILE).write_text("caps: {max_steps: 3}\nlock: {trainer.lora_rank: 4}\n")

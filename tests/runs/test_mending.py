@@ -10,6 +10,7 @@ from typing import Any
 
 import pytest
 
+from halteres.config.file_training import FILE
 from halteres.observe.metrics import append_row
 from halteres.runs.directory import RunDirectory, runs_home
 from halteres.runs.reading import failures
@@ -162,6 +163,16 @@ def test_what_is_lowered_stays_whole_groups_and_above_nothing(
     env: dict[str, Any], lower: dict[str, int]
 ) -> None:
     assert smaller(env) == lower
+
+
+def test_a_training_on_a_file_has_smaller_batches_and_starts_again(run: RunDirectory) -> None:
+    """One that goes on keeps its batches."""
+    (run.path / FILE).write_text(json.dumps({"method": "sft", "batch_size": 32}))
+    run.log("trainer").write_text(CUDA)
+    failed = died(run)
+    assert failed.next == "Lower data.batch_size to 16, then start again."
+    assert mending("gpu_oom", read_given(run)) == {"data.batch_size": 16}
+    assert mending("gpu_oom", Given(data={"batch_size": 1})) == {}
 
 
 def test_each_failure_is_mended_by_its_own_setting() -> None:

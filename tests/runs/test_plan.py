@@ -118,3 +118,15 @@ def test_a_cage_is_refused_for_an_environment_of_atroposlibs(home: Path) -> None
     (sentence,) = caged("on", is_foreign=True)
     assert "cannot be separated" in sentence
     assert caged("auto", is_foreign=True) == []
+
+
+def test_more_tokens_than_the_model_reads_are_warned_of(home: Path) -> None:
+    """The built-in model reads 2,048."""
+
+    def warned(longest: int) -> list[str]:
+        resolved = resolve_settings("arithmetic", None, [f"env.max_token_length={longest}"])
+        return [one for one in plan_run(resolved).warnings if one.startswith("context:")]
+
+    assert warned(2048) == []
+    (warning,) = warned(4096)
+    assert "4096 tokens, and the model reads 2048" in warning

@@ -431,3 +431,43 @@ def test_a_data_set_is_looked_for_beside_the_settings_file_and_where_the_caller_
         == dataset("openai/gsm8k", in_file=True)
         == "openai/gsm8k"
     )
+
+
+def test_tasks_are_looked_for_where_the_caller_is(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A path that is not there stays what it is: the environment may have it in its own folder."""
+    (tmp_path / "mine.jsonl").write_text('{"question": "?"}\n')
+    monkeypatch.chdir(tmp_path)
+
+    def tasks(value: str) -> str:
+        return resolve_settings("agent", None, [f"env.tasks={value}"]).settings.env["tasks"]
+
+    assert tasks("mine.jsonl") == str(tmp_path / "mine.jsonl")
+    assert tasks("theirs.jsonl") == "theirs.jsonl"
+
+
+@pytest.mark.parametrize(
+    ("edits", "batch"),
+    [
+        ([], (64, 8, "model")),
+        (["env.group_size=4"], (64, 4, "model")),
+        (["env.group_size=128"], (128, 128, "model")),
+        (["env.batch_size=512"], (512, 16, "edit")),
+    ],
+)
+def test_a_batch_that_nobody_set_follows_the_models_size(
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    edits: list[str],
+    batch: tuple[int, int, str],
+) -> None:
+    monkeypatch.setenv("HALTERES_HOME", str(tmp_path))
+    found = resolve_settings("arithmetic", None, ["model=vendor/Any-1.5B", *edits])
+    env = found.settings.env
+    assert (env["batch_size"], env["group_size"], found.sources["env.batch_size"]) == batch
+    # an environment of somebody else's has what its author chose
+    own = resolve_settings(ENVIRONMENT, None, ["model=vendor/Any-1.5B"])
+    assert "env.batch_size" not in own.sources
+    small = resolve_settings("arithmetic", None, [])
+    assert small.settings.env["batch_size"] == 256 and "env.batch_size" not in small.sources

@@ -33,7 +33,7 @@ from halteres.runs.reading.evaluations import (
 )
 from halteres.runs.reading.report import RunReport, report_of
 from halteres.runs.reading.result_metrics import Choice, choose, lower_is_better, tells_better
-from halteres.runs.reading.status_figures import REWARD
+from halteres.runs.reading.status_figures import OF_ALL_ROLLOUTS, REWARD
 from halteres.runs.state import RunState, RunUnreadable
 from halteres.short_texts import rounded, size_of
 
@@ -153,7 +153,7 @@ def rl_compare_runs(
     """
     found, missing = _found(run_ids)
     runs = [ComparedRun.of(run) for run in found]
-    choice = Choice(names=(CORRECT, REWARD))
+    choice = Choice(names=(CORRECT, _reward_of(runs)))
     if metrics:
         choice = choose(
             metrics,
@@ -195,6 +195,17 @@ def rl_compare_runs(
     if picture:
         return answer.showing(picture)
     return answer
+
+
+def _reward_of(runs: Sequence[ComparedRun]) -> str:
+    """The training metric that compares these runs: the mean score of all rollouts where every run
+    has it and a batch's mean reward differs, which leaves out groups whose answers are all alike.
+    """
+    scores = [run.value(OF_ALL_ROLLOUTS) for run in runs]
+    rewards = [run.value(REWARD) for run in runs]
+    if None in scores or scores == rewards:
+        return REWARD
+    return OF_ALL_ROLLOUTS
 
 
 def _found(run_ids: Sequence[str]) -> tuple[list[RunDirectory], list[dict[str, Any]]]:

@@ -43,6 +43,7 @@ from halteres.runs.servers import (
     FREE_WITHIN_S,
     Server,
     ready_within_s,
+    relayed,
     sampler_keys,
     served,
     service_arguments,
@@ -66,6 +67,7 @@ class Request(msgspec.Struct, frozen=True, kw_only=True):
     created_at: float  # unix seconds
     # of the service to ask instead, with TINKER_API_KEY: it alone has the model
     service_url: str | None = None
+    is_relayed: bool = False  # that service speaks the Tinker API alone
 
 
 class Evaluated(Result):
@@ -139,11 +141,12 @@ def _request(
             "",
             NextStep.of("rl_evaluate", weights="tinker://..."),
         )
-    service_url = None
+    service_url, is_relayed = None, False
     if base and not run_id:  # the base model of a draft, on the draft's environment
         resolved = admitted(caller, load_draft(caller, draft))
         settings, step = resolved.settings, 0
         service_url, model = found_model(settings.inference)
+        is_relayed = model.is_relayed
         exam = Examination(
             program=resolved.environment,
             env=json.loads(json.dumps(resolved.environment_settings, default=str)),
@@ -182,6 +185,7 @@ def _request(
         num_tasks=num_tasks,
         service=service_arguments(settings.inference, lora_rank=settings.trainer.lora_rank),
         service_url=service_url,
+        is_relayed=is_relayed,
         created_at=time.time(),
     )
 
@@ -324,7 +328,10 @@ def main() -> int:
             log = folder.path / "service.log"
         service = served(exam.base, exam.run, arguments=request.service, log=log)
         if request.service_url:
-            service = contextlib.nullcontext(Server(url=request.service_url, key=environ.api_key()))
+            given = Server(url=request.service_url, key=environ.api_key())
+            service = contextlib.nullcontext(given)
+            if request.is_relayed:
+                service = relayed(given, exam.base, exam.tokenizer, log=log)
         with service as server:
             figures = measure(exam, server, settings, folder.path)
         return {"figures": figures, "seconds": round(time.monotonic() - began, 1)}

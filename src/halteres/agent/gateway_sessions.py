@@ -86,6 +86,12 @@ def _place_of(caller: Caller, run_id: str | None, service: str | None) -> _Place
             "It trains a reward model.",
             NextStep("rl_list_runs"),
         )
+    if state.is_relayed:
+        raise Conflict(
+            f"Run {found} has no gateway.",
+            "Its service speaks the Tinker API alone.",
+            "Start a run without TINKER_BASE_URL: it has a service of its own.",
+        )
     if state.terminal and not state.service_given:
         raise Conflict(
             f"Run {found} has ended, and its service with it.",

@@ -373,7 +373,8 @@ def connect(run: Run, as_json: AsJson = False) -> None:
         login = with_login(trajectories.url, trajectories.key)
     else:
         login = trajectories.url
-    base_url = f"{service.url}/runs/{directory.run_id}/v1"
+    sampling = servers.sampling or service
+    base_url = f"{sampling.url}/runs/{directory.run_id}/v1"
     variables = (
         ("TINKER_BASE_URL", service.url, "the training service, for the tinker SDK"),
         ("TINKER_API_KEY", service.key or "tml-local", "... and its key"),
@@ -383,7 +384,7 @@ def connect(run: Run, as_json: AsJson = False) -> None:
             "the trajectory server: --env.rollout_server_url of an environment",
         ),
         ("OPENAI_BASE_URL", base_url, "the policy's newest weights: --openai.base_url"),
-        ("OPENAI_API_KEY", service.key or "x", "... and its key: --openai.api_key"),
+        ("OPENAI_API_KEY", sampling.key or "x", "... and its key: --openai.api_key"),
     )
     if as_json:
         print_json({name: value for name, value, _ in variables})

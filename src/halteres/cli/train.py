@@ -127,6 +127,10 @@ def say_plan(plan: RunPlan) -> None:
     trainer = plan.settings.trainer
     if plan.sources.get("trainer.learning_rate") == "model":
         typer.echo(f"learning rate {trainer.learning_rate:g}, by the model's size", err=True)
+    if plan.sources.get("env.batch_size") == "model":
+        env = plan.settings.env
+        batch = f"{env['batch_size']} answers in groups of {env['group_size']}"
+        typer.echo(f"batches of {batch}, by the model's size", err=True)
     expected = plan.estimate
     if expected is not None:
         low, high = (expected.total_s * (1 / 60)).rounded

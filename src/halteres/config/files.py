@@ -54,6 +54,10 @@ _FROM_TINKER = {
 _TINKER_DROPPED = frozenset(
     ("checkpoint_dir", "wandb_group", "wandb_run_name", "wandb_run_suffix", "tool_call_parser")
 )
+DATASET = "env.dataset"
+PLACES = ("env.tasks", "env.workspace")
+"""Files and folders of an environment's, which it looks for in its own folder too."""
+
 _SEED_SECTIONS = frozenset(("env", "openai", "tinker", "slurm", "testing", "halteres"))
 _OURS = ("run", "inference", "trainer")
 
@@ -108,6 +112,21 @@ def data_place(given: Any, *folders: Path) -> Any:
     if found is not None:
         return str(found.absolute())
     return given
+
+
+def placed(key: str, value: Any, *folders: Path) -> Any:
+    """The value of a setting; a file or folder as it is called from anywhere."""
+    if key == DATASET:
+        return data_place(value, *folders)
+    is_there = (
+        key in PLACES
+        and isinstance(value, str)
+        and value != ""
+        and any(os.path.exists(folder / os.path.expanduser(value)) for folder in folders)
+    )
+    if is_there:
+        return data_place(value, *folders)
+    return value
 
 
 def is_seed_format(data: Mapping[str, Any]) -> bool:

@@ -19,7 +19,7 @@ from typing import Any
 from pydantic import ValidationError
 
 from halteres.config import environ, sampler_list
-from halteres.config.discovery import reference
+from halteres.config.discovery import BUILTIN_FOLDER, reference
 from halteres.config.edits import (
     ENVIRONMENT,
     OWN_KEYS,
@@ -38,7 +38,7 @@ from halteres.config.edits import (
     value_of,
 )
 from halteres.config.environ import LARGEST_BATCH
-from halteres.config.files import Sections, Source, Sources, data_place, read_sections
+from halteres.config.files import Sections, Source, Sources, placed, read_sections
 from halteres.config.operator_policy import (
     Policy,
     is_same_value,
@@ -70,7 +70,7 @@ from halteres.config.settings import (
 from halteres.documents import DocumentError, half_characters
 from halteres.errors import InvalidConfig
 from halteres.logins import is_struck
-from halteres.models.training_defaults import rate_for
+from halteres.models.training_defaults import batch_for, rate_for
 
 # where the environment leaves them unset (seeds 000, 002)
 DEFAULT_GROUP_SIZE, DEFAULT_BATCH_SIZE = 16, 128
@@ -80,8 +80,7 @@ EQUAL_SCORES = "ensure_scores_are_not_same"
 nothing else counts.
 """
 
-DATASET = "env.dataset"
-STEPS, RATE = "trainer.total_steps", "trainer.learning_rate"
+STEPS, RATE, BATCH = "trainer.total_steps", "trainer.learning_rate", "env.batch_size"
 THRESHOLD = "success_threshold"
 
 
@@ -228,9 +227,7 @@ def _as_typed(edit: Edit, schema: Schema) -> Any:
 def _typed(edit: Edit, schema: Schema) -> Any:
     """The value of an edit in a section of this schema. Raises DocumentError."""
     value = schema_at(schema, [edit.key.partition(".")[2]]).value_of(edit.value)
-    if edit.key == DATASET:
-        return data_place(value, Path())
-    return value
+    return placed(edit.key, value, Path())
 
 
 @cache
@@ -253,10 +250,7 @@ def _gather(
         for section, values in read_sections(file, given.problems).items():
             for name, value in values.items():
                 key = f"{section}.{name}"
-                placed = value
-                if key == DATASET:
-                    placed = data_place(value, file.parent, Path())
-                given.put(key, placed, "file")
+                given.put(key, placed(key, value, file.parent, Path()), "file")
     for edit in edits:
         if isinstance(edit, Problem):
             given.refuse(edit)
@@ -396,6 +390,8 @@ def _check(
     if isinstance(trainer, TrainerSettings):
         known_trainer = trainer
     env = _environment_values(given.env, description, known_trainer or TrainerSettings())
+    if BUILTIN_FOLDER in program.path.resolve().parents:
+        _suit_batch(given, env)
     for name, value in given.env.items():
         if is_struck(value):
             given.refuse(struck_out_problem(given.name(f"env.{name}"), value))
@@ -460,6 +456,26 @@ def _suit_model(given: _Given) -> None:
     default = trainer.get("learning_rate", TrainerSettings().learning_rate)
     if rate is not None and isinstance(default, int | float) and rate < default:
         given.put(RATE, rate, "model")
+
+
+def _suit_batch(given: _Given, env: dict[str, Any]) -> None:
+    """Lower the batch to what suits the base model's size, where it is a default of an environment
+    of ours: those are for the built-in model, whose steps take seconds. Others have their authors'.
+    """
+    model, batch, group = given.value("inference.model"), env.get("batch_size"), env["group_size"]
+    if "batch_size" in given.env or not isinstance(model, str):
+        return
+    proposed = batch_for(model, environ.home() / "models")
+    if proposed is None or not isinstance(batch, int) or not isinstance(group, int):
+        return
+    if batch <= proposed.answers or group < 1:
+        return
+    if "group_size" not in given.env and group > proposed.group:
+        env["group_size"] = group = proposed.group
+        given.sources["env.group_size"] = "model"
+    # whole groups
+    env["batch_size"] = max(1, proposed.answers // group) * group
+    given.sources[BATCH] = "model"
 
 
 def _validated(given: _Given, name: str) -> Section | None:

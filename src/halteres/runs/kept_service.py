@@ -60,8 +60,8 @@ def service_for_questions(run: RunDirectory, model: str) -> Server:
     Raises:
         NotReady: the run's state was in use all the time, or no service was ready in time.
     """
-    own = own_service(run)
-    if own is not None:
+    own, state = own_service(run), run.state()
+    if own is not None and not (state.is_relayed and state.terminal):
         return own
     ends = time.monotonic() + READY_WITHIN_S + FREE_WITHIN_S
     is_started = False
@@ -72,7 +72,7 @@ def service_for_questions(run: RunDirectory, model: str) -> Server:
                 # the time that it has begins anew
                 with suppress(FileNotFoundError):
                     os.utime(run.path / KEPT)
-                    return Server(url=kept.url)
+                    return Server(url=kept.url, key=kept.key)
         elif is_started:
             raise _failure(run)
         else:
@@ -97,7 +97,11 @@ def _start(run: RunDirectory, model: str) -> bool:
         _log(run).unlink(missing_ok=True)
         module = "halteres.runs.kept_service"
         words = (sys.executable, "-m", module, run.run_id, model, "--lock-fd", str(held))
-        process.detach(words, run.path, _log(run), environ.for_loopback(), held)
+        variables = environ.for_loopback()
+        if run.state().is_relayed:
+            # its relay asks a service elsewhere, by a proxy if need be
+            variables = environ.with_keys()
+        process.detach(words, run.path, _log(run), variables, held)
     finally:
         os.close(held)
     return True
@@ -137,7 +141,8 @@ def main() -> int:
     replace_file(card, msgspec.json.encode(Kept(process=who)))
     try:
         with served(arguments.model, run, log=run.log("chat_service"), given_up=ended) as at:
-            replace_file(card, msgspec.json.encode(Kept(url=at.url, process=who)))
+            kept = Kept(url=at.url, key=at.key, process=who)
+            replace_file(card, msgspec.json.encode(kept), private=True)
             while not ended.wait(LOOK_EVERY_S) and _idle_s(card) <= IDLE_S:
                 pass
             # it holds memory and the run's weights until it is gone, and answers no more

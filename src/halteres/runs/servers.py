@@ -19,7 +19,7 @@ import threading
 import time
 from collections.abc import Iterator, Sequence
 from contextlib import ExitStack, contextmanager, suppress
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from itertools import pairwise
 from pathlib import Path
 from typing import Any
@@ -65,11 +65,13 @@ class Servers:
 
     service: Server | None = None
     trajectories: Server | None = None
+    sampling: Server | None = None  # where environments sample: the service, or the run's relay
 
     @property
     def redactor(self) -> Redactor:
         """Strikes their keys out of a text."""
-        return Redactor(one.key for one in (self.service, self.trajectories) if one and one.key)
+        all_of_them = (self.service, self.trajectories, self.sampling)
+        return Redactor(one.key for one in all_of_them if one and one.key)
 
 
 class _Keys(msgspec.Struct, frozen=True, kw_only=True):
@@ -83,18 +85,27 @@ def servers_of(run: RunDirectory) -> Servers:
     """Addresses from run.json, keys from wiring.json; no key where that cannot be read or is older
     than keys.
     """
-    urls = run.state().urls
-    service, api = urls.get("service"), urls.get("api")
+    state = run.state()
+    service, api = state.urls.get("service"), state.urls.get("api")
     try:
         keys = msgspec.json.decode(read_regular(run.path / WIRING), type=_Keys)
         if keys.api_url:
             Address.of(keys.api_url)  # whether it is one
     except (OSError, InvalidConfig, *NOT_JSON):
         keys = _Keys()
-    return Servers(
-        service=Server(url=service, key=keys.api_key) if service else None,
-        trajectories=Server(url=api, key=Address.of(keys.api_url or api).token) if api else None,
-    )
+    found = Servers()
+    if service:
+        one = Server(url=service, key=keys.api_key)
+        found = replace(found, service=one, sampling=one)
+    if api:
+        found = replace(
+            found, trajectories=Server(url=api, key=Address.of(keys.api_url or api).token)
+        )
+    relay = state.urls.get("relay")
+    if relay and found.trajectories is not None:
+        # the run's own servers have one secret
+        found = replace(found, sampling=Server(url=relay, key=found.trajectories.key))
+    return found
 
 
 def redactor_of(run: RunDirectory) -> Redactor:
@@ -134,6 +145,7 @@ class Kept(msgspec.Struct, frozen=True, kw_only=True):
 
     process: dict[str, Any]  # that keeps it, as `process.identity` has it
     url: str = ""  # empty while it starts
+    key: str | None = None  # that it asks for
     failure: tuple[str, str, str] | None = None  # what, why, next: it did not start
 
 
@@ -207,7 +219,8 @@ def served(
     if run is not None:
         own = own_service(run)
         if own is not None:
-            yield own
+            with sampled(own, run, log=log) as server:
+                yield server
             return
         # one that waits for questions of a chat gives way
         end_kept(run)
@@ -245,6 +258,78 @@ def served(
         yield Server(url=url)
 
 
+@contextmanager
+def relayed(
+    service: Server,
+    model: str,
+    tokenizer: str,
+    *,
+    log: Path | None = None,
+    given_up: threading.Event | None = None,
+) -> Iterator[Server]:
+    """A relay that samples a service of the Tinker API alone, by the SDK, as environments ask.
+
+    Args:
+        service: somebody else's.
+        model: its base model.
+        tokenizer: that model's folder.
+        log: the relay's log; default: it ends with it.
+        given_up: as of `served`.
+
+    Raises:
+        ProcessFailed, NotReady: it did not start, or not in time.
+    """
+    secret = new_secret()
+    variables = {environ.SERVICE_KEY: secret}
+    if service.key:
+        variables[environ.API_KEY] = service.key
+    environment_for = environ.with_keys
+    if Address.of(service.url).is_here:
+        environment_for = environ.for_loopback
+    with ExitStack() as held:
+        if log is None:
+            place = held.enter_context(tempfile.TemporaryDirectory(prefix="halteres-"))
+            log = Path(place) / "relay.log"
+        with socket.create_server(("127.0.0.1", 0)) as listener, log.open("wb") as output:
+            url, descriptor = f"http://127.0.0.1:{listener.getsockname()[1]}", listener.fileno()
+            child = Child(
+                [
+                    sys.executable,
+                    "-m",
+                    "halteres.training.sampling_relay",
+                    *relay_arguments(service.url, model, tokenizer),
+                    "--listen-fd",
+                    str(descriptor),
+                ],
+                environment=environment_for(**variables),
+                stdout=output,
+                stderr=output,
+                descriptors=(descriptor,),
+            )
+        held.callback(child.end, ENDS_WITHIN_S)
+        given_up = given_up or threading.Event()
+        _wait_until_ready(url, child, log, given_up, READY_WITHIN_S, secret)
+        yield Server(url=url, key=secret)
+
+
+@contextmanager
+def sampled(service: Server, run: RunDirectory, *, log: Path | None = None) -> Iterator[Server]:
+    """Where the weights of a run are sampled at `own_service(run)`: there, or at a relay for the
+    length of the block, where the run's own has ended with it.
+    """
+    state = run.state()
+    if not (state.is_relayed and state.terminal):
+        yield service
+        return
+    with relayed(service, state.base_model, state.tokenizer, log=log) as relay:
+        yield relay
+
+
+def relay_arguments(service_url: str, model: str, tokenizer: str) -> tuple[str, ...]:
+    """The arguments of a sampling relay, but for its socket."""
+    return ("--service", service_url, "--model", model, "--tokenizer", tokenizer)
+
+
 def own_service(run: RunDirectory) -> Server | None:
     """The service of a run that goes on, or somebody else's that it has trained on; None: it has
     none now.
@@ -253,7 +338,8 @@ def own_service(run: RunDirectory) -> Server | None:
         NotReady: it does not answer. Its clients would wait for it to come back.
     """
     state = run.state()
-    there = servers_of(run).service
+    servers = servers_of(run)
+    there = servers.service if state.terminal else servers.sampling
     if there is None or (state.terminal and not state.service_given):
         return None
     try:
@@ -294,7 +380,12 @@ def _samplers_in(arguments: Sequence[str]) -> Given:
 
 
 def _wait_until_ready(
-    url: str, child: Child, log: Path, given_up: threading.Event, within_s: float
+    url: str,
+    child: Child,
+    log: Path,
+    given_up: threading.Event,
+    within_s: float,
+    key: str | None = None,
 ) -> None:
     ends = time.monotonic() + within_s
     while time.monotonic() < ends:
@@ -302,7 +393,7 @@ def _wait_until_ready(
             last = tail(log, 1) or [f"Exit code {child.exit_code}."]
             raise ProcessFailed("The training service did not start.", last[0])
         try:
-            json_client.get_json(f"{url}/api/v1/healthz", deadline_s=ANSWERS_WITHIN_S)
+            json_client.get_json(f"{url}/api/v1/healthz", ANSWERS_WITHIN_S, key)
             return
         except (json_client.Refused, NotReady):
             if given_up.wait(ASK_EVERY_S):

@@ -153,7 +153,7 @@ def _addresses(
     return Addresses(
         run_id=state.run_id,
         run_dir=str(path),
-        service_url=state.urls.get("service", "http://127.0.0.1:8001"),
+        service_url=state.urls.get("relay") or state.urls.get("service", "http://127.0.0.1:8001"),
         api_url=api_url or state.urls.get("api", "http://127.0.0.1:8000"),
         tokenizer=state.tokenizer,
         api_key=api_key or "x",
@@ -238,6 +238,7 @@ def _first_state(plan: RunPlan, run_id: str, idempotency_key: str | None) -> Run
         step=plan.first_step,
         urls=urls,
         service_given=plan.service_url is not None,
+        is_relayed=model.is_relayed,
         policy=plan.policy.name,
         resumed_from=resumed_from,
         resume_point=point,

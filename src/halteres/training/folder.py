@@ -41,12 +41,30 @@ class Wiring(msgspec.Struct, frozen=True, kw_only=True):
     tempered: bool = False
     api_key: str | None = None
     service_up_s: float | None = None  # how long the service may take to start; None: as usual
+    # file that names each version for the run's sampling relay; empty: the service answers
+    # environments itself
+    published: str = ""
     resume_from: ResumePoint | None = None
+
+    @property
+    def key_of_sdk(self) -> str:
+        """The key for the SDK, which does not start without one; a service on this machine asks
+        for none.
+        """
+        return self.api_key or "tml-local"
 
     @property
     def metadata(self) -> dict[str, str]:
         """How the service finds the policy of a run."""
         return {"halteres_run": self.run_id}
+
+
+class Published(msgspec.Struct, frozen=True, kw_only=True):
+    """The newest version of a policy that a sampling relay may sample (control/published.json)."""
+
+    version: int
+    # `SamplingClient.get_sampler_handle`: names the snapshot and its session; no key is in it
+    handle: str
 
 
 class RunFolder:

@@ -16,18 +16,21 @@ from collections.abc import Awaitable, Callable, Generator, Iterator, Sequence
 from concurrent.futures import Future
 from dataclasses import dataclass
 from itertools import pairwise
+from pathlib import Path
 from typing import TYPE_CHECKING, Any, Generic, TypeVar
 
+import msgspec
 import numpy as np
 
 from halteres.clients.json_client import Refused, get_json
 from halteres.clients.retries import until_ready
 from halteres.config.settings import TrainerSettings
 from halteres.errors import HalteresError, NotReady, boundary, failed_future
+from halteres.files import replace_file
 from halteres.losses import LossKind, find_kind
 from halteres.training.datums import Example, Row
 from halteres.training.failures import LossNotFinite, RequestRefused, ServiceFailed, VersionsDiffer
-from halteres.training.folder import Wiring
+from halteres.training.folder import Published, Wiring
 
 if TYPE_CHECKING:
     import tinker
@@ -116,8 +119,6 @@ def _as_ours(error: Exception, call: str) -> HalteresError:
     return RequestRefused(f"The training service refused {call}: {sentence}")
 
 
-# the SDK refuses to start without a key of this shape; a service on this machine asks for none
-ANY_KEY = "tml-local"
 VERSION_METRIC = "policy_version:max"  # of an optimiser step: the service's own count
 # of a pass: tokens with an advantage whose ratio was clipped
 CLIPPED_METRIC = "num_clipped_tokens:sum"
@@ -167,7 +168,7 @@ class Policy:
         Raises:
             NotReady: the service is not there. ServiceFailed: it refuses.
         """
-        service = await _connect(wiring)
+        service = await connect(wiring)
         takes_unembed = await _takes_unembed(wiring)
         trains_unembed = settings.train_unembed
         if trains_unembed is None:
@@ -191,7 +192,7 @@ class Policy:
         """The adapter of a checkpoint with its optimiser, which had taken `version` steps. Raises
         as `create`.
         """
-        service = await _connect(wiring)
+        service = await connect(wiring)
         call = service.create_training_client_from_state_with_optimizer(
             state_path, user_metadata=wiring.metadata
         )
@@ -263,10 +264,15 @@ class Policy:
         return SentCall(self._client.optim_step(adam), "optim_step", count)
 
     async def publish(self) -> None:
-        """Make the present weights the ones that environments sample. Nothing is written to
-        disk.
+        """Make the present weights the ones that environments sample. No weights are written to
+        disk; a sampling relay reads which they are.
         """
-        await SentCall[Any](self._client.save_weights_and_get_sampling_client(), "publish")
+        sampler = await SentCall[Any](
+            self._client.save_weights_and_get_sampling_client(), "publish"
+        )
+        if self._wiring.published:
+            newest = Published(version=self.version, handle=sampler.get_sampler_handle())
+            replace_file(Path(self._wiring.published), msgspec.json.encode(newest), private=True)
 
     async def save(self, name: str, step: int, *, with_state: bool = True) -> Checkpoint:
         """A named checkpoint: weights to sample from and, with the optimiser's, state to resume
@@ -287,8 +293,11 @@ class Policy:
 
 async def samples_exactly(wiring: Wiring) -> bool:
     """Whether the service says that what samples there is exact; a sampler that still starts is
-    waited for. A service that is not ours does not say; nothing is assumed of it.
+    waited for. A service that is not ours does not say; nothing is assumed of it, but that one of
+    the Tinker API alone, which a relay samples, computes what trains and what samples apart.
     """
+    if wiring.published:
+        return False
     url = f"{wiring.service_url.rstrip('/')}/halteres/v1/info"
 
     async def ask() -> bool:
@@ -320,7 +329,7 @@ async def _takes_unembed(wiring: Wiring) -> bool:
     return not isinstance(targets, list) or "unembed" in targets
 
 
-async def _connect(wiring: Wiring) -> tinker.ServiceClient:
+async def connect(wiring: Wiring) -> tinker.ServiceClient:
     """Open a session. It is never finished explicitly: the final evaluation still samples its
     checkpoints.
     """
@@ -345,7 +354,7 @@ async def _connect(wiring: Wiring) -> tinker.ServiceClient:
         service = tinker.ServiceClient(
             user_metadata=wiring.metadata,
             base_url=wiring.service_url,
-            api_key=wiring.api_key or ANY_KEY,
+            api_key=wiring.key_of_sdk,
         )
         service.holder.get_session_id()
         return service

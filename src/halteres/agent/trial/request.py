@@ -71,6 +71,7 @@ class TestedModel(msgspec.Struct, frozen=True, kw_only=True):
     wandb_run: str = ""  # the seeds' name of the attempt
     run: str = ""  # id of the run whose weights they are; its service has them
     service_url: str | None = None  # of a service that has it, instead of one of our own
+    is_relayed: bool = False  # that service speaks the Tinker API alone
     service: tuple[str, ...] = ()  # arguments of the run's own; else the request's
     problem: str = ""  # why it cannot be tried at all
 
@@ -276,6 +277,7 @@ def _base(model: str, settings: Settings) -> TestedModel:
         base=found.name,
         tokenizer=found.tokenizer,
         service_url=url,
+        is_relayed=found.is_relayed,
     )
 
 

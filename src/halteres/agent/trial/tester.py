@@ -45,7 +45,7 @@ from halteres.redaction import Redactor, keep_secret
 from halteres.rewards.components import secret_variables
 from halteres.runs.directory import find_run
 from halteres.runs.reading.failures import frame_in, how, reason
-from halteres.runs.servers import Server, served
+from halteres.runs.servers import Server, relayed, served
 from halteres.runs.supervision.hang_watch import LOOK_S, HangWatch
 
 COMPLETIONS_PER_ROLLOUT = 32
@@ -190,17 +190,21 @@ class Tester:
         """
         if one.problem:
             raise NotFound(one.problem)
-        if one.service_url:
-            yield Server(url=one.service_url, key=environ.api_key())
-            return
         log, given_up = self._folder.path / "service.log", threading.Event()
-        run, base, arguments = None, one.base, self._request.service_of(one)
-        if one.run:
-            run = find_run(one.run)
-            base = run.settings().inference.model
-        service: AbstractContextManager[Server] = served(
-            base, run, arguments=arguments, log=log, given_up=given_up
-        )
+        service: AbstractContextManager[Server]
+        if one.service_url:
+            given = Server(url=one.service_url, key=environ.api_key())
+            if not one.is_relayed:
+                yield given
+                return
+            service = relayed(given, one.base, one.tokenizer, log=log, given_up=given_up)
+        else:
+            run, base = None, one.base
+            if one.run:
+                run = find_run(one.run)
+                base = run.settings().inference.model
+            arguments = self._request.service_of(one)
+            service = served(base, run, arguments=arguments, log=log, given_up=given_up)
         stack = ExitStack()
         starting = asyncio.ensure_future(asyncio.to_thread(stack.enter_context, service))
         try:

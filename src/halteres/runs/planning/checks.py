@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import Any, TypeVar
 
 from halteres.config import environ
-from halteres.config.files import NOTHING_GIVEN, Sources
+from halteres.config.discovery import BUILTIN_FOLDER
 from halteres.config.operator_policy import Policy, PolicyCap, over_cap
 from halteres.config.problem import Problem, refusal
 from halteres.config.program import EnvironmentProgram, describe
@@ -48,9 +48,11 @@ from halteres.runs.planning.models import (
     FIELDS,
     LISTS,
     RUBRIC_FILES,
+    RunModel,
     components_of,
     models_home,
     reward_folders,
+    tokenizer_folder,
 )
 from halteres.runs.planning.resources import Machine, gb, multiplies_bfloat16, workload_of
 from halteres.runs.reading.failures import DiskFull
@@ -62,6 +64,7 @@ of it.
 """
 
 MODEL = "inference.model"
+AGENT = BUILTIN_FOLDER / "agent_program.py"
 
 # tokens: a chat's own marks and one short question take as many, and leave no room for an answer
 LEAST_LENGTH = 32
@@ -77,10 +80,6 @@ def proposed_settings(shape: ModelShape) -> dict[str, Any]:
     if multiplies_bfloat16():
         found["dtype"] = "bfloat16"
     return found
-
-
-SLOW_MODEL, LARGEST_USUAL_BATCH = 100_000_000, 64
-"""Parameters from which a step takes long, and how many answers it then usually has."""
 
 
 class MissingKey(UserError):
@@ -376,14 +375,13 @@ def advice(
     shape: ModelShape | None,
     here: Machine | None,
     service_url: str | None,
-    sources: Sources = NOTHING_GIVEN,
 ) -> Iterator[Check]:
     """What no run is refused for: no room for prompts next to their answers, a temperature that
-    nothing corrects, a large model at a small one's rate, with its batches or in float32.
+    nothing corrects, more tokens than the model reads, a large model at a small one's rate or in
+    float32.
 
     Args:
         here: this machine, where it could be looked at.
-        sources: where the settings come from that were given.
         service_url: of a service elsewhere, on a machine that is not known.
     """
     longest, answer = settings.env.get("max_token_length"), settings.env.get("max_new_tokens")
@@ -405,6 +403,10 @@ def advice(
         if service_url is None and temperature > 0:
             fix += ", or trainer.loss to importance_sampling"
         yield Check(name="temperature", ok=False, found=found, remedy=fix)
+    if shape is not None and isinstance(longest, int) and longest > shape.context:
+        found = f"prompt and answer may have {longest} tokens, and the model reads {shape.context}"
+        fix = f"set env.max_token_length to {shape.context} or less"
+        yield Check(name="context", ok=False, found=found, remedy=fix)
     if shape is None or shape.parameters < LARGE_MODEL:
         return
     rate = settings.trainer.learning_rate
@@ -418,25 +420,44 @@ def advice(
             f"on to {HUGE_MODELS_RATE:g} or less"
         )
         yield Check(name="learning rate", ok=False, found=found, remedy=fix)
-    batch, is_default = settings.env.get("batch_size"), "env.batch_size" not in sources
-    if (
-        is_default
-        and isinstance(batch, int)
-        and shape.parameters >= SLOW_MODEL
-        and batch > LARGEST_USUAL_BATCH
-    ):
-        found = (
-            f"env.batch_size {batch} is a default that suits the built-in model; this model has "
-            f"{shape.parameters / 1e6:.0f} M parameters, and a step takes that much longer"
-        )
-        fix = "set env.batch_size to 32 to 64, in groups of 8 (env.group_size)"
-        yield Check(name="batch", ok=False, found=found, remedy=fix)
     is_on_cpu = service_url is None and here is not None and here.gpu is None
     is_float32 = settings.inference.dtype in ("auto", "float32")
     if is_on_cpu and is_float32 and multiplies_bfloat16():
         found = "float32, and this processor multiplies bfloat16 in hardware"
         fix = "set inference.dtype to bfloat16: shorter steps, half the memory for the weights"
         yield Check(name="dtype", ok=False, found=found, remedy=fix)
+
+
+def check_relay(resolved: Resolved, model: RunModel | None) -> Iterator[Check]:
+    """What a run needs, and does without, whose service speaks the Tinker API alone: a relay of its
+    own samples that by the SDK. Nothing of any other run.
+    """
+    if model is None or not model.is_relayed:
+        return
+    settings, description = resolved.settings, resolved.description
+    yield attempt("tokenizer", lambda: tokenizer_folder(model.tokenizer, settings="env"))[0]
+    problems: list[Problem] = []
+    alone = "the service speaks the Tinker API alone"
+    if settings.trainer.deterministic:
+        rule = f"{alone}, and nothing says that it draws the same tokens for the same seed again"
+        problems.append(Problem(field="trainer.deterministic", got=True, rule=rule))
+    if resolved.environment.path == AGENT:
+        rule = f"{alone}, and programs play over the gateway of a service of Halteres"
+        problems.append(Problem(field="run.environment", got=resolved.environment.name, rule=rule))
+    longest = description.config.get("max_token_length", settings.env.get("max_token_length"))
+    if model.context and isinstance(longest, int) and longest > model.context:
+        rule = f"the service's model reads {model.context} tokens"
+        problems.append(Problem(field="env.max_token_length", got=longest, rule=rule))
+    if problems:
+        failure = refusal(problems)
+        yield Check(name="sampling", ok=False, failure=failure)
+        return
+    found = f"{alone}: a relay of the run's own samples it by the SDK"
+    fix = (
+        "expect it to compute otherwise than what trains: importance is truncated, unless "
+        "trainer.correction says otherwise"
+    )
+    yield Check(name="sampling", ok=False, found=found, remedy=fix)
 
 
 def examine_reward_models(env: Mapping[str, Any]) -> tuple[list[Check], list[ModelFolder]]:

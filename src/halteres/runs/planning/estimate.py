@@ -203,7 +203,10 @@ def estimate_on_file(
     step += Span(0.01, 0.1)
     evaluation = token_s * (held_out_tokens * FORWARD_SHARE * max(1, forwards))
     steps, every = settings.trainer.total_steps, settings.trainer.eval_every
-    num_evaluations = 2 + (max(0, (steps - 1) // every - first_step // every) if every else 0)
+    # the last; a run that goes on has the first already
+    num_evaluations = 1 if first_step else 2
+    if every:
+        num_evaluations += max(0, (steps - 1) // every - first_step // every)
     load = Span(speed.load_s, 1.5 * speed.load_s)
     left = max(0, steps - first_step)
     found = Estimate(

@@ -7,7 +7,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 from halteres.clients import json_client
 from halteres.clients.trajectories.address import Address
@@ -16,7 +16,7 @@ from halteres.config.files import data_place
 from halteres.config.problem import Problem, refusal
 from halteres.config.settings import InferenceSettings, Settings
 from halteres.documents import DocumentError, parse_yaml
-from halteres.errors import InvalidConfig, NotFound, NotReady, UserError, nearest
+from halteres.errors import FEW_TOLD, InvalidConfig, NotFound, NotReady, UserError, nearest
 from halteres.logins import without_logins
 from halteres.models import builtin_names, builtin_path, model_folder, stored_models
 from halteres.models.shape import ModelShape, read_shape
@@ -47,6 +47,9 @@ class RunModel:
     name: str  # as the service names it
     tokenizer: str  # its folder, or its name where only the service has it
     shape: ModelShape | None = None  # None: a service elsewhere has it
+    # the service has no routes for environments: a relay of the run's own samples it by the SDK
+    is_relayed: bool = False
+    context: int | None = None  # tokens, where a service elsewhere says so
 
 
 def models_home() -> Path:
@@ -121,8 +124,8 @@ def given_model(
         samples: environments will ask it for answers; a training on a file needs none.
 
     Raises:
-        NotReady, ServiceUnusable, InvalidConfig: it does not answer, lets no environment sample,
-            has another model.
+        NotReady, ServiceUnusable, InvalidConfig: it does not answer, is no training service, has
+            another model.
     """
     Address.of(service_url)  # whether it is one
     if without_logins(service_url) != service_url:
@@ -134,24 +137,8 @@ def given_model(
     folder = str(model_folder(inference.model, models_home()) or inference.model)
     model = (_ask("/halteres/v1/info", service_url) or {}).get("model") or {}
     name, there = model.get("name"), model.get("folder")
-    if name is None:  # a service that is not ours: it will say itself whether it knows the model
-        if not samples and _ask("/api/v1/healthz", service_url) is None:
-            raise ServiceUnusable(
-                f"What answers at {service_url} is no training service.",
-                "It has no route /api/v1/healthz, which every service of the Tinker API has.",
-                "See to the address.",
-            )
-        if samples and _ask("/runs/preflight/v1/models", service_url) is None:
-            raise ServiceUnusable(
-                f"Environments cannot sample from the service at {service_url}.",
-                "It has no routes /runs/RUN/..., from which environments take their answers; "
-                "Halteres's own service has"
-                " them.",
-                "Name a Halteres service, or leave --service and TINKER_BASE_URL out: the run "
-                "then starts one of its"
-                " own.",
-            )
-        return RunModel(name=inference.model, tokenizer=folder)
+    if name is None:
+        return _model_of_others(inference.model, folder, service_url, samples=samples)
     if not {inference.model, folder, str(Path(inference.model).expanduser().absolute())} & {
         name,
         there,
@@ -163,20 +150,72 @@ def given_model(
     return RunModel(name=name, tokenizer=there if there and Path(there).is_dir() else folder)
 
 
-def tokenizer_folder(name: str) -> Path:
+def _model_of_others(name: str, folder: str, service_url: str, *, samples: bool) -> RunModel:
+    """For a service that is not ours: whether it is one of the Tinker API, has the model, and lets
+    environments sample.
+    """
+    if _ask("/api/v1/healthz", service_url) is None:
+        raise ServiceUnusable(
+            f"What answers at {service_url} is no training service.",
+            "It has no route /api/v1/healthz, which every service of the Tinker API has.",
+            "See to the address.",
+        )
+    offered = _models_offered(service_url)
+    if offered and name not in offered:
+        few = ", ".join(sorted(offered)[:FEW_TOLD])
+        rule = f"the service at {service_url} does not offer it; it offers {few}"
+        suggest = nearest(name, offered)
+        raise refusal(
+            [
+                Problem(
+                    field="inference.model",
+                    got=name,
+                    rule=rule,
+                    suggest=(suggest,) if suggest else (),
+                )
+            ]
+        )
+    is_relayed = samples and _ask("/runs/preflight/v1/models", service_url) is None
+    return RunModel(name=name, tokenizer=folder, is_relayed=is_relayed, context=offered.get(name))
+
+
+def _models_offered(service_url: str) -> dict[str, int | None]:
+    """The models of a service of the Tinker API, each with its context in tokens where it says so;
+    empty where it does not say which it has.
+    """
+    answer = _ask("/api/v1/get_server_capabilities", service_url) or {}
+    models = answer.get("supported_models")
+    if not isinstance(models, list):
+        return {}
+    return {
+        str(one["model_name"]): one.get("max_context_length")
+        for one in models
+        if isinstance(one, dict) and one.get("model_name")
+    }
+
+
+def tokenizer_folder(name: str, settings: Literal["data", "env"] = "data") -> Path:
     """The folder of a tokenizer: a model's, by its name or its path. NotFound where none is on this
-    disk.
+    disk. `settings`: of a training on a file, which names its tokenizer, or of an environment.
     """
     folder = Path(name).expanduser()
     if not (folder / TOKENIZER).is_file():
         folder = model_folder(name, models_home()) or folder
     if (folder / TOKENIZER).is_file():
         return folder.absolute()
+    what = f"There is no tokenizer of '{name}' on this disk."
+    files = f"Put its {TOKENIZER}, tokenizer_config.json and chat template into a folder"
+    if settings == "env":
+        raise NotFound(
+            what,
+            "Prompts are read as tokens here, also where a service elsewhere has the model.",
+            f"{files} of the model's name, with its config.json: {models_home() / name}.",
+            field="inference.model",
+        )
     raise NotFound(
-        f"There is no tokenizer of '{name}' on this disk.",
+        what,
         "Rows are read as tokens here, also where a service elsewhere has the model.",
-        f"Put its {TOKENIZER}, tokenizer_config.json and chat template into a folder, and name "
-        "that: data.tokenizer=FOLDER.",
+        f"{files}, and name that: data.tokenizer=FOLDER.",
         field="data.tokenizer",
     )
 

@@ -30,6 +30,7 @@ from halteres.runs.planning.checks import (
     check_environment,
     check_keys,
     check_memory,
+    check_relay,
     check_steps,
     checkpoint_bytes,
     examine_components,
@@ -140,10 +141,11 @@ def plan_run(
     usable, environment = attempt("environment", lambda: check_environment(resolved))
     checks += [check_disk(checkpoint_bytes(settings, shape)), usable]
     checks += [
-        *advice(settings, shape, here, service_url, resolved.sources),
+        *advice(settings, shape, here, service_url),
         *reward_checks,
         *examine_components(settings.env),
         *examine_program(resolved),
+        *check_relay(resolved, model),
     ]
     checks += cap_checks(settings, policy, is_open)
 

@@ -13,7 +13,6 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from halteres.config.discovery import BUILTIN_FOLDER
 from halteres.config.program import EnvironmentProgram
 from halteres.config.resolution import Resolved
 from halteres.environments.program import EPISODE_COLUMNS, check_program
@@ -21,9 +20,7 @@ from halteres.environments.tasks import ADD_TASKS, NONE_HELD_OUT, Task, load_tas
 from halteres.errors import InvalidConfig
 from halteres.process import TimedOut, run_caught
 from halteres.rewards.components import secret_variables
-from halteres.runs.planning.checks import Check, attempt
-
-AGENT = BUILTIN_FOLDER / "agent_program.py"
+from halteres.runs.planning.checks import AGENT, Check, attempt
 
 LOADED_WITHIN_S = 120.0
 """How long the reward function may take to import: it may bring torch, on a busy machine."""

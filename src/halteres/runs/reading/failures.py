@@ -52,10 +52,24 @@ def smaller(env: Mapping[str, Any]) -> Changes:
     return {name: value for name, value in changes.items() if value > 0}
 
 
-def mending(code: str | None, given: Given) -> Changes:
-    """The change that a failed run is best gone on with; none where its settings were not what
-    failed it.
+def smaller_rows(data: Mapping[str, Any]) -> Changes:
+    """The same of a training on a file: half the rows of a step.
+
+    >>> smaller_rows({"batch_size": 32})
+    {'data.batch_size': 16}
     """
+    rows = data.get("batch_size")
+    if isinstance(rows, int) and rows > 1:
+        return {"data.batch_size": rows // 2}
+    return {}
+
+
+def mending(code: str | None, given: Given) -> Changes:
+    """The change that a failed run is best gone on with, or started with again; none where its
+    settings were not what failed it.
+    """
+    if code == "gpu_oom" and given.data:
+        return smaller_rows(given.data)
     if code == "gpu_oom":
         # the batch rather than the length: answers stay whole
         return dict(list(smaller(given.env).items())[-1:])
@@ -163,12 +177,18 @@ def died(
         lines += run.log_tail("engine", _LOG_LINES)
         memory = ran_out(lines)
         if memory:
-            fixes = [f"{name} to {value}" for name, value in smaller(read_given(run).env).items()]
+            given = read_given(run)
+            changes = smaller_rows(given.data) if given.data else smaller(given.env)
+            fixes = [f"{name} to {value}" for name, value in changes.items()]
             lower = "Take a smaller inference.model"
             if fixes:
                 lower = f"Lower {' or '.join(fixes)}"
             what = f"{title} ran out of {memory} {when}."
-            failed = ProcessFailed(what, "", _going_on(run, lower), exit=exited, first=lower)
+            go_on = _going_on(run, lower)
+            if given.data:
+                # a run that goes on keeps its batches: which rows make them depends on their size
+                go_on = f"{lower}, then start again."
+            failed = ProcessFailed(what, "", go_on, exit=exited, first=lower)
             failed.code = "gpu_oom"
             return failed
     what = f"{title} {how(code)} {when}."

@@ -13,6 +13,7 @@ from typing import Any
 import msgspec
 
 from halteres.config import environ
+from halteres.config.file_training import FILE
 from halteres.files import NOT_JSON, open_regular, read_regular
 from halteres.observe.metrics import Row, decoded, events_of, read_lines
 from halteres.observe.sinks import read_reports
@@ -473,11 +474,19 @@ class Given(msgspec.Struct, frozen=True, kw_only=True):
     run: GivenRun = GivenRun()
     env: dict[str, Any] = {}
     trainer: GivenTrainer = GivenTrainer()
+    data: dict[str, Any] = {}  # section `data`, of a training on a file
 
 
 def read_given(run: RunDirectory) -> Given:
-    """From settings.json; nothing was given where that cannot be read."""
+    """From settings.json and, of a training on a file, file_training.json; nothing was given where
+    they cannot be read.
+    """
     try:
-        return msgspec.json.decode(read_regular(run.path / "settings.json"), type=Given)
+        given = msgspec.json.decode(read_regular(run.path / "settings.json"), type=Given)
     except (OSError, *NOT_JSON):
         return Given()
+    try:
+        data = msgspec.json.decode(read_regular(run.path / FILE), type=dict[str, Any])
+    except (OSError, *NOT_JSON):
+        return given
+    return msgspec.structs.replace(given, data=data)

@@ -498,7 +498,9 @@ class RunReport:
                 resumed = run_id
             return NextStep.of("rl_train_reward_model", resume_from=resumed)
         changes = mending(state.code, self.given)
-        if state.resumable:
+        # of a training on a file another batch size is another run
+        has_other_batches = any(name.startswith("data.") for name in changes)
+        if state.resumable and not has_other_batches:
             return NextStep.of("rl_start_training", resume_from=run_id, changes=changes)
         given = self.run.own_settings(inherited=state.is_on_file)
         if state.is_on_file:

@@ -16,6 +16,7 @@ from halteres.runs.reading.status_figures import (
     HELD_OUT_LOSS,
     HELD_OUT_PER_TOKEN,
     IN_ORDER,
+    OF_ALL_ROLLOUTS,
     REWARD,
     SUCCESS,
     SUCCESS_OF_ALL,
@@ -142,6 +143,8 @@ def tells_better(name: str, chosen: Sequence[str]) -> bool:
     """Whether a run can be the best by this metric: what is trained for, or a chosen one that
     should be low.
     """
+    if name == OF_ALL_ROLLOUTS:
+        return True
     if name.startswith(("reward/", "eval/")):
         return not name.startswith(_BESIDE)
     return name in chosen and lower_is_better(name)

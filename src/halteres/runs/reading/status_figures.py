@@ -63,6 +63,11 @@ SUCCESS_OF_ALL = "train/percent_correct"
 is that of the batch: it stands for a foreign environment, which counts nothing.
 """
 
+OF_ALL_ROLLOUTS = "rollouts/score"
+"""Mean score of a step's rollouts, also of those of groups that were dropped, which `REWARD` leaves
+out.
+"""
+
 _RL, _REWARD_MODEL, _SFT, _DPO = ("rl",), ("reward",), ("sft",), ("dpo",)
 
 LOSS, HELD_OUT_LOSS = "train/loss", "eval/loss"

@@ -32,7 +32,14 @@ from halteres.rewards.model_folder import names_of, path_of
 from halteres.runs.directory import StateWriter
 from halteres.runs.planning.models import reward_folders, with_places
 from halteres.runs.planning.resources import workload_of
-from halteres.runs.servers import WIRING, Server, service_arguments, vllm_s, with_login
+from halteres.runs.servers import (
+    WIRING,
+    Server,
+    relay_arguments,
+    service_arguments,
+    vllm_s,
+    with_login,
+)
 from halteres.runs.start import config_text, write_resolved
 from halteres.runs.state import Kind, Phase, RunState
 from halteres.runs.supervision.hang_watch import HangWatch
@@ -108,9 +115,9 @@ def exists(file: Path) -> Probe:
     return probe
 
 
-RoleName = Literal["service", "api", "reward", "trainer", "env"]
+RoleName = Literal["service", "relay", "api", "reward", "trainer", "env"]
 
-STOP_ORDER: tuple[RoleName, ...] = ("env", "trainer", "reward", "api", "service")
+STOP_ORDER: tuple[RoleName, ...] = ("env", "trainer", "reward", "api", "relay", "service")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -149,6 +156,8 @@ class RunContext:
     # None: nothing is delivered; a reward model is trained, or a policy on a file
     api: Listener | None
     reward: Listener | None = None  # None: the environment names no reward model in a local folder
+    relay: Listener | None = None  # None: environments sample the service itself
+    tokenizer: str = ""  # folder of the base model, or its name
     secret: str = field(repr=False)  # what the run's own servers ask for
 
     @property
@@ -181,6 +190,7 @@ def prepared_run(writer: StateWriter) -> Iterator[RunContext]:
         service = listening(state.trains_policy and not state.service_given)
         api = listening(state.kind == "rl")
         reward = listening(reward_folders(settings.env))
+        relay = listening(state.is_relayed)
         if service:
             service_url = service.url
         else:
@@ -189,6 +199,7 @@ def prepared_run(writer: StateWriter) -> Iterator[RunContext]:
             "service": service_url,
             "api": api.url if api else "",
             "reward": reward.url if reward else "",
+            "relay": relay.url if relay else "",
         }
         writer.update(urls={name: url for name, url in urls.items() if url})
         context = RunContext(
@@ -202,6 +213,8 @@ def prepared_run(writer: StateWriter) -> Iterator[RunContext]:
             inference=Server(url=service_url, key=secret if service else environ.api_key()),
             api=api,
             reward=reward,
+            relay=relay,
+            tokenizer=state.tokenizer,
             secret=secret,
         )
         if api is not None:
@@ -227,6 +240,10 @@ def _write_wiring(state: RunState, context: RunContext, api_url: str) -> None:
         "service_up_s": 120.0 + vllm_s(settings.inference.samplers),
         "resume_from": state.resume_point,
     }
+    if context.relay is not None:
+        wiring["published"] = str(_published(context))
+        # what environments ask is the relay, which has the service's key
+        key = context.secret
     # in place of a reward model's folder stands where the run's server has it
     if context.reward is not None:
         names = {folder: name for name, folder in names_of(reward_folders(settings.env)).items()}
@@ -236,6 +253,11 @@ def _write_wiring(state: RunState, context: RunContext, api_url: str) -> None:
     config = config_text(settings, state, context.path, api_url=api_url, api_key=key)
     replace_file(context.path / "config.yaml", config.encode(), private=True)
     write_resolved(context.path, context.settings, state, context.path, {})
+
+
+def _published(context: RunContext) -> Path:
+    """Where the trainer says which version the relay is to sample."""
+    return context.path / "control" / "published.json"
 
 
 # makes the roles of a run; tests put stand-ins here
@@ -313,8 +335,12 @@ def roles_of(context: RunContext) -> tuple[Role, ...]:
     own_service = ()
     if service:
         own_service = (_service(context, service),)
+    own_relay = ()
+    if context.relay:
+        own_relay = (_relay(context, context.relay, is_here=is_here),)
     return (
         *own_service,
+        *own_relay,
         api_server,
         *((_reward(context, reward),) if reward else ()),
         trainer,
@@ -379,6 +405,29 @@ def _service(context: RunContext, listener: Listener) -> Role:
         ready_within_s=300 + vllm_s(settings.inference.samplers),
         listener=listener,
         restarts=2,  # what it accepted is in its journal, and its clients ask again by themselves
+    )
+
+
+def _relay(context: RunContext, listener: Listener, *, is_here: bool) -> Role:
+    return Role(
+        name="relay",
+        title="Sampling relay",
+        command=_module(
+            "halteres.training.sampling_relay",
+            *relay_arguments(context.inference.url, context.base_model, context.tokenizer),
+            "--published",
+            _published(context),
+            "--listen-fd",
+            listener.descriptor,
+        ),
+        phase="api",
+        ready=answers(f"{listener.url}/api/v1/healthz", context.secret),
+        keys=(environ.API_KEY,),
+        variables={environ.SERVICE_KEY: context.secret},
+        stays_here=is_here,
+        ready_within_s=120,
+        listener=listener,
+        restarts=2,  # what it samples is in a file, and its clients ask again by themselves
     )
 
 
