@@ -74,6 +74,11 @@ def number(value: float) -> str:
     return f"{rounded:g}"
 
 
+def samplers(num: float) -> str:
+    """So many."""
+    return f"{num:g} sampler{'s' * (num != 1)}"
+
+
 def last_carried(levels: Sequence[dict[str, float]]) -> dict[str, float]:
     """The level with the most samplers whose answers the service still passes on in time; the
     first where none is.
@@ -117,14 +122,14 @@ def _measured(found: dict[str, Any]) -> list[str]:
         ("one service, the SDK's `sample`", on_a_core(sample), "from the CPU time, one core"),
         (
             "... carried in fact, `/runs/RUN/generate`",
-            f"{carried['samplers']} samplers, {number(carried['in_flight'])} requests in flight, "
+            f"{samplers(carried['samplers'])}, {number(carried['in_flight'])} requests in flight, "
             f"{number(carried['tokens_per_s'])} tokens a second, "
             f"{number(carried['added_ms_p50'])} ms more for each (median)",
             "measured",
         ),
         (
             "... and beyond that",
-            f"with {most['samplers']} samplers {number(100 * most['carried'])} % of what they "
+            f"with {samplers(most['samplers'])} {number(100 * most['carried'])} % of what they "
             f"could answer, at {number(most['cores'])} cores of CPU time",
             "measured",
         ),
