@@ -59,7 +59,7 @@ PROMPTS = (128, 384)  # tokens
 # tokens of answers, drawn alike often: quantiles of a log-normal distribution with the mean 256 and
 # a standard deviation as large
 ANSWERS = (43, 69, 92, 115, 139, 166, 197, 236, 286, 356, 472, 765)
-SAMPLERS = (1, 5, 10, 15)
+SAMPLERS = (1, 8, 16)
 TICK_S = 1 / os.sysconf("SC_CLK_TCK")
 
 UNLIMITED = ("--limit", "samples=1000000", "--limit", "requests_per_s=1000000")

@@ -13,6 +13,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
+from halteres.config.sampler_list import MOST
 from halteres.observe.canvas import Canvas, finish
 
 ROOT = Path(__file__).resolve().parents[1]
@@ -86,11 +87,6 @@ def last_carried(levels: Sequence[dict[str, float]]) -> dict[str, float]:
     return [levels[0], *(one for one in levels if one["carried"] >= CARRIES)][-1]
 
 
-def tables(found: dict[str, Any]) -> str:
-    """The Markdown between the page's marks."""
-    return "\n".join([*_measured(found), "", *_simulated(found["simulation"])])
-
-
 def _measured(found: dict[str, Any]) -> list[str]:
     generate, sample = found["costs"]["generate"], found["costs"]["sample"]
     levels = found["levels"]["generate"]
@@ -121,7 +117,7 @@ def _measured(found: dict[str, Any]) -> list[str]:
         ("one service, `/runs/RUN/generate`", on_a_core(generate), "from the CPU time, one core"),
         ("one service, the SDK's `sample`", on_a_core(sample), "from the CPU time, one core"),
         (
-            "... carried in fact, `/runs/RUN/generate`",
+            "one service, tried, `/runs/RUN/generate`",
             f"{samplers(carried['samplers'])}, {number(carried['in_flight'])} requests in flight, "
             f"{number(carried['tokens_per_s'])} tokens a second, "
             f"{number(carried['added_ms_p50'])} ms more for each (median)",
@@ -152,6 +148,12 @@ def _measured(found: dict[str, Any]) -> list[str]:
             f"{number(long['tokens_per_core_s'])} tokens a second",
             "from the CPU time, one core",
         ),
+        ("samplers of one service, at most", f"{MOST}", "its code"),
+        (
+            "services of a cluster",
+            "one for each run or team: they share nothing but folders",
+            "how it is made",
+        ),
     ]
     return [
         "| what | figure | from |",
@@ -176,12 +178,18 @@ def _simulated(simulation: dict[str, list[dict[str, Any]]]) -> list[str]:
     return lines
 
 
-MARKED = re.compile(r"(<!-- capacity: [^>]*-->\n).*?(<!-- end of capacity -->)", re.DOTALL)
+MARKED = re.compile(r"(<!-- capacity: (\w+), [^>]*-->\n).*?(<!-- end of capacity -->)", re.DOTALL)
 
 
 def filled(page: str, found: dict[str, Any]) -> str:
     """The page with these figures between its marks."""
-    return MARKED.sub(lambda marks: f"{marks[1]}\n{tables(found)}\n\n{marks[2]}", page)
+    tables = {"measured": _measured(found), "simulated": _simulated(found["simulation"])}
+
+    def table(marks: re.Match[str]) -> str:
+        lines = "\n".join(tables[marks[2]])
+        return f"{marks[1]}\n{lines}\n\n{marks[3]}"
+
+    return MARKED.sub(table, page)
 
 
 def main() -> None:

@@ -104,6 +104,7 @@ def test_ranks_of_other_machines_are_started_as_the_services_own() -> None:
 
 def test_what_one_machine_carries_is_what_was_measured() -> None:
     """`benchmarks/capacity_report.py` writes it."""
+    assert re.findall(r"<!-- capacity: (\w+),", PAGE) == ["measured", "simulated"]
     assert filled(PAGE, json.loads(RESULT.read_text(encoding="utf-8"))) == PAGE
 
 
