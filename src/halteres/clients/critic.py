@@ -19,6 +19,13 @@ from halteres.errors import ServerError, boundary
 T = TypeVar("T")
 
 VALUES, UPDATE, SAVE = "/values", "/update", "/save"
+STATE = "state"
+"""Folder of the newest state, next to those that are kept: what a critic goes on from."""
+
+
+def step_name(step: int) -> str:
+    """What the folder is called that keeps the state after this many updates."""
+    return f"step-{step:06d}"
 
 
 class Rows(msgspec.Struct, frozen=True, kw_only=True):

@@ -155,7 +155,7 @@ class Objective:
         """The advantages of a batch, before importance, and before a KL penalty in the loss."""
         config = self._config
         in_reward = penalties_S if config.kl_in == "reward" else ()
-        if config.uses_critic:
+        if config.advantage == "gae":
             return await self._by_critic(turns, sequences, in_reward)
         if config.advantage == "environment":
             advantages_S = tuple(_own_rows(batch, "advantages", "trainer.advantage"))
