@@ -33,7 +33,9 @@ LENGTHS = [7, 3, 5, 7, 1, 6, 2, 4]
 CLIP = 0.2
 
 
-@pytest.fixture(scope="module", params=[(1.0, 0.95), (0.9, 0.8)], ids=["TRL's defaults", "gamma 0.9"])
+@pytest.fixture(
+    scope="module", params=[(1.0, 0.95), (0.9, 0.8)], ids=["TRL's defaults", "gamma 0.9"]
+)
 def trl(
     request: pytest.FixtureRequest,
     client_python: Callable[..., str],

@@ -19,6 +19,9 @@ from halteres.errors import ServerError, boundary
 T = TypeVar("T")
 
 VALUES, UPDATE, SAVE = "/values", "/update", "/save"
+PASS_TOKENS = 2048
+"""Tokens of one pass with its gradient: what bounds the memory of a critic's process."""
+
 STATE = "state"
 """Folder of the newest state, next to those that are kept: what a critic goes on from."""
 

@@ -25,9 +25,16 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from halteres.clients.critic import STATE, Rows, Targets, Updated, UpdateRequest, step_name
+from halteres.clients.critic import (
+    PASS_TOKENS,
+    STATE,
+    Rows,
+    Targets,
+    Updated,
+    UpdateRequest,
+    step_name,
+)
 from halteres.engine.folders import copy_linked, recover, written
-from halteres.engine.limits import PASS_TOKENS
 from halteres.engine.shapes import CONFIG
 from halteres.engine.torch.micro_batches import plan
 from halteres.errors import Conflict, HalteresError, InvalidData

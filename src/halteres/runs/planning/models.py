@@ -11,13 +11,13 @@ from pathlib import Path
 from typing import Any, Literal
 
 from halteres.clients import json_client
+from halteres.clients.critic import PASS_TOKENS
 from halteres.clients.trajectories.address import Address
 from halteres.config import environ
 from halteres.config.files import data_place
 from halteres.config.problem import Problem, refusal
 from halteres.config.settings import InferenceSettings, Settings, TrainerSettings
 from halteres.documents import DocumentError, parse_yaml
-from halteres.engine.limits import PASS_TOKENS
 from halteres.engine.shapes import CONFIG
 from halteres.errors import (
     FEW_TOLD,

@@ -168,8 +168,7 @@ def plan_run(
     )
     if effort == "none" or plan.refusal is not None:
         return plan
-    # a check would have failed
-    assert environment and model and here  # noqa: S101 - for the type checker
+    assert environment and model and here  # noqa: S101 - a check would have failed
     expected = estimate(
         settings,
         environment,
