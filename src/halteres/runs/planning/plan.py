@@ -139,8 +139,7 @@ def plan_run(
     checks.append(unlocking(has_model, policy))
     shape = model.shape if model is not None else None
     if model is not None and here is not None:
-        fits = check_memory(settings, here, shape, rewards_bytes)
-        checks.append(unlocking(fits, policy))
+        checks.append(unlocking(check_memory(settings, here, shape, rewards_bytes), policy))
 
     usable, environment = attempt("environment", lambda: check_environment(resolved))
     checks += [check_disk(checkpoint_bytes(settings, shape)), usable]
