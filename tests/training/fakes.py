@@ -10,6 +10,7 @@ from typing import Any
 
 import numpy as np
 
+from halteres.clients.critic import Rows, Updated, UpdateRequest
 from halteres.clients.trajectories import TrainerRegistration
 from halteres.errors import NotReady
 from halteres.training.datums import Example, Row, to_sequence
@@ -131,6 +132,33 @@ class FakePolicy:
     def _step(self, _: None) -> int:
         self.version += 1
         return self.version
+
+
+class FakeCritic:
+    """A critic's process that answers one value for every place, and writes down what it is
+    asked.
+    """
+
+    def __init__(self, value: float = 0.0, calls: list[str] | None = None) -> None:
+        self.value, self.calls = value, [] if calls is None else calls
+        self.updates: list[UpdateRequest] = []
+        self.fails: Exception | None = None
+
+    async def values(self, step: int, sequences: Sequence[Rows]) -> list[list[float]]:
+        self.calls.append(f"values {step}")
+        if self.fails:
+            raise self.fails
+        return [[self.value] * len(one.rows) for one in sequences]
+
+    async def update(self, request: UpdateRequest) -> Updated:
+        self.calls.append(f"update {request.step}")
+        self.updates.append(request)
+        if self.fails:
+            raise self.fails
+        return Updated(step=request.step, loss=0.5, clipped=0.25, gradient_norm=1.0)
+
+    async def save(self, step: int) -> None:
+        self.calls.append(f"keep {step}")
 
 
 class _Soon:

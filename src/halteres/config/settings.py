@@ -325,11 +325,40 @@ class TrainerSettings(Section):
     minibatches: int = setting(
         1, "optimiser steps that each time through a batch is divided into", ge=1, le=1024
     )
-    advantage: Literal[Estimator, "environment"] = setting(
-        "group_std", "made of a group's scores, of turns' returns, or by the environment"
+    advantage: Literal[Estimator, "gae", "environment"] = setting(
+        "group_std",
+        "made of a group's scores, of turns' returns, by a critic (gae) or by the environment",
     )
     gamma: float = setting(
-        1.0, "what a reward one turn later is worth; for estimators of turns' returns", ge=0, le=1
+        1.0,
+        "what a reward one turn later is worth; for estimators of turns' returns, and gae",
+        ge=0,
+        le=1,
+    )
+    gae_lambda: float = setting(
+        0.95,
+        "of gae, per token: 1: returns less the critic's value; 0: one token ahead",
+        ge=0,
+        le=1,
+    )
+    critic: str | None = setting(
+        None,
+        "of gae: folder of a reward model or of a base model that the critic starts from; default: "
+        "the base model",
+        reaches="path",
+        min_length=1,
+    )
+    critic_learning_rate: float | None = setting(
+        None, "step size of the critic's Adam; default: learning_rate", gt=0, le=1
+    )
+    critic_epochs: int | None = setting(
+        None, "times that the critic goes through each batch; default: epochs", ge=1, le=100
+    )
+    critic_clip: float = setting(
+        0.2, "how far a value may move on one batch before its loss is clipped, reward units", gt=0
+    )
+    critic_warmup_steps: int = setting(
+        0, "first steps of the run, on which the critic learns and the policy does not", ge=0
     )
     turn_rewards: Literal["rewards", "states"] = setting(
         "rewards", "turns report rewards, or values of the states they led to"
@@ -381,6 +410,11 @@ class TrainerSettings(Section):
         return self.advantage in ("group_std", "group_mean", "rloo", "turn_mean")
 
     @property
+    def uses_critic(self) -> bool:
+        """Advantages are made of a critic's values, which a process of its own learns."""
+        return self.advantage == "gae"
+
+    @property
     def updates_per_batch(self) -> int:
         """Optimiser steps that one batch may take."""
         return self.epochs * self.minibatches
@@ -410,6 +444,9 @@ class TrainerSettings(Section):
             raise _refused(
                 "warmup_steps", self.warmup_steps, f"must be below total_steps ({self.total_steps})"
             )
+        if self.uses_critic and self.critic_warmup_steps >= self.total_steps:
+            rule = f"must be below total_steps ({self.total_steps})"
+            raise _refused("critic_warmup_steps", self.critic_warmup_steps, rule)
         if self.deterministic and self.max_staleness > MOST_PINNED:
             rule = f"must be at most {MOST_PINNED} where deterministic is set"
             raise _refused("max_staleness", self.max_staleness, rule)

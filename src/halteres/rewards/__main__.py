@@ -6,7 +6,6 @@ It answers when its models are loaded; a client that connects earlier waits.
 from __future__ import annotations
 
 import argparse
-import asyncio
 import logging
 import signal
 import sys
@@ -14,14 +13,12 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, get_args
 
-import uvicorn
-
 from halteres.config import environ
 from halteres.errors import HalteresError, InvalidConfig
-from halteres.loopback import HOST, Server, is_loopback, open_listener, url_of
+from halteres.loopback import HOST, is_loopback, open_listener, url_of
 from halteres.process import begin, usable_cores
 from halteres.rewards.model_folder import Device, names_of
-from halteres.rewards.server import PORT, create_app
+from halteres.rewards.server import PORT, create_app, serve
 
 if TYPE_CHECKING:
     from halteres.rewards.torch.model import RewardModel
@@ -86,22 +83,9 @@ def _serve(given: argparse.Namespace) -> None:
             key=key,
             allowed_hosts=[name.lower() for name in given.allow_host],
         )
-        config = uvicorn.Config(
-            app,
-            ws="none",
-            log_level="warning",
-            log_config=None,
-            access_log=False,
-            lifespan="on",
-            server_header=False,
-            proxy_headers=False,  # whoever sends X-Forwarded-For would choose who it is
-            # longer than the clients': who closes first leaves the other a broken request
-            timeout_keep_alive=75,
-            timeout_graceful_shutdown=3,
-        )
         sys.stdout.write(f"The reward server answers on {url_of(bound)}: {', '.join(models)}.\n")
         sys.stdout.flush()
-        asyncio.run(Server(config).serve(sockets=[bound]))
+        serve(app, bound)
 
 
 def load_models(given: argparse.Namespace) -> Mapping[str, RewardModel]:

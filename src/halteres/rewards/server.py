@@ -17,9 +17,11 @@ from collections.abc import AsyncIterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import asynccontextmanager, suppress
 from dataclasses import dataclass, field
+from socket import socket
 from typing import TYPE_CHECKING, Annotated, Any, TypeVar
 
 import msgspec
+import uvicorn
 from starlette.applications import Starlette
 from starlette.exceptions import HTTPException
 from starlette.middleware import Middleware
@@ -38,7 +40,7 @@ from halteres.errors import (
     boundary,
     unknown,
 )
-from halteres.loopback import HOST, TooLarge, body_within, while_connected
+from halteres.loopback import HOST, Server, TooLarge, body_within, while_connected
 from halteres.observe.prometheus import MEDIA_TYPE, Metric, text_of
 from halteres.rewards.scorer import calibrated, output_of
 from halteres.scores import Output, Scorable, Score, best_first
@@ -241,8 +243,8 @@ def create_app(
         lifespan=lifespan,
         middleware=[Middleware(AccessControl, policy=AccessPolicy.of(address, key, allowed_hosts))],
         exception_handlers={
-            HalteresError: _on_error,
-            HTTPException: _on_missing,
+            HalteresError: on_error,
+            HTTPException: on_missing,
             # the client hung up: nobody reads it
             ClientDisconnect: lambda *_: Response(status_code=400),
         },
@@ -257,7 +259,7 @@ class RewardServer:
 
     async def score(self, request: Request) -> Response:
         """Each text by itself; one that cannot be scored has `error` in place of `score`."""
-        body = await _body(request, ScoreRequest)
+        body = await body_of(request, ScoreRequest)
         name, model = self._model(request, body.model)
         given = [each for each in (body.items, body.texts, body.messages) if each is not None]
         if len(given) != 1:
@@ -288,11 +290,13 @@ class RewardServer:
             answer |= {"tokens": result.num_tokens, "truncated": result.truncated}
             answer |= {"ended_with_eos": result.ended_with_eos, "converted": result.converted}
             answers.append(answer | ({"parts": dict(result.parts)} if result.parts else {}))
-        return _json({"model": name, "output": output, "items": answers, "notes": model.notes})
+        return json_answer(
+            {"model": name, "output": output, "items": answers, "notes": model.notes}
+        )
 
     async def rank(self, request: Request) -> Response:
         """Completions of one prompt, best first; what cannot be scored is in no order."""
-        body = await _body(request, RankRequest)
+        body = await body_of(request, RankRequest)
         name, model = self._model(request, body.model)
         output = output_of(model, body.output)
         items = _counted(
@@ -331,11 +335,11 @@ class RewardServer:
                 if not isinstance(one, Score)
             ],
         }
-        return _json(answer)
+        return json_answer(answer)
 
     async def vllm(self, request: Request) -> Response:
         """vLLM's shapes of /classify and /pooling: `probs`, or `data`, holds the one score."""
-        body = await _body(request, ForeignRequest, strict=False)
+        body = await body_of(request, ForeignRequest, strict=False)
         name, _ = self._model(request, body.model)
         if (body.input is None) == (body.messages is None):
             raise InvalidData(
@@ -376,17 +380,17 @@ class RewardServer:
                 "completion_tokens": 0,
             },
         }
-        return _json(answer)
+        return json_answer(answer)
 
     async def health(self, request: Request) -> Response:
         """What is served, and how busy it is."""
-        return _json(
+        return json_answer(
             {"status": "ok", "models": self._cards(), "waiting_texts": self.queue.num_waiting}
         )
 
     async def list_models(self, request: Request) -> Response:
         """OpenAI's shape."""
-        return _json({"object": "list", "data": self._cards()})
+        return json_answer({"object": "list", "data": self._cards()})
 
     async def metrics(self, request: Request) -> Response:
         """For Prometheus."""
@@ -444,11 +448,13 @@ class RewardServer:
         ]
 
 
-async def _body(request: Request, kind: type[T], *, strict: bool = True) -> T:
+async def body_of(
+    request: Request, kind: type[T], *, strict: bool = True, most_bytes: int = MOST_BODY_BYTES
+) -> T:
     """The body. An unknown field of ours is refused, with the nearest name: a misspelt one would
     change the answer.
     """
-    body = await body_within(request, MOST_BODY_BYTES, "Send fewer texts at once.")
+    body = await body_within(request, most_bytes, "Send fewer texts at once.")
     try:
         content = msgspec.json.decode(body)
         if strict:
@@ -525,19 +531,42 @@ def _sigmoid(x: float) -> float:
     return math.exp(x) / (1 + math.exp(x))
 
 
-def _json(value: Any, status: int = 200, headers: Mapping[str, str] | None = None) -> Response:
+def serve(app: Starlette, bound: socket) -> None:
+    """Serve an app on a socket that listens, until the process is asked to end."""
+    config = uvicorn.Config(
+        app,
+        ws="none",
+        log_level="warning",
+        log_config=None,
+        access_log=False,
+        lifespan="on",
+        server_header=False,
+        proxy_headers=False,  # whoever sends X-Forwarded-For would choose who it is
+        # longer than the clients': who closes first leaves the other a broken request
+        timeout_keep_alive=75,
+        timeout_graceful_shutdown=3,
+    )
+    asyncio.run(Server(config).serve(sockets=[bound]))
+
+
+def json_answer(
+    value: Any, status: int = 200, headers: Mapping[str, str] | None = None
+) -> Response:
+    """An answer with this content as JSON."""
     return Response(msgspec.json.encode(value), status, headers, "application/json")
 
 
-def _on_error(request: Request, error: Any) -> Response:  # a HalteresError
+def on_error(request: Request, error: Any) -> Response:  # a HalteresError
+    """An error of ours as HTTP."""
     after = error.details.get("retry_after_s")
     headers = {}
     if after is not None:
         headers = {"Retry-After": str(after)}
     if error.status in (408, 413):
         headers["Connection"] = "close"  # the rest of the body is not waited for
-    return _json(as_http(error), error.status, headers)
+    return json_answer(as_http(error), error.status, headers)
 
 
-def _on_missing(request: Request, error: Any) -> Response:  # an HTTPException
-    return _json({"detail": error.detail}, error.status_code, error.headers)
+def on_missing(request: Request, error: Any) -> Response:  # an HTTPException
+    """An error of the web framework's, such as an unknown route."""
+    return json_answer({"detail": error.detail}, error.status_code, error.headers)

@@ -55,6 +55,8 @@ CONFIG = "config.yaml"  # what the environment runs with, secrets too: for the o
 
 # tasks that the environment does not draw again; it writes them (`environments.quarantine`)
 QUARANTINE = "quarantine.jsonl"
+# folder of the critic's states: the newest, and one for each checkpoint
+CRITIC = "critic"
 
 WAKE = signal.SIGUSR1  # asks a supervisor to look at its `control` folder
 ID_LENGTH = 8  # hex digits of a run id

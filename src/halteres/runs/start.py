@@ -28,6 +28,7 @@ from typing import Any
 
 import yaml
 
+from halteres.clients.critic import STATE as CRITIC_STATE
 from halteres.config import environ
 from halteres.config.discovery import in_file_name
 from halteres.config.file_training import ResolvedFile
@@ -41,6 +42,7 @@ from halteres.config.files import (
 )
 from halteres.config.operator_policy import Policy
 from halteres.config.settings import ENV_WIRING, Settings, default_name
+from halteres.engine.folders import copy_linked
 from halteres.errors import HalteresError, NotFound
 from halteres.files import linked, replace_file, sha256_of
 from halteres.logins import without_logins
@@ -49,6 +51,7 @@ from halteres.process import detach
 from halteres.redaction import without_secrets
 from halteres.runs.directory import (
     CONFIG,
+    CRITIC,
     QUARANTINE,
     SETTINGS,
     RunDirectory,
@@ -58,7 +61,7 @@ from halteres.runs.directory import (
 )
 from halteres.runs.planning.checks import check_concurrency
 from halteres.runs.planning.plan import RunPlan
-from halteres.runs.planning.resume_point import ResumePoint
+from halteres.runs.planning.resume_point import ResumePoint, critic_folder
 from halteres.runs.planning.reward_plan import RewardPlan
 from halteres.runs.state import (
     RESERVE,
@@ -409,6 +412,11 @@ def carry_over(point: ResumePoint, into: Path, name: str) -> None:
         shutil.copytree(entry, into / "evals" / entry.name, dirs_exist_ok=True)
     for entry in filter(is_done, (old.path / "rollouts").glob("*_*.jsonl")):
         shutil.copy2(entry, into / "rollouts" / entry.name)
+    for entry in filter(is_done, (old.path / CRITIC).glob("step-*")):
+        copy_linked(entry, into / CRITIC / entry.name)
+    if (critic := critic_folder(old, point.step)).is_dir():
+        # what the new run's critic begins with
+        copy_linked(critic, into / CRITIC / CRITIC_STATE)
     for row in read_rows(old.path / QUARANTINE):
         if row.get("step", 0) <= point.step:
             append_row(into / QUARANTINE, row)

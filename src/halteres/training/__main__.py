@@ -26,6 +26,7 @@ from halteres.files import replace_file
 from halteres.redaction import Redactor
 from halteres.tokenizer import load_tokenizer
 from halteres.training.batch_source import Trajectories, registration_of
+from halteres.training.critic import critic_of
 from halteres.training.failures import BatchNotOurs, NoExperience
 from halteres.training.file_data import check_digest, read_data
 from halteres.training.file_loop import close_file_run, train_on_file
@@ -92,21 +93,23 @@ async def run(folder: RunFolder) -> None:
     )
     await trajectories.register()
     stopping.start_clock()
-    try:
-        done = await train(policy, trajectories, report, settings, done)
-    except (NoExperience, BatchNotOurs):
-        # the service is well: what was learnt need not be lost with the environment
-        await keep(policy, report)
-        raise
-    request = stopping.request()
-    done_all = f"all {settings.trainer.total_steps} steps are done"
-    await close(
-        policy,
-        report,
-        done,
-        request.why if request else done_all,
-        request.reason if request else None,
-    )
+    async with critic_of(wiring.critic_url, trainer, settings.run.seed, done) as critic:
+        try:
+            done = await train(policy, trajectories, report, settings, done, critic)
+        except (NoExperience, BatchNotOurs):
+            # the service is well: what was learnt need not be lost with the environment
+            await keep(policy, report, critic)
+            raise
+        request = stopping.request()
+        done_all = f"all {settings.trainer.total_steps} steps are done"
+        await close(
+            policy,
+            report,
+            done,
+            request.why if request else done_all,
+            request.reason if request else None,
+            critic,
+        )
 
 
 async def run_on_file(folder: RunFolder) -> None:

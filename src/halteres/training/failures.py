@@ -45,6 +45,16 @@ class ServiceFailed(HalteresError):
         super().__init__(what, why, next or look, **details)
 
 
+class CriticFailed(HalteresError):
+    """The critic's process failed or did not answer."""
+
+    code = "critic_failed"
+
+    def __init__(self, what: str, why: str = "", next: str = "", **details: Any) -> None:
+        look = "Look into logs/critic.log, then resume from the last checkpoint."
+        super().__init__(what, why, next or look, **details)
+
+
 class VersionsDiffer(HalteresError):
     """Trainer and service count optimiser steps differently."""
 

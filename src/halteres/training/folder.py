@@ -39,6 +39,7 @@ class Wiring(msgspec.Struct, frozen=True, kw_only=True):
     is_foreign: bool = False  # the environment is written for atroposlib
     # the service gives sampled log-probabilities at env.temperature, not at 1
     tempered: bool = False
+    critic_url: str = ""  # with a login; empty: the run has no critic
     api_key: str | None = None
     service_up_s: float | None = None  # how long the service may take to start; None: as usual
     # file that names each version for the run's sampling relay; empty: the service answers

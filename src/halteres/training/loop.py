@@ -10,10 +10,11 @@ from collections.abc import Sequence
 
 from halteres.config.settings import Settings, TrainerSettings
 from halteres.training.batch_source import Trajectories
+from halteres.training.critic import Critic, learning
 from halteres.training.datums import Example
 from halteres.training.failures import LossNotFinite
 from halteres.training.objective import Objective
-from halteres.training.policy import Pass, Policy, learning_rate, minibatches
+from halteres.training.policy import Checkpoint, Pass, Policy, learning_rate, minibatches
 from halteres.training.report import Report, Step, Timer
 from halteres.training.stopping import StopReason
 
@@ -22,25 +23,31 @@ FINAL = "final"
 
 
 async def train(
-    policy: Policy, trajectories: Trajectories, report: Report, settings: Settings, done: int = 0
+    policy: Policy,
+    trajectories: Trajectories,
+    report: Report,
+    settings: Settings,
+    done: int = 0,
+    critic: Critic | None = None,
 ) -> int:
     """Train from step `done` to `trainer.total_steps`, or until an end is asked for; answers the
     last step.
     """
     config, timer = settings.trainer, Timer()
-    objective = Objective(config, policy)
+    objective = Objective(config, policy, critic)
     async for step, batch in trajectories.batches(
         range(done + 1, config.total_steps + 1), lambda: policy.version
     ):
         timer.lap("batch")
         version, rate = policy.version, learning_rate(config, step)
         training_batch = await objective.training_batch(batch)
-        passes = [
-            await learn(policy, examples, rate, report, step)
-            for examples in minibatches(
-                training_batch.examples.useful, config, settings.run.seed, step
-            )
-        ]
+        warms_up = critic is not None and step <= config.critic_warmup_steps
+        examples = () if warms_up else training_batch.examples.useful
+        async with learning(critic, training_batch.values) as learnt:
+            passes = [
+                await learn(policy, one, rate, report, step)
+                for one in minibatches(examples, config, settings.run.seed, step)
+            ]
         timer.lap("train")
         await policy.publish()
         timer.lap("publish")
@@ -53,12 +60,14 @@ async def train(
                 batch=batch,
                 training_batch=training_batch,
                 passes=passes,
+                learnt=learnt.update,
+                warms_up=warms_up,
                 update_norm=policy.update_norm,
                 seconds=timer.take(),
             )
         )
         if checkpoint_due(step, config):
-            report.checkpoint(await policy.save(checkpoint_name(step), step))
+            report.checkpoint(await save(policy, critic, checkpoint_name(step), step))
             timer.lap("checkpoint")  # part of the next step's row
         done = step
     return done
@@ -99,10 +108,17 @@ async def open_to_environments(policy: Policy, report: Report, *, fresh: bool) -
     report.ready()
 
 
-async def keep(policy: Policy, report: Report) -> None:
+async def save(policy: Policy, critic: Critic | None, name: str, step: int) -> Checkpoint:
+    """A checkpoint to resume from: the critic's state is there before the policy's is known."""
+    if critic is not None:
+        await critic.save()
+    return await policy.save(name, step)
+
+
+async def keep(policy: Policy, report: Report, critic: Critic | None = None) -> None:
     """A checkpoint of steps that are in none yet."""
     if (step := report.unsaved_step) is not None:
-        report.checkpoint(await policy.save(checkpoint_name(step), step))
+        report.checkpoint(await save(policy, critic, checkpoint_name(step), step))
 
 
 def checkpoint_name(step: int) -> str:
@@ -111,9 +127,15 @@ def checkpoint_name(step: int) -> str:
 
 
 async def close(
-    policy: Policy, report: Report, step: int, why: str, reason: StopReason | None = None
+    policy: Policy,
+    report: Report,
+    step: int,
+    why: str,
+    reason: StopReason | None = None,
+    critic: Critic | None = None,
 ) -> None:
     """Write the final weights: a run has ended well only once they exist. `reason`: of an early
     end.
     """
-    report.checkpoint(await policy.save(FINAL, step), final=True, why=why, reason=reason)
+    checkpoint = await save(policy, critic, FINAL, step)
+    report.checkpoint(checkpoint, final=True, why=why, reason=reason)

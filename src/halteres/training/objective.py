@@ -2,9 +2,10 @@
 penalty, estimator, weighting and correction.
 
     present log-probabilities, and the importance of what another distribution sampled
-    rewards ─▶ less the KL penalty (kl_in: reward) ─▶ returns, baselines (`advantages`) ─▶ tokens
-            (`datums.spread`) ─▶ less the KL penalty (kl_in: loss) ─▶ times the importance ─▶
-            examples
+    rewards ─▶ less the KL penalty (kl_in: reward)
+            ─▶ returns, baselines (`advantages`) ─▶ tokens (`datums.spread`),
+               or by a critic's values, of tokens at once (`gae`)
+            ─▶ less the KL penalty (kl_in: loss) ─▶ times the importance ─▶ examples
 """
 
 from __future__ import annotations
@@ -18,8 +19,16 @@ import numpy as np
 from halteres.config.settings import TrainerSettings
 from halteres.errors import InvalidData
 from halteres.losses import find_kind
-from halteres.training.advantages import estimate
+from halteres.training.advantages import estimate, standardised
+from halteres.training.critic import Critic
 from halteres.training.datums import FIX, Example, Examples, spread, to_examples, to_sequences
+from halteres.training.gae import (
+    TokenValues,
+    estimate_tokens,
+    sampled_tokens,
+    token_rewards,
+    turn_means,
+)
 from halteres.training.policy import Policy
 from halteres.training.turns import (
     FloatArray,
@@ -37,6 +46,7 @@ class TrainingBatch:
 
     turns: Turns
     advantages_K: FloatArray  # of every turn
+    values: TokenValues | None = None  # the critic's, of a run that has one
     uses_own_advantages: bool = False  # they are the groups' own
     examples: Examples
     # mean of the policy's minus reference's log-probability, nats per sampled token
@@ -45,6 +55,15 @@ class TrainingBatch:
     implicit_reward_gap: float | None = None
     # of the tokens that another distribution sampled, share truncated or masked
     share_corrected: float | None = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Credit:
+    """Advantages of a batch."""
+
+    advantages_K: FloatArray
+    advantages_S: tuple[FloatArray, ...]  # of each sequence's tokens, T
+    values: TokenValues | None = None
 
 
 def corrected(config: TrainerSettings, *, exact: bool, given: bool) -> TrainerSettings:
@@ -59,8 +78,10 @@ def corrected(config: TrainerSettings, *, exact: bool, given: bool) -> TrainerSe
 class Objective:
     """What a run maximises."""
 
-    def __init__(self, config: TrainerSettings, policy: Policy) -> None:
-        self._config, self._policy = config, policy
+    def __init__(
+        self, config: TrainerSettings, policy: Policy, critic: Critic | None = None
+    ) -> None:
+        self._config, self._policy, self._critic = config, policy, critic
         self._loss = find_kind(config.loss)
 
     async def training_batch(self, batch: Batch) -> TrainingBatch:
@@ -89,26 +110,8 @@ class Objective:
         }
         sequences = [one.masked() if i in masked else one for i, one in enumerate(sequences)]
         penalties_S = await self._penalties(batch, sequences)
-        if config.advantage == "environment":
-            advantages_S = tuple(_own_rows(batch, "advantages", "trainer.advantage"))
-            advantages_K = np.array(
-                [float(advantages_S[s.sequence][s.start : s.stop].sum()) for s in turns.spans_K]
-            )
-        else:
-            paid = turns
-            # rewards and scores less the penalty of each turn's tokens
-            if penalties_S and config.kl_in == "reward":
-                penalty_K = np.array(
-                    [float(penalties_S[s.sequence][s.start : s.stop].sum()) for s in turns.spans_K]
-                )
-                penalty_E = np.bincount(turns.episode_K, penalty_K, turns.num_episodes)
-                paid = replace(
-                    turns,
-                    rewards_K=turns.rewards_K - penalty_K,
-                    scores_E=turns.scores_E - penalty_E,
-                )
-            advantages_K = estimate(paid, config.advantage, config.gamma)
-            advantages_S = spread(turns, advantages_K, sequences, config.weighting)
+        credit = await self._credit(batch, turns, sequences, penalties_S)
+        advantages_S = credit.advantages_S
         if penalties_S and config.kl_in == "loss":
             advantages_S = tuple(
                 a_T - penalty_T for a_T, penalty_T in zip(advantages_S, penalties_S, strict=True)
@@ -127,7 +130,8 @@ class Objective:
         referred = [s.masked() if asks_policy and not self._fits(s) else s for s in sequences]
         return TrainingBatch(
             turns=turns,
-            advantages_K=advantages_K,
+            advantages_K=credit.advantages_K,
+            values=credit.values,
             uses_own_advantages=config.advantage == "environment",
             examples=to_examples(
                 sequences,
@@ -139,6 +143,66 @@ class Objective:
             kl_reference=kl_reference,
             implicit_reward_gap=_implicit_reward_gap(turns, penalties_S, referred, config.kl_coef),
             share_corrected=share_corrected,
+        )
+
+    async def _credit(
+        self,
+        batch: Batch,
+        turns: Turns,
+        sequences: Sequence[Example],
+        penalties_S: Sequence[FloatArray],
+    ) -> _Credit:
+        """The advantages of a batch, before importance, and before a KL penalty in the loss."""
+        config = self._config
+        in_reward = penalties_S if config.kl_in == "reward" else ()
+        if config.advantage == "gae":
+            return await self._by_critic(turns, sequences, in_reward)
+        if config.advantage == "environment":
+            advantages_S = tuple(_own_rows(batch, "advantages", "trainer.advantage"))
+            advantages_K = _of_turns(turns, advantages_S)
+            return _Credit(advantages_K=advantages_K, advantages_S=advantages_S)
+        paid = turns
+        # rewards and scores less the penalty of each turn's tokens
+        if in_reward:
+            penalty_K = _of_turns(turns, in_reward)
+            penalty_E = np.bincount(turns.episode_K, penalty_K, turns.num_episodes)
+            paid = replace(
+                turns,
+                rewards_K=turns.rewards_K - penalty_K,
+                scores_E=turns.scores_E - penalty_E,
+            )
+        advantages_K = estimate(paid, config.advantage, config.gamma)
+        return _Credit(
+            advantages_K=advantages_K,
+            advantages_S=spread(turns, advantages_K, sequences, config.weighting),
+        )
+
+    async def _by_critic(
+        self, turns: Turns, sequences: Sequence[Example], in_reward: Sequence[FloatArray]
+    ) -> _Credit:
+        """Advantages of tokens, by the critic's values: whitened over the batch."""
+        config = self._config
+        # the process makes both by the same setting
+        assert self._critic is not None  # noqa: S101 - for the type checker
+        tokens = sampled_tokens(turns, sequences, config.max_token_trainer_length)
+        rewards_M = token_rewards(tokens, turns, config.gamma)
+        if in_reward:
+            rewards_M -= tokens.at_tokens(in_reward)
+        values = estimate_tokens(
+            tokens,
+            rewards_M,
+            await self._critic.values(tokens),
+            discount=config.gamma,
+            decay=config.gae_lambda,
+        )
+        whitened_M = standardised(values.advantages_M)
+        weights_S = spread(turns, np.ones(len(turns.rewards_K)), sequences, config.weighting)
+        return _Credit(
+            advantages_K=turn_means(tokens, whitened_M, len(turns.rewards_K)),
+            advantages_S=tuple(
+                a_T * w_T for a_T, w_T in zip(tokens.spread(whitened_M), weights_S, strict=True)
+            ),
+            values=values,
         )
 
     async def _penalties(
@@ -236,6 +300,11 @@ def _own_rows(
             )
         rows += (np.asarray(row, dtype=np.float64) for row in own)
     return rows
+
+
+def _of_turns(turns: Turns, rows_S: Sequence[FloatArray]) -> FloatArray:
+    """The sum over each turn's tokens of what each sequence has for its own, shape (K,)."""
+    return np.array([float(rows_S[s.sequence][s.start : s.stop].sum()) for s in turns.spans_K])
 
 
 def _implicit_reward_gap(

@@ -451,8 +451,8 @@ def learning_rate(config: TrainerSettings, step: int) -> float:
 
 
 def minibatches(
-    examples: Sequence[Example], config: TrainerSettings, seed: int, step: int
-) -> Iterator[Sequence[Example]]:
+    examples: Sequence[T], config: TrainerSettings, seed: int, step: int
+) -> Iterator[Sequence[T]]:
     """What each optimiser step of a batch is taken on; shuffled by (seed, step, epoch) where there
     are several.
     """

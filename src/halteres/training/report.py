@@ -15,6 +15,7 @@ from typing import Any
 
 import numpy as np
 
+from halteres.clients.critic import Updated
 from halteres.errors import boundary
 from halteres.groups.rollout_rows import RolloutFiles, TokenLimits, group_id, sampled_fields
 from halteres.observe.metrics import WriteFailed, append_row
@@ -45,6 +46,8 @@ class Step:
     training_batch: TrainingBatch
     # of each optimiser step; none: nothing could move a weight
     passes: Sequence[tuple[Sequence[Example], Pass]]
+    learnt: Updated | None = None  # by the critic, of a run that has one
+    warms_up: bool = False  # the critic alone has learnt
     # of the adapter's update after the step, relative to the base weights
     update_norm: float | None = None
     seconds: dict[str, float]  # by phase
@@ -232,9 +235,7 @@ class Report:
             step.number,
             metrics["reward/mean"],
             step.seconds["step"],
-            ""
-            if step.passes
-            else " Skipped: no advantage differs from 0, nothing can be learnt from this batch.",
+            _why_unmoved(step),
         )
         self.unsaved_step = step.number
 
@@ -331,6 +332,34 @@ class Report:
         )
 
 
+def _why_unmoved(step: Step) -> str:
+    """Why a step has moved no weight of the policy; nothing where it has."""
+    if step.warms_up:
+        return " The critic alone has learnt (trainer.critic_warmup_steps)."
+    if step.passes:
+        return ""
+    return " Skipped: no advantage differs from 0, nothing can be learnt from this batch."
+
+
+def critic_metrics(step: Step) -> logprob_mismatch.Metrics:
+    """Of the critic; none of a run without one. Values and advantages are those before its update,
+    in reward units.
+    """
+    values, learnt = step.training_batch.values, step.learnt
+    if values is None or learnt is None:
+        return {}
+    advantage = None
+    if len(values.tokens):
+        advantage = float(np.abs(values.advantages_M).mean())
+    return {
+        "critic/explained_variance": values.explained_variance,
+        "critic/advantage_abs": advantage,
+        "critic/loss": learnt.loss,
+        "critic/clipped": learnt.clipped,
+        "critic/gradient_norm": learnt.gradient_norm,
+    }
+
+
 def metrics_of(step: Step, success_threshold: float = 0.0) -> logprob_mismatch.Metrics:
     """The metrics row of a step. Names: the seeds' (W&B), `spec/agent-tools.md` 1.9, and ours.
 
@@ -377,7 +406,7 @@ def metrics_of(step: Step, success_threshold: float = 0.0) -> logprob_mismatch.M
         "train/loss_per_token": None if loss is None else loss / num_trained,
         "train/learning_rate": step.learning_rate,
         "train/updates": float(len(passes)),
-        "train/skipped": 0.0 if passes else 1.0,
+        "train/skipped": 0.0 if passes or step.warms_up else 1.0,
         # None: the loss does not clip
         "tokens/clipped": sum(clipped) / num_trained if clipped else None,
         "reward/mean": float(scores.mean()),
@@ -391,6 +420,7 @@ def metrics_of(step: Step, success_threshold: float = 0.0) -> logprob_mismatch.M
         "advantages/mean": float(advantages_K.mean()),
         "advantages/std": float(advantages_K.std()),
         "advantages/sum": float(advantages_K.sum()),
+        **critic_metrics(step),
         "policy/kl_reference": training_batch.kl_reference,
         "policy/implicit_reward_gap": training_batch.implicit_reward_gap,
         "tokens/ratio_bounded": training_batch.share_corrected,

@@ -21,6 +21,7 @@ const SMALL = [
   ["Tokens per answer", ["train/completion_lengths"], ["eval/completion_lengths"]],
   ["Entropy of the policy", ["policy/entropy"], []],
   ["From the reference, nats per token", ["policy/kl_reference", "policy/implicit_reward_gap"], [], { zeros: false }],
+  ["Variance explained by the critic", ["critic/explained_variance"], []],
   ["Share of the gain that transfers", [], ["eval/panel/share_of_gain"]],
   ["Groups without signal", ["groups/without_signal"], [], { share: true }],
   ["Cut off answers", ["train/truncated"], ["eval/truncated"], { share: true }],

@@ -143,19 +143,35 @@ class ScoringNetwork:
             rows = Rows.joined(texts)
         else:
             rows = Rows.apart(texts)
+        return self._at(rows, rows.places_T, share=share, multiple_of=multiple_of)
+
+    def outputs_at(self, texts: Sequence[Tokens], ends: Sequence[Sequence[int]]) -> Tensor:
+        """After each of these tokens of each text, in fp32: shape (all ends, O)."""
+        rows = Rows.joined(texts)
+        places = [
+            (row, end) for (row, _), own in zip(rows.places_T, ends, strict=True) for end in own
+        ]
+        return self._at(rows, places, share=True, multiple_of=1)
+
+    def _at(
+        self, rows: Rows, places_T: Sequence[tuple[int, int]], *, share: bool, multiple_of: int
+    ) -> Tensor:
+        """Outputs at these places of rows."""
         if share and self.shares_prefixes:
             trie = trie_of(rows.tokens)
             if trie is not None:
-                return self._of_trie(trie, rows.places_T)
+                return self._of_trie(trie, places_T)
         most = PART_TOKENS.get(self.device.type, PART_TOKENS["cuda"])
         found: dict[int, Tensor] = {}
         for part in padded_parts([len(tokens) for tokens in rows.tokens], most):
             number = {row: b for b, row in enumerate(part)}
-            own = [text for text, (row, _) in enumerate(rows.places_T) if row in number]
-            places_T = [(number[row], end) for row, end in (rows.places_T[text] for text in own)]
-            outputs_TO = self._of_rows([rows.tokens[row] for row in part], places_T, multiple_of)
+            own = [text for text, (row, _) in enumerate(places_T) if row in number]
+            if not own:
+                continue
+            places = [(number[row], end) for row, end in (places_T[text] for text in own)]
+            outputs_TO = self._of_rows([rows.tokens[row] for row in part], places, multiple_of)
             found.update(zip(own, outputs_TO, strict=True))
-        return torch.stack([found[text] for text in range(len(texts))])
+        return torch.stack([found[text] for text in range(len(places_T))])
 
     def _of_rows(
         self, rows: Sequence[Tokens], places_T: Sequence[tuple[int, int]], multiple_of: int = 1

@@ -48,8 +48,10 @@ from halteres.runs.planning.models import (
     FIELDS,
     LISTS,
     RUBRIC_FILES,
+    CriticModel,
     RunModel,
     components_of,
+    critic_model,
     models_home,
     reward_folders,
     tokenizer_folder,
@@ -198,7 +200,7 @@ def check_memory(
         settings: of the run.
         here: this machine.
         shape: of the base model; None where a service elsewhere has it.
-        rewards_bytes: what the run's own reward server needs.
+        rewards_bytes: what the run's own reward server and critic need.
     """
     work = workload_of(settings)
     is_on_gpu = here.gpu is not None
@@ -212,7 +214,7 @@ def check_memory(
             name = "gpu memory"
             needed += int(work.vllms * work.vllm_memory * (here.model_memory.total or 0))
     if name == "memory":
-        # a reward server computes on the CPU
+        # a reward server and a critic compute on the CPU
         needed += rewards_bytes
     figures = {"need_gb": gb(needed), "free_gb": gb(free)}
     if free is None or needed <= free:
@@ -226,7 +228,7 @@ def check_memory(
     else:
         why = f"The model is '{settings.inference.model}'."
         if rewards_bytes:
-            why += f" The run's reward models take {rewards_bytes / 1e9:.1f} GB of it."
+            why += f" Its reward models and critic take {rewards_bytes / 1e9:.1f} GB of it."
         fix = "Take a smaller inference.model, or end what else uses the memory."
         failure = TooLarge(what, why, fix, field=MODEL, **figures)
     return Check(name=name, ok=False, figures=figures, failure=failure)
@@ -239,6 +241,8 @@ def checkpoint_bytes(settings: Settings, shape: ModelShape | None) -> int:
     trainer = settings.trainer
     intervals = (trainer.checkpoint_every, trainer.eval_every)
     count = 2 + sum(trainer.total_steps // every for every in intervals if every)
+    if trainer.uses_critic:
+        count *= 2
     return count * 3 * resources.NUMBER * adapter_numbers(shape, trainer.lora_rank)
 
 
@@ -474,6 +478,20 @@ def examine_reward_models(env: Mapping[str, Any]) -> tuple[list[Check], list[Mod
             check.failure.details.setdefault("field", f"env.{field}")
         checks.append(replace(check, found=str(model.path) if model else ""))
     return checks, models
+
+
+def examine_critic(
+    settings: Settings, model: RunModel | None
+) -> tuple[list[Check], CriticModel | None]:
+    """A check of the critic, where advantages are made by one, and the model that it begins
+    from.
+    """
+    if not settings.trainer.uses_critic or model is None:
+        return [], None
+    check, critic = attempt("critic", lambda: critic_model(settings.trainer, model))
+    if critic is not None:
+        check = replace(check, found=str(critic.folder))
+    return [check], critic
 
 
 def examine_components(env: Mapping[str, Any]) -> list[Check]:

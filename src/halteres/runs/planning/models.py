@@ -4,24 +4,42 @@ reward models by their folders. Nothing is downloaded or loaded.
 
 from __future__ import annotations
 
+import json
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
 
 from halteres.clients import json_client
+from halteres.clients.critic import PASS_TOKENS
 from halteres.clients.trajectories.address import Address
 from halteres.config import environ
 from halteres.config.files import data_place
 from halteres.config.problem import Problem, refusal
-from halteres.config.settings import InferenceSettings, Settings
+from halteres.config.settings import InferenceSettings, Settings, TrainerSettings
 from halteres.documents import DocumentError, parse_yaml
-from halteres.errors import FEW_TOLD, InvalidConfig, NotFound, NotReady, UserError, nearest
+from halteres.engine.shapes import CONFIG
+from halteres.errors import (
+    FEW_TOLD,
+    InvalidConfig,
+    InvalidData,
+    NotFound,
+    NotReady,
+    UserError,
+    nearest,
+)
 from halteres.logins import without_logins
 from halteres.models import builtin_names, builtin_path, model_folder, stored_models
-from halteres.models.shape import ModelShape, read_shape
-from halteres.rewards.model_folder import ModelFolder
+from halteres.models.shape import (
+    ModelShape,
+    adapter_numbers,
+    is_classifier,
+    read_config,
+    read_shape,
+)
+from halteres.rewards.model_folder import ModelFolder, read_model_folder
 from halteres.rewards.scorer import places_of
+from halteres.runs.planning.resources import NUMBER, UNFREED, layer_numbers
 from halteres.scores import is_address
 
 ANSWERS_WITHIN_S = 5.0
@@ -289,6 +307,102 @@ def server_bytes(models: Sequence[ModelFolder]) -> int:
     if models:
         return SERVER_BYTES + WORKING_BYTES + sum(model.num_bytes for model in models)
     return 0
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class CriticModel:
+    """What a run's critic begins from."""
+
+    folder: Path  # absolute
+    num_bytes: int  # of its weights in memory, in fp32
+    shape: ModelShape
+
+
+def critic_model(trainer: TrainerSettings, model: RunModel) -> CriticModel:
+    """The model that the critic of a run begins from: a reward model's or a base model's folder on
+    this disk, whose tokens are those of the run's base model.
+
+    Raises:
+        NotFound, InvalidData: there is no such folder, or no such model in it.
+        InvalidConfig: its tokens are others, or it has several outputs.
+    """
+    base = Path(model.tokenizer)
+    if not (base / TOKENIZER).is_file():
+        raise NotFound(
+            f"The critic of trainer.advantage 'gae' needs the model '{model.name}' on this disk.",
+            "It computes its values itself, and the service elsewhere gives none.",
+            "Register the model with `halteres models add`, or take an advantage without a "
+            "critic, such as rebn or group_std.",
+            field="trainer.advantage",
+        )
+    folder = base
+    if trainer.critic is not None:
+        folder = model_folder(trainer.critic, models_home()) or Path(trainer.critic).expanduser()
+    folder = folder.absolute()
+    if not folder.is_dir():
+        raise NotFound(
+            f"There is no model for the critic in {folder}.",
+            "There is no such folder.",
+            "Name the folder of a reward model or of a base model.",
+            field="trainer.critic",
+        )
+    own = folder
+    try:
+        if (folder / CONFIG).is_file() or is_classifier(read_config(folder)):
+            found = read_model_folder(folder)
+            own = Path(found.base or folder)
+            num_bytes = found.num_bytes
+            if found.facts.get("objective_weights"):
+                raise InvalidConfig(
+                    f"The reward model in {folder} cannot be a critic.",
+                    "It has an output for each of several objectives; a value is one number.",
+                    "Merge it into one output, or name another.",
+                    field="trainer.critic",
+                )
+            shape = read_shape(own)
+        else:
+            shape = read_shape(folder)
+            num_bytes = 4 * shape.parameters
+    except (OSError, ValueError) as error:
+        raise InvalidData(
+            f"The model in {folder} cannot be a critic.",
+            f"{error}.",
+            "Name the folder of a reward model or of a base model.",
+            field="trainer.critic",
+        ) from error
+    theirs = folder if (folder / TOKENIZER).is_file() else own
+    if not _same_tokens(base, theirs):
+        raise InvalidConfig(
+            f"The model in {folder} cannot be the critic of '{model.name}'.",
+            "Its tokenizer is another: it would read other texts than the policy wrote.",
+            "Name a reward model that was trained on this base model, or leave trainer.critic out.",
+            field="trainer.critic",
+        )
+    return CriticModel(folder=folder, num_bytes=num_bytes, shape=shape)
+
+
+def critic_bytes(critic: CriticModel | None, rank: int) -> int:
+    """What the process of a run's critic needs at its peak."""
+    if critic is None:
+        return 0
+    shape = critic.shape
+    activations = int(PASS_TOKENS * shape.layers * layer_numbers(shape, rank) * UNFREED)
+    # weights, gradient, two moments
+    adapter = 4 * adapter_numbers(shape, rank)
+    return SERVER_BYTES + critic.num_bytes + NUMBER * (activations + adapter)
+
+
+def _same_tokens(one: Path, other: Path) -> bool:
+    """Whether the tokenizers of two folders give the same ids."""
+    files = [(folder / TOKENIZER).read_bytes() for folder in (one, other)]
+    if files[0] == files[1]:
+        return True
+    vocabularies: list[Any] = []
+    for content in files:
+        found = json.loads(content)
+        added = {token["id"]: token["content"] for token in found.get("added_tokens") or ()}
+        vocabularies.append((found.get("model"), added))
+    return vocabularies[0] == vocabularies[1]
 
 
 def reward_folders(env: Mapping[str, Any]) -> tuple[Path, ...]:

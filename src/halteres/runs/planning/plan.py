@@ -34,11 +34,14 @@ from halteres.runs.planning.checks import (
     check_steps,
     checkpoint_bytes,
     examine_components,
+    examine_critic,
     examine_reward_models,
 )
 from halteres.runs.planning.estimate import Estimate, estimate
 from halteres.runs.planning.models import (
+    CriticModel,
     RunModel,
+    critic_bytes,
     given_model,
     own_model,
     server_bytes,
@@ -131,18 +134,19 @@ def plan_run(
 
     has_model, model = attempt("model present", lambda: _model(settings.inference, service_url))
     reward_checks, reward_models = examine_reward_models(settings.env)
-    rewards_bytes = server_bytes(reward_models)
+    critic_checks, critic = examine_critic(settings, model)
+    rewards_bytes = server_bytes(reward_models) + critic_bytes(critic, settings.trainer.lora_rank)
     checks.append(unlocking(has_model, policy))
     shape = model.shape if model is not None else None
     if model is not None and here is not None:
-        fits = check_memory(settings, here, shape, rewards_bytes)
-        checks.append(unlocking(fits, policy))
+        checks.append(unlocking(check_memory(settings, here, shape, rewards_bytes), policy))
 
     usable, environment = attempt("environment", lambda: check_environment(resolved))
     checks += [check_disk(checkpoint_bytes(settings, shape)), usable]
     checks += [
         *advice(settings, shape, here, service_url),
         *reward_checks,
+        *critic_checks,
         *examine_components(settings.env),
         *examine_program(resolved),
         *check_relay(resolved, model),
@@ -150,7 +154,7 @@ def plan_run(
     checks += cap_checks(settings, policy, is_open)
 
     plan = RunPlan(
-        settings=with_model(settings, model, service_url),
+        settings=with_critic(with_model(settings, model, service_url), critic),
         sources=resolved.sources,
         policy=policy,
         service_url=service_url,
@@ -163,8 +167,7 @@ def plan_run(
     )
     if effort == "none" or plan.refusal is not None:
         return plan
-    # a check would have failed
-    assert environment and model and here  # noqa: S101 - for the type checker
+    assert environment and model and here  # noqa: S101 - a check would have failed
     expected = estimate(
         settings,
         environment,
@@ -258,6 +261,16 @@ def with_model(settings: Settings, model: RunModel | None, service_url: str | No
         return settings
     inference = settings.inference.model_copy(update={"model": model.name})
     return settings.model_copy(update={"inference": inference})
+
+
+def with_critic(settings: Settings, critic: CriticModel | None) -> Settings:
+    """The settings with the folder of their critic called as it is from anywhere, where one was
+    given.
+    """
+    if critic is None or settings.trainer.critic is None:
+        return settings
+    trainer = settings.trainer.model_copy(update={"critic": str(critic.folder)})
+    return settings.model_copy(update={"trainer": trainer})
 
 
 def unlocking(check: Check, policy: Policy) -> Check:

@@ -304,13 +304,7 @@ class Need:
 def need(shape: ModelShape, work: Workload, *, on_gpu: bool = False) -> Need:
     """What a run of this model needs where the model lies."""
     weight_bytes = work.type_bytes(on_gpu=on_gpu)
-    per_token = (
-        4 * shape.width
-        + 2 * shape.qkv
-        + shape.heads * shape.head_width
-        + 4 * shape.feed
-        + 7 * work.rank
-    )
+    per_token = layer_numbers(shape, work.rank)
     on_large_passes = on_gpu and weight_bytes == 2 and shape.family in FAMILIES
     pass_tokens, most_logits = PASS_TOKENS, HEAD_ELEMENTS
     # numbers, until the backward
@@ -340,6 +334,13 @@ def need(shape: ModelShape, work: Workload, *, on_gpu: bool = False) -> Need:
         loading=weight_bytes * shape.layers * shape.width * (shape.qkv + 2 * shape.feed),
         working=NUMBER * (busiest + adapter) + caches * cache_bytes(shape, work, on_gpu=on_gpu),
         processes=engines * ENGINE_BYTES + (0 if on_gpu else others),
+    )
+
+
+def layer_numbers(shape: ModelShape, rank: int) -> int:
+    """What a layer keeps of a token until the backward, with an adapter of this rank."""
+    return (
+        4 * shape.width + 2 * shape.qkv + shape.heads * shape.head_width + 4 * shape.feed + 7 * rank
     )
 
 

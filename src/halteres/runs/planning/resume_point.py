@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import time
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
+from halteres.clients.critic import step_name
 from halteres.config import environ
 from halteres.config.problem import Problem, refusal
 from halteres.config.settings import Settings
@@ -15,7 +17,7 @@ from halteres.next_step import NextStep
 from halteres.observe.metrics import Row
 from halteres.process import alive
 from halteres.rewards.model_folder import RESULT
-from halteres.runs.directory import RunDirectory, find_run
+from halteres.runs.directory import CRITIC, RunDirectory, find_run
 from halteres.runs.reading.report import environment_of
 
 LONGEST_STEP = 10  # digits
@@ -139,6 +141,8 @@ def resume_point(
     check_settings(
         old.settings(), settings, checkpoint["step"], has_completed=state.status == "completed"
     )
+    if settings.trainer.uses_critic and old.settings().trainer.uses_critic:
+        check_critic(old, checkpoint)
     if state.service_given and service_url is None:
         raise NotFound(
             f"The checkpoints of run {old.run_id} are in the service at "
@@ -153,6 +157,22 @@ def resume_point(
             "Start it where TINKER_BASE_URL is not set, and name no service.",
         )
     return ResumePoint(run=old, checkpoint=checkpoint)
+
+
+def check_critic(old: RunDirectory, checkpoint: Row) -> None:
+    """CheckpointMissing where the critic of this checkpoint is gone."""
+    folder = critic_folder(old, checkpoint["step"])
+    if not folder.is_dir():
+        raise CheckpointMissing(
+            f"The critic of checkpoint '{checkpoint['name']}' of run {old.run_id} is missing.",
+            f"There is no folder {folder}.",
+            "Take another checkpoint, or an advantage without a critic.",
+        )
+
+
+def critic_folder(run: RunDirectory, step: int) -> Path:
+    """Where a run keeps its critic's state of the checkpoint after this step."""
+    return run.path / CRITIC / step_name(step)
 
 
 def check_settings(before: Settings, now: Settings, step: int, *, has_completed: bool) -> None:
@@ -174,6 +194,10 @@ def check_settings(before: Settings, now: Settings, step: int, *, has_completed:
         problems.append(
             made_with("trainer.lora_rank", before.trainer.lora_rank, now.trainer.lora_rank)
         )
+    if before.trainer.uses_critic and now.trainer.uses_critic:
+        own, theirs = now.trainer.critic, before.trainer.critic
+        if own != theirs:
+            problems.append(made_with("trainer.critic", theirs, own))
     concludes = not has_completed and before.trainer.total_steps == now.trainer.total_steps == step
     if now.trainer.total_steps <= step and not concludes:
         rule = f"the checkpoint is at step {step}: nothing is left to do"

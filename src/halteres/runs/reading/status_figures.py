@@ -104,6 +104,12 @@ FIGURES = (
         name="implicit_reward_gap", label="Implicit reward gap", metric="policy/implicit_reward_gap"
     ),
     FigureKind(name="share_of_gain", label="Share of the gain", metric="eval/panel/share_of_gain"),
+    FigureKind(
+        name="explained_variance",
+        label="Explained by the critic",
+        metric="critic/explained_variance",
+        has_trend=True,
+    ),
     FigureKind(name="entropy", label="Entropy", metric="policy/entropy", has_trend=True),
     FigureKind(
         name="completion_tokens",

@@ -29,7 +29,7 @@ from halteres.process import GRACE_S
 from halteres.redaction import keep_secret
 from halteres.rewards.components import secret_variables
 from halteres.rewards.model_folder import names_of, path_of
-from halteres.runs.directory import StateWriter
+from halteres.runs.directory import CRITIC, StateWriter
 from halteres.runs.planning.models import reward_folders, with_places
 from halteres.runs.planning.resources import workload_of
 from halteres.runs.servers import (
@@ -115,9 +115,17 @@ def exists(file: Path) -> Probe:
     return probe
 
 
-RoleName = Literal["service", "relay", "api", "reward", "trainer", "env"]
+RoleName = Literal["service", "relay", "api", "reward", "critic", "trainer", "env"]
 
-STOP_ORDER: tuple[RoleName, ...] = ("env", "trainer", "reward", "api", "relay", "service")
+STOP_ORDER: tuple[RoleName, ...] = (
+    "env",
+    "trainer",
+    "critic",
+    "reward",
+    "api",
+    "relay",
+    "service",
+)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -151,13 +159,15 @@ class RunContext:
     settings: Settings
     environment: EnvironmentProgram
     base_model: str
+    tokenizer: str = ""  # folder of the base model, or its name where only the service has it
     service: Listener | None  # None: somebody else's service is used
     inference: Server  # the service, whoever's it is
     # None: nothing is delivered; a reward model is trained, or a policy on a file
     api: Listener | None
     reward: Listener | None = None  # None: the environment names no reward model in a local folder
     relay: Listener | None = None  # None: environments sample the service itself
-    tokenizer: str = ""  # folder of the base model, or its name
+    critic: Listener | None = None  # None: advantages are made without one
+    first_step: int = 0  # that a resumed run goes on from
     secret: str = field(repr=False)  # what the run's own servers ask for
 
     @property
@@ -191,6 +201,7 @@ def prepared_run(writer: StateWriter) -> Iterator[RunContext]:
         api = listening(state.kind == "rl")
         reward = listening(reward_folders(settings.env))
         relay = listening(state.is_relayed)
+        critic = listening(state.kind == "rl" and settings.trainer.uses_critic)
         if service:
             service_url = service.url
         else:
@@ -200,6 +211,7 @@ def prepared_run(writer: StateWriter) -> Iterator[RunContext]:
             "api": api.url if api else "",
             "reward": reward.url if reward else "",
             "relay": relay.url if relay else "",
+            "critic": critic.url if critic else "",
         }
         writer.update(urls={name: url for name, url in urls.items() if url})
         context = RunContext(
@@ -215,6 +227,8 @@ def prepared_run(writer: StateWriter) -> Iterator[RunContext]:
             reward=reward,
             relay=relay,
             tokenizer=state.tokenizer,
+            critic=critic,
+            first_step=int((state.resume_point or {}).get("step", 0)),
             secret=secret,
         )
         if api is not None:
@@ -232,6 +246,7 @@ def _write_wiring(state: RunState, context: RunContext, api_url: str) -> None:
         "run_dir": str(context.path),
         "service_url": context.inference.url,
         "api_url": api_url,
+        "critic_url": with_login(context.critic.url, context.secret) if context.critic else "",
         "api_key": key,
         "base_model": context.base_model,
         "tokenizer": state.tokenizer,
@@ -343,6 +358,7 @@ def roles_of(context: RunContext) -> tuple[Role, ...]:
         *own_relay,
         api_server,
         *((_reward(context, reward),) if reward else ()),
+        *((_critic(context, context.critic),) if context.critic else ()),
         trainer,
         env,
     )
@@ -452,4 +468,28 @@ def _reward(context: RunContext, listener: Listener) -> Role:
         ready_within_s=300,
         listener=listener,
         restarts=2,  # it holds nothing, and its clients ask again by themselves
+    )
+
+
+def _critic(context: RunContext, listener: Listener) -> Role:
+    trainer, threads = context.settings.trainer, context.settings.inference.threads
+    # On the CPU, as the reward server.
+    options = (
+        *("--state", context.path / CRITIC, "--listen-fd", listener.descriptor),
+        *("--rank", trainer.lora_rank, "--seed", context.settings.run.seed),
+        *("--step", context.first_step),
+        *(("--threads", threads) if threads else ()),
+    )
+    folder = trainer.critic or context.tokenizer
+    return Role(
+        name="critic",
+        title="Critic",
+        command=_module("halteres.rewards.critic", folder, *options),
+        phase="api",
+        ready=answers(f"{listener.url}/health", context.secret),
+        variables={environ.REWARD_KEY: context.secret},
+        stays_here=True,
+        ready_within_s=300,
+        listener=listener,
+        restarts=2,  # its state is on disk after every update, and none is done twice
     )
