@@ -199,6 +199,7 @@ async def main(out: str, shared: str, *options: str) -> None:
     if ranks.rank == 0:
         np.savez(out, digest=np.frombuffer(digests[0], np.uint8), **found)
     await together(engine)
+    ranks.close()
     await engine.close()
     ranks.leave()
 

@@ -207,6 +207,29 @@ time.sleep(100)
     assert "error: Rank 1 cannot reach the first machine" in said
 
 
+@pytest.mark.parametrize("dies", [0, 1])
+def test_a_rank_that_is_killed_while_models_are_loaded_ends_the_other(dies: int) -> None:
+    """Neither exchanges anything then: a sleeping process stands for one that reads its files."""
+    program = """
+print("joined", flush=True)
+time.sleep(100)
+"""
+    ranks = two_of(program)
+    other = ranks[1 - dies]
+    try:
+        for one in ranks:
+            assert one.stdout is not None
+            assert one.stdout.readline() == "joined\n"
+        ranks[dies].kill()
+        _, said = other.communicate(timeout=ENDS_WITHIN_S)
+    finally:
+        for one in ranks:
+            one.kill()
+            one.communicate()
+    assert other.returncode == ENDED
+    assert f"error: Rank {dies} has ended." in said
+
+
 def test_a_rank_without_memory_for_a_checkpoint_holds_up_no_other() -> None:
     """Rank 1 alone cannot make what rank 0 has read: both have the same failure, at once."""
     program = f"""
@@ -232,6 +255,7 @@ try:
     peft_checkpoint.shared(ranks, own, base)
 except HalteresError as error:
     print(error.code, flush=True)
+ranks.close()
 ranks.leave()
 """
     ranks = two_of(program)

@@ -12,9 +12,10 @@ Adapters, moments and gradients are the same on all ranks. A pass is shared: ran
 micro-batches r, r + N, ... of one plan, then gradients are summed and log-probabilities exchanged
 (`passes`). Rank 0 alone samples, writes files and reads them; the others need not see its disk.
 
-A rank is gone when its connections are, which its peers notice at their next exchange. One that
-hangs, or whose machine is off the network, no longer counts its seconds in the store that all of
-them see: the others end within SILENT_S. So does a rank that the store itself does not answer.
+A rank is gone when its connections are, which rank 0 notices at once, and of rank 0 all others: also
+while the model is loaded. One that hangs, or whose machine is off the network, no longer counts its
+seconds in the store that all of them see: from `watch` on the others end within SILENT_S. So does a
+rank that the store itself does not answer.
 """
 
 from __future__ import annotations
@@ -126,8 +127,14 @@ class Ranks:
             self._launcher = os.getppid()
         self._looks = 0
         self._calls, self._messages = _group(CALLS_S), _group(EXCHANGE_S)
+        self._connections = _group(CALLS_S)
         self._store, self._is_ending = store, False
         self._count_a_second()
+        for peer in self._peers():
+            name = f"connection to rank {peer}"
+            threading.Thread(
+                target=self._watch_connection, args=(peer,), name=name, daemon=True
+            ).start()
 
     @classmethod
     def join(cls, card: Card, device: str, within_s: float = COMES_WITHIN_S) -> Ranks:
@@ -170,6 +177,9 @@ class Ranks:
     def watch(self) -> None:
         """From now on end where another rank gives no sign of life, the store does not answer, or
         torchrun has ended.
+
+        It begins after the model was loaded: reading large files holds up all of Python's threads,
+        and the signs of life too.
         """
         for name, target in (("other ranks", self._watch), ("store", self._watch_store)):
             threading.Thread(target=target, name=name, daemon=True).start()
@@ -286,11 +296,24 @@ class Ranks:
     def _count_a_second(self) -> None:
         self._store.add(f"{self.rank}", 1)
 
-    def _watch(self) -> None:
-        # all look at rank 0, which looks at all
-        watched = [0]
+    def _peers(self) -> list[int]:
+        """Whom this rank watches: all watch rank 0, which watches all."""
         if self.rank == 0:
-            watched = list(range(1, self.size))
+            return list(range(1, self.size))
+        return [0]
+
+    def _watch_connection(self, peer: int) -> None:
+        # Nothing is ever sent here. A receiver hears of the end of a process at once.
+        try:
+            dist.recv(torch.empty(1), src=peer, group=self._connections)
+        except RuntimeError as error:
+            # Rank 0 may have ended in order, and this rank may be about to.
+            time.sleep(LOOK_S)
+            if not self._is_ending:
+                self.end(f"Rank {peer} has ended.", _first_line(error))
+
+    def _watch(self) -> None:
+        watched = self._peers()
         silent_s = dict.fromkeys(watched, 0.0)
         seen = dict.fromkeys(watched, 0)
         # The silence is counted look by look: a machine that slept does not blame the others.
