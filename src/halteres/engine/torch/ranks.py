@@ -12,10 +12,10 @@ Adapters, moments and gradients are the same on all ranks. A pass is shared: ran
 micro-batches r, r + N, ... of one plan, then gradients are summed and log-probabilities exchanged
 (`passes`). Rank 0 alone samples, writes files and reads them; the others need not see its disk.
 
-A rank is gone when its connections are, which rank 0 notices at once, and of rank 0 all others: also
-while the model is loaded. One that hangs, or whose machine is off the network, no longer counts its
-seconds in the store that all of them see: from `watch` on the others end within SILENT_S. So does a
-rank that the store itself does not answer.
+A rank is gone when its connections are. Rank 0 notices that at once, and so do all others of rank
+0, also while a model is loaded. One that hangs, or whose machine is off the network, no longer
+counts its seconds in the store that all of them see: from `watch` on the others end within
+SILENT_S. So does a rank that the store itself does not answer.
 """
 
 from __future__ import annotations
