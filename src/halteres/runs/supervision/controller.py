@@ -509,7 +509,9 @@ class RunController:
         hung = False
         if role.hang_watch is not None:
             hung, self._hang.is_last_exit = self._hang.is_last_exit, False
-        if role.restarts and not failures.gave_up(self.run, role.name, code):
+        # A service that refuses its settings or its model would do so again.
+        refused = role.name == "service" and state.status == "starting" and code > 0
+        if role.restarts and not refused and not failures.gave_up(self.run, role.name, code):
             if self.processes.restart(role, failures.STUCK if hung else None):
                 return None
             self.writer.event("restarts_used_up", role=role.name)
