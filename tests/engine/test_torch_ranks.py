@@ -27,7 +27,8 @@ from halteres.engine.torch.ranks import ENDED, Card, Ranks, check_alike
 from halteres.errors import InvalidConfig, ProcessFailed
 from halteres.models import TINY
 
-from .rank_program import LIMITS, Found, folder, played
+from .rank_program import LIMITS, Found, figures_of, folder, played
+from .test_torch_families import FAMILIES, made
 
 TESTS = Path(__file__).parents[1]
 RUNS_WITHIN_S = 100
@@ -314,6 +315,50 @@ asyncio.run(main())
     assert [out for out, _ in said] == ["stepped\n", "gpu_oom\n"], said
     assert [one.returncode for one in ranks] == [ENDED, ENDED]
     assert "Rank 1 failed within a micro-batch" in said[1][1]
+
+
+SHARDED = ("gemma", "phi", "phi3", "qwen3_moe", "smollm3")
+"""Families that transformers computes; those with windows are refused."""
+
+
+async def test_families_of_transformers_are_sharded_as_they_are_computed_whole(
+    tmp_path: Path,
+) -> None:
+    """Experts, biases, heads of their own width: two passes, the second after a step."""
+    program = """
+import asyncio
+from pathlib import Path
+import numpy as np
+from engine.rank_program import LIMITS, figures_of
+from halteres.engine.torch import TorchEngine
+
+async def main(folders):
+    for folder in map(Path, folders):
+        engine = TorchEngine(folder, "m", 1, LIMITS, ranks=ranks)
+        found = await figures_of(engine)
+        if ranks.rank == 0:
+            np.save(folder / "sharded.npy", found)
+        await engine.close()
+
+asyncio.run(main(sys.argv[2:]))
+ranks.close()
+ranks.leave()
+"""
+    folders = [made(tmp_path / name, FAMILIES[name]) for name in SHARDED]
+    ranks = two_of(program, "--shard", *map(str, folders))
+    try:
+        said = [one.communicate(timeout=RUNS_WITHIN_S)[1] for one in ranks]
+    finally:
+        for one in ranks:
+            one.kill()
+            one.communicate()
+    assert [one.returncode for one in ranks] == [0, 0], said
+    for one in folders:
+        engine = TorchEngine(one, "m", 1, LIMITS)
+        expected = await figures_of(engine)
+        await engine.close()
+        apart = np.abs(np.load(one / "sharded.npy") - expected).max()
+        assert apart <= 5e-5, (one.name, apart)
 
 
 def test_a_rank_whose_torchrun_has_ended_kills_no_other_parent(
