@@ -413,7 +413,27 @@ def test_a_port_that_somebody_else_has_is_refused(first_of_two: pytest.MonkeyPat
         with pytest.raises(ProcessFailed, match=f"could not meet at 127.0.0.1:{port}"):
             Ranks.join(CARD, "cpu", within_s=1)
         with pytest.raises(ProcessFailed, match=f"cannot meet at 127.0.0.1:{port}"):
-            process.Ranks(number=2, address=("127.0.0.1", port)).check_port()
+            process.Ranks(number=2, address=("127.0.0.1", port)).check_address()
+
+
+async def test_machines_that_never_come_are_an_error_with_a_next_step(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Torchrun waits for them, and no rank is started before."""
+    monkeypatch.setattr(process, "MACHINES_COME_WITHIN_S", 2)
+    ranks = process.Ranks(number=2, machines=2, address=("127.0.0.1", free_port()))
+    command = EngineCommand(backend="torch", folder=folder(), name=TINY, threads=1, ranks=ranks)
+    engine = EngineProcess(command, tmp_path / "log", policy=RestartPolicy(ready_s=RUNS_WITHIN_S))
+    with pytest.raises(ProcessFailed, match="Only 1 of 2 machines came") as raised:
+        await engine.start()
+    await engine.stop()
+    assert raised.value.next
+
+
+def test_an_address_that_has_no_host_is_refused() -> None:
+    ranks = process.Ranks(number=2, machines=2, address=("no-such-host.invalid", 29400))
+    with pytest.raises(ProcessFailed, match="cannot meet at no-such-host"):
+        ranks.check_address()
 
 
 def test_a_number_of_ranks_that_is_another_is_refused(first_of_two: pytest.MonkeyPatch) -> None:
