@@ -16,6 +16,7 @@ from halteres.config import environ
 from halteres.engine.connection import serve
 from halteres.engine.protocol import AskedType, Engine
 from halteres.errors import HalteresError, InvalidConfig
+from halteres.models import model_folder
 from halteres.process import begin, die_with_parent, usable_cores
 
 ENDS_WITHIN_S = 1.5  # rank 0, once it was asked to; torchrun waits 2 s
@@ -30,8 +31,10 @@ def main() -> int:
     )
     parser.add_argument("--socket", type=Path, help="where it listens; of several ranks the first")
     parser.add_argument("--backend", choices=("torch", "scripted"), required=True)
-    parser.add_argument("--model", type=Path, required=True, help="folder of the base model")
-    parser.add_argument("--name", required=True, help="name of the base model")
+    parser.add_argument(
+        "--model", required=True, help="folder of the base model; of several ranks its name too"
+    )
+    parser.add_argument("--name", help="of the base model; default: --model")
     parser.add_argument("--threads", type=int, default=max(1, usable_cores() - 1))
     parser.add_argument(
         "--cache-gb", type=float, help="for keys and values; default: by what is free"
@@ -72,7 +75,7 @@ def main() -> int:
 
 async def _run(options: argparse.Namespace) -> None:
     end = _asked_to_end()
-    folder, name, threads = options.model, options.name, options.threads
+    folder, name, threads = Path(options.model), options.name or options.model, options.threads
     engine: Engine
     if options.backend == "scripted":
         from halteres.engine.scripted.engine import ScriptedEngine
@@ -101,7 +104,9 @@ async def _run_rank(options: argparse.Namespace) -> None:
     from halteres.engine.torch.engine import TorchEngine
     from halteres.engine.torch.ranks import COMES_WITHIN_S, Leader, Ranks, card_of, follow
 
-    folder, name = options.model, options.name
+    # People start the ranks of further machines, with the name that they give the service.
+    folder = model_folder(options.model, environ.home() / "models") or Path(options.model)
+    name = options.name or options.model
     socket: Path | None = options.socket
     if place is not None and place.rank:
         _log_alone()
