@@ -9,6 +9,7 @@ import signal
 import socket
 import subprocess
 import sys
+from contextlib import suppress
 from functools import cache
 from pathlib import Path
 from typing import Any
@@ -22,6 +23,7 @@ import transformers as hf
 from halteres.config import environ
 from halteres.engine import process
 from halteres.engine.process import EngineCommand, EngineProcess, RestartPolicy
+from halteres.engine.protocol import LoraConfig
 from halteres.engine.torch import TorchEngine
 from halteres.engine.torch.ranks import ENDED, Card, Ranks, check_alike
 from halteres.errors import InvalidConfig, ProcessFailed
@@ -428,6 +430,40 @@ async def test_machines_that_never_come_are_an_error_with_a_next_step(
         await engine.start()
     await engine.stop()
     assert raised.value.next
+
+
+@pytest.mark.timeout(300)
+async def test_ranks_of_another_machine_end_in_order_with_the_service(tmp_path: Path) -> None:
+    """Two torchruns stand for two machines of two ranks each. The second is asked nothing: it ends
+    with code 0, so that what starts it again and again ends too.
+    """
+    port = free_port()
+    ranks = process.Ranks(number=4, machines=2, address=("127.0.0.1", port))
+    command = EngineCommand(backend="torch", folder=folder(), name=TINY, threads=1, ranks=ranks)
+    engine = EngineProcess(command, tmp_path / "log", policy=RestartPolicy(ready_s=250))
+    second = await asyncio.create_subprocess_exec(
+        *(sys.executable, "-m", "torch.distributed.run", "--nnodes", "2", "--node-rank", "1"),
+        *("--nproc-per-node", "2", "--master-addr", "127.0.0.1", "--master-port", str(port)),
+        *("--max-restarts", "0", "-m", "halteres.engine", "--backend", "torch"),
+        *("--model", TINY, "--ranks", "4", "--threads", "1"),
+        env=environ.for_child(OMP_NUM_THREADS="1"),
+        stdout=subprocess.DEVNULL,
+        stderr=subprocess.PIPE,
+    )
+    try:
+        await engine.start()
+        assert engine.info is not None
+        assert engine.info.ranks == 4
+        await engine.engine.create_adapter("a", LoraConfig(rank=2, seed=1))
+        await engine.stop()
+        async with asyncio.timeout(ENDS_WITHIN_S):
+            _, said = await second.communicate()
+    finally:
+        await engine.stop()
+        with suppress(ProcessLookupError):
+            second.kill()
+    assert second.returncode == 0, said.decode()[-2000:]
+    assert b"error: " not in said
 
 
 def test_an_address_that_has_no_host_is_refused() -> None:

@@ -19,7 +19,7 @@ from halteres.errors import HalteresError, InvalidConfig
 from halteres.models import model_folder
 from halteres.process import begin, die_with_parent, usable_cores
 
-ENDS_WITHIN_S = 1.5  # rank 0, once it was asked to; torchrun waits 2 s
+ENDS_WITHIN_S = 1.5  # a rank, once it was asked to; torchrun waits 2 s
 
 
 def main() -> int:
@@ -132,13 +132,18 @@ async def _run_rank(options: argparse.Namespace) -> None:
     )
     ranks.watch()
     if ranks.rank or socket is None:
+        # torchrun asks all ranks of its machine to end; rank 0 then sends its last call to them
+        for number in (signal.SIGTERM, signal.SIGINT):
+            asyncio.get_running_loop().add_signal_handler(number, ranks.end_within, ENDS_WITHIN_S)
         await follow(engine, ranks)
     else:
-        end = _asked_to_end()
-        async with serve(engine, socket, Leader(engine, ranks).execute) as connections:
+        end, leader = _asked_to_end(), Leader(engine, ranks)
+        async with serve(engine, socket, leader.execute) as connections:
             await _until(end, connections.closed)
             # a call under way may wait for ranks that have ended
             ranks.end_within(ENDS_WITHIN_S)
+            # those of other machines were not asked to end
+            await leader.close()
     await engine.close()
     ranks.leave()
 

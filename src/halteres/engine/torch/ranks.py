@@ -255,20 +255,16 @@ class Ranks:
         `launcher`: end torchrun too, and with it every rank of this machine. It would wait half a
         minute for one that hangs (torch 2.13, whatever its shutdown timeout).
         """
-        if not self._is_ending:
-            sys.stderr.write(f"error: {ProcessFailed(what, why).sentence}\n")
-            sys.stderr.flush()
+        if self._is_ending:
+            os._exit(0)
+        sys.stderr.write(f"error: {ProcessFailed(what, why).sentence}\n")
+        sys.stderr.flush()
         # where torchrun has ended the parent is init, or a process that adopts orphans
         parent = os.getppid()
         if launcher and parent == self._launcher:
             with suppress(OSError):
                 os.kill(parent, signal.SIGKILL)
         os._exit(ENDED)
-
-    @property
-    def closed(self) -> bool:
-        """The group ends in order."""
-        return self._is_ending
 
     def close(self) -> None:
         """The others may go from now on."""
@@ -436,6 +432,7 @@ class Leader:
     def __init__(self, engine: Engine, ranks: Ranks) -> None:
         self._execute, self._ranks = executed_by(engine), ranks
         self._turn = asyncio.Lock()  # first come, first served
+        self._is_closed = False
 
     async def execute(self, call: Call) -> msgspec.Raw:
         """See `connection.Execute`. A call of rank 0 alone takes its turn, too, and then runs
@@ -456,7 +453,8 @@ class Leader:
     async def close(self) -> None:
         """Let the other ranks end in order. Safe to repeat."""
         async with self._turn:
-            if not self._ranks.closed:
+            if not self._is_closed:
+                self._is_closed = True
                 self._ranks.close()
                 await asyncio.to_thread(self._ranks.send, encode(Call(0, CLOSE, NOTHING)))
 
