@@ -472,9 +472,9 @@ def test_an_address_that_has_no_host_is_refused() -> None:
         ranks.check_address()
 
 
-def test_a_number_of_ranks_that_is_another_is_refused(first_of_two: pytest.MonkeyPatch) -> None:
+def test_a_number_of_ranks_that_is_another_is_refused() -> None:
     with pytest.raises(InvalidConfig, match="3 ranks were asked for, and 2 are there"):
-        Ranks.join(msgspec.structs.replace(CARD, ranks=3), "cpu", within_s=1)
+        check_alike([msgspec.structs.replace(CARD, ranks=3)] * 2)
 
 
 def test_a_rank_without_torchrun_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -485,7 +485,7 @@ def test_a_rank_without_torchrun_is_refused(monkeypatch: pytest.MonkeyPatch) -> 
 
 @pytest.mark.parametrize(
     ("field", "value"),
-    [("version", "2"), ("model", "n"), ("dtype", "bfloat16"), ("shard", True)],
+    [("ranks", 3), ("version", "2"), ("model", "n"), ("dtype", "bfloat16"), ("shard", True)],
 )
 def test_what_two_ranks_have_different_is_named(field: str, value: object) -> None:
     with pytest.raises(InvalidConfig, match="The ranks have different") as raised:

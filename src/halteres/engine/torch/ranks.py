@@ -151,11 +151,6 @@ class Ranks:
                 "RANK, WORLD_SIZE, MASTER_ADDR and MASTER_PORT are not set.",
                 "Start it by torchrun, or by `halteres serve --trainer-ranks N`.",
             )
-        if place.size != card.ranks:
-            raise InvalidConfig(
-                f"{card.ranks} ranks were asked for, and {place.size} are there.",
-                next="Give every machine the same --ranks, and torchrun as many processes in all.",
-            )
         store = _meet(place, card, within_s)
         backend = "gloo"
         if device == "cuda":
@@ -390,17 +385,30 @@ def _meet(place: environ.Torchrun, card: Card, within_s: float) -> Store:
 
 
 def check_alike(cards: Sequence[Card]) -> None:
-    """InvalidConfig where ranks are not alike, with the first difference."""
-    names = {"version": "versions", "model": "models", "dtype": "types"}
+    """InvalidConfig where ranks are not alike, with the first difference, or not as many as were
+    asked for.
+    """
+    names = {
+        "ranks": "values of --ranks",
+        "version": "versions",
+        "model": "models",
+        "dtype": "types",
+        "shard": "values of --shard",
+    }
     for rank, card in enumerate(cards):
         for field, value in msgspec.structs.asdict(cards[0]).items():
             own: Any = getattr(card, field)
             if own != value:
                 raise InvalidConfig(
-                    f"The ranks have different {names.get(field, field)}.",
+                    f"The ranks have different {names[field]}.",
                     f"Rank 0 has {value}, rank {rank} has {own}.",
                     "Start every machine with the same command and the same files.",
                 )
+    if cards[0].ranks != len(cards):
+        raise InvalidConfig(
+            f"{cards[0].ranks} ranks were asked for, and {len(cards)} are there.",
+            next="Give every machine the same --ranks, and torchrun as many processes in all.",
+        )
 
 
 def _lost(where: str, error: RuntimeError) -> ProcessFailed:
