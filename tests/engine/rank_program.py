@@ -94,6 +94,17 @@ async def passed(
     found[f"tokens {key}"] = np.array(result.metrics["num_loss_tokens:sum"])
 
 
+async def figures_of(engine: TorchEngine) -> np.ndarray:
+    """Log-probabilities of two passes, the second after a step of the first's gradient."""
+    await engine.create_adapter("a", ADAPTERS["a"])
+    found: Found = {}
+    for number in range(2):
+        data = data_of("cross_entropy", number)
+        await passed(engine, "a", data, "cross_entropy", found, f"{number}")
+        await engine.optim_step("a", STEP)
+    return np.concatenate([found["logprobs 0"], found["logprobs 1"]])
+
+
 def unusable(engine: TorchEngine, size: int) -> tuple[tuple[Datum, ...], int]:
     """Datums of which one has a loss that is not finite, in a micro-batch of the last rank."""
     data, spec = data_of("importance_sampling", 99), LossSpec(name="importance_sampling")
@@ -199,6 +210,7 @@ async def main(out: str, shared: str, *options: str) -> None:
     if ranks.rank == 0:
         np.savez(out, digest=np.frombuffer(digests[0], np.uint8), **found)
     await together(engine)
+    ranks.close()
     await engine.close()
     ranks.leave()
 

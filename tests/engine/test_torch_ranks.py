@@ -9,6 +9,7 @@ import signal
 import socket
 import subprocess
 import sys
+from contextlib import suppress
 from functools import cache
 from pathlib import Path
 from typing import Any
@@ -22,12 +23,14 @@ import transformers as hf
 from halteres.config import environ
 from halteres.engine import process
 from halteres.engine.process import EngineCommand, EngineProcess, RestartPolicy
+from halteres.engine.protocol import LoraConfig
 from halteres.engine.torch import TorchEngine
 from halteres.engine.torch.ranks import ENDED, Card, Ranks, check_alike
 from halteres.errors import InvalidConfig, ProcessFailed
 from halteres.models import TINY
 
-from .rank_program import LIMITS, Found, folder, played
+from .rank_program import LIMITS, Found, figures_of, folder, played
+from .test_torch_families import FAMILIES, made
 
 TESTS = Path(__file__).parents[1]
 RUNS_WITHIN_S = 100
@@ -207,6 +210,29 @@ time.sleep(100)
     assert "error: Rank 1 cannot reach the first machine" in said
 
 
+@pytest.mark.parametrize("dies", [0, 1])
+def test_a_rank_that_is_killed_while_models_are_loaded_ends_the_other(dies: int) -> None:
+    """Neither exchanges anything then: a sleeping process stands for one that reads its files."""
+    program = """
+print("joined", flush=True)
+time.sleep(100)
+"""
+    ranks = two_of(program)
+    other = ranks[1 - dies]
+    try:
+        for one in ranks:
+            assert one.stdout is not None
+            assert one.stdout.readline() == "joined\n"
+        ranks[dies].kill()
+        _, said = other.communicate(timeout=ENDS_WITHIN_S)
+    finally:
+        for one in ranks:
+            one.kill()
+            one.communicate()
+    assert other.returncode == ENDED
+    assert f"error: Rank {dies} has ended." in said
+
+
 def test_a_rank_without_memory_for_a_checkpoint_holds_up_no_other() -> None:
     """Rank 1 alone cannot make what rank 0 has read: both have the same failure, at once."""
     program = f"""
@@ -232,6 +258,7 @@ try:
     peft_checkpoint.shared(ranks, own, base)
 except HalteresError as error:
     print(error.code, flush=True)
+ranks.close()
 ranks.leave()
 """
     ranks = two_of(program)
@@ -292,6 +319,50 @@ asyncio.run(main())
     assert "Rank 1 failed within a micro-batch" in said[1][1]
 
 
+SHARDED = ("gemma", "phi", "phi3", "qwen3_moe", "smollm3")
+"""Families that transformers computes; those with windows are refused."""
+
+
+async def test_families_of_transformers_are_sharded_as_they_are_computed_whole(
+    tmp_path: Path,
+) -> None:
+    """Experts, biases, heads of their own width: two passes, the second after a step."""
+    program = """
+import asyncio
+from pathlib import Path
+import numpy as np
+from engine.rank_program import LIMITS, figures_of
+from halteres.engine.torch import TorchEngine
+
+async def main(folders):
+    for folder in map(Path, folders):
+        engine = TorchEngine(folder, "m", 1, LIMITS, ranks=ranks)
+        found = await figures_of(engine)
+        if ranks.rank == 0:
+            np.save(folder / "sharded.npy", found)
+        await engine.close()
+
+asyncio.run(main(sys.argv[2:]))
+ranks.close()
+ranks.leave()
+"""
+    folders = [made(tmp_path / name, FAMILIES[name]) for name in SHARDED]
+    ranks = two_of(program, "--shard", *map(str, folders))
+    try:
+        said = [one.communicate(timeout=RUNS_WITHIN_S)[1] for one in ranks]
+    finally:
+        for one in ranks:
+            one.kill()
+            one.communicate()
+    assert [one.returncode for one in ranks] == [0, 0], said
+    for one in folders:
+        engine = TorchEngine(one, "m", 1, LIMITS)
+        expected = await figures_of(engine)
+        await engine.close()
+        apart = np.abs(np.load(one / "sharded.npy") - expected).max()
+        assert apart <= 5e-5, (one.name, apart)
+
+
 def test_a_rank_whose_torchrun_has_ended_kills_no_other_parent(
     first_of_two: pytest.MonkeyPatch,
 ) -> None:
@@ -344,12 +415,66 @@ def test_a_port_that_somebody_else_has_is_refused(first_of_two: pytest.MonkeyPat
         with pytest.raises(ProcessFailed, match=f"could not meet at 127.0.0.1:{port}"):
             Ranks.join(CARD, "cpu", within_s=1)
         with pytest.raises(ProcessFailed, match=f"cannot meet at 127.0.0.1:{port}"):
-            process.Ranks(number=2, address=("127.0.0.1", port)).check_port()
+            process.Ranks(number=2, address=("127.0.0.1", port)).check_address()
 
 
-def test_a_number_of_ranks_that_is_another_is_refused(first_of_two: pytest.MonkeyPatch) -> None:
+async def test_machines_that_never_come_are_an_error_with_a_next_step(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Torchrun waits for them, and no rank is started before."""
+    monkeypatch.setattr(process, "MACHINES_COME_WITHIN_S", 2)
+    ranks = process.Ranks(number=2, machines=2, address=("127.0.0.1", free_port()))
+    command = EngineCommand(backend="torch", folder=folder(), name=TINY, threads=1, ranks=ranks)
+    engine = EngineProcess(command, tmp_path / "log", policy=RestartPolicy(ready_s=RUNS_WITHIN_S))
+    with pytest.raises(ProcessFailed, match="Only 1 of 2 machines came") as raised:
+        await engine.start()
+    await engine.stop()
+    assert raised.value.next
+
+
+@pytest.mark.timeout(300)
+async def test_ranks_of_another_machine_end_in_order_with_the_service(tmp_path: Path) -> None:
+    """Two torchruns stand for two machines of two ranks each. The second is asked nothing: it ends
+    with code 0, so that what starts it again and again ends too.
+    """
+    port = free_port()
+    ranks = process.Ranks(number=4, machines=2, address=("127.0.0.1", port))
+    command = EngineCommand(backend="torch", folder=folder(), name=TINY, threads=1, ranks=ranks)
+    engine = EngineProcess(command, tmp_path / "log", policy=RestartPolicy(ready_s=250))
+    second = await asyncio.create_subprocess_exec(
+        *(sys.executable, "-m", "torch.distributed.run", "--nnodes", "2", "--node-rank", "1"),
+        *("--nproc-per-node", "2", "--master-addr", "127.0.0.1", "--master-port", str(port)),
+        *("--max-restarts", "0", "-m", "halteres.engine", "--backend", "torch"),
+        *("--model", TINY, "--ranks", "4", "--threads", "1"),
+        env=environ.for_child(OMP_NUM_THREADS="1"),
+        stdout=subprocess.DEVNULL,
+        stderr=subprocess.PIPE,
+    )
+    try:
+        await engine.start()
+        assert engine.info is not None
+        assert engine.info.ranks == 4
+        await engine.engine.create_adapter("a", LoraConfig(rank=2, seed=1))
+        await engine.stop()
+        async with asyncio.timeout(2 * ENDS_WITHIN_S):
+            said = (await second.communicate())[1].decode()
+    finally:
+        await engine.stop()
+        with suppress(ProcessLookupError):
+            second.kill()
+    assert second.returncode == 0, said[-2000:]
+    assert not [line for line in said.splitlines() if line.startswith("error: ")]
+
+
+def test_an_address_that_has_no_host_is_refused() -> None:
+    ranks = process.Ranks(number=2, machines=2, address=("no-such-host.invalid", 29400))
+    with pytest.raises(ProcessFailed, match="cannot meet at no-such-host"):
+        ranks.check_address()
+
+
+def test_a_number_of_ranks_that_is_another_is_refused() -> None:
     with pytest.raises(InvalidConfig, match="3 ranks were asked for, and 2 are there"):
-        Ranks.join(msgspec.structs.replace(CARD, ranks=3), "cpu", within_s=1)
+        check_alike([msgspec.structs.replace(CARD, ranks=3)] * 2)
 
 
 def test_a_rank_without_torchrun_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -360,7 +485,7 @@ def test_a_rank_without_torchrun_is_refused(monkeypatch: pytest.MonkeyPatch) -> 
 
 @pytest.mark.parametrize(
     ("field", "value"),
-    [("version", "2"), ("model", "n"), ("dtype", "bfloat16"), ("shard", True)],
+    [("ranks", 3), ("version", "2"), ("model", "n"), ("dtype", "bfloat16"), ("shard", True)],
 )
 def test_what_two_ranks_have_different_is_named(field: str, value: object) -> None:
     with pytest.raises(InvalidConfig, match="The ranks have different") as raised:

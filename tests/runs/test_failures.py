@@ -148,6 +148,7 @@ def test_a_role_that_dies_before_it_is_ready_is_told_with_its_own_words(
     assert state.error.startswith(
         f"{title} exited with code 7 before it was ready. The {role} has no legs."
     )
+    assert not [event for event in run.events() if event["type"] == "restart"]
     assert not survivors(state)
 
 

@@ -10,6 +10,7 @@ from pathlib import Path
 
 import pytest
 from deadlines import wait_until
+from service.test_trainer_ranks import pids_of
 
 from halteres.config.resolution import resolve_settings
 from halteres.observe.metrics import merge_by_step, series
@@ -32,6 +33,15 @@ EDITS = (
         "env.eval_samples=2",
     ),
     "trainer.checkpoint_every=2",
+)
+
+RANKS_STEPS = 10
+RANKS_EDITS = (
+    "inference.trainer_ranks=2",
+    f"trainer.total_steps={RANKS_STEPS}",
+    "trainer.eval_every=0",
+    "env.eval_tasks=4",
+    "env.eval_samples=2",
 )
 
 
@@ -73,6 +83,25 @@ def test_a_killed_supervisor_takes_every_real_process_with_it(home: Path) -> Non
     wait_until(lambda: run.state().code == "supervisor_lost")
     assert run.state().resumable
     wait_until(lambda: not survivors(before), within_s=15)
+
+
+@pytest.mark.timeout(700)
+@pytest.mark.parametrize(
+    "edits",
+    [(), ("inference.shard=true", "inference.samplers=1")],
+    ids=["replicated", "sharded"],
+)
+def test_a_run_whose_trainer_is_two_ranks_learns(edits: tuple[str, ...], home: Path) -> None:
+    """On the engine that computes; a sharded trainer has another one next to it, which samples."""
+    run = start_run(plan_run(resolve_settings("arithmetic", None, [*RANKS_EDITS, *edits])))
+    state = wait(run, lambda state: state.step >= 1, within_s=300)
+    assert sorted(pids_of(state.processes["engine"]["pid"])) == [0, 1]
+    state = wait_for_end(run, within_s=300)
+    assert (state.status, state.error) == ("completed", None)
+    assert not survivors(state)
+    rewards = [reward for _, reward in series(merge_by_step(run.metrics()), "reward/mean")]
+    assert len(rewards) == RANKS_STEPS
+    assert rewards[-1] > rewards[0] + 0.2, rewards
 
 
 def _on_the_page() -> set[str]:

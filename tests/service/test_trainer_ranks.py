@@ -97,7 +97,7 @@ async def test_a_rank_that_fails_ends_all_in_time_and_they_start_again(
         await process.stop()
     assert process.state == "stopped"
     assert process.failure is not None
-    said = {signal.SIGKILL: ("SIGKILL", "lost the others"), signal.SIGSTOP: ("no sign of life",)}
+    said = {signal.SIGKILL: ("SIGKILL", "has ended"), signal.SIGSTOP: ("no sign of life",)}
     assert any(words in f"{process.failure}" for words in said[how]), process.failure
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 from pydantic import ValidationError
 
-from halteres.config.resolution import sampler_problems
+from halteres.config.resolution import ranks_problems, sampler_problems
 from halteres.config.sampler_list import Sampler, as_given, as_text, key_variables, samplers_of
 from halteres.config.settings import InferenceSettings
 from halteres.runs.servers import service_arguments
@@ -66,6 +66,25 @@ def test_what_a_run_wants_that_its_samplers_cannot_do_is_refused() -> None:
     assert fields(("vllm", "http://a:1"), trains_unembed=True) == ["trainer.train_unembed"]
     assert fields(("own", "vllm"), trains_unembed=True) == []
     assert fields(2, is_deterministic=True, trains_unembed=True) == []
+
+
+def test_what_several_ranks_need_and_a_run_does_not_give_is_refused() -> None:
+    def fields(**given: object) -> list[str]:
+        return [one.field for one in ranks_problems(InferenceSettings.model_validate(given))]
+
+    assert fields(shard=True) == ["inference.shard"]
+    assert fields(shard=True, samplers=1) == []
+    assert fields(trainer_ranks=2, shard=True, samplers="vllm") == []
+    assert fields(trainer_ranks=2, engine="scripted") == ["inference.trainer_ranks"]
+    assert fields(shard=True, samplers=1, engine="scripted") == ["inference.shard"]
+    assert fields(engine="scripted") == []
+
+
+def test_a_run_gives_its_service_the_number_of_ranks() -> None:
+    words = service_arguments(InferenceSettings(trainer_ranks=2, shard=True, samplers=1))
+    given = dict(zip(words[:-1:2], words[1::2], strict=True))
+    assert given["--trainer-ranks"] == "2"
+    assert words[-1] == "--shard"
 
 
 def test_a_service_is_told_what_its_vllms_must_take_and_without_them_nothing() -> None:

@@ -21,9 +21,16 @@ import pytest
 import tinker
 from deadlines import until
 from engine.test_vllm_server import group_of
+from runs.run_fixtures import wait, wait_for_end
+from service.test_trainer_ranks import pids_of
 from tinker import types
 
+from halteres.config.resolution import resolve_settings
 from halteres.models import TINY
+from halteres.observe.metrics import merge_by_step, series
+from halteres.runs.directory import stop_run
+from halteres.runs.planning.plan import plan_run
+from halteres.runs.start import start_run
 
 pytestmark = pytest.mark.vllm
 
@@ -148,6 +155,36 @@ async def test_a_run_completes_while_each_of_its_vllms_processes_is_killed(
         (sampler,) = info_of(url)["samplers"]  # type: ignore[misc]
         assert sampler["restarts"] == 3
     await until(lambda: not any(map(group_of, groups)), within_s=30)
+
+
+RUN_STEPS = 10
+
+
+@pytest.mark.timeout(1500)
+def test_a_run_whose_sharded_trainer_is_two_ranks_learns_from_vllms_samples(
+    vllm_command: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("HALTERES_HOME", str(tmp_path))
+    edits = [
+        *("inference.trainer_ranks=2", "inference.shard=true", "inference.samplers=[vllm]"),
+        *(f"inference.vllm={vllm_command}", f"trainer.total_steps={RUN_STEPS}"),
+        *("trainer.eval_every=0", "env.eval_tasks=4", "env.eval_samples=2"),
+    ]
+    run = start_run(plan_run(resolve_settings("arithmetic", None, edits)))
+    try:
+        state = wait(run, lambda state: state.step >= 1, within_s=2 * READY_S)
+        assert sorted(pids_of(state.processes["engine"]["pid"])) == [0, 1]
+        state = wait_for_end(run, within_s=600)
+    finally:
+        stop_run(run)
+    assert (state.status, state.error) == ("completed", None)
+    rows = merge_by_step(run.metrics())
+    rewards = [reward for _, reward in series(rows, "reward/mean")]
+    apart = max(apart for _, apart in series(rows, "logprobs/absdiff_max"))
+    print(f"\nrewards {[round(one, 2) for one in rewards]}, logprobs/absdiff_max {apart:.1e}")  # noqa: T201
+    assert len(rewards) == RUN_STEPS
+    assert rewards[-1] > rewards[0] + 0.2
+    assert apart < 1e-4
 
 
 def command_of(pid: int) -> str:

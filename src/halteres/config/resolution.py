@@ -403,11 +403,13 @@ def _check(
         if isinstance(inference := parts["inference"], InferenceSettings):
             for problem in sampler_problems(
                 inference.samplers,
-                shard=inference.shard,
                 is_deterministic=known_trainer.deterministic,
                 trains_unembed=known_trainer.train_unembed,
             ):
                 given.refuse(problem)
+    if isinstance(inference := parts["inference"], InferenceSettings):
+        for problem in ranks_problems(inference):
+            given.refuse(problem)
     if given.problems:
         raise _refused(given, description)
     settings = Settings.model_validate({**parts, "env": env})
@@ -602,18 +604,28 @@ def _minibatches_problem(minibatches: int, batch: Any) -> Problem | None:
     return Problem(field="trainer.minibatches", got=minibatches, rule=rule, suggest=(batch,))
 
 
+def ranks_problems(inference: InferenceSettings) -> Iterator[Problem]:
+    """What a trainer of several processes needs and these settings do not give."""
+    if inference.shard and not sampler_list.samplers_of(inference.samplers):
+        rule = "needs inference.samplers: a trainer with a sharded base model does not sample"
+        yield Problem(field="inference.shard", got=True, rule=rule)
+    if inference.engine != "torch":
+        rule = f"needs inference.engine 'torch': '{inference.engine}' has one process"
+        number = inference.trainer_ranks
+        if number > 1:
+            yield Problem(field="inference.trainer_ranks", got=number, rule=rule, suggest=(1,))
+        elif inference.shard:
+            yield Problem(field="inference.shard", got=True, rule=rule)
+
+
 def sampler_problems(
     given: sampler_list.Given,
     *,
     is_deterministic: bool,
     trains_unembed: bool | None,
-    shard: bool = False,
 ) -> Iterator[Problem]:
     """What a run wants that its samplers cannot do."""
     samplers = sampler_list.samplers_of(given)
-    if shard and not samplers:
-        rule = "needs inference.samplers: a trainer with a sharded base model does not sample"
-        yield Problem(field="inference.shard", got=True, rule=rule)
     if is_deterministic and not sampler_list.are_exact(samplers):
         rule = "needs samplers of ours alone: vLLM does not draw the same tokens twice"
         yield Problem(field="trainer.deterministic", got=True, rule=rule)

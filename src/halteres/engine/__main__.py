@@ -16,9 +16,10 @@ from halteres.config import environ
 from halteres.engine.connection import serve
 from halteres.engine.protocol import AskedType, Engine
 from halteres.errors import HalteresError, InvalidConfig
+from halteres.models import model_folder
 from halteres.process import begin, die_with_parent, usable_cores
 
-ENDS_WITHIN_S = 1.5  # rank 0, once it was asked to; torchrun waits 2 s
+ENDS_WITHIN_S = 1.5  # a rank, once it was asked to; torchrun waits 2 s
 
 
 def main() -> int:
@@ -30,8 +31,10 @@ def main() -> int:
     )
     parser.add_argument("--socket", type=Path, help="where it listens; of several ranks the first")
     parser.add_argument("--backend", choices=("torch", "scripted"), required=True)
-    parser.add_argument("--model", type=Path, required=True, help="folder of the base model")
-    parser.add_argument("--name", required=True, help="name of the base model")
+    parser.add_argument(
+        "--model", required=True, help="folder of the base model; of several ranks its name too"
+    )
+    parser.add_argument("--name", help="of the base model; default: --model")
     parser.add_argument("--threads", type=int, default=max(1, usable_cores() - 1))
     parser.add_argument(
         "--cache-gb", type=float, help="for keys and values; default: by what is free"
@@ -72,7 +75,7 @@ def main() -> int:
 
 async def _run(options: argparse.Namespace) -> None:
     end = _asked_to_end()
-    folder, name, threads = options.model, options.name, options.threads
+    folder, name, threads = Path(options.model), options.name or options.model, options.threads
     engine: Engine
     if options.backend == "scripted":
         from halteres.engine.scripted.engine import ScriptedEngine
@@ -101,7 +104,9 @@ async def _run_rank(options: argparse.Namespace) -> None:
     from halteres.engine.torch.engine import TorchEngine
     from halteres.engine.torch.ranks import COMES_WITHIN_S, Leader, Ranks, card_of, follow
 
-    folder, name = options.model, options.name
+    # People start the ranks of further machines, with the name that they give the service.
+    folder = model_folder(options.model, environ.home() / "models") or Path(options.model)
+    name = options.name or options.model
     socket: Path | None = options.socket
     if place is not None and place.rank:
         _log_alone()
@@ -127,13 +132,18 @@ async def _run_rank(options: argparse.Namespace) -> None:
     )
     ranks.watch()
     if ranks.rank or socket is None:
+        # torchrun asks all ranks of its machine to end; rank 0 then sends its last call to them
+        for number in (signal.SIGTERM, signal.SIGINT):
+            asyncio.get_running_loop().add_signal_handler(number, ranks.end_within, ENDS_WITHIN_S)
         await follow(engine, ranks)
     else:
-        end = _asked_to_end()
-        async with serve(engine, socket, Leader(engine, ranks).execute) as connections:
+        end, leader = _asked_to_end(), Leader(engine, ranks)
+        async with serve(engine, socket, leader.execute) as connections:
             await _until(end, connections.closed)
             # a call under way may wait for ranks that have ended
             ranks.end_within(ENDS_WITHIN_S)
+            # those of other machines were not asked to end
+            await leader.close()
     await engine.close()
     ranks.leave()
 

@@ -14,6 +14,7 @@ from __future__ import annotations
 
 import asyncio
 import os
+import re
 import shutil
 import signal
 import socket
@@ -42,6 +43,11 @@ SOCKET = "engine"  # its name
 
 # how much later than its connection a process that dies may end
 ENDS_WITHIN_S = 5.0
+
+MACHINES_COME_WITHIN_S = 300  # those of the other ranks, once torchrun waits for them
+
+_MACHINES_THAT_CAME = re.compile(r"waiting for clients\. (\d+)/(\d+) clients joined")
+"""What torchrun says where it has waited for other machines in vain (torch 2.13)."""
 
 
 class Link(HoldsModel, Protocol):
@@ -133,6 +139,7 @@ class Ranks:
         return [
             *("--nnodes", str(self.machines), "--node-rank", "0"),
             *("--master-addr", host, "--master-port", str(port)),
+            *("--rdzv-conf", f"timeout={MACHINES_COME_WITHIN_S}"),
             *own,
         ]
 
@@ -143,11 +150,19 @@ class Ranks:
             variables["GLOO_SOCKET_IFNAME"] = "lo"
         return variables
 
-    def check_port(self) -> None:
-        """ProcessFailed where another process has the port of the address."""
+    def check_address(self) -> None:
+        """ProcessFailed where the address has no such host, or another process has its port."""
         if self.address is None:
             return
         host, port = self.address
+        try:
+            socket.getaddrinfo(host, port)
+        except OSError as error:
+            raise ProcessFailed(
+                f"The ranks cannot meet at {host}:{port}.",
+                f"{error.strerror}.",
+                "Give --trainer-address the name of this machine that the others know.",
+            ) from error
         try:
             socket.create_server(("", port)).close()
         except OSError as error:
@@ -200,7 +215,7 @@ class EngineCommand:
         """Start it; `log` takes its standard error."""
         environment = environ.for_sandboxed()  # it needs no secret
         if self.ranks is not None:
-            self.ranks.check_port()
+            self.ranks.check_address()
             environment |= self.ranks.environment()
         # a socket's path has 103 bytes at most (macOS)
         short = len(os.fsencode(tempfile.gettempdir())) < 70
@@ -309,9 +324,16 @@ class EngineChild(Generic[L]):
         said = [line for line in lines if line.startswith("error: ")]
         said = said or [line for line in lines if line.strip("= ")][-1:]
         last = f" Its log ends with: {said[0].strip().removesuffix('.')}." if said else ""
+        what, why, next = f"The engine (process {self.process.pid}) {how}.", why + last, ""
+        came = _MACHINES_THAT_CAME.search("\n".join(said))
+        if came is not None:
+            what = f"Only {came[1]} of {came[2]} machines came for the trainer's ranks."
+            why = f"The others did not within {MACHINES_COME_WITHIN_S} s."
+            next = "Start torchrun on them, with the address of --trainer-address."
         return ProcessFailed(
-            f"The engine (process {self.process.pid}) {how}.",
-            why + last,
+            what,
+            why,
+            next,
             pid=self.process.pid,
             exit_code=exit_code,
             log=str(self._log),

@@ -12,9 +12,10 @@ Adapters, moments and gradients are the same on all ranks. A pass is shared: ran
 micro-batches r, r + N, ... of one plan, then gradients are summed and log-probabilities exchanged
 (`passes`). Rank 0 alone samples, writes files and reads them; the others need not see its disk.
 
-A rank is gone when its connections are, which its peers notice at their next exchange. One that
-hangs, or whose machine is off the network, no longer counts its seconds in the store that all of
-them see: the others end within SILENT_S. So does a rank that the store itself does not answer.
+A rank is gone when its connections are. Rank 0 notices that at once, and so do all others of rank
+0, also while a model is loaded. One that hangs, or whose machine is off the network, no longer
+counts its seconds in the store that all of them see: from `watch` on the others end within
+SILENT_S. So does a rank that the store itself does not answer.
 """
 
 from __future__ import annotations
@@ -126,8 +127,14 @@ class Ranks:
             self._launcher = os.getppid()
         self._looks = 0
         self._calls, self._messages = _group(CALLS_S), _group(EXCHANGE_S)
+        self._connections = _group(CALLS_S)
         self._store, self._is_ending = store, False
         self._count_a_second()
+        for peer in self._peers():
+            name = f"connection to rank {peer}"
+            threading.Thread(
+                target=self._watch_connection, args=(peer,), name=name, daemon=True
+            ).start()
 
     @classmethod
     def join(cls, card: Card, device: str, within_s: float = COMES_WITHIN_S) -> Ranks:
@@ -143,11 +150,6 @@ class Ranks:
                 "This rank has no others.",
                 "RANK, WORLD_SIZE, MASTER_ADDR and MASTER_PORT are not set.",
                 "Start it by torchrun, or by `halteres serve --trainer-ranks N`.",
-            )
-        if place.size != card.ranks:
-            raise InvalidConfig(
-                f"{card.ranks} ranks were asked for, and {place.size} are there.",
-                next="Give every machine the same --ranks, and torchrun as many processes in all.",
             )
         store = _meet(place, card, within_s)
         backend = "gloo"
@@ -170,6 +172,9 @@ class Ranks:
     def watch(self) -> None:
         """From now on end where another rank gives no sign of life, the store does not answer, or
         torchrun has ended.
+
+        It begins after the model was loaded: reading large files holds up all of Python's threads,
+        and the signs of life too.
         """
         for name, target in (("other ranks", self._watch), ("store", self._watch_store)):
             threading.Thread(target=target, name=name, daemon=True).start()
@@ -245,20 +250,16 @@ class Ranks:
         `launcher`: end torchrun too, and with it every rank of this machine. It would wait half a
         minute for one that hangs (torch 2.13, whatever its shutdown timeout).
         """
-        if not self._is_ending:
-            sys.stderr.write(f"error: {ProcessFailed(what, why).sentence}\n")
-            sys.stderr.flush()
+        if self._is_ending:
+            os._exit(0)
+        sys.stderr.write(f"error: {ProcessFailed(what, why).sentence}\n")
+        sys.stderr.flush()
         # where torchrun has ended the parent is init, or a process that adopts orphans
         parent = os.getppid()
         if launcher and parent == self._launcher:
             with suppress(OSError):
                 os.kill(parent, signal.SIGKILL)
         os._exit(ENDED)
-
-    @property
-    def closed(self) -> bool:
-        """The group ends in order."""
-        return self._is_ending
 
     def close(self) -> None:
         """The others may go from now on."""
@@ -286,11 +287,24 @@ class Ranks:
     def _count_a_second(self) -> None:
         self._store.add(f"{self.rank}", 1)
 
-    def _watch(self) -> None:
-        # all look at rank 0, which looks at all
-        watched = [0]
+    def _peers(self) -> list[int]:
+        """Whom this rank watches: all watch rank 0, which watches all."""
         if self.rank == 0:
-            watched = list(range(1, self.size))
+            return list(range(1, self.size))
+        return [0]
+
+    def _watch_connection(self, peer: int) -> None:
+        # Nothing is ever sent here. A receiver hears of the end of a process at once.
+        try:
+            dist.recv(torch.empty(1), src=peer, group=self._connections)
+        except RuntimeError as error:
+            # Rank 0 may have ended in order, and this rank may be about to.
+            time.sleep(LOOK_S)
+            if not self._is_ending:
+                self.end(f"Rank {peer} has ended.", _first_line(error))
+
+    def _watch(self) -> None:
+        watched = self._peers()
         silent_s = dict.fromkeys(watched, 0.0)
         seen = dict.fromkeys(watched, 0)
         # The silence is counted look by look: a machine that slept does not blame the others.
@@ -371,17 +385,30 @@ def _meet(place: environ.Torchrun, card: Card, within_s: float) -> Store:
 
 
 def check_alike(cards: Sequence[Card]) -> None:
-    """InvalidConfig where ranks are not alike, with the first difference."""
-    names = {"version": "versions", "model": "models", "dtype": "types"}
+    """InvalidConfig where ranks are not alike, with the first difference, or not as many as were
+    asked for.
+    """
+    names = {
+        "ranks": "values of --ranks",
+        "version": "versions",
+        "model": "models",
+        "dtype": "types",
+        "shard": "values of --shard",
+    }
     for rank, card in enumerate(cards):
         for field, value in msgspec.structs.asdict(cards[0]).items():
             own: Any = getattr(card, field)
             if own != value:
                 raise InvalidConfig(
-                    f"The ranks have different {names.get(field, field)}.",
+                    f"The ranks have different {names[field]}.",
                     f"Rank 0 has {value}, rank {rank} has {own}.",
                     "Start every machine with the same command and the same files.",
                 )
+    if cards[0].ranks != len(cards):
+        raise InvalidConfig(
+            f"{cards[0].ranks} ranks were asked for, and {len(cards)} are there.",
+            next="Give every machine the same --ranks, and torchrun as many processes in all.",
+        )
 
 
 def _lost(where: str, error: RuntimeError) -> ProcessFailed:
@@ -413,6 +440,7 @@ class Leader:
     def __init__(self, engine: Engine, ranks: Ranks) -> None:
         self._execute, self._ranks = executed_by(engine), ranks
         self._turn = asyncio.Lock()  # first come, first served
+        self._is_closed = False
 
     async def execute(self, call: Call) -> msgspec.Raw:
         """See `connection.Execute`. A call of rank 0 alone takes its turn, too, and then runs
@@ -433,7 +461,8 @@ class Leader:
     async def close(self) -> None:
         """Let the other ranks end in order. Safe to repeat."""
         async with self._turn:
-            if not self._ranks.closed:
+            if not self._is_closed:
+                self._is_closed = True
                 self._ranks.close()
                 await asyncio.to_thread(self._ranks.send, encode(Call(0, CLOSE, NOTHING)))
 

@@ -509,7 +509,11 @@ class RunController:
         hung = False
         if role.hang_watch is not None:
             hung, self._hang.is_last_exit = self._hang.is_last_exit, False
-        if role.restarts and not failures.gave_up(self.run, role.name, code):
+        # The service of a new run that refuses its settings or its model would do so again; that of
+        # a run that goes on may have found its predecessor, which was about to end.
+        is_new = state.status == "starting" and state.resume_point is None
+        refused = role.name == "service" and is_new and code > 0
+        if role.restarts and not refused and not failures.gave_up(self.run, role.name, code):
             if self.processes.restart(role, failures.STUCK if hung else None):
                 return None
             self.writer.event("restarts_used_up", role=role.name)

@@ -33,6 +33,7 @@ from halteres.runs.directory import CRITIC, StateWriter
 from halteres.runs.planning.models import reward_folders, with_places
 from halteres.runs.planning.resources import workload_of
 from halteres.runs.servers import (
+    READY_WITHIN_S,
     WIRING,
     Server,
     relay_arguments,
@@ -252,7 +253,7 @@ def _write_wiring(state: RunState, context: RunContext, api_url: str) -> None:
         "tokenizer": state.tokenizer,
         "is_foreign": context.environment.is_foreign,
         "tempered": context.tempered,
-        "service_up_s": 120.0 + vllm_s(settings.inference.samplers),
+        "service_up_s": READY_WITHIN_S + vllm_s(settings.inference.samplers),
         "resume_from": state.resume_point,
     }
     if context.relay is not None:
@@ -418,7 +419,7 @@ def _service(context: RunContext, listener: Listener) -> Role:
             environ.TRAJECTORY_TOKEN: context.secret,
         },
         stays_here=True,
-        ready_within_s=300 + vllm_s(settings.inference.samplers),
+        ready_within_s=READY_WITHIN_S + vllm_s(settings.inference.samplers),
         listener=listener,
         restarts=2,  # what it accepted is in its journal, and its clients ask again by themselves
     )
