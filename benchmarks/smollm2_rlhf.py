@@ -34,7 +34,7 @@ from smollm2 import ROOT, completed_run
 RECIPE = ROOT / "recipes" / "rlhf"
 MODEL = "smollm2-135m"
 BEST_OF = 4
-SFT = ("batch_size=16", "epochs=2", "trainer.max_token_trainer_length=128")
+SFT = ("batch_size=16", "trainer.max_token_trainer_length=128")
 REWARD = ("--lora", "--set", "learning_rate=3e-4", "--set", "max_length=128")
 
 
@@ -61,7 +61,7 @@ def parse() -> argparse.Namespace:
     )
     parser.add_argument("--seeds", type=int, nargs="+", default=[0])
     parser.add_argument("--algorithms", nargs="+", default=["grpo"], help="settings of the recipe")
-    parser.add_argument("--chats", type=int, default=96)
+    parser.add_argument("--chats", type=int, default=192)
     parser.add_argument("--prompts", type=int, default=150, help="of each set, answered 8 times")
     parser.add_argument("--tasks", type=int, default=64, help="held-out tasks of an evaluation")
     parser.add_argument("--set", dest="edits", action="append", default=[], help="of the RL runs")

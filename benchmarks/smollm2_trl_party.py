@@ -25,6 +25,10 @@ FOLDER = Path(WORK["folder"])
 CURVE = FOLDER / "curve.jsonl"
 AT_ONCE = 64
 """Held-out questions in one batch of `generate`."""
+PASSES = 4
+"""Parts of a step's answers that go forward and backward one after the other: the logits of 64
+answers at once take several gigabytes. All are sampled at once, and there is one optimiser step.
+"""
 
 
 def main() -> None:
@@ -55,7 +59,8 @@ def made() -> GRPOTrainer:
         use_cpu=True,
         bf16=WORK["dtype"] == "bfloat16",
         model_init_kwargs={"dtype": WORK["dtype"]},
-        per_device_train_batch_size=WORK["answers"],
+        per_device_train_batch_size=WORK["answers"] // PASSES,
+        gradient_accumulation_steps=PASSES,
         num_generations=WORK["group_size"],
         max_completion_length=WORK["max_tokens"],
         temperature=1.0,

@@ -42,7 +42,7 @@ def main() -> None:
     verbs = parser.add_subparsers(dest="verb", required=True)
     for_chats = verbs.add_parser("chats")
     for_chats.add_argument("file", type=Path)
-    for_chats.add_argument("--rows", type=int, default=96)
+    for_chats.add_argument("--rows", type=int, default=192)
     for_pairs = verbs.add_parser("pairs")
     for_pairs.add_argument("file", type=Path)
     for_pairs.add_argument("held_out", type=Path)

@@ -45,7 +45,7 @@ class Family(ReasoningGymEnv):
             task="family_relationships",
             task_settings={"min_family_size": 3, "max_family_size": 4},
             group_size=8,
-            batch_size=128,
+            batch_size=64,
             max_new_tokens=8,
             max_token_length=384,
             max_num_workers=16,
