@@ -46,7 +46,7 @@ def main() -> None:
     for_pairs = verbs.add_parser("pairs")
     for_pairs.add_argument("file", type=Path)
     for_pairs.add_argument("held_out", type=Path)
-    for_pairs.add_argument("--model", required=True, help="whose answers are compared")
+    for_pairs.add_argument("--model", type=Path, required=True, help="its folder")
     for_pairs.add_argument("--prompts", type=int, default=150, help="answered eight times each")
     for verb in (for_chats, for_pairs):
         verb.add_argument("--seed", type=int, default=0)
@@ -54,7 +54,10 @@ def main() -> None:
     if options.verb == "chats":
         write(options.file, chats(options.rows, options.seed))
         return
-    rows = pairs(sampled(options.model, options.prompts, options.seed), options.seed)
+    groups = sampled(str(options.model.absolute()), options.prompts, options.seed)
+    rows = pairs(groups, options.seed)
+    if not rows:
+        raise SystemExit("No prompt has a right and a wrong answer: there is nothing to compare.")
     training, held_out = split(rows)
     write(options.file, training)
     write(options.held_out, held_out)
@@ -82,6 +85,8 @@ def sampled(model: str, prompts: int, seed: int) -> list[Row]:
         file = Path(folder) / "groups.jsonl"
         command = [sys.executable, str(Path(largest.__file__)), "process"]
         command += ["--openai.base_url", f"{server.url}/v1", "--openai.model_name", model]
+        # An environment on its own has the built-in model's tokenizer.
+        command += ["--env.tokenizer_name", model]
         command += ["--env.total_steps", str(prompts), "--env.group_size", "8"]
         command += ["--env.batch_size", "8", "--env.seed", str(1000 + seed)]
         command += ["--env.include_messages", "true", "--env.data_path_to_save_groups", str(file)]
