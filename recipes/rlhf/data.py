@@ -99,13 +99,17 @@ def sampled(model: str, prompts: int, seed: int) -> list[Row]:
 
 
 def pairs(groups: Iterable[Row], seed: int) -> list[Row]:
-    """Rows of `halteres reward train`: up to four pairs of a prompt."""
+    """Rows of `halteres reward train`: up to four pairs of a prompt, no two alike."""
     rng = random.Random(seed)
     rows: list[Row] = []
     for group in groups:
-        answers = list(zip(group["scores"], group["messages"], strict=True))
-        right = [chat for score, chat in answers if score > 0]
-        wrong = [chat for score, chat in answers if score <= 0]
+        # eight answers are not eight texts
+        answers = {
+            chat[-1]["content"]: (score, chat)
+            for score, chat in zip(group["scores"], group["messages"], strict=True)
+        }
+        right = [chat for score, chat in answers.values() if score > 0]
+        wrong = [chat for score, chat in answers.values() if score <= 0]
         both = [(one, other) for one in right for other in wrong]
         for chosen, rejected in rng.sample(both, min(PAIRS_OF_A_PROMPT, len(both))):
             if rng.random() < ERRS:
