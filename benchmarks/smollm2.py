@@ -7,7 +7,7 @@ flatters the gain. The script goes on where it was stopped: what is complete is 
 a run that was cut off is resumed. Written: benchmarks/results/smollm2.json, smollm2.png. Exit code
 1 where a seed gains less than 30 points or takes more than 45 CPU minutes.
 
-    .venv/bin/python benchmarks/smollm2.py [--tasks sums middle family] [--seeds 0 1 2]
+    .venv/bin/python benchmarks/smollm2.py [--tasks sums middle chain_sum] [--seeds 0 1 2]
 """
 
 from __future__ import annotations
@@ -41,7 +41,7 @@ LONGEST_PROMPT = 384
 
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--tasks", nargs="+", default=["sums", "middle", "family"])
+    parser.add_argument("--tasks", nargs="+", default=["sums", "middle", "chain_sum"])
     parser.add_argument("--seeds", type=int, nargs="+", default=[0, 1, 2])
     parser.add_argument("--held-out", type=int, default=256, help="held-out tasks")
     parser.add_argument("--set", dest="edits", action="append", default=[])
@@ -124,8 +124,8 @@ def started(task: str, seed: int, options: argparse.Namespace, resume: Any) -> A
 
 
 def own_edits(task: str) -> list[str]:
-    """What a task needs of this machine: `family` a Python that has reasoning-gym."""
-    if task != "family":
+    """What a task needs of this machine: `chain_sum` a Python that has reasoning-gym."""
+    if task != "chain_sum":
         return []
     python = subprocess.run(
         [ROOT / "scripts" / "client", "reasoning-gym", REASONING_GYM],

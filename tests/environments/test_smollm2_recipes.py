@@ -50,25 +50,27 @@ def test_the_last_number_of_an_answer_counts_and_no_held_out_question_is_drawn(
 
 
 class Scorer:
-    """A worker of reasoning-gym: pays for `mother-in-law`, and remembers what it was asked."""
+    """A worker of reasoning-gym: pays in full for -12, in part for 12, and remembers what it was
+    asked.
+    """
 
     def __init__(self) -> None:
         self.asked: list[str | None] = []
 
     async def ask(self, question: dict[str, Any], within_s: float) -> dict[str, float]:
         self.asked.append(question["answer"])
-        return {"score": float(question["answer"] == "mother-in-law")}
+        return {"score": {"-12": 1.0, "12": 0.7}.get(question["answer"], 0.0)}
 
 
-async def test_family_scores_the_last_word_and_draws_no_question_of_an_evaluation(
+async def test_chain_sum_scores_the_last_number_and_draws_no_question_of_an_evaluation(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    family = recipe(monkeypatch, "smollm2", "family")
-    env = family.Family(*family.Family.config_init())
+    chain_sum = recipe(monkeypatch, "smollm2", "chain_sum")
+    env = chain_sum.ChainSum(*chain_sum.ChainSum.config_init())
     env.workers = Scorer()
 
     async def item(index: int) -> TaskItem:
-        return TaskItem(index=index, question=f"{index % 2}?", task="family_relationships")
+        return TaskItem(index=index, question=f"{index % 2}?", task="chain_sum")
 
     monkeypatch.setattr(env, "item", item)
     env.held_out_questions = frozenset({"1?"})
@@ -76,11 +78,11 @@ async def test_family_scores_the_last_word_and_draws_no_question_of_an_evaluatio
         drawn = await env.get_next_item()
         assert drawn.question == "0?"
         assert drawn.index < NUM_TRAIN
-    answers = ("She is her mother-in-law.", "mother-in-law of Paul", "...")
-    assert [await env.score_answer(drawn, text) for text in answers] == [1.0, 0.0, 0.0]
-    assert env.workers.asked == ["mother-in-law", "Paul"]
+    answers = ("0 - 4 - 8 = -12", "12", "-12, or 7", "...")
+    assert [await env.score_answer(drawn, text) for text in answers] == [1.0, 0.0, 0.0, 0.0]
+    assert env.workers.asked == ["-12", "12", "7"]
     chat = env.prompt(drawn)
-    assert [message["role"] for message in chat] == ["user", "assistant"] * 4 + ["user"]
+    assert [message["role"] for message in chat] == ["user", "assistant"] * 2 + ["user"]
 
 
 def test_the_chats_writer_is_right_every_other_time(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -1,8 +1,8 @@
-"""The environment `family`: who is what to whom, asked and scored by reasoning-gym's task
-family_relationships, in families of three and four.
+"""The environment `chain_sum`: three numbers of one digit, added or subtracted, asked and scored by
+reasoning-gym's task of that name.
 
-Four examples in the prompt, the package's own questions with other names. 1 for an answer whose
-last word is the relation. No question of an evaluation is one of training's.
+Two examples in the prompt, the package's own questions. 1 for an answer whose last number is the
+result. No question of an evaluation is one of training's.
 """
 
 from __future__ import annotations
@@ -19,35 +19,29 @@ from halteres.environments.reasoning_gym_tasks import (
     TaskItem,
 )
 
-THREE = "Hugo is married to Nina. They have a child called Paul."
-FOUR = "Anton is married to Clara. They have a child called Felix. Felix is married to Rosa."
-ONE_WORD = "Respond only with the word that describes their relationship."
+QUESTION = "State the final answer to the following arithmetic problem: {} ="
 
-EXAMPLES = (
-    (f"{THREE}\n\nWhat is Nina to Paul? {ONE_WORD}", "mother"),
-    (f"{FOUR}\n\nWhat relation is Anton to Rosa? Answer with a single word.", "father-in-law"),
-    (f"{FOUR}\n\nWhat is Rosa to Felix? {ONE_WORD}", "wife"),
-    (f"{THREE}\n\nHow is Paul related to Hugo? Provide the relationship in one word.", "son"),
-)
+EXAMPLES = (("8 + 5 - 2", "11"), ("3 - 9 + 4", "-2"))
 """Shown as turns of the chat before each question."""
 
 
-class Family(ReasoningGymEnv):
-    """Relations in a family of three or four."""
+class ChainSum(ReasoningGymEnv):
+    """Sums and differences of three numbers of one digit."""
 
-    name = "family"
+    name = "chain_sum"
     held_out_questions: frozenset[str] = frozenset()
 
     @classmethod
     def config_init(cls) -> tuple[ReasoningGymConfig, Sequence[APIServerConfig]]:
         """Groups of 8, answers of up to 8 tokens."""
+        settings = {"min_terms": 3, "max_terms": 3, "min_digits": 1, "max_digits": 1}
         config = ReasoningGymConfig(
-            task="family_relationships",
-            task_settings={"min_family_size": 3, "max_family_size": 4},
+            task="chain_sum",
+            task_settings=settings,
             group_size=8,
             batch_size=64,
             max_new_tokens=8,
-            max_token_length=384,
+            max_token_length=192,
             max_num_workers=16,
             eval_tasks=64,
             eval_samples=2,
@@ -71,18 +65,19 @@ class Family(ReasoningGymEnv):
     def prompt(self, item: TaskItem) -> list[dict[str, str]]:
         """The examples with their answers, then the question."""
         chat: list[dict[str, str]] = []
-        for question, answer in EXAMPLES:
-            chat.append({"role": "user", "content": question})
+        for problem, answer in EXAMPLES:
+            chat.append({"role": "user", "content": QUESTION.format(problem)})
             chat.append({"role": "assistant", "content": answer})
         return [*chat, {"role": "user", "content": item.question}]
 
     async def score_answer(self, item: TaskItem, answer: str) -> float:
-        """What the package pays for the last word, in the form that `reasoning_gym` reads."""
-        words = re.findall(r"\w+(?:-\w+)*", answer)
-        if not words:
+        """1 where the package pays in full for the last number, in the form that it reads."""
+        numbers = re.findall(r"-?\d+", answer)
+        if not numbers:
             return 0.0
-        return await super().score_answer(item, f"<answer>{words[-1]}</answer>")
+        paid = await super().score_answer(item, f"<answer>{numbers[-1]}</answer>")
+        return float(paid >= self.config.success_threshold)
 
 
 if __name__ == "__main__":
-    Family.cli()
+    ChainSum.cli()
