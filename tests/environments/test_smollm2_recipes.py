@@ -74,14 +74,13 @@ async def test_chain_sum_scores_the_last_number_and_draws_no_question_of_an_eval
 
     monkeypatch.setattr(env, "item", item)
     env.held_out_questions = frozenset({"1?"})
-    for _ in range(20):
-        drawn = await env.get_next_item()
-        assert drawn.question == "0?"
-        assert drawn.index < NUM_TRAIN
+    draws = [await env.get_next_item() for _ in range(20)]
+    assert {item.question for item in draws} == {"0?"}
+    assert max(item.index for item in draws) < NUM_TRAIN
     answers = ("0 - 4 - 8 = -12", "12", "-12, or 7", "...")
-    assert [await env.score_answer(drawn, text) for text in answers] == [1.0, 0.0, 0.0, 0.0]
+    assert [await env.score_answer(draws[0], text) for text in answers] == [1.0, 0.0, 0.0, 0.0]
     assert env.workers.asked == ["-12", "12", "7"]
-    chat = env.prompt(drawn)
+    chat = env.prompt(draws[0])
     assert [message["role"] for message in chat] == ["user", "assistant"] * 2 + ["user"]
 
 
