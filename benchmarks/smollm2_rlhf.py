@@ -146,8 +146,9 @@ def reward_model(
 
 
 def trained(folder: Path, base: Path, pairs: Path, held_out: Path) -> dict[str, Any]:
-    command = ["reward", "train", "--model", str(base), "--data", str(pairs), "--out", str(folder)]
-    halteres(*command, *REWARD, "--resume")
+    if not (folder / "halteres_reward.json").exists():
+        arguments = ("--model", str(base), "--data", str(pairs), "--out", str(folder))
+        halteres("reward", "train", *arguments, *REWARD, "--resume")
     halteres("reward", "calibrate", str(folder), str(held_out))
     said = halteres("reward", "eval", str(folder), str(held_out), "--no-probes", "--json")
     accuracy = json.loads(said)["overall"]["accuracy"]
