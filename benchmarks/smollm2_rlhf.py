@@ -60,7 +60,9 @@ def parse() -> argparse.Namespace:
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
     parser.add_argument("--seeds", type=int, nargs="+", default=[0])
-    parser.add_argument("--algorithms", nargs="+", default=["grpo"], help="settings of the recipe")
+    parser.add_argument(
+        "--algorithms", nargs="+", default=["grpo", "ppo"], help="settings of the recipe"
+    )
     parser.add_argument("--chats", type=int, default=192)
     parser.add_argument("--prompts", type=int, default=150, help="of each set, answered 8 times")
     parser.add_argument("--tasks", type=int, default=64, help="held-out tasks of an evaluation")
@@ -176,8 +178,10 @@ def rl(algorithm: str, folder: Path, seed: int, options: argparse.Namespace, res
         f"env.eval_tasks={options.tasks}",
         f"env.rewards={json.dumps(rewards)}",
         f"env.panel={json.dumps(panel)}",
-        *options.edits,
     ]
+    if algorithm == "ppo":
+        edits.append(f"trainer.critic={folder / 'reward-model'}")
+    edits += options.edits
     settings = RECIPE / f"{algorithm}.yaml"
     asked = resolve_settings(str(RECIPE / "largest.py"), settings, edits)
     return start_run(plan_run(asked, resume=resume))
