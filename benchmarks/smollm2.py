@@ -7,7 +7,7 @@ flatters the gain. The script goes on where it was stopped: what is complete is 
 a run that was cut off is resumed. Written: benchmarks/results/smollm2.json, smollm2.png. Exit code
 1 where a seed gains less than 30 points or takes more than 45 CPU minutes.
 
-    .venv/bin/python benchmarks/smollm2.py [--tasks sums middle] [--seeds 0 1 2]
+    .venv/bin/python benchmarks/smollm2.py [--tasks sums middle chain_sum] [--seeds 0 1 2]
 """
 
 from __future__ import annotations
@@ -19,6 +19,8 @@ import statistics
 import subprocess
 import sys
 import time
+from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -30,13 +32,16 @@ ROOT = Path(__file__).resolve().parent.parent
 RECIPE = ROOT / "recipes" / "smollm2"
 LEAST_GAIN = 0.30
 MOST_CPU_S = 45 * 60
+REASONING_GYM = "reasoning-gym>=0.1.23"
 FREE_ANSWER = 256
 """Tokens of an answer where the limit is not to matter."""
+LONGEST_PROMPT = 384
+"""Tokens; more than any task's."""
 
 
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--tasks", nargs="+", default=["sums", "middle"])
+    parser.add_argument("--tasks", nargs="+", default=["sums", "middle", "chain_sum"])
     parser.add_argument("--seeds", type=int, nargs="+", default=[0, 1, 2])
     parser.add_argument("--held-out", type=int, default=256, help="held-out tasks")
     parser.add_argument("--set", dest="edits", action="append", default=[])
@@ -66,7 +71,8 @@ def measured(
 
     file = options.home / f"{task}-{seed}.json"
     if not file.exists():
-        run, costs = completed_run(task, seed, options)
+        record = options.home / f"{task}-{seed}.lives.jsonl"
+        run, costs = completed_run(record, partial(started, task, seed, options))
         rows = merge_by_step(run.metrics())
         curve = [row for row in rows if row.get("reward/mean") is not None]
         result = evaluated(run, options.held_out)
@@ -79,19 +85,20 @@ def measured(
     return found["result"], found["curve"]
 
 
-def completed_run(
-    task: str, seed: int, options: argparse.Namespace
-) -> tuple[Any, dict[str, float]]:
-    """The run of this seed: begun, followed where it goes on without this script, or resumed. With
+def completed_run(record: Path, start: Callable[[Any], Any]) -> tuple[Any, dict[str, float]]:
+    """The run of a record: begun, followed where it goes on without this script, or resumed. With
     it what its lives cost together.
+
+    Args:
+        record: a file with a line for each life; need not exist.
+        start: makes a run, or one that goes on from the run that it is given.
     """
-    record = options.home / f"{task}-{seed}.lives.jsonl"
     run = last_run(record)
     status = ""
     if run is not None:
         status = run.state().status
     if run is None or status in ("failed", "stopped"):
-        run = started(task, seed, options, run)
+        run = start(run)
         add_life(record, {"run": run.run_id, "load_average": os.getloadavg()[0]})
     if status != "completed":
         begun = time.monotonic()
@@ -111,9 +118,22 @@ def started(task: str, seed: int, options: argparse.Namespace, resume: Any) -> A
     from halteres.runs.planning.plan import plan_run
     from halteres.runs.start import start_run
 
-    edits = [f"run.seed={seed}", *options.edits]
+    edits = [f"run.seed={seed}", *options.edits, *own_edits(task)]
     asked = resolve_settings(str(RECIPE / f"{task}.py"), RECIPE / f"{task}.yaml", edits)
     return start_run(plan_run(asked, resume=resume))
+
+
+def own_edits(task: str) -> list[str]:
+    """What a task needs of this machine: `chain_sum` a Python that has reasoning-gym."""
+    if task != "chain_sum":
+        return []
+    python = subprocess.run(
+        [ROOT / "scripts" / "client", "reasoning-gym", REASONING_GYM],
+        check=True,
+        stdout=subprocess.PIPE,
+        encoding="utf-8",
+    ).stdout.strip()
+    return [f"env.python={python}"]
 
 
 def last_run(record: Path) -> Any:
@@ -144,7 +164,7 @@ def evaluated(run: Any, held_out: int) -> dict[str, Any]:
     asked = ["--env.eval_tasks", str(held_out), "--env.eval_samples", "1"]
     before, after = evaluate_ends(run, asked)
     free = [*asked, "--env.max_new_tokens", str(FREE_ANSWER)]
-    free += ["--env.max_token_length", str(FREE_ANSWER + 128)]
+    free += ["--env.max_token_length", str(FREE_ANSWER + LONGEST_PROMPT)]
     free_before, free_after = evaluate_ends(run, free)
     best_before = max(before["eval/percent_correct"], free_before["eval/percent_correct"])
     return {

@@ -29,6 +29,7 @@ from halteres.environments.single_turn import SingleTurnEnv
 from halteres.environments.worker_process import NO_LIMITS, WorkerLost, WorkerRefused
 from halteres.errors import InvalidConfig
 from halteres.process import usable_cores
+from halteres.tokenizer import Message
 
 INSTALL = "pip install 'halteres[reasoning-gym]'"
 
@@ -156,7 +157,7 @@ class ReasoningGymEnv(SingleTurnEnv):
         """An item of the training split."""
         return await self.item(self.rng.randrange(NUM_TRAIN))
 
-    def prompt(self, item: TaskItem) -> str:
+    def prompt(self, item: TaskItem) -> str | Sequence[Message]:
         """The question in the template."""
         return self.config.prompt_template.replace("{question}", item.question)
 
