@@ -14,7 +14,6 @@ from rich.progress_bar import ProgressBar
 from rich.table import Table
 from rich.text import Text
 
-from halteres.cli.chat import wording_of
 from halteres.errors import ProcessFailed
 from halteres.next_step import NextStep, lines_of
 from halteres.observe.plots import sparkline
@@ -319,6 +318,7 @@ def next_lines(report: RunReport) -> list[str]:
     """What a person types after a look at a run, one command on each line."""
     # .3 s: only where a call is written
     from halteres.agent.transports.command_line import for_person
+    from halteres.runs.conversation import wording_of
 
     run, state = report.run, report.state
     if state.status != "completed":
