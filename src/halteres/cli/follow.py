@@ -318,7 +318,6 @@ def next_lines(report: RunReport) -> list[str]:
     """What a person types after a look at a run, one command on each line."""
     # .3 s: only where a call is written
     from halteres.agent.transports.command_line import for_person
-    from halteres.runs.conversation import wording_of
 
     run, state = report.run, report.state
     if state.status != "completed":
@@ -332,6 +331,9 @@ def next_lines(report: RunReport) -> list[str]:
     example = run.environment_config().get("example_question")
     words = None
     if not example:
+        # it loads tokenizers: only where there is no example
+        from halteres.runs.conversation import wording_of
+
         words = wording_of(run)
     if words:
         example = words.example

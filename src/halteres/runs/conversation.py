@@ -42,7 +42,9 @@ LONGEST_EXAMPLE = 80  # characters
 TEMPERATURE, MAX_TOKENS = 0.0, 128
 """How a question is answered where its user says nothing else; 0 is greedy."""
 
-WHOLE_ANSWER_S = 600.0  # how long an answer may take from its first piece to its last
+WHOLE_ANSWER_S = 240.0
+"""How long an answer may take. The service that is kept for it would end IDLE_S after the question.
+"""
 
 BASE, NEWEST = "base", "newest"
 
