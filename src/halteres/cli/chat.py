@@ -20,6 +20,7 @@ from halteres.redaction import printable
 if TYPE_CHECKING:
     from halteres.rewards.scorer import Scorer
     from halteres.runs.conversation import Asked, Conversation, Policy, Sampling, Wording
+    from halteres.runs.directory import RunDirectory
 
 NEW = "/new"
 
@@ -85,24 +86,10 @@ def chat(
     import asyncio
 
     from halteres.rewards.scorer import open_scorer
-    from halteres.runs.conversation import (
-        BASE,
-        NEWEST,
-        TEMPERATURE,
-        Conversation,
-        Sampling,
-        policy_named,
-    )
-    from halteres.runs.planning.resume_point import find_origin
+    from halteres.runs.conversation import TEMPERATURE, Conversation, Sampling
 
     _check_choice(best_of, reward, temperature)
-    directory, step = find_origin(run)
-    name = NEWEST
-    if before:
-        name = BASE
-    elif step is not None:
-        name = f"{directory.run_id}@{step}"
-    policy = policy_named(directory, name)
+    directory, policy = _chosen(run, before=before)
     conversation = Conversation.with_run(directory)
     if temperature is None:
         temperature = 1.0 if best_of > 1 else TEMPERATURE
@@ -131,6 +118,22 @@ def chat(
                 print_json({"question": text, "answer": best, "model": policy.path})
             else:
                 typer.echo(printable(best))
+
+
+def _chosen(run: str, *, before: bool) -> tuple[RunDirectory, Policy]:
+    """The run that RUN or RUN@STEP names, and which of its weights are asked; `before`: its base
+    model.
+    """
+    from halteres.runs.conversation import BASE, NEWEST, policy_named
+    from halteres.runs.planning.resume_point import find_origin
+
+    directory, step = find_origin(run)
+    name = NEWEST
+    if before:
+        name = BASE
+    elif step is not None:
+        name = f"{directory.run_id}@{step}"
+    return directory, policy_named(directory, name)
 
 
 def _check_choice(best_of: int, reward: str | None, temperature: float | None) -> None:
