@@ -6,20 +6,22 @@ import io
 import json
 import shlex
 import subprocess
-from collections.abc import Callable, Sequence
+from collections.abc import AsyncIterator, Callable, Sequence
 from typing import Any, cast
 
 import pytest
 from rewards.scorers import Scripted
 from rich.console import Console
 
-from halteres.cli.chat import Wording, chat, wording_of
+from halteres.cli.chat import chat
 from halteres.cli.follow import summarise
-from halteres.errors import InvalidConfig, ProcessFailed
+from halteres.clients.json_client import Refused
+from halteres.errors import InvalidConfig, NotFound
 from halteres.models import TINY, builtin_path
 from halteres.observe.metrics import append_row
 from halteres.process import alive
 from halteres.runs import servers
+from halteres.runs.conversation import wording_of
 from halteres.runs.directory import RunDirectory
 from halteres.runs.servers import Server, end_kept, kept_in, served
 from halteres.scores import Scorable, Score
@@ -27,6 +29,7 @@ from halteres.tokenizer import load_tokenizer
 
 pytestmark = pytest.mark.runs
 
+Events = AsyncIterator[dict[str, Any]]
 Program = Callable[..., subprocess.CompletedProcess[str]]
 
 MESSAGE = (
@@ -34,7 +37,8 @@ MESSAGE = (
     "Please reason step by step, and put your final answer within \\boxed{{}}."
 )
 TASKS = ("3 * 2", "9 * 7", "9 * 1", "6 * 7", "1 * 8")
-QUESTIONS = "halteres.runs.kept_service.service_for_questions"
+SEARCH = "halteres.runs.kept_service.ServiceSearch.look"
+STREAM = "halteres.runs.servers.stream"
 TOKENIZER = load_tokenizer(str(builtin_path(TINY)))
 
 
@@ -71,12 +75,17 @@ def posted(monkeypatch: pytest.MonkeyPatch) -> list[tuple[str, dict[str, Any]]]:
     """What the service is asked."""
     asked: list[tuple[str, dict[str, Any]]] = []
 
-    def post(service: Server, path: str, body: dict[str, Any]) -> dict[str, Any]:
-        asked.append((path.rpartition("/v1/")[2], body))
-        return {"choices": [{"text": "42", "message": {"content": "42"}}]}
+    async def stream(service: Server, path: str, body: dict[str, Any]) -> Events:
+        route = path.rpartition("/v1/")[2]
+        asked.append((route, body))
+        for part in ("4", "2"):
+            choice: dict[str, Any] = {"index": 0, "text": part}
+            if route == "chat/completions":
+                choice = {"index": 0, "delta": {"content": part}}
+            yield {"choices": [choice]}
 
-    monkeypatch.setattr(QUESTIONS, lambda *_: Server(url="http://service"))
-    monkeypatch.setattr("halteres.runs.servers.post", post)
+    monkeypatch.setattr(SEARCH, lambda *_: Server(url="http://service"))
+    monkeypatch.setattr(STREAM, stream)
     return asked
 
 
@@ -125,6 +134,24 @@ def test_a_run_with_too_few_prompts_is_asked_as_it_is_with_its_system_prompt_and
     assert "sent as it is" in capsys.readouterr().err
 
 
+def test_a_checkpoint_is_asked_by_its_step(
+    trained: RunDirectory, posted: list[tuple[str, dict[str, Any]]]
+) -> None:
+    path = "tinker://x/sampler_weights/step-000001"
+    row = {"name": "step-000001", "step": 1, "state_path": None, "sampler_path": path}
+    checkpoints = trained.path / "checkpoints.jsonl"
+    final = checkpoints.read_text()
+    checkpoints.unlink()
+    append_row(checkpoints, row)
+    with checkpoints.open("a") as file:
+        file.write(final)
+    chat(f"{trained.run_id}@1", "3 * 4")
+    ((_, body),) = posted
+    assert (body["model"], body["temperature"], body["max_tokens"]) == (path, 0.0, 128)
+    with pytest.raises(NotFound, match="steps 2, 1"):
+        chat(f"{trained.run_id}@7", "3 * 4")
+
+
 def test_of_several_answers_the_one_that_the_reward_model_likes_best_is_shown(
     trained: RunDirectory, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -141,12 +168,13 @@ def test_of_several_answers_the_one_that_the_reward_model_likes_best_is_shown(
             read.extend(texts)
             return await super().score(texts)
 
-    def post(service: Server, path: str, body: dict[str, Any]) -> dict[str, Any]:
+    async def stream(service: Server, path: str, body: dict[str, Any]) -> Events:
         asked.append(body)
-        return {"choices": [{"text": text} for text in ("unclear", "It is 12.", "12")]}
+        for index, text in enumerate(("unclear", "It is 12.", "12")):
+            yield {"choices": [{"index": index, "text": text}]}
 
-    monkeypatch.setattr(QUESTIONS, lambda *_: Server(url="http://service"))
-    monkeypatch.setattr("halteres.runs.servers.post", post)
+    monkeypatch.setattr(SEARCH, lambda *_: Server(url="http://service"))
+    monkeypatch.setattr(STREAM, stream)
     opened: list[str] = []
 
     def open_scorer(where: str) -> Longest:
@@ -166,14 +194,10 @@ def test_of_several_answers_the_one_that_the_reward_model_likes_best_is_shown(
         chat(trained.run_id, "3 * 4", best_of=3, reward="reward-model", temperature=0.0)
 
 
-def test_words_are_never_cut_and_an_example_is_a_task_of_the_run(trained: RunDirectory) -> None:
+def test_an_example_is_a_task_of_the_run(trained: RunDirectory) -> None:
     roll_out(trained, *TASKS)
     words = wording_of(trained)
     assert words is not None and words.example in TASKS
-    words = Wording.of(["Why is it?", "What is that?", "Who says that?", "When was that?"])
-    assert (words.head, words.tail) == ("", "?")
-    words = Wording.of(["one\ntwo", "three"])
-    assert (words.head, words.tail, words.example) == ("", "", "three")
 
 
 def test_the_end_of_a_run_names_a_question_of_its_own(trained: RunDirectory) -> None:
@@ -211,15 +235,15 @@ def test_a_system_prompt_stands_once_and_a_refused_conversation_loses_its_oldest
     capsys: pytest.CaptureFixture[str],
 ) -> None:
     """Too few prompts are recorded: the chat has history unless it is told otherwise."""
-    answered = servers.post
+    answered = servers.stream
 
-    def post(service: Server, path: str, body: dict[str, Any]) -> dict[str, Any]:
-        reply = answered(service, path, body)
-        if len(body["messages"]) > 4:
-            raise ProcessFailed("The service refused the request (400).")
-        return reply
+    async def stream(service: Server, path: str, body: dict[str, Any]) -> Events:
+        async for event in answered(service, path, body):
+            if len(body["messages"]) > 4:
+                raise Refused("The service refused the request (400).", answered=400)
+            yield event
 
-    monkeypatch.setattr("halteres.runs.servers.post", post)
+    monkeypatch.setattr(STREAM, stream)
     monkeypatch.setattr("sys.stdin", io.StringIO("a\nb\nc\n"))
     chat(trained.run_id, None, 0.0, 8, False)
     roles = [[one["role"] for one in body["messages"]] for _, body in posted]

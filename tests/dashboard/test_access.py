@@ -24,6 +24,8 @@ GUARDED = [
     ("GET", "/api/runs/3fa9c1d2/groups/1/0"),
     ("GET", "/api/runs/3fa9c1d2/logs"),
     ("GET", "/api/compare?ids=3fa9c1d2"),
+    ("GET", "/api/runs/3fa9c1d2/chat"),
+    ("POST", "/api/runs/3fa9c1d2/chat"),
     ("POST", "/api/runs/3fa9c1d2/stop"),
     ("POST", "/api/runs/3fa9c1d2/notes"),
 ]

@@ -16,11 +16,15 @@ import pytest
 from agent import run_fixtures
 
 from halteres import process
+from halteres.errors import NotReady
 from halteres.files import replace_file
-from halteres.process import alive, identity
+from halteres.process import Memory, alive, identity
 from halteres.runs import kept_service
 from halteres.runs.directory import RunDirectory
-from halteres.runs.servers import KEPT, Kept, Server, end_all_kept, kept_in
+from halteres.runs.kept_service import ServiceSearch
+from halteres.runs.planning.resources import Machine
+from halteres.runs.servers import KEPT, KEPT_LOCK, Kept, Server, end_all_kept, kept_in
+from halteres.runs.state import take_lock
 
 
 @pytest.fixture
@@ -67,3 +71,60 @@ def test_a_run_that_begins_ends_every_kept_service(run: RunDirectory) -> None:
         assert kept_in(run) is not None
         end_all_kept()
         assert not alive(keeper) and kept_in(run) is None
+
+
+@pytest.fixture
+def starts(monkeypatch: pytest.MonkeyPatch) -> list[str]:
+    """The services that would be started, where there is room for them."""
+    started: list[str] = []
+    room = Machine(cores=2, memory=Memory(total=1 << 35, free=1 << 34), gpu=None)
+    monkeypatch.setattr(kept_service, "this_machine", lambda: room)
+    monkeypatch.setattr(process, "detach", lambda words, *_: started.append(words[4]))
+    return started
+
+
+def test_a_model_without_room_ends_what_other_chats_have_left_before_it_is_refused(
+    run: RunDirectory, starts: list[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    free = [1 << 20, 1 << 20, 1 << 20, 1 << 34]
+    ended: list[str] = []
+
+    def this_machine() -> Machine:
+        return Machine(cores=2, memory=Memory(total=1 << 35, free=free.pop(0)), gpu=None)
+
+    monkeypatch.setattr(kept_service, "this_machine", this_machine)
+    monkeypatch.setattr(kept_service, "end_all_kept", lambda: ended.append("all"))
+    with pytest.raises(NotReady, match="does not fit into the memory that is free"):
+        ServiceSearch(run, "halteres/tiny").look()
+    assert (ended, starts) == (["all"], [])
+    assert ServiceSearch(run, "halteres/tiny").look() is None
+    assert (ended, starts) == (["all", "all"], ["halteres/tiny"])
+
+
+def test_a_run_that_starts_its_own_service_just_now_is_not_given_a_second_one(
+    run: RunDirectory, starts: list[str]
+) -> None:
+    with (
+        run_fixtures.supervised(run, status="starting"),
+        pytest.raises(NotReady, match="has no service yet"),
+    ):
+        ServiceSearch(run, "halteres/tiny").look()
+    assert not starts
+
+
+def test_a_service_that_did_not_start_is_said_to_every_question_that_waited(
+    run: RunDirectory, starts: list[str]
+) -> None:
+    """The second question finds it starting, and starts none of its own after it."""
+    first, second = (ServiceSearch(run, "halteres/tiny") for _ in range(2))
+    held = take_lock(run.path / KEPT_LOCK)
+    assert second.look() is None
+    os.close(held)
+    assert first.look() is None
+    assert starts == ["halteres/tiny"]
+    failure = Kept(process=identity(os.getpid()), failure=("It did not.", "No.", "Look."))
+    replace_file(run.path / KEPT, msgspec.json.encode(failure))
+    for search in (first, second):
+        with pytest.raises(NotReady, match="It did not"):
+            search.look()
+    assert starts == ["halteres/tiny"]

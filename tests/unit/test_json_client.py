@@ -11,8 +11,15 @@ from http.server import BaseHTTPRequestHandler, HTTPServer
 
 import pytest
 
-from halteres.clients.json_client import JsonClient, Refused, get_json, post_bytes, post_json
-from halteres.errors import InvalidConfig, NotFound, NotReady
+from halteres.clients.json_client import (
+    JsonClient,
+    Refused,
+    get_json,
+    post_bytes,
+    post_for_events,
+    post_json,
+)
+from halteres.errors import HalteresError, InvalidConfig, NotFound, NotReady, ProcessFailed
 
 ANSWERS = {
     "/object": (200, b'{"a": 1}'),
@@ -20,6 +27,13 @@ ANSWERS = {
     "/junk": (200, b"<html>"),
     "/refused": (503, b'{"detail": "Not yet."}'),
     "/broken": (500, b"oh"),
+}
+
+EVENTS = {
+    "/events": 'data: {"text": "a\u2028b"}\n\ndata: {"n": 2}\n\ndata: [DONE]\n\n'.encode(),
+    "/fails": b'data: {"n": 1}\n\ndata: {"error": {"message": "It broke."}}\n\n',
+    "/breaks": b'data: {"n": 1}\n\n',
+    "/strange": b"data: <html>\n\n",
 }
 
 
@@ -30,6 +44,8 @@ class Handler(BaseHTTPRequestHandler):
 
     def do_POST(self) -> None:
         given = json.loads(self.rfile.read(int(self.headers["Content-Length"])))
+        if self.path in EVENTS:
+            return self._answer(200, EVENTS[self.path])
         answer = (
             {"by": self.headers["Authorization"]} if self.path == "/whoami" else {"given": given}
         )
@@ -116,3 +132,27 @@ async def test_no_error_of_a_client_names_the_login_of_its_server() -> None:
             await client.get("/health")
     shown = f"{missing.value.what} {missing.value.why} {missing.value.__cause__}"
     assert "127.0.0.1:9" in shown and "s3cr3t" not in shown
+
+
+async def test_events_come_one_by_one_and_their_texts_may_hold_line_separators(url: str) -> None:
+    events = [event async for event in post_for_events(f"{url}/events", {}, 5, "key")]
+    assert events == [{"text": "a\u2028b"}, {"n": 2}]
+
+
+@pytest.mark.parametrize(
+    ("path", "error", "why"),
+    [
+        ("/fails", ProcessFailed, "It broke."),
+        ("/breaks", NotReady, "no end"),
+        ("/strange", NotReady, "does not answer"),
+    ],
+)
+async def test_a_stream_that_fails_or_breaks_off_is_an_error(
+    url: str, path: str, error: type[HalteresError], why: str
+) -> None:
+    with pytest.raises(error, match=why):
+        async for _ in post_for_events(f"{url}{path}", {}, 5):
+            pass
+    with pytest.raises(NotReady, match="does not answer"):
+        async for _ in post_for_events("http://127.0.0.1:9/events", {}, 5):
+            pass

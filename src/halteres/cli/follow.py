@@ -14,7 +14,6 @@ from rich.progress_bar import ProgressBar
 from rich.table import Table
 from rich.text import Text
 
-from halteres.cli.chat import wording_of
 from halteres.errors import ProcessFailed
 from halteres.next_step import NextStep, lines_of
 from halteres.observe.plots import sparkline
@@ -332,6 +331,9 @@ def next_lines(report: RunReport) -> list[str]:
     example = run.environment_config().get("example_question")
     words = None
     if not example:
+        # it loads tokenizers: only where there is no example
+        from halteres.runs.conversation import wording_of
+
         words = wording_of(run)
     if words:
         example = words.example

@@ -32,6 +32,7 @@ from halteres.agent.transports.access import (
     refuse_outside_page,
 )
 from halteres.agent.transports.http_routes import Calls, arguments_of
+from halteres.dashboard.chat import MOST_ANSWERS, ChatAnswer, chat_of, question_of
 from halteres.dashboard.curves import curves_of
 from halteres.dashboard.events import MOST_STREAMS, Events
 from halteres.dashboard.rollout_groups import group_of_step, groups_of_step
@@ -109,6 +110,7 @@ def page_routes(calls: Calls, write: Callable[[NextStep], str]) -> list[BaseRout
         write: a call as a person types it.
     """
     streams = asyncio.Semaphore(MOST_STREAMS)
+    answers = asyncio.Semaphore(MOST_ANSWERS)
 
     async def events(_: Request) -> Response:
         return Events(calls.ended, streams)
@@ -123,6 +125,13 @@ def page_routes(calls: Calls, write: Callable[[NextStep], str]) -> list[BaseRout
         arguments = {**await arguments_of(request), **request.path_params}
         reply = await calls.reply(request, "rl_stop_training", arguments, write=write)
         return answer(reply.body, reply.status)
+
+    async def ask(request: Request) -> Response:
+        """POST /api/runs/{id}/chat {policy, question, ...}: the answer, line by line."""
+        wanted = await arguments_of(request)
+        run_id = request.path_params["run_id"]
+        asked = await asyncio.to_thread(lambda: question_of(find_run(run_id), wanted))
+        return ChatAnswer(asked, write=write, ended=calls.ended, places=answers)
 
     async def compare(request: Request) -> Response:
         """GET /api/compare?ids=A,B: the tool's own answer for these runs."""
@@ -155,6 +164,8 @@ def page_routes(calls: Calls, write: Callable[[NextStep], str]) -> list[BaseRout
         ("GET", "/api/runs/{run_id}/groups", _groups),
         ("GET", "/api/runs/{run_id}/groups/{step:int}/{place:int}", _group),
         ("GET", "/api/runs/{run_id}/logs", of_tool("rl_get_logs", "role", "lines", "grep")),
+        ("GET", "/api/runs/{run_id}/chat", _of_run(chat_of)),
+        ("POST", "/api/runs/{run_id}/chat", ask),
         ("POST", "/api/runs/{run_id}/stop", stop),
         ("POST", "/api/runs/{run_id}/notes", _notes),
     ]

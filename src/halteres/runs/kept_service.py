@@ -27,8 +27,11 @@ from halteres import process
 from halteres.config import environ
 from halteres.errors import Conflict, HalteresError, NotReady
 from halteres.files import replace_file
+from halteres.models import model_folder
+from halteres.models.shape import read_shape
 from halteres.process import identity
 from halteres.runs.directory import RunDirectory, find_run
+from halteres.runs.planning.resources import sampling_bytes, this_machine, workload_of
 from halteres.runs.servers import (
     FREE_WITHIN_S,
     KEPT,
@@ -36,6 +39,7 @@ from halteres.runs.servers import (
     READY_WITHIN_S,
     Kept,
     Server,
+    end_all_kept,
     kept_in,
     own_service,
     served,
@@ -49,44 +53,99 @@ LOOK_EVERY_S = 0.5
 ASK_EVERY_S = 0.05
 
 
-def service_for_questions(run: RunDirectory, model: str) -> Server:
-    """A service that can sample `model` and the run's checkpoints: of a run that goes on its own,
-    else the one that is kept, else a new one, which is kept from now on.
+class ServiceSearch:
+    """The search for a service that can sample a run's base model and its checkpoints: of a run
+    that goes on its own, else the one that is kept, else a new one, which is kept from now on.
 
     Args:
         run: whose weights are asked.
         model: its base model, a built-in name or a folder.
-
-    Raises:
-        NotReady: the run's state was in use all the time, or no service was ready in time.
     """
-    own, state = own_service(run), run.state()
-    if own is not None and not (state.is_relayed and state.terminal):
-        return own
-    ends = time.monotonic() + READY_WITHIN_S + FREE_WITHIN_S
-    is_started = False
-    while time.monotonic() < ends:
+
+    def __init__(self, run: RunDirectory, model: str) -> None:
+        self._run, self._model = run, model
+        self._ends = time.monotonic() + READY_WITHIN_S + FREE_WITHIN_S
+        self._is_first, self._is_started, self._was_there = True, False, False
+
+    def look(self) -> Server | None:
+        """The service; None while it starts: look again, in ASK_EVERY_S.
+
+        Raises:
+            NotReady: the run starts its own just now, the model does not fit into the memory that
+                is free, the run's state was in use all the time, or no service was ready in time.
+        """
+        run = self._run
+        if self._is_first:
+            self._is_first = False
+            own, state = own_service(run), run.state()
+            if own is not None and not (state.is_relayed and state.terminal):
+                return own
+            _check_at_rest(run)
+        if time.monotonic() > self._ends:
+            raise NotReady(
+                f"The service for run {run.run_id} was not ready in time.",
+                f"It had {READY_WITHIN_S + FREE_WITHIN_S:.0f} s.",
+                f"Read its log: {_log(run)}",
+            )
         if is_locked(run.path / KEPT_LOCK):
+            self._was_there = True
             kept = kept_in(run)
             if kept is not None and kept.url:
                 # the time that it has begins anew
                 with suppress(FileNotFoundError):
                     os.utime(run.path / KEPT)
                     return Server(url=kept.url, key=kept.key)
-        elif is_started:
+        elif self._is_started or (self._was_there and _left_failure(run)):
             raise _failure(run)
         else:
-            is_started = _start(run, model)
-        time.sleep(ASK_EVERY_S)
+            self._is_started = _start(run, self._model)
+        return None
+
+
+def _check_at_rest(run: RunDirectory) -> None:
+    """Refuse a run that starts the service of its own just now: two cannot have its weights."""
+    state = run.state()
+    if state.terminal:
+        return
     raise NotReady(
-        f"The service for run {run.run_id} was not ready in time.",
-        f"It had {READY_WITHIN_S + FREE_WITHIN_S:.0f} s.",
-        f"Read its log: {_log(run)}",
+        f"Run {run.run_id} has no service yet.",
+        f"It is {state.status}{f': {state.phase}' if state.phase else ''}.",
+        "Ask again in a moment.",
+    )
+
+
+def _check_memory(run: RunDirectory, model: str) -> None:
+    """Refuse a model that does not fit into the memory that is free; services that other chats have
+    left give theirs back first.
+    """
+    if run.state().is_relayed:
+        # a relay loads no model
+        return
+    folder = model_folder(model, environ.home() / "models") or Path(model)
+    try:
+        shape = read_shape(folder)
+    except (OSError, ValueError):
+        # the service itself says what is wrong with it
+        return
+    work = workload_of(run.settings())
+    for is_last in (False, True):
+        here = this_machine()
+        free = here.model_memory.free
+        needed = sampling_bytes(shape, work, on_gpu=here.gpu is not None)
+        if free is None or needed <= free:
+            return
+        if not is_last:
+            end_all_kept()
+    raise NotReady(
+        f"The model of run {run.run_id} does not fit into the memory that is free.",
+        f"To sample from it takes about {needed / 1e9:.1f} GB; {free / 1e9:.1f} GB are free.",
+        "End what else uses the memory, then ask again.",
     )
 
 
 def _start(run: RunDirectory, model: str) -> bool:
     """Start the process that keeps a service. False: another has just done so."""
+    _check_memory(run, model)
     try:
         held = take_lock(run.path / KEPT_LOCK)
     except Conflict:
@@ -113,14 +172,20 @@ def _log(run: RunDirectory) -> Path:
 
 def _failure(run: RunDirectory) -> HalteresError:
     """Why the process that was to keep a service has ended."""
+    words = _left_failure(run)
+    if words is not None:
+        return NotReady(*words)
+    last = run.log_tail("chat", 1) or ["It said nothing."]
+    return NotReady("The service for the chat did not start.", last[0], "Try: halteres doctor")
+
+
+def _left_failure(run: RunDirectory) -> tuple[str, str, str] | None:
+    """What the process that was to keep a service has left: what, why, next."""
     try:
         kept = msgspec.json.decode((run.path / KEPT).read_bytes(), type=Kept)
     except (OSError, msgspec.DecodeError):
-        kept = None
-    if kept is not None and kept.failure:
-        return NotReady(*kept.failure)
-    last = run.log_tail("chat", 1) or ["It said nothing."]
-    return NotReady("The service for the chat did not start.", last[0], "Try: halteres doctor")
+        return None
+    return kept.failure
 
 
 def main() -> int:

@@ -17,8 +17,8 @@ import sys
 import tempfile
 import threading
 import time
-from collections.abc import Iterator, Sequence
-from contextlib import ExitStack, contextmanager, suppress
+from collections.abc import AsyncGenerator, Iterator, Sequence
+from contextlib import ExitStack, aclosing, contextmanager, suppress
 from dataclasses import dataclass, field, replace
 from itertools import pairwise
 from pathlib import Path
@@ -190,6 +190,7 @@ ASK_EVERY_S, ANSWERS_WITHIN_S = 0.1, 5.0
 ENDS_WITHIN_S = 15.0
 # a service that computes may be slow to answer; one that has ended refuses the connection at once
 GONE_AFTER_S = 30.0
+SILENT_S = 120.0  # how long a service that is asked may say nothing
 
 
 @contextmanager
@@ -440,17 +441,26 @@ def service_arguments(
     return tuple(words)
 
 
-def post(
-    service: Server, path: str, body: dict[str, Any], deadline_s: float = 120.0
-) -> dict[str, Any]:
-    """POST JSON to a service, answer JSON. ProcessFailed: it refused; its own sentence is in the
-    error.
+async def stream(
+    service: Server, path: str, body: dict[str, Any]
+) -> AsyncGenerator[dict[str, Any], None]:
+    """POST JSON to a service for the events of its answer; closed early, it ends the sampling.
+
+    Raises:
+        Refused: it refused; its own sentence is in the error.
+        NotReady: nothing came for SILENT_S, or the answer broke off.
+        ProcessFailed: it failed under way.
     """
+    events = json_client.post_for_events(f"{service.url}{path}", body, SILENT_S, service.key)
     try:
-        return json_client.post_json(f"{service.url}{path}", body, deadline_s, service.key)
+        async with aclosing(events):
+            async for event in events:
+                yield event
     except json_client.Refused as error:
-        raise ProcessFailed(
-            f"The service refused the request ({error.answered}).", error.why
+        raise json_client.Refused(
+            f"The service refused the request ({error.answered}).",
+            error.why,
+            answered=error.answered,
         ) from error
     except NotReady as error:
         raise NotReady(

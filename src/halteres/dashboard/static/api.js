@@ -24,6 +24,19 @@ export function post(path, body) {
   return ask(path, { method: "POST", body: JSON.stringify(body), headers: { "Content-Type": "application/json" } });
 }
 
+// The objects of an answer that comes line by line.
+export async function* lines(path, body, signal) {
+  const answer = await fetch(path, { method: "POST", body: JSON.stringify(body), headers: { "Content-Type": "application/json" }, signal });
+  if (!answer.ok) throw new Refused(await answer.json(), answer.status);
+  const reader = answer.body.pipeThrough(new TextDecoderStream()).getReader();
+  let rest = "";
+  for (let part = await reader.read(); !part.done; part = await reader.read()) {
+    const whole = (rest + part.value).split("\n");
+    rest = whole.pop();
+    yield* whole.map((line) => JSON.parse(line));
+  }
+}
+
 export function runPath(id, what = "") {
   return `/api/runs/${encodeURIComponent(id)}${what && `/${what}`}`;
 }

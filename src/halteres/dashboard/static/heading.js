@@ -19,8 +19,9 @@ export function heading(id, { acts = true } = {}) {
   const facts = h("dl", { class: "facts" });
   const [dialog, ask] = stopping(id);
   const stop = h("button", { type: "button", class: "danger", on: { click: () => ask(name.textContent) } }, "Stop");
+  const chat = h("a", { class: "button", href: `#/chat/${encodeURIComponent(id)}` }, "Chat");
   const written = notes(id, { acts });
-  const element = h("header", { class: "head" }, h("div", { class: "bar" }, state, name, stop), about, written.element, note, waits, progress, facts, dialog);
+  const element = h("header", { class: "head" }, h("div", { class: "bar" }, state, name, chat, stop), about, written.element, note, waits, progress, facts, dialog);
   let held = null;
   let last = null;
 
@@ -64,6 +65,7 @@ export function heading(id, { acts = true } = {}) {
       progress.max = Math.max(1, view.total_steps);
       progress.value = view.step;
       progress.className = view.status;
+      chat.hidden = view.kind === "reward" || !acts;
       stop.hidden = view.terminal || !acts;
       stop.disabled = view.status === "stopping";
       tell();

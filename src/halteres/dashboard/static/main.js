@@ -1,5 +1,6 @@
 // The page. Owns: which view the address names, and handing it the news. Never: draws anything itself.
 
+import { chatView } from "./chat.js";
 import { compareView } from "./compare.js";
 import { say } from "./dom.js";
 import { listView } from "./list.js";
@@ -10,9 +11,9 @@ const main = document.getElementById("main");
 const connection = document.getElementById("connection");
 let view = null;
 
-// What the address names: a run, runs to be compared, or none of them.
+// What the address names: a run, or a chat with it, runs to be compared, or none of them.
 function named() {
-  const [, what, name] = /^#\/(runs|compare)\/([^/]+)/.exec(location.hash) ?? [];
+  const [, what, name] = /^#\/(runs|compare|chat)\/([^/]+)/.exec(location.hash) ?? [];
   try {
     return [what, name === undefined ? "" : decodeURIComponent(name)];
   } catch {
@@ -25,6 +26,7 @@ function show() {
   const [what, name] = named();
   view?.close();
   if (what === "runs") view = runView(name);
+  else if (what === "chat") view = chatView(name);
   else if (what === "compare") view = compareView(name.split(","));
   else view = listView();
   document.title = what === undefined ? "Halteres" : `${name} · Halteres`;

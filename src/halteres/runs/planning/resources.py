@@ -44,7 +44,7 @@ import importlib.metadata
 import platform
 import shutil
 import subprocess
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 from halteres.config import environ
@@ -335,6 +335,12 @@ def need(shape: ModelShape, work: Workload, *, on_gpu: bool = False) -> Need:
         working=NUMBER * (busiest + adapter) + caches * cache_bytes(shape, work, on_gpu=on_gpu),
         processes=engines * ENGINE_BYTES + (0 if on_gpu else others),
     )
+
+
+def sampling_bytes(shape: ModelShape, work: Workload, *, on_gpu: bool = False) -> int:
+    """What an engine that only samples this model needs at least: its cache takes what is free."""
+    alone = need(shape, replace(work, ranks=1, samplers=0, vllms=0), on_gpu=on_gpu)
+    return alone.weights + alone.loading + ENGINE_BYTES
 
 
 def layer_numbers(shape: ModelShape, rank: int) -> int:
