@@ -48,7 +48,14 @@ from halteres.rewards.components import secret_variables
 from halteres.runs.directory import RunDirectory, new_run_id, stop_run
 from halteres.runs.planning.checks import Check
 from halteres.runs.planning.file_plan import plan_file_run, resolve_resumed
-from halteres.runs.planning.plan import Effort, RunPlan, plan_run
+from halteres.runs.planning.plan import (
+    Effort,
+    PlanChanged,
+    RunPlan,
+    check_unchanged,
+    fingerprint,
+    plan_run,
+)
 from halteres.runs.planning.resume_point import (
     CheckpointMissing,
     RunGoesOn,
@@ -240,6 +247,8 @@ def _corrected(refused: HalteresError, start: NextStep) -> HalteresError:
     own = refused.next
     if isinstance(refused, RunGoesOn):
         refused.next = replace(start, args={**start.args, "stop_first": True})
+    elif isinstance(refused, PlanChanged):
+        refused.next = replace(start, args={**start.args, "dry_run": True})
     elif isinstance(own, NextStep):
         # It names what is wrong with the call, say the step; the rest of the call stays. A file is
         # started with anew.
@@ -290,6 +299,8 @@ class Started(Result):
     checks: list[CheckResult] = []
     estimate: EstimateFacts | None = None
     config_diff: dict[str, list[Any]] = {}
+    plan: str = ""  # of a dry run that nothing refuses: for `checked`
+    field: str = ""  # of a dry run: the setting for which a run would be refused
     warnings: list[str] = []  # what a run is not refused for
 
 
@@ -326,6 +337,9 @@ def rl_start_training(
     idempotency_key: Annotated[
         str | None, Field(description="a repeated key answers with the first run", max_length=200)
     ] = None,
+    checked: Annotated[
+        str | None, Field(description="`plan` of a dry run: starts that, or nothing")
+    ] = None,
     draft: Draft = None,
 ) -> Started:
     """Start a training run with your draft's settings, or on a file (`data`; then `changes` are its
@@ -346,6 +360,7 @@ def rl_start_training(
         data=data,
         method=method,
         stop_first=stop_first,
+        checked=checked,
         draft=draft,
     )
     asked.check()
@@ -371,6 +386,11 @@ def rl_start_training(
         facts["config"] = _brief(plan)
         facts["config_diff"] = changed
         return _rehearsed(plan, asked.start, reward, facts)
+    if checked is not None and plan.refusal is None:
+        try:
+            check_unchanged(plan, checked)
+        except PlanChanged as error:
+            raise _corrected(error, asked.start) from None
     return _started(plan, asked.start, reward, facts, idempotency_key)
 
 
@@ -387,6 +407,7 @@ class _Asked:
     data: str | None
     method: Method | None
     stop_first: bool
+    checked: str | None
     draft: str | None
 
     @property
@@ -417,6 +438,12 @@ class _Asked:
             dry_run=self.dry_run,
         )
         _check_data(self.data, self.method, self.environment, self.resume_from)
+        if self.checked is not None and (self.dry_run or self.stop_first):
+            other = "dry_run"
+            if self.stop_first:
+                other = "stop_first"
+            what = f"checked and {other} exclude each other."
+            raise UserError(what, "", "Leave one of them out.", field="checked")
 
 
 def _settings(asked: _Asked, old: RunDirectory | None, step: int | None) -> Resolved | ResolvedFile:
@@ -540,15 +567,20 @@ def _rehearsed(plan: RunPlan, start: NextStep, reward: Check, facts: dict[str, A
                 following = then(test, following)
             else:
                 following = test
-    refusal = plan.refusal
+    refusal, plan_of, field = plan.refusal, "", None
     if refusal is not None:
+        field = refusal.details.get("field")
         following = next_call(TOOL, _corrected(refusal, start))
+    else:
+        plan_of = fingerprint(plan)
     return Started(
         dry_run=True,
         ok=refusal is None,
         checks=checks,
         **facts,
         **nonempty(
+            plan=plan_of,
+            field=field,
             estimate=plan.estimate.facts if plan.estimate else None,
             warnings=[plan.busy] if plan.busy else [],
         ),

@@ -1,5 +1,8 @@
 """The page's routes: its files, the session that lets a browser in, what it reads of runs, the
 tools' own answers.
+
+A run is started, or gone on from, by the tools alone: a view of the page has a draft of its own,
+which it selects, edits, checks and starts as an agent does.
 """
 
 from __future__ import annotations
@@ -32,6 +35,7 @@ from halteres.agent.transports.access import (
     refuse_outside_page,
 )
 from halteres.agent.transports.http_routes import Calls, arguments_of
+from halteres.config.discovery import discover
 from halteres.dashboard.curves import curves_of
 from halteres.dashboard.events import MOST_STREAMS, Events
 from halteres.dashboard.rollout_groups import group_of_step, groups_of_step
@@ -50,6 +54,8 @@ from halteres.runs.reading.usage import usage_columns
 from halteres.standalone_page import STATIC
 
 ASSETS = "/ui"  # where the page's own files are; they tell nothing of a run, and are open
+
+OWN_DRAFT = "page-"  # how the handles begin of drafts that the page's views work on
 
 Endpoint = Callable[[Request], Awaitable[Response]]
 
@@ -141,6 +147,17 @@ def page_routes(calls: Calls, write: Callable[[NextStep], str]) -> list[BaseRout
 
         return endpoint
 
+    def of_draft(name: str, **fixed: Any) -> Endpoint:
+        """The endpoint that calls a tool on a draft of the page's own, never on an agent's."""
+
+        async def endpoint(request: Request) -> Response:
+            draft = f"{OWN_DRAFT}{request.path_params['draft']}"
+            given = {**await arguments_of(request), **fixed, "draft": draft}
+            reply = await calls.reply(request, name, given, takes_all=True, write=write)
+            return answer(reply.body, reply.status)
+
+        return endpoint
+
     guarded: list[tuple[str, str, Endpoint]] = [
         ("GET", "/api/events", events),
         ("GET", "/api/runs", runs),
@@ -157,6 +174,11 @@ def page_routes(calls: Calls, write: Callable[[NextStep], str]) -> list[BaseRout
         ("GET", "/api/runs/{run_id}/logs", of_tool("rl_get_logs", "role", "lines", "grep")),
         ("POST", "/api/runs/{run_id}/stop", stop),
         ("POST", "/api/runs/{run_id}/notes", _notes),
+        ("GET", "/api/environments", _environments),
+        ("POST", "/api/drafts/{draft}/select", of_draft("rl_select_environment")),
+        ("POST", "/api/drafts/{draft}/settings", of_draft("rl_get_current_config", detail="full")),
+        ("POST", "/api/drafts/{draft}/edit", of_draft("rl_edit_config")),
+        ("POST", "/api/drafts/{draft}/start", of_draft("rl_start_training")),
     ]
     guard = [Middleware(WithHeaders), Middleware(Guard, refusal=refuse_outside_page)]
     routes = [
@@ -190,6 +212,21 @@ async def _notes(request: Request) -> Response:
     """POST /api/runs/{id}/notes {tags, note, revision}: changes them."""
     wanted = await arguments_of(request)
     return await _of_run(lambda run: change_notes_of(run, wanted))(request)
+
+
+async def _environments(_: Request) -> Response:
+    """GET /api/environments: what a new run can be of, whole; of a family every variant."""
+    return await _read(_known_environments)
+
+
+def _known_environments() -> dict[str, Any]:
+    found = discover()
+    known = [
+        {"name": one.name, "description": one.description, "variants": list(one.members)}
+        for one in found.environments
+    ]
+    broken = [{"file": one.file_path, "why": one.why} for one in found.broken]
+    return {"environments": known, "broken": broken}
 
 
 async def _groups(request: Request) -> Response:

@@ -28,9 +28,9 @@ from halteres.runs.reading.alerts import Alert
 from halteres.runs.reading.evaluations import before_and_after, evaluations
 from halteres.runs.reading.logs import log_tail
 from halteres.runs.reading.progress import conditions
-from halteres.runs.reading.report import RunReport, report_of
+from halteres.runs.reading.report import RunReport, environment_of, report_of
 from halteres.runs.reading.rollouts import steps_of
-from halteres.runs.state import RunUnreadable
+from halteres.runs.state import RunState, RunUnreadable
 from halteres.short_texts import clipped, shortened, size_of
 
 ERROR_LENGTH = 200  # characters of an error in the list; the run's own page has the whole sentence
@@ -170,6 +170,8 @@ def view_of(run: RunDirectory, write: Callable[[NextStep], str]) -> dict[str, An
         "status": state.status,
         "phase": state.phase,
         "terminal": state.terminal,
+        "reference": environment_of(state) if state.kind == "rl" else None,
+        "can_go_on": _can_go_on(run, state),
         "note": " · ".join(notes) or None,
         "notes": notes_of(run),
         "policy": state.policy,
@@ -205,6 +207,11 @@ def view_of(run: RunDirectory, write: Callable[[NextStep], str]) -> dict[str, An
         "next": _lines(report.next, write),
         "now": report.at,
     }
+
+
+def _can_go_on(run: RunDirectory, state: RunState) -> bool:
+    """Whether another run can begin where this one ended."""
+    return state.terminal and state.kind != "reward" and run.newest_checkpoint() is not None
 
 
 def notes_of(run: RunDirectory) -> dict[str, Any]:
