@@ -36,6 +36,7 @@ from halteres.agent.transports.access import (
 )
 from halteres.agent.transports.http_routes import Calls, arguments_of
 from halteres.config.discovery import discover
+from halteres.config.edits import Word
 from halteres.dashboard.curves import curves_of
 from halteres.dashboard.events import MOST_STREAMS, Events
 from halteres.dashboard.rollout_groups import group_of_step, groups_of_step
@@ -43,6 +44,7 @@ from halteres.dashboard.runs import (
     change_notes_of,
     evaluations_of,
     list_of_runs,
+    origin_of,
     settings_of,
     view_of,
 )
@@ -151,8 +153,11 @@ def page_routes(calls: Calls, write: Callable[[NextStep], str]) -> list[BaseRout
         """The endpoint that calls a tool on a draft of the page's own, never on an agent's."""
 
         async def endpoint(request: Request) -> Response:
-            draft = f"{OWN_DRAFT}{request.path_params['draft']}"
-            given = {**await arguments_of(request), **fixed, "draft": draft}
+            given = {**await arguments_of(request), **fixed}
+            given["draft"] = f"{OWN_DRAFT}{request.path_params['draft']}"
+            typed = given.get("changes")
+            if isinstance(typed, dict):
+                given["changes"] = {name: _as_typed(value) for name, value in typed.items()}
             reply = await calls.reply(request, name, given, takes_all=True, write=write)
             return answer(reply.body, reply.status)
 
@@ -164,6 +169,7 @@ def page_routes(calls: Calls, write: Callable[[NextStep], str]) -> list[BaseRout
         ("GET", "/api/compare", compare),
         ("GET", "/api/runs/{run_id}", _of_run(partial(view_of, write=write))),
         ("GET", "/api/runs/{run_id}/metrics", _metrics),
+        ("GET", "/api/runs/{run_id}/origin", _of_run(origin_of)),
         ("GET", "/api/runs/{run_id}/settings", _of_run(settings_of)),
         ("GET", "/api/runs/{run_id}/evals", _of_run(evaluations_of)),
         ("GET", "/api/runs/{run_id}/usage", _of_run(usage_columns)),
@@ -215,18 +221,16 @@ async def _notes(request: Request) -> Response:
 
 
 async def _environments(_: Request) -> Response:
-    """GET /api/environments: what a new run can be of, whole; of a family every variant."""
+    """GET /api/environments: what a new run can be of; a family is followed by its variants."""
     return await _read(_known_environments)
 
 
 def _known_environments() -> dict[str, Any]:
-    found = discover()
-    known = [
-        {"name": one.name, "description": one.description, "variants": list(one.members)}
-        for one in found.environments
-    ]
-    broken = [{"file": one.file_path, "why": one.why} for one in found.broken]
-    return {"environments": known, "broken": broken}
+    rows: list[dict[str, str]] = []
+    for one in discover().environments:
+        rows.append({"name": one.name, "description": one.description})
+        rows += ({"name": member, "description": ""} for member in one.members)
+    return {"environments": rows}
 
 
 async def _groups(request: Request) -> Response:
@@ -243,6 +247,13 @@ async def _group(request: Request) -> Response:
     """GET /api/runs/{id}/groups/{step}/{place}: one of them, with every answer."""
     step, place = request.path_params["step"], request.path_params["place"]
     return await _of_run(lambda run: group_of_step(run, step, place))(request)
+
+
+def _as_typed(value: Any) -> Any:
+    """The value of a setting; a text is read as one that was typed, by the type of the setting."""
+    if isinstance(value, str):
+        return Word(value)
+    return value
 
 
 def _given(request: Request, queries: Sequence[str]) -> dict[str, Any]:

@@ -170,7 +170,6 @@ def view_of(run: RunDirectory, write: Callable[[NextStep], str]) -> dict[str, An
         "status": state.status,
         "phase": state.phase,
         "terminal": state.terminal,
-        "reference": environment_of(state) if state.kind == "rl" else None,
         "can_go_on": _can_go_on(run, state),
         "note": " · ".join(notes) or None,
         "notes": notes_of(run),
@@ -209,9 +208,25 @@ def view_of(run: RunDirectory, write: Callable[[NextStep], str]) -> dict[str, An
     }
 
 
+def origin_of(run: RunDirectory) -> dict[str, Any]:
+    """The run's name, and its environment as the tools select it.
+
+    Raises:
+        UserError: the run trains on a file, and has no environment.
+    """
+    state = run.state()
+    if state.kind != "rl":
+        raise UserError(
+            f"Run {run.run_id} is not started again from this page.",
+            f"It has no environment: it trains on a file, by {state.kind}.",
+            "Use rl_start_training with data, or rl_train_reward_model.",
+        )
+    return {"name": state.name, "environment": environment_of(state)}
+
+
 def _can_go_on(run: RunDirectory, state: RunState) -> bool:
     """Whether another run can begin where this one ended."""
-    return state.terminal and state.kind != "reward" and run.newest_checkpoint() is not None
+    return state.terminal and state.kind == "rl" and run.newest_checkpoint() is not None
 
 
 def notes_of(run: RunDirectory) -> dict[str, Any]:

@@ -5,14 +5,15 @@ import { say } from "./dom.js";
 import { listView } from "./list.js";
 import { live } from "./live.js";
 import { runView } from "./run.js";
+import { startView } from "./start.js";
 
 const main = document.getElementById("main");
 const connection = document.getElementById("connection");
 let view = null;
 
-// What the address names: a run, runs to be compared, or none of them.
+// What the address names: a run, runs to be compared, a run to be started, or none of them.
 function named() {
-  const [, what, name] = /^#\/(runs|compare)\/([^/]+)/.exec(location.hash) ?? [];
+  const [, what, name] = /^#\/(runs|compare|again|resume|new)\/([^/]*)/.exec(location.hash) ?? [];
   try {
     return [what, name === undefined ? "" : decodeURIComponent(name)];
   } catch {
@@ -24,10 +25,11 @@ function show() {
   if (location.hash.startsWith("#token=")) history.replaceState(null, "", "/");
   const [what, name] = named();
   view?.close();
-  if (what === "runs") view = runView(name);
-  else if (what === "compare") view = compareView(name.split(","));
+  if (what === "runs" && name) view = runView(name);
+  else if (what === "compare" && name) view = compareView(name.split(","));
+  else if (what === "new" || name) view = startView(what, name);
   else view = listView();
-  document.title = what === undefined ? "Halteres" : `${name} · Halteres`;
+  document.title = name ? `${name} · Halteres` : "Halteres";
   main.replaceChildren(view.element);
   scrollTo(0, 0);
 }
