@@ -1,8 +1,8 @@
 """The page's routes: its files, the session that lets a browser in, what it reads of runs, the
 tools' own answers.
 
-A run is started, or gone on from, by the tools alone: a view of the page has a draft of its own,
-which it selects, edits, checks and starts as an agent does.
+A run is started, or gone on from, by the tools alone: each view of the page has a draft of its own,
+which it selects with edits, checks and starts as an agent does.
 """
 
 from __future__ import annotations
@@ -183,7 +183,6 @@ def page_routes(calls: Calls, write: Callable[[NextStep], str]) -> list[BaseRout
         ("GET", "/api/environments", _environments),
         ("POST", "/api/drafts/{draft}/select", of_draft("rl_select_environment")),
         ("POST", "/api/drafts/{draft}/settings", of_draft("rl_get_current_config", detail="full")),
-        ("POST", "/api/drafts/{draft}/edit", of_draft("rl_edit_config")),
         ("POST", "/api/drafts/{draft}/start", of_draft("rl_start_training")),
     ]
     guard = [Middleware(WithHeaders), Middleware(Guard, refusal=refuse_outside_page)]
