@@ -220,15 +220,15 @@ async def _notes(request: Request) -> Response:
 
 
 async def _environments(_: Request) -> Response:
-    """GET /api/environments: what a new run can be of; a family is followed by its variants."""
+    """GET /api/environments: what a new run can be of, of a family every variant."""
     return await _read(_known_environments)
 
 
 def _known_environments() -> dict[str, Any]:
-    rows: list[dict[str, str]] = []
-    for one in discover().environments:
-        rows.append({"name": one.name, "description": one.description})
-        rows += ({"name": member, "description": ""} for member in one.members)
+    rows = [
+        {"name": one.name, "description": one.description, "variants": list(one.members)}
+        for one in discover().environments
+    ]
     return {"environments": rows}
 
 

@@ -20,14 +20,14 @@ export function startView(way, name) {
   const form = h("form", { class: "columns", hidden: true, on: { submit: send } }, h("section", null, h("h2", null, "Settings"), fields), plan);
   const element = h("article", null, h("p", { class: "back" }, h("a", { href: "#/" }, "← All runs")), title, said, form);
   let [rows, checked, busy, closed, origin] = [[], null, false, false, { name, environment: name }];
-
   const select = (edits) => tool("select", { name: origin.environment, settings_of: way === "new" ? null : name, changes: edits });
   const edited = () => Object.fromEntries(rows.filter((row) => row.isChanged()).map((row) => [row.name, row.control.value]));
   const run = (how) => tool("start", way === "resume" ? { ...how, resume_from: name, changes: edited() } : how);
 
   async function open() {
-    const link = (one) => [h("dt", null, h("a", { href: `#/new/${encodeURIComponent(one.name)}` }, one.name)), h("dd", null, one.description)];
-    if (name === "") return fill(element, title, h("section", null, h("h2", null, "Environments"), h("dl", { class: "processes" }, (await get("/api/environments")).environments.map(link))));
+    const link = (one) => h("div", null, h("a", { href: `#/new/${encodeURIComponent(one)}` }, one));
+    const line = ({ name: one, description, variants }) => [h("dt", null, link(one)), h("dd", null, description, variants.length ? h("details", null, h("summary", null, `${variants.length} variants`), variants.map(link)) : null)];
+    if (name === "") return fill(element, title, h("section", null, h("h2", null, "Environments"), h("dl", { class: "processes" }, (await get("/api/environments")).environments.map(line))));
     if (way !== "new") origin = await get(runPath(name, "origin"));
     say(title, verb + origin.name);
     const { config, differs = {}, warnings = [] } = await select({});
