@@ -74,6 +74,8 @@ WAIT_S = 45
 BEFORE_FIRST_S = 10.0  # of a wait: processes begin, a model is loaded
 REWARD = "reward varies"
 
+Checked = Annotated[str | None, Field(description="`plan` of a dry run: starts that, or nothing")]
+
 OF_FILES = (
     *("data.batch_size", "data.epochs", "data.hold_out", "trainer.learning_rate"),
     *("trainer.lora_rank", "trainer.total_steps", "trainer.eval_every", "inference.model"),
@@ -337,9 +339,7 @@ def rl_start_training(
     idempotency_key: Annotated[
         str | None, Field(description="a repeated key answers with the first run", max_length=200)
     ] = None,
-    checked: Annotated[
-        str | None, Field(description="`plan` of a dry run: starts that, or nothing")
-    ] = None,
+    checked: Checked = None,
     draft: Draft = None,
 ) -> Started:
     """Start a training run with your draft's settings, or on a file (`data`; then `changes` are its
@@ -386,12 +386,7 @@ def rl_start_training(
         facts["config"] = _brief(plan)
         facts["config_diff"] = changed
         return _rehearsed(plan, asked.start, reward, facts)
-    if checked is not None and plan.refusal is None:
-        try:
-            check_unchanged(plan, checked)
-        except PlanChanged as error:
-            raise _corrected(error, asked.start) from None
-    return _started(plan, asked.start, reward, facts, idempotency_key)
+    return _started(plan, asked, reward, facts, idempotency_key)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -614,14 +609,16 @@ def _reward_check(settings: Settings, draft: str) -> Check:
 
 
 def _started(
-    plan: RunPlan, start: NextStep, reward: Check, facts: dict[str, Any], key: str | None
+    plan: RunPlan, asked: _Asked, reward: Check, facts: dict[str, Any], key: str | None
 ) -> Started:
     """The run of the plan; that of the key, where another call has started one meanwhile."""
     run_id = new_run_id()
     try:
+        if asked.checked is not None and plan.refusal is None:
+            check_unchanged(plan, asked.checked)
         run = start_run(plan, run_id=run_id, idempotency_key=key)
-    except (InvalidConfig, RunGoesOn, CheckpointMissing) as error:
-        raise _corrected(error, start) from error.__cause__
+    except (InvalidConfig, RunGoesOn, CheckpointMissing, PlanChanged) as error:
+        raise _corrected(error, asked.start) from error.__cause__
     if run.run_id != run_id:
         return _already_started(run)
     warnings = plan.warnings

@@ -149,20 +149,7 @@ def page_routes(calls: Calls, write: Callable[[NextStep], str]) -> list[BaseRout
 
         return endpoint
 
-    def of_draft(name: str, **fixed: Any) -> Endpoint:
-        """The endpoint that calls a tool on a draft of the page's own, never on an agent's."""
-
-        async def endpoint(request: Request) -> Response:
-            given = {**await arguments_of(request), **fixed}
-            given["draft"] = f"{OWN_DRAFT}{request.path_params['draft']}"
-            typed = given.get("changes")
-            if isinstance(typed, dict):
-                given["changes"] = {name: _as_typed(value) for name, value in typed.items()}
-            reply = await calls.reply(request, name, given, takes_all=True, write=write)
-            return answer(reply.body, reply.status)
-
-        return endpoint
-
+    on_draft = partial(_of_draft, calls, write)
     guarded: list[tuple[str, str, Endpoint]] = [
         ("GET", "/api/events", events),
         ("GET", "/api/runs", runs),
@@ -181,9 +168,9 @@ def page_routes(calls: Calls, write: Callable[[NextStep], str]) -> list[BaseRout
         ("POST", "/api/runs/{run_id}/stop", stop),
         ("POST", "/api/runs/{run_id}/notes", _notes),
         ("GET", "/api/environments", _environments),
-        ("POST", "/api/drafts/{draft}/select", of_draft("rl_select_environment")),
-        ("POST", "/api/drafts/{draft}/settings", of_draft("rl_get_current_config", detail="full")),
-        ("POST", "/api/drafts/{draft}/start", of_draft("rl_start_training")),
+        ("POST", "/api/drafts/{draft}/select", on_draft("rl_select_environment")),
+        ("POST", "/api/drafts/{draft}/settings", on_draft("rl_get_current_config", detail="full")),
+        ("POST", "/api/drafts/{draft}/start", on_draft("rl_start_training")),
     ]
     guard = [Middleware(WithHeaders), Middleware(Guard, refusal=refuse_outside_page)]
     routes = [
@@ -191,6 +178,21 @@ def page_routes(calls: Calls, write: Callable[[NextStep], str]) -> list[BaseRout
         for method, path, endpoint in guarded
     ]
     return [*_open_routes(), *routes]
+
+
+def _of_draft(calls: Calls, write: Callable[[NextStep], str], name: str, **fixed: Any) -> Endpoint:
+    """The endpoint that calls a tool on a draft of the page's own, never on an agent's."""
+
+    async def endpoint(request: Request) -> Response:
+        given = {**await arguments_of(request), **fixed}
+        given["draft"] = f"{OWN_DRAFT}{request.path_params['draft']}"
+        typed = given.get("changes")
+        if isinstance(typed, dict):
+            given["changes"] = {key: _as_typed(value) for key, value in typed.items()}
+        reply = await calls.reply(request, name, given, takes_all=True, write=write)
+        return answer(reply.body, reply.status)
+
+    return endpoint
 
 
 def _of_run(reader: Callable[[RunDirectory], dict[str, Any]]) -> Endpoint:
