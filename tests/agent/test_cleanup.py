@@ -49,8 +49,8 @@ def test_the_newest_tests_are_kept_and_those_under_way() -> None:
     assert not half_gone.exists()
 
 
-def test_drafts_of_servers_go_after_a_month_and_those_with_names_stay() -> None:
-    for handle in ("mcp-0000aaaa", "mcp-1111bbbb", "mcp-2222cccc", "mine"):
+def test_drafts_that_nobody_named_go_after_a_month_and_those_with_names_stay() -> None:
+    for handle in ("mcp-0000aaaa", "mcp-1111bbbb", "mcp-2222cccc", "page-0000aaaa", "mine"):
         choose(Caller(draft=handle), None, "arithmetic", {})
         aged(drafts_folder() / f"{handle}.json", 29 if handle == "mcp-1111bbbb" else 31)
     with editing(Caller(draft="mcp-2222cccc"), None):

@@ -346,7 +346,7 @@ async def test_a_draft_that_was_prepared_with_the_token_is_the_same_whatever_is_
     assert load_draft(open_caller(), None).environment == "word_problems"
 
 
-async def test_a_run_with_code_in_its_settings_is_not_gone_on_from_without_the_token() -> None:
+async def test_a_run_with_code_in_its_settings_is_not_repeated_without_the_token() -> None:
     run = make_run()
     settings = Settings.model_validate(
         {
@@ -362,6 +362,7 @@ async def test_a_run_with_code_in_its_settings_is_not_gone_on_from_without_the_t
             "/runs",
             {"resume_from": run.run_id, "changes": {"total_steps": 60}, "dry_run": True},
         )
+        await refused(http, "/environments/arithmetic/select", {"settings_of": run.run_id})
     (run.path / "settings.json").write_text(Settings().model_dump_json())
     async with control.client(authorization="") as http:
         for changes in (

@@ -33,7 +33,7 @@ from halteres.runs.planning.estimate import Estimate, Span
 from halteres.runs.planning.resume_point import CheckpointMissing, checkpoint_of
 
 from .run_fixtures import make_run
-from .started_runs import begun_by_standins, check_of, runs, select, tokens, told
+from .started_runs import CHANGES, begun_by_standins, check_of, runs, select, tokens, told
 
 pytestmark = pytest.mark.runs
 
@@ -393,6 +393,110 @@ async def test_a_repeated_key_is_the_first_run_also_when_another_could_not_be_st
     assert (ended["run_id"], ended["status"]) == (first["run_id"], "completed")
     assert ended["next"] == f'rl_get_results("{first["run_id"]}")'
     assert runs() == [first["run_id"]]
+
+
+async def test_what_was_checked_is_started_and_nothing_else(home: Path, tmp_path: Path) -> None:
+    copy = tmp_path / "standin_copy.py"
+    copy.write_text(Path(ENVIRONMENT).read_text())
+    scripted = {"inference.engine": "scripted"}
+    await told("rl_select_environment", name=str(copy), changes={**CHANGES, **scripted})
+    plan = (await told("rl_start_training", dry_run=True))["plan"]
+    assert plan == (await told("rl_start_training", dry_run=True))["plan"]
+
+    async def changed() -> list[str]:
+        answer = await told("rl_start_training", checked=plan)
+        assert (answer["code"], answer["next"]) == (
+            "plan_changed",
+            "rl_start_training(dry_run=true)",
+        )
+        assert runs() == []
+        return answer["changed"]
+
+    await told("rl_edit_config", field="total_steps", value=3)
+    assert await changed() == ["settings"]
+    await told("rl_edit_config", field="total_steps", value=4)
+    policy(home, caps={"max_hours": 5})
+    assert "operator's policy" in await changed()
+    (home / "policy.yaml").unlink()
+    copy.write_text(f"{copy.read_text()}\n# another\n")
+    assert await changed() == ["environment's file"]
+    copy.write_text(Path(ENVIRONMENT).read_text())
+    assert (await told("rl_start_training", checked=plan))["status"] == "starting"
+
+
+async def test_a_plan_that_is_none_and_one_next_to_a_dry_run_are_refused(home: Path) -> None:
+    await select()
+    for arguments in ({"checked": "x"}, {"checked": "a-b-c-d", "dry_run": True}):
+        answer = await told("rl_start_training", **arguments)
+        assert (answer["code"], answer["field"]) == ("invalid_arguments", "checked")
+    assert runs() == []
+
+
+async def test_a_checkpoint_that_came_later_is_another_plan(home: Path) -> None:
+    await select()
+    first = find_run((await told("rl_start_training"))["run_id"])
+    wait_for_end(first)
+    go_on: dict[str, Any] = {"resume_from": first.run_id, "changes": {"total_steps": 6}}
+    plan = (await told("rl_start_training", dry_run=True, **go_on))["plan"]
+    newest = first.newest_checkpoint()
+    assert newest is not None
+    append_row(first.path / "checkpoints.jsonl", {**newest, "step": newest["step"] + 1})
+    answer = await told("rl_start_training", checked=plan, **go_on)
+    assert (answer["code"], answer["changed"]) == ("plan_changed", ["checkpoint"])
+    assert f'resume_from="{first.run_id}"' in answer["next"] and "dry_run=true" in answer["next"]
+
+
+async def test_a_refused_dry_run_names_the_setting_and_has_no_plan(home: Path) -> None:
+    await select(**{"inference.model": "Qwen/Qwen3-8B"})
+    answer = await told("rl_start_training", dry_run=True)
+    assert answer["field"] == "inference.model" and "plan" not in answer
+
+
+async def test_a_draft_begins_with_the_settings_of_a_run(home: Path) -> None:
+    await select(difficulty=3)
+    first = find_run((await told("rl_start_training", name="first"))["run_id"])
+    wait_for_end(first)
+    like: dict[str, Any] = {"name": ENVIRONMENT, "settings_of": first.run_id}
+    again = await told("rl_select_environment", **like, changes={"seed": 5})
+    assert again["differs"] == {"seed": [0, 5]}
+    assert again["config"].items() >= {"difficulty": 3, "total_steps": 4, "seed": 5}.items()
+    assert (await told("rl_start_training", dry_run=True))["config_diff"]["difficulty"] == [1, 3]
+    second = find_run((await told("rl_start_training"))["run_id"])
+    wait_for_end(second)
+    assert second.state().name != "first", "two runs of one name cannot be told apart"
+
+
+async def test_a_draft_like_a_run_that_went_on_from_another_has_the_settings_of_both(
+    home: Path,
+) -> None:
+    await select(difficulty=3)
+    first = find_run((await told("rl_start_training"))["run_id"])
+    wait_for_end(first)
+    gone_on = await told("rl_start_training", resume_from=first.run_id, changes={"total_steps": 6})
+    wait_for_end(find_run(gone_on["run_id"]))
+    again = await told("rl_select_environment", name=ENVIRONMENT, settings_of=gone_on["run_id"])
+    assert "differs" not in again
+    assert again["config"].items() >= {"difficulty": 3, "total_steps": 6}.items()
+    assert "seed" not in again["config"], "what is a default was not edited"
+
+
+async def test_settings_of_a_run_that_cannot_hold_any_more_are_told(home: Path) -> None:
+    await select(difficulty=3)
+    first = find_run((await told("rl_start_training"))["run_id"])
+    wait_for_end(first)
+    policy(home, lock={"trainer": {"total_steps": 2}})
+    again = await told("rl_select_environment", name=ENVIRONMENT, settings_of=first.run_id)
+    assert again["differs"] == {"total_steps": [4, 2]}
+    other = await told("rl_select_environment", name="arithmetic", settings_of=first.run_id)
+    assert "difficulty" in other["differs"] and other["environment"] == "arithmetic"
+
+
+async def test_a_run_without_an_environment_has_no_settings_for_one(home: Path) -> None:
+    run = make_run(kind="sft", environment="sft:rows")
+    answer = await told("rl_select_environment", name="arithmetic", settings_of=run.run_id)
+    assert (answer["code"], answer["field"]) == ("invalid_arguments", "settings_of")
+    missing = await told("rl_select_environment", name="arithmetic", settings_of="ffff0000")
+    assert missing["code"] == "run_not_found"
 
 
 async def test_more_runs_at_once_than_the_policy_allows_are_refused_with_those_that_go_on(

@@ -28,6 +28,9 @@ GUARDED = [
     ("POST", "/api/runs/3fa9c1d2/chat"),
     ("POST", "/api/runs/3fa9c1d2/stop"),
     ("POST", "/api/runs/3fa9c1d2/notes"),
+    ("GET", "/api/runs/3fa9c1d2/origin"),
+    ("GET", "/api/environments"),
+    *[("POST", f"/api/drafts/1/{what}") for what in ("select", "settings", "start")],
 ]
 NOW = 1_800_000_000.0
 
@@ -171,6 +174,18 @@ async def test_another_page_cannot_write_notes(page: Client, foreign: dict[str, 
         answer = await http.post("/api/runs/3fa9c1d2/notes", json=wanted)
     assert answer.status_code == 403
     assert not (run.path / "notes.json").exists()
+
+
+@pytest.mark.parametrize("foreign", [{"origin": "http://127.0.0.1:9999"}, {"origin": "null"}, {}])
+@pytest.mark.parametrize("what", ["select", "start"])
+async def test_another_page_starts_nothing(
+    page: Client, home: Path, foreign: dict[str, str], what: str
+) -> None:
+    async with page(**foreign) as http:
+        wanted = {"name": "arithmetic"} if what == "select" else {"environment": "arithmetic"}
+        answer = await http.post(f"/api/drafts/1/{what}", json=wanted)
+    assert answer.status_code == 403
+    assert not (home / "drafts").exists() and not (home / "runs").exists()
 
 
 async def test_another_page_of_this_machine_reads_nothing(page: Client) -> None:

@@ -20,6 +20,7 @@ import math
 import re
 import secrets
 import shutil
+import sys
 import time
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
@@ -61,7 +62,7 @@ _log = logging.getLogger(__name__)
 NO_TEXT: Final = re.compile("[\x00\ud800-\udfff]")
 """Characters that no name, path or file can hold: NUL, and halves of a surrogate pair."""
 
-RUNS: Final = ("run_id", "run_ids", "resume_from")
+RUNS: Final = ("run_id", "run_ids", "resume_from", "settings_of")
 """Arguments that name runs, which are looked up in a list: what no run is called is not found."""
 
 EXACT: Final = 2**53  # below it a JSON number that is whole is one integer
@@ -138,7 +139,10 @@ async def call(name: str, arguments: Mapping[str, Any] | None, caller: Caller) -
             if given.coerced:
                 body["coerced"] = {**given.coerced, **body.get("coerced", {})}
             body["next"] = body.pop("next")  # the last key
-            sealed = _sealed(body, result.longest)
+            longest = result.longest
+            if caller.takes_all:
+                longest = sys.maxsize
+            sealed = _sealed(body, longest)
             sealed.update({name: body[name] for name in result.handed_over})
             return Reply(body=sealed, images=result.images)
     except HalteresError as error:
@@ -327,6 +331,9 @@ TESTS, PICTURES = 50, 50
 when asked for).
 """
 
+OWN_DRAFTS = ("mcp-", "page-")
+"""How the handles of drafts begin that nobody chose: of stdio servers, of views of the page."""
+
 REMOVING = ".gone-"  # how the name of a test begins while it is removed
 
 
@@ -334,8 +341,8 @@ def clean_up() -> None:
     """Remove what is beyond the bounds. Safe to do at any time, by several at once.
 
     Runs, models, tests under way and whatever somebody gave a name always stay. Drafts of stdio
-    servers, which make one each, go DRAFT_DAYS after their last edit, last looks with the end of
-    their run, killed starts after a day.
+    servers, which make one each, and of the page's views go DRAFT_DAYS after their last edit, last
+    looks with the end of their run, killed starts after a day.
     """
     for remove in (_old_tests, _old_drafts, _ended_looks, _old_pictures, _unfinished_starts):
         with contextlib.suppress(OSError):  # removed by somebody else, or not ours to remove
@@ -352,8 +359,8 @@ def _old_tests() -> None:
 
 
 def _old_drafts() -> None:
-    for file in drafts_folder().glob("mcp-*.json"):
-        if _age_s(file) > DRAFT_DAYS * DAY_S:
+    for file in drafts_folder().glob("*.json"):
+        if file.name.startswith(OWN_DRAFTS) and _age_s(file) > DRAFT_DAYS * DAY_S:
             with contextlib.suppress(Conflict), lock_taken(lock_of(file)):
                 file.unlink(missing_ok=True)
                 lock_of(file).unlink(missing_ok=True)

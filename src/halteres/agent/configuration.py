@@ -39,6 +39,7 @@ from halteres.config.settings import Settings, TrainerSettings, by_key
 from halteres.errors import InvalidConfig, UserError
 from halteres.models import model_folder
 from halteres.next_step import Advice, NextStep, Placeholder, then
+from halteres.runs.directory import RunDirectory, find_run
 from halteres.runs.planning import resources
 from halteres.runs.planning.known_models import KnownModel, known_models, proposed
 from halteres.short_texts import rounded, shortened
@@ -97,6 +98,8 @@ class Selected(Result):
     restore: Sentence = ""
     warnings: list[str] = []
     coerced: dict[str, Any] = {}  # changes that were taken for another type, as they hold now
+    # of `settings_of`: what holds otherwise than in that run: name -> [there, here]
+    differs: dict[str, list[Any]] = {}
 
 
 WITHOUT_DEFAULTS = "agent"
@@ -213,6 +216,10 @@ def rl_select_environment(
         str, Field(description="name from rl_list_environments, FAMILY:VARIANT, or a file's path")
     ],
     changes: Changes = None,
+    settings_of: Annotated[
+        str | None,
+        Field(description="run whose settings to begin with, in place of the defaults"),
+    ] = None,
     draft: Draft = None,
 ) -> Selected:
     """Select an environment into your draft, with its own default settings; nothing runs yet.
@@ -224,15 +231,29 @@ def rl_select_environment(
     if draft != caller.draft:
         other_draft = draft
     before = drafts.load_draft(caller, draft).environment
+    like = None
+    if settings_of:
+        like = _run_with_environment(settings_of)
     try:
-        resolved = drafts.choose(caller, draft, name, changes or {})
+        resolved = drafts.choose(caller, draft, name, changes or {}, like)
     except InvalidConfig as error:
-        mend(error, "rl_select_environment", changes or {}, name=name, draft=other_draft)
+        mend(
+            error,
+            "rl_select_environment",
+            changes or {},
+            name=name,
+            settings_of=settings_of,
+            draft=other_draft,
+        )
         raise
     run = resolved.settings.run
     test = NextStep.of("rl_test_inference", draft=other_draft)
     message, restore = f"Selected environment: {run.environment_name}", None
-    if before == drafts.load_draft(caller, draft).environment and resolved.discarded:
+    differs: dict[str, list[Any]] = {}
+    if like is not None:
+        message += f", with the settings of run {like.run_id}"
+        differs = drafts.differences(like, resolved)
+    elif before == drafts.load_draft(caller, draft).environment and resolved.discarded:
         message += ". Its own default settings hold again: your earlier edits were discarded."
         restore = _restoring(resolved, changes or {}, other_draft)
     return Selected(
@@ -245,9 +266,24 @@ def rl_select_environment(
         **nonempty(
             coerced=dict(resolved.coerced),
             restore=restore,
+            differs=differs,
             warnings=[*_capped_steps(resolved), *_unusable_model(resolved)],
         ),
         next=then(test, NextStep.of("rl_start_training", dry_run=True, draft=other_draft)),
+    )
+
+
+def _run_with_environment(run_id: str) -> RunDirectory:
+    """The run of this id. UserError where it trains on a file, and has no such settings."""
+    run = find_run(run_id)
+    kind = run.state().kind
+    if kind == "rl":
+        return run
+    raise UserError(
+        f"Run {run.run_id} has no settings for an environment.",
+        f"It trains on a file, by {kind}.",
+        NextStep("rl_list_runs"),
+        field="settings_of",
     )
 
 

@@ -58,6 +58,7 @@ from halteres.config.settings import (
 )
 from halteres.errors import InvalidConfig, ServerError, UserError
 from halteres.files import NOT_JSON, read_regular, replace_file
+from halteres.runs.directory import RunDirectory
 from halteres.runs.state import locked
 
 _log = logging.getLogger(__name__)
@@ -292,13 +293,18 @@ def _storing(handle: str) -> Iterator[None]:
 
 
 def choose(
-    caller: Caller, draft: str | None, environment: str, changes: Mapping[str, Any]
+    caller: Caller,
+    draft: str | None,
+    environment: str,
+    changes: Mapping[str, Any],
+    like: RunDirectory | None = None,
 ) -> Resolved:
-    """Select an environment with its own defaults, and edit; what the draft had been changed to
-    before is discarded.
+    """Select an environment with its own defaults, or with the settings of a run as far as they can
+    hold now, and edit; what the draft had been changed to before is discarded.
 
     Raises:
         EnvironmentNotFound, EnvironmentBroken, InvalidConfig, TokenNeeded: the draft is as it was.
+        RunUnreadable: the run's settings are damaged; the draft is as it was.
     """
     if caller.is_open:
         open_access.check_environment(environment)
@@ -311,10 +317,58 @@ def choose(
         name=f"{in_file_name(found.name)[:NAME_LENGTH]}-{datetime.fromtimestamp(now).astimezone():%Y%m%d-%H%M%S}",
     )
     # may take seconds, in which the draft is free for others
+    if like is not None:
+        fresh = _with_settings_of(caller, fresh, like)
     resolved = edited(caller, fresh, changes)
     with editing(caller, draft) as before:
         save_draft(fresh.with_edits_of(resolved))
     return replace(resolved, discarded=before.changes)
+
+
+def _with_settings_of(caller: Caller, draft: Draft, run: RunDirectory) -> Draft:
+    """The draft with every setting as it held in a run, as far as that can be here."""
+    held = _settings_in(run)
+    # what was set comes first: defaults that follow from it need not be set
+    own = {key: held[key] for key in run.own_settings() if key in held}
+    resolved = _with_what_can_be(caller, draft, own)
+    values = by_key(resolved.settings)
+    others = {
+        key: value
+        for key, value in held.items()
+        if values.get(key) != value and resolved.sources.get(key) != "policy"
+    }
+    if others:
+        resolved = _with_what_can_be(caller, draft, {**own, **others})
+    return draft.with_edits_of(resolved)
+
+
+def _settings_in(run: RunDirectory) -> dict[str, Any]:
+    """section.field -> value of a run, without its environment and its name."""
+    values = by_key(run.settings())
+    return {key: value for key, value in values.items() if key not in (ENVIRONMENT, "run.name")}
+
+
+def _with_what_can_be(caller: Caller, draft: Draft, changes: Mapping[str, Any]) -> Resolved:
+    """The draft with these changes, without those that are refused. Raises as `admitted`, where it
+    is refused without them too.
+    """
+    kept = dict(changes)
+    while True:
+        try:
+            return admitted(caller, draft, kept)
+        except InvalidConfig as error:
+            refused = {problem["field"] for problem in error.details.get("problems") or ()}
+            if not refused & kept.keys():
+                raise
+            kept = {key: value for key, value in kept.items() if key not in refused}
+
+
+def differences(run: RunDirectory, resolved: Resolved) -> dict[str, list[Any]]:
+    """Settings that hold otherwise than in a run: name -> [there, here]."""
+    before = _settings_in(run)
+    names = {short_name(key, resolved.settings.env) for key in before}
+    changed = diff(before, resolved.settings)
+    return {name: pair for name, pair in changed.items() if name in names}
 
 
 def found_environment(environment: str) -> EnvironmentFile:

@@ -48,7 +48,14 @@ from halteres.rewards.components import secret_variables
 from halteres.runs.directory import RunDirectory, new_run_id, stop_run
 from halteres.runs.planning.checks import Check
 from halteres.runs.planning.file_plan import plan_file_run, resolve_resumed
-from halteres.runs.planning.plan import Effort, RunPlan, plan_run
+from halteres.runs.planning.plan import (
+    Effort,
+    PlanChanged,
+    RunPlan,
+    check_unchanged,
+    fingerprint,
+    plan_run,
+)
 from halteres.runs.planning.resume_point import (
     CheckpointMissing,
     RunGoesOn,
@@ -66,6 +73,8 @@ TOOL = "rl_start_training"
 WAIT_S = 45
 BEFORE_FIRST_S = 10.0  # of a wait: processes begin, a model is loaded
 REWARD = "reward varies"
+
+Checked = Annotated[str | None, Field(description="`plan` of a dry run: starts that, or nothing")]
 
 OF_FILES = (
     *("data.batch_size", "data.epochs", "data.hold_out", "trainer.learning_rate"),
@@ -240,6 +249,8 @@ def _corrected(refused: HalteresError, start: NextStep) -> HalteresError:
     own = refused.next
     if isinstance(refused, RunGoesOn):
         refused.next = replace(start, args={**start.args, "stop_first": True})
+    elif isinstance(refused, PlanChanged):
+        refused.next = replace(start, args={**start.args, "dry_run": True})
     elif isinstance(own, NextStep):
         # It names what is wrong with the call, say the step; the rest of the call stays. A file is
         # started with anew.
@@ -290,6 +301,8 @@ class Started(Result):
     checks: list[CheckResult] = []
     estimate: EstimateFacts | None = None
     config_diff: dict[str, list[Any]] = {}
+    plan: str = ""  # of a dry run that nothing refuses: for `checked`
+    field: str = ""  # of a dry run: the setting for which a run would be refused
     warnings: list[str] = []  # what a run is not refused for
 
 
@@ -326,6 +339,7 @@ def rl_start_training(
     idempotency_key: Annotated[
         str | None, Field(description="a repeated key answers with the first run", max_length=200)
     ] = None,
+    checked: Checked = None,
     draft: Draft = None,
 ) -> Started:
     """Start a training run with your draft's settings, or on a file (`data`; then `changes` are its
@@ -346,6 +360,7 @@ def rl_start_training(
         data=data,
         method=method,
         stop_first=stop_first,
+        checked=checked,
         draft=draft,
     )
     asked.check()
@@ -371,7 +386,7 @@ def rl_start_training(
         facts["config"] = _brief(plan)
         facts["config_diff"] = changed
         return _rehearsed(plan, asked.start, reward, facts)
-    return _started(plan, asked.start, reward, facts, idempotency_key)
+    return _started(plan, asked, reward, facts, idempotency_key)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -387,6 +402,7 @@ class _Asked:
     data: str | None
     method: Method | None
     stop_first: bool
+    checked: str | None
     draft: str | None
 
     @property
@@ -417,6 +433,12 @@ class _Asked:
             dry_run=self.dry_run,
         )
         _check_data(self.data, self.method, self.environment, self.resume_from)
+        if self.checked is not None and (self.dry_run or self.stop_first):
+            other = "dry_run"
+            if self.stop_first:
+                other = "stop_first"
+            what = f"checked and {other} exclude each other."
+            raise UserError(what, "", "Leave one of them out.", field="checked")
 
 
 def _settings(asked: _Asked, old: RunDirectory | None, step: int | None) -> Resolved | ResolvedFile:
@@ -540,15 +562,20 @@ def _rehearsed(plan: RunPlan, start: NextStep, reward: Check, facts: dict[str, A
                 following = then(test, following)
             else:
                 following = test
-    refusal = plan.refusal
+    refusal, plan_of, field = plan.refusal, "", None
     if refusal is not None:
+        field = refusal.details.get("field")
         following = next_call(TOOL, _corrected(refusal, start))
+    else:
+        plan_of = fingerprint(plan)
     return Started(
         dry_run=True,
         ok=refusal is None,
         checks=checks,
         **facts,
         **nonempty(
+            plan=plan_of,
+            field=field,
             estimate=plan.estimate.facts if plan.estimate else None,
             warnings=[plan.busy] if plan.busy else [],
         ),
@@ -582,14 +609,16 @@ def _reward_check(settings: Settings, draft: str) -> Check:
 
 
 def _started(
-    plan: RunPlan, start: NextStep, reward: Check, facts: dict[str, Any], key: str | None
+    plan: RunPlan, asked: _Asked, reward: Check, facts: dict[str, Any], key: str | None
 ) -> Started:
     """The run of the plan; that of the key, where another call has started one meanwhile."""
     run_id = new_run_id()
     try:
+        if asked.checked is not None and plan.refusal is None:
+            check_unchanged(plan, asked.checked)
         run = start_run(plan, run_id=run_id, idempotency_key=key)
-    except (InvalidConfig, RunGoesOn, CheckpointMissing) as error:
-        raise _corrected(error, start) from error.__cause__
+    except (InvalidConfig, RunGoesOn, CheckpointMissing, PlanChanged) as error:
+        raise _corrected(error, asked.start) from error.__cause__
     if run.run_id != run_id:
         return _already_started(run)
     warnings = plan.warnings

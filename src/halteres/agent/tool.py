@@ -230,6 +230,8 @@ class Caller:
     host_wait_s: float | None = None
     # whether nothing stands between the call and its caller that limits how long it takes
     has_no_host: bool = False
+    # whether answers are as long as they are: the page reads them, and no model does
+    takes_all: bool = False
 
     @classmethod
     def own(

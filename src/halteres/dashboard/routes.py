@@ -1,5 +1,8 @@
 """The page's routes: its files, the session that lets a browser in, what it reads of runs, the
 tools' own answers.
+
+A run is started, or gone on from, by the tools alone: each view of the page has a draft of its own,
+which it selects with edits, checks and starts as an agent does.
 """
 
 from __future__ import annotations
@@ -32,6 +35,8 @@ from halteres.agent.transports.access import (
     refuse_outside_page,
 )
 from halteres.agent.transports.http_routes import Calls, arguments_of
+from halteres.config.discovery import discover
+from halteres.config.edits import Word
 from halteres.dashboard.chat import MOST_ANSWERS, ChatAnswer, chat_of, question_of
 from halteres.dashboard.curves import curves_of
 from halteres.dashboard.events import MOST_STREAMS, Events
@@ -40,6 +45,7 @@ from halteres.dashboard.runs import (
     change_notes_of,
     evaluations_of,
     list_of_runs,
+    origin_of,
     settings_of,
     view_of,
 )
@@ -51,6 +57,8 @@ from halteres.runs.reading.usage import usage_columns
 from halteres.standalone_page import STATIC
 
 ASSETS = "/ui"  # where the page's own files are; they tell nothing of a run, and are open
+
+OWN_DRAFT = "page-"  # how the handles begin of drafts that the page's views work on
 
 Endpoint = Callable[[Request], Awaitable[Response]]
 
@@ -150,12 +158,14 @@ def page_routes(calls: Calls, write: Callable[[NextStep], str]) -> list[BaseRout
 
         return endpoint
 
+    on_draft = partial(_of_draft, calls, write)
     guarded: list[tuple[str, str, Endpoint]] = [
         ("GET", "/api/events", events),
         ("GET", "/api/runs", runs),
         ("GET", "/api/compare", compare),
         ("GET", "/api/runs/{run_id}", _of_run(partial(view_of, write=write))),
         ("GET", "/api/runs/{run_id}/metrics", _metrics),
+        ("GET", "/api/runs/{run_id}/origin", _of_run(origin_of)),
         ("GET", "/api/runs/{run_id}/settings", _of_run(settings_of)),
         ("GET", "/api/runs/{run_id}/evals", _of_run(evaluations_of)),
         ("GET", "/api/runs/{run_id}/usage", _of_run(usage_columns)),
@@ -168,6 +178,10 @@ def page_routes(calls: Calls, write: Callable[[NextStep], str]) -> list[BaseRout
         ("POST", "/api/runs/{run_id}/chat", ask),
         ("POST", "/api/runs/{run_id}/stop", stop),
         ("POST", "/api/runs/{run_id}/notes", _notes),
+        ("GET", "/api/environments", _environments),
+        ("POST", "/api/drafts/{draft}/select", on_draft("rl_select_environment")),
+        ("POST", "/api/drafts/{draft}/settings", on_draft("rl_get_current_config", detail="full")),
+        ("POST", "/api/drafts/{draft}/start", on_draft("rl_start_training")),
     ]
     guard = [Middleware(WithHeaders), Middleware(Guard, refusal=refuse_outside_page)]
     routes = [
@@ -175,6 +189,21 @@ def page_routes(calls: Calls, write: Callable[[NextStep], str]) -> list[BaseRout
         for method, path, endpoint in guarded
     ]
     return [*_open_routes(), *routes]
+
+
+def _of_draft(calls: Calls, write: Callable[[NextStep], str], name: str, **fixed: Any) -> Endpoint:
+    """The endpoint that calls a tool on a draft of the page's own, never on an agent's."""
+
+    async def endpoint(request: Request) -> Response:
+        given = {**await arguments_of(request), **fixed}
+        given["draft"] = f"{OWN_DRAFT}{request.path_params['draft']}"
+        typed = given.get("changes")
+        if isinstance(typed, dict):
+            given["changes"] = {key: _as_typed(value) for key, value in typed.items()}
+        reply = await calls.reply(request, name, given, takes_all=True, write=write)
+        return answer(reply.body, reply.status)
+
+    return endpoint
 
 
 def _of_run(reader: Callable[[RunDirectory], dict[str, Any]]) -> Endpoint:
@@ -203,6 +232,19 @@ async def _notes(request: Request) -> Response:
     return await _of_run(lambda run: change_notes_of(run, wanted))(request)
 
 
+async def _environments(_: Request) -> Response:
+    """GET /api/environments: what a new run can be of, of a family every variant."""
+    return await _read(_known_environments)
+
+
+def _known_environments() -> dict[str, Any]:
+    rows = [
+        {"name": one.name, "description": one.description, "variants": list(one.members)}
+        for one in discover().environments
+    ]
+    return {"environments": rows}
+
+
 async def _groups(request: Request) -> Response:
     """GET /api/runs/{id}/groups?step=N&search=TEXT: the groups of a step, in brief."""
     query = request.query_params
@@ -217,6 +259,13 @@ async def _group(request: Request) -> Response:
     """GET /api/runs/{id}/groups/{step}/{place}: one of them, with every answer."""
     step, place = request.path_params["step"], request.path_params["place"]
     return await _of_run(lambda run: group_of_step(run, step, place))(request)
+
+
+def _as_typed(value: Any) -> Any:
+    """The value of a setting; a text is read as one that was typed, by the type of the setting."""
+    if isinstance(value, str):
+        return Word(value)
+    return value
 
 
 def _given(request: Request, queries: Sequence[str]) -> dict[str, Any]:

@@ -28,9 +28,9 @@ from halteres.runs.reading.alerts import Alert
 from halteres.runs.reading.evaluations import before_and_after, evaluations
 from halteres.runs.reading.logs import log_tail
 from halteres.runs.reading.progress import conditions
-from halteres.runs.reading.report import RunReport, report_of
+from halteres.runs.reading.report import RunReport, environment_of, report_of
 from halteres.runs.reading.rollouts import steps_of
-from halteres.runs.state import RunUnreadable
+from halteres.runs.state import RunState, RunUnreadable
 from halteres.short_texts import clipped, shortened, size_of
 
 ERROR_LENGTH = 200  # characters of an error in the list; the run's own page has the whole sentence
@@ -170,6 +170,7 @@ def view_of(run: RunDirectory, write: Callable[[NextStep], str]) -> dict[str, An
         "status": state.status,
         "phase": state.phase,
         "terminal": state.terminal,
+        "can_go_on": _can_go_on(run, state),
         "note": " · ".join(notes) or None,
         "notes": notes_of(run),
         "policy": state.policy,
@@ -205,6 +206,27 @@ def view_of(run: RunDirectory, write: Callable[[NextStep], str]) -> dict[str, An
         "next": _lines(report.next, write),
         "now": report.at,
     }
+
+
+def origin_of(run: RunDirectory) -> dict[str, Any]:
+    """The run's name, and its environment as the tools select it.
+
+    Raises:
+        UserError: the run trains on a file, and has no environment.
+    """
+    state = run.state()
+    if state.kind != "rl":
+        raise UserError(
+            f"Run {run.run_id} is not started again from this page.",
+            f"It has no environment: it trains on a file, by {state.kind}.",
+            "Use rl_start_training with data, or rl_train_reward_model.",
+        )
+    return {"name": state.name, "environment": environment_of(state)}
+
+
+def _can_go_on(run: RunDirectory, state: RunState) -> bool:
+    """Whether another run can begin where this one ended."""
+    return state.terminal and state.kind == "rl" and run.newest_checkpoint() is not None
 
 
 def notes_of(run: RunDirectory) -> dict[str, Any]:

@@ -89,6 +89,7 @@ class Calls:
         limit_s: float | None = None,
         *,
         is_open: bool = False,
+        takes_all: bool = False,
         write: Callable[[NextStep], str] = as_call,
     ) -> Reply:
         """Call a tool for a request whose body was read.
@@ -100,6 +101,7 @@ class Calls:
             limit_s: seconds after which the answer is `not_ready`; what a tool does in a thread
                 goes on.
             is_open: it came without the token.
+            takes_all: the answer is not cut to what a model reads.
             write: how the answer names a call.
         """
         session = request.headers.get(SESSION)
@@ -107,6 +109,7 @@ class Calls:
             caller = Caller(draft=session, write=write)
         else:
             caller = Caller.own(write)
+        caller = replace(caller, takes_all=takes_all)
         if is_open:
             caller = replace(caller, open_threads=self._open_threads)
         work = asyncio.create_task(call(name, arguments, caller), name=name)

@@ -8,6 +8,7 @@ import { badge, fill, h, say } from "./dom.js";
 import { duration, figure } from "./format.js";
 import { latest } from "./latest.js";
 import { AXES } from "./scale.js";
+import { told } from "./settings.js";
 
 const [ALL, REWARD, HELD_OUT] = ["rollouts/score", "reward/mean", "eval/percent_correct"];
 const PAIRS = ["accuracy", "eval_accuracy"];
@@ -169,14 +170,8 @@ function put(value) {
 function settings(differing, runs) {
   const names = Object.keys(differing);
   if (names.length === 0) return h("section", null, h("h2", null, "Settings that differ"), h("p", { class: "quiet" }, "None."));
-  const rows = names.map((name) => h("tr", null, h("th", { scope: "row" }, name), runs.map(({ id }) => h("td", null, text(differing[name]?.[id])))));
+  const rows = names.map((name) => h("tr", null, h("th", { scope: "row" }, name), runs.map(({ id }) => h("td", null, told(differing[name]?.[id])))));
   return table("Settings that differ", ["setting", ...runs.map((run) => run.name)], rows);
-}
-
-function text(value) {
-  if (value === undefined) return "";
-  if (typeof value === "number") return String(Number(value.toPrecision(12)));
-  return typeof value === "string" ? value : JSON.stringify(value);
 }
 
 // Values of settings that the answer names alone, for want of room.

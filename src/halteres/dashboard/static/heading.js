@@ -21,7 +21,8 @@ export function heading(id, { acts = true } = {}) {
   const stop = h("button", { type: "button", class: "danger", on: { click: () => ask(name.textContent) } }, "Stop");
   const chat = h("a", { class: "button", href: `#/chat/${encodeURIComponent(id)}` }, "Chat");
   const written = notes(id, { acts });
-  const element = h("header", { class: "head" }, h("div", { class: "bar" }, state, name, chat, stop), about, written.element, note, waits, progress, facts, dialog);
+  const [again, resume] = [["again", "Start again with changes"], ["resume", "Resume"]].map(([way, label]) => h("button", { type: "button", on: { click: () => (location.hash = `#/${way}/${encodeURIComponent(id)}`) } }, label));
+  const element = h("header", { class: "head" }, h("div", { class: "bar" }, state, name, chat, resume, again, stop), about, written.element, note, waits, progress, facts, dialog);
   let held = null;
   let last = null;
 
@@ -67,6 +68,7 @@ export function heading(id, { acts = true } = {}) {
       progress.className = view.status;
       chat.hidden = view.kind === "reward" || !acts;
       stop.hidden = view.terminal || !acts;
+      [again.hidden, resume.hidden] = [view.kind !== "rl" || !acts, !view.can_go_on || !acts];
       stop.disabled = view.status === "stopping";
       tell();
     },

@@ -24,7 +24,7 @@ export function listView() {
   const tag = h("select", { "aria-label": "Only runs with the tag", hidden: true });
   const list = h("div", { class: "runs" });
   const chosen = h("div", { class: "bar chosen", role: "status", hidden: true });
-  const element = h("section", null, h("div", { class: "bar" }, h("h1", null, "Runs"), tag, filter), said, chosen, list);
+  const element = h("section", null, h("div", { class: "bar" }, h("h1", null, "Runs"), h("a", { class: "button", href: "#/new/" }, "New run"), tag, filter), said, chosen, list);
   filter.addEventListener("input", sift);
   tag.addEventListener("change", sift);
 

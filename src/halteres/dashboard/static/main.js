@@ -6,14 +6,24 @@ import { say } from "./dom.js";
 import { listView } from "./list.js";
 import { live } from "./live.js";
 import { runView } from "./run.js";
+import { startView } from "./start.js";
 
 const main = document.getElementById("main");
 const connection = document.getElementById("connection");
 let view = null;
 
-// What the address names: a run, or a chat with it, runs to be compared, or none of them.
+// The views that an address names, with what stands behind its name. A new run may have nothing there.
+const VIEWS = {
+  runs: runView,
+  chat: chatView,
+  compare: (names) => compareView(names.split(",")),
+  again: (id) => startView("again", id),
+  resume: (id) => startView("resume", id),
+  new: (environment) => startView("new", environment),
+};
+
 function named() {
-  const [, what, name] = /^#\/(runs|compare|chat)\/([^/]+)/.exec(location.hash) ?? [];
+  const [, what, name] = /^#\/(\w+)\/([^/]*)/.exec(location.hash) ?? [];
   try {
     return [what, name === undefined ? "" : decodeURIComponent(name)];
   } catch {
@@ -25,11 +35,9 @@ function show() {
   if (location.hash.startsWith("#token=")) history.replaceState(null, "", "/");
   const [what, name] = named();
   view?.close();
-  if (what === "runs") view = runView(name);
-  else if (what === "chat") view = chatView(name);
-  else if (what === "compare") view = compareView(name.split(","));
-  else view = listView();
-  document.title = what === undefined ? "Halteres" : `${name} · Halteres`;
+  const isNamed = Object.hasOwn(VIEWS, what) && (name || what === "new");
+  view = isNamed ? VIEWS[what](name) : listView();
+  document.title = isNamed && name ? `${name} · Halteres` : "Halteres";
   main.replaceChildren(view.element);
   scrollTo(0, 0);
 }

@@ -41,6 +41,7 @@ export function settings(id) {
   };
 }
 
-function told(value) {
+export function told(value) {
+  if (typeof value === "number") return String(Number(value.toPrecision(12)));
   return typeof value === "string" ? value : JSON.stringify(value);
 }

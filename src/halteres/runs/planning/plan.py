@@ -7,8 +7,10 @@ to go on from, every finding, and an estimate where one is asked for. Tools, com
 
 from __future__ import annotations
 
+import hashlib
+import json
 from dataclasses import dataclass, replace
-from typing import Literal
+from typing import Any, Literal
 
 from halteres.config import environ
 from halteres.config.file_training import FileTraining
@@ -17,7 +19,8 @@ from halteres.config.operator_policy import Policy, how_to_unlock, load_policy
 from halteres.config.program import EnvironmentProgram
 from halteres.config.resolution import Resolved
 from halteres.config.settings import InferenceSettings, Settings
-from halteres.errors import HalteresError
+from halteres.errors import Conflict, HalteresError, UserError
+from halteres.files import sha256_of
 from halteres.runs.directory import RunDirectory
 from halteres.runs.planning import resources
 from halteres.runs.planning.checks import (
@@ -50,6 +53,7 @@ from halteres.runs.planning.models import (
 from halteres.runs.planning.program_checks import examine_program
 from halteres.runs.planning.resources import Machine
 from halteres.runs.planning.resume_point import ResumePoint, resume_point
+from halteres.short_texts import clipped
 
 Effort = Literal["none", "remembered", "measured"]
 """What an estimate may cost: nothing, and there is none; what is known already; an engine that is
@@ -97,6 +101,65 @@ class RunPlan:
         if failure is not None:
             failure.details.setdefault("checks", [check.facts for check in self.checks])
         return failure
+
+
+class PlanChanged(Conflict):
+    """What would start is not what a dry run has checked."""
+
+    code = "plan_changed"
+
+
+PARTS = ("settings", "environment's file", "checkpoint", "operator's policy")
+"""What a run is made of, in the order of a fingerprint."""
+
+DIGEST_LENGTH = 8  # hex digits of one part of a fingerprint
+
+
+def fingerprint(plan: RunPlan) -> str:
+    """A digest of each of `PARTS`, with `-` between: plans with the same fingerprint start the same
+    run. What was measured is no part of it.
+    """
+    settings: dict[str, Any] = {
+        "settings": plan.settings.model_dump(mode="json"),
+        "service": plan.service_url,
+    }
+    if plan.training is not None:
+        settings["training"] = plan.training.model_dump(mode="json")
+    file = None
+    if plan.environment is not None:
+        file = sha256_of(plan.environment.path)
+    checkpoint = None
+    if plan.resume is not None:
+        checkpoint = [plan.resume.run.run_id, plan.resume.step]
+    parts = (settings, file, checkpoint, plan.policy.model_dump(mode="json"))
+    return "-".join(map(_digest, parts))
+
+
+def _digest(part: Any) -> str:
+    text = json.dumps(part, sort_keys=True, default=str)
+    return hashlib.sha256(text.encode()).hexdigest()[:DIGEST_LENGTH]
+
+
+def check_unchanged(plan: RunPlan, before: str) -> None:
+    """That the plan is the one with this fingerprint.
+
+    Raises:
+        PlanChanged: it is another; `changed` names the parts.
+        UserError: this is no fingerprint.
+    """
+    try:
+        pairs = zip(PARTS, before.split("-"), fingerprint(plan).split("-"), strict=True)
+        changed = [part for part, old, new in pairs if old != new]
+    except ValueError as error:
+        raise UserError(
+            f"'{clipped(before, 80)}' is no plan of a dry run.",
+            f"It has {len(PARTS)} parts.",
+            "Give `plan` as the dry run answered it.",
+            field="checked",
+        ) from error
+    if changed:
+        why = f"Changed since: {' and '.join(f'the {part}' for part in changed)}."
+        raise PlanChanged("What would start now is not what was checked.", why, changed=changed)
 
 
 def plan_run(

@@ -1,0 +1,107 @@
+// A run before it begins: its settings, what the tools' dry run says of them, the start of what was checked.
+// Owns: what was typed. Never: judges a value, or starts what was not checked: the tools do, as they do for agents.
+
+import { get, post, runPath } from "./api.js";
+import { fill, h, say } from "./dom.js";
+import { between } from "./format.js";
+import { told } from "./settings.js";
+
+// way: "again" or "resume", with a run's id; "new", with an environment's name or none
+export function startView(way, name) {
+  const verb = { again: "Start again: ", resume: "Resume ", new: "New run " }[way];
+  const draft = String(crypto.getRandomValues(new Uint32Array(1))[0]); // of this view alone
+  const tool = (what, given = {}) => post(`/api/drafts/${draft}/${what}`, given);
+  const title = h("h1", null, verb + name);
+  const said = h("p", { class: "quiet", role: "status" }, "Reading the settings …");
+  const fields = h("div", { class: "notes-form", on: { input: typed } });
+  const [changes, more, verdict] = [h("ul"), h("details"), h("div", { class: "example", role: "status" })];
+  const [check, start] = ["Check", "Start"].map((label) => h("button", { type: "submit", class: label === "Start" ? "button" : null }, label));
+  const plan = h("section", { class: "plan" }, h("h2", null, "What you change"), changes, h("div", { class: "choices" }, check, start), verdict);
+  const form = h("form", { class: "columns", hidden: true, on: { submit: send } }, h("section", null, h("h2", null, "Settings"), fields), plan);
+  const element = h("article", null, h("p", { class: "back" }, h("a", { href: "#/" }, "← All runs")), title, said, form);
+  let [rows, checked, busy, closed, origin] = [[], null, false, false, { name, environment: name }];
+  const select = (edits) => tool("select", { name: origin.environment, settings_of: way === "new" ? null : name, changes: edits });
+  const edited = () => Object.fromEntries(rows.filter((row) => row.isChanged()).map((row) => [row.name, row.control.value]));
+  const run = (how) => tool("start", way === "resume" ? { ...how, resume_from: name, changes: edited() } : how);
+
+  async function open() {
+    const link = (one) => h("div", null, h("a", { href: `#/new/${encodeURIComponent(one)}` }, one));
+    const line = ({ name: one, description, variants }) => [h("dt", null, link(one)), h("dd", null, description, variants.length ? h("details", null, h("summary", null, `${variants.length} variants`), variants.map(link)) : null)];
+    if (name === "") return fill(element, title, h("section", null, h("h2", null, "Environments"), h("dl", { class: "processes" }, (await get("/api/environments")).environments.map(line))));
+    if (way !== "new") origin = await get(runPath(name, "origin"));
+    say(title, verb + origin.name);
+    const { config, differs = {}, warnings = [] } = await select({});
+    say(said, [...Object.entries(differs).map(([one, [there, here]]) => `${one} is ${told(here)} here, and was ${told(there)} in that run.`), ...warnings].join(" "));
+    const { configurable_fields: free, locked_fields: locked } = await tool("settings");
+    rows = [...free, ...locked].filter((one) => one.same_as === undefined).map(settingRow);
+    const first = ["name", ...Object.keys(config)].map((one) => rows.find((row) => row.name === one)).filter(Boolean);
+    fill(more, h("summary", null, "All other settings"), rows.filter((row) => !first.includes(row)).map((row) => row.element));
+    fill(fields, first.map((row) => row.element), more);
+    form.hidden = false;
+    typed();
+  }
+
+  function typed() {
+    [checked, start.disabled] = [null, true]; // what was checked is no longer what would be started
+    rows.forEach((row) => row.element.classList.toggle("changed", row.isChanged()));
+    fill(changes, rows.filter((row) => row.isChanged()).map((row) => h("li", null, h("b", null, row.name), ` ${row.opened} → ${row.control.value}`)));
+  }
+
+  async function send(event) {
+    event.preventDefault();
+    if (busy) return;
+    const [isStart, asked] = [event.submitter === start, JSON.stringify(edited())];
+    busy = start.disabled = true;
+    complain([]);
+    say(verdict, isStart ? "Starting …" : "Checking; where the engine's speed is not known, it is measured …");
+    try {
+      if (isStart) {
+        const { run_id: id } = await run({ checked, idempotency_key: `page-${draft}-${checked}` });
+        return closed || (location.hash = `#/runs/${encodeURIComponent(id)}`);
+      }
+      if (way !== "resume") await select(edited());
+      const found = await run({ dry_run: true });
+      fill(verdict, planned(found));
+      complain([{ field: found.field, rule: found.checks.find((one) => one.problem)?.problem }]);
+      if (asked === JSON.stringify(edited())) [checked, start.disabled] = [found.plan, !found.ok];
+    } catch ({ message, body = {} }) {
+      fill(verdict, h("p", { class: "problem", role: "alert" }, message), body.problems ? null : h("p", null, body.code === "plan_changed" ? "Check it again." : body.next));
+      complain(body.problems ?? [{ field: body.field, rule: message }]);
+    }
+    busy = false;
+  }
+
+  function complain(problems) {
+    for (const { name: short, key, control, problem } of [...rows].reverse()) {
+      const rule = problems.find(({ field }) => field === short || field === key)?.rule ?? "";
+      say(problem, rule);
+      control.setAttribute("aria-invalid", rule !== "");
+      more.open ||= rule !== "" && more.contains(control);
+      if (rule) control.focus(); // the first at last
+    }
+  }
+
+  open().catch(({ message, body }) => say(said, [message, body?.next].filter(Boolean).join(" ")));
+  return { element, changed() {}, close: () => (closed = true) };
+}
+
+function settingRow({ name, section, type, allowed, current_value: now, ...one }) {
+  const choices = /^bool/.test(type) ? [true, false] : /^str( \| None)?$/.test(type) ? allowed : undefined;
+  const options = choices && [...choices, ...(type.endsWith("None") ? [null] : [])].map((value) => h("option", null, told(value)));
+  const control = h(options ? "select" : /\n|.{40}/.test(told(now)) ? "textarea" : "input", { disabled: "locked_value" in one, "aria-label": name, autocomplete: "off" }, options);
+  const problem = h("span", { class: "problem", role: "alert" });
+  const help = [one.why ? `Locked: ${one.why}` : "", one.description, type, one.range].filter(Boolean).join(" · ");
+  const element = h("label", null, h("span", null, name), control, h("span", { class: "quiet" }, help), problem);
+  control.value = told(now);
+  const opened = control.value; // as the control has it: line ends are its own
+  return { name, key: `${section}.${name}`, opened, control, problem, element, isChanged: () => control.value !== opened };
+}
+
+function planned({ ok, message, estimate, checks, warnings = [], next }) {
+  const { step_s: step, total_min: total, peak_gb: peak, basis } = estimate ?? {};
+  const takes = estimate && `Takes ${between(total)}, a step ${between(step.map((s) => s / 60))}, memory up to ${peak ?? "–"} GB. Basis: ${basis}.`;
+  const lines = [message, takes, ...warnings.map((one) => `⚠ ${one}`), ok ? null : `Next: ${next}`].filter(Boolean);
+  const facts = (found) => Object.entries(found).map(([name, fact]) => h("div", null, `${name}: ${told(fact)}`));
+  const row = ({ check, ok: holds, ...found }) => [h("dt", null, `${holds ? "✓" : found.problem ? "✗" : "⚠"} ${check}`), h("dd", null, facts(found))];
+  return [h("p", { class: ok ? "score good" : "score bad" }, ok ? "A run can begin so." : "No run can begin so."), lines.map((line) => h("p", null, line)), h("h3", null, "Checks"), h("dl", { class: "processes" }, checks.map(row))];
+}
