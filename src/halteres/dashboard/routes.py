@@ -42,6 +42,11 @@ from halteres.dashboard.runs import (
     settings_of,
     view_of,
 )
+from halteres.dashboard.training_runs import (
+    list_of_training_runs,
+    training_metrics,
+    view_of_training_run,
+)
 from halteres.errors import UserError
 from halteres.next_step import NextStep
 from halteres.redaction import Redactor
@@ -155,6 +160,9 @@ def page_routes(calls: Calls, write: Callable[[NextStep], str]) -> list[BaseRout
         ("GET", "/api/runs/{run_id}/groups", _groups),
         ("GET", "/api/runs/{run_id}/groups/{step:int}/{place:int}", _group),
         ("GET", "/api/runs/{run_id}/logs", of_tool("rl_get_logs", "role", "lines", "grep")),
+        ("GET", "/api/training_runs", _training_runs),
+        ("GET", "/api/training_runs/{id}", _training_run),
+        ("GET", "/api/training_runs/{id}/metrics", _training_metrics),
         ("POST", "/api/runs/{run_id}/stop", stop),
         ("POST", "/api/runs/{run_id}/notes", _notes),
     ]
@@ -184,6 +192,23 @@ async def _metrics(request: Request) -> Response:
     return await _of_run(
         lambda run: curves_of(run.path / "metrics.jsonl").columns(names, within=within)
     )(request)
+
+
+async def _training_runs(_: Request) -> Response:
+    """GET /api/training_runs: those of scripts of the Tinker SDK."""
+    return await _read(list_of_training_runs)
+
+
+async def _training_run(request: Request) -> Response:
+    """GET /api/training_runs/{id}: one of them, with its checkpoints."""
+    return await _read(view_of_training_run, request.path_params["id"])
+
+
+async def _training_metrics(request: Request) -> Response:
+    """GET /api/training_runs/{id}/metrics?names=A,B&first=STEP&last=STEP: as those of a run."""
+    names = request.query_params.get("names", "").split(",")
+    within = _steps_between(request)
+    return await _read(training_metrics, request.path_params["id"], names, within)
 
 
 async def _notes(request: Request) -> Response:
