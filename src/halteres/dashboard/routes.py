@@ -6,7 +6,7 @@ from __future__ import annotations
 
 import asyncio
 import re
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import Awaitable, Callable, Collection, Sequence
 from functools import partial
 from typing import Any
 
@@ -33,7 +33,7 @@ from halteres.agent.transports.access import (
 )
 from halteres.agent.transports.http_routes import Calls, arguments_of
 from halteres.dashboard.curves import curves_of
-from halteres.dashboard.events import MOST_STREAMS, Events
+from halteres.dashboard.events import MOST_STREAMS, SERVICES, Events
 from halteres.dashboard.rollout_groups import group_of_step, groups_of_step
 from halteres.dashboard.runs import (
     change_notes_of,
@@ -43,7 +43,7 @@ from halteres.dashboard.runs import (
     view_of,
 )
 from halteres.dashboard.training_runs import (
-    list_of_training_runs,
+    rows_of_training_runs,
     training_metrics,
     view_of_training_run,
 )
@@ -121,7 +121,7 @@ def page_routes(calls: Calls, write: Callable[[NextStep], str]) -> list[BaseRout
     async def runs(request: Request) -> Response:
         """GET /api/runs, GET /api/runs?ids=A,B."""
         ids = request.query_params.get("ids")
-        return await _read(list_of_runs, None if ids is None else set(ids.split(",")))
+        return await _read(_rows, None if ids is None else set(ids.split(",")))
 
     async def stop(request: Request) -> Response:
         """POST /api/runs/{id}/stop {mode}."""
@@ -160,7 +160,6 @@ def page_routes(calls: Calls, write: Callable[[NextStep], str]) -> list[BaseRout
         ("GET", "/api/runs/{run_id}/groups", _groups),
         ("GET", "/api/runs/{run_id}/groups/{step:int}/{place:int}", _group),
         ("GET", "/api/runs/{run_id}/logs", of_tool("rl_get_logs", "role", "lines", "grep")),
-        ("GET", "/api/training_runs", _training_runs),
         ("GET", "/api/training_runs/{id}", _training_run),
         ("GET", "/api/training_runs/{id}/metrics", _training_metrics),
         ("POST", "/api/runs/{run_id}/stop", stop),
@@ -194,13 +193,18 @@ async def _metrics(request: Request) -> Response:
     )(request)
 
 
-async def _training_runs(_: Request) -> Response:
-    """GET /api/training_runs: those of scripts of the Tinker SDK."""
-    return await _read(list_of_training_runs)
+def _rows(only: Collection[str] | None) -> dict[str, Any]:
+    """The list of runs; where services are among what has changed, with the training runs of
+    scripts.
+    """
+    body = list_of_runs(only)
+    if only is None or SERVICES in only:
+        body["runs"] += rows_of_training_runs()
+    return body
 
 
 async def _training_run(request: Request) -> Response:
-    """GET /api/training_runs/{id}: one of them, with its checkpoints."""
+    """GET /api/training_runs/{id}: that of a script of the Tinker SDK, with its checkpoints."""
     return await _read(view_of_training_run, request.path_params["id"])
 
 

@@ -1,5 +1,5 @@
-"""Training runs that scripts of the Tinker SDK made in this user's services, as the page shows them:
-the list of all, one with its checkpoints, its curves.
+"""Training runs that scripts of the Tinker SDK made in this user's services, as the page shows
+them: the list of all, one with its checkpoints, its curves.
 
 Owns: which folders are looked at. Never: asks a service, or lists what a run of ours has trained:
 that has its own place on the page.
@@ -10,9 +10,9 @@ from __future__ import annotations
 import json
 import os
 import time
-from collections.abc import Collection, Iterator
+from collections.abc import Collection, Iterator, Mapping
 from contextlib import suppress
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
@@ -22,10 +22,10 @@ from halteres.dashboard.curves import curves_of, spark_of
 from halteres.errors import NotFound, boundary
 from halteres.files import NOT_JSON, UnreadableFile, read_json, tail
 from halteres.redaction import Redactor
-from halteres.runs.directory import known_runs
+from halteres.runs.directory import UNREADABLE, known_runs
 from halteres.runs.state import is_locked
 from halteres.service.keys import LOCAL
-from halteres.service.running_services import state_folders
+from halteres.service.running_services import read_cards, state_folders
 from halteres.service.training_metrics import metrics_file
 from halteres.service.training_run_records import (
     JournalUnreadable,
@@ -36,7 +36,7 @@ from halteres.service.training_runs import RUN_KEY
 from halteres.short_texts import clipped
 
 MOST = 200  # that are listed; the newest
-MOST_LABELS, LABEL_LENGTH = 8, 60  # of one; characters
+MOST_METADATA, LENGTH = 8, 60  # of one; characters of each, and of a name
 IDLE_S = 600.0  # without a request
 
 FINISHED = {"success": "completed", "errored": "failed", "interrupted": "stopped"}
@@ -67,15 +67,12 @@ class Service:
         return cls(folder, url)
 
 
-def list_of_training_runs() -> dict[str, Any]:
-    """The newest training runs of all services, the newest first.
-
-    Returns:
-        {training_runs: [...], total: how many there are, unreadable: a sentence for each service
-        whose folder cannot be read, now: the clock that their times are of}.
+def rows_of_training_runs() -> list[dict[str, Any]]:
+    """The newest training runs of all services as rows of the list of runs (`list_of_runs`), and a
+    row for each service whose folder cannot be read.
     """
     found: list[tuple[Service, TrainingRunRecord]] = []
-    unreadable: list[str] = []
+    unreadable: list[dict[str, Any]] = []
     for folder in state_folders():
         try:
             # whatever is wrong with one folder, the others stay
@@ -83,14 +80,9 @@ def list_of_training_runs() -> dict[str, Any]:
                 service = Service.of(folder)
                 found += [(service, run) for run in _foreign(read_training_runs(folder))]
         except JournalUnreadable as error:
-            unreadable.append(error.sentence)
+            unreadable.append(_unreadable_row(folder, error))
     found.sort(key=lambda pair: pair[1].created_at, reverse=True)
-    return {
-        "training_runs": [_row(service, run) for service, run in found[:MOST]],
-        "total": len(found),
-        "unreadable": unreadable,
-        "now": time.time(),
-    }
+    return [*unreadable, *(_row(service, run) for service, run in found[:MOST])]
 
 
 def view_of_training_run(training_run: str) -> dict[str, Any]:
@@ -98,20 +90,25 @@ def view_of_training_run(training_run: str) -> dict[str, Any]:
 
     Raises:
         NotFound: no service of this user has one of this id.
+        JournalUnreadable: none of those that can be read; there are others.
     """
     service, run = _find(training_run)
-    checkpoints = [
-        {
-            "path": one.path,
-            "version": one.version,
-            "size_bytes": one.size_bytes,
-            "public": one.public,
-            "created_at": one.created_at,
-            "expires_at": one.expires_at,
-        }
-        for one in reversed(run.checkpoints)
-    ]
-    return {**_row(service, run), "saved": checkpoints, "now": time.time()}
+    return {
+        "id": run.id,
+        "name": _name(run),
+        "model": run.base_model,
+        "rank": run.rank,
+        "owner": _owner(run),
+        "said": [*run.tags, *_metadata(run)],
+        "status": _status(service, run),
+        "service": service.url,
+        "folder": str(service.folder),
+        "created_at": run.created_at,
+        "last_request_at": run.last_request_at,
+        "step": _last_step(service, run),
+        "checkpoints": [asdict(one) for one in reversed(run.checkpoints)],
+        "now": time.time(),
+    }
 
 
 def training_metrics(
@@ -126,7 +123,8 @@ def training_metrics(
 
 
 def service_stamps() -> Iterator[object]:
-    """Something that differs once a service of this user has recorded anything."""
+    """Something that differs once a service of this user has recorded anything, began or ended."""
+    yield from (card.is_live for card in read_cards())
     for folder in state_folders():
         for name in ("journal.sqlite", "journal.sqlite-wal", "service.json"):
             with suppress(OSError):
@@ -135,12 +133,17 @@ def service_stamps() -> Iterator[object]:
 
 
 def _find(training_run: str) -> tuple[Service, TrainingRunRecord]:
+    unreadable: JournalUnreadable | None = None
     for folder in state_folders():
-        with suppress(JournalUnreadable):
+        try:
             for run in read_training_runs(folder, only=training_run):
                 return Service.of(folder), run
+        except JournalUnreadable as error:
+            unreadable = error
+    if unreadable is not None:
+        raise unreadable
     raise NotFound(
-        f"There is no training run '{clipped(training_run, LABEL_LENGTH)}' in your services.",
+        f"There is no training run '{clipped(training_run, LENGTH)}' in your services.",
         "Its service kept its state elsewhere, or the folder is gone.",
     )
 
@@ -154,28 +157,73 @@ def _foreign(runs: Collection[TrainingRunRecord]) -> list[TrainingRunRecord]:
     return [run for run in runs if named[run.id] not in ours]
 
 
+_ROW: Mapping[str, Any] = {
+    "environment": "Tinker script",
+    "kind": "script",
+    "phase": None,
+    "total_steps": 0,
+    "evaluation": None,
+    "alerts": [],
+    "error": None,
+}
+"""What is the same in every row."""
+
+
 def _row(service: Service, run: TrainingRunRecord) -> dict[str, Any]:
-    file = metrics_file(service.folder, run.id)
-    spark = spark_of(file, "sft")
-    owner = None
-    if run.tenant != LOCAL:
-        owner = run.tenant
+    status = _status(service, run)
+    ended_at = None
+    if status != "running":
+        ended_at = run.last_request_at
+    model = f"{run.base_model}, rank {run.rank or '?'}"
+    owner = _owner(run)
+    if owner is not None:
+        model += f", of {owner}"
+    about = " · ".join([model, *_metadata(run)])
+    spark = spark_of(metrics_file(service.folder, run.id), "sft")
     return {
-        "id": run.id,
-        "model": run.base_model,
-        "rank": run.rank,
-        "owner": owner,
-        "labels": _labels(run),
-        "status": _status(service, run),
-        "service": service.url,
-        "folder": str(service.folder),
+        **_ROW,
+        "run_id": run.id,
+        "name": _name(run),
+        "model": about,
+        "status": status,
+        "step": _last_step(service, run),
         "created_at": run.created_at,
-        "last_request_at": run.last_request_at,
-        "steps": _last_step(file, run),
-        "loss": spark.reward,
+        "ended_at": ended_at,
+        "reward": spark.reward,
         "curve": [float(f"{value:.4g}") for value in spark.rewards],
-        "checkpoints": len(run.checkpoints),
+        "tags": list(run.tags),
     }
+
+
+def _unreadable_row(folder: Path, error: JournalUnreadable) -> dict[str, Any]:
+    changed_at = 0.0
+    with suppress(OSError):
+        changed_at = folder.stat().st_mtime
+    return {
+        **_ROW,
+        "run_id": str(folder),
+        "name": str(folder),
+        "model": "a service's state",
+        "status": UNREADABLE,
+        "step": None,
+        "created_at": changed_at,
+        "ended_at": changed_at,
+        "reward": None,
+        "curve": [],
+        "tags": [],
+        "error": error.sentence,
+    }
+
+
+def _name(run: TrainingRunRecord) -> str:
+    return clipped(run.display_name or run.base_model, LENGTH)
+
+
+def _owner(run: TrainingRunRecord) -> str | None:
+    """The tenant; None on a service without keys."""
+    if run.tenant == LOCAL:
+        return None
+    return run.tenant
 
 
 def _status(service: Service, run: TrainingRunRecord) -> str:
@@ -188,19 +236,18 @@ def _status(service: Service, run: TrainingRunRecord) -> str:
     return "running"
 
 
-def _labels(run: TrainingRunRecord) -> list[str]:
-    """What its client says of it: the session's name and tags, and metadata."""
+def _metadata(run: TrainingRunRecord) -> list[str]:
+    """What its client says of it and of its session."""
     # by its name a value may be a secret
     metadata = Redactor.of_this_process().json({**run.session_metadata, **run.user_metadata})
-    said = [run.display_name or "", *run.tags]
-    said += [f"{name}: {value}" for name, value in metadata.items()]
-    return [clipped(text, LABEL_LENGTH) for text in said if text][:MOST_LABELS]
+    said = [f"{name}: {value}" for name, value in metadata.items()]
+    return [clipped(text, LENGTH) for text in said[:MOST_METADATA]]
 
 
-def _last_step(file: Path, run: TrainingRunRecord) -> int | None:
+def _last_step(service: Service, run: TrainingRunRecord) -> int | None:
     """Optimiser steps behind its weights, as far as anything was recorded of them."""
-    with suppress(OSError, *NOT_JSON, AttributeError):
-        for line in tail(file, 1):
+    with suppress(*NOT_JSON, AttributeError):
+        for line in tail(metrics_file(service.folder, run.id), 1):
             step = json.loads(line).get("step")
             if type(step) is int:
                 return step

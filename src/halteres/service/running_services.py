@@ -56,7 +56,7 @@ def registered_card(url: str, state: Path) -> Iterator[None]:
     file = _folder() / f"{hashlib.sha256(card.state.encode()).hexdigest()[:16]}.json"
     try:
         file.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
-        for other, known in _cards():
+        for other, known in _files():
             if not known.is_live and (known.state == card.state or not Path(known.state).is_dir()):
                 other.unlink(missing_ok=True)
         replace_file(file, msgspec.json.encode(card))
@@ -68,12 +68,16 @@ def registered_card(url: str, state: Path) -> Iterator[None]:
     yield
 
 
+def read_cards() -> list[Card]:
+    """The services that were started under this home, newest first, whether they run or not."""
+    return sorted((card for _, card in _files()), key=lambda card: card.since, reverse=True)
+
+
 def state_folders() -> list[Path]:
     """The state directories of this user's services that are there, whether one runs on them or
     not: the one that `halteres serve` takes by default, then the others, newest first.
     """
-    cards = sorted((card for _, card in _cards()), key=lambda card: card.since, reverse=True)
-    named = [environ.home() / "service", *(Path(card.state) for card in cards)]
+    named = [environ.home() / "service", *(Path(card.state) for card in read_cards())]
     return [folder for folder in dict.fromkeys(named) if folder.is_dir()]
 
 
@@ -83,7 +87,7 @@ def newest_live(within_s: float = 0.0) -> Card | None:
     """
     ends = time.monotonic() + within_s
     while True:
-        live = [card for _, card in _cards() if card.is_live]
+        live = [card for _, card in _files() if card.is_live]
         if live or time.monotonic() >= ends:
             return max(live, key=lambda card: card.since, default=None)
         time.sleep(LOOK_EVERY_S)
@@ -93,7 +97,7 @@ def _folder() -> Path:
     return environ.home() / "services"
 
 
-def _cards() -> Iterator[tuple[Path, Card]]:
+def _files() -> Iterator[tuple[Path, Card]]:
     """Every card of this user's that can be read; another user's service may share the home."""
     for file in _folder().glob("*.json"):
         with suppress(OSError, UnreadableFile):

@@ -46,8 +46,8 @@ from halteres.tokenizer import Tokenizer, load_tokenizer
 FULL_KEEP_S = 60.0
 # how long a session that has finished may ask for samples that are not drawn again
 FINISHED_KEEP_S = 60.0
-# how long a lock that is held is tried again: a reader that asks whether a service runs holds it for
-# an instant
+# how long a lock that is held is tried again: a reader that asks whether a service runs holds it
+# for an instant
 LOOKED_AT_S = 0.2
 GENERATE = "generate"  # inference answered on its own connection, which ended with the earlier life
 

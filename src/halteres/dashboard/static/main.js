@@ -5,14 +5,15 @@ import { say } from "./dom.js";
 import { listView } from "./list.js";
 import { live } from "./live.js";
 import { runView } from "./run.js";
+import { trainingView } from "./training.js";
 
 const main = document.getElementById("main");
 const connection = document.getElementById("connection");
 let view = null;
 
-// What the address names: a run, runs to be compared, or none of them.
+// What the address names: a run, runs to be compared, a training run, or none of them.
 function named() {
-  const [, what, name] = /^#\/(runs|compare)\/([^/]+)/.exec(location.hash) ?? [];
+  const [, what, name] = /^#\/(runs|compare|training)\/([^/]+)/.exec(location.hash) ?? [];
   try {
     return [what, name === undefined ? "" : decodeURIComponent(name)];
   } catch {
@@ -26,6 +27,7 @@ function show() {
   view?.close();
   if (what === "runs") view = runView(name);
   else if (what === "compare") view = compareView(name.split(","));
+  else if (what === "training") view = trainingView(name);
   else view = listView();
   document.title = what === undefined ? "Halteres" : `${name} · Halteres`;
   main.replaceChildren(view.element);
