@@ -174,17 +174,17 @@ def _row(service: Service, run: TrainingRunRecord) -> dict[str, Any]:
     ended_at = None
     if status != "running":
         ended_at = run.last_request_at
-    model = f"{run.base_model}, rank {run.rank or '?'}"
-    owner = _owner(run)
-    if owner is not None:
-        model += f", of {owner}"
-    about = " · ".join([model, *_metadata(run)])
+    about = [f"rank {run.rank or '?'}", *_metadata(run)]
+    if _owner(run) is not None:
+        about.insert(1, f"of {_owner(run)}")
+    if run.display_name:
+        about.insert(0, run.base_model)
     spark = spark_of(metrics_file(service.folder, run.id), "sft")
     return {
         **_ROW,
         "run_id": run.id,
         "name": _name(run),
-        "model": about,
+        "model": " · ".join(about),
         "status": status,
         "step": _last_step(service, run),
         "created_at": run.created_at,
