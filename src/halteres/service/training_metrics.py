@@ -159,8 +159,13 @@ class TrainingMetrics:
         row |= {name: value for name, value in figures.items() if math.isfinite(value)}
         file = metrics_file(self._state, training_run)
         self._rows.setdefault(file, []).append(encoded_row(row))
-        if self._writer is None or self._writer.done():
+        if not self.is_writing:
             self._writer = self._tasks.create_task(self._write(), name="training metrics")
+
+    @property
+    def is_writing(self) -> bool:
+        """There are rows that may not be in their files yet."""
+        return self._writer is not None and not self._writer.done()
 
     async def _write(self) -> None:
         while self._rows:
