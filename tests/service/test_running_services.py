@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import signal
 import subprocess
 import sys
@@ -21,7 +20,13 @@ from halteres.cli import serve
 from halteres.cli.main import app
 from halteres.errors import NotFound
 from halteres.process import Lifeline, identity
-from halteres.service.running_services import Card, newest_live, registered_card
+from halteres.service.running_services import (
+    Card,
+    newest_live,
+    read_cards,
+    registered_card,
+    state_folders,
+)
 
 
 @pytest.fixture(autouse=True)
@@ -41,9 +46,14 @@ def other_process() -> Iterator[subprocess.Popen[bytes]]:
             process.kill()
 
 
-def written(home: Path, name: str, pid: int, since: float) -> None:
+def written(home: Path, name: str, pid: int, since: float, state: Path | None = None) -> None:
     """The card of another service."""
-    card = Card(url=f"http://127.0.0.1/{name}", state=name, since=since, process=identity(pid))
+    card = Card(
+        url=f"http://127.0.0.1/{name}",
+        state=str(state or name),
+        since=since,
+        process=identity(pid),
+    )
     (home / "services").mkdir(exist_ok=True)
     (home / "services" / f"{name}.json").write_bytes(msgspec.json.encode(card))
 
@@ -61,9 +71,12 @@ def test_the_newest_service_that_runs_is_named_whatever_its_state(home: Path) ->
         assert (card := newest_live()) is not None and card.state == "older"
 
 
-def test_a_card_is_there_while_its_service_is_and_takes_those_of_the_dead_away(home: Path) -> None:
+def test_a_card_outlives_its_service_as_long_as_the_state_is_there(home: Path) -> None:
+    (home / "elsewhere").mkdir()
     with other_process() as gone:
-        written(home, "gone", gone.pid, 9e9)
+        written(home, "gone", gone.pid, 3.0)
+        written(home, "before", gone.pid, 2.0, state=home / "elsewhere")
+        written(home, "other", gone.pid, 1.0, state=home)
     (home / "services" / "damaged.json").write_text("{")
     with registered_card("http://127.0.0.1:7", home / "elsewhere"):
         card = newest_live()
@@ -71,11 +84,23 @@ def test_a_card_is_there_while_its_service_is_and_takes_those_of_the_dead_away(h
             "http://127.0.0.1:7",
             str(home / "elsewhere"),
         )
-        assert {file.stem for file in (home / "services").iterdir()} == {
-            str(os.getpid()),
-            "damaged",
-        }
-    assert newest_live() is None
+    assert {card.state for card in read_cards()} == {str(home / "elsewhere"), str(home)}
+    assert (home / "services" / "damaged.json").exists()
+    assert state_folders() == [home / "elsewhere", home]
+
+
+def test_a_second_service_on_a_state_takes_the_place_of_the_first_ones_card(home: Path) -> None:
+    for port in (7, 8):
+        with registered_card(f"http://127.0.0.1:{port}", home):
+            pass
+    (card,) = read_cards()
+    assert card.url == "http://127.0.0.1:8"
+
+
+def test_the_state_that_is_taken_by_default_is_looked_at_without_a_card(home: Path) -> None:
+    assert state_folders() == []
+    (home / "service").mkdir()
+    assert state_folders() == [home / "service"]
 
 
 def test_a_service_that_one_of_our_processes_started_leaves_no_card(
@@ -138,4 +163,4 @@ def test_a_service_with_a_state_of_its_own_is_the_one_to_export(home: Path) -> N
             service.wait(20)
         finally:
             service.kill()
-    assert newest_live() is None and not list((home / "services").iterdir())
+    assert newest_live() is None and state_folders() == [home / "elsewhere"]

@@ -31,7 +31,8 @@ Column = dict[int, float]
 class Curves:
     """The metrics of one run, as far as they were read; reading goes on as the file grows."""
 
-    def __init__(self, metrics: Path) -> None:
+    def __init__(self, metrics: Path, _inode: int | None = None) -> None:
+        """`_inode`: of a file that may be replaced by a shorter one, which is then read anew."""
         self._tail = Tail(metrics)
         self._columns: dict[str, Column] = {}
         self._lock = threading.Lock()

@@ -1,4 +1,6 @@
-"""Which runs have changed: server-sent events for every page that is open."""
+"""Which runs have changed, and whether services have recorded anything: server-sent events for
+every page that is open.
+"""
 
 from __future__ import annotations
 
@@ -13,6 +15,7 @@ from collections.abc import AsyncIterator
 from starlette.responses import StreamingResponse
 from starlette.types import Receive, Scope, Send
 
+from halteres.dashboard.training_runs import service_stamps
 from halteres.errors import HalteresError, NotReady, ServerError, boundary
 from halteres.runs.directory import known_runs
 from halteres.runs.notes import FILE
@@ -23,6 +26,7 @@ POLL_S = 0.5
 # how often a line is sent where nothing happens: a connection whose other end is gone shows itself
 HEARTBEAT_S = 15.0
 RETRY_MS = 1000  # when a browser asks again after a break
+SERVICES = "services"  # among the ids: training runs of services may have changed
 MOST_STREAMS = 64  # A page has one; browsers open six connections to one host
 
 Stamps = dict[str, tuple[object, ...]]
@@ -85,8 +89,8 @@ async def _stamps(otherwise: Stamps) -> Stamps:
 
 
 def stamps() -> Stamps:
-    """For every run something that differs once it has changed; a run whose supervisor is gone has
-    changed too.
+    """For every run, and for all services together, something that differs once it has changed; a
+    run whose supervisor is gone has changed too.
     """
     found: Stamps = {}
     for run in known_runs():
@@ -96,4 +100,5 @@ def stamps() -> Stamps:
                 facts = os.stat(run.path / name)
                 stamp += [name, facts.st_mtime_ns, facts.st_size]
         found[run.run_id] = tuple(stamp)
+    found[SERVICES] = tuple(service_stamps())
     return found

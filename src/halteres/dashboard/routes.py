@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import asyncio
 import re
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import Awaitable, Callable, Collection, Sequence
 from functools import partial
 from typing import Any
 
@@ -39,7 +39,7 @@ from halteres.config.discovery import discover
 from halteres.config.edits import Word
 from halteres.dashboard.chat import MOST_ANSWERS, ChatAnswer, chat_of, question_of
 from halteres.dashboard.curves import curves_of
-from halteres.dashboard.events import MOST_STREAMS, Events
+from halteres.dashboard.events import MOST_STREAMS, SERVICES, Events
 from halteres.dashboard.rollout_groups import group_of_step, groups_of_step
 from halteres.dashboard.runs import (
     change_notes_of,
@@ -48,6 +48,11 @@ from halteres.dashboard.runs import (
     origin_of,
     settings_of,
     view_of,
+)
+from halteres.dashboard.training_runs import (
+    rows_of_training_runs,
+    training_metrics,
+    view_of_training_run,
 )
 from halteres.errors import UserError
 from halteres.next_step import NextStep
@@ -126,7 +131,7 @@ def page_routes(calls: Calls, write: Callable[[NextStep], str]) -> list[BaseRout
     async def runs(request: Request) -> Response:
         """GET /api/runs, GET /api/runs?ids=A,B."""
         ids = request.query_params.get("ids")
-        return await _read(list_of_runs, None if ids is None else set(ids.split(",")))
+        return await _read(_rows, None if ids is None else set(ids.split(",")))
 
     async def stop(request: Request) -> Response:
         """POST /api/runs/{id}/stop {mode}."""
@@ -176,6 +181,8 @@ def page_routes(calls: Calls, write: Callable[[NextStep], str]) -> list[BaseRout
         ("GET", "/api/runs/{run_id}/logs", of_tool("rl_get_logs", "role", "lines", "grep")),
         ("GET", "/api/runs/{run_id}/chat", _of_run(chat_of)),
         ("POST", "/api/runs/{run_id}/chat", ask),
+        ("GET", "/api/training_runs/{id}", _training_run),
+        ("GET", "/api/training_runs/{id}/metrics", _training_metrics),
         ("POST", "/api/runs/{run_id}/stop", stop),
         ("POST", "/api/runs/{run_id}/notes", _notes),
         ("GET", "/api/environments", _environments),
@@ -224,6 +231,28 @@ async def _metrics(request: Request) -> Response:
     return await _of_run(
         lambda run: curves_of(run.path / "metrics.jsonl").columns(names, within=within)
     )(request)
+
+
+def _rows(only: Collection[str] | None) -> dict[str, Any]:
+    """The list of runs; where services are among what has changed, with the training runs of
+    scripts.
+    """
+    body = list_of_runs(only)
+    if only is None or SERVICES in only:
+        body["runs"] += rows_of_training_runs()
+    return body
+
+
+async def _training_run(request: Request) -> Response:
+    """GET /api/training_runs/{id}: that of a script of the Tinker SDK, with its checkpoints."""
+    return await _read(view_of_training_run, request.path_params["id"])
+
+
+async def _training_metrics(request: Request) -> Response:
+    """GET /api/training_runs/{id}/metrics?names=A,B&first=STEP&last=STEP: as those of a run."""
+    names = request.query_params.get("names", "").split(",")
+    within = _steps_between(request)
+    return await _read(training_metrics, request.path_params["id"], names, within)
 
 
 async def _notes(request: Request) -> Response:

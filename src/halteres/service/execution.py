@@ -33,7 +33,6 @@ from halteres.engine.protocol import (
     LossSpec,
     PassResult,
     Saved,
-    StepResult,
     Trains,
 )
 from halteres.errors import HalteresError, InvalidData, NotReady, ServerError, UserError, boundary
@@ -47,6 +46,7 @@ from halteres.service.durable.journal import Journal, Recorded
 from halteres.service.fleet import Fleet, info_of, with_failover
 from halteres.service.sampling.sessions import Samplers
 from halteres.service.sampling.snapshots import Snapshot, Snapshots
+from halteres.service.training_metrics import TrainingMetrics
 from halteres.service.training_runs import Job, Model, Sessions, record, record_point
 from halteres.service.wire.bodies import CreateModel, LoadWeights, OptimStep, SaveWeights
 from halteres.service.wire.results import write_pass
@@ -69,6 +69,7 @@ class Training:
     samplers: Samplers
     snapshots: Snapshots
     base: BaseModel
+    metrics: TrainingMetrics
     refuse_stable_reinforce: bool
 
     async def execute(self, job: Job) -> Outcome:
@@ -122,6 +123,7 @@ class Training:
             await self.adapters.write_point(model, engine, request.seq)
 
         await self.adapters.run(model, load, made_here=True)
+        self.metrics.forget_passes(model.id)
         with self.adapters.replaced(model):
             model.lora, model.placement.gradient = found.lora, False
             await record(self.journal, model)
@@ -135,12 +137,17 @@ class Training:
                 "Its formula is not public, and the operator wants none of ours under its name.",
                 "Use 'importance_sampling', 'cispo' or 'gspo'.",
             )
+        began = time.monotonic()
         passed = await self.adapters.run(model, lambda engine: run_pass(engine, model, request))
+        took_s = time.monotonic() - began
+        self.metrics.passed(model.id, request.of(PassRequest), passed, took_s)
         model.placement.gradient = model.placement.gradient or request.kind == "forward_backward"
         return binary_result(write_pass(passed))
 
     async def _step(self, model: Model, request: Request) -> Outcome:
-        stepped = await self.adapters.run(model, lambda engine: step(engine, model, request))
+        began, adam = time.monotonic(), adam_of(request)
+        stepped = await self.adapters.run(model, lambda engine: engine.optim_step(model.id, adam))
+        self.metrics.stepped(model.id, stepped, adam.learning_rate, time.monotonic() - began)
         model.placement.gradient = False
         # JSON has no others
         finite = {name: value for name, value in stepped.metrics.items() if math.isfinite(value)}
@@ -318,8 +325,8 @@ async def run_pass(engine: Trains, model: Model, request: Request) -> PassResult
     return await engine.forward_backward(model.id, body.data, loss, body.forward_only)
 
 
-async def step(engine: Trains, model: Model, request: Request) -> StepResult:
-    """One step of the optimiser."""
+def adam_of(request: Request) -> Adam:
+    """What an optim_step asks of the optimiser; UserError for what is not here, or no number."""
     body = request.of(OptimStep)
     if body.optimizer_params is not None:
         check_optimizer(str(body.optimizer_params.get("type")))
@@ -331,7 +338,7 @@ async def step(engine: Trains, model: Model, request: Request) -> StepResult:
             raise InvalidData(
                 f"{name} is no number.", why, "Send a finite number, or leave the field out."
             )
-    return await engine.optim_step(model.id, Adam(**fields))
+    return Adam(**fields)
 
 
 def check_optimizer(kind: str) -> None:
@@ -372,10 +379,12 @@ class Adapters:
         points: Path,
         tasks: asyncio.TaskGroup,
         budget: WeightsBudget,
+        metrics: TrainingMetrics,
         *,
         replay_s: float,
     ) -> None:
         self._fleet, self._journal, self._snapshots = fleet, journal, snapshots
+        self._metrics = metrics
         self._points, self._tasks, self._budget, self._replay_s = points, tasks, budget, replay_s
         self._held: OrderedDict[str, Model] = OrderedDict()  # unused for longest first
         snapshots.bring_back = self.bring_back
@@ -442,6 +451,7 @@ class Adapters:
         ):
             raise _lost(model)
         placement.gradient = False
+        self._metrics.forget_passes(model.id)
         for row in rows:
             await self._replay(model, engine, row)
         placement.engine, placement.work_s = engine, time.monotonic() - began
@@ -466,9 +476,13 @@ class Adapters:
             if row.kind == "create_model":
                 await create_adapter(engine, model, request)
             elif row.kind in PASSES:
-                await run_pass(engine, model, request)
+                began = time.monotonic()
+                passed = await run_pass(engine, model, request)
+                took_s = time.monotonic() - began
+                self._metrics.passed(model.id, request.of(PassRequest), passed, took_s)
             else:
-                await step(engine, model, request)
+                await engine.optim_step(model.id, adam_of(request))
+                self._metrics.forget_passes(model.id)
             model.placement.gradient = row.kind in PASSES
         except UserError:
             if row.state == "done":

@@ -1,12 +1,14 @@
-"""Cards: which training services this user has running, whatever their state directories.
+"""Cards: which training services this user has, and which of them run, whatever their state
+directories.
 
-HALTERES_HOME/services/PID.json, there while its service is. A service that another process of ours
-has started (a run's, an evaluation's) leaves none: its clients know where it is, and it serves no
-others.
+HALTERES_HOME/services/NAME.json, one for each state directory; it stays when its service has ended,
+as long as the directory does. A service that another process of ours has started (a run's, an
+evaluation's) leaves none: its clients know where it is, and it serves no others.
 """
 
 from __future__ import annotations
 
+import hashlib
 import logging
 import os
 import time
@@ -42,8 +44,8 @@ class Card(msgspec.Struct, frozen=True, kw_only=True):
 
 @contextmanager
 def registered_card(url: str, state: Path) -> Iterator[None]:
-    """Keep a card of this process in the home while the block runs; remove cards of services that
-    have ended. A home that takes none is logged: the service itself needs no card.
+    """Put a card of this process into the home; remove those whose state directory is gone, or
+    this one's. A home that takes none is logged: the service itself needs no card.
     """
     if environ.lifeline_fd() is not None:
         yield
@@ -51,22 +53,32 @@ def registered_card(url: str, state: Path) -> Iterator[None]:
     card = Card(
         url=url, state=str(state.absolute()), since=time.time(), process=identity(os.getpid())
     )
-    file = _folder() / f"{os.getpid()}.json"
+    file = _folder() / f"{hashlib.sha256(card.state.encode()).hexdigest()[:16]}.json"
     try:
         file.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
-        for gone in (other for other, known in _cards() if not known.is_live):
-            gone.unlink(missing_ok=True)
+        for other, known in _files():
+            if not known.is_live and (known.state == card.state or not Path(known.state).is_dir()):
+                other.unlink(missing_ok=True)
         replace_file(file, msgspec.json.encode(card))
     except OSError as error:
         why = error.strerror or error
         log.warning(
             "`halteres variables` will not find this service: %s cannot be written (%s).", file, why
         )
-    try:
-        yield
-    finally:
-        with suppress(OSError):
-            file.unlink(missing_ok=True)
+    yield
+
+
+def read_cards() -> list[Card]:
+    """The services that were started under this home, newest first, whether they run or not."""
+    return sorted((card for _, card in _files()), key=lambda card: card.since, reverse=True)
+
+
+def state_folders() -> list[Path]:
+    """The state directories of this user's services that are there, whether one runs on them or
+    not: the one that `halteres serve` takes by default, then the others, newest first.
+    """
+    named = [environ.home() / "service", *(Path(card.state) for card in read_cards())]
+    return [folder for folder in dict.fromkeys(named) if folder.is_dir()]
 
 
 def newest_live(within_s: float = 0.0) -> Card | None:
@@ -75,7 +87,7 @@ def newest_live(within_s: float = 0.0) -> Card | None:
     """
     ends = time.monotonic() + within_s
     while True:
-        live = [card for _, card in _cards() if card.is_live]
+        live = [card for _, card in _files() if card.is_live]
         if live or time.monotonic() >= ends:
             return max(live, key=lambda card: card.since, default=None)
         time.sleep(LOOK_EVERY_S)
@@ -85,7 +97,7 @@ def _folder() -> Path:
     return environ.home() / "services"
 
 
-def _cards() -> Iterator[tuple[Path, Card]]:
+def _files() -> Iterator[tuple[Path, Card]]:
     """Every card of this user's that can be read; another user's service may share the home."""
     for file in _folder().glob("*.json"):
         with suppress(OSError, UnreadableFile):

@@ -4,6 +4,7 @@ STATE/lock               held by flock while a service runs here
 STATE/journal.sqlite     accepted requests, sessions, models, samplers, checkpoints
 STATE/checkpoints/       named weights
 STATE/points/            restore points of training runs
+STATE/metrics/           metrics of training runs, a row for each optimiser step
 STATE/spill/             unnamed snapshots that had to leave the engine, or go to another one
 STATE/id                 names this service's folders where samplers of several services look
 STATE/engine.log         the engine's standard error; STATE/sampler-1.log and on, those of engines
@@ -16,6 +17,7 @@ import asyncio
 import fcntl
 import logging
 import os
+import time
 from collections.abc import AsyncIterator, Iterator, Mapping
 from contextlib import asynccontextmanager, contextmanager
 from dataclasses import dataclass, field
@@ -35,6 +37,7 @@ from halteres.service.limits import Allowances, Threads
 from halteres.service.sampling.samples import Samples, gone
 from halteres.service.sampling.sessions import Samplers, sampler_id
 from halteres.service.sampling.snapshots import Snapshots
+from halteres.service.training_metrics import TrainingMetrics
 from halteres.service.training_runs import Job, Models, Session, Sessions
 from halteres.service.wire.training import Request
 from halteres.tokenizer import Tokenizer, load_tokenizer
@@ -43,6 +46,9 @@ from halteres.tokenizer import Tokenizer, load_tokenizer
 FULL_KEEP_S = 60.0
 # how long a session that has finished may ask for samples that are not drawn again
 FINISHED_KEEP_S = 60.0
+# how long a lock that is held is tried again: a reader that asks whether a service runs holds it
+# for an instant
+LOOKED_AT_S = 0.2
 GENERATE = "generate"  # inference answered on its own connection, which ended with the earlier life
 
 log = logging.getLogger(__name__)
@@ -102,6 +108,7 @@ class Service:
         self.checkpoints = Checkpoints(
             journal, state, options.limits, on_removed=self.snapshots.forget
         )
+        self.metrics = TrainingMetrics(state, tasks)
         self.adapters = Adapters(
             fleet,
             journal,
@@ -109,6 +116,7 @@ class Service:
             state / "points",
             tasks,
             budget,
+            self.metrics,
             replay_s=options.replay_s,
         )
         self.samplers = Samplers(journal, self.sessions, self.checkpoints, self.snapshots, base)
@@ -131,6 +139,7 @@ class Service:
             samplers=self.samplers,
             snapshots=self.snapshots,
             base=base,
+            metrics=self.metrics,
             refuse_stable_reinforce=options.refuse_stable_reinforce,
         )
         self.models = Models(journal, self.futures, tasks, training)
@@ -251,6 +260,15 @@ class Service:
             log.info("%d requests that were open are taken up again.", len(rows))
 
 
+def _is_taken(descriptor: int) -> bool:
+    """Whether the lock is ours from now on."""
+    try:
+        fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError:
+        return False
+    return True
+
+
 @contextmanager
 def locked(state: Path) -> Iterator[None]:
     """Hold the state directory while the block runs; Conflict where another service holds it."""
@@ -262,14 +280,15 @@ def locked(state: Path) -> Iterator[None]:
             f"The state directory {state} cannot be used.", f"{error.strerror}."
         ) from error
     try:
-        try:
-            fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except BlockingIOError as error:
-            raise Conflict(
-                f"Another service uses the state directory {state}.",
-                "Two services on one state would overwrite each other.",
-                "Stop that one, or name another directory: --state DIR.",
-            ) from error
+        ends = time.monotonic() + LOOKED_AT_S
+        while not _is_taken(descriptor):
+            if time.monotonic() > ends:
+                raise Conflict(
+                    f"Another service uses the state directory {state}.",
+                    "Two services on one state would overwrite each other.",
+                    "Stop that one, or name another directory: --state DIR.",
+                )
+            time.sleep(LOOKED_AT_S / 20)
         yield
     finally:
         os.close(descriptor)
@@ -290,6 +309,7 @@ async def opened(
             await service.sessions.open()
             await service.checkpoints.open()
             await service.models.open()
+            await service.metrics.open([model.id for model in service.models.all()])
             await service.samplers.open(service.models)
             await service.recover()
             reaping = tasks.create_task(service.reap_for_ever(), name="reaper")

@@ -19,6 +19,7 @@ const SMALL = [
   ["Loss", ["loss", "eval_loss"], []],
   ["KL, sampler against trainer", ["kl_sample_train_v2"], [], { zeros: false }],
   ["Tokens per answer", ["train/completion_lengths"], ["eval/completion_lengths"]],
+  ["Gradient norm", ["train/grad_norm"], []],
   ["Entropy of the policy", ["policy/entropy"], []],
   ["From the reference, nats per token", ["policy/kl_reference", "policy/implicit_reward_gap"], [], { zeros: false }],
   ["Variance explained by the critic", ["critic/explained_variance"], []],
@@ -160,7 +161,7 @@ function lossChart(shown, [batch, heldOut]) {
     ...(shown.has(batch) ? [shown.trained(batch, 0, "each batch")] : []),
     ...(shown.has(heldOut) ? [shown.held(heldOut, 2, "held-out rows, 95 %")] : []),
   ];
-  return [{ title: "Loss, of batches and held out", height: 300, data: shown.large(series) }];
+  return [{ title: shown.has(heldOut) ? "Loss, of batches and held out" : "Loss of each batch", height: 300, data: shown.large(series) }];
 }
 
 // Reward and held-out share in one, where a reward is such a share; else one chart for each. Where groups were

@@ -86,7 +86,7 @@ function counts(label, byCode = {}) {
   return said.length ? fact(label, said.join(", ")) : null;
 }
 
-function fact(label, value, kind) {
+export function fact(label, value, kind) {
   return h("div", null, h("dt", null, label), h("dd", { class: kind }, value));
 }
 

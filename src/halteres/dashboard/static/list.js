@@ -158,7 +158,9 @@ function row(ticking) {
     },
     show(run) {
       made.run = run;
-      link.href = `#/runs/${encodeURIComponent(run.run_id)}`;
+      const isScript = run.kind === "script"; // a training run of the Tinker SDK, which knows of no end and is not compared
+      link.href = `#/${isScript ? "training" : "runs"}/${encodeURIComponent(run.run_id)}`;
+      box.hidden = progress.hidden = isScript;
       fill(state, badge(run.status, run.phase));
       say(name, run.name);
       say(about, `${run.environment} · ${run.model}`);
@@ -167,8 +169,8 @@ function row(ticking) {
       say(alerts, run.error ?? (run.alerts.length ? `⚠ ${run.alerts.join(", ")}` : ""));
       alerts.classList.toggle("failed", run.status === "failed");
       progress.max = Math.max(1, run.total_steps);
-      progress.value = run.step;
-      say(steps, `${run.step} / ${run.total_steps}`);
+      progress.value = run.step ?? 0;
+      say(steps, isScript ? `step ${run.step ?? "–"}` : `${run.step} / ${run.total_steps}`);
       fill(curve, spark(run.curve));
       say(gained, GAINED[run.kind] ?? "loss");
       say(reward, figure(run.reward));

@@ -7,6 +7,7 @@ import { listView } from "./list.js";
 import { live } from "./live.js";
 import { runView } from "./run.js";
 import { startView } from "./start.js";
+import { trainingView } from "./training.js";
 
 const main = document.getElementById("main");
 const connection = document.getElementById("connection");
@@ -16,6 +17,7 @@ let view = null;
 const VIEWS = {
   runs: runView,
   chat: chatView,
+  training: trainingView,
   compare: (names) => compareView(names.split(",")),
   again: (id) => startView("again", id),
   resume: (id) => startView("resume", id),

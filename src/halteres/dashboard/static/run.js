@@ -62,11 +62,7 @@ function opened(id, element) {
   );
   let last = null;
   const draw = async () => {
-    const names = parts.curves.names().join(",");
-    const metrics = await get(runPath(id, "metrics"), { names });
-    const [first, end] = (metrics.each > 1 && parts.curves.within()) || [];
-    const part = first === undefined ? metrics : await get(runPath(id, "metrics"), { names, first, last: end });
-    parts.curves.show(metrics, last, part);
+    const metrics = await drawMetrics(parts.curves, runPath(id), last);
     parts.heading.held(metrics.evaluations);
     parts.results.evaluated(metrics.evaluations.step.length, last);
   };
@@ -80,6 +76,16 @@ function opened(id, element) {
     },
     close: () => [...Object.values(parts), ...Object.values(below)].forEach((part) => part.close?.()),
   };
+}
+
+// The curves of what has its metrics at `path`; returns all steps', as points that are means where there are many.
+export async function drawMetrics(curves, path, view) {
+  const names = curves.names().join(",");
+  const metrics = await get(`${path}/metrics`, { names });
+  const [first, end] = (metrics.each > 1 && curves.within()) || [];
+  const part = first === undefined ? metrics : await get(`${path}/metrics`, { names, first, last: end });
+  curves.show(metrics, view, part);
+  return metrics;
 }
 
 // A run that is not there; or a server that is not, while what was told last stays.
