@@ -1,4 +1,4 @@
-"""The environment `chain_sum`: three numbers of one digit, added or subtracted, asked and scored by
+"""The environment `chain_sum`: two numbers of two digits, added or subtracted, asked and scored by
 reasoning-gym's task of that name.
 
 Two examples in the prompt, the package's own questions. 1 for an answer whose last number is the
@@ -21,12 +21,12 @@ from halteres.environments.reasoning_gym_tasks import (
 
 QUESTION = "State the final answer to the following arithmetic problem: {} ="
 
-EXAMPLES = (("8 + 5 - 2", "11"), ("3 - 9 + 4", "-2"))
+EXAMPLES = (("21 + 34", "55"), ("17 - 42", "-25"))
 """Shown as turns of the chat before each question."""
 
 
 class ChainSum(ReasoningGymEnv):
-    """Sums and differences of three numbers of one digit."""
+    """Sums and differences of two numbers of two digits."""
 
     name = "chain_sum"
     held_out_questions: frozenset[str] = frozenset()
@@ -34,7 +34,7 @@ class ChainSum(ReasoningGymEnv):
     @classmethod
     def config_init(cls) -> tuple[ReasoningGymConfig, Sequence[APIServerConfig]]:
         """Groups of 8, answers of up to 8 tokens."""
-        settings = {"min_terms": 3, "max_terms": 3, "min_digits": 1, "max_digits": 1}
+        settings = {"min_terms": 2, "max_terms": 2, "min_digits": 2, "max_digits": 2}
         config = ReasoningGymConfig(
             task="chain_sum",
             task_settings=settings,
