@@ -125,7 +125,7 @@ def finished(options: argparse.Namespace) -> list[Result]:
     file = options.out.with_suffix(".json")
     if not file.exists():
         return []
-    record = json.loads(file.read_text())
+    record = json.loads(file.read_text(encoding="utf-8"))
     if record.get("asked") != asked_for(options):
         raise SystemExit(f"{file} has runs with other arguments: name another file (--out).")
     return [Result(**run) for run in record["runs"]]

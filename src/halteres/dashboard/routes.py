@@ -128,11 +128,6 @@ def page_routes(calls: Calls, write: Callable[[NextStep], str]) -> list[BaseRout
     async def events(_: Request) -> Response:
         return Events(calls.ended, streams)
 
-    async def runs(request: Request) -> Response:
-        """GET /api/runs, GET /api/runs?ids=A,B."""
-        ids = request.query_params.get("ids")
-        return await _read(_rows, None if ids is None else set(ids.split(",")))
-
     async def stop(request: Request) -> Response:
         """POST /api/runs/{id}/stop {mode}."""
         arguments = {**await arguments_of(request), **request.path_params}
@@ -166,7 +161,7 @@ def page_routes(calls: Calls, write: Callable[[NextStep], str]) -> list[BaseRout
     on_draft = partial(_of_draft, calls, write)
     guarded: list[tuple[str, str, Endpoint]] = [
         ("GET", "/api/events", events),
-        ("GET", "/api/runs", runs),
+        ("GET", "/api/runs", _runs),
         ("GET", "/api/compare", compare),
         ("GET", "/api/runs/{run_id}", _of_run(partial(view_of, write=write))),
         ("GET", "/api/runs/{run_id}/metrics", _metrics),
@@ -196,6 +191,14 @@ def page_routes(calls: Calls, write: Callable[[NextStep], str]) -> list[BaseRout
         for method, path, endpoint in guarded
     ]
     return [*_open_routes(), *routes]
+
+
+async def _runs(request: Request) -> Response:
+    """GET /api/runs, GET /api/runs?ids=A,B."""
+    ids = request.query_params.get("ids")
+    if ids is None:
+        return await _read(_rows, None)
+    return await _read(_rows, set(ids.split(",")))
 
 
 def _of_draft(calls: Calls, write: Callable[[NextStep], str], name: str, **fixed: Any) -> Endpoint:
