@@ -87,9 +87,10 @@ def test_a_recipe_fits_a_gpu_of_24_gb(
     assert plan.refusal is None, plan.refusal
     assert plan.warnings == []
     bare = resolve_settings("gsm8k", None, [f"env.dataset={questions}", f"model={model}"])
-    (warning,) = plan_run(bare).warnings
+    assert plan_run(bare).warnings == []
     assert bare.settings.trainer.learning_rate == 3e-4
-    assert warning.startswith("batch: env.batch_size 128 is a default")
+    env = bare.environment_settings
+    assert (env["batch_size"], env["group_size"]) == (64, 8)
     (memory,) = (check for check in plan.checks if check.name == "gpu memory")
     readme = (RECIPES / "README.md").read_text()
     assert memory.figures["need_gb"] < 24

@@ -157,9 +157,8 @@ def test_a_run_whose_wiring_is_damaged_has_servers_without_a_key(
     write_state(run.path / "run.json", structs.replace(run.state(), urls=urls))
     wiring.write_bytes(content) if content is not None else os.mkfifo(wiring)
     known = servers_of(run)
-    assert known == Servers(
-        service=Server(url=urls["service"]), trajectories=Server(url=urls["api"])
-    )
+    service = Server(url=urls["service"])
+    assert known == Servers(service=service, trajectories=Server(url=urls["api"]), sampling=service)
 
 
 def test_what_a_supervisor_reads_of_its_run_is_never_waited_for(run: RunDirectory) -> None:

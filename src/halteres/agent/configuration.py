@@ -331,7 +331,7 @@ class Configuration(Result):
     full.
     """
 
-    longest: ClassVar[int] = 24_000  # all settings with their descriptions: brief is what is short
+    longest: ClassVar[int] = 28_000  # all settings with their descriptions: brief is what is short
 
     environment: str
     configurable_fields: list[drafts.SettingRow]
