@@ -400,6 +400,7 @@ def main() -> None:
         os.environ["TINKER_TELEMETRY"] = "0"
         found = {name: PARTS[name](options) for name in options.only}
     told = {
+        "command": " ".join(["python", "benchmarks/capacity.py", *sys.argv[1:]]),
         "machine": {**before, "load_average_after": machine()["load_average"]},
         "assumed": {
             "sampler_tokens_per_s": RATE,

@@ -22,6 +22,8 @@ PAGE = ROOT / "docs" / "several-machines.md"
 
 # a level that carries less of what its samplers would answer alone is past the knee
 CARRIES = 0.9
+# of a core: a service that takes less past the knee waits for the machine's other work
+AT_LIMIT = 0.9
 COLOURS = ("#b3261e", "#d98324", "#8a8f98", "#3b7dd8", "#1b4f9c")  # by staleness, 0 to 4
 
 PANELS: tuple[tuple[str, str, str, str], ...] = (
@@ -87,6 +89,22 @@ def last_carried(levels: Sequence[dict[str, float]]) -> dict[str, float]:
     return [levels[0], *(one for one in levels if one["carried"] >= CARRIES)][-1]
 
 
+def whence(level: dict[str, float]) -> str:
+    """How a level's figures are known; whether it was not the service that was at its limit."""
+    if level["carried"] >= CARRIES or level["cores"] >= AT_LIMIT:
+        return "measured"
+    return "measured, but other work had the cores: no limit of the service"
+
+
+def place(machine: dict[str, Any]) -> str:
+    """Where and when a result was measured, and with how much other work."""
+    loads = sorted((machine["load_average"][0], machine["load_average_after"][0]))
+    return (
+        f"{machine['cpu']}, {machine['cores']} cores, {machine['date'][:10]}, load average "
+        f"{loads[0]:.0f} to {loads[1]:.0f}"
+    )
+
+
 def _measured(found: dict[str, Any]) -> list[str]:
     generate, sample = found["costs"]["generate"], found["costs"]["sample"]
     levels = found["levels"]["generate"]
@@ -112,6 +130,7 @@ def _measured(found: dict[str, Any]) -> list[str]:
         )
 
     rows = [
+        ("measured on", place(found["machine"]), "`benchmarks/results/capacity.json`"),
         ("CPU time for a request, `/runs/RUN/generate`", spent(generate), "measured"),
         ("CPU time for a request, the SDK's `sample`", spent(sample), "measured"),
         ("one service, `/runs/RUN/generate`", on_a_core(generate), "from the CPU time, one core"),
@@ -121,13 +140,13 @@ def _measured(found: dict[str, Any]) -> list[str]:
             f"{samplers(carried['samplers'])}, {number(carried['in_flight'])} requests in flight, "
             f"{number(carried['tokens_per_s'])} tokens a second, "
             f"{number(carried['added_ms_p50'])} ms more for each (median)",
-            "measured",
+            whence(carried),
         ),
         (
             "... and beyond that",
             f"with {samplers(most['samplers'])} {number(100 * most['carried'])} % of what they "
             f"could answer, at {number(most['cores'])} cores of CPU time",
-            "measured",
+            whence(most),
         ),
         (
             "memory of the service",

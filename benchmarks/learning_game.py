@@ -287,7 +287,7 @@ def draw(curves: dict[str, list[tuple[float, float]]], options: argparse.Namespa
     for (name, curve), colour in zip(curves.items(), COLOURS, strict=False):
         steps = range(1, len(curve) + 1)
         axes.plot(steps, [mean for mean, _ in curve], color=colour, linewidth=2, label=name)
-        if not math.isnan(curve[0][1]):
+        if curve and not math.isnan(curve[0][1]):
             low, high = ([mean + sign * half for mean, half in curve] for sign in (-1, 1))
             axes.fill_between(steps, low, high, color=colour, alpha=0.15, linewidth=0)
     finish(axes, "reward/success")

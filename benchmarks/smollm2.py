@@ -98,6 +98,9 @@ def completed_run(record: Path, start: Callable[[Any], Any]) -> tuple[Any, dict[
     if run is not None:
         status = run.state().status
     if run is None or status in ("failed", "stopped"):
+        if run is not None and run.newest_checkpoint() is None:
+            # it ended before there was anything to go on from
+            run = None
         run = start(run)
         add_life(record, {"run": run.run_id, "load_average": os.getloadavg()[0]})
     if status != "completed":

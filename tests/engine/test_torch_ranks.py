@@ -466,6 +466,57 @@ async def test_ranks_of_another_machine_end_in_order_with_the_service(tmp_path: 
     assert not [line for line in said.splitlines() if line.startswith("error: ")]
 
 
+async def test_ranks_of_another_machine_fail_where_the_service_is_killed(tmp_path: Path) -> None:
+    """Another code than 0: what starts them again and again goes on, for the next service."""
+    program = f"""
+import asyncio
+from pathlib import Path
+from halteres.engine.process import EngineCommand, EngineProcess, Ranks
+from halteres.models import TINY
+
+async def main(folder, place, port):
+    ranks = Ranks(number=2, machines=2, address=("127.0.0.1", int(port)))
+    command = EngineCommand(
+        backend="torch", folder=Path(folder), name=TINY, threads=1, ranks=ranks
+    )
+    await EngineProcess(command, Path(place) / "log").start()
+    print("ready", flush=True)
+    await asyncio.sleep({RUNS_WITHIN_S})
+
+import sys
+asyncio.run(main(*sys.argv[1:]))
+"""
+    port = str(free_port())
+    service = await asyncio.create_subprocess_exec(
+        *(sys.executable, "-c", program, str(folder()), str(tmp_path), port),
+        env=environ.for_child(OMP_NUM_THREADS="1"),
+        stdout=subprocess.PIPE,
+    )
+    second = await asyncio.create_subprocess_exec(
+        *(sys.executable, "-m", "torch.distributed.run", "--nnodes", "2", "--node-rank", "1"),
+        *("--nproc-per-node", "1", "--master-addr", "127.0.0.1", "--master-port", port),
+        *("--max-restarts", "0", "-m", "halteres.engine", "--backend", "torch"),
+        *("--model", TINY, "--ranks", "2", "--threads", "1"),
+        env=environ.for_child(OMP_NUM_THREADS="1"),
+        stdout=subprocess.DEVNULL,
+        stderr=subprocess.PIPE,
+    )
+    try:
+        assert service.stdout is not None
+        async with asyncio.timeout(RUNS_WITHIN_S):
+            assert await service.stdout.readline() == b"ready\n"
+        service.kill()
+        async with asyncio.timeout(2 * ENDS_WITHIN_S):
+            said = (await second.communicate())[1].decode()
+    finally:
+        for one in (service, second):
+            with suppress(ProcessLookupError):
+                one.kill()
+            await one.wait()
+    assert second.returncode != 0, said[-2000:]
+    assert [line for line in said.splitlines() if line.startswith("error: ")]
+
+
 def test_an_address_that_has_no_host_is_refused() -> None:
     ranks = process.Ranks(number=2, machines=2, address=("no-such-host.invalid", 29400))
     with pytest.raises(ProcessFailed, match="cannot meet at no-such-host"):

@@ -15,6 +15,7 @@ import pytest
 import torch
 
 from halteres.clients.critic import STATE, CriticClient, Rows, Targets, UpdateRequest, step_name
+from halteres.config.settings import TrainerSettings
 from halteres.errors import Conflict, InvalidData, ServerError
 from halteres.models import TINY
 from halteres.rewards import RewardConfig, RewardModel, RewardTrainer
@@ -26,6 +27,9 @@ from halteres.rewards.torch.critic import (
     value_loss,
 )
 from halteres.rewards.training_plan import LoraSettings
+from halteres.training import critic as training
+from halteres.training.failures import CriticFailed
+from halteres.training.gae import SampledTokens
 
 from .standin_model import listening
 from .torch_fixtures import sums, tiny
@@ -217,6 +221,27 @@ def test_a_loss_that_is_not_finite_is_written_nowhere(tmp_path: Path) -> None:
         critic.update(request(2, critic, goal=float("inf")))
     assert (tmp_path / STATE / OPTIMISER).read_bytes() == before
     assert opened(tmp_path).step == 1
+
+
+async def test_a_value_that_is_not_finite_is_never_trained_on(tmp_path: Path) -> None:
+    """JSON has neither NaN nor infinity: the process says so itself, and the trainer fails by it."""
+    process = opened(tmp_path)
+    head = process.network.trained()["score.modules_to_save.default.weight"]
+    torch.nn.init.constant_(head, math.inf)
+    tokens = SampledTokens(
+        inputs_S=(np.array([5, 6, 7]),),
+        sequence_M=np.array([0]),
+        row_M=np.array([1]),
+        turn_M=np.array([0]),
+        episode_M=np.array([0]),
+    )
+    async with (
+        listening(create_app(process)) as url,
+        CriticClient(url, timeout_s=30) as client,
+    ):
+        critic = training.Critic(client, TrainerSettings(advantage="gae"), seed=0, step=0)
+        with pytest.raises(CriticFailed, match=r"'values'.*not finite.*critic_learning_rate"):
+            await critic.values(tokens)
 
 
 @pytest.mark.parametrize("damage", ["cut", "missing", "other rank"])

@@ -71,6 +71,17 @@ def test_the_newest_service_that_runs_is_named_whatever_its_state(home: Path) ->
         assert (card := newest_live()) is not None and card.state == "older"
 
 
+def test_a_state_that_cannot_be_looked_at_hides_no_other_and_keeps_no_service_from_a_card(
+    home: Path,
+) -> None:
+    """A name that is too long fails as a network disk that is gone does: by an OSError."""
+    (home / "mine").mkdir()
+    with other_process() as gone:
+        written(home, "gone", gone.pid, 1.0, state=home / ("x" * 300))
+    with registered_card("http://127.0.0.1/mine", home / "mine"):
+        assert state_folders() == [home / "mine"]
+
+
 def test_a_card_outlives_its_service_as_long_as_the_state_is_there(home: Path) -> None:
     (home / "elsewhere").mkdir()
     with other_process() as gone:

@@ -206,11 +206,6 @@ async def test_a_refused_update_ends_the_run_and_a_failed_pass_ends_the_update(
         await run(tmp_path / "refused", Refusing())
 
 
-async def test_a_value_that_is_not_finite_is_never_trained_on(tmp_path: Path) -> None:
-    with pytest.raises(CriticFailed, match=r"not finite.*critic_learning_rate"):
-        await run(tmp_path, FakeCritic(float("nan")))
-
-
 async def test_a_batch_without_sampled_tokens_asks_for_no_values_and_counts_as_an_update() -> None:
     process, config = FakeCritic(), settings(max_token_trainer_length=8)
     critic = Critic(process, config, seed=0, step=0)

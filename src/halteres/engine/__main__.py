@@ -142,8 +142,10 @@ async def _run_rank(options: argparse.Namespace) -> None:
             await _until(end, connections.closed)
             # a call under way may wait for ranks that have ended
             ranks.end_within(ENDS_WITHIN_S)
-            # those of other machines were not asked to end
-            await leader.close()
+            # Those of other machines were not asked to end. Where the service was not either, but
+            # died, they fail, so that what starts them again goes on.
+            if end.is_set():
+                await leader.close()
     await engine.close()
     ranks.leave()
 

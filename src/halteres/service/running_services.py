@@ -57,7 +57,8 @@ def registered_card(url: str, state: Path) -> Iterator[None]:
     try:
         file.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
         for other, known in _files():
-            if not known.is_live and (known.state == card.state or not Path(known.state).is_dir()):
+            is_kept = known.state != card.state and os.path.isdir(known.state)
+            if not known.is_live and not is_kept:
                 other.unlink(missing_ok=True)
         replace_file(file, msgspec.json.encode(card))
     except OSError as error:
@@ -78,7 +79,8 @@ def state_folders() -> list[Path]:
     not: the one that `halteres serve` takes by default, then the others, newest first.
     """
     named = [environ.home() / "service", *(Path(card.state) for card in read_cards())]
-    return [folder for folder in dict.fromkeys(named) if folder.is_dir()]
+    # `Path.is_dir` would raise on a network disk that is gone (Python 3.11)
+    return [folder for folder in dict.fromkeys(named) if os.path.isdir(folder)]
 
 
 def newest_live(within_s: float = 0.0) -> Card | None:

@@ -48,9 +48,14 @@ GRADIENT_NORM = 1.0  # largest, of one optimiser step
 
 
 class LossNotFinite(HalteresError):
-    """The loss of the values or its gradient is NaN or infinite."""
+    """A value, the loss of the values or its gradient is NaN or infinite."""
 
     code, status = "nan_loss", 422
+
+    def __init__(self, what: str) -> None:
+        why = "Its weights have diverged, or a return is huge."
+        next = "Resume from the last checkpoint with a lower trainer.critic_learning_rate."
+        super().__init__(what, why, next)
 
 
 def value_loss(
@@ -118,16 +123,23 @@ class Critic:
         return critic
 
     def values(self, step: int, sequences: Sequence[Rows]) -> list[list[float]]:
-        """The values of these places. Conflict where it has done more or fewer updates."""
+        """The values of these places.
+
+        Raises:
+            Conflict: it has done more or fewer updates.
+            LossNotFinite: a value is NaN or infinite, which no JSON says.
+        """
         if step != self.step:
             raise _out_of_step(self.step, step)
         found: list[list[float]] = [[] for _ in sequences]
         with torch.inference_mode():
             for part in self._parts(sequences):
-                values_M = self._values([sequences[i] for i in part]).tolist()
+                values = self._values([sequences[i] for i in part]).tolist()
+                if not all(map(math.isfinite, values)):
+                    raise LossNotFinite("A value of the critic is not finite.")
                 for i in part:
                     count = len(sequences[i].rows)
-                    found[i], values_M = values_M[:count], values_M[count:]
+                    found[i], values = values[:count], values[count:]
         return found
 
     def update(self, request: UpdateRequest) -> Updated:
@@ -186,11 +198,7 @@ class Critic:
             raised += raised_M.sum().item() / count
         norm = nn.utils.clip_grad_norm_(self.network.trained().values(), GRADIENT_NORM).item()
         if not math.isfinite(total) or not math.isfinite(norm):
-            raise LossNotFinite(
-                f"The critic's loss is {total:g} and its gradient's norm {norm:g}.",
-                "Its weights have diverged, or a return is huge.",
-                "Resume from the last checkpoint with a lower trainer.critic_learning_rate.",
-            )
+            raise LossNotFinite(f"The critic's loss is {total:g} and its gradient's norm {norm:g}.")
         self._optimiser.step()
         return total, raised, norm
 
