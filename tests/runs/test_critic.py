@@ -22,7 +22,7 @@ from halteres.models import TINY, builtin_path
 from halteres.runs.directory import CRITIC, RunDirectory
 from halteres.runs.planning.models import RunModel, critic_model
 from halteres.runs.planning.plan import plan_run
-from halteres.runs.planning.resume_point import CheckpointMissing
+from halteres.runs.planning.resume_point import CheckpointMissing, check_settings
 from halteres.runs.start import start_run
 
 from .run_fixtures import end, survivors, wait, wait_for_end
@@ -102,6 +102,28 @@ def test_a_critic_with_another_tokenizer_is_refused(tmp_path: Path) -> None:
     (other / "tokenizer.json").write_text(json.dumps(content))
     error = refused(other)
     assert isinstance(error, InvalidConfig) and "tokenizer is another" in error.why
+
+
+@pytest.mark.parametrize("content", ["{", "[]", '{"added_tokens": [1]}', '{"added_tokens": [{}]}'])
+def test_a_critic_whose_tokenizer_cannot_be_read_is_refused(tmp_path: Path, content: str) -> None:
+    other = another(tmp_path / "other")
+    (other / "tokenizer.json").write_text(content)
+    error = refused(other)
+    assert isinstance(error, InvalidData) and error.details["field"] == "trainer.critic"
+
+
+def test_the_critic_of_a_checkpoint_is_the_same_by_each_of_its_names(
+    home: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A run's settings have its absolute folder; who goes on from it may name it as before."""
+    another(tmp_path / "model")
+    monkeypatch.chdir(tmp_path)
+    given = resolve_settings("arithmetic", None, edits(critic="model")).settings
+    held = plan_run(resolve_settings("arithmetic", None, edits(critic="model"))).settings
+    check_settings(held, given, 2, has_completed=False)
+    others = resolve_settings("arithmetic", None, edits(critic="elsewhere")).settings
+    with pytest.raises(InvalidConfig, match="critic"):
+        check_settings(held, others, 2, has_completed=False)
 
 
 def test_without_the_models_folder_there_is_no_critic() -> None:

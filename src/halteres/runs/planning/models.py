@@ -41,8 +41,10 @@ from halteres.rewards.model_folder import ModelFolder, read_model_folder
 from halteres.rewards.scorer import places_of
 from halteres.runs.planning.resources import NUMBER, UNFREED, layer_numbers
 from halteres.scores import is_address
+from halteres.short_texts import clipped
 
 ANSWERS_WITHIN_S = 5.0
+NAME_LENGTH = 200  # characters of a model's name that a service elsewhere says
 TOKENIZER = "tokenizer.json"
 
 
@@ -206,10 +208,18 @@ def _models_offered(service_url: str) -> dict[str, int | None]:
     if not isinstance(models, list):
         return {}
     return {
-        str(one["model_name"]): one.get("max_context_length")
+        clipped(one["model_name"], NAME_LENGTH): _tokens_in(one)
         for one in models
-        if isinstance(one, dict) and one.get("model_name")
+        if isinstance(one, dict) and isinstance(one.get("model_name"), str)
     }
+
+
+def _tokens_in(offered: Mapping[str, Any]) -> int | None:
+    """The context of a model, where a service says it as a number of tokens."""
+    context = offered.get("max_context_length")
+    if type(context) is int and context > 0:
+        return context
+    return None
 
 
 def tokenizer_folder(name: str, settings: Literal["data", "env"] = "data") -> Path:
@@ -318,6 +328,14 @@ class CriticModel:
     shape: ModelShape
 
 
+def critic_place(trainer: TrainerSettings) -> Path | None:
+    """The absolute folder that trainer.critic means; None: the base model."""
+    if trainer.critic is None:
+        return None
+    folder = model_folder(trainer.critic, models_home()) or Path(trainer.critic).expanduser()
+    return folder.absolute()
+
+
 def critic_model(trainer: TrainerSettings, model: RunModel) -> CriticModel:
     """The model that the critic of a run begins from: a reward model's or a base model's folder on
     this disk, whose tokens are those of the run's base model.
@@ -335,10 +353,7 @@ def critic_model(trainer: TrainerSettings, model: RunModel) -> CriticModel:
             "critic, such as rebn or group_std.",
             field="trainer.advantage",
         )
-    folder = base
-    if trainer.critic is not None:
-        folder = model_folder(trainer.critic, models_home()) or Path(trainer.critic).expanduser()
-    folder = folder.absolute()
+    folder = critic_place(trainer) or base.absolute()
     if not folder.is_dir():
         raise NotFound(
             f"There is no model for the critic in {folder}.",
@@ -371,7 +386,17 @@ def critic_model(trainer: TrainerSettings, model: RunModel) -> CriticModel:
             field="trainer.critic",
         ) from error
     theirs = folder if (folder / TOKENIZER).is_file() else own
-    if not _same_tokens(base, theirs):
+    try:
+        is_same = _same_tokens(base, theirs)
+    except (OSError, ValueError, TypeError, LookupError, AttributeError) as error:
+        # the file is anyone's, and may be of any shape
+        raise InvalidData(
+            f"The model in {folder} cannot be a critic.",
+            f"Its {TOKENIZER} cannot be read: {error}.",
+            f"Put the {TOKENIZER} of '{model.name}' there.",
+            field="trainer.critic",
+        ) from error
+    if not is_same:
         raise InvalidConfig(
             f"The model in {folder} cannot be the critic of '{model.name}'.",
             "Its tokenizer is another: it would read other texts than the policy wrote.",
