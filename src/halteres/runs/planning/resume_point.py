@@ -195,9 +195,9 @@ def check_settings(before: Settings, now: Settings, step: int, *, has_completed:
         problems.append(
             made_with("trainer.lora_rank", before.trainer.lora_rank, now.trainer.lora_rank)
         )
-    if before.trainer.uses_critic and now.trainer.uses_critic:
-        if critic_place(before.trainer) != critic_place(now.trainer):
-            problems.append(made_with("trainer.critic", before.trainer.critic, now.trainer.critic))
+    use_critics = before.trainer.uses_critic and now.trainer.uses_critic
+    if use_critics and critic_place(before.trainer) != critic_place(now.trainer):
+        problems.append(made_with("trainer.critic", before.trainer.critic, now.trainer.critic))
     concludes = not has_completed and before.trainer.total_steps == now.trainer.total_steps == step
     if now.trainer.total_steps <= step and not concludes:
         rule = f"the checkpoint is at step {step}: nothing is left to do"
