@@ -20,6 +20,7 @@ from halteres.config.settings import TrainerSettings
 from halteres.errors import HalteresError, InvalidConfig, InvalidData, NotFound
 from halteres.models import TINY, builtin_path
 from halteres.runs.directory import CRITIC, RunDirectory
+from halteres.runs.planning.checks import checkpoint_bytes
 from halteres.runs.planning.models import RunModel, critic_model
 from halteres.runs.planning.plan import plan_run
 from halteres.runs.planning.resume_point import CheckpointMissing, check_settings
@@ -156,6 +157,14 @@ def test_the_memory_and_the_disk_of_a_run_count_its_critic(home: Path) -> None:
     assert after - before == pytest.approx(0.6, abs=0.1), "a process, and a model of 0.9 M"
     assert plans[1].refusal is None
     assert [check.found for check in plans[1].checks if check.name == "critic"] == [str(tiny())]
+
+
+def test_a_critics_states_are_kept_here_also_where_the_models_are_elsewhere(home: Path) -> None:
+    settings = resolve_settings("arithmetic", None, edits()).settings
+    critic = critic_model(TrainerSettings(advantage="gae"), BASE)
+    alone = checkpoint_bytes(settings, None, critic)
+    assert checkpoint_bytes(settings, None) == 0 < alone
+    assert checkpoint_bytes(settings, critic.shape, critic) == 2 * alone
 
 
 def test_the_folder_of_a_critic_is_called_as_it_is_from_anywhere(

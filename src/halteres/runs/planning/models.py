@@ -385,7 +385,22 @@ def critic_model(trainer: TrainerSettings, model: RunModel) -> CriticModel:
             "Name the folder of a reward model or of a base model.",
             field="trainer.critic",
         ) from error
-    theirs = folder if (folder / TOKENIZER).is_file() else own
+    _check_tokens(base, model.name, folder, own)
+    return CriticModel(folder=folder, num_bytes=num_bytes, shape=shape)
+
+
+def _check_tokens(base: Path, name: str, folder: Path, own: Path) -> None:
+    """That a critic reads the tokens of the base model.
+
+    Args:
+        base: folder of the base model's tokenizer.
+        name: the base model's.
+        folder: the critic's.
+        own: of the base model that the critic was trained on, which may have its tokenizer.
+    """
+    theirs = own
+    if (folder / TOKENIZER).is_file():
+        theirs = folder
     try:
         is_same = _same_tokens(base, theirs)
     except (OSError, ValueError, TypeError, LookupError, AttributeError) as error:
@@ -393,17 +408,16 @@ def critic_model(trainer: TrainerSettings, model: RunModel) -> CriticModel:
         raise InvalidData(
             f"The model in {folder} cannot be a critic.",
             f"Its {TOKENIZER} cannot be read: {error}.",
-            f"Put the {TOKENIZER} of '{model.name}' there.",
+            f"Put the {TOKENIZER} of '{name}' there.",
             field="trainer.critic",
         ) from error
     if not is_same:
         raise InvalidConfig(
-            f"The model in {folder} cannot be the critic of '{model.name}'.",
+            f"The model in {folder} cannot be the critic of '{name}'.",
             "Its tokenizer is another: it would read other texts than the policy wrote.",
             "Name a reward model that was trained on this base model, or leave trainer.critic out.",
             field="trainer.critic",
         )
-    return CriticModel(folder=folder, num_bytes=num_bytes, shape=shape)
 
 
 def critic_bytes(critic: CriticModel | None, rank: int) -> int:
