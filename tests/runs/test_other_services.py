@@ -82,6 +82,10 @@ def test_a_service_of_the_tinker_api_alone_trains_on_files(home: Path, tmp_path:
         )
         state = wait_for_end(resumed, within_s=120)
         assert (state.status, state.step) == ("completed", 6), resumed.log_tail("trainer")
+        try:
+            assert asyncio.run(_answered(resumed)), "a chat asks what it has trained"
+        finally:
+            end_kept(resumed)
         _check_what_is_refused(data, url, run)
 
 
@@ -196,18 +200,19 @@ def test_a_policy_is_sampled_by_the_sdk_where_the_service_has_no_runs(
         assert series(resumed, "eval/percent_correct")[total] > 0
         _check_what_it_wrote(resumed)
         try:
-            assert asyncio.run(_answer(resumed))
+            assert asyncio.run(_answered(resumed))
         finally:
             end_kept(resumed)
 
 
-async def _answer(run: RunDirectory) -> str:
-    """What its newest weights answer in a chat, by a relay that is kept for it."""
+async def _answered(run: RunDirectory) -> bool:
+    """Whether its newest weights answer in a chat, by a relay that is kept for it."""
     conversation = Conversation.with_run(run)
     asked, policy = conversation.asked("1 + 2"), policy_named(run, NEWEST)
     async with asyncio.timeout(120):
         pieces = conversation.answer(asked, policy, Sampling(max_tokens=8))
-        return "".join([piece.text async for piece in pieces if isinstance(piece, Piece)])
+        ends = [piece.finish async for piece in pieces if isinstance(piece, Piece)]
+    return bool(ends) and ends[-1] in ("stop", "length")
 
 
 def _event(run: RunDirectory, kind: str) -> dict[str, Any]:

@@ -42,6 +42,7 @@ from halteres.runs.servers import (
     Server,
     end_all_kept,
     kept_in,
+    needs_relay,
     own_service,
     served,
     service_arguments,
@@ -80,9 +81,10 @@ class ServiceSearch:
         if self._is_first:
             self._is_first = False
             own, state = own_service(run), run.state()
-            if own is not None and not (state.is_relayed and state.terminal):
+            if own is None:
+                _check_at_rest(run)
+            elif not needs_relay(state):
                 return own
-            _check_at_rest(run)
         if time.monotonic() > self._ends:
             raise NotReady(
                 f"The service for run {run.run_id} was not ready in time.",

@@ -45,7 +45,7 @@ from halteres.logins import passwords_in
 from halteres.process import Child, alive
 from halteres.redaction import Redactor, secret_values
 from halteres.runs.directory import RunDirectory, runs_home
-from halteres.runs.state import locked
+from halteres.runs.state import RunState, locked
 
 WIRING = "wiring.json"
 
@@ -322,15 +322,22 @@ def sampled(
     given_up: threading.Event | None = None,
 ) -> Iterator[Server]:
     """Where the weights of a run are sampled at `own_service(run)`: there, or at a relay for the
-    length of the block, where the run's own has ended with it. `log`, `given_up`: as of `relayed`.
+    length of the block. `log`, `given_up`: as of `relayed`.
     """
     state = run.state()
-    if not (state.is_relayed and state.terminal):
+    if not needs_relay(state):
         yield service
         return
     relay = relayed(service, state.base_model, state.tokenizer, log=log, given_up=given_up)
     with relay as server:
         yield server
+
+
+def needs_relay(state: RunState) -> bool:
+    """Whether a run's service is sampled by a relay that the run does not have: its own ends with
+    it, and a training on a file has none.
+    """
+    return state.is_relayed and (state.terminal or state.kind != "rl")
 
 
 def relay_arguments(service_url: str, model: str, tokenizer: str) -> tuple[str, ...]:

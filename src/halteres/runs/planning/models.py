@@ -67,7 +67,7 @@ class RunModel:
     name: str  # as the service names it
     tokenizer: str  # its folder, or its name where only the service has it
     shape: ModelShape | None = None  # None: a service elsewhere has it
-    # the service has no routes for environments: a relay of the run's own samples it by the SDK
+    # the service has no routes for environments and chats: a relay samples it by the SDK
     is_relayed: bool = False
     context: int | None = None  # tokens, where a service elsewhere says so
 
@@ -133,15 +133,12 @@ def own_model(inference: InferenceSettings) -> RunModel:
     return RunModel(name=name, tokenizer=str(folder), shape=shape)
 
 
-def given_model(
-    inference: InferenceSettings, service_url: str, *, samples: bool = True
-) -> RunModel:
+def given_model(inference: InferenceSettings, service_url: str) -> RunModel:
     """For a service elsewhere.
 
     Args:
         inference: names the model.
         service_url: of the service.
-        samples: environments will ask it for answers; a training on a file needs none.
 
     Raises:
         NotReady, ServiceUnusable, InvalidConfig: it does not answer, is no training service, has
@@ -158,7 +155,7 @@ def given_model(
     model = (_ask("/halteres/v1/info", service_url) or {}).get("model") or {}
     name, there = model.get("name"), model.get("folder")
     if name is None:
-        return _model_of_others(inference.model, folder, service_url, samples=samples)
+        return _model_of_others(inference.model, folder, service_url)
     if not {inference.model, folder, str(Path(inference.model).expanduser().absolute())} & {
         name,
         there,
@@ -170,7 +167,7 @@ def given_model(
     return RunModel(name=name, tokenizer=there if there and Path(there).is_dir() else folder)
 
 
-def _model_of_others(name: str, folder: str, service_url: str, *, samples: bool) -> RunModel:
+def _model_of_others(name: str, folder: str, service_url: str) -> RunModel:
     """For a service that is not ours: whether it is one of the Tinker API, has the model, and lets
     environments sample.
     """
@@ -195,7 +192,7 @@ def _model_of_others(name: str, folder: str, service_url: str, *, samples: bool)
                 )
             ]
         )
-    is_relayed = samples and _ask("/runs/preflight/v1/models", service_url) is None
+    is_relayed = _ask("/runs/preflight/v1/models", service_url) is None
     return RunModel(name=name, tokenizer=folder, is_relayed=is_relayed, context=offered.get(name))
 
 
