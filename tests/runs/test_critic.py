@@ -20,9 +20,10 @@ from halteres.config.settings import TrainerSettings
 from halteres.errors import HalteresError, InvalidConfig, InvalidData, NotFound
 from halteres.models import TINY, builtin_path
 from halteres.runs.directory import CRITIC, RunDirectory
+from halteres.runs.planning.checks import checkpoint_bytes
 from halteres.runs.planning.models import RunModel, critic_model
 from halteres.runs.planning.plan import plan_run
-from halteres.runs.planning.resume_point import CheckpointMissing
+from halteres.runs.planning.resume_point import CheckpointMissing, check_settings
 from halteres.runs.start import start_run
 
 from .run_fixtures import end, survivors, wait, wait_for_end
@@ -104,6 +105,28 @@ def test_a_critic_with_another_tokenizer_is_refused(tmp_path: Path) -> None:
     assert isinstance(error, InvalidConfig) and "tokenizer is another" in error.why
 
 
+@pytest.mark.parametrize("content", ["{", "[]", '{"added_tokens": [1]}', '{"added_tokens": [{}]}'])
+def test_a_critic_whose_tokenizer_cannot_be_read_is_refused(tmp_path: Path, content: str) -> None:
+    other = another(tmp_path / "other")
+    (other / "tokenizer.json").write_text(content)
+    error = refused(other)
+    assert isinstance(error, InvalidData) and error.details["field"] == "trainer.critic"
+
+
+def test_the_critic_of_a_checkpoint_is_the_same_by_each_of_its_names(
+    home: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A run's settings have its absolute folder; who goes on from it may name it as before."""
+    another(tmp_path / "model")
+    monkeypatch.chdir(tmp_path)
+    given = resolve_settings("arithmetic", None, edits(critic="model")).settings
+    held = plan_run(resolve_settings("arithmetic", None, edits(critic="model"))).settings
+    check_settings(held, given, 2, has_completed=False)
+    others = resolve_settings("arithmetic", None, edits(critic="elsewhere")).settings
+    with pytest.raises(InvalidConfig, match="critic"):
+        check_settings(held, others, 2, has_completed=False)
+
+
 def test_without_the_models_folder_there_is_no_critic() -> None:
     """A service elsewhere has the model; it gives no values."""
     error = refused(None, RunModel(name="Qwen/Qwen3-8B", tokenizer="Qwen/Qwen3-8B"))
@@ -134,6 +157,14 @@ def test_the_memory_and_the_disk_of_a_run_count_its_critic(home: Path) -> None:
     assert after - before == pytest.approx(0.6, abs=0.1), "a process, and a model of 0.9 M"
     assert plans[1].refusal is None
     assert [check.found for check in plans[1].checks if check.name == "critic"] == [str(tiny())]
+
+
+def test_a_critics_states_are_kept_here_also_where_the_models_are_elsewhere(home: Path) -> None:
+    settings = resolve_settings("arithmetic", None, edits()).settings
+    critic = critic_model(TrainerSettings(advantage="gae"), BASE)
+    alone = checkpoint_bytes(settings, None, critic)
+    assert checkpoint_bytes(settings, None) == 0 < alone
+    assert checkpoint_bytes(settings, critic.shape, critic) == 2 * alone
 
 
 def test_the_folder_of_a_critic_is_called_as_it_is_from_anywhere(

@@ -16,6 +16,7 @@ import pytest
 from agent import run_fixtures
 
 from halteres import process
+from halteres.config.settings import InferenceSettings
 from halteres.errors import NotReady
 from halteres.files import replace_file
 from halteres.process import Memory, alive, identity
@@ -23,7 +24,15 @@ from halteres.runs import kept_service
 from halteres.runs.directory import RunDirectory
 from halteres.runs.kept_service import ServiceSearch
 from halteres.runs.planning.resources import Machine
-from halteres.runs.servers import KEPT, KEPT_LOCK, Kept, Server, end_all_kept, kept_in
+from halteres.runs.servers import (
+    KEPT,
+    KEPT_LOCK,
+    Kept,
+    Server,
+    end_all_kept,
+    kept_in,
+    service_arguments,
+)
 from halteres.runs.state import take_lock
 
 
@@ -61,6 +70,21 @@ def test_it_ends_after_the_last_question_and_is_known_until_it_is_gone(
     me = identity(os.getpid())
     assert seen == [Kept(url="http://127.0.0.1:1", process=me), Kept(process=me)]
     assert not (run.path / KEPT).exists()
+
+
+def test_it_computes_as_the_run_did_in_one_process() -> None:
+    """The memory that is asked for before it starts is that of the run's type of numbers."""
+    given = InferenceSettings(
+        dtype="bfloat16", device="cpu", threads=2, samplers=["own", "vllm"], trainer_ranks=2
+    )
+    alone = service_arguments(kept_service.without_further_processes(given))
+    options = dict(zip(alone[::2], alone[1::2], strict=True))
+    assert (options["--dtype"], options["--device"], options["--threads"]) == (
+        "bfloat16",
+        "cpu",
+        "2",
+    )
+    assert not {"--samplers", "--trainer-ranks", "--vllm"} & options.keys()
 
 
 def test_a_run_that_begins_ends_every_kept_service(run: RunDirectory) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
 import os
 import shutil
@@ -21,10 +22,12 @@ from halteres.config.file_training import resolve_file_training
 from halteres.config.resolution import resolve_settings
 from halteres.errors import InvalidConfig, NotFound
 from halteres.models import TINY, builtin_path
+from halteres.runs.conversation import NEWEST, Conversation, Piece, Sampling, policy_named
 from halteres.runs.directory import RunDirectory
 from halteres.runs.planning.file_plan import plan_file_run, resolve_resumed
 from halteres.runs.planning.models import ServiceUnusable
 from halteres.runs.planning.plan import RunPlan, plan_run
+from halteres.runs.servers import end_kept
 from halteres.runs.start import start_run
 
 from .run_fixtures import survivors, wait, wait_for_end
@@ -79,6 +82,10 @@ def test_a_service_of_the_tinker_api_alone_trains_on_files(home: Path, tmp_path:
         )
         state = wait_for_end(resumed, within_s=120)
         assert (state.status, state.step) == ("completed", 6), resumed.log_tail("trainer")
+        try:
+            assert asyncio.run(_answered(resumed)), "a chat asks what it has trained"
+        finally:
+            end_kept(resumed)
         _check_what_is_refused(data, url, run)
 
 
@@ -160,7 +167,9 @@ def rl_plan(url: str, *edits: str, environment: str = "arithmetic") -> RunPlan:
 def test_a_policy_is_sampled_by_the_sdk_where_the_service_has_no_runs(
     home: Path, tmp_path: Path
 ) -> None:
-    """The reward rises; a killed relay is started again; after a killed trainer the run goes on."""
+    """The reward rises; a killed relay is started again; after a killed trainer the run goes on; a
+    chat asks what it has trained.
+    """
     (tmp_path / "service").mkdir()
     with opened(tmp_path / "service", engine="torch", program=("-c", TINKER_API_ALONE)) as world:
         url = world.service_url
@@ -190,6 +199,20 @@ def test_a_policy_is_sampled_by_the_sdk_where_the_service_has_no_runs(
         # the last evaluation samples the final weights, when no trainer is there any more
         assert series(resumed, "eval/percent_correct")[total] > 0
         _check_what_it_wrote(resumed)
+        try:
+            assert asyncio.run(_answered(resumed))
+        finally:
+            end_kept(resumed)
+
+
+async def _answered(run: RunDirectory) -> bool:
+    """Whether its newest weights answer in a chat, by a relay that is kept for it."""
+    conversation = Conversation.with_run(run)
+    asked, policy = conversation.asked("1 + 2"), policy_named(run, NEWEST)
+    async with asyncio.timeout(120):
+        pieces = conversation.answer(asked, policy, Sampling(max_tokens=8))
+        ends = [piece.finish async for piece in pieces if isinstance(piece, Piece)]
+    return bool(ends) and ends[-1] in ("stop", "length")
 
 
 def _event(run: RunDirectory, kind: str) -> dict[str, Any]:
@@ -213,7 +236,8 @@ class TinkerApi(BaseHTTPRequestHandler):
             "/api/v1/get_server_capabilities": {
                 "supported_models": [
                     {"model_name": "halteres/tiny", "max_context_length": 128},
-                    {"model_name": "vendor/large", "max_context_length": 128},
+                    {"model_name": "vendor/large", "max_context_length": "128"},
+                    {"model_name": 7},
                 ]
             },
         }
@@ -253,6 +277,7 @@ def test_a_tokenizer_in_a_folder_without_weights_will_do(home: Path, tinker_api:
     plan = rl_plan(tinker_api, FITTING, "model=vendor/large")
     assert plan.refusal is None and plan.model is not None
     assert (plan.model.name, plan.model.tokenizer) == ("vendor/large", str(folder))
+    assert plan.model.context is None, "a text is no number of tokens"
 
 
 def test_a_plan_says_that_a_relay_samples(home: Path, tinker_api: str) -> None:

@@ -158,6 +158,30 @@ async def test_a_chat_is_rendered_and_cut_before_what_stopped_it(
     assert completion["choices"][0]["text"] == "3 + 4 = 7."
 
 
+@pytest.mark.parametrize(
+    ("route", "asked", "part"),
+    [
+        ("completions", {"prompt": "3 + 4"}, {"text": "3 + 4 = 7."}),
+        (
+            "chat/completions",
+            {"messages": [{"role": "user", "content": "?"}]},
+            {"delta": {"role": "assistant", "content": "3 + 4 = 7."}},
+        ),
+    ],
+)
+async def test_a_chat_with_a_run_reads_an_answer_as_events(
+    post: Any, route: str, asked: dict[str, Any], part: dict[str, Any]
+) -> None:
+    """Halteres's own choice: the SDK has an answer whole, and a chat asks for a stream."""
+    reply = await post(f"/runs/r/v1/{route}", {**asked, "stream": True, "n": 2})
+    assert reply.headers["content-type"].startswith("text/event-stream")
+    event, end = reply.text.removesuffix("\n\n").split("\n\n")
+    assert end == "data: [DONE]"
+    first, second = json.loads(event.removeprefix("data: "))["choices"]
+    assert part.items() <= first.items() and (first["index"], second["index"]) == (0, 1)
+    assert first["finish_reason"] == "stop"
+
+
 async def test_named_weights_have_no_version_and_the_base_model_has_version_0(
     post: Any, weights: StandInWeights
 ) -> None:

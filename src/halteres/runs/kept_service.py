@@ -25,6 +25,7 @@ import msgspec
 
 from halteres import process
 from halteres.config import environ
+from halteres.config.settings import InferenceSettings
 from halteres.errors import Conflict, HalteresError, NotReady
 from halteres.files import replace_file
 from halteres.models import model_folder
@@ -41,8 +42,10 @@ from halteres.runs.servers import (
     Server,
     end_all_kept,
     kept_in,
+    needs_relay,
     own_service,
     served,
+    service_arguments,
 )
 from halteres.runs.state import is_locked, take_lock
 
@@ -78,9 +81,10 @@ class ServiceSearch:
         if self._is_first:
             self._is_first = False
             own, state = own_service(run), run.state()
-            if own is not None and not (state.is_relayed and state.terminal):
+            if own is None:
+                _check_at_rest(run)
+            elif not needs_relay(state):
                 return own
-            _check_at_rest(run)
         if time.monotonic() > self._ends:
             raise NotReady(
                 f"The service for run {run.run_id} was not ready in time.",
@@ -205,7 +209,9 @@ def main() -> int:
     # a process that needs the run's weights can end it from now on
     replace_file(card, msgspec.json.encode(Kept(process=who)))
     try:
-        with served(arguments.model, run, log=run.log("chat_service"), given_up=ended) as at:
+        as_in_run = service_arguments(without_further_processes(run.settings().inference))
+        log = run.log("chat_service")
+        with served(arguments.model, run, arguments=as_in_run, log=log, given_up=ended) as at:
             kept = Kept(url=at.url, key=at.key, process=who)
             replace_file(card, msgspec.json.encode(kept), private=True)
             while not ended.wait(LOOK_EVERY_S) and _idle_s(card) <= IDLE_S:
@@ -219,6 +225,11 @@ def main() -> int:
         replace_file(card, msgspec.json.encode(Kept(process=who, failure=words)))
         return 1
     return 0
+
+
+def without_further_processes(inference: InferenceSettings) -> InferenceSettings:
+    """How the engine of a run computes, in the one process that answers a chat."""
+    return inference.model_copy(update={"samplers": 0, "trainer_ranks": 1, "shard": False})
 
 
 def _idle_s(card: Path) -> float:

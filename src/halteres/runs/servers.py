@@ -45,7 +45,7 @@ from halteres.logins import passwords_in
 from halteres.process import Child, alive
 from halteres.redaction import Redactor, secret_values
 from halteres.runs.directory import RunDirectory, runs_home
-from halteres.runs.state import locked
+from halteres.runs.state import RunState, locked
 
 WIRING = "wiring.json"
 
@@ -220,7 +220,7 @@ def served(
     if run is not None:
         own = own_service(run)
         if own is not None:
-            with sampled(own, run, log=log) as server:
+            with sampled(own, run, log=log, given_up=given_up) as server:
                 yield server
             return
         # one that waits for questions of a chat gives way
@@ -314,16 +314,30 @@ def relayed(
 
 
 @contextmanager
-def sampled(service: Server, run: RunDirectory, *, log: Path | None = None) -> Iterator[Server]:
+def sampled(
+    service: Server,
+    run: RunDirectory,
+    *,
+    log: Path | None = None,
+    given_up: threading.Event | None = None,
+) -> Iterator[Server]:
     """Where the weights of a run are sampled at `own_service(run)`: there, or at a relay for the
-    length of the block, where the run's own has ended with it.
+    length of the block. `log`, `given_up`: as of `relayed`.
     """
     state = run.state()
-    if not (state.is_relayed and state.terminal):
+    if not needs_relay(state):
         yield service
         return
-    with relayed(service, state.base_model, state.tokenizer, log=log) as relay:
-        yield relay
+    relay = relayed(service, state.base_model, state.tokenizer, log=log, given_up=given_up)
+    with relay as server:
+        yield server
+
+
+def needs_relay(state: RunState) -> bool:
+    """Whether a run's service is sampled by a relay that the run does not have: its own ends with
+    it, and a training on a file has none.
+    """
+    return state.is_relayed and (state.terminal or state.kind != "rl")
 
 
 def relay_arguments(service_url: str, model: str, tokenizer: str) -> tuple[str, ...]:

@@ -223,7 +223,9 @@ def _first_state(plan: RunPlan, run_id: str, idempotency_key: str | None) -> Run
     settings, resume, model = plan.settings, plan.resume, plan.model
     # a check would have failed
     assert model is not None  # noqa: S101 - for the type checker
-    trained_on = _trained_on(plan)
+    trained_on, tokenizer = _trained_on(plan), model.tokenizer
+    if plan.training is not None and plan.training.tokenizer is not None:
+        tokenizer = plan.training.tokenizer
     urls: dict[str, str] = {}
     if plan.service_url:
         urls["service"] = plan.service_url
@@ -235,7 +237,7 @@ def _first_state(plan: RunPlan, run_id: str, idempotency_key: str | None) -> Run
         name=settings.run.name or default_name(trained_on["environment"], run_id),
         **trained_on,
         base_model=model.name,
-        tokenizer=model.tokenizer,
+        tokenizer=tokenizer,
         total_steps=settings.trainer.total_steps,
         created_at=time.time(),
         step=plan.first_step,

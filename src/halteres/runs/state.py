@@ -106,7 +106,8 @@ class RunState(msgspec.Struct, frozen=True, kw_only=True):
     urls: dict[str, str] = {}
     kind: Kind = "rl"
     service_given: bool = False  # somebody else's service: never stopped
-    # that service speaks the Tinker API alone: a relay of the run's own samples it by the SDK
+    # that service speaks the Tinker API alone: a relay samples it by the SDK; during a run with an
+    # environment the run's own
     is_relayed: bool = False
     policy: str | None = None  # name of the operator's policy that holds
     resumed_from: str | None = None  # run id

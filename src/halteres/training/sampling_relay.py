@@ -122,6 +122,7 @@ class OpenAISampling(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
     stop: str | list[str] | None = None
     seed: int | None = None
     model: str | None = None
+    stream: bool = False  # as events: each answer is one, since the SDK has it whole
 
     @property
     def sampling(self) -> Sampling:
@@ -360,8 +361,11 @@ class Relay:
         body = read_fields(_json_of(given), ChatCompletion)
         prompt = self._tokenizer.apply_chat_template(body.messages)
         answers = await self._sample(prompt, body.sampling, body.model)
-        choices = [{"message": {"role": "assistant", "content": one.text}} for one in answers]
-        return self._in_openais_shape("chat.completion", body, prompt, answers, choices)
+        kind, part = "chat.completion", "message"
+        if body.stream:
+            kind, part = "chat.completion.chunk", "delta"
+        choices = [{part: {"role": "assistant", "content": one.text}} for one in answers]
+        return self._in_openais_shape(kind, body, prompt, answers, choices)
 
     def _in_openais_shape(
         self,
@@ -370,9 +374,9 @@ class Relay:
         prompt: Sequence[int],
         answers: Sequence[Answer],
         choices: Sequence[dict[str, Any]],
-    ) -> dict[str, Any]:
+    ) -> dict[str, Any] | EventStream:
         completed = sum(len(one.tokens) for one in answers)
-        return {
+        whole: dict[str, Any] = {
             "id": uuid.uuid4().hex,
             "object": kind,
             "created": int(time.time()),
@@ -393,6 +397,9 @@ class Relay:
             },
             **answers[0].of_version,
         }
+        if body.stream:
+            return EventStream(whole)
+        return whole
 
     async def models(self, _: Request, __: bytes) -> Any:
         """GET /runs/RUN/v1/models."""
@@ -456,6 +463,18 @@ class Relay:
         return Answer(tokens, logprobs, text, finish, version)
 
 
+@dataclass(frozen=True, slots=True)
+class EventStream:
+    """What was asked for as a stream of server-sent events, of which it has one."""
+
+    event: dict[str, Any]
+
+    @property
+    def encoded(self) -> bytes:
+        """As it is sent."""
+        return b"data: " + msgspec.json.encode(self.event) + b"\n\ndata: [DONE]\n\n"
+
+
 def _in_sglangs_shape(one: Answer, num_prompt_tokens: int) -> dict[str, Any]:
     pairs = zip(one.logprobs, one.tokens, strict=True)
     return {
@@ -502,6 +521,8 @@ def endpoint(handler: Handler) -> Callable[[Request], Coroutine[Any, Any, Respon
                 log.warning("%s", error.sentence)
             failure = {"message": error.sentence, "code": error.code}
             content, status = {**as_http(error), "error": failure}, error.status
+        if isinstance(content, EventStream):
+            return Response(content.encoded, media_type="text/event-stream")
         return Response(msgspec.json.encode(content), status, media_type="application/json")
 
     return answered

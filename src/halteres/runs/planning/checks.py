@@ -234,16 +234,22 @@ def check_memory(
     return Check(name=name, ok=False, figures=figures, failure=failure)
 
 
-def checkpoint_bytes(settings: Settings, shape: ModelShape | None) -> int:
-    """What the checkpoints of a run take on the disk: weights and two moments each."""
-    if shape is None:
-        return 0
+def checkpoint_bytes(
+    settings: Settings, shape: ModelShape | None, critic: CriticModel | None = None
+) -> int:
+    """What the checkpoints of a run take on the disk: weights and two moments each.
+
+    Args:
+        settings: of the run.
+        shape: of the base model; None: a service elsewhere has it, and keeps its checkpoints.
+        critic: of the run, whose states are always kept here.
+    """
     trainer = settings.trainer
+    kept = [shape, critic.shape if critic is not None else None]
     intervals = (trainer.checkpoint_every, trainer.eval_every)
     count = 2 + sum(trainer.total_steps // every for every in intervals if every)
-    if trainer.uses_critic:
-        count *= 2
-    return count * 3 * resources.NUMBER * adapter_numbers(shape, trainer.lora_rank)
+    numbers = sum(adapter_numbers(one, trainer.lora_rank) for one in kept if one is not None)
+    return count * 3 * resources.NUMBER * numbers
 
 
 def check_disk(kept_bytes: int) -> Check:

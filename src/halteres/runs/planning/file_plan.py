@@ -231,7 +231,7 @@ def data_figures(data: FileData) -> Row:
 def _model(settings: Settings, service_url: str | None) -> RunModel:
     if service_url is None:
         return own_model(settings.inference)
-    return given_model(settings.inference, service_url, samples=False)
+    return given_model(settings.inference, service_url)
 
 
 def _data(training: FileTraining, settings: Settings, model: RunModel) -> FileData:

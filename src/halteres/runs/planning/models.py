@@ -41,8 +41,10 @@ from halteres.rewards.model_folder import ModelFolder, read_model_folder
 from halteres.rewards.scorer import places_of
 from halteres.runs.planning.resources import NUMBER, UNFREED, layer_numbers
 from halteres.scores import is_address
+from halteres.short_texts import clipped
 
 ANSWERS_WITHIN_S = 5.0
+NAME_LENGTH = 200  # characters of a model's name that a service elsewhere says
 TOKENIZER = "tokenizer.json"
 
 
@@ -65,7 +67,7 @@ class RunModel:
     name: str  # as the service names it
     tokenizer: str  # its folder, or its name where only the service has it
     shape: ModelShape | None = None  # None: a service elsewhere has it
-    # the service has no routes for environments: a relay of the run's own samples it by the SDK
+    # the service has no routes for environments and chats: a relay samples it by the SDK
     is_relayed: bool = False
     context: int | None = None  # tokens, where a service elsewhere says so
 
@@ -131,15 +133,12 @@ def own_model(inference: InferenceSettings) -> RunModel:
     return RunModel(name=name, tokenizer=str(folder), shape=shape)
 
 
-def given_model(
-    inference: InferenceSettings, service_url: str, *, samples: bool = True
-) -> RunModel:
+def given_model(inference: InferenceSettings, service_url: str) -> RunModel:
     """For a service elsewhere.
 
     Args:
         inference: names the model.
         service_url: of the service.
-        samples: environments will ask it for answers; a training on a file needs none.
 
     Raises:
         NotReady, ServiceUnusable, InvalidConfig: it does not answer, is no training service, has
@@ -156,7 +155,7 @@ def given_model(
     model = (_ask("/halteres/v1/info", service_url) or {}).get("model") or {}
     name, there = model.get("name"), model.get("folder")
     if name is None:
-        return _model_of_others(inference.model, folder, service_url, samples=samples)
+        return _model_of_others(inference.model, folder, service_url)
     if not {inference.model, folder, str(Path(inference.model).expanduser().absolute())} & {
         name,
         there,
@@ -168,7 +167,7 @@ def given_model(
     return RunModel(name=name, tokenizer=there if there and Path(there).is_dir() else folder)
 
 
-def _model_of_others(name: str, folder: str, service_url: str, *, samples: bool) -> RunModel:
+def _model_of_others(name: str, folder: str, service_url: str) -> RunModel:
     """For a service that is not ours: whether it is one of the Tinker API, has the model, and lets
     environments sample.
     """
@@ -193,7 +192,7 @@ def _model_of_others(name: str, folder: str, service_url: str, *, samples: bool)
                 )
             ]
         )
-    is_relayed = samples and _ask("/runs/preflight/v1/models", service_url) is None
+    is_relayed = _ask("/runs/preflight/v1/models", service_url) is None
     return RunModel(name=name, tokenizer=folder, is_relayed=is_relayed, context=offered.get(name))
 
 
@@ -206,10 +205,18 @@ def _models_offered(service_url: str) -> dict[str, int | None]:
     if not isinstance(models, list):
         return {}
     return {
-        str(one["model_name"]): one.get("max_context_length")
+        clipped(one["model_name"], NAME_LENGTH): _tokens_in(one)
         for one in models
-        if isinstance(one, dict) and one.get("model_name")
+        if isinstance(one, dict) and isinstance(one.get("model_name"), str)
     }
+
+
+def _tokens_in(offered: Mapping[str, Any]) -> int | None:
+    """The context of a model, where a service says it as a number of tokens."""
+    context = offered.get("max_context_length")
+    if type(context) is int and context > 0:
+        return context
+    return None
 
 
 def tokenizer_folder(name: str, settings: Literal["data", "env"] = "data") -> Path:
@@ -318,6 +325,14 @@ class CriticModel:
     shape: ModelShape
 
 
+def critic_place(trainer: TrainerSettings) -> Path | None:
+    """The absolute folder that trainer.critic means; None: the base model."""
+    if trainer.critic is None:
+        return None
+    folder = model_folder(trainer.critic, models_home()) or Path(trainer.critic).expanduser()
+    return folder.absolute()
+
+
 def critic_model(trainer: TrainerSettings, model: RunModel) -> CriticModel:
     """The model that the critic of a run begins from: a reward model's or a base model's folder on
     this disk, whose tokens are those of the run's base model.
@@ -335,10 +350,7 @@ def critic_model(trainer: TrainerSettings, model: RunModel) -> CriticModel:
             "critic, such as rebn or group_std.",
             field="trainer.advantage",
         )
-    folder = base
-    if trainer.critic is not None:
-        folder = model_folder(trainer.critic, models_home()) or Path(trainer.critic).expanduser()
-    folder = folder.absolute()
+    folder = critic_place(trainer) or base.absolute()
     if not folder.is_dir():
         raise NotFound(
             f"There is no model for the critic in {folder}.",
@@ -370,15 +382,39 @@ def critic_model(trainer: TrainerSettings, model: RunModel) -> CriticModel:
             "Name the folder of a reward model or of a base model.",
             field="trainer.critic",
         ) from error
-    theirs = folder if (folder / TOKENIZER).is_file() else own
-    if not _same_tokens(base, theirs):
+    _check_tokens(base, model.name, folder, own)
+    return CriticModel(folder=folder, num_bytes=num_bytes, shape=shape)
+
+
+def _check_tokens(base: Path, name: str, folder: Path, own: Path) -> None:
+    """That a critic reads the tokens of the base model.
+
+    Args:
+        base: folder of the base model's tokenizer.
+        name: the base model's.
+        folder: the critic's.
+        own: of the base model that the critic was trained on, which may have its tokenizer.
+    """
+    theirs = own
+    if (folder / TOKENIZER).is_file():
+        theirs = folder
+    try:
+        is_same = _same_tokens(base, theirs)
+    except (OSError, ValueError, TypeError, LookupError, AttributeError) as error:
+        # the file is anyone's, and may be of any shape
+        raise InvalidData(
+            f"The model in {folder} cannot be a critic.",
+            f"Its {TOKENIZER} cannot be read: {error}.",
+            f"Put the {TOKENIZER} of '{name}' there.",
+            field="trainer.critic",
+        ) from error
+    if not is_same:
         raise InvalidConfig(
-            f"The model in {folder} cannot be the critic of '{model.name}'.",
+            f"The model in {folder} cannot be the critic of '{name}'.",
             "Its tokenizer is another: it would read other texts than the policy wrote.",
             "Name a reward model that was trained on this base model, or leave trainer.critic out.",
             field="trainer.critic",
         )
-    return CriticModel(folder=folder, num_bytes=num_bytes, shape=shape)
 
 
 def critic_bytes(critic: CriticModel | None, rank: int) -> int:

@@ -21,6 +21,7 @@ from halteres.config.resolution import Resolved
 from halteres.config.settings import InferenceSettings, Settings
 from halteres.errors import Conflict, HalteresError, UserError
 from halteres.files import sha256_of
+from halteres.models.shape import ModelShape
 from halteres.runs.directory import RunDirectory
 from halteres.runs.planning import resources
 from halteres.runs.planning.checks import (
@@ -195,21 +196,19 @@ def plan_run(
         check, point = resume_check(resume, resume_step, settings, service_url)
         checks.append(check)
 
-    has_model, model = attempt("model present", lambda: _model(settings.inference, service_url))
-    reward_checks, reward_models = examine_reward_models(settings.env)
-    critic_checks, critic = examine_critic(settings, model)
-    rewards_bytes = server_bytes(reward_models) + critic_bytes(critic, settings.trainer.lora_rank)
-    checks.append(unlocking(has_model, policy))
-    shape = model.shape if model is not None else None
+    models = examine_models(settings, service_url)
+    model, shape = models.base, models.shape
+    checks.append(unlocking(models.is_present, policy))
     if model is not None and here is not None:
-        checks.append(unlocking(check_memory(settings, here, shape, rewards_bytes), policy))
+        fits = check_memory(settings, here, shape, models.rewards_bytes)
+        checks.append(unlocking(fits, policy))
 
     usable, environment = attempt("environment", lambda: check_environment(resolved))
-    checks += [check_disk(checkpoint_bytes(settings, shape)), usable]
     checks += [
+        check_disk(checkpoint_bytes(settings, shape, models.critic)),
+        usable,
         *advice(settings, shape, here, service_url),
-        *reward_checks,
-        *critic_checks,
+        *models.others,
         *examine_components(settings.env),
         *examine_program(resolved),
         *check_relay(resolved, model),
@@ -217,7 +216,7 @@ def plan_run(
     checks += cap_checks(settings, policy, is_open)
 
     plan = RunPlan(
-        settings=with_critic(with_model(settings, model, service_url), critic),
+        settings=with_critic(with_model(settings, model, service_url), models.critic),
         sources=resolved.sources,
         policy=policy,
         service_url=service_url,
@@ -230,14 +229,15 @@ def plan_run(
     )
     if effort == "none" or plan.refusal is not None:
         return plan
-    assert environment and model and here  # noqa: S101 - a check would have failed
+    # a check would have failed
+    assert environment and model and here  # noqa: S101 - for the type checker
     expected = estimate(
         settings,
         environment,
         model,
         here,
         first_step=plan.first_step,
-        rewards_bytes=rewards_bytes,
+        rewards_bytes=models.rewards_bytes,
         service_url=service_url,
         may_measure=effort == "measured",
     )
@@ -308,6 +308,39 @@ def cap_checks(settings: Settings, policy: Policy, is_open: bool) -> list[Check]
         work = attempt("runs allowed", lambda: check_concurrency(policy, is_open=is_open))
         checks.append(work[0])
     return checks
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RunModels:
+    """The models that a run needs, as far as they were found."""
+
+    base: RunModel | None
+    is_present: Check  # of the base model
+    critic: CriticModel | None
+    rewards_bytes: int  # of memory, for the run's own reward server and its critic
+    others: tuple[Check, ...]  # of reward models and the critic
+
+    @property
+    def shape(self) -> ModelShape | None:
+        """Of the base model; None where it was not found, or a service elsewhere has it."""
+        if self.base is None:
+            return None
+        return self.base.shape
+
+
+def examine_models(settings: Settings, service_url: str | None) -> RunModels:
+    """Look for the base model, the reward models and the critic. Nothing is raised."""
+    is_present, base = attempt("model present", lambda: _model(settings.inference, service_url))
+    reward_checks, reward_models = examine_reward_models(settings.env)
+    critic_checks, critic = examine_critic(settings, base)
+    return RunModels(
+        base=base,
+        is_present=is_present,
+        critic=critic,
+        rewards_bytes=server_bytes(reward_models)
+        + critic_bytes(critic, settings.trainer.lora_rank),
+        others=(*reward_checks, *critic_checks),
+    )
 
 
 def _model(inference: InferenceSettings, service_url: str | None) -> RunModel:

@@ -18,6 +18,7 @@ from halteres.observe.metrics import Row
 from halteres.process import alive
 from halteres.rewards.model_folder import RESULT
 from halteres.runs.directory import CRITIC, RunDirectory, find_run
+from halteres.runs.planning.models import critic_place
 from halteres.runs.reading.report import environment_of
 
 LONGEST_STEP = 10  # digits
@@ -194,10 +195,9 @@ def check_settings(before: Settings, now: Settings, step: int, *, has_completed:
         problems.append(
             made_with("trainer.lora_rank", before.trainer.lora_rank, now.trainer.lora_rank)
         )
-    if before.trainer.uses_critic and now.trainer.uses_critic:
-        own, theirs = now.trainer.critic, before.trainer.critic
-        if own != theirs:
-            problems.append(made_with("trainer.critic", theirs, own))
+    use_critics = before.trainer.uses_critic and now.trainer.uses_critic
+    if use_critics and critic_place(before.trainer) != critic_place(now.trainer):
+        problems.append(made_with("trainer.critic", before.trainer.critic, now.trainer.critic))
     concludes = not has_completed and before.trainer.total_steps == now.trainer.total_steps == step
     if now.trainer.total_steps <= step and not concludes:
         rule = f"the checkpoint is at step {step}: nothing is left to do"

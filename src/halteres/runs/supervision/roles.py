@@ -201,7 +201,7 @@ def prepared_run(writer: StateWriter) -> Iterator[RunContext]:
         service = listening(state.trains_policy and not state.service_given)
         api = listening(state.kind == "rl")
         reward = listening(reward_folders(settings.env))
-        relay = listening(state.is_relayed)
+        relay = listening(state.is_relayed and state.kind == "rl")
         critic = listening(state.kind == "rl" and settings.trainer.uses_critic)
         if service:
             service_url = service.url
