@@ -523,6 +523,21 @@ def test_an_address_that_has_no_host_is_refused() -> None:
         ranks.check_address()
 
 
+def test_an_address_of_another_machine_is_refused() -> None:
+    # of a block that is reserved for documentation: no machine has it
+    ranks = process.Ranks(number=2, machines=2, address=("192.0.2.1", free_port()))
+    with pytest.raises(ProcessFailed, match="It is not this machine"):
+        ranks.check_address()
+
+
+def test_the_log_says_that_other_machines_are_waited_for(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    caplog.set_level("INFO", logger=process.__name__)
+    process.Ranks(number=2, machines=2, address=("127.0.0.1", 29400)).say_who_is_waited_for()
+    assert "waits at 127.0.0.1:29400 for ranks of 1 other machine(s), for 300 s" in caplog.text
+
+
 def test_a_number_of_ranks_that_is_another_is_refused() -> None:
     with pytest.raises(InvalidConfig, match="3 ranks were asked for, and 2 are there"):
         check_alike([msgspec.structs.replace(CARD, ranks=3)] * 2)

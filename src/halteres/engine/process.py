@@ -13,6 +13,7 @@ adapters hears of a death and rebuilds them: nothing here knows what an engine h
 from __future__ import annotations
 
 import asyncio
+import logging
 import os
 import re
 import shutil
@@ -36,6 +37,8 @@ from halteres.engine.protocol import AskedType, EngineGone, HoldsModel, ModelInf
 from halteres.errors import HalteresError, NotReady, ProcessFailed, ServerError, boundary
 from halteres.files import tail
 from halteres.process import GRACE_S, Child, usable_cores
+
+log = logging.getLogger(__name__)
 
 State = Literal["starting", "ready", "failed", "stopped"]
 
@@ -150,19 +153,34 @@ class Ranks:
             variables["GLOO_SOCKET_IFNAME"] = "lo"
         return variables
 
+    def say_who_is_waited_for(self) -> None:
+        """One line to the log, where other machines are to come."""
+        if self.address is None or self.machines == 1:
+            return
+        host, port = self.address
+        log.info(
+            "The trainer waits at %s:%d for ranks of %d other machine(s), for %d s at most.",
+            *(host, port, self.machines - 1, MACHINES_COME_WITHIN_S),
+        )
+
     def check_address(self) -> None:
-        """ProcessFailed where the address has no such host, or another process has its port."""
+        """ProcessFailed where there is no such host, where it is not this machine, or where another
+        process has its port.
+        """
         if self.address is None:
             return
         host, port = self.address
         try:
-            socket.getaddrinfo(host, port)
+            found = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)
+            why = "" if any(_is_ours(one[0], one[4]) for one in found) else "It is not this machine"
         except OSError as error:
+            why = error.strerror or str(error)
+        if why:
             raise ProcessFailed(
                 f"The ranks cannot meet at {host}:{port}.",
-                f"{error.strerror}.",
+                f"{why}.",
                 "Give --trainer-address the name of this machine that the others know.",
-            ) from error
+            )
         try:
             socket.create_server(("", port)).close()
         except OSError as error:
@@ -171,6 +189,15 @@ class Ranks:
                 f"{error.strerror}.",
                 "Choose another port with --trainer-address, on every machine.",
             ) from error
+
+
+def _is_ours(family: socket.AddressFamily, address: tuple[Any, ...]) -> bool:
+    """Whether an address, as `getaddrinfo` gives it, is one of this machine."""
+    with socket.socket(family, socket.SOCK_STREAM) as asked, suppress(OSError):
+        # any port will do
+        asked.bind((address[0], 0, *address[2:]))
+        return True
+    return False
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -216,6 +243,7 @@ class EngineCommand:
         environment = environ.for_sandboxed()  # it needs no secret
         if self.ranks is not None:
             self.ranks.check_address()
+            self.ranks.say_who_is_waited_for()
             environment |= self.ranks.environment()
         # a socket's path has 103 bytes at most (macOS)
         short = len(os.fsencode(tempfile.gettempdir())) < 70
