@@ -257,6 +257,7 @@ async def test_the_variable_with_a_samplers_key_reaches_no_process_of_the_servic
         (("--trainer-ranks", "3", "--trainer-machines", "2"), "3 ranks on 2 machines"),
         (("--trainer-ranks", "0"), "0 ranks on 1 machines"),
         (("--trainer-ranks", "4", "--trainer-machines", "2"), "do not know where to meet"),
+        (("--trainer-ranks", "2", "--trainer-address", "n0:29400"), "Set --trainer-machines"),
         (("--trainer-ranks", "2", "--engine", "scripted"), "'scripted' has one process"),
     ],
 )

@@ -109,6 +109,12 @@ def ranks_of(arguments: argparse.Namespace) -> Ranks | None:
             f"The ranks of {machines} machines do not know where to meet.",
             next="Set --trainer-address to this machine's address and a free port.",
         )
+    if machines == 1 and arguments.trainer_address is not None:
+        raise InvalidConfig(
+            "--trainer-address is where ranks of several machines meet.",
+            "All ranks of this service are on one.",
+            "Set --trainer-machines, or leave --trainer-address out.",
+        )
     if arguments.shard and not sampler_list.samplers_of(arguments.samplers):
         raise InvalidConfig(
             "A trainer with a sharded base model does not sample.",
