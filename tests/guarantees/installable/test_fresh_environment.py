@@ -115,7 +115,7 @@ def test_the_page_opens(folder: Path, variables: dict[str, str]) -> None:
     with serving(words, r"(http://127\.0\.0\.1:\d+)/#token=", folder, variables) as url:
         style = httpx.get(f"{url}/ui/style.css", timeout=30)
     assert style.status_code == 200
-    assert "prefers-color-scheme" in style.text
+    assert "light-dark(" in style.text
 
 
 def test_an_unmodified_sdk_trains_at_the_service(

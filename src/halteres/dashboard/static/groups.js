@@ -6,7 +6,6 @@ import { fill, h, say } from "./dom.js";
 import { figure } from "./format.js";
 
 const MOST_LINES = 32; // groups, until all are asked for: what comes below them stays within reach
-const LEVELS = 8; // heights of a score in a strip
 const MOST_CELLS = 64; // rollouts in a strip
 const NUMBERS = ["score", "advantage", "tokens"];
 const ORDERS = {
@@ -198,8 +197,9 @@ function summary({ label, task, rollouts, mean, spread, state, why, dropped, fai
 function strip(rollouts, matching, [low, high]) {
   const cells = rollouts.slice(0, MOST_CELLS).map(({ score }, at) => {
     const cell = document.createElement("i");
-    const level = !Number.isFinite(score) ? "none" : low < high ? Math.round((LEVELS * (score - low)) / (high - low)) : LEVELS / 2;
-    cell.className = `l${level}${matching.has(at) ? "" : " off"}`;
+    const part = low < high ? (score - low) / (high - low) : 0.5;
+    cell.style.height = Number.isFinite(score) ? `${12 + 88 * part}%` : "";
+    cell.className = `${Number.isFinite(score) ? "" : "none"}${matching.has(at) ? "" : " off"}`;
     return cell;
   });
   const scores = rollouts.slice(0, MOST_CELLS).map(({ score }) => figure(score)).join(" ");

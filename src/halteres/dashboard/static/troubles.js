@@ -12,7 +12,7 @@ export function troubles() {
       const now = JSON.stringify([failure, alerts, next, status]);
       if (now === told) return; // what a reader has selected, or is about to copy, stays as it is
       told = now;
-      fill(element, failure ? failed(failure, next) : null, alerts.map(alerted), status === "stopped" ? goingOn(next) : null);
+      fill(element, failure ? failed(failure, next) : null, alerts.map(alerted), status === "stopped" ? h("div", { class: "trouble" }, remedy("Next", next)) : null);
     },
   };
 }
@@ -36,10 +36,6 @@ function alerted({ rule, step, times, evidence, remedy: call, current, over_at }
     h("p", null, evidence),
     remedy("Remedy", call),
   );
-}
-
-function goingOn(next) {
-  return h("div", { class: "trouble" }, remedy("Next", next));
 }
 
 // One line for each step: what it is for, and a command that can be pasted as it stands.
