@@ -9,14 +9,14 @@ const sentence = (error) => [error.message, error.body?.next].filter(Boolean).jo
 export function chatView(id) {
   const said = h("p", { class: "quiet", role: "status" }, "Reading the run …");
   const title = h("h1", null, "Chat");
-  const models = ["Left model", "Right model"].map((label) => h("select", { "aria-label": label }));
+  const models = ["Left model", "Right model"].map((label) => h("select", { "aria-label": label, title: label }));
   const log = h("div", { role: "log", "aria-label": "Conversation" });
   const text = h("textarea", { rows: 2, required: true, "aria-label": "Question", title: "Enter asks, Shift+Enter begins a line", on: { keydown: (event) => event.key === "Enter" && !event.shiftKey && !event.isComposing && ask(event) } });
   const [heat, most, history] = [["number", 0, "any"], ["number", 1], ["checkbox"]].map(([type, min, step]) => h("input", { type, min, step, required: type === "number" }));
   const send = h("button", { type: "submit", class: "button" }, "Ask");
   const stop = h("button", { type: "button", disabled: true, on: { click: () => asking.abort() } }, "Stop");
   const clear = h("button", { type: "button", on: { click: () => { asking?.abort(); fill(log, (turns = [])); } } }, "Clear");
-  const switches = [["Temperature ", heat], ["Most tokens ", most], [history, " The models read the conversation"]];
+  const switches = [["Temperature ", heat], ["Longest answer, tokens ", most], [history, " The models read the conversation"]];
   const form = h("form", { class: "ask", on: { submit: ask } }, text, h("div", { class: "controls" }, send, stop, clear, switches.map((parts) => h("label", null, parts))));
   const body = h("section");
   let turns = []; // { question, answers: of each column its text; empty where it failed }
