@@ -12,7 +12,7 @@ from dataclasses import dataclass, field
 from typing import Any
 from urllib.parse import urlsplit
 
-from playwright.sync_api import Browser, BrowserContext, Page, sync_playwright
+from playwright.sync_api import Browser, BrowserContext, Page, expect, sync_playwright
 
 from halteres.agent.transports.access import link
 from halteres.agent.transports.http_server import ControlServer
@@ -32,6 +32,7 @@ ARGUMENTS = (
 NAMES = ("chromium", "chromium-browser", "google-chrome", "google-chrome-stable")
 WIDE, NARROW = {"width": 1280, "height": 900}, {"width": 400, "height": 800}
 DEADLINE_MS = 10_000
+EXPECTED_WITHIN_MS = 20_000
 
 
 def executable() -> str:
@@ -44,6 +45,8 @@ def executable() -> str:
 @contextmanager
 def browser() -> Iterator[Browser]:
     """A browser with an empty profile of its own."""
+    # Longer than Playwright's five seconds: runs start next to the page, two files at a time.
+    expect.set_options(timeout=EXPECTED_WITHIN_MS)
     with sync_playwright() as playwright:
         running = playwright.chromium.launch(executable_path=executable(), args=list(ARGUMENTS))
         try:
