@@ -284,27 +284,6 @@ def answering(answer: Callable[[str, str | None], tuple[int, Any]]) -> Iterator[
             server.shutdown()
 
 
-def test_a_service_from_which_environments_cannot_sample_is_refused_before_a_run_begins(
-    start: StartRun, home: Path
-) -> None:
-    def tinker(path: str, _: str | None) -> tuple[int, Any]:
-        return (
-            (200, {"status": "ok"})
-            if path.startswith("/api/v1/")
-            else (404, {"detail": "Not Found"})
-        )
-
-    with answering(tinker) as url, pytest.raises(HalteresError) as refused:
-        start(service_url=url)
-    error = refused.value
-    assert (error.code, error.what) == (
-        "preflight_failed",
-        f"Environments cannot sample from the service at {url}.",
-    )
-    assert "starts one of its own" in error.next
-    assert not (home / "runs").exists()
-
-
 def test_a_service_with_keys_is_asked_with_the_users_own(
     start: StartRun, monkeypatch: pytest.MonkeyPatch
 ) -> None:
