@@ -199,6 +199,25 @@ class Server(uvicorn.Server):
         await super().shutdown(sockets)
 
 
+def serve(app: ASGIApp, bound: socket.socket) -> None:
+    """Serve an app on a socket that listens, until the process is asked to end."""
+    config = uvicorn.Config(
+        app,
+        ws="none",
+        log_level="warning",
+        log_config=None,
+        access_log=False,
+        lifespan="on",
+        server_header=False,
+        # else the client could name itself by X-Forwarded-For
+        proxy_headers=False,
+        # longer than the clients': who closes first leaves the other a broken request
+        timeout_keep_alive=75,
+        timeout_graceful_shutdown=3,
+    )
+    asyncio.run(Server(config).serve(sockets=[bound]))
+
+
 class LoopErrors:
     """What goes wrong outside of any request, for the log: that connections cannot be accepted,
     once in a while.

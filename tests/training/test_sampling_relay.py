@@ -146,7 +146,7 @@ async def test_a_chat_is_rendered_and_cut_before_what_stopped_it(
     post: Any, sampler: StandInClient, tokenizer: Tokenizer
 ) -> None:
     messages = [{"role": "user", "content": "What is 3 + 4?"}]
-    body = {"messages": messages, "max_tokens": 16, "stop": [" ="], "stream": False}
+    body = {"messages": messages, "max_tokens": 16, "stop": [" =", ""], "stream": False}
     answer = (await post("/runs/r/v1/chat/completions", body)).json()
     choice = answer["choices"][0]
     assert choice["message"] == {"role": "assistant", "content": "3 + 4"}

@@ -15,10 +15,10 @@ from typing import TYPE_CHECKING, get_args
 
 from halteres.config import environ
 from halteres.errors import HalteresError, InvalidConfig
-from halteres.loopback import HOST, is_loopback, open_listener, url_of
+from halteres.loopback import HOST, is_loopback, open_listener, serve, url_of
 from halteres.process import begin, usable_cores
 from halteres.rewards.model_folder import Device, names_of
-from halteres.rewards.server import PORT, create_app, serve
+from halteres.rewards.server import PORT, create_app
 
 if TYPE_CHECKING:
     from halteres.rewards.torch.model import RewardModel

@@ -27,9 +27,9 @@ from halteres.access_policy import AccessControl, AccessPolicy
 from halteres.clients.critic import SAVE, UPDATE, VALUES, SaveRequest, UpdateRequest, ValuesRequest
 from halteres.config import environ
 from halteres.errors import HalteresError, ServerError, boundary
-from halteres.loopback import HOST, open_listener, url_of
+from halteres.loopback import HOST, open_listener, serve, url_of
 from halteres.process import begin, usable_cores
-from halteres.rewards.server import body_of, json_answer, on_error, on_missing, serve
+from halteres.rewards.server import body_of, json_answer, on_error, on_missing
 
 if TYPE_CHECKING:
     from halteres.rewards.torch.critic import Critic
@@ -86,7 +86,7 @@ def create_app(critic: Critic, *, address: str = HOST, key: str | None = None) -
         server.end()
 
     def left(request: Request, error: Any) -> Response:
-        """The client hung up: nobody reads it."""
+        """The client hung up, and reads no answer."""
         return Response(status_code=400)
 
     return Starlette(

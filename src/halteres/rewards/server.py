@@ -17,11 +17,9 @@ from collections.abc import AsyncIterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import asynccontextmanager, suppress
 from dataclasses import dataclass, field
-from socket import socket
 from typing import TYPE_CHECKING, Annotated, Any, TypeVar
 
 import msgspec
-import uvicorn
 from starlette.applications import Starlette
 from starlette.exceptions import HTTPException
 from starlette.middleware import Middleware
@@ -40,7 +38,7 @@ from halteres.errors import (
     boundary,
     unknown,
 )
-from halteres.loopback import HOST, Server, TooLarge, body_within, while_connected
+from halteres.loopback import HOST, TooLarge, body_within, while_connected
 from halteres.observe.prometheus import MEDIA_TYPE, Metric, text_of
 from halteres.rewards.scorer import calibrated, output_of
 from halteres.scores import Output, Scorable, Score, best_first
@@ -529,24 +527,6 @@ def _sigmoid(x: float) -> float:
     if x >= 0:
         return 1 / (1 + math.exp(-x))
     return math.exp(x) / (1 + math.exp(x))
-
-
-def serve(app: Starlette, bound: socket) -> None:
-    """Serve an app on a socket that listens, until the process is asked to end."""
-    config = uvicorn.Config(
-        app,
-        ws="none",
-        log_level="warning",
-        log_config=None,
-        access_log=False,
-        lifespan="on",
-        server_header=False,
-        proxy_headers=False,  # whoever sends X-Forwarded-For would choose who it is
-        # longer than the clients': who closes first leaves the other a broken request
-        timeout_keep_alive=75,
-        timeout_graceful_shutdown=3,
-    )
-    asyncio.run(Server(config).serve(sockets=[bound]))
 
 
 def json_answer(

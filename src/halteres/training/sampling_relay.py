@@ -28,7 +28,6 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, TypeVar
 
 import msgspec
-import uvicorn
 from starlette.applications import Starlette
 from starlette.middleware import Middleware
 from starlette.requests import ClientDisconnect, Request
@@ -48,7 +47,7 @@ from halteres.errors import (
     boundary,
 )
 from halteres.files import read_regular
-from halteres.loopback import HOST, Server, body_within, open_listener, while_connected
+from halteres.loopback import HOST, body_within, open_listener, serve, while_connected
 from halteres.tokenizer import Tokenizer, load_tokenizer
 from halteres.training.failures import RequestRefused, ServiceFailed
 from halteres.training.folder import Published, Wiring
@@ -68,7 +67,7 @@ MOST_SAMPLES = 1024  # sequences of one request
 
 ANSWERED_WITHIN_S = 1100.0
 """How long one answer may take, the SDK's own retries included: less than the 1,200 s for which an
-environment waits, so that it is told what was missing.
+environment waits, so that it learns what was missing.
 """
 
 OPENED_WITHIN_S = 120.0  # a sampling client
@@ -100,6 +99,14 @@ class Sampling(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
     n: Count = 1
     stop: str | list[str] | None = None
     sampling_seed: int | None = None
+
+    @property
+    def stops(self) -> list[str]:
+        """The texts that end an answer; an empty one asks for nothing."""
+        stops = self.stop or []
+        if isinstance(stops, str):
+            stops = [stops]
+        return [stop for stop in stops if stop]
 
 
 class Generate(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
@@ -183,7 +190,7 @@ class Weights:
     """A snapshot that can be sampled."""
 
     client: tinker.SamplingClient
-    version: int | None  # policy version; None: of named weights nobody says
+    version: int | None  # policy version; None: not known of named weights
 
 
 class WeightsOfService:
@@ -429,7 +436,7 @@ class Relay:
             temperature=wanted.temperature,
             top_p=wanted.top_p,
             top_k=wanted.top_k,
-            stop=wanted.stop,
+            stop=wanted.stops or None,
             seed=wanted.sampling_seed,
         )
         call = weights.client.sample(
@@ -452,10 +459,7 @@ class Relay:
                 "A policy cannot be trained on it.",
             )
         text = self._tokenizer.decode(tokens)
-        stops = wanted.stop or []
-        if isinstance(stops, str):
-            stops = [stops]
-        for stop in stops:
+        for stop in wanted.stops:
             text = text.partition(stop)[0]
         finish = "stop"
         if sequence.stop_reason == "length":
@@ -546,20 +550,7 @@ def main(arguments: list[str] | None = None) -> int:
         tokenizer = load_tokenizer(given.tokenizer)
         with open_listener(0, given.listen_fd) as bound:
             relay = Relay(WeightsOfService(wiring, given.published), tokenizer, given.model)
-            config = uvicorn.Config(
-                relay.app(environ.service_key()),
-                ws="none",
-                log_level="warning",
-                log_config=None,
-                access_log=False,
-                lifespan="off",
-                server_header=False,
-                proxy_headers=False,
-                # longer than the clients': who closes first leaves the other a broken request
-                timeout_keep_alive=75,
-                timeout_graceful_shutdown=3,
-            )
-            asyncio.run(Server(config).serve(sockets=[bound]))
+            serve(relay.app(environ.service_key()), bound)
     except HalteresError as error:
         sys.stderr.write(f"error: {error.sentence}\n")
         return 1
