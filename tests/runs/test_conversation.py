@@ -2,22 +2,30 @@
 
 from __future__ import annotations
 
+import asyncio
+from collections.abc import AsyncGenerator
 from pathlib import Path
+from typing import Any
 
 import pytest
 from agent import run_fixtures, run_results
 from agent.run_fixtures import RUN
 
-from halteres.errors import Conflict, NotFound
+from halteres.errors import Conflict, NotFound, ProcessFailed
+from halteres.runs import conversation
 from halteres.runs.conversation import (
     BASE,
     NEWEST,
     Conversation,
+    Piece,
+    Policy,
+    Sampling,
     Wording,
     policies_of,
     policy_named,
 )
 from halteres.runs.directory import RunDirectory
+from halteres.runs.servers import Server
 
 
 @pytest.fixture
@@ -66,6 +74,30 @@ def test_the_tokenizer_of_a_service_elsewhere_is_not_needed(run: RunDirectory) -
         "completions",
         "<user>Q: 1 + 1<end>2\n<user>Q: 2 + 2<end>",
     )
+
+
+async def test_an_answer_that_stands_still_is_given_up_though_its_connection_lives(
+    run: RunDirectory, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    ended = asyncio.Event()
+
+    async def stream(*_: object) -> AsyncGenerator[dict[str, Any], None]:
+        yield {"choices": [{"index": 0, "text": "4"}]}
+        try:
+            await asyncio.Event().wait()
+        finally:
+            ended.set()
+
+    monkeypatch.setattr(conversation, "WHOLE_ANSWER_S", 0.05)
+    monkeypatch.setattr(conversation.servers, "stream", stream)
+    monkeypatch.setattr(conversation.ServiceSearch, "look", lambda _: Server(url="http://x"))
+    chat = Conversation.with_run(run)
+    answer = chat.answer(chat.asked("2 + 2"), Policy(name=BASE, path="m"), Sampling())
+    assert [await anext(answer)] == [Piece(index=0, text="4")]
+    async with asyncio.timeout(5):
+        with pytest.raises(ProcessFailed, match="not whole after 0 s"):
+            await anext(answer)
+        await ended.wait()
 
 
 def test_words_are_never_cut() -> None:

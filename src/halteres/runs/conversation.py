@@ -190,7 +190,7 @@ class Conversation:
             InvalidData: it is not UTF-8.
         """
         if half_characters(text) is not None:
-            raise InvalidData("The question is not UTF-8 text.", next="Set the terminal to UTF-8.")
+            raise InvalidData("The question is not UTF-8 text.", next="Send it as UTF-8.")
         if self.words is None:
             return Asked(prompt=None, messages=_messages(self.run, text))
         prompt = self.words.around(text)
@@ -248,14 +248,11 @@ class Conversation:
             path, prompt = self.request(asked)
             route = f"/runs/{self.run.run_id}/v1/{path}"
             stream = servers.stream(service, route, {**body, **prompt})
-            ends = time.monotonic() + WHOLE_ANSWER_S
             try:
-                async with aclosing(stream) as events:
+                async with aclosing(_within(stream, WHOLE_ANSWER_S)) as events:
                     async for event in events:
                         for piece in _pieces(event):
                             yield piece
-                        if time.monotonic() > ends:
-                            raise _too_slow()
                 return
             except Refused as error:
                 if not self.turns or error.answered != 400:
@@ -267,6 +264,26 @@ class Conversation:
                 raise
 
 
+async def _within(
+    events: AsyncGenerator[dict[str, Any], None], most_s: float
+) -> AsyncGenerator[dict[str, Any], None]:
+    """The events of an answer. ProcessFailed where the last has not come after so many seconds."""
+    ends = time.monotonic() + most_s
+    async with aclosing(events):
+        while True:
+            try:
+                event = await asyncio.wait_for(anext(events), max(0.0, ends - time.monotonic()))
+            except StopAsyncIteration:
+                return
+            except TimeoutError as error:
+                raise ProcessFailed(
+                    f"The answer was not whole after {most_s:.0f} s.",
+                    "The service samples too slowly for so many tokens.",
+                    "Ask for fewer tokens.",
+                ) from error
+            yield event
+
+
 def _pieces(event: dict[str, Any]) -> Iterator[Piece]:
     """The parts of answers in an event of either route."""
     for choice in event.get("choices", ()):
@@ -274,14 +291,6 @@ def _pieces(event: dict[str, Any]) -> Iterator[Piece]:
         if text is None:
             text = choice.get("delta", {}).get("content") or ""
         yield Piece(index=choice["index"], text=text, finish=choice.get("finish_reason"))
-
-
-def _too_slow() -> ProcessFailed:
-    return ProcessFailed(
-        f"The answer was not whole after {WHOLE_ANSWER_S:.0f} s.",
-        "The service samples too slowly for so many tokens.",
-        "Ask for fewer tokens.",
-    )
 
 
 def _without_system(messages: Messages, before: Messages) -> Messages:
