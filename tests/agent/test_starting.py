@@ -17,7 +17,7 @@ import yaml
 from runs.run_fixtures import ENVIRONMENT, STANDIN_SUPERVISOR, large_model, wait, wait_for_end
 from typer.testing import CliRunner
 
-from halteres.agent import start_training
+from halteres.agent import start_request, start_training
 from halteres.agent.next_call import next_call
 from halteres.agent.trial.folder import TestOutcome
 from halteres.cli.main import app
@@ -211,6 +211,20 @@ async def test_a_dry_run_refuses_a_batch_that_no_memory_holds_and_warns_of_answe
     checks = {check["check"]: check for check in answer["checks"]}
     assert not checks["room for answers"]["ok"]
     assert "max_token_length 5" in checks["room for answers"]["found"]
+
+
+async def test_a_dry_run_ends_the_services_of_chats_only_where_their_memory_is_needed(
+    home: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    ended: list[str] = []
+    monkeypatch.setattr(start_request, "end_all_kept", lambda: ended.append("all"))
+    await told("rl_select_environment", name="arithmetic")
+    await told("rl_edit_config", field="inference.engine", value="scripted")
+    assert (await told("rl_start_training", dry_run=True))["ok"]
+    assert not ended
+    await told("rl_edit_config", changes={"batch_size": 2**20, "max_token_length": 10**6})
+    assert not (await told("rl_start_training", dry_run=True))["ok"]
+    assert ended == ["all"]
 
 
 async def test_bfloat16_is_proposed_to_a_large_model_where_the_processor_has_it(

@@ -4,8 +4,9 @@ it means, the run that it stops first, and the call that would not be refused.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
+from functools import partial
 from typing import Any, TypeVar
 
 from halteres.agent import drafts, open_access
@@ -20,6 +21,7 @@ from halteres.errors import HalteresError, InvalidConfig, NotReady, UserError
 from halteres.next_step import NextStep, Placeholder
 from halteres.rewards.components import secret_variables
 from halteres.runs.directory import RunDirectory, stop_run
+from halteres.runs.planning.checks import TooLarge
 from halteres.runs.planning.file_plan import plan_file_run, resolve_resumed
 from halteres.runs.planning.plan import Effort, PlanChanged, RunPlan, plan_run
 from halteres.runs.planning.resume_point import (
@@ -242,8 +244,8 @@ def _stop(
 
 
 def _named(resolved: Chosen, name: str | None) -> Chosen:
-    """With the name given, or one that was edited; else without one: two runs of one name cannot be
-    told apart.
+    """With the name given, or one that was edited; else without one: each run then gets a name of
+    its own.
     """
     settings, sources = resolved.settings, resolved.sources
     if name:
@@ -262,8 +264,13 @@ def planned(
     old: RunDirectory | None,
     step: int | None,
     effort: Effort,
+    *,
+    is_rehearsal: bool = False,
 ) -> RunPlan:
     """The plan of a run with these settings, in the service that TINKER_BASE_URL names.
+
+    A start ends the services that chats left behind, whose memory it needs; a rehearsal does only
+    where the run would not fit next to them.
 
     Args:
         caller: who starts it.
@@ -271,9 +278,8 @@ def planned(
         old: the run that it goes on from, if any.
         step: of that run's checkpoint; None: its newest.
         effort: for an estimate.
+        is_rehearsal: nothing starts.
     """
-    # a plan looks at the memory that is free
-    end_all_kept()
     how: dict[str, Any] = {
         "resume": old,
         "resume_step": step,
@@ -281,9 +287,16 @@ def planned(
         "is_open": caller.is_open,
         "effort": effort,
     }
+    plan: Callable[[], RunPlan] = partial(plan_run, resolved, **how)
     if isinstance(resolved, ResolvedFile):
-        return plan_file_run(resolved, **how)
-    return plan_run(resolved, **how)
+        plan = partial(plan_file_run, resolved, **how)
+    if is_rehearsal:
+        found = plan()
+        if not isinstance(found.refusal, TooLarge):
+            return found
+    # A plan looks at the memory that is free.
+    end_all_kept()
+    return plan()
 
 
 def corrected(refused: HalteresError, start: NextStep) -> HalteresError:

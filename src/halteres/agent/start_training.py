@@ -248,7 +248,7 @@ def rl_start_training(
     effort: Effort = "remembered"
     if dry_run:
         effort = "measured"
-    plan = planned(caller, named, old, step, effort)
+    plan = planned(caller, named, old, step, effort, is_rehearsal=dry_run)
     if stop_first and plan.refusal is not None:
         plan.refusal.why = f"{plan.refusal.why} The run has been stopped.".strip()
     reward = Check(name=REWARD)

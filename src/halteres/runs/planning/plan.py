@@ -117,8 +117,8 @@ DIGEST_LENGTH = 8  # hex digits of one part of a fingerprint
 
 
 def fingerprint(plan: RunPlan) -> str:
-    """A digest of each of `PARTS`, with `-` between: plans with the same fingerprint start the same
-    run. What was measured is no part of it.
+    """A digest of each of `PARTS`, with `-` between. What was measured is no part of it, nor are
+    files that the environment reads, such as tasks, data sets and reward functions.
     """
     settings: dict[str, Any] = {
         "settings": plan.settings.model_dump(mode="json"),
