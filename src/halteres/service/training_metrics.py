@@ -172,7 +172,7 @@ class TrainingMetrics:
             await asyncio.sleep(GATHERED_S)
             rows, self._rows = self._rows, {}
             try:
-                await asyncio.to_thread(_append, rows)
+                await asyncio.to_thread(_append_all, rows)
                 self._in_trouble = False
             except (OSError, WriteFailed) as error:
                 if not self._in_trouble:
@@ -180,15 +180,26 @@ class TrainingMetrics:
                 self._in_trouble = True
 
 
-def _append(rows: dict[Path, list[bytes]]) -> None:
+def _append_all(rows: dict[Path, list[bytes]]) -> None:
+    """Append to every file that can be written. Raises what kept the last of the others."""
+    failure = None
     for file, lines in rows.items():
-        # its name has the id of a session
-        file.parent.mkdir(mode=0o700, exist_ok=True)
-        append_line(file, b"\n".join(lines))
-        if file.stat().st_size > MOST_BYTES:
-            # backwards, so that the newest row stays
-            kept = read_lines(file)[::-2][::-1]
-            replace_file(file, b"".join(kept))
+        try:
+            _append(file, lines)
+        except (OSError, WriteFailed) as error:
+            failure = error
+    if failure is not None:
+        raise failure
+
+
+def _append(file: Path, lines: list[bytes]) -> None:
+    # its name has the id of a session
+    file.parent.mkdir(mode=0o700, exist_ok=True)
+    append_line(file, b"\n".join(lines))
+    if file.stat().st_size > MOST_BYTES:
+        # backwards, so that the newest row stays
+        kept = read_lines(file)[::-2][::-1]
+        replace_file(file, b"".join(kept))
 
 
 def _written_at(file: Path) -> float:
