@@ -284,8 +284,7 @@ class Report:
         self._event(
             "checkpoint",
             **facts,
-            **({"why": why} if why else {}),
-            **({"reason": reason} if reason else {}),
+            **{name: said for name, said in (("why", why), ("reason", reason)) if said},
         )
         logger.info("Checkpoint '%s' of step %d is written.", checkpoint.name, checkpoint.step)
 
@@ -368,25 +367,16 @@ def metrics_of(step: Step, success_threshold: float = 0.0) -> logprob_mismatch.M
         success_threshold: a score above it is a success.
     """
     batch, training_batch, passes = step.batch, step.training_batch, step.passes
-    turns, advantages_K, examples = (
-        training_batch.turns,
-        training_batch.advantages_K,
-        training_batch.examples,
-    )
-    num_trained = max(
-        1, sum(int(example.actions_N.sum()) for trained, _ in passes for example in trained)
-    )
-    loss = sum(passed.loss for _, passed in passes) if passes else None
-    clipped = [passed.clipped for _, passed in passes if passed.clipped is not None]
+    turns, examples = training_batch.turns, training_batch.examples
+    advantages_K = training_batch.advantages_K
+    of_loss = loss_metrics(step)
     scores, group_K = turns.scores_E, turns.group_E[turns.episode_K]
     silent = [not advantages_K[group_K == group].any() for group in np.unique(turns.group_E)]
-    lags = [step.version - oldest for group in batch.groups for oldest, _ in group.versions]
     sampled = sampled_logprobs(batch)
-    entropy = -float(sampled.mean()) if sampled.size else None
-    # Later passes start from weights that sampled nothing: the first one shows whether sampler and
-    # trainer agree.
-    first, logprobs = (passes[0][0], passes[0][1].logprobs) if passes else ((), ())
-    agreed = logprob_mismatch.agreement(first, logprobs, None if step.tempered else step.version)
+    entropy = None
+    if sampled.size:
+        entropy = -float(sampled.mean())
+    agreed = agreement_of(step)
     # Episodes of several turns have further figures, by the names of the multi-turn seed: four of
     # them are in every row under names of ours, too.
     of_episodes: logprob_mismatch.Metrics = {
@@ -397,18 +387,14 @@ def metrics_of(step: Step, success_threshold: float = 0.0) -> logprob_mismatch.M
         "sampler/token_entropy": entropy,
         "episodes/masked": float(turns.masked_E.mean()),
         "time/sample": step.seconds["batch"],
-        "train/loss:sum": loss,
+        "train/loss:sum": of_loss["train/loss"],
         "train/kl_sample_train_v1": agreed["kl_sample_train_v1"],
         "train/kl_sample_train_v2": agreed["kl_sample_train_v2"],
     }
+    if not any(group.spans for group in batch.groups):
+        of_episodes = {}
     return {
-        "train/loss": loss,
-        "train/loss_per_token": None if loss is None else loss / num_trained,
-        "train/learning_rate": step.learning_rate,
-        "train/updates": float(len(passes)),
-        "train/skipped": 0.0 if passes or step.warms_up else 1.0,
-        # None: the loss does not clip
-        "tokens/clipped": sum(clipped) / num_trained if clipped else None,
+        **of_loss,
         "reward/mean": float(scores.mean()),
         "reward/std": float(scores.std()),
         "reward/min": float(scores.min()),
@@ -424,7 +410,7 @@ def metrics_of(step: Step, success_threshold: float = 0.0) -> logprob_mismatch.M
         "policy/kl_reference": training_batch.kl_reference,
         "policy/implicit_reward_gap": training_batch.implicit_reward_gap,
         "tokens/ratio_bounded": training_batch.share_corrected,
-        **(of_episodes if any(group.spans for group in batch.groups) else {}),
+        **of_episodes,
         **agreed,
         "policy/entropy": entropy,
         "tokens/action": float(sampled.size),
@@ -435,10 +421,60 @@ def metrics_of(step: Step, success_threshold: float = 0.0) -> logprob_mismatch.M
         "groups/own_advantages": float(np.mean([bool(group.advantages) for group in batch.groups])),
         "policy/version": float(step.version + len(passes)),
         "policy/update_norm": step.update_norm,
-        "policy/staleness_max": float(max(lags)) if lags else None,
-        "policy/staleness_mean": float(np.mean(lags)) if lags else None,
-        "groups/stale": None if batch.num_stale is None else float(batch.num_stale),
+        **staleness_metrics(step),
         **{f"time/{phase}": seconds for phase, seconds in step.seconds.items()},
+    }
+
+
+def loss_metrics(step: Step) -> logprob_mismatch.Metrics:
+    """Loss and optimiser steps; None where nothing was trained on, or the loss does not clip."""
+    passes = step.passes
+    num_trained = 0
+    for trained, _ in passes:
+        num_trained += sum(int(example.actions_N.sum()) for example in trained)
+    num_trained = max(1, num_trained)
+    loss = loss_per_token = clipped = None
+    if passes:
+        loss = sum(passed.loss for _, passed in passes)
+        loss_per_token = loss / num_trained
+    num_clipped = [passed.clipped for _, passed in passes if passed.clipped is not None]
+    if num_clipped:
+        clipped = sum(num_clipped) / num_trained
+    return {
+        "train/loss": loss,
+        "train/loss_per_token": loss_per_token,
+        "train/learning_rate": step.learning_rate,
+        "train/updates": float(len(passes)),
+        "train/skipped": float(not passes and not step.warms_up),
+        "tokens/clipped": clipped,
+    }
+
+
+def agreement_of(step: Step) -> logprob_mismatch.Metrics:
+    """How far sampler and trainer agree. Later passes start from weights that sampled nothing, so
+    that the first one shows it.
+    """
+    version: int | None = step.version
+    if step.tempered:
+        version = None
+    if not step.passes:
+        return logprob_mismatch.agreement((), (), version)
+    examples, passed = step.passes[0]
+    return logprob_mismatch.agreement(examples, passed.logprobs, version)
+
+
+def staleness_metrics(step: Step) -> logprob_mismatch.Metrics:
+    """How old the weights were that sampled the batch, in versions; None where it is not known."""
+    largest = mean = num_stale = None
+    lags = [step.version - oldest for group in step.batch.groups for oldest, _ in group.versions]
+    if lags:
+        largest, mean = float(max(lags)), float(np.mean(lags))
+    if step.batch.num_stale is not None:
+        num_stale = float(step.batch.num_stale)
+    return {
+        "policy/staleness_max": largest,
+        "policy/staleness_mean": mean,
+        "groups/stale": num_stale,
     }
 
 
@@ -451,7 +487,7 @@ def sampled_logprobs(batch: Batch) -> FloatArray:
     only what was trained on.)
     """
     rows = [np.asarray(row, dtype=np.float64) for group in batch.groups for row in group.logprobs]
-    every = np.concatenate(rows) if rows else np.empty(0)
+    every = np.concatenate([np.empty(0), *rows])
     return every[every != CONTEXT_LOGPROB]
 
 
@@ -467,7 +503,9 @@ def _length_correlation(turns: Turns) -> float | None:
         scores, lengths = _ranks(turns.scores_E[mine_E]), _ranks(length_E[mine_E])
         if scores.size and scores.std() > 0 and lengths.std() > 0:
             found.append(float(np.corrcoef(scores, lengths)[0, 1]))
-    return float(np.mean(found)) if found else None
+    if not found:
+        return None
+    return float(np.mean(found))
 
 
 def _ranks(values: FloatArray) -> FloatArray:

@@ -72,17 +72,20 @@ def plan(sequences: Sequence[np.ndarray], tokens: int, share: bool = True) -> li
     [(1, 3), (2, 0)]
     """
     batches: list[list[int]] = []
-    rows = longest = size = 0  # of the newest; the size is that of its trie
-    for index in [index for family in _families(sequences, share) for index in family]:
-        length = len(sequences[index])
-        shared = (
-            shared_length(sequences[batches[-1][-1]], sequences[index]) if batches and share else 0
-        )
-        rows, longest, size = rows + 1, max(longest, length), size + length - shared
-        if not batches or _computed(rows, longest, size) > tokens:
-            batches.append([])
-            rows, longest, size = 1, length, length
-        batches[-1].append(index)
+    # Of the newest batch; the size is that of its trie.
+    rows = longest = size = 0
+    for family in _families(sequences, share):
+        for index in family:
+            length, shared = len(sequences[index]), 0
+            if batches and share:
+                shared = shared_length(sequences[batches[-1][-1]], sequences[index])
+            rows += 1
+            longest = max(longest, length)
+            size += length - shared
+            if not batches or _computed(rows, longest, size) > tokens:
+                batches.append([])
+                rows, longest, size = 1, length, length
+            batches[-1].append(index)
     return [tuple(batch) for batch in batches]
 
 
@@ -96,10 +99,10 @@ def _families(sequences: Sequence[np.ndarray], share: bool) -> list[list[int]]:
     rank = {index: place for place, index in enumerate(by_length)}
     families: list[list[int]] = []
     for index in sorted(by_length, key=lambda i: sequences[i].astype(">i4").tobytes()):
-        if (
-            families
-            and shared_length(sequences[families[-1][-1]], sequences[index]) >= LEAST_SHARED
-        ):
+        shared = 0
+        if families:
+            shared = shared_length(sequences[families[-1][-1]], sequences[index])
+        if shared >= LEAST_SHARED:
             families[-1].append(index)
         else:
             families.append([index])
@@ -110,8 +113,10 @@ def _computed(rows: int, longest: int, size: int) -> int:
     """Tokens, padding among them: of the trie where it is less work than rows, which need no
     gathering of keys.
     """
-    padded, size = rows * padded_length(longest), axis_length(size)
-    return size if size <= LEAST_SAVING * padded else padded
+    of_rows, of_trie = rows * padded_length(longest), axis_length(size)
+    if of_trie <= LEAST_SAVING * of_rows:
+        return of_trie
+    return of_rows
 
 
 def planned(
@@ -134,7 +139,9 @@ def trie_of(sequences: Sequence[np.ndarray]) -> Trie | None:
     """
     trie = Trie.of(sequences)
     padded = len(sequences) * padded_length(max(map(len, sequences)))
-    return trie if len(trie.tokens_N) <= LEAST_SAVING * padded else None
+    if len(trie.tokens_N) <= LEAST_SAVING * padded:
+        return trie
+    return None
 
 
 @dataclass(frozen=True, slots=True)
@@ -153,12 +160,15 @@ class MicroBatch:
     ) -> MicroBatch:
         """Pad all to the length that the longest needs."""
         length = padded_length(max(map(len, examples)))
+        trie = None
+        if share:
+            trie = trie_of([example.tokens for example in examples])
         return cls(
             examples=tuple(examples),
             length=length,
             tokens_N=_padded([e.tokens for e in examples], length, device).view(-1),
             targets=_padded([e.targets for e in examples], length, device),
-            trie=trie_of([e.tokens for e in examples]) if share else None,
+            trie=trie,
         )
 
     @property
@@ -169,17 +179,20 @@ class MicroBatch:
     @property
     def size(self) -> int:
         """Tokens to be computed, padding among them."""
-        return self.rows * self.length if self.trie is None else len(self.trie.tokens_N)
+        if self.trie is None:
+            return self.rows * self.length
+        return len(self.trie.tokens_N)
 
     def weighted(self) -> Tensor:
         """B x T: tokens that a weight or an advantage gives a loss; some losses have others,
         too.
         """
-        scales = [e.inputs.get("advantages", e.inputs.get("weights")) for e in self.examples]
-        found = [
-            np.ones(len(e), np.bool_) if s is None else s != 0
-            for e, s in zip(self.examples, scales, strict=True)
-        ]
+        found: list[np.ndarray] = []
+        for example in self.examples:
+            scale = example.inputs.get("advantages", example.inputs.get("weights"))
+            if scale is None:
+                scale = np.ones(len(example))
+            found.append(scale != 0)
         return _padded(found, self.length, self.tokens_N.device)
 
     def inputs(self) -> dict[str, Tensor]:

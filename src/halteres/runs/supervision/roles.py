@@ -207,13 +207,9 @@ def prepared_run(writer: StateWriter) -> Iterator[RunContext]:
             service_url = service.url
         else:
             service_url = state.urls.get("service", "")
-        urls = {
-            "service": service_url,
-            "api": api.url if api else "",
-            "reward": reward.url if reward else "",
-            "relay": relay.url if relay else "",
-            "critic": critic.url if critic else "",
-        }
+        urls = {"service": service_url}
+        own = {"api": api, "reward": reward, "relay": relay, "critic": critic}
+        urls |= {name: listener.url for name, listener in own.items() if listener}
         writer.update(urls={name: url for name, url in urls.items() if url})
         context = RunContext(
             path=run.path,
@@ -348,21 +344,17 @@ def roles_of(context: RunContext) -> tuple[Role, ...]:
         variables={**token, **hang_watch.asked.variable},
         hang_watch=hang_watch,
     )
-    own_service = ()
+    roles: list[Role] = []
     if service:
-        own_service = (_service(context, service),)
-    own_relay = ()
+        roles.append(_service(context, service))
     if context.relay:
-        own_relay = (_relay(context, context.relay, is_here=is_here),)
-    return (
-        *own_service,
-        *own_relay,
-        api_server,
-        *((_reward(context, reward),) if reward else ()),
-        *((_critic(context, context.critic),) if context.critic else ()),
-        trainer,
-        env,
-    )
+        roles.append(_relay(context, context.relay, is_here=is_here))
+    roles.append(api_server)
+    if reward:
+        roles.append(_reward(context, reward))
+    if context.critic:
+        roles.append(_critic(context, context.critic))
+    return (*roles, trainer, env)
 
 
 def _roles_on_file(context: RunContext, trainer_ready: Probe) -> tuple[Role, ...]:
@@ -448,15 +440,23 @@ def _relay(context: RunContext, listener: Listener, *, is_here: bool) -> Role:
     )
 
 
+def _threads(context: RunContext) -> tuple[object, ...]:
+    """The option for how many threads compute; none where the process decides."""
+    threads = context.settings.inference.threads
+    if threads is None:
+        return ()
+    return ("--threads", threads)
+
+
 def _reward(context: RunContext, listener: Listener) -> Role:
-    folders, threads = reward_folders(context.settings.env), context.settings.inference.threads
+    folders = reward_folders(context.settings.env)
     # On the CPU: the accelerator's memory is the engine's, whose admission has counted it.
     options = (
         "--listen-fd",
         listener.descriptor,
         "--device",
         "cpu",
-        *(("--threads", threads) if threads else ()),
+        *_threads(context),
     )
     return Role(
         name="reward",
@@ -473,13 +473,13 @@ def _reward(context: RunContext, listener: Listener) -> Role:
 
 
 def _critic(context: RunContext, listener: Listener) -> Role:
-    trainer, threads = context.settings.trainer, context.settings.inference.threads
+    trainer = context.settings.trainer
     # On the CPU, as the reward server.
     options = (
         *("--state", context.path / CRITIC, "--listen-fd", listener.descriptor),
         *("--rank", trainer.lora_rank, "--seed", context.settings.run.seed),
         *("--step", context.first_step),
-        *(("--threads", threads) if threads else ()),
+        *_threads(context),
     )
     folder = trainer.critic or context.tokenizer
     return Role(
