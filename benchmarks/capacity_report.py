@@ -133,8 +133,16 @@ def _measured(found: dict[str, Any]) -> list[str]:
         ("measured on", place(found["machine"]), "`benchmarks/results/capacity.json`"),
         ("CPU time for a request, `/runs/RUN/generate`", spent(generate), "measured"),
         ("CPU time for a request, the SDK's `sample`", spent(sample), "measured"),
-        ("one service, `/runs/RUN/generate`", on_a_core(generate), "from the CPU time, one core"),
-        ("one service, the SDK's `sample`", on_a_core(sample), "from the CPU time, one core"),
+        (
+            "one service, `/runs/RUN/generate`",
+            on_a_core(generate),
+            "at best: from the CPU time, one core",
+        ),
+        (
+            "one service, the SDK's `sample`",
+            on_a_core(sample),
+            "at best: from the CPU time, one core",
+        ),
         (
             "one service, tried, `/runs/RUN/generate`",
             f"{samplers(carried['samplers'])}, {number(carried['in_flight'])} requests in flight, "
@@ -145,7 +153,7 @@ def _measured(found: dict[str, Any]) -> list[str]:
         (
             "... and beyond that",
             f"with {samplers(most['samplers'])} {number(100 * most['carried'])} % of what they "
-            f"could answer, at {number(most['cores'])} cores of CPU time",
+            f"could answer, at {number(most['cores'])} of a core",
             whence(most),
         ),
         (
