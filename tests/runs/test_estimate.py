@@ -15,7 +15,7 @@ import pytest
 
 from halteres.config import environ
 from halteres.config.program import EnvironmentProgram
-from halteres.config.settings import Settings
+from halteres.config.settings import Settings, TrainerSettings
 from halteres.models import TINY
 from halteres.observe.metrics import append_row
 from halteres.process import Memory
@@ -23,8 +23,10 @@ from halteres.runs.directory import RunDirectory, runs_home
 from halteres.runs.planning import estimate as estimate_module
 from halteres.runs.planning import resources
 from halteres.runs.planning.estimate import (
+    PER_STEP_S,
     Engine,
     Estimate,
+    Span,
     Speed,
     estimate,
     estimate_on_file,
@@ -248,6 +250,45 @@ def test_without_an_earlier_run_the_measured_engine_tells_and_assumptions_are_na
     assert found.step_s.low <= 1.48 <= found.step_s.high
     assert found.total_s.low <= TOTAL_S <= found.total_s.high
     assert "answers of 16 to 64 tokens assumed" in found.basis
+
+
+def test_every_pass_through_a_batch_takes_its_time(home: Path) -> None:
+    """Training alone: the answers of the recorded engine take no time."""
+    speed = msgspec.structs.replace(SPEED, decode_tokens_per_s=1e12, update_s=0.0)
+
+    def step_s(**trainer: Any) -> Span:
+        plan = planned()
+        given = {**plan.settings.trainer.model_dump(), **trainer}
+        own = plan.settings.model_copy(update={"trainer": TrainerSettings.model_validate(given)})
+        plan = replace(plan, settings=own)
+        remember(plan, speed)
+        found = plan.expected().step_s
+        return Span(found.low - PER_STEP_S.low, found.high - PER_STEP_S.high)
+
+    once = step_s()
+    four = step_s(loss="ppo", epochs=4)
+    assert four.low == pytest.approx(4 * once.low)
+    assert four.high == pytest.approx(4 * once.high)
+
+    ppo: dict[str, Any] = {"loss": "ppo", "advantage": "gae"}
+    with_critic = step_s(**ppo)
+    assert with_critic.low == pytest.approx((1 + 1 / 3) * once.low), "it learns meanwhile"
+    assert with_critic.high == pytest.approx((1 + 1 / 3 + 1) * once.high)
+    longer = step_s(**ppo, critic_epochs=3)
+    assert longer.low == pytest.approx((1 + 1 / 3 + 2) * once.low)
+    assert longer.high == pytest.approx((1 + 1 / 3 + 3) * once.high)
+
+
+def test_runs_with_another_number_of_passes_do_not_count(home: Path) -> None:
+    run = record()
+    plan = planned()
+    trainer = TrainerSettings.model_validate(
+        {**plan.settings.trainer.model_dump(), "advantage": "gae"}
+    )
+    as_it_was = plan.settings.model_copy(update={"trainer": trainer})
+    (run.path / "settings.json").write_text(as_it_was.model_dump_json())
+    assert plan.estimate() is None
+    assert replace(plan, settings=as_it_was).estimate() is not None
 
 
 def test_few_measured_rows_make_the_range_wider_below(home: Path) -> None:

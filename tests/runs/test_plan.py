@@ -12,10 +12,12 @@ import pytest
 
 from halteres.config.environ import HTTP_PROXIES
 from halteres.config.resolution import resolve_settings
+from halteres.config.settings import Settings
 from halteres.environments.cage import cage_missing
 from halteres.errors import InvalidConfig
-from halteres.runs.planning import checks
-from halteres.runs.planning.models import ServiceUnusable
+from halteres.process import Memory
+from halteres.runs.planning import checks, resources
+from halteres.runs.planning.models import ServiceUnusable, own_model
 from halteres.runs.planning.plan import plan_run
 from halteres.runs.start import start_run
 
@@ -130,3 +132,23 @@ def test_more_tokens_than_the_model_reads_are_warned_of(home: Path) -> None:
     assert warned(2048) == []
     (warning,) = warned(4096)
     assert "4096 tokens, and the model reads 2048" in warning
+
+
+GB = 10**9
+
+
+@pytest.mark.parametrize(("free_gb", "is_ok"), [(8, True), (4, False)])
+def test_where_a_gpu_trains_reward_models_and_a_critic_must_fit_beside_it(
+    free_gb: int, is_ok: bool
+) -> None:
+    """They compute on the CPU, whose memory nothing else is looked at for."""
+    card = resources.Gpu(name="any", memory=Memory(total=80 * GB, free=80 * GB))
+    memory = Memory(total=16 * GB, free=free_gb * GB)
+    here = replace(resources.this_machine("cpu"), gpu=card, memory=memory)
+    shape = own_model(Settings().inference).shape
+    (found,) = checks.check_rewards_memory(here, shape, 5 * GB)
+    assert found.ok == is_ok
+    if not is_ok:
+        assert found.failure and "critic compute on the CPU" in found.failure.sentence
+    assert not checks.check_rewards_memory(here, shape, 0)
+    assert not checks.check_rewards_memory(replace(here, gpu=None), shape, 5 * GB)

@@ -234,6 +234,33 @@ def check_memory(
     return Check(name=name, ok=False, figures=figures, failure=failure)
 
 
+def check_rewards_memory(
+    here: Machine, shape: ModelShape | None, rewards_bytes: int
+) -> list[Check]:
+    """Whether the reward models and the critic of a run fit where a GPU holds all else: they
+    compute on the CPU. Elsewhere `check_memory` counts them.
+
+    Args:
+        here: this machine.
+        shape: of the base model; None where a service elsewhere has it.
+        rewards_bytes: what the run's own reward server and critic need.
+    """
+    free = here.memory.free
+    if here.gpu is None or shape is None or not rewards_bytes or free is None:
+        return []
+    needed = resources.OTHERS_BYTES + rewards_bytes
+    figures = {"need_gb": gb(needed), "free_gb": gb(free)}
+    if needed <= free:
+        return [Check(name="memory", figures=figures)]
+    failure = TooLarge(
+        f"Too little memory: about {needed / 1e9:.1f} GB are needed, {free / 1e9:.1f} GB are free.",
+        "The run's reward models and its critic compute on the CPU.",
+        "Take smaller ones, or end what else uses the memory.",
+        **figures,
+    )
+    return [Check(name="memory", ok=False, figures=figures, failure=failure)]
+
+
 def checkpoint_bytes(
     settings: Settings, shape: ModelShape | None, critic: CriticModel | None = None
 ) -> int:

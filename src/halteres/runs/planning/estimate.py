@@ -27,7 +27,7 @@ import numpy as np
 
 from halteres.config import environ
 from halteres.config.program import EnvironmentProgram
-from halteres.config.settings import Settings
+from halteres.config.settings import Settings, TrainerSettings
 from halteres.engine.process import EngineCommand, EngineProcess
 from halteres.engine.protocol import (
     Adam,
@@ -92,6 +92,7 @@ AROUND_ENGINE_S = Span(4, 12)  # a run's other processes begin, and all of them 
 PER_STEP_S = Span(0.05, 0.4)  # scoring, delivery, publication: what is no sampling and no training
 BESIDE_PROBE = Span(0.75, 1.4)  # how far the engine in a run may be from its measured speed
 FORWARD_SHARE = 1 / 3  # of a training pass: what a pass without a gradient takes
+FORWARD = Span(FORWARD_SHARE, FORWARD_SHARE)
 NEARLY_WHOLE = 0.9  # of a micro-batch: sequences seldom fill it to the last token
 MOST_RUNS, LOOKED_AT = 5, 50
 # steps after the first, which waits for processes to start and shares the engine with the first
@@ -138,7 +139,7 @@ def estimate(
 
     Args:
         here: this machine.
-        rewards_bytes: what the run's own reward server needs.
+        rewards_bytes: what the run's own reward server and critic need.
         first_step: optimiser steps that are done when it begins.
         service_url: of a service elsewhere; None: the run starts its own.
         may_measure: start an engine and measure it, for up to `DEADLINE_S`, where its
@@ -157,7 +158,7 @@ def estimate(
         if speed is None and may_measure:
             speed = measured(engine, run.workload)
         if speed is not None:
-            found = _by_speed(run, speed)
+            found = _by_speed(run, speed, on_gpu=here.gpu is not None)
     if found is None:
         return None
     found = replace(found, peak_gb=_peak_gb(run, here, speed, rewards_bytes))
@@ -323,6 +324,8 @@ def _past(earlier: RunDirectory, run: _Planned, *, on_gpu: bool) -> _Past | None
     for name in ("engine", "threads", "device"):
         if getattr(settings.inference, name) != getattr(run.settings.inference, name):
             return None
+    if training_passes(settings.trainer) != training_passes(run.settings.trainer):
+        return None
     # `auto` is one of the two types: runs with either name of it count
     types = [workload_of(one).type_bytes(on_gpu=on_gpu) for one in (settings, run.settings)]
     if types[0] != types[1]:
@@ -346,7 +349,7 @@ def _past(earlier: RunDirectory, run: _Planned, *, on_gpu: bool) -> _Past | None
     return _Past(run_id=earlier.run_id, step_s=scaled, around_s=around)
 
 
-def _by_speed(run: _Planned, speed: Speed) -> Estimate:
+def _by_speed(run: _Planned, speed: Speed, *, on_gpu: bool) -> Estimate:
     """From the engine's speed and the limits of lengths."""
     work = run.workload
     answer = Span(SHORTEST_ANSWER * work.answer_tokens, work.answer_tokens)
@@ -358,6 +361,7 @@ def _by_speed(run: _Planned, speed: Speed) -> Estimate:
     update = BESIDE_PROBE * speed.update_s
     load = Span(speed.load_s, 1.5 * speed.load_s)
     sequence = (prompt + answer).within(1, work.positions)
+    training = training * training_passes(run.settings.trainer)
     step = (answer * sampling + sequence * training) * work.batch_size + update + PER_STEP_S
     evaluation = answer * sampling * work.eval_sequences + Span(1, 3)
     # the first goes on while the first steps are made
@@ -365,11 +369,26 @@ def _by_speed(run: _Planned, speed: Speed) -> Estimate:
     steps = step * max(0, work.steps - run.first_step)
     prompts, answers = (f"{span.low:g} to {span.high:g}" for span in (prompt, answer))
     basis = f"prompts of {prompts} and answers of {answers} tokens assumed"
+    if on_gpu and run.settings.trainer.uses_critic:
+        basis += "; the critic's time on the CPU, which may be longer, is not in it"
     return Estimate(
         step_s=step,
         total_s=load + AROUND_ENGINE_S + evaluation * evaluations + steps,
         basis=f"the engine measured here; {basis}",
     )
+
+
+def training_passes(trainer: TrainerSettings) -> Span:
+    """How often a step computes its batch, in passes with a gradient; those of a critic too."""
+    passes = Span(trainer.epochs, trainer.epochs)
+    if trainer.kl_coef:
+        passes += FORWARD
+    if trainer.uses_critic:
+        epochs = trainer.critic_epochs or trainer.epochs
+        # it learns while the policy does, at best on cores that the engine leaves idle
+        alone = max(0, epochs - trainer.epochs)
+        passes += FORWARD + Span(alone, epochs)
+    return passes
 
 
 def _unmeasured(rows: int, wanted: int) -> Span:

@@ -35,6 +35,7 @@ from halteres.runs.planning.checks import (
     check_keys,
     check_memory,
     check_relay,
+    check_rewards_memory,
     check_steps,
     checkpoint_bytes,
     examine_components,
@@ -202,6 +203,7 @@ def plan_run(
     if model is not None and here is not None:
         fits = check_memory(settings, here, shape, models.rewards_bytes)
         checks.append(unlocking(fits, policy))
+        checks += check_rewards_memory(here, shape, models.rewards_bytes)
 
     usable, environment = attempt("environment", lambda: check_environment(resolved))
     checks += [
