@@ -27,6 +27,7 @@ from typing import Any
 from held_out import evaluate_ends
 from machine import machine
 from run_cost import follow
+from smollm2_picture import draw
 
 ROOT = Path(__file__).resolve().parent.parent
 RECIPE = ROOT / "recipes" / "smollm2"
@@ -186,23 +187,45 @@ def write(
     curves: dict[str, list[dict[str, Any]]],
     options: argparse.Namespace,
 ) -> None:
-    from halteres.observe.plots import plot_runs
-
-    by_task: dict[str, dict[str, float]] = {}
+    by_task: dict[str, dict[str, Any]] = {}
     for task in options.tasks:
-        gains = [one["gain"] for one in results if one["task"] == task]
-        by_task[task] = {"mean_gain": statistics.fmean(gains), "least_gain": min(gains)}
+        own = [one for one in results if one["task"] == task]
+        by_task[task] = {
+            "before": statistics.fmean(one["before"] for one in own),
+            "after": statistics.fmean(one["after"] for one in own),
+            "least_gain": min(one["gain"] for one in own),
+            "cpu_s_most": max(one["cpu_s"] for one in own),
+            "answers": answers_of(options.home / f"{task}-{own[0]['seed']}.lives.jsonl"),
+        }
+    scores = {label: [row["rollouts/score"] for row in rows] for label, rows in curves.items()}
     found = {
+        "what": "share of all answers that are right, of each step; held out: temperature 1",
         "machine": machine(),
         "model": "SmolLM2-135M-Instruct (Q4_1)",
         "held_out": options.held_out,
         "tasks": by_task,
         "seeds": results,
+        "scores": scores,
     }
-    text = json.dumps(found, indent=2) + "\n"
+    text = json.dumps(found, indent=1) + "\n"
     options.out.with_suffix(".json").write_text(text, encoding="utf-8")
-    title = "SmolLM2-135M-Instruct, RL on two cores"
-    plot_runs(curves, options.out.with_suffix(".png"), title, "reward/mean")
+    draw(found, options.out.with_suffix(".png"))
+
+
+def answers_of(record: Path) -> list[dict[str, str]]:
+    """The run's greedy answers to its first two held-out questions, before and after."""
+    run = last_run(record)
+    folders = sorted((run.path / "evals").iterdir(), key=lambda one: int(one.name.split("_")[1]))
+    before, after = (greedy(folder / "samples.jsonl") for folder in (folders[0], folders[-1]))
+    return [
+        {"question": was["prompt"], "before": was["completion"], "after": now["completion"]}
+        for was, now in zip(before[:2], after[:2], strict=True)
+    ]
+
+
+def greedy(file: Path) -> list[dict[str, Any]]:
+    rows = [json.loads(line) for line in file.read_text(encoding="utf-8").splitlines()]
+    return [row for row in rows if row["temperature"] == 0]
 
 
 def verdict(results: list[dict[str, Any]]) -> int:
