@@ -192,6 +192,23 @@ def test_groups_that_come_to_the_newest_step_are_added_and_an_open_one_stays(
     expect(page.locator(".group-line > summary").first).to_be_focused()
 
 
+def test_a_step_that_is_over_is_read_once_more_with_its_advantages(
+    run: RunDirectory, visit: Visit, alive: Callable[..., Any]
+) -> None:
+    """Its reader stays with it while the run goes on."""
+    add_group(run, 3, answer("Late.", 1.0), answer("Later.", 0.0))
+    alive(run, step=1)
+    page = opened(visit)
+    expect(page.locator(".group-line .state").last).to_have_text("waiting")
+    train(run, 1, 3, [0.5], [-0.5])
+    for step in (2, 3):
+        run_results.add_group(run, step, answer("New.", 1.0), id=f"of {step}")
+    page.wait_for_timeout(3_000)  # the page looks again no sooner
+    run_fixtures.add_step(run, 3)
+    expect(page.locator(".group-line .state").last).to_have_text("trained")
+    expect(page.get_by_label("Step", exact=True)).to_have_value("1")
+
+
 def test_the_end_of_a_run_decides_what_became_of_its_last_groups(
     run: RunDirectory, visit: Visit, alive: Callable[..., Any]
 ) -> None:

@@ -238,7 +238,7 @@ def test_a_run_is_started_again_with_changes_once_it_was_checked(visit: Visit) -
     )
     expect(page.locator("label.changed")).to_have_count(2)
     check(page)
-    expect(page.locator(".plan")).to_contain_text("A run can begin so.")
+    expect(page.locator(".plan")).to_contain_text("Ready to start.")
     expect(page.locator(".plan")).to_contain_text("Takes ")
     assert runs() == [run.run_id]
     setting(page, "total_steps").fill("5")
@@ -261,7 +261,7 @@ def test_a_run_is_resumed_with_more_steps(visit: Visit) -> None:
     page = visit.enter(f"#/runs/{run.run_id}")
     page.get_by_role("button", name="Resume", exact=True).click()
     check(page)
-    expect(page.locator(".plan")).to_contain_text("No run can begin so.")
+    expect(page.locator(".plan")).to_contain_text("It cannot start.")
     problem = page.locator("label").filter(has_text="nothing is left to do")
     expect(problem.locator("input")).to_have_attribute("aria-label", "total_steps")
     expect(setting(page, "total_steps")).to_be_focused()
@@ -283,12 +283,46 @@ def test_a_bad_value_is_said_at_its_setting(visit: Visit) -> None:
     setting(page, "learning_rate").fill("much")
     page.locator("summary").click()
     page.get_by_role("button", name="Check").click()
-    places = page.locator("label").filter(has=page.get_by_role("alert").filter(has_text="must be"))
+    places = page.locator("label").filter(has=page.locator(".problem").filter(has_text="must be"))
     expect(places).to_have_count(2)
     expect(places.locator("input").last).to_have_attribute("aria-invalid", "true")
     expect(setting(page, "warmup_steps")).to_be_visible()
     expect(setting(page, "learning_rate")).to_be_focused()
     expect(page.get_by_role("button", name="Start", exact=True)).to_be_disabled()
+    refused_quietly(visit)
+
+
+@pytest.mark.browser
+def test_what_was_typed_is_kept_until_it_starts_and_checked_anew_once_it_changes(
+    visit: Visit,
+) -> None:
+    page = visit.enter("#/new/arithmetic")
+    expect(page).to_have_title("New run arithmetic · Halteres")
+    setting(page, "total_steps").fill("7")
+    page.reload()
+    expect(page.locator(".plan li")).to_have_text(["total_steps 40 → 7"])
+    check(page)
+    setting(page, "total_steps").fill("8")
+    expect(page.locator(".plan .example")).to_have_text("Changed since the check: check again.")
+    expect(page.get_by_role("button", name="Start", exact=True)).to_be_disabled()
+    page.get_by_role("link", name="All runs").click()
+    page.go_back()
+    expect(setting(page, "total_steps")).to_have_value("8")
+
+
+@pytest.mark.browser
+def test_an_environment_of_ones_own_is_opened_by_its_file_and_a_broken_one_is_named(
+    visit: Visit, home: Path
+) -> None:
+    folder = home / "environments"
+    folder.mkdir()
+    (folder / "broken.py").write_text("class Broken(:\n", encoding="utf-8")
+    page = visit.enter("#/new/")
+    expect(page.locator(".problem")).to_contain_text("broken.py is broken: line 1")
+    page.get_by_label("A file of your own").fill("/nowhere/mine.py")
+    page.get_by_role("button", name="Open").click()
+    expect(page.locator("h1")).to_have_text("New run /nowhere/mine.py")
+    expect(page.locator("article > [role=status]")).to_contain_text("/nowhere/mine.py")
     refused_quietly(visit)
 
 

@@ -129,6 +129,17 @@ async def test_an_episode_that_its_package_cuts_short_has_reached_its_limit(
         assert group["metrics"][0]["outcome/turn_limit"] == 1.0  # type: ignore[typeddict-item]
 
 
+def test_a_package_that_is_not_here_is_told_before_a_run_begins() -> None:
+    config, _ = TextGymEnv.config_init()
+    absent = config.model_copy(update={"make": "no_such_package.envs:make"})
+    (missing,) = TextGymEnv.missing_packages(absent)
+    assert missing.package == "no_such_package"
+    assert "env.python" in missing.fix
+    assert not TextGymEnv.missing_packages(config.model_copy(update={"make": "json:loads"}))
+    elsewhere = absent.model_copy(update={"python": "/another/python"})
+    assert not TextGymEnv.missing_packages(elsewhere), "only that Python knows"
+
+
 @pytest.mark.parametrize(
     ("changes", "told"),
     [

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import AsyncGenerator
+from contextlib import aclosing
 from pathlib import Path
 from typing import Any
 
@@ -98,6 +99,39 @@ async def test_an_answer_that_stands_still_is_given_up_though_its_connection_liv
         with pytest.raises(ProcessFailed, match="not whole after 0 s"):
             await anext(answer)
         await ended.wait()
+
+
+async def test_a_reader_who_leaves_ends_the_sampling_however_often_it_is_told(
+    run: RunDirectory, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A server that ends cancels what is cancelled already."""
+    begun = asyncio.Event()
+
+    async def stream(*_: object) -> AsyncGenerator[dict[str, Any], None]:
+        begun.set()
+        try:
+            await asyncio.Event().wait()
+            yield {}
+        finally:
+            await asyncio.sleep(0.01)  # it tells the service
+
+    monkeypatch.setattr(conversation.servers, "stream", stream)
+    monkeypatch.setattr(conversation.ServiceSearch, "look", lambda _: Server(url="http://x"))
+    chat = Conversation.with_run(run)
+
+    async def read() -> None:
+        answer = chat.answer(chat.asked("2 + 2"), Policy(name=BASE, path="m"), Sampling())
+        async with aclosing(answer) as pieces:
+            async for _ in pieces:
+                pass
+
+    reading = asyncio.create_task(read())
+    await begun.wait()
+    reading.cancel()
+    await asyncio.sleep(0)
+    reading.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await reading
 
 
 def test_words_are_never_cut() -> None:

@@ -278,7 +278,7 @@ def _rehearsed(plan: RunPlan, start: NextStep, reward: Check, facts: dict[str, A
             checks[-1].remedy = NextStep("rl_test_inference")
         if not (is_tested and reward.ok):
             test = NextStep.of("rl_test_inference", draft=start.args["draft"])
-            if reward.ok:
+            if not is_tested:
                 following = then(test, following)
             else:
                 following = test
@@ -309,7 +309,7 @@ def _reward_check(settings: Settings, draft: str) -> Check:
     """
     outcome = latest_test(settings.run.environment, settings.inference.model, draft)
     if outcome is None or outcome.groups_with_variance is None:
-        return Check(name=REWARD, found="not tested yet")
+        return Check(name=REWARD, ok=False, found="not tested yet")
     minutes = max(0.0, time.time() - outcome.finished_at) / 60
     if minutes < 120:
         ago = f"{minutes:.0f} min"
@@ -342,7 +342,7 @@ def _started(
     if run.run_id != run_id:
         return _already_started(run)
     warnings = plan.warnings
-    if not reward.ok:
+    if reward.figures and not reward.ok:
         warnings.append(
             f"no group of the last test had rewards that vary ({reward.figures['from']}): "
             f"{reward.remedy}"

@@ -262,7 +262,7 @@ def read_environment(file: Path, *, afresh: bool = False) -> EnvironmentFile | N
         name=name,
         class_name=found.name,
         file_path=str(file.absolute()),
-        description=_first_line(found) or source.summary or f"Environment from {file.name}",
+        description=_first_paragraph(found) or source.summary or f"Environment from {file.name}",
         variants=variants,
     )
 
@@ -350,7 +350,9 @@ def _read(file: Path, *, afresh: bool = False) -> _Source:
         ):
             cli_calls.append(_dotted(node.func.value).rpartition(".")[2])
     classes = {node.name: node for node in statements if isinstance(node, ast.ClassDef)}
-    source = _Source(classes, dict(_assignments(statements)), imports, cli_calls, _first_line(tree))
+    source = _Source(
+        classes, dict(_assignments(statements)), imports, cli_calls, _first_paragraph(tree)
+    )
     _sources[file] = (key, source)
     return source
 
@@ -379,8 +381,9 @@ def _attribute(node: ast.ClassDef, name: str) -> ast.expr | None:
     return next((value for target, value in _assignments(node.body) if target == name), None)
 
 
-def _first_line(node: ast.Module | ast.ClassDef) -> str:
-    return (ast.get_docstring(node) or "").strip().partition("\n")[0]
+def _first_paragraph(node: ast.Module | ast.ClassDef) -> str:
+    """Of the docstring, as one line."""
+    return " ".join((ast.get_docstring(node) or "").strip().partition("\n\n")[0].split())
 
 
 def _bases(node: ast.ClassDef) -> list[str]:

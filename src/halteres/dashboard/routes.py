@@ -265,16 +265,20 @@ async def _notes(request: Request) -> Response:
 
 
 async def _environments(_: Request) -> Response:
-    """GET /api/environments: what a new run can be of, of a family every variant."""
+    """GET /api/environments: what a new run can be of, of a family every variant; and the files
+    that are no environments, each with why.
+    """
     return await _read(_known_environments)
 
 
 def _known_environments() -> dict[str, Any]:
+    found = discover()
     rows = [
         {"name": one.name, "description": one.description, "variants": list(one.members)}
-        for one in discover().environments
+        for one in found.environments
     ]
-    return {"environments": rows}
+    broken = [{"file": one.file_path, "why": one.why} for one in found.broken]
+    return {"environments": rows, "broken": broken}
 
 
 async def _groups(request: Request) -> Response:

@@ -6,12 +6,14 @@ The package is never imported here: it may want other versions of what Halteres 
 
 from __future__ import annotations
 
+import importlib.util
 import json
 from collections.abc import Mapping, Sequence
 from typing import Any, ClassVar, Literal
 
 from pydantic import Field
 
+from halteres.config.problem import MissingPackage
 from halteres.config.reach import declared
 from halteres.environments.cage import gym_workers
 from halteres.environments.config import APIServerConfig, BaseEnvConfig, setting
@@ -22,6 +24,9 @@ from halteres.rollouts.rng import held_out_seeds
 
 RESET_S, STEP_S = 60.0, 30.0
 """How long an episode may take to begin, and a step to be taken."""
+
+INSTALLED_AS = {"gem": "gem-llm"}  # where the package index has another name
+INSTALL = "Install it into a Python of its own, and name that by env.python."
 
 MOST_EPISODES = 1024
 """Played at once; further ones wait for a process."""
@@ -90,6 +95,14 @@ class TextGymEnv(MultiTurnEnv):
             total_steps=-1,
         )
         return config, [APIServerConfig()]
+
+    @classmethod
+    def missing_packages(cls, config: TextGymConfig) -> Sequence[MissingPackage]:
+        """That of env.make; another Python's packages are seen when it is started."""
+        package = config.make.partition(":")[0].partition(".")[0]
+        if config.python is not None or importlib.util.find_spec(package) is not None:
+            return ()
+        return (MissingPackage(package=INSTALLED_AS.get(package, package), fix=INSTALL),)
 
     async def load_dataset(self) -> None:
         """See that the package, and in it the environment, is there.

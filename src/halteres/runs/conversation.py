@@ -268,11 +268,13 @@ async def _within(
     events: AsyncGenerator[dict[str, Any], None], most_s: float
 ) -> AsyncGenerator[dict[str, Any], None]:
     """The events of an answer. ProcessFailed where the last has not come after so many seconds."""
-    ends = time.monotonic() + most_s
+    ends = asyncio.get_running_loop().time() + most_s
     async with aclosing(events):
         while True:
             try:
-                event = await asyncio.wait_for(anext(events), max(0.0, ends - time.monotonic()))
+                # in this task: of one of its own a caller that leaves would wait for no end
+                async with asyncio.timeout_at(ends):
+                    event = await anext(events)
             except StopAsyncIteration:
                 return
             except TimeoutError as error:

@@ -43,7 +43,9 @@ export function runPath(id, what = "") {
 
 async function ask(path, options) {
   if (saved) return recorded(path.split("?")[0]);
-  const answer = await fetch(path, { ...options, cache: "no-store" });
+  const answer = await fetch(path, { ...options, cache: "no-store" }).catch(() => {
+    throw new Refused({ error: "The server does not answer. If it has ended: halteres ui" });
+  });
   if (answer.status === 401) location.reload(); // the sign-in page says what to do
   const body = await answer.json();
   if (!answer.ok || body.error !== undefined) throw new Refused(body, answer.status);

@@ -16,7 +16,7 @@ export function chatView(id) {
   const send = h("button", { type: "submit", class: "button" }, "Ask");
   const stop = h("button", { type: "button", disabled: true, on: { click: () => asking.abort() } }, "Stop");
   const clear = h("button", { type: "button", on: { click: () => { asking?.abort(); fill(log, (turns = [])); } } }, "Clear");
-  const switches = [["Temperature ", heat], ["Longest answer, tokens ", most], [history, " The models read the conversation"]];
+  const switches = [["Temperature ", heat], ["Longest answer, tokens ", most], [history, " Send earlier questions and answers, too"]];
   const form = h("form", { class: "ask", on: { submit: ask } }, text, h("div", { class: "controls" }, send, stop, clear, switches.map((parts) => h("label", null, parts))));
   const body = h("section");
   let turns = []; // { question, answers: of each column its text; empty where it failed }
@@ -25,11 +25,19 @@ export function chatView(id) {
   function show(found) {
     say(title, `Chat with ${found.run}`);
     say(said, found.service);
-    models.forEach((model, at) => fill(model, found.policies.map(({ name, label }, place) => h("option", { value: name, selected: place === at }, label))));
-    models[1].hidden = found.policies.length === 1; // there is its base model alone
+    offer(found);
+    models[1].value = found.policies.at(1)?.name;
     [text.placeholder, heat.value, most.value, history.checked] = [found.example, found.temperature, found.max_tokens, found.history];
-    fill(body, h("div", { class: "pair" }, models), log, form, h("details", null, h("summary", null, "How a question is put"), h("pre", { class: "prompt", tabindex: 0 }, found.words)));
+    fill(body, h("div", { class: "pair" }, models), log, form, h("details", null, h("summary", null, "Prompt template"), h("pre", { class: "prompt", tabindex: 0 }, found.words)));
     text.focus();
+  }
+
+  function offer({ policies }) {
+    for (const model of models) {
+      const chosen = model.value;
+      fill(model, policies.map(({ name, label }) => h("option", { value: name, selected: name === chosen }, label)));
+    }
+    models[1].hidden = policies.length === 1; // there is its base model alone
   }
 
   async function ask(event) {
@@ -50,6 +58,7 @@ export function chatView(id) {
     turns.push(turn);
     send.disabled = !(stop.disabled = true);
     asking = null;
+    get(runPath(id, "chat")).then(offer, () => {}); // a run that goes on has newer ones
     if (document.activeElement === document.body) text.focus(); // a button that is disabled has lost it
   }
 

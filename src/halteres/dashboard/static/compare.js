@@ -2,8 +2,7 @@
 // Never: works out a figure or an interval by itself.
 
 import { get, runPath } from "./api.js";
-import { chart } from "./chart.js";
-import { chartControls } from "./controls.js";
+import { board, chartControls, curvePicker } from "./controls.js";
 import { badge, fill, h, say } from "./dom.js";
 import { duration, figure } from "./format.js";
 import { latest } from "./latest.js";
@@ -49,25 +48,17 @@ export function compareView(ids) {
 // The verdict, the curves, the figures and the settings that differ; ask() reads them.
 export function comparison(asked) {
   const verdict = h("section", { hidden: true });
-  const over = h("select", { "aria-label": "Draw the curves over" });
-  const picker = h("select", { "aria-label": "Add a curve" });
+  const over = h("select", { "aria-label": "Draw the curves over", on: { change: () => { controls.forget(); draw(); } } });
+  const picker = curvePicker((name) => { added.push(name); ask(); });
   const controls = chartControls(draw, h("label", { class: "quiet" }, "Over ", over));
   const large = h("div", { class: "charts large" });
-  const curves = h("section", { hidden: true }, controls.element, large, h("label", { class: "quiet" }, "Another curve ", picker));
+  const curves = h("section", { hidden: true }, controls.element, large, picker.element);
   const below = h("div");
   const element = h("div", { class: "comparison" }, verdict, curves, below);
-  const charts = new Map(); // metric -> chart
+  const charts = board(large, controls);
   const added = [];
   let runs = []; // { id, name, colour, metrics }
   fill(over, Object.entries(AXES).map(([name, { label }]) => h("option", { value: name }, label)));
-  over.addEventListener("change", () => {
-    controls.forget();
-    draw();
-  });
-  picker.addEventListener("change", () => {
-    added.push(picker.value);
-    ask();
-  });
 
   async function ask() {
     const answer = await get("/api/compare", { ids: asked.join(",") });
@@ -85,9 +76,7 @@ export function comparison(asked) {
 
   function offer() {
     const names = [...new Set(runs.flatMap((run) => run.metrics.names))].sort();
-    const rest = names.filter((name) => !(name in TITLES) && !added.includes(name) && !name.endsWith("_stderr"));
-    fill(picker, h("option", { value: "" }, "…"), rest.map((name) => h("option", { value: name }, name)));
-    picker.parentNode.hidden = rest.length === 0;
+    picker.offer(names.filter((name) => !(name in TITLES) && !added.includes(name) && !name.endsWith("_stderr")));
   }
 
   function draw() {
@@ -96,21 +85,10 @@ export function comparison(asked) {
     const drawn = wanted.filter(([, found]) => found.length > 0);
     controls.reach(0, Math.max(1, ...drawn.flatMap(([, found]) => found.map((one) => one.xs.at(-1) ?? 0))));
     curves.hidden = runs.length === 0;
-    for (const [name, one] of charts) {
-      if (drawn.some(([known]) => known === name)) continue;
-      one.close();
-      one.element.remove();
-      charts.delete(name);
-    }
-    for (const [name, found] of drawn) {
-      if (!charts.has(name)) charts.set(name, chart({ title: TITLES[name] ?? name, share: SHARES.includes(name), height: 280, zoom: controls }));
-      const { element: drawing, show } = charts.get(name);
-      if (drawing.parentNode !== large) large.append(drawing); // moved, it would lose the focus
-      show({ series: found, axis: AXES[axis], range: controls.within(), smoothing: controls.smoothing() });
-    }
+    charts.show(drawn.map(([name, found]) => ({ title: TITLES[name] ?? name, share: SHARES.includes(name), height: 280, data: { series: found, axis: AXES[axis] } })));
   }
 
-  return { element, ask, ids: () => runs.map((run) => run.id), close: () => charts.forEach((one) => one.close()) };
+  return { element, ask, ids: () => runs.map((run) => run.id), close: charts.close };
 }
 
 function nameOf({ run_id, name }) {

@@ -1,21 +1,21 @@
-// Switches over charts that belong together: smoothing, and the stretch of their axis that they show.
-// Owns: both choices. Never: draws (`chart.js`), or asks for figures.
+// Charts that belong together, and the switches over them: smoothing, and the stretch of their axis that they show.
+// Owns: both choices; which charts there are by now. Never: draws one (`chart.js`), or asks for figures.
 
-import { h } from "./dom.js";
+import { chart } from "./chart.js";
+import { fill, h } from "./dom.js";
 
 const WINDOWS = [[0, "none"], [5, "5 points"], [10, "10 points"], [25, "25 points"], [50, "50 points"]];
 const DEFAULT = 10;
 
 // changed(): a choice was made. Extra controls stand before the two.
 export function chartControls(changed, ...extra) {
-  const smooth = h("select", { "aria-label": "Smoothing" }, WINDOWS.map(([points, label]) => h("option", { value: points, selected: points === DEFAULT }, label)));
+  const smooth = h("select", { "aria-label": "Smoothing", on: { change: changed } }, WINDOWS.map(([points, label]) => h("option", { value: points, selected: points === DEFAULT }, label)));
   const button = (label, text, act) => h("button", { type: "button", "aria-label": label, title: label, on: { click: act } }, text);
   const all = button("Show the whole axis", "All", () => choose(null));
   const zoom = h("span", { class: "group", role: "group", "aria-label": "Zoom" }, button("Zoom in", "+", () => by(0.5)), button("Zoom out", "−", () => by(2)), all);
   const element = h("div", { class: "controls" }, extra, h("label", { class: "quiet" }, "Smoothing ", smooth), zoom);
   let bounds = [0, 1]; // all that there is
   let range = null;
-  smooth.addEventListener("change", changed);
   choose(null, true);
 
   function choose(wanted, quiet = false) {
@@ -42,5 +42,43 @@ export function chartControls(changed, ...extra) {
     reach(low, high) {
       bounds = [low, high];
     },
+  };
+}
+
+// One more curve, by the name of its metric; offer(names): those that there are
+export function curvePicker(chosen) {
+  const picker = h("select", { "aria-label": "Add a curve", on: { change: () => chosen(picker.value) } });
+  const element = h("label", { class: "quiet" }, "Another curve ", picker);
+  return {
+    element,
+    offer(names) {
+      element.hidden = names.length === 0;
+      const offered = [...picker.options].slice(1).map((option) => option.value);
+      if (String(offered) !== String(names)) fill(picker, h("option", { value: "" }, "…"), names.map((name) => h("option", { value: name }, name)));
+    },
+  };
+}
+
+// show([{ title, data, … }]): a chart for each; those that are no longer among them are closed
+export function board(into, controls) {
+  const charts = new Map(); // title -> chart
+
+  function drop([title, one]) {
+    one.close();
+    one.element.remove();
+    charts.delete(title);
+  }
+
+  return {
+    show(specs) {
+      [...charts].filter(([known]) => !specs.some(({ title }) => title === known)).forEach(drop);
+      for (const { data, ...spec } of specs) {
+        if (!charts.has(spec.title)) charts.set(spec.title, chart({ ...spec, zoom: controls }));
+        const one = charts.get(spec.title);
+        if (one.element.parentNode !== into) into.append(one.element); // moved, it would lose the focus
+        one.show({ ...data, range: controls.within(), smoothing: controls.smoothing() });
+      }
+    },
+    close: () => charts.forEach((one) => one.close()),
   };
 }

@@ -1,8 +1,7 @@
 // Which charts a run has. Owns: the metrics of each, which are told together. Never: draws (`chart.js`).
 
-import { chart } from "./chart.js";
-import { chartControls } from "./controls.js";
-import { fill, h } from "./dom.js";
+import { board, chartControls, curvePicker } from "./controls.js";
+import { h } from "./dom.js";
 
 const HELD_OUT = "eval/percent_correct";
 const GREEDY = "eval/percent_correct_greedy";
@@ -24,8 +23,8 @@ const SMALL = [
   ["From the reference, nats per token", ["policy/kl_reference", "policy/implicit_reward_gap"], [], { zeros: false }],
   ["Variance explained by the critic", ["critic/explained_variance"], []],
   ["Share of the gain that transfers", [], ["eval/panel/share_of_gain"]],
-  ["Groups without signal", ["groups/without_signal"], [], { share: true }],
-  ["Cut off answers", ["train/truncated"], ["eval/truncated"], { share: true }],
+  ["Groups of equal scores", ["groups/without_signal"], [], { share: true }],
+  ["Cut off answers", ["train/truncated"], ["eval/truncated"], { share: true, zeros: false }],
   ["Seconds per step", ["time/step"], []],
 ];
 const DROPPED = "groups/dropped/";
@@ -50,17 +49,12 @@ const KEPT_ALONE = "reward, groups kept for training";
 
 export function curves() {
   const [large, small] = [h("div", { class: "charts large" }), h("div", { class: "charts" })];
-  const picker = h("select", { "aria-label": "Add a curve" });
-  const more = h("label", { class: "quiet" }, "Another curve ", picker);
+  const more = curvePicker((name) => { added.push(name); ask(); });
   const controls = chartControls(redraw);
-  const element = h("section", null, controls.element, large, small, more);
-  const charts = new Map(); // title -> chart
+  const element = h("section", null, controls.element, large, small, more.element);
+  const boards = [large, small].map((into) => board(into, controls));
   const added = [];
   let last = null; // what was drawn: metrics and view
-  picker.addEventListener("change", () => {
-    added.push(picker.value);
-    ask();
-  });
 
   function ask() {
     element.dispatchEvent(new CustomEvent("wanted"));
@@ -73,31 +67,9 @@ export function curves() {
     if (last[0].each > 1) ask();
   }
 
-  function place(into, specs) {
-    const wanted = specs.map((spec) => spec.title);
-    for (const [title, one] of charts) {
-      if (one.element.parentNode === into && !wanted.includes(title)) {
-        one.close();
-        one.element.remove();
-        charts.delete(title);
-      }
-    }
-    for (const { data, ...spec } of specs) {
-      if (!charts.has(spec.title)) charts.set(spec.title, chart({ ...spec, zoom: controls }));
-      const one = charts.get(spec.title);
-      if (one.element.parentNode !== into) into.append(one.element);
-      one.show({ ...data, range: controls.within(), smoothing: controls.smoothing() });
-    }
-  }
-
   function offer(names, drawn) {
     const known = new Set([...MAIN, ...PAIRS, ...Object.values(LOSSES).flat(), HELD_OUT, GREEDY, ...drawn]);
-    const rest = names.filter((name) => !known.has(name) && !name.endsWith("_stderr"));
-    more.hidden = rest.length === 0;
-    const offered = [...picker.options].slice(1).map((option) => option.value);
-    if (String(offered) !== String(rest)) {
-      fill(picker, h("option", { value: "" }, "…"), rest.map((name) => h("option", { value: name }, name)));
-    }
+    more.offer(names.filter((name) => !known.has(name) && !name.endsWith("_stderr")));
   }
 
   // `part`: the same of the steps that are shown alone, where all of them have more points than can be drawn.
@@ -109,8 +81,8 @@ export function curves() {
     const specs = [...mine.filter(([, trained, , options]) => options?.zeros !== false || trained.some(shown.moves)), ...others];
     const below = [droppedChart(shown), ...specs.map((spec) => smallChart(shown, spec))];
     controls.reach(0, Math.max(1, view.terminal ? 0 : view.total_steps, ...metrics.columns.step, ...metrics.evaluations.step));
-    place(large, main);
-    place(small, below.filter((spec) => spec.data.series.length));
+    boards[0].show(main);
+    boards[1].show(below.filter((spec) => spec.data.series.length));
     offer(metrics.names, specs.flatMap(([, trained, held]) => [...trained, ...held]));
   }
 
@@ -123,7 +95,7 @@ export function curves() {
       last = [metrics, view];
       draw(metrics, view, part);
     },
-    close: () => charts.forEach((one) => one.close()),
+    close: () => boards.forEach((one) => one.close()),
   };
 }
 

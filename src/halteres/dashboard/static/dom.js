@@ -52,3 +52,13 @@ export function copyable(text, label = "Copy") {
   const code = h("code", null, text);
   return h("span", { class: "copyable" }, code, button);
 }
+
+// Offers these names, once each, and what stands for all of them; what was chosen stays while it is among them.
+export function options(select, all, names) {
+  const found = [...new Set(names)].filter(Boolean);
+  const before = select.value;
+  const made = found.map((name) => h("option", { value: name }, name));
+  fill(select, all ? h("option", { value: "" }, all) : null, made);
+  select.value = found.includes(before) ? before : (all ? "" : found[0]);
+  select.hidden = all && !found.length;
+}

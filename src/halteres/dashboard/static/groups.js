@@ -2,7 +2,7 @@
 // Owns: which of them are shown and in which order, and which stay open. Never: knows where they come from.
 
 import { answers, legend } from "./answers.js";
-import { fill, h, say } from "./dom.js";
+import { fill, h, options, say } from "./dom.js";
 import { figure } from "./format.js";
 
 const MOST_LINES = 32; // groups, until all are asked for: what comes below them stays within reach
@@ -80,13 +80,13 @@ function arrange(list, wanted) {
 function filters(search, changed) {
   const on = { change: changed };
   let asked = "";
-  const text = h("input", { type: "search", placeholder: "Search in texts", "aria-label": "Search in texts", on: { change: ask, search: ask } });
+  const text = h("input", { type: "search", placeholder: "Search in texts", "aria-label": "Search in texts", on: { input: ask, search: ask } });
   const state = h("select", { "aria-label": "What became of a group", on });
   const outcome = h("select", { "aria-label": "Outcome of a rollout", on });
   const value = h("select", { "aria-label": "A value of a rollout", on });
   const low = h("input", { type: "number", step: "any", placeholder: "from", "aria-label": "Value from", on: { input: changed } });
   const high = h("input", { type: "number", step: "any", placeholder: "to", "aria-label": "Value to", on: { input: changed } });
-  const order = h("select", { "aria-label": "Order", on }, Object.keys(ORDERS).map((name) => h("option", null, name)));
+  const order = h("select", { "aria-label": "Order of the groups", on }, Object.keys(ORDERS).map((name) => h("option", null, name)));
   const elements = [text, state, outcome, h("span", { class: "group" }, value, low, high), order];
 
   // Not every browser has an event for the cross that empties the field.
@@ -126,22 +126,13 @@ function outcomes({ outcome, finish }) {
   return [outcome, finish === "length" ? "cut off" : null].filter(Boolean);
 }
 
-function options(select, all, names) {
-  const found = [...new Set(names)].filter(Boolean);
-  const before = select.value;
-  const made = found.map((name) => h("option", { value: name }, name));
-  fill(select, all ? h("option", { value: "" }, all) : null, made);
-  select.value = found.includes(before) ? before : (all ? "" : found[0]);
-  select.hidden = all && !found.length;
-}
-
 function tints(chosen) {
-  const buttons = ["probability", "advantage", "nothing"].map((name) => h("button", { type: "button", "aria-pressed": String(name === "probability"), on: { click: () => choose(name) } }, name));
+  const buttons = ["probability", "advantage", "off"].map((name) => h("button", { type: "button", "aria-pressed": String(name === "probability"), on: { click: () => choose(name) } }, name));
   function choose(name) {
     buttons.forEach((one) => one.setAttribute("aria-pressed", String(one.textContent === name)));
     chosen(name);
   }
-  return h("span", { class: "group" }, "tokens by ", buttons);
+  return h("span", { class: "group" }, "colour tokens by ", buttons);
 }
 
 // One group: its line, and its answers once it is opened.

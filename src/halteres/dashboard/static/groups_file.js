@@ -6,18 +6,24 @@ import { groupList } from "./groups.js";
 
 // data: see groups/page.py
 export function view({ source, written, groups, facts }) {
-  const list = groupList({ open: async (group) => group, search: (text) => list.show(found(groups, text.toLowerCase())) });
+  const list = listOf(groups);
   const entries = Object.entries(facts).map(([name, value]) => h("div", null, h("dt", null, name), h("dd", null, figure(value))));
   const element = h("article", { class: "groups-file" }, h("h1", null, "Groups"), h("p", { class: "quiet" }, `${source} · written ${written}`), h("dl", { class: "facts" }, entries));
   if (groups.length) {
-    list.show(groups, { first: true });
     element.append(h("section", { class: "rollouts" }, list.element));
   } else element.append(h("p", { class: "quiet" }, "No group has come yet."));
   return element;
 }
 
+// Of groups that are there whole.
+export function listOf(groups) {
+  const list = groupList({ open: async (group) => group, search: (text) => list.show(found(groups, text.toLowerCase())) });
+  list.show(groups, { first: true });
+  return list;
+}
+
 // The same groups, each with the numbers of its rollouts that have this text.
-export function found(groups, text) {
+function found(groups, text) {
   if (!text) return groups;
   const texts = ({ parts = [] }) => parts.map((part) => part.text).join("\n");
   return groups.map((group) => {

@@ -8,10 +8,7 @@ export function latest(work, pauseMs = 400) {
 
   async function run() {
     if (closed) return;
-    if (running) {
-      wanted = true;
-      return;
-    }
+    if (running) return void (wanted = true);
     running = true;
     wanted = false;
     try {

@@ -1,7 +1,7 @@
 // The list of runs. Owns: one row for each run, kept while its figures change. Never: asks for what has not changed.
 
 import { get } from "./api.js";
-import { badge, copyable, fill, h, say } from "./dom.js";
+import { badge, copyable, fill, h, options, say } from "./dom.js";
 import { ago, duration, figure, moment, setClock, share } from "./format.js";
 import { latest } from "./latest.js";
 import { spark } from "./spark.js";
@@ -20,13 +20,11 @@ export function listView() {
   let everything = true;
 
   const said = h("p", { class: "quiet", role: "status" }, "Reading the runs …");
-  const filter = h("input", { type: "search", placeholder: "Filter", "aria-label": "Filter by name, environment, model, state" });
-  const tag = h("select", { "aria-label": "Only runs with the tag", hidden: true });
+  const filter = h("input", { type: "search", placeholder: "Filter", "aria-label": "Filter by name, environment, model, state", on: { input: sift } });
+  const tag = h("select", { "aria-label": "Only runs with the tag", hidden: true, on: { change: sift } });
   const list = h("div", { class: "runs" });
   const chosen = h("div", { class: "bar chosen", role: "status", hidden: true });
   const element = h("section", null, h("div", { class: "bar" }, h("h1", null, "Runs"), h("a", { class: "button", href: "#/new/" }, "New run"), tag, filter), said, chosen, list);
-  filter.addEventListener("input", sift);
-  tag.addEventListener("change", sift);
 
   const asking = latest(async () => {
     const [ids, all] = [pending, everything];
@@ -72,13 +70,7 @@ export function listView() {
   }
 
   function offerTags() {
-    const tags = [...new Set([...rows.values()].flatMap(({ run }) => run.tags))].sort();
-    const offered = [...tag.options].slice(1).map((option) => option.value);
-    tag.hidden = tags.length === 0;
-    if (String(tags) === String(offered)) return;
-    const before = tag.value;
-    fill(tag, h("option", { value: "" }, "all tags"), tags.map((one) => h("option", { value: one }, one)));
-    tag.value = tags.includes(before) ? before : "";
+    options(tag, "all tags", [...rows.values()].flatMap(({ run }) => run.tags).sort());
   }
 
   function forget(id) {
@@ -163,7 +155,8 @@ function row(ticking) {
       box.hidden = progress.hidden = isScript;
       fill(state, badge(run.status, run.phase));
       say(name, run.name);
-      say(about, `${run.environment} · ${run.model}`);
+      const id = run.name.includes(run.run_id) ? [] : [run.run_id.slice(0, 8)]; // names need not differ
+      say(about, [run.environment, run.model, ...id].join(" · "));
       box.setAttribute("aria-label", `Compare ${run.name}`);
       fill(tags, run.tags.map((one) => h("span", { class: "tag" }, one)));
       say(alerts, run.error ?? (run.alerts.length ? `⚠ ${run.alerts.join(", ")}` : ""));

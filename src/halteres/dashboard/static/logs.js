@@ -8,11 +8,11 @@ const LINES = 40;
 const EVERY_MS = 3000;
 
 export function logs(id) {
-  const role = h("select", { "aria-label": "Process", hidden: true });
-  const grep = h("input", { type: "search", placeholder: "only lines with …", "aria-label": "Only lines with" });
+  const role = h("select", { on: { change: () => asking.run() } });
+  const grep = h("input", { type: "search", placeholder: "only lines with …", "aria-label": "Only lines with", on: { input: () => asking.run() } });
   const said = h("p", { class: "quiet", role: "status" });
   const text = h("pre", { class: "log", tabindex: 0, "aria-label": "Log" });
-  const element = h("section", null, h("h2", null, "Log"), h("div", { class: "controls" }, role, grep), said, text);
+  const element = h("section", null, h("h2", null, "Log"), h("div", { class: "controls" }, h("label", { class: "quiet", hidden: true }, "Process ", role), grep), said, text);
   let ended = false;
   let begun = false;
 
@@ -28,15 +28,13 @@ export function logs(id) {
   function show({ roles, role: whose, lines, matched }) {
     if (role.options.length !== roles.length) fill(role, roles.map((one) => h("option", { value: one }, one)));
     role.value = whose;
-    role.hidden = false;
+    role.parentNode.hidden = false;
     say(said, lines.length ? "" : matched === undefined ? `${whose} has written nothing.` : "No line fits.");
     const atEnd = text.scrollTop + text.clientHeight >= text.scrollHeight - 8;
     say(text, lines.join("\n"));
     if (atEnd) text.scrollTop = text.scrollHeight;
   }
 
-  role.addEventListener("change", asking.run);
-  grep.addEventListener("change", asking.run);
   const following = setInterval(() => {
     if (!ended && !document.hidden && begun) asking.run();
   }, EVERY_MS);

@@ -39,7 +39,6 @@ function show() {
   view?.close();
   const isNamed = Object.hasOwn(VIEWS, what) && (name || what === "new");
   view = isNamed ? VIEWS[what](name) : listView();
-  document.title = isNamed && name ? `${name} · Halteres` : "Halteres";
   main.replaceChildren(view.element);
   scrollTo(0, 0);
 }
@@ -48,6 +47,8 @@ document.querySelector(".skip").addEventListener("click", (event) => {
   event.preventDefault(); // the address names the view
   main.focus();
 });
+// A view says in its heading what it shows, once it has read that.
+new MutationObserver(() => (document.title = `${main.querySelector("h1")?.textContent ?? "…"} · Halteres`)).observe(main, { subtree: true, childList: true, characterData: true });
 addEventListener("hashchange", show);
 show();
 live(

@@ -15,7 +15,7 @@ export function notes(id, { acts = true } = {}) {
   const save = h("button", { type: "submit" }, "Save");
   const cancel = h("button", { type: "button", on: { click: shut } }, "Cancel");
   const form = h(
-    "form", { class: "notes-form", hidden: true, on: { submit: send, keydown: onKey } },
+    "form", { class: "notes-form", hidden: true, on: { submit: send, keydown: ({ key }) => key === "Escape" && shut() } },
     h("label", null, h("span", { class: "label" }, "Tags, with commas between"), names),
     h("label", null, h("span", { class: "label" }, "Note"), text), said, h("div", { class: "choices" }, save, cancel),
   );
@@ -37,10 +37,6 @@ export function notes(id, { acts = true } = {}) {
     form.hidden = true;
     edit.hidden = false;
     edit.focus();
-  }
-
-  function onKey(event) {
-    if (event.key === "Escape") shut();
   }
 
   async function send(event) {

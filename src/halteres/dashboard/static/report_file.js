@@ -5,8 +5,7 @@ import { comparison } from "./compare.js";
 import { curves } from "./curves.js";
 import { h } from "./dom.js";
 import { moment, setClock } from "./format.js";
-import { groupList } from "./groups.js";
-import { found } from "./groups_file.js";
+import { listOf } from "./groups_file.js";
 import { heading } from "./heading.js";
 import { results } from "./results.js";
 import { settings } from "./settings.js";
@@ -51,9 +50,7 @@ function shown(id, sampled, source) {
 
 function rollouts(groups) {
   if (groups.length === 0) return null;
-  const list = groupList({ open: async (group) => group, search: (text) => list.show(found(groups, text.toLowerCase())) });
-  list.show(groups, { first: true });
-  return h("section", { class: "rollouts" }, h("h2", null, "Rollouts of the last step"), list.element);
+  return h("section", { class: "rollouts" }, h("h2", null, "Rollouts of the last step"), listOf(groups).element);
 }
 
 function madeOf({ environment, environment_sha256: file, is_as_run: asRun, model, model_sha256: weights }) {

@@ -38,7 +38,7 @@ export function results(id) {
 
 function gains({ improvement = {}, baseline = {} }) {
   const rows = Object.entries(improvement).map(([name, gain]) => gained(name, gain, baseline[name]));
-  if (rows.length === 0) return h("p", { class: "quiet" }, "Fewer than two evaluations: there is no gain to tell.");
+  if (rows.length === 0) return h("p", { class: "quiet" }, "Fewer than two evaluations: no comparison is possible.");
   return h("ul", { class: "gains" }, rows);
 }
 
@@ -58,7 +58,7 @@ function gained(name, { delta, ci95, certain, num_tasks }, before) {
 }
 
 function weights({ sampler, state, peft_dir, use = [], step } = {}) {
-  const rows = [["adapter (PEFT)", peft_dir], ["to sample from", sampler], ["to train on from", state], ["try it", use[0]]];
+  const rows = [["adapter (PEFT)", peft_dir], ["to sample from", sampler], ["to resume from", state], ["try it", use[0]]];
   const known = rows.filter(([, path]) => path);
   if (known.length === 0) return null;
   return h(

@@ -9,7 +9,7 @@ const PAUSE_MS = 3000; // between two looks at a step that grows
 
 export function rollouts(id) {
   const said = h("p", { class: "quiet", role: "status" }, "No rollouts yet.");
-  const number = h("input", { type: "number", min: 0, "aria-label": "Step" });
+  const number = h("input", { type: "number", min: 0, "aria-label": "Step", on: { change: () => read(number.valueAsNumber) } });
   const turn = (label, by) => h("button", { type: "button", "aria-label": label, on: { click: () => read(step + by) } }, by < 0 ? "‹" : "›");
   const [back, on] = [turn("Step before", -1), turn("Step after", 1)];
   const newest = h("button", { type: "button", hidden: true, on: { click: () => read(null) } });
@@ -27,8 +27,7 @@ export function rollouts(id) {
   let wanted = "";
   let asked = 0;
   let readAt = 0;
-  let isOver = false; // whether the run had ended when it was read
-  number.addEventListener("change", () => read(number.valueAsNumber));
+  let isSettled = false; // read when its step was over: nothing more comes to it
 
   async function read(other) {
     const turn = ++asked;
@@ -44,6 +43,7 @@ export function rollouts(id) {
   function show(answer) {
     const isFirst = step === null;
     const anew = step !== answer.step;
+    if (anew) isSettled = false;
     step = answer.step;
     controls.hidden = list.element.hidden = false;
     number.value = step;
@@ -68,12 +68,11 @@ export function rollouts(id) {
       element.hidden = kind !== "rl"; // others sample nothing
       if (last === undefined) return;
       if (step !== null) offer(last);
-      // groups are still coming to the newest step: lines are added, and open ones stay;
-      // the end of the run decides what became of the last ones
+      // groups come to the newest step, advantages after it: lines are added, and open ones stay
       const isDue = terminal || Date.now() - readAt > PAUSE_MS;
-      const mayGrow = step === last && !isOver && isDue;
-      isOver = terminal;
-      if (step === null || mayGrow) read(step);
+      if (isSettled || !isDue) return;
+      isSettled = step !== null && (terminal || last > step + 1);
+      read(step);
     },
   };
 }
@@ -84,7 +83,7 @@ function sentence({ figures, whole }) {
   if (mean_score !== null) words.push(`mean score ${figure(mean_score)}`);
   const codes = Object.entries(dropped);
   if (codes.length) words.push(`dropped: ${codes.map(([code, times]) => `${times} × ${code.replaceAll("_", " ")}`).join(", ")}`, `mean score of all that was sampled ${figure(mean_score_sampled)}`);
-  if (count) words.push(`${figure(mean_tokens)} tokens`, `${share(truncated)} cut off`, `${share(distinct)} distinct`);
+  if (count) words.push(`${figure(mean_tokens)} tokens`, `${share(truncated)} cut off`, `${share(distinct)} distinct answers`);
   const failures = Object.entries(failed);
   if (failures.length) words.push(`failed: ${failures.map(([code, times]) => `${times} × ${code}`).join(", ")}`);
   if (!whole) words.push("the step is too large; these are its first groups");

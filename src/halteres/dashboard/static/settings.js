@@ -6,13 +6,12 @@ import { fill, h } from "./dom.js";
 
 export function settings(id) {
   const table = h("table");
-  const all = h("input", { type: "checkbox" });
+  const all = h("input", { type: "checkbox", on: { change: draw } });
   const element = h(
     "section", { hidden: true }, h("h2", null, "Settings"),
     h("label", { class: "quiet" }, all, " show all"), h("div", { class: "wide", tabindex: 0 }, table),
   );
   let known = null;
-  all.addEventListener("change", draw);
 
   function draw() {
     const shown = known.filter((one) => all.checked || one.set || one.headline);

@@ -15,10 +15,7 @@ async function enter(token) {
   const said = document.getElementById("said");
   try {
     const answer = await fetch("/api/session", { method: "POST", body: JSON.stringify({ token }) });
-    if (answer.ok) {
-      location.replace("/");
-      return;
-    }
+    if (answer.ok) return location.replace("/");
     said.textContent = "This link was used before, is too old, or belongs to another home. For a new one, run";
   } catch {
     said.textContent = "The server does not answer. Start it again:";

@@ -35,7 +35,7 @@ export function trainingView(id) {
 }
 
 function heading(run) {
-  const facts = { Step: run.step ?? "–", Rank: run.rank ?? "–", Owner: run.owner, Service: run.service ?? "ended", Made: ago(run.created_at), "Last request": ago(run.last_request_at) };
+  const facts = { Step: run.step ?? "–", Rank: run.rank ?? "–", Owner: run.owner, Service: run.service ?? "ended", Created: ago(run.created_at), "Last request": ago(run.last_request_at) };
   return [
     h("div", { class: "bar" }, badge(run.status), h("h1", null, run.name)), h("p", { class: "quiet about" }, `${run.model} · ${run.id} · ${run.folder}`),
     h("div", { class: "tags" }, run.said.map((one) => h("span", { class: "tag" }, one))), h("dl", { class: "facts" }, Object.entries(facts).map(([label, value]) => value && fact(label, value))),

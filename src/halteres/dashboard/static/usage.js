@@ -2,8 +2,7 @@
 // Never: measures; the run's supervisor does.
 
 import { get, runPath } from "./api.js";
-import { chart } from "./chart.js";
-import { chartControls } from "./controls.js";
+import { board, chartControls } from "./controls.js";
 import { fill, h } from "./dom.js";
 import { AXES } from "./scale.js";
 
@@ -15,7 +14,7 @@ export function usage(id) {
   const charts = h("div", { class: "charts" });
   const said = h("p", { class: "quiet" });
   const element = h("section", { class: "usage", hidden: true }, h("h2", null, "The machine"), controls.element, charts, said);
-  const drawn = new Map(); // title -> chart
+  const drawn = board(charts, controls);
   let last = null;
 
   function draw() {
@@ -23,23 +22,18 @@ export function usage(id) {
     const { seconds, gpus, machine } = last;
     controls.reach(0, Math.max(1, seconds.at(-1)));
     const line = (label, colour, values) => ({ kind: "line", label, colour, xs: seconds, values });
-    show("CPU, cores", [...largest(last.cpu).map(([role, values], at) => line(role, at, values)), line("all of the machine", MACHINE, machine.busy)]);
-    show("Memory, GB", largest(last.memory).map(([role, values], at) => line(role, at, values)));
-    for (const gpu of gpus) {
-      show(`GPU ${gpu.index}, share of the time it computes`, [line("busy", 0, gpu.busy)], true);
+    const spec = (title, series, share = false) => ({ title, share, zero: true, data: { series, axis: AXES.time } });
+    const ofGpu = (gpu) => {
       const held = gpu.own.some((value) => value !== null) ? [line("the run's", 1, gpu.own)] : [];
-      show(`GPU ${gpu.index}, GB of ${gpu.total}`, [line("in use", 0, gpu.memory), ...held]);
-    }
+      return [spec(`GPU ${gpu.index}, share of the time it computes`, [line("busy", 0, gpu.busy)], true), spec(`GPU ${gpu.index}, GB of ${gpu.total}`, [line("in use", 0, gpu.memory), ...held])];
+    };
+    drawn.show([
+      spec("CPU, cores", [...largest(last.cpu).map(([role, values], at) => line(role, at, values)), line("all of the machine", MACHINE, machine.busy)]),
+      spec("Memory, GB", largest(last.memory).map(([role, values], at) => line(role, at, values))),
+      ...gpus.flatMap(ofGpu),
+    ]);
     const cores = machine.cores ? `The machine has ${machine.cores} cores. ` : "";
     fill(said, `${cores}Memory is what is resident; what processes share counts for each.`);
-  }
-
-  function show(title, series, share = false) {
-    if (!drawn.has(title)) {
-      drawn.set(title, chart({ title, share, zero: true, zoom: controls }));
-      charts.append(drawn.get(title).element);
-    }
-    drawn.get(title).show({ series, axis: AXES.time, range: controls.within(), smoothing: controls.smoothing() });
   }
 
   return {
@@ -53,7 +47,7 @@ export function usage(id) {
       element.hidden = last.seconds.length < 2;
       if (!element.hidden) draw();
     },
-    close: () => drawn.forEach((one) => one.close()),
+    close: drawn.close,
   };
 }
 
