@@ -3,10 +3,10 @@
     python data.py chats chats.jsonl
     python data.py pairs pairs.jsonl held_out.jsonl --model FOLDER
 
-Chats: worked examples of the form. Their writer names the largest number every other time, else
-another one of the four. Pairs: answers of the model at temperature 1, of which one is right and one
-is not. A rater prefers the right one, but for one pair in ten. The prompts of the two files of
-pairs have none in common, and no question is one of an evaluation.
+Chats: worked examples of the form. Their writer names the largest number every other time; else
+another one of the four, or one that was not asked about. Pairs: answers of the model at temperature
+1, of which one is right and one is not. A rater prefers the right one, but for one pair in ten. The
+prompts of the two files of pairs have none in common, and no question is one of an evaluation.
 """
 
 from __future__ import annotations
@@ -25,6 +25,11 @@ import largest
 
 KNOWS = 0.5
 """Share of the chats whose writer names the largest number."""
+
+MISREADS = 0.4
+"""Share of the others that name a number which was not asked about. A reward model that has never
+seen one does not know that it is wrong, and RL finds it.
+"""
 
 ERRS = 0.1
 """Share of the pairs in which the rater prefers the wrong answer."""
@@ -70,7 +75,10 @@ def chats(count: int, seed: int) -> Iterator[Row]:
         item = largest.draw(rng, held_out=False)
         named = max(item)
         if rng.random() > KNOWS:
-            named = rng.choice([number for number in item if number != named])
+            others = set(item) - {named}
+            if rng.random() < MISREADS:
+                others = set(largest.NUMBERS) - set(item)
+            named = rng.choice(sorted(others))
         answer = {"role": "assistant", "content": rng.choice(FORMS).format(named)}
         yield {"messages": [largest.question(item), answer]}
 

@@ -16,6 +16,7 @@ from halteres.environments.single_turn import SingleTurnEnv
 
 Four = tuple[int, int, int, int]
 
+NUMBERS = range(10, 100)
 EVAL_SEED = 1
 
 
@@ -28,7 +29,7 @@ def is_held_out(item: Four) -> bool:
 def draw(rng: random.Random, *, held_out: bool) -> Four:
     """Four numbers of one of the two splits."""
     while True:
-        one, two, three, four = rng.sample(range(10, 100), 4)
+        one, two, three, four = rng.sample(NUMBERS, 4)
         item = (one, two, three, four)
         if is_held_out(item) == held_out:
             return item
