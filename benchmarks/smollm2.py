@@ -197,7 +197,9 @@ def write(
             "cpu_s_most": max(one["cpu_s"] for one in own),
             "answers": answers_of(options.home / f"{task}-{own[0]['seed']}.lives.jsonl"),
         }
-    scores = {label: [row["rollouts/score"] for row in rows] for label, rows in curves.items()}
+    for one in results:
+        rows = curves[f"{one['task']}, seed {one['seed']}"]
+        one["scores"] = [row["rollouts/score"] for row in rows]
     found = {
         "what": "share of all answers that are right, of each step; held out: temperature 1",
         "machine": machine(),
@@ -205,7 +207,6 @@ def write(
         "held_out": options.held_out,
         "tasks": by_task,
         "seeds": results,
-        "scores": scores,
     }
     text = json.dumps(found, indent=1) + "\n"
     options.out.with_suffix(".json").write_text(text, encoding="utf-8")
@@ -217,6 +218,7 @@ def answers_of(record: Path) -> list[dict[str, str]]:
     run = last_run(record)
     folders = sorted((run.path / "evals").iterdir(), key=lambda one: int(one.name.split("_")[1]))
     before, after = (greedy(folder / "samples.jsonl") for folder in (folders[0], folders[-1]))
+    assert [one["prompt"] for one in before] == [one["prompt"] for one in after]
     return [
         {"question": was["prompt"], "before": was["completion"], "after": now["completion"]}
         for was, now in zip(before[:2], after[:2], strict=True)

@@ -33,9 +33,9 @@ def draw(found: dict[str, Any], file: Path) -> None:
     beside = "share of answers that are right"
     for axes, task in zip(canvas.panels, tasks, strict=True):
         seeds = [one for one in found["seeds"] if one["task"] == task]
-        for one, colour in zip(seeds, COLOURS, strict=False):
-            scores = found["scores"][f"{task}, seed {one['seed']}"]
-            draw_seed(axes, scores, colour, f"seed {one['seed']}")
+        for at, one in enumerate(seeds):
+            colour = COLOURS[at % len(COLOURS)]
+            draw_seed(axes, one["scores"], colour, f"seed {one['seed']}")
         draw_held_out(axes, seeds)
         axes.set_title(TITLES[task], fontsize=12)
         steps_below(axes)
@@ -46,7 +46,7 @@ def draw(found: dict[str, Any], file: Path) -> None:
 
 
 def draw_seed(axes: Axes, scores: list[float], colour: str, label: str) -> None:
-    """What a run answered while it was trained, dropped groups too."""
+    """Draw what a run answered while it was trained, dropped groups too."""
     points = list(enumerate(scores, 1))
     axes.plot(*zip(*points, strict=True), color=colour, alpha=0.2, linewidth=1)
     mean = moving_average(points, WINDOW)
@@ -54,7 +54,7 @@ def draw_seed(axes: Axes, scores: list[float], colour: str, label: str) -> None:
 
 
 def draw_held_out(axes: Axes, seeds: list[dict[str, Any]]) -> None:
-    """Points of the first and the last weights, and their means in words."""
+    """Mark what the first and the last weights answer, with the means in figures."""
     last = max(one["steps"] for one in seeds)
     for name, step, side, outward in (("before", 0, "right", -8), ("after", last, "left", 8)):
         shares = [one[name] for one in seeds]

@@ -101,11 +101,11 @@ async def test_an_answer_that_stands_still_is_given_up_though_its_connection_liv
         await ended.wait()
 
 
-async def test_a_reader_who_leaves_ends_the_sampling_however_often_it_is_told(
+async def test_a_reader_who_leaves_ends_the_sampling_however_often_he_is_cancelled(
     run: RunDirectory, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """A server that ends cancels what is cancelled already."""
-    begun = asyncio.Event()
+    begun, ended = asyncio.Event(), asyncio.Event()
 
     async def stream(*_: object) -> AsyncGenerator[dict[str, Any], None]:
         begun.set()
@@ -113,6 +113,7 @@ async def test_a_reader_who_leaves_ends_the_sampling_however_often_it_is_told(
             await asyncio.Event().wait()
             yield {}
         finally:
+            ended.set()
             await asyncio.sleep(0.01)  # it tells the service
 
     monkeypatch.setattr(conversation.servers, "stream", stream)
@@ -130,8 +131,10 @@ async def test_a_reader_who_leaves_ends_the_sampling_however_often_it_is_told(
     reading.cancel()
     await asyncio.sleep(0)
     reading.cancel()
-    with pytest.raises(asyncio.CancelledError):
-        await reading
+    async with asyncio.timeout(5):
+        with pytest.raises(asyncio.CancelledError):
+            await reading
+        await ended.wait()
 
 
 def test_words_are_never_cut() -> None:

@@ -253,7 +253,7 @@ def test_without_an_earlier_run_the_measured_engine_tells_and_assumptions_are_na
 
 
 def test_every_pass_through_a_batch_takes_its_time(home: Path) -> None:
-    """Training alone: the answers of the recorded engine take no time."""
+    """Training alone: sampling and optimiser steps take no time."""
     speed = msgspec.structs.replace(SPEED, decode_tokens_per_s=1e12, update_s=0.0)
 
     def step_s(**trainer: Any) -> Span:
@@ -274,9 +274,22 @@ def test_every_pass_through_a_batch_takes_its_time(home: Path) -> None:
     with_critic = step_s(**ppo)
     assert with_critic.low == pytest.approx((1 + 1 / 3) * once.low), "it learns meanwhile"
     assert with_critic.high == pytest.approx((1 + 1 / 3 + 1) * once.high)
+    pulled = step_s(kl_coef=0.1)
+    assert pulled.high == pytest.approx((1 + 1 / 3) * once.high), "the base model's, forward"
+    assert step_s(kl_coef=0.1, reference="environment") == once
     longer = step_s(**ppo, critic_epochs=3)
     assert longer.low == pytest.approx((1 + 1 / 3 + 2) * once.low)
     assert longer.high == pytest.approx((1 + 1 / 3 + 3) * once.high)
+
+
+def test_every_optimiser_step_of_a_batch_takes_its_time(home: Path) -> None:
+    plan = planned()
+    remember(plan, msgspec.structs.replace(SPEED, update_s=1.0))
+    once = plan.expected().step_s
+    wanted = {**plan.settings.trainer.model_dump(), "loss": "ppo", "minibatches": 4}
+    trainer = TrainerSettings.model_validate(wanted)
+    plan = replace(plan, settings=plan.settings.model_copy(update={"trainer": trainer}))
+    assert plan.expected().step_s.high > once.high + 3
 
 
 def test_runs_with_another_number_of_passes_do_not_count(home: Path) -> None:

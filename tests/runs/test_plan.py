@@ -146,9 +146,10 @@ def test_where_a_gpu_trains_reward_models_and_a_critic_must_fit_beside_it(
     memory = Memory(total=16 * GB, free=free_gb * GB)
     here = replace(resources.this_machine("cpu"), gpu=card, memory=memory)
     shape = own_model(Settings().inference).shape
-    (found,) = checks.check_rewards_memory(here, shape, 5 * GB)
+    settings = Settings()
+    (found,) = checks.check_rewards_memory(settings, here, shape, 5 * GB)
     assert found.ok == is_ok
     if not is_ok:
         assert found.failure and "critic compute on the CPU" in found.failure.sentence
-    assert not checks.check_rewards_memory(here, shape, 0)
-    assert not checks.check_rewards_memory(replace(here, gpu=None), shape, 5 * GB)
+    assert not checks.check_rewards_memory(settings, here, shape, 0)
+    assert not checks.check_rewards_memory(settings, replace(here, gpu=None), shape, 5 * GB)

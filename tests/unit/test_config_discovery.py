@@ -74,6 +74,8 @@ def test_name_and_description_fall_back_to_the_file_and_the_docstring(tmp_path: 
     assert found.file_path == str(tmp_path / "chess.py")
     bare = find_environment("bare", [folder(tmp_path, bare="class A(BaseEnv): ...")])
     assert bare.description == "Environment from bare.py"
+    told = 'class A(BaseEnv):\n    """Plays\n    go.\n\n    At length.\n    """\n'
+    assert find_environment("go", [folder(tmp_path, go=told)]).description == "Plays go."
 
 
 def test_bases_are_followed_through_the_file_and_its_aliases_to_the_class_that_is_run(

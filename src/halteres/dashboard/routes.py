@@ -158,7 +158,7 @@ def page_routes(calls: Calls, write: Callable[[NextStep], str]) -> list[BaseRout
 
         return endpoint
 
-    on_draft = partial(_of_draft, calls, write)
+    on_draft = partial(_of_draft, calls)
     guarded: list[tuple[str, str, Endpoint]] = [
         ("GET", "/api/events", events),
         ("GET", "/api/runs", _runs),
@@ -201,7 +201,12 @@ async def _runs(request: Request) -> Response:
     return await _read(_rows, set(ids.split(",")))
 
 
-def _of_draft(calls: Calls, write: Callable[[NextStep], str], name: str, **fixed: Any) -> Endpoint:
+def _unwritten(_: NextStep) -> str:
+    """A call that a person would type works on another draft than the view's."""
+    return ""
+
+
+def _of_draft(calls: Calls, name: str, **fixed: Any) -> Endpoint:
     """The endpoint that calls a tool on a draft of the page's own, never on an agent's."""
 
     async def endpoint(request: Request) -> Response:
@@ -210,7 +215,7 @@ def _of_draft(calls: Calls, write: Callable[[NextStep], str], name: str, **fixed
         typed = given.get("changes")
         if isinstance(typed, dict):
             given["changes"] = {key: _as_typed(value) for key, value in typed.items()}
-        reply = await calls.reply(request, name, given, takes_all=True, write=write)
+        reply = await calls.reply(request, name, given, takes_all=True, write=_unwritten)
         return answer(reply.body, reply.status)
 
     return endpoint

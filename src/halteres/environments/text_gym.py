@@ -39,7 +39,7 @@ class TextGymConfig(MultiTurnConfig):
         "gem:make",
         "MODULE:FUNCTION that makes the environment of an id",
         reaches="code",
-        pattern=r"^[\w.]+:\w+$",
+        pattern=r"^\w[\w.]*:\w+$",
     )
     task: str = setting(
         "game:GuessTheNumber-v0-easy",

@@ -272,7 +272,8 @@ async def _within(
     async with aclosing(events):
         while True:
             try:
-                # in this task: of one of its own a caller that leaves would wait for no end
+                # no `wait_for`, whose task of its own (Python 3.11) a second cancellation leaves
+                # running
                 async with asyncio.timeout_at(ends):
                     event = await anext(events)
             except StopAsyncIteration:

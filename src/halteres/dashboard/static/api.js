@@ -26,7 +26,7 @@ export function post(path, body) {
 
 // The objects of an answer that comes line by line.
 export async function* lines(path, body, signal) {
-  const answer = await fetch(path, { method: "POST", body: JSON.stringify(body), headers: { "Content-Type": "application/json" }, signal });
+  const answer = await fetched(path, { method: "POST", body: JSON.stringify(body), headers: { "Content-Type": "application/json" }, signal });
   if (!answer.ok) throw new Refused(await answer.json(), answer.status);
   const reader = answer.body.pipeThrough(new TextDecoderStream()).getReader();
   let rest = "";
@@ -43,13 +43,20 @@ export function runPath(id, what = "") {
 
 async function ask(path, options) {
   if (saved) return recorded(path.split("?")[0]);
-  const answer = await fetch(path, { ...options, cache: "no-store" }).catch(() => {
-    throw new Refused({ error: "The server does not answer. If it has ended: halteres ui" });
-  });
+  const answer = await fetched(path, { ...options, cache: "no-store" });
   if (answer.status === 401) location.reload(); // the sign-in page says what to do
   const body = await answer.json();
   if (!answer.ok || body.error !== undefined) throw new Refused(body, answer.status);
   return body;
+}
+
+async function fetched(path, options) {
+  try {
+    return await fetch(path, options);
+  } catch (error) {
+    if (error.name === "AbortError") throw error; // its reader has left
+    throw new Refused({ error: "The server does not answer. If it has ended: halteres ui" });
+  }
 }
 
 function recorded(path) {

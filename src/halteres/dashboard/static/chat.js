@@ -26,17 +26,16 @@ export function chatView(id) {
     say(title, `Chat with ${found.run}`);
     say(said, found.service);
     offer(found);
-    models[1].value = found.policies.at(1)?.name;
     [text.placeholder, heat.value, most.value, history.checked] = [found.example, found.temperature, found.max_tokens, found.history];
     fill(body, h("div", { class: "pair" }, models), log, form, h("details", null, h("summary", null, "Prompt template"), h("pre", { class: "prompt", tabindex: 0 }, found.words)));
     text.focus();
   }
 
   function offer({ policies }) {
-    for (const model of models) {
-      const chosen = model.value;
-      fill(model, policies.map(({ name, label }) => h("option", { value: name, selected: name === chosen }, label)));
-    }
+    models.forEach((model, at) => {
+      const chosen = policies.find(({ name }) => name === model.value) ?? policies[at];
+      fill(model, policies.map(({ name, label }) => h("option", { value: name, selected: name === chosen?.name }, label)));
+    });
     models[1].hidden = policies.length === 1; // there is its base model alone
   }
 

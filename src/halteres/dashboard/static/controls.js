@@ -2,7 +2,7 @@
 // Owns: both choices; which charts there are by now. Never: draws one (`chart.js`), or asks for figures.
 
 import { chart } from "./chart.js";
-import { fill, h } from "./dom.js";
+import { h, offerOptions } from "./dom.js";
 
 const WINDOWS = [[0, "none"], [5, "5 points"], [10, "10 points"], [25, "25 points"], [50, "50 points"]];
 const DEFAULT = 10;
@@ -53,8 +53,7 @@ export function curvePicker(chosen) {
     element,
     offer(names) {
       element.hidden = names.length === 0;
-      const offered = [...picker.options].slice(1).map((option) => option.value);
-      if (String(offered) !== String(names)) fill(picker, h("option", { value: "" }, "…"), names.map((name) => h("option", { value: name }, name)));
+      offerOptions(picker, "…", names);
     },
   };
 }

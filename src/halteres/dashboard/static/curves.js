@@ -78,7 +78,7 @@ export function curves() {
     const main = largeCharts(shown, view.kind);
     const others = added.map((name) => (name.startsWith("eval/") ? [name, [], [name]] : [name, [name], []]));
     const mine = SMALL.filter(([, , , options]) => options?.but !== view.kind);
-    const specs = [...mine.filter(([, trained, , options]) => options?.zeros !== false || trained.some(shown.moves)), ...others];
+    const specs = [...mine.filter(([, trained, held, options]) => options?.zeros !== false || [...trained, ...held].some(shown.moves)), ...others];
     const below = [droppedChart(shown), ...specs.map((spec) => smallChart(shown, spec))];
     controls.reach(0, Math.max(1, view.terminal ? 0 : view.total_steps, ...metrics.columns.step, ...metrics.evaluations.step));
     boards[0].show(main);
@@ -103,7 +103,7 @@ export function curves() {
 function reading({ columns, evaluations, each }, view) {
   return {
     has: (name) => (columns[name] ?? evaluations[name] ?? []).some((value) => value !== null),
-    moves: (name) => (columns[name] ?? []).some((value) => value),
+    moves: (name) => (columns[name] ?? evaluations[name] ?? []).some((value) => value),
     equal: (one, other) => String(columns[one]) === String(columns[other]),
     values: (name) => columns[name] ?? [],
     dropped: Object.keys(columns).filter((name) => name.startsWith(DROPPED)),

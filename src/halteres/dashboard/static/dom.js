@@ -54,8 +54,10 @@ export function copyable(text, label = "Copy") {
 }
 
 // Offers these names, once each, and what stands for all of them; what was chosen stays while it is among them.
-export function options(select, all, names) {
+export function offerOptions(select, all, names) {
   const found = [...new Set(names)].filter(Boolean);
+  const offered = [...select.options].map(({ value }) => value).filter(Boolean);
+  if (select.options.length && String(offered) === String(found)) return; // an open menu stays as it is
   const before = select.value;
   const made = found.map((name) => h("option", { value: name }, name));
   fill(select, all ? h("option", { value: "" }, all) : null, made);

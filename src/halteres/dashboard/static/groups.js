@@ -2,7 +2,7 @@
 // Owns: which of them are shown and in which order, and which stay open. Never: knows where they come from.
 
 import { answers, legend } from "./answers.js";
-import { fill, h, options, say } from "./dom.js";
+import { fill, h, offerOptions, say } from "./dom.js";
 import { figure } from "./format.js";
 
 const MOST_LINES = 32; // groups, until all are asked for: what comes below them stays within reach
@@ -107,9 +107,9 @@ function filters(search, changed) {
     elements,
     offer(groups) {
       const rollouts = groups.flatMap((group) => group.rollouts);
-      options(state, "all groups", groups.map((group) => group.state));
-      options(outcome, "any outcome", rollouts.flatMap(outcomes));
-      options(value, null, [...NUMBERS, ...rollouts.flatMap(({ rewards }) => Object.keys(rewards ?? {}))]);
+      offerOptions(state, "all groups", groups.map((group) => group.state));
+      offerOptions(outcome, "any outcome", rollouts.flatMap(outcomes));
+      offerOptions(value, null, [...NUMBERS, ...rollouts.flatMap(({ rewards }) => Object.keys(rewards ?? {}))]);
     },
     // The numbers of the rollouts that match; null: the group does not.
     matching(group) {

@@ -2,9 +2,7 @@
 // Owns: one request under way, one more to come, a pause between. Never: knows what is asked.
 
 export function latest(work, pauseMs = 400) {
-  let running = false;
-  let wanted = false;
-  let closed = false;
+  let [running, wanted, closed] = [false, false, false];
 
   async function run() {
     if (closed) return;

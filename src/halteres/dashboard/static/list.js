@@ -1,7 +1,7 @@
 // The list of runs. Owns: one row for each run, kept while its figures change. Never: asks for what has not changed.
 
 import { get } from "./api.js";
-import { badge, copyable, fill, h, options, say } from "./dom.js";
+import { badge, copyable, fill, h, offerOptions, say } from "./dom.js";
 import { ago, duration, figure, moment, setClock, share } from "./format.js";
 import { latest } from "./latest.js";
 import { spark } from "./spark.js";
@@ -9,8 +9,7 @@ import { spark } from "./spark.js";
 const AGES_MS = 10_000;
 const GAINED = { rl: "reward", reward: "accuracy" }; // what the curve of a run is of; of a run on a file its loss
 const MOST_IDS = 200; // in one address
-const FEWEST = 2; // runs of a comparison
-const MOST = 8;
+const [FEWEST, MOST] = [2, 8]; // runs of a comparison
 
 const ticked = new Set(); // ids of runs to be compared; kept while other views are shown
 
@@ -70,7 +69,7 @@ export function listView() {
   }
 
   function offerTags() {
-    options(tag, "all tags", [...rows.values()].flatMap(({ run }) => run.tags).sort());
+    offerOptions(tag, "all tags", [...rows.values()].flatMap(({ run }) => run.tags).sort());
   }
 
   function forget(id) {
@@ -155,8 +154,8 @@ function row(ticking) {
       box.hidden = progress.hidden = isScript;
       fill(state, badge(run.status, run.phase));
       say(name, run.name);
-      const id = run.name.includes(run.run_id) ? [] : [run.run_id.slice(0, 8)]; // names need not differ
-      say(about, [run.environment, run.model, ...id].join(" · "));
+      const id = run.name.includes(run.run_id) ? null : run.run_id; // names need not differ
+      say(about, [run.environment, run.model, id].filter(Boolean).join(" · "));
       box.setAttribute("aria-label", `Compare ${run.name}`);
       fill(tags, run.tags.map((one) => h("span", { class: "tag" }, one)));
       say(alerts, run.error ?? (run.alerts.length ? `⚠ ${run.alerts.join(", ")}` : ""));

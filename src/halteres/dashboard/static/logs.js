@@ -18,8 +18,7 @@ export function logs(id) {
 
   const asking = latest(async () => {
     try {
-      const answer = await get(runPath(id, "logs"), { role: role.value, grep: grep.value, lines: LINES });
-      show(answer);
+      show(await get(runPath(id, "logs"), { role: role.value, grep: grep.value, lines: LINES }));
     } catch (error) {
       say(said, error.message);
     }

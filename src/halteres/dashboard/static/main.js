@@ -48,7 +48,7 @@ document.querySelector(".skip").addEventListener("click", (event) => {
   main.focus();
 });
 // A view says in its heading what it shows, once it has read that.
-new MutationObserver(() => (document.title = `${main.querySelector("h1")?.textContent ?? "…"} · Halteres`)).observe(main, { subtree: true, childList: true, characterData: true });
+new MutationObserver(() => (document.title = `${(main.querySelector("h1")?.textContent || named()[1]).trim()} · Halteres`)).observe(main, { subtree: true, childList: true, characterData: true });
 addEventListener("hashchange", show);
 show();
 live(

@@ -4,8 +4,10 @@ import { get, runPath } from "./api.js";
 import { h, say } from "./dom.js";
 import { figure, share } from "./format.js";
 import { groupList } from "./groups.js";
+import { latest } from "./latest.js";
 
 const PAUSE_MS = 3000; // between two looks at a step that grows
+const FINAL = ["trained", "dropped", "failed"]; // states of a group; one that is unused may be in a later batch
 
 export function rollouts(id) {
   const said = h("p", { class: "quiet", role: "status" }, "No rollouts yet.");
@@ -18,32 +20,38 @@ export function rollouts(id) {
     open: ({ place }) => get(runPath(id, `groups/${step}/${place}`)),
     search(text) {
       wanted = text;
-      read(step);
+      searching.run();
     },
   });
   list.element.hidden = true;
   const element = h("section", { class: "rollouts" }, h("h2", null, "Rollouts"), controls, said, list.element);
+  const searching = latest(() => read(step)); // each letter asks
   let step = null;
   let wanted = "";
   let asked = 0;
   let readAt = 0;
-  let isSettled = false; // read when its step was over: nothing more comes to it
+  let isReading = false;
+  let hasEnded = false; // the run
+  let isSettled = false; // nothing more comes to the groups that are shown
 
   async function read(other) {
     const turn = ++asked;
-    readAt = Date.now();
+    const wasOver = hasEnded;
+    [readAt, isReading] = [Date.now(), true];
     try {
       const answer = await get(runPath(id, "groups"), { step: Number.isFinite(other) ? other : null, search: wanted });
-      if (turn === asked) show(answer);
+      if (turn !== asked) return;
+      show(answer);
+      isSettled = wasOver || (answer.steps[1] > step && answer.groups.every(({ state }) => FINAL.includes(state)));
     } catch (error) {
       if (turn === asked) say(said, error.message);
     }
+    isReading = false;
   }
 
   function show(answer) {
     const isFirst = step === null;
     const anew = step !== answer.step;
-    if (anew) isSettled = false;
     step = answer.step;
     controls.hidden = list.element.hidden = false;
     number.value = step;
@@ -68,11 +76,9 @@ export function rollouts(id) {
       element.hidden = kind !== "rl"; // others sample nothing
       if (last === undefined) return;
       if (step !== null) offer(last);
+      hasEnded = terminal;
       // groups come to the newest step, advantages after it: lines are added, and open ones stay
-      const isDue = terminal || Date.now() - readAt > PAUSE_MS;
-      if (isSettled || !isDue) return;
-      isSettled = step !== null && (terminal || last > step + 1);
-      read(step);
+      if (!isSettled && (terminal || (!isReading && Date.now() - readAt > PAUSE_MS))) read(step);
     },
   };
 }

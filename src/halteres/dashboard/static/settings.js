@@ -28,14 +28,9 @@ export function settings(id) {
     async show() {
       if (known !== null) return;
       known = [];
-      try {
-        known = (await get(runPath(id, "settings"))).settings;
-      } catch {
-        known = null; // at the next change again
-        return;
-      }
-      element.hidden = known.length === 0;
-      draw();
+      known = await get(runPath(id, "settings")).then((found) => found.settings, () => null); // at the next change again
+      element.hidden = !known?.length;
+      if (known) draw();
     },
   };
 }

@@ -2,9 +2,7 @@
 
 import { svg } from "./dom.js";
 
-const WIDTH = 120;
-const HEIGHT = 30;
-const EDGE = 3;
+const [WIDTH, HEIGHT, EDGE] = [120, 30, 3]; // pixels
 
 export function spark(values) {
   const drawing = svg("svg", { class: "spark", viewBox: `0 0 ${WIDTH} ${HEIGHT}`, "aria-hidden": "true" });

@@ -6,6 +6,7 @@ import { fill, h, say } from "./dom.js";
 import { between } from "./format.js";
 import { told } from "./settings.js";
 
+const TYPED = new Map(); // a view's address -> what was typed there; until this window is loaded anew
 const CHANGED = "Changed since the check: check again.";
 
 // way: "again" or "resume", with a run's id; "new", with an environment's name or none
@@ -25,7 +26,7 @@ export function startView(way, name) {
   let [rows, checked, busy, closed, origin] = [[], null, false, false, { name, environment: name }];
   const select = (edits) => tool("select", { name: origin.environment, settings_of: way === "new" ? null : name, changes: edits });
   const edited = () => Object.fromEntries(rows.filter((row) => row.isChanged()).map((row) => [row.name, row.control.value]));
-  const kept = `typed ${location.hash}`; // a view that is left and opened again goes on with it
+  const kept = location.hash;
   const run = (how) => tool("start", way === "resume" ? { ...how, resume_from: name, changes: edited() } : how);
 
   async function open() {
@@ -47,8 +48,7 @@ export function startView(way, name) {
     const first = ["name", ...Object.keys(config)].map((one) => rows.find((row) => row.name === one)).filter(Boolean);
     fill(more, h("summary", null, "All other settings"), rows.filter((row) => !first.includes(row)).map((row) => row.element));
     fill(fields, first.map((row) => row.element), more);
-    const before = JSON.parse(sessionStorage.getItem(kept) ?? "{}");
-    rows.filter((row) => row.name in before).forEach((row) => (row.control.value = before[row.name]));
+    rows.forEach((row) => row.take(TYPED.get(kept)?.[row.name]));
     form.hidden = false;
     typed();
   }
@@ -56,7 +56,7 @@ export function startView(way, name) {
   function typed() {
     [checked, start.disabled] = [null, true]; // what was checked is no longer what would be started
     if (!busy && verdict.hasChildNodes()) say(verdict, CHANGED);
-    sessionStorage.setItem(kept, JSON.stringify(edited()));
+    TYPED.set(kept, edited());
     rows.forEach((row) => row.element.classList.toggle("changed", row.isChanged()));
     fill(changes, rows.filter((row) => row.isChanged()).map((row) => h("li", null, h("b", null, row.name), ` ${row.opened} → ${row.control.value}`)));
   }
@@ -71,7 +71,7 @@ export function startView(way, name) {
     try {
       if (isStart) {
         const { run_id: id } = await run({ checked, idempotency_key: `page-${draft}-${checked}` });
-        sessionStorage.removeItem(kept);
+        TYPED.delete(kept);
         return closed || (location.hash = `#/runs/${encodeURIComponent(id)}`);
       }
       if (way !== "resume") await select(edited());
@@ -82,8 +82,11 @@ export function startView(way, name) {
         complain([{ field: found.field, rule: found.checks.find((one) => one.problem)?.problem }]);
       } else say(verdict, CHANGED);
     } catch ({ message, body = {} }) {
-      fill(verdict, h("p", { class: "problem", role: "alert" }, message), body.problems ? null : h("p", null, body.code === "plan_changed" ? "Check it again." : forPeople(body.next)));
-      complain(body.problems ?? [{ field: body.field, rule: message }]);
+      if (asked !== JSON.stringify(edited())) say(verdict, CHANGED);
+      else {
+        fill(verdict, h("p", { class: "problem", role: "alert" }, message), body.problems ? null : h("p", null, body.code === "plan_changed" ? "Check it again." : body.next));
+        complain(body.problems ?? [{ field: body.field, rule: message }]);
+      }
     }
     busy = false;
   }
@@ -111,19 +114,18 @@ function settingRow({ name, section, type, allowed, current_value: now, ...one }
   const element = h("label", null, h("span", null, name), control, about, problem);
   control.value = told(now);
   const opened = control.value; // as the control has it: line ends are its own
-  return { name, key: `${section}.${name}`, opened, control, problem, element, isChanged: () => control.value !== opened };
-}
-
-// A command of the tools would act on another draft than the page's.
-function forPeople(next) {
-  return /^halteres rl /.test(next) ? null : next;
+  const take = (value = opened) => {
+    if (!control.disabled) control.value = value;
+    if (control.value !== value) control.value = opened; // it is offered no more
+  };
+  return { take, name, key: `${section}.${name}`, opened, control, problem, element, isChanged: () => control.value !== opened };
 }
 
 function planned({ ok, message, estimate, checks, warnings = [], next }) {
   const { step_s: step, total_min: total, peak_gb: peak, basis } = estimate ?? {};
   const takes = estimate && `Takes ${between(total)}, a step ${between(step.map((s) => s / 60))}, memory up to ${peak ?? "–"} GB. Estimated from ${basis}.`;
-  const lines = [message, takes, ...warnings.map((one) => `⚠ ${one}`), ok ? null : forPeople(next)].filter(Boolean);
-  const facts = (found) => Object.entries(found).filter(([, fact]) => forPeople(fact) !== null).map(([name, fact]) => h("div", null, `${name}: ${told(fact)}`));
+  const lines = [message, takes, ...warnings.map((one) => `⚠ ${one}`), ok ? null : next].filter(Boolean);
+  const facts = (found) => Object.entries(found).filter(([, fact]) => fact !== "").map(([name, fact]) => h("div", null, `${name}: ${told(fact)}`));
   const row = ({ check, ok: holds, ...found }) => [h("dt", null, `${holds ? "✓" : found.problem ? "✗" : "⚠"} ${check}`), h("dd", null, facts(found))];
-  return [h("p", { class: ok ? "score good" : "score bad" }, ok ? "Ready to start." : "It cannot start."), lines.map((line) => h("p", null, line)), h("h3", null, "Checks"), h("dl", { class: "processes" }, checks.map(row))];
+  return [h("p", { class: ok ? "score good" : "score bad" }, ok ? "Ready to start." : "The run cannot start."), lines.map((line) => h("p", null, line)), h("h3", null, "Checks"), h("dl", { class: "processes" }, checks.map(row))];
 }

@@ -39,12 +39,8 @@ export function usage(id) {
   return {
     element,
     async show() {
-      try {
-        last = await get(runPath(id, "usage"));
-      } catch {
-        return; // at the next change again
-      }
-      element.hidden = last.seconds.length < 2;
+      last = await get(runPath(id, "usage")).catch(() => last); // at the next change again
+      element.hidden = !(last?.seconds.length >= 2);
       if (!element.hidden) draw();
     },
     close: drawn.close,

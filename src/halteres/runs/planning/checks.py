@@ -235,12 +235,13 @@ def check_memory(
 
 
 def check_rewards_memory(
-    here: Machine, shape: ModelShape | None, rewards_bytes: int
+    settings: Settings, here: Machine, shape: ModelShape | None, rewards_bytes: int
 ) -> list[Check]:
-    """Whether the reward models and the critic of a run fit where a GPU holds all else: they
-    compute on the CPU. Elsewhere `check_memory` counts them.
+    """Whether the reward models and the critic of a run, which compute on the CPU, fit there where
+    a GPU holds the policy. Elsewhere `check_memory` counts them.
 
     Args:
+        settings: of the run.
         here: this machine.
         shape: of the base model; None where a service elsewhere has it.
         rewards_bytes: what the run's own reward server and critic need.
@@ -248,7 +249,8 @@ def check_rewards_memory(
     free = here.memory.free
     if here.gpu is None or shape is None or not rewards_bytes or free is None:
         return []
-    needed = resources.OTHERS_BYTES + rewards_bytes
+    batch_bytes = resources.batch_bytes(workload_of(settings))
+    needed = resources.OTHERS_BYTES + batch_bytes + rewards_bytes
     figures = {"need_gb": gb(needed), "free_gb": gb(free)}
     if needed <= free:
         return [Check(name="memory", figures=figures)]

@@ -240,6 +240,9 @@ def _peak_gb(run: _Planned, here: Machine, speed: Speed | None, rewards_bytes: i
     shape, on_gpu = run.model.shape, here.gpu is not None
     if shape is None or run.service_url is not None:
         return None
+    if on_gpu:
+        # they compute on the CPU
+        rewards_bytes = 0
     if speed is None or not speed.peak_gb or speed.pass_tokens < NEARLY_WHOLE * PASS_TOKENS:
         needed = need(shape, run.workload, on_gpu=on_gpu).total
         return round((needed + rewards_bytes) / 1e9, 2)
@@ -324,7 +327,10 @@ def _past(earlier: RunDirectory, run: _Planned, *, on_gpu: bool) -> _Past | None
     for name in ("engine", "threads", "device"):
         if getattr(settings.inference, name) != getattr(run.settings.inference, name):
             return None
-    if training_passes(settings.trainer) != training_passes(run.settings.trainer):
+    before, now = settings.trainer, run.settings.trainer
+    if before.updates_per_batch != now.updates_per_batch:
+        return None
+    if training_passes(before) != training_passes(now):
         return None
     # `auto` is one of the two types: runs with either name of it count
     types = [workload_of(one).type_bytes(on_gpu=on_gpu) for one in (settings, run.settings)]
@@ -361,7 +367,9 @@ def _by_speed(run: _Planned, speed: Speed, *, on_gpu: bool) -> Estimate:
     update = BESIDE_PROBE * speed.update_s
     load = Span(speed.load_s, 1.5 * speed.load_s)
     sequence = (prompt + answer).within(1, work.positions)
-    training = training * training_passes(run.settings.trainer)
+    trainer = run.settings.trainer
+    training = training * training_passes(trainer, is_critic_here=not on_gpu)
+    update = update * Span(1, trainer.updates_per_batch)
     step = (answer * sampling + sequence * training) * work.batch_size + update + PER_STEP_S
     evaluation = answer * sampling * work.eval_sequences + Span(1, 3)
     # the first goes on while the first steps are made
@@ -378,12 +386,17 @@ def _by_speed(run: _Planned, speed: Speed, *, on_gpu: bool) -> Estimate:
     )
 
 
-def training_passes(trainer: TrainerSettings) -> Span:
-    """How often a step computes its batch, in passes with a gradient; those of a critic too."""
+def training_passes(trainer: TrainerSettings, *, is_critic_here: bool = True) -> Span:
+    """How often a step computes its batch, in passes with a gradient.
+
+    Args:
+        trainer: its settings.
+        is_critic_here: a critic computes where the engine does; it counts as large as the policy.
+    """
     passes = Span(trainer.epochs, trainer.epochs)
-    if trainer.kl_coef:
+    if trainer.kl_coef and trainer.reference == "base":
         passes += FORWARD
-    if trainer.uses_critic:
+    if trainer.uses_critic and is_critic_here:
         epochs = trainer.critic_epochs or trainer.epochs
         # it learns while the policy does, at best on cores that the engine leaves idle
         alone = max(0, epochs - trainer.epochs)

@@ -203,7 +203,7 @@ def plan_run(
     if model is not None and here is not None:
         fits = check_memory(settings, here, shape, models.rewards_bytes)
         checks.append(unlocking(fits, policy))
-        checks += check_rewards_memory(here, shape, models.rewards_bytes)
+        checks += check_rewards_memory(settings, here, shape, models.rewards_bytes)
 
     usable, environment = attempt("environment", lambda: check_environment(resolved))
     checks += [
