@@ -11,12 +11,16 @@ from pathlib import Path
 from typing import Any
 
 ENDS_WITHIN_S = 3600.0  # one evaluation
+FIRST, LAST = "step-000000", "final"  # checkpoints
 
 
 def evaluate_ends(
-    run: Any, arguments: Sequence[str], folder: Path | None = None
+    run: Any,
+    arguments: Sequence[str],
+    folder: Path | None = None,
+    ends: Sequence[str] = (FIRST, LAST),
 ) -> list[dict[str, float]]:
-    """The metrics of the checkpoints "step-000000" and "final".
+    """The metrics of the checkpoints `ends`.
 
     Args:
         run: the directory of a completed run.
@@ -28,7 +32,7 @@ def evaluate_ends(
     paths = {row["name"]: row["sampler_path"] for row in run.checkpoints()}
     found: list[dict[str, float]] = []
     with served(run.state().base_model, run) as service:
-        for name in ("step-000000", "final"):
+        for name in ends:
             asked = [*arguments]
             if folder is not None:
                 asked += ["--env.data_dir_to_save_evals", str(folder / name)]

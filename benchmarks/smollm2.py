@@ -1,11 +1,12 @@
 """How much better does SmolLM2-135M-Instruct answer after RL on two cores? Every task of
 recipes/smollm2, three seeds each.
 
-A seed is one run as `recipes/smollm2/train TASK` makes it. Afterwards its first and last weights
-answer held-out tasks, the first ones also with answers of up to 256 tokens, so that no limit
-flatters the gain. The script goes on where it was stopped: what is complete is not done again, and
-a run that was cut off is resumed. Written: benchmarks/results/smollm2.json, smollm2.png. Exit code
-1 where a seed gains less than 30 points or takes more than 45 CPU minutes.
+A seed is one run as `recipes/smollm2/train TASK` makes it. Afterwards its last weights answer
+held-out tasks, and once for all seeds the first ones, which are the base model's: also with answers
+of up to 256 tokens, so that no limit flatters the gain. The script goes on where it was stopped:
+what is complete is not done again, and a run that was cut off is resumed. Written:
+benchmarks/results/smollm2.json, smollm2.png. Exit code 1 where a seed gains less than 30 points or
+takes more than 45 CPU minutes.
 
     .venv/bin/python benchmarks/smollm2.py [--tasks sums middle chain_sum] [--seeds 0 1 2]
 """
@@ -24,7 +25,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-from held_out import evaluate_ends
+from held_out import FIRST, LAST, evaluate_ends
 from machine import machine
 from run_cost import follow
 from smollm2_picture import draw
@@ -68,22 +69,22 @@ def measured(
     task: str, seed: int, options: argparse.Namespace
 ) -> tuple[dict[str, Any], list[dict[str, Any]]]:
     """One seed of a task: from its file, or run and evaluated now."""
+
+    found = once(
+        options.home / f"{task}-{seed}.json", partial(run_and_evaluate, task, seed, options)
+    )
+    return found["result"], found["curve"]
+
+
+def run_and_evaluate(task: str, seed: int, options: argparse.Namespace) -> dict[str, Any]:
     from halteres.observe.metrics import merge_by_step
 
-    file = options.home / f"{task}-{seed}.json"
-    if not file.exists():
-        record = options.home / f"{task}-{seed}.lives.jsonl"
-        run, costs = completed_run(record, partial(started, task, seed, options))
-        rows = merge_by_step(run.metrics())
-        curve = [row for row in rows if row.get("reward/mean") is not None]
-        result = evaluated(run, options.held_out)
-        result |= {"task": task, "seed": seed, "steps": len(curve), **costs}
-        text = json.dumps({"result": result, "curve": curve})
-        part = file.with_suffix(".part")
-        part.write_text(text, encoding="utf-8")
-        part.replace(file)
-    found = json.loads(file.read_text(encoding="utf-8"))
-    return found["result"], found["curve"]
+    record = options.home / f"{task}-{seed}.lives.jsonl"
+    run, costs = completed_run(record, partial(started, task, seed, options))
+    curve = [row for row in merge_by_step(run.metrics()) if row.get("reward/mean") is not None]
+    result = evaluated(run, task, options)
+    result |= {"task": task, "seed": seed, "steps": len(curve), **costs}
+    return {"result": result, "curve": curve}
 
 
 def completed_run(record: Path, start: Callable[[Any], Any]) -> tuple[Any, dict[str, float]]:
@@ -161,25 +162,41 @@ def add_life(record: Path, life: dict[str, Any]) -> None:
         file.write(json.dumps(life) + "\n")
 
 
-def evaluated(run: Any, held_out: int) -> dict[str, Any]:
+def evaluated(run: Any, task: str, options: argparse.Namespace) -> dict[str, Any]:
     """Shares of right answers at temperature 1 and greedy, before and after; the first weights
     also with long answers.
     """
-    asked = ["--env.eval_tasks", str(held_out), "--env.eval_samples", "1"]
-    before, after = evaluate_ends(run, asked)
+    asked = ["--env.eval_tasks", str(options.held_out), "--env.eval_samples", "1"]
+    base = once(options.home / f"{task}-base.json", partial(base_figures, run, asked))
+    (after,) = evaluate_ends(run, asked, ends=[LAST])
+    share = after["eval/percent_correct"]
+    return {
+        **base,
+        "after": share,
+        "after_greedy": after["eval/percent_correct_greedy"],
+        "gain": share - max(base["before"], base["before_free"]),
+    }
+
+
+def base_figures(run: Any, asked: list[str]) -> dict[str, float]:
+    (before,) = evaluate_ends(run, asked, ends=[FIRST])
     free = [*asked, "--env.max_new_tokens", str(FREE_ANSWER)]
     free += ["--env.max_token_length", str(FREE_ANSWER + LONGEST_PROMPT)]
-    free_before, free_after = evaluate_ends(run, free)
-    best_before = max(before["eval/percent_correct"], free_before["eval/percent_correct"])
+    (free_before,) = evaluate_ends(run, free, ends=[FIRST])
     return {
         "before": before["eval/percent_correct"],
-        "after": after["eval/percent_correct"],
         "before_free": free_before["eval/percent_correct"],
-        "after_free": free_after["eval/percent_correct"],
         "before_greedy": before["eval/percent_correct_greedy"],
-        "after_greedy": after["eval/percent_correct_greedy"],
-        "gain": after["eval/percent_correct"] - best_before,
     }
+
+
+def once(file: Path, made: Callable[[], dict[str, Any]]) -> dict[str, Any]:
+    """What the file holds; made now where there is none."""
+    if not file.exists():
+        part = file.with_suffix(".part")
+        part.write_text(json.dumps(made()), encoding="utf-8")
+        part.replace(file)
+    return json.loads(file.read_text(encoding="utf-8"))
 
 
 def write(

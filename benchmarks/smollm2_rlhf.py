@@ -22,14 +22,13 @@ import json
 import os
 import subprocess
 import sys
-from collections.abc import Callable
 from functools import partial
 from pathlib import Path
 from typing import Any
 
 from machine import machine
 from rlhf import change, halteres, samples_of, slope
-from smollm2 import ROOT, completed_run
+from smollm2 import ROOT, completed_run, once
 
 RECIPE = ROOT / "recipes" / "rlhf"
 MODEL = "smollm2-135m"
@@ -102,15 +101,6 @@ def chain(seed: int, options: argparse.Namespace) -> dict[str, Any]:
         "reward_models": models,
         "runs": runs,
     }
-
-
-def once(file: Path, made: Callable[[], dict[str, Any]]) -> dict[str, Any]:
-    """What the file holds; made now where there is none."""
-    if not file.exists():
-        part = file.with_suffix(".part")
-        part.write_text(json.dumps(made()), encoding="utf-8")
-        part.replace(file)
-    return json.loads(file.read_text(encoding="utf-8"))
 
 
 def base_figures(options: argparse.Namespace) -> dict[str, Any]:
