@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import json
 import math
 import os
 import time
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
@@ -28,6 +30,17 @@ def follow(run: Any, within_s: float = math.inf) -> float:
     if state.status == "failed":
         raise SystemExit(f"Run {run.run_id} failed: {state.error} ({run.path})")
     return sum(seconds.values())
+
+
+def recorded(run: Any) -> tuple[float, float]:
+    """CPU seconds of a run's processes and seconds that they were there, by the run's own record:
+    also of one that nobody has followed.
+    """
+    cpu_s = 0.0
+    rows = [json.loads(line) for line in (run.path / "usage.jsonl").open(encoding="utf-8")]
+    for before, row in pairwise(rows):
+        cpu_s += sum(row["cpu"].values()) * (row["t"] - before["t"])
+    return cpu_s, rows[-1]["t"] - rows[0]["t"]
 
 
 def processes_of(run_id: str) -> list[tuple[int, float]]:

@@ -19,7 +19,6 @@ import os
 import statistics
 import subprocess
 import sys
-import time
 from collections.abc import Callable
 from functools import partial
 from pathlib import Path
@@ -27,7 +26,7 @@ from typing import Any
 
 from held_out import FIRST, LAST, evaluate_ends
 from machine import machine
-from run_cost import follow
+from run_cost import follow, recorded
 from smollm2_picture import draw
 
 ROOT = Path(__file__).resolve().parent.parent
@@ -95,6 +94,8 @@ def completed_run(record: Path, start: Callable[[Any], Any]) -> tuple[Any, dict[
         record: a file with a line for each life; need not exist.
         start: makes a run, or one that goes on from the run that it is given.
     """
+    from halteres.runs.directory import find_run
+
     run = last_run(record)
     status = ""
     if run is not None:
@@ -106,13 +107,12 @@ def completed_run(record: Path, start: Callable[[Any], Any]) -> tuple[Any, dict[
         run = start(run)
         add_life(record, {"run": run.run_id, "load_average": os.getloadavg()[0]})
     if status != "completed":
-        begun = time.monotonic()
-        cpu_s = follow(run)
-        add_life(record, {"run": run.run_id, "cpu_s": cpu_s, "wall_s": time.monotonic() - begun})
+        follow(run)
     spent = lives(record)
+    costs = [recorded(find_run(life["run"])) for life in spent]
     return run, {
-        "cpu_s": round(sum(life.get("cpu_s", 0.0) for life in spent), 1),
-        "wall_s": round(sum(life.get("wall_s", 0.0) for life in spent), 1),
+        "cpu_s": round(sum(cpu_s for cpu_s, _ in costs), 1),
+        "wall_s": round(sum(wall_s for _, wall_s in costs), 1),
         "load_average": round(spent[0]["load_average"], 2),
     }
 
