@@ -137,6 +137,12 @@ async def test_a_reader_who_leaves_ends_the_sampling_however_often_he_is_cancell
         await ended.wait()
 
 
+def test_a_line_that_ends_before_the_tasks_begin_stays_whole() -> None:
+    """The role of a chat's message is such a line."""
+    words = Wording.of([f"<|im_start|>user\n{task}<|im_end|>" for task in ("1 + 2", "34 + 5")])
+    assert words.head == "<|im_start|>user\n"
+
+
 def test_words_are_never_cut() -> None:
     words = Wording.of(["Why is it?", "What is that?", "Who says that?", "When was that?"])
     assert (words.head, words.tail) == ("", "?")

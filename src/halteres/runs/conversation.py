@@ -321,7 +321,7 @@ class Wording:
         >>> Wording.of(["Add 1 and 2, please.", "Add 17 and 4, please."])
         Wording(head='Add ', tail=', please.', example='17 and 4')
         """
-        head = re.sub(r"\w+$", "", os.path.commonprefix(list(prompts)))
+        head = re.sub(r"\w+\Z", "", os.path.commonprefix(list(prompts)))
         rests = [prompt[len(head) :] for prompt in prompts]
         tail = re.sub(r"^\w+", "", os.path.commonprefix([rest[::-1] for rest in rests])[::-1])
         example = rests[-1].removesuffix(tail)
