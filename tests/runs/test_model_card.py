@@ -104,6 +104,16 @@ def test_of_an_adapter_that_no_run_here_trained_it_says_no_more_than_how_it_is_l
     assert "PeftModel.from_pretrained" in text
 
 
+def test_a_base_whose_name_no_hub_has_is_loaded_from_its_folder(folder: Path) -> None:
+    name = "smollm2-135m"
+    weights = Adapter(folder, name)
+    text = model_card(
+        Export(adapter=weights, base=name, base_folder=None, folder=folder, form="peft")
+    )
+    assert f'base = "/path/to/{name}"' in text
+    assert front_matter(text)["base_model"] == name
+
+
 def test_other_forms_are_loaded_otherwise_and_a_license_is_the_base_models(folder: Path) -> None:
     assert "llama-cli -m model.gguf" in card(folder, "gguf")
     assert 'AutoModelForCausalLM.from_pretrained("sums")' in card(folder, "merged")

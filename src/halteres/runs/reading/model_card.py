@@ -273,6 +273,9 @@ def _loading(export: Export) -> Iterator[str]:
     base = export.base_name or "BASE_MODEL"
     if base == TINY and export.form == "peft":
         yield _TINY_FOLDER
+    elif "/" not in base:
+        # no name of the hub, which nobody else's loaders find
+        base = f"/path/to/{base}"
     lines = ["from transformers import AutoModelForCausalLM, AutoTokenizer", ""]
     if export.form == "peft":
         lines = [
