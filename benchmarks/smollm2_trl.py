@@ -33,6 +33,7 @@ from machine import machine
 from rl_step import HERE, TARGETS, TRL
 from smollm2 import RECIPE, ROOT, measured
 
+SCORE = "rollouts/score"
 PARTY_WITHIN_S = 6 * 3600.0
 
 
@@ -47,7 +48,8 @@ def main() -> None:
     subprocess.run([RECIPE / "get-model"], check=True)
     trl, trl_curve = of_trl(options)
     found = {"machine": before, "trl": trl}
-    curves = {"TRL": trl_curve}
+    # of all answers: TRL trains on every group
+    curves = {"TRL": [{**row, SCORE: row["reward/mean"]} for row in trl_curve]}
     if not options.trl_alone:
         ours, curve = measured("sums", options.seed, options)
         found["halteres"], curves["Halteres"] = ours, curve
@@ -149,7 +151,7 @@ def write(found: dict[str, Any], curves: dict[str, list[dict[str, Any]]], out: P
     text = json.dumps({**found, "curves": curves}, indent=1) + "\n"
     out.with_suffix(".json").write_text(text, encoding="utf-8")
     title = "SmolLM2-135M-Instruct on sums, TRL and Halteres"
-    plot_runs(curves, out.with_suffix(".png"), title, "reward/mean")
+    plot_runs(curves, out.with_suffix(".png"), title, SCORE)
 
 
 def read(file: Path) -> dict[str, Any]:
