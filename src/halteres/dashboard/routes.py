@@ -158,7 +158,7 @@ def page_routes(calls: Calls, write: Callable[[NextStep], str]) -> list[BaseRout
 
         return endpoint
 
-    on_draft = partial(_of_draft, calls)
+    on_draft = partial(_of_draft, calls, write)
     guarded: list[tuple[str, str, Endpoint]] = [
         ("GET", "/api/events", events),
         ("GET", "/api/runs", _runs),
@@ -183,7 +183,7 @@ def page_routes(calls: Calls, write: Callable[[NextStep], str]) -> list[BaseRout
         ("GET", "/api/environments", _environments),
         ("POST", "/api/drafts/{draft}/select", on_draft("rl_select_environment")),
         ("POST", "/api/drafts/{draft}/settings", on_draft("rl_get_current_config", detail="full")),
-        ("POST", "/api/drafts/{draft}/start", on_draft("rl_start_training")),
+        ("POST", "/api/drafts/{draft}/start", _of_draft(calls, _unwritten, "rl_start_training")),
     ]
     guard = [Middleware(WithHeaders), Middleware(Guard, refusal=refuse_outside_page)]
     routes = [
@@ -206,7 +206,7 @@ def _unwritten(_: NextStep) -> str:
     return ""
 
 
-def _of_draft(calls: Calls, name: str, **fixed: Any) -> Endpoint:
+def _of_draft(calls: Calls, write: Callable[[NextStep], str], name: str, **fixed: Any) -> Endpoint:
     """The endpoint that calls a tool on a draft of the page's own, never on an agent's."""
 
     async def endpoint(request: Request) -> Response:
@@ -215,7 +215,7 @@ def _of_draft(calls: Calls, name: str, **fixed: Any) -> Endpoint:
         typed = given.get("changes")
         if isinstance(typed, dict):
             given["changes"] = {key: _as_typed(value) for key, value in typed.items()}
-        reply = await calls.reply(request, name, given, takes_all=True, write=_unwritten)
+        reply = await calls.reply(request, name, given, takes_all=True, write=write)
         return answer(reply.body, reply.status)
 
     return endpoint
