@@ -53,14 +53,14 @@ def main() -> int:
     os.environ["HALTERES_HOME"] = str(options.home)
     os.environ["HF_HUB_OFFLINE"] = "1"
     subprocess.run([RECIPE / "get-model"], check=True)
-    results, curves = [], {}
+    results: list[dict[str, Any]] = []
     for task in options.tasks:
         for seed in options.seeds:
             result, curve = measured(task, seed, options)
             results.append(result)
-            curves[f"{task}, seed {seed}"] = curve
             print(json.dumps(result), flush=True)
-    write(results, curves, options)
+            result["scores"] = [row["rollouts/score"] for row in curve]
+    write(results, options)
     return verdict(results)
 
 
@@ -199,11 +199,7 @@ def once(file: Path, made: Callable[[], dict[str, Any]]) -> dict[str, Any]:
     return json.loads(file.read_text(encoding="utf-8"))
 
 
-def write(
-    results: list[dict[str, Any]],
-    curves: dict[str, list[dict[str, Any]]],
-    options: argparse.Namespace,
-) -> None:
+def write(results: list[dict[str, Any]], options: argparse.Namespace) -> None:
     by_task: dict[str, dict[str, Any]] = {}
     for task in options.tasks:
         own = [one for one in results if one["task"] == task]
@@ -214,9 +210,6 @@ def write(
             "cpu_s_most": max(one["cpu_s"] for one in own),
             "answers": answers_of(options.home / f"{task}-{own[0]['seed']}.lives.jsonl"),
         }
-    for one in results:
-        rows = curves[f"{one['task']}, seed {one['seed']}"]
-        one["scores"] = [row["rollouts/score"] for row in rows]
     found = {
         "what": "share of all answers that are right, of each step; held out: temperature 1",
         "machine": machine(),

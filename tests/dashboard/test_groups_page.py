@@ -76,6 +76,12 @@ def opened(visit: Visit) -> Page:
     return page
 
 
+def look_again(page: Page, run: RunDirectory, step: int) -> None:
+    """A step of the run ends, and the page reads its rollouts anew."""
+    page.wait_for_timeout(3_000)  # it looks no sooner
+    run_fixtures.add_step(run, step)
+
+
 def test_a_step_shows_all_its_groups_and_what_became_of_each(
     run: RunDirectory, visit: Visit
 ) -> None:
@@ -185,8 +191,7 @@ def test_groups_that_come_to_the_newest_step_are_added_and_an_open_one_stays(
     page.locator(".answer").first.evaluate("one => (one.was = 'here')")
     page.locator(".group-line > summary").first.focus()
     add_group(run, 3, answer("Late.", 1.0), answer("Later.", 0.0))
-    page.wait_for_timeout(3_000)  # the page looks again no sooner
-    run_fixtures.add_step(run, 2)
+    look_again(page, run, 2)
     expect(page.locator(".group-line")).to_have_count(4)
     assert page.locator(".answer").first.evaluate("one => one.was") == "here"
     expect(page.locator(".group-line > summary").first).to_be_focused()
@@ -203,8 +208,7 @@ def test_a_step_that_is_over_is_read_once_more_with_its_advantages(
     train(run, 1, 3, [0.5], [-0.5])
     for step in (2, 3):
         run_results.add_group(run, step, answer("New.", 1.0), id=f"of {step}")
-    page.wait_for_timeout(3_000)  # the page looks again no sooner
-    run_fixtures.add_step(run, 3)
+    look_again(page, run, 3)
     expect(page.locator(".group-line .state").last).to_have_text("trained")
     expect(page.get_by_label("Step", exact=True)).to_have_value("1")
 

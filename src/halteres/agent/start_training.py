@@ -276,7 +276,7 @@ def _rehearsed(plan: RunPlan, start: NextStep, reward: Check, facts: dict[str, A
         is_tested = bool(reward.figures)
         if not is_tested:
             checks[-1].remedy = NextStep("rl_test_inference")
-        if not (is_tested and reward.ok):
+        if not reward.ok:
             test = NextStep.of("rl_test_inference", draft=start.args["draft"])
             if not is_tested:
                 following = then(test, following)

@@ -49,13 +49,11 @@ export function chartControls(changed, ...extra) {
 export function curvePicker(chosen) {
   const picker = h("select", { "aria-label": "Add a curve", on: { change: () => chosen(picker.value) } });
   const element = h("label", { class: "quiet" }, "Another curve ", picker);
-  return {
-    element,
-    offer(names) {
-      element.hidden = names.length === 0;
-      offerOptions(picker, "…", names);
-    },
-  };
+  function offer(names) {
+    element.hidden = names.length === 0;
+    offerOptions(picker, "…", names);
+  }
+  return { element, offer };
 }
 
 // show([{ title, data, … }]): a chart for each; those that are no longer among them are closed

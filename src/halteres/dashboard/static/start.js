@@ -1,5 +1,5 @@
 // A run before it begins: its settings, what the tools' dry run says of them, the start of what was checked.
-// Owns: what was typed, until it is started or the window closes. Never: judges a value, or starts what was not checked: the tools do, as they do for agents.
+// Owns: what was typed, until it is started. Never: judges a value, or starts what was not checked: the tools do, as they do for agents.
 
 import { get, post, runPath } from "./api.js";
 import { fill, h, say } from "./dom.js";
@@ -76,19 +76,21 @@ export function startView(way, name) {
       }
       if (way !== "resume") await select(edited());
       const found = await run({ dry_run: true });
-      if (asked === JSON.stringify(edited())) {
-        [checked, start.disabled] = [found.plan, !found.ok];
-        fill(verdict, planned(found));
-        complain([{ field: found.field, rule: found.checks.find((one) => one.problem)?.problem }]);
-      } else say(verdict, CHANGED);
+      const rule = found.checks.find((one) => one.problem)?.problem;
+      if (judged(asked, [{ field: found.field, rule }], planned(found))) [checked, start.disabled] = [found.plan, !found.ok];
     } catch ({ message, body = {} }) {
-      if (asked !== JSON.stringify(edited())) say(verdict, CHANGED);
-      else {
-        fill(verdict, h("p", { class: "problem", role: "alert" }, message), body.problems ? null : h("p", null, body.code === "plan_changed" ? "Check it again." : body.next));
-        complain(body.problems ?? [{ field: body.field, rule: message }]);
-      }
+      const next = body.code === "plan_changed" ? "Check it again." : body.next;
+      judged(asked, body.problems ?? [{ field: body.field, rule: message }], h("p", { class: "problem", role: "alert" }, message), body.problems ? null : h("p", null, next));
     }
     busy = false;
+  }
+
+  // What was said of these settings, unless they are others by now.
+  function judged(asked, problems, ...words) {
+    const holds = asked === JSON.stringify(edited());
+    fill(verdict, holds ? words : CHANGED);
+    if (holds) complain(problems);
+    return holds;
   }
 
   function complain(problems) {
