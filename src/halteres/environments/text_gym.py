@@ -151,12 +151,15 @@ class TextGymEnv(MultiTurnEnv):
         """Play the policy's answer."""
         assert self.worker is not None, "an episode begins with its reset"  # noqa: S101
         played = await self.worker.ask({"action": reply.text}, STEP_S)
+        outcome = None
+        if played["truncated"] and not played["terminated"]:
+            outcome = "turn_limit"
         return Step(
             messages=self._message(played),
             reward=played["reward"],
             done=played["terminated"] or played["truncated"],
             fresh=self.config.view != "chat",
-            outcome="turn_limit" if played["truncated"] and not played["terminated"] else None,
+            outcome=outcome,
         )
 
     def close(self) -> None:
@@ -166,11 +169,12 @@ class TextGymEnv(MultiTurnEnv):
 
     def _message(self, played: Any) -> str:
         self.observations.append(played["observation"])
-        text = "\n".join(
-            self.observations if self.config.view == "concat" else self.observations[-1:]
-        )
-        behind = f"\n{played['suffix']}" if played["suffix"] else ""
-        observation = f"{played['prefix']}{text}{behind}"
+        shown = self.observations[-1:]
+        if self.config.view == "concat":
+            shown = self.observations
+        observation = played["prefix"] + "\n".join(shown)
+        if played["suffix"]:
+            observation += f"\n{played['suffix']}"
         return self.config.prompt_template.replace("{observation}", observation)
 
 

@@ -316,7 +316,7 @@ class RewardServer:
         answer = {
             "model": name,
             "output": output,
-            "order": order[: body.top_n] if body.top_n else order,
+            "order": order[: body.top_n or None],
             "best": order[0] if order else None,
             "scores": [
                 calibrated(model, one, output).value if isinstance(one, Score) else None

@@ -219,9 +219,7 @@ def check_memory(
     figures = {"need_gb": gb(needed), "free_gb": gb(free)}
     if free is None or needed <= free:
         return Check(name=name, figures=figures)
-    what = (
-        f"Too little {name}: about {needed / 1e9:.1f} GB are needed, {free / 1e9:.1f} GB are free."
-    )
+    what = _too_little(name, needed, free)
     if name == "memory" and batch_bytes > needed / 2:  # it is the batch that does not fit
         why = f"A batch is {work.batch_size:,} sequences of up to {work.positions:,} tokens."
         failure = TooLarge(what, why, "Lower env.batch_size.", field="env.batch_size", **figures)
@@ -232,6 +230,12 @@ def check_memory(
         fix = "Take a smaller inference.model, or end what else uses the memory."
         failure = TooLarge(what, why, fix, field=MODEL, **figures)
     return Check(name=name, ok=False, figures=figures, failure=failure)
+
+
+def _too_little(name: str, needed: int, free: int) -> str:
+    return (
+        f"Too little {name}: about {needed / 1e9:.1f} GB are needed, {free / 1e9:.1f} GB are free."
+    )
 
 
 def check_rewards_memory(
@@ -255,7 +259,7 @@ def check_rewards_memory(
     if needed <= free:
         return [Check(name="memory", figures=figures)]
     failure = TooLarge(
-        f"Too little memory: about {needed / 1e9:.1f} GB are needed, {free / 1e9:.1f} GB are free.",
+        _too_little("memory", needed, free),
         "The run's reward models and its critic compute on the CPU.",
         "Take smaller ones, or end what else uses the memory.",
         **figures,
