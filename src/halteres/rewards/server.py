@@ -266,16 +266,17 @@ class RewardServer:
             )
         output, items = output_of(model, body.output), _counted(given[0])
         if body.items is None:
-            is_one_chat = body.messages is not None and isinstance(items[0], dict)
-            items = list[Any]({"completion": text} for text in ([items] if is_one_chat else items))
+            if body.messages is not None and isinstance(items[0], dict):
+                # one chat
+                items = [items]
+            items = list[Any]({"completion": text} for text in items)
         answers = list[dict[str, Any]]()
         for index, (item, result) in enumerate(
             zip(items, await self._results(request, name, items), strict=True)
         ):
-            answer = {
-                "index": index,
-                **({"id": item["id"]} if isinstance(item, dict) and "id" in item else {}),
-            }
+            answer: dict[str, Any] = {"index": index}
+            if isinstance(item, dict) and "id" in item:
+                answer["id"] = item["id"]
             if isinstance(result, HalteresError):
                 answers.append(answer | _failure(result))
                 continue
@@ -287,7 +288,9 @@ class RewardServer:
             }
             answer |= {"tokens": result.num_tokens, "truncated": result.truncated}
             answer |= {"ended_with_eos": result.ended_with_eos, "converted": result.converted}
-            answers.append(answer | ({"parts": dict(result.parts)} if result.parts else {}))
+            if result.parts:
+                answer["parts"] = dict(result.parts)
+            answers.append(answer)
         return json_answer(
             {"model": name, "output": output, "items": answers, "notes": model.notes}
         )
@@ -361,10 +364,10 @@ class RewardServer:
                 x = _sigmoid(result.value)
             else:
                 x = result.value
-            own = {"label": "LABEL_0", "probs": [x], "num_classes": 1}
-            rows.append(
-                {"index": index, **(own if classifies else {"object": "pooling", "data": [x]})}
-            )
+            row: dict[str, Any] = {"index": index, "object": "pooling", "data": [x]}
+            if classifies:
+                row = {"index": index, "label": "LABEL_0", "probs": [x], "num_classes": 1}
+            rows.append(row)
             num_tokens += result.num_tokens
         answer = {
             "id": f"{'classify' if classifies else 'pool'}-{uuid.uuid4().hex}",
